@@ -1,0 +1,1 @@
+"""The build job: image collections in, TFRecords out."""

@@ -1,0 +1,36 @@
+"""Training-ready TFRecords: the format, its reader and its checks.
+
+The whole public API. TensorFlow is imported only by what needs it, so that a build worker, a
+checker or a PyTorch process never pays for it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from tfrecord_io.manifest import Manifest, ManifestError, Shard, Split
+from tfrecord_io.schema import FeatureSlot, RecordLayout, image_key
+
+if TYPE_CHECKING:
+    from tfrecord_io.reader import make_dataset
+
+__all__ = [
+    "FeatureSlot",
+    "Manifest",
+    "ManifestError",
+    "RecordLayout",
+    "Shard",
+    "Split",
+    "image_key",
+    "make_dataset",
+]
+
+_LAZY = {"make_dataset": "tfrecord_io.reader"}
+
+
+def __getattr__(name: str) -> Any:
+    """Imports what needs TensorFlow at its first use (PEP 562)."""
+    if name in _LAZY:
+        return getattr(importlib.import_module(_LAZY[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,268 @@
+"""The manifest: what a finished dataset says about itself. Its presence means complete."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tfrecord_io import schema
+
+FORMAT_VERSION = 1
+FILE_NAME = "manifest.json"
+
+#: Name of the table with a row an example, and of the table with a row an image left out.
+EXAMPLES_FILE_NAME = "examples.parquet"
+REJECTS_FILE_NAME = "rejects.csv"
+
+
+class ManifestError(ValueError):
+    """A dataset that cannot be used as it is: unfinished, of another version, or inconsistent."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Shard:
+    """One shard file.
+
+    Attributes:
+        name: file name, relative to the dataset's folder.
+        num_examples: records in it; may be zero.
+        num_bytes: exact size of the file.
+        sha256: hexadecimal digest of the file.
+    """
+
+    name: str
+    num_examples: int
+    num_bytes: int
+    sha256: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Split:
+    """One split of a dataset.
+
+    Attributes:
+        label_counts: examples of each class, in the order of the label names.
+        shards: in order; together they hold the split in its shuffled order.
+    """
+
+    label_counts: tuple[int, ...]
+    shards: tuple[Shard, ...]
+
+    @property
+    def num_examples(self) -> int:
+        return sum(shard.num_examples for shard in self.shards)
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(shard.num_bytes for shard in self.shards)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """All facts of a dataset that a reader, a trainer or a reviewer needs.
+
+    Attributes:
+        name: what the dataset is called.
+        image_shape: (height, width, channels) of every image, uint8.
+        label_names: class names; a label's index is its place here.
+        splits: by split name.
+        preprocessing: how a file became pixels; `predict` repeats it.
+        source: where the images came from.
+        counts: what went in and what became of it, in images and files.
+        rejects: number of images left out, by reason.
+        options: the options that shaped the bytes.
+        fingerprint: hexadecimal digest of the source's listing, the options and the format.
+        versions: of the software that wrote it.
+        audit: findings about the data, if an audit was made.
+    """
+
+    name: str
+    image_shape: tuple[int, int, int]
+    label_names: tuple[str, ...]
+    splits: Mapping[str, Split]
+    preprocessing: Mapping[str, Any]
+    source: Mapping[str, Any]
+    counts: Mapping[str, Any]
+    rejects: Mapping[str, int]
+    options: Mapping[str, Any]
+    fingerprint: str
+    versions: Mapping[str, str]
+    audit: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.label_names)
+
+    @property
+    def layout(self) -> schema.RecordLayout:
+        """The layout of every record of the dataset."""
+        return schema.RecordLayout(image_shape=self.image_shape, num_classes=self.num_classes)
+
+    @property
+    def num_examples(self) -> int:
+        return sum(split.num_examples for split in self.splits.values())
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(split.num_bytes for split in self.splits.values())
+
+    def split(self, name: str) -> Split:
+        """Returns a split by name.
+
+        Raises:
+            ManifestError: if the dataset has no such split.
+        """
+        try:
+            return self.splits[name]
+        except KeyError:
+            raise ManifestError(
+                f"no split {name!r} in this dataset; it has {', '.join(sorted(self.splits))}"
+            ) from None
+
+    def class_weights(self, split: str) -> tuple[float, ...]:
+        """Returns balanced class weights: num_examples / (num_classes * examples of the class).
+
+        A class with no example gets 0. The formula is scikit-learn's `class_weight="balanced"`.
+        """
+        counts = self.split(split).label_counts
+        return tuple(sum(counts) / (len(counts) * count) if count else 0.0 for count in counts)
+
+    def to_json(self) -> str:
+        """Returns the manifest as JSON text, the same bytes for the same facts."""
+        layout = self.layout
+        content = {
+            "format_version": FORMAT_VERSION,
+            "name": self.name,
+            "image": {"shape": list(self.image_shape), "dtype": "uint8"},
+            "label_names": list(self.label_names),
+            "record": {
+                "stride": layout.stride,
+                "length": layout.length,
+                "features": {
+                    name: {"offset": slot.offset, "length": slot.length}
+                    for name, slot in sorted(layout.features.items())
+                },
+            },
+            "splits": {
+                name: {
+                    "num_examples": split.num_examples,
+                    "label_counts": dict(zip(self.label_names, split.label_counts, strict=True)),
+                    "shards": [dataclasses.asdict(shard) for shard in split.shards],
+                }
+                for name, split in self.splits.items()
+            },
+            "preprocessing": dict(self.preprocessing),
+            "source": dict(self.source),
+            "counts": dict(self.counts),
+            "rejects": dict(self.rejects),
+            "audit": dict(self.audit),
+            "options": dict(self.options),
+            "fingerprint": self.fingerprint,
+            "versions": dict(self.versions),
+        }
+        return json.dumps(content, indent=1, ensure_ascii=True) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str, file_name: str = FILE_NAME) -> Manifest:
+        """Parses and checks a manifest.
+
+        Args:
+            text: what `to_json` returned.
+            file_name: named in error messages.
+
+        Raises:
+            ManifestError: if it is not a manifest, of a newer format, or contradicts itself.
+        """
+        try:
+            content = json.loads(text)
+            version = content["format_version"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise ManifestError(f"{file_name} is not a dataset manifest: {error}") from error
+        if version != FORMAT_VERSION:
+            raise ManifestError(
+                f"{file_name} has format version {version}, this program reads version "
+                f"{FORMAT_VERSION}; install the release that wrote it, or build the data anew"
+            )
+        try:
+            manifest = cls._from_content(content)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ManifestError(f"{file_name} is damaged: {error!r}") from error
+        manifest._check_consistency(content, file_name)
+        return manifest
+
+    @classmethod
+    def _from_content(cls, content: Mapping[str, Any]) -> Manifest:
+        label_names = tuple(content["label_names"])
+        height, width, channels = content["image"]["shape"]
+        return cls(
+            name=content["name"],
+            image_shape=(height, width, channels),
+            label_names=label_names,
+            splits={
+                name: Split(
+                    label_counts=tuple(split["label_counts"][label] for label in label_names),
+                    shards=tuple(Shard(**shard) for shard in split["shards"]),
+                )
+                for name, split in content["splits"].items()
+            },
+            preprocessing=content["preprocessing"],
+            source=content["source"],
+            counts=content["counts"],
+            rejects=content["rejects"],
+            options=content["options"],
+            fingerprint=content["fingerprint"],
+            versions=content["versions"],
+            audit=content.get("audit", {}),
+        )
+
+    def _check_consistency(self, content: Mapping[str, Any], file_name: str) -> None:
+        """Refuses a manifest whose parts disagree: a reader that trusts it would read garbage."""
+        layout = self.layout
+        slots = {
+            name: schema.FeatureSlot(**slot) for name, slot in content["record"]["features"].items()
+        }
+        if content["record"]["stride"] != layout.stride or slots != dict(layout.features):
+            raise ManifestError(
+                f"{file_name}: the record layout does not follow from image shape "
+                f"{self.image_shape} and {self.num_classes} classes"
+            )
+        for name, split in self.splits.items():
+            if split.num_examples != content["splits"][name]["num_examples"] or (
+                split.num_examples != sum(split.label_counts)
+            ):
+                raise ManifestError(f"{file_name}: the counts of split {name!r} do not add up")
+            for shard in split.shards:
+                # A manifest may come from a stranger: a shard lies in its own folder.
+                if not re.fullmatch(r"[\w.-]+", shard.name) or shard.name.startswith("."):
+                    raise ManifestError(f"{file_name}: unsafe shard name {shard.name!r}")
+                if shard.num_bytes != shard.num_examples * layout.stride:
+                    raise ManifestError(
+                        f"{file_name}: {shard.name} should have {shard.num_examples} records of "
+                        f"{layout.stride} bytes, the manifest says {shard.num_bytes} bytes"
+                    )
+
+    @classmethod
+    def load(cls, directory: str | os.PathLike[str]) -> Manifest:
+        """Reads the manifest of a finished dataset on a local disk.
+
+        Raises:
+            ManifestError: if there is none (the build did not finish) or it cannot be used.
+        """
+        path = Path(directory) / FILE_NAME
+        try:
+            text = path.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            hint = (
+                "the build did not finish; run the same build command again to resume it"
+                if Path(directory).is_dir()
+                else "there is no such folder"
+            )
+            raise ManifestError(f"{path} is missing: {hint}") from None
+        except (OSError, UnicodeDecodeError) as error:
+            raise ManifestError(f"cannot read {path}: {error}") from error
+        return cls.from_json(text, file_name=str(path))

@@ -1,0 +1,75 @@
+"""Shard names, and files that appear whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+_SHARD_NAME = re.compile(
+    r"(?P<split>[a-z][a-z0-9_]*)-(?P<index>\d{5,})-of-(?P<num>\d{5,})\.tfrecord"
+)
+
+
+def shard_name(split: str, shard_index: int, num_shards: int) -> str:
+    """Returns a shard's file name, such as `train-00000-of-00064.tfrecord`.
+
+    Raises:
+        ValueError: if `shard_index` is not in 0..num_shards-1.
+    """
+    if not 0 <= shard_index < num_shards:
+        raise ValueError(f"shard_index must be in 0..{num_shards - 1}, received {shard_index}")
+    return f"{split}-{shard_index:05d}-of-{num_shards:05d}.tfrecord"
+
+
+def parse_shard_name(name: str) -> tuple[str, int, int]:
+    """Returns (split, shard_index, num_shards) of a shard's file name.
+
+    Raises:
+        ValueError: if `name` is not one that `shard_name` makes.
+    """
+    match = _SHARD_NAME.fullmatch(name)
+    if match:
+        split, shard_index, num_shards = match["split"], int(match["index"]), int(match["num"])
+        if shard_index < num_shards and shard_name(split, shard_index, num_shards) == name:
+            return split, shard_index, num_shards
+    raise ValueError(f"expected a name like train-00000-of-00064.tfrecord, received {name!r}")
+
+
+def sidecar_name(shard: str) -> str:
+    """Returns the name of the JSON file that lies beside a shard and describes it."""
+    return shard.removesuffix(".tfrecord") + ".json"
+
+
+@contextlib.contextmanager
+def atomic_write(
+    path: str | os.PathLike[str], temp_dir: str | os.PathLike[str] | None = None
+) -> Iterator[BinaryIO]:
+    """Opens a file that takes its name only when it is complete and on the disk.
+
+    Each call writes under a temporary name of its own, so two attempts at the same file never
+    mix: the last rename wins. Leaving the block by an exception removes the temporary file.
+
+    Args:
+        path: the final name.
+        temp_dir: where the temporary file lies meanwhile; beside `path` if not given. It must be
+            on the same file system.
+
+    Yields:
+        a binary file, open for writing.
+    """
+    path = Path(path)
+    temporary = Path(temp_dir or path.parent) / f".{path.name}.{uuid.uuid4().hex}.tmp"
+    try:
+        with temporary.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
