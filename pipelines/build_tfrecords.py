@@ -1,0 +1,90 @@
+"""Builds a TFRecord dataset from an image collection, once.
+
+    python pipelines/build_tfrecords.py --source archive --input kermany2018.zip --output data/oct
+
+The job is a Beam batch pipeline. It runs on all cores of this machine, or with Beam's own flags
+on a cluster, and leaves the same bytes either way.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Sequence
+
+# Before Beam is imported: it logs on import that a library for another product is missing, and
+# its own account of a worker's error, which the job raises anyway.
+logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
+logging.getLogger().addFilter(lambda record: "apitools not found" not in record.getMessage())
+logging.getLogger("apache_beam.runners.portability").setLevel(logging.CRITICAL)
+
+import apache_beam as beam  # noqa: E402
+
+from pipelines import (  # noqa: E402
+    engine,
+    errors,
+    launch,
+    options,
+    progress,
+    resume,
+    summary,
+    transforms,
+)
+
+
+def build(argv: Sequence[str]) -> None:
+    """Lists the images, plans the shards, writes them and finishes the dataset.
+
+    Raises:
+        errors.UserError: if the user can set it right.
+        errors.BuildError: if the build could not be finished.
+    """
+    chosen = options.parse_options(argv)
+    engine.check_flags(chosen.beam_args, options.flag_names())
+    start = time.monotonic()
+    with launch.prepared(chosen) as job:
+        if job.state is resume.OutputState.COMPLETE:
+            summary.print_complete(chosen.output)
+            return
+        with (
+            engine.watched_workers(),
+            progress.progress_bar(job.storage, job.todo, job.num_finished, job.record_stride),
+        ):
+            run(job, chosen.beam_args)
+        launch.require_finished(job)
+    summary.print_built(chosen.output, time.monotonic() - start, job.num_finished)
+
+
+def run(job: launch.Job, beam_args: Sequence[str]) -> None:
+    """Runs what is left to do of a job as a Beam pipeline."""
+    if not job.todo:
+        transforms.finish_dataset(job.build)
+        return
+    with engine.clear_errors(), engine.make_pipeline(beam_args) as pipeline:
+        (
+            pipeline
+            | "Tasks" >> beam.Create(job.todo)
+            | "WriteShards" >> transforms.WriteShards(job.build)
+            | "FinishDataset" >> transforms.FinishDataset(job.build)
+        )
+
+
+def main() -> int:
+    """Runs the command; returns its exit code: 0 built, 1 failed, 2 wrong usage."""
+    try:
+        build(sys.argv[1:])
+    except errors.UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except errors.BuildError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\nstopped; run the same command again to go on", file=sys.stderr)
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

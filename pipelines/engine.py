@@ -1,0 +1,200 @@
+"""Which engine runs the job, and what is done when one of its workers dies."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import difflib
+import logging
+import os
+import shlex
+import sys
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NoReturn
+
+import apache_beam as beam
+import psutil
+from apache_beam.options.pipeline_options import DirectOptions, PipelineOptions, StandardOptions
+from apache_beam.runners.portability.fn_api_runner import FnApiRunner
+from apache_beam.transforms import environments
+
+from pipelines import errors
+
+#: Names under which a user may ask for Beam's own engine on this machine.
+_LOCAL_RUNNERS = ("DirectRunner", "FnApiRunner", "BundleBasedDirectRunner", "direct")
+
+
+def make_pipeline(beam_args: Sequence[str]) -> beam.Pipeline:
+    """Returns an empty pipeline on the chosen engine: by default, all cores of this machine.
+
+    Args:
+        beam_args: Beam's own flags.
+
+    Raises:
+        errors.UserError: for a mode that loses records.
+    """
+    options = PipelineOptions(list(beam_args), save_main_session=False)
+    if not is_local(options):
+        # A remote engine tells where to look at the job on this level.
+        logging.getLogger().setLevel(logging.INFO)
+        return beam.Pipeline(options=options)
+    return beam.Pipeline(_local_runner(options, beam_args), options=options)
+
+
+def _local_runner(options: PipelineOptions, beam_args: Sequence[str]) -> FnApiRunner:
+    """Returns Beam's own engine, with one process a core.
+
+    Beam's `DirectRunner` is a switch that first tries to fetch another engine from the network,
+    and hangs behind a proxy that answers nothing; this is the engine it would end with.
+    """
+    direct = options.view_as(DirectOptions)
+    mode = direct.direct_running_mode
+    if mode == "multi_threading":
+        raise errors.UserError(
+            "--direct_running_mode=multi_threading loses records without a word (apache-beam "
+            "2.77); leave the flag out for one process a core"
+        )
+    if mode == "in_memory" and _is_given(beam_args, "direct_running_mode"):
+        direct.direct_num_workers = 1
+        return FnApiRunner()
+    # Beam's default is one worker, and its count of cores is the machine's, not those that this
+    # process may use (a container's share).
+    if not _is_given(beam_args, "direct_num_workers") or direct.direct_num_workers < 1:
+        direct.direct_num_workers = len(os.sched_getaffinity(0))
+    # The engine would start Beam's talkative worker in `multi_processing` mode. In its default
+    # mode it takes the environment it is given, and only complains that this cannot be meant.
+    direct.direct_running_mode = "in_memory"
+    command = f"exec {shlex.quote(sys.executable)} -m pipelines.worker"
+    return FnApiRunner(
+        default_environment=environments.SubprocessSDKEnvironment.from_command_string(command)
+    )
+
+
+def is_local(options: PipelineOptions) -> bool:
+    """Tells whether the job runs on this machine, in processes of the launcher."""
+    runner = options.view_as(StandardOptions).runner
+    return runner is None or runner.rsplit(".", 1)[-1] in _LOCAL_RUNNERS
+
+
+@contextlib.contextmanager
+def watched_workers() -> Iterator[None]:
+    """Ends this program if a local worker process dies while the job runs.
+
+    A worker that the kernel kills, for want of memory say, leaves Beam's engine waiting for ever.
+    The engine's own thread notices the death and raises an exception that nobody reads; here it
+    is read. Nothing is lost: what was written is whole, and the same command goes on.
+    """
+    previous = threading.excepthook
+
+    def on_thread_error(args: threading.ExceptHookArgs) -> None:
+        if args.thread is not None and args.thread.name == "run_worker":
+            _end_with_dead_worker(str(args.exc_value))
+        previous(args)
+
+    threading.excepthook = on_thread_error
+    try:
+        yield
+    finally:
+        threading.excepthook = previous
+
+
+@contextlib.contextmanager
+def clear_errors() -> Iterator[None]:
+    """Turns what an engine makes of a worker's `BuildError` back into that error.
+
+    Raises:
+        errors.BuildError: with the worker's message alone.
+    """
+    try:
+        yield
+    except Exception as error:
+        message = _root_cause(error)
+        if message is None:
+            raise
+        raise errors.BuildError(message) from error
+
+
+def _root_cause(error: BaseException) -> str | None:
+    """Returns the message of the build's own error that ended a job, if that was it.
+
+    Beam passes a worker's exception on as text.
+    """
+    for line in reversed(str(error).splitlines()):
+        for kind in (errors.BuildError, errors.UserError):
+            head, found, message = line.partition(f"{kind.__module__}.{kind.__qualname__}: ")
+            if found and not head.strip():
+                return message.split(" [while running")[0]
+    return None
+
+
+def _end_with_dead_worker(what: str) -> NoReturn:
+    print(
+        f"\nerror: a worker process died ({what}), most likely for want of memory; shards that "
+        "were finished are kept.\nRun the same command again to go on, with fewer workers "
+        "(--direct_num_workers=1) if memory is short.",
+        file=sys.stderr,
+        flush=True,
+    )
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            child.kill()
+    # The main thread waits inside the engine and cannot be unwound.
+    os._exit(1)
+
+
+def check_flags(beam_args: Sequence[str], own_flags: Iterable[str]) -> None:
+    """Refuses a flag that neither the build nor Beam knows; Beam would only warn.
+
+    Args:
+        beam_args: the arguments that the build did not take.
+        own_flags: the build's own, to suggest for a misspelled one.
+
+    Raises:
+        errors.UserError: naming the flag and what may have been meant.
+    """
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for options in [PipelineOptions, *_subclasses(PipelineOptions)]:
+        # Beam's own parsers overlap, and the same flag twice is an error to argparse.
+        with contextlib.suppress(argparse.ArgumentError):
+            options._add_argparse_args(_Tolerant(parser))
+    _, unknown = parser.parse_known_args(list(beam_args))
+    if unknown:
+        flag = unknown[0].split("=")[0]
+        known = [
+            *own_flags,
+            *(name for action in parser._actions for name in action.option_strings),
+        ]
+        close = difflib.get_close_matches(flag, known, 1)
+        hint = f"; did you mean {close[0]}?" if close else "; see --help"
+        raise errors.UserError(f"unknown flag {flag}{hint}")
+
+
+class _Tolerant:
+    """Lets one parser take the flags of all of Beam's option classes, each once."""
+
+    def __init__(self, parser: argparse.ArgumentParser) -> None:
+        self._parser = parser
+
+    def add_argument(self, *names: str, **settings: Any) -> None:
+        settings.pop("required", None)
+        with contextlib.suppress(argparse.ArgumentError):
+            self._parser.add_argument(*names, **settings)
+
+    def add_value_provider_argument(self, *names: str, **settings: Any) -> None:
+        self.add_argument(*names, **settings)
+
+    def add_mutually_exclusive_group(self, **_: Any) -> _Tolerant:
+        return self
+
+    def add_argument_group(self, *_: Any, **__: Any) -> _Tolerant:
+        return self
+
+
+def _subclasses(kind: type) -> list[type]:
+    direct = kind.__subclasses__()
+    return direct + [deeper for each in direct for deeper in _subclasses(each)]
+
+
+def _is_given(beam_args: Sequence[str], flag: str) -> bool:
+    return any(arg.split("=")[0] == f"--{flag}" for arg in beam_args)

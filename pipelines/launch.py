@@ -1,0 +1,184 @@
+"""What the launcher does before the engine starts: list, plan, and look at the output."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pipelines import errors, plan, resume, transforms
+from pipelines.options import BuildOptions
+from pipelines.sources.archive import ArchiveSource
+from pipelines.sources.directory import DirectorySource
+from pipelines.sources.listing import Listing
+from pipelines.sources.source import Source
+from pipelines.storage import BUILD_DIR, Storage
+from tfrecord_io import preprocess, schema
+from tfrecord_io.manifest import FILE_NAME
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Job:
+    """A build, ready to run.
+
+    Attributes:
+        build: what every worker knows.
+        state: what the output folder held.
+        todo: tasks that are left.
+        num_finished: images in shards that were finished before.
+    """
+
+    build: transforms.Build
+    state: resume.OutputState
+    todo: tuple[plan.ShardTask, ...] = ()
+    num_finished: int = 0
+
+    @property
+    def storage(self) -> Storage:
+        return self.build.storage
+
+    @property
+    def record_stride(self) -> int:
+        return self.build.layout.stride
+
+
+@contextlib.contextmanager
+def prepared(options: BuildOptions) -> Iterator[Job]:
+    """Lists and plans, and holds the output folder until the block ends.
+
+    Raises:
+        errors.UserError: if the input is not usable or the output is not free.
+    """
+    storage = Storage(options.output)
+    source = make_source(options)
+    with resume.locked(storage):
+        source = source.prepare(Path(storage.path(BUILD_DIR)))
+        _say(f"listing the images of {options.input or options.source}")
+        listing = source.list(options.listing)
+        _say(_describe(listing))
+        yield _plan_job(options, storage, source, listing)
+
+
+def require_finished(job: Job) -> None:
+    """Checks that the engine, which says it is done, has left a finished dataset.
+
+    Raises:
+        errors.BuildError: if it has not.
+    """
+    if failure := transforms.read_failure(job.storage):
+        raise errors.BuildError(failure)
+    if not job.storage.exists(FILE_NAME):
+        raise errors.BuildError(
+            f"the engine says it is done, but {job.storage.path(FILE_NAME)} is not there; run the "
+            "same command again to go on"
+        )
+
+
+def make_source(options: BuildOptions) -> Source:
+    """Returns the source the user chose; the synthetic one draws its images first."""
+    if options.source == "synthetic":
+        from pipelines.sources import synthetic
+
+        return synthetic.make_source(options.download_dir, options.num_examples, options.plan.seed)
+    if options.input is None:
+        raise errors.UserError(f"--source {options.source} needs --input")
+    path = Path(options.input)
+    return ArchiveSource(path) if options.source == "archive" else DirectorySource(path)
+
+
+def _plan_job(options: BuildOptions, storage: Storage, source: Source, listing: Listing) -> Job:
+    labels = options.listing.classes or tuple(
+        sorted(set(listing.refs["label"].unique().to_pylist()))
+    )
+    layout = schema.RecordLayout(
+        image_shape=options.preprocessing.image_shape, num_classes=len(labels)
+    )
+    identity = _identity(options, source, listing, labels)
+    build = transforms.Build(
+        name=options.name,
+        output=options.output,
+        source=source,
+        preprocessing=options.preprocessing,
+        label_names=labels,
+        identity=identity,
+        max_reject_fraction=options.max_reject_fraction,
+        num_files=listing.num_files,
+        copies=listing.copies,
+        ignored=listing.ignored,
+        over_limit=0,
+        rejected_files=listing.rejects,
+    )
+    if options.overwrite and not _is_current(storage, identity):
+        resume.clear(storage)
+    state = resume.check_output(storage, identity)
+    if state is resume.OutputState.COMPLETE:
+        return Job(build=build, state=state)
+    planned = plan.make_plan(listing, layout.stride, labels, options.plan)
+    build = dataclasses.replace(build, over_limit=planned.over_limit)
+    resume.remove_leftovers(storage)
+    _write_plan(storage, build, planned)
+    finished = transforms.find_finished(build, planned.tasks)
+    todo = tuple(task for task in planned.tasks if task.index not in finished)
+    num_finished = sum(sidecar.num_refs for sidecar in finished.values())
+    if finished:
+        _say(f"going on: {len(finished)} of {len(planned.tasks)} shards are finished")
+    return Job(build=build, state=state, todo=todo, num_finished=num_finished)
+
+
+def _write_plan(storage: Storage, build: transforms.Build, planned: plan.Plan) -> None:
+    storage.make_folders()
+    storage.delete([transforms.FAILURE_FILE])
+    with storage.create(transforms.PLAN_FILE) as file:
+        planned.write(file)
+    content = {
+        "fingerprint": build.fingerprint,
+        "identity": build.identity,
+        "tasks": [dataclasses.astuple(task) for task in planned.tasks],
+    }
+    with storage.create(transforms.PLAN_JSON) as file:
+        file.write(json.dumps(content).encode())
+
+
+def _identity(
+    options: BuildOptions, source: Source, listing: Listing, labels: tuple[str, ...]
+) -> dict[str, Any]:
+    """Returns everything that decides the bytes, named as the flags are."""
+    return {
+        "source": source.describe()["kind"],
+        "source_listing": plan.listing_digest(listing.refs),
+        "name": options.name,
+        "classes": list(labels),
+        "group_regex": options.listing.group_regex,
+        "image_size": [options.preprocessing.height, options.preprocessing.width],
+        "channels": options.preprocessing.channels,
+        "resize": options.preprocessing.resize,
+        "seed": options.plan.seed,
+        "shard_size_mb": options.plan.shard_size_mb,
+        "num_shards": options.plan.num_shards,
+        "limit": options.plan.limit,
+        "decoder": preprocess.decoder_versions(),
+    }
+
+
+def _is_current(storage: Storage, identity: dict[str, Any]) -> bool:
+    """Tells whether the output already is, or is becoming, what is wanted."""
+    try:
+        return resume.check_output(storage, identity) is not resume.OutputState.EMPTY
+    except errors.UserError:
+        return False
+
+
+def _describe(listing: Listing) -> str:
+    text = f"found {listing.refs.num_rows:,} images among {listing.num_files:,} files"
+    parts = [f"{listing.copies:,} copies in a second tree"] if listing.copies else []
+    parts += [f"{count:,} {reason}" for reason, count in listing.ignored.items()]
+    parts += [f"{len(listing.rejects):,} rejected"] if listing.rejects else []
+    return text + (f" ({', '.join(parts)})" if parts else "")
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

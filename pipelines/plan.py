@@ -1,0 +1,238 @@
+"""The plan: which image goes into which record of which shard, before any pixel is read.
+
+Plain arithmetic on the listing, the same on every machine. It is written beside the output as an
+Arrow file with one batch a shard, so that a worker reads the few kilobytes of its own task and
+neither Beam's graph nor a worker's memory grows with the data.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import itertools
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import IO, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipelines.sources.listing import REF_SCHEMA, Listing
+from tfrecord_io import manifest, shards
+
+#: Bytes of a shard unless the user says otherwise: large enough that a network store streams it
+#: at full speed (tens of megabytes), small enough that the real data gives some 70 tasks to share.
+DEFAULT_SHARD_SIZE_MB = 64
+
+#: A split too small for that many shards of the default size is cut finer, so that the cores of
+#: one machine can share it, but not below this many images a shard.
+_MIN_SHARDS = 16
+_MIN_SHARD_EXAMPLES = 64
+
+_SPLIT_ORDER = ("train", "val", "test")
+_ROWS_AT_ONCE = 65_536
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PlanOptions:
+    """How the images are shuffled and cut into shards.
+
+    Attributes:
+        seed: of the shuffle; the same seed gives the same order everywhere.
+        shard_size_mb: wanted size of a shard in megabytes (10**6 bytes).
+        num_shards: of the largest split; the others get their share. Overrides the size.
+        limit: at most this many images of each split, drawn by the seed.
+
+    Raises:
+        ValueError: if a value is out of range.
+    """
+
+    seed: int = 0
+    shard_size_mb: float | None = None
+    num_shards: int | None = None
+    limit: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.seed < 2**63:
+            raise ValueError(f"seed must be in 0..2**63-1, received {self.seed}")
+        if self.shard_size_mb is not None and self.num_shards is not None:
+            raise ValueError("give either shard_size_mb or num_shards, not both")
+        if self.shard_size_mb is not None and not 0 < self.shard_size_mb < math.inf:
+            raise ValueError(f"shard_size_mb must be positive, received {self.shard_size_mb}")
+        for name in ("num_shards", "limit"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, received {value}")
+
+
+@dataclasses.dataclass(frozen=True)
+class ShardTask:
+    """One element of the Beam job: one shard to write.
+
+    Attributes:
+        index: its batch in the plan file.
+        split: name of the split.
+        shard_index: place of the shard in its split.
+        num_shards: shards of the split.
+        num_refs: images planned into it; rejects make it hold fewer.
+    """
+
+    index: int
+    split: str
+    shard_index: int
+    num_shards: int
+    num_refs: int
+
+    @property
+    def shard_name(self) -> str:
+        return shards.shard_name(self.split, self.shard_index, self.num_shards)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A whole build, decided.
+
+    Attributes:
+        refs: images in the order of the records, a table of `REF_SCHEMA`.
+        tasks: in the order of `refs`; together they cover it exactly.
+        label_names: in the order of their indices.
+        over_limit: images left out because of the limit.
+    """
+
+    refs: pa.Table
+    tasks: tuple[ShardTask, ...]
+    label_names: tuple[str, ...]
+    over_limit: int
+
+    def write(self, file: IO[bytes]) -> None:
+        """Writes the references as an Arrow IPC file, one record batch a task."""
+        with pa.ipc.new_file(file, REF_SCHEMA) as writer:
+            start = 0
+            for task in self.tasks:
+                # An Arrow file allows one dictionary a column, so the batches are slices.
+                writer.write_table(self.refs.slice(start, task.num_refs))
+                start += task.num_refs
+
+
+def read_task_refs(file: pa.NativeFile, task: ShardTask) -> pa.RecordBatch:
+    """Returns the references of one task from the file that `Plan.write` wrote."""
+    return pa.ipc.open_file(file).get_batch(task.index)
+
+
+def make_plan(
+    listing: Listing, record_stride: int, classes: Sequence[str], options: PlanOptions
+) -> Plan:
+    """Shuffles each split over all its images and cuts it into shards of equal count (±1).
+
+    Args:
+        listing: what the source holds.
+        record_stride: bytes of a record, which turn a shard's size into a count.
+        classes: label names in their order; sorted names of the listing's classes if empty.
+        options: seed, shard size and limit.
+    """
+    names = pc.unique(listing.refs["split"].cast(pa.string())).to_pylist()
+    splits = sorted(names, key=lambda name: (_split_rank(name), name))
+    split_codes = _codes(listing.refs["split"], splits)
+    order = np.lexsort((_random_ranks(len(split_codes), options.seed), split_codes))
+    counts = np.bincount(split_codes, minlength=len(splits))
+    kept = np.minimum(counts, options.limit) if options.limit else counts
+    starts = np.cumsum(counts) - counts
+    rows = np.concatenate([order[s : s + k] for s, k in zip(starts, kept, strict=True)])
+    tasks: list[ShardTask] = []
+    for split, num_examples in zip(splits, kept.tolist(), strict=True):
+        num_shards = _num_shards(num_examples, int(kept.max()), record_stride, options)
+        for shard_index, count in enumerate(shard_counts(num_examples, num_shards)):
+            tasks.append(
+                ShardTask(
+                    index=len(tasks),
+                    split=split,
+                    shard_index=shard_index,
+                    num_shards=num_shards,
+                    num_refs=count,
+                )
+            )
+    labels = pc.unique(listing.refs["label"].cast(pa.string())).to_pylist()
+    return Plan(
+        refs=listing.refs.take(rows).combine_chunks(),
+        tasks=tuple(tasks),
+        label_names=tuple(classes) or tuple(sorted(labels)),
+        over_limit=int(counts.sum() - kept.sum()),
+    )
+
+
+def shard_counts(num_examples: int, num_shards: int) -> list[int]:
+    """Returns the number of examples of each shard: equal, the remainder spread evenly."""
+    bounds = [num_examples * index // num_shards for index in range(num_shards + 1)]
+    return [end - start for start, end in itertools.pairwise(bounds)]
+
+
+def listing_digest(refs: pa.Table) -> str:
+    """Returns the SHA-256 of the names, sizes and versions of all images, in hexadecimal."""
+    digest = hashlib.sha256()
+    for batch in refs.to_batches(_ROWS_AT_ONCE):
+        for name in ("root", "path"):
+            digest.update("\0".join(batch.column(name).to_pylist()).encode())
+        for name in ("size", "version"):
+            digest.update(batch.column(name).to_numpy().astype("<i8").tobytes())
+    return digest.hexdigest()
+
+
+def fingerprint(identity: Mapping[str, Any]) -> str:
+    """Returns the digest of everything that decides the bytes of a dataset.
+
+    Args:
+        identity: JSON values by name; the same content gives the same digest.
+    """
+    content = {"format_version": manifest.FORMAT_VERSION, **identity}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """Returns a line for each entry in which two identities differ."""
+    return [
+        f"{name}: {old.get(name)!r} there, {new.get(name)!r} now"
+        for name in sorted(old.keys() | new.keys())
+        if old.get(name) != new.get(name)
+    ]
+
+
+def _split_rank(name: str) -> int:
+    return _SPLIT_ORDER.index(name) if name in _SPLIT_ORDER else len(_SPLIT_ORDER)
+
+
+def _codes(column: pa.ChunkedArray, names: Sequence[str]) -> np.ndarray:
+    """Returns int64 [rows], the place of each value in `names`."""
+    return pc.index_in(column.cast(pa.string()), pa.array(names)).to_numpy().astype(np.int64)
+
+
+def _random_ranks(num_rows: int, seed: int) -> np.ndarray:
+    """Returns uint64 [num_rows], pseudo-random and never to change.
+
+    NumPy promises no stable stream of its generators' `permutation` (NEP 19), so the shuffle
+    sorts by SplitMix64 of the row's number (Steele, Lea, Flood 2014, OOPSLA, fig. 16).
+    """
+    with np.errstate(over="ignore"):
+        start = _splitmix64(np.array([seed], np.uint64))
+        return _splitmix64(start + np.arange(num_rows, dtype=np.uint64))
+
+
+def _splitmix64(state: np.ndarray) -> np.ndarray:
+    mixed = state * np.uint64(0x9E3779B97F4A7C15) + np.uint64(0x9E3779B97F4A7C15)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return mixed ^ (mixed >> np.uint64(31))
+
+
+def _num_shards(
+    num_examples: int, largest_split: int, record_stride: int, options: PlanOptions
+) -> int:
+    if options.num_shards:
+        share = options.num_shards * num_examples / largest_split
+        return min(max(1, round(share)), num_examples)
+    size_mb = options.shard_size_mb or DEFAULT_SHARD_SIZE_MB
+    by_size = math.ceil(num_examples * record_stride / (size_mb * 1_000_000))
+    if options.shard_size_mb is None:
+        by_size = max(by_size, min(_MIN_SHARDS, num_examples // _MIN_SHARD_EXAMPLES))
+    return min(max(1, by_size), num_examples)

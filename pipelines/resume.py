@@ -1,0 +1,173 @@
+"""The output folder before a build: who may write there, and what is there already."""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import fcntl
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from pipelines import errors
+from pipelines.plan import differences, fingerprint
+from pipelines.storage import BUILD_DIR, Storage
+from pipelines.transforms import PLAN_JSON
+from tfrecord_io import manifest
+
+_LOCK = f"{BUILD_DIR}/lock"
+_OWN_FILES = re.compile(
+    r"[a-z][a-z0-9_]*-\d{5,}-of-\d{5,}\.(tfrecord|json)"
+    r"|manifest\.json|examples\.parquet|rejects\.csv|report\.html"
+    r"|features\.json|dataset_info\.json"
+)
+
+
+class OutputState(enum.Enum):
+    """What an output folder holds, seen from the build that is wanted."""
+
+    EMPTY = enum.auto()
+    UNFINISHED = enum.auto()
+    COMPLETE = enum.auto()
+
+
+@contextlib.contextmanager
+def locked(storage: Storage) -> Iterator[None]:
+    """Holds the output folder against a second build at the same time.
+
+    The lock dies with the process, so a killed build leaves none behind. A remote output has
+    no such lock; there, two builds of the same plan write the same bytes.
+
+    Raises:
+        errors.UserError: if another build holds it.
+    """
+    if storage.remote:
+        yield
+        return
+    made = not Path(storage.root).exists()
+    descriptor = _take_lock(storage)
+    try:
+        yield
+    finally:
+        _tidy(storage, made)
+        os.close(descriptor)
+
+
+def check_output(storage: Storage, identity: Mapping[str, Any]) -> OutputState:
+    """Compares what is there with what is wanted.
+
+    Args:
+        storage: the output folder.
+        identity: of the wanted build, see `plan.fingerprint`.
+
+    Raises:
+        errors.UserError: if the folder holds something else, or a complete dataset that has lost
+            a file.
+    """
+    names = storage.names()
+    if manifest.FILE_NAME in names:
+        try:
+            found = manifest.Manifest.from_json(
+                storage.read(manifest.FILE_NAME).decode(), storage.path(manifest.FILE_NAME)
+            )
+        except manifest.ManifestError as error:
+            raise errors.UserError(f"{error}; --overwrite replaces it") from None
+        _refuse_other(storage, found.options, identity, found.fingerprint)
+        _require_shards(storage, found)
+        return OutputState.COMPLETE
+    if storage.exists(PLAN_JSON):
+        planned = json.loads(storage.read(PLAN_JSON))
+        _refuse_other(storage, planned["identity"], identity, planned["fingerprint"])
+        return OutputState.UNFINISHED
+    strangers = [name for name in names if name.endswith(".tfrecord")]
+    if strangers:
+        raise errors.UserError(
+            f"{storage.root} holds {strangers[0]} and no plan of a build; choose another "
+            "--output, or replace its shards with --overwrite"
+        )
+    return OutputState.EMPTY
+
+
+def clear(storage: Storage) -> None:
+    """Removes a dataset, its manifest first, so that at no time it looks complete."""
+    names = [name for name in storage.names() if _OWN_FILES.fullmatch(name)]
+    names.sort(key=lambda name: name != manifest.FILE_NAME)
+    storage.delete(names)
+    storage.delete([f"{BUILD_DIR}/{name}" for name in _build_files(storage)])
+
+
+def remove_leftovers(storage: Storage) -> None:
+    """Removes the temporary files of attempts that were killed."""
+    leftovers = [name for name in _build_files(storage) if name.endswith(".tmp")]
+    storage.delete([f"{BUILD_DIR}/{name}" for name in leftovers])
+
+
+def _build_files(storage: Storage) -> list[str]:
+    # The lock stays: it is held, and another build may be looking at it.
+    return [
+        name for name in storage.names(BUILD_DIR) if name != "lock" and not name.endswith(".tar")
+    ]
+
+
+def _refuse_other(
+    storage: Storage, old: Mapping[str, Any], new: Mapping[str, Any], old_fingerprint: str
+) -> None:
+    if old_fingerprint != fingerprint(new):
+        raise errors.UserError(
+            f"{storage.root} holds a dataset that differs:\n  "
+            + "\n  ".join(differences(old, new) or ["the format of the files"])
+            + "\nchoose another --output, or replace it with --overwrite"
+        )
+
+
+def _require_shards(storage: Storage, found: manifest.Manifest) -> None:
+    for split in found.splits.values():
+        for shard in split.shards:
+            size = storage.size(shard.name)
+            if size != shard.num_bytes:
+                state = "is missing" if size is None else f"has {size:,} bytes"
+                raise errors.UserError(
+                    f"{storage.path(shard.name)} {state}, the manifest says {shard.num_bytes:,} "
+                    "bytes; build the dataset anew with --overwrite"
+                )
+
+
+def _take_lock(storage: Storage) -> int:
+    path = Path(storage.path(_LOCK))
+    while True:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        except OSError as error:
+            raise errors.UserError(
+                f"cannot write to --output {storage.root}: {error.strerror}"
+            ) from None
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.read(descriptor, 20).decode() or "unknown"
+            os.close(descriptor)
+            raise errors.UserError(
+                f"another build (process {holder}) is writing to {storage.root}; wait for it, or "
+                "choose another --output"
+            ) from None
+        # The build before us may have removed the file between our open and our lock.
+        if path.exists() and os.fstat(descriptor).st_ino == path.stat().st_ino:
+            os.truncate(descriptor, 0)
+            os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+            return descriptor
+        os.close(descriptor)
+
+
+def _tidy(storage: Storage, made: bool) -> None:
+    """Leaves no empty folder behind a build that never began or that needs its files no more."""
+    if storage.exists(manifest.FILE_NAME):
+        storage.delete_build_dir()
+    elif storage.names(BUILD_DIR) == ["lock"]:
+        storage.delete_build_dir()
+        if made:
+            with contextlib.suppress(OSError):
+                Path(storage.root).rmdir()

@@ -1,0 +1,531 @@
+"""From the files of a source to image references: who is an image, in which split, of what class.
+
+A reference is about a hundred bytes and holds no pixels, so the whole listing is an Arrow table in
+the launcher's memory: 84,484 rows take a second, ten million about a gigabyte.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipelines import errors
+
+#: The class folders of the Kermany OCT data, by which its tree is known among others.
+OCT_LABELS = frozenset({"CNV", "DME", "DRUSEN", "NORMAL"})
+
+#: Kermany's file names, CLASS-PATIENT-INDEX.jpeg. The class is left out of the group on purpose:
+#: one patient appears under several classes.
+DEFAULT_GROUP_REGEX = r"^[A-Za-z]+-(\d+)-\d+\.[A-Za-z]+$"
+
+#: A larger file is no scan; reading it would cost a worker its memory.
+MAX_FILE_BYTES = 256 * 1024 * 1024
+
+_SPLITS = {
+    "train": "train", "training": "train",
+    "val": "val", "valid": "val", "validation": "val", "dev": "val",
+    "test": "test", "testing": "test",
+}  # fmt: skip
+
+_SYSTEM_FILES = frozenset({".ds_store", "thumbs.db", "desktop.ini"})
+
+_BATCH_ROWS = 65_536
+
+#: One row an image. `root` + "/" + `path` is the member's name in the source; `path` alone, from
+#: the split or class folder on, is its identity. `offset` and `stored_size` say where an archive
+#: holds it, `version` is what changes when the file does (a CRC-32, or a time in ns).
+REF_SCHEMA = pa.schema(
+    [
+        ("root", pa.dictionary(pa.int32(), pa.string())),
+        ("path", pa.large_string()),
+        ("split", pa.dictionary(pa.int32(), pa.string())),
+        ("label", pa.dictionary(pa.int32(), pa.string())),
+        ("patient", pa.large_string()),
+        ("offset", pa.int64()),
+        ("stored_size", pa.int64()),
+        ("size", pa.int64()),
+        ("version", pa.int64()),
+    ]
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Member:
+    """One file of a source, before anybody knows whether it is an image.
+
+    Attributes:
+        name: its path in the source, with `/` between folders.
+        size: bytes of the file once read.
+        offset: where an archive holds it; 0 for files on a disk.
+        stored_size: bytes it takes up there.
+        version: a number that changes when the content does.
+        problem: (reason, detail) if it is already known that it cannot be read.
+    """
+
+    name: str
+    size: int
+    offset: int = 0
+    stored_size: int = 0
+    version: int = 0
+    problem: tuple[str, str] | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ImageRef:
+    """A row of `REF_SCHEMA`, as a reader of the source gets it."""
+
+    root: str
+    path: str
+    split: str
+    label: str
+    patient: str | None
+    offset: int
+    stored_size: int
+    size: int
+    version: int
+
+    @property
+    def source_path(self) -> str:
+        """The image's full name in the source."""
+        return f"{self.root}/{self.path}" if self.root else self.path
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RejectedFile:
+    """A file left out, and why."""
+
+    source_path: str
+    reason: str
+    detail: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Listing:
+    """What a source holds. Every file is in exactly one of refs, rejects, copies and ignored.
+
+    Attributes:
+        refs: the images, a table of `REF_SCHEMA` sorted by path.
+        rejects: files that should be images of a class but cannot be.
+        copies: number of files that are the same as a listed one in a second tree.
+        ignored: number of files that are no part of the data, by reason.
+        num_files: files seen in all.
+    """
+
+    refs: pa.Table
+    rejects: tuple[RejectedFile, ...]
+    copies: int
+    ignored: dict[str, int]
+    num_files: int
+
+    def __post_init__(self) -> None:
+        parts = self.refs.num_rows + len(self.rejects) + self.copies + sum(self.ignored.values())
+        if parts != self.num_files:
+            raise RuntimeError(
+                f"the listing lost files: {self.num_files} seen, {parts} accounted for; "
+                "this is a bug, please report it"
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ListingOptions:
+    """What the user says about the layout.
+
+    Attributes:
+        classes: class folders to use, in the order of their label indices; all, sorted, if empty.
+        tree: the folder that holds the SPLIT or CLASS folders, if the source has several.
+        group_regex: finds the patient in a file's name, as its first group.
+    """
+
+    classes: tuple[str, ...] = ()
+    tree: str | None = None
+    group_regex: str = DEFAULT_GROUP_REGEX
+
+    def __post_init__(self) -> None:
+        try:
+            groups = re.compile(self.group_regex).groups
+        except re.error as error:
+            raise ValueError(
+                f"group_regex {self.group_regex!r} is no valid pattern: {error}"
+            ) from None
+        if groups < 1:
+            raise ValueError(
+                f"group_regex {self.group_regex!r} needs a group in parentheses that is the patient"
+            )
+        if len(set(self.classes)) != len(self.classes):
+            raise ValueError(f"classes must differ, received {', '.join(self.classes)}")
+
+
+def list_images(
+    members: Iterable[Member],
+    options: ListingOptions,
+    same_content: Callable[[ImageRef, ImageRef], bool],
+) -> Listing:
+    """Sorts a source's files into images, copies of images, rejects and what is no data.
+
+    Two layouts are known, below any folder: SPLIT/CLASS/files and, where no split folder exists,
+    CLASS/files, which is one split, `train`. Files may lie deeper under their class.
+
+    Args:
+        members: the files of the source, in any order.
+        options: what the user says about the layout.
+        same_content: tells whether two files of one size and path, in two trees, are the same.
+
+    Raises:
+        errors.UserError: if there is no image, or several unrelated trees and none was chosen.
+    """
+    sorter = _Sorter()
+    for member in members:
+        sorter.add(member)
+    table = sorter.place()
+    rejects, ignored = sorter.rejects, sorter.ignored
+    if not table.num_rows:
+        raise errors.UserError(
+            f"found no image in SPLIT/CLASS or CLASS folders among {sorter.num_files:,} files; "
+            "check --input (it should hold folders like train/CNV/, or CNV/)"
+        )
+    table = _choose_tree(table, options.tree, ignored)
+    table = _choose_classes(table, options.classes, ignored)
+    table, copies = _drop_copies(table, same_content, rejects)
+    patients = _find_patients(table["path"], options.group_regex)
+    table = table.append_column("patient", patients).select(REF_SCHEMA.names)
+    return Listing(
+        refs=table.cast(REF_SCHEMA).combine_chunks(),
+        rejects=tuple(sorted(rejects, key=lambda reject: (reject.source_path, reject.reason))),
+        copies=copies,
+        ignored=dict(sorted(ignored.items())),
+        num_files=sorter.num_files,
+    )
+
+
+def iterate_refs(table: pa.Table | pa.RecordBatch) -> Iterator[ImageRef]:
+    """Yields the rows of a table of `REF_SCHEMA`, a batch at a time."""
+    batches = [table] if isinstance(table, pa.RecordBatch) else table.to_batches(_BATCH_ROWS)
+    for batch in batches:
+        columns = [batch.column(name).to_pylist() for name in REF_SCHEMA.names]
+        for row in zip(*columns, strict=True):
+            yield ImageRef(**dict(zip(REF_SCHEMA.names, row, strict=True)))
+
+
+class _Sorter:
+    """First pass over the files: sets aside what is no image, remembers the rest in columns."""
+
+    def __init__(self) -> None:
+        self.num_files = 0
+        self.rejects: list[RejectedFile] = []
+        self.ignored: collections.Counter[str] = collections.Counter()
+        self._with_split = _Columns()
+        self._without_split = _Columns()
+
+    def add(self, member: Member) -> None:
+        self.num_files += 1
+        parts = member.name.split("/")
+        if reason := _ignored_reason(parts):
+            self.ignored[reason] += 1
+        elif (
+            problem := member.problem or _name_problem(member.name, parts) or _size_problem(member)
+        ):
+            self.rejects.append(
+                RejectedFile(
+                    source_path=printable(member.name), reason=problem[0], detail=problem[1]
+                )
+            )
+        else:
+            for depth in range(len(parts) - 2):
+                if parts[depth].lower() in _SPLITS:
+                    self._with_split.add(member, depth)
+                    return
+            self._without_split.add(member, 0)
+
+    def place(self) -> pa.Table:
+        """Gives every remaining file its tree, split and class, or a reason why it has none."""
+        if self._with_split.num_rows:
+            for name in self._without_split.names():
+                self._set_aside(name, "lies outside the SPLIT/CLASS folders")
+            table = self._with_split.table()
+            splits = pc.ascii_lower(_folder(table, 0))
+            split = pc.cast(splits.dictionary_encode(), pa.dictionary(pa.int32(), pa.string()))
+            split = pa.chunked_array([_rename_splits(chunk) for chunk in split.chunks])
+            return _with_columns(table, split, _folder(table, 1))
+        return self._place_by_class()
+
+    def _place_by_class(self) -> pa.Table:
+        names = list(self._without_split.names())
+        depth = _common_depth(names)
+        columns = _Columns()
+        for member in self._without_split.members():
+            if member.name.count("/") > depth:
+                columns.add(member, depth)
+            else:
+                self._set_aside(member.name, "lies outside the CLASS folders")
+        table = columns.table()
+        split = pa.chunked_array([pa.array(["train"] * table.num_rows, pa.string())])
+        return _with_columns(table, split, _folder(table, 0))
+
+    def _set_aside(self, name: str, detail: str) -> None:
+        if _looks_like_image(name):
+            self.rejects.append(RejectedFile(source_path=name, reason="no_label", detail=detail))
+        else:
+            self.ignored["no_image_name"] += 1
+
+
+class _Columns:
+    """Members in columns: some forty bytes each instead of Python's four hundred."""
+
+    def __init__(self) -> None:
+        self.num_rows = 0
+        self._batches: list[pa.RecordBatch] = []
+        self._rows: list[tuple[str, str, int, int, int, int]] = []
+
+    def add(self, member: Member, depth: int) -> None:
+        """Adds a member whose tree starts at folder number `depth` of its name."""
+        parts = member.name.split("/", depth)
+        root = "/".join(parts[:depth])
+        self._rows.append(
+            (root, parts[depth], member.offset, member.stored_size, member.size, member.version)
+        )
+        self.num_rows += 1
+        if len(self._rows) == _BATCH_ROWS:
+            self._flush()
+
+    def _flush(self) -> None:
+        columns = zip(*self._rows, strict=True) if self._rows else ([],) * 6
+        names = ("root", "path", "offset", "stored_size", "size", "version")
+        types = (pa.string(), pa.large_string(), *(pa.int64(),) * 4)
+        arrays = [pa.array(column, kind) for column, kind in zip(columns, types, strict=True)]
+        arrays[0] = arrays[0].dictionary_encode()
+        self._batches.append(pa.RecordBatch.from_arrays(arrays, names=names))
+        self._rows = []
+
+    def table(self) -> pa.Table:
+        self._flush()
+        return pa.Table.from_batches(self._batches).unify_dictionaries().combine_chunks()
+
+    def members(self) -> Iterator[Member]:
+        for batch in self.table().to_batches(_BATCH_ROWS):
+            for row in batch.to_pylist():
+                name = f"{row['root']}/{row['path']}" if row["root"] else row["path"]
+                yield Member(name, row["size"], row["offset"], row["stored_size"], row["version"])
+
+    def names(self) -> Iterator[str]:
+        return (member.name for member in self.members())
+
+
+def printable(name: str) -> str:
+    """Returns a file name that any file and terminal can hold: bytes that are no text escaped."""
+    return name.encode("utf-8", "backslashreplace").decode("utf-8").replace("\0", "\\x00")
+
+
+def _ignored_reason(parts: Sequence[str]) -> str | None:
+    name = parts[-1]
+    if "__MACOSX" in parts or name.startswith("._"):
+        return (
+            "apple_double"  # macOS keeps a file's attributes there; it ends in .jpeg all the same
+        )
+    if name.lower() in _SYSTEM_FILES:
+        return "system_file"
+    if any(part.startswith(".") and part not in (".", "..") for part in parts):
+        return "hidden"
+    return None
+
+
+def _name_problem(name: str, parts: Sequence[str]) -> tuple[str, str] | None:
+    if (
+        name.startswith(("/", "\\"))
+        or re.match(r"[A-Za-z]:", name)
+        or ".." in parts
+        or "\0" in name
+    ):
+        return "unsafe_name", "absolute, or leads out of the archive"
+    try:
+        name.encode("utf-8")
+    except UnicodeEncodeError:
+        return "unreadable_name", "the name is not UTF-8"
+    return None
+
+
+def _size_problem(member: Member) -> tuple[str, str] | None:
+    if member.size > MAX_FILE_BYTES:
+        return "file_too_large", f"{member.size:,} bytes, more than {MAX_FILE_BYTES:,}"
+    return None
+
+
+def _looks_like_image(name: str) -> bool:
+    return name.lower().endswith(
+        (".jpeg", ".jpg", ".png", ".tif", ".tiff", ".bmp", ".gif", ".webp", ".jp2", ".pgm", ".ppm")
+    )
+
+
+def _common_depth(names: Sequence[str]) -> int:
+    """Returns how many leading folders all images share, so that what follows is the class."""
+    folders = {tuple(name.split("/")[:-1]) for name in names if _looks_like_image(name)}
+    if not folders:
+        return 0
+    first, last = min(folders), max(folders)
+    depth = 0
+    while depth < min(len(first), len(last)) and first[depth] == last[depth]:
+        depth += 1
+    # All in one folder: that folder is the class.
+    return max(min(depth, min(map(len, folders)) - 1), 0)
+
+
+def _folder(table: pa.Table, depth: int) -> pa.ChunkedArray:
+    """Returns folder number `depth` of every path."""
+    pattern = r"^(?:[^/]*/){%d}(?P<folder>[^/]*)/" % depth
+    folders = pc.struct_field(pc.extract_regex(table["path"], pattern), "folder")
+    return pc.cast(folders, pa.string())
+
+
+def _rename_splits(splits: pa.DictionaryArray) -> pa.StringArray:
+    renamed = pa.array([_SPLITS[name] for name in splits.dictionary.to_pylist()], pa.string())
+    return renamed.take(splits.indices)
+
+
+def _with_columns(table: pa.Table, split: pa.ChunkedArray, label: pa.ChunkedArray) -> pa.Table:
+    return table.append_column("split", split.dictionary_encode()).append_column(
+        "label", label.dictionary_encode()
+    )
+
+
+def _choose_tree(table: pa.Table, tree: str | None, ignored: collections.Counter[str]) -> pa.Table:
+    """Keeps one tree and its copies; the leader comes first in the dictionary order of roots."""
+    counts = table.group_by(["root", "label"]).aggregate([([], "count_all")]).to_pylist()
+    labels: dict[str, set[str]] = collections.defaultdict(set)
+    sizes: collections.Counter[str] = collections.Counter()
+    for row in counts:
+        labels[row["root"]].add(row["label"])
+        sizes[row["root"]] += row["count_all"]
+    ranked = sorted(sizes, key=lambda root: (-sizes[root], len(root), root))
+    if tree is not None:
+        leader = next((root for root in ranked if root.strip(" /") == tree.strip(" /")), None)
+        if leader is None:
+            raise errors.UserError(f"no tree {tree!r} in the source; it has {_quote(ranked)}")
+    else:
+        oct_trees = [root for root in ranked if labels[root] == OCT_LABELS]
+        leader = (oct_trees or ranked)[0]
+    same = _trees_like(table, leader)
+    others = [root for root in ranked if root not in same]
+    if others and tree is None and labels[leader] != OCT_LABELS:
+        raise errors.UserError(
+            f"the source holds {len(others) + 1} unrelated trees: {_quote([leader, *others])}; "
+            "say which one to build with --tree"
+        )
+    ignored["other_tree"] += sum(sizes[root] for root in others)
+    if not others:
+        del ignored["other_tree"]
+    kept = table.filter(pc.is_in(pc.cast(table["root"], pa.string()), pa.array(sorted(same))))
+    is_copy = pc.not_equal(pc.cast(kept["root"], pa.string()), leader)
+    order = pc.sort_indices(
+        kept.append_column("is_copy", pc.cast(is_copy, pa.int8())).append_column(
+            "root_name", pc.cast(kept["root"], pa.string())
+        ),
+        sort_keys=[(key, "ascending") for key in ("path", "is_copy", "root_name", "offset")],
+    )
+    return kept.take(order)
+
+
+def _trees_like(table: pa.Table, leader: str) -> set[str]:
+    """Returns the leader and the trees that have at least half of their paths in common with it.
+
+    The real archive holds its whole tree twice; the copy may be incomplete.
+    """
+    roots = pc.unique(pc.cast(table["root"], pa.string())).to_pylist()
+    if len(roots) == 1:
+        return {leader}
+    names = pc.cast(table["root"], pa.string())
+    leader_paths = table.filter(pc.equal(names, leader))["path"].combine_chunks()
+    same = {leader}
+    for root in roots:
+        paths = table.filter(pc.equal(names, root))["path"]
+        if root != leader and 2 * pc.sum(pc.is_in(paths, leader_paths)).as_py() >= len(paths):
+            same.add(root)
+    return same
+
+
+def _choose_classes(
+    table: pa.Table, classes: Sequence[str], ignored: collections.Counter[str]
+) -> pa.Table:
+    if not classes:
+        return table
+    labels = pc.cast(table["label"], pa.string())
+    missing = set(classes) - set(pc.unique(labels).to_pylist())
+    if missing:
+        raise errors.UserError(
+            f"--classes names {_quote(sorted(missing))}, but the class folders are "
+            f"{_quote(sorted(pc.unique(labels).to_pylist()))}"
+        )
+    kept = table.filter(pc.is_in(labels, pa.array(classes)))
+    if kept.num_rows < table.num_rows:
+        ignored["class_not_chosen"] += table.num_rows - kept.num_rows
+    return kept
+
+
+def _drop_copies(
+    table: pa.Table,
+    same_content: Callable[[ImageRef, ImageRef], bool],
+    rejects: list[RejectedFile],
+) -> tuple[pa.Table, int]:
+    """Of the files of one path, sorted together, keeps the first.
+
+    Another one is a copy if its content is the same, and a reject if not.
+    """
+    paths = table["path"].combine_chunks()
+    is_first = np.ones(len(paths), bool)
+    if len(paths) > 1:
+        is_first[1:] = pc.not_equal(paths.slice(1), paths.slice(0, len(paths) - 1)).to_numpy(
+            zero_copy_only=False
+        )
+    if is_first.all():
+        return table, 0
+    repeated = np.flatnonzero(~is_first)
+    firsts = np.maximum.accumulate(np.where(is_first, np.arange(len(is_first)), 0))[repeated]
+    copies = 0
+    for ref, first in zip(
+        _iterate_without_patient(table.take(repeated)),
+        _iterate_without_patient(table.take(firsts)),
+        strict=True,
+    ):
+        if ref.size == first.size and same_content(ref, first):
+            copies += 1
+        else:
+            detail = f"same path as {first.source_path}, but other content"
+            rejects.append(
+                RejectedFile(source_path=ref.source_path, reason="path_conflict", detail=detail)
+            )
+    return table.filter(pa.array(is_first)), copies
+
+
+def _iterate_without_patient(table: pa.Table) -> Iterator[ImageRef]:
+    patients = pa.nulls(table.num_rows, pa.large_string())
+    return iterate_refs(table.append_column("patient", patients).select(REF_SCHEMA.names))
+
+
+def _find_patients(paths: pa.ChunkedArray, group_regex: str) -> pa.ChunkedArray:
+    pattern = re.compile(group_regex)
+
+    def patient(path: str) -> str | None:
+        match = pattern.search(path.rsplit("/", 1)[-1])
+        return match.group(1) if match else None
+
+    return pa.chunked_array(
+        [
+            pa.array([patient(path) for path in batch.to_pylist()], pa.large_string())
+            for batch in _batches_of(paths)
+        ],
+        type=pa.large_string(),
+    )
+
+
+def _batches_of(column: pa.ChunkedArray) -> Iterator[Any]:
+    for start in range(0, len(column), _BATCH_ROWS):
+        yield column.slice(start, _BATCH_ROWS)
+
+
+def _quote(names: Iterable[str]) -> str:
+    return ", ".join(repr(name) for name in names)

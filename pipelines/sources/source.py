@@ -1,0 +1,46 @@
+"""What every source of images offers the build."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, Protocol
+
+from pipelines.sources.listing import ImageRef, Listing, ListingOptions
+
+
+class Reader(Protocol):
+    """Reads files on a worker."""
+
+    def read(self, ref: ImageRef) -> bytes:
+        """Returns a file's bytes.
+
+        Raises:
+            tfrecord_io.preprocess.Reject: if this file cannot be read; the others still can.
+            errors.BuildError: if the source itself is gone or has changed.
+        """
+        ...
+
+
+class Source(Protocol):
+    """A place images come from. It travels to the workers, so it holds only plain values."""
+
+    def prepare(self, scratch_dir: Path) -> Source:
+        """Makes the source ready for random reads, on the launcher; may use `scratch_dir`."""
+        ...
+
+    def list(self, options: ListingOptions) -> Listing:
+        """Lists the images, on the launcher.
+
+        Raises:
+            errors.UserError: if there is nothing usable.
+        """
+        ...
+
+    def open(self) -> AbstractContextManager[Reader]:
+        """Opens the source on a worker."""
+        ...
+
+    def describe(self) -> dict[str, Any]:
+        """Returns what the manifest says about the source; no secrets, no local paths."""
+        ...

@@ -1,0 +1,473 @@
+"""The two steps of the job: write a shard, and finish the dataset.
+
+Each is a plain function with its Beam transform beside it. Both leave their results in files and
+are harmless to repeat: an engine may retry a task, or run it twice at once.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import csv
+import dataclasses
+import hashlib
+import io
+import json
+import platform
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import apache_beam as beam
+import pyarrow as pa
+import pyarrow.parquet as pq
+import xxhash
+
+from pipelines import errors, plan
+from pipelines.sources.listing import ImageRef, RejectedFile, iterate_refs
+from pipelines.sources.source import Reader, Source
+from pipelines.storage import BUILD_DIR, Storage
+from tfrecord_io import manifest, preprocess, schema, shards, tfds_metadata
+
+#: The references, a record batch a task; and beside it the tasks and what decides the bytes.
+PLAN_FILE = f"{BUILD_DIR}/plan.arrow"
+PLAN_JSON = f"{BUILD_DIR}/plan.json"
+FAILURE_FILE = f"{BUILD_DIR}/failure.json"
+
+#: A row an example of examples.parquet. The hashes are XXH3-128: they tell whether two files or
+#: two pictures are the same, they do not protect against an adversary.
+EXAMPLE_SCHEMA = pa.schema(
+    [
+        ("split", pa.string()),
+        ("shard", pa.string()),
+        ("row", pa.int32()),
+        ("key", pa.string()),
+        ("label", pa.string()),
+        ("patient", pa.string()),
+        ("path", pa.string()),
+        ("width", pa.int32()),
+        ("height", pa.int32()),
+        ("mode", pa.string()),
+        ("file_format", pa.string()),
+        ("file_bytes", pa.int64()),
+        ("quantization", pa.int32()),
+        ("file_xxh3", pa.string()),
+        ("pixels_xxh3", pa.string()),
+    ]
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Build:
+    """All that a worker must know, besides its task.
+
+    Attributes:
+        name: what the dataset is called.
+        output: folder or URL the dataset goes to.
+        source: where the images come from.
+        preprocessing: how a file becomes pixels.
+        label_names: class names in the order of their indices.
+        identity: what decides the bytes, by name.
+        max_reject_fraction: more rejects than this share of the images fail the build.
+        num_files: files seen in the source.
+        copies: files found twice.
+        ignored: files that are no data, by reason.
+        over_limit: images left out by the limit.
+        rejected_files: images already rejected while listing.
+    """
+
+    name: str
+    output: str
+    source: Source
+    preprocessing: preprocess.Preprocessing
+    label_names: tuple[str, ...]
+    identity: Mapping[str, Any]
+    max_reject_fraction: float
+    num_files: int
+    copies: int
+    ignored: Mapping[str, int]
+    over_limit: int
+    rejected_files: tuple[RejectedFile, ...]
+
+    @property
+    def storage(self) -> Storage:
+        return Storage(self.output)
+
+    @property
+    def fingerprint(self) -> str:
+        return plan.fingerprint(self.identity)
+
+    @property
+    def layout(self) -> schema.RecordLayout:
+        return schema.RecordLayout(
+            image_shape=self.preprocessing.image_shape, num_classes=len(self.label_names)
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sidecar:
+    """What is known of one written shard; lies beside it as JSON.
+
+    Attributes:
+        fingerprint: of the build it belongs to.
+        shard: name of the shard file.
+        num_refs: images planned into it.
+        num_examples: records in it.
+        num_bytes: size of the shard file.
+        sha256: hexadecimal digest of the shard file.
+        label_counts: examples of each class, in the order of the label names.
+        rejects: the images left out.
+    """
+
+    fingerprint: str
+    shard: str
+    num_refs: int
+    num_examples: int
+    num_bytes: int
+    sha256: str
+    label_counts: tuple[int, ...]
+    rejects: tuple[RejectedFile, ...]
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self), indent=1) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Sidecar:
+        """Parses what `to_json` returned.
+
+        Raises:
+            ValueError: if it is something else.
+        """
+        try:
+            content = json.loads(text)
+            content["label_counts"] = tuple(content["label_counts"])
+            content["rejects"] = tuple(RejectedFile(**reject) for reject in content["rejects"])
+            return cls(**content)
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"no sidecar of a shard: {error!r}") from error
+
+
+def find_finished(build: Build, tasks: Iterable[plan.ShardTask]) -> dict[int, Sidecar]:
+    """Returns the sidecars of the tasks whose shard is already there, by task index."""
+    names = set(build.storage.names())
+    finished = {}
+    for task in tasks:
+        if shards.sidecar_name(task.shard_name) in names:
+            sidecar = _read_sidecar(build, task)
+            if sidecar is not None:
+                finished[task.index] = sidecar
+    return finished
+
+
+def write_shard(build: Build, task: plan.ShardTask, reader: Reader) -> Sidecar:
+    """Decodes the images of one task into one shard, an image at a time.
+
+    Files appear in this order, each whole: shard, rows of the examples table, sidecar. So a
+    sidecar that fits the build proves the other two.
+
+    Args:
+        build: the whole build.
+        task: the shard to write.
+        reader: of the source, open.
+
+    Raises:
+        errors.BuildError: if the source is gone or has changed, or Pillow is another version.
+    """
+    _check_decoder(build)
+    storage, layout = build.storage, build.layout
+    label_indices = {name: index for index, name in enumerate(build.label_names)}
+    with storage.open_arrow(PLAN_FILE) as file:
+        refs = plan.read_task_refs(file, task)
+    digest = hashlib.sha256()
+    label_counts = [0] * layout.num_classes
+    rows: list[dict[str, Any]] = []
+    rejects: list[RejectedFile] = []
+    with storage.create(task.shard_name) as shard:
+        for ref in iterate_refs(refs):
+            try:
+                data = reader.read(ref)
+                image = preprocess.decode_image(data, build.preprocessing)
+            except preprocess.Reject as reject:
+                rejects.append(
+                    RejectedFile(
+                        source_path=ref.source_path, reason=reject.reason, detail=reject.detail
+                    )
+                )
+                continue
+            key = schema.image_key(ref.path)
+            label_index = label_indices[ref.label]
+            record = layout.encode_record(image.pixels, label_index, key)
+            shard.write(record)
+            digest.update(record)
+            label_counts[label_index] += 1
+            rows.append(_example_row(ref, task, len(rows), key, data, image))
+    with storage.create(_rows_name(task)) as file:
+        pq.write_table(pa.Table.from_pylist(rows, EXAMPLE_SCHEMA), file)
+    sidecar = Sidecar(
+        fingerprint=build.fingerprint,
+        shard=task.shard_name,
+        num_refs=task.num_refs,
+        num_examples=len(rows),
+        num_bytes=len(rows) * layout.stride,
+        sha256=digest.hexdigest(),
+        label_counts=tuple(label_counts),
+        rejects=tuple(rejects),
+    )
+    with storage.create(shards.sidecar_name(task.shard_name)) as file:
+        file.write(sidecar.to_json().encode())
+    return sidecar
+
+
+class WriteShards(beam.PTransform):
+    """Turns shard tasks into shard files, one task an element, and yields (name, task index)."""
+
+    def __init__(self, build: Build) -> None:
+        super().__init__()
+        self._build = build
+
+    def expand(self, tasks: beam.PCollection) -> beam.PCollection:
+        return tasks | beam.ParDo(_WriteShardFn(self._build))
+
+
+class _WriteShardFn(beam.DoFn):
+    """Keeps the source open between tasks."""
+
+    def __init__(self, build: Build) -> None:
+        self._build = build
+
+    def setup(self) -> None:
+        self._open = contextlib.ExitStack()
+        self._reader = self._open.enter_context(self._build.source.open())
+
+    def process(self, task: plan.ShardTask) -> Iterator[tuple[str, int]]:
+        # A retried task of an engine, or one of a resumed build, may be done already.
+        if _read_sidecar(self._build, task) is None:
+            write_shard(self._build, task, self._reader)
+        yield self._build.name, task.index
+
+    def teardown(self) -> None:
+        self._open.close()
+
+
+def finish_dataset(build: Build) -> None:
+    """Counts what came of every image and writes the tables and, last, the manifest.
+
+    It reads files, not an engine's counters. If too many images were rejected it writes no
+    manifest but the table of rejects and a note of the failure, which `read_failure` returns.
+
+    Raises:
+        errors.BuildError: if a shard is missing or an image is unaccounted for.
+    """
+    planned = json.loads(build.storage.read(PLAN_JSON))
+    tasks = [plan.ShardTask(*values) for values in planned["tasks"]]
+    sidecars = [_require_sidecar(build, task) for task in tasks]
+    rejects = [*build.rejected_files, *(r for sidecar in sidecars for r in sidecar.rejects)]
+    rejects.sort(key=lambda reject: (reject.source_path, reject.reason))
+    counts = _account(build, sidecars, len(rejects))
+    _write_rejects(build.storage, rejects)
+    if failure := _judge(build, counts, rejects):
+        with build.storage.create(FAILURE_FILE) as file:
+            file.write(json.dumps({"message": failure}).encode())
+        return
+    _write_examples(build.storage, tasks)
+    finished = _make_manifest(build, tasks, sidecars, counts, rejects)
+    for name, text in tfds_metadata.describe(finished).items():
+        with build.storage.create(name) as file:
+            file.write(text.encode())
+    with build.storage.create(manifest.FILE_NAME) as file:
+        file.write(finished.to_json().encode())
+
+
+class FinishDataset(beam.PTransform):
+    """Finishes the dataset once all tasks are done."""
+
+    def __init__(self, build: Build) -> None:
+        super().__init__()
+        self._build = build
+
+    def expand(self, done: beam.PCollection) -> beam.PCollection:
+        return (
+            done
+            | "Gather" >> beam.GroupByKey()
+            | "Finish" >> beam.Map(lambda _, build: finish_dataset(build), build=self._build)
+        )
+
+
+def read_failure(storage: Storage) -> str | None:
+    """Returns why the build failed, if `finish_dataset` found that it did."""
+    try:
+        return json.loads(storage.read(FAILURE_FILE))["message"]
+    except FileNotFoundError:
+        return None
+
+
+def _example_row(
+    ref: ImageRef,
+    task: plan.ShardTask,
+    row: int,
+    key: str,
+    data: bytes,
+    image: preprocess.DecodedImage,
+) -> dict[str, Any]:
+    return {
+        "split": task.split,
+        "shard": task.shard_name,
+        "row": row,
+        "key": key,
+        "label": ref.label,
+        "patient": ref.patient,
+        "path": ref.source_path,
+        "width": image.width,
+        "height": image.height,
+        "mode": image.mode,
+        "file_format": image.file_format,
+        "file_bytes": ref.size,
+        "quantization": image.quantization,
+        "file_xxh3": xxhash.xxh3_128_hexdigest(data),
+        "pixels_xxh3": xxhash.xxh3_128_hexdigest(image.pixels),
+    }
+
+
+def _rows_name(task: plan.ShardTask) -> str:
+    return f"{BUILD_DIR}/{task.shard_name.removesuffix('.tfrecord')}.parquet"
+
+
+def _read_sidecar(build: Build, task: plan.ShardTask) -> Sidecar | None:
+    """Returns a task's sidecar if it belongs to this build and its files are there."""
+    try:
+        sidecar = Sidecar.from_json(build.storage.read(shards.sidecar_name(task.shard_name)))
+    except (FileNotFoundError, ValueError):
+        return None
+    fits = (
+        sidecar.fingerprint == build.fingerprint
+        and sidecar.num_refs == task.num_refs
+        and build.storage.size(task.shard_name) == sidecar.num_bytes
+        and build.storage.exists(_rows_name(task))
+    )
+    return sidecar if fits else None
+
+
+def _require_sidecar(build: Build, task: plan.ShardTask) -> Sidecar:
+    sidecar = _read_sidecar(build, task)
+    if sidecar is None:
+        raise errors.BuildError(
+            f"{build.storage.path(task.shard_name)} was written but is not there, or not as its "
+            "sidecar says; run the same command again to write it anew"
+        )
+    return sidecar
+
+
+def _check_decoder(build: Build) -> None:
+    here, planned = preprocess.decoder_versions(), build.identity["decoder"]
+    if here != planned:
+        raise errors.BuildError(
+            f"this worker decodes with {here}, the launcher planned with {planned}; install the "
+            "launcher's versions on the workers, so that all shards hold the same kind of pixels"
+        )
+
+
+def _account(build: Build, sidecars: Sequence[Sidecar], num_rejects: int) -> dict[str, Any]:
+    """Returns the ledger of all files seen.
+
+    Raises:
+        errors.BuildError: if what came in is not what went out.
+    """
+    num_examples = sum(sidecar.num_examples for sidecar in sidecars)
+    counts = {
+        "files": build.num_files,
+        "examples": num_examples,
+        "rejects": num_rejects,
+        "copies": build.copies,
+        "over_limit": build.over_limit,
+        "ignored": dict(build.ignored),
+    }
+    accounted = (
+        num_examples + num_rejects + build.copies + build.over_limit + sum(build.ignored.values())
+    )
+    if accounted != build.num_files:
+        raise errors.BuildError(
+            f"{build.num_files:,} files went in and {accounted:,} are accounted for: {counts}; "
+            "no manifest was written; this is a bug, please report it"
+        )
+    return counts
+
+
+def _judge(build: Build, counts: Mapping[str, Any], rejects: Sequence[RejectedFile]) -> str | None:
+    """Returns why the dataset must not be used, or None if it may."""
+    table = build.storage.path(manifest.REJECTS_FILE_NAME)
+    num_images = counts["examples"] + counts["rejects"]
+    if not counts["examples"]:
+        return f"all {num_images:,} images were rejected; {table} says why"
+    if counts["rejects"] <= build.max_reject_fraction * num_images:
+        return None
+    reasons = collections.Counter(reject.reason for reject in rejects).most_common()
+    return (
+        f"{counts['rejects']:,} of {num_images:,} images were rejected "
+        f"({counts['rejects'] / num_images:.2%}, allowed {build.max_reject_fraction:.2%}): "
+        + ", ".join(f"{count:,} {reason}" for reason, count in reasons)
+        + f". See {table}; if you accept them, run again with a larger --max_reject_fraction"
+    )
+
+
+def _write_rejects(storage: Storage, rejects: Sequence[RejectedFile]) -> None:
+    text = io.StringIO(newline="")
+    writer = csv.writer(text)
+    writer.writerow(["path", "reason", "detail"])
+    for reject in rejects:
+        writer.writerow([reject.source_path, reject.reason, reject.detail])
+    with storage.create(manifest.REJECTS_FILE_NAME) as file:
+        file.write(text.getvalue().encode())
+
+
+def _write_examples(storage: Storage, tasks: Sequence[plan.ShardTask]) -> None:
+    """Joins the shards' rows into one table, a row group a shard, never all in memory."""
+    with (
+        storage.create(manifest.EXAMPLES_FILE_NAME) as file,
+        pq.ParquetWriter(file, EXAMPLE_SCHEMA) as writer,
+    ):
+        for task in tasks:
+            with storage.open_arrow(_rows_name(task)) as part:
+                writer.write_table(pq.read_table(part))
+
+
+def _make_manifest(
+    build: Build,
+    tasks: Sequence[plan.ShardTask],
+    sidecars: Sequence[Sidecar],
+    counts: Mapping[str, Any],
+    rejects: Sequence[RejectedFile],
+) -> manifest.Manifest:
+    by_split: dict[str, list[Sidecar]] = {}
+    for task, sidecar in zip(tasks, sidecars, strict=True):
+        by_split.setdefault(task.split, []).append(sidecar)
+    return manifest.Manifest(
+        name=build.name,
+        image_shape=build.preprocessing.image_shape,
+        label_names=build.label_names,
+        splits={
+            split: manifest.Split(
+                label_counts=tuple(map(sum, zip(*(s.label_counts for s in members), strict=True))),
+                shards=tuple(
+                    manifest.Shard(
+                        name=s.shard,
+                        num_examples=s.num_examples,
+                        num_bytes=s.num_bytes,
+                        sha256=s.sha256,
+                    )
+                    for s in members
+                ),
+            )
+            for split, members in by_split.items()
+        },
+        preprocessing=build.preprocessing.to_dict(),
+        source=build.source.describe(),
+        counts=counts,
+        rejects=dict(sorted(collections.Counter(r.reason for r in rejects).items())),
+        options=build.identity,
+        fingerprint=build.fingerprint,
+        versions={
+            "python": platform.python_version(),
+            "apache_beam": beam.__version__,
+            "pyarrow": pa.__version__,
+            **preprocess.decoder_versions(),
+        },
+    )

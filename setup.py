@@ -1,0 +1,41 @@
+"""Installs the packages, here and (through Beam's --setup_file) on remote workers."""
+
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+# What a build worker needs. TensorFlow is not among it: it costs a worker seconds and half a
+# gigabyte, and the format needs none of it.
+BUILD = [
+    "apache-beam>=2.77,<2.78",  # launcher and workers must agree on the minor version
+    "google-crc32c>=1.6",
+    "jinja2>=3.1",
+    "numpy>=2",
+    "pillow>=12.1.1,<13",  # Beam's own bounds; the exact version is part of a build's fingerprint
+    "pyarrow>=18",
+    "tqdm>=4.66",
+    "xxhash>=3.4",
+]
+EXTRAS = {
+    "kaggle": ["kaggle>=2.2,<3", "six"],  # kaggle imports six without declaring it
+    "train": ["tensorflow>=2.21,<2.22", "matplotlib>=3.9", "scikit-learn>=1.6"],
+    "test": ["hypothesis", "pytest>=8", "pytest-timeout", "ruff", "tensorflow-datasets"],
+}
+EXTRAS["all"] = sorted({package for extra in EXTRAS.values() for package in extra})
+EXTRAS["bench"] = ["array-record", "grain", "mosaicml-streaming", "psutil", "webdataset"]
+
+setup(
+    name="scan-tfrecords",
+    version="0.1.0",
+    description="Turns a medical image collection into training-ready TFRecords, once",
+    long_description=(Path(__file__).parent / "README.md").read_text(encoding="utf-8")
+    if (Path(__file__).parent / "README.md").exists()
+    else "",
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    python_requires=">=3.11,<3.13",
+    packages=find_packages(include=["pipelines*", "tfrecord_io*", "train*"]),
+    package_data={"pipelines": ["*.html.jinja"]},
+    install_requires=BUILD,
+    extras_require=EXTRAS,
+)
