@@ -42,6 +42,7 @@ def build(argv: Sequence[str]) -> None:
     """
     chosen = options.parse_options(argv)
     engine.check_flags(chosen.beam_args, options.flag_names())
+    pipeline = engine.make_pipeline(chosen.beam_args)
     start = time.monotonic()
     with launch.prepared(chosen) as job:
         if job.state is resume.OutputState.COMPLETE:
@@ -51,17 +52,17 @@ def build(argv: Sequence[str]) -> None:
             engine.watched_workers(),
             progress.progress_bar(job.storage, job.todo, job.num_finished, job.record_stride),
         ):
-            run(job, chosen.beam_args)
+            run(job, pipeline)
         launch.require_finished(job)
     summary.print_built(chosen.output, time.monotonic() - start, job.num_finished)
 
 
-def run(job: launch.Job, beam_args: Sequence[str]) -> None:
+def run(job: launch.Job, pipeline: beam.Pipeline) -> None:
     """Runs what is left to do of a job as a Beam pipeline."""
     if not job.todo:
         transforms.finish_dataset(job.build)
         return
-    with engine.clear_errors(), engine.make_pipeline(beam_args) as pipeline:
+    with engine.clear_errors(), pipeline:
         (
             pipeline
             | "Tasks" >> beam.Create(job.todo)

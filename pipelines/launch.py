@@ -10,8 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from tqdm import tqdm
+
 from pipelines import errors, plan, resume, transforms
 from pipelines.options import BuildOptions
+from pipelines.sources import synthetic
 from pipelines.sources.archive import ArchiveSource
 from pipelines.sources.directory import DirectorySource
 from pipelines.sources.listing import Listing
@@ -81,13 +84,23 @@ def require_finished(job: Job) -> None:
 def make_source(options: BuildOptions) -> Source:
     """Returns the source the user chose; the synthetic one draws its images first."""
     if options.source == "synthetic":
-        from pipelines.sources import synthetic
-
-        return synthetic.make_source(options.download_dir, options.num_examples, options.plan.seed)
+        return _draw_synthetic(options)
     if options.input is None:
         raise errors.UserError(f"--source {options.source} needs --input")
     path = Path(options.input)
     return ArchiveSource(path) if options.source == "archive" else DirectorySource(path)
+
+
+def _draw_synthetic(options: BuildOptions) -> DirectorySource:
+    """Draws the synthetic tree, or what is missing of it; from then on it is a folder."""
+    num_examples, seed = options.num_examples, options.plan.seed
+    directory = options.download_dir / f"synthetic-{num_examples}-seed-{seed}"
+    try:
+        with tqdm(total=num_examples, unit=" images", desc="drawing", delay=1.0) as bar:
+            synthetic.write_tree(directory, num_examples, seed, progress=bar.update)
+    except ValueError as error:
+        raise errors.UserError(str(error)) from None
+    return DirectorySource(directory, kind="synthetic")
 
 
 def _plan_job(options: BuildOptions, storage: Storage, source: Source, listing: Listing) -> Job:

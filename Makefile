@@ -1,0 +1,37 @@
+# `make run` and `make test` need Python 3.11 or 3.12 and nothing else.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV ?= .venv
+BIN := $(VENV)/bin
+# Both can be changed: make run NUM_EXAMPLES=500 OUTPUT=data/small
+NUM_EXAMPLES ?= 2000
+OUTPUT ?= data/synthetic
+
+.PHONY: run test lint clean help
+
+help:
+	@echo "make run    set up, draw $(NUM_EXAMPLES) synthetic scans, build TFRecords, verify and show them"
+	@echo "make test   set up and pass the tests"
+	@echo "make lint   check style and format"
+	@echo "make clean  remove the virtual environment; datasets in data/ and runs/ stay"
+
+run: $(VENV)/installed
+	$(BIN)/python pipelines/build_tfrecords.py --source synthetic --num_examples $(NUM_EXAMPLES) --output $(OUTPUT)
+	$(BIN)/python -m tfrecord_io verify $(OUTPUT)
+	$(BIN)/python -m tfrecord_io show $(OUTPUT) --output $(OUTPUT)/grid.png
+
+test: $(VENV)/installed
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+clean:
+	rm -rf $(VENV) build *.egg-info
+
+# The lock pins every version; setup.py says which ranges should work.
+$(VENV)/installed: setup.py requirements/lock.txt
+	@$(PYTHON) -c 'import sys; ok = (3, 11) <= sys.version_info[:2] <= (3, 12); sys.exit(None if ok else "this needs Python 3.11 or 3.12, and %s is %d.%d; say which to use with make PYTHON=..." % (sys.executable, *sys.version_info[:2]))'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements/lock.txt --editable '.[all]'
+	@touch $@

@@ -1,0 +1,46 @@
+"""Large archives made of the real sample: its images again and again under new names."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+
+#: Where benchmarks keep what they make; ignored by git.
+WORK_DIR = Path("data/benchmarks")
+
+
+def make_archive(sample: Path, num_images: int) -> Path:
+    """Returns a zip in the real archive's shape (one tree) with that many images; made once.
+
+    Args:
+        sample: the sample zip of real scans.
+        num_images: images wanted; the sample's are repeated under new patient numbers.
+    """
+    path = WORK_DIR / f"oct-{num_images}.zip"
+    if path.exists():
+        return path
+    WORK_DIR.mkdir(parents=True, exist_ok=True)
+    images = _read_images(sample)
+    temporary = path.with_suffix(".tmp")
+    with zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+        for number in range(num_images):
+            name, data = images[number % len(images)]
+            archive.writestr(_rename(name, number // len(images)), data)
+    temporary.rename(path)
+    return path
+
+
+def _read_images(sample: Path) -> list[tuple[str, bytes]]:
+    with zipfile.ZipFile(sample) as archive:
+        return [
+            (name, archive.read(name))
+            for name in archive.namelist()
+            if name.startswith("OCT2017 /") and name.endswith(".jpeg")
+        ]
+
+
+def _rename(name: str, round_number: int) -> str:
+    """`…/CNV-1016042-1.jpeg` becomes another patient's in every round."""
+    folder, _, file_name = name.rpartition("/")
+    label, patient, index = file_name.split("-")
+    return f"{folder}/{label}-{round_number}{patient}-{index}"

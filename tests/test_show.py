@@ -1,0 +1,54 @@
+"""The contact sheet shows what is stored, under the right name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tfrecord_io import manifest, schema, show
+from tfrecord_io.__main__ import main
+
+
+def test_every_tile_is_a_stored_image_of_its_class(built_dataset: Path) -> None:
+    found = manifest.Manifest.load(built_dataset)
+    height, width, _ = found.image_shape
+    # Tiles of the stored size are not resized, so that pixels can be compared.
+    sheet = show.contact_sheet(
+        built_dataset, "train", num_per_class=2, tile_size=max(height, width)
+    )
+    by_class = _images_by_class(built_dataset, found)
+    row_height = (sheet.height - 6) // found.num_classes
+    for row in range(found.num_classes):
+        top = 6 + row * row_height + 18
+        tile = np.asarray(sheet)[top : top + height, 6 : 6 + width, 0]
+        assert any((tile == image[:, :, 0]).all() for image in by_class[row])
+
+
+def _images_by_class(dataset: Path, found: manifest.Manifest) -> list[list[np.ndarray]]:
+    layout = found.layout
+    image, label = layout.features[schema.IMAGE], layout.features[schema.LABEL]
+    images: list[list[np.ndarray]] = [[] for _ in found.label_names]
+    for shard in found.split("train").shards:
+        records = np.fromfile(dataset / shard.name, np.uint8).reshape(-1, layout.stride)
+        for record in records:
+            one_hot = record[label.offset : label.offset + label.length].copy().view("<f4")
+            pixels = record[image.offset : image.offset + image.length]
+            images[int(one_hot.argmax())].append(pixels.reshape(found.image_shape))
+    return images
+
+
+def test_the_command_writes_a_png(built_dataset: Path, tmp_path: Path) -> None:
+    output = tmp_path / "grid.png"
+    assert main(["show", str(built_dataset), "--output", str(output)]) == 0
+    with Image.open(output) as image:
+        assert image.format == "PNG"
+
+
+def test_an_unknown_split_is_named_with_those_there_are(
+    built_dataset: Path, capsys: pytest.CaptureFixture
+) -> None:
+    assert main(["show", str(built_dataset), "--split", "dev"]) == 1
+    assert "no split 'dev'" in capsys.readouterr().err

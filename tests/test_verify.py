@@ -1,0 +1,184 @@
+"""Every kind of damage is found and names the file."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from tfrecord_io import manifest, schema, verify
+from tfrecord_io.__main__ import main
+
+
+@pytest.fixture
+def dataset(built_dataset: Path, tmp_path: Path) -> Path:
+    """A copy of a small built dataset, to damage."""
+    return Path(shutil.copytree(built_dataset, tmp_path / "dataset"))
+
+
+def _a_shard(dataset: Path) -> Path:
+    return next(path for path in sorted(dataset.glob("train-*.tfrecord")) if path.stat().st_size)
+
+
+def _rewrite_manifest(dataset: Path, change: Callable[[dict], None]) -> None:
+    path = dataset / manifest.FILE_NAME
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+
+
+def _flip(path: Path, offset: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[offset] ^= 1
+    path.write_bytes(data)
+
+
+def _with_right_crc(record: bytearray) -> bytearray:
+    data = record[schema.HEADER_LENGTH : -schema.FOOTER_LENGTH]
+    struct.pack_into("<I", record, len(record) - 4, schema.masked_crc32c(data))
+    return record
+
+
+def _messages(dataset: Path) -> dict[str, str]:
+    return {finding.file_name: finding.message for finding in verify.verify(dataset)}
+
+
+def test_a_dataset_as_built_has_no_finding(dataset: Path, capsys: pytest.CaptureFixture) -> None:
+    assert verify.verify(dataset) == []
+    assert main(["verify", str(dataset)]) == 0
+    assert "is as its manifest says" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("place", ["first_byte", "image", "last_byte"])
+def test_one_flipped_bit_is_found_wherever_it_is(dataset: Path, place: str) -> None:
+    shard = _a_shard(dataset)
+    layout = manifest.Manifest.load(dataset).layout
+    offset = {"first_byte": 0, "image": layout.features["image"].offset, "last_byte": layout.stride - 1}
+    _flip(shard, offset[place])
+    findings = [finding for finding in verify.verify(dataset) if finding.file_name == shard.name]
+    assert any("record 0" in finding.message for finding in findings)
+    assert any("SHA-256" in finding.message for finding in findings)
+
+
+def test_a_truncated_shard_is_found(dataset: Path) -> None:
+    shard = _a_shard(dataset)
+    shard.write_bytes(shard.read_bytes()[:-10])
+    messages = [f.message for f in verify.verify(dataset) if f.file_name == shard.name]
+    assert any("cut off" in message for message in messages)
+
+
+def test_a_missing_shard_is_found(dataset: Path) -> None:
+    shard = _a_shard(dataset)
+    shard.unlink()
+    assert "No such file" in " ".join(
+        f.message for f in verify.verify(dataset) if f.file_name == shard.name
+    )
+
+
+def test_a_shard_that_the_manifest_does_not_know_is_found(dataset: Path) -> None:
+    shutil.copy(_a_shard(dataset), dataset / "train-00007-of-00008.tfrecord")
+    assert _messages(dataset)["train-00007-of-00008.tfrecord"] == "is not in the manifest"
+
+
+@pytest.mark.parametrize("label", [(0.5, 0.5), (1.0, 1.0), (0.0, 0.0), (float("nan"), 1.0)])
+def test_a_label_that_is_not_one_hot_is_found_though_all_checksums_fit(
+    dataset: Path, label: tuple[float, float]
+) -> None:
+    shard = _a_shard(dataset)
+    layout = manifest.Manifest.load(dataset).layout
+    data = bytearray(shard.read_bytes())
+    record = data[: layout.stride]
+    struct.pack_into("<2f", record, layout.features["label"].offset, *label)
+    data[: layout.stride] = _with_right_crc(record)
+    shard.write_bytes(data)
+    assert any("not one-hot" in finding.message for finding in verify.verify(dataset))
+
+
+def test_swapped_records_are_found_by_their_keys(dataset: Path) -> None:
+    shard = _a_shard(dataset)
+    stride = manifest.Manifest.load(dataset).layout.stride
+    data = shard.read_bytes()
+    shard.write_bytes(data[stride : 2 * stride] + data[:stride] + data[2 * stride :])
+    messages = _messages(dataset)
+    assert "other keys" in messages[manifest.EXAMPLES_FILE_NAME]
+
+
+def test_a_key_that_stands_twice_is_found(dataset: Path) -> None:
+    shard = _a_shard(dataset)
+    stride = manifest.Manifest.load(dataset).layout.stride
+    data = shard.read_bytes()
+    shard.write_bytes(data[:stride] * 2 + data[2 * stride :])
+    assert any("stands in" in finding.message for finding in verify.verify(dataset))
+
+
+def test_label_counts_that_are_wrong_in_the_manifest_are_found(dataset: Path) -> None:
+    def swap(content: dict) -> None:
+        counts = content["splits"]["train"]["label_counts"]
+        first, second = counts
+        counts[first], counts[second] = counts[second] + 1, counts[first] - 1
+
+    _rewrite_manifest(dataset, swap)
+    assert "examples a class" in _messages(dataset)[manifest.FILE_NAME]
+
+
+def test_a_ledger_that_does_not_add_up_is_found(dataset: Path) -> None:
+    _rewrite_manifest(dataset, lambda content: content["counts"].update(files=10_000))
+    assert "10000 files went in" in _messages(dataset)[manifest.FILE_NAME]
+
+
+def test_a_lost_row_of_the_examples_table_is_found(dataset: Path) -> None:
+    path = dataset / manifest.EXAMPLES_FILE_NAME
+    table = pq.read_table(path)
+    pq.write_table(table.slice(0, len(table) - 1), path)
+    assert manifest.EXAMPLES_FILE_NAME in _messages(dataset)
+
+
+def test_a_lost_row_of_the_rejects_table_is_found(dataset: Path) -> None:
+    path = dataset / manifest.REJECTS_FILE_NAME
+    lines = path.read_text().splitlines()
+    assert len(lines) > 1, "the built dataset should have a reject"
+    path.write_text("\n".join(lines[:-1]) + "\n")
+    assert manifest.REJECTS_FILE_NAME in _messages(dataset)
+
+
+def test_a_changed_sidecar_is_found(dataset: Path) -> None:
+    sidecar = _a_shard(dataset).with_suffix(".json")
+    sidecar.write_text(sidecar.read_text().replace('"num_bytes": ', '"num_bytes": 1'))
+    assert sidecar.name in _messages(dataset)
+
+
+def test_a_source_that_gives_other_pixels_is_found(
+    dataset: Path, source_tree: Path, tmp_path: Path
+) -> None:
+    assert verify.verify(dataset, source_input=source_tree) == []
+    other = Path(shutil.copytree(source_tree, tmp_path / "other"))
+    paths = pq.read_table(dataset / manifest.EXAMPLES_FILE_NAME)["path"].to_pylist()
+    shutil.copy(other / paths[0], other / paths[1])
+    findings = verify.verify(dataset, source_input=other)
+    assert [paths[1] in finding.message for finding in findings] == [True]
+    (other / paths[1]).unlink()
+    assert "has no file" in verify.verify(dataset, source_input=other)[0].message
+
+
+def test_findings_are_printed_a_line_each_and_exit_1(
+    dataset: Path, capsys: pytest.CaptureFixture
+) -> None:
+    shard = _a_shard(dataset)
+    _flip(shard, 3)
+    assert main(["verify", str(dataset)]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines
+    assert all(": " in line for line in lines)
+    assert any(line.startswith(shard.name) for line in lines)
+
+
+def test_an_unfinished_dataset_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    assert main(["verify", str(tmp_path)]) == 1
+    assert "run the same build command again" in capsys.readouterr().err

@@ -1,0 +1,31 @@
+"""`python -m tfrecord_io COMMAND OUT`: look at a finished dataset and check it."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from tfrecord_io import manifest, show, verify
+
+_COMMANDS = {
+    "verify": (verify, "recount and re-hash everything"),
+    "show": (show, "write a labelled contact sheet"),
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs a command; returns 0 if all is well, 1 for findings, 2 for wrong usage."""
+    parser = argparse.ArgumentParser(prog="python -m tfrecord_io", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, (module, purpose) in _COMMANDS.items():
+        module.add_arguments(commands.add_parser(name, help=purpose, description=purpose))
+    args = parser.parse_args(argv)
+    try:
+        return _COMMANDS[args.command][0].run(args)
+    except (manifest.ManifestError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,359 @@
+"""Recounts and re-hashes a finished dataset, trusting nothing but the files."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import dataclasses
+import hashlib
+import io
+import random
+import struct
+import tarfile
+import zipfile
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+
+from tfrecord_io import manifest, preprocess, schema, shards
+
+#: Records read at once: some megabytes.
+_CHUNK_RECORDS = 256
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """Something that is not as it should be.
+
+    Attributes:
+        file_name: where it was found.
+        message: what was expected and what was found.
+    """
+
+    file_name: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.file_name}: {self.message}"
+
+
+def verify(
+    directory: str | Path,
+    *,
+    source_input: str | Path | None = None,
+    num_samples: int = 100,
+    seed: int = 0,
+) -> list[Finding]:
+    """Checks every byte of a dataset against its manifest, sidecars and tables.
+
+    Checked are sizes, SHA-256 and record CRCs of all shards, lengths and framing of all records,
+    one-hot labels, label counts, keys (unique, and the same as in the examples table), and the
+    ledger of the source's files. With the source at hand a random sample is decoded anew and
+    compared pixel by pixel.
+
+    Args:
+        directory: the dataset.
+        source_input: the archive or folder it was built from.
+        num_samples: images of the random sample.
+        seed: of the sample.
+
+    Returns:
+        what is wrong; empty if nothing is.
+
+    Raises:
+        manifest.ManifestError: if there is no usable manifest.
+        OSError: if the source cannot be read.
+    """
+    directory = Path(directory)
+    found = manifest.Manifest.load(directory)
+    findings: list[Finding] = []
+    keys: dict[str, list[str]] = {}
+    for split in found.splits.values():
+        label_counts = np.zeros(found.num_classes, np.int64)
+        for shard in split.shards:
+            contents = _check_shard(directory, shard, found, findings)
+            keys[shard.name] = contents.keys
+            label_counts += contents.label_counts
+            _check_sidecar(directory, shard, found, findings)
+        if tuple(label_counts.tolist()) != split.label_counts:
+            findings.append(
+                Finding(
+                    manifest.FILE_NAME,
+                    f"says {split.label_counts} examples a class, the shards hold "
+                    f"{tuple(label_counts.tolist())}",
+                )
+            )
+    _check_strangers(directory, found, findings)
+    _check_examples(directory, found, keys, findings)
+    _check_ledger(directory, found, findings)
+    if source_input is not None and not findings:
+        _check_sample(directory, found, Path(source_input), num_samples, seed, findings)
+    return findings
+
+
+@dataclasses.dataclass(frozen=True)
+class _Contents:
+    keys: list[str]
+    label_counts: np.ndarray
+
+
+def _check_shard(
+    directory: Path, shard: manifest.Shard, found: manifest.Manifest, findings: list[Finding]
+) -> _Contents:
+    layout = found.layout
+    contents = _Contents([], np.zeros(found.num_classes, np.int64))
+
+    def report(message: str) -> None:
+        findings.append(Finding(shard.name, message))
+
+    try:
+        file = (directory / shard.name).open("rb")
+    except OSError as error:
+        report(error.strerror or str(error))
+        return contents
+    digest = hashlib.sha256()
+    row = 0
+    with file:
+        while chunk := file.read(layout.stride * _CHUNK_RECORDS):
+            digest.update(chunk)
+            whole = len(chunk) // layout.stride
+            if whole * layout.stride != len(chunk):
+                report(f"is cut off in record {row + whole}")
+            for record in np.frombuffer(chunk, np.uint8, whole * layout.stride).reshape(
+                whole, layout.stride
+            ):
+                if problem := _record_problem(record, layout):
+                    report(f"record {row}: {problem}")
+                else:
+                    contents.keys.append(_payload(record, layout, schema.KEY).decode("ascii"))
+                    one_hot = np.frombuffer(_payload(record, layout, schema.LABEL), "<f4")
+                    contents.label_counts[int(one_hot.argmax())] += 1
+                row += 1
+    if row != shard.num_examples:
+        report(f"has {row} records, the manifest says {shard.num_examples}")
+    if digest.hexdigest() != shard.sha256:
+        report(f"has SHA-256 {digest.hexdigest()}, the manifest says {shard.sha256}")
+    return contents
+
+
+def _payload(record: np.ndarray, layout: schema.RecordLayout, name: str) -> bytes:
+    slot = layout.features[name]
+    return record[slot.offset : slot.offset + slot.length].tobytes()
+
+
+def _record_problem(record: np.ndarray, layout: schema.RecordLayout) -> str | None:
+    """Returns what is wrong with a framed record, uint8 [stride]."""
+    frame = record.tobytes()
+    length, length_crc = struct.unpack_from("<QI", frame)
+    data = frame[schema.HEADER_LENGTH : -schema.FOOTER_LENGTH]
+    (data_crc,) = struct.unpack_from("<I", frame, len(frame) - schema.FOOTER_LENGTH)
+    if length != layout.length or length_crc != schema.masked_crc32c(frame[:8]):
+        return f"its frame says {length} bytes, expected {layout.length}"
+    if data_crc != schema.masked_crc32c(data):
+        return "its CRC does not fit its bytes"
+    one_hot = np.frombuffer(_payload(record, layout, schema.LABEL), "<f4")
+    if sorted(one_hot.tolist()) != [0.0] * (layout.num_classes - 1) + [1.0]:
+        return f"its label {one_hot.tolist()} is not one-hot"
+    key = _payload(record, layout, schema.KEY)
+    # With its parts right, only the bytes between them are left, and a record written anew
+    # from the same parts has those too.
+    expected = layout.encode_record(
+        _payload(record, layout, schema.IMAGE),
+        int(one_hot.argmax()),
+        key.decode("ascii", "replace").replace("\ufffd", "?"),
+    )
+    return None if frame == expected else "it is not laid out as the manifest says"
+
+
+def _check_sidecar(
+    directory: Path, shard: manifest.Shard, found: manifest.Manifest, findings: list[Finding]
+) -> None:
+    import json
+
+    name = shards.sidecar_name(shard.name)
+    try:
+        content = json.loads((directory / name).read_text())
+        facts = {key: content[key] for key in ("num_examples", "num_bytes", "sha256")}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        findings.append(Finding(name, f"cannot be read: {error}"))
+        return
+    expected = {key: getattr(shard, key) for key in facts}
+    if facts != expected or content.get("fingerprint") != found.fingerprint:
+        findings.append(
+            Finding(name, f"says {facts}, the manifest {expected}, or is of another build")
+        )
+
+
+def _check_strangers(directory: Path, found: manifest.Manifest, findings: list[Finding]) -> None:
+    """Reports shards that the manifest does not know: a glob over the folder would read them."""
+    known = {shard.name for split in found.splits.values() for shard in split.shards}
+    for path in sorted(directory.glob("*.tfrecord")):
+        if path.name not in known:
+            findings.append(Finding(path.name, "is not in the manifest"))
+
+
+def _check_examples(
+    directory: Path,
+    found: manifest.Manifest,
+    keys: Mapping[str, list[str]],
+    findings: list[Finding],
+) -> None:
+    name = manifest.EXAMPLES_FILE_NAME
+    repeated = [
+        key for key, count in Counter(k for ks in keys.values() for k in ks).items() if count > 1
+    ]
+    if repeated:
+        findings.append(
+            Finding(manifest.FILE_NAME, f"key {repeated[0]} stands in {len(repeated)} examples")
+        )
+    try:
+        table = pq.read_table(directory / name, columns=["shard", "row", "key"])
+    except (OSError, ValueError, KeyError) as error:
+        findings.append(Finding(name, f"cannot be read: {error}"))
+        return
+    rows: dict[str, list[str]] = {shard: [] for shard in keys}
+    for shard, row, key in zip(
+        *(table[c].to_pylist() for c in ("shard", "row", "key")), strict=True
+    ):
+        if shard not in rows or row != len(rows[shard]):
+            findings.append(Finding(name, f"row {row} of {shard} is out of place"))
+            return
+        rows[shard].append(key)
+    for shard, expected in keys.items():
+        if rows[shard] != expected:
+            findings.append(Finding(name, f"has other keys for {shard} than the shard itself"))
+
+
+def _check_ledger(directory: Path, found: manifest.Manifest, findings: list[Finding]) -> None:
+    counts: Mapping[str, Any] = found.counts
+    accounted = sum(
+        sum(value.values()) if isinstance(value, Mapping) else value
+        for name, value in counts.items()
+        if name != "files"
+    )
+    if accounted != counts["files"]:
+        findings.append(
+            Finding(
+                manifest.FILE_NAME,
+                f"{counts['files']} files went in, {accounted} are accounted for",
+            )
+        )
+    if counts["examples"] != found.num_examples:
+        findings.append(
+            Finding(
+                manifest.FILE_NAME,
+                f"counts {counts['examples']} examples, its splits hold {found.num_examples}",
+            )
+        )
+    name = manifest.REJECTS_FILE_NAME
+    try:
+        with (directory / name).open(encoding="utf-8", newline="") as file:
+            reasons = Counter(row["reason"] for row in csv.DictReader(file))
+    except (OSError, KeyError, ValueError) as error:
+        findings.append(Finding(name, f"cannot be read: {error}"))
+        return
+    if dict(reasons) != dict(found.rejects):
+        findings.append(
+            Finding(name, f"has rejects {dict(reasons)}, the manifest says {dict(found.rejects)}")
+        )
+
+
+def _check_sample(
+    directory: Path,
+    found: manifest.Manifest,
+    source_input: Path,
+    num_samples: int,
+    seed: int,
+    findings: list[Finding],
+) -> None:
+    """Decodes some images of the source anew and compares them with their records."""
+    layout = found.layout
+    slot = layout.features[schema.IMAGE]
+    options = preprocess.Preprocessing.from_dict(found.preprocessing)
+    table = pq.read_table(directory / manifest.EXAMPLES_FILE_NAME, columns=["shard", "row", "path"])
+    rows = sorted(random.Random(seed).sample(range(len(table)), min(num_samples, len(table))))
+    sample = table.take(rows).to_pylist()
+    for row, data in _read_files(source_input, sample):
+        if data is None:
+            findings.append(Finding(str(source_input), f"has no file {row['path']}"))
+            continue
+        with (directory / row["shard"]).open("rb") as file:
+            file.seek(row["row"] * layout.stride + slot.offset)
+            stored = file.read(slot.length)
+        try:
+            decoded = preprocess.decode_image(data, options).pixels
+        except preprocess.Reject as reject:
+            findings.append(Finding(str(source_input), f"{row['path']} is now rejected: {reject}"))
+            continue
+        if decoded != stored:
+            findings.append(
+                Finding(row["shard"], f"record {row['row']} is not what {row['path']} decodes to")
+            )
+
+
+def _read_files(
+    source_input: Path, sample: list[dict[str, Any]]
+) -> Iterator[tuple[dict[str, Any], bytes | None]]:
+    """Yields the sample's files, read with the standard library and not with the build's code."""
+    if source_input.is_dir():
+        for row in sample:
+            path = source_input / row["path"]
+            yield row, path.read_bytes() if path.is_file() else None
+    elif zipfile.is_zipfile(source_input):
+        with zipfile.ZipFile(source_input) as archive:
+            names = set(archive.namelist())
+            for row in sample:
+                yield row, archive.read(row["path"]) if row["path"] in names else None
+    else:
+        # A tar may be compressed, so it is read once, from front to back.
+        wanted = {row["path"]: row for row in sample}
+        with tarfile.open(source_input) as archive:
+            for info in archive:
+                if info.name in wanted and info.isreg():
+                    file = archive.extractfile(info) or io.BytesIO()
+                    yield wanted.pop(info.name), file.read()
+        for row in wanted.values():
+            yield row, None
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of `python -m tfrecord_io verify`."""
+    parser.add_argument("directory", help="the dataset")
+    parser.add_argument(
+        "--source_input",
+        metavar="PATH",
+        help="the archive or folder it was built from: decode a random sample of it anew",
+    )
+    parser.add_argument(
+        "--num_samples", type=int, default=100, help="images of that sample (default: %(default)s)"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of that sample")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prints the findings, one a line, or what was found right; returns the exit code."""
+    findings = verify(
+        args.directory,
+        source_input=args.source_input,
+        num_samples=args.num_samples,
+        seed=args.seed,
+    )
+    for finding in findings:
+        print(finding)
+    if findings:
+        return 1
+    found = manifest.Manifest.load(args.directory)
+    sampled = ""
+    if args.source_input:
+        num_samples = min(args.num_samples, found.num_examples)
+        sampled = f", and {num_samples} images decoded anew from {args.source_input} are the same"
+    print(
+        f"{args.directory} is as its manifest says: {found.num_examples:,} examples in "
+        f"{sum(len(split.shards) for split in found.splits.values())} shards, "
+        f"{found.num_bytes / 1e6:,.1f} MB{sampled}"
+    )
+    return 0
