@@ -14,6 +14,7 @@ import hashlib
 import io
 import json
 import platform
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -181,7 +182,9 @@ def write_shard(build: Build, task: plan.ShardTask, reader: Reader) -> Sidecar:
     label_counts = [0] * layout.num_classes
     rows: list[dict[str, Any]] = []
     rejects: list[RejectedFile] = []
-    with storage.create(task.shard_name) as shard:
+    with storage.create(task.shard_name) as shard, warnings.catch_warnings():
+        # Pillow warns of odd metadata; what matters about an image is its reject, if it is one.
+        warnings.simplefilter("ignore")
         for ref in iterate_refs(refs):
             try:
                 data = reader.read(ref)

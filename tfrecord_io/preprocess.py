@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import io
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -130,15 +129,12 @@ def decode_image(data: bytes, preprocessing: Preprocessing) -> DecodedImage:
 
     Raises:
         Reject: if the file is no image, is damaged, or cannot be converted faithfully. Nothing
-            else is raised, whatever the bytes.
+            else is raised, whatever the bytes. Pillow may warn, of odd metadata for instance.
     """
     if not data:
         raise Reject("empty", "the file has no bytes")
     try:
-        # Pillow only warns of a picture just over its bomb limit; `_check_size` decides that.
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return _decode(data, preprocessing)
+        return _decode(data, preprocessing)
     except Reject:
         raise
     except Image.UnidentifiedImageError:

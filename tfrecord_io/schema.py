@@ -50,11 +50,9 @@ def image_key(source_path: str) -> str:
     """Returns the stable identity of an image: 32 hexadecimal digits of its path's SHA-256.
 
     Args:
-        source_path: the image's path inside its tree, such as `train/CNV/CNV-1-1.jpeg`. A name in
-            a zip may hold bytes that are no UTF-8; they arrive as surrogates and stay distinct.
+        source_path: the image's path inside its tree, such as `train/CNV/CNV-1-1.jpeg`.
     """
-    digest = hashlib.sha256(source_path.encode("utf-8", "surrogateescape"))
-    return digest.hexdigest()[:KEY_LENGTH]
+    return hashlib.sha256(source_path.encode("utf-8")).hexdigest()[:KEY_LENGTH]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

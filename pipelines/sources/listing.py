@@ -377,7 +377,7 @@ def _common_depth(names: Sequence[str]) -> int:
 
 def _folder(table: pa.Table, depth: int) -> pa.ChunkedArray:
     """Returns folder number `depth` of every path."""
-    pattern = r"^(?:[^/]*/){%d}(?P<folder>[^/]*)/" % depth
+    pattern = rf"^(?:[^/]*/){{{depth}}}(?P<folder>[^/]*)/"
     folders = pc.struct_field(pc.extract_regex(table["path"], pattern), "folder")
     return pc.cast(folders, pa.string())
 

@@ -1,0 +1,89 @@
+"""How long do listing and planning take, and how much memory, from 84,484 to 10 million images?
+
+    python benchmarks/plan_scale.py
+
+The listing is simulated: names and sizes as in the real archive, made on the fly, passed through
+the very code that lists a real one. Every size runs in a process of its own, for its own peak.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+from pipelines import plan
+from pipelines.sources.listing import ListingOptions, Member, list_images
+
+_LABELS = ("CNV", "DME", "DRUSEN", "NORMAL")
+
+
+def members(num_images: int) -> Iterator[Member]:
+    for number in range(num_images):
+        split = ("train", "train", "train", "val", "test")[number % 5]
+        label = _LABELS[number % 4]
+        name = f"OCT2017 /{split}/{label}/{label}-{number // 12}-{number % 12}.jpeg"
+        yield Member(name, 65_000, number * 65_100, 65_000, number)
+
+
+def measure(num_images: int) -> str:
+    start = time.perf_counter()
+    listing = list_images(members(num_images), ListingOptions(), lambda a, b: True)
+    listed = time.perf_counter()
+    digest = plan.listing_digest(listing.refs)
+    made = plan.make_plan(listing, 50_295, (), plan.PlanOptions())
+    planned = time.perf_counter()
+    size = _CountedBytes()
+    made.write(size)
+    written = time.perf_counter()
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024**2
+    assert made.refs.num_rows == num_images
+    assert len(digest) == 64
+    seconds = (listed - start, planned - listed, written - planned)
+    return " | ".join(
+        [
+            f"| {num_images:,}",
+            *(f"{value:.1f}" for value in seconds),
+            f"{sum(seconds) / num_images * 1e6:.2f}",
+            f"{size.num_bytes / num_images:.0f}",
+            f"{peak:.2f} |",
+        ]
+    )
+
+
+class _CountedBytes(io.RawIOBase):
+    """Takes the plan's bytes and keeps only their number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_bytes = 0
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: bytes) -> int:
+        self.num_bytes += len(data)
+        return len(data)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--num_images", type=int, help="measure one size, in this process")
+    args = parser.parse_args()
+    if args.num_images:
+        print(measure(args.num_images))
+        return
+    print(
+        "| images | list, s | digest + plan, s | write, s | µs an image | plan, B/image | peak, GiB |"
+    )
+    print("| --- | --- | --- | --- | --- | --- | --- |", flush=True)
+    for num_images in (84_484, 1_000_000, 10_000_000):
+        subprocess.run([sys.executable, __file__, "--num_images", str(num_images)], check=True)
+
+
+if __name__ == "__main__":
+    main()
