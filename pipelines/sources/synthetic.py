@@ -1,0 +1,976 @@
+"""Synthetic source: OCT-like retinal B-scans in the shape of the real archive.
+
+A stand-in for the Kermany data where that cannot be downloaded: for tests, benchmarks and first
+runs. The scans are drawn, not learnt, and hold no patient's data. A person tells clear cases
+apart, a small network learns most of them, and the faint ones stay hard. **A model trained on
+them says nothing about real eyes.**
+
+Three things are as in the real archive, so that code meets them early: several images a patient
+and a few patients under two classes; classes out of balance in train; and a *mild* correlation
+between class and image size (512x512 leans to DME and is compressed less, 1536-wide leans to CNV
+and NORMAL). One thing is better than in the real archive: no patient is in two splits.
+"""
+
+import io
+import json
+import math
+import multiprocessing
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import NormalDist
+
+import numpy as np
+import PIL
+from numpy.random import PCG64, Generator, SeedSequence
+from numpy.typing import NDArray
+from PIL import Image
+
+Floats = NDArray[np.float64]
+
+# Part of the completeness marker: raise it whenever the same arguments give other bytes.
+GENERATOR_VERSION = 1
+LABEL_NAMES = ("CNV", "DME", "DRUSEN", "NORMAL")
+SPLITS = ("train", "val", "test")
+ARCHIVE_FOLDER = "OCT2017 "  # The trailing space is the real archive's.
+COMPLETE_MARKER = ".complete.json"
+STARTED_MARKER = ".started.json"
+# 2018-01-01T00:00:00Z. Constant, because a source is identified by the sizes and times of files.
+FILE_MTIME = 1_514_764_800
+
+# Images a class in the real train folder (Kermany et al. 2018, Kaggle's edition).
+_TRAIN_WEIGHTS = {"CNV": 37_205, "DME": 11_348, "DRUSEN": 8_616, "NORMAL": 26_315}
+_HELD_OUT_FRACTION = 0.1
+_MAX_IMAGES_A_PATIENT = 12
+_SECOND_CLASS_PROBABILITY = 0.06
+
+# The first word of every seed, so that two draws for the same patient share no stream.
+_PATIENT_STREAM, _SCAN_STREAM, _TREE_STREAM = 1, 2, 3
+
+# --------------------------------------------------------------------------------------------------
+# Random numbers. NumPy promises the raw bits of PCG64 and SeedSequence for ever, but not what
+# Generator's methods make of them (NEP 19). So only Generator.random, which is a shift and a
+# product, and raw bits are used here.
+# --------------------------------------------------------------------------------------------------
+
+
+def _generator(*words: int) -> Generator:
+    return Generator(PCG64(SeedSequence(words)))
+
+
+def _between(rng: Generator, low: float, high: float) -> float:
+    return low + (high - low) * float(rng.random())
+
+
+def _whole(rng: Generator, low: int, high: int) -> int:
+    """Draws an int from low to high, both included."""
+    return low + int(rng.random() * (high - low + 1))
+
+
+def _chance(rng: Generator, probability: float) -> bool:
+    return bool(rng.random() < probability)
+
+
+def _weighted(rng: Generator, weights: Sequence[float]) -> int:
+    """Draws a position of `weights`, each as likely as its weight."""
+    rest = float(rng.random()) * sum(weights)
+    for position, weight in enumerate(weights):
+        rest -= weight
+        if rest < 0:
+            return position
+    return len(weights) - 1
+
+
+def _noise_table() -> NDArray[np.float32]:
+    """Quantiles of a left-skewed noise of mean 0 and standard deviation 1, a byte each.
+
+    Speckle has exponential intensity, and a scanner shows about its logarithm: hence the black
+    dots in dark areas. Averaging frames makes it more normal, so a mixture is taken.
+    """
+    levels = [(k + 0.5) / 256 for k in range(256)]
+    log_speckle = np.array([math.log(-math.log(1 - level)) for level in levels])
+    normal = np.array([NormalDist().inv_cdf(level) for level in levels])
+    mixed = 0.4 * log_speckle / log_speckle.std() + 0.6 * normal
+    return np.round((mixed - mixed.mean()) / mixed.std() * 1024).astype(np.float32) / 1024
+
+
+_NOISE_TABLE = _noise_table()
+
+
+def _noise(rng: Generator, rows: int, columns: int) -> NDArray[np.float32]:
+    """White noise float32 [rows, columns], mean 0, standard deviation 1, a random byte each."""
+    words = rng.bit_generator.random_raw((rows * columns + 7) // 8)
+    octets = words.astype("<u8", copy=False).view(np.uint8)[: rows * columns]
+    return _NOISE_TABLE[octets].reshape(rows, columns)
+
+
+# --------------------------------------------------------------------------------------------------
+# A patient, and what one scan of the patient shows
+# --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class _ScanFormat:
+    width: int
+    height: int
+    field_mm: float  # Width of retina that the scan covers.
+
+
+_FORMATS = (
+    _ScanFormat(width=512, height=496, field_mm=6.0),
+    _ScanFormat(width=768, height=496, field_mm=9.0),
+    _ScanFormat(width=1024, height=496, field_mm=6.0),
+    _ScanFormat(width=1536, height=496, field_mm=9.0),
+    _ScanFormat(width=512, height=512, field_mm=6.0),
+    _ScanFormat(width=384, height=496, field_mm=4.5),
+)
+# Milder than the real correlation, where 512x512 is DME alone: see the module's docstring.
+_FORMAT_WEIGHTS = {
+    "CNV": (58, 24, 3, 10, 3, 2),
+    "DME": (56, 18, 3, 3, 18, 2),
+    "DRUSEN": (64, 23, 3, 5, 3, 2),
+    "NORMAL": (62, 24, 2, 8, 3, 1),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Patient:
+    """What all scans of one patient share; lengths in mm, or in pixels of 3.87 um depth."""
+
+    curvature: float  # px/mm^2, the eye's back wall
+    tilt: float  # px/mm
+    thickness: float  # factor on every layer
+    choroid_px: float
+    pit_depth: float  # 0..1
+    pit_mm: float
+    brightness: float
+    retina_gain: float  # inner retina against the pigment epithelium
+    speckle: float  # relative standard deviation in tissue
+    floor: float  # grey level of the vitreous
+    severity: float  # 0..1, of whatever disease
+    lesion_mm: float  # where the disease sits, from the fovea
+    is_levelled: bool  # scans rotated level afterwards, the corners white
+
+
+def _draw_patient(patient: int, seed: int) -> _Patient:
+    rng = _generator(_PATIENT_STREAM, seed, patient)
+    return _Patient(
+        curvature=0.2 + 6.5 * _between(rng, 0, 1) ** 2.2,
+        tilt=_between(rng, -9, 9),
+        thickness=_between(rng, 0.9, 1.12),
+        choroid_px=_between(rng, 35, 85),
+        pit_depth=_between(rng, 0.75, 1.0),
+        pit_mm=_between(rng, 0.38, 0.6),
+        brightness=_between(rng, 0.72, 1.08),
+        retina_gain=_between(rng, 0.75, 1.15),
+        speckle=_between(rng, 0.12, 0.26),
+        floor=_between(rng, 8, 20),
+        severity=0.02 + 0.98 * _between(rng, 0, 1) ** 0.9,
+        lesion_mm=_between(rng, -1.3, 1.3),
+        is_levelled=_chance(rng, 0.45),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Spot:
+    """A cyst (dark) or an exudate (bright): an ellipse inside the retina."""
+
+    x_mm: float
+    depth: float  # 0 at the top of the inner nuclear layer, 1 at the external membrane
+    width_mm: float  # half axis
+    height_px: float  # half axis
+    grey: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Lesions:
+    """Disease as curves over the columns, float64 [width], in pixels unless said otherwise."""
+
+    elevation: Floats  # pigment epithelium above Bruch's membrane
+    fluid: Floats  # under the retina
+    deposit: Floats  # bright material under the retina
+    swelling: Floats  # factor on the layers that swell, 1 where healthy
+    roughness: Floats  # factor on the brightness of the outer bands, 1 where healthy
+    elevation_grey: float
+    spots: tuple[_Spot, ...]
+
+
+def _waves(rng: Generator, x_mm: Floats, shortest_mm: float, longest_mm: float) -> Floats:
+    """A smooth random curve over `x_mm`, about -1 to 1: a sum of five sines."""
+    total = np.zeros_like(x_mm)
+    for _ in range(5):
+        length = shortest_mm * (longest_mm / shortest_mm) ** float(rng.random())
+        total += np.sin(x_mm * (2 * math.pi / length) + _between(rng, 0, 2 * math.pi))
+    return total / 3
+
+
+def _bell(x_mm: Floats, centre: float, half_width: float) -> Floats:
+    return np.exp(-(((x_mm - centre) / half_width) ** 2))
+
+
+def _dome(x_mm: Floats, centre: float, half_width: float) -> Floats:
+    """A half ellipse with a foot: 1 at the centre, 0 beyond the half width."""
+    return np.sqrt(np.maximum(0.0, 1 - ((x_mm - centre) / half_width) ** 2))
+
+
+def _healthy(rng: Generator, x_mm: Floats) -> _Lesions:
+    """No disease but the small unevenness that every eye has."""
+    return _Lesions(
+        elevation=np.maximum(0.0, _between(rng, 0.3, 1.6) * _waves(rng, x_mm, 0.25, 1.5)),
+        fluid=np.zeros_like(x_mm),
+        deposit=np.zeros_like(x_mm),
+        swelling=1 + 0.02 * _waves(rng, x_mm, 1.0, 3.0),
+        roughness=1 + _between(rng, 0.04, 0.16) * _waves(rng, x_mm, 0.08, 0.6),
+        elevation_grey=80.0,
+        spots=(),
+    )
+
+
+def _with_drusen(
+    rng: Generator, x_mm: Floats, healthy: _Lesions, severity: float, centre: float
+) -> _Lesions:
+    """Bumps of the pigment epithelium, of medium grey inside."""
+    elevation = healthy.elevation
+    for _ in range(1 + int(severity * _between(rng, 3, 12))):
+        half_width = _between(rng, 0.08, 0.14) + 0.16 * severity * float(rng.random())
+        height = 1.2 + (1 + 24 * severity) * float(rng.random()) ** 1.2
+        bump = _bell(x_mm, centre + _between(rng, -2.2, 2.2), half_width)
+        elevation = np.maximum(elevation, height * bump)
+    return _Lesions(
+        elevation=elevation,
+        fluid=healthy.fluid,
+        deposit=healthy.deposit,
+        swelling=healthy.swelling,
+        roughness=healthy.roughness,
+        elevation_grey=_between(rng, 70, 110),
+        spots=(),
+    )
+
+
+def _with_neovascularisation(
+    rng: Generator, x_mm: Floats, healthy: _Lesions, severity: float, centre: float
+) -> _Lesions:
+    """An irregular detachment of the pigment epithelium, fluid over it, bright deposits."""
+    half_width = _between(rng, 0.2, 0.5) + 1.1 * severity * float(rng.random())
+    irregular = np.maximum(0.15, 1 + 0.45 * _waves(rng, x_mm, 0.4, 1.6))
+    height = 1.5 + severity * _between(rng, 8, 48)
+    membrane = height * irregular * _dome(x_mm, centre, half_width)
+    fluid = np.zeros_like(x_mm)
+    if _chance(rng, 0.25 + 0.65 * severity):
+        pool = _dome(x_mm, centre + _between(rng, -0.8, 0.8), half_width * _between(rng, 0.8, 1.5))
+        fluid = (1.5 + severity * _between(rng, 8, 36)) * pool**1.5
+    deposit = np.zeros_like(x_mm)
+    if _chance(rng, 0.5):
+        patch = _dome(x_mm, centre + _between(rng, -0.4, 0.4), half_width * _between(rng, 0.4, 0.9))
+        deposit = severity * _between(rng, 5, 22) * patch * irregular
+    cysts = _draw_cysts(rng, severity, centre, 4) if _chance(rng, 0.3 * severity) else ()
+    return _Lesions(
+        elevation=np.maximum(healthy.elevation, membrane),
+        fluid=fluid,
+        deposit=deposit,
+        swelling=healthy.swelling + 0.25 * severity * _bell(x_mm, centre, half_width + 0.4),
+        roughness=np.clip(
+            healthy.roughness
+            + (0.1 + 0.6 * severity)
+            * _waves(rng, x_mm, 0.08, 0.6)
+            * _bell(x_mm, centre, half_width + 0.5),
+            0.2,
+            1.4,
+        ),
+        elevation_grey=_between(rng, 70, 135),
+        spots=cysts,
+    )
+
+
+def _with_macular_oedema(
+    rng: Generator, x_mm: Floats, healthy: _Lesions, severity: float, centre: float
+) -> _Lesions:
+    """A thickened retina with dark cysts and bright exudates; now and then a little fluid."""
+    cysts = _draw_cysts(rng, severity, 0.6 * centre, 9)
+    fluid = np.zeros_like(x_mm)
+    if _chance(rng, 0.15):
+        fluid = severity * _between(rng, 4, 20) * _dome(x_mm, 0.3 * centre, 0.9) ** 1.5
+    return _Lesions(
+        elevation=healthy.elevation,
+        fluid=fluid,
+        deposit=healthy.deposit,
+        swelling=healthy.swelling
+        + severity * _between(rng, 0.15, 0.75) * _bell(x_mm, 0.6 * centre, _between(rng, 0.7, 1.8)),
+        roughness=healthy.roughness,
+        elevation_grey=healthy.elevation_grey,
+        spots=cysts + _draw_exudates(rng, severity, centre),
+    )
+
+
+def _draw_cysts(rng: Generator, severity: float, centre: float, most: int) -> tuple[_Spot, ...]:
+    return tuple(
+        _Spot(
+            x_mm=centre + _between(rng, -0.9, 0.9),
+            depth=_between(rng, 0.1, 0.85),
+            width_mm=0.03 + 0.2 * (0.08 + severity) * float(rng.random()),
+            height_px=2.0 + 26 * (0.08 + severity) * float(rng.random()),
+            grey=_between(rng, 8, 22) + 14 * (1 - severity),
+        )
+        for _ in range(1 + int(severity * most * _between(rng, 0.4, 1.1)))
+    )
+
+
+def _draw_exudates(rng: Generator, severity: float, centre: float) -> tuple[_Spot, ...]:
+    return tuple(
+        _Spot(
+            x_mm=centre + _between(rng, -1.8, 1.8),
+            depth=_between(rng, 0.2, 0.8),
+            width_mm=_between(rng, 0.02, 0.06),
+            height_px=_between(rng, 1.5, 4),
+            grey=_between(rng, 150, 215),
+        )
+        for _ in range(int(severity * _between(rng, 0, 9)))
+    )
+
+
+def _draw_lesions(
+    rng: Generator, label: str, x_mm: Floats, severity: float, centre: float
+) -> _Lesions:
+    healthy = _healthy(rng, x_mm)
+    if label == "NORMAL":
+        return healthy
+    if label == "DRUSEN":
+        return _with_drusen(rng, x_mm, healthy, severity, centre)
+    if label == "DME":
+        return _with_macular_oedema(rng, x_mm, healthy, severity, centre)
+    if _chance(rng, 0.3):  # Neovascularisation often grows where drusen were.
+        drusen = _with_drusen(rng, x_mm, healthy, 0.5 * severity, centre)
+        return _with_neovascularisation(rng, x_mm, drusen, severity, centre)
+    return _with_neovascularisation(rng, x_mm, healthy, severity, centre)
+
+
+# --------------------------------------------------------------------------------------------------
+# From layers to pixels. Images are built as [width, height], so that a column of the scan is
+# contiguous; they are turned at the end.
+# --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Layer:
+    """One band of the healthy retina; thicknesses are of the usual order for adult eyes."""
+
+    micrometres: float
+    grey: float
+    pit: float  # share that is missing in the middle of the fovea, negative: thicker there
+    swells: float  # share of a swelling that this layer takes
+
+
+_MICROMETRES_A_PIXEL = 3.87  # The real scanner's, in depth.
+_LAYERS = {
+    "nerve_fibre": _Layer(micrometres=30, grey=150, pit=0.97, swells=0.3),
+    "ganglion": _Layer(micrometres=78, grey=92, pit=0.95, swells=0.5),
+    "inner_nuclear": _Layer(micrometres=40, grey=62, pit=0.93, swells=1.3),
+    "outer_plexiform": _Layer(micrometres=28, grey=84, pit=0.8, swells=0.6),
+    "outer_nuclear": _Layer(micrometres=78, grey=45, pit=-0.35, swells=1.5),
+    "external_membrane": _Layer(micrometres=7, grey=66, pit=0, swells=0),
+    "inner_segment": _Layer(micrometres=20, grey=52, pit=-0.1, swells=0),
+    "ellipsoid": _Layer(micrometres=17, grey=158, pit=0, swells=0),
+    "outer_segment": _Layer(micrometres=21, grey=84, pit=-0.4, swells=0),
+    "deposit": _Layer(micrometres=0, grey=118, pit=0, swells=0),
+    "fluid": _Layer(micrometres=0, grey=14, pit=0, swells=0),
+    "pigment": _Layer(micrometres=27, grey=192, pit=0, swells=0),
+    "elevation": _Layer(micrometres=0, grey=90, pit=0, swells=0),
+    "bruch": _Layer(micrometres=6, grey=105, pit=0, swells=0),
+}
+_LAYER_NAMES = tuple(_LAYERS)
+_OUTER_BANDS = ("ellipsoid", "outer_segment", "pigment")
+# Grey below Bruch's membrane by depth in choroid thicknesses: full, then fading into the dark.
+_CHOROID_FADE = (
+    (0.05, 0.8),
+    (0.3, 0.75),
+    (0.7, 0.6),
+    (1.1, 0.36),
+    (1.8, 0.16),
+    (3.0, 0.04),
+    (4.5, 0.0),
+)
+_CHOROID_GREY = 85.0
+# Half the depth in pixels over which one layer turns into the next: blurred inside, crisp outside.
+_INNER_EDGE, _OUTER_EDGE = 2.2, 0.9
+
+
+def _layer_thicknesses(
+    rng: Generator, patient: _Patient, lesions: _Lesions, x_mm: Floats, slice_mm: float
+) -> Floats:
+    """Thickness of each of `_LAYERS`, float64 [layer, width], in pixels."""
+    radius = np.sqrt(x_mm**2 + slice_mm**2)
+    pit = patient.pit_depth * np.exp(-((radius / patient.pit_mm) ** 2))
+    rim = 1 + 0.2 * np.exp(-(((radius - 1.1) / 0.6) ** 2)) - 0.05 * np.maximum(0, radius - 1.5)
+    # Nerve fibres gather towards the optic nerve, which is at one side of the image.
+    fibres = np.clip(1 + 0.35 * x_mm, 0.5, 2.2)
+    thicknesses = np.empty((len(_LAYERS), x_mm.size))
+    for row, (name, layer) in enumerate(_LAYERS.items()):
+        pixels = layer.micrometres / _MICROMETRES_A_PIXEL * patient.thickness
+        uneven = 1 + 0.06 * _waves(rng, x_mm, 0.5, 4.0) if layer.micrometres > 25 else 1.0
+        shape = rim * (1 - layer.pit * pit) if layer.pit > 0.5 else 1 - layer.pit * pit
+        thicknesses[row] = pixels * uneven * shape * (1 + layer.swells * (lesions.swelling - 1))
+        if name == "nerve_fibre":
+            thicknesses[row] *= fibres
+    thicknesses[_LAYER_NAMES.index("elevation")] = lesions.elevation
+    thicknesses[_LAYER_NAMES.index("fluid")] = lesions.fluid
+    thicknesses[_LAYER_NAMES.index("deposit")] = lesions.deposit
+    # What rises from below presses on the outer nuclear layer, and the layers above that follow
+    # it only smoothly.
+    rise = lesions.elevation + lesions.fluid + lesions.deposit
+    outer = thicknesses[_LAYER_NAMES.index("outer_nuclear")]
+    pressed = outer + 0.65 * _smooth(rise, 0.4 / float(x_mm[1] - x_mm[0])) - rise
+    thicknesses[_LAYER_NAMES.index("outer_nuclear")] = np.maximum(0.3 * outer, pressed)
+    return thicknesses
+
+
+def _smooth(curve: Floats, columns: float) -> Floats:
+    """The curve after two running means over about so many columns."""
+    half = max(1, round(columns / 2))
+    window = np.full(2 * half + 1, 1 / (2 * half + 1))
+    for _ in range(2):
+        curve = np.convolve(np.pad(curve, half, mode="edge"), window, mode="valid")
+    return curve
+
+
+def _back_wall(rng: Generator, patient: _Patient, x_mm: Floats, height: int) -> Floats:
+    """Depth of Bruch's membrane, float64 [width], in pixels from the top."""
+    tilt = patient.tilt + _between(rng, -4, 4)
+    wall = tilt * x_mm - patient.curvature * x_mm**2 + 2.0 * _waves(rng, x_mm, 2.5, 8.0)
+    # Room for about 95 px of retina above, and the deepest point on the image.
+    wall -= wall.mean()
+    return wall + np.clip(_between(rng, 0.36, 0.62) * height, 100 - wall.min(), 0.86 * height)
+
+
+def _vessel_shadows(rng: Generator, x_mm: Floats) -> Floats:
+    """Share of light that is left below the retina's vessels, float64 [width]."""
+    light = np.ones_like(x_mm)
+    for _ in range(_whole(rng, 1, 7)):
+        x = _between(rng, float(x_mm[0]), float(x_mm[-1]))
+        if abs(x) > 0.5:  # The fovea has no vessels.
+            darkest = 0.08 + 0.5 * float(rng.random()) ** 2
+            light *= 1 - darkest * _bell(x_mm, x, _between(rng, 0.03, 0.09))
+    return light
+
+
+def _layer_greys(
+    patient: _Patient, lesions: _Lesions, thicknesses: Floats, light: Floats
+) -> Floats:
+    """Grey level of each of `_LAYERS`, float64 [layer, width]."""
+    greys = np.empty_like(thicknesses)
+    for row, (name, layer) in enumerate(_LAYERS.items()):
+        is_inner = row < _LAYER_NAMES.index("external_membrane")
+        gain = patient.retina_gain if is_inner else 1.0
+        greys[row] = layer.grey * gain * (1.0 if name == "nerve_fibre" else light)
+        if name in _OUTER_BANDS:
+            greys[row] *= lesions.roughness
+    greys[_LAYER_NAMES.index("elevation")] = lesions.elevation_grey * light
+    # From below, for a layer of no thickness must look like the one under it.
+    for row in range(len(_LAYERS) - 2, -1, -1):
+        if _LAYERS[_LAYER_NAMES[row]].micrometres == 0:
+            presence = np.minimum(1.0, thicknesses[row] / 3)
+            greys[row] = presence * greys[row] + (1 - presence) * greys[row + 1]
+    return greys
+
+
+def _paint_layers(
+    bounds: Floats, greys: Floats, choroid_px: float, light: Floats, floor: float, height: int
+) -> NDArray[np.float32]:
+    """Paints each column's grey levels by depth.
+
+    Args:
+        bounds: float64 [layer + 1, width], upper bound of each layer and the last lower one.
+        greys: float64 [layer, width].
+        choroid_px: thickness of the choroid in pixels.
+        light: float64 [width], share of light that reaches the choroid.
+        floor: grey level outside of tissue.
+        height: of the image in pixels.
+
+    Returns:
+        float32 [width, height].
+    """
+    width = bounds.shape[1]
+    above = np.vstack([np.full((1, width), floor), greys])
+    choroid = floor + _CHOROID_GREY * light * np.array([[fade] for _, fade in _CHOROID_FADE])
+    below = np.vstack([greys, choroid[:1]])
+    # Two knots a bound, just above and just below it, then the choroid's.
+    edges = np.full((bounds.shape[0], 1), _OUTER_EDGE)
+    edges[1 : _LAYER_NAMES.index("external_membrane")] = _INNER_EDGE
+    layers_y = np.stack([bounds - edges, bounds + edges], axis=1).reshape(-1, width)
+    layers_grey = np.stack([above, below], axis=1).reshape(-1, width)
+    choroid_y = bounds[-1] + choroid_px * np.array([[depth] for depth, _ in _CHOROID_FADE])
+    # On a grid, because sin and exp may differ in the last bit between processors; from here on
+    # there is only arithmetic that IEEE 754 fixes, so the pixels do not differ.
+    knots_y = _on_grid(np.vstack([layers_y, choroid_y]))
+    knots_grey = _on_grid(np.vstack([layers_grey, choroid]))
+    knots_y = np.maximum.accumulate(np.clip(knots_y, -2.0, height + 1.0), axis=0)
+    # One interpolation for all columns: each has its own stretch of one long axis.
+    stretch = height + 4
+    starts = stretch * np.arange(width, dtype=np.float64)
+    depths = (starts[:, None] + np.arange(height)).ravel()
+    flat = np.interp(depths, (knots_y + starts).T.ravel(), knots_grey.T.ravel())
+    return flat.reshape(width, height).astype(np.float32)
+
+
+def _on_grid(values: Floats) -> Floats:
+    return np.round(values * 64) / 64
+
+
+def _paint_spot(
+    image: NDArray[np.float32], spot: _Spot, x_mm: Floats, top: Floats, bottom: Floats
+) -> None:
+    """Paints an ellipse with a soft edge, in place, where it fits between two bounds."""
+    width, height = image.shape
+    mm_a_pixel = float(x_mm[1] - x_mm[0])
+    column = round((spot.x_mm - float(x_mm[0])) / mm_a_pixel)
+    if not 0 <= column < width:
+        return
+    room = float(bottom[column] - top[column])
+    half_height = max(1.5, round(min(spot.height_px, 0.46 * room), 2))
+    half_width = max(1.5, round(min(spot.width_mm / mm_a_pixel, 3.0 * half_height), 2))
+    middle = float(top[column]) + half_height + spot.depth * max(0.0, room - 2 * half_height)
+    row = round(middle)
+    left, right = max(0, column - int(half_width) - 3), min(width, column + int(half_width) + 4)
+    upper, lower = max(0, row - int(half_height) - 3), min(height, row + int(half_height) + 4)
+    if upper >= lower:
+        return
+    across = (np.arange(left, right) - column) / half_width
+    down = (np.arange(upper, lower) - row) / half_height
+    distance = np.sqrt(across[:, None] ** 2 + down[None, :] ** 2)
+    edge = max(0.12, 1.5 / min(half_width, half_height))
+    cover = np.clip((1 - distance) / edge + 0.5, 0, 1)
+    window = image[left:right, upper:lower]
+    window += ((spot.grey - window) * cover).astype(np.float32)
+
+
+def _paint_choroid_vessels(
+    image: NDArray[np.float32], rng: Generator, bruch: Floats, choroid_px: float, mm_a_pixel: float
+) -> None:
+    """Mottles the choroid, in place: dark vessels in brighter tissue, along the back wall."""
+    width, height = image.shape
+    depth = int(1.8 * choroid_px)
+    mottle = np.zeros((depth, width), np.float32)
+    # Small vessels lie in larger ones' gaps, so two grains; all fade out with depth.
+    for cell_mm, cell_rows, strength in ((0.2, 9, 0.13), (0.55, 20, 0.17)):
+        cell_columns = max(4, int(cell_mm / mm_a_pixel))
+        coarse = _noise(rng, depth // cell_rows + 2, width // cell_columns + 2)
+        smooth = Image.fromarray(coarse).resize((width, depth), Image.Resampling.BICUBIC)
+        mottle += np.float32(strength) * np.asarray(smooth)
+    mottle *= np.linspace(1, 0, depth, dtype=np.float32)[:, None]
+    factors = np.clip(1 + mottle.T, 0.4, 1.6)
+    rows = (np.round(bruch).astype(np.intp) + 3)[:, None] + np.arange(depth)
+    columns = np.broadcast_to(np.arange(width)[:, None], rows.shape)
+    inside = (rows >= 0) & (rows < height)
+    image[columns[inside], rows[inside]] *= factors[inside]
+
+
+def _paint_hyaloid(
+    image: NDArray[np.float32], rng: Generator, x_mm: Floats, surface: Floats
+) -> None:
+    """Paints the thin grey membrane that floats before some retinas, in place."""
+    gap = _between(rng, 6, 70) + _between(rng, 4, 14) * (x_mm - _between(rng, -2, 2))
+    line = surface.min() - gap + 3 * _waves(rng, x_mm, 1.5, 5)
+    rows = np.round(line).astype(np.intp)
+    seen = _waves(rng, x_mm, 1.0, 6.0) > -0.2
+    seen &= (rows >= 1) & (rows < np.minimum(surface, image.shape[1]) - 5)
+    columns = np.flatnonzero(seen)
+    grey = np.float32(_between(rng, 12, 50))
+    for offset, share in ((-1, 0.5), (0, 1.0), (1, 0.5)):
+        image[columns, rows[columns] + offset] += np.float32(share) * grey
+
+
+def _speckled(image: NDArray[np.float32], rng: Generator, patient: _Patient) -> NDArray[np.uint8]:
+    """Turns clean float32 grey levels into uint8 ones with a scanner's noise, same shape."""
+    width, height = image.shape
+    fine = _noise(rng, width + 1, height + 1)
+    # Neighbours share noise: the correlation of the real scans' vitreous is about 0.35 across.
+    grain = fine[:-1, :-1] + 0.4 * fine[1:, :-1] + 0.3 * fine[:-1, 1:]
+    noisy = image * (1 + np.float32(patient.speckle * 0.88) * grain)
+    noisy += np.float32(0.4 * patient.floor) * grain
+    return np.clip(noisy, 0, 250).astype(np.uint8)
+
+
+def _levelled(pixels: NDArray[np.uint8], rng: Generator, slope: float) -> NDArray[np.uint8]:
+    """Rotates and shifts a scan as the real archive does, its new corners white.
+
+    Args:
+        pixels: uint8 [height, width].
+        rng: draws the angle's rest and the shift.
+        slope: of the retina in pixels a pixel; about this is taken out.
+
+    Returns:
+        uint8 [height, width].
+    """
+    height, width = pixels.shape
+    angle = min(0.08, max(-0.08, math.atan(slope) + _between(rng, -0.03, 0.03)))
+    cosine, sine = round(math.cos(angle), 6), round(math.sin(angle), 6)
+    middle_x, middle_y = width / 2, height / 2
+    down = _between(rng, -1, 1) ** 3 * 0.16 * height
+    # Pillow asks for the way back: from a place in the result to its place in the source.
+    way_back = (
+        cosine,
+        -sine,
+        middle_x - cosine * middle_x + sine * middle_y,
+        sine,
+        cosine,
+        middle_y - sine * middle_x - cosine * middle_y - down,
+    )
+    image = Image.fromarray(pixels)
+    # Nearest, as in the real ones: anything smoother would wash the speckle out.
+    turned = image.transform(
+        image.size, Image.Transform.AFFINE, way_back, Image.Resampling.NEAREST, fillcolor=255
+    )
+    return np.asarray(turned)
+
+
+def draw_bscan(label: str, patient: int, index: int, seed: int) -> np.ndarray:
+    """Draws one OCT-like B-scan, a pure function of its arguments.
+
+    The same pixels come back on every machine: of NumPy only the raw stream of PCG64 and
+    `Generator.random` are used, which have not changed since 1.17. Pillow does the rotation and
+    one resize, so another version of it may change a pixel.
+
+    Args:
+        label: one of `LABEL_NAMES`.
+        patient: the patient's number, not negative; scans of one share anatomy and severity.
+        index: number of the scan within the patient, not negative.
+        seed: of the whole dataset, not negative.
+
+    Returns:
+        uint8 [height, width], grey; mostly 496 x 512, else 496 x {384, 768, 1024, 1536} or
+        512 x 512. A depth pixel stands for 3.87 um.
+
+    Raises:
+        ValueError: if the label is unknown or a number is negative.
+    """
+    if label not in LABEL_NAMES:
+        raise ValueError(f"label must be one of {', '.join(LABEL_NAMES)}, got {label!r}")
+    for name, number in (("patient", patient), ("index", index), ("seed", seed)):
+        if number < 0:
+            raise ValueError(f"{name} must be 0 or more, got {number}")
+    anatomy = _draw_patient(patient, seed)
+    rng = _generator(_SCAN_STREAM, seed, patient, LABEL_NAMES.index(label), index)
+    scan = _FORMATS[_weighted(rng, _FORMAT_WEIGHTS[label])]
+    mm_a_pixel = scan.field_mm / scan.width
+    x_mm = (np.arange(scan.width) - scan.width / 2) * mm_a_pixel + _between(rng, -0.6, 0.6)
+
+    severity = min(1.0, anatomy.severity * _between(rng, 0.6, 1.15))
+    lesions = _draw_lesions(
+        rng, label, x_mm, severity, anatomy.lesion_mm + _between(rng, -0.4, 0.4)
+    )
+    slice_mm = _between(rng, -1, 1) ** 3  # Most slices of the archive pass near the fovea.
+    thicknesses = _layer_thicknesses(rng, anatomy, lesions, x_mm, slice_mm)
+    bruch = _back_wall(rng, anatomy, x_mm, scan.height)
+    bounds = np.vstack([bruch - np.cumsum(thicknesses[::-1], axis=0)[::-1], bruch])
+    light = _vessel_shadows(rng, x_mm)
+    greys = _layer_greys(anatomy, lesions, thicknesses, light)
+
+    image = _paint_layers(bounds, greys, anatomy.choroid_px, light, anatomy.floor, scan.height)
+    bounds = _on_grid(bounds)
+    _paint_choroid_vessels(image, rng, bounds[-1], anatomy.choroid_px, mm_a_pixel)
+    top = bounds[_LAYER_NAMES.index("inner_nuclear")]
+    bottom = bounds[_LAYER_NAMES.index("external_membrane")]
+    for spot in lesions.spots:
+        _paint_spot(image, spot, x_mm, top, bottom)
+    if _chance(rng, 0.2):
+        _paint_hyaloid(image, rng, x_mm, bounds[0])
+    vignette = 1 - _between(rng, 0.05, 0.35) * ((x_mm - x_mm.mean()) / (scan.field_mm / 2)) ** 2
+    image *= _on_grid(anatomy.brightness * _between(rng, 0.9, 1.1) * vignette)[:, None]
+    pixels = np.ascontiguousarray(_speckled(image, rng, anatomy).T)
+    if anatomy.is_levelled:
+        return _levelled(pixels, rng, float(bounds[-1][-1] - bounds[-1][0]) / scan.width)
+    return pixels
+
+
+# --------------------------------------------------------------------------------------------------
+# The tree
+# --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class _ImageTask:
+    """One file to draw: everything a worker process needs to know."""
+
+    split: str
+    label: str
+    patient: int
+    index: int
+    seed: int
+
+    def path(self, directory: Path) -> Path:
+        name = f"{self.label}-{self.patient}-{self.index}.jpeg"
+        return directory / ARCHIVE_FOLDER / self.split / self.label / name
+
+
+def split_sizes(num_examples: int) -> dict[tuple[str, str], int]:
+    """Shares a number of images out among splits and classes as the real archive does.
+
+    val and test get about a tenth each and are balanced, train has the real classes' proportions;
+    no share is empty.
+
+    Args:
+        num_examples: images in all.
+
+    Returns:
+        Number of images by (split, label); they add up to num_examples.
+
+    Raises:
+        ValueError: if there are too few images for one in every class of every split.
+    """
+    smallest = len(SPLITS) * len(LABEL_NAMES)
+    if num_examples < smallest:
+        raise ValueError(
+            f"num_examples must be at least {smallest}, one for each of {len(LABEL_NAMES)} classes "
+            f"in each of {len(SPLITS)} splits, got {num_examples}; ask for more synthetic examples"
+        )
+    held_out = max(1, round(num_examples * _HELD_OUT_FRACTION / len(LABEL_NAMES)))
+    # One image a class is set aside, the rest is dealt by weight, the largest remainders first.
+    num_train = num_examples - 2 * len(LABEL_NAMES) * held_out
+    spare = num_train - len(LABEL_NAMES)
+    total_weight = sum(_TRAIN_WEIGHTS.values())
+    train = {label: 1 + spare * _TRAIN_WEIGHTS[label] // total_weight for label in LABEL_NAMES}
+    by_remainder = sorted(
+        LABEL_NAMES, key=lambda label: -(spare * _TRAIN_WEIGHTS[label] % total_weight)
+    )
+    for label in by_remainder[: num_train - sum(train.values())]:
+        train[label] += 1
+    sizes = {("train", label): train[label] for label in LABEL_NAMES}
+    sizes |= {(split, label): held_out for split in ("val", "test") for label in LABEL_NAMES}
+    return sizes
+
+
+def _plan_tree(num_examples: int, seed: int) -> list[_ImageTask]:
+    """Which patients there are and which of their scans lie where, in a fixed order."""
+    sizes_by_share = split_sizes(num_examples)
+    rng = _generator(_TREE_STREAM, seed, num_examples)
+    patients = _patient_numbers(rng)
+    tasks: list[_ImageTask] = []
+    for split in SPLITS:
+        sizes = {label: sizes_by_share[split, label] for label in LABEL_NAMES}
+        for position, label in enumerate(LABEL_NAMES):
+            while sizes[label]:
+                patient = next(patients)
+                indices = _scan_indices(rng)
+                shown = [label]
+                if position + 1 < len(LABEL_NAMES) and _chance(rng, _SECOND_CLASS_PROBABILITY):
+                    shown.append(LABEL_NAMES[_whole(rng, position + 1, len(LABEL_NAMES) - 1)])
+                for each in shown:
+                    for _ in range(min(sizes[each], _images_of_a_patient(rng, each))):
+                        tasks.append(
+                            _ImageTask(
+                                split=split,
+                                label=each,
+                                patient=patient,
+                                index=next(indices),
+                                seed=seed,
+                            )
+                        )
+                        sizes[each] -= 1
+    return tasks
+
+
+def _patient_numbers(rng: Generator) -> Iterator[int]:
+    """Numbers of up to seven digits that look random and never come twice."""
+    # A step that shares no factor with the modulus visits every number before it repeats one.
+    modulus, step = 9_999_991, 3_814_279
+    number = _whole(rng, 0, modulus - 1)
+    while True:
+        number = (number + step) % modulus
+        yield number + 1
+
+
+def _scan_indices(rng: Generator) -> Iterator[int]:
+    """Rising scan numbers with gaps: the real archive holds only some of each volume."""
+    index = 0
+    while True:
+        index += _whole(rng, 1, 25)
+        yield index
+
+
+def _images_of_a_patient(rng: Generator, label: str) -> int:
+    """1 to 12, mostly few; disease is scanned more often than health."""
+    spread = 3.0 if label == "NORMAL" else 1.6
+    return 1 + int((_MAX_IMAGES_A_PATIENT - 1) * float(rng.random()) ** spread)
+
+
+def encode_jpeg(pixels: np.ndarray) -> bytes:
+    """Encodes a scan as the real archive does.
+
+    Args:
+        pixels: uint8 [height, width], grey.
+
+    Returns:
+        A JPEG file of mode L. Quality is 75, but 90 for 512 x 512: the real ones of that size
+        have a finer quantization table too.
+    """
+    quality = 90 if pixels.shape[0] == 512 else 75
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, format="JPEG", quality=quality)
+    return buffer.getvalue()
+
+
+def _write_image(task: _ImageTask, directory: Path) -> None:
+    """Draws one file under a temporary name and renames it, its time set before."""
+    path = task.path(directory)
+    # No .jpeg at the end: no listing may ever see a half-written file.
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    partial.write_bytes(encode_jpeg(draw_bscan(task.label, task.patient, task.index, task.seed)))
+    os.utime(partial, (FILE_MTIME, FILE_MTIME))
+    partial.replace(path)
+
+
+def _write_images(tasks: Sequence[_ImageTask], directory: Path) -> int:
+    for task in tasks:
+        _write_image(task, directory)
+    return len(tasks)
+
+
+def _is_written(path: Path) -> bool:
+    """Whether this module finished the file: the time is set before the final name is."""
+    try:
+        stat = path.stat()
+    except FileNotFoundError:
+        return False
+    return stat.st_size > 0 and stat.st_mtime == FILE_MTIME
+
+
+def _read_marker(path: Path) -> dict[str, object] | None:
+    try:
+        return json.loads(path.read_text())
+    except (FileNotFoundError, ValueError):
+        return None
+
+
+def _write_marker(path: Path, settings: dict[str, object]) -> None:
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    partial.write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")
+    partial.replace(path)
+
+
+def _prepare_tree(directory: Path, settings: dict[str, object], tasks: list[_ImageTask]) -> None:
+    """Leaves only finished files of these settings, and the folders for the others."""
+    tree = directory / ARCHIVE_FOLDER
+    started = directory / STARTED_MARKER
+    if tree.exists() and not started.exists():
+        raise FileExistsError(
+            f"{tree!s} exists and was not written by the synthetic source (no {STARTED_MARKER} "
+            "beside it); name another directory, or delete that folder if it is not needed"
+        )
+    (directory / COMPLETE_MARKER).unlink(missing_ok=True)
+    if _read_marker(started) != settings:
+        # The old tree goes before the new marker comes: killed between the two, this only
+        # loses work, and never takes old files for new ones.
+        if tree.exists():
+            shutil.rmtree(tree)
+        _write_marker(started, settings)
+    planned = {task.path(directory) for task in tasks}
+    for path in tree.rglob("*"):
+        if path.is_file() and path not in planned:
+            path.unlink()
+    for folder in {path.parent for path in planned}:
+        folder.mkdir(parents=True, exist_ok=True)
+
+
+def _write_in_processes(
+    chunks: list[Sequence[_ImageTask]],
+    directory: Path,
+    num_workers: int,
+    progress: Callable[[int], None] | None,
+) -> None:
+    # spawn, not fork: the caller may have threads, and a forked copy of them can deadlock.
+    context = multiprocessing.get_context("spawn")
+    executor = ProcessPoolExecutor(num_workers, mp_context=context)
+    try:
+        futures = [executor.submit(_write_images, chunk, directory) for chunk in chunks]
+        for future in as_completed(futures):
+            written = future.result()
+            if progress is not None:
+                progress(written)
+    except BrokenProcessPool as error:
+        raise RuntimeError(
+            f"a worker process died while it drew into {directory}. Either the calling script "
+            'lacks `if __name__ == "__main__":`, or memory ran out. Finished images are kept; '
+            "run again, with num_workers=1 to draw in this process"
+        ) from error
+    finally:
+        executor.shutdown(cancel_futures=True)
+
+
+_CHUNK_SIZE = 32
+# Below this many images, starting processes takes longer than they save.
+_SMALLEST_PARALLEL_RUN = 256
+
+
+def _default_num_workers(num_images: int) -> int:
+    if num_images < _SMALLEST_PARALLEL_RUN:
+        return 1
+    if hasattr(os, "sched_getaffinity"):  # Linux; respects containers' and taskset's limits.
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def write_tree(
+    directory: Path,
+    num_examples: int,
+    seed: int,
+    *,
+    num_workers: int | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> Path:
+    """Writes a tree of synthetic scans in the shape of the real archive.
+
+    The files are `directory/OCT2017 /{train,val,test}/CLASS/CLASS-PATIENT-INDEX.jpeg`. The same
+    num_examples, seed and Pillow version give the same bytes and modification times, however many
+    workers draw. A finished tree is left as it is; a killed run is completed; a tree of other
+    settings is replaced. One process at a time may write to a directory.
+
+    Args:
+        directory: where the archive's folder goes; made if it is missing.
+        num_examples: images in all, at least 12.
+        seed: of the whole dataset, not negative.
+        num_workers: processes that draw; 1 draws in this process. By default one a core, or
+            1 where so few images are missing that starting processes would not pay. The calling
+            script must guard its main code with `if __name__ == "__main__":` if there are several.
+        progress: called with the number of images newly written, each time some are.
+
+    Returns:
+        `directory`, as a Path.
+
+    Raises:
+        ValueError: if num_examples, seed or num_workers is too small.
+        FileExistsError: if the archive's folder is there and this function did not write it.
+        RuntimeError: if a worker process died.
+    """
+    directory = Path(directory)
+    if seed < 0:
+        raise ValueError(f"seed must be 0 or more, got {seed}")
+    if num_workers is not None and num_workers < 1:
+        raise ValueError(f"num_workers must be at least 1, got {num_workers}; leave it out for all")
+    tasks = _plan_tree(num_examples, seed)
+    settings: dict[str, object] = {
+        "generator_version": GENERATOR_VERSION,
+        "num_examples": num_examples,
+        "pillow_version": PIL.__version__,
+        "seed": seed,
+    }
+    missing = [task for task in tasks if not _is_written(task.path(directory))]
+    if not missing and _read_marker(directory / COMPLETE_MARKER) == settings:
+        return directory
+    directory.mkdir(parents=True, exist_ok=True)
+    _prepare_tree(directory, settings, tasks)
+    # Again, for files of other settings may have had the same names.
+    missing = [task for task in tasks if not _is_written(task.path(directory))]
+    chunks = [missing[i : i + _CHUNK_SIZE] for i in range(0, len(missing), _CHUNK_SIZE)]
+    num_workers = num_workers or _default_num_workers(len(missing))
+    if num_workers > 1 and len(chunks) > 1:
+        _write_in_processes(chunks, directory, min(num_workers, len(chunks)), progress)
+    else:
+        for chunk in chunks:
+            written = _write_images(chunk, directory)
+            if progress is not None:
+                progress(written)
+    _write_marker(directory / COMPLETE_MARKER, settings)
+    return directory
