@@ -43,7 +43,6 @@ def build(argv: Sequence[str]) -> None:
     chosen = options.parse_options(argv)
     engine.check_flags(chosen.beam_args, options.flag_names())
     pipeline = engine.make_pipeline(chosen.beam_args)
-    start = time.monotonic()
     with launch.prepared(chosen) as job:
         if job.state is resume.OutputState.COMPLETE:
             summary.print_complete(chosen.output)
@@ -54,7 +53,7 @@ def build(argv: Sequence[str]) -> None:
         ):
             run(job, pipeline)
         launch.require_finished(job)
-    summary.print_built(chosen.output, time.monotonic() - start, job.num_finished)
+    summary.print_built(chosen.output, time.monotonic() - job.started, job.num_finished)
 
 
 def run(job: launch.Job, pipeline: beam.Pipeline) -> None:

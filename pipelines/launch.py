@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import json
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -33,12 +34,14 @@ class Job:
         state: what the output folder held.
         todo: tasks that are left.
         num_finished: images in shards that were finished before.
+        started: when the listing began, by `time.monotonic`; drawing or unpacking came before.
     """
 
     build: transforms.Build
     state: resume.OutputState
     todo: tuple[plan.ShardTask, ...] = ()
     num_finished: int = 0
+    started: float = 0.0
 
     @property
     def storage(self) -> Storage:
@@ -60,10 +63,12 @@ def prepared(options: BuildOptions) -> Iterator[Job]:
     source = make_source(options)
     with resume.locked(storage):
         source = source.prepare(Path(storage.path(BUILD_DIR)))
+        started = time.monotonic()
         _say(f"listing the images of {options.input or options.source}")
         listing = source.list(options.listing)
         _say(_describe(listing))
-        yield _plan_job(options, storage, source, listing)
+        job = _plan_job(options, storage, source, listing)
+        yield dataclasses.replace(job, started=started)
 
 
 def require_finished(job: Job) -> None:

@@ -1,0 +1,136 @@
+"""How fast is the guarded download through the Kaggle client, against a plain `requests` stream?
+
+Both fetch the same file from the same server, a process of its own on loopback, to the same disk,
+in turns within one run. The goal is a ratio of at least 0.8. The check of the archive, which a
+plain stream has not, is timed apart.
+
+    python benchmarks/download_speed.py                # 1 GB, 3 rounds: about a minute
+    python benchmarks/download_speed.py --megabytes 200
+"""
+
+import argparse
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+
+import requests
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+from kaggle_stand_in import DATASET, TOKEN  # noqa: E402
+
+GOAL = 0.8
+CHUNK_BYTES = 1 << 20
+SERVE = """
+import sys
+from pathlib import Path
+from kaggle_stand_in import StandIn
+with StandIn(Path(sys.argv[1])) as server:
+    print(server.address, server.new_address(), flush=True)
+    sys.stdin.read()
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--megabytes", type=int, default=1000, help="size of the archive")
+    parser.add_argument("--rounds", type=int, default=3, help="turns of each way; medians count")
+    options = parser.parse_args()
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        _server(Path(folder), options.megabytes) as (
+            proxy,
+            address,
+        ),
+    ):
+        rates: dict[str, list[float]] = {"plain requests": [], "through the client": []}
+        for number in range(options.rounds):
+            target = Path(folder) / f"round-{number}"
+            target.mkdir()
+            rates["plain requests"].append(_plain(proxy, address, target))
+            rates["through the client"].append(_through_client(target))
+        check = _check(target)
+    for way, values in rates.items():
+        each = ", ".join(f"{value:.0f}" for value in values)
+        print(f"{way:20} {median(values):6.0f} MB/s   ({each})")
+    ratio = median(rates["through the client"]) / median(rates["plain requests"])
+    verdict = "reached" if ratio >= GOAL else "missed"
+    print(f"{'ratio':20} {ratio:6.2f}        (goal {GOAL}: {verdict})")
+    print(f"{'check of the archive':20} {check:6.0f} MB/s   (CRC of each member, and sha256)")
+
+
+@contextlib.contextmanager
+def _server(folder: Path, megabytes: int) -> Iterator[tuple[str, str]]:
+    """Serves an archive from another process; gives the proxy's address and the archive's."""
+    archive = folder / "served.zip"
+    with zipfile.ZipFile(archive, "w") as file:  # Stored: JPEGs hardly get smaller.
+        for index in range(megabytes):
+            file.writestr(f"OCT2017 /train/CNV/CNV-{index}-1.jpeg", os.urandom(10**6))
+    process = subprocess.Popen(
+        [sys.executable, "-c", SERVE, str(archive)],
+        env={**os.environ, "PYTHONPATH": str(ROOT / "tests")},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        proxy, address = process.stdout.readline().split()
+        # The client looks at these when it is imported, so before the first round.
+        for name in ("KAGGLE_USERNAME", "KAGGLE_KEY", "no_proxy", "NO_PROXY"):
+            os.environ.pop(name, None)
+        os.environ |= {
+            "HOME": str(folder),
+            "KAGGLE_API_ENVIRONMENT": "LOCALHOST",
+            "KAGGLE_API_TOKEN": TOKEN,
+            "http_proxy": proxy,
+        }
+        yield proxy, address
+    finally:
+        process.stdin.close()
+        process.wait(timeout=30)
+
+
+def _plain(proxy: str, address: str, folder: Path) -> float:
+    """Streams the archive to disk in the plainest way; returns MB/s."""
+    target = folder / "plain.zip"
+    started = time.perf_counter()
+    with (
+        requests.get(address, stream=True, proxies={"http": proxy}, timeout=60) as response,
+        target.open("wb") as file,
+    ):
+        response.raise_for_status()
+        for chunk in response.iter_content(CHUNK_BYTES):
+            file.write(chunk)
+    seconds = time.perf_counter() - started
+    size = target.stat().st_size
+    target.unlink()
+    return size / 1e6 / seconds
+
+
+def _through_client(folder: Path) -> float:
+    """Downloads the archive as a build does, import and login included; returns MB/s."""
+    from pipelines.sources.kaggle import fetch_archive
+
+    started = time.perf_counter()
+    archive = fetch_archive(DATASET, folder)
+    return archive.stat().st_size / 1e6 / (time.perf_counter() - started)
+
+
+def _check(folder: Path) -> float:
+    from pipelines.sources.kaggle import download_archive
+
+    started = time.perf_counter()
+    archive = download_archive(DATASET, folder)
+    return archive.stat().st_size / 1e6 / (time.perf_counter() - started)
+
+
+if __name__ == "__main__":
+    main()
