@@ -12,6 +12,7 @@ BUILD = [
     "jinja2>=3.1",
     "numpy>=2",
     "pillow>=12.1.1,<13",  # Beam's own bounds; the exact version is part of a build's fingerprint
+    "psutil>=6",
     "pyarrow>=18",
     "tqdm>=4.66",
     "xxhash>=3.4",
@@ -22,7 +23,7 @@ EXTRAS = {
     "test": ["hypothesis", "pytest>=8", "pytest-timeout", "ruff", "tensorflow-datasets"],
 }
 EXTRAS["all"] = sorted({package for extra in EXTRAS.values() for package in extra})
-EXTRAS["bench"] = ["array-record", "grain", "mosaicml-streaming", "psutil", "webdataset"]
+EXTRAS["bench"] = ["array-record", "grain", "mosaicml-streaming", "webdataset"]
 
 setup(
     name="scan-tfrecords",

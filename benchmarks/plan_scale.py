@@ -78,7 +78,7 @@ def main() -> None:
         print(measure(args.num_images))
         return
     print(
-        "| images | list, s | digest + plan, s | write, s | µs an image | plan, B/image | peak, GiB |"
+        "| images | list, s | digest + plan, s | write, s | µs/image | plan, B/image | peak, GiB |"
     )
     print("| --- | --- | --- | --- | --- | --- | --- |", flush=True)
     for num_images in (84_484, 1_000_000, 10_000_000):

@@ -22,7 +22,7 @@ from apache_beam.transforms import environments
 from pipelines import errors
 
 #: Names under which a user may ask for Beam's own engine on this machine.
-_LOCAL_RUNNERS = ("DirectRunner", "FnApiRunner", "BundleBasedDirectRunner", "direct")
+_LOCAL_RUNNERS = ("directrunner", "fnapirunner", "bundlebaseddirectrunner", "direct")
 
 
 def make_pipeline(beam_args: Sequence[str]) -> beam.Pipeline:
@@ -32,13 +32,17 @@ def make_pipeline(beam_args: Sequence[str]) -> beam.Pipeline:
         beam_args: Beam's own flags.
 
     Raises:
-        errors.UserError: for a mode that loses records.
+        errors.UserError: for a mode that loses records, or flags that the engine refuses.
     """
     options = PipelineOptions(list(beam_args), save_main_session=False)
     if not is_local(options):
-        # A remote engine tells where to look at the job on this level.
+        # A remote engine tells where to look at the job on this level; of types it tells too much.
         logging.getLogger().setLevel(logging.INFO)
-        return beam.Pipeline(options=options)
+        logging.getLogger("apache_beam.typehints").setLevel(logging.WARNING)
+        try:
+            return beam.Pipeline(options=options)
+        except ValueError as error:
+            raise errors.UserError(str(error)) from None
     return beam.Pipeline(_local_runner(options, beam_args), options=options)
 
 
@@ -74,7 +78,7 @@ def _local_runner(options: PipelineOptions, beam_args: Sequence[str]) -> FnApiRu
 def is_local(options: PipelineOptions) -> bool:
     """Tells whether the job runs on this machine, in processes of the launcher."""
     runner = options.view_as(StandardOptions).runner
-    return runner is None or runner.rsplit(".", 1)[-1] in _LOCAL_RUNNERS
+    return runner is None or runner.rsplit(".", 1)[-1].lower() in _LOCAL_RUNNERS
 
 
 @contextlib.contextmanager
@@ -118,8 +122,10 @@ def clear_errors() -> Iterator[None]:
 def _root_cause(error: BaseException) -> str | None:
     """Returns the message of the build's own error that ended a job, if that was it.
 
-    Beam passes a worker's exception on as text.
+    Beam passes a worker's exception on as text, unless the worker is this process.
     """
+    if isinstance(error, errors.BuildError | errors.UserError):
+        return str(error).split(" [while running")[0]
     for line in reversed(str(error).splitlines()):
         for kind in (errors.BuildError, errors.UserError):
             head, found, message = line.partition(f"{kind.__module__}.{kind.__qualname__}: ")
@@ -153,7 +159,9 @@ def check_flags(beam_args: Sequence[str], own_flags: Iterable[str]) -> None:
     Raises:
         errors.UserError: naming the flag and what may have been meant.
     """
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    # Without a usage of its own it would print all of Beam's flags with an error.
+    usage = "build_tfrecords.py [flags]; see --help"
+    parser = argparse.ArgumentParser(usage=usage, add_help=False, allow_abbrev=False)
     for options in [PipelineOptions, *_subclasses(PipelineOptions)]:
         # Beam's own parsers overlap, and the same flag twice is an error to argparse.
         with contextlib.suppress(argparse.ArgumentError):

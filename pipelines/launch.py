@@ -11,18 +11,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
+import pyarrow as pa
+import xxhash
 
-from pipelines import errors, plan, resume, transforms
+from pipelines import drops, errors, plan, resume, splits, transforms
 from pipelines.options import BuildOptions
-from pipelines.sources import synthetic
-from pipelines.sources.archive import ArchiveSource
-from pipelines.sources.directory import DirectorySource
-from pipelines.sources.listing import Listing
+from pipelines.sources.chosen import make_source
+from pipelines.sources.listing import Listing, iterate_refs
 from pipelines.sources.source import Source
 from pipelines.storage import BUILD_DIR, Storage
 from tfrecord_io import preprocess, schema
-from tfrecord_io.manifest import FILE_NAME
+from tfrecord_io.manifest import FILE_NAME, Manifest
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -62,13 +61,19 @@ def prepared(options: BuildOptions) -> Iterator[Job]:
     storage = Storage(options.output)
     source = make_source(options)
     with resume.locked(storage):
-        source = source.prepare(Path(storage.path(BUILD_DIR)))
+        source = source.prepare(_scratch_dir(options, storage))
         started = time.monotonic()
         _say(f"listing the images of {options.input or options.source}")
         listing = source.list(options.listing)
         _say(_describe(listing))
         job = _plan_job(options, storage, source, listing)
         yield dataclasses.replace(job, started=started)
+
+
+def _scratch_dir(options: BuildOptions, storage: Storage) -> Path:
+    """Returns a local folder for what a source has to unpack."""
+    folder = options.download_dir if storage.remote else Path(storage.path(BUILD_DIR))
+    return folder.absolute()
 
 
 def require_finished(job: Job) -> None:
@@ -86,28 +91,6 @@ def require_finished(job: Job) -> None:
         )
 
 
-def make_source(options: BuildOptions) -> Source:
-    """Returns the source the user chose; the synthetic one draws its images first."""
-    if options.source == "synthetic":
-        return _draw_synthetic(options)
-    if options.input is None:
-        raise errors.UserError(f"--source {options.source} needs --input")
-    path = Path(options.input)
-    return ArchiveSource(path) if options.source == "archive" else DirectorySource(path)
-
-
-def _draw_synthetic(options: BuildOptions) -> DirectorySource:
-    """Draws the synthetic tree, or what is missing of it; from then on it is a folder."""
-    num_examples, seed = options.num_examples, options.plan.seed
-    directory = options.download_dir / f"synthetic-{num_examples}-seed-{seed}"
-    try:
-        with tqdm(total=num_examples, unit=" images", desc="drawing", delay=1.0) as bar:
-            synthetic.write_tree(directory, num_examples, seed, progress=bar.update)
-    except ValueError as error:
-        raise errors.UserError(str(error)) from None
-    return DirectorySource(directory, kind="synthetic")
-
-
 def _plan_job(options: BuildOptions, storage: Storage, source: Source, listing: Listing) -> Job:
     labels = options.listing.classes or tuple(
         sorted(set(listing.refs["label"].unique().to_pylist()))
@@ -118,7 +101,8 @@ def _plan_job(options: BuildOptions, storage: Storage, source: Source, listing: 
     identity = _identity(options, source, listing, labels)
     build = transforms.Build(
         name=options.name,
-        output=options.output,
+        # A worker of another process or machine has a working directory of its own.
+        output=options.output if storage.remote else str(Path(options.output).absolute()),
         source=source,
         preprocessing=options.preprocessing,
         label_names=labels,
@@ -129,22 +113,51 @@ def _plan_job(options: BuildOptions, storage: Storage, source: Source, listing: 
         ignored=listing.ignored,
         over_limit=0,
         rejected_files=listing.rejects,
+        drops=options.drops,
     )
     if options.overwrite and not _is_current(storage, identity):
         resume.clear(storage)
     state = resume.check_output(storage, identity)
     if state is resume.OutputState.COMPLETE:
+        _require_policy(storage, options)
         return Job(build=build, state=state)
+    split = splits.apply(listing.refs, options.splits, lambda refs: _content_names(source, refs))
+    for note in split.notes:
+        _say(note)
+    build = dataclasses.replace(build, notes=split.notes)
+    listing = dataclasses.replace(listing, refs=split.refs, dropped=split.dropped.num_rows)
     planned = plan.make_plan(listing, layout.stride, labels, options.plan)
     build = dataclasses.replace(build, over_limit=planned.over_limit)
     resume.remove_leftovers(storage)
     _write_plan(storage, build, planned)
+    drops.write_table(storage, drops.PLANNED_FILE, split.dropped)
     finished = transforms.find_finished(build, planned.tasks)
     todo = tuple(task for task in planned.tasks if task.index not in finished)
     num_finished = sum(sidecar.num_refs for sidecar in finished.values())
     if finished:
         _say(f"going on: {len(finished)} of {len(planned.tasks)} shards are finished")
     return Job(build=build, state=state, todo=todo, num_finished=num_finished)
+
+
+def _content_names(source: Source, refs: pa.Table) -> list[str]:
+    """Returns a name for the content of each file: the same for copies, whatever their names."""
+    names = []
+    with source.open() as reader:
+        for ref in iterate_refs(refs):
+            try:
+                names.append(xxhash.xxh3_128_hexdigest(reader.read(ref)))
+            except preprocess.Reject:
+                # It will be rejected again when it is decoded; until then it stands for itself.
+                names.append(ref.source_path)
+    return names
+
+
+def _require_policy(storage: Storage, options: BuildOptions) -> None:
+    """Fails for a dataset built with `keep` if now, with the same bytes, `fail` is wanted."""
+    found = Manifest.from_json(storage.read(FILE_NAME).decode(), storage.path(FILE_NAME))
+    failure = drops.judge(found.audit.get("measures", {}), options.drops)
+    if failure:
+        raise errors.BuildError(failure)
 
 
 def _write_plan(storage: Storage, build: transforms.Build, planned: plan.Plan) -> None:
@@ -174,6 +187,13 @@ def _identity(
         "image_size": [options.preprocessing.height, options.preprocessing.width],
         "channels": options.preprocessing.channels,
         "resize": options.preprocessing.resize,
+        "splits": options.splits.splits,
+        "split_fractions": dict(options.splits.fractions) if options.splits.fractions else None,
+        "split_seed": "auto" if options.splits.seed is None else options.splits.seed,
+        "keep_split": options.splits.keep_split,
+        # A build that would fail leaves the bytes of one that keeps, if it does not fail.
+        "leaks": "drop" if options.drops.leaks == "drop" else "keep",
+        "duplicates": "drop" if options.drops.duplicates == "drop" else "keep",
         "seed": options.plan.seed,
         "shard_size_mb": options.plan.shard_size_mb,
         "num_shards": options.plan.num_shards,

@@ -9,11 +9,23 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pipelines import errors
+from pipelines.drops import DropOptions
 from pipelines.plan import DEFAULT_SHARD_SIZE_MB, PlanOptions
+from pipelines.remote_files import is_remote
+from pipelines.sources import fashion_mnist, kaggle
 from pipelines.sources.listing import DEFAULT_GROUP_REGEX, ListingOptions
+from pipelines.splits import DEFAULT_FRACTIONS, POLICIES, SplitOptions
 from tfrecord_io.preprocess import RESIZE_FILTERS, Preprocessing
 
-SOURCES = ("archive", "directory", "synthetic")
+SOURCES = ("kaggle", "archive", "directory", "fashion_mnist", "synthetic")
+
+# What a source does with --input: a description where it needs one, None where it takes none.
+_INPUTS = {
+    "archive": "a .zip, .tar or .tar.gz file",
+    "directory": "a folder",
+    "kaggle": None,
+    "synthetic": None,
+}
 
 _DESCRIPTION = """\
 Turns an image collection into training-ready TFRecords, once.
@@ -24,9 +36,11 @@ shards of equal records. Kill it at any time: the same command goes on where it 
 
 _EXAMPLES = """\
 examples:
+  python pipelines/build_tfrecords.py                              the OCT scans from Kaggle
   python pipelines/build_tfrecords.py --source synthetic --output data/synthetic
   python pipelines/build_tfrecords.py --source archive --input kermany2018.zip --output data/oct
   python pipelines/build_tfrecords.py --source directory --input scans/ --output data/scans
+  python pipelines/build_tfrecords.py --source fashion_mnist --output data/fashion_mnist
 
 All other flags are Beam's, for example --runner=DataflowRunner or --direct_num_workers=4.
 """
@@ -38,13 +52,18 @@ class BuildOptions:
 
     Attributes:
         source: a name in `SOURCES`.
-        input: the archive or folder; the synthetic source needs none.
+        input: the archive or folder; sources that fetch or draw their images need none.
         output: folder or URL of the dataset.
         name: what the dataset is called.
+        kaggle_dataset: OWNER/NAME of the dataset that is downloaded from Kaggle.
+        fashion_mnist_url: address of the folder with Fashion-MNIST's four files.
         num_examples: images the synthetic source draws.
-        download_dir: where the synthetic source keeps what it draws.
+        download_dir: where what is downloaded or drawn is kept.
+        staging: URL of a folder to which a local archive is uploaded for remote workers.
         listing: classes, tree and patients.
         preprocessing: size, channels and filter.
+        splits: who decides the splits, and what happens to patients in several of them.
+        drops: what happens to pictures that are there more than once.
         plan: seed, shards and limit.
         max_reject_fraction: share of rejects that is accepted.
         overwrite: whether a dataset that differs is replaced.
@@ -58,21 +77,36 @@ class BuildOptions:
     input: str | None
     output: str
     name: str
+    kaggle_dataset: str
+    fashion_mnist_url: str
     num_examples: int
     download_dir: Path
+    staging: str | None
     listing: ListingOptions
     preprocessing: Preprocessing
+    splits: SplitOptions
+    drops: DropOptions
     plan: PlanOptions
     max_reject_fraction: float
     overwrite: bool
     beam_args: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        if self.source == "synthetic" and self.input:
-            raise ValueError("--source synthetic draws its images and takes no --input")
-        if self.source != "synthetic" and not self.input:
-            what = "a .zip, .tar or .tar.gz file" if self.source == "archive" else "a folder"
-            raise ValueError(f"--source {self.source} needs --input, {what}")
+        needed = _INPUTS.get(self.source, "")
+        if needed and not self.input:
+            raise ValueError(f"--source {self.source} needs --input, {needed}")
+        if needed is None and self.input:
+            raise ValueError(
+                f"--source {self.source} takes no --input; for a file of your own give --source "
+                "archive, for a folder --source directory"
+            )
+        kaggle.check_dataset_name(self.kaggle_dataset)
+        if self.staging and not is_remote(self.staging):
+            raise ValueError(
+                f"--staging must be a URL such as gs://bucket/folder, received {self.staging!r}"
+            )
+        if not self.output.strip("/"):
+            raise ValueError(f"--output must be a folder of its own, received {self.output!r}")
         if not 0 <= self.max_reject_fraction <= 1:
             raise ValueError(
                 f"--max_reject_fraction must be in 0..1, received {self.max_reject_fraction}"
@@ -91,21 +125,35 @@ def parse_options(argv: Sequence[str]) -> BuildOptions:
         SystemExit: from argparse, for --help and for flags it cannot read.
     """
     args, beam_args = _parser().parse_known_args(argv)
-    height, width = args.image_size
+    is_fashion = args.source == "fashion_mnist"
+    height, width = args.image_size or (fashion_mnist.IMAGE_SIZE if is_fashion else (224, 224))
     try:
         return BuildOptions(
             source=args.source,
             input=args.input,
             output=args.output,
-            name=args.name or _default_name(args.source, args.input),
+            name=args.name or _default_name(args),
+            kaggle_dataset=args.kaggle_dataset,
+            fashion_mnist_url=args.fashion_mnist_url,
             num_examples=args.num_examples,
             download_dir=Path(args.download_dir),
+            staging=args.staging,
             listing=ListingOptions(
-                classes=tuple(args.classes), tree=args.tree, group_regex=args.group_regex
+                classes=args.classes or (fashion_mnist.LABEL_NAMES if is_fashion else ()),
+                tree=args.tree,
+                group_regex=args.group_regex,
             ),
             preprocessing=Preprocessing(
                 height=height, width=width, channels=args.channels, resize=args.resize
             ),
+            splits=SplitOptions(
+                splits=args.splits,
+                fractions=args.split_fractions,
+                keep_split=args.keep_split,
+                seed=args.split_seed,
+                leaks=args.leaks,
+            ),
+            drops=DropOptions(duplicates=args.duplicates, leaks=args.leaks),
             plan=PlanOptions(
                 seed=args.seed,
                 shard_size_mb=args.shard_size_mb,
@@ -138,11 +186,28 @@ def _parser() -> argparse.ArgumentParser:
     group.add_argument(
         "--source",
         choices=SOURCES,
-        default="synthetic",
-        help="where the images come from (default: %(default)s, which needs no data)",
+        default="kaggle",
+        help="where the images come from (default: %(default)s, which downloads them and needs a "
+        "free account; synthetic draws them and needs nothing)",
     )
     group.add_argument(
-        "--input", metavar="PATH", help="the .zip, .tar or .tar.gz file, or the folder"
+        "--input",
+        metavar="PATH",
+        help="archive: the .zip, .tar or .tar.gz file; directory: the folder; fashion_mnist: the "
+        "folder with its four files, which are downloaded without it. A zip or folder may be a URL "
+        "such as s3://bucket/scans.zip",
+    )
+    group.add_argument(
+        "--kaggle_dataset",
+        default=kaggle.DEFAULT_DATASET,
+        metavar="OWNER/NAME",
+        help="kaggle: the dataset to download (default: %(default)s)",
+    )
+    group.add_argument(
+        "--fashion_mnist_url",
+        default=fashion_mnist.BASE_URL,
+        metavar="URL",
+        help="fashion_mnist: where to download the four files (default: %(default)s)",
     )
     group.add_argument(
         "--classes",
@@ -179,15 +244,66 @@ def _parser() -> argparse.ArgumentParser:
         "--download_dir",
         default="data/downloads",
         metavar="DIR",
-        help="synthetic: where the drawn JPEGs are kept (default: %(default)s)",
+        help="where downloads and drawn images are kept and found again (default: %(default)s)",
+    )
+    group.add_argument(
+        "--staging",
+        metavar="URL",
+        help="for an engine whose workers do not see this machine's disk, such as Dataflow: folder "
+        "like gs://bucket/folder to which a local or downloaded zip is uploaded once",
+    )
+    group = parser.add_argument_group("who is in which split")
+    group.add_argument(
+        "--splits",
+        choices=("source", "patient"),
+        default="source",
+        help="as the source's folders say, or anew, each patient in one split "
+        "(default: %(default)s)",
+    )
+    group.add_argument(
+        "--split_fractions",
+        type=_fractions,
+        metavar="A=X,B=Y,...",
+        help="share of each split, for --splits patient (default: "
+        + ",".join(f"{name}={share:g}" for name, share in DEFAULT_FRACTIONS)
+        + ")",
+    )
+    group.add_argument(
+        "--split_seed",
+        type=_split_seed,
+        default=0,
+        metavar="N|auto",
+        help="decides, with the patient's name, who goes where; auto looks for one that gives "
+        "every class its share (default: %(default)s)",
+    )
+    group.add_argument(
+        "--keep_split",
+        metavar="SPLIT",
+        help="leave this split of the source as it is, and what shares its patients out of the "
+        "others",
+    )
+    group.add_argument(
+        "--leaks",
+        choices=POLICIES,
+        default="keep",
+        help="what to do with patients and pictures that are in several splits: keep and report "
+        "them, drop them from the less protected split (test keeps its own, then val), or fail "
+        "(default: %(default)s)",
+    )
+    group.add_argument(
+        "--duplicates",
+        choices=POLICIES,
+        default="keep",
+        help="what to do with images of exactly the same stored pixels: keep and report them, "
+        "drop all but one, or fail (default: %(default)s)",
     )
     group = parser.add_argument_group("what is made of it")
     group.add_argument(
         "--image_size",
         type=_image_size,
-        default=(224, 224),
         metavar="N|HxW",
-        help="height and width in pixels; the picture is stretched to fit (default: 224)",
+        help="height and width in pixels; the picture is stretched to fit (default: 224, for "
+        "fashion_mnist its own 28)",
     )
     group.add_argument(
         "--channels",
@@ -247,6 +363,26 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
+def _fractions(text: str) -> tuple[tuple[str, float], ...]:
+    pairs = [part.partition("=") for part in text.split(",")]
+    try:
+        return tuple((name.strip(), float(share)) for name, _, share in pairs)
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"expected shares like train=0.8,val=0.1,test=0.1, received {text!r}"
+        ) from None
+
+
+def _split_seed(text: str) -> int | None:
+    """Returns the seed, or None for `auto`."""
+    if text == "auto":
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected a number or auto, received {text!r}") from None
+
+
 def _image_size(text: str) -> tuple[int, int]:
     match = re.fullmatch(r"(\d+)(?:x(\d+))?", text)
     if not match:
@@ -254,9 +390,10 @@ def _image_size(text: str) -> tuple[int, int]:
     return int(match[1]), int(match[2] or match[1])
 
 
-def _default_name(source: str, path: str | None) -> str:
-    if source == "synthetic" or not path:
-        return "synthetic_oct"
+def _default_name(args: argparse.Namespace) -> str:
+    if args.source in ("synthetic", "fashion_mnist"):
+        return {"synthetic": "synthetic_oct", "fashion_mnist": "fashion_mnist"}[args.source]
+    path = args.kaggle_dataset if args.source == "kaggle" else args.input or ""
     stem = re.split(r"[./]", path.rstrip("/").rsplit("/", 1)[-1])[0]
     name = re.sub(r"[^a-z0-9]+", "_", stem.lower()).strip("_")
     return name if name[:1].isalpha() else f"images_{name}".rstrip("_")

@@ -173,7 +173,8 @@ def listing_digest(refs: pa.Table) -> str:
     digest = hashlib.sha256()
     for batch in refs.to_batches(_ROWS_AT_ONCE):
         for name in ("root", "path"):
-            digest.update("\0".join(batch.column(name).to_pylist()).encode())
+            # No name holds a zero byte (see `listing`), so that it ends each of them for certain.
+            digest.update("\0".join([*batch.column(name).to_pylist(), ""]).encode())
         for name in ("size", "version"):
             digest.update(batch.column(name).to_numpy().astype("<i8").tobytes())
     return digest.hexdigest()
@@ -214,11 +215,12 @@ def _random_ranks(num_rows: int, seed: int) -> np.ndarray:
     sorts by SplitMix64 of the row's number (Steele, Lea, Flood 2014, OOPSLA, fig. 16).
     """
     with np.errstate(over="ignore"):
-        start = _splitmix64(np.array([seed], np.uint64))
-        return _splitmix64(start + np.arange(num_rows, dtype=np.uint64))
+        start = splitmix64(np.array([seed], np.uint64))
+        return splitmix64(start + np.arange(num_rows, dtype=np.uint64))
 
 
-def _splitmix64(state: np.ndarray) -> np.ndarray:
+def splitmix64(state: np.ndarray) -> np.ndarray:
+    """Returns well mixed uint64 numbers, one for each of `state`; the same ones everywhere."""
     mixed = state * np.uint64(0x9E3779B97F4A7C15) + np.uint64(0x9E3779B97F4A7C15)
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -232,7 +234,8 @@ def _num_shards(
         share = options.num_shards * num_examples / largest_split
         return min(max(1, round(share)), num_examples)
     size_mb = options.shard_size_mb or DEFAULT_SHARD_SIZE_MB
-    by_size = math.ceil(num_examples * record_stride / (size_mb * 1_000_000))
+    # A size near zero would make it infinitely many.
+    by_size = math.ceil(min(num_examples, num_examples * record_stride / (size_mb * 1_000_000)))
     if options.shard_size_mb is None:
         by_size = max(by_size, min(_MIN_SHARDS, num_examples // _MIN_SHARD_EXAMPLES))
     return min(max(1, by_size), num_examples)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import enum
-import fcntl
 import json
 import os
 import re
@@ -12,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from pipelines import errors
+from pipelines import errors, file_lock
 from pipelines.plan import differences, fingerprint
 from pipelines.storage import BUILD_DIR, Storage
 from pipelines.transforms import PLAN_JSON
@@ -21,7 +20,7 @@ from tfrecord_io import manifest
 _LOCK = f"{BUILD_DIR}/lock"
 _OWN_FILES = re.compile(
     r"[a-z][a-z0-9_]*-\d{5,}-of-\d{5,}\.(tfrecord|json)"
-    r"|manifest\.json|examples\.parquet|rejects\.csv|report\.html"
+    r"|manifest\.json|examples\.parquet|rejects\.csv|dropped\.csv|report\.html"
     r"|features\.json|dataset_info\.json"
 )
 
@@ -42,10 +41,16 @@ def locked(storage: Storage) -> Iterator[None]:
     no such lock; there, two builds of the same plan write the same bytes.
 
     Raises:
-        errors.UserError: if another build holds it.
+        errors.UserError: if another build holds it, or nothing can be written there.
     """
     if storage.remote:
+        try:
+            storage.names()
+        except errors.UserError as error:
+            raise errors.UserError(f"cannot use --output {storage.root}: {error}") from None
         yield
+        if storage.exists(manifest.FILE_NAME):
+            storage.delete_build_dir()
         return
     made = not Path(storage.root).exists()
     descriptor = _take_lock(storage)
@@ -73,14 +78,23 @@ def check_output(storage: Storage, identity: Mapping[str, Any]) -> OutputState:
             found = manifest.Manifest.from_json(
                 storage.read(manifest.FILE_NAME).decode(), storage.path(manifest.FILE_NAME)
             )
+        except UnicodeDecodeError:
+            path = storage.path(manifest.FILE_NAME)
+            raise errors.UserError(f"{path} is no text; --overwrite replaces it") from None
         except manifest.ManifestError as error:
             raise errors.UserError(f"{error}; --overwrite replaces it") from None
         _refuse_other(storage, found.options, identity, found.fingerprint)
         _require_shards(storage, found)
         return OutputState.COMPLETE
     if storage.exists(PLAN_JSON):
-        planned = json.loads(storage.read(PLAN_JSON))
-        _refuse_other(storage, planned["identity"], identity, planned["fingerprint"])
+        try:
+            planned = json.loads(storage.read(PLAN_JSON))
+            found_identity, found_fingerprint = planned["identity"], planned["fingerprint"]
+        except (ValueError, KeyError, TypeError):
+            raise errors.UserError(
+                f"{storage.path(PLAN_JSON)} is damaged; --overwrite begins anew"
+            ) from None
+        _refuse_other(storage, found_identity, identity, found_fingerprint)
         return OutputState.UNFINISHED
     strangers = [name for name in names if name.endswith(".tfrecord")]
     if strangers:
@@ -137,29 +151,17 @@ def _require_shards(storage: Storage, found: manifest.Manifest) -> None:
 
 def _take_lock(storage: Storage) -> int:
     path = Path(storage.path(_LOCK))
-    while True:
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-        except OSError as error:
-            raise errors.UserError(
-                f"cannot write to --output {storage.root}: {error.strerror}"
-            ) from None
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.read(descriptor, 20).decode() or "unknown"
-            os.close(descriptor)
-            raise errors.UserError(
-                f"another build (process {holder}) is writing to {storage.root}; wait for it, or "
-                "choose another --output"
-            ) from None
-        # The build before us may have removed the file between our open and our lock.
-        if path.exists() and os.fstat(descriptor).st_ino == path.stat().st_ino:
-            os.truncate(descriptor, 0)
-            os.pwrite(descriptor, str(os.getpid()).encode(), 0)
-            return descriptor
-        os.close(descriptor)
+    try:
+        return file_lock.acquire(path)
+    except BlockingIOError:
+        raise errors.UserError(
+            f"another build (process {file_lock.holder(path)}) is writing to {storage.root}; wait "
+            "for it, or choose another --output"
+        ) from None
+    except OSError as error:
+        raise errors.UserError(
+            f"cannot write to --output {storage.root}: {error.strerror}"
+        ) from None
 
 
 def _tidy(storage: Storage, made: bool) -> None:

@@ -1,7 +1,7 @@
 """The files of an output folder, on a local disk or on any file system that Beam knows.
 
 A local file takes its name by a rename. On an object store a rename is a copy, but an object
-appears only once it is closed, so there the final name is written at once.
+appears whole once its upload ends, so there the final name is written at once.
 """
 
 from __future__ import annotations
@@ -15,16 +15,14 @@ from pathlib import Path
 from typing import IO
 
 import pyarrow as pa
+from apache_beam.io.filesystems import FileSystems
 
+from pipelines import remote_files
+from pipelines.remote_files import is_remote
 from tfrecord_io import shards
 
 #: Where a build keeps what is no part of the dataset: plan, lock, temporary and part files.
 BUILD_DIR = ".build"
-
-
-def is_remote(path: str) -> bool:
-    """Tells whether a path is a URL such as gs://bucket/folder."""
-    return "://" in path
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,10 +55,10 @@ class Storage:
                 return os.stat(self.path(name)).st_size  # noqa: PTH116
             except FileNotFoundError:
                 return None
-        from apache_beam.io.filesystems import FileSystems
-
-        matches = FileSystems.match([self.path(name)])[0].metadata_list
-        return matches[0].size_in_bytes if matches else None
+        try:
+            return remote_files.open_store(self.root).describe(self.path(name))[0]
+        except FileNotFoundError:
+            return None
 
     def exists(self, name: str) -> bool:
         return self.size(name) is not None
@@ -73,14 +71,7 @@ class Storage:
         """
         if not self.remote:
             return Path(self.path(name)).read_bytes()
-        if not self.exists(name):
-            raise FileNotFoundError(self.path(name))
-        from apache_beam.io.filesystem import CompressionTypes
-        from apache_beam.io.filesystems import FileSystems
-
-        with FileSystems.open(
-            self.path(name), compression_type=CompressionTypes.UNCOMPRESSED
-        ) as file:
+        with self._open_ranges(name) as file:
             return file.read()
 
     @contextlib.contextmanager
@@ -90,13 +81,8 @@ class Storage:
             with shards.atomic_write(self.path(name), self.path(BUILD_DIR)) as file:
                 yield file
             return
-        from apache_beam.io.filesystem import CompressionTypes
-        from apache_beam.io.filesystems import FileSystems
-
-        file = FileSystems.create(self.path(name), compression_type=CompressionTypes.UNCOMPRESSED)
-        # Not `with`: closing is what makes the object appear, and a failed one must not.
-        yield file
-        file.close()
+        with remote_files.create(self.path(name)) as file:
+            yield file
 
     @contextlib.contextmanager
     def open_arrow(self, name: str) -> Iterator[pa.NativeFile]:
@@ -105,16 +91,13 @@ class Storage:
             with pa.memory_map(self.path(name)) as file:
                 yield file
             return
-        from apache_beam.io.filesystem import CompressionTypes
-        from apache_beam.io.filesystems import FileSystems
-
-        with (
-            FileSystems.open(
-                self.path(name), compression_type=CompressionTypes.UNCOMPRESSED
-            ) as raw,
-            pa.PythonFile(raw, mode="r") as file,
-        ):
+        with self._open_ranges(name) as raw, pa.PythonFile(raw, mode="r") as file:
             yield file
+
+    def _open_ranges(self, name: str) -> remote_files.RangeFile:
+        store, url = remote_files.open_store(self.root), self.path(name)
+        size, _ = store.describe(url)
+        return remote_files.RangeFile(store, url, size)
 
     def names(self, folder: str = "") -> list[str]:
         """Returns the names of the files of a folder below this one (this one by default)."""
@@ -122,9 +105,7 @@ class Storage:
         if not self.remote:
             directory = Path(prefix)
             return sorted(p.name for p in directory.iterdir()) if directory.is_dir() else []
-        from apache_beam.io.filesystems import FileSystems
-
-        found = FileSystems.match([prefix + "/*"])[0].metadata_list
+        found = remote_files.match(f"{prefix}/*")
         return sorted(entry.path.rsplit("/", 1)[-1] for entry in found)
 
     def delete(self, names: list[str]) -> None:
@@ -133,13 +114,13 @@ class Storage:
             for name in names:
                 Path(self.path(name)).unlink(missing_ok=True)
             return
-        from apache_beam.io.filesystems import FileSystems
-
-        FileSystems.delete([self.path(name) for name in names if self.exists(name)])
+        if found := [self.path(name) for name in names if self.exists(name)]:
+            FileSystems.delete(found)
 
     def delete_build_dir(self) -> None:
         """Removes what a finished build no longer needs."""
         if not self.remote:
             shutil.rmtree(self.path(BUILD_DIR), ignore_errors=True)
             return
-        self.delete([f"{BUILD_DIR}/{name}" for name in self.names(BUILD_DIR)])
+        if names := self.names(BUILD_DIR):
+            FileSystems.delete([self.path(f"{BUILD_DIR}/{name}") for name in names])

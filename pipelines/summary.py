@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipelines.storage import Storage
+from pipelines.storage import Storage, is_remote
 from tfrecord_io.manifest import FILE_NAME, REJECTS_FILE_NAME, Manifest
 
 
@@ -23,6 +23,8 @@ def print_built(output: str, seconds: float, num_finished_before: int) -> None:
     for name in ("rejects", "copies", "over_limit"):
         if counts[name]:
             accounted += f" + {counts[name]:,} {name.replace('_', ' ')}"
+    for reason, count in counts.get("dropped", {}).items():
+        accounted += f" + {count:,} left out ({reason.replace('_', ' ')})"
     if counts["ignored"]:
         accounted += f" + {sum(counts['ignored'].values()):,} that are no data"
     print(accounted)
@@ -76,6 +78,8 @@ def _print_rejects(found: Manifest, output: str) -> None:
 
 
 def _next_steps(output: str) -> str:
+    if is_remote(output):
+        return "  copy it to a disk and run python -m tfrecord_io verify, or train on it from there"
     return (
         f"  python -m tfrecord_io verify {output}\n"
         f"  python -m tfrecord_io show {output} --output grid.png"

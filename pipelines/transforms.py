@@ -23,11 +23,22 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
 
-from pipelines import errors, plan
+from pipelines import card, drops, errors, plan
+from pipelines.sources import prefetch
 from pipelines.sources.listing import ImageRef, RejectedFile, iterate_refs
 from pipelines.sources.source import Reader, Source
+from pipelines.splits import DROPPED_SCHEMA
 from pipelines.storage import BUILD_DIR, Storage
-from tfrecord_io import manifest, preprocess, schema, shards, tfds_metadata
+from tfrecord_io import (
+    audit,
+    manifest,
+    near_duplicates,
+    preprocess,
+    schema,
+    shards,
+    tfds_metadata,
+    twins,
+)
 
 #: The references, a record batch a task; and beside it the tasks and what decides the bytes.
 PLAN_FILE = f"{BUILD_DIR}/plan.arrow"
@@ -53,6 +64,9 @@ EXAMPLE_SCHEMA = pa.schema(
         ("quantization", pa.int32()),
         ("file_xxh3", pa.string()),
         ("pixels_xxh3", pa.string()),
+        ("brightness", pa.float32()),
+        ("white_border", pa.float32()),
+        ("perceptual_hash", pa.binary(near_duplicates.HASH_LENGTH)),
     ]
 )
 
@@ -74,6 +88,8 @@ class Build:
         ignored: files that are no data, by reason.
         over_limit: images left out by the limit.
         rejected_files: images already rejected while listing.
+        drops: what happens to pictures that are there more than once.
+        notes: what the user should know about the splits.
     """
 
     name: str
@@ -88,6 +104,8 @@ class Build:
     ignored: Mapping[str, int]
     over_limit: int
     rejected_files: tuple[RejectedFile, ...]
+    drops: drops.DropOptions = drops.DropOptions()  # noqa: RUF009 - frozen
+    notes: tuple[str, ...] = ()
 
     @property
     def storage(self) -> Storage:
@@ -117,6 +135,7 @@ class Sidecar:
         sha256: hexadecimal digest of the shard file.
         label_counts: examples of each class, in the order of the label names.
         rejects: the images left out.
+        num_dropped: records that were taken out again as duplicates.
     """
 
     fingerprint: str
@@ -127,6 +146,7 @@ class Sidecar:
     sha256: str
     label_counts: tuple[int, ...]
     rejects: tuple[RejectedFile, ...]
+    num_dropped: int = 0
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self), indent=1) + "\n"
@@ -185,9 +205,9 @@ def write_shard(build: Build, task: plan.ShardTask, reader: Reader) -> Sidecar:
     with storage.create(task.shard_name) as shard, warnings.catch_warnings():
         # Pillow warns of odd metadata; what matters about an image is its reject, if it is one.
         warnings.simplefilter("ignore")
-        for ref in iterate_refs(refs):
+        for ref, read in prefetch.read_in_order(reader, iterate_refs(refs)):
             try:
-                data = reader.read(ref)
+                data = read()
                 image = preprocess.decode_image(data, build.preprocessing)
             except preprocess.Reject as reject:
                 rejects.append(
@@ -252,10 +272,11 @@ class _WriteShardFn(beam.DoFn):
 
 
 def finish_dataset(build: Build) -> None:
-    """Counts what came of every image and writes the tables and, last, the manifest.
+    """Counts what came of every image, audits, and writes the tables, the card and the manifest.
 
-    It reads files, not an engine's counters. If too many images were rejected it writes no
-    manifest but the table of rejects and a note of the failure, which `read_failure` returns.
+    It reads files, not an engine's counters. If too many images were rejected, or a policy says
+    so, it writes no manifest but the evidence and a note of the failure, which `read_failure`
+    returns.
 
     Raises:
         errors.BuildError: if a shard is missing or an image is unaccounted for.
@@ -265,14 +286,24 @@ def finish_dataset(build: Build) -> None:
     sidecars = [_require_sidecar(build, task) for task in tasks]
     rejects = [*build.rejected_files, *(r for sidecar in sidecars for r in sidecar.rejects)]
     rejects.sort(key=lambda reject: (reject.source_path, reject.reason))
-    counts = _account(build, sidecars, len(rejects))
-    _write_rejects(build.storage, rejects)
-    if failure := _judge(build, counts, rejects):
-        with build.storage.create(FAILURE_FILE) as file:
-            file.write(json.dumps({"message": failure}).encode())
+    _write_listing(build.storage, manifest.REJECTS_FILE_NAME, map(dataclasses.astuple, rejects))
+    if failure := _judge(build, sidecars, rejects):
+        _write_failure(build.storage, failure)
         return
     _write_examples(build.storage, tasks)
+    dropped = _leave_out_duplicates(build, tasks, sidecars)
+    sidecars = [_require_sidecar(build, task) for task in tasks]
+    if dropped.num_rows:
+        _write_examples(build.storage, tasks)
+        rows = (tuple(row.values()) for row in dropped.to_pylist())
+        _write_listing(build.storage, manifest.DROPPED_FILE_NAME, rows)
+    counts = _account(build, sidecars, len(rejects), dropped)
     finished = _make_manifest(build, tasks, sidecars, counts, rejects)
+    finished = _audit(build, finished, rejects, dropped)
+    if failure := drops.judge(finished.audit["measures"], build.drops):
+        report = build.storage.path(manifest.REPORT_FILE_NAME)
+        _write_failure(build.storage, f"{failure}. See {report}")
+        return
     for name, text in tfds_metadata.describe(finished).items():
         with build.storage.create(name) as file:
             file.write(text.encode())
@@ -327,6 +358,9 @@ def _example_row(
         "quantization": image.quantization,
         "file_xxh3": xxhash.xxh3_128_hexdigest(data),
         "pixels_xxh3": xxhash.xxh3_128_hexdigest(image.pixels),
+        "brightness": image.brightness,
+        "white_border": image.white_border,
+        "perceptual_hash": image.perceptual_hash,
     }
 
 
@@ -368,7 +402,9 @@ def _check_decoder(build: Build) -> None:
         )
 
 
-def _account(build: Build, sidecars: Sequence[Sidecar], num_rejects: int) -> dict[str, Any]:
+def _account(
+    build: Build, sidecars: Sequence[Sidecar], num_rejects: int, dropped: pa.Table
+) -> dict[str, Any]:
     """Returns the ledger of all files seen.
 
     Raises:
@@ -381,10 +417,16 @@ def _account(build: Build, sidecars: Sequence[Sidecar], num_rejects: int) -> dic
         "rejects": num_rejects,
         "copies": build.copies,
         "over_limit": build.over_limit,
+        "dropped": dict(sorted(collections.Counter(dropped["reason"].to_pylist()).items())),
         "ignored": dict(build.ignored),
     }
     accounted = (
-        num_examples + num_rejects + build.copies + build.over_limit + sum(build.ignored.values())
+        num_examples
+        + num_rejects
+        + build.copies
+        + build.over_limit
+        + dropped.num_rows
+        + sum(build.ignored.values())
     )
     if accounted != build.num_files:
         raise errors.BuildError(
@@ -394,31 +436,107 @@ def _account(build: Build, sidecars: Sequence[Sidecar], num_rejects: int) -> dic
     return counts
 
 
-def _judge(build: Build, counts: Mapping[str, Any], rejects: Sequence[RejectedFile]) -> str | None:
+def _judge(
+    build: Build, sidecars: Sequence[Sidecar], rejects: Sequence[RejectedFile]
+) -> str | None:
     """Returns why the dataset must not be used, or None if it may."""
     table = build.storage.path(manifest.REJECTS_FILE_NAME)
-    num_images = counts["examples"] + counts["rejects"]
-    if not counts["examples"]:
+    num_decoded = sum(sidecar.num_examples + sidecar.num_dropped for sidecar in sidecars)
+    num_images = num_decoded + len(rejects)
+    if not num_decoded:
         return f"all {num_images:,} images were rejected; {table} says why"
-    if counts["rejects"] <= build.max_reject_fraction * num_images:
+    if len(rejects) <= build.max_reject_fraction * num_images:
         return None
     reasons = collections.Counter(reject.reason for reject in rejects).most_common()
     return (
-        f"{counts['rejects']:,} of {num_images:,} images were rejected "
-        f"({counts['rejects'] / num_images:.2%}, allowed {build.max_reject_fraction:.2%}): "
+        f"{len(rejects):,} of {num_images:,} images were rejected "
+        f"({len(rejects) / num_images:.2%}, allowed {build.max_reject_fraction:.2%}): "
         + ", ".join(f"{count:,} {reason}" for reason, count in reasons)
         + f". See {table}; if you accept them, run again with a larger --max_reject_fraction"
     )
 
 
-def _write_rejects(storage: Storage, rejects: Sequence[RejectedFile]) -> None:
+def _leave_out_duplicates(
+    build: Build, tasks: Sequence[plan.ShardTask], sidecars: Sequence[Sidecar]
+) -> pa.Table:
+    """Takes duplicates out of the shards if the policies say so; returns all that was dropped."""
+    planned = drops.read_table(build.storage, drops.PLANNED_FILE)
+    if planned is None:
+        planned = DROPPED_SCHEMA.empty_table()
+    if "drop" not in (build.drops.duplicates, build.drops.leaks):
+        return planned
+    decided = drops.read_table(build.storage, drops.DECIDED_FILE)
+    if decided is None:
+        with _images(build) as images:
+            examples = _read_examples(build.storage)
+            decided = drops.decide(examples, twins.find_twins(examples, images), build.drops)
+        drops.write_table(build.storage, drops.DECIDED_FILE, decided)
+    keys: dict[str, set[str]] = {}
+    for shard, key in zip(decided["shard"].to_pylist(), decided["key"].to_pylist(), strict=True):
+        keys.setdefault(shard, set()).add(key)
+    for task, sidecar in zip(tasks, sidecars, strict=True):
+        if sidecar.num_dropped or task.shard_name not in keys:
+            continue
+        num_examples, sha256, label_counts = drops.copy_without(
+            build.storage,
+            task.shard_name,
+            _rows_name(task),
+            keys[task.shard_name],
+            build.layout,
+            build.label_names,
+        )
+        smaller = dataclasses.replace(
+            sidecar,
+            num_examples=num_examples,
+            num_bytes=num_examples * build.layout.stride,
+            sha256=sha256,
+            label_counts=label_counts,
+            num_dropped=sidecar.num_examples - num_examples,
+        )
+        with build.storage.create(shards.sidecar_name(task.shard_name)) as file:
+            file.write(smaller.to_json().encode())
+    return pa.concat_tables([planned, decided.select(DROPPED_SCHEMA.names)])
+
+
+def _audit(
+    build: Build,
+    finished: manifest.Manifest,
+    rejects: Sequence[RejectedFile],
+    dropped: pa.Table,
+) -> manifest.Manifest:
+    """Returns the manifest with its audit, and writes the dataset's card."""
+    examples = _read_examples(build.storage)
+    with _images(build) as images:
+        result = audit.audit_examples(examples, twins.find_twins(examples, images), finished)
+        content = {"notes": list(build.notes), **result.to_dict()}
+        finished = dataclasses.replace(finished, audit=content)
+        page = card.render(finished, result, examples, images, rejects, dropped)
+    with build.storage.create(manifest.REPORT_FILE_NAME) as file:
+        file.write(page.encode())
+    return finished
+
+
+def _images(build: Build) -> twins.ImageReader:
+    return twins.ImageReader(build.layout, build.storage.open_arrow)
+
+
+def _read_examples(storage: Storage) -> pa.Table:
+    with storage.open_arrow(manifest.EXAMPLES_FILE_NAME) as file:
+        return audit.read_examples(file)
+
+
+def _write_listing(storage: Storage, name: str, rows: Iterable[Sequence[str]]) -> None:
     text = io.StringIO(newline="")
     writer = csv.writer(text)
     writer.writerow(["path", "reason", "detail"])
-    for reject in rejects:
-        writer.writerow([reject.source_path, reject.reason, reject.detail])
-    with storage.create(manifest.REJECTS_FILE_NAME) as file:
+    writer.writerows(rows)
+    with storage.create(name) as file:
         file.write(text.getvalue().encode())
+
+
+def _write_failure(storage: Storage, message: str) -> None:
+    with storage.create(FAILURE_FILE) as file:
+        file.write(json.dumps({"message": message}).encode())
 
 
 def _write_examples(storage: Storage, tasks: Sequence[plan.ShardTask]) -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import sys
 
-from tfrecord_io import manifest, show, verify
+from tfrecord_io import audit, manifest, show, verify
 
 _COMMANDS = {
     "verify": (verify, "recount and re-hash everything"),
+    "audit": (audit, "look for leaks, copies, contradictions and shortcuts"),
     "show": (show, "write a labelled contact sheet"),
 }
 
@@ -20,6 +21,14 @@ def main(argv: list[str] | None = None) -> int:
     for name, (module, purpose) in _COMMANDS.items():
         module.add_arguments(commands.add_parser(name, help=purpose, description=purpose))
     args = parser.parse_args(argv)
+    for path in (args.directory, getattr(args, "source_input", None)):
+        if path and "://" in str(path):
+            print(
+                f"error: {args.command} reads local files, received {path}; copy them to a disk of "
+                "this machine and give that path",
+                file=sys.stderr,
+            )
+            return 2
     try:
         return _COMMANDS[args.command][0].run(args)
     except (manifest.ManifestError, OSError) as error:

@@ -19,6 +19,12 @@ FILE_NAME = "manifest.json"
 EXAMPLES_FILE_NAME = "examples.parquet"
 REJECTS_FILE_NAME = "rejects.csv"
 
+#: Name of the table with a row an image that a policy left out; it is there if any was.
+DROPPED_FILE_NAME = "dropped.csv"
+
+#: Name of the dataset's card, a page to open in a browser.
+REPORT_FILE_NAME = "report.html"
+
 
 class ManifestError(ValueError):
     """A dataset that cannot be used as it is: unfinished, of another version, or inconsistent."""
@@ -190,9 +196,11 @@ class Manifest:
             )
         try:
             manifest = cls._from_content(content)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            manifest._check_consistency(content, file_name)
+        except ManifestError:
+            raise
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise ManifestError(f"{file_name} is damaged: {error!r}") from error
-        manifest._check_consistency(content, file_name)
         return manifest
 
     @classmethod

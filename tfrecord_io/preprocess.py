@@ -7,8 +7,11 @@ import io
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import PIL
 from PIL import Image, ImageOps, features
+
+from tfrecord_io import near_duplicates
 
 #: Pillow's filters by the name of the option. All of them widen with the reduction (antialias).
 RESIZE_FILTERS: Mapping[str, Image.Resampling] = {
@@ -19,13 +22,17 @@ RESIZE_FILTERS: Mapping[str, Image.Resampling] = {
 }
 
 #: File formats that are decoded; Pillow guesses among many more, and each is attack surface.
-FORMATS = ("JPEG", "PNG", "BMP", "TIFF", "GIF", "WEBP", "PPM", "JPEG2000")
+#: JPEG 2000 is left out because Pillow cuts its 16-bit colour to 8 bits and does not tell.
+FORMATS = ("JPEG", "PNG", "BMP", "TIFF", "GIF", "WEBP", "PPM")
 
 #: A picture with more pixels than this is taken for a decompression bomb (a third of a gigabyte
 #: in RGB). It is Pillow's own `MAX_IMAGE_PIXELS`, held here so that nobody's setting changes it.
 MAX_PIXELS = 89_478_485
 
 _EXIF_ORIENTATION = 0x0112
+
+# JPEG leaves a white area a little below 255.
+_WHITE = 250
 
 
 class Reject(Exception):  # noqa: N818 - a verdict on an image, the field's word for it
@@ -102,6 +109,9 @@ class DecodedImage:
         file_format: Pillow's name of the file format, such as `JPEG`.
         quantization: sum of the JPEG's luminance quantization table, a measure of its
             quality (larger is coarser); 0 for other formats.
+        brightness: mean of the stored picture in grey, 0..255.
+        white_border: share of the stored picture's outermost ring that is white, 0..1.
+        perceptual_hash: see `near_duplicates.perceptual_hash`.
     """
 
     pixels: bytes
@@ -110,6 +120,9 @@ class DecodedImage:
     mode: str
     file_format: str
     quantization: int
+    brightness: float
+    white_border: float
+    perceptual_hash: bytes
 
 
 def decoder_versions() -> dict[str, str]:
@@ -164,14 +177,27 @@ def _decode(data: bytes, preprocessing: Preprocessing) -> DecodedImage:
         resized = converted.resize(
             (preprocessing.width, preprocessing.height), RESIZE_FILTERS[preprocessing.resize]
         )
+        pixels = resized.tobytes()
+        small = near_duplicates.thumbnail(resized)
         return DecodedImage(
-            pixels=resized.tobytes(),
+            pixels=pixels,
             width=upright.width,
             height=upright.height,
             mode=mode,
             file_format=file_format,
             quantization=quantization,
+            brightness=float(small.mean()),
+            white_border=_white_border(pixels, preprocessing.image_shape),
+            perceptual_hash=near_duplicates.perceptual_hash(small),
         )
+
+
+def _white_border(pixels: bytes, image_shape: tuple[int, int, int]) -> float:
+    """Returns the share of the outermost ring that is white: scans are padded with it."""
+    image = np.frombuffer(pixels, np.uint8).reshape(image_shape)
+    sides = (image[0], image[-1], image[1:-1, 0], image[1:-1, -1])
+    num_white = sum(int(np.count_nonzero(side >= _WHITE)) for side in sides)
+    return num_white / sum(side.size for side in sides)
 
 
 def _check_size(image: Image.Image) -> None:
@@ -183,15 +209,18 @@ def _check_size(image: Image.Image) -> None:
 
 def _check_depth(image: Image.Image) -> None:
     """Refuses more than eight bits a sample, also where Pillow would cut them off silently."""
-    # A 16-bit RGB file opens as mode RGB; only the raw mode of its tiles tells.
-    raw_modes = [
+    # A 16-bit RGB file opens as mode RGB; only the arguments of its tiles' decoder tell: a raw
+    # mode such as RGB;16B, or the largest value of a netpbm file.
+    arguments = [
         argument
         for tile in image.tile
         for argument in (tile[3] if isinstance(tile[3], tuple) else (tile[3],))
-        if isinstance(argument, str)
     ]
-    if image.mode.startswith(("I", "F")) or any(
-        depth in raw for raw in raw_modes for depth in (";16", ";12", ";32")
+    raw_modes = [argument for argument in arguments if isinstance(argument, str)]
+    if (
+        image.mode.startswith(("I", "F"))
+        or any(depth in raw for raw in raw_modes for depth in (";16", ";12", ";32"))
+        or (image.format == "PPM" and any(isinstance(a, int) and a > 255 for a in arguments))
     ):
         raise Reject("more_than_8_bits", f"{image.format} of mode {raw_modes or image.mode}")
 

@@ -36,6 +36,9 @@ FOOTER_LENGTH = 4
 
 _CRC_MASK_DELTA = 0xA282EAD8
 
+# Protocol Buffers reads no message of 2 GiB or more; what is no pixel takes well below a MiB.
+_MAX_IMAGE_LENGTH = 2**31 - 2**20
+
 
 def masked_crc32c(data: bytes | bytearray | memoryview) -> int:
     """Returns the checksum a TFRecord stores for `data`: CRC-32C, rotated and offset.
@@ -81,7 +84,7 @@ class RecordLayout:
         num_classes: length of the one-hot label.
 
     Raises:
-        ValueError: if a dimension is not positive.
+        ValueError: if a dimension is not positive, or an image has 2 GiB.
     """
 
     image_shape: tuple[int, int, int]
@@ -92,6 +95,11 @@ class RecordLayout:
             raise ValueError(
                 f"image_shape must be three positive numbers (height, width, channels), "
                 f"received {self.image_shape}"
+            )
+        if self.image_length > _MAX_IMAGE_LENGTH:
+            raise ValueError(
+                f"an image must be smaller than 2 GiB, the most that a tf.train.Example holds, "
+                f"received shape {self.image_shape}"
             )
         if self.num_classes < 1:
             raise ValueError(f"num_classes must be at least 1, received {self.num_classes}")

@@ -1,8 +1,7 @@
 """An archive read in place: zip and tar at random, tar.gz by way of one unpacked tar.
 
-Names, sizes and offsets come from the standard library's own readers. What is written here is
-only the worker's part, which reads one member by the offset the launcher found: opening a zip of
-170,000 members anew in every worker costs a second and a hundred megabytes each.
+Names, sizes and offsets come from the standard library's own readers; workers read one member by
+the offset that the launcher found.
 """
 
 from __future__ import annotations
@@ -12,27 +11,22 @@ import dataclasses
 import gzip
 import os
 import shutil
-import stat
 import tarfile
-import zipfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from pipelines import errors
+from pipelines.sources import zip_members
 from pipelines.sources.listing import ImageRef, Listing, ListingOptions, Member, list_images
 from tfrecord_io import shards
 from tfrecord_io.preprocess import Reject
 
-# APPNOTE.TXT 4.3.7: a local header is 30 bytes, then the name and an extra field, whose lengths
-# stand at its end.
-_ZIP_HEADER_LENGTH = 30
-_ZIP_HEADER_SIGNATURE = b"PK\x03\x04"
-_ENCRYPTED = 0x1
-
-#: A gzip stream that grows more than this is a bomb: JPEGs hardly compress at all.
+#: A gzip stream that grows more than this is a bomb: JPEGs hardly compress at all. A tar of few
+#: and tiny files does, being mostly padding, and does no harm.
 _MAX_GZIP_RATIO = 50
+_HARMLESS_BYTES = 64 * 1024 * 1024
 _COPY_BYTES = 4 * 1024 * 1024
 
 
@@ -44,11 +38,13 @@ class ArchiveSource:
         path: the archive.
         random_access_path: the uncompressed tar to read from, if `path` cannot be read at random.
         kind: what the manifest calls the source.
+        dataset: OWNER/NAME, if it came from Kaggle.
     """
 
     path: Path
     random_access_path: Path | None = None
     kind: str = "archive"
+    dataset: str | None = None
 
     def prepare(self, scratch_dir: Path) -> ArchiveSource:
         """Unpacks a gzip stream once into `scratch_dir`; other archives are read as they are.
@@ -64,14 +60,13 @@ class ArchiveSource:
         name = f"{self.path.name}.{found.st_size}.{found.st_mtime_ns}.tar"
         unpacked = scratch_dir / name
         if not unpacked.exists():
+            scratch_dir.mkdir(parents=True, exist_ok=True)
             _gunzip(self.path, unpacked)
         return dataclasses.replace(self, random_access_path=unpacked)
 
     def list(self, options: ListingOptions) -> Listing:
-        if self._is_zip:
-            return list_images(
-                _zip_members(self.path), options, lambda a, b: a.version == b.version
-            )
+        if self.is_zip:
+            return list_images(self._zip_members(), options, lambda a, b: a.version == b.version)
         with self.open() as reader:
             return list_images(
                 _tar_members(self._data_path, self.path),
@@ -79,14 +74,19 @@ class ArchiveSource:
                 lambda a, b: reader.read(a) == reader.read(b),
             )
 
+    def _zip_members(self) -> Iterator[Member]:
+        with self.path.open("rb") as file:
+            yield from zip_members.list_members(file, self.path.stat().st_size, str(self.path))
+
     @property
     def _data_path(self) -> Path:
         return self.random_access_path or self.path
 
     @property
-    def _is_zip(self) -> bool:
-        # An empty or truncated zip still starts like one, and its error should speak of a zip.
-        return self.path.suffix.lower() == ".zip" or zipfile.is_zipfile(self.path)
+    def is_zip(self) -> bool:
+        """Whether the file is a zip, by its name or its first bytes."""
+        # Not `zipfile.is_zipfile`, which takes a tar for a zip if a zip is its last member.
+        return self.path.suffix.lower() == ".zip" or _start(self.path) in zip_members.SIGNATURES
 
     @contextlib.contextmanager
     def open(self) -> Iterator[_ZipReader | _TarReader]:
@@ -97,12 +97,13 @@ class ArchiveSource:
                 f"cannot open {self._data_path} ({error.strerror}); every worker must see it"
             ) from None
         try:
-            yield _ZipReader(descriptor) if self._is_zip else _TarReader(descriptor)
+            yield _ZipReader(descriptor) if self.is_zip else _TarReader(descriptor)
         finally:
             os.close(descriptor)
 
     def describe(self) -> dict[str, Any]:
-        return {"kind": self.kind, "name": self.path.name}
+        facts = {"kind": self.kind, "name": self.path.name}
+        return facts | ({"dataset": self.dataset} if self.dataset else {})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,25 +111,9 @@ class _ZipReader:
     descriptor: int
 
     def read(self, ref: ImageRef) -> bytes:
-        # One system call a member: the local header's variable part is guessed to be short.
-        guess = len(ref.source_path.encode()) + 64
-        wanted = _ZIP_HEADER_LENGTH + guess + ref.stored_size
-        block = os.pread(self.descriptor, wanted, ref.offset)
-        if len(block) < _ZIP_HEADER_LENGTH or not block.startswith(_ZIP_HEADER_SIGNATURE):
-            raise Reject("unreadable_member", "the archive has no member where its index says")
-        method = int.from_bytes(block[8:10], "little")
-        start = (
-            _ZIP_HEADER_LENGTH
-            + int.from_bytes(block[26:28], "little")
-            + int.from_bytes(block[28:30], "little")
+        return zip_members.read_member(
+            lambda start, length: os.pread(self.descriptor, length, start), ref
         )
-        stored = block[start : start + ref.stored_size]
-        if len(stored) < ref.stored_size:
-            stored = os.pread(self.descriptor, ref.stored_size, ref.offset + start)
-        data = _inflate(stored, method, ref.size)
-        if len(data) != ref.size or zlib.crc32(data) != ref.version:
-            raise Reject("unreadable_member", "damaged in the archive: its CRC-32 does not fit")
-        return data
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,80 +127,48 @@ class _TarReader:
         return data
 
 
-def _inflate(stored: bytes, method: int, size: int) -> bytes:
-    """Undoes a member's compression; a bomb is cut off one byte after its declared size."""
-    if method == zipfile.ZIP_STORED:
-        return stored
-    if method != zipfile.ZIP_DEFLATED:
-        raise Reject("unreadable_member", f"compression method {method} is not supported")
-    try:
-        return zlib.decompressobj(-zlib.MAX_WBITS).decompress(stored, size + 1)
-    except zlib.error as error:
-        raise Reject("unreadable_member", f"damaged in the archive: {error}") from None
-
-
-def _zip_members(path: Path) -> Iterator[Member]:
-    try:
-        with zipfile.ZipFile(path) as archive:
-            infos = archive.infolist()
-    except (zipfile.BadZipFile, OSError, EOFError, ValueError, NotImplementedError) as error:
-        raise errors.UserError(
-            f"{path} is not a complete zip archive ({error}); download or copy it again"
-        ) from None
-    for info in infos:
-        if not info.is_dir():
-            yield Member(
-                info.filename,
-                info.file_size,
-                info.header_offset,
-                info.compress_size,
-                info.CRC,
-                _zip_problem(info),
-            )
-
-
-def _zip_problem(info: zipfile.ZipInfo) -> tuple[str, str] | None:
-    if info.flag_bits & _ENCRYPTED:
-        return "encrypted", "the member is encrypted"
-    # The upper half of the attributes is the Unix mode, if the archive was made there.
-    if stat.S_ISLNK(info.external_attr >> 16):
-        return "link", "a symbolic link"
-    return None
-
-
 def _tar_members(data_path: Path, path: Path) -> Iterator[Member]:
     try:
         with tarfile.open(data_path, "r:") as archive:
             for info in archive:
+                if archive.offset <= info.offset:
+                    raise tarfile.ReadError("a header that leads back to itself")
                 if not info.isdir():
                     yield Member(
                         info.name,
                         info.size,
                         info.offset_data,
                         info.size,
-                        int(info.mtime),
+                        # A hostile time is no number, or one that no column holds.
+                        int(info.mtime) if abs(info.mtime) < 2**62 else 0,
                         _tar_problem(info),
                     )
                 # The library remembers every member it has seen; the listing needs none twice.
                 archive.members.clear()
-            _check_tar_end(data_path, path, archive.offset)
-    except (tarfile.TarError, EOFError, OSError) as error:
+            _check_tar_end(data_path, archive.offset)
+    except (tarfile.TarError, EOFError, OSError, ValueError, OverflowError) as error:
         raise errors.UserError(
             f"{path} is not a complete tar archive ({error}); download or copy it again"
         ) from None
 
 
-def _check_tar_end(data_path: Path, path: Path, end: int) -> None:
-    """Refuses a tar that stops at a member's border, which the library takes for its end."""
-    if end > data_path.stat().st_size:
-        raise errors.UserError(f"{path} is cut off in its last member; download or copy it again")
+def _check_tar_end(data_path: Path, end: int) -> None:
+    """Refuses a tar that is cut off or damaged between two members.
+
+    The library takes both for the end of the archive, which is a block of zeros.
+    """
     with data_path.open("rb") as file:
-        file.seek(max(end - 2 * tarfile.BLOCKSIZE, 0))
-        if not file.read(tarfile.BLOCKSIZE).strip(b"\0") == b"" and not file.read(1):
-            raise errors.UserError(f"{path} has no end mark: it is cut off; copy it again")
+        file.seek(end)
+        block = file.read(tarfile.BLOCKSIZE)
+    if len(block) < tarfile.BLOCKSIZE:
+        raise tarfile.ReadError("it is cut off: it has no end mark")
+    if block.strip(b"\0"):
+        raise tarfile.ReadError(f"damaged at byte {end:,}")
 
 
 def _tar_problem(info: tarfile.TarInfo) -> tuple[str, str] | None:
+    if info.size < 0:
+        return "unreadable_member", "its size is negative"
     if info.issym() or info.islnk():
         return "link", f"a link to {info.linkname}"
     if not info.isreg() or info.sparse:
@@ -224,13 +177,18 @@ def _tar_problem(info: tarfile.TarInfo) -> tuple[str, str] | None:
 
 
 def _is_gzip(path: Path) -> bool:
+    return _start(path).startswith(b"\x1f\x8b")
+
+
+def _start(path: Path) -> bytes:
+    """Returns the first four bytes of a file, by which its kind is known."""
     with path.open("rb") as file:
-        return file.read(2) == b"\x1f\x8b"
+        return file.read(4)
 
 
 def _gunzip(path: Path, unpacked: Path) -> None:
     """A gzip stream has no places to start from, so random reads need it unpacked, once."""
-    limit = path.stat().st_size * _MAX_GZIP_RATIO
+    limit = max(path.stat().st_size * _MAX_GZIP_RATIO, _HARMLESS_BYTES)
     written = 0
     try:
         with gzip.open(path) as stream, shards.atomic_write(unpacked) as file:

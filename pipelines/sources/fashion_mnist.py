@@ -1,29 +1,32 @@
 """Fashion-MNIST source: four IDX files, gzipped, read from a folder or downloaded.
 
+Each image reaches the build as a PGM file in memory, so that it goes the way of all others.
+
 70,000 grey images of 28 x 28 in 10 classes, 31 MB in all: the pipeline's quick second data set.
 Names, counts, classes, address and MD5 sums are those of the data set's own README,
-https://github.com/zalandoresearch/fashion-mnist. The IDX format is described at
-http://yann.lecun.com/exdb/mnist/: two zero bytes, a type code, the number of dimensions, each
-dimension as a big-endian uint32, then the values in row-major order.
+https://github.com/zalandoresearch/fashion-mnist.
 """
 
 import contextlib
-import gzip
 import hashlib
-import math
 import os
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
+import pyarrow as pa
 import requests
 import urllib3.exceptions
 from numpy.typing import NDArray
 
-from pipelines.sources.kaggle import DownloadError
+from pipelines import errors
+from pipelines.sources.downloads import DownloadError
+from pipelines.sources.idx import read_idx
+from pipelines.sources.listing import REF_SCHEMA, ImageRef, Listing, ListingOptions
 
 LABEL_NAMES = (
     "T-shirt/top",
@@ -80,58 +83,7 @@ PUBLISHED_FILES = {
     ),
 }
 
-_UNSIGNED_BYTE = 0x08  # The type code of uint8, the only one here.
-_TYPE_NAMES = {
-    0x08: "uint8",
-    0x09: "int8",
-    0x0B: "int16",
-    0x0C: "int32",
-    0x0D: "float32",
-    0x0E: "float64",
-}
-_MOST_DIMENSIONS = 3
-# A damaged header can claim any size; this bounds what is allocated on its word. The largest
-# published file is 47 MB.
-_MOST_BYTES = 1 << 30
 _CHUNK_BYTES = 1 << 18
-
-
-def read_idx(path: Path) -> NDArray[np.uint8]:
-    """Reads an IDX file of unsigned bytes, gzipped or not.
-
-    Args:
-        path: The file; gzip is known by its first two bytes, not by its name.
-
-    Returns:
-        uint8 array of the shape that the header gives: [num_images, height, width] for images,
-        [num_labels] for labels.
-
-    Raises:
-        FileNotFoundError: There is no such file.
-        ValueError: It is no IDX file of unsigned bytes, is cut short, has bytes left over, or is
-            damaged as a gzip file. The message names the file, what was expected and what came.
-    """
-    try:
-        with _opened(path) as file:
-            shape = _read_header(file, path)
-            num_bytes = math.prod(shape)
-            values = file.read(num_bytes)
-            if len(values) < num_bytes:
-                raise ValueError(
-                    f"{path}: expected {num_bytes} bytes of values for shape {list(shape)}, "
-                    f"got {len(values)}: the file is cut short. Download it again."
-                )
-            # To the end, because gzip compares its CRC there.
-            if file.read(1):
-                raise ValueError(
-                    f"{path}: expected the file to end after {num_bytes} bytes of values for shape "
-                    f"{list(shape)}, got more. It is damaged, or not what its name says."
-                )
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise ValueError(
-            f"{path}: expected a whole gzip file, got a damaged one ({error}). Download it again."
-        ) from error
-    return np.frombuffer(values, dtype=np.uint8).reshape(shape)
 
 
 def find_files(directory: Path) -> dict[str, Path]:
@@ -201,6 +153,110 @@ def read_split(directory: Path, split: str) -> tuple[NDArray[np.uint8], NDArray[
     return images, labels
 
 
+@dataclass(frozen=True)
+class FashionMnistSource:
+    """The four files in a folder that every worker sees.
+
+    They are small, so each worker unpacks those of the splits it meets into its memory: 47 MB for
+    train, 8 MB for test.
+
+    Attributes:
+        directory: the folder.
+    """
+
+    directory: Path
+
+    def prepare(self, scratch_dir: Path) -> "FashionMnistSource":
+        return self
+
+    def list(self, options: ListingOptions) -> Listing:
+        """Lists every image of both splits; an image's path is its file and its place in it.
+
+        Raises:
+            errors.UserError: if a file is missing or damaged, or a class is none of the ten.
+        """
+        wanted = options.classes or LABEL_NAMES
+        if unknown := sorted(set(wanted) - set(LABEL_NAMES)):
+            raise errors.UserError(
+                f"--classes names {', '.join(unknown)}, but Fashion-MNIST has "
+                f"{', '.join(LABEL_NAMES)}"
+            )
+        rows: list[dict[str, Any]] = []
+        num_files = 0
+        for split in ("train", "test"):
+            try:
+                images, labels = read_split(self.directory, split)
+            except (FileNotFoundError, ValueError) as error:
+                raise errors.UserError(str(error)) from None
+            num_files += len(images)
+            stem = PUBLISHED_FILES[f"{split}_images"].name.split(".")[0]
+            rows += [
+                {
+                    "root": "",
+                    "path": f"{stem}/{index:05d}.pgm",
+                    "split": split,
+                    "label": LABEL_NAMES[label],
+                    "patient": None,
+                    "offset": index,
+                    "stored_size": image.size,
+                    "size": len(_pgm(image)),
+                    "version": _version(image, label),
+                }
+                for index, (image, label) in enumerate(zip(images, labels.tolist(), strict=True))
+                if LABEL_NAMES[label] in wanted
+            ]
+        if not rows:
+            raise errors.UserError(f"{self.directory}: the four files hold no image")
+        not_chosen = num_files - len(rows)
+        return Listing(
+            refs=pa.Table.from_pylist(rows, REF_SCHEMA).combine_chunks(),
+            rejects=(),
+            copies=0,
+            ignored={"class_not_chosen": not_chosen} if not_chosen else {},
+            num_files=num_files,
+        )
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator["_Reader"]:
+        yield _Reader(self.directory)
+
+    def describe(self) -> dict[str, Any]:
+        return {"kind": "fashion_mnist", "name": "fashion-mnist"}
+
+
+class _Reader:
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._splits: dict[str, tuple[NDArray[np.uint8], NDArray[np.uint8]]] = {}
+
+    def read(self, ref: ImageRef) -> bytes:
+        if ref.split not in self._splits:
+            try:
+                self._splits[ref.split] = read_split(self._directory, ref.split)
+            except (OSError, ValueError) as error:
+                raise errors.BuildError(f"{error}; every worker must see the folder") from None
+        images, labels = self._splits[ref.split]
+        if (
+            ref.offset >= len(images)
+            or _version(images[ref.offset], int(labels[ref.offset])) != ref.version
+        ):
+            raise errors.BuildError(
+                f"{self._directory} changed since the build began; start again with --overwrite"
+            )
+        return _pgm(images[ref.offset])
+
+
+def _version(image: NDArray[np.uint8], label: int) -> int:
+    """Returns a number that changes when the image or its label does."""
+    return zlib.crc32(image.tobytes()) << 8 | label
+
+
+def _pgm(image: NDArray[np.uint8]) -> bytes:
+    """Returns an image uint8 [height, width] as a file (netpbm's "plain grey map", binary P5)."""
+    height, width = image.shape
+    return b"P5 %d %d 255\n" % (width, height) + image.tobytes()
+
+
 def download(
     directory: Path,
     base_url: str = BASE_URL,
@@ -238,57 +294,6 @@ def download(
                 base_url.rstrip("/") + "/" + published.name, path, published, check_md5, timeout_s
             )
     return find_files(directory)
-
-
-# --------------------------------------------------------------------------------------------------
-# Reading
-# --------------------------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def _opened(path: Path) -> Iterator[gzip.GzipFile]:
-    with path.open("rb") as raw:
-        is_gzip = raw.read(2) == b"\x1f\x8b"
-        raw.seek(0)
-        if is_gzip:
-            with gzip.GzipFile(fileobj=raw) as file:
-                yield file
-        else:
-            yield raw
-
-
-def _read_header(file: gzip.GzipFile, path: Path) -> tuple[int, ...]:
-    """Returns the shape; leaves the file at the first value."""
-    magic = file.read(4)
-    if len(magic) < 4 or magic[:2] != b"\x00\x00":
-        raise ValueError(
-            f"{path}: expected an IDX file, which begins with two zero bytes, a type and a number "
-            f"of dimensions; got {magic.hex(' ') or 'an empty file'}."
-        )
-    type_code, num_dimensions = magic[2], magic[3]
-    if type_code != _UNSIGNED_BYTE:
-        raise ValueError(
-            f"{path}: expected IDX values of type uint8 (0x08), got "
-            f"{_TYPE_NAMES.get(type_code, 'an unknown type')} (0x{type_code:02x})."
-        )
-    if not 1 <= num_dimensions <= _MOST_DIMENSIONS:
-        raise ValueError(
-            f"{path}: expected 1 dimension (labels) to {_MOST_DIMENSIONS} (images), "
-            f"got {num_dimensions}."
-        )
-    header = file.read(4 * num_dimensions)
-    if len(header) < 4 * num_dimensions:
-        raise ValueError(
-            f"{path}: expected {num_dimensions} dimensions of 4 bytes each, got {len(header)} "
-            "bytes: the file is cut short. Download it again."
-        )
-    shape = tuple(int(size) for size in np.frombuffer(header, dtype=">u4"))
-    if math.prod(shape) > _MOST_BYTES:
-        raise ValueError(
-            f"{path}: expected at most {_MOST_BYTES} bytes of values, but the header's shape "
-            f"{list(shape)} asks for {math.prod(shape)}: the header is damaged."
-        )
-    return shape
 
 
 # --------------------------------------------------------------------------------------------------

@@ -116,6 +116,7 @@ class Listing:
         copies: number of files that are the same as a listed one in a second tree.
         ignored: number of files that are no part of the data, by reason.
         num_files: files seen in all.
+        dropped: number of images that a policy left out.
     """
 
     refs: pa.Table
@@ -123,9 +124,11 @@ class Listing:
     copies: int
     ignored: dict[str, int]
     num_files: int
+    dropped: int = 0
 
     def __post_init__(self) -> None:
         parts = self.refs.num_rows + len(self.rejects) + self.copies + sum(self.ignored.values())
+        parts += self.dropped
         if parts != self.num_files:
             raise RuntimeError(
                 f"the listing lost files: {self.num_files} seen, {parts} accounted for; "
@@ -341,8 +344,10 @@ def _name_problem(name: str, parts: Sequence[str]) -> tuple[str, str] | None:
         or re.match(r"[A-Za-z]:", name)
         or ".." in parts
         or "\0" in name
+        or "" in parts
+        or "." in parts[1:]
     ):
-        return "unsafe_name", "absolute, or leads out of the archive"
+        return "unsafe_name", "absolute, leads out of the archive, or is no plain path"
     try:
         name.encode("utf-8")
     except UnicodeEncodeError:
@@ -351,8 +356,9 @@ def _name_problem(name: str, parts: Sequence[str]) -> tuple[str, str] | None:
 
 
 def _size_problem(member: Member) -> tuple[str, str] | None:
-    if member.size > MAX_FILE_BYTES:
-        return "file_too_large", f"{member.size:,} bytes, more than {MAX_FILE_BYTES:,}"
+    size = max(member.size, member.stored_size)
+    if size > MAX_FILE_BYTES:
+        return "file_too_large", f"{size:,} bytes, more than {MAX_FILE_BYTES:,}"
     return None
 
 

@@ -10,7 +10,11 @@ from pipelines.sources.listing import ImageRef, Listing, ListingOptions
 
 
 class Reader(Protocol):
-    """Reads files on a worker."""
+    """Reads files on a worker.
+
+    One that waits for a network has an attribute `num_parallel_reads`, and its `read` is called
+    by so many threads at once; see `prefetch`.
+    """
 
     def read(self, ref: ImageRef) -> bytes:
         """Returns a file's bytes.

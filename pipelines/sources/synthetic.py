@@ -11,6 +11,8 @@ between class and image size (512x512 leans to DME and is compressed less, 1536-
 and NORMAL). One thing is better than in the real archive: no patient is in two splits.
 """
 
+from __future__ import annotations
+
 import io
 import json
 import math

@@ -1,0 +1,104 @@
+"""The source that the user chose, downloaded or drawn where it has to be.
+
+Its paths are absolute: a worker of another process or machine has a working directory of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tqdm import tqdm
+
+from pipelines import errors, remote_files, staging
+from pipelines.sources import fashion_mnist, kaggle, synthetic
+from pipelines.sources.archive import ArchiveSource
+from pipelines.sources.directory import DirectorySource
+from pipelines.sources.downloads import CredentialsError, DownloadError
+from pipelines.sources.remote_directory import RemoteDirectorySource
+from pipelines.sources.remote_zip import RemoteZipSource
+from pipelines.sources.source import Source
+
+if TYPE_CHECKING:
+    from pipelines.options import BuildOptions
+
+
+def make_source(options: BuildOptions) -> Source:
+    """Returns the source the user chose; what has to be downloaded or drawn is there by then.
+
+    It does not touch the output, so that a download that fails leaves nothing half made.
+
+    Raises:
+        errors.UserError: if credentials are missing, or a choice makes no sense.
+        errors.BuildError: if the data could not be downloaded.
+    """
+    staging.require_reachable(options)
+    return staging.staged(_MAKERS[options.source](options), options)
+
+
+def _archive(options: BuildOptions) -> Source:
+    if options.input and remote_files.is_remote(options.input):
+        return RemoteZipSource(options.input)
+    return ArchiveSource(_input(options))
+
+
+def _directory(options: BuildOptions) -> Source:
+    if options.input and remote_files.is_remote(options.input):
+        return RemoteDirectorySource(options.input)
+    return DirectorySource(_input(options))
+
+
+def _kaggle(options: BuildOptions) -> Source:
+    """Downloads the archive, or what is missing of it; from then on it is one like any other."""
+    try:
+        path = kaggle.download_archive(options.kaggle_dataset, options.download_dir.absolute())
+    except CredentialsError as error:
+        raise errors.UserError(str(error)) from None
+    except DownloadError as error:
+        raise errors.BuildError(str(error)) from None
+    return ArchiveSource(path, kind="kaggle", dataset=options.kaggle_dataset)
+
+
+def _fashion_mnist(options: BuildOptions) -> Source:
+    if options.input is not None:
+        return fashion_mnist.FashionMnistSource(_input(options))
+    directory = options.download_dir.absolute() / "fashion-mnist"
+    try:
+        fashion_mnist.download(directory, options.fashion_mnist_url)
+    except DownloadError as error:
+        raise errors.BuildError(str(error)) from None
+    return fashion_mnist.FashionMnistSource(directory)
+
+
+def _synthetic(options: BuildOptions) -> Source:
+    """Draws the synthetic tree, or what is missing of it; from then on it is a folder."""
+    num_examples, seed = options.num_examples, options.plan.seed
+    directory = options.download_dir.absolute() / f"synthetic-{num_examples}-seed-{seed}"
+    try:
+        with tqdm(total=num_examples, unit=" images", desc="drawing", delay=1.0) as bar:
+            synthetic.write_tree(directory, num_examples, seed, progress=bar.update)
+    except ValueError as error:
+        raise errors.UserError(str(error)) from None
+    return DirectorySource(directory, kind="synthetic")
+
+
+def _input(options: BuildOptions) -> Path:
+    if options.input is None:
+        raise errors.UserError(f"--source {options.source} needs --input")
+    if remote_files.is_remote(options.input):
+        raise errors.UserError(
+            f"--source {options.source} reads a local folder, received {options.input}; copy the "
+            "files to a disk of this machine first"
+        )
+    # A worker of another process may have a working directory of its own.
+    return Path(options.input).absolute()
+
+
+_MAKERS: dict[str, Callable[[BuildOptions], Source]] = {
+    "kaggle": _kaggle,
+    "archive": _archive,
+    "directory": _directory,
+    "fashion_mnist": _fashion_mnist,
+    "synthetic": _synthetic,
+}

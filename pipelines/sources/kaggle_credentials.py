@@ -1,0 +1,170 @@
+"""Kaggle credentials: every way the client knows, looked up without the client."""
+
+import os
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipelines.sources.downloads import CredentialsError, read_json, read_text
+
+_HOW_TO_AUTHENTICATE = """\
+Kaggle needs credentials, and they are free: sign in at https://www.kaggle.com, open
+https://www.kaggle.com/settings/api and generate a token. Then do one of these:
+  export KAGGLE_API_TOKEN=TOKEN        the token itself, or the path of a file that holds it
+  save it as ~/.kaggle/access_token    (chmod 600)
+  kaggle auth login                    logs in with the browser (OAuth), no token to copy
+or, with a legacy API key (a user name and a key):
+  export KAGGLE_USERNAME=NAME KAGGLE_KEY=KEY
+  save its kaggle.json as ~/.kaggle/kaggle.json    (chmod 600)
+To try everything without an account, run with --source synthetic: it needs no credentials."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Credentials:
+    """Where credentials were found, never what they are.
+
+    Attributes:
+        found: Places that hold complete credentials, in the client's order of preference.
+        problems: Places that were meant to hold some and do not, each with the reason.
+    """
+
+    found: tuple[str, ...]
+    problems: tuple[str, ...]
+
+
+def find_credentials(environ: Mapping[str, str] | None = None) -> Credentials:
+    """Looks in every place where the official client looks, in its order, without the network.
+
+    The order was read in `KaggleApi.authenticate` and `kagglesdk.get_access_token_from_env`:
+    access token (environment, then file), legacy key (environment over kaggle.json), OAuth.
+
+    Args:
+        environ: Environment variables; `os.environ` by default.
+    """
+    environ = os.environ if environ is None else environ
+    found: list[str] = []
+    problems: list[str] = []
+    for look in (_find_token, _find_legacy_key, _find_oauth):
+        look(environ, found, problems)
+    return Credentials(found=tuple(found), problems=tuple(problems))
+
+
+def _find_token(environ: Mapping[str, str], found: list[str], problems: list[str]) -> None:
+    notebook_file = environ.get("KAGGLE_API_V1_TOKEN")
+    in_notebook = "KAGGLE_KERNEL_RUN_TYPE" in environ and "KAGGLE_DATA_PROXY_URL" in environ
+    if in_notebook and notebook_file and read_text(Path(notebook_file)):
+        found.append("KAGGLE_API_V1_TOKEN (Kaggle notebook)")
+        return
+    value = environ.get("KAGGLE_API_TOKEN")
+    if value:
+        # The client asks whether the value is a file's path, and fails, token in hand, where it is
+        # too long to be one.
+        try:
+            is_path = Path(value).exists()
+        except OSError:
+            problems.append(
+                "KAGGLE_API_TOKEN: longer than a path may be, which the client cannot take. "
+                "Save the token as ~/.kaggle/access_token and unset the variable."
+            )
+            return
+        if is_path and not read_text(Path(value)):
+            problems.append("KAGGLE_API_TOKEN: it names a file that is empty or cannot be read.")
+        else:
+            found.append("KAGGLE_API_TOKEN")
+        return
+    for name in ("access_token", "access_token.txt"):
+        path = _home(environ) / ".kaggle" / name
+        if read_text(path):
+            found.append(str(path))
+            return
+        if path.exists():
+            problems.append(f"{path}: it is empty or cannot be read.")
+
+
+def _find_legacy_key(environ: Mapping[str, str], found: list[str], problems: list[str]) -> None:
+    from_environment = {key: environ.get(f"KAGGLE_{key.upper()}") for key in ("username", "key")}
+    path = legacy_folder(environ) / "kaggle.json"
+    from_file = read_json(path)
+    if all(from_environment.values()):
+        found.append("KAGGLE_USERNAME and KAGGLE_KEY")
+    elif all(from_environment[key] or from_file.get(key) for key in from_environment):
+        given = [f"KAGGLE_{key.upper()}" for key, value in from_environment.items() if value]
+        found.append(" and ".join([*given, str(path)]))
+    else:
+        missing = [key for key in from_environment if not from_environment[key]]
+        if len(missing) == 1:
+            problems.append(f"KAGGLE_{missing[0].upper()}: not set, though its partner is.")
+        if path.exists():
+            problems.append(f'{path}: expected a JSON object with "username" and "key".')
+
+
+def _find_oauth(environ: Mapping[str, str], found: list[str], problems: list[str]) -> None:
+    path = _home(environ) / ".kaggle" / "credentials.json"
+    if read_json(path).get("refresh_token"):
+        found.append(f"{path} (kaggle auth login)")
+    elif path.exists():
+        problems.append(f"{path}: it holds no login. Run `kaggle auth login` again.")
+
+
+def require_credentials() -> Credentials:
+    """Returns where credentials are.
+
+    Raises:
+        CredentialsError: if there are none; it says how to get and set them.
+    """
+    credentials = find_credentials()
+    if not credentials.found:
+        lines = ["No Kaggle credentials were found."]
+        if credentials.problems:
+            lines = ["No usable Kaggle credentials were found."]
+            lines += [f"  {problem}" for problem in credentials.problems]
+        raise CredentialsError("\n".join([*lines, _HOW_TO_AUTHENTICATE]))
+    return credentials
+
+
+def _home(environ: Mapping[str, str]) -> Path:
+    home = environ.get("HOME")
+    return Path(home) if home else Path("~").expanduser()
+
+
+def legacy_folder(environ: Mapping[str, str]) -> Path:
+    """Where the client looks for kaggle.json; the rule is that of `KaggleApi.config_dir`."""
+    if environ.get("KAGGLE_CONFIG_DIR"):
+        return Path(environ["KAGGLE_CONFIG_DIR"])
+    folder = _home(environ) / ".kaggle"
+    if sys.platform.startswith("linux") and not folder.exists():
+        base = environ.get("XDG_CONFIG_HOME") or _home(environ) / ".config"
+        return Path(base) / "kaggle"
+    return folder
+
+
+def redacted(text: str) -> str:
+    """One short line of a foreign text, without credentials, in case a server echoes them."""
+    home = _home(os.environ) / ".kaggle"
+    texts = [os.environ.get(name, "") for name in ("KAGGLE_API_TOKEN", "KAGGLE_KEY")]
+    texts += [read_text(home / name) for name in ("access_token", "access_token.txt")]
+    stored = [read_json(legacy_folder(os.environ) / "kaggle.json")]
+    stored.append(read_json(home / "credentials.json"))
+    texts += [str(values.get(key) or "") for values in stored for key in _SECRET_KEYS]
+    if texts[0] and len(texts[0]) < 255:
+        texts.append(read_text(Path(texts[0])))
+    for secret in filter(None, texts):
+        text = text.replace(secret, "[hidden]")
+    text = re.sub(r"\?\S+", "?[hidden]", " ".join(text.split()))  # The signature of an address.
+    return text if len(text) <= 200 else text[:200] + "…"
+
+
+_SECRET_KEYS = ("key", "refresh_token", "access_token")
+
+
+def refused_text(credentials: Credentials) -> str:
+    """Returns what to say where Kaggle does not accept the credentials that were found."""
+    lines = ["Kaggle refused the credentials. They were found in:"]
+    lines += [f"  {place}" for place in credentials.found]
+    lines += [f"  {problem}" for problem in credentials.problems]
+    lines.append(
+        "They may be mistyped, expired or revoked; the first of them goes before the rest."
+    )
+    return "\n".join([*lines, _HOW_TO_AUTHENTICATE])

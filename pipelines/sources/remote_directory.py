@@ -1,0 +1,88 @@
+"""A folder of images on an object store: SPLIT/CLASS/files or CLASS/files."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from apache_beam.io.filesystem import FileMetadata
+
+from pipelines import errors, remote_files
+from pipelines.sources.listing import ImageRef, Listing, ListingOptions, Member, list_images
+
+
+@dataclasses.dataclass(frozen=True)
+class RemoteDirectorySource:
+    """Images in a folder on any file system that Beam knows.
+
+    Attributes:
+        url: of the folder.
+        kind: what the manifest calls the source.
+    """
+
+    url: str
+    kind: str = "directory"
+
+    def prepare(self, scratch_dir: Path) -> RemoteDirectorySource:
+        return self
+
+    def list(self, options: ListingOptions) -> Listing:
+        """Lists the images.
+
+        Raises:
+            errors.UserError: if there is no file, or none of them is an image.
+        """
+        prefix = f"{self.url.rstrip('/')}/"
+        # An object whose name ends in a slash is a console's picture of a folder.
+        found = [file for file in remote_files.match(f"{prefix}**") if not file.path.endswith("/")]
+        if not found:
+            raise errors.UserError(f"--input {self.url} holds no file")
+        found.sort(key=lambda file: file.path)
+        with self.open() as reader:
+            return list_images(
+                (_member(file, prefix) for file in found),
+                options,
+                lambda a, b: reader.read(a) == reader.read(b),
+            )
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[_Reader]:
+        yield _Reader(remote_files.open_store(self.url), self.url.rstrip("/"))
+
+    def describe(self) -> dict[str, Any]:
+        return {"kind": self.kind, "name": self.url.rstrip("/").rsplit("/", 1)[-1]}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Reader:
+    store: remote_files.Store
+    url: str
+
+    num_parallel_reads = remote_files.NUM_CONNECTIONS
+
+    def read(self, ref: ImageRef) -> bytes:
+        if not ref.size:
+            return b""
+        url = f"{self.url}/{ref.source_path}"
+        try:
+            # A byte more than it should have tells one that has grown.
+            data = self.store.read(url, 0, ref.size + 1)
+        except FileNotFoundError:
+            raise errors.BuildError(
+                f"{url} is gone since the build began; start again with --overwrite"
+            ) from None
+        if len(data) != ref.size:
+            raise errors.BuildError(
+                f"{url} changed since the build began (it had {ref.size:,} bytes); start again "
+                "with --overwrite"
+            )
+        return data
+
+
+def _member(file: FileMetadata, prefix: str) -> Member:
+    time_ns = int((file.last_updated_in_seconds or 0) * 1_000_000_000)
+    size = file.size_in_bytes
+    return Member(file.path.removeprefix(prefix), size, 0, size, time_ns)

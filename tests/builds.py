@@ -1,0 +1,137 @@
+"""Runs builds for tests, in this process or as a user does, and looks at what they leave."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import psutil
+
+ROOT = Path(__file__).resolve().parent.parent
+
+#: One worker in the process itself: quickest for little data.
+IN_MEMORY = "--direct_running_mode=in_memory"
+
+
+def arguments(source: Path, output: Path | str, *more: str) -> list[str]:
+    """Returns the build's flags for a folder or an archive, with tiny pictures."""
+    kind = "directory" if Path(source).is_dir() else "archive"
+    return [f"--source={kind}", f"--input={source}", f"--output={output}", "--image_size=8", *more]
+
+
+def build_here(source: Path, output: Path | str, *more: str) -> Path:
+    """Builds in this process; returns the output folder."""
+    from pipelines import build_tfrecords
+
+    build_tfrecords.build(arguments(source, output, IN_MEMORY, *more))
+    return Path(output)
+
+
+def command(source: Path, output: Path, *more: str) -> list[str]:
+    """Returns the command that a user would type."""
+    program = str(ROOT / "pipelines" / "build_tfrecords.py")
+    return [sys.executable, program, *arguments(source, output, *more)]
+
+
+def run_command(
+    words: Sequence[str], env: dict[str, str] | None = None, timeout: float = 120
+) -> subprocess.CompletedProcess[str]:
+    """Runs a command to its end; what it writes must never hold a traceback."""
+    done = subprocess.run(
+        words,
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, **(env or {})},
+        timeout=timeout,
+        check=False,
+    )
+    assert "Traceback" not in done.stdout + done.stderr, done.stderr
+    return done
+
+
+def run_build(source: Path, output: Path, *more: str, **options: object):
+    """Builds as a user does; returns what the process wrote and its exit code."""
+    return run_command(command(source, output, *more), **options)
+
+
+@contextlib.contextmanager
+def started(words: Sequence[str], **settings: object) -> Iterator[subprocess.Popen[str]]:
+    """Starts a command as the leader of a process group, which is killed at the end."""
+    process = subprocess.Popen(
+        words,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+        **{"cwd": ROOT, **settings},
+    )
+    try:
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+def wait_until(
+    condition: Callable[[], bool], process: subprocess.Popen[str] | None = None, limit_s: float = 60
+) -> bool:
+    """Waits until something is so; returns whether it came before the process ended.
+
+    Raises:
+        TimeoutError: if it does not come.
+    """
+    end = time.monotonic() + limit_s
+    while time.monotonic() < end:
+        if condition():
+            return True
+        if process is not None and process.poll() is not None:
+            return condition()
+        time.sleep(0.002)
+    raise TimeoutError("what the test waits for did not come")
+
+
+def members_of_group(group: int) -> list[psutil.Process]:
+    """Returns the living processes of a process group."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, ProcessLookupError):
+            if os.getpgid(process.pid) == group and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
+
+
+def workers_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    """Returns the worker processes that a running build has started."""
+    found = []
+    with contextlib.suppress(psutil.Error):
+        for child in psutil.Process(process.pid).children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                if "pipelines.worker" in child.cmdline():
+                    found.append(child)
+    return found
+
+
+def shards_of(output: Path) -> dict[str, str]:
+    """Returns the SHA-256 of every shard, by name."""
+    return {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(output.glob("*.tfrecord"))
+    }
+
+
+def files_of(directory: Path) -> dict[str, bytes]:
+    """Returns the content of every file below a folder, by name."""
+    return {
+        path.relative_to(directory).as_posix(): path.read_bytes()
+        for path in sorted(directory.rglob("*"))
+        if path.is_file() and not path.is_symlink()
+    }

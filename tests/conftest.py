@@ -1,0 +1,54 @@
+"""Settings and data that all tests share."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+from image_files import scan_tree, write_tree
+
+# Fixtures that several modules of tests share.
+pytest_plugins = ["kaggle_client_runs"]
+
+# TensorFlow's notes on the processor and on missing GPUs say nothing about a test.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
+
+# A deadline for each example would measure the machine, not the code.
+settings.register_profile(
+    "tests",
+    deadline=None,
+    max_examples=30,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+settings.load_profile("tests")
+
+
+@pytest.fixture(scope="session")
+def source_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of tiny scans: three splits, two classes, one file that is no image."""
+    files = scan_tree({"train": 8, "val": 2, "test": 3}, classes=("CNV", "NORMAL"))
+    files["train/CNV/CNV-1-1.jpeg"] = b"no image at all"
+    return write_tree(tmp_path_factory.mktemp("source") / "scans", files)
+
+
+@pytest.fixture(scope="session")
+def built_dataset(source_tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The dataset that the real job makes of `source_tree`; not to be written to."""
+    from pipelines import build_tfrecords
+
+    output = tmp_path_factory.mktemp("built") / "dataset"
+    build_tfrecords.build(
+        [
+            "--source=directory",
+            f"--input={source_tree}",
+            f"--output={output}",
+            "--image_size=12x10",
+            "--num_shards=3",
+            "--max_reject_fraction=0.5",
+            "--direct_running_mode=in_memory",
+        ]
+    )
+    return output

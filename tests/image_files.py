@@ -1,0 +1,132 @@
+"""Makes tiny image files, and trees of them as folders, zips and tars."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+import zipfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+#: The same time for every file, so that two archives of one tree are the same bytes.
+TIME = 1_500_000_000
+
+
+def grey_pixels(seed: int = 0, height: int = 20, width: int = 28) -> np.ndarray:
+    """Returns uint8 [height, width]: a slope with some noise, another one for each seed."""
+    noise = np.random.default_rng(seed).integers(0, 60, (height, width))
+    slope = np.add.outer(np.arange(height), np.arange(width)) * (2 + seed % 3)
+    return ((slope + noise) % 256).astype(np.uint8)
+
+
+def rgb_pixels(seed: int = 0, height: int = 20, width: int = 28) -> np.ndarray:
+    """Returns uint8 [height, width, 3]."""
+    return np.stack([grey_pixels(3 * seed + i, height, width) for i in range(3)], axis=-1)
+
+
+def encoded(image: Image.Image | np.ndarray, file_format: str = "PNG", **settings: object) -> bytes:
+    """Returns an image as a file of a format that Pillow writes."""
+    if isinstance(image, np.ndarray):
+        image = Image.fromarray(image)
+    file = io.BytesIO()
+    image.save(file, file_format, **settings)
+    return file.getvalue()
+
+
+def jpeg(seed: int = 0, height: int = 20, width: int = 28) -> bytes:
+    return encoded(grey_pixels(seed, height, width), "JPEG")
+
+
+def png(seed: int = 0, height: int = 20, width: int = 28) -> bytes:
+    return encoded(grey_pixels(seed, height, width), "PNG")
+
+
+def scan_tree(
+    per_class: Mapping[str, int] | None = None,
+    classes: Iterable[str] = ("CNV", "DME", "DRUSEN", "NORMAL"),
+) -> dict[str, bytes]:
+    """Returns files by name in the shape of the Kermany tree, every one another picture.
+
+    Args:
+        per_class: images of each class, by split.
+        classes: names of the class folders.
+    """
+    per_class = per_class or {"train": 6, "val": 1, "test": 2}
+    names = [
+        f"{split}/{label}/{label}-{100 + number // 2}-{number}.jpeg"
+        for split, count in per_class.items()
+        for label in classes
+        for number in range(count)
+    ]
+    return {name: jpeg(seed) for seed, name in enumerate(names)}
+
+
+def under(folder: str, files: Mapping[str, bytes]) -> dict[str, bytes]:
+    """Returns the same files below a folder."""
+    return {f"{folder}/{name}": content for name, content in files.items()}
+
+
+def kermany_archive(files: Mapping[str, bytes]) -> dict[str, bytes]:
+    """Returns a tree as the real archive holds it: twice, with ghosts and `.DS_Store` between."""
+    ghosts = {
+        f"oct2017/__MACOSX/OCT2017 /{Path(name).parent}/._{Path(name).name}": b"\0\5\x16\7ghost"
+        for name in files
+        if not name.startswith("test/")
+    }
+    folders = {str(Path(name).parent.parent) for name in files}
+    stores = {f"OCT2017 /{folder}/.DS_Store": b"\0\0\0\1Bud1" for folder in sorted(folders)}
+    return {
+        **under("OCT2017 ", files),
+        **stores,
+        **under("oct2017/OCT2017 ", files),
+        **ghosts,
+    }
+
+
+def write_tree(directory: Path, files: Mapping[str, bytes]) -> Path:
+    """Writes files below a folder; returns the folder."""
+    for name, content in files.items():
+        path = directory / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    return directory
+
+
+def write_zip(
+    path: Path,
+    files: Mapping[str, bytes] | Iterable[tuple[str, bytes]],
+    compression: int = zipfile.ZIP_STORED,
+) -> Path:
+    """Writes a zip; a list of pairs may hold a name twice."""
+    pairs = files.items() if isinstance(files, Mapping) else files
+    with zipfile.ZipFile(path, "w", compression) as archive:
+        for name, content in pairs:
+            info = zipfile.ZipInfo(name, date_time=(2017, 7, 14, 2, 40, 0))
+            archive.writestr(info, content, compression)
+    return path
+
+
+def tar_info(name: str, size: int = 0, kind: bytes = tarfile.REGTYPE) -> tarfile.TarInfo:
+    """Returns a tar header with a fixed time."""
+    info = tarfile.TarInfo(name)
+    info.size, info.type, info.mtime = size, kind, TIME
+    return info
+
+
+def write_tar(
+    path: Path,
+    files: Mapping[str, bytes] | Iterable[tuple[str, bytes]],
+    extra: Iterable[tarfile.TarInfo] = (),
+) -> Path:
+    """Writes a tar, compressed if its name ends in `gz`; `extra` are headers without content."""
+    pairs = files.items() if isinstance(files, Mapping) else files
+    mode = "w:gz" if path.name.endswith("gz") else "w"
+    with tarfile.open(path, mode) as archive:
+        for name, content in pairs:
+            archive.addfile(tar_info(name, len(content)), io.BytesIO(content))
+        for info in extra:
+            archive.addfile(info)
+    return path

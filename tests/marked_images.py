@@ -1,0 +1,122 @@
+"""Small finished datasets that a network can learn, and the trainer's command on them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tfrecord_io import Manifest, RecordLayout, Shard, Split, image_key
+from tfrecord_io.manifest import EXAMPLES_FILE_NAME, FILE_NAME
+from tfrecord_io.preprocess import Preprocessing
+from tfrecord_io.shards import shard_name
+
+REPOSITORY = Path(__file__).parent.parent
+#: Keras 3.15 copies a variable of TensorFlow in a way NumPy 2.4 is going to forbid.
+KERAS_ARRAY_WARNING = "ignore:__array__ implementation doesn.t accept a copy:DeprecationWarning"
+
+OCT_NAMES = ("CNV", "DME", "DRUSEN", "NORMAL")
+IMAGES_A_PATIENT = 2
+
+
+def write_marked_dataset(
+    directory: Path,
+    *,
+    num_examples: Mapping[str, int],
+    image_shape: tuple[int, int, int] = (12, 12, 1),
+    label_names: tuple[str, ...] = OCT_NAMES,
+    with_patients: bool = True,
+) -> Manifest:
+    """Writes noise with a bright bar whose height tells the class, so that nets learn it."""
+    directory.mkdir(parents=True, exist_ok=True)
+    layout = RecordLayout(image_shape=image_shape, num_classes=len(label_names))
+    generator = np.random.default_rng(0)
+    splits, rows = {}, []
+    for split, total in num_examples.items():
+        labels = generator.integers(len(label_names), size=total)
+        records = []
+        for index, label in enumerate(labels):
+            pixels = generator.integers(100, size=image_shape, dtype=np.uint8)
+            top = int(label) * image_shape[0] // len(label_names)
+            pixels[top : top + image_shape[0] // len(label_names)] += 150
+            key = image_key(f"{split}/{index}")
+            records.append(layout.encode_record(pixels.tobytes(), int(label), key))
+            rows.append(
+                {
+                    "split": split,
+                    "shard": 0,
+                    "row": index,
+                    "key": key,
+                    "label": label_names[label],
+                    "patient": f"{split}-{index // IMAGES_A_PATIENT}",
+                    "path": f"{split}/{label_names[label]}/{index}.jpeg",
+                }
+            )
+        content = b"".join(records)
+        name = shard_name(split, 0, 1)
+        (directory / name).write_bytes(content)
+        counts = np.bincount(labels, minlength=len(label_names)).tolist()
+        shard = Shard(
+            name=name,
+            num_examples=total,
+            num_bytes=len(content),
+            sha256=hashlib.sha256(content).hexdigest(),
+        )
+        splits[split] = Split(label_counts=tuple(counts), shards=(shard,))
+    height, width, channels = image_shape
+    manifest = Manifest(
+        name="marked",
+        image_shape=image_shape,
+        label_names=label_names,
+        splits=splits,
+        preprocessing=Preprocessing(height=height, width=width, channels=channels).to_dict(),
+        source={},
+        counts={},
+        rejects={},
+        options={},
+        fingerprint="0" * 64,
+        versions={},
+    )
+    (directory / FILE_NAME).write_text(manifest.to_json(), encoding="utf-8")
+    if with_patients:
+        pq.write_table(pa.Table.from_pylist(rows), directory / EXAMPLES_FILE_NAME)
+    return manifest
+
+
+def command(script: str, *arguments: object) -> list[str]:
+    """Returns the command line of one of the trainer's scripts."""
+    return [sys.executable, f"train/{script}.py", *(str(argument) for argument in arguments)]
+
+
+def environment(**variables: str) -> dict[str, str]:
+    """Returns the environment in which the scripts find the packages, installed or not."""
+    paths = [str(REPOSITORY), os.environ.get("PYTHONPATH", "")]
+    return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))} | variables
+
+
+def run_script(
+    script: str, *arguments: object, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Runs one of the trainer's scripts as a user would, to its end."""
+    return subprocess.run(
+        command(script, *arguments),
+        cwd=REPOSITORY,
+        env=environment(**variables),
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+
+
+def history_of(workdir: Path) -> list[dict[str, float]]:
+    """Returns the rows of a run's history."""
+    return json.loads((workdir / "history.json").read_text())

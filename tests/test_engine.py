@@ -1,0 +1,134 @@
+import os
+import threading
+
+import apache_beam as beam
+import pytest
+from apache_beam.options.pipeline_options import DirectOptions
+from apache_beam.runners.portability.fn_api_runner import FnApiRunner
+from builds import IN_MEMORY
+
+from pipelines import engine, errors
+from pipelines.options import flag_names
+
+LOCAL = ["DirectRunner", "directrunner", "FnApiRunner", "BundleBasedDirectRunner", "direct"]
+
+
+def workers_of(pipeline):
+    return pipeline.options.view_as(DirectOptions).direct_num_workers
+
+
+@pytest.mark.parametrize("flags", [[], *([f"--runner={name}"] for name in LOCAL)])
+def test_without_a_word_it_is_one_process_a_core_and_no_engine_is_fetched(flags):
+    pipeline = engine.make_pipeline(flags)
+    # Beam's own DirectRunner would be a SwitchingDirectRunner, which asks the network for Prism.
+    assert type(pipeline.runner) is FnApiRunner
+    assert workers_of(pipeline) == len(os.sched_getaffinity(0))
+
+
+@pytest.mark.parametrize(
+    ("flags", "num_workers"),
+    [
+        (["--direct_num_workers=3"], 3),
+        (["--direct_num_workers", "3"], 3),
+        (["--direct_num_workers=3", "--direct_running_mode=multi_processing"], 3),
+        (["--direct_num_workers=0"], len(os.sched_getaffinity(0))),
+        (["--direct_num_workers=-1"], len(os.sched_getaffinity(0))),
+        ([IN_MEMORY, "--direct_num_workers=3"], 1),
+    ],
+)
+def test_the_number_of_workers_can_be_told(flags, num_workers):
+    assert workers_of(engine.make_pipeline(flags)) == num_workers
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--direct_running_mode=multi_threading"],
+        ["--direct_running_mode", "multi_threading"],
+        ["--runner=DirectRunner", "--direct_running_mode=multi_threading"],
+    ],
+)
+def test_the_mode_that_loses_records_is_refused(flags):
+    with pytest.raises(errors.UserError, match="loses records"):
+        engine.make_pipeline(flags)
+
+
+def test_an_engine_that_does_not_exist_is_named_with_those_that_do():
+    with pytest.raises(errors.UserError, match=r"runner: NoSuchRunner.*DataflowRunner"):
+        engine.make_pipeline(["--runner=NoSuchRunner"])
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        [],
+        ["--direct_num_workers=2", "--runner=DirectRunner"],
+        ["--runner=DataflowRunner", "--project=p", "--region", "europe-west3"],
+        ["--worker_machine_type=n2-standard-4", "--setup_file=./setup.py"],
+    ],
+)
+def test_beams_own_flags_are_known(flags):
+    engine.check_flags(flags, flag_names())
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--clases=a"], r"unknown flag --clases; did you mean --classes\?"),
+        (["--outptu", "x"], r"unknown flag --outptu; did you mean --output\?"),
+        (["--direct_num_worker=2"], r"did you mean --direct_num_workers\?"),
+        (["--xyzzy"], "unknown flag --xyzzy; see --help"),
+        (["stray"], "unknown flag stray; see --help"),
+    ],
+)
+def test_a_flag_that_nobody_knows_is_named_with_what_may_have_been_meant(flags, message):
+    with pytest.raises(errors.UserError, match=message):
+        engine.check_flags(flags, flag_names())
+
+
+def test_a_value_that_beam_cannot_read_is_wrong_usage_in_a_few_lines(capsys):
+    with pytest.raises(SystemExit) as raised:
+        engine.check_flags(["--direct_num_workers=many"], flag_names())
+    assert raised.value.code == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 2
+    assert "invalid int value: 'many'" in lines[1]
+
+
+def fail_with(error):
+    def fail(_):
+        raise error
+
+    return fail
+
+
+@pytest.mark.parametrize("kind", [errors.BuildError, errors.UserError])
+def test_a_workers_own_error_comes_back_as_its_message_alone(kind):
+    error = kind("/data/scans.zip is gone; every worker must see it")
+    with (
+        pytest.raises(errors.BuildError) as raised,
+        engine.clear_errors(),
+        engine.make_pipeline([IN_MEMORY]) as pipeline,
+    ):
+        pipeline | beam.Create([1]) | beam.Map(fail_with(error))
+    assert str(raised.value) == "/data/scans.zip is gone; every worker must see it"
+
+
+def test_an_error_nobody_foresaw_is_passed_on():
+    with pytest.raises(ZeroDivisionError), engine.clear_errors():
+        _ = 1 // 0
+
+
+def test_watching_ends_with_the_job_and_leaves_other_threads_alone():
+    before = threading.excepthook
+    seen = []
+    threading.excepthook = seen.append
+    try:
+        with engine.watched_workers():
+            thread = threading.Thread(target=fail_with(ValueError("mine")), args=[1], name="other")
+            thread.start()
+            thread.join()
+        assert [str(args.exc_value) for args in seen] == ["mine"]
+        assert threading.excepthook == seen.append
+    finally:
+        threading.excepthook = before

@@ -1,0 +1,98 @@
+import json
+import shutil
+
+import pytest
+from builds import IN_MEMORY, arguments, build_here
+from image_files import kermany_archive, scan_tree, write_tree, write_zip
+
+from pipelines import errors, launch, transforms
+from pipelines.options import flag_names, parse_options
+from pipelines.resume import OutputState
+from pipelines.storage import BUILD_DIR
+
+TREE = scan_tree({"train": 4, "test": 2})
+
+
+@pytest.fixture(scope="module")
+def archive(tmp_path_factory):
+    return write_zip(tmp_path_factory.mktemp("scans") / "scans.zip", kermany_archive(TREE))
+
+
+def prepare(source, output, *more):
+    return launch.prepared(parse_options(arguments(source, output, IN_MEMORY, *more)))
+
+
+def test_a_job_is_listed_and_planned_before_any_engine_starts(archive, tmp_path, capsys):
+    with prepare(archive, tmp_path / "out", "--num_shards=3") as job:
+        assert job.state is OutputState.EMPTY
+        assert [task.shard_name for task in job.todo] == [
+            "train-00000-of-00003.tfrecord",
+            "train-00001-of-00003.tfrecord",
+            "train-00002-of-00003.tfrecord",
+            "test-00000-of-00002.tfrecord",
+            "test-00001-of-00002.tfrecord",
+        ]
+        assert sum(task.num_refs for task in job.todo) == len(TREE)
+        assert job.num_finished == 0
+        planned = json.loads(job.storage.read(transforms.PLAN_JSON))
+        assert planned["fingerprint"] == job.build.fingerprint
+        assert (tmp_path / "out" / BUILD_DIR / "plan.arrow").exists()
+    said = capsys.readouterr().err
+    assert f"listing the images of {archive}" in said
+    assert f"found {len(TREE)} images among {len(kermany_archive(TREE))} files" in said
+    assert f"{len(TREE)} copies in a second tree" in said
+
+
+def test_a_complete_output_leaves_nothing_to_do(archive, tmp_path):
+    output = build_here(archive, tmp_path / "out")
+    with prepare(archive, output) as job:
+        assert job.state is OutputState.COMPLETE
+        assert job.todo == ()
+
+
+def test_what_decides_the_bytes_is_named_as_its_flag_is(archive, tmp_path):
+    with prepare(archive, tmp_path / "out") as job:
+        names = set(job.build.identity) - {"source_listing", "decoder"}
+        assert {f"--{name}" for name in names} <= set(flag_names())
+
+
+@pytest.mark.parametrize(
+    "more",
+    [["--max_reject_fraction=0.9"], ["--direct_num_workers=2"], ["--overwrite"]],
+)
+def test_what_does_not_decide_the_bytes_is_no_part_of_the_identity(archive, tmp_path, more):
+    with prepare(archive, tmp_path / "a") as job, prepare(archive, tmp_path / "b", *more) as other:
+        assert other.build.fingerprint == job.build.fingerprint
+
+
+def test_an_archive_may_be_moved_and_its_copy_is_the_same_source(archive, tmp_path):
+    moved = shutil.copy(archive, tmp_path / archive.name)
+    with prepare(archive, tmp_path / "a") as job, prepare(moved, tmp_path / "b") as other:
+        assert other.build.fingerprint == job.build.fingerprint
+
+
+def test_classes_have_the_order_they_are_given_in(archive, tmp_path):
+    with prepare(archive, tmp_path / "a") as job:
+        assert job.build.label_names == ("CNV", "DME", "DRUSEN", "NORMAL")
+    with prepare(archive, tmp_path / "b", "--classes=NORMAL,CNV") as job:
+        assert job.build.label_names == ("NORMAL", "CNV")
+
+
+@pytest.mark.parametrize("name", ["nowhere", "empty", "text.zip"])
+def test_an_input_that_cannot_be_used_leaves_no_output(tmp_path, name):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "text.zip").write_text("no archive")
+    source = "archive" if name == "text.zip" else "directory"
+    argv = [f"--source={source}", f"--input={tmp_path / name}", f"--output={tmp_path / 'out'}"]
+    with pytest.raises(errors.UserError), launch.prepared(parse_options(argv)):
+        pass
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_source_and_an_output_may_be_given_relative_to_where_one_is(
+    tmp_path, monkeypatch, archive
+):
+    write_tree(tmp_path / "scans", TREE)
+    monkeypatch.chdir(tmp_path)
+    build_here("scans", "out")
+    assert (tmp_path / "out" / "manifest.json").exists()

@@ -1,0 +1,224 @@
+import contextlib
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn.utils.class_weight import compute_class_weight
+
+from tfrecord_io import manifest
+from tfrecord_io.manifest import Manifest, ManifestError, Shard, Split
+from tfrecord_io.schema import RecordLayout
+from tfrecord_io.shards import shard_name
+
+LABELS = ("CNV", "DME", "DRUSEN", "NORMAL")
+
+
+def make_manifest(counts, image_shape=(4, 6, 1), labels=LABELS):
+    """Returns a manifest with a shard for each row of label counts, by split."""
+    stride = RecordLayout(image_shape=image_shape, num_classes=len(labels)).stride
+    return Manifest(
+        name="scans",
+        image_shape=image_shape,
+        label_names=labels,
+        splits={
+            split: Split(
+                label_counts=tuple(map(sum, zip(*rows, strict=True))),
+                shards=tuple(
+                    Shard(
+                        name=shard_name(split, index, len(rows)),
+                        num_examples=sum(row),
+                        num_bytes=sum(row) * stride,
+                        sha256=f"{index:064x}",
+                    )
+                    for index, row in enumerate(rows)
+                ),
+            )
+            for split, rows in counts.items()
+        },
+        preprocessing={"height": image_shape[0], "width": image_shape[1], "channels": 1},
+        source={"kind": "archive", "name": "scans.zip"},
+        counts={"files": 9, "examples": 9, "ignored": {"hidden": 1}},
+        rejects={"truncated": 2},
+        options={"seed": 0, "classes": list(labels), "limit": None},
+        fingerprint="f" * 64,
+        versions={"python": "3.11"},
+    )
+
+
+TRAIN = ((1, 2, 3, 4), (0, 0, 0, 0), (4, 3, 2, 1))
+A_MANIFEST = make_manifest({"train": TRAIN, "test": ((1, 1, 1, 1),)})
+
+
+@given(
+    counts=st.dictionaries(
+        st.sampled_from(["train", "val", "test"]),
+        st.lists(st.tuples(*[st.integers(0, 50)] * 3), min_size=1, max_size=4),
+    ),
+    shape=st.tuples(st.integers(1, 30), st.integers(1, 30), st.sampled_from([1, 3])),
+    labels=st.lists(st.text(min_size=1, max_size=6), min_size=3, max_size=3, unique=True),
+)
+def test_a_manifest_reads_back_as_it_was(counts, shape, labels):
+    written = make_manifest(counts, shape, tuple(labels))
+    assert Manifest.from_json(written.to_json()) == written
+
+
+def test_the_same_facts_are_the_same_bytes():
+    again = Manifest.from_json(A_MANIFEST.to_json())
+    assert again.to_json() == A_MANIFEST.to_json()
+
+
+def test_the_layout_of_a_record_is_written_out_for_readers_without_this_package():
+    content = json.loads(A_MANIFEST.to_json())
+    layout = A_MANIFEST.layout
+    assert content["record"]["stride"] == layout.stride
+    assert content["record"]["length"] == layout.length
+    assert content["record"]["features"]["image"] == {
+        "offset": layout.features["image"].offset,
+        "length": 24,
+    }
+
+
+def test_counts_are_sums_of_the_shards():
+    assert A_MANIFEST.num_examples == 24
+    assert A_MANIFEST.split("train").num_examples == 20
+    assert A_MANIFEST.num_bytes == 24 * A_MANIFEST.layout.stride
+
+
+def test_an_unknown_split_is_named_with_those_there_are():
+    with pytest.raises(ManifestError, match="no split 'dev' in this dataset; it has test, train"):
+        A_MANIFEST.split("dev")
+
+
+@given(st.lists(st.integers(1, 500), min_size=2, max_size=6))
+def test_class_weights_are_those_of_scikit_learn(counts):
+    labels = tuple(f"class{i}" for i in range(len(counts)))
+    found = make_manifest({"train": (tuple(counts),)}, labels=labels).class_weights("train")
+    classes = np.arange(len(counts))
+    expected = compute_class_weight("balanced", classes=classes, y=np.repeat(classes, counts))
+    assert found == pytest.approx(expected)
+
+
+def test_class_weights_of_the_real_data_are_the_known_ones():
+    real = make_manifest({"train": ((37_205, 11_348, 8_616, 26_315),)})
+    assert real.class_weights("train") == pytest.approx((0.561, 1.839, 2.422, 0.793), abs=5e-4)
+
+
+def test_a_class_without_examples_weighs_nothing():
+    assert make_manifest({"train": ((2, 2, 0, 0),)}).class_weights("train") == (0.5, 0.5, 0, 0)
+
+
+def test_a_folder_without_a_manifest_is_an_unfinished_build(tmp_path):
+    with pytest.raises(ManifestError, match="run the same build command again to resume it"):
+        Manifest.load(tmp_path)
+
+
+def test_a_folder_that_is_not_there_is_said_so(tmp_path):
+    with pytest.raises(ManifestError, match="there is no such folder"):
+        Manifest.load(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[]", b"null", b"{}", b"\xff\xfe", b'"text"', b"1"]
+)
+def test_a_file_that_is_no_manifest_is_refused_by_name(tmp_path, content):
+    path = tmp_path / manifest.FILE_NAME
+    path.write_bytes(content)
+    with pytest.raises(ManifestError, match=str(path)):
+        Manifest.load(tmp_path)
+
+
+def test_a_later_format_is_refused_with_what_to_do():
+    text = A_MANIFEST.to_json().replace('"format_version": 1', '"format_version": 2')
+    with pytest.raises(ManifestError, match="format version 2, this program reads version 1"):
+        Manifest.from_json(text)
+
+
+def changed(change):
+    content = json.loads(A_MANIFEST.to_json())
+    change(content)
+    return json.dumps(content)
+
+
+def first_shard(content):
+    return content["splits"]["train"]["shards"][0]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda c: c["record"].update(stride=1), "record layout does not follow"),
+        (lambda c: c["record"]["features"]["image"].update(offset=0), "record layout does not"),
+        (lambda c: c["image"].update(shape=[4, 7, 1]), "record layout does not follow"),
+        (lambda c: c["image"].update(shape=[10**6, 10**6, 1]), "smaller than 2 GiB"),
+        (lambda c: c["label_names"].append("MORE"), "damaged"),
+        (lambda c: c["splits"]["train"].update(num_examples=1), "'train' do not add up"),
+        (lambda c: c["splits"]["train"]["label_counts"].update(CNV=0), "'train' do not add up"),
+        (lambda c: first_shard(c).update(num_bytes=1), "train-00000-of-00003.tfrecord should have"),
+    ],
+)
+def test_a_manifest_that_contradicts_itself_is_refused(change, message):
+    with pytest.raises(ManifestError, match=message):
+        Manifest.from_json(changed(change))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["/etc/passwd", "../train.tfrecord", "..", ".hidden", "a/b", "", "a\0b", "gs://b/x", 7, None],
+)
+def test_a_shard_outside_the_datasets_folder_is_refused(name):
+    with pytest.raises(ManifestError):
+        Manifest.from_json(changed(lambda c: first_shard(c).update(name=name)))
+
+
+def paths_in(content, path=()):
+    """Yields the path of every value in a JSON document."""
+    if path:
+        yield path
+    items = content.items() if isinstance(content, dict) else enumerate(content)
+    for key, value in items:
+        if isinstance(value, dict | list):
+            yield from paths_in(value, (*path, key))
+        else:
+            yield (*path, key)
+
+
+PATHS = list(paths_in(json.loads(A_MANIFEST.to_json())))
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-5, 10**20) | st.floats() | st.text(max_size=5),
+    lambda values: st.lists(values, max_size=3) | st.dictionaries(st.text(max_size=3), values),
+    max_leaves=4,
+)
+
+
+def parent_of(content, path):
+    for key in path[:-1]:
+        content = content[key]
+    return content
+
+
+@given(path=st.sampled_from(PATHS), value=JSON_VALUES)
+def test_whatever_stands_in_a_manifest_it_is_read_or_refused(path, value):
+    content = json.loads(A_MANIFEST.to_json())
+    parent_of(content, path)[path[-1]] = value
+    with contextlib.suppress(ManifestError):
+        Manifest.from_json(json.dumps(content))
+
+
+#: Later versions may leave these out, or never wrote them.
+OPTIONAL = {"audit"}
+
+
+@pytest.mark.parametrize("name", sorted(set(json.loads(A_MANIFEST.to_json())) - OPTIONAL))
+def test_a_manifest_that_lacks_a_part_is_refused(name):
+    content = json.loads(A_MANIFEST.to_json())
+    del content[name]
+    with pytest.raises(ManifestError):
+        Manifest.from_json(json.dumps(content))
+
+
+def test_an_audit_is_kept():
+    audited = dataclasses.replace(A_MANIFEST, audit={"leaks": 3})
+    assert Manifest.from_json(audited.to_json()).audit == {"leaks": 3}

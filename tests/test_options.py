@@ -1,0 +1,123 @@
+from pathlib import Path
+
+import pytest
+
+from pipelines import errors
+from pipelines.options import BuildOptions, flag_names, parse_options
+from pipelines.plan import PlanOptions
+from pipelines.sources.listing import ListingOptions
+from tfrecord_io.preprocess import Preprocessing
+
+ARCHIVE = ["--source=archive", "--input=scans.zip"]
+
+
+def test_without_a_flag_the_oct_scans_are_downloaded_from_kaggle():
+    chosen = parse_options([])
+    assert (chosen.source, chosen.input, chosen.name) == ("kaggle", None, "kermany2018")
+    assert chosen.preprocessing == Preprocessing(height=224, width=224, channels=1)
+    assert chosen.plan == PlanOptions()
+    assert chosen.listing == ListingOptions()
+    assert chosen.max_reject_fraction == 0.01
+    assert chosen.beam_args == ()
+
+
+def test_every_flag_arrives_where_it_belongs():
+    chosen = parse_options(
+        [*ARCHIVE, "--output=out", "--image_size=100x60", "--channels=3", "--resize=box",
+         "--seed=7", "--limit=9", "--num_shards=5", "--classes=NORMAL, CNV", "--tree=OCT2017 ",
+         r"--group_regex=^(\d)", "--max_reject_fraction=0.5", "--overwrite", "--name=mine",
+         "--num_examples=3", "--download_dir=d"]
+    )  # fmt: skip
+    assert (chosen.input, chosen.output, chosen.name) == ("scans.zip", "out", "mine")
+    assert chosen.preprocessing == Preprocessing(height=100, width=60, channels=3, resize="box")
+    assert chosen.plan == PlanOptions(seed=7, limit=9, num_shards=5)
+    assert chosen.listing == ListingOptions(
+        classes=("NORMAL", "CNV"), tree="OCT2017 ", group_regex=r"^(\d)"
+    )
+    assert chosen.max_reject_fraction == 0.5
+    assert chosen.overwrite
+    assert (chosen.num_examples, chosen.download_dir) == (3, Path("d"))
+    assert parse_options([*ARCHIVE, "--shard_size_mb=0.5"]).plan == PlanOptions(shard_size_mb=0.5)
+
+
+def test_one_number_is_a_square_picture():
+    assert parse_options(["--image_size=64"]).preprocessing.image_shape == (64, 64, 1)
+
+
+def test_what_the_build_does_not_know_is_for_beam():
+    chosen = parse_options(["--runner=DataflowRunner", *ARCHIVE, "--project", "p"])
+    assert chosen.beam_args == ("--runner=DataflowRunner", "--project", "p")
+
+
+def test_an_abbreviated_flag_is_not_taken_for_one_of_ours():
+    assert parse_options([*ARCHIVE, "--overw"]).beam_args == ("--overw",)
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--source=archive"], r"--source archive needs --input, a \.zip, \.tar or \.tar\.gz file"),
+        (["--source=directory"], "--source directory needs --input, a folder"),
+        (["--source=archive", "--input="], "--source archive needs --input"),
+        (["--input=x.zip"], "takes no --input"),
+        (["--max_reject_fraction=1.5"], r"must be in 0\.\.1, received 1\.5"),
+        (["--max_reject_fraction=nan"], r"must be in 0\.\.1, received nan"),
+        (["--max_reject_fraction=-0.1"], r"must be in 0\.\.1"),
+        (["--name=My Data"], "--name must be lower-case letters, digits and underscores"),
+        (["--image_size=0"], "received 0x0"),
+        (["--image_size=99999"], "received 99999x99999"),
+        (["--seed=-1"], "seed must be in"),
+        (["--limit=0"], "limit must be at least 1"),
+        (["--num_shards=0"], "num_shards must be at least 1"),
+        (["--num_shards=2", "--shard_size_mb=1"], "either shard_size_mb or num_shards"),
+        (["--shard_size_mb=-1"], "shard_size_mb must be positive"),
+        (["--group_regex=("], "no valid pattern"),
+        (["--classes=A,B,A"], "classes must differ"),
+        (["--output="], "--output must be a folder of its own, received ''"),
+        (["--output=/"], "--output must be a folder of its own, received '/'"),
+    ],
+)
+def test_a_value_that_makes_no_sense_is_named(argv, message):
+    with pytest.raises(errors.UserError, match=message):
+        parse_options(argv)
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [["--image_size=big"], ["--image_size=1x2x3"], ["--image_size=-5"], ["--seed=x"],
+     ["--channels=2"], ["--resize=nearest"], ["--source=s3"], ["--limit"]],
+)  # fmt: skip
+def test_a_value_that_cannot_be_read_is_wrong_usage(argv, capsys):
+    with pytest.raises(SystemExit) as raised:
+        parse_options(argv)
+    assert raised.value.code == 2
+    assert argv[0].split("=")[0] in capsys.readouterr().err
+
+
+def test_help_names_every_flag_and_an_example(capsys):
+    with pytest.raises(SystemExit) as raised:
+        parse_options(["--help"])
+    assert raised.value.code == 0
+    text = capsys.readouterr().out
+    assert all(flag in text for flag in flag_names())
+    assert "python pipelines/build_tfrecords.py --source archive --input" in text
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("kermany2018.zip", "kermany2018"),
+        ("/data/OCT 2017.tar.gz", "oct_2017"),
+        ("data/scans/", "scans"),
+        ("2018-scans.zip", "images_2018_scans"),
+        ("..", "images"),
+        ("Ärzte.zip", "rzte"),
+    ],
+)
+def test_a_dataset_is_called_after_its_input(path, name):
+    assert parse_options(["--source=directory", f"--input={path}"]).name == name
+
+
+def test_options_are_one_value_that_does_not_change():
+    assert parse_options(ARCHIVE) == parse_options(ARCHIVE)
+    assert BuildOptions.__dataclass_params__.frozen

@@ -1,0 +1,370 @@
+import contextlib
+import io
+import pickle
+import struct
+import zlib
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from image_files import encoded, grey_pixels, jpeg, png, rgb_pixels
+from PIL import Image, ImageOps
+
+from tfrecord_io import preprocess
+from tfrecord_io.preprocess import Preprocessing, Reject, decode_image
+
+# Pillow warns of odd metadata and of large pictures; the job silences it where it decodes.
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+HEIGHT, WIDTH = 20, 28
+#: The size of the generated pictures: nothing is resized, so pixels can be compared exactly.
+SAME_SIZE = Preprocessing(height=HEIGHT, width=WIDTH)
+SAME_SIZE_RGB = Preprocessing(height=HEIGHT, width=WIDTH, channels=3)
+GREY, RGB = grey_pixels(), rgb_pixels()
+ORIENTATION = 0x0112
+
+
+def pixels(data, preprocessing=SAME_SIZE):
+    decoded = decode_image(data, preprocessing)
+    return np.frombuffer(decoded.pixels, np.uint8).reshape(preprocessing.image_shape)
+
+
+def reason(data, preprocessing=SAME_SIZE):
+    with pytest.raises(Reject) as raised:
+        decode_image(data, preprocessing)
+    assert raised.value.detail
+    return raised.value.reason
+
+
+def luma(rgb):
+    """ITU-R 601-2 in the fixed point of Pillow's documentation."""
+    red, green, blue = (rgb[..., i].astype(np.uint32) for i in range(3))
+    return ((red * 19595 + green * 38470 + blue * 7471 + 0x8000) >> 16).astype(np.uint8)
+
+
+@pytest.mark.parametrize("file_format", ["PNG", "BMP", "TIFF", "PPM", "GIF", "WEBP"])
+def test_grey_pixels_of_a_lossless_file_come_out_as_they_are(file_format):
+    settings = {"lossless": True} if file_format == "WEBP" else {}
+    data = encoded(GREY, file_format, **settings)
+    np.testing.assert_array_equal(pixels(data)[:, :, 0], GREY)
+
+
+@pytest.mark.parametrize("file_format", ["PNG", "BMP", "TIFF", "PPM"])
+def test_colour_becomes_luma_or_stays_colour(file_format):
+    data = encoded(RGB, file_format)
+    np.testing.assert_array_equal(pixels(data)[:, :, 0], luma(RGB))
+    np.testing.assert_array_equal(pixels(data, SAME_SIZE_RGB), RGB)
+
+
+def test_grey_is_repeated_for_three_channels():
+    np.testing.assert_array_equal(pixels(png(), SAME_SIZE_RGB), np.repeat(GREY[..., None], 3, 2))
+
+
+def test_a_jpeg_gives_what_pillow_decodes_and_its_quality_is_kept():
+    coarse, fine = (encoded(GREY, "JPEG", quality=quality) for quality in (30, 95))
+    decoded = decode_image(coarse, SAME_SIZE)
+    with Image.open(io.BytesIO(coarse)) as image:
+        assert decoded.pixels == image.tobytes()
+    assert (decoded.mode, decoded.file_format) == ("L", "JPEG")
+    assert (decoded.height, decoded.width) == (HEIGHT, WIDTH)
+    assert decoded.quantization > decode_image(fine, SAME_SIZE).quantization > 0
+    assert decode_image(png(), SAME_SIZE).quantization == 0
+
+
+@pytest.mark.parametrize("mode", ["1", "P", "LA", "RGBA", "PA"])
+def test_modes_that_hold_grey_of_eight_bits_are_converted_without_loss(mode):
+    grey = (GREY > 90).astype(np.uint8) * 255 if mode == "1" else GREY
+    image = Image.fromarray(grey)
+    if mode == "P":
+        # A palette in which the index is not the value.
+        image = Image.fromarray(255 - grey)
+        image.putpalette([value for level in range(256) for value in (255 - level,) * 3])
+    else:
+        image = image.convert(mode)
+    file_format = "TIFF" if mode == "PA" else "PNG"
+    np.testing.assert_array_equal(pixels(encoded(image, file_format))[:, :, 0], grey)
+
+
+def test_a_palette_of_colours_keeps_them():
+    image = Image.fromarray(GREY // 64)
+    colours = np.array([(255, 0, 0), (0, 255, 0), (0, 0, 255), (9, 99, 199)], np.uint8)
+    image.putpalette(colours.ravel().tolist())
+    expected = colours[GREY // 64]
+    np.testing.assert_array_equal(pixels(encoded(image), SAME_SIZE_RGB), expected)
+    np.testing.assert_array_equal(pixels(encoded(image))[:, :, 0], luma(expected))
+
+
+@pytest.mark.parametrize("mode", ["LA", "RGBA"])
+def test_transparency_is_rejected_because_the_ground_is_unknown(mode):
+    image = Image.fromarray(GREY).convert(mode)
+    image.putpixel((3, 4), (*(50,) * (len(mode) - 1), 254))
+    assert reason(encoded(image)) == "transparency"
+    assert reason(encoded(image), SAME_SIZE_RGB) == "transparency"
+
+
+@pytest.mark.parametrize(
+    ("mode", "transparent"), [("P", 7), ("L", 255), ("RGB", (1, 2, 3)), ("1", 0)]
+)
+def test_a_transparent_colour_is_rejected_only_if_a_pixel_has_it(mode, transparent):
+    image = Image.new("L", (WIDTH, HEIGHT), 200).convert(mode, dither=Image.Dither.NONE)
+    assert pixels(encoded(image, transparency=transparent)).shape == (HEIGHT, WIDTH, 1)
+    image.putpixel((3, 4), transparent)
+    assert reason(encoded(image, transparency=transparent)) == "transparency"
+
+
+@pytest.mark.parametrize("file_format", ["JPEG", "PNG", "TIFF", "WEBP"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_the_picture_is_turned_as_viewers_turn_it(orientation, file_format):
+    image = Image.fromarray(GREY)
+    exif = Image.Exif()
+    exif[ORIENTATION] = orientation
+    settings = {"lossless": True} if file_format == "WEBP" else {}
+    data = encoded(image, file_format, exif=exif, **settings)
+    stored = pixels(encoded(image, file_format, **settings))[:, :, 0]
+    # EXIF 2.3, 4.6.4: where row 0 and column 0 of the stored picture are in the viewed one.
+    upright = {
+        1: stored,
+        2: stored[:, ::-1],
+        3: stored[::-1, ::-1],
+        4: stored[::-1],
+        5: stored.T,
+        6: stored.T[:, ::-1],
+        7: stored[::-1, ::-1].T,
+        8: stored.T[::-1],
+    }[orientation]
+    height, width = upright.shape
+    decoded = decode_image(data, Preprocessing(height=height, width=width))
+    assert (decoded.height, decoded.width) == (height, width)
+    np.testing.assert_array_equal(
+        np.frombuffer(decoded.pixels, np.uint8).reshape(upright.shape), upright
+    )
+
+
+@pytest.mark.parametrize("value", [0, 9, 77])
+def test_an_orientation_that_does_not_exist_changes_nothing(value):
+    exif = Image.Exif()
+    exif[ORIENTATION] = value
+    np.testing.assert_array_equal(
+        pixels(encoded(GREY, "JPEG", exif=exif)), pixels(encoded(GREY, "JPEG"))
+    )
+
+
+def test_exif_that_is_damaged_does_not_end_the_job():
+    data = encoded(GREY, "JPEG", exif=b"Exif\0\0II*\0" + b"\xff" * 40)
+    with contextlib.suppress(Reject):
+        np.testing.assert_array_equal(pixels(data), pixels(encoded(GREY, "JPEG")))
+
+
+@pytest.mark.parametrize("resize", ["bilinear", "bicubic", "lanczos", "box"])
+def test_resizing_is_that_of_pillow_with_the_named_filter(resize):
+    preprocessing = Preprocessing(height=7, width=9, resize=resize)
+    expected = Image.fromarray(GREY).resize((9, 7), Image.Resampling[resize.upper()])
+    np.testing.assert_array_equal(pixels(png(), preprocessing)[:, :, 0], np.asarray(expected))
+
+
+def test_colour_is_reduced_before_it_is_resized_and_says_so_by_its_bytes():
+    expected = ImageOps.grayscale(Image.fromarray(RGB)).resize((9, 7), Image.Resampling.BILINEAR)
+    found = pixels(encoded(RGB), Preprocessing(height=7, width=9))
+    np.testing.assert_array_equal(found[:, :, 0], np.asarray(expected))
+
+
+# ---- what is left out, and why
+
+
+def sixteen_bit_png(channels):
+    """Returns a PNG of 16 bits a sample, which Pillow reads in colour but does not write."""
+    colour_type = {1: 0, 2: 4, 3: 2, 4: 6}[channels]
+    rows = b"".join(b"\0" + bytes(range(2 * 4 * channels)) for _ in range(4))
+
+    def chunk(name, content):
+        body = name + content
+        return struct.pack(">I", len(content)) + body + struct.pack(">I", zlib.crc32(body))
+
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", struct.pack(">IIBBBBB", 4, 4, 16, colour_type, 0, 0, 0))
+        + chunk(b"IDAT", zlib.compress(rows))
+        + chunk(b"IEND", b"")
+    )
+
+
+def sixteen_bit_tiff(channels):
+    """Returns a TIFF of 16 bits a sample."""
+    samples = bytes(range(2 * 4 * 4 * channels))
+    bits_offset = 8 + len(samples)
+    entries = [
+        (256, 3, 1, 4), (257, 3, 1, 4), (259, 3, 1, 1), (262, 3, 1, 2 if channels == 3 else 1),
+        (273, 4, 1, 8), (277, 3, 1, channels), (278, 3, 1, 4), (279, 4, 1, len(samples)),
+        (258, 3, channels, bits_offset if channels > 2 else 16),
+    ]  # fmt: skip
+    directory = struct.pack("<H", len(entries)) + b"".join(
+        struct.pack("<HHII", *entry) for entry in sorted(entries)
+    )
+    bits = struct.pack("<HHH", 16, 16, 16)
+    start = struct.pack("<2sHI", b"II", 42, bits_offset + len(bits))
+    return start + samples + bits + directory + bytes(4)
+
+
+def netpbm(kind, maximum, channels):
+    samples = np.arange(16 * channels) * 7 % (maximum + 1)
+    return b"%s 4 4 %d\n" % (kind, maximum) + samples.astype(">u2").tobytes()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pytest.param(encoded(GREY.astype(np.uint16) * 256), id="png grey, by Pillow"),
+        *(pytest.param(sixteen_bit_png(n), id=f"png of {n} channels") for n in (1, 2, 3, 4)),
+        pytest.param(encoded(GREY.astype(np.uint16) * 256, "TIFF"), id="tiff grey, by Pillow"),
+        *(pytest.param(sixteen_bit_tiff(n), id=f"tiff of {n} channels") for n in (1, 3)),
+        pytest.param(encoded(GREY.astype(np.float32), "TIFF"), id="tiff of floats"),
+        pytest.param(encoded(GREY.astype(np.int32), "TIFF"), id="tiff of 32-bit integers"),
+        pytest.param(netpbm(b"P5", 65535, 1), id="pgm"),
+        pytest.param(netpbm(b"P5", 1023, 1), id="pgm of 10 bits"),
+        pytest.param(netpbm(b"P6", 65535, 3), id="ppm"),
+        pytest.param(netpbm(b"P6", 1023, 3), id="ppm of 10 bits"),
+        pytest.param(b"P3 1 1 65535 1 2 3\n", id="ppm as text"),
+    ],
+)
+@pytest.mark.parametrize("channels", [1, 3])
+def test_more_than_eight_bits_are_never_cut_off_in_silence(data, channels):
+    assert reason(data, Preprocessing(channels=channels)) == "more_than_8_bits"
+
+
+@pytest.mark.parametrize("file_format", ["JPEG", "TIFF"])
+def test_cmyk_is_rejected(file_format):
+    image = Image.fromarray(RGB).convert("CMYK")
+    assert reason(encoded(image, file_format)) == "unsupported_mode"
+
+
+def test_a_colour_space_that_pillow_cannot_turn_into_grey_is_rejected():
+    image = Image.merge("LAB", Image.fromarray(RGB).split())
+    assert reason(encoded(image, "TIFF")) == "unsupported_mode"
+
+
+@pytest.mark.parametrize("file_format", ["GIF", "PNG", "TIFF", "WEBP"])
+def test_several_pictures_in_one_file_are_rejected(file_format):
+    more = [Image.fromarray(grey_pixels(seed)) for seed in (1, 2)]
+    data = encoded(GREY, file_format, save_all=True, append_images=more)
+    assert reason(data) == "multiple_frames"
+
+
+def bomb_png(width, height):
+    """Returns a PNG of a few bytes that claims to be enormous."""
+    body = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
+    return (
+        b"\x89PNG\r\n\x1a\n\0\0\0\r"
+        + body
+        + struct.pack(">I", zlib.crc32(body))
+        + encoded(GREY)[33:]
+    )
+
+
+@pytest.mark.parametrize("size", [(9460, 9460), (13_500, 13_500), (60_000, 60_000), (2**31 - 1, 1)])
+def test_a_decompression_bomb_is_rejected_unopened(size):
+    assert reason(bomb_png(*size)) == "too_many_pixels"
+
+
+def test_a_picture_below_the_limit_is_no_bomb():
+    # It claims 89 million pixels and has few: that is damage.
+    assert reason(bomb_png(9459, 9459)) in ("truncated", "undecodable")
+
+
+def test_no_bytes_are_rejected():
+    assert reason(b"") == "empty"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"\0", b"GIF", b"hello, this is text", b"<svg></svg>", b"%PDF-1.4", b"PK\3\4", bytes(999)],
+)
+def test_a_file_of_another_kind_is_no_image(data):
+    assert reason(data) == "not_an_image"
+
+
+def test_formats_that_nobody_stores_scans_in_are_not_even_tried():
+    assert reason(encoded(GREY, "SGI")) == "not_an_image"
+    assert reason(encoded(RGB, "JPEG2000")) == "not_an_image"
+    assert reason(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n") == "not_an_image"
+
+
+WHOLE = {
+    "jpeg": jpeg(),
+    "progressive jpeg": encoded(GREY, "JPEG", progressive=True),
+    "colour jpeg": encoded(RGB, "JPEG"),
+    "png": png(),
+    "interlaced palette gif": encoded(GREY, "GIF", interlace=True),
+    "bmp": encoded(GREY, "BMP"),
+    "tiff": encoded(GREY, "TIFF"),
+    "compressed tiff": encoded(GREY, "TIFF", compression="tiff_lzw"),
+    "webp": encoded(GREY, "WEBP"),
+    "pgm": encoded(GREY, "PPM"),
+}
+
+
+@given(kind=st.sampled_from(sorted(WHOLE)), data=st.data())
+def test_a_file_cut_anywhere_is_rejected_or_shows_the_whole_picture(kind, data):
+    whole = WHOLE[kind]
+    cut = whole[: data.draw(st.integers(0, len(whole) - 1), label="cut")]
+    try:
+        found = decode_image(cut, SAME_SIZE)
+    except Reject:
+        return
+    assert found.pixels == decode_image(whole, SAME_SIZE).pixels
+
+
+def test_a_jpeg_cut_in_its_scan_is_called_truncated():
+    whole = jpeg()
+    assert reason(whole[: len(whole) * 3 // 4]) == "truncated"
+
+
+@given(kind=st.sampled_from(sorted(WHOLE)), data=st.data())
+def test_damage_anywhere_raises_nothing_but_a_reject(kind, data):
+    damaged = bytearray(WHOLE[kind])
+    changes = st.tuples(st.integers(0, len(damaged) - 1), st.integers(0, 255))
+    for place, value in data.draw(st.lists(changes, min_size=1, max_size=8)):
+        damaged[place] = value
+    with contextlib.suppress(Reject):
+        assert len(decode_image(bytes(damaged), SAME_SIZE).pixels) == HEIGHT * WIDTH
+
+
+STARTS = [b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"BM", b"II*\0", b"MM\0*", b"GIF89a", b"P5 ",
+          b"RIFF\x20\0\0\0WEBP", b"P3 9 9 255 ", b""]  # fmt: skip
+
+
+@given(start=st.sampled_from(STARTS), rest=st.binary(max_size=200))
+def test_random_bytes_raise_nothing_but_a_reject(start, rest):
+    with contextlib.suppress(Reject):
+        assert len(decode_image(start + rest, SAME_SIZE).pixels) == HEIGHT * WIDTH
+
+
+def test_a_reject_travels_between_processes():
+    reject = Reject("truncated", "3 bytes are missing")
+    again = pickle.loads(pickle.dumps(reject))
+    assert (again.reason, again.detail, str(again)) == (reject.reason, reject.detail, str(reject))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"height": 0}, r"must be in 1\.\.16384 pixels, received 0x224"),
+        ({"width": 16_385}, "received 224x16385"),
+        ({"channels": 2}, "channels must be 1 or 3, received 2"),
+        ({"resize": "nearest"}, "resize must be one of bilinear, bicubic, lanczos, box"),
+    ],
+)
+def test_settings_out_of_range_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        Preprocessing(**settings)
+
+
+def test_settings_read_back_from_the_manifest_as_they_were():
+    settings = Preprocessing(height=5, width=7, channels=3, resize="box")
+    assert Preprocessing.from_dict({**settings.to_dict(), "added_later": 1}) == settings
+
+
+def test_the_versions_that_decide_the_pixels_are_named():
+    versions = preprocess.decoder_versions()
+    assert versions["pillow"] == Image.__version__
+    assert versions["libjpeg"][0].isdigit()

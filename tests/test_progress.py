@@ -1,0 +1,69 @@
+import re
+
+import pytest
+from builds import wait_until
+
+from pipelines import progress
+from pipelines.plan import ShardTask
+from pipelines.storage import BUILD_DIR, Storage
+
+STRIDE = 100
+TASKS = (ShardTask(0, "train", 0, 2, 30), ShardTask(1, "train", 1, 2, 20))
+
+
+@pytest.fixture
+def storage(tmp_path):
+    storage = Storage(str(tmp_path))
+    storage.make_folders()
+    return storage
+
+
+def finish(storage, task):
+    for name in (task.shard_name, task.shard_name.replace(".tfrecord", ".json")):
+        with storage.create(name) as file:
+            file.write(b"{}")
+
+
+def test_images_are_counted_in_finished_shards_and_in_those_being_written(storage, tmp_path):
+    assert progress._count_images(storage, TASKS, STRIDE) == 0
+    finish(storage, TASKS[0])
+    assert progress._count_images(storage, TASKS, STRIDE) == 30
+    half = tmp_path / BUILD_DIR / f".{TASKS[1].shard_name}.0a1b.tmp"
+    half.write_bytes(bytes(7 * STRIDE + 50))
+    (tmp_path / BUILD_DIR / ".plan.arrow.0a1b.tmp").write_bytes(bytes(9 * STRIDE))
+    assert progress._count_images(storage, TASKS, STRIDE) == 37
+
+
+def counts_shown(text):
+    return [tuple(map(int, found)) for found in re.findall(r"(\d+)/(\d+) \[", text)]
+
+
+def test_the_bar_shows_images_done_before_and_now_and_ends_full(storage, capsys):
+    with progress.progress_bar(storage, TASKS, 50, STRIDE):
+        for task in TASKS:
+            finish(storage, task)
+    shown = counts_shown(capsys.readouterr().err)
+    assert shown[0] == (50, 100)
+    assert shown[-1] == (100, 100)
+
+
+def test_the_bar_moves_while_the_engine_works(storage, capsys, monkeypatch):
+    # In a log file it moves every ten seconds; on a terminal ten times a second.
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    monkeypatch.setattr(progress, "_LOCAL_SECONDS", 0.01)
+    text = ""
+    with progress.progress_bar(storage, TASKS, 0, STRIDE):
+        finish(storage, TASKS[0])
+
+        def moved():
+            nonlocal text
+            text += capsys.readouterr().err
+            return (30, 50) in counts_shown(text)
+
+        assert wait_until(moved)
+
+
+def test_a_job_that_fails_still_ends_its_bar(storage, capsys):
+    with pytest.raises(KeyboardInterrupt), progress.progress_bar(storage, TASKS, 0, STRIDE):
+        raise KeyboardInterrupt
+    assert counts_shown(capsys.readouterr().err)[-1] == (0, 50)

@@ -1,0 +1,155 @@
+import hashlib
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tfrecord_io import schema
+from tfrecord_io.schema import RecordLayout, image_key
+
+KEY = image_key("train/CNV/CNV-1-1.jpeg")
+
+
+def pixels_of(shape, seed=0):
+    return np.random.default_rng(seed).integers(256, size=shape, dtype=np.uint8)
+
+
+def record_by_tensorflow(path, pixels, label_index, num_classes, key):
+    """Returns the file that TensorFlow writes for one example."""
+    label = [0.0] * num_classes
+    label[label_index] = 1.0
+    example = tf.train.Example(
+        features=tf.train.Features(
+            feature={
+                "image": tf.train.Feature(bytes_list=tf.train.BytesList(value=[pixels.tobytes()])),
+                "label": tf.train.Feature(float_list=tf.train.FloatList(value=label)),
+                "key": tf.train.Feature(bytes_list=tf.train.BytesList(value=[key.encode()])),
+            }
+        )
+    )
+    with tf.io.TFRecordWriter(str(path)) as writer:
+        writer.write(example.SerializeToString(deterministic=True))
+    return path.read_bytes()
+
+
+@given(
+    shape=st.tuples(st.integers(1, 40), st.integers(1, 40), st.sampled_from([1, 3])),
+    num_classes=st.integers(1, 40),
+    data=st.data(),
+)
+def test_a_record_has_the_bytes_that_tensorflow_writes(tmp_path, shape, num_classes, data):
+    label_index = data.draw(st.integers(0, num_classes - 1))
+    pixels = pixels_of(shape)
+    layout = RecordLayout(image_shape=shape, num_classes=num_classes)
+    record = layout.encode_record(pixels.tobytes(), label_index, KEY)
+    assert record == record_by_tensorflow(
+        tmp_path / "one.tfrecord", pixels, label_index, num_classes, KEY
+    )
+    assert len(record) == layout.stride
+    assert len(record) - 16 == layout.length
+
+
+@pytest.mark.parametrize(
+    "shape",
+    # On both sides of the lengths at which a varint takes another byte: 2^7, 2^14, 2^21.
+    [(1, 120, 1), (1, 127, 1), (1, 128, 1), (127, 129, 1), (128, 128, 1), (1448, 1448, 1),
+     (1449, 1449, 1)],
+)  # fmt: skip
+def test_lengths_at_a_varint_border_have_the_bytes_that_tensorflow_writes(tmp_path, shape):
+    pixels = pixels_of(shape)
+    record = RecordLayout(image_shape=shape, num_classes=4).encode_record(pixels.tobytes(), 3, KEY)
+    assert record == record_by_tensorflow(tmp_path / "one.tfrecord", pixels, 3, 4, KEY)
+
+
+@given(
+    shape=st.tuples(st.integers(1, 30), st.integers(1, 30), st.sampled_from([1, 3])),
+    num_classes=st.integers(1, 12),
+    data=st.data(),
+)
+def test_slots_hold_the_payloads(shape, num_classes, data):
+    label_index = data.draw(st.integers(0, num_classes - 1))
+    layout = RecordLayout(image_shape=shape, num_classes=num_classes)
+    pixels = pixels_of(shape)
+    record = layout.encode_record(pixels.tobytes(), label_index, KEY)
+
+    def payload(name):
+        slot = layout.features[name]
+        return record[slot.offset : slot.offset + slot.length]
+
+    assert sorted(layout.features) == [schema.IMAGE, schema.KEY, schema.LABEL]
+    assert payload(schema.IMAGE) == pixels.tobytes()
+    assert payload(schema.KEY) == KEY.encode()
+    label = np.frombuffer(payload(schema.LABEL), "<f4")
+    assert label.tolist() == [float(i == label_index) for i in range(num_classes)]
+
+
+def test_a_batch_is_parsed_into_what_was_encoded():
+    layout = RecordLayout(image_shape=(5, 7, 3), num_classes=4)
+    images = [pixels_of((5, 7, 3), seed) for seed in range(4)]
+    keys = [image_key(str(i)) for i in range(4)]
+    records = [
+        layout.encode_record(image.tobytes(), index, key)[12:-4]
+        for index, (image, key) in enumerate(zip(images, keys, strict=True))
+    ]
+    batch = layout.parse_batch(tf.constant(records))
+    assert batch["image"].dtype == tf.uint8
+    np.testing.assert_array_equal(batch["image"], np.stack(images))
+    np.testing.assert_array_equal(batch["label"], np.eye(4, dtype=np.float32))
+    assert [key.decode() for key in batch["key"].numpy()] == keys
+
+
+def test_the_parser_keeps_its_shape_in_a_graph():
+    layout = RecordLayout(image_shape=(5, 7, 1), num_classes=4)
+    record = layout.encode_record(pixels_of((5, 7, 1)).tobytes(), 0, KEY)[12:-4]
+    dataset = tf.data.Dataset.from_tensors(record).repeat(3).batch(3).map(layout.parse_batch)
+    assert dataset.element_spec["image"].shape.as_list() == [None, 5, 7, 1]
+    assert dataset.element_spec["label"].shape.as_list() == [None, 4]
+
+
+@pytest.mark.parametrize("shape", [(0, 1, 1), (1, -1, 1), (1, 1), (1, 1, 1, 1)])
+def test_a_shape_that_is_none_is_refused(shape):
+    with pytest.raises(ValueError, match="image_shape must be three positive numbers"):
+        RecordLayout(image_shape=shape, num_classes=4)
+
+
+def test_no_classes_are_refused():
+    with pytest.raises(ValueError, match="num_classes must be at least 1, received 0"):
+        RecordLayout(image_shape=(1, 1, 1), num_classes=0)
+
+
+@pytest.mark.parametrize(
+    ("image", "label_index", "key", "message"),
+    [
+        (bytes(5), 0, KEY, "expected 6 bytes of pixels"),
+        (bytes(7), 0, KEY, "expected 6 bytes of pixels"),
+        (bytes(6), 4, KEY, "label_index must be in 0..3, received 4"),
+        (bytes(6), -1, KEY, "label_index must be in 0..3, received -1"),
+        (bytes(6), 0, KEY[:-1], "a key has 32 characters"),
+        (bytes(6), 0, KEY + "0", "a key has 32 characters"),
+        (bytes(6), 0, "é" * 32, "ascii"),
+    ],
+)
+def test_what_does_not_fit_the_layout_is_refused(image, label_index, key, message):
+    layout = RecordLayout(image_shape=(2, 3, 1), num_classes=4)
+    with pytest.raises(ValueError, match=message):
+        layout.encode_record(image, label_index, key)
+
+
+def test_a_key_is_the_start_of_the_paths_sha256_and_never_changes():
+    assert hashlib.sha256(b"train/CNV/CNV-1-1.jpeg").hexdigest()[:32] == KEY
+    assert KEY == "319ced6d54661d48d62fc0257f6e9cda"
+
+
+@given(st.text(max_size=9), st.text(max_size=9))
+def test_two_paths_have_two_keys(first, second):
+    assert (image_key(first) == image_key(second)) == (first == second)
+
+
+def test_the_checksum_is_that_of_the_standard():
+    # RFC 3720, B.4: the CRC-32C of 32 zero bytes is 0x8A9136AA. TFRecord rotates it by 15 bits to
+    # the right and adds a constant.
+    crc = 0x8A9136AA
+    rotated = (crc >> 15) | (crc << 17) & 0xFFFFFFFF
+    assert schema.masked_crc32c(bytes(32)) == (rotated + 0xA282EAD8) & 0xFFFFFFFF

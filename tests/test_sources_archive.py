@@ -1,0 +1,479 @@
+import gzip
+import io
+import stat
+import struct
+import tarfile
+import warnings
+import zipfile
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from image_files import jpeg, kermany_archive, tar_info, write_tar, write_zip
+
+from pipelines import errors
+from pipelines.sources.archive import ArchiveSource
+from pipelines.sources.listing import ListingOptions, iterate_refs
+from tfrecord_io.preprocess import Reject
+
+TREE = {
+    f"{split}/{label}/{label}-{patient}-1.jpeg": f"{split} {label} {patient}".encode() * 9
+    for split in ("train", "test")
+    for label in ("CNV", "NORMAL")
+    for patient in (1, 2, 3)
+}
+FIRST = "train/CNV/CNV-1-1.jpeg"
+
+
+def list_archive(path, scratch_dir):
+    scratch_dir.mkdir(exist_ok=True)
+    source = ArchiveSource(path).prepare(scratch_dir)
+    return source, source.list(ListingOptions())
+
+
+def read_archive(path, scratch_dir):
+    """Returns every file's content, or the reason of its reject, by name."""
+    source, listing = list_archive(path, scratch_dir)
+    found = {reject.source_path: reject.reason for reject in listing.rejects}
+    with source.open() as reader:
+        for ref in iterate_refs(listing.refs):
+            try:
+                found[ref.source_path] = reader.read(ref)
+            except Reject as reject:
+                found[ref.source_path] = reject.reason
+    return found
+
+
+def write_archive(folder, kind, files=TREE):
+    """Returns an archive of a kind: `zip`, `deflated.zip`, `tar`, or `tar.gz`."""
+    path = folder / f"scans.{kind}"
+    if kind.endswith("zip"):
+        method = zipfile.ZIP_DEFLATED if kind == "deflated.zip" else zipfile.ZIP_STORED
+        return write_zip(path, files, method)
+    return write_tar(path, files)
+
+
+KINDS = pytest.mark.parametrize("kind", ["zip", "deflated.zip", "tar", "tar.gz"])
+
+
+@KINDS
+def test_every_file_is_read_as_it_was_written(tmp_path, kind):
+    path = write_archive(tmp_path, kind)
+    assert read_archive(path, tmp_path / "scratch") == TREE
+
+
+@KINDS
+def test_the_real_archives_shape_is_its_tree_once(tmp_path, kind):
+    files = kermany_archive(TREE)
+    source, listing = list_archive(write_archive(tmp_path, kind, files), tmp_path / "scratch")
+    assert listing.refs["path"].to_pylist() == sorted(TREE)
+    assert listing.copies == len(TREE)
+    assert listing.rejects == ()
+    with source.open() as reader:
+        assert {ref.path: reader.read(ref) for ref in iterate_refs(listing.refs)} == TREE
+
+
+@KINDS
+def test_a_second_tree_with_other_content_of_the_same_size_is_noticed(tmp_path, kind):
+    files = kermany_archive(TREE)
+    name = f"oct2017/OCT2017 /{FIRST}"
+    files[name] = files[name][::-1]
+    _, listing = list_archive(write_archive(tmp_path, kind, files), tmp_path / "scratch")
+    assert [(r.source_path, r.reason) for r in listing.rejects] == [(name, "path_conflict")]
+
+
+@KINDS
+def test_a_source_describes_itself_without_telling_where_it_lies(tmp_path, kind):
+    source = ArchiveSource(write_archive(tmp_path, kind))
+    assert source.describe() == {"kind": "archive", "name": f"scans.{kind}"}
+
+
+@KINDS
+def test_an_archive_is_read_in_place(tmp_path, kind):
+    folder = tmp_path / "read_only"
+    folder.mkdir()
+    path = write_archive(folder, kind)
+    scratch = tmp_path / "scratch"
+    read_archive(path, scratch)
+    assert list(folder.iterdir()) == [path]
+    assert len(list(scratch.iterdir())) == (1 if kind == "tar.gz" else 0)
+
+
+def test_a_missing_archive_is_named(tmp_path):
+    with pytest.raises(errors.UserError, match=r"--input .*nowhere\.zip is no file"):
+        ArchiveSource(tmp_path / "nowhere.zip").prepare(tmp_path)
+    with pytest.raises(errors.UserError, match="is no file"):
+        ArchiveSource(tmp_path).prepare(tmp_path)
+
+
+def test_an_archive_that_a_worker_does_not_see_is_named(tmp_path):
+    with (
+        pytest.raises(errors.BuildError, match="every worker must see it"),
+        ArchiveSource(tmp_path / "nowhere.zip").open(),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("name", ["scans.zip", "scans.tar", "scans.tar.gz", "scans"])
+@pytest.mark.parametrize("content", [b"", b"hello", bytes(20_000), jpeg(), b"\x1f\x8b", b"PK\3\4"])
+def test_a_file_that_is_no_archive_is_named(tmp_path, name, content):
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(errors.UserError, match=f"{path}|found no image.*check --input"):
+        list_archive(path, tmp_path / "scratch")
+
+
+def test_an_archive_without_members_has_no_images(tmp_path):
+    for path in (write_zip(tmp_path / "a.zip", {}), write_tar(tmp_path / "a.tar", {})):
+        with pytest.raises(errors.UserError, match="found no image"):
+            list_archive(path, tmp_path / "scratch")
+
+
+# ---- zip
+
+
+def streamed_zip(path, files):
+    """Writes a zip as a pipe gets it: sizes and checksums only behind each member."""
+
+    class Pipe(io.BytesIO):
+        def seekable(self):
+            return False
+
+        def seek(self, *_):
+            raise io.UnsupportedOperation
+
+        def tell(self):
+            raise io.UnsupportedOperation
+
+    pipe = Pipe()
+    with zipfile.ZipFile(pipe, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+    path.write_bytes(pipe.getvalue())
+    return path
+
+
+def test_a_zip_written_to_a_pipe_is_read(tmp_path):
+    path = streamed_zip(tmp_path / "a.zip", TREE)
+    assert read_archive(path, tmp_path / "scratch") == TREE
+
+
+def test_a_zip_with_64_bit_fields_and_a_comment_is_read(tmp_path):
+    path = tmp_path / "a.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.comment = b"from the clinic"
+        for name, content in TREE.items():
+            with archive.open(name, "w", force_zip64=True) as file:
+                file.write(content)
+    assert read_archive(path, tmp_path / "scratch") == TREE
+
+
+def test_a_zip_behind_other_bytes_is_read_as_unzip_reads_it(tmp_path):
+    path = write_zip(tmp_path / "a.zip", TREE)
+    path.write_bytes(b"#!/bin/sh\nexec unzip\n" * 50 + path.read_bytes())
+    assert read_archive(path, tmp_path / "scratch") == TREE
+
+
+def test_folders_in_a_zip_are_no_files(tmp_path):
+    path = write_zip(tmp_path / "a.zip", {"train/": b"", "train/CNV/": b"", **TREE})
+    _, listing = list_archive(path, tmp_path / "scratch")
+    assert listing.num_files == len(TREE)
+
+
+def central_entry(data, name):
+    """Returns where a member's entry in the zip's central directory begins."""
+    # APPNOTE.TXT 4.3.12: the name follows 46 bytes that begin with this signature.
+    place = data.index(b"PK\1\2")
+    while data[place + 46 : place + 46 + len(name)] != name.encode():
+        place = data.index(b"PK\1\2", place + 1)
+    return place
+
+
+def patched_zip(tmp_path, offset, form, value, files=TREE, name=FIRST):
+    """Returns a zip in which a field of one member's central entry has another value."""
+    path = write_zip(tmp_path / "a.zip", files, zipfile.ZIP_DEFLATED)
+    data = bytearray(path.read_bytes())
+    struct.pack_into(form, data, central_entry(data, name) + offset, value)
+    path.write_bytes(data)
+    return path
+
+
+# Offsets in a central entry, from APPNOTE.TXT 4.3.12.
+FLAGS, METHOD, CRC, STORED_SIZE, SIZE, MODE, OFFSET = 8, 10, 16, 20, 24, 38, 42
+
+
+@pytest.mark.parametrize(
+    ("offset", "form", "value", "reason"),
+    [
+        pytest.param(FLAGS, "<H", 1, "encrypted", id="encrypted"),
+        pytest.param(MODE, "<I", (stat.S_IFLNK | 0o777) << 16, "link", id="link"),
+        pytest.param(CRC, "<I", 12345, "unreadable_member", id="wrong checksum"),
+        pytest.param(SIZE, "<I", 5, "unreadable_member", id="grows beyond its size"),
+        pytest.param(SIZE, "<I", 10**6, "unreadable_member", id="shorter than its size"),
+        pytest.param(SIZE, "<I", 2**32 - 2, "file_too_large", id="claims 4 GiB"),
+        pytest.param(STORED_SIZE, "<I", 3, "unreadable_member", id="stored size too small"),
+        pytest.param(STORED_SIZE, "<I", 2**32 - 2, "unreadable_member", id="stored 4 GiB"),
+        pytest.param(OFFSET, "<I", 7, "unreadable_member", id="points into another member"),
+        pytest.param(OFFSET, "<I", 2**32 - 2, "unreadable_member", id="points outside"),
+    ],
+)
+def test_a_hostile_entry_of_a_zip_is_a_reject_and_the_others_are_read(
+    tmp_path, offset, form, value, reason
+):
+    path = patched_zip(tmp_path, offset, form, value)
+    assert read_archive(path, tmp_path / "scratch") == {**TREE, FIRST: reason}
+
+
+@pytest.mark.parametrize("offset", [2**63 - 1, 2**63, 2**64 - 1, 2**40])
+def test_a_64_bit_offset_outside_the_zip_is_a_reject(tmp_path, offset):
+    # A zip64 extra field (APPNOTE.TXT 4.5.3) that holds the offset alone.
+    extra = struct.pack("<HHQ", 1, 8, offset)
+    path = tmp_path / "a.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in TREE.items():
+            info = zipfile.ZipInfo(name)
+            info.extra = extra if name == FIRST else b""
+            archive.writestr(info, content)
+    data = bytearray(path.read_bytes())
+    struct.pack_into("<I", data, central_entry(data, FIRST) + OFFSET, 2**32 - 1)
+    path.write_bytes(data)
+    assert read_archive(path, tmp_path / "scratch") == {**TREE, FIRST: "unreadable_member"}
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_an_unusual_compression_is_a_reject_that_names_it(tmp_path, method):
+    path = write_zip(tmp_path / "a.zip", TREE, method)
+    source, listing = list_archive(path, tmp_path / "scratch")
+    with source.open() as reader, pytest.raises(Reject, match=f"method {method} is not supported"):
+        reader.read(next(iterate_refs(listing.refs)))
+
+
+def test_a_member_without_a_name_is_a_reject(tmp_path):
+    # zipfile ends a name at a zero byte, here at its first.
+    path = write_zip(tmp_path / "a.zip", {**TREE, "?/CNV.jpeg": b"1"})
+    path.write_bytes(path.read_bytes().replace(b"?/CNV", b"\0/CNV"))
+    assert read_archive(path, tmp_path / "scratch") == {**TREE, "": "unsafe_name"}
+
+
+def test_damaged_bytes_of_a_member_are_a_reject(tmp_path):
+    path = write_zip(tmp_path / "a.zip", TREE)
+    path.write_bytes(path.read_bytes().replace(b"train CNV 1", b"train CNV X", 1))
+    assert read_archive(path, tmp_path / "scratch") == {**TREE, FIRST: "unreadable_member"}
+
+
+@pytest.mark.parametrize("name", ["../../evil.png", "/evil.png", "train/CNV/../../../evil.png"])
+@pytest.mark.parametrize("kind", ["zip", "tar"])
+def test_a_name_that_leads_out_is_a_reject(tmp_path, kind, name):
+    path = write_archive(tmp_path, kind, {**TREE, name: b"evil"})
+    assert read_archive(path, tmp_path / "scratch") == {**TREE, name: "unsafe_name"}
+
+
+@KINDS
+def test_a_name_that_stands_twice_is_taken_once(tmp_path, kind):
+    pairs = [*TREE.items(), (FIRST, TREE[FIRST])]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # zipfile's own, on writing
+        path = write_archive(tmp_path, kind, pairs)
+    _, listing = list_archive(path, tmp_path / "scratch")
+    assert (listing.refs.num_rows, listing.copies) == (len(TREE), 1)
+
+
+WHOLE = {}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def whole_archives(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whole")
+    for kind in ("zip", "deflated.zip", "tar", "tar.gz"):
+        WHOLE[kind] = write_archive(folder, kind).read_bytes()
+
+
+@KINDS
+@given(data=st.data())
+def test_an_archive_cut_anywhere_is_refused_or_complete(tmp_path, kind, data):
+    whole = WHOLE[kind]
+    path = tmp_path / f"cut.{kind}"
+    path.write_bytes(whole[: data.draw(st.integers(0, len(whole) - 1), label="cut")])
+    try:
+        found = read_archive(path, tmp_path / "scratch")
+    except errors.UserError as error:
+        assert str(path) in str(error)  # noqa: PT017
+        return
+    # A tar ends in blocks of zeros, of which one is enough.
+    assert kind == "tar"
+    assert found == TREE
+
+
+@KINDS
+@given(data=st.data())
+def test_a_damaged_archive_gives_no_wrong_bytes_and_no_other_error(tmp_path, kind, data):
+    damaged = bytearray(WHOLE[kind])
+    for _ in range(data.draw(st.integers(1, 3))):
+        damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
+    path = tmp_path / f"damaged.{kind}"
+    path.write_bytes(damaged)
+    try:
+        found = read_archive(path, tmp_path / "scratch")
+    except errors.UserError:
+        return
+    if kind != "tar":  # which has no checksums of contents
+        for name, content in found.items():
+            assert isinstance(content, str) or content in TREE.values(), name
+
+
+# ---- tar
+
+
+def test_a_tar_cut_at_a_members_border_is_refused(tmp_path):
+    path = write_tar(tmp_path / "a.tar", TREE)
+    with tarfile.open(path) as archive:
+        borders = [info.offset for info in archive][1:]
+        borders.append(archive.offset)
+    whole = path.read_bytes()
+    for border in borders:
+        path.write_bytes(whole[:border])
+        with pytest.raises(errors.UserError, match=r"cut off|not a complete tar"):
+            list_archive(path, tmp_path / "scratch")
+
+
+def test_a_damaged_header_inside_a_tar_does_not_hide_what_follows(tmp_path):
+    path = write_tar(tmp_path / "a.tar", TREE)
+    with tarfile.open(path) as archive:
+        place = archive.getmembers()[5].offset
+    data = bytearray(path.read_bytes())
+    data[place] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(errors.UserError, match="not a complete tar archive"):
+        list_archive(path, tmp_path / "scratch")
+
+
+def test_a_tar_with_a_single_end_block_is_complete(tmp_path):
+    path = write_tar(tmp_path / "a.tar", TREE)
+    with tarfile.open(path) as archive:
+        end = sum(1 for _ in archive) and archive.offset
+    path.write_bytes(path.read_bytes()[: end + 512])
+    assert read_archive(path, tmp_path / "scratch") == TREE
+
+
+@pytest.mark.parametrize("form", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT, tarfile.USTAR_FORMAT])
+def test_long_and_foreign_names_are_read_in_every_tar_format(tmp_path, form):
+    folder = "x" * 90
+    files = {f"{folder}/{name}": content for name, content in TREE.items()}
+    if form != tarfile.USTAR_FORMAT:
+        files[f"{folder}/train/CNV/{'ü' * 100}.jpeg"] = b"long"
+    path = tmp_path / "a.tar"
+    with tarfile.open(path, "w", format=form) as archive:
+        for name, content in files.items():
+            archive.addfile(tar_info(name, len(content)), io.BytesIO(content))
+    assert read_archive(path, tmp_path / "scratch") == files
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        (tarfile.SYMTYPE, "link"),
+        (tarfile.LNKTYPE, "link"),
+        (tarfile.CHRTYPE, "not_a_file"),
+        (tarfile.BLKTYPE, "not_a_file"),
+        (tarfile.FIFOTYPE, "not_a_file"),
+    ],
+)
+def test_a_member_of_a_tar_that_is_no_file_is_a_reject(tmp_path, kind, reason):
+    info = tar_info("train/CNV/odd.jpeg", kind=kind)
+    info.linkname = "/etc/passwd"
+    path = write_tar(tmp_path / "a.tar", TREE, extra=[info])
+    assert read_archive(path, tmp_path / "scratch") == {**TREE, "train/CNV/odd.jpeg": reason}
+
+
+def test_a_sparse_member_of_a_tar_is_a_reject(tmp_path):
+    # GNU's pax format 1.0: the map of the holes is the beginning of the data.
+    content = b"1\n0\n512\n".ljust(512, b"\0") + bytes(512)
+    path = tmp_path / "a.tar"
+    with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as archive:
+        info = tar_info("train/CNV/odd.jpeg", len(content))
+        info.pax_headers = {
+            "GNU.sparse.major": "1",
+            "GNU.sparse.minor": "0",
+            "GNU.sparse.name": "train/CNV/odd.jpeg",
+            "GNU.sparse.realsize": "512",
+        }
+        archive.addfile(info, io.BytesIO(content))
+        for name, body in TREE.items():
+            archive.addfile(tar_info(name, len(body)), io.BytesIO(body))
+    found = read_archive(path, tmp_path / "scratch")
+    assert found == {**TREE, "train/CNV/odd.jpeg": "not_a_file"}
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"mtime": "inf"},
+        {"mtime": "1e300"},
+        {"mtime": "-1e300"},
+        {"mtime": "nan"},
+        {"size": "99999999999999999999999"},
+        {"size": "-5"},
+        {"size": "-512"},
+        {"size": "-1024"},
+        {"size": "-1536"},  # leads back to the member's own header
+        {"size": "-2048"},
+        {"path": "train/CNV/\0.png"},
+        {"GNU.sparse.map": "0,1,9"},
+        {"GNU.sparse.size": "x"},
+    ],
+    ids=str,
+)
+def test_hostile_pax_headers_end_in_a_reject_or_a_clear_error(tmp_path, headers):
+    path = tmp_path / "a.tar"
+    with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as archive:
+        for name, body in TREE.items():
+            info = tar_info(name, len(body))
+            info.pax_headers = headers if name == FIRST else {}
+            archive.addfile(info, io.BytesIO(body))
+    try:
+        found = read_archive(path, tmp_path / "scratch")
+    except errors.UserError as error:
+        assert str(path) in str(error)  # noqa: PT017
+        return
+    del found[next(name for name in found if name.startswith("train/CNV/\\x00") or name == FIRST)]
+    assert found == {name: content for name, content in TREE.items() if name != FIRST}
+
+
+def test_a_tar_that_ends_in_a_zip_is_still_a_tar(tmp_path):
+    inner = write_zip(tmp_path / "inner.zip", {"train/EVIL/1.png": b"1"}).read_bytes()
+    path = write_tar(tmp_path / "a.tar", {**TREE, "notes/inner.zip": inner})
+    assert read_archive(path, tmp_path / "scratch") == TREE
+
+
+# ---- gzip
+
+
+def test_a_gzip_stream_is_unpacked_once_and_anew_if_the_file_changed(tmp_path):
+    path = write_tar(tmp_path / "a.tar.gz", TREE)
+    first = ArchiveSource(path).prepare(tmp_path).random_access_path
+    made = first.stat().st_mtime_ns, first.stat().st_ino
+    again = ArchiveSource(path).prepare(tmp_path).random_access_path
+    assert (again.stat().st_mtime_ns, again.stat().st_ino) == made
+    write_tar(path, {**TREE, "train/CNV/new.jpeg": b"new"})
+    assert ArchiveSource(path).prepare(tmp_path).random_access_path != first
+
+
+def test_a_gzip_bomb_is_stopped_and_leaves_nothing(tmp_path):
+    path = tmp_path / "bomb.tar.gz"
+    with gzip.open(path, "wb") as file:
+        for _ in range(65):
+            file.write(bytes(1 << 20))
+    scratch = tmp_path / "scratch"
+    with pytest.raises(errors.UserError, match="unpacks to more than 50 times its size"):
+        list_archive(path, scratch)
+    assert list(scratch.iterdir()) == []
+
+
+@pytest.mark.parametrize("cut", [3, 200, -9, -1])
+def test_a_gzip_stream_that_is_cut_leaves_nothing(tmp_path, cut):
+    path = write_tar(tmp_path / "a.tar.gz", TREE)
+    path.write_bytes(path.read_bytes()[:cut])
+    scratch = tmp_path / "scratch"
+    with pytest.raises(errors.UserError, match="is not a complete gzip file"):
+        list_archive(path, scratch)
+    assert list(scratch.iterdir()) == []

@@ -1,0 +1,204 @@
+"""The check of a downloaded archive: any damage is found, and a check is remembered."""
+
+import errno
+import hashlib
+import io
+import os
+import re
+import shutil
+import tracemalloc
+import zipfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kaggle_client_runs import ARCHIVE, NAME, make_archive, offset_of_member
+from kaggle_stand_in import (
+    DATASET,
+)
+
+from pipelines import file_lock
+from pipelines.sources.archive_check import _num_members_promised, read_verification, verify_archive
+from pipelines.sources.downloads import DownloadError
+from pipelines.sources.kaggle import download_archive
+
+
+@pytest.mark.parametrize("index", [2, 3], ids=["stored", "deflated"])
+def test_a_corrupt_archive_of_the_right_size_is_refused_by_member_and_replaced(work, index):
+    work.server.corrupt_at = offset_of_member(ARCHIVE, index)
+
+    outcome = work.run()
+
+    aside = work.downloads / f"{NAME}.corrupt"
+    work.assert_failed(
+        outcome,
+        "has all its bytes, but 1 of its 8 members are corrupt",
+        f"'OCT2017 /train/CNV/CNV-{index}-1.jpeg'",
+        f"moved to {aside}",
+        "Run the same command again",
+    )
+    assert list(work.downloads.iterdir()) == [aside]
+    assert aside.stat().st_size == len(ARCHIVE)
+    aside.unlink()
+    work.server.corrupt_at = None
+    work.assert_downloaded(work.run())
+
+
+def test_the_bare_client_is_content_with_a_corrupt_archive_of_the_right_size(work):
+    work.downloads.mkdir(parents=True)
+    work.archive.write_bytes(bytes(len(ARCHIVE)))
+
+    outcome = work.run(bare_client=True)
+
+    assert outcome.code == 0
+    assert work.archive.read_bytes() == bytes(len(ARCHIVE))
+
+
+def test_an_archive_that_is_no_zip_is_refused(tmp_path):
+    archive = tmp_path / NAME
+    archive.write_bytes(ARCHIVE[:-100])
+
+    with pytest.raises(DownloadError, match="no readable zip directory"):
+        download_archive(DATASET, tmp_path, progress=False)
+
+
+def test_many_corrupt_members_are_counted_and_some_are_named(tmp_path):
+    archive = tmp_path / NAME
+    content = bytearray(ARCHIVE)
+    for index in range(8):
+        content[offset_of_member(ARCHIVE, index)] ^= 1
+    archive.write_bytes(content)
+
+    with pytest.raises(DownloadError) as error:
+        verify_archive(archive, dataset=DATASET, progress=False)
+    assert "8 of its 8 members" in str(error.value)
+    assert str(error.value).count(".jpeg':") == 5
+    assert "and 3 more" in str(error.value)
+
+
+def test_an_archive_that_changed_since_its_check_is_checked_again(tmp_path):
+    archive = tmp_path / NAME
+    archive.write_bytes(ARCHIVE)
+    download_archive(DATASET, tmp_path, progress=False)
+    assert read_verification(archive) is not None
+    content = bytearray(ARCHIVE)
+    content[offset_of_member(ARCHIVE, 0)] ^= 1
+    archive.write_bytes(content)
+    os.utime(archive, ns=(1, 1))
+    assert read_verification(archive) is None
+
+    with pytest.raises(DownloadError, match="corrupt"):
+        download_archive(DATASET, tmp_path, progress=False)
+    assert [path.name for path in tmp_path.iterdir()] == [f"{NAME}.corrupt"]
+
+
+def test_a_new_download_is_checked_though_it_looks_like_the_old_one(work):
+    # The client gives the file the remote one's time, and a corrupt one has the same size.
+    work.assert_downloaded(work.run())
+    before = work.archive.stat()
+    work.archive.unlink()
+    work.server.corrupt_at = offset_of_member(ARCHIVE, 0)
+
+    work.assert_failed(work.run(), "1 of its 8 members are corrupt")
+
+    after = (work.downloads / f"{NAME}.corrupt").stat()
+    assert (after.st_size, after.st_mtime_ns) == (before.st_size, before.st_mtime_ns)
+
+
+def test_an_archive_that_cannot_be_read_is_explained(tmp_path):
+    with pytest.raises(DownloadError, match="could not be read: No such file"):
+        verify_archive(tmp_path / NAME, dataset=DATASET, progress=False)
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"size": 1}', "\x00"])
+def test_a_damaged_note_of_a_check_is_a_check_that_never_was(tmp_path, content):
+    archive = tmp_path / NAME
+    archive.write_bytes(ARCHIVE)
+    note = tmp_path / f"{NAME}.verified.json"
+    note.write_text(content)
+    assert read_verification(archive) is None
+
+    download_archive(DATASET, tmp_path, progress=False)
+
+    assert read_verification(archive).sha256 == hashlib.sha256(ARCHIVE).hexdigest()
+
+
+def test_a_folder_that_others_keep_can_be_read_from(tmp_path, monkeypatch, caplog):
+    # Root may write anywhere, so the refusal is made, not provoked.
+    def refuse(path: Path) -> int:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    archive = tmp_path / NAME
+    archive.write_bytes(ARCHIVE)
+    (tmp_path / f"{NAME}.verified.json").mkdir()  # Nothing can be written over a folder.
+    monkeypatch.setattr(file_lock, "acquire", refuse)
+
+    assert download_archive(DATASET, tmp_path, progress=False) == archive
+
+    assert "could not be written" in caplog.text
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_the_check_streams(tmp_path):
+    archive = tmp_path / NAME
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as file:
+        file.writestr("zeros", bytes(64_000_000))
+        file.writestr("folder/", b"")
+    tracemalloc.start()
+    try:
+        verification = verify_archive(archive, dataset=DATASET, progress=False)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+    assert verification.member_bytes == 64_000_000
+    assert peak < 16_000_000
+
+
+@pytest.mark.parametrize("num_members", [0, 1, 65_536])
+def test_members_are_counted_as_the_zip_s_end_counts_them(tmp_path, num_members):
+    archive = tmp_path / NAME
+    with zipfile.ZipFile(archive, "w") as file:
+        file.comment = b"PK of a comment"
+        for index in range(num_members):
+            file.writestr(f"{index}", b"")
+
+    assert _num_members_promised(archive, num_members) == num_members
+
+
+def test_a_zip_whose_directory_lost_a_member_is_refused(tmp_path):
+    # One bit of the last but one entry's comment length, and zipfile reads the last as a comment.
+    archive = tmp_path / NAME
+    content = bytearray(SMALL)
+    entries = [found.start() for found in re.finditer(rb"PK\x01\x02", SMALL)]
+    content[entries[-2] + 32] = len(SMALL) - entries[-1] - 22
+    archive.write_bytes(content)
+
+    with pytest.raises(DownloadError, match="3 members promised, 2 listed"):
+        verify_archive(archive, dataset=DATASET, progress=False)
+
+
+SMALL = make_archive(num_members=3, member_bytes=400)
+
+
+@settings(max_examples=150, deadline=None)
+@given(offset=st.integers(0, len(SMALL) - 1), mask=st.integers(1, 255))
+def test_any_changed_byte_is_either_harmless_or_found(tmp_path_factory, offset, mask):
+    folder = tmp_path_factory.mktemp("changed")
+    archive = folder / NAME
+    content = bytearray(SMALL)
+    content[offset] ^= mask
+    archive.write_bytes(content)
+    complaint = None
+    try:
+        verify_archive(archive, dataset=DATASET, progress=False)
+    except DownloadError as error:
+        complaint = str(error)
+    if complaint is None:
+        with zipfile.ZipFile(io.BytesIO(SMALL)) as sound, zipfile.ZipFile(archive) as changed:
+            read = [(name, changed.read(name)) for name in changed.namelist()]
+            assert read == [(name, sound.read(name)) for name in sound.namelist()]
+    else:
+        assert "corrupt" in complaint
+    shutil.rmtree(folder)

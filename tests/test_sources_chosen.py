@@ -1,0 +1,316 @@
+"""Every way in, as a user goes it: the command, the real Kaggle client, servers on loopback."""
+
+import contextlib
+import functools
+import hashlib
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from builds import IN_MEMORY, ROOT, build_here, shards_of, started, wait_until
+from idx_files import gzipped, idx
+from image_files import kermany_archive, scan_tree, write_zip
+from kaggle_stand_in import DATASET, SECRETS, TOKEN, Refuse, Stall, StandIn
+
+from pipelines import build_tfrecords, errors, options
+from pipelines.sources import chosen, fashion_mnist
+from pipelines.sources.listing import iterate_refs
+from tfrecord_io import Manifest
+from tfrecord_io.verify import verify
+
+BUILD = str(ROOT / "pipelines" / "build_tfrecords.py")
+
+# --------------------------------------------------------------------------------------------------
+# Kaggle
+# --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def scans_zip(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An archive in the shape of Kaggle's, with one image that is none."""
+    files = scan_tree({"train": 4, "val": 1, "test": 2})
+    files["train/CNV/CNV-1-1.jpeg"] = b"no image at all"
+    return write_zip(tmp_path_factory.mktemp("kaggle") / "tiny.zip", kermany_archive(files))
+
+
+@pytest.fixture
+def kaggle(scans_zip: Path) -> Iterator[StandIn]:
+    with StandIn(scans_zip.read_bytes()) as server:
+        yield server
+
+
+class Desk:
+    """A folder in which the build command is typed, with a home of its own."""
+
+    def __init__(self, server: StandIn, folder: Path):
+        self.server, self.folder = server, folder
+        (folder / "home").mkdir()
+        (folder / "work").mkdir()
+        self.output = folder / "work" / "data" / "tfrecords"
+        self.archive = folder / "work" / "data" / "downloads" / "tiny-scans.zip"
+
+    def words(self, *more: str) -> list[str]:
+        """Returns the command; apart from the dataset, its flags only make it quick."""
+        flags = [f"--kaggle_dataset={DATASET}", "--image_size=8", IN_MEMORY]
+        return [sys.executable, BUILD, *flags, "--max_reject_fraction=0.5", *more]
+
+    def environment(self, token: str | None = TOKEN) -> dict[str, str]:
+        variables = {"KAGGLE_API_TOKEN": token} if token else {}
+        return self.server.environment(self.folder / "home", **variables)
+
+    def run(self, *more: str, token: str | None = TOKEN) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            self.words(*more),
+            capture_output=True,
+            text=True,
+            cwd=self.folder / "work",
+            env=self.environment(token),
+            timeout=120,
+            check=False,
+        )
+        assert "Traceback" not in done.stderr, done.stderr
+        self.assert_no_secret(done.stdout + done.stderr)
+        return done
+
+    def assert_no_secret(self, console: str) -> None:
+        written = {path: path.read_bytes() for path in self.folder.rglob("*") if path.is_file()}
+        for where, content in {**written, "the console": console.encode()}.items():
+            for secret in (*SECRETS, "signature0"):
+                assert secret.encode() not in content, f"{secret} is in {where}"
+
+
+@pytest.fixture
+def desk(kaggle: StandIn, tmp_path: Path) -> Desk:
+    return Desk(kaggle, tmp_path)
+
+
+def test_without_a_source_the_dataset_comes_from_kaggle_and_is_built(desk, scans_zip, tmp_path):
+    done = desk.run()
+
+    assert done.returncode == 0, done.stderr
+    assert "= 28 examples + 1 rejects" in done.stdout
+    assert verify(str(desk.output)) == []
+    manifest = Manifest.load(desk.output)
+    assert manifest.name == "tiny_scans"
+    assert manifest.source == {"kind": "kaggle", "name": "tiny-scans.zip", "dataset": DATASET}
+    by_hand = build_here(scans_zip, tmp_path / "by_hand", "--max_reject_fraction=0.5")
+    assert shards_of(by_hand) == shards_of(desk.output)
+
+
+def test_a_second_run_uses_the_archive_without_network_or_credentials(desk):
+    assert desk.run().returncode == 0
+    desk.server.requests.clear()
+
+    done = desk.run(token=None)
+
+    assert done.returncode == 0
+    assert "is complete" in done.stdout
+    assert desk.server.requests == []
+
+
+def test_without_credentials_the_help_is_short_and_nothing_is_made(desk):
+    done = desk.run(token=None)
+
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert "KAGGLE_API_TOKEN" in done.stderr
+    assert "kaggle.json" in done.stderr
+    assert "--source synthetic" in done.stderr
+    assert len(done.stderr.splitlines()) < 15
+    assert list((desk.folder / "work").iterdir()) == []
+
+
+def test_a_download_that_is_refused_fails_and_leaves_no_output(desk):
+    desk.server.api_faults += [Refuse(403, "You must accept the terms")]
+
+    done = desk.run()
+
+    assert done.returncode == 1
+    assert "error: Kaggle does not let this account download" in done.stderr
+    assert not desk.output.exists()
+
+
+def test_a_killed_download_is_resumed_and_built_as_if_nothing_had_been(desk, scans_zip, tmp_path):
+    half = desk.server.size() // 2
+    desk.server.storage_faults += [Stall(after=half)]
+    with started(desk.words(), cwd=desk.folder / "work", env=desk.environment()) as process:
+        wait_until(lambda: desk.archive.exists() and desk.server.calls("GET"), process)
+        os.killpg(process.pid, signal.SIGKILL)
+    assert not desk.output.exists()
+
+    done = desk.run()
+
+    assert done.returncode == 0, done.stderr
+    assert desk.archive.read_bytes() == desk.server.archive
+    by_hand = build_here(scans_zip, tmp_path / "by_hand", "--max_reject_fraction=0.5")
+    assert shards_of(by_hand) == shards_of(desk.output)
+
+
+def test_no_credential_is_in_what_a_failed_build_leaves(desk):
+    # The plan stays for the next run, so the check of all files meets it.
+    done = desk.run("--max_reject_fraction=0")
+
+    assert done.returncode == 1
+    assert (desk.output / ".build" / "plan.json").exists()
+
+
+def test_no_credential_goes_to_the_workers(scans_zip, tmp_path, monkeypatch):
+    monkeypatch.setenv("KAGGLE_API_TOKEN", TOKEN)
+    archive = tmp_path / "tiny-scans.zip"
+    archive.write_bytes(scans_zip.read_bytes())
+    options_ = options.parse_options(
+        [f"--kaggle_dataset={DATASET}", f"--download_dir={tmp_path}", IN_MEMORY]
+    )
+
+    source = chosen.make_source(options_)
+
+    assert TOKEN.encode() not in pickle.dumps((source, options_))
+    assert TOKEN not in repr(options_.beam_args)
+
+
+def test_a_dataset_name_of_another_form_is_wrong_usage():
+    with pytest.raises(errors.UserError, match="OWNER/NAME"):
+        options.parse_options(["--kaggle_dataset=kermany2018"])
+
+
+# --------------------------------------------------------------------------------------------------
+# Fashion-MNIST
+# --------------------------------------------------------------------------------------------------
+
+NUM = {"train": 40, "test": 20}
+IMAGES = np.random.default_rng(0).integers(0, 256, (40, 28, 28)).astype(np.uint8)
+LABELS = (np.arange(40) % 10).astype(np.uint8)
+
+
+@pytest.fixture
+def fashion(tmp_path: Path) -> Path:
+    folder = tmp_path / "fashion"
+    folder.mkdir()
+    for key, file in fashion_mnist.PUBLISHED_FILES.items():
+        values = IMAGES if key.endswith("images") else LABELS
+        count = NUM[key.split("_")[0]]
+        (folder / file.name).write_bytes(gzipped(idx(values[:count])))
+    return folder
+
+
+@contextlib.contextmanager
+def served(folder: Path) -> Iterator[str]:
+    """Serves a folder on loopback; gives its address."""
+    handler = functools.partial(QuietHandler, directory=str(folder))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+        thread.join()
+
+
+class QuietHandler(SimpleHTTPRequestHandler):
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+def build_fashion(output: Path, *more: str) -> Path:
+    flags = ["--source=fashion_mnist", f"--output={output}", IN_MEMORY, *more]
+    build_tfrecords.build(flags)
+    return output
+
+
+def test_fashion_mnist_is_stored_as_it_is_with_the_published_label_names(fashion, tmp_path):
+    output = build_fashion(tmp_path / "out", f"--input={fashion}")
+
+    manifest = Manifest.load(output)
+    assert verify(str(output)) == []
+    assert manifest.image_shape == (28, 28, 1)
+    assert manifest.label_names == fashion_mnist.LABEL_NAMES
+    assert manifest.name == "fashion_mnist"
+    assert {name: split.num_examples for name, split in manifest.splits.items()} == NUM
+    stride, feature = manifest.layout.stride, manifest.layout.features["image"]
+    for row in pq.read_table(output / "examples.parquet").to_pylist():
+        shard = np.memmap(output / row["shard"], np.uint8, "r").reshape(-1, stride)
+        index = int(Path(row["path"]).stem)
+        pixels = shard[row["row"], feature.offset :][: 28 * 28].reshape(28, 28)
+        np.testing.assert_array_equal(pixels, IMAGES[index])
+        assert row["label"] == fashion_mnist.LABEL_NAMES[LABELS[index]]
+
+
+def test_fashion_mnist_unpacked_or_packed_gives_the_same_bytes(fashion, tmp_path):
+    packed = build_fashion(tmp_path / "packed", f"--input={fashion}")
+    path = fashion / "train-images-idx3-ubyte.gz"
+    (fashion / "train-images-idx3-ubyte").write_bytes(idx(IMAGES))
+    path.unlink()
+
+    unpacked = build_fashion(tmp_path / "unpacked", f"--input={fashion}")
+
+    assert shards_of(packed) == shards_of(unpacked)
+
+
+def test_fashion_mnist_can_be_resized_and_cut_to_some_classes(fashion, tmp_path):
+    output = build_fashion(
+        tmp_path / "out", f"--input={fashion}", "--image_size=16", "--classes=Bag,Coat"
+    )
+
+    manifest = Manifest.load(output)
+    assert manifest.image_shape == (16, 16, 1)
+    assert manifest.label_names == ("Bag", "Coat")
+    assert manifest.counts["ignored"] == {"class_not_chosen": 48}
+
+
+def test_a_class_that_fashion_mnist_has_not_is_named(fashion, tmp_path):
+    with pytest.raises(errors.UserError, match="names Hat, but Fashion-MNIST has T-shirt/top"):
+        build_fashion(tmp_path / "out", f"--input={fashion}", "--classes=Hat,Bag")
+
+
+def test_a_missing_file_of_fashion_mnist_is_named_and_nothing_is_made(fashion, tmp_path):
+    (fashion / "t10k-labels-idx1-ubyte.gz").unlink()
+
+    with pytest.raises(errors.UserError, match=r"missing: t10k-labels-idx1-ubyte\.gz"):
+        build_fashion(tmp_path / "out", f"--input={fashion}")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_file_that_changed_under_the_build_is_not_read_as_if_it_had_not(fashion):
+    source = fashion_mnist.FashionMnistSource(fashion)
+    listing = source.list(options.parse_options(["--source=fashion_mnist"]).listing)
+    ref = next(iterate_refs(listing.refs))
+    name = fashion_mnist.PUBLISHED_FILES["train_images"].name
+    (fashion / name).write_bytes(gzipped(idx(IMAGES + 1)))
+
+    with source.open() as reader, pytest.raises(errors.BuildError, match="changed since"):
+        reader.read(ref)
+
+
+def test_without_a_folder_fashion_mnist_is_downloaded_and_kept(fashion, tmp_path, monkeypatch):
+    published = {
+        key: replace(file, md5=hashlib.md5((fashion / file.name).read_bytes()).hexdigest())
+        for key, file in fashion_mnist.PUBLISHED_FILES.items()
+    }
+    monkeypatch.setattr(fashion_mnist, "PUBLISHED_FILES", published)
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    flags = [f"--download_dir={tmp_path / 'kept'}"]
+
+    with served(fashion) as url:
+        first = build_fashion(tmp_path / "first", f"--fashion_mnist_url={url}", *flags)
+    # The server is gone; what was downloaded is enough.
+    second = build_fashion(tmp_path / "second", f"--fashion_mnist_url={url}", *flags)
+
+    assert shards_of(first) == shards_of(second) != {}
+
+
+def test_a_download_of_fashion_mnist_that_fails_is_no_output(tmp_path, monkeypatch):
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    flags = [f"--download_dir={tmp_path / 'kept'}", "--fashion_mnist_url=http://127.0.0.1:9/none"]
+
+    with pytest.raises(errors.BuildError, match="give their folder with --input"):
+        build_fashion(tmp_path / "out", *flags)
+    assert not (tmp_path / "out").exists()

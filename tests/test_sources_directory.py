@@ -1,0 +1,185 @@
+import os
+import socket
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from image_files import kermany_archive, write_tree
+
+from pipelines import errors
+from pipelines.sources.directory import DirectorySource
+from pipelines.sources.listing import ListingOptions, iterate_refs
+from tfrecord_io.preprocess import Reject
+
+TREE = {
+    f"{split}/{label}/{label}-{patient}-1.jpeg": f"{split} {label} {patient}".encode()
+    for split in ("train", "test")
+    for label in ("CNV", "NORMAL")
+    for patient in (1, 2, 3)
+}
+FIRST = "train/CNV/CNV-1-1.jpeg"
+
+
+def list_directory(directory):
+    return DirectorySource(directory).list(ListingOptions())
+
+
+def read_directory(directory):
+    """Returns every file's content, or the reason of its reject, by name."""
+    listing = list_directory(directory)
+    found = {reject.source_path: reject.reason for reject in listing.rejects}
+    with DirectorySource(directory).open() as reader:
+        for ref in iterate_refs(listing.refs):
+            found[ref.source_path] = reader.read(ref)
+    return found
+
+
+def test_every_file_is_read_as_it_was_written(tmp_path):
+    assert read_directory(write_tree(tmp_path, TREE)) == TREE
+
+
+def test_the_real_archive_unpacked_is_its_tree_once(tmp_path):
+    listing = list_directory(write_tree(tmp_path, kermany_archive(TREE)))
+    assert listing.refs["path"].to_pylist() == sorted(TREE)
+    assert (listing.copies, listing.rejects) == (len(TREE), ())
+
+
+def test_a_second_tree_with_other_content_of_the_same_size_is_noticed(tmp_path):
+    files = kermany_archive(TREE)
+    name = f"oct2017/OCT2017 /{FIRST}"
+    files[name] = files[name][::-1]
+    listing = list_directory(write_tree(tmp_path, files))
+    assert [(r.source_path, r.reason) for r in listing.rejects] == [(name, "path_conflict")]
+
+
+def test_a_missing_folder_is_named(tmp_path):
+    with pytest.raises(errors.UserError, match=r"--input .*nowhere is no folder"):
+        list_directory(tmp_path / "nowhere")
+
+
+def test_an_empty_folder_has_no_images(tmp_path):
+    with pytest.raises(errors.UserError, match="found no image"):
+        list_directory(tmp_path)
+
+
+def test_links_to_files_are_followed_and_links_to_folders_are_named(tmp_path):
+    elsewhere = write_tree(tmp_path / "elsewhere", {"1.jpeg": b"elsewhere"})
+    tree = write_tree(tmp_path / "tree", TREE)
+    (tree / "train/CNV/link.jpeg").symlink_to(elsewhere / "1.jpeg")
+    (tree / "train/DME").symlink_to(elsewhere)
+    (tree / "train/CNV/loop").symlink_to(tree)
+    (tree / "train/CNV/broken.jpeg").symlink_to(tmp_path / "nowhere")
+    (tree / "train/CNV/itself.jpeg").symlink_to("itself.jpeg")
+    assert read_directory(tree) == {
+        **TREE,
+        "train/CNV/link.jpeg": b"elsewhere",
+        "train/DME": "link",
+        "train/CNV/loop": "link",
+        "train/CNV/broken.jpeg": "unreadable_member",
+        "train/CNV/itself.jpeg": "unreadable_member",
+    }
+
+
+def test_pipes_and_sockets_are_rejects_and_never_opened(tmp_path, monkeypatch):
+    tree = write_tree(tmp_path, TREE)
+    os.mkfifo(tree / "train/CNV/pipe.jpeg")
+    # A socket's address has to be short, so it is given relative to the folder.
+    monkeypatch.chdir(tree / "train/CNV")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind("socket.jpeg")
+        expected = {"train/CNV/pipe.jpeg": "not_a_file", "train/CNV/socket.jpeg": "not_a_file"}
+        assert read_directory(tree) == {**TREE, **expected}
+
+
+def test_a_name_that_is_no_utf8_is_a_reject(tmp_path):
+    tree = write_tree(tmp_path, TREE)
+    (tree / os.fsdecode(b"train/CNV/\xff.jpeg")).write_bytes(b"1")
+    assert read_directory(tree) == {**TREE, "train/CNV/\\udcff.jpeg": "unreadable_name"}
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="nothing is forbidden to root")
+def test_a_folder_that_may_not_be_listed_is_an_error_and_not_an_empty_one(tmp_path):
+    tree = write_tree(tmp_path, TREE)
+    (tree / "train/CNV").chmod(0)
+    try:
+        with pytest.raises(errors.UserError, match=r"cannot list .*CNV: Permission denied"):
+            list_directory(tree)
+    finally:
+        (tree / "train/CNV").chmod(0o755)
+
+
+def first_ref(tree):
+    return next(iterate_refs(list_directory(tree).refs))
+
+
+def read_after(tree, change):
+    """Reads the first image after `change` was made to its file."""
+    ref = first_ref(tree)
+    change(tree / ref.source_path)
+    with DirectorySource(tree).open() as reader:
+        return reader.read(ref)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda path: path.write_bytes(b"longer than before, and newer"),
+        lambda path: os.utime(path, ns=(0, 0)),
+    ],
+    ids=["content", "time"],
+)
+def test_a_file_that_changes_during_the_build_ends_it(tmp_path, change):
+    with pytest.raises(errors.BuildError, match=r"changed since the build began.*--overwrite"):
+        read_after(write_tree(tmp_path, TREE), change)
+
+
+def test_a_file_that_vanishes_during_the_build_ends_it(tmp_path):
+    with pytest.raises(errors.BuildError, match=r"is gone since the build began"):
+        read_after(write_tree(tmp_path, TREE), lambda path: path.unlink())
+
+
+def test_a_folder_that_a_worker_does_not_see_ends_the_build(tmp_path):
+    tree = write_tree(tmp_path / "here", TREE)
+    with pytest.raises(errors.BuildError, match="every worker must see it"):
+        read_after(tree, lambda _: tree.rename(tmp_path / "away"))
+
+
+def test_a_file_that_became_unreadable_is_a_reject(tmp_path):
+    def replace_folder(path):
+        folder = path.parent
+        folder.rename(tmp_path / "away")
+        folder.write_bytes(b"")
+
+    with pytest.raises(Reject, match="unreadable_member"):
+        read_after(write_tree(tmp_path / "tree", TREE), replace_folder)
+
+
+def test_a_source_describes_itself_without_telling_where_it_lies(tmp_path):
+    assert DirectorySource(tmp_path / "scans").describe() == {"kind": "directory", "name": "scans"}
+
+
+@given(
+    st.dictionaries(
+        st.builds(
+            "/".join,
+            st.tuples(
+                st.sampled_from(["train", "test"]),
+                st.sampled_from(["CNV", "DME"]),
+                st.text("abÄ. -_ß漢", min_size=1, max_size=5).filter(lambda n: n.strip(".")),
+            ),
+        ),
+        st.binary(max_size=5),
+        min_size=1,
+    )
+)
+def test_no_file_on_the_disk_is_overlooked(tmp_path_factory, files):
+    tree = write_tree(tmp_path_factory.mktemp("tree"), files)
+    try:
+        listing = list_directory(tree)
+    except errors.UserError:
+        assert all(name.split("/")[2].startswith(".") for name in files)
+        return
+    assert listing.num_files == len(files)
+    assert set(listing.refs["path"].to_pylist()) == {
+        name for name in files if not name.split("/")[2].startswith(".")
+    }

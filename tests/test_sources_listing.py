@@ -1,0 +1,372 @@
+import zlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from image_files import kermany_archive, under
+
+from pipelines import errors
+from pipelines.sources.listing import (
+    MAX_FILE_BYTES,
+    REF_SCHEMA,
+    ListingOptions,
+    Member,
+    iterate_refs,
+    list_images,
+    printable,
+)
+
+#: A small tree: three splits, four classes, one content a file.
+TREE = {
+    f"{split}/{label}/{label}-{patient}-{number}.jpeg": f"{split} {label} {patient}".encode()
+    for split in ("train", "val", "test")
+    for label in ("CNV", "DME", "DRUSEN", "NORMAL")
+    for patient, number in ((11, 1), (22, 2))
+}
+
+
+def members_of(files):
+    """Returns members as an archive would list them: the version is the content's checksum."""
+    pairs = files.items() if isinstance(files, dict) else files
+    return [
+        Member(name, len(content), offset, len(content), zlib.crc32(content))
+        for offset, (name, content) in enumerate(pairs)
+    ]
+
+
+def list_files(files, **options):
+    members = [m for m in files if isinstance(m, Member)] or members_of(files)
+    return list_images(members, ListingOptions(**options), lambda a, b: a.version == b.version)
+
+
+def places(listing):
+    """Returns (split, label) of every image, by its full name."""
+    return {ref.source_path: (ref.split, ref.label) for ref in iterate_refs(listing.refs)}
+
+
+def reasons(listing):
+    return {reject.source_path: reject.reason for reject in listing.rejects}
+
+
+def expected_places(tree, folder=""):
+    return {folder + name: tuple(name.split("/")[:2]) for name in tree}
+
+
+# ---- layouts
+
+
+@pytest.mark.parametrize("folder", ["", "OCT2017/", "OCT2017 /", "a/b/c/", "./", "données ß/"])
+def test_split_and_class_folders_are_found_below_any_folder(folder):
+    listing = list_files({folder + name: content for name, content in TREE.items()})
+    assert places(listing) == expected_places(TREE, folder)
+    assert (listing.rejects, listing.copies, listing.ignored) == ((), 0, {})
+    assert listing.num_files == len(TREE)
+
+
+def test_images_come_sorted_by_path_whatever_the_order_of_the_source():
+    listing = list_files(dict(reversed(TREE.items())))
+    assert listing.refs["path"].to_pylist() == sorted(TREE)
+    assert listing.refs.schema == REF_SCHEMA
+
+
+def test_files_may_lie_deeper_under_their_class():
+    listing = list_files({"train/CNV/left/1.png": b"1", "train/DME/2020/05/2.png": b"2"})
+    assert places(listing) == {
+        "train/CNV/left/1.png": ("train", "CNV"),
+        "train/DME/2020/05/2.png": ("train", "DME"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("folder", "split"),
+    [
+        ("train", "train"), ("Training", "train"), ("TRAIN", "train"),
+        ("val", "val"), ("valid", "val"), ("validation", "val"), ("dev", "val"),
+        ("test", "test"), ("Testing", "test"),
+    ],
+)  # fmt: skip
+def test_split_folders_go_by_their_usual_names(folder, split):
+    listing = list_files({f"{folder}/CNV/1.png": b"1", f"{folder}/DME/2.png": b"2"})
+    assert set(places(listing).values()) == {(split, "CNV"), (split, "DME")}
+
+
+@pytest.mark.parametrize("folder", ["", "scans/", "data/2020/scans/", "./"])
+def test_class_folders_alone_are_one_split(folder):
+    files = {f"{folder}CNV/1.png": b"1", f"{folder}DME/deep/2.png": b"2"}
+    listing = list_files(files)
+    assert places(listing) == {
+        f"{folder}CNV/1.png": ("train", "CNV"),
+        f"{folder}DME/deep/2.png": ("train", "DME"),
+    }
+    assert listing.refs["path"].to_pylist() == ["CNV/1.png", "DME/deep/2.png"]
+
+
+def test_a_single_class_is_a_class():
+    assert places(list_files({"scans/CNV/1.png": b"1", "scans/CNV/2.png": b"2"})) == {
+        "scans/CNV/1.png": ("train", "CNV"),
+        "scans/CNV/2.png": ("train", "CNV"),
+    }
+    assert places(list_files({"train/CNV/1.png": b"1"})) == {"train/CNV/1.png": ("train", "CNV")}
+
+
+def test_images_outside_the_class_folders_are_rejects_and_other_files_are_no_data():
+    listing = list_files({**TREE, "README.txt": b"", "cover.png": b"c", "train/loose.jpeg": b"l"})
+    assert places(listing) == expected_places(TREE)
+    assert reasons(listing) == {"cover.png": "no_label", "train/loose.jpeg": "no_label"}
+    assert listing.ignored == {"no_image_name": 1}
+    by_class = list_files({"CNV/1.png": b"1", "DME/2.png": b"2", "3.png": b"3", "notes": b""})
+    assert reasons(by_class) == {"3.png": "no_label"}
+    assert by_class.ignored == {"no_image_name": 1}
+
+
+def test_the_real_archive_is_its_tree_once():
+    files = kermany_archive(TREE)
+    listing = list_files(files)
+    assert places(listing) == expected_places(TREE, "OCT2017 /")
+    assert listing.copies == len(TREE)
+    assert listing.ignored == {"apple_double": 16, "system_file": 3}
+    assert listing.rejects == ()
+    assert listing.num_files == len(files)
+
+
+def test_the_tree_without_the_copy_has_the_same_images():
+    once, twice = list_files(under("OCT2017 ", TREE)), list_files(kermany_archive(TREE))
+    drop = ["offset"]
+    assert once.refs.drop_columns(drop).to_pylist() == twice.refs.drop_columns(drop).to_pylist()
+
+
+def test_of_two_incomplete_trees_the_union_is_taken():
+    names = sorted(TREE)
+    first = {name: TREE[name] for name in names[:-3]}
+    second = {name: TREE[name] for name in names[2:]}
+    listing = list_files({**under("first", first), **under("second tree", second)})
+    assert sorted(listing.refs["path"].to_pylist()) == names
+    assert listing.copies == len(names) - 5
+    assert listing.rejects == ()
+
+
+def test_another_content_in_the_second_tree_is_a_reject():
+    second = dict(TREE)
+    second["train/CNV/CNV-11-1.jpeg"] = b"x" * len(second["train/CNV/CNV-11-1.jpeg"])
+    second["train/DME/DME-11-1.jpeg"] += b"longer"
+    listing = list_files({**under("OCT2017 ", TREE), **under("oct2017/OCT2017 ", second)})
+    assert places(listing) == expected_places(TREE, "OCT2017 /")
+    assert reasons(listing) == {
+        "oct2017/OCT2017 /train/CNV/CNV-11-1.jpeg": "path_conflict",
+        "oct2017/OCT2017 /train/DME/DME-11-1.jpeg": "path_conflict",
+    }
+    assert "OCT2017 /train/CNV/CNV-11-1.jpeg" in listing.rejects[0].detail
+    assert listing.copies == len(TREE) - 2
+
+
+def test_a_name_that_an_archive_holds_twice_is_taken_once():
+    files = [*TREE.items(), *list(TREE.items())[:1], ("train/DME/DME-11-1.jpeg", b"other")]
+    listing = list_files(files)
+    assert places(listing) == expected_places(TREE)
+    assert listing.copies == 1
+    assert reasons(listing) == {"train/DME/DME-11-1.jpeg": "path_conflict"}
+
+
+def test_of_mendeleys_third_version_the_scans_are_taken_and_the_x_rays_left():
+    scans = under("CellData/OCT", {n: c for n, c in TREE.items() if not n.startswith("val")})
+    x_rays = {
+        f"CellData/chest_xray/{split}/{label}/{label}-{i}.jpeg": bytes([i])
+        for split in ("train", "test")
+        for label in ("NORMAL", "PNEUMONIA")
+        for i in range(20)
+    }
+    listing = list_files({**scans, **x_rays})
+    assert set(places(listing)) == set(scans)
+    assert listing.ignored == {"other_tree": len(x_rays)}
+    chosen = list_files({**scans, **x_rays}, tree="CellData/chest_xray")
+    assert set(places(chosen)) == set(x_rays)
+    assert chosen.ignored == {"other_tree": len(scans)}
+
+
+def test_unrelated_trees_are_an_error_until_one_is_chosen():
+    files = {
+        **{f"eyes/train/{label}/{i}.png": b"e" for label in "ab" for i in range(3)},
+        **{f"lungs/train/{label}/{i}.png": b"l" for label in "cd" for i in range(9)},
+    }
+    with pytest.raises(errors.UserError, match=r"2 unrelated trees: 'lungs', 'eyes'.*--tree"):
+        list_files(files)
+    assert len(places(list_files(files, tree="eyes"))) == 6
+    with pytest.raises(errors.UserError, match="no tree 'ears' in the source; it has 'lungs', "):
+        list_files(files, tree="ears")
+
+
+def test_a_tree_may_be_named_without_its_trailing_space_and_slash():
+    files = {**under("OCT2017 ", TREE), **{f"other/train/x/{i}.png": b"x" for i in range(99)}}
+    for tree in ("OCT2017 ", "OCT2017", "OCT2017/"):
+        assert set(places(list_files(files, tree=tree))) == set(under("OCT2017 ", TREE))
+
+
+# ---- options
+
+
+def test_classes_are_chosen_and_an_unknown_one_is_named():
+    listing = list_files(TREE, classes=("NORMAL", "CNV"))
+    assert {label for _, label in places(listing).values()} == {"CNV", "NORMAL"}
+    assert listing.ignored == {"class_not_chosen": len(TREE) // 2}
+    with pytest.raises(
+        errors.UserError, match="names 'AMD', but the class folders are 'CNV', 'DME', 'DRUSEN'"
+    ):
+        list_files(TREE, classes=("CNV", "AMD"))
+
+
+def test_the_patient_is_found_under_every_class_and_split():
+    patients = {ref.path: ref.patient for ref in iterate_refs(list_files(TREE).refs)}
+    assert patients["train/CNV/CNV-11-1.jpeg"] == patients["test/NORMAL/NORMAL-11-1.jpeg"] == "11"
+    assert set(patients.values()) == {"11", "22"}
+
+
+def test_another_naming_of_patients_can_be_told():
+    files = {"CNV/p7_left.png": b"1", "CNV/p8_left.png": b"2", "DME/other.png": b"3"}
+    patients = list_files(files, group_regex=r"^p(\d+)_").refs["patient"].to_pylist()
+    assert patients == ["7", "8", None]
+    assert list_files(files).refs["patient"].to_pylist() == [None] * 3
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"group_regex": "("}, "is no valid pattern"),
+        ({"group_regex": "CNV-"}, "needs a group in parentheses that is the patient"),
+        ({"classes": ("A", "B", "A")}, "classes must differ, received A, B, A"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        ListingOptions(**options)
+
+
+# ---- what is no image
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("train/CNV/._CNV-1-1.jpeg", "apple_double"),
+        ("__MACOSX/train/CNV/CNV-1-1.jpeg", "apple_double"),
+        ("train/CNV/.DS_Store", "system_file"),
+        ("train/.DS_Store", "system_file"),
+        (".DS_Store", "system_file"),
+        ("train/CNV/Thumbs.db", "system_file"),
+        ("train/.ipynb_checkpoints/1.png", "hidden"),
+        (".git/train/CNV/1.png", "hidden"),
+    ],
+)
+def test_what_systems_leave_behind_is_ignored_and_counted(name, why):
+    listing = list_files({**TREE, name: b"?"})
+    assert places(listing) == expected_places(TREE)
+    assert listing.ignored == {why: 1}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "/train/CNV/1.png",
+        "../train/CNV/1.png",
+        "train/CNV/../../../../etc/1.png",
+        "train/../CNV/1.png",
+        "\\\\server\\train/CNV/1.png",
+        "C:/train/CNV/1.png",
+        "train/CNV/1\0.png",
+        "train//1.png",
+        "train/CNV//1.png",
+        "train/./1.png",
+    ],
+)
+def test_a_name_that_leads_elsewhere_is_a_reject(name):
+    listing = list_files({**TREE, name: b"?"})
+    assert places(listing) == expected_places(TREE)
+    assert list(reasons(listing).values()) == ["unsafe_name"]
+
+
+def test_a_name_that_is_no_text_is_a_reject_that_can_be_printed():
+    listing = list_files({**TREE, "train/CNV/\udcff.png": b"?"})
+    assert reasons(listing) == {"train/CNV/\\udcff.png": "unreadable_name"}
+    assert printable("a\0b\udcff") == "a\\x00b\\udcff"
+
+
+@pytest.mark.parametrize("name", ["train/CNV/a\nb.png", "train/CNV/a\tb'\".png", "train/C\nNV/1"])
+def test_odd_names_are_still_names(name):
+    listing = list_files({name: b"1"})
+    assert places(listing) == {name: ("train", name.split("/")[1])}
+
+
+def test_a_file_too_large_for_a_workers_memory_is_a_reject_unread():
+    huge = Member("train/CNV/huge.png", MAX_FILE_BYTES + 1)
+    listing = list_files([*members_of(TREE), huge])
+    assert reasons(listing) == {"train/CNV/huge.png": "file_too_large"}
+    limit = Member("train/CNV/limit.png", MAX_FILE_BYTES)
+    assert list_files([*members_of(TREE), limit]).rejects == ()
+
+
+def test_a_member_with_a_known_problem_is_a_reject_unless_it_is_no_data_anyway():
+    problem = ("encrypted", "the member is encrypted")
+    listing = list_files(
+        [
+            *members_of(TREE),
+            Member("train/CNV/secret.png", 5, problem=problem),
+            Member("train/CNV/.DS_Store", 5, problem=problem),
+        ]
+    )
+    assert reasons(listing) == {"train/CNV/secret.png": "encrypted"}
+    assert listing.ignored == {"system_file": 1}
+
+
+@pytest.mark.parametrize("files", [{}, {"README": b""}, {"1.png": b"1"}, {"__MACOSX/a/b/c": b""}])
+def test_a_source_without_images_says_what_was_expected(files):
+    with pytest.raises(errors.UserError, match=f"among {len(files)} files; check --input"):
+        list_files(files)
+
+
+# ---- the ledger
+
+FOLDERS = st.sampled_from(
+    ["train", "val", "test", "CNV", "DME", "a", "OCT2017 ", "..", "__MACOSX", ".git", "é", "", "."]
+)
+NAMES = st.sampled_from(
+    ["1.png", "2.jpeg", "._1.png", ".DS_Store", "notes.txt", "CNV-1-2.jpeg", "x\0", "\udcff.png"]
+)
+FILES = st.lists(
+    st.tuples(
+        st.builds(lambda folders, name: "/".join([*folders, name]), st.lists(FOLDERS, max_size=4),
+                  NAMES),
+        st.sampled_from([b"", b"1", b"2", b"22"]),
+    ),
+    max_size=25,
+)  # fmt: skip
+
+
+@given(files=FILES, tree=st.sampled_from([None, "a", "", "OCT2017"]))
+def test_every_file_is_an_image_a_copy_a_reject_or_no_data(files, tree):
+    members = members_of(files)
+    if members:
+        members[0] = Member(members[0].name, 1, problem=("link", "a link"))
+    try:
+        listing = list_files(members, tree=tree)
+    except errors.UserError:
+        return
+    ignored = sum(listing.ignored.values())
+    assert len(files) == (listing.refs.num_rows + len(listing.rejects) + listing.copies + ignored)
+    assert listing.num_files == len(files)
+    paths = listing.refs["path"].to_pylist()
+    assert len(set(paths)) == len(paths)
+    assert all(label for _, label in places(listing).values())
+    names = [name for name, _ in files]
+    assert set(places(listing)) <= set(names)
+
+
+@given(order=st.permutations(range(len(TREE) * 2 + 5)))
+def test_the_listing_does_not_depend_on_the_order_of_the_source(order):
+    files = [*under("a", TREE).items(), *under("b", TREE).items()]
+    files += [("b/train/CNV/new.jpeg", b"n"), ("a/1.png", b"1"), ("b/x.txt", b""), ("c", b"")]
+    files.append(("b/train/CNV/CNV-22-2.jpeg~", b"y"))
+    members = members_of(files)
+
+    def content(listing):
+        return (listing.refs.to_pylist(), listing.rejects, listing.copies, listing.ignored)
+
+    assert content(list_files([members[i] for i in order])) == content(list_files(members))

@@ -1,0 +1,341 @@
+"""Zips and folders on an object store, through the whole build."""
+
+import dataclasses
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from builds import IN_MEMORY, build_here, shards_of
+from image_files import kermany_archive, scan_tree, under, write_tar, write_tree, write_zip
+from s3_server import BUCKET, SECRET_KEY, S3Server, running_s3
+
+from pipelines import build_tfrecords, engine, errors, options, staging
+from pipelines.sources import prefetch
+from pipelines.sources.archive import ArchiveSource
+from pipelines.sources.listing import ImageRef, ListingOptions, iterate_refs
+from pipelines.sources.remote_zip import RemoteZipSource
+from tfrecord_io import verify
+from tfrecord_io.__main__ import main as tfrecord_io_main
+
+pytest.importorskip("moto", reason="the S3 server is moto's: pip install 'moto[server]'")
+
+SAMPLE = Path(__file__).resolve().parents[1] / "data" / "kermany2018-sample.zip"
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[S3Server]:
+    with running_s3() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def scans_zip(tmp_path_factory) -> Path:
+    files = scan_tree({"train": 6, "val": 1, "test": 2})
+    files["train/CNV/CNV-1-1.jpeg"] = b"no image at all"
+    return write_zip(tmp_path_factory.mktemp("in") / "scans.zip", kermany_archive(files))
+
+
+def build(s3: S3Server, source: str, given: str, output: Path | str, *more: str) -> None:
+    build_tfrecords.build(
+        [f"--source={source}", f"--input={given}", f"--output={output}", "--image_size=8",
+         "--max_reject_fraction=0.5", IN_MEMORY, *s3.flags, *more]
+    )  # fmt: skip
+
+
+def fetch(s3: S3Server, prefix: str, directory: Path) -> Path:
+    """Copies a dataset from the server to a folder."""
+    for key in s3.keys():
+        if key.startswith(f"{prefix}/"):
+            path = directory / key.removeprefix(f"{prefix}/")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            s3.client.download_file(BUCKET, key, str(path))
+    return directory
+
+
+def test_a_zip_on_a_store_gives_the_bytes_of_the_local_one(s3, scans_zip, tmp_path):
+    s3.client.upload_file(str(scans_zip), BUCKET, "in/scans.zip")
+    local = build_here(scans_zip, tmp_path / "local", "--max_reject_fraction=0.5")
+
+    build(s3, "archive", f"s3://{BUCKET}/in/scans.zip", tmp_path / "remote")
+
+    assert shards_of(tmp_path / "remote") == shards_of(local) != {}
+    assert verify.verify(tmp_path / "remote", source_input=scans_zip) == []
+
+
+def test_a_dataset_on_a_store_is_the_one_on_a_disk(s3, scans_zip, tmp_path):
+    s3.client.upload_file(str(scans_zip), BUCKET, "in/scans.zip")
+    local = build_here(scans_zip, tmp_path / "local", "--max_reject_fraction=0.5")
+
+    build(s3, "archive", f"s3://{BUCKET}/in/scans.zip", f"s3://{BUCKET}/out")
+
+    remote = fetch(s3, "out", tmp_path / "remote")
+    assert {path.name for path in remote.iterdir()} == {path.name for path in local.iterdir()}
+    assert shards_of(remote) == shards_of(local)
+    assert verify.verify(remote, source_input=scans_zip) == []
+    assert all(SECRET_KEY.encode() not in path.read_bytes() for path in remote.iterdir())
+
+
+def test_a_second_build_on_a_store_has_nothing_to_do(s3, scans_zip, capsys):
+    url = f"s3://{BUCKET}/twice"
+    build(s3, "archive", str(scans_zip), url)
+    capsys.readouterr()
+
+    build(s3, "archive", str(scans_zip), url)
+
+    assert f"{url} is complete" in capsys.readouterr().out
+
+
+def test_a_build_on_a_store_goes_on_where_it_stopped(s3, scans_zip, tmp_path, capsys):
+    url = f"s3://{BUCKET}/resumed"
+    with pytest.raises(errors.BuildError, match="rejected"):
+        build(s3, "archive", str(scans_zip), url, "--max_reject_fraction=0")
+    times = {key: s3.client.head_object(Bucket=BUCKET, Key=key)["LastModified"]
+             for key in s3.keys() if key.startswith("resumed/train")}  # fmt: skip
+    capsys.readouterr()
+
+    build(s3, "archive", str(scans_zip), url)
+
+    assert "going on: 3 of 3 shards are finished" in capsys.readouterr().err
+    for key, time in times.items():
+        assert s3.client.head_object(Bucket=BUCKET, Key=key)["LastModified"] == time
+    local = build_here(scans_zip, tmp_path / "local", "--max_reject_fraction=0.5")
+    assert shards_of(fetch(s3, "resumed", tmp_path / "remote")) == shards_of(local)
+
+
+def test_another_dataset_on_a_store_is_not_overwritten_unasked(s3, scans_zip):
+    url = f"s3://{BUCKET}/other"
+    build(s3, "archive", str(scans_zip), url)
+
+    with pytest.raises(errors.UserError, match="holds a dataset that differs:\n  seed: 0 there"):
+        build(s3, "archive", str(scans_zip), url, "--seed=1")
+    build(s3, "archive", str(scans_zip), url, "--seed=1", "--overwrite")
+
+
+def test_a_shard_without_an_example_is_a_file_on_a_store_too(s3, tmp_path):
+    files = scan_tree({"train": 4}) | {"val/CNV/CNV-1-1.jpeg": b"no image", "test/CNV/x.png": b""}
+    url = f"s3://{BUCKET}/empty"
+
+    build(s3, "archive", str(write_zip(tmp_path / "a.zip", files)), url)
+
+    assert verify.verify(fetch(s3, "empty", tmp_path / "remote")) == []
+
+
+def test_worker_processes_reach_the_store_with_the_users_flags(s3, scans_zip, tmp_path):
+    s3.client.upload_file(str(scans_zip), BUCKET, "in/scans.zip")
+    words = [f"--input=s3://{BUCKET}/in/scans.zip", f"--output=s3://{BUCKET}/processes"]
+
+    build_tfrecords.build(
+        ["--source=archive", *words, "--image_size=8", "--max_reject_fraction=0.5",
+         "--direct_num_workers=2", *s3.flags]
+    )  # fmt: skip
+
+    local = build_here(scans_zip, tmp_path / "local", "--max_reject_fraction=0.5")
+    assert shards_of(fetch(s3, "processes", tmp_path / "remote")) == shards_of(local)
+
+
+@pytest.mark.skipif(not SAMPLE.exists(), reason=f"the sample of real scans is not at {SAMPLE}")
+def test_the_real_sample_on_a_store_gives_the_local_bytes_and_little_more_is_fetched(s3, tmp_path):
+    s3.client.upload_file(str(SAMPLE), BUCKET, "in/sample.zip")
+    flags = ["--limit=60", "--group_regex=-([0-9]+)-"]
+    local = build_here(SAMPLE, tmp_path / "local", *flags)
+    source = RemoteZipSource(f"s3://{BUCKET}/in/sample.zip")
+    s3.forget()
+
+    build(s3, "archive", source.url, tmp_path / "remote", *flags)
+
+    assert shards_of(tmp_path / "remote") == shards_of(local)
+    listing = ArchiveSource(SAMPLE).list(ListingOptions())
+    assert s3.bytes_sent < SAMPLE.stat().st_size / 3
+    sizes = {ref.source_path: ref.stored_size for ref in iterate_refs(listing.refs)}
+    import pyarrow.parquet as pq
+
+    paths = pq.read_table(local / "examples.parquet")["path"].to_pylist()
+    needed = sum(sizes[path] for path in paths)
+    assert s3.bytes_sent <= 1.1 * needed
+
+
+def test_a_folder_on_a_store_gives_the_bytes_of_the_local_one(s3, tmp_path):
+    tree = write_tree(tmp_path / "tree", scan_tree({"train": 3, "test": 1}))
+    for path in tree.rglob("*.jpeg"):
+        s3.client.upload_file(str(path), BUCKET, f"tree/{path.relative_to(tree).as_posix()}")
+    s3.client.put_object(Bucket=BUCKET, Key="tree/train/", Body=b"")
+    local = build_here(tree, tmp_path / "local")
+
+    build(s3, "directory", f"s3://{BUCKET}/tree", tmp_path / "remote")
+
+    assert shards_of(tmp_path / "remote") == shards_of(local) != {}
+
+
+def test_a_tar_on_a_store_is_refused_with_the_way_out(s3, tmp_path):
+    for name in ("a.tar", "a.tar.gz"):
+        path = write_tar(tmp_path / name, under("x", scan_tree({"train": 1})))
+        s3.client.upload_file(str(path), BUCKET, name)
+        with pytest.raises(errors.UserError, match="Copy the file to a local disk"):
+            build(s3, "archive", f"s3://{BUCKET}/{name}", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_archive_that_is_not_there_is_named(s3, tmp_path):
+    with pytest.raises(errors.UserError, match=r"--input s3://scans/none\.zip is no file"):
+        build(s3, "archive", f"s3://{BUCKET}/none.zip", tmp_path / "out")
+    with pytest.raises(errors.UserError, match="--input s3://scans/none holds no file"):
+        build(s3, "directory", f"s3://{BUCKET}/none", tmp_path / "out")
+
+
+def test_a_zip_that_is_cut_off_is_refused(s3, scans_zip, tmp_path):
+    s3.client.put_object(Bucket=BUCKET, Key="cut.zip", Body=scans_zip.read_bytes()[:-100])
+    with pytest.raises(errors.UserError, match=r"s3://scans/cut\.zip is not a complete zip"):
+        build(s3, "archive", f"s3://{BUCKET}/cut.zip", tmp_path / "out")
+
+
+def test_a_zip_that_changes_under_the_build_is_not_mixed(s3, scans_zip):
+    engine.make_pipeline(s3.flags)
+    s3.client.upload_file(str(scans_zip), BUCKET, "changes.zip")
+    source = RemoteZipSource(f"s3://{BUCKET}/changes.zip").prepare(Path())
+    ref = next(iterate_refs(source.list(ListingOptions()).refs))
+    s3.client.put_object(Bucket=BUCKET, Key="changes.zip", Body=b"other")
+
+    with source.open() as reader, pytest.raises(errors.BuildError, match="changed since"):
+        reader.read(ref)
+
+
+# --------------------------------------------------------------------------------------------------
+# Reading ahead
+# --------------------------------------------------------------------------------------------------
+
+REF = ImageRef(
+    root="", path="", split="train", label="A", patient=None, offset=0, stored_size=1, size=1,
+    version=0,
+)  # fmt: skip
+
+
+class CountingReader:
+    """Answers with the ref's offset; remembers how many reads ran at the same time."""
+
+    def __init__(self, num_parallel_reads: int):
+        self.num_parallel_reads = num_parallel_reads
+        self.together = threading.Barrier(num_parallel_reads, timeout=20)
+        self.started = 0
+
+    def read(self, ref: ImageRef) -> bytes:
+        self.started += 1
+        self.together.wait()
+        if ref.offset == 5:
+            raise errors.BuildError("the fifth")
+        return b"%d" % ref.offset
+
+
+def refs(count: int, stored_size: int = 1) -> list[ImageRef]:
+    return [dataclasses.replace(REF, offset=i, stored_size=stored_size) for i in range(count)]
+
+
+def test_reads_run_at_once_and_come_back_in_order():
+    reader = CountingReader(4)
+    found = []
+    for ref, read in prefetch.read_in_order(reader, refs(40)):
+        try:
+            found.append(read())
+        except errors.BuildError:
+            found.append(b"failed")
+        assert ref.offset == len(found) - 1
+    assert found == [b"failed" if i == 5 else b"%d" % i for i in range(40)]
+
+
+def test_large_files_are_not_read_far_ahead():
+    reader = CountingReader(1)
+    reader.num_parallel_reads = 8  # A barrier of one holds nobody up.
+    reads = prefetch.read_in_order(reader, refs(20, stored_size=40_000_000))
+    next(reads)[1]()
+    assert reader.started <= 2
+    reads.close()
+
+
+def test_a_local_reader_is_asked_by_the_caller_itself():
+    class Local:
+        def read(self, ref: ImageRef) -> bytes:
+            return threading.current_thread().name.encode()
+
+    names = [read() for _, read in prefetch.read_in_order(Local(), refs(3))]
+    assert names == [threading.current_thread().name.encode()] * 3
+
+
+# --------------------------------------------------------------------------------------------------
+# Workers elsewhere
+# --------------------------------------------------------------------------------------------------
+
+DATAFLOW = ["--runner=DataflowRunner"]
+
+
+def parsed(*words: str) -> options.BuildOptions:
+    return options.parse_options(words)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--source=archive", "--input=a.zip"], "give --staging gs://BUCKET/FOLDER"),
+        ([], "give --staging gs://BUCKET/FOLDER"),
+        (["--source=directory", "--input=scans"], "--source directory reads from a disk of this"),
+        (["--source=synthetic"], "--source synthetic reads from a disk of this machine"),
+    ],
+)
+def test_what_dataflow_cannot_see_is_refused_before_anything_is_fetched(words, message):
+    with pytest.raises(errors.UserError, match=message):
+        staging.require_reachable(parsed(*words, *DATAFLOW))
+
+
+def test_what_every_worker_sees_is_not_refused():
+    staging.require_reachable(parsed("--source=archive", "--input=gs://b/a.zip", *DATAFLOW))
+    staging.require_reachable(parsed("--staging=gs://b/x", *DATAFLOW))
+    staging.require_reachable(parsed("--source=archive", "--input=a.zip"))
+
+
+def test_a_local_archive_is_uploaded_once_and_read_from_there(s3, scans_zip):
+    engine.make_pipeline(s3.flags)
+    chosen = parsed("--source=archive", f"--input={scans_zip}", f"--staging=s3://{BUCKET}/stage",
+                    *DATAFLOW)  # fmt: skip
+    source = staging.staged(ArchiveSource(scans_zip), chosen)
+    [key] = [key for key in s3.keys() if key.startswith("stage/")]
+    time = s3.client.head_object(Bucket=BUCKET, Key=key)["LastModified"]
+
+    again = staging.staged(ArchiveSource(scans_zip), chosen)
+
+    assert again == source == RemoteZipSource(f"s3://{BUCKET}/{key}")
+    assert source.describe() == ArchiveSource(scans_zip).describe()
+    assert s3.client.head_object(Bucket=BUCKET, Key=key)["LastModified"] == time
+    assert source.prepare(Path()).list(ListingOptions()).num_files > 20
+
+
+def test_staging_changes_nothing_for_local_workers(scans_zip):
+    source = ArchiveSource(scans_zip)
+    assert staging.staged(source, parsed("--staging=gs://b/x")) is source
+
+
+def test_a_tar_cannot_be_staged(tmp_path):
+    path = write_tar(tmp_path / "a.tar", scan_tree({"train": 1}))
+    with pytest.raises(errors.UserError, match="only a zip can be read from --staging"):
+        staging.staged(ArchiveSource(path), parsed("--staging=gs://b/x", *DATAFLOW))
+
+
+def test_staging_must_be_a_url():
+    with pytest.raises(errors.UserError, match="--staging must be a URL"):
+        parsed("--staging=bucket/folder")
+
+
+# --------------------------------------------------------------------------------------------------
+# What stays local
+# --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", ["verify", "show"])
+def test_a_command_that_reads_local_files_says_so(command, capsys):
+    assert tfrecord_io_main([command, "gs://bucket/out"]) == 2
+    assert f"{command} reads local files, received gs://bucket/out" in capsys.readouterr().err
+
+
+def test_fashion_mnist_on_a_store_is_refused(tmp_path):
+    with pytest.raises(errors.UserError, match="copy the files to a disk of this machine first"):
+        build_tfrecords.build(
+            ["--source=fashion_mnist", "--input=gs://b/f", f"--output={tmp_path}"]
+        )

@@ -1,0 +1,57 @@
+from pathlib import Path
+
+import pytest
+from builds import build_here
+from image_files import kermany_archive, scan_tree, write_zip
+
+from pipelines import summary
+
+
+@pytest.fixture(scope="module")
+def output(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("summary")
+    files = {**scan_tree({"train": 4, "test": 2}), "train/CNV/CNV-9-9.jpeg": b""}
+    archive = write_zip(folder / "scans.zip", kermany_archive(files))
+    return build_here(
+        archive, folder / "out", "--limit=15", "--num_shards=2", "--max_reject_fraction=0.5"
+    )
+
+
+def test_the_end_says_what_there_is_and_what_became_of_every_file(output: Path, capsys):
+    summary.print_built(str(output), 2.0, 0)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["split", "CNV", "DME", "DRUSEN", "NORMAL", "examples", "shards"]
+    rows = {line.split()[0]: [int(cell) for cell in line.split()[1:]] for line in lines[1:3]}
+    assert list(rows) == ["train", "test"]
+    for row in rows.values():
+        assert sum(row[:4]) == row[4]
+    text = "\n".join(lines)
+    num_examples = rows["train"][4] + rows["test"][4]
+    num_files = 2 * 25 + 17 + 2
+    assert f"{num_files} files = {num_examples} examples + " in text
+    assert "25 copies" in text
+    assert "2 over limit" in text
+    assert "19 that are no data" in text
+    assert f"{output}" in lines[-3]
+    assert lines[-2].strip() == f"python -m tfrecord_io verify {output}"
+
+
+def test_the_rate_is_that_of_this_run_alone(output: Path, capsys):
+    summary.print_built(str(output), 2.0, 3)
+    assert "10 images/s over 2.0 s" in capsys.readouterr().out
+
+
+def test_rejects_are_told_by_reason_and_where_to_read_more(tmp_path, capsys):
+    files = {**scan_tree({"train": 4}), "train/CNV/1.png": b"", "train/CNV/2.png": b"?"}
+    files["train/CNV/3.png"] = b"??"
+    archive = write_zip(tmp_path / "scans.zip", files)
+    output = build_here(archive, tmp_path / "out", "--max_reject_fraction=0.5")
+    text = capsys.readouterr().out
+    assert f"rejects: 1 empty, 2 not_an_image; see {output}/rejects.csv" in text
+
+
+def test_a_complete_dataset_is_said_to_be_so(output: Path, capsys):
+    summary.print_complete(str(output))
+    text = capsys.readouterr().out
+    assert text.startswith(f"{output} is complete: ")
+    assert text.endswith("nothing to do\n")

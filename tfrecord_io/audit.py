@@ -1,0 +1,774 @@
+"""What is wrong with the data: leaks between splits, copies, contradictions and shortcuts.
+
+It looks at the examples table and the manifest, and at the pixels of pairs that look alike. What
+it does not find is no proof that it is not there; `LIMITS` says what it cannot see.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from tfrecord_io import manifest, near_duplicates, shortcuts
+from tfrecord_io.twins import ImageReader, Twins, find_twins
+
+Severity = Literal["problem", "warning", "note", "good"]
+SEVERITIES: tuple[Severity, ...] = ("problem", "warning", "note", "good")
+
+#: What the audit cannot see, for every report.
+LIMITS = (
+    "Patients are known by what the file names say. Two names for one person go unseen.",
+    "Near duplicates are found if saved anew, brightened, dimmed or resized. Cropped, turned, "
+    "mirrored or heavily edited copies are not looked for.",
+    "Near duplicates are looked for across splits and across labels only: within one split and "
+    "label, scans of one eye are alike by nature.",
+    "The shortcut figure comes from a simple model. It shows what can at least be told from side "
+    "facts, not all that can be told.",
+    "Nothing here checks whether the labels are medically right.",
+)
+
+#: Columns of the examples table that the audit reads, as far as they are there.
+COLUMNS = (
+    "split",
+    "shard",
+    "row",
+    "key",
+    "label",
+    "patient",
+    "path",
+    "width",
+    "height",
+    "mode",
+    "file_format",
+    "file_bytes",
+    "quantization",
+    "file_xxh3",
+    "pixels_xxh3",
+    "brightness",
+    "white_border",
+    "perceptual_hash",
+)
+_REPEATED = ("split", "shard", "label", "mode", "file_format")
+
+_MAX_LISTED = 20
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One thing found, or one check passed.
+
+    Attributes:
+        code: its fixed name, such as `patient_leak`.
+        severity: `problem` (results on this data would mislead), `warning` (they may), `note`
+            (good to know) or `good` (looked for and not found).
+        title: one short sentence with the number.
+        detail: what it means and what to do, in plain words.
+        count: how many, as the title says.
+        listed: up to twenty cases, each a mapping of column to value.
+    """
+
+    code: str
+    severity: Severity
+    title: str
+    detail: str
+    count: int = 0
+    listed: tuple[Mapping[str, Any], ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Audit:
+    """All that was found.
+
+    Attributes:
+        findings: worst first.
+        measures: the figures behind them, for programs.
+    """
+
+    findings: tuple[Finding, ...]
+    measures: Mapping[str, Any]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns JSON values, as the manifest keeps them."""
+        return {
+            "measures": dict(self.measures),
+            "findings": [
+                {**dataclasses.asdict(finding), "listed": [dict(row) for row in finding.listed]}
+                for finding in self.findings
+            ],
+        }
+
+
+def audit(directory: str | os.PathLike[str]) -> Audit:
+    """Audits a finished dataset on a local disk.
+
+    Raises:
+        manifest.ManifestError: if the dataset is unfinished or unusable.
+        OSError: if a file of it is missing.
+    """
+    found = manifest.Manifest.load(directory)
+    directory = Path(directory)
+    examples = read_examples(directory / manifest.EXAMPLES_FILE_NAME)
+    with ImageReader(found.layout, lambda name: (directory / name).open("rb")) as images:
+        return audit_examples(examples, find_twins(examples, images), found)
+
+
+def read_examples(file: str | os.PathLike[str] | pa.NativeFile) -> pa.Table:
+    """Returns the columns of an examples table that the audit reads, as far as they are there.
+
+    Raises:
+        manifest.ManifestError: if the table lacks what every version of it has.
+    """
+    parquet = pq.ParquetFile(file, read_dictionary=list(_REPEATED))
+    names = parquet.schema_arrow.names
+    missing = {"split", "shard", "row", "label", "patient", "path", "pixels_xxh3"} - set(names)
+    if missing:
+        raise manifest.ManifestError(
+            f"{manifest.EXAMPLES_FILE_NAME} has no column {', '.join(sorted(missing))}"
+        )
+    return parquet.read(columns=[name for name in COLUMNS if name in names]).unify_dictionaries()
+
+
+def audit_examples(examples: pa.Table, twins: Twins, found: manifest.Manifest) -> Audit:
+    """Draws the conclusions.
+
+    Args:
+        examples: what `read_examples` returns.
+        twins: of these examples.
+        found: the manifest; it may still lack its own audit.
+    """
+    codes = _Codes(examples, found)
+    findings: list[Finding] = []
+    measures: dict[str, Any] = {"examples": examples.num_rows}
+    for check in (_check_patients, _check_exact, _check_near, _check_shortcuts):
+        check(examples, codes, twins, findings, measures)
+    _check_classes(found, findings, measures)
+    _check_sizes(examples, found, findings, measures)
+    _check_blank(twins, findings, measures)
+    _check_source(found, findings)
+    findings.sort(key=lambda finding: SEVERITIES.index(finding.severity))
+    return Audit(findings=tuple(findings), measures=measures)
+
+
+class _Codes:
+    """Columns as whole numbers.
+
+    Attributes:
+        splits: names of the splits.
+        split: int64 [num_examples], place in `splits`.
+        label: int64 [num_examples], place in the manifest's label names.
+        patients: names of the patients.
+        patient: int64 [num_examples], place in `patients`, or -1 for none.
+    """
+
+    def __init__(self, examples: pa.Table, found: manifest.Manifest) -> None:
+        self.splits = list(found.splits)
+        self.labels = found.label_names
+        self.split = _index(examples["split"], self.splits)
+        self.label = _index(examples["label"], self.labels)
+        encoded = examples["patient"].combine_chunks().dictionary_encode()
+        self.patients = encoded.dictionary.to_pylist()
+        self.patient = encoded.indices.fill_null(-1).to_numpy().astype(np.int64)
+
+
+def _index(column: pa.ChunkedArray, names: Sequence[str]) -> np.ndarray:
+    found = pc.index_in(column.cast(pa.string()), pa.array(list(names), pa.string()))
+    return found.to_numpy().astype(np.int64)
+
+
+def _check_patients(
+    examples: pa.Table,
+    codes: _Codes,
+    twins: Twins,
+    findings: list[Finding],
+    measures: dict[str, Any],
+) -> None:
+    known = codes.patient >= 0
+    num_unknown = int((~known).sum())
+    measures["patients"] = len(codes.patients)
+    measures["examples_without_patient"] = num_unknown
+    if num_unknown:
+        share = f"{num_unknown:,} images do not name" if known.any() else "No image names"
+        findings.append(
+            Finding(
+                code="no_patient",
+                severity="warning",
+                title=f"{share} a patient",
+                detail="Whether their patients are in several splits cannot be checked. If the "
+                "file names say who it is, tell the build where with --group_regex.",
+                count=num_unknown,
+            )
+        )
+    # images[p, s] and by_label[p, c]: images of patient p in split s and of class c.
+    images = _table(
+        codes.patient[known], codes.split[known], len(codes.patients), len(codes.splits)
+    )
+    leaked = (images > 0).sum(1) > 1
+    pairs = []
+    for a, b in _pairs_of_splits(codes.splits):
+        both = (images[:, a] > 0) & (images[:, b] > 0)
+        if both.any():
+            pairs.append(
+                {
+                    "splits": [codes.splits[a], codes.splits[b]],
+                    "patients": int(both.sum()),
+                    "images": [int(images[both, a].sum()), int(images[both, b].sum())],
+                    "patients_of_each": [int((images[:, s] > 0).sum()) for s in (a, b)],
+                }
+            )
+    num_leaked = int(leaked.sum())
+    measures["patients_in_several_splits"] = num_leaked
+    measures["images_of_leaked_patients"] = int(images[leaked].sum())
+    measures["shared_patients"] = pairs
+    if num_leaked:
+        parts = "; ".join(
+            f"{p['patients']:,} are in {p['splits'][0]} and {p['splits'][1]} "
+            f"({p['images'][0]:,} and {p['images'][1]:,} images)"
+            for p in pairs
+        )
+        findings.append(
+            Finding(
+                code="patient_leak",
+                severity="problem",
+                title=f"{_many(num_leaked, 'patient')} in more than one split",
+                detail=f"{parts}. A model can recognise an eye it was trained on, so results on "
+                "the other split come out too good. Build with --splits patient, or with --leaks "
+                "drop to keep the given splits and leave these images out of the larger one.",
+                count=num_leaked,
+                listed=_list_patients(codes, np.flatnonzero(leaked), images[leaked], codes.splits),
+            )
+        )
+    elif known.any() and len(codes.splits) > 1:
+        findings.append(
+            Finding(
+                code="patient_leak",
+                severity="good",
+                title="No patient is in more than one split",
+                detail=f"{len(codes.patients):,} patients, by the names of the files.",
+            )
+        )
+    # Only of those concerned: a table of all patients and a thousand classes would be large.
+    pairs_of_labels = np.unique(codes.patient[known] * len(codes.labels) + codes.label[known])
+    labels_each = np.bincount(pairs_of_labels // len(codes.labels), minlength=len(codes.patients))
+    several = np.flatnonzero(labels_each > 1)
+    measures["patients_under_several_labels"] = len(several)
+    if len(several):
+        rows = np.searchsorted(several, codes.patient)
+        theirs = known & np.isin(codes.patient, several)
+        by_label = _table(rows[theirs], codes.label[theirs], len(several), len(codes.labels))
+        findings.append(
+            Finding(
+                code="patient_labels",
+                severity="note",
+                title=f"{_many(len(several), 'patient')} under more than one class",
+                detail=f"Together they have {int(by_label.sum()):,} images. Two eyes may "
+                "differ and a disease changes, so this need not be wrong; but patients must be "
+                "grouped across classes, as this build does, or they leak between splits.",
+                count=len(several),
+                listed=_list_patients(codes, several, by_label, codes.labels),
+            )
+        )
+
+
+def _table(rows: np.ndarray, columns: np.ndarray, num_rows: int, num_columns: int) -> np.ndarray:
+    """Returns int64 [num_rows, num_columns], how often each pair occurs."""
+    counts = np.bincount(rows * num_columns + columns, minlength=num_rows * num_columns)
+    return counts.reshape(num_rows, num_columns)
+
+
+def _list_patients(
+    codes: _Codes, patients: np.ndarray, counts: np.ndarray, names: Sequence[str]
+) -> tuple[dict[str, Any], ...]:
+    """Lists the patients with most images, and how many images they have under each name."""
+    order = np.argsort(-counts.sum(1), kind="stable")[:_MAX_LISTED]
+    used = [i for i in range(len(names)) if counts[order][:, i].any()][:12]
+    return tuple(
+        {
+            "patient": codes.patients[patients[index]],
+            **{names[i]: int(counts[index, i]) for i in used},
+        }
+        for index in order.tolist()
+    )
+
+
+def _check_exact(
+    examples: pa.Table,
+    codes: _Codes,
+    twins: Twins,
+    findings: list[Finding],
+    measures: dict[str, Any],
+) -> None:
+    groups = list(twins.exact_groups())
+    across = [g for g in groups if len(set(codes.split[g].tolist())) > 1]
+    within = [g for g in groups if len(set(codes.split[g].tolist())) < len(g)]
+    conflicts = [g for g in groups if len(set(codes.label[g].tolist())) > 1]
+    measures["duplicate_pictures"] = len(groups)
+    measures["duplicate_images"] = sum(len(g) - 1 for g in groups)
+    measures["duplicate_pictures_across_splits"] = len(across)
+    measures["duplicate_label_conflicts"] = len(conflicts)
+    if across:
+        findings.append(
+            Finding(
+                code="picture_leak",
+                severity="problem",
+                title=f"{_many(len(across), 'picture')} in more than one split, pixel by pixel",
+                detail=f"{sum(map(len, across)):,} images hold them, under different names. Build "
+                "with --leaks drop to leave them out of the larger split.",
+                count=len(across),
+                listed=_list_groups(examples, across),
+            )
+        )
+    if conflicts:
+        findings.append(
+            Finding(
+                code="label_conflict",
+                severity="problem",
+                title=f"{_many(len(conflicts), 'picture')} under contradicting labels",
+                detail="The same pixels are filed under different classes, so at least one label "
+                "is wrong. --duplicates drop leaves all of them out.",
+                count=len(conflicts),
+                listed=_list_groups(examples, conflicts),
+            )
+        )
+    if within:
+        extra = sum(len(g) - len(set(codes.split[g].tolist())) for g in within)
+        findings.append(
+            Finding(
+                code="duplicates",
+                severity="warning",
+                title=f"{_many(extra, 'image')} in the same split a second time",
+                detail=f"{_many(len(within), 'picture')} repeated under other names, and counted "
+                "as often. --duplicates drop keeps one of each.",
+                count=extra,
+                listed=_list_groups(examples, within),
+            )
+        )
+    if not groups:
+        findings.append(
+            Finding(
+                code="duplicates",
+                severity="good",
+                title="No picture is there twice, pixel by pixel",
+                detail=f"All {examples.num_rows:,} images differ as they are stored.",
+            )
+        )
+
+
+def _list_groups(examples: pa.Table, groups: Sequence[np.ndarray]) -> tuple[dict[str, Any], ...]:
+    rows = []
+    for group in groups[:_MAX_LISTED]:
+        taken = examples.select(["split", "label", "path"]).take(group[:4]).to_pylist()
+        same_file = (
+            "file_xxh3" in examples.column_names
+            and len(set(examples["file_xxh3"].take(group).to_pylist())) == 1
+        )
+        rows.append(
+            {
+                "images": len(group),
+                "splits": ", ".join(sorted({row["split"] for row in taken})),
+                "labels": ", ".join(sorted({row["label"] for row in taken})),
+                "same file": "yes" if same_file else "no, same pixels",
+                "first": taken[0]["path"],
+                "again": taken[1]["path"],
+            }
+        )
+    return tuple(rows)
+
+
+def _check_near(
+    examples: pa.Table,
+    codes: _Codes,
+    twins: Twins,
+    findings: list[Finding],
+    measures: dict[str, Any],
+) -> None:
+    if not twins.near_checked:
+        measures["near_duplicate_pairs"] = None
+        findings.append(
+            Finding(
+                code="near_duplicates",
+                severity="note",
+                title="Near duplicates were not looked for",
+                detail=f"That needs pictures of at least {near_duplicates.MIN_SIDE} stored pixels a "
+                "side, for in smaller ones a copy cannot be told from a likeness, and an examples "
+                "table with perceptual hashes, which older builds did not write.",
+            )
+        )
+        return
+    across = [p for p in twins.near if codes.split[p.first] != codes.split[p.second]]
+    conflicts = [p for p in twins.near if codes.label[p.first] != codes.label[p.second]]
+    measures["near_duplicate_pairs"] = len(across)
+    measures["near_duplicate_label_conflicts"] = len(conflicts)
+    measures["near_duplicates_unchecked"] = twins.num_unchecked
+    if across:
+        findings.append(
+            Finding(
+                code="near_duplicates",
+                severity="problem",
+                title=f"{_many(len(across), 'pair')} near duplicates across splits",
+                detail="The same picture, saved anew, brightened or resized, or the same scan "
+                "taken twice. --leaks drop leaves them out of the larger split.",
+                count=len(across),
+                listed=_list_pairs(examples, across),
+            )
+        )
+    else:
+        findings.append(
+            Finding(
+                code="near_duplicates",
+                severity="good",
+                title="No near duplicates across splits",
+                detail="No picture of one split is a re-saved, brightened or resized copy of one "
+                f"in another (hashes within {near_duplicates.MAX_DISTANCE} of 255 bits, fine "
+                f"detail correlated by {near_duplicates.MIN_SIMILARITY} or more).",
+            )
+        )
+    if conflicts:
+        findings.append(
+            Finding(
+                code="near_label_conflict",
+                severity="warning",
+                title=f"{_many(len(conflicts), 'pair')} near duplicates under different labels",
+                detail="Nearly the same picture is filed under two classes; look at both.",
+                count=len(conflicts),
+                listed=_list_pairs(examples, conflicts),
+            )
+        )
+    if twins.num_unchecked or not twins.complete:
+        findings.append(
+            Finding(
+                code="near_duplicates_unchecked",
+                severity="warning",
+                title="So many images look alike that not all pairs were compared",
+                detail=f"{twins.num_unchecked:,} proposed pairs, the least alike ones, were left "
+                "out" + ("." if twins.complete else ", and the search itself was cut short."),
+                count=twins.num_unchecked,
+            )
+        )
+
+
+def _list_pairs(examples: pa.Table, pairs: Sequence[Any]) -> tuple[dict[str, Any], ...]:
+    """Lists pairs with all that is needed to show them side by side."""
+    listed = []
+    for pair in pairs[:_MAX_LISTED]:
+        first, second = (
+            examples.select(["split", "label", "path", "shard", "row"])
+            .take([pair.first, pair.second])
+            .to_pylist()
+        )
+        listed.append({"first": first, "second": second, "similarity": pair.similarity})
+    return tuple(listed)
+
+
+def _check_shortcuts(
+    examples: pa.Table,
+    codes: _Codes,
+    twins: Twins,
+    findings: list[Finding],
+    measures: dict[str, Any],
+) -> None:
+    result = shortcuts.measure(examples, codes.label)
+    if result is None:
+        return
+    measures["shortcuts"] = dataclasses.asdict(result)
+    signals = ", ".join(f"{name} {value:.0%}" for name, value in _ranked(result.by_signal))
+    giveaways = [
+        {"fact": name, "value": value, "images": count, "all of them": codes.labels[label]}
+        for name, value, label, count in result.giveaways
+    ]
+    text = (
+        "A simple model was shown no pixels, only side facts of each file, and told the class "
+        f"right in {result.accuracy:.0%} of the cases (95 % interval {result.low:.0%} to "
+        f"{result.high:.0%}; mean over the classes, other patients than it learned from), where "
+        f"guessing gives {result.chance:.0%}. Alone: {signals}."
+    )
+    if not result.reliable:
+        severity: Severity = "note"
+        title = "Too few patients to say whether side facts give the class away"
+        text += f" One class has {result.min_groups} patients; {shortcuts.MIN_GROUPS} are needed."
+    elif result.low - result.chance > 0.25:
+        severity, title = "problem", "Side facts of the files give the class away"
+    elif result.low - result.chance > 0.05:
+        severity, title = "warning", "Side facts of the files partly give the class away"
+    else:
+        severity, title = "good", "Side facts of the files hardly tell the class"
+    if giveaways and severity == "good":
+        severity, title = "warning", "Some side facts of the files occur in one class alone"
+    if giveaways:
+        text += (
+            f" All {giveaways[0]['images']:,} images with {giveaways[0]['fact']} "
+            f"{giveaways[0]['value']} are {giveaways[0]['all of them']}."
+        )
+    if severity in ("problem", "warning"):
+        text += (
+            " A network may learn these instead of the disease. Compare its results within one "
+            "image size and one JPEG quality."
+        )
+    findings.append(
+        Finding(
+            code="shortcuts",
+            severity=severity,
+            title=title,
+            detail=text,
+            count=len(giveaways),
+            listed=tuple(giveaways[:_MAX_LISTED]),
+        )
+    )
+
+
+def _ranked(values: Mapping[str, float]) -> list[tuple[str, float]]:
+    return sorted(values.items(), key=lambda item: (-item[1], item[0]))
+
+
+def _check_classes(
+    found: manifest.Manifest, findings: list[Finding], measures: dict[str, Any]
+) -> None:
+    counts = {name: np.array(split.label_counts) for name, split in found.splits.items()}
+    totals = sum(counts.values(), np.zeros(found.num_classes, np.int64))
+    measures["class_ratio"] = _ratio(totals)
+    for name, values in counts.items():
+        missing = [found.label_names[i] for i in np.flatnonzero(values == 0)]
+        if missing:
+            findings.append(
+                Finding(
+                    code="class_missing",
+                    severity="warning",
+                    title=f"{_many(len(missing), 'class', 'classes')} missing from {name}",
+                    detail=f"{_join(missing)}: nothing can be learned or measured about "
+                    "them there.",
+                    count=len(missing),
+                )
+            )
+    if _ratio(totals) > 3:
+        most, least = found.label_names[totals.argmax()], found.label_names[totals.argmin()]
+        findings.append(
+            Finding(
+                code="class_balance",
+                severity="note",
+                title=f"The classes differ in size by a factor of {_ratio(totals):.1f}",
+                detail=f"{most} has {totals.max():,} images, {least} {totals.min():,}. Weight the "
+                "classes in training, and judge by figures for each class.",
+            )
+        )
+    shares = {name: values / max(values.sum(), 1) for name, values in counts.items()}
+    if "train" in shares:
+        for name, share in shares.items():
+            gap = np.abs(share - shares["train"])
+            if name != "train" and gap.max() > 0.10:
+                label = int(gap.argmax())
+                findings.append(
+                    Finding(
+                        code="class_shift",
+                        severity="note",
+                        title=f"{name} has another mix of classes than train",
+                        detail=f"{found.label_names[label]} is {share[label]:.0%} of {name} and "
+                        f"{shares['train'][label]:.0%} of train, so plain accuracy on {name} says "
+                        "little about data mixed like train.",
+                    )
+                )
+
+
+def _ratio(counts: np.ndarray) -> float:
+    return float(counts.max() / max(counts.min(), 1)) if len(counts) else 1.0
+
+
+def _check_sizes(
+    examples: pa.Table,
+    found: manifest.Manifest,
+    findings: list[Finding],
+    measures: dict[str, Any],
+) -> None:
+    if not {"width", "height"} <= set(examples.column_names) or not examples.num_rows:
+        return
+    width, height = (examples[name].to_numpy().astype(np.int64) for name in ("width", "height"))
+    sizes = Counter(zip(width.tolist(), height.tolist(), strict=True))
+    measures["sizes"] = [
+        {"width": w, "height": h, "images": count} for (w, h), count in sizes.most_common(12)
+    ]
+    (usual, _), *_ = sizes.most_common(1)
+    ratios = np.maximum(_factor(width, usual[0]), _factor(height, usual[1]))
+    outliers = np.flatnonzero(ratios >= 2)
+    measures["size_outliers"] = len(outliers)
+    if len(outliers):
+        findings.append(
+            Finding(
+                code="size_outliers",
+                severity="note",
+                title=f"{_many(len(outliers), 'image')} far larger or smaller than usual",
+                detail=f"Most images are {usual[0]}×{usual[1]} pixels, these are twice or half of "
+                "that in one direction, and all are stretched to one size.",
+                count=len(outliers),
+                listed=tuple(
+                    {"width": w, "height": h, "images": n}
+                    for (w, h), n in sizes.most_common()
+                    if max(_factor(w, usual[0]), _factor(h, usual[1])) >= 2
+                )[:_MAX_LISTED],
+            )
+        )
+    stored_height, stored_width, _ = found.image_shape
+    small = int(((width < stored_width) | (height < stored_height)).sum())
+    measures["enlarged_images"] = small
+    if small:
+        findings.append(
+            Finding(
+                code="enlarged",
+                severity="note",
+                title=f"{_many(small, 'image')} smaller than the stored size",
+                detail=f"They were enlarged to {stored_width}×{stored_height} and are blurred.",
+                count=small,
+            )
+        )
+
+
+def _factor(values: np.ndarray | int, usual: int) -> Any:
+    return np.maximum(np.divide(values, usual), np.divide(usual, np.maximum(values, 1)))
+
+
+def _check_blank(twins: Twins, findings: list[Finding], measures: dict[str, Any]) -> None:
+    measures["blank_images"] = twins.num_blank
+    if twins.num_blank:
+        findings.append(
+            Finding(
+                code="blank",
+                severity="warning",
+                title=f"{_many(twins.num_blank, 'image')} of a single colour",
+                detail="Nothing can be seen on them.",
+                count=twins.num_blank,
+            )
+        )
+
+
+def _check_source(found: manifest.Manifest, findings: list[Finding]) -> None:
+    copies = found.counts.get("copies", 0)
+    if copies:
+        findings.append(
+            Finding(
+                code="source_copies",
+                severity="note",
+                title=f"{_many(copies, 'file')} in the source a second time",
+                detail="A second tree of folders repeats the same files. They were recognised and "
+                "used once.",
+                count=copies,
+            )
+        )
+    rejects = sum(found.rejects.values())
+    if rejects:
+        reasons = _join([f"{count:,} {name}" for name, count in found.rejects.items()])
+        findings.append(
+            Finding(
+                code="rejects",
+                severity="note",
+                title=f"{_many(rejects, 'image')} rejected",
+                detail=f"They could not be used ({reasons}); {manifest.REJECTS_FILE_NAME} lists "
+                "them.",
+                count=rejects,
+            )
+        )
+    dropped = found.counts.get("dropped", {})
+    if dropped:
+        reasons = _join([f"{count:,} {name}" for name, count in dropped.items()])
+        findings.append(
+            Finding(
+                code="dropped",
+                severity="note",
+                title=f"{_many(sum(dropped.values()), 'image')} left out by a policy",
+                detail=f"{reasons}; {manifest.DROPPED_FILE_NAME} lists them.",
+                count=sum(dropped.values()),
+            )
+        )
+
+
+def _pairs_of_splits(splits: Sequence[str]) -> list[tuple[int, int]]:
+    return [(a, b) for a in range(len(splits)) for b in range(a + 1, len(splits))]
+
+
+def _many(count: int, noun: str, plural: str | None = None) -> str:
+    """Returns such as `1 patient is` or `3 patients are`."""
+    return f"{count:,} {noun} is" if count == 1 else f"{count:,} {plural or noun + 's'} are"
+
+
+def _join(names: Sequence[str]) -> str:
+    return ", ".join(names[:12]) + (f" and {len(names) - 12} more" if len(names) > 12 else "")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What is accepted; None accepts anything.
+
+    Attributes:
+        max_leaked_patients: patients in several splits.
+        max_leaked_pictures: pictures in several splits, exact and near duplicates together.
+        max_duplicates: images with the same pixels as another one, the first not counted.
+        max_label_conflicts: pictures under contradicting labels, exact and near together.
+        max_shortcut_gain: balanced accuracy from side facts above chance, 0..1.
+    """
+
+    max_leaked_patients: int | None = None
+    max_leaked_pictures: int | None = None
+    max_duplicates: int | None = None
+    max_label_conflicts: int | None = None
+    max_shortcut_gain: float | None = None
+
+    def violations(self, measures: Mapping[str, Any]) -> list[str]:
+        """Returns a line for each limit that an audit's measures go over."""
+        shortcut = measures.get("shortcuts", {"accuracy": 0, "chance": 0})
+        values = {
+            "max_leaked_patients": measures["patients_in_several_splits"],
+            "max_leaked_pictures": measures["duplicate_pictures_across_splits"]
+            + (measures["near_duplicate_pairs"] or 0),
+            "max_duplicates": measures["duplicate_images"],
+            "max_label_conflicts": measures["duplicate_label_conflicts"]
+            + measures.get("near_duplicate_label_conflicts", 0),
+            "max_shortcut_gain": round(shortcut["accuracy"] - shortcut["chance"], 4),
+        }
+        return [
+            f"--{name} {limit}: found {values[name]:,}"
+            for name, limit in dataclasses.asdict(self).items()
+            if limit is not None and values[name] > limit
+        ]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of `python -m tfrecord_io audit`."""
+    parser.add_argument("directory", help="the dataset")
+    for name, meaning in (
+        ("max_leaked_patients", "patients in several splits"),
+        ("max_leaked_pictures", "pictures in several splits, near duplicates included"),
+        ("max_duplicates", "images that repeat another one, pixel by pixel"),
+        ("max_label_conflicts", "pictures under contradicting labels"),
+    ):
+        parser.add_argument(
+            f"--{name}", type=int, metavar="N", help=f"exit with 1 if there are more {meaning}"
+        )
+    parser.add_argument(
+        "--max_shortcut_gain",
+        type=float,
+        metavar="X",
+        help="exit with 1 if side facts tell the class better than chance by more (0..1)",
+    )
+    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prints the findings; returns 1 if a limit is exceeded and 0 otherwise."""
+    result = audit(args.directory)
+    limits = Limits(**{f.name: getattr(args, f.name) for f in dataclasses.fields(Limits)})
+    violations = limits.violations(result.measures)
+    if args.json:
+        print(json.dumps({**result.to_dict(), "violations": violations}, indent=1))
+    else:
+        for finding in result.findings:
+            print(f"{finding.severity.upper():8} {finding.title}\n         {finding.detail}")
+        for line in violations:
+            print(f"FAILED   {line}")
+    return 1 if violations else 0

@@ -1,0 +1,203 @@
+"""Finds pictures that are the same picture again: saved anew, brightened, or resized.
+
+Two steps. A perceptual hash, made while an image is decoded, proposes pairs: it is 32 bytes an
+image, so a million of them are searched in memory. The stored pixels then decide about each
+proposed pair: copies of one picture share its finest detail, its noise, and two scans of one eye
+do not, however alike they look. docs/audit.md has the measurements behind the thresholds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import numpy as np
+from PIL import Image, ImageFilter
+
+#: Bytes of a perceptual hash.
+HASH_LENGTH = 32
+
+#: Bits in which the hashes of two pictures may differ to be looked at. In the real sample, copies
+#: differ in at most 29 and different scans in at least 54, but for one scan that was taken twice.
+MAX_DISTANCE = 40
+
+#: Correlation of the fine detail from which two pictures are the same one. In the real sample,
+#: copies have at least 0.95 and different scans at most 0.70.
+MIN_SIMILARITY = 0.80
+
+#: Stored pictures with a shorter side hold too little detail to tell a copy from a likeness.
+MIN_SIDE = 64
+
+_THUMBNAIL_SIDE = 32
+_FREQUENCIES = 16
+_DETAIL_SIDE = 128
+_DETAIL_RADIUS = 2
+
+# Rows of the DCT-II, rounded to integers: sums of products of integers this small are exact in
+# float64, so the hash is the same whatever the order in which a linear algebra library adds.
+_DCT = np.round(
+    1024
+    * np.cos(
+        np.pi
+        * np.arange(_FREQUENCIES)[:, None]
+        * (2 * np.arange(_THUMBNAIL_SIDE) + 1)
+        / (2 * _THUMBNAIL_SIDE)
+    )
+)
+# The hash leaves out the first coefficient, the mean. It takes the others in an order that gives
+# every byte low and high frequencies, for the search sorts by a few neighbouring bytes at a time.
+_NUM_BITS = _FREQUENCIES * _FREQUENCIES - 1
+_BIT_ORDER = 1 + (np.arange(_NUM_BITS) * 97) % _NUM_BITS
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Pairs:
+    """Pairs of rows that are close.
+
+    Attributes:
+        first: int64 [num_pairs], rows.
+        second: int64 [num_pairs], rows, each larger than its `first`.
+        distance: int16 [num_pairs], bits in which the two hashes differ.
+        complete: False if there were more pairs than wanted and the search stopped.
+    """
+
+    first: np.ndarray
+    second: np.ndarray
+    distance: np.ndarray
+    complete: bool = True
+
+    def __len__(self) -> int:
+        return len(self.first)
+
+
+def thumbnail(image: Image.Image) -> np.ndarray:
+    """Returns what the hash sees of a picture: uint8 [32, 32], grey, each the mean of its area."""
+    grey = image if image.mode == "L" else image.convert("L")
+    side = _THUMBNAIL_SIDE
+    # Means over whole numbers of pixels cost half of what a resize does, and at 224x224 are it.
+    factors = max(grey.width // side, 1), max(grey.height // side, 1)
+    reduced = grey.reduce(factors) if factors != (1, 1) else grey
+    if reduced.size != (side, side):
+        reduced = reduced.resize((side, side), Image.Resampling.BOX)
+    return np.asarray(reduced)
+
+
+def perceptual_hash(small: np.ndarray) -> bytes:
+    """Returns 255 bits that a copy of the picture nearly shares, and a one.
+
+    A bit is the sign of one of the lowest 16x16 coefficients of the discrete cosine transform,
+    the mean left out, so brightness and contrast do not matter. Signs of DCT coefficients as a
+    hash: Zauner 2010, "Implementation and Benchmarking of Perceptual Image Hash Functions", ch. 3,
+    there with 64 bits and the median for zero.
+
+    Args:
+        small: uint8 [32, 32], see `thumbnail`.
+
+    Returns:
+        `HASH_LENGTH` bytes; all zero for a picture of one colour.
+    """
+    # Without its mean, times the number of pixels to stay whole: a picture of one colour is zero.
+    centred = small.size * small.astype(np.float64) - float(small.sum(dtype=np.int64))
+    coefficients = _DCT @ centred @ _DCT.T
+    bits = np.append(coefficients.ravel()[_BIT_ORDER] > 0, coefficients.any())
+    return np.packbits(bits).tobytes()
+
+
+def find_pairs(
+    hashes: np.ndarray,
+    max_distance: int = MAX_DISTANCE,
+    window: int = 8,
+    max_pairs: int = 1_000_000,
+) -> Pairs:
+    """Finds pairs of hashes that differ in few bits, without comparing all with all.
+
+    The hashes are sorted 32 times, each time by the bits from another byte on, and each is
+    compared with the next `window` in that order. Close hashes share most bits, so at least one
+    of the orders brings them together. Time grows as n log n; memory is some 200 bytes a hash,
+    whatever the data. Source of the idea: Charikar 2002, "Similarity estimation techniques from
+    rounding algorithms", section 3 (sorted random permutations).
+
+    Args:
+        hashes: uint8 [num_hashes, HASH_LENGTH].
+        max_distance: bits.
+        window: neighbours compared in each order. It bounds the work where thousands are alike;
+            then not every pair is found, but each of them with one alike.
+        max_pairs: the search stops when it has found more.
+
+    Returns:
+        the pairs, ordered by `first`, then `second`.
+
+    Raises:
+        ValueError: if the hashes have another shape or type.
+    """
+    if hashes.ndim != 2 or hashes.shape[1] != HASH_LENGTH or hashes.dtype != np.uint8:
+        raise ValueError(
+            f"expected hashes of type uint8 and shape [n, {HASH_LENGTH}], received "
+            f"{hashes.dtype} {hashes.shape}"
+        )
+    num_hashes = len(hashes)
+    found = np.empty(0, np.int64)
+    distances = np.empty(0, np.int16)
+    complete = True
+    for key in _sort_keys(hashes):
+        order = np.argsort(key)
+        words = np.ascontiguousarray(hashes[order]).view(np.uint64)
+        for shift in range(1, min(window, num_hashes - 1) + 1):
+            rows, distance = _close_rows(words, shift, max_distance)
+            a, b = order[rows], order[rows + shift]
+            codes = np.minimum(a, b) * num_hashes + np.maximum(a, b)
+            found = np.concatenate([found, codes])
+            distances = np.concatenate([distances, distance])
+        found, unique = np.unique(found, return_index=True)
+        distances = distances[unique]
+        if len(found) > max_pairs:
+            found, distances, complete = found[:max_pairs], distances[:max_pairs], False
+            break
+    return Pairs(
+        first=found // max(num_hashes, 1),
+        second=found % max(num_hashes, 1),
+        distance=distances,
+        complete=complete,
+    )
+
+
+def detail(image: Image.Image) -> np.ndarray:
+    """Returns the finest structure of a picture, to compare by `similarity`.
+
+    It is what is left of a grey 128x128 version after its own 5x5 means are taken away, of mean
+    zero and length one, so that brightness and contrast do not matter.
+
+    Args:
+        image: grey or RGB, of any size.
+
+    Returns:
+        float32 [16384]; all zero for a picture of one colour.
+    """
+    grey = image if image.mode == "L" else image.convert("L")
+    small = grey.resize((_DETAIL_SIDE, _DETAIL_SIDE), Image.Resampling.BOX)
+    smooth = small.filter(ImageFilter.BoxBlur(_DETAIL_RADIUS))
+    residual = np.asarray(small, np.float32) - np.asarray(smooth, np.float32)
+    residual = residual.ravel() - residual.mean()
+    length = float(np.linalg.norm(residual))
+    return residual / length if length > 0 else residual
+
+
+def similarity(detail_a: np.ndarray, detail_b: np.ndarray) -> float:
+    """Returns the correlation of two pictures' fine detail: 1 for copies, about 0 for others."""
+    return float(detail_a @ detail_b)
+
+
+def _sort_keys(hashes: np.ndarray) -> Iterator[np.ndarray]:
+    """Yields uint64 [n] for each starting byte: eight bytes from there on, the first leading."""
+    for start in range(HASH_LENGTH):
+        columns = (start + np.arange(8)) % HASH_LENGTH
+        yield np.ascontiguousarray(hashes[:, columns]).view(">u8").ravel().astype(np.uint64)
+
+
+def _close_rows(words: np.ndarray, shift: int, max_distance: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the rows that are close to the row `shift` further on, and their distances."""
+    distance = np.zeros(len(words) - shift, np.int16)
+    for column in range(words.shape[1]):
+        distance += np.bitwise_count(words[shift:, column] ^ words[:-shift, column])
+    rows = np.flatnonzero(distance <= max_distance)
+    return rows, distance[rows]

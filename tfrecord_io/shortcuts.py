@@ -1,0 +1,245 @@
+"""How well the class of an image can be told without looking at what it shows.
+
+A model learns whatever predicts the class, and if scanners, export settings or padding differ
+between classes it learns those. This measures how far they alone would take it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import zlib
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+_NUM_FOLDS = 5
+_MAX_CATEGORIES = 30
+_BRIGHTNESS_BINS = 8
+_NUM_RESAMPLES = 200
+_MAX_SIDE = 1_000_000
+
+#: Shares of the outermost ring that is white, between which borders are told apart.
+WHITE_BORDER_EDGES = (0.001, 0.1, 0.3)
+
+#: With fewer patients of a class than this, a figure would say more about them than about it.
+MIN_GROUPS = 10
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Shortcuts:
+    """Predictability of the class from side facts.
+
+    Attributes:
+        chance: balanced accuracy of guessing, 1 / number of classes.
+        accuracy: balanced accuracy (the mean over classes of the share told right) from all
+            signals together, on patients not learned from.
+        low: lower end of its 95 % interval.
+        high: upper end.
+        by_signal: balanced accuracy from each signal alone.
+        giveaways: (signal, value, class position, images) of values that many images have, all
+            of one class.
+        min_groups: patients of the class that has fewest.
+    """
+
+    chance: float
+    accuracy: float
+    low: float
+    high: float
+    by_signal: Mapping[str, float]
+    giveaways: tuple[tuple[str, str, int, int], ...]
+    min_groups: int
+
+    @property
+    def reliable(self) -> bool:
+        return self.min_groups >= MIN_GROUPS
+
+
+def measure(examples: pa.Table, label_codes: np.ndarray) -> Shortcuts | None:
+    """Learns the class from side facts alone and tests it on other patients.
+
+    The model is naive Bayes on binned signals with equal class priors: a few lines, no tuning,
+    and on the real sample as good as a decision tree (docs/audit.md). Its figure is what *can*
+    be told; a cleverer model might tell more.
+
+    Args:
+        examples: with the columns that the signals need, as far as it has them.
+        label_codes: int64 [num_examples], each example's class.
+
+    Returns:
+        the figures, or None if there are fewer than two classes with examples or no signal.
+    """
+    signals = _signals(examples)
+    present, labels = np.unique(label_codes, return_inverse=True)
+    if len(present) < 2 or not signals:
+        return None
+    groups = _groups(examples)
+    folds = _folds(groups)
+    columns = [signal.codes for signal in signals]
+    predicted = _cross_validate(columns, labels, folds, len(present))
+    low, high = _interval(predicted == labels, labels, groups, len(present))
+    return Shortcuts(
+        chance=1 / len(present),
+        accuracy=_balanced_accuracy(predicted == labels, labels, len(present)),
+        low=low,
+        high=high,
+        by_signal={
+            signal.name: _balanced_accuracy(
+                _cross_validate([signal.codes], labels, folds, len(present)) == labels,
+                labels,
+                len(present),
+            )
+            for signal in signals
+        },
+        giveaways=tuple(
+            (signal.name, value, int(present[label]), count)
+            for signal in signals
+            for value, label, count in _giveaways(signal, labels, groups, len(present))
+        ),
+        min_groups=min(len(np.unique(groups[labels == c])) for c in range(len(present))),
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Signal:
+    """A side fact as categories.
+
+    Attributes:
+        name: what it is.
+        codes: int64 [num_examples].
+        values: what each code stands for; the last may stand for all rare ones.
+    """
+
+    name: str
+    codes: np.ndarray
+    values: Sequence[str]
+
+
+def _signals(examples: pa.Table) -> list[_Signal]:
+    """Returns the signals that are there and vary."""
+    names = set(examples.column_names)
+    signals = []
+    if {"width", "height"} <= names:
+        width, height = (examples[n].to_numpy().astype(np.int64) for n in ("width", "height"))
+        codes, values = _categories(width * _MAX_SIDE + height)
+        shown = [f"{value // _MAX_SIDE}×{value % _MAX_SIDE}" for value in values]
+        signals.append(_Signal("original size", codes, shown))
+    if {"mode", "file_format"} <= names:
+        formats, modes = (_strings(examples[name]) for name in ("file_format", "mode"))
+        codes, values = _categories(formats[0] * len(modes[1]) + modes[0])
+        shown = [f"{formats[1][v // len(modes[1])]} {modes[1][v % len(modes[1])]}" for v in values]
+        signals.append(_Signal("file format and mode", codes, shown))
+    if "quantization" in names:
+        codes, values = _categories(examples["quantization"].to_numpy())
+        signals.append(_Signal("JPEG quantization", codes, [str(value) for value in values]))
+    if "brightness" in names:
+        brightness = examples["brightness"].to_numpy()
+        edges = np.quantile(brightness, np.linspace(0, 1, _BRIGHTNESS_BINS + 1)[1:-1])
+        signals.append(_binned("mean brightness", brightness, edges))
+    if "white_border" in names:
+        border = examples["white_border"].to_numpy()
+        signals.append(_binned("white border", border, WHITE_BORDER_EDGES))
+    return [signal for signal in signals if signal.codes.max(initial=0) > 0]
+
+
+def _binned(name: str, values: np.ndarray, edges: Sequence[float] | np.ndarray) -> _Signal:
+    shown = [f"below {edges[0]:.3g}", *(f"from {edge:.3g}" for edge in edges)]
+    return _Signal(name, np.searchsorted(edges, values, "right").astype(np.int64), shown)
+
+
+def _categories(values: np.ndarray) -> tuple[np.ndarray, list[int]]:
+    """Numbers the values by how frequent they are; rare ones share the last number.
+
+    Returns:
+        int64 [num_examples] codes, and the value of each code that stands for one.
+    """
+    unique, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
+    order = np.argsort(-counts, kind="stable")
+    ranks = np.empty(len(counts), np.int64)
+    ranks[order] = np.arange(len(counts))
+    return np.minimum(ranks, _MAX_CATEGORIES)[inverse], unique[order[:_MAX_CATEGORIES]].tolist()
+
+
+def _giveaways(
+    signal: _Signal, labels: np.ndarray, groups: np.ndarray, num_classes: int
+) -> list[tuple[str, int, int]]:
+    """Returns (value, label, images) of values that only one class has, and many of its patients.
+
+    A value that a class has by chance is rare, and so is one that few patients have.
+    """
+    num_values = len(signal.values)
+    known = signal.codes < num_values
+    cells = signal.codes[known] * num_classes + labels[known]
+    counts = np.bincount(cells, minlength=num_values * num_classes).reshape(-1, num_classes)
+    found = []
+    for value in np.flatnonzero((counts > 0).sum(1) == 1).tolist():
+        label, count = int(counts[value].argmax()), int(counts[value].max())
+        if len(np.unique(groups[signal.codes == value])) >= MIN_GROUPS:
+            found.append((signal.values[value], label, count))
+    return found
+
+
+def _strings(column: pa.ChunkedArray) -> tuple[np.ndarray, list[str]]:
+    """Returns int64 [num_examples] codes and the string of each."""
+    array = column.combine_chunks()
+    if not pa.types.is_dictionary(array.type):
+        array = array.dictionary_encode()
+    return array.indices.to_numpy().astype(np.int64), array.dictionary.to_pylist()
+
+
+def _groups(examples: pa.Table) -> np.ndarray:
+    """Returns int64 [num_examples]: images of one patient, or without one of the same pixels."""
+    patients = examples["patient"].to_pylist()
+    pixels = examples["pixels_xxh3"].to_pylist()
+    names = [
+        f"patient:{patient}" if patient is not None else f"pixels:{content}"
+        for patient, content in zip(patients, pixels, strict=True)
+    ]
+    # A checksum rather than a position: the folds do not depend on what else is there.
+    return np.fromiter((zlib.crc32(name.encode("utf-8", "replace")) for name in names), np.int64)
+
+
+def _folds(groups: np.ndarray) -> np.ndarray:
+    return groups % _NUM_FOLDS
+
+
+def _cross_validate(
+    columns: Sequence[np.ndarray], labels: np.ndarray, folds: np.ndarray, num_classes: int
+) -> np.ndarray:
+    """Returns int64 [num_examples], each example's class as told by the other folds."""
+    predicted = np.zeros(len(labels), np.int64)
+    for fold in range(_NUM_FOLDS):
+        test = folds == fold
+        scores = np.zeros((int(test.sum()), num_classes))
+        for column in columns:
+            num_values = int(column.max()) + 1
+            cells = column[~test] * num_classes + labels[~test]
+            counts = np.bincount(cells, minlength=num_values * num_classes) + 1.0
+            counts = counts.reshape(num_values, num_classes)
+            scores += np.log(counts / counts.sum(0))[column[test]]
+        predicted[test] = scores.argmax(1)
+    return predicted
+
+
+def _balanced_accuracy(right: np.ndarray, labels: np.ndarray, num_classes: int) -> float:
+    told = np.bincount(labels, weights=right, minlength=num_classes)
+    return float(np.mean(told / np.bincount(labels, minlength=num_classes)))
+
+
+def _interval(
+    right: np.ndarray, labels: np.ndarray, groups: np.ndarray, num_classes: int
+) -> tuple[float, float]:
+    """Returns the 95 % interval of the balanced accuracy, by bootstrap over patients."""
+    _, members = np.unique(groups, return_inverse=True)
+    num_groups = int(members.max()) + 1
+    random = np.random.default_rng(0)
+    values = []
+    for _ in range(_NUM_RESAMPLES):
+        weights = random.poisson(1.0, num_groups)[members].astype(np.float64)
+        total = np.bincount(labels, weights=weights, minlength=num_classes)
+        told = np.bincount(labels, weights=weights * right, minlength=num_classes)
+        # A resample of few patients may leave a class out, or all.
+        if total.any():
+            values.append(np.mean(told[total > 0] / total[total > 0]))
+    low, high = np.quantile(values or [0.0, 1.0], [0.025, 0.975])
+    return float(low), float(high)

@@ -1,0 +1,229 @@
+"""The pictures of a dataset that are in it more than once, exactly or nearly."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator
+from typing import IO
+
+import numpy as np
+import pyarrow as pa
+from PIL import Image
+
+from tfrecord_io import near_duplicates, schema
+
+#: Proposed pairs whose pixels are looked at; each takes about half a millisecond.
+MAX_CHECKED = 50_000
+
+_MAX_OPEN_SHARDS = 64
+
+
+class ImageReader:
+    """Reads single images out of the shards.
+
+    Args:
+        layout: of the records.
+        open_shard: opens a shard by name for reading at random.
+    """
+
+    def __init__(
+        self,
+        layout: schema.RecordLayout,
+        open_shard: Callable[[str], contextlib.AbstractContextManager[IO[bytes]]],
+    ) -> None:
+        self._layout = layout
+        self._open_shard = open_shard
+        self._files: dict[str, IO[bytes]] = {}
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> ImageReader:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._close()
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """(height, width, channels) of every image."""
+        return self._layout.image_shape
+
+    def read(self, shard: str, row: int) -> Image.Image:
+        """Returns an image, grey or RGB, as it is stored.
+
+        Raises:
+            OSError: if the shard is missing or has no such record.
+        """
+        if shard not in self._files:
+            if len(self._files) >= _MAX_OPEN_SHARDS:
+                self._close()
+            self._files[shard] = self._stack.enter_context(self._open_shard(shard))
+        slot = self._layout.features[schema.IMAGE]
+        file = self._files[shard]
+        file.seek(row * self._layout.stride + slot.offset)
+        pixels = file.read(slot.length)
+        if len(pixels) != slot.length:
+            raise OSError(f"{shard} ends before its record {row}")
+        height, width, channels = self._layout.image_shape
+        return Image.frombytes("L" if channels == 1 else "RGB", (width, height), pixels)
+
+    def _close(self) -> None:
+        self._files.clear()
+        self._stack.close()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NearPair:
+    """Two pictures that are nearly the same.
+
+    Attributes:
+        first: row of the examples table; where several have these pixels, the first.
+        second: likewise, of the other picture.
+        distance: bits in which the hashes differ.
+        similarity: correlation of the fine detail, up to 1.
+    """
+
+    first: int
+    second: int
+    distance: int
+    similarity: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Twins:
+    """Which examples are the same picture.
+
+    Attributes:
+        groups: int64 [num_examples]; examples with the same pixels have the same number.
+        near: pairs of different pixels that are nearly the same picture and are in different
+            splits or have different labels, most alike first.
+        near_checked: whether near duplicates were looked for.
+        num_blank: pictures of one colour, which are alike without being copies.
+        num_unchecked: proposed pairs that were too many to be looked at.
+        complete: False if the search for pairs was stopped.
+    """
+
+    groups: np.ndarray
+    near: tuple[NearPair, ...] = ()
+    near_checked: bool = False
+    num_blank: int = 0
+    num_unchecked: int = 0
+    complete: bool = True
+
+    @functools.cached_property
+    def _order(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Rows sorted by group, and where each group starts and how long it is."""
+        order = np.argsort(self.groups, kind="stable")
+        _, starts, counts = np.unique(self.groups[order], return_index=True, return_counts=True)
+        return order, starts, counts
+
+    def exact_groups(self) -> Iterator[np.ndarray]:
+        """Yields the rows, in order, of each picture that is there more than once."""
+        order, starts, counts = self._order
+        for index in np.flatnonzero(counts > 1).tolist():
+            yield order[starts[index] : starts[index] + counts[index]]
+
+    def copies_of(self, row: int) -> np.ndarray:
+        """Returns the rows with the same pixels as `row`, itself among them."""
+        order, starts, counts = self._order
+        group = int(self.groups[row])
+        return order[starts[group] : starts[group] + counts[group]]
+
+    def near_rows(self) -> Iterator[tuple[int, int]]:
+        """Yields all pairs of rows that are nearly the same, the copies of each included."""
+        for pair in self.near:
+            for first in self.copies_of(pair.first).tolist():
+                for second in self.copies_of(pair.second).tolist():
+                    yield first, second
+
+
+def find_twins(examples: pa.Table, images: ImageReader) -> Twins:
+    """Finds examples with the same pixels, and near duplicates that matter.
+
+    A near duplicate matters where it is in another split or under another label; among the
+    images of one patient in one split there are many that are alike by nature.
+
+    Args:
+        examples: with the columns `split`, `label`, `shard`, `row`, `pixels_xxh3` and, to look
+            for near duplicates, `perceptual_hash`.
+        images: reads the stored pixels of the proposed pairs.
+    """
+    encoded = examples["pixels_xxh3"].combine_chunks().dictionary_encode()
+    groups = encoded.indices.to_numpy().astype(np.int64)
+    large_enough = min(images.image_shape[:2]) >= near_duplicates.MIN_SIDE
+    if "perceptual_hash" not in examples.column_names or not len(groups) or not large_enough:
+        return Twins(groups=groups)
+    # Dictionary indices follow first appearance, so the first row of each group is this.
+    _, first_rows = np.unique(groups, return_index=True)
+    hashes = _hashes(examples.column("perceptual_hash").take(pa.array(first_rows)))
+    blank = ~hashes.any(axis=1)
+    candidates = np.flatnonzero(~blank)
+    pairs = near_duplicates.find_pairs(hashes[candidates])
+    first, second = candidates[pairs.first], candidates[pairs.second]
+    matters = np.zeros(len(first), bool)
+    for name in ("split", "label"):
+        low, high = _range_by_group(examples.column(name), groups)
+        matters |= np.maximum(high[first], high[second]) > np.minimum(low[first], low[second])
+    chosen = np.flatnonzero(matters)
+    # The nearest first, should there be too many; then in order, so that a scan is read once.
+    nearest = chosen[np.argsort(pairs.distance[chosen], kind="stable")][:MAX_CHECKED]
+    near = _check(
+        examples,
+        images,
+        first_rows[first[np.sort(nearest)]],
+        first_rows[second[np.sort(nearest)]],
+        pairs.distance[np.sort(nearest)],
+    )
+    return Twins(
+        groups=groups,
+        near=near,
+        near_checked=True,
+        num_blank=int(blank[groups].sum()),
+        num_unchecked=len(chosen) - len(nearest),
+        complete=pairs.complete,
+    )
+
+
+def _check(
+    examples: pa.Table,
+    images: ImageReader,
+    first: np.ndarray,
+    second: np.ndarray,
+    distance: np.ndarray,
+) -> tuple[NearPair, ...]:
+    """Compares the pixels of proposed pairs; returns those that hold, most alike first."""
+    shards, rows = examples.column("shard"), examples.column("row")
+
+    @functools.lru_cache(maxsize=512)
+    def detail(row: int) -> np.ndarray:
+        return near_duplicates.detail(images.read(shards[row].as_py(), rows[row].as_py()))
+
+    found = []
+    for a, b, bits in zip(first.tolist(), second.tolist(), distance.tolist(), strict=True):
+        alike = near_duplicates.similarity(detail(a), detail(b))
+        if alike >= near_duplicates.MIN_SIMILARITY:
+            found.append(NearPair(first=a, second=b, distance=bits, similarity=round(alike, 4)))
+    return tuple(sorted(found, key=lambda pair: (-pair.similarity, pair.first, pair.second)))
+
+
+def _hashes(column: pa.ChunkedArray) -> np.ndarray:
+    """Returns uint8 [rows, HASH_LENGTH]."""
+    array = column.combine_chunks()
+    data = np.frombuffer(array.buffers()[1], np.uint8)
+    length = near_duplicates.HASH_LENGTH
+    start = array.offset * length
+    return data[start : start + len(array) * length].reshape(-1, length)
+
+
+def _range_by_group(column: pa.ChunkedArray, groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the least and largest code of a column's values in each group; int64 [groups]."""
+    array = column.combine_chunks()
+    if not pa.types.is_dictionary(array.type):
+        array = array.dictionary_encode()
+    codes = array.indices.to_numpy().astype(np.int64)
+    low = np.full(groups.max() + 1, len(array.dictionary), np.int64)
+    high = np.full(groups.max() + 1, -1, np.int64)
+    np.minimum.at(low, groups, codes)
+    np.maximum.at(high, groups, codes)
+    return low, high
