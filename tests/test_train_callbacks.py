@@ -1,0 +1,137 @@
+import os
+import signal
+import time
+
+import numpy as np
+import pytest
+
+from train import callbacks
+from train.steps import StepResults
+
+
+def results_of(losses, *, wait_seconds=0.0):
+    losses = np.asarray(losses, np.float32)
+    return StepResults(
+        loss_sums=losses,
+        num_correct=np.ones_like(losses),
+        num_examples=np.full_like(losses, 4),
+        wait_seconds=wait_seconds,
+    )
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_the_step_whose_loss_is_no_number_is_named(bad):
+    with pytest.raises(callbacks.TrainingError, match="at step 12"):
+        callbacks.check_finite(results_of([1.0, 2.0, bad, bad]), first_step=10)
+
+
+def test_finite_losses_pass():
+    callbacks.check_finite(results_of([0.0, 1e30]), first_step=1)
+
+
+def test_a_signal_is_remembered_and_the_old_handler_comes_back():
+    before = signal.getsignal(signal.SIGTERM)
+    with callbacks.StopSignal() as stop:
+        assert stop.received is None
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.received == signal.SIGTERM
+        # Asked again: at once.
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_building_the_graph_once_is_no_retrace(capsys):
+    guard = callbacks.RetraceGuard("fail")
+    for step in range(3):
+        guard.check(1, step)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_retrace_is_warned_of_once_for_each_time(capsys):
+    guard = callbacks.RetraceGuard("warn")
+    for num_traces in (1, 2, 2, 3):
+        guard.check(num_traces, 7)
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 2
+    assert "finalize your graph" in lines[0]
+
+
+def test_a_retrace_fails_where_that_is_asked_for():
+    guard = callbacks.RetraceGuard("fail")
+    guard.check(1, 1)
+    with pytest.raises(callbacks.TrainingError, match="before step 5"):
+        guard.check(2, 5)
+
+
+def test_a_hanging_step_leaves_the_stacks_of_all_threads(tmp_path, capsys):
+    path = tmp_path / "stacks.txt"
+    with callbacks.Watchdog(0.05, path):
+        deadline = time.monotonic() + 20
+        while not path.stat().st_size and time.monotonic() < deadline:
+            time.sleep(0.01)
+    assert "test_a_hanging_step" in path.read_text()
+    assert str(path) in capsys.readouterr().err
+
+
+def test_steps_in_time_leave_nothing_behind(tmp_path, capsys):
+    with callbacks.Watchdog(600, tmp_path / "stacks.txt") as watchdog:
+        watchdog.restart()
+    assert list(tmp_path.iterdir()) == []
+    with callbacks.Watchdog(0, tmp_path / "stacks.txt") as watchdog:
+        watchdog.restart()
+    assert list(tmp_path.iterdir()) == []
+    assert capsys.readouterr().err == ""
+
+
+def test_the_meter_means_over_examples_and_leaves_the_first_steps_out_of_the_speed():
+    meter = callbacks.EpochMeter()
+    meter.add(results_of([8.0]), 100.0, timed=False)
+    meter.add(results_of([4.0, 4.0], wait_seconds=0.5), 2.0, timed=True)
+    assert meter.loss == pytest.approx(16 / 12)
+    assert meter.accuracy == pytest.approx(3 / 12)
+    assert meter.speed() == {
+        "images_per_second": pytest.approx(4.0),
+        "step_ms": pytest.approx(1000.0),
+        "input_wait_share": pytest.approx(0.25),
+    }
+
+
+def test_a_meter_goes_on_from_its_totals_to_the_same_bits():
+    losses = np.random.default_rng(0).random(50)
+    whole, first = callbacks.EpochMeter(), callbacks.EpochMeter()
+    whole.add(results_of(losses), 1.0, timed=True)
+    first.add(results_of(losses[:20]), 1.0, timed=True)
+    rest = callbacks.EpochMeter.from_totals(first.totals())
+    rest.add(results_of(losses[20:]), 1.0, timed=True)
+    assert rest.totals() == whole.totals()
+
+
+def test_what_was_not_measured_is_none():
+    meter = callbacks.EpochMeter()
+    assert set(meter.speed().values()) == {None}
+    meter.add(results_of([1.0], wait_seconds=float("nan")), 1.0, timed=True)
+    assert meter.speed()["input_wait_share"] is None
+    assert meter.speed()["images_per_second"] == pytest.approx(4.0)
+
+
+def test_scalars_are_written_for_tensorboard(tmp_path):
+    tensorboard = pytest.importorskip("tensorboard", reason="TensorBoard is not installed")
+    assert tensorboard
+    import tensorflow as tf
+
+    writer = callbacks.TensorBoardWriter(tmp_path)
+    writer.write({"loss": 1.5, "phase": "head", "step": 3, "images_per_second": None}, 3)
+    writer.close()
+    (path,) = tmp_path.iterdir()
+    values = {
+        value.tag: (event.step, float(tf.make_ndarray(value.tensor)))
+        for event in tf.compat.v1.train.summary_iterator(str(path))
+        for value in event.summary.value
+    }
+    assert values == {"loss": (3, 1.5)}
+
+
+def test_memory_is_that_of_this_process():
+    memory = callbacks.memory_megabytes("tensorflow", on_gpu=False)
+    assert 20 < memory["peak_rss_mb"] < 1_000_000

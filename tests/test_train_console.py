@@ -1,0 +1,61 @@
+import os
+import subprocess
+import sys
+
+import pytest
+from marked_images import REPOSITORY, environment
+
+from train import console
+from train.config import ConfigError
+
+
+def write_and_raise(noise, error):
+    with console.hide_native_noise():
+        os.write(2, noise)
+        raise error
+
+
+def test_what_native_code_writes_is_held_back(capfd):
+    with console.hide_native_noise():
+        os.write(2, b"noise")
+    os.write(2, b"news")
+    assert capfd.readouterr().err == "news"
+
+
+def test_it_is_shown_when_something_fails(capfd):
+    with pytest.raises(RuntimeError):
+        write_and_raise(b"the reason", RuntimeError())
+    assert "the reason" in capfd.readouterr().err
+
+
+def test_a_message_for_users_comes_without_it(capfd):
+    with pytest.raises(ConfigError):
+        write_and_raise(b"noise", ConfigError("no such device"))
+    assert capfd.readouterr().err == ""
+
+
+def test_what_the_user_set_stays(monkeypatch):
+    monkeypatch.setenv("KERAS_BACKEND", "jax")
+    monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL", raising=False)
+    console.set_defaults()
+    assert os.environ["KERAS_BACKEND"] == "jax"
+    assert os.environ["TF_CPP_MIN_LOG_LEVEL"] == "2"
+
+
+def test_help_needs_no_tensorflow():
+    code = (
+        "import sys; from train import run\n"
+        "try: run.main(['--help'])\n"
+        "except SystemExit: pass\n"
+        "assert not {'tensorflow', 'keras'} & set(sys.modules)"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=REPOSITORY,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    assert "--workdir" in result.stdout

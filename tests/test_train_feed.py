@@ -1,0 +1,104 @@
+import math
+
+import numpy as np
+import pytest
+from marked_images import write_marked_dataset
+
+import tfrecord_io
+from train import feed
+from train.config import TrainConfig
+from train.strategy import Devices
+
+NUM_EXAMPLES = 23
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    path = tmp_path_factory.mktemp("feed")
+    write_marked_dataset(path, num_examples={"train": NUM_EXAMPLES, "test": 10})
+    return str(path)
+
+
+def devices_of(num_replicas=1, num_workers=1, worker_index=0):
+    names = tuple(f"CPU:{index}" for index in range(num_replicas))
+    return Devices(
+        backend="tensorflow", names=names, num_workers=num_workers, worker_index=worker_index
+    )
+
+
+def batches_of(data, devices, *, batch_size=8, epochs=2, start_step=0):
+    config = TrainConfig(
+        data=data,
+        epochs=epochs,
+        global_batch_size=batch_size,
+        replica_batch_size=batch_size // devices.num_replicas,
+    )
+    dataset = feed.training_batches(
+        config, devices, num_examples=NUM_EXAMPLES, start_step=start_step
+    )
+    return list(dataset.as_numpy_iterator())
+
+
+@pytest.mark.parametrize(("epoch", "step"), [(0, 3), (1, 6), (2, 9), (7, 23)])
+def test_an_epoch_ends_with_the_step_of_its_last_example(epoch, step):
+    assert feed.end_step(epoch, num_examples=23, global_batch_size=8) == step
+
+
+def test_all_batches_have_one_shape_and_their_weights_add_up_to_one(data):
+    batches = batches_of(data, devices_of())
+    assert len(batches) == math.ceil(2 * NUM_EXAMPLES / 8)
+    for images, labels, weights in batches:
+        assert images.shape == (8, 12, 12, 1)
+        assert images.dtype == np.uint8
+        assert labels.shape == (8, 4)
+        assert weights.sum() == pytest.approx(1)
+    assert [np.count_nonzero(weights) for *_, weights in batches] == [8, 8, 8, 8, 8, 6]
+
+
+def test_every_example_counts_once_an_epoch(data):
+    batches = batches_of(data, devices_of(), epochs=3)
+    seen = {}
+    for images, _, weights in batches:
+        for image in images[weights > 0]:
+            seen[image.tobytes()] = seen.get(image.tobytes(), 0) + 1
+    assert len(seen) == NUM_EXAMPLES
+    assert set(seen.values()) == {3}
+
+
+def test_replicas_get_the_pieces_of_the_global_batch_in_order(data):
+    whole, cut = batches_of(data, devices_of(1)), batches_of(data, devices_of(2))
+    assert len(cut) == 2 * len(whole)
+    for step, batch in enumerate(whole):
+        for part in range(3):
+            joined = np.concatenate([cut[2 * step][part], cut[2 * step + 1][part]])
+            np.testing.assert_array_equal(joined, batch[part])
+
+
+def test_workers_share_each_step_and_their_weights_add_up(data):
+    by_worker = [batches_of(data, devices_of(1, 2, index)) for index in range(2)]
+    whole = batches_of(data, devices_of())
+    for first, second, (images, _, weights) in zip(*by_worker, whole, strict=True):
+        together = np.concatenate([first[0][first[2] > 0], second[0][second[2] > 0]])
+        assert {image.tobytes() for image in together} == {
+            image.tobytes() for image in images[weights > 0]
+        }
+        assert first[2].sum() + second[2].sum() == pytest.approx(1)
+
+
+@pytest.mark.parametrize("start_step", [1, 3, 5])
+def test_starting_later_gives_the_same_batches(data, start_step):
+    whole = batches_of(data, devices_of())
+    later = batches_of(data, devices_of(), start_step=start_step)
+    assert len(later) == len(whole) - start_step
+    for ours, theirs in zip(later, whole[start_step:], strict=True):
+        for part in range(3):
+            np.testing.assert_array_equal(ours[part], theirs[part])
+
+
+@pytest.mark.parametrize("num_replicas", [1, 2])
+def test_evaluation_gives_each_example_once_in_the_stored_order(data, num_replicas):
+    config = TrainConfig(data=data, replica_batch_size=4)
+    batches = feed.evaluation_batches(config, devices_of(num_replicas), "test")
+    images = np.concatenate([images[weights > 0] for images, _, weights in batches])
+    stored = tfrecord_io.make_dataset(data, split="test", batch_size=10, shuffle=False)
+    np.testing.assert_array_equal(images, next(stored.as_numpy_iterator())[0])

@@ -1,0 +1,165 @@
+import csv
+import io
+import json
+
+import keras
+import numpy as np
+import pytest
+from marked_images import KERAS_ARRAY_WARNING, OCT_NAMES, write_marked_dataset
+from PIL import Image
+
+from tfrecord_io.preprocess import Preprocessing, decode_image
+from train import export, predict
+from train.config import ConfigError, TrainConfig
+from train.models import build_network
+
+pytestmark = pytest.mark.filterwarnings(KERAS_ARRAY_WARNING)
+
+SHAPE = (24, 20, 1)
+
+
+@pytest.fixture(scope="module")
+def run_folder(tmp_path_factory):
+    data = tmp_path_factory.mktemp("data")
+    manifest = write_marked_dataset(data, num_examples={"train": 4}, image_shape=SHAPE)
+    config = TrainConfig(data=str(data))
+    keras.utils.set_random_seed(0)
+    model = build_network(config, image_shape=SHAPE, num_classes=4).model
+    folder = tmp_path_factory.mktemp("run")
+    export.export_model(model, folder / "export", manifest, precision="float32")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """Scans of another size than the network's, grey and colour; one file that is no image."""
+    folder = tmp_path_factory.mktemp("files")
+    generator = np.random.default_rng(0)
+    for name, shape in (("a.jpeg", (50, 64)), ("b.png", (31, 17, 3)), ("c.png", (24, 20))):
+        Image.fromarray(generator.integers(256, size=shape, dtype=np.uint8)).save(folder / name)
+    (folder / "d.jpeg").write_bytes(b"no image")
+    (folder / ".DS_Store").write_bytes(b"a folder's icon")
+    return folder
+
+
+def test_a_file_becomes_the_pixels_that_the_build_stores(run_folder, files):
+    classifier = predict.load_classifier(run_folder)
+    settings = Preprocessing(height=24, width=20, channels=1)
+    for name in ("a.jpeg", "b.png", "c.png"):
+        stored = decode_image((files / name).read_bytes(), settings).pixels
+        assert predict.read_pixels(files / name, classifier.preprocessing).tobytes() == stored
+
+
+def test_pixels_equal_those_of_a_real_build(built_dataset, source_tree):
+    """No skew between training and serving: the job's own shards against this code."""
+    import pyarrow.parquet as pq
+
+    import tfrecord_io
+
+    manifest = tfrecord_io.Manifest.load(built_dataset)
+    settings = Preprocessing.from_dict(manifest.preprocessing)
+    paths = {
+        row["key"]: row["path"]
+        for row in pq.read_table(built_dataset / "examples.parquet").to_pylist()
+    }
+    compared = 0
+    for split in manifest.splits:
+        dataset = tfrecord_io.make_dataset(
+            built_dataset, split=split, batch_size=4, shuffle=False, with_keys=True
+        )
+        for images, _, keys in dataset.as_numpy_iterator():
+            for image, key in zip(images, keys, strict=True):
+                path = source_tree / paths[key.decode()]
+                np.testing.assert_array_equal(predict.read_pixels(path, settings), image)
+                compared += 1
+    assert compared == manifest.num_examples > 5
+
+
+def test_each_file_gets_probabilities_or_its_reason_in_order(run_folder, files):
+    classifier = predict.load_classifier(run_folder)
+    paths = [files / name for name in ("d.jpeg", "a.jpeg", "b.png")]
+    for batch_size in (1, 2, 32):
+        bad, *good = predict.predict_files(classifier, paths, batch_size=batch_size)
+        assert bad.probabilities is None
+        assert bad.reject.startswith("not_an_image")
+        assert [prediction.path for prediction in good] == paths[1:]
+        assert [prediction.probabilities.sum() for prediction in good] == pytest.approx([1, 1])
+
+
+def test_the_command_prints_csv_that_names_the_file_it_could_not_read(run_folder, files, capsys):
+    code = predict.main(["--model", str(run_folder), "--input", str(files), "--format", "csv"])
+    captured = capsys.readouterr()
+    rows = list(csv.DictReader(io.StringIO(captured.out)))
+    assert [row["path"].rpartition("/")[2] for row in rows] == [
+        "a.jpeg", "b.png", "c.png", "d.jpeg",
+    ]  # fmt: skip
+    assert sum(float(rows[0][name]) for name in OCT_NAMES) == pytest.approx(1, abs=1e-5)
+    assert rows[3]["reject"].startswith("not_an_image")
+    assert code == 1
+    assert "d.jpeg was not predicted" in captured.err
+
+
+def test_the_command_prints_json_and_a_table(run_folder, files, capsys):
+    arguments = ["--model", str(run_folder / "export"), "--input", str(files / "a.jpeg")]
+    assert predict.main([*arguments, "--format", "json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert row["predicted"] == max(row["probabilities"], key=row["probabilities"].get)
+    assert predict.main(arguments) == 0
+    assert row["predicted"] in capsys.readouterr().out.splitlines()[1]
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "message"),
+    [
+        ("--model", "nowhere", "expected the folder of a finished run"),
+        ("--input", "nowhere", "there is no such file or folder"),
+        ("--patch", "0", "must be at least 1"),
+    ],
+)
+def test_wrong_usage_ends_with_code_2(run_folder, files, flag, value, message, capsys):
+    arguments = {"--model": str(run_folder), "--input": str(files / "a.jpeg"), flag: value}
+    assert predict.main([part for pair in arguments.items() for part in pair]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_an_export_that_does_not_say_how_to_read_files_is_refused(run_folder, tmp_path):
+    export_folder = tmp_path / "export"
+    export_folder.mkdir()
+    (export_folder / "model.keras").write_bytes(b"")
+    (export_folder / "preprocessing.json").write_text('{"preprocessing": {}, "label_names": []}')
+    with pytest.raises(ConfigError, match="does not say how files became"):
+        predict.load_classifier(tmp_path)
+
+
+def spot_classifier():
+    """Is sure of class 1 exactly if the pixel at (5, 9) is bright."""
+    inputs = keras.Input((24, 20, 1), dtype="uint8")
+    bright = keras.ops.cast(inputs[:, 5, 9, 0], "float32")[:, None] / 255.0
+    outputs = keras.ops.concatenate([1.0 - bright, bright], axis=-1)
+    return predict.Classifier(
+        keras.Model(inputs, outputs), Preprocessing(height=24, width=20), ("dark", "bright")
+    )
+
+
+@pytest.mark.parametrize(("patch", "stride"), [(4, 2), (5, 5), (24, 1), (3, 7)])
+def test_the_occlusion_map_is_high_where_the_decision_is_made(patch, stride):
+    image = np.zeros((24, 20, 1), np.uint8)
+    image[5, 9] = 255
+    drops = predict.occlusion_map(
+        spot_classifier(), image, patch=min(patch, 20), stride=min(stride, patch)
+    )
+    assert drops.shape == (24, 20)
+    assert np.isfinite(drops).all()
+    assert drops[5, 9] == drops.max() > 0.9
+    if patch == 4:
+        assert drops[15, 15] == 0
+
+
+def test_the_command_writes_a_map_for_each_image(run_folder, files, tmp_path, capsys):
+    arguments = ["--model", str(run_folder), "--input", str(files / "a.jpeg"), str(files / "b.png")]
+    assert predict.main([*arguments, "--occlusion", str(tmp_path / "maps")]) == 0
+    names = sorted(path.name for path in (tmp_path / "maps").iterdir())
+    assert names == ["0000-a.png", "0001-b.png"]
+    for name in names:
+        with Image.open(tmp_path / "maps" / name) as picture:
+            assert picture.width > 500

@@ -1,0 +1,193 @@
+"""The command as a user and a scheduler see it: exit codes, messages, signals, several workers."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import time
+
+import numpy as np
+import pytest
+from marked_images import REPOSITORY, command, environment, history_of, run_script
+from marked_images import write_marked_dataset as write
+
+from train import run
+
+FLAGS = (
+    "--epochs=3", "--replica_batch_size=8", "--seed=1", "--strategy=single", "--deterministic",
+    "--checkpoint_seconds=0", "--augment", "--dropout=0.2", "--bootstrap_samples=5",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    path = tmp_path_factory.mktemp("data")
+    write(path, num_examples={"train": 200, "val": 10, "test": 12})
+    return path
+
+
+@pytest.fixture(scope="module")
+def finished(data, tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("run") / "run"
+    return workdir, run_script("run", "--data", data, "--workdir", workdir, *FLAGS)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--epochs=1"], "--workdir"),
+        (["--workdir=x", "--colour=red"], "--colour"),
+        (["--workdir=x", "--model=alexnet"], "invalid choice: 'alexnet'"),
+    ],
+)
+def test_wrong_flags_end_with_code_2_and_the_usage(arguments, message, capsys):
+    with pytest.raises(SystemExit) as raised:
+        run.main(arguments)
+    assert raised.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "error: --data is missing"),
+        (["--data=x", "--epochs=0"], "error: --epochs must be at least 1; received 0"),
+        (["--config=nowhere.json"], "error: there is no nowhere.json"),
+        (["--data=/nowhere"], "error: /nowhere/manifest.json is missing"),
+    ],
+)
+def test_a_users_mistake_is_one_message_without_a_stack(arguments, message, tmp_path, capsys):
+    assert run.main([f"--workdir={tmp_path / 'run'}", *arguments]) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith(message)
+    assert "Traceback" not in captured.err
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_console_is_clean(finished):
+    workdir, result = finished
+    assert result.returncode == 0, result.stderr
+    assert result.stderr == ""
+    assert result.stdout.startswith("convnet, ")
+    assert f"model, plots and metrics are in {workdir}" in result.stdout
+    assert len(history_of(workdir)) == 3
+
+
+def check_same(workdir, other):
+    ours, theirs = np.load(workdir / "checkpoint.npz"), np.load(other / "checkpoint.npz")
+    with ours, theirs:
+        names = [name for name in ours.files if name != "facts"]
+        assert len(names) > 20
+        for name in names:
+            np.testing.assert_array_equal(ours[name], theirs[name], err_msg=name)
+    assert (workdir / "predictions.csv").read_text() == (other / "predictions.csv").read_text()
+    for row, same in zip(history_of(workdir), history_of(other), strict=True):
+        for quantity in ("loss", "accuracy", "val_loss", "val_accuracy", "step"):
+            assert row[quantity] == same[quantity]
+
+
+@pytest.mark.slow
+def test_killed_at_random_moments_it_ends_with_the_weights_of_an_undisturbed_run(
+    data, finished, tmp_path
+):
+    workdir = tmp_path / "run"
+    arguments = command("run", "--data", data, "--workdir", workdir, *FLAGS)
+    checkpoint = workdir / "checkpoint.npz"
+    moments = random.Random()
+    for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGKILL):
+        before = checkpoint.stat().st_mtime_ns if checkpoint.exists() else 0
+        process = subprocess.Popen(
+            arguments,
+            cwd=REPOSITORY,
+            env=environment(),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        deadline = time.monotonic() + 120
+        while not checkpoint.exists() or checkpoint.stat().st_mtime_ns == before:
+            assert process.poll() is None, process.stderr.read()
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+        time.sleep(moments.uniform(0, 0.2))
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=120)
+        if number == signal.SIGTERM and process.returncode != 0:
+            assert process.returncode == 128 + signal.SIGTERM
+            assert "stopped by SIGTERM after step" in errors
+    result = run_script("run", "--data", data, "--workdir", workdir, *FLAGS)
+    assert result.returncode == 0, result.stderr
+    check_same(workdir, finished[0])
+
+
+@pytest.mark.slow
+def test_a_run_is_repeated_from_its_configuration_file(finished, tmp_path):
+    workdir, _ = finished
+    result = run_script("run", "--config", workdir / "config.json", "--workdir", tmp_path / "run")
+    assert result.returncode == 0, result.stderr
+    check_same(tmp_path / "run", workdir)
+
+
+def free_ports(count):
+    sockets = [socket.socket() for _ in range(count)]
+    for one in sockets:
+        one.bind(("127.0.0.1", 0))
+    ports = [one.getsockname()[1] for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
+
+
+@pytest.mark.slow
+def test_two_workers_learn_what_one_process_learns(tmp_path):
+    data = tmp_path / "data"
+    write(data, num_examples={"train": 50, "val": 10, "test": 12})
+    flags = ("--epochs=2", "--global_batch_size=8", "--seed=1", "--bootstrap_samples=5")
+    addresses = [f"127.0.0.1:{port}" for port in free_ports(2)]
+    workers = []
+    for index in range(2):
+        cluster = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
+        workers.append(
+            subprocess.Popen(
+                command("run", "--data", data, "--workdir", tmp_path / "two", *flags),
+                cwd=REPOSITORY,
+                env=environment(TF_CONFIG=json.dumps(cluster)),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+        )
+    outputs = [worker.communicate(timeout=240)[0] for worker in workers]
+    assert [worker.returncode for worker in workers] == [0, 0], outputs
+    assert "2 x CPU" in outputs[0]
+    assert run.main([f"--data={data}", f"--workdir={tmp_path / 'one'}", *flags]) == 0
+    for row, same in zip(history_of(tmp_path / "two"), history_of(tmp_path / "one"), strict=True):
+        assert row["loss"] == pytest.approx(same["loss"], rel=1e-4)
+        assert row["val_loss"] == pytest.approx(same["val_loss"], rel=1e-4)
+
+
+def test_a_second_process_in_the_same_folder_is_refused(finished, data, tmp_path, capsys):
+    import fcntl
+
+    workdir = tmp_path / "run"
+    shutil.copytree(finished[0], workdir)
+    with (workdir / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        flags = [flag for flag in FLAGS if flag != "--deterministic"]
+        assert run.main([f"--data={data}", f"--workdir={workdir}", *flags]) == 2
+    assert "another process trains in" in capsys.readouterr().err
+
+
+def test_a_damaged_checkpoint_is_a_failed_run_with_advice(finished, tmp_path):
+    workdir = tmp_path / "run"
+    shutil.copytree(finished[0], workdir)
+    (workdir / "metrics.json").unlink()
+    path = workdir / "checkpoint.npz"
+    os.truncate(path, path.stat().st_size // 2)
+    result = run_script("run", "--config", workdir, "--workdir", workdir)
+    assert result.returncode == 1
+    assert result.stderr.startswith(f"error: {path} cannot be read")
+    assert "remove it to start this run again" in result.stderr

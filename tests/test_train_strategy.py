@@ -1,0 +1,89 @@
+import json
+
+import pytest
+
+from train import strategy
+from train.config import ConfigError, TrainConfig
+from train.strategy import Devices
+
+
+@pytest.mark.parametrize(
+    ("kind", "gpus", "expected"),
+    [
+        ("auto", None, ("A", "B", "C")),
+        ("mirrored", None, ("A", "B", "C")),
+        ("single", None, ("A",)),
+        ("auto", 2, ("A", "B")),
+        ("auto", 1, ("A",)),
+    ],
+)
+def test_devices_are_chosen_as_asked(kind, gpus, expected):
+    config = TrainConfig(strategy=kind, gpus=gpus)
+    assert strategy._choose(("A", "B", "C"), kind, config) == expected
+
+
+@pytest.mark.parametrize(
+    ("kind", "gpus", "message"),
+    [("auto", 4, "--gpus 4: there are 3 devices"), ("single", 2, "--gpus says 2")],
+)
+def test_devices_that_are_not_there_are_refused(kind, gpus, message):
+    with pytest.raises(ConfigError, match=message):
+        strategy._choose(("A", "B", "C"), kind, TrainConfig(strategy=kind, gpus=gpus))
+
+
+def test_replicas_are_counted_over_workers():
+    devices = Devices(backend="tensorflow", names=("GPU:0", "GPU:1"), num_workers=3, worker_index=1)
+    assert (devices.num_local_replicas, devices.num_replicas) == (2, 6)
+    assert not devices.is_chief
+
+
+def test_tf_config_means_several_workers(monkeypatch):
+    monkeypatch.setenv("TF_CONFIG", "{}")
+    assert strategy._strategy_kind(TrainConfig()) == "multi_worker"
+    assert strategy._strategy_kind(TrainConfig(strategy="single")) == "single"
+    monkeypatch.delenv("TF_CONFIG")
+    assert strategy._strategy_kind(TrainConfig()) == "auto"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "TF_CONFIG has no 'cluster'"),
+        ('{"cluster": {"worker": ["a:1"]}}', "TF_CONFIG has no 'task'"),
+        ("no json", "no description of a cluster"),
+        (
+            json.dumps({"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 1}}),
+            "none of 1 workers",
+        ),
+    ],
+)
+def test_a_wrong_tf_config_is_explained(monkeypatch, text, message):
+    if text is None:
+        monkeypatch.delenv("TF_CONFIG", raising=False)
+    else:
+        monkeypatch.setenv("TF_CONFIG", text)
+    with pytest.raises(ConfigError, match=message):
+        strategy.configure_devices(TrainConfig(strategy="multi_worker"))
+
+
+def test_the_cpu_alone_is_one_replica_in_float32():
+    devices = strategy.configure_devices(TrainConfig(strategy="single"))
+    assert devices.num_replicas == 1
+    assert devices.is_chief
+    assert not devices.on_gpu
+    assert devices.best_precision == "float32"
+    assert not devices.best_jit_compile
+
+
+def test_gpus_that_do_not_exist_are_refused():
+    with pytest.raises(ConfigError, match="--visible_gpus 97"):
+        strategy.configure_devices(TrainConfig(visible_gpus="97"))
+
+
+def test_devices_cannot_be_set_up_too_late():
+    import tensorflow as tf
+
+    tf.config.list_logical_devices()  # opens them
+    num_devices = len(tf.config.list_logical_devices("CPU"))
+    with pytest.raises(ConfigError, match="too late"):
+        strategy.configure_devices(TrainConfig(cpu_devices=num_devices + 1))

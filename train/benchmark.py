@@ -1,0 +1,291 @@
+"""Images a second by number of replicas: python train/benchmark.py --data OUT --replicas 1,2,4.
+
+Each number of replicas is measured twice: fed by the reader, and with one batch that already
+lies on the devices. The ratio of the two is what the input really costs. The rounds alternate, so
+that a machine that slows down slows both. Exit codes: 0, or 2 for wrong usage.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import dataclasses
+import io
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from train import config as train_config
+from train import console
+from train.config import ConfigError, TrainConfig
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from train.steps import StepResults
+
+COLUMNS = (
+    "replicas",
+    "images_per_second",
+    "images_per_second_on_device",
+    "input_ratio",
+    "input_wait_share",
+    "speedup",
+    "efficiency",
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Speed:
+    """What was measured with some replicas.
+
+    Attributes:
+        replicas: devices that train together.
+        images_per_second: fed by the reader; the median of the rounds.
+        images_per_second_on_device: with a batch that is on the devices; likewise.
+        input_wait_share: of the time of the rounds that were fed by the reader.
+    """
+
+    replicas: int
+    images_per_second: float
+    images_per_second_on_device: float
+    input_wait_share: float
+
+    @property
+    def input_ratio(self) -> float:
+        """1 if the input costs nothing."""
+        return self.images_per_second / self.images_per_second_on_device
+
+
+def measure(config: TrainConfig, *, replicas: int, num_steps: int, num_rounds: int) -> Speed:
+    """Measures training steps on some replicas.
+
+    Args:
+        config: not resolved; its `replica_batch_size` stays, the global one grows.
+        replicas: how many devices to use.
+        num_steps: of a round.
+        num_rounds: of each kind; the median counts.
+
+    Raises:
+        ConfigError: if there are fewer devices.
+    """
+    import keras
+
+    import tfrecord_io
+    from train import feed
+    from train.models import build_network, set_trainable
+    from train.optimizers import make_optimizer
+    from train.steps import make_steps
+    from train.strategy import configure_devices
+
+    manifest = tfrecord_io.Manifest.load(config.data)
+    config = dataclasses.replace(config, gpus=replicas)
+    keras.utils.set_random_seed(config.seed)
+    devices = configure_devices(config)
+    num_examples = manifest.split("train").num_examples
+    config = config.resolve(
+        num_examples=num_examples,
+        num_replicas=replicas,
+        precision=devices.best_precision,
+        jit_compile=devices.best_jit_compile,
+    )
+    # Enough passes that neither kind runs dry: (1 to warm up + rounds) of num_steps each.
+    wanted = (num_rounds + 1) * num_steps * (config.global_batch_size or 0)
+    config = dataclasses.replace(config, epochs=wanted // num_examples + 1)
+    if config.precision != "float32":
+        keras.config.set_dtype_policy(f"mixed_{config.precision}")
+    with devices.scope():
+        network = build_network(
+            config, image_shape=manifest.image_shape, num_classes=manifest.num_classes
+        )
+        set_trainable(network, phase="all", trainable_layers=config.trainable_layers)
+        optimizer = make_optimizer(config, learning_rate=1e-4, num_steps=num_steps)
+    steps = make_steps(
+        network,
+        optimizer,
+        devices,
+        class_weights=(1.0,) * manifest.num_classes,
+        jit_compile=bool(config.jit_compile),
+    )
+
+    def batches() -> Any:
+        return feed.training_batches(config, devices, num_examples=num_examples, start_step=0)
+
+    fed, repeated = steps.iterate(batches()), steps.repeat_first(batches())
+
+    def run(source: Any) -> tuple[float, StepResults]:
+        started = time.perf_counter()
+        results = steps.train(source, num_steps)
+        return time.perf_counter() - started, results
+
+    for source in (fed, repeated):
+        run(source)  # builds the graph
+    seconds: dict[str, list[float]] = {"fed": [], "repeated": []}
+    wait_seconds = 0.0
+    for _ in range(num_rounds):
+        taken, results = run(fed)
+        seconds["fed"].append(taken)
+        wait_seconds += results.wait_seconds
+        taken, _ = run(repeated)
+        seconds["repeated"].append(taken)
+    images = num_steps * (config.global_batch_size or 0)
+    return Speed(
+        replicas=replicas,
+        images_per_second=images / statistics.median(seconds["fed"]),
+        images_per_second_on_device=images / statistics.median(seconds["repeated"]),
+        input_wait_share=wait_seconds / sum(seconds["fed"]),
+    )
+
+
+def table(speeds: Sequence[Speed]) -> list[dict[str, float]]:
+    """Returns a row for each measurement, with speed-up and efficiency against the first."""
+    first = speeds[0]
+    rows = []
+    for speed in speeds:
+        speedup = speed.images_per_second / first.images_per_second
+        rows.append(
+            {
+                "replicas": speed.replicas,
+                "images_per_second": round(speed.images_per_second, 1),
+                "images_per_second_on_device": round(speed.images_per_second_on_device, 1),
+                "input_ratio": round(speed.input_ratio, 4),
+                "input_wait_share": round(speed.input_wait_share, 4),
+                "speedup": round(speedup, 3),
+                "efficiency": round(speedup * first.replicas / speed.replicas, 3),
+            }
+        )
+    return rows
+
+
+def draw(rows: Sequence[dict[str, float]], title: str) -> Figure:
+    """Images a second by replicas, beside the line of perfect scaling."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    from train.plots import COLOURS
+
+    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    places = range(len(rows))
+    for shift, column, label, colour in (
+        (-0.2, "images_per_second", "fed by the reader", COLOURS[0]),
+        (0.2, "images_per_second_on_device", "batch already on the devices", COLOURS[5]),
+    ):
+        bars = axes.bar(
+            [place + shift for place in places],
+            [row[column] for row in rows],
+            width=0.38,
+            color=colour,
+            label=label,
+        )
+        axes.bar_label(bars, fmt="{:,.0f}", fontsize=8)
+    perfect = [
+        rows[0]["images_per_second_on_device"] * row["replicas"] / rows[0]["replicas"]
+        for row in rows
+    ]
+    axes.plot(places, perfect, "k:", label="perfect scaling")
+    axes.set_xticks(places, [f"{row['replicas']:g}" for row in rows])
+    axes.set_xlabel("replicas")
+    axes.set_ylabel("images a second")
+    axes.set_title(title)
+    axes.legend(loc="upper left")
+    axes.margins(y=0.15)
+    return figure
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command; returns its exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python train/benchmark.py", description="Images a second by number of replicas."
+    )
+    parser.add_argument("--replicas", default="1", metavar="N,N", help="such as 1,2,4 [1]")
+    parser.add_argument("--steps", type=_positive, default=30, help="steps of a round [30]")
+    parser.add_argument("--rounds", type=_positive, default=5, help="the median counts [5]")
+    parser.add_argument("--output", metavar="DIR", help="folder for table (CSV, JSON) and plot")
+    train_config.add_arguments(parser)
+    arguments = vars(parser.parse_args(argv))
+    replicas, steps, rounds, output = (
+        arguments.pop(name) for name in ("replicas", "steps", "rounds", "output")
+    )
+    console.set_defaults()
+    try:
+        counts = _parse_counts(replicas)
+        # Speed does not depend on the values of the weights.
+        config = train_config.from_arguments({"weights": "none", **arguments}, None)
+        with console.hide_native_noise():
+            from tfrecord_io import ManifestError
+            from train import trainer  # noqa: F401 - imports all that writes notes at import
+    except ConfigError as error:
+        return _complain(error)
+    speeds = []
+    try:
+        for count in counts:
+            speeds.append(measure(config, replicas=count, num_steps=steps, num_rounds=rounds))
+            _print_row(table(speeds)[-1], header=len(speeds) == 1)
+    except (ConfigError, ManifestError) as error:
+        return _complain(error)
+    if output:
+        _write(
+            Path(output), table(speeds), f"{config.model}, {config.replica_batch_size} a replica"
+        )
+    return 0
+
+
+def _parse_counts(text: str) -> list[int]:
+    if not all(part.isdigit() and int(part) > 0 for part in text.split(",")):
+        raise ConfigError(f"--replicas must be numbers such as 1,2,4; received {text!r}")
+    return [int(part) for part in text.split(",")]
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, received {number}")
+    return number
+
+
+def _print_row(row: dict[str, float], *, header: bool) -> None:
+    formats: dict[str, Callable[[float], str]] = {
+        "replicas": "{:g}".format,
+        "images_per_second": "{:,.0f}".format,
+        "images_per_second_on_device": "{:,.0f}".format,
+        "input_ratio": "{:.3f}".format,
+        "input_wait_share": "{:.1%}".format,
+        "speedup": "{:.2f}".format,
+        "efficiency": "{:.0%}".format,
+    }
+    if header:
+        print("  ".join(COLUMNS))
+    print("  ".join(formats[name](row[name]).rjust(len(name)) for name in COLUMNS), flush=True)
+
+
+def _write(directory: Path, rows: Sequence[dict[str, float]], title: str) -> None:
+    from tfrecord_io.shards import atomic_write
+
+    directory.mkdir(parents=True, exist_ok=True)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    for name, content in (
+        ("scaling.csv", text.getvalue()),
+        ("scaling.json", json.dumps(list(rows), indent=1) + "\n"),
+    ):
+        with atomic_write(directory / name) as file:
+            file.write(content.encode("utf-8"))
+    draw(rows, title).savefig(directory / "scaling.png", dpi=120)
+    print(f"table and plot are in {directory}")
+
+
+def _complain(error: Exception) -> int:
+    print(f"error: {error}", file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

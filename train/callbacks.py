@@ -1,0 +1,317 @@
+"""What watches a run: stop signals, NaN, hanging steps, retracing, progress, TensorBoard.
+
+Each is a small object that the training loop calls by name; none of them can change what is
+learnt.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import importlib.util
+import os
+import resource
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+import numpy as np
+from tqdm import tqdm
+
+from train.steps import StepResults
+
+#: Above this share of the time spent waiting for input, the input is the bottleneck.
+INPUT_BOUND_SHARE = 0.05
+
+
+class TrainingError(RuntimeError):
+    """A run that failed; the message says at which step and what to do."""
+
+
+class StoppedError(Exception):
+    """A run that was asked to stop and has saved its state.
+
+    Attributes:
+        signal_number: the signal that asked.
+    """
+
+    def __init__(self, signal_number: int, step: int) -> None:
+        super().__init__(
+            f"stopped by {signal.Signals(signal_number).name} after step {step}; the state is "
+            "saved, the same command goes on from there"
+        )
+        self.signal_number = signal_number
+
+
+class StopSignal:
+    """Remembers SIGTERM and SIGINT until the step that is running has ended."""
+
+    def __init__(self, *, enabled: bool = True) -> None:
+        self.received: int | None = None
+        self._signals = (signal.SIGTERM, signal.SIGINT) if enabled else ()
+        self._previous: dict[int, Any] = {}
+
+    def __enter__(self) -> Self:
+        for number in self._signals:
+            self._previous[number] = signal.signal(number, self._remember)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def _remember(self, number: int, frame: FrameType | None) -> None:
+        if self.received is not None:
+            # Asked twice: do not wait for the step.
+            raise KeyboardInterrupt
+        self.received = number
+
+
+def check_finite(results: StepResults, first_step: int) -> None:
+    """Ends the run at the first step whose loss is not a finite number.
+
+    Args:
+        results: of some steps.
+        first_step: the number of the first of them, counted from 1.
+
+    Raises:
+        TrainingError: names the step.
+    """
+    bad = np.flatnonzero(~np.isfinite(results.loss_sums))
+    if bad.size:
+        raise TrainingError(
+            f"the loss is {results.loss_sums[bad[0]]} at step {first_step + bad[0]}: the weights "
+            "went out of range before it. Lower --learning_rate, add --warmup_steps, or use "
+            "--precision float32; the last checkpoint is from before that step"
+        )
+
+
+class RetraceGuard:
+    """Notices when a training graph is built again, which costs minutes and leaks memory."""
+
+    def __init__(self, action: str) -> None:
+        self._action = action
+        self._num_traces: int | None = None
+
+    def check(self, num_traces: int, step: int) -> None:
+        """Compares with the last count.
+
+        Args:
+            num_traces: how often the graph of this phase was built so far.
+            step: named in the message.
+
+        Raises:
+            TrainingError: if the graph was built again and the action is `fail`.
+        """
+        expected = self._num_traces if self._num_traces is not None else 1
+        self._num_traces = num_traces
+        if num_traces <= expected:
+            return
+        message = (
+            f"the training graph was traced again before step {step} ({num_traces} times by "
+            "now): finalize your graph, that is, feed it tensors of one shape and type and no "
+            "Python numbers that change"
+        )
+        if self._action == "fail":
+            raise TrainingError(message)
+        print(f"warning: {message}", file=sys.stderr)
+
+
+class Watchdog:
+    """Writes the stacks of all threads down when no step has ended for some time.
+
+    TensorFlow's own operation time-outs exist in `compat.v1` sessions alone. The timer is C code
+    that needs no Python lock, so it works although the main thread hangs in a native call.
+    """
+
+    def __init__(self, seconds: float, path: Path) -> None:
+        self._seconds = seconds
+        self._path = path
+        self._file: Any = None
+
+    def __enter__(self) -> Self:
+        if self._seconds:
+            self._file = self._path.open("w", encoding="utf-8")
+            self.restart()
+        return self
+
+    def restart(self) -> None:
+        """Starts to count anew: a step has ended."""
+        if self._file is not None:
+            faulthandler.dump_traceback_later(self._seconds, repeat=True, file=self._file)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        exception: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._file is None:
+            return
+        faulthandler.cancel_dump_traceback_later()
+        self._file.close()
+        if self._path.stat().st_size:
+            print(
+                f"warning: no step ended for {self._seconds:g} s; see {self._path}",
+                file=sys.stderr,
+            )
+        else:
+            self._path.unlink()
+
+
+class EpochMeter:
+    """Measures an epoch: examples, time, waiting for input, memory."""
+
+    def __init__(self) -> None:
+        self.loss_sum = 0.0
+        self.num_correct = 0.0
+        self.num_examples = 0.0
+        self._timed_examples = 0.0
+        self._timed_steps = 0
+        self._timed_seconds = 0.0
+        self._wait_seconds = 0.0
+
+    def add(self, results: StepResults, seconds: float, *, timed: bool) -> None:
+        """Adds some steps.
+
+        Args:
+            results: of the steps.
+            seconds: they took, waiting included.
+            timed: False for those that built a graph: they tell nothing about speed.
+        """
+        # In float64 and in order: a resumed epoch adds up to the same bits.
+        for loss, correct, examples in zip(
+            results.loss_sums, results.num_correct, results.num_examples, strict=True
+        ):
+            self.loss_sum += float(loss)
+            self.num_correct += float(correct)
+            self.num_examples += float(examples)
+        if timed:
+            self._timed_examples += float(results.num_examples.sum())
+            self._timed_steps += len(results.loss_sums)
+            self._timed_seconds += seconds
+            self._wait_seconds += results.wait_seconds
+
+    def totals(self) -> dict[str, float]:
+        """What a checkpoint keeps of an unfinished epoch."""
+        return {
+            "loss_sum": self.loss_sum,
+            "num_correct": self.num_correct,
+            "num_examples": self.num_examples,
+        }
+
+    @classmethod
+    def from_totals(cls, totals: Mapping[str, float]) -> EpochMeter:
+        """Goes on where a checkpoint stopped; speed is measured from here on."""
+        meter = cls()
+        meter.loss_sum = totals["loss_sum"]
+        meter.num_correct = totals["num_correct"]
+        meter.num_examples = totals["num_examples"]
+        return meter
+
+    @property
+    def loss(self) -> float:
+        """Mean cross-entropy in nats."""
+        return self.loss_sum / max(self.num_examples, 1.0)
+
+    @property
+    def accuracy(self) -> float:
+        return self.num_correct / max(self.num_examples, 1.0)
+
+    def speed(self) -> dict[str, float | None]:
+        """Images a second, milliseconds a step, share of the time spent waiting for input.
+
+        None where nothing was timed, or where no clock can be read inside the graph.
+        """
+        if not self._timed_seconds:
+            return {"images_per_second": None, "step_ms": None, "input_wait_share": None}
+        share = self._wait_seconds / self._timed_seconds
+        return {
+            "images_per_second": self._timed_examples / self._timed_seconds,
+            "step_ms": 1000 * self._timed_seconds / self._timed_steps,
+            "input_wait_share": None if np.isnan(share) else share,
+        }
+
+
+def memory_megabytes(backend: str, on_gpu: bool) -> dict[str, float]:
+    """Returns the peak memory of this process, and of its first GPU if it has one, in MB."""
+    # Linux counts in kilobytes, macOS in bytes.
+    unit = 1e6 if sys.platform == "darwin" else 1e3
+    memory = {"peak_rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit}
+    if on_gpu and backend == "tensorflow":
+        import tensorflow as tf
+
+        memory["peak_gpu_mb"] = tf.config.experimental.get_memory_info("GPU:0")["peak"] / 1e6
+    elif on_gpu:
+        import jax
+
+        statistics = jax.devices()[0].memory_stats() or {}
+        memory["peak_gpu_mb"] = statistics.get("peak_bytes_in_use", 0) / 1e6
+    return memory
+
+
+class ProgressBar:
+    """Images done, rate and time left of an epoch; silent where nobody watches."""
+
+    def __init__(self, *, title: str, total: int, done: int) -> None:
+        self._bar = tqdm(
+            total=total,
+            initial=done,
+            desc=title,
+            unit=" images",
+            leave=False,
+            dynamic_ncols=True,
+            disable=not sys.stderr.isatty(),
+        )
+
+    def update(self, num_examples: int, loss: float) -> None:
+        self._bar.set_postfix_str(f"loss {loss:.4f}", refresh=False)
+        self._bar.update(num_examples)
+
+    def close(self) -> None:
+        self._bar.close()
+
+
+class TensorBoardWriter:
+    """Writes an epoch's numbers as scalars for TensorBoard."""
+
+    def __init__(self, directory: Path | None) -> None:
+        self._writer = None
+        if directory is None:
+            return
+        if importlib.util.find_spec("tensorboard") is None:
+            print("note: no TensorBoard scalars (pip install tensorboard)", file=sys.stderr)
+            return
+        import tensorflow as tf
+
+        self._summary = tf.summary
+        self._writer = tf.summary.create_file_writer(os.fspath(directory))
+
+    def write(self, row: Mapping[str, Any], step: int) -> None:
+        """Writes the numbers of a row at a step."""
+        if self._writer is None:
+            return
+        with self._writer.as_default():
+            for name, value in row.items():
+                if isinstance(value, int | float) and name not in ("epoch", "step"):
+                    self._summary.scalar(name, value, step=step)
+        self._writer.flush()
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+
+class Stopwatch:
+    """Seconds since it was made or last read."""
+
+    def __init__(self) -> None:
+        self._since = time.monotonic()
+
+    def lap(self) -> float:
+        now = time.monotonic()
+        seconds, self._since = now - self._since, now
+        return seconds

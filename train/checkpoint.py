@@ -1,0 +1,113 @@
+"""Checkpoints: all variables and where the run stood, in one file that is whole or not there.
+
+A plain .npz of arrays in the order Keras lists its variables, plus a JSON text. Keras' own
+`.weights.h5` knows nothing of the position in the data, is written in place (a kill in the middle
+leaves half a file) and leaves out the states of random generators.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from tfrecord_io.shards import atomic_write
+
+_FACTS = "facts"
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint that is damaged or does not belong to this network."""
+
+
+def save(
+    path: str | os.PathLike[str],
+    groups: Mapping[str, Sequence[keras.Variable]],
+    facts: Mapping[str, Any],
+) -> None:
+    """Writes variables and facts; the file appears complete, in place of an older one.
+
+    Args:
+        path: ends in .npz.
+        groups: variables by a name of the group, such as `model` and `optimizer`.
+        facts: what JSON can hold.
+    """
+    arrays = {
+        f"{group}/{index:05d}": variable.numpy()
+        for group, variables in groups.items()
+        for index, variable in enumerate(variables)
+    }
+    text = json.dumps(facts).encode("utf-8")
+    with atomic_write(path) as file:
+        np.savez(file, **{_FACTS: np.frombuffer(text, np.uint8)}, **arrays)
+
+
+def load_facts(path: str | os.PathLike[str]) -> dict[str, Any] | None:
+    """Returns the facts of a checkpoint, or None where there is no file.
+
+    Raises:
+        CheckpointError: if the file is damaged.
+    """
+    if not Path(path).exists():
+        return None
+    with _open(path) as arrays:
+        return json.loads(_read(arrays, _FACTS, path).tobytes())
+
+
+def restore(path: str | os.PathLike[str], groups: Mapping[str, Sequence[keras.Variable]]) -> None:
+    """Sets variables to what `save` wrote.
+
+    Args:
+        path: of an existing checkpoint.
+        groups: variables to set, by the names given to `save`; a group may be left out.
+
+    Raises:
+        CheckpointError: if the file is damaged, or holds other variables than these.
+    """
+    with _open(path) as arrays:
+        for group, variables in groups.items():
+            saved = sorted(name for name in arrays.files if name.startswith(f"{group}/"))
+            if len(saved) != len(variables):
+                raise CheckpointError(
+                    f"{path} has {len(saved)} variables of the {group}, this network has "
+                    f"{len(variables)}; it belongs to another configuration"
+                )
+            for name, variable in zip(saved, variables, strict=True):
+                value = _read(arrays, name, path)
+                if value.shape != tuple(variable.shape):
+                    raise CheckpointError(
+                        f"{path}: {variable.path} has shape {tuple(variable.shape)}, the "
+                        f"checkpoint's has {value.shape}; it belongs to another configuration"
+                    )
+                variable.assign(value)
+
+
+@contextlib.contextmanager
+def _open(path: str | os.PathLike[str]) -> Iterator[Any]:
+    with Path(path).open("rb") as file:
+        # Opened here, because NumPy leaves a file open that turns out to be damaged.
+        try:
+            arrays = np.load(file, allow_pickle=False)
+        except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+            raise _damaged(path, error) from error
+        yield arrays
+
+
+def _read(arrays: Any, name: str, path: str | os.PathLike[str]) -> np.ndarray:
+    try:
+        return arrays[name]  # the zip's CRC is checked here
+    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
+        raise _damaged(path, error) from error
+
+
+def _damaged(path: str | os.PathLike[str], error: Exception) -> CheckpointError:
+    return CheckpointError(
+        f"{path} cannot be read ({error}); remove it to start this run again from its beginning"
+    )

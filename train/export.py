@@ -1,0 +1,151 @@
+"""The trained model in every form that somebody asks for, each tried before it counts.
+
+    model.keras         the whole model, for Keras
+    saved_model/        TensorFlow's serving format; `serving_default` takes uint8 images
+    model.weights.h5    weights alone
+    architecture.json   layers alone
+    preprocessing.json  how a file becomes the model's input, and what its outputs are called
+
+Nothing of this project is needed to load them: the models are built of Keras' own layers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+import tfrecord_io
+from tfrecord_io.shards import atomic_write
+
+FOLDER_NAME = "export"
+KERAS_NAME = "model.keras"
+SAVED_MODEL_NAME = "saved_model"
+WEIGHTS_NAME = "model.weights.h5"
+ARCHITECTURE_NAME = "architecture.json"
+PREPROCESSING_NAME = "preprocessing.json"
+
+#: Largest difference of a probability between the model and its reloaded copy. Another graph may
+#: add in another order, and in 16-bit arithmetic that shows (bfloat16 has 8 significant bits).
+_TOLERANCE = {"float32": 1e-5, "bfloat16": 2e-2, "float16": 4e-3}
+
+_NUM_TRIAL_IMAGES = 8
+
+
+class ExportError(RuntimeError):
+    """An exported model that does not predict what the trained one does."""
+
+
+def export_model(
+    model: keras.Model, directory: Path, manifest: tfrecord_io.Manifest, *, precision: str
+) -> None:
+    """Writes the model in every form, loads each again and compares their predictions.
+
+    Args:
+        model: uint8 images → float32 probabilities.
+        directory: made if it is missing.
+        manifest: of the training data, for preprocessing and names.
+        precision: arithmetic of the model, `float32`, `bfloat16` or `float16`: decides how far
+            a copy's predictions may be off.
+
+    Raises:
+        ExportError: if a form predicts something else than the model.
+    """
+    directory.mkdir(exist_ok=True)
+    generator = np.random.default_rng(0)
+    images = generator.integers(
+        256, size=(_NUM_TRIAL_IMAGES, *manifest.image_shape), dtype=np.uint8
+    )
+    expected = _predict(model, images)
+    tolerance = _TOLERANCE[precision]
+
+    model.save(directory / KERAS_NAME)
+    copy = keras.saving.load_model(directory / KERAS_NAME, compile=False)
+    _compare(KERAS_NAME, _predict(copy, images), expected, tolerance)
+
+    model.save_weights(directory / WEIGHTS_NAME)
+    with atomic_write(directory / ARCHITECTURE_NAME) as file:
+        file.write(model.to_json().encode("utf-8"))
+    rebuilt = keras.models.model_from_json(
+        (directory / ARCHITECTURE_NAME).read_text(encoding="utf-8")
+    )
+    rebuilt.load_weights(directory / WEIGHTS_NAME)
+    _compare(WEIGHTS_NAME, _predict(rebuilt, images), expected, tolerance)
+
+    # The reloaded copy lies on one device; the trained model may be spread over replicas.
+    _export_saved_model(copy, directory / SAVED_MODEL_NAME)
+    served = _predict_saved_model(directory / SAVED_MODEL_NAME, images)
+    _compare(SAVED_MODEL_NAME, served, expected, tolerance)
+
+    content = {
+        "input": {"shape": list(manifest.image_shape), "dtype": "uint8", "name": "image"},
+        "preprocessing": dict(manifest.preprocessing),
+        "label_names": list(manifest.label_names),
+        "dataset": {"name": manifest.name, "fingerprint": manifest.fingerprint},
+    }
+    with atomic_write(directory / PREPROCESSING_NAME) as file:
+        file.write((json.dumps(content, indent=1) + "\n").encode("utf-8"))
+
+
+def load_preprocessing(directory: Path) -> dict[str, Any]:
+    """Returns the content of preprocessing.json of an export folder.
+
+    Raises:
+        FileNotFoundError: if there is none.
+    """
+    return json.loads((directory / PREPROCESSING_NAME).read_text(encoding="utf-8"))
+
+
+def _predict(model: keras.Model, images: np.ndarray) -> np.ndarray:
+    return keras.ops.convert_to_numpy(model(images, training=False))
+
+
+def _export_saved_model(model: keras.Model, path: Path) -> None:
+    import tensorflow as tf
+
+    # Not `model.export`: it leaves `training` open, and then augmentation stays active.
+    archive = keras.export.ExportArchive()
+    archive.track(model)
+    archive.add_endpoint(
+        "serve",
+        lambda image: model(image, training=False),
+        input_signature=[tf.TensorSpec((None, *model.input_shape[1:]), tf.uint8, name="image")],
+    )
+    with _quiet("absl"):
+        archive.write_out(path, verbose=False)
+
+
+def _predict_saved_model(path: Path, images: np.ndarray) -> np.ndarray:
+    import tensorflow as tf
+
+    with _quiet("absl"):
+        loaded = tf.saved_model.load(str(path))
+    (answer,) = loaded.signatures["serving_default"](image=tf.constant(images)).values()
+    return answer.numpy()
+
+
+def _compare(name: str, answer: np.ndarray, expected: np.ndarray, tolerance: float) -> None:
+    difference = float(np.abs(answer - expected).max()) if answer.shape == expected.shape else 1.0
+    if not difference <= tolerance:
+        raise ExportError(
+            f"{name}, loaded again, predicts something else than the trained model: probabilities "
+            f"differ by up to {difference:.2g}, allowed is {tolerance:g}; do not use this export"
+        )
+
+
+@contextlib.contextmanager
+def _quiet(name: str) -> Iterator[None]:
+    """Lowers a logger's voice: saving and loading report what matters to training alone."""
+    logger = logging.getLogger(name)
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)

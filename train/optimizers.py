@@ -1,0 +1,74 @@
+"""Update rules and learning rates."""
+
+from __future__ import annotations
+
+import math
+
+import keras
+
+from train.config import TrainConfig
+
+
+@keras.saving.register_keras_serializable("scan_tfrecords")
+class WarmupSchedule(keras.optimizers.schedules.LearningRateSchedule):
+    """A learning rate that rises linearly to its peak, then stays or falls along a cosine.
+
+    Sources: Goyal et al. 2017, "Accurate, large minibatch SGD" (linear warm-up); Loshchilov and
+    Hutter 2017, "SGDR" (cosine).
+
+    Attributes:
+        peak: learning rate after the warm-up.
+        warmup_steps: steps until then; 0 for none.
+        decay_steps: steps from then on until zero; None to stay at the peak.
+    """
+
+    def __init__(self, peak: float, warmup_steps: int, decay_steps: int | None) -> None:
+        super().__init__()
+        self.peak = peak
+        self.warmup_steps = warmup_steps
+        self.decay_steps = decay_steps
+
+    def __call__(self, step):
+        """Returns the learning rate of a step, counted from 0, as a float32 scalar."""
+        ops = keras.ops
+        step = ops.cast(step, "float32")
+        rate = ops.convert_to_tensor(self.peak, dtype="float32")
+        if self.decay_steps:
+            done = ops.clip((step - self.warmup_steps) / self.decay_steps, 0.0, 1.0)
+            rate = rate * 0.5 * (1.0 + ops.cos(math.pi * done))
+        if self.warmup_steps:
+            rate = rate * ops.minimum((step + 1.0) / self.warmup_steps, 1.0)
+        return rate
+
+    def get_config(self):
+        return {
+            "peak": self.peak,
+            "warmup_steps": self.warmup_steps,
+            "decay_steps": self.decay_steps,
+        }
+
+
+def make_optimizer(
+    config: TrainConfig, *, learning_rate: float, num_steps: int
+) -> keras.optimizers.Optimizer:
+    """Returns a fresh optimizer for one phase of training.
+
+    Args:
+        config: resolved.
+        learning_rate: peak.
+        num_steps: of the phase; a cosine ends there.
+    """
+    warmup_steps = min(config.warmup_steps or 0, num_steps)
+    rate: float | WarmupSchedule = learning_rate
+    if warmup_steps or config.schedule == "cosine":
+        decay_steps = num_steps - warmup_steps if config.schedule == "cosine" else None
+        rate = WarmupSchedule(learning_rate, warmup_steps, decay_steps)
+    optimizer: keras.optimizers.Optimizer
+    if config.optimizer == "sgd":
+        optimizer = keras.optimizers.SGD(rate, momentum=0.9)
+    else:
+        optimizer = keras.optimizers.Adam(rate)
+    if config.precision == "float16":
+        # Small gradients would vanish in half precision; bfloat16 has float32's range.
+        optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
+    return optimizer

@@ -1,0 +1,53 @@
+"""Trains a network on a finished dataset: python train/run.py --data OUT --workdir RUN.
+
+Called again with the same flags it goes on where it stopped. Exit codes: 0 the run is complete,
+1 it failed, 2 wrong usage, 143 or 130 stopped by SIGTERM or Ctrl-C with the state saved.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from train import config, console
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command; returns its exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python train/run.py",
+        description=__doc__.partition("\n")[0] if __doc__ else None,
+        epilog="Everything is written under --workdir: checkpoint, metrics.json, plots, export.",
+    )
+    parser.add_argument("--workdir", required=True, metavar="RUN", help="folder of this run")
+    parser.add_argument("--config", metavar="FILE", help="repeat the run of a RUN/config.json")
+    config.add_arguments(parser)
+    arguments = vars(parser.parse_args(argv))
+    workdir, file = arguments.pop("workdir"), arguments.pop("config")
+    console.set_defaults()
+    try:
+        chosen = config.from_arguments(arguments, file)
+        with console.hide_native_noise():
+            from tfrecord_io import ManifestError
+            from train import callbacks, checkpoint, export, trainer
+    except config.ConfigError as error:
+        return _complain(error, 2)
+    try:
+        trainer.train_and_evaluate(chosen, workdir)
+    except (config.ConfigError, ManifestError) as error:
+        return _complain(error, 2)
+    except callbacks.StoppedError as error:
+        return _complain(error, 128 + error.signal_number)
+    except (callbacks.TrainingError, checkpoint.CheckpointError, export.ExportError) as error:
+        return _complain(error, 1)
+    return 0
+
+
+def _complain(error: Exception, exit_code: int) -> int:
+    print(f"{'stopped' if exit_code > 2 else 'error'}: {error}", file=sys.stderr)
+    return exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,360 @@
+"""The training step, once for each backend, with one interface.
+
+Why not Keras' `fit`: four things this trainer promises need to see inside its loop. `fit` fetches
+its batches inside the graph, so nobody can tell how long a step waited for input; it reports a
+running mean, so a NaN has no step; it runs over the end of an epoch when `steps_per_execution`
+does not divide it; and it peeks at the data before it starts, which is one batch off for a run
+that must go on at the exact example. Its loop is short without what we do not use: this module.
+
+Both classes do the same arithmetic. The loss of a step is the sum of weight × class weight ×
+cross-entropy over the global batch, where the weights of a step's examples add up to 1: so the
+gradients of replicas are summed, never averaged, and it does not matter how examples are dealt to
+replicas.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import time
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import keras
+import numpy as np
+
+from train.models import Network
+from train.strategy import Devices
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StepResults:
+    """What some steps gave, one row a step, over all replicas.
+
+    Attributes:
+        loss_sums: float32 [num_steps], cross-entropy in nats, summed over the examples.
+        num_correct: float32 [num_steps], examples whose likeliest class is theirs.
+        num_examples: float32 [num_steps].
+        wait_seconds: time spent waiting for input, in all steps together; NaN where no clock
+            can be read (`deterministic` on TensorFlow).
+    """
+
+    loss_sums: np.ndarray
+    num_correct: np.ndarray
+    num_examples: np.ndarray
+    wait_seconds: float
+
+
+def make_steps(
+    network: Network,
+    optimizer: keras.optimizers.Optimizer | None,
+    devices: Devices,
+    *,
+    class_weights: Sequence[float],
+    jit_compile: bool,
+) -> TensorFlowSteps | JaxSteps:
+    """Returns the steps of the backend in use.
+
+    Args:
+        network: built in the devices' scope.
+        optimizer: updates the network's trainable variables; built here. None if the steps are
+            for prediction alone.
+        devices: the replicas.
+        class_weights: factor in the loss for each class.
+        jit_compile: whether to compile with XLA on TensorFlow; JAX always does.
+    """
+    kind = JaxSteps if devices.backend == "jax" else TensorFlowSteps
+    if optimizer is not None:
+        with devices.scope():
+            optimizer.build(network.logits.trainable_variables)
+    return kind(network, optimizer, devices, np.asarray(class_weights, np.float32), jit_compile)
+
+
+def _loss_and_totals(labels, logits, weights, class_weights):
+    """Returns a replica's share of the loss, and [loss sum, correct, examples].
+
+    Args:
+        labels: float32 [batch, num_classes], one-hot.
+        logits: [batch, num_classes], any float type.
+        weights: float32 [batch]; zero for an example that only fills up the batch.
+        class_weights: float32 [num_classes].
+    """
+    ops = keras.ops
+    logits = ops.cast(logits, "float32")
+    cross_entropy = keras.losses.categorical_crossentropy(labels, logits, from_logits=True)
+    loss = ops.sum(cross_entropy * weights * ops.matmul(labels, class_weights))
+    is_real = ops.cast(weights > 0, "float32")
+    is_correct = ops.cast(ops.argmax(labels, -1) == ops.argmax(logits, -1), "float32")
+    # A product with zero would turn the infinity of a filling copy into NaN.
+    real_loss = ops.where(weights > 0, cross_entropy, 0.0)
+    totals = ops.stack([ops.sum(real_loss), ops.sum(is_correct * is_real), ops.sum(is_real)])
+    return loss, totals
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _RepeatedBatch:
+    """Looks like an iterator to the training graph."""
+
+    batch: Any
+
+    def get_next(self) -> Any:
+        return self.batch
+
+
+class TensorFlowSteps:
+    """Training and prediction under a `tf.distribute` strategy."""
+
+    def __init__(
+        self,
+        network: Network,
+        optimizer: keras.optimizers.Optimizer | None,
+        devices: Devices,
+        class_weights: np.ndarray,
+        jit_compile: bool,
+    ) -> None:
+        import tensorflow as tf
+
+        self._tf = tf
+        self._network = network
+        self._optimizer = optimizer
+        self._devices = devices
+        self._class_weights = class_weights
+        self._num_traces = 0
+        self._variables = network.logits.trainable_variables
+        # Gradients alone are compiled: the exchange between replicas cannot be.
+        self._gradients = tf.function(self._compute_gradients, jit_compile=jit_compile)
+        self._predict_function = tf.function(self._compute_predictions)
+        self._train_function = tf.function(self._train)
+
+    @property
+    def num_traces(self) -> int:
+        """How often the training graph was built; more than once wastes time and memory."""
+        return self._num_traces
+
+    def iterate(self, dataset: tf.data.Dataset) -> Any:
+        """Returns an iterator that brings a dataset of replica batches to the devices."""
+        strategy = self._devices.strategy
+        return iter(strategy.distribute_datasets_from_function(lambda context: dataset))
+
+    def repeat_first(self, dataset: tf.data.Dataset) -> Any:
+        """Returns an endless iterator of one batch that stays on the devices, to measure by."""
+        return _RepeatedBatch(self.iterate(dataset).get_next())
+
+    def train(self, batches: Any, num_steps: int) -> StepResults:
+        """Runs training steps without returning to Python between them."""
+        tf = self._tf
+        # A tensor, because a Python number would mean a graph of its own for each value.
+        totals, wait_seconds = self._train_function(batches, tf.constant(num_steps))
+        loss_sums, num_correct, num_examples = totals.numpy().T
+        return StepResults(
+            loss_sums=loss_sums,
+            num_correct=num_correct,
+            num_examples=num_examples,
+            wait_seconds=float(wait_seconds),
+        )
+
+    def predict(self, batches: Any) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Yields (probabilities, labels) [examples, num_classes] of each batch, no copies."""
+        local = self._devices.strategy.experimental_local_results
+        for images, labels, weights in batches:
+            probabilities = local(self._predict_function(images))
+            for part in zip(probabilities, local(labels), local(weights), strict=True):
+                rows, row_labels, row_weights = (tensor.numpy() for tensor in part)
+                yield rows[row_weights > 0], row_labels[row_weights > 0]
+
+    def sync(self) -> None:
+        """Makes the variables of the model and the optimizer current: here they always are."""
+
+    def _train(self, batches: Any, num_steps: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        # Runs while the graph is built, and only then.
+        self._num_traces += 1
+        tf = self._tf
+        strategy = self._devices.strategy
+        results = tf.TensorArray(tf.float32, size=num_steps, element_shape=[3])
+        wait_seconds = tf.constant(0.0, tf.float64)
+        for step in tf.range(num_steps):
+            asked_at = self._now()
+            with tf.control_dependencies([asked_at]):
+                batch = batches.get_next()
+            with tf.control_dependencies(tf.nest.flatten(batch, expand_composites=True)):
+                wait_seconds += self._now() - asked_at
+            totals = strategy.run(self._replica_step, args=batch)
+            results = results.write(
+                step, strategy.reduce(tf.distribute.ReduceOp.SUM, totals, axis=None)
+            )
+        return results.stack(), wait_seconds
+
+    def _now(self) -> tf.Tensor:
+        # TensorFlow refuses to read a clock when only deterministic operations are allowed.
+        if self._devices.deterministic:
+            return self._tf.constant(math.nan, self._tf.float64)
+        return self._tf.timestamp()
+
+    def _replica_step(self, images: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
+        gradients, totals = self._gradients(images, labels, weights)
+        # Keras sums the gradients of the replicas in here.
+        self._optimizer.apply(gradients, self._variables)
+        return totals
+
+    def _compute_gradients(
+        self, images: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor
+    ) -> tuple[list[tf.Tensor], tf.Tensor]:
+        with self._tf.GradientTape() as tape:
+            logits = self._network.logits(images, training=True)
+            loss, totals = _loss_and_totals(labels, logits, weights, self._class_weights)
+            loss = self._optimizer.scale_loss(loss)
+        return tape.gradient(loss, [variable.value for variable in self._variables]), totals
+
+    def _compute_predictions(self, images: tf.Tensor) -> tf.Tensor:
+        return self._devices.strategy.run(
+            lambda replica_images: self._network.model(replica_images, training=False),
+            args=(images,),
+        )
+
+
+class JaxSteps:
+    """Training and prediction as pure functions, batches split over the devices of a mesh."""
+
+    def __init__(
+        self,
+        network: Network,
+        optimizer: keras.optimizers.Optimizer | None,
+        devices: Devices,
+        class_weights: np.ndarray,
+        jit_compile: bool,
+    ) -> None:
+        import jax
+
+        self._jax = jax
+        self._network = network
+        self._optimizer = optimizer
+        self._class_weights = class_weights
+        self._num_traces = 0
+        self._num_replicas = devices.num_replicas
+        mesh = jax.sharding.Mesh(
+            np.array(jax.devices()[: devices.num_replicas]), axis_names=("batch",)
+        )
+        self._sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("batch"))
+        self._replicated = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+        self._train_function = jax.jit(self._train, donate_argnums=0)
+        self._predict_function = jax.jit(self._compute_predictions)
+        self._state: tuple[list[Any], list[Any], list[Any]] | None = None
+
+    @property
+    def num_traces(self) -> int:
+        """How often the step was traced; more than once wastes time and memory."""
+        return self._num_traces
+
+    def iterate(self, dataset: tf.data.Dataset) -> Iterator[Any]:
+        """Returns an iterator that brings a dataset of replica batches to the devices."""
+        if self._num_replicas > 1:
+            # A mesh takes the global batch and cuts it itself.
+            dataset = dataset.batch(self._num_replicas, drop_remainder=True).map(
+                lambda *batch: tuple(self._flatten_replicas(tensor) for tensor in batch)
+            )
+        return (
+            tuple(self._jax.device_put(part, self._sharding) for part in batch)
+            for batch in dataset.as_numpy_iterator()
+        )
+
+    def repeat_first(self, dataset: tf.data.Dataset) -> Iterator[Any]:
+        """Returns an endless iterator of one batch that stays on the devices, to measure by."""
+        return itertools.repeat(next(self.iterate(dataset)))
+
+    def train(self, batches: Iterator[Any], num_steps: int) -> StepResults:
+        """Runs training steps; the devices work on one while the host prepares the next."""
+        if self._state is None:
+            self._state = self._read_state()
+        wait_seconds = 0.0
+        totals = []
+        for _ in range(num_steps):
+            asked_at = time.perf_counter()
+            batch = next(batches)
+            wait_seconds += time.perf_counter() - asked_at
+            self._state, step_totals = self._train_function(self._state, *batch)
+            totals.append(step_totals)
+        loss_sums, num_correct, num_examples = np.asarray(self._jax.device_get(totals)).T
+        return StepResults(
+            loss_sums=loss_sums,
+            num_correct=num_correct,
+            num_examples=num_examples,
+            wait_seconds=wait_seconds,
+        )
+
+    def predict(self, batches: Iterator[Any]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Yields (probabilities, labels) [examples, num_classes] of each batch, no copies."""
+        self.sync()
+        model = self._network.model
+        weights = [variable.value for variable in model.trainable_variables]
+        other = [variable.value for variable in model.non_trainable_variables]
+        for images, labels, row_weights in batches:
+            probabilities = np.asarray(self._predict_function(weights, other, images))
+            is_real = np.asarray(row_weights) > 0
+            yield probabilities[is_real], np.asarray(labels)[is_real]
+
+    def sync(self) -> None:
+        """Writes the state of the steps into the variables of the model and the optimizer."""
+        if self._state is None:
+            return
+        for variables, values in zip(self._state_variables(), self._state, strict=True):
+            for variable, value in zip(variables, values, strict=True):
+                variable.assign(value)
+        # The next step gives its input away, and with it what the variables now hold.
+        self._state = None
+
+    def _state_variables(self) -> tuple[list[Any], list[Any], list[Any]]:
+        model = self._network.logits
+        return (
+            model.trainable_variables,
+            model.non_trainable_variables,
+            self._optimizer.variables,
+        )
+
+    def _read_state(self) -> tuple[list[Any], list[Any], list[Any]]:
+        # Copies, because a step gives its input away; placed as a step's results are placed,
+        # because another placement means another trace.
+        trainable, other, optimizer = (
+            [
+                self._jax.device_put(self._jax.numpy.copy(variable.value), self._replicated)
+                for variable in variables
+            ]
+            for variables in self._state_variables()
+        )
+        return trainable, other, optimizer
+
+    def _train(self, state: Any, images: Any, labels: Any, weights: Any) -> tuple[Any, Any]:
+        # Runs while the function is traced, and only then.
+        self._num_traces += 1
+        trainable, other, optimizer_state = state
+
+        def compute_loss(trainable, other):
+            logits, other = self._network.logits.stateless_call(
+                trainable, other, images, training=True
+            )
+            loss, totals = _loss_and_totals(labels, logits, weights, self._class_weights)
+            mapping = list(zip(self._optimizer.variables, optimizer_state, strict=True))
+            with keras.StatelessScope(state_mapping=mapping):
+                loss = self._optimizer.scale_loss(loss)
+            return loss, (totals, other)
+
+        gradients, (totals, other) = self._jax.grad(compute_loss, has_aux=True)(trainable, other)
+        trainable, optimizer_state = self._optimizer.stateless_apply(
+            optimizer_state, gradients, trainable
+        )
+        return (trainable, other, optimizer_state), totals
+
+    def _compute_predictions(self, trainable: Any, other: Any, images: Any) -> Any:
+        probabilities, _ = self._network.model.stateless_call(
+            trainable, other, images, training=False
+        )
+        return probabilities
+
+    @staticmethod
+    def _flatten_replicas(tensor: tf.Tensor) -> tf.Tensor:
+        import tensorflow as tf
+
+        return tf.reshape(tensor, [-1, *tensor.shape[2:]])

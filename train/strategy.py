@@ -1,0 +1,266 @@
+"""The devices of a run: which ones, how much of their memory, and who works together.
+
+`configure_devices` must run before anything is put on a device: memory limits, allocators and
+logical devices are fixed when the runtime starts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+from typing import Any
+
+import keras
+
+from train import console
+from train.config import ConfigError, TrainConfig
+
+#: Tensor cores compute in bfloat16 from this CUDA compute capability on (Ampere), and in float16
+#: from 7.0 (Volta). Source: NVIDIA's CUDA programming guide, table of compute capabilities.
+_BFLOAT16_CAPABILITY = (8, 0)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Devices:
+    """The devices of a run and how they share it.
+
+    Attributes:
+        backend: Keras' backend, `tensorflow` or `jax`.
+        names: devices of this process, one a replica.
+        num_workers: processes that train together.
+        worker_index: this one.
+        strategy: TensorFlow's distribution, or None on JAX.
+        on_gpu: whether the replicas are GPUs.
+        best_precision: arithmetic that suits them.
+        deterministic: whether TensorFlow allows operations with the same result each time only.
+    """
+
+    backend: str
+    names: tuple[str, ...]
+    num_workers: int = 1
+    worker_index: int = 0
+    strategy: Any = None
+    on_gpu: bool = False
+    best_precision: str = "float32"
+    deterministic: bool = False
+
+    @property
+    def num_local_replicas(self) -> int:
+        return len(self.names)
+
+    @property
+    def num_replicas(self) -> int:
+        return self.num_local_replicas * self.num_workers
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this process writes the files of the run."""
+        return self.worker_index == 0
+
+    @property
+    def best_jit_compile(self) -> bool:
+        """XLA pays on a GPU; on a CPU compiling takes longer than it saves in a short run."""
+        return self.backend == "jax" or (self.on_gpu and self.num_replicas == 1)
+
+    def scope(self) -> contextlib.AbstractContextManager[Any]:
+        """The context in which variables are created so that every replica has them."""
+        return self.strategy.scope() if self.strategy is not None else contextlib.nullcontext()
+
+
+def configure_devices(config: TrainConfig) -> Devices:
+    """Chooses the devices and sets them up.
+
+    Raises:
+        ConfigError: if the devices asked for are not there, or are in use already.
+    """
+    # Looking for GPUs where there are none makes the CUDA driver complain.
+    with console.hide_native_noise():
+        return _configure(config)
+
+
+def _configure(config: TrainConfig) -> Devices:
+    if keras.backend.backend() == "jax":
+        return _configure_jax(config)
+    if keras.backend.backend() != "tensorflow":
+        raise ConfigError(
+            f"KERAS_BACKEND={keras.backend.backend()} is not supported; use tensorflow or jax"
+        )
+    return _configure_tensorflow(config)
+
+
+def _configure_tensorflow(config: TrainConfig) -> Devices:
+    # Read by TensorFlow when it opens the first GPU.
+    if config.gpu_allocator == "cuda_malloc_async":
+        os.environ["TF_GPU_ALLOCATOR"] = "cuda_malloc_async"
+    import tensorflow as tf
+
+    gpus = tf.config.list_physical_devices("GPU")
+    try:
+        if config.visible_gpu_indices is not None:
+            gpus = _choose_visible(gpus, config)
+            tf.config.set_visible_devices(gpus, "GPU")
+        for gpu in gpus:
+            if config.gpu_memory == "growth":
+                tf.config.experimental.set_memory_growth(gpu, True)
+            elif config.gpu_memory.isdigit():
+                tf.config.set_logical_device_configuration(
+                    gpu,
+                    [tf.config.LogicalDeviceConfiguration(memory_limit=int(config.gpu_memory))],
+                )
+        if config.cpu_devices:
+            tf.config.set_logical_device_configuration(
+                tf.config.list_physical_devices("CPU")[0],
+                [tf.config.LogicalDeviceConfiguration()] * config.cpu_devices,
+            )
+        if config.deterministic:
+            tf.config.experimental.enable_op_determinism()
+        kind = _strategy_kind(config)
+        # Collectives must be set up before any other operation runs.
+        if kind == "multi_worker":
+            return _multi_worker(tf, config, bool(gpus))
+    except RuntimeError as error:
+        raise ConfigError(
+            f"the devices of this process are in use already, too late to set them up: {error}"
+        ) from error
+    accelerators = tf.config.list_logical_devices("GPU")
+    available = accelerators or tf.config.list_logical_devices("CPU")
+    names = tuple(device.name.removeprefix("/device:") for device in available)
+    chosen = _choose(names, kind, config)
+    strategy = (
+        tf.distribute.MirroredStrategy(list(chosen))
+        if len(chosen) > 1
+        else tf.distribute.OneDeviceStrategy(chosen[0])
+    )
+    return Devices(
+        backend="tensorflow",
+        names=chosen,
+        strategy=strategy,
+        on_gpu=bool(accelerators),
+        best_precision=_best_precision(tf, gpus),
+        deterministic=config.deterministic,
+    )
+
+
+def _multi_worker(tf: Any, config: TrainConfig, has_gpus: bool) -> Devices:
+    """Sets up this process as one of several, as TF_CONFIG says."""
+    example = (
+        '\'{"cluster": {"worker": ["host1:2222", "host2:2222"]}, '
+        '"task": {"type": "worker", "index": 0}}\''
+    )
+    try:
+        cluster = json.loads(os.environ.get("TF_CONFIG") or "{}")
+        num_workers = len(cluster["cluster"]["worker"])
+        worker_index = int(cluster["task"]["index"])
+        if cluster["task"]["type"] != "worker" or not 0 <= worker_index < num_workers:
+            raise ValueError(f"task {cluster['task']} is none of {num_workers} workers")
+    except KeyError as error:
+        raise ConfigError(
+            f"--strategy multi_worker: the environment variable TF_CONFIG has no {error}; set it "
+            f"in each process, such as TF_CONFIG={example}"
+        ) from None
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"TF_CONFIG is no description of a cluster: {error}") from None
+    if config.gpus is not None:
+        raise ConfigError("--gpus goes with one machine; with several use --visible_gpus on each")
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    # Every worker has equally many batches, so nobody has to ask the others before each step
+    # whether they have one; the question would count as waiting for input, too.
+    strategy.extended.experimental_enable_get_next_as_optional = False
+    local = strategy.num_replicas_in_sync // num_workers
+    return Devices(
+        backend="tensorflow",
+        names=tuple(f"{'GPU' if has_gpus else 'CPU'}:{index}" for index in range(local)),
+        num_workers=num_workers,
+        worker_index=worker_index,
+        strategy=strategy,
+        on_gpu=has_gpus,
+        best_precision=_best_precision(tf, tf.config.list_physical_devices("GPU")),
+        deterministic=config.deterministic,
+    )
+
+
+def _configure_jax(config: TrainConfig) -> Devices:
+    import jax
+    import tensorflow as tf
+
+    # TensorFlow only reads the data here; it must not take memory of JAX's devices.
+    tf.config.set_visible_devices([], "GPU")
+    for flag, value, default in (
+        ("gpu_allocator", config.gpu_allocator, "bfc"),
+        ("deterministic", config.deterministic, False),
+    ):
+        if value != default:
+            raise ConfigError(
+                f"--{flag} is TensorFlow's alone; leave it out, or use KERAS_BACKEND=tensorflow"
+            )
+    kind = _strategy_kind(config)
+    if kind == "multi_worker":
+        raise ConfigError("--strategy multi_worker is TensorFlow's alone; use it without JAX")
+    # JAX reads these when it opens its devices. See "GPU memory allocation" in its manual.
+    if config.gpu_memory == "growth":
+        os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    elif config.gpu_memory != "all":
+        raise ConfigError("with JAX --gpu_memory is growth or all")
+    if config.cpu_devices:
+        try:
+            jax.config.update("jax_num_cpu_devices", config.cpu_devices)
+        except RuntimeError as error:
+            raise ConfigError(f"JAX has opened its devices already: {error}") from error
+    devices = jax.devices()
+    if config.visible_gpu_indices is not None:
+        devices = _choose_visible(devices, config)
+    chosen = _choose(tuple(str(device) for device in devices), kind, config)
+    if len(chosen) > 1:
+        # The data parallelism of Keras: every variable on every device.
+        keras.distribution.set_distribution(
+            keras.distribution.DataParallel(
+                devices=devices[: len(chosen)], auto_shard_dataset=False
+            )
+        )
+    on_gpu = devices[0].platform == "gpu"
+    return Devices(
+        backend="jax",
+        names=chosen,
+        on_gpu=on_gpu,
+        best_precision="bfloat16" if on_gpu else "float32",
+    )
+
+
+def _strategy_kind(config: TrainConfig) -> str:
+    if config.strategy != "auto":
+        return config.strategy
+    return "multi_worker" if os.environ.get("TF_CONFIG") else "auto"
+
+
+def _choose(available: tuple[str, ...], kind: str, config: TrainConfig) -> tuple[str, ...]:
+    """Returns the devices that train, one a replica."""
+    wanted = config.gpus or (1 if kind == "single" else len(available))
+    if kind == "single" and wanted > 1:
+        raise ConfigError(f"--strategy single trains on one device, --gpus says {wanted}")
+    if wanted > len(available):
+        raise ConfigError(
+            f"--gpus {wanted}: there are {len(available)} devices ({', '.join(available)}); "
+            "use fewer, or --cpu_devices to try replicas on the CPU"
+        )
+    return available[:wanted]
+
+
+def _choose_visible(devices: list[Any], config: TrainConfig) -> list[Any]:
+    try:
+        return [devices[index] for index in config.visible_gpu_indices or ()]
+    except IndexError:
+        raise ConfigError(
+            f"--visible_gpus {config.visible_gpus}: this machine has {len(devices)} GPUs"
+        ) from None
+
+
+def _best_precision(tf: Any, gpus: list[Any]) -> str:
+    capabilities = [
+        tf.config.experimental.get_device_details(gpu).get("compute_capability", (0, 0))
+        for gpu in gpus
+    ]
+    if capabilities and min(capabilities) >= _BFLOAT16_CAPABILITY:
+        return "bfloat16"
+    return "float32"

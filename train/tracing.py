@@ -1,0 +1,211 @@
+"""Traces of a few steps: for TensorBoard, for a browser's trace viewer, and as a table.
+
+TensorFlow and JAX both write an XSpace protocol buffer, which TensorBoard's profile plugin reads.
+From it are made `trace.json.gz`, which chrome://tracing and ui.perfetto.dev open, and
+`operations.csv`: time and memory by operation.
+"""
+
+from __future__ import annotations
+
+import bisect
+import collections
+import csv
+import gzip
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Self
+
+from tfrecord_io.shards import atomic_write
+
+TRACE_NAME = "trace.json.gz"
+OPERATIONS_NAME = "operations.csv"
+
+_ALLOCATION = "MemoryAllocation"
+_PICOSECONDS_IN_MICROSECOND = 1_000_000
+
+
+class Tracer:
+    """Traces the steps from a first to a last one, both included."""
+
+    def __init__(self, steps: tuple[int, int] | None, directory: Path, backend: str) -> None:
+        self._steps = steps
+        self._directory = directory
+        self._backend = backend
+        self._running = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def before(self, first_step: int, num_steps: int) -> None:
+        """Starts the trace if one of the coming steps is wanted.
+
+        Args:
+            first_step: the next step, counted from 1.
+            num_steps: that run in one go.
+        """
+        if self._steps is None or self._running:
+            return
+        first, last = self._steps
+        if first_step <= last and first_step + num_steps > first:
+            self._start()
+
+    def after(self, step: int) -> None:
+        """Ends the trace once the last step wanted is done.
+
+        Args:
+            step: steps done.
+        """
+        if self._running and self._steps is not None and step >= self._steps[1]:
+            self._stop()
+
+    def __exit__(self, *exception: object) -> None:
+        if self._running:
+            self._stop()
+
+    def _start(self) -> None:
+        self._running = True
+        self._directory.mkdir(exist_ok=True)
+        if self._backend == "jax":
+            import jax
+
+            jax.profiler.start_trace(str(self._directory))
+        else:
+            import tensorflow as tf
+
+            tf.profiler.experimental.start(str(self._directory))
+
+    def _stop(self) -> None:
+        self._running = False
+        if self._backend == "jax":
+            import jax
+
+            jax.profiler.stop_trace()
+        else:
+            import tensorflow as tf
+
+            tf.profiler.experimental.stop()
+        write_views(self._directory)
+        print(f"trace written: {self._directory / TRACE_NAME}, {OPERATIONS_NAME} beside it")
+
+
+def write_views(directory: Path) -> None:
+    """Writes the trace and the table from the newest XSpace under a folder.
+
+    Raises:
+        FileNotFoundError: if the profiler left none.
+    """
+    from tensorflow.tsl.profiler.protobuf import xplane_pb2
+
+    paths = sorted(directory.rglob("*.xplane.pb"), key=lambda path: path.stat().st_mtime)
+    if not paths:
+        raise FileNotFoundError(f"the profiler wrote no *.xplane.pb under {directory}")
+    space = xplane_pb2.XSpace.FromString(paths[-1].read_bytes())
+    events = list(trace_events(space))
+    trace = json.dumps({"displayTimeUnit": "ms", "traceEvents": events}).encode("utf-8")
+    with atomic_write(directory / TRACE_NAME) as file:
+        file.write(gzip.compress(trace))
+    text = io.StringIO()
+    writer = csv.writer(text)
+    writer.writerow(("operation", "where", "calls", "total_us", "mean_us", "allocated_bytes"))
+    writer.writerows(operation_table(space))
+    with atomic_write(directory / OPERATIONS_NAME) as file:
+        file.write(text.getvalue().encode("utf-8"))
+
+
+def trace_events(space: Any) -> Iterator[dict[str, Any]]:
+    """Yields the events of an XSpace in Chrome's Trace Event Format, times in microseconds.
+
+    Source of the format: the Trace Event Format document of the Chromium project.
+    """
+    for process, plane in enumerate(space.planes):
+        if not plane.lines:
+            continue
+        yield {"ph": "M", "pid": process, "name": "process_name", "args": {"name": plane.name}}
+        for thread, line in enumerate(plane.lines):
+            yield {
+                "ph": "M",
+                "pid": process,
+                "tid": thread,
+                "name": "thread_name",
+                "args": {"name": line.display_name or line.name},
+            }
+            for event in line.events:
+                yield {
+                    "ph": "X",
+                    "pid": process,
+                    "tid": thread,
+                    "name": plane.event_metadata[event.metadata_id].name,
+                    "ts": line.timestamp_ns / 1e3 + event.offset_ps / _PICOSECONDS_IN_MICROSECOND,
+                    "dur": event.duration_ps / _PICOSECONDS_IN_MICROSECOND,
+                    "args": _statistics(plane, event),
+                }
+
+
+def operation_table(space: Any) -> list[tuple[str, str, int, float, float, int]]:
+    """Returns (operation, where, calls, total µs, mean µs, bytes allocated), longest first.
+
+    An operation is an event named `node:Type` on the host, where an allocation counts for the
+    operation that runs on its thread at that time, and any event on a GPU.
+    """
+    calls: collections.Counter[tuple[str, str]] = collections.Counter()
+    picoseconds: collections.Counter[tuple[str, str]] = collections.Counter()
+    allocated: collections.Counter[tuple[str, str]] = collections.Counter()
+    for plane in space.planes:
+        names = {key: value.name for key, value in plane.event_metadata.items()}
+        on_device = plane.name.startswith("/device:")
+        for line in plane.lines:
+            spans = []
+            for event in line.events:
+                operation = _operation(names[event.metadata_id], on_device)
+                if operation is not None:
+                    key = (operation, plane.name)
+                    calls[key] += 1
+                    picoseconds[key] += event.duration_ps
+                    spans.append((event.offset_ps, event.offset_ps + event.duration_ps, key))
+            spans.sort()
+            starts = [start for start, _, _ in spans]
+            for event in line.events:
+                if names[event.metadata_id] == _ALLOCATION:
+                    index = bisect.bisect_right(starts, event.offset_ps) - 1
+                    if index >= 0 and event.offset_ps <= spans[index][1]:
+                        size = _statistics(plane, event).get("allocation_bytes", 0)
+                        allocated[spans[index][2]] += int(size)
+    return [
+        (
+            operation,
+            where,
+            calls[operation, where],
+            round(total / _PICOSECONDS_IN_MICROSECOND, 3),
+            round(total / _PICOSECONDS_IN_MICROSECOND / calls[operation, where], 3),
+            allocated[operation, where],
+        )
+        for (operation, where), total in picoseconds.most_common()
+    ]
+
+
+def _operation(name: str, on_device: bool) -> str | None:
+    """The type of the operation that an event stands for, or None if it stands for none."""
+    if on_device:
+        return name
+    _, colon, kind = name.partition(":")
+    # C++ scopes (`ExecutorState::Process`), phrases (`EagerExecute: f`) and Python's frames
+    # (`$file.py:12 function`) are no operations.
+    if not colon or not kind or kind.startswith(":") or " " in name or name.startswith("$"):
+        return None
+    return kind.split("#")[0]
+
+
+def _statistics(plane: Any, event: Any) -> dict[str, Any]:
+    values = {}
+    for statistic in event.stats:
+        kind = statistic.WhichOneof("value")
+        if kind == "ref_value":
+            value = plane.stat_metadata[statistic.ref_value].name
+        elif kind in (None, "bytes_value"):
+            continue
+        else:
+            value = getattr(statistic, kind)
+        values[plane.stat_metadata[statistic.metadata_id].name] = value
+    return values
