@@ -1,0 +1,89 @@
+"""Writes small finished datasets: real shards and a manifest, no pipeline and no TensorFlow."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from tfrecord_io import Manifest, RecordLayout, Shard, Split, image_key
+from tfrecord_io.manifest import FILE_NAME
+from tfrecord_io.shards import shard_name
+
+
+def write_dataset(
+    directory: str | os.PathLike[str],
+    *,
+    num_examples: Mapping[str, int] | None = None,
+    image_shape: tuple[int, int, int] = (6, 5, 1),
+    label_names: Sequence[str] = ("CNV", "DME", "DRUSEN", "NORMAL"),
+    num_shards: int = 3,
+    seed: int = 0,
+    num_left_out: int = 0,
+) -> Manifest:
+    """Writes shards of random pixels, then the manifest.
+
+    Args:
+        directory: where to; made if needed.
+        num_examples: by split, before any is left out.
+        image_shape: (height, width, channels).
+        label_names: an example's label is drawn from them.
+        num_shards: of each split; they differ by at most one example.
+        seed: of pixels and labels.
+        num_left_out: examples missing from the first shards of each split, one a shard, as
+            rejected images leave them.
+
+    Returns:
+        the manifest, as written. Example i of split s has key `image_key(f"{s}/{i}")`, counted
+        shard after shard over the examples that are there.
+    """
+    directory = Path(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    layout = RecordLayout(image_shape=image_shape, num_classes=len(label_names))
+    generator = np.random.default_rng(seed)
+    splits = {}
+    for split, total in (num_examples or {"train": 23, "val": 7}).items():
+        label_counts = [0] * len(label_names)
+        shards = []
+        example = 0
+        for shard_index in range(num_shards):
+            count = total * (shard_index + 1) // num_shards - total * shard_index // num_shards
+            content = b""
+            records = []
+            for _ in range(max(0, count - (shard_index < num_left_out))):
+                label_index = int(generator.integers(len(label_names)))
+                label_counts[label_index] += 1
+                pixels = generator.integers(256, size=image_shape, dtype=np.uint8).tobytes()
+                key = image_key(f"{split}/{example}")
+                records.append(layout.encode_record(pixels, label_index, key))
+                example += 1
+            content = b"".join(records)
+            name = shard_name(split, shard_index, num_shards)
+            (directory / name).write_bytes(content)
+            shards.append(
+                Shard(
+                    name=name,
+                    num_examples=len(records),
+                    num_bytes=len(content),
+                    sha256=hashlib.sha256(content).hexdigest(),
+                )
+            )
+        splits[split] = Split(label_counts=tuple(label_counts), shards=tuple(shards))
+    manifest = Manifest(
+        name="tiny",
+        image_shape=image_shape,
+        label_names=tuple(label_names),
+        splits=splits,
+        preprocessing={},
+        source={},
+        counts={},
+        rejects={},
+        options={},
+        fingerprint="0" * 64,
+        versions={},
+    )
+    (directory / FILE_NAME).write_text(manifest.to_json(), encoding="utf-8")
+    return manifest

@@ -1,0 +1,225 @@
+"""A split's shards as one array in memory, without reading them: no TensorFlow, no parsing.
+
+Every record of a dataset has the same length, so a shard is an array of records. The shards of
+a split are mapped behind each other into one range of addresses, each at a multiple of the
+record's stride, and so the whole split is one array: a batch from a thousand shards is a single
+gather. The gaps between shards are addresses only and take no memory.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import mmap
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tfrecord_io import schema
+from tfrecord_io.opening import Verify, open_split, shard_path
+
+# Not in Python's mmap module. Source: sys/mman.h, the same on Linux and macOS.
+_MAP_FIXED = 0x10
+
+
+class RowIndex:
+    """Finds the row of an example in `MappedSplit.records`.
+
+    Attributes:
+        num_rows: rows in all, gaps included.
+        first_rows: row of each shard's first record.
+    """
+
+    def __init__(self, shard_sizes: Sequence[int], stride: int) -> None:
+        """Lays out shards so that each begins at a page of memory and at a multiple of the stride.
+
+        Args:
+            shard_sizes: examples of each shard.
+            stride: bytes of a record.
+        """
+        # Every `period` rows a row begins where a page does.
+        period = mmap.PAGESIZE // math.gcd(mmap.PAGESIZE, stride)
+        sizes = np.array(shard_sizes, np.int64)
+        taken = -(-sizes // period) * period
+        self.num_rows = max(int(taken.sum()), period)
+        self.first_rows = (np.cumsum(taken) - taken).tolist()
+        self._ends = np.cumsum(sizes)
+        self._shifts = np.cumsum(taken) - taken - (self._ends - sizes)
+
+    def __call__(self, examples: np.ndarray) -> np.ndarray:
+        """Returns the rows of examples.
+
+        Args:
+            examples: int64 [...], each in 0..num_examples-1: places in the split, shard after
+                shard.
+
+        Returns:
+            int64 [...].
+        """
+        return examples + self._shifts[np.searchsorted(self._ends, examples, side="right")]
+
+
+class MappedSplit:
+    """The records of one split, memory-mapped.
+
+    Attributes:
+        manifest: of the dataset.
+        num_examples: of the split.
+        rows: finds the row of an example.
+        records: uint8 [rows, stride], read-only. Only the rows that `rows` returns are records;
+            between shards lie rows of zeros that exist as addresses only.
+    """
+
+    def __init__(
+        self, directory: str | os.PathLike[str], split: str, *, verify: Verify = "size"
+    ) -> None:
+        """Maps the shards of a split.
+
+        Args:
+            directory: of a finished dataset, on a local disk.
+            split: its name in the manifest.
+            verify: how much of the shards is checked first, see `opening.open_split`.
+
+        Raises:
+            ManifestError: if the dataset cannot be used, see `opening.open_split`.
+            OSError: if the operating system refuses the mapping.
+        """
+        self.manifest = open_split(directory, split, verify)
+        shards = self.manifest.split(split).shards
+        stride = self.manifest.layout.stride
+        self.num_examples = self.manifest.split(split).num_examples
+        self.rows = RowIndex([shard.num_examples for shard in shards], stride)
+        region = _map_files(
+            [Path(shard_path(directory, shard)) for shard in shards],
+            [shard.num_bytes for shard in shards],
+            [row * stride for row in self.rows.first_rows],
+            self.rows.num_rows * stride,
+        )
+        self.records = np.frombuffer(region, np.uint8).reshape(-1, stride)
+
+    def feature(self, name: str) -> np.ndarray:
+        """Returns the bytes of one feature of all rows, as a view of the mapped files.
+
+        Args:
+            name: `image`, `label` or `key`.
+
+        Returns:
+            uint8 [rows, length of the feature], read-only.
+        """
+        slot = self.manifest.layout.features[name]
+        return self.records[:, slot.offset : slot.offset + slot.length]
+
+
+class MappedDataset:
+    """A split as a map-style dataset for PyTorch, or for plain numpy: one gather a batch.
+
+    It opens its files again in each worker process, and holds nothing else. With
+    `DataLoader(dataset, sampler=BatchOrder(...), batch_size=None)` each index is a whole batch.
+    """
+
+    def __init__(
+        self, directory: str | os.PathLike[str], split: str, *, verify: Verify = "size"
+    ) -> None:
+        """Maps the shards of a split; the arguments are those of `MappedSplit`."""
+        self.directory = os.fspath(directory)
+        self.split = split
+        self._open(verify)
+
+    def _open(self, verify: Verify) -> None:
+        self.mapped = MappedSplit(self.directory, self.split, verify=verify)
+        self._images = self.mapped.feature(schema.IMAGE)
+        self._labels = self.mapped.feature(schema.LABEL)
+        self._keys = self.mapped.feature(schema.KEY)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"directory": self.directory, "split": self.split}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._open(verify="size")
+
+    def __len__(self) -> int:
+        return self.mapped.num_examples
+
+    def __getitem__(self, index: int | Sequence[int] | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns one example, or a batch for a sequence of indices.
+
+        Args:
+            index: place in the split, or int64 [batch] of places.
+
+        Returns:
+            (image, label): uint8 [height, width, channels] and float32 [num_classes] one-hot,
+            or uint8 [batch, height, width, channels] and float32 [batch, num_classes]. Copies
+            that may be written to.
+
+        Raises:
+            IndexError: if a place is not in 0..len-1, or from the end -len..-1.
+        """
+        examples = np.asarray(index)
+        rows = self._rows(np.atleast_1d(examples))
+        height, width, channels = self.mapped.manifest.image_shape
+        images = self._images[rows].reshape(-1, height, width, channels)
+        labels = self._labels[rows].view("<f4")
+        return (images, labels) if examples.ndim else (images[0], labels[0])
+
+    def __getitems__(self, indices: Sequence[int]) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Returns examples with one gather; PyTorch's DataLoader calls it for each batch."""
+        return list(zip(*self[indices], strict=True))
+
+    def keys(self, indices: Sequence[int] | np.ndarray) -> list[str]:
+        """Returns the keys of examples, see `schema.image_key`."""
+        return [bytes(key).decode("ascii") for key in self._keys[self._rows(np.asarray(indices))]]
+
+    def _rows(self, examples: np.ndarray) -> np.ndarray:
+        size = len(self)
+        if examples.size and not (-size <= examples.min() and examples.max() < size):
+            raise IndexError(f"examples are 0..{size - 1}, received {examples}")
+        return self.mapped.rows(np.where(examples < 0, examples + size, examples))
+
+
+def _map_files(
+    paths: Sequence[Path], sizes: Sequence[int], offsets: Sequence[int], length: int
+) -> mmap.mmap:
+    """Reserves `length` bytes of addresses and maps each file at its offset, read-only.
+
+    Python's own mmap object owns the whole range, and unmaps it, files included, when its last
+    user is gone.
+    """
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
+    region = mmap.mmap(-1, length, flags=flags, prot=mmap.PROT_READ)
+    address = np.frombuffer(region, np.uint8).ctypes.data
+    map_at = _libc_mmap()
+    for path, size, offset in zip(paths, sizes, offsets, strict=True):
+        if size == 0:
+            continue
+        with path.open("rb") as file:
+            mapped = map_at(
+                address + offset,
+                size,
+                mmap.PROT_READ,
+                mmap.MAP_SHARED | _MAP_FIXED,
+                file.fileno(),
+                0,
+            )
+        if mapped != address + offset:
+            code = ctypes.get_errno()
+            raise OSError(code, f"cannot map the shard into memory: {os.strerror(code)}", str(path))
+    return region
+
+
+def _libc_mmap() -> Any:
+    """The C function: Python's mmap cannot be told the address."""
+    function = ctypes.CDLL(None, use_errno=True).mmap
+    function.restype = ctypes.c_void_p
+    function.argtypes = [
+        ctypes.c_void_p,
+        ctypes.c_size_t,
+        ctypes.c_int,
+        ctypes.c_int,
+        ctypes.c_int,
+        ctypes.c_long,
+    ]
+    return function

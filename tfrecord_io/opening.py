@@ -1,0 +1,154 @@
+"""What is checked of a dataset before the first step, on a local disk or a remote store."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import hashlib
+import os
+import struct
+from collections.abc import Callable
+from typing import BinaryIO, Literal
+
+from tfrecord_io import schema
+from tfrecord_io.manifest import FILE_NAME, Manifest, ManifestError, Shard
+
+#: How much of each shard is checked: its size; also each record's checksum; or the file's digest.
+Verify = Literal["size", "crc", "sha256"]
+_LEVELS = ("size", "crc", "sha256")
+
+# Checks of remote files wait for the network, so many wait together.
+_NUM_THREADS = 16
+_CHUNK_LENGTH = 1 << 22
+
+
+def is_remote(directory: str | os.PathLike[str]) -> bool:
+    """Tells whether a folder is named by a URL such as gs://bucket/data."""
+    return "://" in os.fspath(directory)
+
+
+def open_split(directory: str | os.PathLike[str], split: str, verify: Verify = "size") -> Manifest:
+    """Reads the manifest of a dataset and checks the shards of one split.
+
+    Args:
+        directory: of the dataset; a local folder, or a URL that `tf.io.gfile` reads.
+        split: name of the split.
+        verify: `size` compares the length of each shard, `crc` also checks every record's
+            checksums (about 1 GB/s), `sha256` the whole file's digest.
+
+    Raises:
+        ManifestError: if the dataset is unfinished, of a newer format, or has no such split; if
+            the split is empty; if a shard is missing or is not as the manifest says.
+        ValueError: if `verify` is none of these.
+    """
+    if verify not in _LEVELS:
+        raise ValueError(f"verify must be one of {', '.join(_LEVELS)}, received {verify!r}")
+    manifest = load_manifest(directory)
+    shards = manifest.split(split).shards
+    if not manifest.split(split).num_examples:
+        raise ManifestError(f"split {split!r} of {directory} has no examples")
+    with concurrent.futures.ThreadPoolExecutor(_NUM_THREADS) as executor:
+        checks = [
+            executor.submit(_check_shard, shard_path(directory, shard), shard, manifest, verify)
+            for shard in shards
+        ]
+        for check in checks:
+            check.result()
+    return manifest
+
+
+def load_manifest(directory: str | os.PathLike[str]) -> Manifest:
+    """Reads the manifest of a finished dataset, local or remote.
+
+    Raises:
+        ManifestError: if there is none (the build did not finish) or it cannot be used.
+    """
+    if not is_remote(directory):
+        return Manifest.load(directory)
+    import tensorflow as tf
+
+    path = f"{os.fspath(directory).rstrip('/')}/{FILE_NAME}"
+    try:
+        with tf.io.gfile.GFile(path) as file:
+            text = file.read()
+    except tf.errors.NotFoundError:
+        raise ManifestError(
+            f"{path} is missing: the build did not finish, or the name is wrong; run the same "
+            "build command again to resume it"
+        ) from None
+    except tf.errors.OpError as error:
+        raise ManifestError(f"cannot read {path}: {error.message}") from error
+    return Manifest.from_json(text, file_name=path)
+
+
+def shard_path(directory: str | os.PathLike[str], shard: Shard) -> str:
+    """Returns the name under which a shard is opened."""
+    return f"{os.fspath(directory).rstrip('/')}/{shard.name}"
+
+
+def _check_shard(path: str, shard: Shard, manifest: Manifest, verify: Verify) -> None:
+    size = _size(path)
+    if size is None:
+        raise ManifestError(
+            f"{path} is missing, though the manifest lists it; copy the dataset again as a whole, "
+            "or build it anew with --overwrite"
+        )
+    if size != shard.num_bytes:
+        raise ManifestError(
+            f"{path} has {size} bytes, the manifest says {shard.num_bytes}: it was cut off or "
+            "replaced; copy it again, or build the dataset anew with --overwrite"
+        )
+    if verify == "crc":
+        with _open(path) as file:
+            _check_records(file, path, shard, manifest.layout)
+    elif verify == "sha256":
+        with _open(path) as file:
+            digest = _sha256(file.read)
+        if digest != shard.sha256:
+            raise ManifestError(
+                f"{path} has SHA-256 {digest}, the manifest says {shard.sha256}: its content "
+                "changed; copy it again, or build the dataset anew with --overwrite"
+            )
+
+
+def _check_records(file: BinaryIO, path: str, shard: Shard, layout: schema.RecordLayout) -> None:
+    length = struct.pack("<Q", layout.length)
+    header = length + struct.pack("<I", schema.masked_crc32c(length))
+    for record_index in range(shard.num_examples):
+        record = memoryview(file.read(layout.stride))
+        data = record[schema.HEADER_LENGTH : -schema.FOOTER_LENGTH]
+        footer = struct.pack("<I", schema.masked_crc32c(data))
+        if record[: schema.HEADER_LENGTH] != header or record[-schema.FOOTER_LENGTH :] != footer:
+            raise ManifestError(
+                f"{path}: record {record_index} does not match its checksum, its content changed; "
+                "copy the file again, or build the dataset anew with --overwrite"
+            )
+
+
+def _sha256(read: Callable[[int], bytes]) -> str:
+    digest = hashlib.sha256()
+    while chunk := read(_CHUNK_LENGTH):
+        digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _size(path: str) -> int | None:
+    """Bytes of a file, or None if there is no such file."""
+    if not is_remote(path):
+        try:
+            return os.stat(path).st_size  # noqa: PTH116 - a name, local or not, is no Path here
+        except FileNotFoundError:
+            return None
+    import tensorflow as tf
+
+    try:
+        return tf.io.gfile.stat(path).length
+    except tf.errors.NotFoundError:
+        return None
+
+
+def _open(path: str) -> BinaryIO:
+    if not is_remote(path):
+        return open(path, "rb")  # noqa: PTH123 - a name is no Path here; callers close it
+    import tensorflow as tf
+
+    return tf.io.gfile.GFile(path, "rb")

@@ -1,0 +1,423 @@
+"""Batches for training, read from finished shards: a step only copies bytes.
+
+Two engines keep one contract (docs/reader.md). Each turns the shards into tensors of records,
+uint8 [rows, stride], and a batch is a gather of rows: `mmap` has all rows of the split at once,
+because the files are mapped into memory; `stream` reads a window of rows at a time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import numpy as np
+import tensorflow as tf
+
+from tfrecord_io import schema
+from tfrecord_io.device_cache import cached_on_device
+from tfrecord_io.manifest import Manifest, ManifestError
+from tfrecord_io.mapped import MappedSplit, RowIndex
+from tfrecord_io.opening import Verify, is_remote, open_split, shard_path
+from tfrecord_io.order import BatchOrder
+from tfrecord_io.stream_order import RUN_LENGTH, Segments, StreamOrder
+
+Engine = Literal["auto", "mmap", "stream"]
+Cache = Literal["device"]
+
+_log = logging.getLogger(__name__)
+
+# The order is computed in Python for this many examples at once, about a millisecond's work, so
+# that a step runs no Python.
+_BLOCK_EXAMPLES = 8192
+
+# Up to here the stream engine holds a split in memory, and gives it the global order.
+_HELD_EXAMPLES = 2048
+
+# Read at once by each of the stream engine's readers; TensorFlow's own choice for TFRecords.
+_READ_BUFFER_LENGTH = 256 * 1024
+
+# Requests of the stream engine at a time.
+_NUM_STREAM_READS = 8
+
+# More threads than these only wait for memory.
+_MAX_GATHERS = 8
+
+
+def make_dataset(
+    directory: str | os.PathLike[str],
+    *,
+    split: str,
+    batch_size: int,
+    seed: int = 0,
+    shuffle: bool = True,
+    epochs: int | None = 1,
+    drop_remainder: bool = False,
+    pad_remainder: bool = False,
+    engine: Engine = "auto",
+    num_replicas: int = 1,
+    replica_index: int = 0,
+    start_step: int = 0,
+    with_keys: bool = False,
+    verify: Verify = "size",
+    cache: Cache | None = None,
+) -> tf.data.Dataset:
+    """Returns the batches of a split, in an order that the seed names.
+
+    The order is that of `order.BatchOrder`: epochs follow each other without a gap, each in a
+    permutation of its own of the whole split, and batch k is rows [k * batch_size,
+    (k + 1) * batch_size) of that sequence. Iterating the same dataset twice gives the same
+    batches twice; for Keras `fit` over several epochs ask for `epochs=None` and give
+    `steps_per_epoch`. With `engine="stream"` the shuffle is weaker, see `stream_order`.
+
+    Args:
+        directory: of a finished dataset; a local folder, or a URL that `tf.io.gfile` reads.
+        split: name of the split, such as `train`.
+        batch_size: examples of a global batch, over all replicas.
+        seed: names the order.
+        shuffle: if False, examples come in the order of the shards.
+        epochs: how often each example occurs; None for endless batches.
+        drop_remainder: leave out a last batch that is not full.
+        pad_remainder: fill up a last batch that is not full with copies of its last example, and
+            give each example a weight: 1, or 0 for a copy.
+        engine: `mmap` for a local folder; `stream` for any; `auto` takes `mmap` where it can.
+        num_replicas: readers (such as workers) that share each global batch in equal slices.
+        replica_index: which slice this reader gets.
+        start_step: batches to skip, at no cost: the state of a reader is its number of steps.
+        with_keys: give each example's key, too.
+        verify: how much of the shards is checked now: `size`, `crc` or `sha256`.
+        cache: `device` holds the split in the accelerator's memory and gathers batches there; in
+            main memory where there is no accelerator. What does not fit is read as usual.
+
+    Returns:
+        a dataset of (image, label), then weight with `pad_remainder`, then key with `with_keys`:
+        image uint8 [batch, height, width, channels], label float32 [batch, num_classes] one-hot,
+        weight float32 [batch], key string [batch]. `batch` is batch_size / num_replicas; in a
+        last batch that is neither dropped nor padded it is less, and may be 0 for a replica.
+
+    Raises:
+        ManifestError: if the dataset is unfinished, of a newer format or has no such split; if
+            the split is smaller than a batch where all batches must be full; if a shard is
+            missing or not as the manifest says.
+        ValueError: if an argument is out of range, or the arguments do not fit together.
+        OSError: if `mmap` was asked for and the operating system cannot map the files.
+    """
+    manifest = open_split(directory, split, verify)
+    order = BatchOrder(
+        num_examples=manifest.split(split).num_examples,
+        batch_size=batch_size,
+        seed=seed,
+        shuffle=shuffle,
+        epochs=epochs,
+        drop_remainder=drop_remainder,
+        pad_remainder=pad_remainder,
+        num_replicas=num_replicas,
+        replica_index=replica_index,
+    )
+    order.check_start(start_step)
+    if order.num_examples < batch_size and (drop_remainder or epochs is None):
+        raise ManifestError(
+            f"split {split!r} of {os.fspath(directory)} has {order.num_examples} examples, fewer "
+            f"than a batch of {batch_size}; use a smaller batch_size, or finite epochs without "
+            "drop_remainder"
+        )
+    engine = _choose_engine(engine, directory, split)
+    dataset = None
+    if cache == "device":
+        dataset = cached_on_device()
+    elif cache is not None:
+        raise ValueError(f"cache must be None or 'device', received {cache!r}")
+    if dataset is None:
+        features = _FeatureSlices(
+            layout=manifest.layout, with_weights=pad_remainder, with_keys=with_keys, first_byte=0
+        )
+        read = _mapped_batches if engine == "mmap" else _streamed_batches
+        dataset = read(directory, split, manifest, order, start_step, features)
+    return _finish(dataset, order, start_step)
+
+
+def _choose_engine(
+    engine: Engine, directory: str | os.PathLike[str], split: str
+) -> Literal["mmap", "stream"]:
+    """Returns the engine to use: what was asked for, or the best that works here."""
+    if engine not in ("auto", "mmap", "stream"):
+        raise ValueError(f"engine must be auto, mmap or stream, received {engine!r}")
+    if engine == "stream" or (engine == "auto" and is_remote(directory)):
+        return "stream"
+    if is_remote(directory):
+        raise ValueError(
+            f"engine='mmap' needs a local folder, received {os.fspath(directory)}; use "
+            "engine='stream', or copy the dataset here"
+        )
+    try:
+        MappedSplit(directory, split)
+    except (OSError, AttributeError, ImportError) as error:
+        # No such C function on Windows; no room for addresses under `ulimit -v`.
+        if engine == "mmap":
+            raise
+        _log.warning(
+            "%s cannot be mapped into memory (%s); reading it with engine='stream', whose "
+            "shuffle is weaker (docs/reader.md)",
+            os.fspath(directory),
+            error,
+        )
+        return "stream"
+    return "mmap"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _FeatureSlices:
+    """Cuts a batch of features out of records, in a graph.
+
+    Attributes:
+        layout: of the records.
+        with_weights: return weights.
+        with_keys: return keys.
+        first_byte: of a framed record that is there; 0, or where the serialized example begins.
+    """
+
+    layout: schema.RecordLayout
+    with_weights: bool
+    with_keys: bool
+    first_byte: int
+
+    def __call__(self, batch: tf.Tensor, weights: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        """Returns (image, label, ...) as `make_dataset` promises.
+
+        Args:
+            batch: uint8 [batch, bytes of a record].
+            weights: float32 [batch].
+        """
+        image = tf.reshape(self._columns(batch, schema.IMAGE), (-1, *self.layout.image_shape))
+        label = tf.reshape(self._columns(batch, schema.LABEL), (-1, self.layout.num_classes, 4))
+        features = image, tf.bitcast(label, tf.float32)
+        if self.with_weights:
+            features += (weights,)
+        if self.with_keys:
+            characters = tf.cast(self._columns(batch, schema.KEY), tf.int32)
+            features += (tf.strings.unicode_encode(characters, "UTF-8"),)
+        return features
+
+    def _columns(self, batch: tf.Tensor, name: str) -> tf.Tensor:
+        slot = self.layout.features[name]
+        offset = slot.offset - self.first_byte
+        return batch[:, offset : offset + slot.length]
+
+
+def _mapped_batches(
+    directory: str | os.PathLike[str],
+    split: str,
+    manifest: Manifest,
+    order: BatchOrder,
+    start_step: int,
+    features: _FeatureSlices,
+) -> tf.data.Dataset:
+    """Batches that draw from all records of the split, which is mapped into memory."""
+    shard_sizes = [shard.num_examples for shard in manifest.split(split).shards]
+    stride = manifest.layout.stride
+    rows = _row_batches(order, start_step, RowIndex(shard_sizes, stride))
+    fingerprint = manifest.fingerprint
+
+    # tf.data copies a tensor that a dataset or its functions hold into the graph of each
+    # iterator, but hands on by reference one that is made while it runs. So the files are mapped
+    # when an iterator starts, and unmapped with it. TensorFlow never lets go of a function that
+    # it was given, so this one holds names only.
+    def map_files() -> np.ndarray:
+        mapped = MappedSplit(directory, split)
+        if mapped.manifest.fingerprint != fingerprint:
+            raise ManifestError(f"{os.fspath(directory)} was built anew since it was opened")
+        return mapped.records
+
+    def map_files_in_graph(_: tf.Tensor) -> tf.Tensor:
+        return tf.ensure_shape(tf.numpy_function(map_files, [], tf.uint8), (None, stride))
+
+    whole = tf.data.Dataset.range(1).map(map_files_in_graph)
+    return whole.flat_map(lambda records: _gather_each(features, records, rows))
+
+
+def _streamed_batches(
+    directory: str | os.PathLike[str],
+    split: str,
+    manifest: Manifest,
+    order: BatchOrder,
+    start_step: int,
+    features: _FeatureSlices,
+) -> tf.data.Dataset:
+    """Batches that draw from a window of records at a time, read in long runs."""
+    shards = manifest.split(split).shards
+    sizes = np.array([shard.num_examples for shard in shards], np.int64)
+    paths = [shard_path(directory, shard) for shard in shards]
+    reader = _SegmentReader(paths, manifest.layout)
+    # A record as it is read begins behind its frame.
+    features = dataclasses.replace(features, first_byte=schema.HEADER_LENGTH)
+    if order.shuffle and order.num_examples <= _HELD_EXAMPLES:
+        # Held in memory as a whole, it can have the global order.
+        batch = BatchOrder(
+            num_examples=order.num_examples, batch_size=order.num_examples, shuffle=False
+        )
+        segments = StreamOrder(batch, sizes).window_segments(0, 0, 1)
+        whole = reader.read_batch(segments).map(reader.as_tensor)
+        rows = _row_batches(order, start_step)
+        return whole.flat_map(lambda records: _gather_each(features, records, rows))
+
+    stream_order = StreamOrder(order, sizes)
+    full = _num_full_steps(order)
+
+    def plan(window: np.ndarray) -> Segments:
+        return stream_order.window_segments(int(window), start_step, full)
+
+    def read_window(window: tf.Tensor) -> tf.data.Dataset:
+        arrays = tf.numpy_function(plan, [window], [tf.int64] * 4)
+        segments = Segments(*(tf.ensure_shape(array, (None,)) for array in arrays))
+        return reader.read(segments, by_turns=order.shuffle)
+
+    windows = 0, 0
+    if start_step < full:
+        windows = (
+            stream_order.window_of(start_step * order.batch_size),
+            stream_order.window_of(full * order.batch_size - 1) + 1,
+        )
+    batches = tf.data.Dataset.range(*windows).flat_map(read_window)
+    batches = batches.batch(order.replica_batch_size, drop_remainder=True)
+    if order.remainder and start_step < order.num_steps:
+        batches = batches.concatenate(reader.read_batch(stream_order.remainder_segments()))
+    batches = batches.map(lambda records: tf.ensure_shape(records, (_share(order),)))
+    return tf.data.Dataset.zip(batches, _weight_batches(order, start_step)).map(
+        lambda records, weights: features(reader.as_tensor(records), weights),
+        num_parallel_calls=_num_threads(),
+        deterministic=True,
+    )
+
+
+class _SegmentReader:
+    """Reads runs of neighbouring records."""
+
+    def __init__(self, paths: Sequence[str], layout: schema.RecordLayout) -> None:
+        self._paths = paths
+        self._layout = layout
+
+    def read(self, segments: Segments, *, by_turns: bool = False) -> tf.data.Dataset:
+        """Returns one string a record, taken by turns from each run, or run after run."""
+        # Without turns, a block is a whole run.
+        num_runs = tf.size(segments.run_splits, tf.int64) - 1
+        num_readers = tf.maximum(tf.minimum(num_runs, _NUM_STREAM_READS), 1)
+        return tf.data.Dataset.range(num_runs).interleave(
+            lambda run: self._read_run(segments, run),
+            cycle_length=tf.maximum(num_runs, 1) if by_turns else num_readers,
+            block_length=1 if by_turns else RUN_LENGTH,
+            num_parallel_calls=num_readers,
+            deterministic=True,
+        )
+
+    def read_batch(self, segments: Segments) -> tf.data.Dataset:
+        """Returns one element, string [records]; there may be none."""
+        if not len(segments.shards):
+            return tf.data.Dataset.from_tensors(tf.zeros([0], tf.string))
+        arrays = (tf.constant(array, tf.int64) for array in segments)
+        return self.read(Segments(*arrays)).batch(int(segments.num_records.sum()))
+
+    def as_tensor(self, records: tf.Tensor) -> tf.Tensor:
+        """Returns the bytes of serialized examples, uint8 [records, length of an example]."""
+        return tf.reshape(tf.io.decode_raw(records, tf.uint8), (-1, self._layout.length))
+
+    def _read_run(self, segments: Segments, run: tf.Tensor) -> tf.data.Dataset:
+        mine = slice(segments.run_splits[run], segments.run_splits[run + 1])
+        return tf.data.Dataset.from_tensor_slices(
+            (segments.shards[mine], segments.first_records[mine], segments.num_records[mine])
+        ).flat_map(self._read_segment)
+
+    def _read_segment(
+        self, shard: tf.Tensor, first_record: tf.Tensor, num_records: tf.Tensor
+    ) -> tf.data.Dataset:
+        # The raw op, because it alone goes to an offset without reading what lies before it. It
+        # checks each record's checksums.
+        variant = tf.raw_ops.TFRecordDatasetV2(
+            filenames=tf.gather(self._paths, shard),
+            compression_type="",
+            buffer_size=_READ_BUFFER_LENGTH,
+            byte_offsets=[first_record * self._layout.stride],
+        )
+        dataset = tf.data.experimental.from_variant(variant, tf.TensorSpec([], tf.string))
+        return dataset.take(num_records)
+
+
+def _gather_each(
+    features: _FeatureSlices, records: tf.Tensor, rows: tf.data.Dataset
+) -> tf.data.Dataset:
+    """Gathers a batch for each element (rows, weights)."""
+    return rows.map(
+        lambda rows, weights: features(tf.gather(records, rows), weights),
+        num_parallel_calls=_num_threads(),
+        deterministic=True,
+    )
+
+
+def _row_batches(
+    order: BatchOrder,
+    start_step: int,
+    row_index: Callable[[np.ndarray], np.ndarray] = lambda examples: examples,
+) -> tf.data.Dataset:
+    """Elements (rows, weights), int64 and float32 [replica_batch_size], one for each batch."""
+    full = _num_full_steps(order)
+    steps_per_block = max(1, _BLOCK_EXAMPLES // order.replica_batch_size)
+
+    def compute(block: np.ndarray) -> np.ndarray:
+        first_step = max(int(block) * steps_per_block, start_step)
+        last_step = min((int(block) + 1) * steps_per_block, full)
+        return row_index(order.examples_at(order.positions(first_step, last_step)))
+
+    def compute_in_graph(block: tf.Tensor) -> tf.Tensor:
+        rows = tf.numpy_function(compute, [block], tf.int64)
+        return tf.ensure_shape(rows, (None, order.replica_batch_size))
+
+    blocks = 0, 0
+    if start_step < full:
+        blocks = start_step // steps_per_block, -(-full // steps_per_block)
+    rows = tf.data.Dataset.range(*blocks).map(compute_in_graph).prefetch(1)
+    rows = rows.flat_map(tf.data.Dataset.from_tensor_slices)
+    if order.remainder and start_step < order.num_steps:
+        last = row_index(order.examples_at(order.positions(full, full + 1)))
+        rows = rows.concatenate(tf.data.Dataset.from_tensor_slices(last))
+    return tf.data.Dataset.zip(rows, _weight_batches(order, start_step))
+
+
+def _weight_batches(order: BatchOrder, start_step: int) -> tf.data.Dataset:
+    """Elements float32 [replica_batch_size]: 1 for an example, 0 for a copy; one for each batch."""
+    ones = tf.data.Dataset.from_tensors(tf.ones([order.replica_batch_size]))
+    if not (order.remainder and start_step < order.num_steps):
+        return ones.repeat()
+    last = order.weights(order.num_full_steps, order.num_steps)
+    ones = ones.repeat(order.num_full_steps - start_step)
+    return ones.concatenate(tf.data.Dataset.from_tensor_slices(last))
+
+
+def _num_full_steps(order: BatchOrder) -> int:
+    """Number of full batches, or as many as can be counted."""
+    if order.num_full_steps is not None:
+        return order.num_full_steps
+    return np.iinfo(np.int64).max // (2 * order.batch_size)
+
+
+def _share(order: BatchOrder) -> int | None:
+    """The length of this replica's batches, if they all have one."""
+    return order.replica_batch_size if order.pad_remainder or not order.remainder else None
+
+
+def _num_threads() -> int:
+    return min(_MAX_GATHERS, os.cpu_count() or 1)
+
+
+def _finish(dataset: tf.data.Dataset, order: BatchOrder, start_step: int) -> tf.data.Dataset:
+    """Adds what every dataset of this module has: a known length, order, and a batch ahead."""
+    if order.num_steps is None:
+        num_batches = tf.data.INFINITE_CARDINALITY
+    else:
+        num_batches = order.num_steps - start_step
+    options = tf.data.Options()
+    options.deterministic = True
+    # Workers share batches by num_replicas; tf.data must not cut the data a second time.
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+    dataset = dataset.apply(tf.data.experimental.assert_cardinality(num_batches))
+    return dataset.prefetch(2).with_options(options)
