@@ -1,0 +1,92 @@
+"""Who may import whom, as the design says it."""
+
+import ast
+import json
+import subprocess
+import sys
+
+import pytest
+from builds import ROOT
+
+PACKAGES = ("pipelines", "tfrecord_io", "train")
+MODULES = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
+
+#: What no module of a package may import, not even inside a function.
+FORBIDDEN = {
+    "pipelines": {"train", "tensorflow", "keras", "torch", "tensorflow_datasets"},
+    "tfrecord_io": {"pipelines", "train", "apache_beam", "keras", "tensorflow_datasets"},
+    "train": {"pipelines", "apache_beam", "tensorflow_datasets"},
+}
+
+
+def imported_packages(path):
+    """Returns the top-level names of everything a module imports, wherever it does so."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: imports are absolute here"
+            names.add(node.module.split(".")[0])
+    return names
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_no_module_imports_what_its_package_must_not(path):
+    package = path.relative_to(ROOT).parts[0]
+    assert not imported_packages(path) & FORBIDDEN[package]
+
+
+def modules_after(program):
+    """Returns the top-level packages that a fresh process holds after running a program."""
+    program += (
+        "\nimport json, sys\nprint(json.dumps(sorted({n.split('.')[0] for n in sys.modules})))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    return set(json.loads(done.stdout.splitlines()[-1]))
+
+
+def test_what_a_checker_or_another_framework_needs_costs_neither_tensorflow_nor_beam():
+    modules = modules_after(
+        "import tfrecord_io\n"
+        "from tfrecord_io import manifest, preprocess, schema, shards, tfds_metadata, verify\n"
+        "tfrecord_io.Manifest, tfrecord_io.RecordLayout, tfrecord_io.image_key"
+    )
+    assert not modules & {"tensorflow", "keras", "apache_beam", "pipelines", "train", "torch"}
+
+
+def test_planning_needs_no_engine():
+    modules = modules_after("from pipelines import plan\nfrom pipelines.sources import listing")
+    assert not modules & {"tensorflow", "keras", "apache_beam", "train"}
+
+
+def test_a_whole_build_loads_neither_tensorflow_nor_keras(source_tree, tmp_path):
+    flags = [
+        "--source=directory",
+        f"--input={source_tree}",
+        f"--output={tmp_path / 'out'}",
+        "--image_size=8",
+        "--max_reject_fraction=0.5",
+        "--direct_running_mode=in_memory",
+    ]
+    modules = modules_after(
+        f"from pipelines import build_tfrecords\nbuild_tfrecords.build({flags!r})"
+    )
+    assert "apache_beam" in modules
+    assert not modules & {"tensorflow", "keras", "train", "torch"}
+
+
+def test_no_module_is_a_drawer_for_whatever_fits_nowhere():
+    drawers = {"utils", "util", "common", "helpers", "misc"}
+    assert not [path for path in MODULES if path.stem in drawers]
+
+
+def test_every_name_of_the_public_api_is_there():
+    import tfrecord_io
+
+    for name in tfrecord_io.__all__:
+        assert getattr(tfrecord_io, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = tfrecord_io.nothing

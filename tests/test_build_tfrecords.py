@@ -1,0 +1,537 @@
+"""The build as a user runs it: whole commands, killed, resumed, and given what it must refuse."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import resource
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from builds import (
+    IN_MEMORY,
+    ROOT,
+    arguments,
+    build_here,
+    command,
+    files_of,
+    members_of_group,
+    run_build,
+    run_command,
+    shards_of,
+    started,
+    wait_until,
+    workers_of,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from image_files import (
+    encoded,
+    grey_pixels,
+    kermany_archive,
+    scan_tree,
+    tar_info,
+    write_tar,
+    write_tree,
+    write_zip,
+)
+from object_store import ObjectStore
+from PIL import Image
+
+from pipelines import build_tfrecords, engine, errors, launch, resume
+from pipelines.options import parse_options
+from pipelines.storage import BUILD_DIR, Storage
+from tfrecord_io.manifest import Manifest
+
+SAMPLE = ROOT.parent / "shared" / "data" / "kermany2018-sample.zip"
+NUM_SHARDS = "--num_shards=6"
+
+
+def palette_png():
+    """Returns a picture that Pillow warns of when it is converted."""
+    image = Image.fromarray(grey_pixels(5)).convert("P")
+    return encoded(image, transparency=b"\xff" * 256)
+
+
+#: 141 images, of which one is no image: less than a hundredth.
+TREE = {
+    **scan_tree({"train": 26, "val": 2, "test": 7}),
+    "test/CNV/CNV-900-1.jpeg": b"no image",
+    "train/CNV/CNV-901-1.png": palette_png(),
+}
+
+
+@pytest.fixture(scope="module")
+def archive(tmp_path_factory):
+    return write_zip(tmp_path_factory.mktemp("archive") / "scans.zip", kermany_archive(TREE))
+
+
+@pytest.fixture(scope="module")
+def undisturbed(archive, tmp_path_factory):
+    """A build by two workers that nothing disturbed, and what it wrote to the terminal."""
+    output = tmp_path_factory.mktemp("undisturbed") / "out"
+    done = run_build(archive, output, NUM_SHARDS, "--direct_num_workers=2")
+    assert done.returncode == 0, done.stderr
+    return output, done
+
+
+def exit_code(monkeypatch, argv):
+    """Runs the command in this process."""
+    monkeypatch.setattr(sys, "argv", ["build_tfrecords.py", *map(str, argv)])
+    return build_tfrecords.main()
+
+
+# ---- a run that succeeds
+
+
+def test_the_terminal_shows_progress_and_a_summary_and_no_noise(undisturbed):
+    output, done = undisturbed
+    assert not re.search(r"WARN|INFO|DEBUG|ERROR|Traceback|DeprecationWarning", done.stderr)
+    assert re.search(r"found 142 images among 3\d\d files", done.stderr)
+    assert "142/142" in done.stderr
+    assert not re.search(r"WARN|INFO|Traceback", done.stdout)
+    assert "files = 141 examples + 1 rejects + 142 copies" in done.stdout
+    assert f"python -m tfrecord_io verify {output}" in done.stdout
+
+
+def test_what_goes_in_comes_out_or_is_accounted_for(undisturbed, archive):
+    counts = Manifest.load(undisturbed[0]).counts
+    with zipfile.ZipFile(archive) as file:
+        assert counts["files"] == len(file.namelist())
+    assert counts["examples"] == 141
+    assert counts["rejects"] == 1
+    assert counts["copies"] == 142
+    assert sum(counts["ignored"].values()) == counts["files"] - 2 * 142
+    examples = pq.read_table(undisturbed[0] / "examples.parquet")
+    assert examples.num_rows == 141
+    assert set(examples["path"].to_pylist()) == {
+        f"OCT2017 /{name}" for name in TREE if name != "test/CNV/CNV-900-1.jpeg"
+    }
+
+
+def test_only_the_dataset_is_left(undisturbed):
+    output, _ = undisturbed
+    names = {path.name for path in output.iterdir()}
+    assert BUILD_DIR not in names
+    assert not [name for name in names if name.startswith(".") or name.endswith(".tmp")]
+    found = Manifest.load(output)
+    shards = {shard.name for split in found.splits.values() for shard in split.shards}
+    assert {name for name in names if name.endswith(".tfrecord")} == shards
+
+
+# ---- the same bytes, however
+
+
+def test_one_process_writes_the_same_bytes_as_two_workers(undisturbed, archive, tmp_path):
+    output = build_here(archive, tmp_path / "out", NUM_SHARDS)
+    assert files_of(output) == files_of(undisturbed[0])
+
+
+@pytest.mark.parametrize("kind", ["directory", "tar", "tar.gz", "deflated zip", "tree once"])
+def test_the_same_tree_gives_the_same_shards_however_it_is_packed(undisturbed, tmp_path, kind):
+    files = kermany_archive(TREE)
+    if kind == "directory":
+        source = write_tree(tmp_path / "scans", files)
+    elif kind == "deflated zip":
+        source = write_zip(tmp_path / "scans.zip", reversed(files.items()), zipfile.ZIP_DEFLATED)
+    elif kind == "tree once":
+        source = write_zip(tmp_path / "scans.zip", TREE)
+    else:
+        source = write_tar(tmp_path / f"scans.{kind}", files)
+    output = build_here(source, tmp_path / "out", NUM_SHARDS)
+    assert shards_of(output) == shards_of(undisturbed[0])
+
+
+def test_an_object_store_receives_the_same_shards(undisturbed, archive, tmp_path):
+    ObjectStore.folder = tmp_path
+    build_here(archive, "store://bucket/out", NUM_SHARDS)
+    output = tmp_path / "bucket" / "out"
+    assert shards_of(output) == shards_of(undisturbed[0])
+    assert not files_of(output / BUILD_DIR)
+
+
+def test_behind_a_proxy_that_never_answers_the_local_engine_starts_all_the_same(
+    undisturbed, archive, tmp_path
+):
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        proxy = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        names = ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "all_proxy")
+        env = {**dict.fromkeys(names, proxy), "no_proxy": ""}
+        output = tmp_path / "out"
+        done = run_build(archive, output, NUM_SHARDS, "--runner=DirectRunner", env=env)
+    assert done.returncode == 0, done.stderr
+    assert shards_of(output) == shards_of(undisturbed[0])
+
+
+# ---- once
+
+
+def marks_of(output):
+    """Returns what tells whether a file was written again."""
+    return {p.name: (p.stat().st_ino, p.stat().st_mtime_ns) for p in output.iterdir()}
+
+
+def test_a_complete_output_is_said_to_be_so_and_not_touched(
+    undisturbed, archive, monkeypatch, capsys
+):
+    output, _ = undisturbed
+    before = marks_of(output)
+    assert exit_code(monkeypatch, arguments(archive, output, NUM_SHARDS)) == 0
+    assert "is complete: 141 examples" in capsys.readouterr().out
+    assert marks_of(output) == before
+
+
+def test_a_changed_option_is_refused_with_exit_code_2(undisturbed, archive, monkeypatch, capsys):
+    output, _ = undisturbed
+    before = marks_of(output)
+    assert exit_code(monkeypatch, arguments(archive, output, NUM_SHARDS, "--seed=3")) == 2
+    message = capsys.readouterr().err
+    assert "seed: 0 there, 3 now" in message
+    assert "--overwrite" in message
+    assert marks_of(output) == before
+
+
+def test_a_changed_source_is_refused_with_exit_code_2(undisturbed, tmp_path, monkeypatch, capsys):
+    changed = {**TREE, "train/CNV/CNV-1-999.jpeg": b"one more"}
+    other = write_zip(tmp_path / "scans.zip", kermany_archive(changed))
+    assert exit_code(monkeypatch, arguments(other, undisturbed[0], NUM_SHARDS)) == 2
+    assert "source_listing: " in capsys.readouterr().err
+
+
+def test_overwrite_replaces_a_dataset_that_differs(undisturbed, archive, tmp_path, monkeypatch):
+    output = Path(shutil.copytree(undisturbed[0], tmp_path / "out"))
+    argv = arguments(archive, output, "--num_shards=2", "--overwrite", IN_MEMORY)
+    assert exit_code(monkeypatch, argv) == 0
+    expected = build_here(archive, tmp_path / "fresh", "--num_shards=2")
+    assert files_of(output) == files_of(expected)
+
+
+def test_a_second_build_at_once_is_refused_with_exit_code_2(archive, tmp_path, monkeypatch, capsys):
+    output = tmp_path / "out"
+    with resume.locked(Storage(str(output))):
+        assert exit_code(monkeypatch, arguments(archive, output)) == 2
+        assert f"another build (process {os.getpid()})" in capsys.readouterr().err
+
+
+# ---- wrong usage
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--clases=CNV"], "unknown flag --clases; did you mean --classes?"),
+        (["--classes=CNV,AMD"], "'AMD'"),
+        (["--direct_running_mode=multi_threading"], "loses records"),
+        (["--num_shards=0"], "num_shards must be at least 1"),
+        (["--input=nowhere.zip"], "nowhere.zip is no file"),
+        (["--runner=NoSuchRunner"], "Unexpected pipeline runner"),
+        (["--output=nostore://bucket/out"], "cannot use --output nostore://bucket/out"),
+    ],
+)
+def test_wrong_usage_ends_with_exit_code_2_one_message_and_no_output(
+    archive, tmp_path, monkeypatch, capsys, flags, message
+):
+    assert exit_code(monkeypatch, arguments(archive, tmp_path / "out", *flags)) == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith("error: ")
+    assert message in last
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_newcomer_is_helped_without_waiting_for_a_build():
+    program = ROOT / "pipelines" / "build_tfrecords.py"
+    done = run_command([sys.executable, str(program), "--help"])
+    assert done.returncode == 0
+    assert "examples:" in done.stdout
+    assert done.stderr == ""
+
+
+# ---- too many rejects
+
+
+def test_too_many_rejects_fail_with_evidence_and_a_larger_limit_goes_on(
+    tmp_path, monkeypatch, capsys
+):
+    files = {**scan_tree({"train": 5}), "train/CNV/1.png": b"", "train/DME/2.png": b"?"}
+    scans = write_tree(tmp_path / "scans", files)
+    output = tmp_path / "out"
+    argv = arguments(scans, output, "--num_shards=3", IN_MEMORY)
+    for _ in range(2):
+        assert exit_code(monkeypatch, argv) == 1
+        message = capsys.readouterr().err.splitlines()[-1]
+        assert message.startswith("error: 2 of 22 images were rejected (9.09%, allowed 1.00%)")
+        assert "1 empty, 1 not_an_image" in message
+        assert f"{output}/rejects.csv" in message
+        assert "train/DME/2.png,not_an_image" in (output / "rejects.csv").read_text()
+        assert not (output / "manifest.json").exists()
+    before = marks_of(output)
+    assert exit_code(monkeypatch, [*argv, "--max_reject_fraction=0.1"]) == 0
+    after = marks_of(output)
+    shards = [name for name in before if name.endswith(".tfrecord")]
+    assert len(shards) == 3
+    assert all(after[name] == before[name] for name in shards)
+    assert Manifest.load(output).counts["rejects"] == 2
+
+
+# ---- strangers' archives
+
+
+def hostile_zip(path):
+    with zipfile.ZipFile(path, "w") as file:
+        for name, content in scan_tree({"train": 4}).items():
+            file.writestr(name, content)
+        for name in ("../../evil.png", "/tmp/evil.png", "train/CNV/../../../evil.png", "C:\\evil"):
+            file.writestr(name, b"evil")
+        link = zipfile.ZipInfo("train/CNV/link.png")
+        link.external_attr = 0o120777 << 16
+        file.writestr(link, "/etc/passwd")
+        file.writestr("train/CNV/bomb.png", bytes(10**7), zipfile.ZIP_DEFLATED)
+    return path
+
+
+def hostile_tar(path):
+    extra = []
+    for number, kind in enumerate(b"123456"):
+        info = tar_info(f"train/CNV/{number}.png", kind=bytes([kind]))
+        info.linkname = "../../../../../../etc/passwd"
+        extra.append(info)
+    names = ("../../evil.png", "/tmp/evil.png", "train/CNV/../../../evil.png")
+    files = {**scan_tree({"train": 4}), **dict.fromkeys(names, b"evil")}
+    return write_tar(path, files, extra)
+
+
+@pytest.mark.parametrize(
+    ("name", "make", "num_rejects"),
+    # In a tar a directory is among the extra members, which is no file.
+    [("a.zip", hostile_zip, 5), ("a.tar", hostile_tar, 8), ("a.tar.gz", hostile_tar, 8)],
+)
+def test_a_hostile_archive_writes_nothing_outside_the_output(tmp_path, name, make, num_rejects):
+    source = make(tmp_path / name)
+    (tmp_path / "deep" / "er").mkdir(parents=True)
+    output = tmp_path / "deep" / "er" / "out"
+    before = files_of(tmp_path)
+    build_here(source, output, "--max_reject_fraction=0.9")
+    outside = {n: c for n, c in files_of(tmp_path).items() if not n.startswith("deep/er/out/")}
+    assert outside == before
+    assert not Path("/tmp/evil.png").exists()
+    found = Manifest.load(output)
+    assert found.counts["examples"] == 16
+    assert found.counts["rejects"] >= num_rejects
+
+
+# ---- any tree at all
+
+ANY_FILES = st.dictionaries(
+    st.builds(
+        "/".join,
+        st.tuples(
+            st.sampled_from(["train", "test", "a/train", "a/test", "__MACOSX", "b"]),
+            st.sampled_from(["CNV", "DME"]),
+            st.sampled_from(
+                ["CNV-1-1.png", "2.png", "._3.png", ".DS_Store", "x.txt", "deep/4.png"]
+            ),
+        ),
+    ),
+    st.sampled_from([encoded(grey_pixels(1)), encoded(grey_pixels(2)), b"", b"no image"]),
+    min_size=1,
+)
+
+
+@settings(max_examples=10)
+@given(files=ANY_FILES, limit=st.sampled_from([1, 3, 100]))
+def test_whatever_the_tree_holds_every_file_is_accounted_for(tmp_path_factory, files, limit):
+    folder = tmp_path_factory.mktemp("any")
+    source = write_tree(folder / "scans", files)
+    try:
+        output = build_here(source, folder / "out", f"--limit={limit}", "--max_reject_fraction=1")
+    except errors.UserError:
+        return  # no image, or unrelated trees
+    except errors.BuildError as error:
+        assert "images were rejected" in str(error)  # noqa: PT017
+        return
+    counts = Manifest.load(output).counts
+    assert counts["files"] == len(files)
+    parts = ("examples", "rejects", "copies", "over_limit")
+    dropped = sum(counts.get("dropped", {}).values())
+    assert len(files) == (
+        sum(counts[name] for name in parts) + dropped + sum(counts["ignored"].values())
+    )
+    assert sum(path.stat().st_size for path in output.glob("*.tfrecord")) == (
+        counts["examples"] * Manifest.load(output).layout.stride
+    )
+
+
+# ---- workers in trouble
+
+
+def test_a_worker_whose_source_is_gone_ends_the_build_with_that_message_alone(tmp_path):
+    scans = write_tree(tmp_path / "scans", scan_tree({"train": 2}))
+    argv = arguments(scans, tmp_path / "out", "--direct_num_workers=1")
+    options = parse_options(argv)
+    with launch.prepared(options) as job:
+        next(scans.rglob("*.jpeg")).unlink()
+        pipeline = engine.make_pipeline(options.beam_args)
+        with pytest.raises(errors.BuildError, match=r"^\S+\.jpeg is gone since .*--overwrite$"):
+            build_tfrecords.run(job, pipeline)
+
+
+@pytest.fixture(scope="module")
+def large_archive(tmp_path_factory):
+    """Few, but large pictures, which keep two workers busy for some seconds."""
+    rows = np.linspace(0, 255, 1400, dtype=np.float32)
+    contents = [
+        encoded((np.add.outer(rows, rows * k / 9) % 256).astype(np.uint8), "JPEG") for k in range(9)
+    ]
+    files = {
+        f"train/{label}/{label}-{k}-{number}.jpeg": content
+        for label in ("CNV", "NORMAL")
+        for k, content in enumerate(contents)
+        for number in range(18)
+    }
+    return write_zip(tmp_path_factory.mktemp("large") / "scans.zip", files)
+
+
+LARGE = ("--num_shards=27", "--direct_num_workers=2")
+
+
+@pytest.fixture(scope="module")
+def large_undisturbed(large_archive, tmp_path_factory):
+    output = build_here(large_archive, tmp_path_factory.mktemp("large") / "out", LARGE[0])
+    return files_of(output)
+
+
+def num_finished(output):
+    return len(list(output.glob("train-*.json")))
+
+
+def nothing_left_running(process):
+    return wait_until(lambda: not members_of_group(process.pid))
+
+
+@pytest.mark.slow
+def test_a_killed_build_resumes_without_loss(large_archive, large_undisturbed, tmp_path):
+    output = tmp_path / "out"
+    words = command(large_archive, output, *LARGE)
+    chance = random.Random()
+    seed = chance.randrange(10**6)
+    chance.seed(seed)
+    print(f"seed {seed}")
+    # Once while the workers start, then at random places of what is left.
+    for attempt in range(4):
+        goal = num_finished(output) + chance.randint(1, 8)
+        with started(words) as process:
+            reached = wait_until(
+                (lambda: workers_of(process))
+                if attempt == 0
+                else (lambda: num_finished(output) >= goal),  # noqa: B023
+                process,
+            )
+            assert reached, process.stdout.read()
+            before = {p.name: p.read_bytes() for p in output.glob("*.tfrecord")}
+            if attempt % 2 == 0:
+                process.kill()  # the launcher alone, as the kernel does for want of memory
+            else:
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            assert nothing_left_running(process)
+        assert not (output / "manifest.json").exists()
+        found = {p.name: p.read_bytes() for p in output.glob("*.tfrecord")}
+        assert before.items() <= found.items()
+    done = run_command(words)
+    assert done.returncode == 0, done.stderr
+    assert f"going on: {len(found)} of 27 shards" in done.stderr or "going on: " in done.stderr
+    assert files_of(output) == large_undisturbed
+
+
+@pytest.mark.slow
+def test_a_killed_worker_ends_the_build_and_the_next_run_completes_it(
+    large_archive, large_undisturbed, tmp_path
+):
+    output = tmp_path / "out"
+    words = command(large_archive, output, *LARGE)
+    with started(words) as process:
+        assert wait_until(lambda: num_finished(output) >= 2, process)
+        workers_of(process)[0].send_signal(signal.SIGKILL)
+        text, _ = process.communicate(timeout=60)
+        assert process.returncode == 1
+        assert "a worker process died" in text
+        assert "Run the same command again" in text
+        assert "Traceback" not in text
+        assert nothing_left_running(process)
+    assert not (output / "manifest.json").exists()
+    done = run_build(large_archive, output, LARGE[0], "--direct_num_workers=1")
+    assert done.returncode == 0, done.stderr
+    assert files_of(output) == large_undisturbed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("whole_group", [True, False], ids=["terminal", "launcher"])
+def test_an_interrupted_build_says_how_to_go_on(large_archive, tmp_path, whole_group):
+    output = tmp_path / "out"
+    with started(command(large_archive, output, *LARGE)) as process:
+        assert wait_until(lambda: num_finished(output) >= 1, process)
+        second = run_build(large_archive, output, *LARGE) if whole_group else None
+        if whole_group:
+            os.killpg(process.pid, signal.SIGINT)  # what Ctrl-C in a terminal does
+        else:
+            process.send_signal(signal.SIGINT)
+        text, _ = process.communicate(timeout=60)
+        assert process.returncode == 130, text
+        assert text.splitlines()[-1] == "stopped; run the same command again to go on"
+        assert "Traceback" not in text
+        assert nothing_left_running(process)
+    if second is not None:
+        assert second.returncode == 2
+        assert f"another build (process {process.pid})" in second.stderr
+
+
+def test_a_full_disk_is_a_clear_error(archive, tmp_path):
+    output = tmp_path / "out"
+    words = command(archive, output, "--image_size=300", "--direct_num_workers=1")
+
+    def few_bytes():
+        # Of the limits that make a write fail, the one that needs no file system of its own.
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+
+    done = subprocess.run(
+        words, capture_output=True, text=True, cwd=ROOT, preexec_fn=few_bytes, check=False
+    )
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert re.search(r"error: cannot write .*File too large", done.stderr)
+    assert not (output / "manifest.json").exists()
+
+
+# ---- the real thing
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not SAMPLE.exists(), reason="the sample of the real data is not here")
+def test_the_sample_of_the_real_archive_is_632_images_once(tmp_path):
+    output = tmp_path / "out"
+    done = run_build(SAMPLE, output, "--image_size=16")
+    assert done.returncode == 0, done.stderr
+    assert "1,783 files = 632 examples + 632 copies + 519 that are no data" in done.stdout
+    found = Manifest.load(output)
+    assert found.rejects == {}
+    assert found.label_names == ("CNV", "DME", "DRUSEN", "NORMAL")
+    assert {name: split.num_examples for name, split in found.splits.items()} == {
+        "train": 478,
+        "val": 32,
+        "test": 122,
+    }
+    assert json.loads((output / "manifest.json").read_text())["source"]["name"] == SAMPLE.name
+    patients = pq.read_table(output / "examples.parquet", columns=["patient"])["patient"]
+    assert patients.null_count == 0

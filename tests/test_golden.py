@@ -1,0 +1,107 @@
+"""Format version 1, held by a committed dataset.
+
+`testdata/golden_v1` was made by
+
+    python pipelines/build_tfrecords.py --source directory --input tests/testdata/golden_source \
+        --output golden --name golden --image_size 10x8 --num_shards 2
+
+from which the manifest and the shards were kept. A release that breaks this test must write
+another format version. The source is PNG, and of the stored size, so that no other version of a
+decoder or a filter can change a pixel.
+"""
+
+import json
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from builds import IN_MEMORY, ROOT
+from PIL import Image
+
+from pipelines import build_tfrecords
+from tfrecord_io import Manifest, image_key
+
+SOURCE = ROOT / "tests" / "testdata" / "golden_source"
+GOLDEN = ROOT / "tests" / "testdata" / "golden_v1"
+
+#: The rest depends on the times of the files, on software versions, or grows with the program.
+STABLE = ("format_version", "name", "image", "label_names", "record", "splits", "preprocessing")
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    output = tmp_path_factory.mktemp("golden") / "out"
+    build_tfrecords.build(
+        ["--source=directory", f"--input={SOURCE}", f"--output={output}", "--name=golden",
+         "--image_size=10x8", "--num_shards=2", IN_MEMORY]
+    )  # fmt: skip
+    return output
+
+
+def test_a_build_writes_the_shards_it_always_wrote(built):
+    expected = {path.name: path.read_bytes() for path in GOLDEN.glob("*.tfrecord")}
+    assert len(expected) == 4
+    assert {path.name: path.read_bytes() for path in built.glob("*.tfrecord")} == expected
+
+
+def test_a_build_writes_the_manifest_it_always_wrote(built):
+    expected, found = (
+        json.loads((folder / "manifest.json").read_text()) for folder in (GOLDEN, built)
+    )
+    assert {name: found[name] for name in STABLE} == {name: expected[name] for name in STABLE}
+    for name in ("files", "examples", "rejects", "copies", "over_limit"):
+        assert found["counts"][name] == expected["counts"][name]
+
+
+def test_an_old_manifest_is_still_read():
+    found = Manifest.load(GOLDEN)
+    assert found.num_examples == 12
+    assert found.split("train").label_counts == (3, 3)
+    assert found.layout.stride == 182
+
+
+def originals(split):
+    """Returns (pixels, class) of every source file of a split, by the key it must have."""
+    found = {}
+    for path in SOURCE.glob(f"{split}/*/*.png"):
+        with Image.open(path) as image:
+            name = path.relative_to(SOURCE).as_posix()
+            found[image_key(name)] = np.asarray(image), path.parent.name
+    return found
+
+
+@pytest.mark.parametrize("split", ["train", "val", "test"])
+def test_tensorflow_reads_it_with_no_help_of_ours(split):
+    files = sorted(str(path) for path in GOLDEN.glob(f"{split}-*.tfrecord"))
+    spec = {
+        "image": tf.io.FixedLenFeature([], tf.string),
+        "key": tf.io.FixedLenFeature([], tf.string),
+        "label": tf.io.FixedLenFeature([2], tf.float32),
+    }
+    records = tf.data.TFRecordDataset(files).batch(100).get_single_element()
+    batch = tf.io.parse_example(records, spec)
+    expected = originals(split)
+    keys = [key.decode() for key in batch["key"].numpy()]
+    assert sorted(keys) == sorted(expected)
+    images = tf.io.decode_raw(batch["image"], tf.uint8).numpy().reshape(-1, 10, 8)
+    for key, image, label in zip(keys, images, batch["label"].numpy(), strict=True):
+        pixels, name = expected[key]
+        np.testing.assert_array_equal(image, pixels)
+        assert label.tolist() == [float(name == "CNV"), float(name == "NORMAL")]
+
+
+@pytest.mark.parametrize("split", ["train", "val", "test"])
+def test_numpy_reads_it_by_stride_and_offsets_alone(split):
+    content = json.loads((GOLDEN / "manifest.json").read_text())
+    stride, slots = content["record"]["stride"], content["record"]["features"]
+    expected = originals(split)
+    for shard in content["splits"][split]["shards"]:
+        records = np.fromfile(GOLDEN / shard["name"], np.uint8).reshape(-1, stride)
+        assert len(records) == shard["num_examples"]
+        for record in records:
+            key, image = (
+                record[slots[name]["offset"] : slots[name]["offset"] + slots[name]["length"]]
+                for name in ("key", "image")
+            )
+            pixels, _ = expected[key.tobytes().decode()]
+            np.testing.assert_array_equal(image.reshape(10, 8), pixels)
