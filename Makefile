@@ -4,20 +4,25 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 # Both can be changed: make run NUM_EXAMPLES=500 OUTPUT=data/small
 NUM_EXAMPLES ?= 2000
+IMAGE_SIZE ?= 64
+EPOCHS ?= 10
 OUTPUT ?= data/synthetic
+WORKDIR ?= runs/synthetic
 
 .PHONY: run test lint clean help
 
 help:
-	@echo "make run    set up, draw $(NUM_EXAMPLES) synthetic scans, build TFRecords, verify and show them"
+	@echo "make run    set up, draw $(NUM_EXAMPLES) synthetic scans, build TFRecords, verify, train a small network"
 	@echo "make test   set up and pass the tests"
 	@echo "make lint   check style and format"
 	@echo "make clean  remove the virtual environment; datasets in data/ and runs/ stay"
 
 run: $(VENV)/installed
-	$(BIN)/python pipelines/build_tfrecords.py --source synthetic --num_examples $(NUM_EXAMPLES) --output $(OUTPUT)
+	$(BIN)/python pipelines/build_tfrecords.py --source synthetic --num_examples $(NUM_EXAMPLES) --image_size $(IMAGE_SIZE) --output $(OUTPUT)
 	$(BIN)/python -m tfrecord_io verify $(OUTPUT)
 	$(BIN)/python -m tfrecord_io show $(OUTPUT) --output $(OUTPUT)/grid.png
+	$(BIN)/python train/run.py --data $(OUTPUT) --workdir $(WORKDIR) --model convnet --epochs $(EPOCHS) --class_weights balanced
+	@echo "Open $(OUTPUT)/report.html and $(WORKDIR)/plots; next: python train/predict.py --model $(WORKDIR) --input SCAN.jpeg"
 
 test: $(VENV)/installed
 	$(BIN)/python -m pytest

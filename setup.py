@@ -10,6 +10,7 @@ BUILD = [
     "apache-beam>=2.77,<2.78",  # launcher and workers must agree on the minor version
     "google-crc32c>=1.6",
     "jinja2>=3.1",
+    "matplotlib>=3.9",  # the pictures of the dataset's card
     "numpy>=2",
     "pillow>=12.1.1,<13",  # Beam's own bounds; the exact version is part of a build's fingerprint
     "psutil>=6",
@@ -19,10 +20,16 @@ BUILD = [
 ]
 EXTRAS = {
     "kaggle": ["kaggle>=2.2,<3", "six"],  # kaggle imports six without declaring it
-    "train": ["tensorflow>=2.21,<2.22", "matplotlib>=3.9", "scikit-learn>=1.6"],
+    "train": ["tensorflow>=2.21,<2.22", "tensorboard>=2.20", "scikit-learn>=1.6"],
     "test": ["hypothesis", "pytest>=8", "pytest-timeout", "ruff", "tensorflow-datasets"],
 }
 EXTRAS["all"] = sorted({package for extra in EXTRAS.values() for package in extra})
+# Apart from the rest, for its size: what Beam needs to start a Dataflow job and to use gs://.
+EXTRAS["gcp"] = ["apache-beam[gcp]>=2.77,<2.78"]
+EXTRAS["aws"] = ["apache-beam[aws]>=2.77,<2.78"]
+# Servers of both stores on loopback, for the tests that read and write s3:// and gs://.
+EXTRAS["stores"] = [*EXTRAS["aws"], *EXTRAS["gcp"], "gcp-storage-emulator", "moto[server]>=5"]
+EXTRAS["cuda"] = ["tensorflow[and-cuda]>=2.21,<2.22"]
 EXTRAS["bench"] = ["array-record", "grain", "mosaicml-streaming", "webdataset"]
 
 setup(

@@ -2,5 +2,5 @@
 # Renews the lock from the ranges in setup.py. Run it, run the tests, commit both.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-uv pip compile setup.py --extra all --python-version 3.11 --quiet --no-emit-index-url \
+uv pip compile setup.py --extra all --extra cuda --extra gcp --python-version 3.11 --quiet --no-emit-index-url \
   --custom-compile-command requirements/renew.sh --output-file requirements/lock.txt "$@"

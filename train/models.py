@@ -154,8 +154,12 @@ def _augment(features, seed: int):
     """Random changes a scan may show anyway: mirrored eye, another position, other contrast."""
     layers = (
         keras.layers.RandomFlip("horizontal", seed=seed + 2, name="augment_flip"),
-        keras.layers.RandomTranslation(0.1, 0.05, fill_mode="nearest", seed=seed + 3, name="augment_shift"),
-        keras.layers.RandomContrast(0.2, value_range=(0, 255), seed=seed + 4, name="augment_contrast"),
+        keras.layers.RandomTranslation(
+            0.1, 0.05, fill_mode="nearest", seed=seed + 3, name="augment_shift"
+        ),
+        keras.layers.RandomContrast(
+            0.2, value_range=(0, 255), seed=seed + 4, name="augment_contrast"
+        ),
     )
     for layer in layers:
         features = layer(features)
