@@ -37,7 +37,7 @@ def measure(num_images: int) -> str:
     digest = plan.listing_digest(listing.refs)
     made = plan.make_plan(listing, 50_295, (), plan.PlanOptions())
     planned = time.perf_counter()
-    size = _CountedBytes()
+    size = CountedBytes()
     made.write(size)
     written = time.perf_counter()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024**2
@@ -55,7 +55,7 @@ def measure(num_images: int) -> str:
     )
 
 
-class _CountedBytes(io.RawIOBase):
+class CountedBytes(io.RawIOBase):
     """Takes the plan's bytes and keeps only their number."""
 
     def __init__(self) -> None:

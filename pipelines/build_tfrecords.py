@@ -18,6 +18,7 @@ from collections.abc import Sequence
 logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
 logging.getLogger().addFilter(lambda record: "apitools not found" not in record.getMessage())
 logging.getLogger("apache_beam.runners.portability").setLevel(logging.CRITICAL)
+logging.getLogger("apache_beam.runners.worker.data_plane").setLevel(logging.CRITICAL)
 
 import apache_beam as beam  # noqa: E402
 
@@ -52,6 +53,9 @@ def build(argv: Sequence[str]) -> None:
             progress.progress_bar(job.storage, job.todo, job.num_finished, job.record_stride),
         ):
             run(job, pipeline)
+        if engine.returns_early(pipeline.options):
+            print(f"not waiting for the job; once it is done, {chosen.output} has a manifest.json")
+            return
         launch.require_finished(job)
     summary.print_built(chosen.output, time.monotonic() - job.started, job.num_finished)
 
@@ -77,7 +81,7 @@ def main() -> int:
     except errors.UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    except errors.BuildError as error:
+    except (errors.BuildError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

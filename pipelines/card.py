@@ -36,6 +36,9 @@ _PAIR_SIDE = 224
 _MAX_LISTED = 50
 _MAX_SERIES = 8
 
+# Names of what `shortcuts.WHITE_BORDER_EDGES` divides.
+_BORDERS = ("none", "up to 10 %", "10 to 30 %", "over 30 %")
+
 # Colours that stand for the page's own, which know of light and dark; see `_to_html`.
 _INK, _LINE = "#010101", "#020202"
 _SERIES = tuple(f"#03000{index}" for index in range(_MAX_SERIES))
@@ -55,6 +58,8 @@ _STYLE = {
     "grid.linewidth": 0.6,
     "svg.fonttype": "none",
     "text.color": _INK,
+    # Class names are text, whatever dollars they hold.
+    "text.parse_math": False,
     "xtick.color": _INK,
     "xtick.major.size": 0,
     "ytick.color": _INK,
@@ -123,9 +128,10 @@ def _summary(found: Manifest, audit: Audit) -> list[str]:
     patients = audit.measures["patients"]
     splits = ", ".join(f"{split.num_examples:,} {name}" for name, split in found.splits.items())
     height, width, channels = found.image_shape
-    people = f" of {patients:,} patients" if patients else ""
+    people = f" of {_count(patients, 'patient')}" if patients else ""
     sentences = [
-        f"{found.num_examples:,} images{people} in {found.num_classes} classes ({splits}), each "
+        f"{_count(found.num_examples, 'image')}{people} in "
+        f"{_count(found.num_classes, 'class', 'classes')} ({splits}), each "
         f"stored as {width}×{height} pixels in {'grey' if channels == 1 else 'colour'}."
     ]
     problems = [finding for finding in audit.findings if finding.severity == "problem"]
@@ -141,6 +147,10 @@ def _summary(found: Manifest, audit: Audit) -> list[str]:
     else:
         sentences.append("The audit found nothing that speaks against training on it.")
     return sentences
+
+
+def _count(number: int, noun: str, plural: str | None = None) -> str:
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
 def _charts(found: Manifest, audit: Audit, examples: pa.Table) -> dict[str, Any]:
@@ -186,7 +196,7 @@ def _chart_brightness(found: Manifest, examples: pa.Table) -> str | None:
         return None
     values = examples["brightness"].to_numpy()
     edges = np.linspace(0, max(float(values.max(initial=0)) * 1.02, 1), 33)
-    figure = Figure(figsize=(6.4, 3.0))
+    figure = Figure(figsize=(5.2, 2.8))
     axes = figure.add_subplot()
     if found.num_classes <= _MAX_SERIES:
         labels = np.array(examples["label"].to_pylist())
@@ -212,7 +222,7 @@ def _chart_patients(examples: pa.Table) -> str | None:
     names = ["1", "2", "3", "4", "5–9", "10–19", "20–49", "50–99", "100+"]
     heights, _ = np.histogram(values, edges)
     last = int(np.flatnonzero(heights).max()) + 1
-    figure = Figure(figsize=(6.4, 3.0))
+    figure = Figure(figsize=(5.2, 2.8))
     axes = figure.add_subplot()
     bars = axes.bar(names[:last], heights[:last], color=_series(0), width=0.72)
     axes.bar_label(bars, [f"{height:,}" for height in heights[:last]], padding=2)
@@ -235,7 +245,7 @@ def _chart_shortcuts(measured: Mapping[str, Any] | None) -> str | None:
     rows = sorted(measured["by_signal"].items(), key=lambda item: -item[1])
     rows = [("all together", measured["accuracy"]), *rows]
     chance = 100 * measured["chance"]
-    figure = Figure(figsize=(6.4, 0.9 + 0.36 * len(rows)))
+    figure = Figure(figsize=(5.2, 0.9 + 0.36 * len(rows)))
     axes = figure.add_subplot()
     colors = [_series(0), *[_series(1)] * (len(rows) - 1)]
     axes.barh(range(len(rows)), [100 * value for _, value in rows], color=colors, height=0.66)
@@ -307,8 +317,8 @@ def _side_facts(found: Manifest, examples: pa.Table) -> list[dict[str, Any]]:
     if "white_border" in names:
         border = examples["white_border"].to_numpy()
         bins = np.searchsorted(shortcuts.WHITE_BORDER_EDGES, border, "right")
-        words = ["none", "up to 10 %", "10 to 30 %", "over 30 %"]
-        facts.append(("White share of the border", [words[index] for index in bins.tolist()]))
+        shown = [_BORDERS[index] for index in bins.tolist()]
+        facts.append(("White share of the border", shown))
     labels = examples["label"].to_pylist()
     totals = collections.Counter(labels)
     return [
@@ -325,6 +335,8 @@ def _cross_table(
 ) -> dict[str, Any]:
     counts = collections.Counter(zip(values, labels, strict=True))
     frequent = [value for value, _ in collections.Counter(values).most_common(8)]
+    if set(frequent) <= set(_BORDERS):
+        frequent.sort(key=_BORDERS.index)
     others = set(values) - set(frequent)
     rows = []
     for value in [*frequent, *(["others"] if others else [])]:

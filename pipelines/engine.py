@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import difflib
+import importlib.util
 import logging
 import os
 import shlex
@@ -14,15 +15,29 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
 import apache_beam as beam
+import grpc
 import psutil
-from apache_beam.options.pipeline_options import DirectOptions, PipelineOptions, StandardOptions
-from apache_beam.runners.portability.fn_api_runner import FnApiRunner
+from apache_beam.options.pipeline_options import (
+    DirectOptions,
+    GoogleCloudOptions,
+    PipelineOptions,
+    SetupOptions,
+    StandardOptions,
+    TestOptions,
+    WorkerOptions,
+)
+from apache_beam.portability.api import beam_provision_api_pb2
+from apache_beam.runners.job import utils as job_utils
+from apache_beam.runners.portability.fn_api_runner import FnApiRunner, fn_runner
 from apache_beam.transforms import environments
 
 from pipelines import errors
 
 #: Names under which a user may ask for Beam's own engine on this machine.
 _LOCAL_RUNNERS = ("directrunner", "fnapirunner", "bundlebaseddirectrunner", "direct")
+
+#: How long an engine that lost a worker may take to end by itself.
+_GRACE_SECONDS = 10.0
 
 
 def make_pipeline(beam_args: Sequence[str]) -> beam.Pipeline:
@@ -39,6 +54,8 @@ def make_pipeline(beam_args: Sequence[str]) -> beam.Pipeline:
         # A remote engine tells where to look at the job on this level; of types it tells too much.
         logging.getLogger().setLevel(logging.INFO)
         logging.getLogger("apache_beam.typehints").setLevel(logging.WARNING)
+        if is_dataflow(options):
+            _require_package(options)
         try:
             return beam.Pipeline(options=options)
         except ValueError as error:
@@ -69,10 +86,30 @@ def _local_runner(options: PipelineOptions, beam_args: Sequence[str]) -> FnApiRu
     # The engine would start Beam's talkative worker in `multi_processing` mode. In its default
     # mode it takes the environment it is given, and only complains that this cannot be meant.
     direct.direct_running_mode = "in_memory"
-    command = f"exec {shlex.quote(sys.executable)} -m pipelines.worker"
+    command = f"exec {shlex.quote(sys.executable)} -m pipelines.worker {os.getpid()}"
+    # Launcher and workers talk over this machine's own address, which gRPC would send to a proxy
+    # that the environment names.
+    os.environ["no_grpc_proxy"] = "localhost,127.0.0.1,::1"  # noqa: SIM112 - gRPC's own name
     return FnApiRunner(
-        default_environment=environments.SubprocessSDKEnvironment.from_command_string(command)
+        default_environment=environments.SubprocessSDKEnvironment.from_command_string(command),
+        provision_info=_provision_info(options),
     )
+
+
+def _provision_info(options: PipelineOptions) -> fn_runner.ExtendedProvisionInfo:
+    """Returns what worker processes are told: the options, which by default this engine keeps.
+
+    File systems need them: an endpoint, a key.
+    """
+    told = {}
+    for name, value in options.get_all_options(drop_default=True).items():
+        if isinstance(value, list):
+            told[name] = [str(item) for item in value]
+        elif isinstance(value, str | int | float):
+            # A number would arrive as a float, which is no valid value of an integer's flag.
+            told[name] = value if isinstance(value, bool) else str(value)
+    content = beam_provision_api_pb2.ProvisionInfo(pipeline_options=job_utils.dict_to_struct(told))
+    return fn_runner.ExtendedProvisionInfo(content)
 
 
 def is_local(options: PipelineOptions) -> bool:
@@ -81,26 +118,80 @@ def is_local(options: PipelineOptions) -> bool:
     return runner is None or runner.rsplit(".", 1)[-1].lower() in _LOCAL_RUNNERS
 
 
+def is_dataflow(options: PipelineOptions) -> bool:
+    """Tells whether the job runs on Dataflow, whose workers see no disk of this machine."""
+    return "dataflow" in (options.view_as(StandardOptions).runner or "").lower()
+
+
+def returns_early(options: PipelineOptions) -> bool:
+    """Tells whether `run` ends before the job does: a template, a dry run, or no waiting."""
+    return bool(
+        options.view_as(GoogleCloudOptions).template_location
+        or options.view_as(TestOptions).dry_run
+        or options.view_as(StandardOptions).no_wait_until_finish
+    )
+
+
+def _require_package(options: PipelineOptions) -> None:
+    """Refuses a Dataflow job whose workers, minutes later, would not find this package."""
+    setup = options.view_as(SetupOptions)
+    image = options.view_as(WorkerOptions).sdk_container_image
+    if not (image or setup.setup_file or setup.extra_packages):
+        raise errors.UserError(
+            "Dataflow's workers need this package: give --sdk_container_image, an image made of "
+            "docker/pipeline.Dockerfile, or --setup_file=./setup.py; docs/dataflow.md has both"
+        )
+    if not _has_dataflow_client():
+        raise errors.UserError(
+            "--runner=DataflowRunner needs Google's client libraries: pip install -e '.[gcp]'"
+        )
+
+
+def _has_dataflow_client() -> bool:
+    try:
+        return importlib.util.find_spec("google.cloud.dataflow") is not None
+    except ModuleNotFoundError:  # no google.cloud either
+        return False
+
+
 @contextlib.contextmanager
 def watched_workers() -> Iterator[None]:
-    """Ends this program if a local worker process dies while the job runs.
+    """Ends the job, or this program, if a local worker process dies while the job runs.
 
     A worker that the kernel kills, for want of memory say, leaves Beam's engine waiting for ever.
     The engine's own thread notices the death and raises an exception that nobody reads; here it
     is read. Nothing is lost: what was written is whole, and the same command goes on.
+
+    An engine that ends the job itself stops its workers too, not always gently; so it is given
+    the time to leave this block first.
     """
     previous = threading.excepthook
+    deadlines: list[threading.Timer] = []
 
     def on_thread_error(args: threading.ExceptHookArgs) -> None:
         if args.thread is not None and args.thread.name == "run_worker":
-            _end_with_dead_worker(str(args.exc_value))
-        previous(args)
+            what = str(args.exc_value)
+            deadlines.append(threading.Timer(_GRACE_SECONDS, _end_with_dead_worker, [what]))
+            deadlines[-1].daemon = True
+            deadlines[-1].start()
+            return
+        # The threads that talk to a worker find out too, and would say so at length.
+        if not isinstance(args.exc_value, grpc.RpcError):
+            previous(args)
 
     threading.excepthook = on_thread_error
     try:
         yield
+    except (errors.BuildError, errors.UserError):
+        raise
+    except Exception as error:
+        if deadlines:
+            raise errors.BuildError(_dead_worker_message(deadlines[0].args[0])) from error
+        raise
     finally:
         threading.excepthook = previous
+        for deadline in deadlines:
+            deadline.cancel()
 
 
 @contextlib.contextmanager
@@ -134,14 +225,16 @@ def _root_cause(error: BaseException) -> str | None:
     return None
 
 
-def _end_with_dead_worker(what: str) -> NoReturn:
-    print(
-        f"\nerror: a worker process died ({what}), most likely for want of memory; shards that "
-        "were finished are kept.\nRun the same command again to go on, with fewer workers "
-        "(--direct_num_workers=1) if memory is short.",
-        file=sys.stderr,
-        flush=True,
+def _dead_worker_message(what: str) -> str:
+    return (
+        f"a worker process died ({what}), most likely for want of memory; shards that were "
+        "finished are kept.\nRun the same command again to go on, with fewer workers "
+        "(--direct_num_workers=1) if memory is short."
     )
+
+
+def _end_with_dead_worker(what: str) -> NoReturn:
+    print(f"\nerror: {_dead_worker_message(what)}", file=sys.stderr, flush=True)
     for child in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):
             child.kill()

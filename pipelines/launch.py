@@ -16,11 +16,12 @@ import xxhash
 
 from pipelines import drops, errors, plan, resume, splits, transforms
 from pipelines.options import BuildOptions
+from pipelines.sources import prefetch
 from pipelines.sources.chosen import make_source
 from pipelines.sources.listing import Listing, iterate_refs
 from pipelines.sources.source import Source
 from pipelines.storage import BUILD_DIR, Storage
-from tfrecord_io import preprocess, schema
+from tfrecord_io import augment, preprocess, schema
 from tfrecord_io.manifest import FILE_NAME, Manifest
 
 
@@ -127,7 +128,9 @@ def _plan_job(options: BuildOptions, storage: Storage, source: Source, listing: 
     build = dataclasses.replace(build, notes=split.notes)
     listing = dataclasses.replace(listing, refs=split.refs, dropped=split.dropped.num_rows)
     planned = plan.make_plan(listing, layout.stride, labels, options.plan)
-    build = dataclasses.replace(build, over_limit=planned.over_limit)
+    build = dataclasses.replace(
+        build, over_limit=planned.over_limit, num_variants=planned.num_variants
+    )
     resume.remove_leftovers(storage)
     _write_plan(storage, build, planned)
     drops.write_table(storage, drops.PLANNED_FILE, split.dropped)
@@ -143,9 +146,9 @@ def _content_names(source: Source, refs: pa.Table) -> list[str]:
     """Returns a name for the content of each file: the same for copies, whatever their names."""
     names = []
     with source.open() as reader:
-        for ref in iterate_refs(refs):
+        for ref, read in prefetch.read_in_order(reader, iterate_refs(refs)):
             try:
-                names.append(xxhash.xxh3_128_hexdigest(reader.read(ref)))
+                names.append(xxhash.xxh3_128_hexdigest(read()))
             except preprocess.Reject:
                 # It will be rejected again when it is decoded; until then it stands for itself.
                 names.append(ref.source_path)
@@ -198,8 +201,13 @@ def _identity(
         "shard_size_mb": options.plan.shard_size_mb,
         "num_shards": options.plan.num_shards,
         "limit": options.plan.limit,
+        **_augmentation(options.plan.variants),
         "decoder": preprocess.decoder_versions(),
     }
+
+
+def _augmentation(variants: int) -> dict[str, Any]:
+    return {"variants": variants, "augmentation": dict(augment.RECIPE)} if variants else {}
 
 
 def _is_current(storage: Storage, identity: dict[str, Any]) -> bool:

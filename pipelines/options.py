@@ -159,6 +159,7 @@ def parse_options(argv: Sequence[str]) -> BuildOptions:
                 shard_size_mb=args.shard_size_mb,
                 num_shards=args.num_shards,
                 limit=args.limit,
+                variants=args.variants,
             ),
             max_reject_fraction=args.max_reject_fraction,
             overwrite=args.overwrite,
@@ -317,6 +318,14 @@ def _parser() -> argparse.ArgumentParser:
         choices=tuple(RESIZE_FILTERS),
         default="bilinear",
         help="filter, always with antialiasing (default: %(default)s)",
+    )
+    group.add_argument(
+        "--variants",
+        type=int,
+        default=0,
+        metavar="K",
+        help="augmented copies of each image of the train split, made once: mirrored, turned and "
+        "moved a little, brighter or darker, with speckle (default: %(default)s)",
     )
     group.add_argument(
         "--seed", type=int, default=0, help="of the shuffle and the drawing (default: %(default)s)"

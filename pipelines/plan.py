@@ -31,6 +31,13 @@ DEFAULT_SHARD_SIZE_MB = 64
 _MIN_SHARDS = 16
 _MIN_SHARD_EXAMPLES = 64
 
+#: More augmented copies than this are better made by the trainer, anew in each epoch.
+MAX_VARIANTS = 100
+_AUGMENTED_SPLIT = "train"
+
+#: A row a record: the image, and which variant of it (0 is the image itself).
+PLAN_SCHEMA = REF_SCHEMA.append(pa.field("variant", pa.int32()))
+
 _SPLIT_ORDER = ("train", "val", "test")
 _ROWS_AT_ONCE = 65_536
 
@@ -44,6 +51,7 @@ class PlanOptions:
         shard_size_mb: wanted size of a shard in megabytes (10**6 bytes).
         num_shards: of the largest split; the others get their share. Overrides the size.
         limit: at most this many images of each split, drawn by the seed.
+        variants: augmented copies that are made of each image of the train split.
 
     Raises:
         ValueError: if a value is out of range.
@@ -53,6 +61,7 @@ class PlanOptions:
     shard_size_mb: float | None = None
     num_shards: int | None = None
     limit: int | None = None
+    variants: int = 0
 
     def __post_init__(self) -> None:
         if not 0 <= self.seed < 2**63:
@@ -65,6 +74,8 @@ class PlanOptions:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, received {value}")
+        if not 0 <= self.variants <= MAX_VARIANTS:
+            raise ValueError(f"variants must be in 0..{MAX_VARIANTS}, received {self.variants}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,20 +106,22 @@ class Plan:
     """A whole build, decided.
 
     Attributes:
-        refs: images in the order of the records, a table of `REF_SCHEMA`.
+        refs: images in the order of the records, a table of `PLAN_SCHEMA`.
         tasks: in the order of `refs`; together they cover it exactly.
         label_names: in the order of their indices.
         over_limit: images left out because of the limit.
+        num_variants: rows of `refs` that are a variant of another row's image.
     """
 
     refs: pa.Table
     tasks: tuple[ShardTask, ...]
     label_names: tuple[str, ...]
     over_limit: int
+    num_variants: int = 0
 
     def write(self, file: IO[bytes]) -> None:
         """Writes the references as an Arrow IPC file, one record batch a task."""
-        with pa.ipc.new_file(file, REF_SCHEMA) as writer:
+        with pa.ipc.new_file(file, PLAN_SCHEMA) as writer:
             start = 0
             for task in self.tasks:
                 # An Arrow file allows one dictionary a column, so the batches are slices.
@@ -139,7 +152,14 @@ def make_plan(
     counts = np.bincount(split_codes, minlength=len(splits))
     kept = np.minimum(counts, options.limit) if options.limit else counts
     starts = np.cumsum(counts) - counts
-    rows = np.concatenate([order[s : s + k] for s, k in zip(starts, kept, strict=True)])
+    by_split = [order[s : s + k] for s, k in zip(starts, kept, strict=True)]
+    over_limit = int(counts.sum() - kept.sum())
+    variants = [np.zeros(len(rows), np.int64) for rows in by_split]
+    if options.variants and _AUGMENTED_SPLIT in splits:
+        place = splits.index(_AUGMENTED_SPLIT)
+        by_split[place], variants[place] = _with_variants(by_split[place], options)
+        kept[place] = len(by_split[place])
+    rows, variant = np.concatenate(by_split), np.concatenate(variants)
     tasks: list[ShardTask] = []
     for split, num_examples in zip(splits, kept.tolist(), strict=True):
         num_shards = _num_shards(num_examples, int(kept.max()), record_stride, options)
@@ -155,11 +175,21 @@ def make_plan(
             )
     labels = pc.unique(listing.refs["label"].cast(pa.string())).to_pylist()
     return Plan(
-        refs=listing.refs.take(rows).combine_chunks(),
+        refs=listing.refs.take(rows)
+        .append_column("variant", pa.array(variant, pa.int32()))
+        .combine_chunks(),
         tasks=tuple(tasks),
         label_names=tuple(classes) or tuple(sorted(labels)),
-        over_limit=int(counts.sum() - kept.sum()),
+        over_limit=over_limit,
+        num_variants=int(np.count_nonzero(variant)),
     )
+
+
+def _with_variants(rows: np.ndarray, options: PlanOptions) -> tuple[np.ndarray, np.ndarray]:
+    """Returns rows and variants, each image as often as it is wanted, in a new shuffled order."""
+    copies = options.variants + 1
+    order = np.argsort(_random_ranks(len(rows) * copies, options.seed), kind="stable")
+    return np.repeat(rows, copies)[order], np.tile(np.arange(copies), len(rows))[order]
 
 
 def shard_counts(num_examples: int, num_shards: int) -> list[int]:

@@ -11,12 +11,15 @@ Beam's stream is opened and sought.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import functools
 import io
 import tempfile
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from typing import IO, Any, Protocol
 
-from apache_beam.io.filesystem import BeamIOError, CompressionTypes, FileMetadata
+from apache_beam.io.filesystem import BeamIOError, CompressionTypes
 from apache_beam.io.filesystems import FileSystems
 
 from pipelines import errors
@@ -29,6 +32,8 @@ NUM_CONNECTIONS = 10
 _SPOOL_BYTES = 8 * 1024 * 1024
 _COPY_BYTES = 8 * 1024 * 1024
 
+_SIGNED_SECONDS = 1800
+
 
 def is_remote(path: str) -> bool:
     """Tells whether a path is a URL such as gs://bucket/folder."""
@@ -36,6 +41,21 @@ def is_remote(path: str) -> bool:
 
 
 Advance = Callable[[int], object]
+
+
+@dataclasses.dataclass(frozen=True)
+class RemoteFile:
+    """A file in a listing.
+
+    Attributes:
+        url: its address.
+        size: its bytes.
+        time_ns: of its last change, in nanoseconds since 1970; 0 where the store does not say.
+    """
+
+    url: str
+    size: int
+    time_ns: int
 
 
 class Store(Protocol):
@@ -77,6 +97,22 @@ class Store(Protocol):
         """
         ...
 
+    def list(self, folder: str, *, recursive: bool) -> list[RemoteFile]:
+        """Returns the files of a folder, with those of the folders in it if `recursive`.
+
+        Raises:
+            errors.BuildError: if the store does not answer.
+        """
+        ...
+
+    def delete(self, urls: Sequence[str]) -> None:
+        """Deletes files that are there.
+
+        Raises:
+            errors.BuildError: if the store refuses.
+        """
+        ...
+
 
 def open_store(url: str) -> Store:
     """Returns the reader for the file system of a URL.
@@ -93,20 +129,6 @@ def open_store(url: str) -> Store:
     except (ValueError, ImportError):
         raise errors.UserError(f"cannot use {url}: {_missing(url)}") from None
     return _STORES[scheme][1]
-
-
-def match(pattern: str) -> list[FileMetadata]:
-    """Returns the files whose URLs fit a pattern, in which `**` goes through folders.
-
-    Raises:
-        errors.UserError: if they cannot be listed.
-    """
-    try:
-        return FileSystems.match([pattern])[0].metadata_list
-    except ValueError:
-        raise errors.UserError(f"cannot list {pattern}: {_missing(pattern)}") from None
-    except BeamIOError as error:
-        raise errors.UserError(f"cannot list {pattern}: {_reason(error)}") from None
 
 
 @contextlib.contextmanager
@@ -170,27 +192,75 @@ class _S3:
         if boto3_client.boto3 is None:
             raise ImportError("boto3")
         self._client = boto3_client.Client(file_system._options).client
+        self._signed_address = functools.lru_cache(256)(self._sign)
+
+    def _sign(self, url: str, period: int) -> str:
+        """Returns an address that is good for two periods; `period` only parts the cache."""
+        bucket, key = self._parts(url)
+        return self._client.generate_presigned_url(
+            "get_object", {"Bucket": bucket, "Key": key}, ExpiresIn=2 * _SIGNED_SECONDS
+        )
 
     def describe(self, url: str) -> tuple[int, str]:
         found = self._call("head_object", url)
         return found["ContentLength"], found["ETag"]
 
     def read(self, url: str, start: int, length: int, mark: str = "") -> bytes:
+        headers = {"Range": f"bytes={start}-{start + length - 1}"}
+        if mark:
+            headers["If-Match"] = mark
+        if (data := self._read_quickly(url, headers)) is not None:
+            return data
         condition = {"IfMatch": mark} if mark else {}
-        found = self._call(
-            "get_object", url, Range=f"bytes={start}-{start + length - 1}", **condition
-        )
-        return found["Body"].read()
+        return self._call("get_object", url, Range=headers["Range"], **condition)["Body"].read()
+
+    def _read_quickly(self, url: str, headers: dict[str, str]) -> bytes | None:
+        """Reads by an address that is signed for all ranges of the file; None if that fails.
+
+        A call of the client takes 1.5 ms of a core, about as much as decoding a JPEG; this takes a
+        quarter of it. Whatever goes wrong is left to the client, which tries again and explains.
+        """
+        from botocore.awsrequest import AWSRequest
+        from botocore.exceptions import BotoCoreError
+
+        address = self._signed_address(url, int(time.monotonic() // _SIGNED_SECONDS))
+        try:
+            # The client's own session, because it knows about proxies and certificates.
+            answer = self._client._endpoint.http_session.send(
+                AWSRequest("GET", address, headers).prepare()
+            )
+        except BotoCoreError:
+            return None
+        return answer.content if answer.status_code == 206 else None
 
     def write(self, url: str, source: IO[bytes], advance: Advance | None = None) -> None:
-        from boto3.exceptions import Boto3Error
-        from botocore.exceptions import BotoCoreError, ClientError
-
         bucket, key = self._parts(url)
-        try:
+        with self._clear_errors(url):
             self._client.upload_fileobj(source, bucket, key, Callback=advance)
-        except (Boto3Error, BotoCoreError, ClientError) as error:
-            raise errors.BuildError(f"cannot write {url}: {error}") from None
+
+    def list(self, folder: str, *, recursive: bool) -> list[RemoteFile]:
+        bucket, prefix = self._parts(_as_folder(folder))
+        arguments = {} if recursive else {"Delimiter": "/"}
+        with self._clear_errors(folder):
+            pages = self._client.get_paginator("list_objects_v2").paginate(
+                Bucket=bucket, Prefix=prefix, **arguments
+            )
+            return [
+                RemoteFile(
+                    f"s3://{bucket}/{item['Key']}",
+                    item["Size"],
+                    int(item["LastModified"].timestamp()) * 1_000_000_000,
+                )
+                for page in pages
+                for item in page.get("Contents", [])
+            ]
+
+    def delete(self, urls: Sequence[str]) -> None:
+        for batch in _batches(urls, 1000):
+            bucket, _ = self._parts(batch[0])
+            keys = [{"Key": self._parts(url)[1]} for url in batch]
+            with self._clear_errors(batch[0]):
+                self._client.delete_objects(Bucket=bucket, Delete={"Objects": keys, "Quiet": True})
 
     @staticmethod
     def _parts(url: str) -> tuple[str, str]:
@@ -198,20 +268,28 @@ class _S3:
         return bucket, key
 
     def _call(self, method: str, url: str, **arguments: Any) -> Any:
+        bucket, key = self._parts(url)
+        with self._clear_errors(url):
+            return getattr(self._client, method)(Bucket=bucket, Key=key, **arguments)
+
+    @staticmethod
+    @contextlib.contextmanager
+    def _clear_errors(url: str) -> Iterator[None]:
+        from boto3.exceptions import Boto3Error
         from botocore.exceptions import BotoCoreError, ClientError
 
-        bucket, key = self._parts(url)
         try:
-            return getattr(self._client, method)(Bucket=bucket, Key=key, **arguments)
+            yield
         except ClientError as error:
             status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode")
-            if status == 404:
+            code = error.response.get("Error", {}).get("Code")
+            if status == 404 and code != "NoSuchBucket":
                 raise FileNotFoundError(url) from None
             if status == 412:
                 raise _changed(url) from None
-            raise errors.BuildError(f"cannot read {url}: {error}") from None
-        except BotoCoreError as error:
-            raise errors.BuildError(f"cannot read {url}: {error}") from None
+            raise errors.BuildError(f"cannot use {url}: {error}") from None
+        except (Boto3Error, BotoCoreError) as error:
+            raise errors.BuildError(f"cannot use {url}: {error}") from None
 
 
 class _GoogleCloudStorage:
@@ -221,56 +299,72 @@ class _GoogleCloudStorage:
         self._client = GcsIO(pipeline_options=file_system._pipeline_options).client
 
     def describe(self, url: str) -> tuple[int, str]:
-        from google.api_core.exceptions import GoogleAPICallError
-
         bucket, name = self._parts(url)
-        try:
+        with self._clear_errors(url):
             blob = self._client.bucket(bucket).get_blob(name)
-        except GoogleAPICallError as error:
-            raise errors.BuildError(f"cannot read {url}: {error.message}") from None
         if blob is None:
             raise FileNotFoundError(url)
         return blob.size, str(blob.generation)
 
     def read(self, url: str, start: int, length: int, mark: str = "") -> bytes:
-        from google.api_core import exceptions
-
-        bucket, name = self._parts(url)
-        try:
-            return (
-                self._client.bucket(bucket)
-                .blob(name)
-                .download_as_bytes(
-                    start=start,
-                    end=start + length - 1,
-                    raw_download=True,
-                    checksum=None,
-                    if_generation_match=int(mark) if mark else None,
-                )
+        with self._clear_errors(url):
+            return self._blob(url).download_as_bytes(
+                start=start,
+                end=start + length - 1,
+                raw_download=True,
+                checksum=None,
+                if_generation_match=int(mark) if mark else None,
             )
-        except exceptions.NotFound:
-            raise FileNotFoundError(url) from None
-        except exceptions.PreconditionFailed:
-            raise _changed(url) from None
-        except exceptions.RequestRangeNotSatisfiable:
-            return b""
-        except exceptions.GoogleAPICallError as error:
-            raise errors.BuildError(f"cannot read {url}: {error.message}") from None
 
     def write(self, url: str, source: IO[bytes], advance: Advance | None = None) -> None:
-        from google.api_core.exceptions import GoogleAPICallError
+        with self._clear_errors(url):
+            self._blob(url).upload_from_file(source if advance is None else _Told(source, advance))
 
+    def list(self, folder: str, *, recursive: bool) -> list[RemoteFile]:
+        bucket, prefix = self._parts(_as_folder(folder))
+        with self._clear_errors(folder):
+            blobs = self._client.list_blobs(
+                bucket, prefix=prefix, delimiter=None if recursive else "/"
+            )
+            return [
+                RemoteFile(
+                    f"gs://{bucket}/{blob.name}",
+                    blob.size,
+                    int(blob.updated.timestamp() * 1e6) * 1000 if blob.updated else 0,
+                )
+                for blob in blobs
+            ]
+
+    def delete(self, urls: Sequence[str]) -> None:
+        for url in urls:
+            with self._clear_errors(url):
+                self._blob(url).delete()
+
+    def _blob(self, url: str) -> Any:
         bucket, name = self._parts(url)
-        blob = self._client.bucket(bucket).blob(name, chunk_size=_COPY_BYTES)
-        try:
-            blob.upload_from_file(source if advance is None else _Told(source, advance))
-        except GoogleAPICallError as error:
-            raise errors.BuildError(f"cannot write {url}: {error.message}") from None
+        return self._client.bucket(bucket).blob(name, chunk_size=_COPY_BYTES)
 
     @staticmethod
     def _parts(url: str) -> tuple[str, str]:
         bucket, _, name = url.removeprefix("gs://").partition("/")
         return bucket, name
+
+    @staticmethod
+    @contextlib.contextmanager
+    def _clear_errors(url: str) -> Iterator[None]:
+        from google.api_core import exceptions
+        from google.auth.exceptions import GoogleAuthError
+        from google.cloud.exceptions import GoogleCloudError
+        from requests import RequestException
+
+        try:
+            yield
+        except exceptions.NotFound:
+            raise FileNotFoundError(url) from None
+        except exceptions.PreconditionFailed:
+            raise _changed(url) from None
+        except (GoogleCloudError, GoogleAuthError, RequestException) as error:
+            raise errors.BuildError(f"cannot use {url}: {error}") from None
 
 
 class _AnyFileSystem:
@@ -283,7 +377,7 @@ class _AnyFileSystem:
         try:
             found = FileSystems.match([url])[0].metadata_list
         except BeamIOError as error:
-            raise errors.BuildError(f"cannot read {url}: {_reason(error)}") from None
+            raise errors.BuildError(f"cannot use {url}: {_reason(error)}") from None
         if not found:
             raise FileNotFoundError(url)
         return found[0].size_in_bytes, str(found[0].last_updated_in_seconds or "")
@@ -296,7 +390,7 @@ class _AnyFileSystem:
         except FileNotFoundError:
             raise
         except (BeamIOError, OSError) as error:
-            raise errors.BuildError(f"cannot read {url}: {_reason(error)}") from None
+            raise errors.BuildError(f"cannot use {url}: {_reason(error)}") from None
 
     def write(self, url: str, source: IO[bytes], advance: Advance | None = None) -> None:
         try:
@@ -308,7 +402,27 @@ class _AnyFileSystem:
                     advance(len(piece))
             target.close()
         except (BeamIOError, OSError) as error:
-            raise errors.BuildError(f"cannot write {url}: {_reason(error)}") from None
+            raise errors.BuildError(f"cannot use {url}: {_reason(error)}") from None
+
+    def list(self, folder: str, *, recursive: bool) -> list[RemoteFile]:
+        try:
+            found = FileSystems.match([_as_folder(folder) + ("**" if recursive else "*")])
+        except BeamIOError as error:
+            raise errors.BuildError(f"cannot use {folder}: {_reason(error)}") from None
+        return [
+            RemoteFile(
+                file.path,
+                file.size_in_bytes,
+                int((file.last_updated_in_seconds or 0) * 1_000_000_000),
+            )
+            for file in found[0].metadata_list
+        ]
+
+    def delete(self, urls: Sequence[str]) -> None:
+        try:
+            FileSystems.delete(list(urls))
+        except BeamIOError as error:
+            raise errors.BuildError(f"cannot use {urls[0]}: {_reason(error)}") from None
 
 
 class _Told:
@@ -330,6 +444,15 @@ _KINDS: dict[str, Callable[[Any], Store]] = {"s3": _S3, "gs": _GoogleCloudStorag
 
 # By scheme, with the options it was made for: a client costs up to half a second.
 _STORES: dict[str, tuple[Any, Store]] = {}
+
+
+def _as_folder(url: str) -> str:
+    return f"{url.rstrip('/')}/"
+
+
+def _batches(urls: Sequence[str], size: int) -> Iterator[Sequence[str]]:
+    for start in range(0, len(urls), size):
+        yield urls[start : start + size]
 
 
 def _changed(url: str) -> errors.BuildError:

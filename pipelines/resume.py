@@ -46,7 +46,7 @@ def locked(storage: Storage) -> Iterator[None]:
     if storage.remote:
         try:
             storage.names()
-        except errors.UserError as error:
+        except (errors.UserError, errors.BuildError) as error:
             raise errors.UserError(f"cannot use --output {storage.root}: {error}") from None
         yield
         if storage.exists(manifest.FILE_NAME):

@@ -6,7 +6,7 @@ import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from apache_beam.options.pipeline_options import PipelineOptions, StandardOptions
+from apache_beam.options.pipeline_options import PipelineOptions
 
 from pipelines import engine, errors, remote_files
 from pipelines.sources.archive import ArchiveSource
@@ -30,7 +30,9 @@ def require_reachable(options: BuildOptions) -> None:
     Raises:
         errors.UserError: if they will not; it says what to do.
     """
-    if not _is_dataflow(options) or remote_files.is_remote(options.input or ""):
+    if not engine.is_dataflow(_beam_options(options)) or remote_files.is_remote(
+        options.input or ""
+    ):
         return
     if options.source not in ("kaggle", "archive"):
         raise errors.UserError(
@@ -52,10 +54,9 @@ def staged(source: Source, options: BuildOptions) -> Source:
         errors.UserError: if the archive is no zip, or the place cannot be used.
         errors.BuildError: if the upload fails.
     """
-    beam_options = PipelineOptions(list(options.beam_args))
     if not isinstance(source, ArchiveSource) or not options.staging:
         return source
-    if engine.is_local(beam_options):
+    if engine.is_local(_beam_options(options)):
         return source
     if not source.is_zip:
         raise errors.UserError(
@@ -95,6 +96,5 @@ def _tail_crc(path: Path, size: int) -> int:
         return zlib.crc32(file.read())
 
 
-def _is_dataflow(options: BuildOptions) -> bool:
-    runner = PipelineOptions(list(options.beam_args)).view_as(StandardOptions).runner
-    return "dataflow" in (runner or "").lower()
+def _beam_options(options: BuildOptions) -> PipelineOptions:
+    return PipelineOptions(list(options.beam_args))

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import IO
 
 import pyarrow as pa
-from apache_beam.io.filesystems import FileSystems
 
 from pipelines import remote_files
 from pipelines.remote_files import is_remote
@@ -105,8 +104,8 @@ class Storage:
         if not self.remote:
             directory = Path(prefix)
             return sorted(p.name for p in directory.iterdir()) if directory.is_dir() else []
-        found = remote_files.match(f"{prefix}/*")
-        return sorted(entry.path.rsplit("/", 1)[-1] for entry in found)
+        found = remote_files.open_store(prefix).list(prefix, recursive=False)
+        return sorted(file.url.rsplit("/", 1)[-1] for file in found)
 
     def delete(self, names: list[str]) -> None:
         """Deletes files by name; those that do not exist are passed over."""
@@ -115,7 +114,7 @@ class Storage:
                 Path(self.path(name)).unlink(missing_ok=True)
             return
         if found := [self.path(name) for name in names if self.exists(name)]:
-            FileSystems.delete(found)
+            remote_files.open_store(self.root).delete(found)
 
     def delete_build_dir(self) -> None:
         """Removes what a finished build no longer needs."""
@@ -123,4 +122,5 @@ class Storage:
             shutil.rmtree(self.path(BUILD_DIR), ignore_errors=True)
             return
         if names := self.names(BUILD_DIR):
-            FileSystems.delete([self.path(f"{BUILD_DIR}/{name}") for name in names])
+            urls = [self.path(f"{BUILD_DIR}/{name}") for name in names]
+            remote_files.open_store(self.root).delete(urls)

@@ -20,6 +20,8 @@ def print_built(output: str, seconds: float, num_finished_before: int) -> None:
     print(_table(found))
     _print_rejects(found, output)
     accounted = f"{counts['files']:,} files = {counts['examples']:,} examples"
+    if num_variants := counts.get("variants"):
+        accounted += f" - {num_variants:,} variants"
     for name in ("rejects", "copies", "over_limit"):
         if counts[name]:
             accounted += f" + {counts[name]:,} {name.replace('_', ' ')}"

@@ -15,15 +15,16 @@ import io
 import json
 import platform
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import apache_beam as beam
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import xxhash
 
-from pipelines import card, drops, errors, plan
+from pipelines import drops, errors, plan
 from pipelines.sources import prefetch
 from pipelines.sources.listing import ImageRef, RejectedFile, iterate_refs
 from pipelines.sources.source import Reader, Source
@@ -31,6 +32,7 @@ from pipelines.splits import DROPPED_SCHEMA
 from pipelines.storage import BUILD_DIR, Storage
 from tfrecord_io import (
     audit,
+    augment,
     manifest,
     near_duplicates,
     preprocess,
@@ -67,6 +69,9 @@ EXAMPLE_SCHEMA = pa.schema(
         ("brightness", pa.float32()),
         ("white_border", pa.float32()),
         ("perceptual_hash", pa.binary(near_duplicates.HASH_LENGTH)),
+        # 0 is the image itself; of an augmented copy the other columns, but for the key and the
+        # hash of the pixels, are those of its original.
+        ("variant", pa.int32()),
     ]
 )
 
@@ -88,6 +93,7 @@ class Build:
         ignored: files that are no data, by reason.
         over_limit: images left out by the limit.
         rejected_files: images already rejected while listing.
+        num_variants: augmented copies that are planned.
         drops: what happens to pictures that are there more than once.
         notes: what the user should know about the splits.
     """
@@ -104,6 +110,7 @@ class Build:
     ignored: Mapping[str, int]
     over_limit: int
     rejected_files: tuple[RejectedFile, ...]
+    num_variants: int = 0
     drops: drops.DropOptions = drops.DropOptions()  # noqa: RUF009 - frozen
     notes: tuple[str, ...] = ()
 
@@ -205,24 +212,30 @@ def write_shard(build: Build, task: plan.ShardTask, reader: Reader) -> Sidecar:
     with storage.create(task.shard_name) as shard, warnings.catch_warnings():
         # Pillow warns of odd metadata; what matters about an image is its reject, if it is one.
         warnings.simplefilter("ignore")
-        for ref, read in prefetch.read_in_order(reader, iterate_refs(refs)):
+        reads = prefetch.read_in_order(reader, iterate_refs(refs))
+        for (ref, read), variant in zip(reads, refs["variant"].to_pylist(), strict=True):
             try:
-                data = read()
+                data = _read(read, ref)
                 image = preprocess.decode_image(data, build.preprocessing)
             except preprocess.Reject as reject:
-                rejects.append(
-                    RejectedFile(
-                        source_path=ref.source_path, reason=reject.reason, detail=reject.detail
+                # A file is rejected once, whatever was to be made of it.
+                if not variant:
+                    rejects.append(
+                        RejectedFile(
+                            source_path=ref.source_path, reason=reject.reason, detail=reject.detail
+                        )
                     )
-                )
                 continue
-            key = schema.image_key(ref.path)
+            key = schema.image_key(augment.variant_path(ref.path, variant))
+            if variant:
+                pixels = augment.vary(image.pixels, layout.image_shape, key)
+                image = dataclasses.replace(image, pixels=pixels)
             label_index = label_indices[ref.label]
             record = layout.encode_record(image.pixels, label_index, key)
             shard.write(record)
             digest.update(record)
             label_counts[label_index] += 1
-            rows.append(_example_row(ref, task, len(rows), key, data, image))
+            rows.append(_example_row(ref, task, len(rows), key, data, image, variant))
     with storage.create(_rows_name(task)) as file:
         pq.write_table(pa.Table.from_pylist(rows, EXAMPLE_SCHEMA), file)
     sidecar = Sidecar(
@@ -238,6 +251,15 @@ def write_shard(build: Build, task: plan.ShardTask, reader: Reader) -> Sidecar:
     with storage.create(shards.sidecar_name(task.shard_name)) as file:
         file.write(sidecar.to_json().encode())
     return sidecar
+
+
+def _read(read: Callable[[], bytes], ref: ImageRef) -> bytes:
+    try:
+        return read()
+    except OSError as error:
+        raise errors.BuildError(
+            f"cannot read {ref.source_path} from the source: {error.strerror or error}"
+        ) from error
 
 
 class WriteShards(beam.PTransform):
@@ -264,7 +286,8 @@ class _WriteShardFn(beam.DoFn):
     def process(self, task: plan.ShardTask) -> Iterator[tuple[str, int]]:
         # A retried task of an engine, or one of a resumed build, may be done already.
         if _read_sidecar(self._build, task) is None:
-            write_shard(self._build, task, self._reader)
+            with _clear_write_errors(self._build.storage.path(task.shard_name)):
+                write_shard(self._build, task, self._reader)
         yield self._build.name, task.index
 
     def teardown(self) -> None:
@@ -287,7 +310,7 @@ def finish_dataset(build: Build) -> None:
     rejects = [*build.rejected_files, *(r for sidecar in sidecars for r in sidecar.rejects)]
     rejects.sort(key=lambda reject: (reject.source_path, reject.reason))
     _write_listing(build.storage, manifest.REJECTS_FILE_NAME, map(dataclasses.astuple, rejects))
-    if failure := _judge(build, sidecars, rejects):
+    if failure := _judge(build, tasks, rejects):
         _write_failure(build.storage, failure)
         return
     _write_examples(build.storage, tasks)
@@ -322,8 +345,22 @@ class FinishDataset(beam.PTransform):
         return (
             done
             | "Gather" >> beam.GroupByKey()
-            | "Finish" >> beam.Map(lambda _, build: finish_dataset(build), build=self._build)
+            | "Finish" >> beam.Map(lambda _, build: _finish(build), build=self._build)
         )
+
+
+def _finish(build: Build) -> None:
+    with _clear_write_errors(build.output):
+        finish_dataset(build)
+
+
+@contextlib.contextmanager
+def _clear_write_errors(path: str) -> Iterator[None]:
+    """Turns an error of the output's file system, such as a full disk, into a `BuildError`."""
+    try:
+        yield
+    except OSError as error:
+        raise errors.BuildError(f"cannot write {path}: {error.strerror or error}") from error
 
 
 def read_failure(storage: Storage) -> str | None:
@@ -341,6 +378,7 @@ def _example_row(
     key: str,
     data: bytes,
     image: preprocess.DecodedImage,
+    variant: int,
 ) -> dict[str, Any]:
     return {
         "split": task.split,
@@ -361,6 +399,7 @@ def _example_row(
         "brightness": image.brightness,
         "white_border": image.white_border,
         "perceptual_hash": image.perceptual_hash,
+        "variant": variant,
     }
 
 
@@ -411,9 +450,12 @@ def _account(
         errors.BuildError: if what came in is not what went out.
     """
     num_examples = sum(sidecar.num_examples for sidecar in sidecars)
+    num_variants = _count_variants(build.storage) if build.num_variants else 0
     counts = {
         "files": build.num_files,
         "examples": num_examples,
+        # They are examples, and no files.
+        **({"variants": num_variants} if build.num_variants else {}),
         "rejects": num_rejects,
         "copies": build.copies,
         "over_limit": build.over_limit,
@@ -422,6 +464,7 @@ def _account(
     }
     accounted = (
         num_examples
+        - num_variants
         + num_rejects
         + build.copies
         + build.over_limit
@@ -437,13 +480,13 @@ def _account(
 
 
 def _judge(
-    build: Build, sidecars: Sequence[Sidecar], rejects: Sequence[RejectedFile]
+    build: Build, tasks: Sequence[plan.ShardTask], rejects: Sequence[RejectedFile]
 ) -> str | None:
     """Returns why the dataset must not be used, or None if it may."""
     table = build.storage.path(manifest.REJECTS_FILE_NAME)
-    num_decoded = sum(sidecar.num_examples + sidecar.num_dropped for sidecar in sidecars)
-    num_images = num_decoded + len(rejects)
-    if not num_decoded:
+    num_planned = sum(task.num_refs for task in tasks) - build.num_variants
+    num_images = num_planned + len(build.rejected_files)
+    if len(rejects) == num_images:
         return f"all {num_images:,} images were rejected; {table} says why"
     if len(rejects) <= build.max_reject_fraction * num_images:
         return None
@@ -472,8 +515,8 @@ def _leave_out_duplicates(
             decided = drops.decide(examples, twins.find_twins(examples, images), build.drops)
         drops.write_table(build.storage, drops.DECIDED_FILE, decided)
     keys: dict[str, set[str]] = {}
-    for shard, key in zip(decided["shard"].to_pylist(), decided["key"].to_pylist(), strict=True):
-        keys.setdefault(shard, set()).add(key)
+    for row in [*decided.to_pylist(), *_variants_of(build, decided)]:
+        keys.setdefault(row["shard"], set()).add(row["key"])
     for task, sidecar in zip(tasks, sidecars, strict=True):
         if sidecar.num_dropped or task.shard_name not in keys:
             continue
@@ -498,6 +541,22 @@ def _leave_out_duplicates(
     return pa.concat_tables([planned, decided.select(DROPPED_SCHEMA.names)])
 
 
+def _variants_of(build: Build, decided: pa.Table) -> list[dict[str, Any]]:
+    """Returns shard and key of the augmented copies of what goes: they go too."""
+    if not build.num_variants:
+        return []
+    with build.storage.open_arrow(manifest.EXAMPLES_FILE_NAME) as file:
+        rows = pq.read_table(file, columns=["shard", "key", "path", "variant"])
+    goes = pc.is_in(rows["path"], decided["path"].combine_chunks())
+    return rows.filter(pc.and_(goes, pc.greater(rows["variant"], 0))).to_pylist()
+
+
+def _count_variants(storage: Storage) -> int:
+    with storage.open_arrow(manifest.EXAMPLES_FILE_NAME) as file:
+        variants = pq.read_table(file, columns=["variant"])["variant"]
+    return pc.sum(pc.greater(variants, 0)).as_py() or 0
+
+
 def _audit(
     build: Build,
     finished: manifest.Manifest,
@@ -505,6 +564,9 @@ def _audit(
     dropped: pa.Table,
 ) -> manifest.Manifest:
     """Returns the manifest with its audit, and writes the dataset's card."""
+    # Only here: it loads the plotting library, which no other worker needs.
+    from pipelines import card
+
     examples = _read_examples(build.storage)
     with _images(build) as images:
         result = audit.audit_examples(examples, twins.find_twins(examples, images), finished)

@@ -78,7 +78,8 @@ def started(words: Sequence[str], **settings: object) -> Iterator[subprocess.Pop
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
+        text, _ = process.communicate()
+        print(text or "")  # pytest shows it with a failure
 
 
 def wait_until(

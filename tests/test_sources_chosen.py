@@ -75,7 +75,7 @@ class Desk:
             text=True,
             cwd=self.folder / "work",
             env=self.environment(token),
-            timeout=120,
+            timeout=280,
             check=False,
         )
         assert "Traceback" not in done.stderr, done.stderr

@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from builds import IN_MEMORY, build_here, shards_of
+from builds import IN_MEMORY, ROOT, build_here, shards_of
+from gcs_server import running_gcs
 from image_files import kermany_archive, scan_tree, under, write_tar, write_tree, write_zip
 from s3_server import BUCKET, SECRET_KEY, S3Server, running_s3
 
-from pipelines import build_tfrecords, engine, errors, options, staging
+from pipelines import build_tfrecords, engine, errors, options, remote_files, staging
 from pipelines.sources import prefetch
 from pipelines.sources.archive import ArchiveSource
 from pipelines.sources.listing import ImageRef, ListingOptions, iterate_refs
@@ -18,9 +19,9 @@ from pipelines.sources.remote_zip import RemoteZipSource
 from tfrecord_io import verify
 from tfrecord_io.__main__ import main as tfrecord_io_main
 
-pytest.importorskip("moto", reason="the S3 server is moto's: pip install 'moto[server]'")
+pytest.importorskip("moto", reason="the S3 server is moto's: pip install -e '.[stores]'")
 
-SAMPLE = Path(__file__).resolve().parents[1] / "data" / "kermany2018-sample.zip"
+SAMPLE = ROOT.parent / "shared" / "data" / "kermany2018-sample.zip"
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +46,7 @@ def build(s3: S3Server, source: str, given: str, output: Path | str, *more: str)
 
 def fetch(s3: S3Server, prefix: str, directory: Path) -> Path:
     """Copies a dataset from the server to a folder."""
-    for key in s3.keys():
+    for key in s3.object_names():
         if key.startswith(f"{prefix}/"):
             path = directory / key.removeprefix(f"{prefix}/")
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -76,6 +77,28 @@ def test_a_dataset_on_a_store_is_the_one_on_a_disk(s3, scans_zip, tmp_path):
     assert all(SECRET_KEY.encode() not in path.read_bytes() for path in remote.iterdir())
 
 
+def test_a_zip_and_a_dataset_on_google_cloud_storage(scans_zip, tmp_path):
+    pytest.importorskip("gcp_storage_emulator", reason="it is pip install -e '.[stores]'")
+    local = build_here(scans_zip, tmp_path / "local", "--max_reject_fraction=0.5")
+    with running_gcs():
+        engine.make_pipeline([])
+        store = remote_files.open_store("gs://scans")
+        with scans_zip.open("rb") as file:
+            store.write("gs://scans/in/scans.zip", file)
+
+        build_tfrecords.build(
+            ["--source=archive", "--input=gs://scans/in/scans.zip", "--output=gs://scans/out",
+             "--image_size=8", "--max_reject_fraction=0.5", IN_MEMORY]
+        )  # fmt: skip
+
+        (tmp_path / "remote").mkdir()
+        for found in store.list("gs://scans/out", recursive=True):
+            name = found.url.removeprefix("gs://scans/out/")
+            (tmp_path / "remote" / name).write_bytes(store.read(found.url, 0, found.size))
+    assert shards_of(tmp_path / "remote") == shards_of(local)
+    assert verify.verify(tmp_path / "remote", source_input=scans_zip) == []
+
+
 def test_a_second_build_on_a_store_has_nothing_to_do(s3, scans_zip, capsys):
     url = f"s3://{BUCKET}/twice"
     build(s3, "archive", str(scans_zip), url)
@@ -91,7 +114,7 @@ def test_a_build_on_a_store_goes_on_where_it_stopped(s3, scans_zip, tmp_path, ca
     with pytest.raises(errors.BuildError, match="rejected"):
         build(s3, "archive", str(scans_zip), url, "--max_reject_fraction=0")
     times = {key: s3.client.head_object(Bucket=BUCKET, Key=key)["LastModified"]
-             for key in s3.keys() if key.startswith("resumed/train")}  # fmt: skip
+             for key in s3.object_names() if key.startswith("resumed/train")}  # fmt: skip
     capsys.readouterr()
 
     build(s3, "archive", str(scans_zip), url)
@@ -296,7 +319,7 @@ def test_a_local_archive_is_uploaded_once_and_read_from_there(s3, scans_zip):
     chosen = parsed("--source=archive", f"--input={scans_zip}", f"--staging=s3://{BUCKET}/stage",
                     *DATAFLOW)  # fmt: skip
     source = staging.staged(ArchiveSource(scans_zip), chosen)
-    [key] = [key for key in s3.keys() if key.startswith("stage/")]
+    [key] = [key for key in s3.object_names() if key.startswith("stage/")]
     time = s3.client.head_object(Bucket=BUCKET, Key=key)["LastModified"]
 
     again = staging.staged(ArchiveSource(scans_zip), chosen)

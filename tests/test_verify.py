@@ -58,7 +58,8 @@ def test_a_dataset_as_built_has_no_finding(dataset: Path, capsys: pytest.Capture
 def test_one_flipped_bit_is_found_wherever_it_is(dataset: Path, place: str) -> None:
     shard = _a_shard(dataset)
     layout = manifest.Manifest.load(dataset).layout
-    offset = {"first_byte": 0, "image": layout.features["image"].offset, "last_byte": layout.stride - 1}
+    image = layout.features["image"].offset
+    offset = {"first_byte": 0, "image": image, "last_byte": layout.stride - 1}
     _flip(shard, offset[place])
     findings = [finding for finding in verify.verify(dataset) if finding.file_name == shard.name]
     assert any("record 0" in finding.message for finding in findings)
@@ -177,8 +178,6 @@ def test_findings_are_printed_a_line_each_and_exit_1(
     assert any(line.startswith(shard.name) for line in lines)
 
 
-def test_an_unfinished_dataset_says_so(
-    tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_an_unfinished_dataset_says_so(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     assert main(["verify", str(tmp_path)]) == 1
     assert "run the same build command again" in capsys.readouterr().err

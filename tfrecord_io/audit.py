@@ -136,7 +136,13 @@ def read_examples(file: str | os.PathLike[str] | pa.NativeFile) -> pa.Table:
         raise manifest.ManifestError(
             f"{manifest.EXAMPLES_FILE_NAME} has no column {', '.join(sorted(missing))}"
         )
-    return parquet.read(columns=[name for name in COLUMNS if name in names]).unify_dictionaries()
+    columns = [name for name in COLUMNS if name in names]
+    if "variant" not in names:
+        return parquet.read(columns=columns).unify_dictionaries()
+    table = parquet.read(columns=[*columns, "variant"])
+    # An augmented copy is meant to be like its original, and says nothing about the data.
+    is_original = pc.equal(table["variant"], 0)
+    return table.filter(is_original).select(columns).unify_dictionaries()
 
 
 def audit_examples(examples: pa.Table, twins: Twins, found: manifest.Manifest) -> Audit:
@@ -232,7 +238,7 @@ def _check_patients(
     measures["shared_patients"] = pairs
     if num_leaked:
         parts = "; ".join(
-            f"{p['patients']:,} are in {p['splits'][0]} and {p['splits'][1]} "
+            f"{p['splits'][0]} and {p['splits'][1]} share {p['patients']:,} "
             f"({p['images'][0]:,} and {p['images'][1]:,} images)"
             for p in pairs
         )
@@ -241,9 +247,10 @@ def _check_patients(
                 code="patient_leak",
                 severity="problem",
                 title=f"{_many(num_leaked, 'patient')} in more than one split",
-                detail=f"{parts}. A model can recognise an eye it was trained on, so results on "
-                "the other split come out too good. Build with --splits patient, or with --leaks "
-                "drop to keep the given splits and leave these images out of the larger one.",
+                detail=f"By split, {parts}. A model can recognise an eye it was trained on, so "
+                "results on the other split come out too good. Build with --splits patient, or "
+                "with --leaks drop to keep the given splits and leave these images out of the "
+                "larger one.",
                 count=num_leaked,
                 listed=_list_patients(codes, np.flatnonzero(leaked), images[leaked], codes.splits),
             )
@@ -322,8 +329,8 @@ def _check_exact(
                 code="picture_leak",
                 severity="problem",
                 title=f"{_many(len(across), 'picture')} in more than one split, pixel by pixel",
-                detail=f"{sum(map(len, across)):,} images hold them, under different names. Build "
-                "with --leaks drop to leave them out of the larger split.",
+                detail=f"{sum(map(len, across)):,} images under different names. Build with "
+                "--leaks drop to leave them out of the larger split.",
                 count=len(across),
                 listed=_list_groups(examples, across),
             )
@@ -399,9 +406,9 @@ def _check_near(
                 code="near_duplicates",
                 severity="note",
                 title="Near duplicates were not looked for",
-                detail=f"That needs pictures of at least {near_duplicates.MIN_SIDE} stored pixels a "
-                "side, for in smaller ones a copy cannot be told from a likeness, and an examples "
-                "table with perceptual hashes, which older builds did not write.",
+                detail=f"That needs at least {near_duplicates.MIN_SIDE} stored pixels a side, for "
+                "in smaller pictures a copy cannot be told from a likeness, and an examples table "
+                "with perceptual hashes, which older builds did not write.",
             )
         )
         return

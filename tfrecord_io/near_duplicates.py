@@ -47,7 +47,7 @@ _DCT = np.round(
 # The hash leaves out the first coefficient, the mean. It takes the others in an order that gives
 # every byte low and high frequencies, for the search sorts by a few neighbouring bytes at a time.
 _NUM_BITS = _FREQUENCIES * _FREQUENCIES - 1
-_BIT_ORDER = 1 + (np.arange(_NUM_BITS) * 97) % _NUM_BITS
+_BIT_ORDER = np.append(1 + (np.arange(_NUM_BITS) * 97) % _NUM_BITS, 0)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -99,7 +99,8 @@ def perceptual_hash(small: np.ndarray) -> bytes:
     # Without its mean, times the number of pixels to stay whole: a picture of one colour is zero.
     centred = small.size * small.astype(np.float64) - float(small.sum(dtype=np.int64))
     coefficients = _DCT @ centred @ _DCT.T
-    bits = np.append(coefficients.ravel()[_BIT_ORDER] > 0, coefficients.any())
+    bits = coefficients.ravel()[_BIT_ORDER] > 0
+    bits[-1] = coefficients.any()
     return np.packbits(bits).tobytes()
 
 

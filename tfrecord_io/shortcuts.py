@@ -59,8 +59,8 @@ def measure(examples: pa.Table, label_codes: np.ndarray) -> Shortcuts | None:
     """Learns the class from side facts alone and tests it on other patients.
 
     The model is naive Bayes on binned signals with equal class priors: a few lines, no tuning,
-    and on the real sample as good as a decision tree (docs/audit.md). Its figure is what *can*
-    be told; a cleverer model might tell more.
+    and on the real sample within three points of decision trees (docs/audit.md). Its figure is
+    what can at least be told; a cleverer model might tell more.
 
     Args:
         examples: with the columns that the signals need, as far as it has them.

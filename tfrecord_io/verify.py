@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
-from tfrecord_io import manifest, preprocess, schema, shards
+from tfrecord_io import augment, manifest, preprocess, schema, shards
 
 #: Records read at once: some megabytes.
 _CHUNK_RECORDS = 256
@@ -233,8 +233,10 @@ def _check_ledger(directory: Path, found: manifest.Manifest, findings: list[Find
     accounted = sum(
         sum(value.values()) if isinstance(value, Mapping) else value
         for name, value in counts.items()
-        if name != "files"
+        if name not in ("files", "variants")
     )
+    # Augmented copies are examples, and no files.
+    accounted -= counts.get("variants", 0)
     if accounted != counts["files"]:
         findings.append(
             Finding(
@@ -274,7 +276,9 @@ def _check_sample(
     layout = found.layout
     slot = layout.features[schema.IMAGE]
     options = preprocess.Preprocessing.from_dict(found.preprocessing)
-    table = pq.read_table(directory / manifest.EXAMPLES_FILE_NAME, columns=["shard", "row", "path"])
+    table = pq.read_table(directory / manifest.EXAMPLES_FILE_NAME)
+    columns = ["shard", "row", "path", "key", "variant"]
+    table = table.select([name for name in columns if name in table.column_names])
     rows = sorted(random.Random(seed).sample(range(len(table)), min(num_samples, len(table))))
     sample = table.take(rows).to_pylist()
     for row, data in _read_files(source_input, sample):
@@ -289,6 +293,8 @@ def _check_sample(
         except preprocess.Reject as reject:
             findings.append(Finding(str(source_input), f"{row['path']} is now rejected: {reject}"))
             continue
+        if row.get("variant"):
+            decoded = augment.vary(decoded, layout.image_shape, row["key"])
         if decoded != stored:
             findings.append(
                 Finding(row["shard"], f"record {row['row']} is not what {row['path']} decodes to")

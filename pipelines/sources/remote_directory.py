@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from apache_beam.io.filesystem import FileMetadata
-
 from pipelines import errors, remote_files
 from pipelines.sources.listing import ImageRef, Listing, ListingOptions, Member, list_images
 
@@ -35,18 +33,24 @@ class RemoteDirectorySource:
         Raises:
             errors.UserError: if there is no file, or none of them is an image.
         """
-        prefix = f"{self.url.rstrip('/')}/"
+        store = remote_files.open_store(self.url)
         # An object whose name ends in a slash is a console's picture of a folder.
-        found = [file for file in remote_files.match(f"{prefix}**") if not file.path.endswith("/")]
+        found = [
+            file for file in store.list(self.url, recursive=True) if not file.url.endswith("/")
+        ]
         if not found:
             raise errors.UserError(f"--input {self.url} holds no file")
-        found.sort(key=lambda file: file.path)
+        found.sort(key=lambda file: file.url)
         with self.open() as reader:
             return list_images(
-                (_member(file, prefix) for file in found),
+                (self._member(file) for file in found),
                 options,
                 lambda a, b: reader.read(a) == reader.read(b),
             )
+
+    def _member(self, file: remote_files.RemoteFile) -> Member:
+        name = file.url.removeprefix(f"{self.url.rstrip('/')}/")
+        return Member(name, file.size, 0, file.size, file.time_ns)
 
     @contextlib.contextmanager
     def open(self) -> Iterator[_Reader]:
@@ -80,9 +84,3 @@ class _Reader:
                 "with --overwrite"
             )
         return data
-
-
-def _member(file: FileMetadata, prefix: str) -> Member:
-    time_ns = int((file.last_updated_in_seconds or 0) * 1_000_000_000)
-    size = file.size_in_bytes
-    return Member(file.path.removeprefix(prefix), size, 0, size, time_ns)

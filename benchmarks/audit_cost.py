@@ -1,0 +1,114 @@
+"""What does the audit add to a build?
+
+    python benchmarks/audit_cost.py --sample kermany2018-sample.zip --num_images 10000
+
+It times a whole build; within it, for each image, the hash and the side facts; and at the end
+the audit and the card. The build's images repeat the sample's, so the search for near duplicates
+is timed on as many hashes that all differ.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import io
+import os
+import shutil
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from near_duplicates import crowd
+from PIL import Image
+from sample_archive import WORK_DIR, make_archive
+
+from pipelines import card
+from tfrecord_io import audit, near_duplicates, preprocess, twins
+from tfrecord_io.manifest import Manifest
+
+
+def microseconds_an_image(files: list[bytes]) -> tuple[float, float]:
+    """Returns CPU time of decoding, and of what in it is for the audit."""
+    options = preprocess.Preprocessing()
+    start = time.process_time()
+    pixels = [preprocess.decode_image(data, options).pixels for data in files]
+    decoded = time.process_time()
+    for data in pixels:
+        image = Image.frombytes("L", (options.width, options.height), data)
+        near_duplicates.perceptual_hash(near_duplicates.thumbnail(image))
+        preprocess._white_border(data, options.image_shape)
+    facts = time.process_time()
+    return (decoded - start) / len(files) * 1e6, (facts - decoded) / len(files) * 1e6
+
+
+def seconds_at_the_end(directory: Path, files: list[bytes], num_images: int) -> dict[str, float]:
+    """Returns wall time of each part of the last step, on a table of that many different images."""
+    found = Manifest.load(directory)
+    examples = audit.read_examples(directory / "examples.parquet")
+    examples = examples.slice(0, num_images)
+    hashes = crowd(files, examples.num_rows)
+    unique = {
+        "perceptual_hash": pa.array([row.tobytes() for row in hashes], pa.binary(32)),
+        "pixels_xxh3": pa.array([str(row) for row in range(examples.num_rows)]),
+    }
+    for name, column in unique.items():
+        examples = examples.set_column(examples.schema.get_field_index(name), name, column)
+    seconds = {}
+    with twins.ImageReader(found.layout, lambda name: (directory / name).open("rb")) as images:
+        start = time.perf_counter()
+        same = twins.find_twins(examples, images)
+        seconds["near duplicates"] = time.perf_counter() - start
+        start = time.perf_counter()
+        result = audit.audit_examples(examples, same, found)
+        seconds["other findings"] = time.perf_counter() - start
+        start = time.perf_counter()
+        found = dataclasses.replace(found, audit={"notes": [], **result.to_dict()})
+        none = pa.table({name: np.array([], str) for name in ("path", "reason", "detail")})
+        card.render(found, result, examples, images, [], none)
+        seconds["card"] = time.perf_counter() - start
+    return seconds
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--sample", type=Path, required=True)
+    parser.add_argument("--num_images", type=int, default=10_000)
+    args = parser.parse_args()
+    archive = make_archive(args.sample, args.num_images)
+    output = WORK_DIR / "audit-cost"
+    shutil.rmtree(output, ignore_errors=True)
+    start = time.perf_counter()
+    subprocess.run(
+        [
+            sys.executable,
+            "pipelines/build_tfrecords.py",
+            "--source=archive",
+            f"--input={archive}",
+            f"--output={output}",
+        ],
+        check=True,
+        capture_output=True,
+    )
+    build = time.perf_counter() - start
+    with zipfile.ZipFile(io.BytesIO(args.sample.read_bytes())) as sample:
+        names = [n for n in sample.namelist() if n.startswith("OCT2017 /") and "/._" not in n]
+        files = [sample.read(name) for name in names if name.endswith(".jpeg")]
+    decode, facts = microseconds_an_image(files)
+    parts = seconds_at_the_end(output, files, args.num_images)
+    cores = len(os.sched_getaffinity(0))
+    in_workers = facts * args.num_images / 1e6 / cores
+    print(f"{args.num_images:,} images, {cores} cores; whole build {build:.1f} s")
+    print(f"decoding {decode:,.0f} µs an image, of which hash and side facts {facts:,.0f} µs")
+    print(f"in the workers: {in_workers:.1f} s of the build")
+    for name, seconds in parts.items():
+        print(f"at the end: {name} {seconds:.2f} s")
+    total = in_workers + sum(parts.values())
+    print(f"in all {total:.1f} s, {total / build:.1%} of the build")
+
+
+if __name__ == "__main__":
+    main()

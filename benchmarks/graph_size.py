@@ -1,0 +1,132 @@
+"""How large are the plan, Beam's graph and Dataflow's job request, from 84,484 images on?
+
+    python benchmarks/graph_size.py
+
+The graph holds the tasks, one a shard, and nothing of the images; the plan, a file, holds the
+images. Shards have their default size. The plan's bytes are measured up to 1.3 million images,
+and beyond that computed with the same bytes an image.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from pathlib import Path
+
+import apache_beam as beam
+import plan_scale
+
+from pipelines import plan, transforms
+from pipelines.sources.archive import ArchiveSource
+from pipelines.sources.listing import ListingOptions, list_images
+from tfrecord_io import preprocess
+
+STRIDE = 50_295  # of a 224 × 224 × 1 record with four classes
+SHARD_BYTES = plan.DEFAULT_SHARD_SIZE_MB * 1_000_000
+MEASURED_PLANS = (84_484, 1_300_000)
+SIZES = (84_484, 1_300_000, 10_000_000, 100_000_000)
+MORE_SHARDS = (1_000, 10_000, 100_000)
+
+
+def plan_bytes(num_images: int) -> int:
+    """Returns the size of the plan file, written as the launcher writes it."""
+    listing = list_images(plan_scale.members(num_images), ListingOptions(), lambda a, b: True)
+    made = plan.make_plan(listing, STRIDE, (), plan.PlanOptions())
+    size = plan_scale.CountedBytes()
+    made.write(size)
+    return size.num_bytes
+
+
+def make_tasks(num_shards: int) -> tuple[plan.ShardTask, ...]:
+    return tuple(
+        plan.ShardTask(index, "train", index, num_shards, 1272) for index in range(num_shards)
+    )
+
+
+def graph(num_shards: int) -> beam.Pipeline:
+    """Returns the job of the build for so many shards."""
+    build = transforms.Build(
+        name="oct",
+        output="gs://bucket/oct",
+        source=ArchiveSource(Path("/data/kermany2018.zip")),
+        preprocessing=preprocess.Preprocessing(),
+        label_names=("CNV", "DME", "DRUSEN", "NORMAL"),
+        identity={"decoder": preprocess.decoder_versions()},
+        max_reject_fraction=0.01,
+        num_files=num_shards * 1272,
+        copies=0,
+        ignored={},
+        over_limit=0,
+        rejected_files=(),
+    )
+    pipeline = beam.Pipeline()
+    (
+        pipeline
+        | "Tasks" >> beam.Create(make_tasks(num_shards))
+        | "WriteShards" >> transforms.WriteShards(build)
+        | "FinishDataset" >> transforms.FinishDataset(build)
+    )
+    return pipeline
+
+
+def request_bytes(pipeline: beam.Pipeline) -> int | None:
+    """Returns the size of the request that starts a Dataflow job, or None without its client."""
+    try:
+        from apache_beam.options.pipeline_options import GoogleCloudOptions, PipelineOptions
+        from apache_beam.runners.dataflow.dataflow_runner import DataflowRunner
+        from apache_beam.runners.dataflow.internal import apiclient
+    except ImportError:
+        return None
+    flags = ["--project=some-project", "--region=europe-west4", "--no_auth", "--dry_run=True"]
+    places = ["--temp_location=gs://bucket/temp", "--staging_location=gs://bucket/staging"]
+    options = PipelineOptions([*flags, *places, "--sdk_container_image=host/image:1"])
+    try:
+        job = DataflowRunner().run_pipeline(pipeline, options).job
+    except ImportError:
+        return None
+    with tempfile.TemporaryDirectory() as folder:
+        local = job.options.view_as(GoogleCloudOptions)
+        local.staging_location = folder
+        local.template_location = f"{folder}/job.json"
+        apiclient.DataflowApplicationClient(job.options, folder).create_job(job)
+        content = Path(local.template_location).read_bytes()
+        json.loads(content)
+        return len(content)
+
+
+def graph_row(name: str, num_shards: int) -> str:
+    start = time.perf_counter()
+    pipeline = graph(num_shards)
+    size = len(pipeline.to_runner_api().SerializeToString())
+    seconds = time.perf_counter() - start
+    request = request_bytes(pipeline)
+    shown = "not installed" if request is None else f"{request / 1e3:.0f}"
+    per_shard = size / num_shards
+    cells = [name, f"{num_shards:,}", f"{size / 1e3:,.0f}", f"{per_shard:.0f}", f"{seconds:.1f}"]
+    return "| " + " | ".join([*cells, shown]) + " |"
+
+
+def main() -> None:
+    argparse.ArgumentParser(description=__doc__).parse_args()
+    bytes_per_image = 0.0
+    print("| images | plan file, MB | how |\n| --- | --- | --- |")
+    for num_images in SIZES:
+        how = "computed"
+        if num_images in MEASURED_PLANS:
+            bytes_per_image, how = plan_bytes(num_images) / num_images, "measured"
+        print(f"| {num_images:,} | {bytes_per_image * num_images / 1e6:,.1f} | {how} |", flush=True)
+    print(
+        "\n| images | shards | graph, kB | B a shard | built in, s | Dataflow's request, kB |\n"
+        "| --- | --- | --- | --- | --- | --- |"
+    )
+    for num_images in SIZES:
+        num_shards = -(-num_images * STRIDE // SHARD_BYTES)
+        print(graph_row(f"{num_images:,}", num_shards), flush=True)
+    for num_shards in MORE_SHARDS:
+        print(graph_row("", num_shards), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,218 @@
+"""How well and how fast are near duplicates found?
+
+    python benchmarks/near_duplicates.py --input kermany2018-sample.zip
+    python benchmarks/near_duplicates.py --input kermany2018-sample.zip --search 100000 1000000
+
+The first measures recall on copies made of real scans, and precision against all pairs of
+different scans, by the very functions that the build and the audit use. The second plants one
+copy of each real scan in a crowd of hashes and times the search for them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import resource
+import time
+import zipfile
+from collections.abc import Callable
+
+import numpy as np
+from PIL import Image
+
+from tfrecord_io import near_duplicates
+from tfrecord_io.preprocess import DecodedImage, Preprocessing, decode_image
+
+Change = Callable[[Image.Image], Image.Image]
+
+
+def shifted(image: Image.Image, by: int) -> Image.Image:
+    return image.point(lambda value: min(max(value + by, 0), 255))
+
+
+def scaled(image: Image.Image, by: float) -> Image.Image:
+    return image.point(lambda value: min(round(value * by), 255))
+
+
+def resized(image: Image.Image, by: float) -> Image.Image:
+    size = round(image.width * by), round(image.height * by)
+    return image.resize(size, Image.Resampling.BICUBIC)
+
+
+def cropped(image: Image.Image, share: float) -> Image.Image:
+    x, y = round(image.width * share / 2), round(image.height * share / 2)
+    return image.crop((x, y, image.width - x, image.height - y))
+
+
+#: (name, change, JPEG quality) of copies that have to be found.
+COPIES: list[tuple[str, Change, int]] = [
+    *((f"quality {q}", lambda image: image, q) for q in (50, 60, 75, 85, 95)),
+    *(
+        (f"brightness {by:+d}", lambda image, by=by: shifted(image, by), 90)
+        for by in (-20, -10, 10, 20, 40)
+    ),
+    *((f"contrast ×{by}", lambda image, by=by: scaled(image, by), 90) for by in (0.8, 1.25)),
+    *((f"size ×{by}", lambda image, by=by: resized(image, by), 90) for by in (0.5, 0.75, 1.5)),
+    ("512×512", lambda image: image.resize((512, 512), Image.Resampling.BILINEAR), 85),
+]
+#: Copies that are beyond what is promised.
+BEYOND: list[tuple[str, Change, int]] = [
+    ("gamma 1.5", lambda i: i.point(lambda v: round(255 * (v / 255) ** (1 / 1.5))), 90),
+    ("2 % cropped", lambda image: cropped(image, 0.02), 90),
+    ("5 % cropped", lambda image: cropped(image, 0.05), 90),
+    ("quality 20", lambda image: image, 20),
+    ("mirrored", lambda image: image.transpose(Image.Transpose.FLIP_LEFT_RIGHT), 90),
+]
+
+
+class Pictures:
+    """Decoded pictures with their hashes and fine detail."""
+
+    def __init__(self, decoded: list[DecodedImage], shape: tuple[int, int]) -> None:
+        self.images = [Image.frombytes("L", shape[::-1], image.pixels) for image in decoded]
+        self.hashes = np.stack(
+            [np.frombuffer(image.perceptual_hash, np.uint8) for image in decoded]
+        )
+        self.details = np.stack([near_duplicates.detail(image) for image in self.images])
+
+
+def distances(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return np.bitwise_count(a ^ b).sum(axis=-1)
+
+
+def report_copies(names: list[str], files: list[bytes], preprocessing: Preprocessing) -> None:
+    shape = preprocessing.height, preprocessing.width
+    originals = Pictures([decode_image(data, preprocessing) for data in files], shape)
+    print(f"{len(files)} scans, stored as {shape[1]}×{shape[0]}\n")
+    print("| copy | bits, median | bits, most | similarity, least | found |")
+    print("| --- | --- | --- | --- | --- |")
+    for title, group in (("", COPIES), ("beyond: ", BEYOND)):
+        found = total = 0
+        for name, change, quality in group:
+            decoded = []
+            for data in files:
+                with Image.open(io.BytesIO(data)) as image, io.BytesIO() as file:
+                    change(image.convert("L")).save(file, "JPEG", quality=quality)
+                    decoded.append(decode_image(file.getvalue(), preprocessing))
+            copies = Pictures(decoded, shape)
+            bits = distances(originals.hashes, copies.hashes)
+            alike = (originals.details * copies.details).sum(1)
+            hits = (bits <= near_duplicates.MAX_DISTANCE) & (
+                alike >= near_duplicates.MIN_SIMILARITY
+            )
+            found, total = found + hits.sum(), total + len(hits)
+            print(
+                f"| {title}{name} | {np.median(bits):.0f} | {bits.max()} | {alike.min():.2f} | "
+                f"{hits.mean():.1%} |"
+            )
+        print(f"| **{title or 'promised: '}{total:,} copies** | | | | **{found / total:.2%}** |")
+    report_others(names, originals)
+
+
+def report_others(names: list[str], originals: Pictures) -> None:
+    """Looks at all pairs of different scans, those of one patient apart."""
+    patients = np.array([name.rsplit("/", 1)[-1].split("-")[1] for name in names])
+    first, second = np.triu_indices(len(names), 1)
+    bits = np.concatenate(
+        [distances(originals.hashes[i], originals.hashes[i + 1 :]) for i in range(len(names) - 1)]
+    )
+    alike = (originals.details @ originals.details.T)[first, second]
+    same = patients[first] == patients[second]
+    print(
+        "\n| pairs of different scans | pairs | bits, least | similarity, most | taken for copies |"
+    )
+    print("| --- | --- | --- | --- | --- |")
+    taken = (bits <= near_duplicates.MAX_DISTANCE) & (alike >= near_duplicates.MIN_SIMILARITY)
+    for title, chosen in (("of one patient", same), ("of different patients", ~same)):
+        print(
+            f"| {title} | {chosen.sum():,} | {_join(np.sort(bits[chosen])[:2])} | "
+            f"{_join(np.sort(alike[chosen])[::-1][:2])} | {taken[chosen].sum()} |"
+        )
+    for pair in np.flatnonzero(taken):
+        print(
+            f"\ntaken: {names[first[pair]]} and {names[second[pair]]}: {bits[pair]} bits, "
+            f"similarity {alike[pair]:.2f}"
+        )
+
+
+def _join(values: np.ndarray) -> str:
+    return ", ".join(f"{value:.2f}" if values.dtype.kind == "f" else str(value) for value in values)
+
+
+def crowd(files: list[bytes], num_hashes: int) -> np.ndarray:
+    """Returns hashes of real scans, each moved, stretched, sheared or mirrored in its own way."""
+    random = np.random.default_rng(0)
+    small = []
+    for data in files:
+        with Image.open(io.BytesIO(data)) as image:
+            small.append(image.convert("L").resize((64, 64), Image.Resampling.BOX))
+    hashes = np.empty((num_hashes, near_duplicates.HASH_LENGTH), np.uint8)
+    for number in range(num_hashes):
+        image = small[number % len(small)]
+        if random.random() < 0.5:
+            image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+        shear = random.uniform(-0.15, 0.15)
+        stretch_x, stretch_y = random.uniform(0.8, 1.1, 2)
+        move_x, move_y = random.uniform(-14, 14, 2)
+        moved = image.transform(
+            (32, 32),
+            Image.Transform.AFFINE,
+            (2 * stretch_x, shear, move_x, shear, 2 * stretch_y, move_y),
+            Image.Resampling.BILINEAR,
+        )
+        value = near_duplicates.perceptual_hash(np.asarray(moved))
+        hashes[number] = np.frombuffer(value, np.uint8)
+    return hashes
+
+
+def report_search(files: list[bytes], sizes: list[int], preprocessing: Preprocessing) -> None:
+    random = np.random.default_rng(1)
+    originals = [decode_image(data, preprocessing).perceptual_hash for data in files]
+    copies = []
+    for data in files:
+        _, change, quality = COPIES[random.integers(len(COPIES))]
+        with Image.open(io.BytesIO(data)) as image, io.BytesIO() as file:
+            change(image.convert("L")).save(file, "JPEG", quality=quality)
+            copies.append(decode_image(file.getvalue(), preprocessing).perceptual_hash)
+    planted = np.frombuffer(b"".join([*originals, *copies]), np.uint8).reshape(-1, 32)
+    print("| hashes | seconds | planted pairs found | pairs proposed | memory added, MB |")
+    print("| --- | --- | --- | --- | --- |")
+    for size in sizes:
+        hashes = np.concatenate([planted, crowd(files, size - len(planted))])
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        start = time.perf_counter()
+        pairs = near_duplicates.find_pairs(hashes)
+        seconds = time.perf_counter() - start
+        added = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+        found = set(zip(pairs.first.tolist(), pairs.second.tolist(), strict=True))
+        hits = sum((row, row + len(files)) in found for row in range(len(files)))
+        print(
+            f"| {size:,} | {seconds:.1f} | {hits:,} of {len(files):,} | {len(pairs):,} | "
+            f"{added:.0f} |",
+            flush=True,
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--input", required=True, help="kermany2018-sample.zip")
+    parser.add_argument("--image_size", type=int, default=224)
+    parser.add_argument("--num_images", type=int, default=1_000_000, help="use fewer scans")
+    parser.add_argument("--search", type=int, nargs="*", help="time a search among so many")
+    args = parser.parse_args()
+    preprocessing = Preprocessing(height=args.image_size, width=args.image_size)
+    with zipfile.ZipFile(args.input) as archive:
+        names = [
+            name
+            for name in archive.namelist()
+            if name.startswith("OCT2017 /") and name.endswith(".jpeg") and "/._" not in name
+        ][: args.num_images]
+        files = [archive.read(name) for name in names]
+    if args.search:
+        report_search(files, args.search, preprocessing)
+    else:
+        report_copies(names, files, preprocessing)
+
+
+if __name__ == "__main__":
+    main()

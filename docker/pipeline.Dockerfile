@@ -1,0 +1,48 @@
+# The build job in one image: a worker of Dataflow, Flink and Spark (Beam's boot program), the
+# launcher of a Dataflow flex template, and the plain command.
+#
+#   docker build --file docker/pipeline.Dockerfile --tag scan-tfrecords-pipeline .
+#   docker run --rm --user "$(id -u):$(id -g)" --volume "$PWD/data:/data" --entrypoint python \
+#       scan-tfrecords-pipeline pipelines/build_tfrecords.py --source archive \
+#       --input /data/kermany2018.zip --output /data/oct
+#
+# The three bases can be replaced, by a mirror or pinned by digest, with --build-arg.
+ARG PYTHON_IMAGE=docker.io/library/python:3.11-slim-bookworm
+ARG BEAM_IMAGE=docker.io/apache/beam_python3.11_sdk:2.77.0
+ARG LAUNCHER_IMAGE=gcr.io/dataflow-templates-base/python311-template-launcher-base:latest
+
+FROM ${BEAM_IMAGE} AS beam
+FROM ${LAUNCHER_IMAGE} AS launcher
+
+FROM ${PYTHON_IMAGE} AS install
+WORKDIR /src
+ENV PATH=/opt/venv/bin:${PATH} PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+RUN python3 -m venv /opt/venv
+# Only what decides the dependencies: with an edited module this layer stays as it is.
+COPY setup.py pyproject.toml ./
+COPY requirements/lock.txt requirements/lock.txt
+RUN pip install --no-compile --constraint requirements/lock.txt '.[kaggle,gcp]' \
+    && pip uninstall --yes scan-tfrecords
+COPY pipelines pipelines
+COPY tfrecord_io tfrecord_io
+# Compiled here, for a worker may not write; by hash, so that no time of day is in the image.
+RUN pip install --no-compile --no-deps . \
+    && pip check \
+    && python -m compileall -q --invalidation-mode unchecked-hash /opt/venv/lib
+
+FROM ${PYTHON_IMAGE}
+# By default Beam's boot program makes a virtual environment of its own, in which this one's
+# packages are not found.
+ENV PATH=/opt/venv/bin:${PATH} \
+    PYTHONDONTWRITEBYTECODE=1 \
+    PYTHONUNBUFFERED=1 \
+    RUN_PYTHON_SDK_IN_DEFAULT_ENVIRONMENT=1 \
+    FLEX_TEMPLATE_PYTHON_PY_FILE=/app/pipelines/build_tfrecords.py
+WORKDIR /app
+COPY --from=beam /opt/apache/beam/boot /opt/apache/beam/boot
+COPY --from=launcher /opt/google/dataflow/python_template_launcher /opt/google/dataflow/python_template_launcher
+COPY --from=install /opt/venv /opt/venv
+COPY pipelines/build_tfrecords.py pipelines/build_tfrecords.py
+# No USER: Dataflow mounts folders of root into its workers, and its launcher writes to /var/log.
+# The plain command needs no root: start it with --user, as above.
+ENTRYPOINT ["/opt/apache/beam/boot"]

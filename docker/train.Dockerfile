@@ -1,0 +1,38 @@
+# The trainer with TensorFlow and its CUDA libraries; the host needs the NVIDIA driver and the
+# container toolkit alone.
+#
+#   docker build --file docker/train.Dockerfile --tag scan-tfrecords-train .
+#   docker run --rm --gpus all --user "$(id -u):$(id -g)" --volume "$PWD/data:/data" \
+#       scan-tfrecords-train --data /data/oct --workdir /data/run
+#
+# Without a GPU: --build-arg TRAIN_EXTRAS=train (some 4 GB less).
+ARG PYTHON_IMAGE=docker.io/library/python:3.11-slim-bookworm
+
+FROM ${PYTHON_IMAGE} AS install
+ARG TRAIN_EXTRAS=train,cuda
+WORKDIR /src
+ENV PATH=/opt/venv/bin:${PATH} PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+RUN python3 -m venv /opt/venv
+# Only what decides the dependencies: with an edited module this layer stays as it is.
+COPY setup.py pyproject.toml ./
+COPY requirements/lock.txt requirements/lock.txt
+RUN pip install --no-compile --constraint requirements/lock.txt ".[${TRAIN_EXTRAS}]" \
+    && pip uninstall --yes scan-tfrecords
+COPY tfrecord_io tfrecord_io
+COPY train train
+# Compiled here, for the user may not write; by hash, so that no time of day is in the image.
+RUN pip install --no-compile --no-deps . \
+    && pip check \
+    && python -m compileall -q --invalidation-mode unchecked-hash /opt/venv/lib
+
+FROM ${PYTHON_IMAGE}
+ENV PATH=/opt/venv/bin:${PATH} \
+    PYTHONDONTWRITEBYTECODE=1 \
+    PYTHONUNBUFFERED=1 \
+    MPLCONFIGDIR=/tmp/matplotlib
+WORKDIR /app
+COPY --from=install /opt/venv /opt/venv
+COPY train/run.py train/run.py
+RUN useradd --create-home --uid 1000 trainer
+USER 1000
+ENTRYPOINT ["python", "train/run.py"]

@@ -1,0 +1,374 @@
+import csv
+import dataclasses
+import json
+import shutil
+
+import numpy as np
+import planted_scans as planted
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from builds import ROOT, build_here, shards_of
+from dataset_factory import write_dataset
+from image_files import encoded, jpeg, kermany_archive, write_tree, write_zip
+
+from pipelines import drops, errors
+from pipelines.storage import Storage
+from tfrecord_io import __main__ as command_line
+from tfrecord_io import audit, shortcuts, twins
+from tfrecord_io.manifest import Manifest, ManifestError
+
+SIZE = "--image_size=96"
+SAMPLE = ROOT.parent / "shared" / "data" / "kermany2018-sample.zip"
+
+
+@pytest.fixture(scope="module")
+def clean(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("clean")
+    return build_here(write_tree(folder / "scans", planted.clean_files()), folder / "out", SIZE)
+
+
+@pytest.fixture(scope="module")
+def flawed_tree(tmp_path_factory):
+    return write_tree(tmp_path_factory.mktemp("flawed") / "scans", planted.planted_files())
+
+
+@pytest.fixture(scope="module")
+def flawed(flawed_tree):
+    return build_here(flawed_tree, flawed_tree.parent / "out", SIZE)
+
+
+def finding(directory, code):
+    """Returns the finding of a code that is not `good`, or None."""
+    found = [f for f in audit.audit(directory).findings if f.code == code and f.severity != "good"]
+    return found[0] if found else None
+
+
+def near_pairs(directory):
+    listed = finding(directory, "near_duplicates").listed
+    return {frozenset(side["path"] for side in (p["first"], p["second"])) for p in listed}
+
+
+# ---- what is planted is found
+
+
+def test_a_patient_in_two_splits_is_found_with_the_number_of_images(flawed):
+    found = finding(flawed, "patient_leak")
+    assert found.severity == "problem"
+    assert found.count == 1
+    assert found.listed == ({"patient": "2", "train": 3, "test": 1},)
+    assert audit.audit(flawed).measures["shared_patients"] == [
+        {
+            "splits": ["train", "test"],
+            "patients": 1,
+            "images": [3, 1],
+            "patients_of_each": [9, 6],
+        }
+    ]
+
+
+def test_a_patient_under_two_classes_is_found(flawed):
+    found = finding(flawed, "patient_labels")
+    assert found.listed == ({"patient": "2", "CNV": 3, "NORMAL": 1},)
+
+
+def test_a_file_under_another_name_in_the_same_split_is_found(flawed):
+    found = finding(flawed, "duplicates")
+    names = {frozenset((row["first"], row["again"])): row["same file"] for row in found.listed}
+    assert names[frozenset(planted.SAME_FILE)] == "yes"
+
+
+def test_the_same_pixels_in_another_format_and_split_are_found(flawed):
+    (row,) = finding(flawed, "picture_leak").listed
+    assert {row["first"], row["again"]} == set(planted.SAME_PIXELS)
+    assert row["same file"] == "no, same pixels"
+    assert row["splits"] == "train, val"
+
+
+def test_copies_saved_again_or_brightened_are_found_across_splits_and_nothing_else_is(flawed):
+    assert near_pairs(flawed) == {
+        frozenset(planted.SAVED_AGAIN),
+        frozenset(planted.BRIGHTENED),
+    }
+
+
+def test_pixels_under_two_labels_are_found(flawed):
+    (row,) = finding(flawed, "label_conflict").listed
+    assert {row["first"], row["again"]} == set(planted.CONFLICT)
+    assert row["labels"] == "CNV, NORMAL"
+
+
+def test_of_clean_scans_no_leak_and_no_copy_is_reported(clean):
+    result = audit.audit(clean)
+    assert {f.code for f in result.findings if f.severity == "good"} >= {
+        "patient_leak",
+        "duplicates",
+        "near_duplicates",
+    }
+    assert not [f for f in result.findings if f.severity == "problem" and f.code != "shortcuts"]
+    assert result.measures["near_duplicate_pairs"] == 0
+
+
+def test_the_manifest_holds_the_findings_of_the_build(flawed):
+    found = Manifest.load(flawed).audit
+    assert found["measures"] == json.loads(json.dumps(audit.audit(flawed).to_dict()))["measures"]
+    assert [f["code"] for f in found["findings"]] == [f.code for f in audit.audit(flawed).findings]
+
+
+def test_a_tree_that_the_archive_holds_twice_is_reported_once(tmp_path):
+    files = {f"train/CNV/CNV-{n}-1.jpeg": jpeg(n) for n in range(5)}
+    files |= {f"train/DME/DME-{n}-1.jpeg": jpeg(50 + n) for n in range(5)}
+    files |= {f"test/DRUSEN/DRUSEN-{n}-1.jpeg": jpeg(90 + n) for n in range(20, 24)}
+    files |= {f"test/NORMAL/NORMAL-{n}-1.jpeg": jpeg(70 + n) for n in range(20, 24)}
+    archive = write_zip(tmp_path / "oct.zip", kermany_archive(files))
+    found = finding(build_here(archive, tmp_path / "out"), "source_copies")
+    assert found.count == 18
+    assert found.severity == "note"
+
+
+def test_names_without_a_patient_are_reported(tmp_path):
+    files = {f"{split}/CNV/scan{n}.jpeg": jpeg(n) for n, split in enumerate(["train", "test"] * 3)}
+    found = finding(build_here(write_tree(tmp_path / "in", files), tmp_path / "out"), "no_patient")
+    assert found.title == "No image names a patient"
+
+
+def test_pictures_of_one_colour_are_reported_and_are_no_copies_of_each_other(tmp_path):
+    files = {
+        f"{split}/CNV/CNV-{n}-1.png": encoded(np.full((80, 80), 10 * n, np.uint8))
+        for n, split in enumerate(["train", "test", "train"])
+    }
+    out = build_here(write_tree(tmp_path / "in", files), tmp_path / "out", SIZE)
+    assert finding(out, "blank").count == 3
+    assert finding(out, "near_duplicates") is None
+
+
+def test_pictures_too_small_to_tell_are_not_compared_and_the_user_is_told(flawed_tree, tmp_path):
+    out = build_here(flawed_tree, tmp_path / "out", "--image_size=28")
+    assert finding(out, "near_duplicates").title == "Near duplicates were not looked for"
+    assert audit.audit(out).measures["near_duplicate_pairs"] is None
+
+
+def test_odd_sizes_and_enlarged_images_are_reported(tmp_path):
+    sizes = [(40, 50)] * 6 + [(40, 120), (6, 7)]
+    files = {f"train/A/A-{n}-1.png": jpeg(n, *size) for n, size in enumerate(sizes)}
+    out = build_here(write_tree(tmp_path / "in", files), tmp_path / "out")
+    assert finding(out, "size_outliers").listed == (
+        {"width": 120, "height": 40, "images": 1},
+        {"width": 7, "height": 6, "images": 1},
+    )
+    assert finding(out, "enlarged").count == 1
+
+
+def test_a_class_that_a_split_lacks_and_another_mix_are_reported(tmp_path):
+    names = [f"train/A/A-{n}-1" for n in range(9)] + [f"train/B/B-{n}-1" for n in range(2)]
+    names += [f"test/B/B-{n}-1" for n in range(20, 23)]
+    files = {f"{name}.jpeg": jpeg(n) for n, name in enumerate(names)}
+    out = build_here(write_tree(tmp_path / "in", files), tmp_path / "out")
+    assert finding(out, "class_missing").detail.startswith("A: ")
+    assert finding(out, "class_shift").title == "test has another mix of classes than train"
+
+
+@pytest.mark.skipif(not SAMPLE.exists(), reason=f"{SAMPLE.name}, real scans, is not here")
+def test_what_is_wrong_with_the_real_sample_is_found(tmp_path):
+    out = build_here(SAMPLE, tmp_path / "out", SIZE)
+    measures = audit.audit(out).measures
+    shared = {tuple(pair["splits"]): pair["patients"] for pair in measures["shared_patients"]}
+    assert shared == {("train", "val"): 9, ("train", "test"): 27}
+    assert measures["patients_under_several_labels"] == 22
+    assert measures["near_duplicate_pairs"] == measures["duplicate_images"] == 0
+    assert finding(out, "source_copies").count == 632
+    assert {"fact": "original size", "value": "512×512", "images": 43, "all of them": "DME"} in (
+        finding(out, "shortcuts").listed
+    )
+
+
+# ---- what is dropped
+
+
+def dropped_rows(directory):
+    with (directory / "dropped.csv").open(newline="") as file:
+        return {row["path"]: row["reason"] for row in csv.DictReader(file)}
+
+
+def test_dropping_duplicates_keeps_one_of_each_in_the_most_protected_split(flawed_tree, tmp_path):
+    out = build_here(flawed_tree, tmp_path / "out", SIZE, "--duplicates=drop", "--num_shards=2")
+    assert dropped_rows(out) == {
+        planted.SAME_FILE[0]: "duplicate",
+        planted.SAME_PIXELS[1]: "duplicate",
+        planted.CONFLICT[0]: "conflicting_label",
+        planted.CONFLICT[1]: "conflicting_label",
+    }
+    assert Manifest.load(out).counts["dropped"] == {"conflicting_label": 2, "duplicate": 2}
+    measures = audit.audit(out).measures
+    assert measures["duplicate_images"] == 0
+    assert command_line.main(["verify", str(out)]) == 0
+
+
+def test_dropping_leaks_leaves_nothing_shared_between_splits(flawed_tree, tmp_path):
+    out = build_here(flawed_tree, tmp_path / "out", SIZE, "--leaks=drop", "--num_shards=2")
+    measures = audit.audit(out).measures
+    assert measures["patients_in_several_splits"] == 0
+    assert measures["duplicate_pictures_across_splits"] == 0
+    assert measures["near_duplicate_pairs"] == 0
+    rows = dropped_rows(out)
+    assert rows[planted.SAVED_AGAIN[1]] == "picture_in_test"
+    assert rows[planted.BRIGHTENED[1]] == "picture_in_test"
+    # Patient 2 is in test, so all of its images leave train, the one with a copy in val too.
+    assert rows[planted.SAME_PIXELS[1]] == "patient_in_test"
+    assert sum(reason == "patient_in_test" for reason in rows.values()) == 3
+    assert command_line.main(["verify", str(out)]) == 0
+
+
+def test_failing_on_duplicates_keeps_the_evidence_and_writes_no_manifest(flawed_tree, tmp_path):
+    with pytest.raises(errors.BuildError, match="3 images repeat another one") as caught:
+        build_here(flawed_tree, tmp_path / "out", SIZE, "--duplicates=fail")
+    assert "report.html" in str(caught.value)
+    assert (tmp_path / "out" / "report.html").exists()
+    assert not (tmp_path / "out" / "manifest.json").exists()
+    # The same bytes will do once they are accepted: nothing is decoded again.
+    before = {p.name: p.stat().st_mtime_ns for p in (tmp_path / "out").glob("*.tfrecord")}
+    out = build_here(flawed_tree, tmp_path / "out", SIZE)
+    assert {p.name: p.stat().st_mtime_ns for p in out.glob("*.tfrecord")} == before
+
+
+@pytest.mark.parametrize("stop_at", ["decided", "shard", "rows", "sidecar"])
+def test_a_build_that_dies_while_it_drops_ends_the_same_when_run_again(
+    flawed_tree, tmp_path, monkeypatch, stop_at
+):
+    flags = [SIZE, "--duplicates=drop", "--leaks=drop", "--num_shards=3"]
+    whole = build_here(flawed_tree, tmp_path / "whole", *flags)
+    written = []
+    create = Storage.create
+    ends = {"decided": drops.DECIDED_FILE, "shard": ".tfrecord", "rows": ".parquet"}
+
+    def create_until(storage, name):
+        if drops.DECIDED_FILE in written and name.endswith(ends.get(stop_at, ".json")):
+            raise OSError("the machine is gone")
+        if stop_at == "decided" and name == drops.DECIDED_FILE:
+            raise OSError("the machine is gone")
+        written.append(name)
+        return create(storage, name)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Storage, "create", create_until)
+        with pytest.raises(Exception, match="the machine is gone"):
+            build_here(flawed_tree, tmp_path / "out", *flags)
+    out = build_here(flawed_tree, tmp_path / "out", *flags)
+    assert shards_of(out) == shards_of(whole)
+    assert (out / "dropped.csv").read_bytes() == (whole / "dropped.csv").read_bytes()
+    assert command_line.main(["verify", str(out)]) == 0
+
+
+# ---- shortcuts
+
+
+def table_of(labels, patients, **columns):
+    values = {"patient": patients, "pixels_xxh3": [str(n) for n in range(len(labels))]}
+    return pa.table({**values, **columns})
+
+
+def test_a_side_fact_that_goes_with_the_class_is_measured_and_named():
+    labels = np.arange(400) % 2
+    sizes = np.where(labels == 1, 512, np.where(np.arange(400) % 4 == 0, 768, 640))
+    table = table_of(
+        labels, [str(n // 4) for n in range(400)], width=sizes, height=np.full(400, 496)
+    )
+    found = shortcuts.measure(table, labels)
+    assert found.accuracy == found.low == 1
+    assert found.chance == 0.5
+    assert ("original size", "512×496", 1, 200) in found.giveaways
+
+
+def test_side_facts_that_have_nothing_to_do_with_the_class_tell_no_more_than_chance():
+    generator = np.random.default_rng(0)
+    labels = generator.integers(0, 4, 2000)
+    table = table_of(
+        labels,
+        [str(n // 5) for n in range(2000)],
+        brightness=generator.normal(60, 10, 2000),
+        quantization=generator.integers(1, 4, 2000),
+    )
+    found = shortcuts.measure(table, labels)
+    assert found.low < found.chance < found.high
+    assert found.giveaways == ()
+
+
+def test_what_only_names_the_patient_is_not_counted_as_telling_the_class():
+    labels = np.repeat(np.arange(40) % 2, 25)
+    patients = np.repeat(np.arange(40), 25)
+    table = table_of(labels, patients.astype(str), quantization=patients)
+    found = shortcuts.measure(table, labels)
+    assert found.accuracy < 0.7
+
+
+def test_one_class_or_no_side_fact_gives_no_figure():
+    labels = np.zeros(10, np.int64)
+    patients = [str(n) for n in range(10)]
+    assert shortcuts.measure(table_of(labels, patients, quantization=labels), labels) is None
+    assert shortcuts.measure(table_of(labels, patients), np.arange(10) % 2) is None
+
+
+# ---- the command
+
+
+def test_the_command_ends_with_1_over_a_limit_and_with_0_under_it(flawed, clean, capsys):
+    assert command_line.main(["audit", str(flawed)]) == 0
+    assert command_line.main(["audit", str(flawed), "--max_leaked_patients=1"]) == 0
+    assert command_line.main(["audit", str(flawed), "--max_leaked_patients=0"]) == 1
+    assert "FAILED   --max_leaked_patients 0: found 1" in capsys.readouterr().out
+    limits = [f"--{field.name}=0" for field in dataclasses.fields(audit.Limits)]
+    assert command_line.main(["audit", str(flawed), *limits]) == 1
+    assert capsys.readouterr().out.count("FAILED") >= 4
+    assert command_line.main(["audit", str(clean), *limits[:-1]]) == 0
+
+
+def test_the_command_prints_json_for_programs(flawed, capsys):
+    assert command_line.main(["audit", str(flawed), "--json", "--max_duplicates=2"]) == 1
+    content = json.loads(capsys.readouterr().out)
+    assert content["violations"] == ["--max_duplicates 2: found 3"]
+    assert content["measures"]["duplicate_images"] == 3
+
+
+def test_an_examples_table_of_an_older_build_is_audited_as_far_as_it_goes(flawed, tmp_path):
+    out = tmp_path / "old"
+    shutil.copytree(flawed, out)
+    table = pq.read_table(out / "examples.parquet")
+    old = table.drop_columns(["perceptual_hash", "brightness", "white_border", "file_xxh3"])
+    pq.write_table(old, out / "examples.parquet")
+    assert finding(out, "near_duplicates").severity == "note"
+    assert finding(out, "picture_leak").count == 1
+
+
+def test_a_table_that_lacks_what_every_version_has_is_refused(flawed, tmp_path):
+    shutil.copytree(flawed, tmp_path / "bad")
+    table = pq.read_table(flawed / "examples.parquet").drop_columns(["patient"])
+    pq.write_table(table, tmp_path / "bad" / "examples.parquet")
+    with pytest.raises(ManifestError, match="has no column patient"):
+        audit.audit(tmp_path / "bad")
+
+
+def test_a_dataset_without_its_table_is_an_error_that_names_it(tmp_path, capsys):
+    write_dataset(tmp_path / "out")
+    assert command_line.main(["audit", str(tmp_path / "out")]) == 1
+    assert "examples.parquet" in capsys.readouterr().err
+
+
+def test_a_shard_that_is_too_short_is_an_error_that_names_it(flawed, tmp_path):
+    out = tmp_path / "cut"
+    shutil.copytree(flawed, out)
+    for shard in out.glob("*.tfrecord"):
+        shard.write_bytes(shard.read_bytes()[:100])
+    with pytest.raises(OSError, match=r"\.tfrecord ends before its record"):
+        audit.audit(out)
+
+
+# ---- who is whose twin
+
+
+def test_copies_of_near_duplicates_are_pairs_too():
+    found = twins.Twins(
+        groups=np.array([0, 1, 0, 2]),
+        near=(twins.NearPair(first=0, second=1, distance=3, similarity=0.99),),
+    )
+    assert list(found.near_rows()) == [(0, 1), (2, 1)]
+    assert [group.tolist() for group in found.exact_groups()] == [[0, 2]]

@@ -1,0 +1,81 @@
+"""Variants of a picture: the same bytes everywhere, and still the same picture."""
+
+import hashlib
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from image_files import grey_pixels
+
+from tfrecord_io import augment, image_key
+
+SHAPE = (40, 56, 1)
+PICTURE = grey_pixels(3, 40, 56).tobytes()
+DIGEST = "4490a751a48495dec4531fa2762d1d87401b80d7353db4530ad64882fd661caa"
+
+
+def vary(key: str, pixels: bytes = PICTURE, shape: tuple[int, int, int] = SHAPE) -> np.ndarray:
+    return np.frombuffer(augment.vary(pixels, shape, image_key(key)), np.uint8).reshape(shape)
+
+
+def test_a_variant_is_the_same_bytes_for_ever():
+    # Whoever changes them raises the version in the recipe, which is part of the fingerprint.
+    digest = hashlib.sha256(b"".join(vary(str(number)).tobytes() for number in range(8)))
+    assert augment.RECIPE["version"] == 1
+    assert digest.hexdigest() == DIGEST
+
+
+def test_each_key_gives_another_picture():
+    assert len({vary(str(number)).tobytes() for number in range(50)}) == 50
+
+
+def test_about_half_of_them_are_mirrored():
+    slope = np.tile(np.arange(60, 116, dtype=np.uint8), (40, 1)).tobytes()
+    falls = [vary(str(n), slope)[:, :10].mean() > vary(str(n), slope)[:, -10:].mean()
+             for n in range(60)]  # fmt: skip
+    assert 15 < sum(falls) < 45
+
+
+def test_a_variant_is_the_picture_moved_and_changed_only_a_little():
+    square = np.zeros((100, 100), np.uint8)
+    square[30:70, 30:70] = 100
+    for number in range(40):
+        found = vary(str(number), square.tobytes(), (100, 100, 1))[:, :, 0]
+        assert 80 < np.median(found[45:55, 45:55]) < 120
+        assert (found[:15] == 0).all()
+        rows, columns = np.nonzero(found > 50)
+        assert abs(rows.mean() - 49.5) < 5
+        assert abs(columns.mean() - 49.5) < 5
+        assert 0.9 < len(rows) / 1600 < 1.1
+
+
+def test_padding_stays_white_and_black_stays_black():
+    halves = np.zeros((40, 56), np.uint8)
+    halves[:20] = 255
+    for number in range(20):
+        found = vary(str(number), halves.tobytes())
+        assert (found[:8] == 255).all()
+        assert (found[-8:] == 0).all()
+
+
+def test_the_channels_of_a_grey_picture_stay_equal():
+    picture = np.repeat(grey_pixels(1, 40, 56)[:, :, None], 3, axis=2)
+    found = vary("key", picture.tobytes(), (40, 56, 3))
+    assert (found[..., 0] == found[..., 1]).all()
+    assert (found[..., 0] == found[..., 2]).all()
+    assert (found[..., 0] == vary("key", picture[..., 0].tobytes())[..., 0]).all()
+
+
+@given(
+    shape=st.tuples(st.integers(1, 12), st.integers(1, 12), st.sampled_from([1, 3])),
+    key=st.integers(0, 2**128 - 1),
+)
+def test_any_shape_gives_a_picture_of_that_shape(shape, key):
+    size = shape[0] * shape[1] * shape[2]
+    assert len(augment.vary((bytes(range(256)) * 2)[:size], shape, f"{key:032x}")) == size
+
+
+@pytest.mark.parametrize(("variant", "path"), [(0, "a/b.png"), (2, "a/b.png#variant-2")])
+def test_the_original_keeps_its_path(variant, path):
+    assert augment.variant_path("a/b.png", variant) == path

@@ -1,0 +1,246 @@
+import html.parser
+import itertools
+import re
+import shutil
+import subprocess
+
+import numpy as np
+import planted_scans as planted
+import pytest
+from builds import build_here
+from image_files import encoded, grey_pixels, jpeg, write_tree
+from PIL import Image
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
+VOID = {"meta", "link", "img", "br", "hr", "input"}
+
+
+@pytest.fixture(scope="module")
+def flawed_card(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("card")
+    files = {**planted.planted_files(), "train/CNV/CNV-77-1.jpeg": b"no image"}
+    source = write_tree(folder / "scans", files)
+    flags = ["--image_size=96", "--max_reject_fraction=0.5"]
+    return build_here(source, folder / "out", *flags) / "report.html"
+
+
+class _Page(html.parser.HTMLParser):
+    """The elements of a page, and whether they close in order."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.elements, self.open, self.ids = [], [], []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag, attributes):
+        attributes = dict(attributes)
+        self.elements.append((tag, attributes))
+        if "id" in attributes:
+            self.ids.append(attributes["id"])
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attributes):
+        self.elements.append((tag, dict(attributes)))
+        if "id" in dict(attributes):
+            self.ids.append(dict(attributes)["id"])
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def all(self, tag):
+        return [attributes for name, attributes in self.elements if name == tag]
+
+
+@pytest.fixture(scope="module")
+def page(flawed_card):
+    return _Page(flawed_card.read_text(encoding="utf-8"))
+
+
+def test_the_page_is_well_formed_and_every_id_is_there_once(page):
+    assert page.open == []
+    assert len(set(page.ids)) == len(page.ids)
+
+
+def test_the_page_needs_no_network_and_runs_no_script(page, flawed_card):
+    text = flawed_card.read_text(encoding="utf-8")
+    assert not page.all("script")
+    assert not page.all("link")
+    links = re.findall(r"""(?:src|href)=["']([^"']+)""", text) + re.findall(r"url\(([^)]+)", text)
+    assert links
+    assert all(link.startswith(("data:image/jpeg;base64,", "#")) for link in links)
+    assert "default-src 'none'" in text
+
+
+def test_links_within_the_page_lead_somewhere(page):
+    targets = {a["href"].removeprefix("#") for a in page.all("a")}
+    targets |= {use["xlink:href"].removeprefix("#") for use in page.all("use")}
+    assert targets <= set(page.ids)
+
+
+def test_every_picture_and_chart_is_described_and_every_table_can_be_scrolled_by_keyboard(page):
+    assert page.all("html")[0]["lang"] == "en"
+    assert all(image["alt"] for image in page.all("img"))
+    assert all(svg["role"] == "img" and svg["aria-label"] for svg in page.all("svg"))
+    scrolled = [div for div in page.all("div") if "scroll" in div.get("class", "").split()]
+    assert scrolled
+    assert all(div["tabindex"] == "0" and div["aria-label"] for div in scrolled)
+
+
+def test_headings_go_down_one_level_at_a_time(page):
+    levels = [int(tag[1]) for tag, _ in page.elements if re.fullmatch(r"h[1-6]", tag)]
+    assert levels[0] == 1
+    assert levels.count(1) == 1
+    assert all(after <= before + 1 for before, after in itertools.pairwise(levels))
+
+
+def test_the_worst_comes_first_and_stands_open(page):
+    findings = [d for d in page.all("details") if "finding" in d.get("class", "")]
+    severities = [d["class"].split()[-1] for d in findings]
+    order = ["problem", "warning", "note", "good"]
+    assert severities == sorted(severities, key=order.index)
+    assert ["open" in d for d in findings] == [s in order[:2] for s in severities]
+
+
+def test_near_duplicates_stand_side_by_side(flawed_card):
+    pairs = re.findall(r'<figure class="pair">(.*?)</figure>', flawed_card.read_text(), re.S)
+    shown = [set(re.findall(r'alt="[^"]*: ([^"]+)"', pair)) for pair in pairs]
+    assert {frozenset(pair) for pair in shown} == {
+        frozenset(planted.SAVED_AGAIN),
+        frozenset(planted.BRIGHTENED),
+    }
+
+
+def test_rejects_are_listed_with_their_reason(flawed_card):
+    text = flawed_card.read_text()
+    assert "train/CNV/CNV-77-1.jpeg" in text
+    assert "not an image" in text
+
+
+def test_the_same_build_writes_the_same_page(flawed_card, tmp_path):
+    again = build_here(
+        flawed_card.parent.parent / "scans",
+        tmp_path / "out",
+        "--image_size=96",
+        "--max_reject_fraction=0.5",
+    )
+    assert (again / "report.html").read_bytes() == flawed_card.read_bytes()
+
+
+def test_file_and_class_names_are_text_and_never_markup(tmp_path):
+    files = {f"train/<b>&'/<img src=x onerror=alert({n})>-{n}.jpeg": jpeg(n % 2) for n in range(6)}
+    files["train/$1_2^$/$x$-7-1.jpeg"] = jpeg(7)
+    out = build_here(write_tree(tmp_path / "in", files), tmp_path / "out", "--name=odd_names")
+    text = (out / "report.html").read_text()
+    assert "&lt;img src=x onerror=alert(" in text
+    assert not re.search(r"<(?!img src=\"data:)img|<b>", text)
+    assert "$1_2^$" in text
+    _Page(text)
+
+
+def test_a_dataset_of_many_classes_and_colours_has_a_card_of_modest_size(tmp_path):
+    files = {}
+    for number in range(120):
+        pixels = np.stack([grey_pixels(number + k, 90, 90) for k in range(3)], -1)
+        label = f"class_{number // 2:03}"
+        files[f"train/{label}/scan{number}.jpeg"] = encoded(pixels, "JPEG")
+    source = write_tree(tmp_path / "in", files)
+    out = build_here(source, tmp_path / "out", "--channels=3", "--image_size=80")
+    text = (out / "report.html").read_text()
+    assert len(text) < 3_000_000
+    assert "36 more classes are not shown" in text
+    _Page(text)
+
+
+def test_one_class_and_one_split_have_a_card_too(tmp_path):
+    source = write_tree(tmp_path / "in", {"A/scan.png": jpeg(1)})
+    out = build_here(source, tmp_path / "out")
+    text = (out / "report.html").read_text()
+    assert "1 image in 1 class (1 train)" in text
+    _Page(text)
+
+
+# ---- in a browser
+
+
+def screenshot(page_path, folder, width, dark):
+    """Returns the page as a browser shows it: uint8 [height, width, 3]."""
+    picture = folder / f"shot-{width}-{dark}.png"
+    scheme = 0 if dark else 1
+    subprocess.run(
+        [
+            CHROMIUM,
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--disable-quic",
+            "--no-first-run",
+            "--disable-background-networking",
+            "--disable-component-update",
+            "--disable-sync",
+            "--hide-scrollbars",
+            f"--blink-settings=preferredColorScheme={scheme}",
+            f"--user-data-dir={folder / f'profile-{width}-{dark}'}",
+            f"--window-size={width},2400",
+            f"--screenshot={picture}",
+            page_path.as_uri(),
+        ],
+        check=True,
+        capture_output=True,
+        timeout=120,
+    )
+    with Image.open(picture) as image:
+        return np.asarray(image.convert("RGB"))
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium to show the page")
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 390])
+def test_a_browser_shows_the_page_in_light_and_dark_at_its_full_width(
+    flawed_card, tmp_path, width, dark
+):
+    shown = screenshot(flawed_card, tmp_path, width, dark)
+    assert shown.shape[1] == width
+    corner = shown[2, 2].astype(int)
+    assert (corner < 60).all() if dark else (corner > 220).all()
+    # Text and cards, on all of the height.
+    assert (shown.reshape(24, -1).std(1) > 3).all()
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium to show the page")
+def test_on_a_phone_nothing_sticks_out_at_the_side(flawed_card, tmp_path):
+    # A script in a copy tells the width that the page wants; the page itself has none.
+    text = flawed_card.read_text(encoding="utf-8")
+    text = re.sub(r"<meta http-equiv=[^>]+>", "", text)
+    frame = tmp_path / "page.html"
+    frame.write_text(text, encoding="utf-8")
+    outer = tmp_path / "outer.html"
+    outer.write_text(
+        '<iframe id="f" src="page.html" style="width:390px;height:800px;border:0"></iframe>'
+        "<script>f.onload = () => { document.title = 'sticks out by ' + "
+        "(f.contentDocument.documentElement.scrollWidth - "
+        "f.contentDocument.documentElement.clientWidth); }</script>",
+        encoding="utf-8",
+    )
+    done = subprocess.run(
+        [
+            CHROMIUM,
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--disable-quic",
+            "--no-first-run",
+            "--disable-background-networking",
+            "--allow-file-access-from-files",
+            f"--user-data-dir={tmp_path / 'profile'}",
+            "--virtual-time-budget=5000",
+            "--dump-dom",
+            outer.as_uri(),
+        ],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert "<title>sticks out by 0</title>" in done.stdout

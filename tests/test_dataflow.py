@@ -1,0 +1,202 @@
+"""The job as Dataflow would get it: the full description, written without network or account.
+
+It goes through a part of Beam that is not public (`DataflowApplicationClient`), which is why
+setup.py allows one minor version of Beam alone.
+"""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from apache_beam.options.pipeline_options import PipelineOptions
+
+from pipelines import build_tfrecords, engine, errors, launch, options, plan, resume, transforms
+from pipelines.sources.remote_zip import RemoteZipSource
+from tfrecord_io import preprocess
+
+pytest.importorskip("google.cloud.dataflow", reason="needs pip install 'apache-beam[gcp]'")
+
+IMAGE = "europe-west4-docker.pkg.dev/some-project/images/scan-tfrecords:1"
+COMMAND = [
+    "--source=archive",
+    "--input=gs://some-bucket/kermany2018.zip",
+    "--output=gs://some-bucket/oct",
+    "--num_shards=40",
+    "--runner=DataflowRunner",
+    "--project=some-project",
+    "--region=europe-west4",
+    "--temp_location=gs://some-bucket/temp",
+    "--staging_location=gs://some-bucket/staging",
+    "--max_num_workers=10",
+    "--worker_machine_type=n2-standard-4",
+    "--service_account_email=builder@some-project.iam.gserviceaccount.com",
+]
+# What keeps Beam from looking for an account and from sending the job.
+OFFLINE = ["--no_auth", "--dry_run=True"]
+SECRETS = {
+    "KAGGLE_USERNAME": "somebody-secret",
+    "KAGGLE_KEY": "0123456789secret",
+    "KAGGLE_API_TOKEN": "KGAT_secret",
+    "AWS_SECRET_ACCESS_KEY": "aws-secret",
+}
+
+
+class Spec:
+    """What was written: the job's description, the pipeline's, and the staged files."""
+
+    def __init__(self, folder: Path) -> None:
+        from apache_beam.portability.api import beam_runner_api_pb2
+
+        self.job = json.loads((folder / "job.json").read_text())
+        self.files = {path.name: path for path in (folder / "staging").iterdir()}
+        self.pipeline = beam_runner_api_pb2.Pipeline.FromString(
+            self.files["pipeline.pb"].read_bytes()
+        )
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return self.job["environment"]["sdkPipelineOptions"]["options"]
+
+    @property
+    def text(self) -> str:
+        return "\n".join(
+            [
+                json.dumps(self.job),
+                *(path.read_bytes().decode("latin-1") for path in self.files.values()),
+            ]
+        )
+
+
+@pytest.fixture
+def write_spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Spec]:
+    """Returns a function that writes the job's description for given extra flags."""
+    # Beam asks the machine it may be running on for an account; nothing answers here.
+    monkeypatch.setenv("NO_GCE_CHECK", "true")
+
+    def write(*more: str) -> Spec:
+        from apache_beam.options.pipeline_options import GoogleCloudOptions
+        from apache_beam.runners.dataflow.internal import apiclient
+
+        chosen = options.parse_options([*COMMAND, *more])
+        pipeline = engine.make_pipeline([*chosen.beam_args, *OFFLINE])
+        build_tfrecords.run(job_of(chosen), pipeline)
+        job = pipeline.result.job
+        (tmp_path / "staging").mkdir()
+        places = job.options.view_as(GoogleCloudOptions)
+        places.staging_location = str(tmp_path / "staging")
+        places.template_location = str(tmp_path / "job.json")
+        apiclient.DataflowApplicationClient(job.options, places.staging_location).create_job(job)
+        return Spec(tmp_path)
+
+    return write
+
+
+def job_of(chosen: options.BuildOptions) -> launch.Job:
+    """Returns the job that `launch.prepared` would make, had it listed the archive."""
+    tasks = tuple(plan.ShardTask(index, "train", index, 40, 2000) for index in range(40))
+    build = transforms.Build(
+        name=chosen.name,
+        output=chosen.output,
+        source=RemoteZipSource(chosen.input, kind="archive"),
+        preprocessing=chosen.preprocessing,
+        label_names=("CNV", "DME", "DRUSEN", "NORMAL"),
+        identity={"decoder": preprocess.decoder_versions()},
+        max_reject_fraction=chosen.max_reject_fraction,
+        num_files=80_000,
+        copies=0,
+        ignored={},
+        over_limit=0,
+        rejected_files=(),
+    )
+    return launch.Job(build=build, state=resume.OutputState.EMPTY, todo=tasks)
+
+
+def test_the_image_is_the_workers_and_holds_the_package(write_spec: Callable[..., Spec]):
+    spec = write_spec(f"--sdk_container_image={IMAGE}")
+
+    (environment,) = spec.pipeline.components.environments.values()
+    assert IMAGE.encode() in environment.payload
+    assert IMAGE in json.dumps(spec.job["environment"]["workerPools"])
+    # Nothing is left for a worker to install when it starts.
+    assert [name for name in spec.files if name.endswith((".gz", ".whl"))] == []
+
+
+def test_without_an_image_the_package_is_staged(write_spec: Callable[..., Spec]):
+    spec = write_spec(f"--setup_file={Path(__file__).parents[1] / 'setup.py'}")
+
+    (package,) = [path for name, path in spec.files.items() if name.endswith(".gz")]
+    assert package.name in json.dumps(spec.job["environment"]["workerPools"][0]["packages"])
+
+    with tarfile.open(package) as archive:
+        names = archive.getnames()
+    assert any(name.endswith("pipelines/transforms.py") for name in names)
+    assert any(name.endswith("tfrecord_io/schema.py") for name in names)
+
+
+def test_workers_that_would_lack_the_package_are_refused_at_once():
+    with pytest.raises(errors.UserError, match="--sdk_container_image"):
+        engine.make_pipeline(options.parse_options(COMMAND).beam_args)
+
+
+@pytest.mark.parametrize(
+    ("flag", "early"),
+    [
+        ("--template_location=gs://some-bucket/template", True),
+        ("--no_wait_until_finish", True),
+        ("--dry_run=True", True),
+        ("--max_num_workers=3", False),
+    ],
+)
+def test_a_job_that_is_only_sent_off_is_not_asked_for_its_manifest(flag: str, early: bool):
+    assert engine.returns_early(PipelineOptions([flag])) is early
+
+
+def test_options_arrive_as_they_were_given(write_spec: Callable[..., Spec]):
+    spec = write_spec(f"--sdk_container_image={IMAGE}")
+
+    assert spec.options["project"] == "some-project"
+    assert spec.options["region"] == "europe-west4"
+    assert spec.options["temp_location"].startswith("gs://some-bucket/temp/")
+    assert spec.options["max_num_workers"] == 10
+    (pool,) = spec.job["environment"]["workerPools"]
+    assert pool["machineType"] == "n2-standard-4"
+    assert pool["autoscalingSettings"]["maxNumWorkers"] == 10
+    assert spec.job["type"] == "JOB_TYPE_BATCH"
+
+
+def test_no_main_session_travels(write_spec: Callable[..., Spec]):
+    spec = write_spec(f"--sdk_container_image={IMAGE}")
+
+    assert not spec.options.get("save_main_session")
+    assert "pickled_main_session" not in spec.text
+
+
+def test_credentials_stay_with_the_launcher(
+    write_spec: Callable[..., Spec], monkeypatch: pytest.MonkeyPatch
+):
+    for name, value in SECRETS.items():
+        monkeypatch.setenv(name, value)
+
+    spec = write_spec(f"--sdk_container_image={IMAGE}")
+
+    found = [name for name, value in SECRETS.items() if value in spec.text]
+    assert found == []
+    assert str(Path.home()) not in json.dumps(spec.options)
+
+
+def test_the_job_is_one_line_of_steps_without_pixels_or_names_of_files(
+    write_spec: Callable[..., Spec],
+):
+    spec = write_spec(f"--sdk_container_image={IMAGE}")
+
+    (root,) = spec.pipeline.root_transform_ids
+    steps_by_id = spec.pipeline.components.transforms
+    steps = [steps_by_id[name] for name in steps_by_id[root].subtransforms]
+    assert [step.unique_name for step in steps] == ["Tasks", "WriteShards", "FinishDataset"]
+    assert ".jpeg" not in spec.text
+    assert spec.files["pipeline.pb"].stat().st_size < 100_000

@@ -1,0 +1,88 @@
+"""The build on a real Flink cluster of this machine: JobManager, TaskManagers, worker pool.
+
+`make flink` says what it needs; where that is not there, the tests skip.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import builds
+import pytest
+from image_files import scan_tree, write_tree
+
+from scripts import flink_cluster
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+
+# Many small tasks: when the first shard is there, most are still to come.
+MANY_SHARDS = "--num_shards=200"
+
+JOB_SERVER = Path(os.environ.get("FLINK_JOB_SERVER", flink_cluster.DEFAULT_JOB_SERVER))
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[flink_cluster.Cluster]:
+    try:
+        started = flink_cluster.Cluster(tmp_path_factory.mktemp("flink"), JOB_SERVER)
+    except flink_cluster.MissingPartError as error:
+        pytest.skip(f"no Flink here: {error}")
+    with started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def many_scans(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    files = scan_tree({"train": 200, "val": 3, "test": 5}, classes=("CNV", "DME", "NORMAL"))
+    return write_tree(tmp_path_factory.mktemp("many") / "scans", files)
+
+
+@pytest.fixture(scope="module")
+def local_shards(many_scans: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    output = tmp_path_factory.mktemp("local") / "dataset"
+    return builds.shards_of(builds.build_here(many_scans, output, MANY_SHARDS))
+
+
+def finished_shards(output: Path) -> int:
+    return len([path for path in output.glob("*.json") if "-of-" in path.name])
+
+
+def test_two_task_managers_write_the_bytes_that_this_machine_writes_alone(
+    cluster: flink_cluster.Cluster, many_scans: Path, local_shards: dict[str, str], tmp_path: Path
+):
+    output = tmp_path / "dataset"
+
+    done = builds.run_build(many_scans, output, MANY_SHARDS, *cluster.beam_flags)
+
+    assert done.returncode == 0, done.stderr
+    assert builds.shards_of(output) == local_shards
+
+
+@pytest.mark.parametrize("victim", ["task_manager", "worker_pool"])
+def test_a_part_that_is_killed_in_mid_job_loses_and_doubles_nothing(
+    cluster: flink_cluster.Cluster,
+    many_scans: Path,
+    local_shards: dict[str, str],
+    tmp_path: Path,
+    victim: str,
+):
+    output = tmp_path / "dataset"
+    words = builds.command(many_scans, output, MANY_SHARDS, *cluster.beam_flags)
+    with builds.started(words) as build:
+        assert builds.wait_until(lambda: finished_shards(output) > 0, build)
+        if victim == "task_manager":
+            cluster.kill_task_manager(0)
+        else:
+            cluster.kill_worker_pool()
+            cluster.start_worker_pool()  # as the service manager of a real host would
+        restarts = cluster.num_restarts
+        finished = finished_shards(output)
+        said, _ = build.communicate(timeout=150)
+
+    assert 0 < finished < len(local_shards)
+    assert build.returncode == 0, said
+    assert cluster.num_restarts > 0 or restarts > 0
+    assert builds.shards_of(output) == local_shards
+    assert not (output / ".build").exists()

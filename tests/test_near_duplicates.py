@@ -1,0 +1,158 @@
+import numpy as np
+import pytest
+from image_files import grey_pixels
+from PIL import Image
+from planted_scans import brightened, pixels, saved_again, scan
+
+from tfrecord_io import near_duplicates
+from tfrecord_io.near_duplicates import HASH_LENGTH, MAX_DISTANCE, MIN_SIMILARITY, find_pairs
+
+WAVES_HASH = "2f2e1c8b161349096244a9a5271ebfc6dee94416a863263ce5861356878f6aaf"
+
+
+def hash_of(image):
+    small = near_duplicates.thumbnail(image)
+    return np.frombuffer(near_duplicates.perceptual_hash(small), np.uint8)
+
+
+def picture(data, size=224):
+    return Image.fromarray(pixels(data)).resize((size, size), Image.Resampling.BILINEAR)
+
+
+def bits(a, b):
+    return int(np.bitwise_count(hash_of(a) ^ hash_of(b)).sum())
+
+
+def alike(a, b):
+    return near_duplicates.similarity(near_duplicates.detail(a), near_duplicates.detail(b))
+
+
+def random_hashes(num_hashes, seed=0):
+    generator = np.random.default_rng(seed)
+    return generator.integers(0, 256, (num_hashes, HASH_LENGTH), dtype=np.uint8)
+
+
+def flipped(hashes, num_bits, seed=1):
+    """Returns the hashes with some bits of each, drawn at random, turned over."""
+    generator = np.random.default_rng(seed)
+    unpacked = np.unpackbits(hashes, axis=1)
+    for row in unpacked:
+        row[generator.choice(8 * HASH_LENGTH, num_bits, replace=False)] ^= 1
+    return np.packbits(unpacked, axis=1)
+
+
+def pairs_of(found):
+    return set(zip(found.first.tolist(), found.second.tolist(), strict=True))
+
+
+# ---- the hash and the detail
+
+
+@pytest.mark.parametrize("size", [64, 96, 224, 300])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda data: saved_again(data, 50),
+        lambda data: saved_again(data, 95),
+        lambda data: brightened(data, 20),
+        lambda data: brightened(data, -10),
+    ],
+    ids=["quality 50", "quality 95", "brighter", "darker"],
+)
+def test_a_copy_is_close_in_hash_and_in_detail_at_any_stored_size(change, size):
+    data = scan("CNV", 5, 1)
+    a, b = picture(data, size), picture(change(data), size)
+    assert bits(a, b) <= MAX_DISTANCE
+    assert alike(a, b) >= MIN_SIMILARITY
+
+
+def test_two_scans_of_one_patient_are_no_copies():
+    scans = [picture(scan("CNV", 5, index)) for index in range(1, 7)]
+    for number, a in enumerate(scans):
+        for b in scans[number + 1 :]:
+            assert alike(a, b) < MIN_SIMILARITY
+
+
+def test_brightness_alone_does_not_change_the_hash():
+    image = Image.fromarray(grey_pixels(3, 64, 64) // 2)
+    brighter = image.point(lambda value: value + 100)
+    assert bits(image, brighter) == 0
+    assert alike(image, brighter) == pytest.approx(1)
+
+
+def test_a_picture_of_one_colour_has_the_hash_zero_and_no_detail():
+    image = Image.new("L", (50, 40), 131)
+    assert not hash_of(image).any()
+    assert not near_duplicates.detail(image).any()
+
+
+def test_colour_and_grey_versions_have_one_hash():
+    image = Image.fromarray(grey_pixels(2, 70, 90))
+    assert bits(image, image.convert("RGB")) == 0
+
+
+def test_the_hash_does_not_change_between_versions():
+    waves = (np.multiply.outer(np.arange(32), np.arange(32)) % 251).astype(np.uint8)
+    assert near_duplicates.perceptual_hash(waves).hex() == WAVES_HASH
+
+
+def test_a_picture_that_is_only_a_slope_is_not_taken_for_one_of_one_colour():
+    slope = np.add.outer(np.arange(32), 3 * np.arange(32)).astype(np.uint8)
+    assert any(near_duplicates.perceptual_hash(slope))
+
+
+@pytest.mark.parametrize("size", [(1, 1), (3, 200), (31, 33), (1000, 40)])
+def test_pictures_of_any_size_have_a_hash(size):
+    image = Image.fromarray(grey_pixels(1, *size))
+    assert len(near_duplicates.perceptual_hash(near_duplicates.thumbnail(image))) == HASH_LENGTH
+
+
+# ---- the search
+
+
+@pytest.mark.parametrize("num_bits", [0, 8, 20, 32])
+def test_planted_pairs_are_found_in_a_crowd_and_nothing_else(num_bits):
+    crowd, originals = random_hashes(20_000), random_hashes(300, seed=2)
+    hashes = np.concatenate([originals, crowd, flipped(originals, num_bits)])
+    found = find_pairs(hashes)
+    planted = {(row, 20_300 + row) for row in range(300)}
+    assert pairs_of(found) <= planted
+    assert len(found) >= (300 if num_bits <= 20 else 290)
+    assert (found.distance == num_bits).all()
+    assert found.complete
+
+
+def test_it_finds_what_comparing_all_with_all_finds():
+    originals = random_hashes(200)
+    hashes = np.concatenate([originals, flipped(originals, 5), flipped(originals, 12, seed=3)])
+    distance = np.bitwise_count(hashes[:, None] ^ hashes[None]).sum(2)
+    first, second = np.nonzero(np.triu(distance <= 24, 1))
+    assert pairs_of(find_pairs(hashes, 24)) == set(
+        zip(first.tolist(), second.tolist(), strict=True)
+    )
+
+
+def test_thousands_of_equal_hashes_take_no_square_and_each_finds_one_like_it():
+    hashes = np.repeat(random_hashes(1), 5000, axis=0)
+    found = find_pairs(hashes, window=4)
+    assert len(found) <= 5000 * 4 * HASH_LENGTH
+    assert set(found.first.tolist()) | set(found.second.tolist()) == set(range(5000))
+
+
+def test_the_search_stops_at_its_limit_and_says_so():
+    hashes = np.repeat(random_hashes(1), 500, axis=0)
+    found = find_pairs(hashes, max_pairs=100)
+    assert len(found) == 100
+    assert not found.complete
+
+
+@pytest.mark.parametrize("num_hashes", [0, 1, 2])
+def test_few_hashes_are_no_trouble(num_hashes):
+    found = find_pairs(np.zeros((num_hashes, HASH_LENGTH), np.uint8))
+    assert len(found) == (num_hashes == 2)
+
+
+@pytest.mark.parametrize("hashes", [np.zeros((3, 8), np.uint8), np.zeros((3, HASH_LENGTH))])
+def test_other_arrays_are_refused_with_their_shape(hashes):
+    with pytest.raises(ValueError, match=r"uint8 and shape \[n, 32\], received"):
+        find_pairs(hashes)

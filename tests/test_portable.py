@@ -1,0 +1,125 @@
+"""The build on an engine of another process, reached through Beam's job interface.
+
+Beam's own job service speaks what Flink's, Spark's and Dataflow's do, and needs nothing but the
+package that is installed anyway.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import builds
+import pytest
+from image_files import write_zip
+
+from scripts.flink_cluster import free_ports
+
+TWO_REJECTS = "--max_reject_fraction=0.5"
+
+
+@pytest.fixture(scope="module")
+def job_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a job service that runs for all tests of this file."""
+    folder = tmp_path_factory.mktemp("job_service")
+    port_file = folder / "port"
+    command = [sys.executable, "-m", "apache_beam.runners.portability.local_job_service_main"]
+    words = [*command, "--port_file", str(port_file)]
+    with served(words, folder / "log") as process:
+        assert builds.wait_until(port_file.exists, process)
+        yield f"localhost:{port_file.read_text()}"
+
+
+@contextlib.contextmanager
+def served(words: list[str], log_path: Path, **environment: str) -> Iterator[subprocess.Popen]:
+    """Runs a server until the block ends; its output goes to a file, for a full pipe stalls it."""
+    with (
+        log_path.open("wb") as log,
+        subprocess.Popen(
+            words,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            cwd=log_path.parent,
+            env={**os.environ, **environment},
+        ) as process,
+    ):
+        try:
+            yield process
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, 9)
+
+
+def portable_flags(job_service: str, environment: str) -> list[str]:
+    return [
+        "--runner=PortableRunner",
+        f"--job_endpoint={job_service}",
+        *environment.split(),
+    ]
+
+
+def test_a_portable_engine_writes_the_bytes_that_the_local_one_writes(
+    source_tree: Path, tmp_path: Path, job_service: str
+):
+    local = builds.build_here(source_tree, tmp_path / "local", TWO_REJECTS, "--num_shards=5")
+    remote = tmp_path / "remote"
+    flags = portable_flags(job_service, "--environment_type=LOOPBACK")
+
+    done = builds.run_build(source_tree, remote, TWO_REJECTS, "--num_shards=5", *flags)
+
+    assert done.returncode == 0, done.stderr
+    assert builds.shards_of(remote) == builds.shards_of(local)
+    assert not (remote / ".build").exists()
+
+
+def test_workers_with_a_working_directory_of_their_own_find_relative_paths(
+    source_tree: Path, tmp_path: Path, job_service: str
+):
+    files = {
+        path.relative_to(source_tree).as_posix(): path.read_bytes()
+        for path in sorted(source_tree.rglob("*.jpeg"))
+    }
+    write_zip(tmp_path / "scans.zip", files)
+    (tmp_path / "pool").mkdir()
+    (port,) = free_ports(1)
+    pool = [sys.executable, "-m", "apache_beam.runners.worker.worker_pool_main"]
+    # The pool starts its workers as bare `python`.
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    with served(
+        [*pool, f"--service_port={port}"],
+        tmp_path / "pool" / "log",
+        PATH=path,
+        PYTHONPATH=str(builds.ROOT),
+    ):
+        environment = f"--environment_type=EXTERNAL --environment_config=localhost:{port}"
+        words = builds.command(Path("scans.zip"), Path("built"), TWO_REJECTS)
+        words += portable_flags(job_service, environment)
+        done = subprocess.run(
+            words,
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(builds.ROOT)},
+            timeout=120,
+            check=False,
+        )
+
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "built" / "manifest.json").exists()
+
+
+def test_a_failure_that_a_remote_worker_finds_reaches_the_user_as_one_line(
+    source_tree: Path, tmp_path: Path, job_service: str
+):
+    flags = portable_flags(job_service, "--environment_type=LOOPBACK")
+
+    done = builds.run_build(source_tree, tmp_path / "out", "--max_reject_fraction=0", *flags)
+
+    assert done.returncode == 1
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("error: 1 of 27 images were rejected")

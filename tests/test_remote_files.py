@@ -1,0 +1,183 @@
+"""Ranges, listings and uploads on servers of S3 and GCS, and on a file system Beam is taught."""
+
+import io
+import zipfile
+from collections.abc import Iterator
+
+import pytest
+from gcs_server import running_gcs
+from object_store import ObjectStore
+from s3_server import BUCKET, S3Server, running_s3
+
+from pipelines import errors, remote_files
+from pipelines.engine import make_pipeline
+
+pytest.importorskip("moto", reason="the S3 server is moto's: pip install -e '.[stores]'")
+pytest.importorskip("gcp_storage_emulator", reason="it is pip install -e '.[stores]'")
+
+CONTENT = bytes(range(256)) * 40
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[S3Server]:
+    with running_s3() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def gcs() -> Iterator[None]:
+    with running_gcs():
+        yield
+
+
+@pytest.fixture(params=["s3", "gs", "store"])
+def folder(request, tmp_path) -> str:
+    """A URL below which files can be written."""
+    if request.param == "store":
+        ObjectStore.folder = tmp_path
+        (tmp_path / "bucket").mkdir()
+        return "store://bucket"
+    # Making a pipeline tells Beam's file systems the flags.
+    if request.param == "gs":
+        request.getfixturevalue("gcs")
+        make_pipeline([])
+    else:
+        make_pipeline(request.getfixturevalue("s3").flags)
+    return f"{request.param}://{BUCKET}/{tmp_path.name}"
+
+
+def write(url: str, content: bytes) -> None:
+    with remote_files.create(url) as file:
+        file.write(content)
+
+
+def test_a_range_is_exactly_what_was_asked_for(folder):
+    write(f"{folder}/file", CONTENT)
+    store = remote_files.open_store(folder)
+
+    assert store.describe(f"{folder}/file")[0] == len(CONTENT)
+    assert store.read(f"{folder}/file", 100, 50) == CONTENT[100:150]
+    assert store.read(f"{folder}/file", len(CONTENT) - 3, 3) == CONTENT[-3:]
+
+
+def test_only_the_asked_bytes_are_fetched(s3):
+    make_pipeline(s3.flags)
+    write(f"s3://{BUCKET}/exact", CONTENT)
+    s3.forget()
+
+    remote_files.open_store("s3://").read(f"s3://{BUCKET}/exact", 100, 50)
+
+    assert s3.bytes_sent == 50
+
+
+def test_a_remote_file_is_sought_like_a_local_one(folder):
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a", CONTENT)
+        archive.comment = b"from the clinic"
+    write(f"{folder}/a.zip", file.getvalue())
+    size = len(file.getvalue())
+
+    with (
+        remote_files.RangeFile(remote_files.open_store(folder), f"{folder}/a.zip", size) as remote,
+        zipfile.ZipFile(remote) as archive,
+    ):
+        assert archive.read("a") == CONTENT
+    with pytest.raises(OSError, match="cannot seek to -1"):
+        remote_files.RangeFile(remote_files.open_store(folder), "x://y", 5).seek(-6, io.SEEK_END)
+
+
+@pytest.mark.parametrize("content", [b"", b"1", CONTENT * 1000], ids=["empty", "byte", "ten MB"])
+def test_a_file_is_uploaded_whole(folder, content):
+    write(f"{folder}/file", content)
+
+    store = remote_files.open_store(folder)
+    assert store.describe(f"{folder}/file")[0] == len(content)
+    if content:
+        assert store.read(f"{folder}/file", 0, len(content)) == content
+
+
+def test_a_write_that_fails_leaves_what_was_there(folder):
+    write(f"{folder}/file", b"old")
+
+    def fail():
+        with remote_files.create(f"{folder}/file") as file:
+            file.write(CONTENT)
+            raise OSError("no room")
+
+    with pytest.raises(OSError, match="no room"):
+        fail()
+    assert remote_files.open_store(folder).read(f"{folder}/file", 0, 3) == b"old"
+
+
+def test_files_are_listed_with_or_without_the_folders_in_the_folder(folder):
+    for name in ("b", "a/x", "a/y z"):
+        write(f"{folder}/{name}", name.encode())
+
+    store = remote_files.open_store(folder)
+
+    found = store.list(folder, recursive=True)
+    assert sorted((file.url, file.size) for file in found) == [
+        (f"{folder}/a/x", 3), (f"{folder}/a/y z", 5), (f"{folder}/b", 1),
+    ]  # fmt: skip
+    assert [file.url for file in store.list(folder, recursive=False)] == [f"{folder}/b"]
+    assert store.list(f"{folder}/none", recursive=True) == []
+
+
+def test_files_are_deleted(folder):
+    for name in ("a", "b", "c"):
+        write(f"{folder}/{name}", b"1")
+    store = remote_files.open_store(folder)
+
+    store.delete([f"{folder}/a", f"{folder}/b"])
+
+    assert [file.url for file in store.list(folder, recursive=True)] == [f"{folder}/c"]
+
+
+def test_a_file_that_is_not_there_is_not_found(folder):
+    store = remote_files.open_store(folder)
+    with pytest.raises(FileNotFoundError):
+        store.describe(f"{folder}/none")
+    with pytest.raises(FileNotFoundError):
+        store.read(f"{folder}/none", 0, 1)
+
+
+def test_a_file_that_changed_is_not_read_for_the_old_one(folder):
+    if not folder.startswith("s3"):
+        pytest.skip("the emulator of GCS, and a file system unknown, ignore the condition")
+    url = f"{folder}/changing"
+    write(url, b"one")
+    _, mark = remote_files.open_store(url).describe(url)
+    write(url, b"two")
+
+    with pytest.raises(errors.BuildError, match="changed since the build began"):
+        remote_files.open_store(url).read(url, 0, 3, mark)
+
+
+def test_an_upload_tells_how_far_it_is(folder):
+    told: list[int] = []
+    store = remote_files.open_store(folder)
+
+    store.write(f"{folder}/file", io.BytesIO(CONTENT), told.append)
+
+    assert sum(told) == len(CONTENT)
+
+
+def test_a_bucket_that_is_not_there_is_a_clear_error(s3):
+    make_pipeline(s3.flags)
+
+    with pytest.raises(errors.BuildError, match=r"cannot use s3://nowhere/file: .*NoSuchBucket"):
+        write("s3://nowhere/file", b"1")
+
+
+def test_a_store_that_does_not_answer_is_a_clear_error():
+    make_pipeline(["--s3_endpoint_url=http://127.0.0.1:9", "--s3_region_name=us-east-1",
+                   "--s3_access_key_id=a", "--s3_secret_access_key=b"])  # fmt: skip
+
+    with pytest.raises(errors.BuildError, match=r"cannot use s3://b/file: .*127\.0\.0\.1:9"):
+        remote_files.open_store("s3://b").read("s3://b/file", 0, 1)
+
+
+def test_a_store_that_beam_does_not_know_is_named():
+    with pytest.raises(errors.UserError, match="Beam knows no file system ftp://"):
+        remote_files.open_store("ftp://server/file")

@@ -1,0 +1,390 @@
+import collections
+import csv
+import json
+import random
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from builds import IN_MEMORY, arguments, build_here, shards_of
+from image_files import jpeg, scan_tree, write_tree, write_zip
+
+from pipelines import build_tfrecords, errors, splits
+from pipelines.options import parse_options
+from pipelines.sources.listing import REF_SCHEMA
+from pipelines.splits import SplitOptions
+from tfrecord_io import verify
+from tfrecord_io.manifest import Manifest
+
+CLASSES = ("CNV", "DME", "DRUSEN", "NORMAL")
+FRACTIONS = {"train": 0.8, "val": 0.1, "test": 0.1}
+#: The place of one patient, which must stay what it is.
+POSITION = 0.2134769542620345
+PATIENT = SplitOptions(splits="patient")
+
+
+def refs_of(rows):
+    """Returns a table of references from (split, label, patient, index) rows."""
+    rows = [
+        {
+            "root": "OCT2017 ",
+            "path": f"{split}/{label}/{label}-{patient}-{index}.jpeg",
+            "split": split,
+            "label": label,
+            "patient": patient,
+            "offset": 0,
+            "stored_size": 1,
+            "size": 1,
+            "version": 0,
+        }
+        for split, label, patient, index in rows
+    ]
+    return pa.Table.from_pylist(rows, REF_SCHEMA)
+
+
+def population(num_patients, seed=0):
+    """Returns rows of patients with one to five images each, some under two classes."""
+    draw = random.Random(seed)
+    rows = []
+    for patient in range(num_patients):
+        label = draw.choices(CLASSES, (37, 11, 9, 26))[0]
+        for index in range(draw.choice((1, 1, 2, 3, 5))):
+            other = draw.choice(CLASSES) if draw.random() < 0.05 else label
+            rows.append(("train", other, str(100 + 7 * patient), index))
+    return rows
+
+
+def split_of_patients(refs):
+    """Returns the set of splits of each patient."""
+    found = collections.defaultdict(set)
+    for row in refs.select(["patient", "split"]).to_pylist():
+        found[row["patient"]].add(row["split"])
+    return dict(found)
+
+
+def shares(refs, label=None):
+    rows = [r for r in refs.select(["split", "label"]).to_pylist() if label in (None, r["label"])]
+    counts = collections.Counter(row["split"] for row in rows)
+    return {name: counts[name] / len(rows) for name in FRACTIONS}
+
+
+# ---- by patient
+
+
+def test_every_patient_is_in_one_split_whatever_the_class():
+    result = splits.apply(refs_of(population(500)), PATIENT)
+    assert all(len(names) == 1 for names in split_of_patients(result.refs).values())
+    assert result.dropped.num_rows == 0
+
+
+def test_with_many_patients_each_class_and_split_has_its_share_within_a_point():
+    refs = splits.apply(refs_of(population(20_000)), PATIENT).refs
+    for name, share in shares(refs).items():
+        assert share == pytest.approx(FRACTIONS[name], abs=0.01)
+    for label in CLASSES:
+        for name, share in shares(refs, label).items():
+            assert share == pytest.approx(FRACTIONS[name], abs=0.02)
+
+
+def test_auto_finds_a_seed_that_balances_every_class_of_few_patients_within_a_point():
+    refs = refs_of(population(3000))
+    chosen = splits.apply(refs, SplitOptions(splits="patient", seed=None))
+    for label in CLASSES:
+        for name, share in shares(chosen.refs, label).items():
+            assert share == pytest.approx(FRACTIONS[name], abs=0.01)
+    again = splits.apply(refs, SplitOptions(splits="patient", seed=chosen.seed))
+    assert again.refs.equals(chosen.refs)
+    assert f"--split_seed {chosen.seed}" in chosen.notes[0]
+
+
+def test_images_and_patients_that_come_later_move_nobody():
+    rows = population(600)
+    before = split_of_patients(splits.apply(refs_of(rows[: len(rows) // 2]), PATIENT).refs)
+    after = split_of_patients(splits.apply(refs_of(rows), PATIENT).refs)
+    assert {patient: after[patient] for patient in before} == before
+
+
+def test_the_order_of_the_files_their_given_split_and_class_do_not_matter():
+    rows = population(300)
+    other = [("test", "NORMAL", patient, index) for _, _, patient, index in reversed(rows)]
+    assert split_of_patients(splits.apply(refs_of(rows), PATIENT).refs) == split_of_patients(
+        splits.apply(refs_of(other), PATIENT).refs
+    )
+
+
+def test_another_seed_splits_otherwise():
+    refs = refs_of(population(300))
+    first = splits.apply(refs, PATIENT).refs
+    assert not first.equals(splits.apply(refs, SplitOptions(splits="patient", seed=1)).refs)
+
+
+def test_a_larger_test_split_takes_patients_from_val_and_train_and_gives_none_back():
+    refs = refs_of(population(500))
+    small = split_of_patients(splits.apply(refs, PATIENT).refs)
+    fractions = (("test", 0.2), ("val", 0.1), ("train", 0.7))
+    large = split_of_patients(
+        splits.apply(refs, SplitOptions(splits="patient", fractions=fractions)).refs
+    )
+    assert all(large[patient] == {"test"} for patient, names in small.items() if "test" in names)
+
+
+def test_positions_are_even_and_never_change():
+    found = splits.positions([str(number) for number in range(5000)], 0)
+    assert np.histogram(found, 10, (0, 1))[0] == pytest.approx(500, abs=80)
+    assert splits.positions(["1001666"], 0)[0] == pytest.approx(POSITION, abs=1e-15)
+
+
+def test_the_note_says_what_was_reached():
+    (note,) = splits.apply(refs_of(population(60)), PATIENT).notes
+    assert "split by patient with seed 0: test " in note
+    assert "(wanted 10.0%)" in note
+    assert "--split_seed auto looks for a seed that comes closer" in note
+
+
+def test_too_few_patients_for_the_fractions_is_an_error_that_says_so():
+    with pytest.raises(errors.UserError, match=r"no image falls to .*1 patients are too few"):
+        splits.apply(refs_of([("train", "CNV", "1", 1)]), PATIENT)
+
+
+def test_without_patients_files_of_one_content_stay_together_and_the_user_is_told():
+    rows = [("train", "CNV", None, index) for index in range(400)]
+    content = {f"train/CNV/CNV-None-{index}.jpeg": str(index // 4) for index in range(400)}
+    result = splits.apply(
+        refs_of(rows), PATIENT, lambda refs: [content[path] for path in refs["path"].to_pylist()]
+    )
+    together = collections.defaultdict(set)
+    for row in result.refs.select(["path", "split"]).to_pylist():
+        together[content[row["path"]]].add(row["split"])
+    assert all(len(names) == 1 for names in together.values())
+    assert "400 of 400 images have no patient in their names" in result.notes[0]
+
+
+# ---- what is in several splits
+
+
+LEAKY = [
+    ("train", "CNV", "1", 1),
+    ("train", "DME", "1", 2),
+    ("val", "CNV", "1", 3),
+    ("train", "CNV", "2", 1),
+    ("test", "NORMAL", "2", 2),
+    ("val", "NORMAL", "2", 3),
+    ("train", "NORMAL", "3", 1),
+    ("test", "NORMAL", "4", 1),
+    ("train", "NORMAL", None, 1),
+    ("test", "NORMAL", None, 2),
+]
+
+
+def test_by_default_everything_stays_as_the_source_has_it():
+    refs = refs_of(LEAKY)
+    result = splits.apply(refs, SplitOptions())
+    assert result.refs.equals(refs)
+    assert result.dropped.num_rows == 0
+
+
+def test_drop_keeps_a_patient_in_the_most_protected_split_alone():
+    result = splits.apply(refs_of(LEAKY), SplitOptions(leaks="drop"))
+    kept = [
+        (r["split"], r["patient"]) for r in result.refs.select(["split", "patient"]).to_pylist()
+    ]
+    assert kept == [
+        ("val", "1"),
+        ("test", "2"),
+        ("train", "3"),
+        ("test", "4"),
+        ("train", None),
+        ("test", None),
+    ]
+    assert result.dropped.to_pylist() == [
+        {
+            "path": "OCT2017 /train/CNV/CNV-2-1.jpeg",
+            "reason": "patient_in_test",
+            "detail": "patient 2 is in test too",
+        },
+        {
+            "path": "OCT2017 /val/NORMAL/NORMAL-2-3.jpeg",
+            "reason": "patient_in_test",
+            "detail": "patient 2 is in test too",
+        },
+        {
+            "path": "OCT2017 /train/CNV/CNV-1-1.jpeg",
+            "reason": "patient_in_val",
+            "detail": "patient 1 is in val too",
+        },
+        {
+            "path": "OCT2017 /train/DME/DME-1-2.jpeg",
+            "reason": "patient_in_val",
+            "detail": "patient 1 is in val too",
+        },
+    ]
+
+
+def test_fail_names_the_splits_and_the_ways_out():
+    with pytest.raises(errors.BuildError, match="2 patients are in several splits") as caught:
+        splits.apply(refs_of(LEAKY), SplitOptions(leaks="fail"))
+    assert "1 in test and train and val, 1 in train and val" in str(caught.value)
+    assert "--splits patient" in str(caught.value)
+
+
+def test_fail_is_content_with_clean_splits():
+    clean = [row for row in LEAKY if row[2] not in ("1", "2")]
+    assert splits.apply(refs_of(clean), SplitOptions(leaks="fail")).refs.num_rows == 4
+
+
+def test_a_kept_split_stays_and_its_patients_leave_the_others():
+    result = splits.apply(refs_of(LEAKY), SplitOptions(keep_split="test"))
+    assert [r["reason"] for r in result.dropped.to_pylist()] == ["patient_in_test"] * 2
+    assert split_of_patients(result.refs)["1"] == {"train", "val"}
+
+
+def test_a_kept_split_stays_while_the_rest_is_split_anew():
+    rows = population(400)
+    rows = [("test" if int(row[2]) % 5 == 0 else "train", *row[1:]) for row in rows]
+    rows.append(("train", "CNV", rows[0][2] if int(rows[0][2]) % 5 == 0 else "105", 99))
+    refs = refs_of(rows)
+    result = splits.apply(refs, SplitOptions(splits="patient", keep_split="test"))
+    of_test = {r["path"] for r in refs.to_pylist() if r["split"] == "test"}
+    assert {r["path"] for r in result.refs.to_pylist() if r["split"] == "test"} == of_test
+    assert all(len(names) == 1 for names in split_of_patients(result.refs).values())
+    left = collections.Counter(r["split"] for r in result.refs.to_pylist())
+    assert left["val"] / (left["val"] + left["train"]) == pytest.approx(1 / 9, abs=0.04)
+
+
+def test_a_split_to_keep_that_is_not_there_is_an_error():
+    with pytest.raises(errors.UserError, match="no such split, it has test, train, val"):
+        splits.apply(refs_of(LEAKY), SplitOptions(keep_split="holdout"))
+
+
+# ---- options
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"splits": "random"}, "source or patient"),
+        ({"leaks": "hide"}, "keep, drop or fail"),
+        ({"seed": -1}, "split_seed"),
+        ({"fractions": (("train", 1.0),)}, "needs --splits patient"),
+        ({"splits": "patient", "fractions": (("train", 0.8),)}, "add up to 1, received train=0.8"),
+        ({"splits": "patient", "fractions": (("a", 1.5), ("b", -0.5))}, "positive"),
+        ({"splits": "patient", "fractions": (("a", 0.5), ("a", 0.5))}, "each split once"),
+        ({"splits": "patient", "fractions": (("../a", 1.0),)}, "lower-case"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(values, message):
+    with pytest.raises(ValueError, match=message):
+        SplitOptions(**values)
+
+
+def test_the_flags_are_parsed(tmp_path):
+    flags = [
+        "--splits=patient",
+        "--split_fractions=train=0.7,holdout=0.3",
+        "--split_seed=auto",
+        "--keep_split=test",
+        "--leaks=fail",
+        "--duplicates=drop",
+    ]
+    options = parse_options(arguments(tmp_path, tmp_path / "out", *flags))
+    assert options.splits == SplitOptions(
+        splits="patient",
+        fractions=(("train", 0.7), ("holdout", 0.3)),
+        seed=None,
+        keep_split="test",
+        leaks="fail",
+    )
+    assert (options.drops.duplicates, options.drops.leaks) == ("drop", "fail")
+
+
+# ---- through the build
+
+
+@pytest.fixture(scope="module")
+def leaky_tree(tmp_path_factory):
+    """Twelve patients with four images each, of whom every second has some in test."""
+    files = {}
+    for number in range(48):
+        patient, index = number // 4, number % 4
+        split = "test" if patient % 2 and index == 3 else "train"
+        label = CLASSES[patient % 4]
+        files[f"{split}/{label}/{label}-{patient}-{index}.jpeg"] = jpeg(number, 40, 48)
+    return write_tree(tmp_path_factory.mktemp("leaky") / "scans", files)
+
+
+def test_a_build_by_patient_is_clean_verified_and_says_so(leaky_tree, tmp_path, capsys):
+    flags = ["--splits=patient", "--split_fractions=train=0.6,test=0.4"]
+    output = build_here(leaky_tree, tmp_path / "out", *flags)
+    found = Manifest.load(output)
+    assert found.audit["measures"]["patients_in_several_splits"] == 0
+    assert found.num_examples == 48
+    assert verify.verify(output) == []
+    assert "split by patient with seed 0" in capsys.readouterr().err
+    assert found.audit["notes"][0].startswith("split by patient with seed 0")
+
+
+def test_a_build_that_drops_leaks_lists_and_counts_them(leaky_tree, tmp_path, capsys):
+    output = build_here(leaky_tree, tmp_path / "out", "--leaks=drop")
+    found = Manifest.load(output)
+    assert found.counts["dropped"] == {"patient_in_test": 18}
+    assert found.counts["files"] == 48 == found.counts["examples"] + 18
+    with (output / "dropped.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 18
+    assert {row["reason"] for row in rows} == {"patient_in_test"}
+    assert found.audit["measures"]["patients_in_several_splits"] == 0
+    assert verify.verify(output) == []
+    assert "48 files = 30 examples + 18 left out (patient in test)" in capsys.readouterr().out
+
+
+def test_a_build_that_must_not_leak_fails_before_it_decodes(leaky_tree, tmp_path):
+    with pytest.raises(errors.BuildError, match="6 patients are in several splits"):
+        build_here(leaky_tree, tmp_path / "out", "--leaks=fail")
+    assert not list(tmp_path.glob("out/*.tfrecord"))
+
+
+def test_fail_after_keep_finds_the_complete_dataset_wanting(leaky_tree, tmp_path):
+    build_here(leaky_tree, tmp_path / "out")
+    with pytest.raises(errors.BuildError, match="6 patients are in several splits"):
+        build_here(leaky_tree, tmp_path / "out", "--leaks=fail")
+
+
+def test_other_splits_are_another_dataset(leaky_tree, tmp_path):
+    build_here(leaky_tree, tmp_path / "out")
+    with pytest.raises(errors.UserError, match="splits: 'source' there, 'patient' now"):
+        build_here(leaky_tree, tmp_path / "out", "--splits=patient")
+
+
+def test_without_patients_the_build_groups_by_content_in_a_folder_as_in_a_zip(tmp_path):
+    files = {f"CNV/scan{number}.jpeg": jpeg(number // 3) for number in range(30)}
+    files |= {f"DME/scan{number}.jpeg": jpeg(100 + number // 3) for number in range(30)}
+    folder = write_tree(tmp_path / "scans", files)
+    archive = write_zip(tmp_path / "scans.zip", files)
+    flags = ["--splits=patient", "--split_fractions=train=0.6,test=0.4", "--name=scans"]
+    first = build_here(folder, tmp_path / "a", *flags)
+    second = build_here(archive, tmp_path / "b", *flags)
+    assert Manifest.load(first).audit["measures"]["duplicate_pictures_across_splits"] == 0
+    assert shards_of(first) == shards_of(second)
+
+
+def test_a_killed_and_resumed_plan_is_the_same(leaky_tree, tmp_path):
+    whole = build_here(leaky_tree, tmp_path / "a", "--leaks=drop", "--num_shards=3")
+    output = build_here(leaky_tree, tmp_path / "b", "--leaks=drop", "--num_shards=3")
+    # As if the finishing step had not been reached, and one shard were lost.
+    (output / "manifest.json").unlink()
+    (output / "dropped.csv").unlink()
+    next(output.glob("train-00001*.tfrecord")).unlink()
+    again = build_tfrecords.build
+    with pytest.raises(errors.UserError, match="no plan"):
+        again(arguments(leaky_tree, output, IN_MEMORY, "--leaks=drop", "--num_shards=3"))
+    again(arguments(leaky_tree, output, IN_MEMORY, "--leaks=drop", "--num_shards=3", "--overwrite"))
+    assert shards_of(output) == shards_of(whole)
+    assert json.loads((output / "manifest.json").read_text())["counts"]["dropped"] == {
+        "patient_in_test": 18
+    }
+
+
+def test_the_given_tree_of_tiny_scans_builds_by_patient(tmp_path):
+    folder = write_tree(tmp_path / "scans", scan_tree({"train": 12, "test": 4}))
+    output = build_here(folder, tmp_path / "out", "--splits=patient", "--split_seed=auto")
+    assert set(Manifest.load(output).splits) == {"train", "val", "test"}

@@ -1,0 +1,156 @@
+"""`--variants K` through the whole build: the ledger, the keys, the checks."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from builds import build_here, run_build, shards_of
+from image_files import jpeg, scan_tree, write_tree, write_zip
+
+from pipelines import errors, options
+from tfrecord_io import Manifest, audit, augment, image_key
+from tfrecord_io.verify import verify
+
+
+@pytest.fixture(scope="module")
+def scans(tmp_path_factory) -> Path:
+    files = scan_tree({"train": 5, "val": 1, "test": 2}, classes=("CNV", "NORMAL"))
+    files["train/CNV/CNV-1-1.jpeg"] = b"no image at all"
+    return write_zip(tmp_path_factory.mktemp("scans") / "scans.zip", files)
+
+
+@pytest.fixture(scope="module")
+def built(scans, tmp_path_factory) -> Path:
+    output = tmp_path_factory.mktemp("built") / "out"
+    return build_here(scans, output, "--variants=3", "--num_shards=4", "--max_reject_fraction=0.1")
+
+
+def examples(output: Path) -> list[dict[str, object]]:
+    return pq.read_table(output / "examples.parquet").to_pylist()
+
+
+def pixels_of(output: Path, row: dict[str, object]) -> np.ndarray:
+    layout = Manifest.load(output).layout
+    shard = np.fromfile(output / row["shard"], np.uint8).reshape(-1, layout.stride)
+    slot = layout.features["image"]
+    return shard[row["row"], slot.offset : slot.offset + slot.length]
+
+
+def test_only_the_train_split_has_variants_and_each_image_all_of_them(built):
+    by_path: dict[tuple[str, str], list[int]] = {}
+    for row in examples(built):
+        by_path.setdefault((row["split"], row["path"]), []).append(row["variant"])
+    assert len(by_path) == 16
+    for (split, _), variants in by_path.items():
+        assert sorted(variants) == ([0, 1, 2, 3] if split == "train" else [0])
+
+
+def test_the_ledger_counts_files_not_variants(built):
+    counts = Manifest.load(built).counts
+    assert counts["examples"] == 10 * 4 + 2 + 4
+    assert counts["variants"] == 30
+    assert counts["rejects"] == 1
+    assert counts["files"] == counts["examples"] - counts["variants"] + counts["rejects"] == 17
+
+
+def test_a_variant_is_made_of_its_original_by_its_own_key(built):
+    rows = examples(built)
+    originals = {row["path"]: row for row in rows if row["variant"] == 0}
+    for row in rows:
+        path = augment.variant_path(row["path"], row["variant"])
+        assert row["key"] == image_key(path)
+        original = pixels_of(built, originals[row["path"]])
+        if row["variant"]:
+            expected = augment.vary(original.tobytes(), (8, 8, 1), row["key"])
+            assert pixels_of(built, row).tobytes() == expected
+
+
+def test_variants_lie_shuffled_among_the_others(built):
+    train = [row["variant"] for row in examples(built) if row["split"] == "train"]
+    assert train != sorted(train)
+    assert len({row["shard"] for row in examples(built) if row["split"] == "train"}) == 4
+
+
+def test_the_dataset_is_verified_with_its_variants(built, scans):
+    assert verify(built, source_input=scans) == []
+
+
+def test_a_wrong_variant_is_found(built, scans, tmp_path, monkeypatch):
+    monkeypatch.setattr(augment, "RECIPE", {**augment.RECIPE, "brightness_fraction": 0.9})
+    assert any("is not what" in str(finding) for finding in verify(built, source_input=scans))
+
+
+def test_the_manifest_says_how_they_were_made(built):
+    chosen = Manifest.load(built).options
+    assert chosen["variants"] == 3
+    assert chosen["augmentation"] == augment.RECIPE
+
+
+def test_without_variants_nothing_of_them_is_recorded(scans, tmp_path):
+    output = build_here(scans, tmp_path / "out", "--max_reject_fraction=0.1")
+    content = json.loads((output / "manifest.json").read_text())
+    assert "variants" not in content["options"]
+    assert "variants" not in content["counts"]
+    assert {row["variant"] for row in examples(output)} == {0}
+
+
+def test_the_number_of_variants_is_part_of_what_a_dataset_is(built, scans):
+    with pytest.raises(errors.UserError, match="variants: 3 there, None now"):
+        build_here(scans, built, "--num_shards=4", "--max_reject_fraction=0.1")
+
+
+def test_two_builds_make_the_same_variants(built, scans, tmp_path):
+    flags = ["--variants=3", "--num_shards=4", "--max_reject_fraction=0.1"]
+    again = build_here(scans, tmp_path / "again", *flags)
+    assert shards_of(again) == shards_of(built)
+
+
+def test_the_audit_does_not_take_a_variant_for_a_near_duplicate(built, scans, tmp_path):
+    plain = build_here(scans, tmp_path / "plain", "--max_reject_fraction=0.1")
+    with_variants, without = audit.audit(built).measures, audit.audit(plain).measures
+    assert with_variants["examples"] == without["examples"] == 16
+
+
+def test_a_variant_goes_with_an_original_that_is_dropped(tmp_path):
+    files = scan_tree({"train": 3, "test": 1}, classes=("CNV", "NORMAL"))
+    files["train/CNV/CNV-900-1.jpeg"] = files["train/CNV/CNV-100-0.jpeg"]
+    source = write_tree(tmp_path / "scans", files)
+
+    output = build_here(source, tmp_path / "out", "--variants=2", "--duplicates=drop")
+
+    counts = Manifest.load(output).counts
+    assert sum(counts["dropped"].values()) == 1
+    assert counts["variants"] == 12
+    paths = {row["path"] for row in examples(output)}
+    assert len(paths & {"train/CNV/CNV-900-1.jpeg", "train/CNV/CNV-100-0.jpeg"}) == 1
+    assert verify(output) == []
+
+
+def test_a_limit_is_of_images_not_of_variants(scans, tmp_path):
+    output = build_here(
+        scans, tmp_path / "out", "--variants=2", "--limit=3", "--max_reject_fraction=1"
+    )
+    counts = Manifest.load(output).counts
+    train = [row for row in examples(output) if row["split"] == "train"]
+    assert len(train) in (6, 9)  # The image that is none may be among the three.
+    assert counts["over_limit"] == 17 - 3 - 2 - 3
+
+
+def test_the_summary_says_how_many_are_variants(scans, tmp_path):
+    done = run_build(scans, tmp_path / "out", "--variants=2", "--max_reject_fraction=0.1",
+                     "--direct_running_mode=in_memory")  # fmt: skip
+    assert "17 files = 36 examples - 20 variants + 1 rejects" in done.stdout
+
+
+@pytest.mark.parametrize("number", ["-1", "101"])
+def test_a_number_of_variants_that_makes_no_sense_is_refused(number):
+    with pytest.raises(errors.UserError, match=r"variants must be in 0\.\.100"):
+        options.parse_options([f"--variants={number}"])
+
+
+def test_a_single_picture_may_have_variants(tmp_path):
+    source = write_tree(tmp_path / "scans", {"train/CNV/CNV-1-1.jpeg": jpeg()})
+    output = build_here(source, tmp_path / "out", "--variants=1")
+    assert Manifest.load(output).num_examples == 2

@@ -1,0 +1,97 @@
+"""Variants of a picture, made once at build time: mirrored, turned, moved, brighter, noisier.
+
+The result depends on the picture and on the key of the example alone, so a build gives the same
+bytes on every machine. NumPy promises the raw bits of its generators for ever, but not what most
+of their methods make of them (NEP 19); so only `Generator.random`, a shift and a product, is used.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.random import PCG64, Generator, SeedSequence
+from PIL import Image
+
+#: What a variant may differ by; part of a dataset's fingerprint. Raise `version` whenever the same
+#: picture and key give other bytes. A scan of the left eye is about the mirror image of one of the
+#: right; the rest is what two recordings of one eye differ by.
+RECIPE: Mapping[str, float] = {
+    "version": 1,
+    "mirror_probability": 0.5,
+    "rotation_degrees": 5.0,
+    "shift_fraction": 0.04,
+    "brightness_fraction": 0.15,
+    "speckle_deviation": 0.08,
+}
+
+# JPEG leaves a white area a little below 255.
+_WHITE = 250
+
+
+def variant_path(path: str, variant: int) -> str:
+    """Returns the path whose `image_key` is the key of a variant; of the original for 0."""
+    return f"{path}#variant-{variant}" if variant else path
+
+
+def vary(pixels: bytes, image_shape: tuple[int, int, int], key: str) -> bytes:
+    """Returns a variant of a picture.
+
+    Args:
+        pixels: uint8, row-major [height, width, channels].
+        image_shape: (height, width, channels) in pixels; channels is 1 or 3.
+        key: of the variant, 32 hexadecimal digits; it decides what is done.
+
+    Returns:
+        pixels of the same shape.
+    """
+    rng = Generator(PCG64(SeedSequence(int(key, 16))))
+    mirrored = rng.random() < RECIPE["mirror_probability"]
+    angle = math.radians(RECIPE["rotation_degrees"]) * _even(rng)
+    height, width, _ = image_shape
+    shift_y = RECIPE["shift_fraction"] * height * _even(rng)
+    shift_x = RECIPE["shift_fraction"] * width * _even(rng)
+    gain = 1 + RECIPE["brightness_fraction"] * _even(rng)
+    picture = np.frombuffer(pixels, np.uint8).reshape(image_shape)
+    if mirrored:
+        picture = picture[:, ::-1]
+    moved = _moved(picture, angle, shift_y, shift_x).astype(np.float32)
+    # Speckle is the same in all channels of a grey picture that was stored as RGB. The sum of
+    # three even draws is near enough to normal, with a deviation of one half.
+    noise = sum(rng.random((height, width, 1)) for _ in range(3)) - 1.5
+    factor = (gain * (1 + 2 * RECIPE["speckle_deviation"] * noise)).astype(np.float32)
+    varied = np.clip(np.rint(moved * factor), 0, 255)
+    # White is what a scan was padded with, and no tissue.
+    return np.where(moved >= _WHITE, moved, varied).astype(np.uint8).tobytes()
+
+
+def _even(rng: Generator) -> float:
+    """Draws a float from -1 to 1."""
+    return 2 * float(rng.random()) - 1
+
+
+def _moved(picture: np.ndarray, angle: float, shift_y: float, shift_x: float) -> np.ndarray:
+    """Turns a picture about its middle, by radians, and shifts it, by pixels.
+
+    What comes into view mirrors what lies inside the border, so that no edge appears in it.
+    """
+    height, width, channels = picture.shape
+    reach = math.sin(abs(angle)) * max(height, width) / 2 + max(abs(shift_y), abs(shift_x))
+    margin = math.ceil(reach) + 1
+    # numpy mirrors as often as it takes, but a side of one pixel has nothing to mirror.
+    mode = "reflect" if min(height, width) > 1 else "edge"
+    padded = np.pad(picture, ((margin, margin), (margin, margin), (0, 0)), mode=mode)
+    image = Image.fromarray(padded[:, :, 0] if channels == 1 else padded)
+    # In steps of 1/65,536, because the last bits of a cosine depend on the machine.
+    cos, sin = (round(value * 65_536) / 65_536 for value in (math.cos(angle), math.sin(angle)))
+    middle_y, middle_x = height / 2, width / 2
+    # Pillow asks where in the padded picture each pixel of the result comes from.
+    coefficients = (
+        cos, sin, margin + middle_x - shift_x - cos * middle_x - sin * middle_y,
+        -sin, cos, margin + middle_y - shift_y + sin * middle_x - cos * middle_y,
+    )  # fmt: skip
+    turned = image.transform(
+        (width, height), Image.Transform.AFFINE, coefficients, Image.Resampling.BILINEAR
+    )
+    return np.asarray(turned).reshape(height, width, channels)
