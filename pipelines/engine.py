@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import atexit
 import contextlib
 import difflib
 import importlib.util
 import logging
 import os
 import shlex
+import shutil
 import sys
 import threading
 from collections.abc import Iterable, Iterator, Sequence
@@ -60,7 +62,10 @@ def make_pipeline(beam_args: Sequence[str]) -> beam.Pipeline:
             return beam.Pipeline(options=options)
         except ValueError as error:
             raise errors.UserError(str(error)) from None
-    return beam.Pipeline(_local_runner(options, beam_args), options=options)
+    pipeline = beam.Pipeline(_local_runner(options, beam_args), options=options)
+    # Beam makes a folder for a pipeline and removes it when that has run; ours may not have to.
+    atexit.register(shutil.rmtree, pipeline.local_tempdir, ignore_errors=True)
+    return pipeline
 
 
 def _local_runner(options: PipelineOptions, beam_args: Sequence[str]) -> FnApiRunner:

@@ -17,7 +17,6 @@ import numpy as np
 import tensorflow as tf
 
 from tfrecord_io import schema
-from tfrecord_io.device_cache import cached_on_device
 from tfrecord_io.manifest import Manifest, ManifestError
 from tfrecord_io.mapped import MappedSplit, RowIndex
 from tfrecord_io.opening import Verify, is_remote, open_split, shard_path
@@ -25,7 +24,6 @@ from tfrecord_io.order import BatchOrder
 from tfrecord_io.stream_order import RUN_LENGTH, Segments, StreamOrder
 
 Engine = Literal["auto", "mmap", "stream"]
-Cache = Literal["device"]
 
 _log = logging.getLogger(__name__)
 
@@ -62,7 +60,6 @@ def make_dataset(
     start_step: int = 0,
     with_keys: bool = False,
     verify: Verify = "size",
-    cache: Cache | None = None,
 ) -> tf.data.Dataset:
     """Returns the batches of a split, in an order that the seed names.
 
@@ -88,8 +85,6 @@ def make_dataset(
         start_step: batches to skip, at no cost: the state of a reader is its number of steps.
         with_keys: give each example's key, too.
         verify: how much of the shards is checked now: `size`, `crc` or `sha256`.
-        cache: `device` holds the split in the accelerator's memory and gathers batches there; in
-            main memory where there is no accelerator. What does not fit is read as usual.
 
     Returns:
         a dataset of (image, label), then weight with `pad_remainder`, then key with `with_keys`:
@@ -124,17 +119,11 @@ def make_dataset(
             "drop_remainder"
         )
     engine = _choose_engine(engine, directory, split)
-    dataset = None
-    if cache == "device":
-        dataset = cached_on_device()
-    elif cache is not None:
-        raise ValueError(f"cache must be None or 'device', received {cache!r}")
-    if dataset is None:
-        features = _FeatureSlices(
-            layout=manifest.layout, with_weights=pad_remainder, with_keys=with_keys, first_byte=0
-        )
-        read = _mapped_batches if engine == "mmap" else _streamed_batches
-        dataset = read(directory, split, manifest, order, start_step, features)
+    features = _FeatureSlices(
+        layout=manifest.layout, with_weights=pad_remainder, with_keys=with_keys, first_byte=0
+    )
+    read = _mapped_batches if engine == "mmap" else _streamed_batches
+    dataset = read(directory, split, manifest, order, start_step, features)
     return _finish(dataset, order, start_step)
 
 
@@ -334,7 +323,7 @@ class _SegmentReader:
         # The raw op, because it alone goes to an offset without reading what lies before it. It
         # checks each record's checksums.
         variant = tf.raw_ops.TFRecordDatasetV2(
-            filenames=tf.gather(self._paths, shard),
+            filenames=[tf.gather(self._paths, shard)],
             compression_type="",
             buffer_size=_READ_BUFFER_LENGTH,
             byte_offsets=[first_record * self._layout.stride],

@@ -120,9 +120,6 @@ class TrainConfig:
     )
 
     engine: str = _flag("auto", "how shards are read", ("auto", "mmap", "stream"))
-    cache: str | None = _flag(
-        None, "device: hold the split in the accelerator's memory", ("device",)
-    )
 
     checkpoint_seconds: float = _flag(120.0, "time between checkpoints within an epoch")
     step_timeout: float = _flag(
@@ -277,7 +274,6 @@ OPERATIONAL_FIELDS = frozenset(
         "gpu_allocator",
         "cpu_devices",
         "engine",
-        "cache",
         "checkpoint_seconds",
         "step_timeout",
         "profile",

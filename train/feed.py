@@ -58,7 +58,6 @@ def training_batches(
         num_replicas=devices.num_workers,
         replica_index=devices.worker_index,
         start_step=start_step,
-        cache=config.cache,
     )
     num_in_all = num_examples * config.epochs
     num_full_steps, num_in_last_step = divmod(num_in_all, global_batch_size)

@@ -378,7 +378,7 @@ class _Run:
             _say(
                 devices,
                 f"warning: {share:.0%} of the time was spent waiting for input. Put the data on "
-                "a local disk (engine mmap), try --cache device, or a larger batch",
+                "a local disk (engine mmap), or try a larger batch",
             )
 
     def _validate(self, steps: Steps) -> dict[str, float]:

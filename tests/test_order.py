@@ -1,0 +1,94 @@
+"""The order is a permutation, new in each epoch, and does not depend on who reads it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tfrecord_io.order import BatchOrder
+
+sizes = st.integers(1, 300)
+seeds = st.integers(0, 2**63 - 1)
+
+
+@given(num_examples=sizes, seed=seeds, epoch=st.integers(0, 10**9))
+def test_each_epoch_has_every_example_exactly_once(
+    num_examples: int, seed: int, epoch: int
+) -> None:
+    order = BatchOrder(num_examples=num_examples, batch_size=1, seed=seed, epochs=None)
+    positions = epoch * num_examples + np.arange(num_examples)
+    assert sorted(order.examples_at(positions)) == list(range(num_examples))
+
+
+@given(seed=seeds)
+def test_epochs_differ_from_each_other(seed: int) -> None:
+    order = BatchOrder(num_examples=50, batch_size=1, seed=seed, epochs=None)
+    first, second = order.examples_at(np.arange(100)).reshape(2, 50)
+    assert first.tolist() != second.tolist()
+
+
+def test_the_order_of_a_seed_never_changes() -> None:
+    order = BatchOrder(num_examples=10, batch_size=5, seed=1)
+    assert [batch.tolist() for batch in order] == [batch.tolist() for batch in order]
+    other = BatchOrder(num_examples=10, batch_size=5, seed=2)
+    assert [batch.tolist() for batch in order] != [batch.tolist() for batch in other]
+
+
+@given(
+    num_examples=st.integers(1, 60),
+    shares=st.integers(1, 5),
+    replicas=st.integers(1, 4),
+    epochs=st.integers(1, 3),
+    seed=seeds,
+)
+def test_replicas_together_read_the_global_batches(
+    num_examples: int, shares: int, replicas: int, epochs: int, seed: int
+) -> None:
+    batch_size = shares * replicas
+
+    def order(num_replicas: int, replica_index: int) -> BatchOrder:
+        return BatchOrder(
+            num_examples=num_examples,
+            batch_size=batch_size,
+            seed=seed,
+            epochs=epochs,
+            num_replicas=num_replicas,
+            replica_index=replica_index,
+        )
+
+    whole = [batch.tolist() for batch in order(1, 0)]
+    parts = [list(order(replicas, index)) for index in range(replicas)]
+    together = [np.concatenate(shares).tolist() for shares in zip(*parts, strict=True)]
+    assert together == whole
+
+
+@given(num_examples=st.integers(2, 60), start=st.integers(0, 30), seed=seeds)
+def test_a_later_start_gives_the_rest_of_the_same_batches(
+    num_examples: int, start: int, seed: int
+) -> None:
+    order = BatchOrder(num_examples=num_examples, batch_size=2, seed=seed)
+    start = min(start, len(order))
+    every = [batch.tolist() for batch in order]
+    assert [batch.tolist() for batch in order.batches(start)] == every[start:]
+
+
+def test_padding_is_weighted_zero() -> None:
+    order = BatchOrder(num_examples=5, batch_size=4, pad_remainder=True)
+    assert order.weights(1, 2).tolist() == [[1.0, 0.0, 0.0, 0.0]]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"batch_size": 0},
+        {"batch_size": 3, "num_replicas": 2},
+        {"replica_index": 1},
+        {"epochs": 0},
+        {"drop_remainder": True, "pad_remainder": True},
+    ],
+)
+def test_numbers_that_do_not_fit_are_refused(wrong: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match=r"received|exclude"):
+        BatchOrder(**{"num_examples": 10, "batch_size": 2, **wrong})
