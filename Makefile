@@ -9,11 +9,12 @@ EPOCHS ?= 10
 OUTPUT ?= data/synthetic
 WORKDIR ?= runs/synthetic
 
-.PHONY: run test lint clean help
+.PHONY: run test flink lint clean help
 
 help:
 	@echo "make run    set up, draw $(NUM_EXAMPLES) synthetic scans, build TFRecords, verify, train a small network"
 	@echo "make test   set up and pass the tests"
+	@echo "make flink  build on a Flink cluster of this machine and compare the bytes"
 	@echo "make lint   check style and format"
 	@echo "make clean  remove the virtual environment; datasets in data/ and runs/ stay"
 
@@ -26,6 +27,11 @@ run: $(VENV)/installed
 
 test: $(VENV)/installed
 	$(BIN)/python -m pytest
+
+# A real Flink cluster of this machine; docs/flink.md says what it needs besides Java and mvn.
+flink: $(VENV)/installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements/lock.txt --editable '.[flink]'
+	$(BIN)/python scripts/flink_cluster.py compare --source synthetic --num_examples $(NUM_EXAMPLES)
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check .

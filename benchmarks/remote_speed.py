@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import resource
 import shutil
 import statistics
 import subprocess
@@ -31,11 +32,11 @@ from tfrecord_io import Manifest
 GOAL, MOST_FETCHED = 0.8, 1.1
 
 
-def build_seconds(given: str, flags: list[str], output: Path) -> float:
-    """Returns the time of the whole command; the dataset is left in `output`."""
+def build_seconds(given: str, flags: list[str], output: Path) -> tuple[float, float]:
+    """Returns seconds on the clock and of CPU for the command; the dataset is left in `output`."""
     shutil.rmtree(output, ignore_errors=True)
     command = [sys.executable, "pipelines/build_tfrecords.py", "--source", "archive"]
-    start = time.perf_counter()
+    start, cpu_start = time.perf_counter(), _cpu_seconds()
     subprocess.run(
         [*command, "--input", given, "--output", str(output), *flags],
         check=True,
@@ -43,7 +44,13 @@ def build_seconds(given: str, flags: list[str], output: Path) -> float:
         stderr=subprocess.DEVNULL,
         env={**os.environ, "no_proxy": "127.0.0.1", "NO_PROXY": "127.0.0.1"},
     )
-    return time.perf_counter() - start
+    return time.perf_counter() - start, _cpu_seconds() - cpu_start
+
+
+def _cpu_seconds() -> float:
+    """Returns what all finished children of this process have used."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def needed_bytes(path: Path) -> int:
@@ -72,17 +79,21 @@ def main() -> None:
     ratios, fetched = [], 0
     with range_server.running(path.parent, args.latency_ms) as server:
         url = f"s3://{range_server.BUCKET}/{path.name}"
-        print(f"| run of {args.num_images:,} images | local, images/s | store, images/s | ratio |")
-        print("| --- | --- | --- | --- |")
+        print(
+            f"| run of {args.num_images:,} images | local, images/s | store, images/s | ratio | "
+            "local, CPU ms an image | store, CPU ms an image |"
+        )
+        print("| --- | --- | --- | --- | --- | --- |")
         for run in range(args.repeats):
-            local = build_seconds(str(path), [], outputs[0])
+            local, local_cpu = build_seconds(str(path), [], outputs[0])
             server.take_count()
-            remote = build_seconds(url, server.flags, outputs[1])
+            remote, remote_cpu = build_seconds(url, server.flags, outputs[1])
             fetched = server.take_count()
             ratios.append(local / remote)
             print(
                 f"| {run + 1} | {args.num_images / local:.0f} | {args.num_images / remote:.0f} | "
-                f"{local / remote:.3f} |",
+                f"{local / remote:.3f} | {local_cpu / args.num_images * 1e3:.2f} | "
+                f"{remote_cpu / args.num_images * 1e3:.2f} |",
                 flush=True,
             )
     digests = [

@@ -56,7 +56,8 @@ def staged(source: Source, options: BuildOptions) -> Source:
     """
     if not isinstance(source, ArchiveSource) or not options.staging:
         return source
-    if engine.is_local(_beam_options(options)):
+    # That the file is not there is said where all sources are prepared.
+    if engine.is_local(_beam_options(options)) or not source.path.is_file():
         return source
     if not source.is_zip:
         raise errors.UserError(

@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
 # Renews the lock from the ranges in setup.py. Run it, run the tests, commit both.
+# It keeps what it can of the old lock; --upgrade takes the newest of everything.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-uv pip compile setup.py --extra all --extra cuda --extra gcp --python-version 3.11 --quiet --no-emit-index-url \
+uv pip compile setup.py --extra all --extra cuda --extra flink --extra gcp --extra lint \
+  --python-version 3.11 --quiet --no-emit-index-url \
   --custom-compile-command requirements/renew.sh --output-file requirements/lock.txt "$@"

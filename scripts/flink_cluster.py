@@ -32,6 +32,8 @@ import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import psutil
+
 REPOSITORY = Path(__file__).resolve().parents[1]
 JOB_SERVER_POM = REPOSITORY / "scripts" / "flink_job_server.xml"
 DEFAULT_JOB_SERVER = REPOSITORY / "build" / "flink-job-server"
@@ -191,6 +193,21 @@ class Cluster(contextlib.AbstractContextManager["Cluster"]):
             metrics = self._ask(f"jobs/{job['id']}/metrics?get=numRestarts")
             restarts += sum(int(metric["value"]) for metric in metrics)
         return restarts
+
+    @property
+    def cpu_seconds(self) -> float:
+        """Returns the processor time that all parts of the cluster have used so far."""
+        total = 0.0
+        for process in [*self._others, *self._task_managers, *([self._pool] if self._pool else [])]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                root = psutil.Process(process.pid)
+                ended = root.cpu_times()
+                total += ended.children_user + ended.children_system
+                for each in [root, *root.children(recursive=True)]:
+                    with contextlib.suppress(psutil.NoSuchProcess):
+                        times = each.cpu_times()
+                        total += times.user + times.system
+        return total
 
     def close(self) -> None:
         pool = [] if self._pool is None else [self._pool]

