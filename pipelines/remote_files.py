@@ -10,13 +10,17 @@ Beam's stream is opened and sought.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
+import email.utils
 import functools
 import io
+import math
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import IO, Any, Protocol
 
 from apache_beam.io.filesystem import BeamIOError, CompressionTypes
@@ -33,6 +37,7 @@ _SPOOL_BYTES = 8 * 1024 * 1024
 _COPY_BYTES = 8 * 1024 * 1024
 
 _SIGNED_SECONDS = 1800
+_READ_ATTEMPTS = 4
 
 
 def is_remote(path: str) -> bool:
@@ -42,6 +47,10 @@ def is_remote(path: str) -> bool:
 
 Advance = Callable[[int], object]
 
+#: What tells one version of a file from another: a text that `describe` returns, or a number from
+#: a listing. Where a store has none it is empty or 0, and every version will do.
+Mark = str | int
+
 
 @dataclasses.dataclass(frozen=True)
 class RemoteFile:
@@ -50,12 +59,13 @@ class RemoteFile:
     Attributes:
         url: its address.
         size: its bytes.
-        time_ns: of its last change, in nanoseconds since 1970; 0 where the store does not say.
+        mark: a number that changes with the file, such as the time of its last change in
+            nanoseconds; 0 where the store does not say.
     """
 
     url: str
     size: int
-    time_ns: int
+    mark: int
 
 
 class Store(Protocol):
@@ -69,14 +79,14 @@ class Store(Protocol):
         """
         ...
 
-    def read(self, url: str, start: int, length: int, mark: str = "") -> bytes:
+    def read(self, url: str, start: int, length: int, mark: Mark = "") -> bytes:
         """Returns `length` bytes from `start`, fewer where the file ends.
 
         Args:
             url: the file.
-            start: first byte.
-            length: number of bytes.
-            mark: what `describe` returned, if the file must not have changed since.
+            start: first byte; the file has it.
+            length: number of bytes, at least one.
+            mark: what `describe` or `list` said, if the file must not have changed since.
 
         Raises:
             FileNotFoundError: if there is no such file.
@@ -106,7 +116,7 @@ class Store(Protocol):
         ...
 
     def delete(self, urls: Sequence[str]) -> None:
-        """Deletes files that are there.
+        """Deletes files of one bucket; those that are not there are passed over.
 
         Raises:
             errors.BuildError: if the store refuses.
@@ -118,16 +128,22 @@ def open_store(url: str) -> Store:
     """Returns the reader for the file system of a URL.
 
     Raises:
-        errors.UserError: if Beam has no such file system, or its client is not installed.
+        errors.UserError: if Beam has no such file system, its client is not installed, or the
+            client does not take its settings.
     """
     scheme = url.partition("://")[0]
     try:
         file_system = FileSystems.get_filesystem(url)
-        options = FileSystems._pipeline_options
-        if scheme not in _STORES or _STORES[scheme][0] is not options:
-            _STORES[scheme] = options, _KINDS.get(scheme, _AnyFileSystem)(file_system)
-    except (ValueError, ImportError):
+    except ValueError:
         raise errors.UserError(f"cannot use {url}: {_missing(url)}") from None
+    options = FileSystems._pipeline_options
+    if scheme not in _STORES or _STORES[scheme][0] is not options:
+        try:
+            _STORES[scheme] = options, _KINDS.get(scheme, _AnyFileSystem)(file_system)
+        except ImportError:
+            raise errors.UserError(f"cannot use {url}: {_missing(url)}") from None
+        except ValueError as error:
+            raise errors.UserError(f"cannot use {url}: {error}") from None
     return _STORES[scheme][1]
 
 
@@ -146,7 +162,7 @@ def create(url: str) -> Iterator[IO[bytes]]:
 class RangeFile(io.RawIOBase):
     """A remote file that can be sought; each read is one request for exactly those bytes."""
 
-    def __init__(self, store: Store, url: str, size: int, mark: str = "") -> None:
+    def __init__(self, store: Store, url: str, size: int, mark: Mark = "") -> None:
         self._store, self._url, self._size, self._mark = store, url, size, mark
         self._position = 0
 
@@ -191,7 +207,12 @@ class _S3:
 
         if boto3_client.boto3 is None:
             raise ImportError("boto3")
-        self._client = boto3_client.Client(file_system._options).client
+        from botocore.exceptions import BotoCoreError
+
+        try:
+            self._client = boto3_client.Client(file_system._options).client
+        except BotoCoreError as error:  # such as a profile that does not exist
+            raise ValueError(error) from None
         self._signed_address = functools.lru_cache(256)(self._sign)
 
     def _sign(self, url: str, period: int) -> str:
@@ -205,14 +226,28 @@ class _S3:
         found = self._call("head_object", url)
         return found["ContentLength"], found["ETag"]
 
-    def read(self, url: str, start: int, length: int, mark: str = "") -> bytes:
-        headers = {"Range": f"bytes={start}-{start + length - 1}"}
-        if mark:
-            headers["If-Match"] = mark
-        if (data := self._read_quickly(url, headers)) is not None:
+    def read(self, url: str, start: int, length: int, mark: Mark = "") -> bytes:
+        wanted = {"Range": f"bytes={start}-{start + length - 1}"}
+        if isinstance(mark, str):
+            condition = {"If-Match": mark} if mark else {}
+        else:
+            since = email.utils.formatdate(mark // 1_000_000_000, usegmt=True)
+            condition = {"If-Unmodified-Since": since} if mark else {}
+        if (data := self._read_quickly(url, wanted | condition)) is not None:
             return data
-        condition = {"IfMatch": mark} if mark else {}
-        return self._call("get_object", url, Range=headers["Range"], **condition)["Body"].read()
+        arguments = wanted | {name.replace("-", ""): value for name, value in condition.items()}
+        for attempts_left in reversed(range(_READ_ATTEMPTS)):
+            found = self._call("get_object", url, **arguments)
+            try:
+                # The client tries again what is not answered, but not an answer that is cut off.
+                with self._clear_errors(url):
+                    data = found["Body"].read()
+                break
+            except errors.BuildError:
+                if not attempts_left:
+                    raise
+        # A server may ignore the range.
+        return data if "ContentRange" in found else data[start : start + length]
 
     def _read_quickly(self, url: str, headers: dict[str, str]) -> bytes | None:
         """Reads by an address that is signed for all ranges of the file; None if that fails.
@@ -231,7 +266,9 @@ class _S3:
             )
         except BotoCoreError:
             return None
-        return answer.content if answer.status_code == 206 else None
+        # Nothing else looks whether the answer was cut off.
+        whole = len(answer.content) == int(answer.headers.get("Content-Length", -1))
+        return answer.content if answer.status_code == 206 and whole else None
 
     def write(self, url: str, source: IO[bytes], advance: Advance | None = None) -> None:
         bucket, key = self._parts(url)
@@ -249,7 +286,8 @@ class _S3:
                 RemoteFile(
                     f"s3://{bucket}/{item['Key']}",
                     item["Size"],
-                    int(item["LastModified"].timestamp()) * 1_000_000_000,
+                    # In whole seconds, as headers have them, and not before the change itself.
+                    math.ceil(item["LastModified"].timestamp()) * 1_000_000_000,
                 )
                 for page in pages
                 for item in page.get("Contents", [])
@@ -260,7 +298,13 @@ class _S3:
             bucket, _ = self._parts(batch[0])
             keys = [{"Key": self._parts(url)[1]} for url in batch]
             with self._clear_errors(batch[0]):
-                self._client.delete_objects(Bucket=bucket, Delete={"Objects": keys, "Quiet": True})
+                answer = self._client.delete_objects(
+                    Bucket=bucket, Delete={"Objects": keys, "Quiet": True}
+                )
+            for refused in answer.get("Errors", []):
+                raise errors.BuildError(
+                    f"cannot delete s3://{bucket}/{refused['Key']}: {refused['Message']}"
+                )
 
     @staticmethod
     def _parts(url: str) -> tuple[str, str]:
@@ -306,19 +350,27 @@ class _GoogleCloudStorage:
             raise FileNotFoundError(url)
         return blob.size, str(blob.generation)
 
-    def read(self, url: str, start: int, length: int, mark: str = "") -> bytes:
-        with self._clear_errors(url):
-            return self._blob(url).download_as_bytes(
-                start=start,
-                end=start + length - 1,
-                raw_download=True,
-                checksum=None,
-                if_generation_match=int(mark) if mark else None,
-            )
+    def read(self, url: str, start: int, length: int, mark: Mark = "") -> bytes:
+        # A bucket that keeps old versions goes on giving this one; any other has it no more.
+        blob = self._blob(url, generation=int(mark) if mark else None)
+        try:
+            with self._clear_errors(url):
+                return blob.download_as_bytes(
+                    start=start, end=start + length - 1, raw_download=True, checksum=None
+                )
+        except FileNotFoundError:
+            if mark:
+                raise _changed(url) from None
+            raise
 
     def write(self, url: str, source: IO[bytes], advance: Advance | None = None) -> None:
+        told = source if advance is None else _Told(source, advance)
+        # Of a small file whose size it knows, the client makes one request instead of two.
+        start = source.tell()
+        size = source.seek(0, io.SEEK_END) - start
+        source.seek(start)
         with self._clear_errors(url):
-            self._blob(url).upload_from_file(source if advance is None else _Told(source, advance))
+            self._blob(url).upload_from_file(told, size=size)
 
     def list(self, folder: str, *, recursive: bool) -> list[RemoteFile]:
         bucket, prefix = self._parts(_as_folder(folder))
@@ -330,19 +382,23 @@ class _GoogleCloudStorage:
                 RemoteFile(
                     f"gs://{bucket}/{blob.name}",
                     blob.size,
-                    int(blob.updated.timestamp() * 1e6) * 1000 if blob.updated else 0,
+                    blob.generation or 0,
                 )
                 for blob in blobs
             ]
 
     def delete(self, urls: Sequence[str]) -> None:
-        for url in urls:
-            with self._clear_errors(url):
-                self._blob(url).delete()
+        # The store takes one a request; a large build leaves thousands.
+        with ThreadPoolExecutor(NUM_CONNECTIONS) as pool:
+            collections.deque(pool.map(self._delete, urls), maxlen=0)
 
-    def _blob(self, url: str) -> Any:
+    def _delete(self, url: str) -> None:
+        with contextlib.suppress(FileNotFoundError), self._clear_errors(url):
+            self._blob(url).delete()
+
+    def _blob(self, url: str, generation: int | None = None) -> Any:
         bucket, name = self._parts(url)
-        return self._client.bucket(bucket).blob(name, chunk_size=_COPY_BYTES)
+        return self._client.bucket(bucket).blob(name, chunk_size=_COPY_BYTES, generation=generation)
 
     @staticmethod
     def _parts(url: str) -> tuple[str, str]:
@@ -361,8 +417,6 @@ class _GoogleCloudStorage:
             yield
         except exceptions.NotFound:
             raise FileNotFoundError(url) from None
-        except exceptions.PreconditionFailed:
-            raise _changed(url) from None
         except (GoogleCloudError, GoogleAuthError, RequestException) as error:
             raise errors.BuildError(f"cannot use {url}: {error}") from None
 
@@ -382,7 +436,7 @@ class _AnyFileSystem:
             raise FileNotFoundError(url)
         return found[0].size_in_bytes, str(found[0].last_updated_in_seconds or "")
 
-    def read(self, url: str, start: int, length: int, mark: str = "") -> bytes:
+    def read(self, url: str, start: int, length: int, mark: Mark = "") -> bytes:
         try:
             with FileSystems.open(url, compression_type=CompressionTypes.UNCOMPRESSED) as stream:
                 stream.seek(start)
@@ -420,7 +474,7 @@ class _AnyFileSystem:
 
     def delete(self, urls: Sequence[str]) -> None:
         try:
-            FileSystems.delete(list(urls))
+            FileSystems.delete([url for url in urls if FileSystems.exists(url)])
         except BeamIOError as error:
             raise errors.BuildError(f"cannot use {urls[0]}: {_reason(error)}") from None
 

@@ -138,15 +138,15 @@ def _refuse_other(
 
 
 def _require_shards(storage: Storage, found: manifest.Manifest) -> None:
-    for split in found.splits.values():
-        for shard in split.shards:
-            size = storage.size(shard.name)
-            if size != shard.num_bytes:
-                state = "is missing" if size is None else f"has {size:,} bytes"
-                raise errors.UserError(
-                    f"{storage.path(shard.name)} {state}, the manifest says {shard.num_bytes:,} "
-                    "bytes; build the dataset anew with --overwrite"
-                )
+    promised = [shard for split in found.splits.values() for shard in split.shards]
+    sizes = storage.map(storage.size, [shard.name for shard in promised])
+    for shard, size in zip(promised, sizes, strict=True):
+        if size != shard.num_bytes:
+            state = "is missing" if size is None else f"has {size:,} bytes"
+            raise errors.UserError(
+                f"{storage.path(shard.name)} {state}, the manifest says {shard.num_bytes:,} "
+                "bytes; build the dataset anew with --overwrite"
+            )
 
 
 def _take_lock(storage: Storage) -> int:

@@ -10,6 +10,7 @@ import collections
 import contextlib
 import csv
 import dataclasses
+import functools
 import hashlib
 import io
 import json
@@ -177,13 +178,13 @@ class Sidecar:
 def find_finished(build: Build, tasks: Iterable[plan.ShardTask]) -> dict[int, Sidecar]:
     """Returns the sidecars of the tasks whose shard is already there, by task index."""
     names = set(build.storage.names())
-    finished = {}
-    for task in tasks:
-        if shards.sidecar_name(task.shard_name) in names:
-            sidecar = _read_sidecar(build, task)
-            if sidecar is not None:
-                finished[task.index] = sidecar
-    return finished
+    there = [task for task in tasks if shards.sidecar_name(task.shard_name) in names]
+    found = build.storage.map(functools.partial(_read_sidecar, build), there)
+    return {
+        task.index: sidecar
+        for task, sidecar in zip(there, found, strict=True)
+        if sidecar is not None
+    }
 
 
 def write_shard(build: Build, task: plan.ShardTask, reader: Reader) -> Sidecar:
@@ -306,7 +307,7 @@ def finish_dataset(build: Build) -> None:
     """
     planned = json.loads(build.storage.read(PLAN_JSON))
     tasks = [plan.ShardTask(*values) for values in planned["tasks"]]
-    sidecars = [_require_sidecar(build, task) for task in tasks]
+    sidecars = _require_sidecars(build, tasks)
     rejects = [*build.rejected_files, *(r for sidecar in sidecars for r in sidecar.rejects)]
     rejects.sort(key=lambda reject: (reject.source_path, reject.reason))
     _write_listing(build.storage, manifest.REJECTS_FILE_NAME, map(dataclasses.astuple, rejects))
@@ -315,8 +316,8 @@ def finish_dataset(build: Build) -> None:
         return
     _write_examples(build.storage, tasks)
     dropped = _leave_out_duplicates(build, tasks, sidecars)
-    sidecars = [_require_sidecar(build, task) for task in tasks]
     if dropped.num_rows:
+        sidecars = _require_sidecars(build, tasks)
         _write_examples(build.storage, tasks)
         rows = (tuple(row.values()) for row in dropped.to_pylist())
         _write_listing(build.storage, manifest.DROPPED_FILE_NAME, rows)
@@ -430,6 +431,10 @@ def _require_sidecar(build: Build, task: plan.ShardTask) -> Sidecar:
             "sidecar says; run the same command again to write it anew"
         )
     return sidecar
+
+
+def _require_sidecars(build: Build, tasks: Iterable[plan.ShardTask]) -> list[Sidecar]:
+    return list(build.storage.map(functools.partial(_require_sidecar, build), tasks))
 
 
 def _check_decoder(build: Build) -> None:
@@ -607,9 +612,13 @@ def _write_examples(storage: Storage, tasks: Sequence[plan.ShardTask]) -> None:
         storage.create(manifest.EXAMPLES_FILE_NAME) as file,
         pq.ParquetWriter(file, EXAMPLE_SCHEMA) as writer,
     ):
-        for task in tasks:
-            with storage.open_arrow(_rows_name(task)) as part:
-                writer.write_table(pq.read_table(part))
+        for rows in storage.map(functools.partial(_read_rows, storage), tasks):
+            writer.write_table(rows)
+
+
+def _read_rows(storage: Storage, task: plan.ShardTask) -> pa.Table:
+    with storage.open_arrow(_rows_name(task)) as part:
+        return pq.read_table(part)
 
 
 def _make_manifest(

@@ -1,8 +1,9 @@
-"""An S3 server on loopback (moto), with a count of the bytes it has sent."""
+"""An S3 server on loopback (moto) that counts the bytes it has sent and can be made to fail."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import os
 import threading
@@ -13,13 +14,37 @@ BUCKET = "scans"
 KEY_ID, SECRET_KEY = "AKIDLOOPBACK", "loopback-secret-key-0123"
 
 
+_REFUSAL = b"""<DeleteResult><Error><Key>kept</Key><Code>AccessDenied</Code>
+<Message>Access Denied</Message></Error></DeleteResult>"""
+
+
+@dataclasses.dataclass
+class Faults:
+    """What the server does wrong: it cuts so many answers, ignores ranges, refuses to delete."""
+
+    answers_to_cut: int = 0
+    ignores_ranges: bool = False
+    refuses_deletes: bool = False
+
+
 class S3Server:
     """A running server; `flags` are what a user gives Beam to reach it."""
 
-    def __init__(self, port: int, client: object, sent: list[int]):
+    def __init__(self, port: int, client: object, sent: list[int], faults: Faults):
         self.endpoint = f"http://127.0.0.1:{port}"
         self.client = client
         self._sent = sent
+        self._faults = faults
+
+    @contextlib.contextmanager
+    def failing(self, **faults: int | bool) -> Iterator[None]:
+        """Makes the server do some of its `Faults` until the block ends."""
+        for name, value in faults.items():
+            setattr(self._faults, name, value)
+        try:
+            yield
+        finally:
+            vars(self._faults).update(vars(Faults()))
 
     @property
     def flags(self) -> list[str]:
@@ -51,12 +76,23 @@ def running_s3() -> Iterator[S3Server]:
     from werkzeug.serving import make_server
 
     sent: list[int] = []
+    faults = Faults()
     application = DomainDispatcherApplication(create_backend_app)
 
     def counting(environ, start_response):
+        if faults.ignores_ranges:
+            environ.pop("HTTP_RANGE", None)
+        if faults.refuses_deletes and environ["QUERY_STRING"] == "delete":
+            start_response("200 OK", [("Content-Length", str(len(_REFUSAL)))])
+            yield _REFUSAL
+            return
         body = application(environ, start_response)
         if environ["REQUEST_METHOD"] != "GET" or "list-type" in environ["QUERY_STRING"]:
             yield from body
+            return
+        if faults.answers_to_cut:
+            faults.answers_to_cut -= 1
+            yield b"".join(body)[:-1]
             return
         for piece in body:
             sent.append(len(piece))
@@ -77,7 +113,7 @@ def running_s3() -> Iterator[S3Server]:
                 region_name="us-east-1",
             )
             client.create_bucket(Bucket=BUCKET)
-            yield S3Server(server.port, client, sent)
+            yield S3Server(server.port, client, sent, faults)
         finally:
             server.shutdown()
             thread.join()

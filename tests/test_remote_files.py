@@ -4,8 +4,8 @@ import io
 import zipfile
 from collections.abc import Iterator
 
+import gcs_server
 import pytest
-from gcs_server import running_gcs
 from object_store import ObjectStore
 from s3_server import BUCKET, S3Server, running_s3
 
@@ -13,7 +13,6 @@ from pipelines import errors, remote_files
 from pipelines.engine import make_pipeline
 
 pytest.importorskip("moto", reason="the S3 server is moto's: pip install -e '.[stores]'")
-pytest.importorskip("gcp_storage_emulator", reason="it is pip install -e '.[stores]'")
 
 CONTENT = bytes(range(256)) * 40
 
@@ -24,26 +23,23 @@ def s3() -> Iterator[S3Server]:
         yield server
 
 
-@pytest.fixture(scope="module")
-def gcs() -> Iterator[None]:
-    with running_gcs():
-        yield
-
-
-@pytest.fixture(params=["s3", "gs", "store"])
-def folder(request, tmp_path) -> str:
+@pytest.fixture(params=["s3", *gcs_server.SERVERS, "store"])
+def folder(request, tmp_path) -> Iterator[str]:
     """A URL below which files can be written."""
+    # Making a pipeline tells Beam's file systems the flags.
     if request.param == "store":
         ObjectStore.folder = tmp_path
         (tmp_path / "bucket").mkdir()
-        return "store://bucket"
-    # Making a pipeline tells Beam's file systems the flags.
-    if request.param == "gs":
-        request.getfixturevalue("gcs")
-        make_pipeline([])
-    else:
+        yield "store://bucket"
+    elif request.param == "s3":
         make_pipeline(request.getfixturevalue("s3").flags)
-    return f"{request.param}://{BUCKET}/{tmp_path.name}"
+        yield f"s3://{BUCKET}/{tmp_path.name}"
+    else:
+        if not gcs_server.is_installed(request.param):
+            pytest.skip(gcs_server.how_to_install(request.param))
+        with gcs_server.running_gcs(request.param):
+            make_pipeline([])
+            yield f"gs://{gcs_server.BUCKET}/{tmp_path.name}"
 
 
 def write(url: str, content: bytes) -> None:
@@ -124,12 +120,12 @@ def test_files_are_listed_with_or_without_the_folders_in_the_folder(folder):
     assert store.list(f"{folder}/none", recursive=True) == []
 
 
-def test_files_are_deleted(folder):
+def test_files_are_deleted_and_those_that_are_gone_passed_over(folder):
     for name in ("a", "b", "c"):
         write(f"{folder}/{name}", b"1")
     store = remote_files.open_store(folder)
 
-    store.delete([f"{folder}/a", f"{folder}/b"])
+    store.delete([f"{folder}/a", f"{folder}/never", f"{folder}/b"])
 
     assert [file.url for file in store.list(folder, recursive=True)] == [f"{folder}/c"]
 
@@ -142,16 +138,79 @@ def test_a_file_that_is_not_there_is_not_found(folder):
         store.read(f"{folder}/none", 0, 1)
 
 
-def test_a_file_that_changed_is_not_read_for_the_old_one(folder):
-    if not folder.startswith("s3"):
-        pytest.skip("the emulator of GCS, and a file system unknown, ignore the condition")
+def keeps_versions(request: pytest.FixtureRequest) -> bool:
+    return request.node.callspec.params["folder"] in ("s3", "fake-gcs-server")
+
+
+def test_a_file_that_changed_is_not_read_for_the_one_that_was_looked_up(folder, request):
+    if not keeps_versions(request):
+        pytest.skip("this store does not tell versions apart")
     url = f"{folder}/changing"
+    store = remote_files.open_store(url)
     write(url, b"one")
-    _, mark = remote_files.open_store(url).describe(url)
+    _, mark = store.describe(url)
+    assert store.read(url, 0, 3, mark) == b"one"
     write(url, b"two")
 
     with pytest.raises(errors.BuildError, match="changed since the build began"):
-        remote_files.open_store(url).read(url, 0, 3, mark)
+        store.read(url, 0, 3, mark)
+
+
+def test_a_file_that_changed_is_not_read_for_the_one_that_was_listed(folder, request):
+    if not keeps_versions(request):
+        pytest.skip("this store does not tell versions apart")
+    url = f"{folder}/changing"
+    store = remote_files.open_store(url)
+    write(url, b"one")
+    (found,) = store.list(folder, recursive=True)
+    assert store.read(url, 0, 3, found.mark) == b"one"
+    # S3's times are whole seconds: it is as if the listing were older than the file.
+    mark = found.mark - 2_000_000_000 if folder.startswith("s3") else found.mark
+    write(url, b"two")
+
+    with pytest.raises(errors.BuildError, match="changed since the build began"):
+        store.read(url, 0, 3, mark)
+
+
+@pytest.mark.parametrize("num_cuts", [1, 3])
+def test_an_answer_that_is_cut_off_is_asked_for_again(s3, num_cuts):
+    make_pipeline(s3.flags)
+    url = f"s3://{BUCKET}/cut"
+    write(url, CONTENT)
+
+    with s3.failing(answers_to_cut=num_cuts):
+        assert remote_files.open_store(url).read(url, 5, 100) == CONTENT[5:105]
+
+
+def test_answers_that_are_always_cut_off_are_a_clear_error(s3):
+    make_pipeline(s3.flags)
+    url = f"s3://{BUCKET}/cut"
+    write(url, CONTENT)
+
+    with (
+        s3.failing(answers_to_cut=100),
+        pytest.raises(errors.BuildError, match=f"cannot use {url}: .*"),
+    ):
+        remote_files.open_store(url).read(url, 5, 100)
+
+
+def test_a_server_that_ignores_ranges_gives_the_same_bytes(s3):
+    make_pipeline(s3.flags)
+    url = f"s3://{BUCKET}/whole"
+    write(url, CONTENT)
+
+    with s3.failing(ignores_ranges=True):
+        assert remote_files.open_store(url).read(url, 5, 100) == CONTENT[5:105]
+
+
+def test_a_file_that_is_not_deleted_is_named(s3):
+    make_pipeline(s3.flags)
+
+    with (
+        s3.failing(refuses_deletes=True),
+        pytest.raises(errors.BuildError, match=f"cannot delete s3://{BUCKET}/kept: Access Denied"),
+    ):
+        remote_files.open_store("s3://").delete([f"s3://{BUCKET}/kept"])
 
 
 def test_an_upload_tells_how_far_it_is(folder):
@@ -176,6 +235,13 @@ def test_a_store_that_does_not_answer_is_a_clear_error():
 
     with pytest.raises(errors.BuildError, match=r"cannot use s3://b/file: .*127\.0\.0\.1:9"):
         remote_files.open_store("s3://b").read("s3://b/file", 0, 1)
+
+
+def test_settings_that_a_client_does_not_take_are_a_clear_error():
+    make_pipeline(["--s3_endpoint_url=no-url", "--s3_region_name=us-east-1"])
+
+    with pytest.raises(errors.UserError, match=r"cannot use s3://b: Invalid endpoint: no-url"):
+        remote_files.open_store("s3://b")
 
 
 def test_a_store_that_beam_does_not_know_is_named():

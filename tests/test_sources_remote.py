@@ -5,9 +5,9 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import gcs_server
 import pytest
 from builds import IN_MEMORY, ROOT, build_here, shards_of
-from gcs_server import running_gcs
 from image_files import kermany_archive, scan_tree, under, write_tar, write_tree, write_zip
 from s3_server import BUCKET, SECRET_KEY, S3Server, running_s3
 
@@ -16,7 +16,7 @@ from pipelines.sources import prefetch
 from pipelines.sources.archive import ArchiveSource
 from pipelines.sources.listing import ImageRef, ListingOptions, iterate_refs
 from pipelines.sources.remote_zip import RemoteZipSource
-from tfrecord_io import verify
+from tfrecord_io import Manifest, verify
 from tfrecord_io.__main__ import main as tfrecord_io_main
 
 pytest.importorskip("moto", reason="the S3 server is moto's: pip install -e '.[stores]'")
@@ -77,10 +77,12 @@ def test_a_dataset_on_a_store_is_the_one_on_a_disk(s3, scans_zip, tmp_path):
     assert all(SECRET_KEY.encode() not in path.read_bytes() for path in remote.iterdir())
 
 
-def test_a_zip_and_a_dataset_on_google_cloud_storage(scans_zip, tmp_path):
-    pytest.importorskip("gcp_storage_emulator", reason="it is pip install -e '.[stores]'")
+@pytest.mark.parametrize("server", gcs_server.SERVERS)
+def test_a_zip_and_a_dataset_on_google_cloud_storage(server, scans_zip, tmp_path):
+    if not gcs_server.is_installed(server):
+        pytest.skip(gcs_server.how_to_install(server))
     local = build_here(scans_zip, tmp_path / "local", "--max_reject_fraction=0.5")
-    with running_gcs():
+    with gcs_server.running_gcs(server):
         engine.make_pipeline([])
         store = remote_files.open_store("gs://scans")
         with scans_zip.open("rb") as file:
@@ -142,6 +144,25 @@ def test_a_shard_without_an_example_is_a_file_on_a_store_too(s3, tmp_path):
     build(s3, "archive", str(write_zip(tmp_path / "a.zip", files)), url)
 
     assert verify.verify(fetch(s3, "empty", tmp_path / "remote")) == []
+
+
+def test_copies_made_and_duplicates_left_out_on_a_store_are_those_of_the_local_build(s3, tmp_path):
+    files = scan_tree({"train": 6, "val": 1, "test": 2})
+    twin = next(name for name in files if name.startswith("train/CNV/"))
+    files["train/CNV/CNV-900-1.jpeg"] = files[twin]
+    path = write_zip(tmp_path / "scans.zip", files)
+    s3.client.upload_file(str(path), BUCKET, "in/twice.zip")
+    flags = ["--variants=2", "--duplicates=drop"]
+    local = build_here(path, tmp_path / "local", *flags)
+
+    build(s3, "archive", f"s3://{BUCKET}/in/twice.zip", f"s3://{BUCKET}/varied", *flags)
+
+    remote = fetch(s3, "varied", tmp_path / "remote")
+    counts = Manifest.load(remote).counts
+    assert counts["variants"] > 0
+    assert counts["dropped"]
+    assert shards_of(remote) == shards_of(local)
+    assert verify.verify(remote, source_input=path) == []
 
 
 def test_worker_processes_reach_the_store_with_the_users_flags(s3, scans_zip, tmp_path):

@@ -1,3 +1,5 @@
+import threading
+
 import pyarrow as pa
 import pytest
 from object_store import ObjectStore
@@ -55,6 +57,34 @@ def test_names_are_those_of_one_folder_sorted(storage):
     assert [name for name in storage.names() if name != BUILD_DIR] == ["a", "b"]
     assert storage.names(BUILD_DIR) == ["c"]
     assert Storage(storage.path("nowhere")).names() == []
+
+
+def test_many_files_are_read_in_their_order(storage):
+    names = [f"part-{index}" for index in range(60)]
+    for name in names:
+        write(storage, name, name.encode())
+
+    assert list(storage.map(storage.read, names)) == [name.encode() for name in names]
+
+
+def test_an_error_in_one_of_many_reads_is_raised_in_its_place(storage):
+    write(storage, "there", b"x")
+
+    contents = storage.map(storage.read, ["there", "not there"])
+
+    assert next(contents) == b"x"
+    with pytest.raises(FileNotFoundError):
+        next(contents)
+
+
+def test_small_files_of_a_store_are_waited_for_together(tmp_path):
+    together = threading.Barrier(4, timeout=20)
+
+    def read(name: str) -> str:
+        together.wait()
+        return name
+
+    assert list(Storage("store://bucket/out").map(read, "abcdefgh")) == list("abcdefgh")
 
 
 def test_deleting_passes_over_what_is_not_there(storage):

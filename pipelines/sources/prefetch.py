@@ -6,12 +6,16 @@ import collections
 import functools
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 from pipelines.sources.listing import ImageRef
 from pipelines.sources.source import Reader
 
 #: Bytes that may be on their way or wait to be decoded, in one process (one file always may).
 _MOST_BYTES_AHEAD = 64 * 1024 * 1024
+
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
 
 
 def read_in_order(
@@ -28,22 +32,38 @@ def read_in_order(
     """
     num_threads = getattr(reader, "num_parallel_reads", 1)
     if num_threads == 1:
-        for ref in refs:
-            yield ref, functools.partial(reader.read, ref)
-        return
+        return ((ref, functools.partial(reader.read, ref)) for ref in refs)
+    return ahead(reader.read, refs, num_threads, lambda ref: ref.stored_size)
+
+
+def ahead(
+    read: Callable[[_Item], _Result],
+    items: Iterable[_Item],
+    num_threads: int,
+    num_bytes: Callable[[_Item], int] = lambda item: 0,
+) -> Iterator[tuple[_Item, Callable[[], _Result]]]:
+    """Yields each item with a function that returns what `read` made of it, or raises its error.
+
+    Args:
+        read: is called by several threads at once, somewhat ahead of the consumer.
+        items: what to read, in order.
+        num_threads: how many.
+        num_bytes: what reading an item will hold in memory; bounds how far ahead it goes.
+    """
     executor = ThreadPoolExecutor(num_threads, thread_name_prefix="prefetch")
     try:
-        ahead: collections.deque[tuple[ImageRef, Callable[[], bytes]]] = collections.deque()
+        waiting: collections.deque[tuple[_Item, Callable[[], _Result]]] = collections.deque()
         bytes_ahead = 0
-        for ref in refs:
+        for item in items:
             # Twice as many as threads: a slow one must not leave the others without work.
-            while ahead and (
-                len(ahead) >= 2 * num_threads or bytes_ahead + ref.stored_size > _MOST_BYTES_AHEAD
+            while waiting and (
+                len(waiting) >= 2 * num_threads or bytes_ahead + num_bytes(item) > _MOST_BYTES_AHEAD
             ):
-                bytes_ahead -= ahead[0][0].stored_size
-                yield ahead.popleft()
-            ahead.append((ref, executor.submit(reader.read, ref).result))
-            bytes_ahead += ref.stored_size
-        yield from ahead
+                bytes_ahead -= num_bytes(waiting[0][0])
+                yield waiting.popleft()
+            waiting.append((item, executor.submit(read, item).result))
+            bytes_ahead += num_bytes(item)
+        while waiting:
+            yield waiting.popleft()
     finally:
         executor.shutdown(cancel_futures=True)

@@ -50,7 +50,7 @@ class RemoteDirectorySource:
 
     def _member(self, file: remote_files.RemoteFile) -> Member:
         name = file.url.removeprefix(f"{self.url.rstrip('/')}/")
-        return Member(name, file.size, 0, file.size, file.time_ns)
+        return Member(name, file.size, 0, file.size, file.mark)
 
     @contextlib.contextmanager
     def open(self) -> Iterator[_Reader]:
@@ -72,8 +72,8 @@ class _Reader:
             return b""
         url = f"{self.url}/{ref.source_path}"
         try:
-            # A byte more than it should have tells one that has grown.
-            data = self.store.read(url, 0, ref.size + 1)
+            # A byte more than it should have tells one that has grown, if its mark does not.
+            data = self.store.read(url, 0, ref.size + 1, ref.version)
         except FileNotFoundError:
             raise errors.BuildError(
                 f"{url} is gone since the build began; start again with --overwrite"
