@@ -1,10 +1,12 @@
 """A whole Apache Flink cluster on this machine, and the build job on it.
 
     python scripts/flink_cluster.py compare --source archive --input kermany2018.zip
+    python scripts/flink_cluster.py compare --kill task_manager --source synthetic
     python scripts/flink_cluster.py serve
 
 `compare` builds a dataset twice, with the local engine and on the cluster, and compares every
-shard. `serve` keeps a cluster up and prints the flags that run a build on it.
+shard; with `--kill` it kills a part of the cluster once the first shard is there. `serve` keeps a
+cluster up and prints the flags that run a build on it.
 
 The cluster is the real thing in small: a JobManager and two TaskManagers as Java processes of
 their own, Beam's Flink job server, and a Beam worker pool that starts Python workers beside the
@@ -31,8 +33,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-
-import psutil
+from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 JOB_SERVER_POM = REPOSITORY / "scripts" / "flink_job_server.xml"
@@ -40,6 +41,11 @@ DEFAULT_JOB_SERVER = REPOSITORY / "build" / "flink-job-server"
 FLINK_PACKAGE = "apache-flink-libraries==1.19.3"
 
 _START_SECONDS = 60.0
+_FIRST_SHARD_SECONDS = 300.0
+# How long Beam keeps Python workers that have no task. A dead one is kept as long, and handed the
+# restarted tasks, unless they come later: so the pause before a restart has to be longer.
+_WORKER_CACHE_SECONDS = 2
+_RESTARTS, _RESTART_SECONDS = 5, 5
 _LOOPBACK = "127.0.0.1"
 
 # Flink 1.19's own default configuration opens these to Java 17.
@@ -143,7 +149,8 @@ class Cluster(contextlib.AbstractContextManager["Cluster"]):
             "--environment_type=EXTERNAL",
             f"--environment_config=localhost:{self._pool_port}",
             f"--parallelism={self._num_task_managers}",
-            "--environment_cache_millis=60000",  # or every stage starts Python workers anew
+            # Without it every stage starts Python workers anew.
+            f"--environment_cache_millis={_WORKER_CACHE_SECONDS * 1000}",
         ]
 
     def start_task_manager(self) -> None:
@@ -186,28 +193,15 @@ class Cluster(contextlib.AbstractContextManager["Cluster"]):
             return 0
 
     @property
-    def num_restarts(self) -> int:
-        """Returns how often Flink has restarted tasks, over all jobs."""
-        restarts = 0
-        for job in self._ask("jobs")["jobs"]:
-            metrics = self._ask(f"jobs/{job['id']}/metrics?get=numRestarts")
-            restarts += sum(int(metric["value"]) for metric in metrics)
-        return restarts
-
-    @property
-    def cpu_seconds(self) -> float:
-        """Returns the processor time that all parts of the cluster have used so far."""
-        total = 0.0
-        for process in [*self._others, *self._task_managers, *([self._pool] if self._pool else [])]:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                root = psutil.Process(process.pid)
-                ended = root.cpu_times()
-                total += ended.children_user + ended.children_system
-                for each in [root, *root.children(recursive=True)]:
-                    with contextlib.suppress(psutil.NoSuchProcess):
-                        times = each.cpu_times()
-                        total += times.user + times.system
-        return total
+    def num_restarted_tasks(self) -> int:
+        """Returns how many tasks of the newest job Flink has started more than once."""
+        job = max(self._ask("jobs/overview")["jobs"], key=lambda job: job["start-time"])["jid"]
+        attempts = [
+            subtask["attempt"]
+            for vertex in self._ask(f"jobs/{job}")["vertices"]
+            for subtask in self._ask(f"jobs/{job}/vertices/{vertex['id']}")["subtasks"]
+        ]
+        return len([attempt for attempt in attempts if attempt > 0])
 
     def close(self) -> None:
         pool = [] if self._pool is None else [self._pool]
@@ -288,8 +282,8 @@ io.tmp.dirs: {self._work_dir}
 heartbeat.interval: 1000
 heartbeat.timeout: 5000
 restart-strategy.type: fixed-delay
-restart-strategy.fixed-delay.attempts: 5
-restart-strategy.fixed-delay.delay: 2 s
+restart-strategy.fixed-delay.attempts: {_RESTARTS}
+restart-strategy.fixed-delay.delay: {_RESTART_SECONDS} s
 {_MEMORY}"""
         )
         (self._conf_dir / "log4j.properties").write_text(
@@ -345,7 +339,7 @@ restart-strategy.fixed-delay.delay: 2 s
 
         await_condition(listens, f"port {port} (logs: {self._work_dir})", _START_SECONDS)
 
-    def _ask(self, what: str) -> dict | list:
+    def _ask(self, what: str) -> dict[str, Any]:
         # No proxy of the environment may come between this machine and itself.
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         with opener.open(f"http://localhost:{self._rest_port}/{what}", timeout=5) as answer:
@@ -421,15 +415,53 @@ def build_command(output: Path, build_args: Sequence[str]) -> list[str]:
     return [sys.executable, str(script), *build_args, f"--output={output}"]
 
 
-def _compare(cluster: Cluster, work_dir: Path, build_args: Sequence[str]) -> int:
+def kill_part(cluster: Cluster, victim: str) -> None:
+    """Kills a part of a cluster as the kernel would, a worker pool with all its workers.
+
+    The pool is started again, as the service manager of a real host would do; the other
+    TaskManager has to take over from a dead one.
+    """
+    if victim == "task_manager":
+        cluster.kill_task_manager(0)
+    else:
+        cluster.kill_worker_pool()
+        cluster.start_worker_pool()
+
+
+def finished_shards(output: Path) -> int:
+    """Returns how many shards of a build have their sidecar."""
+    return len(list(output.glob("*-of-*.json")))
+
+
+def _compare(
+    cluster: Cluster, work_dir: Path, build_args: Sequence[str], victim: str | None
+) -> int:
     """Builds on this machine and on the cluster; returns the exit code."""
-    digests = []
-    for name, flags in (("local", []), ("flink", cluster.beam_flags)):
-        output = work_dir / name
-        print(f"\n--- {name} ---", flush=True)
-        subprocess.run(build_command(output, [*build_args, *flags]), check=True)
-        digests.append(shard_digests(output))
-    local, flink = digests
+    outputs = {name: work_dir / name for name in ("local", "flink")}
+    print("\n--- local ---", flush=True)
+    subprocess.run(build_command(outputs["local"], build_args), check=True)
+    print("\n--- flink ---", flush=True)
+    start = time.monotonic()
+    with subprocess.Popen(
+        build_command(outputs["flink"], [*build_args, *cluster.beam_flags])
+    ) as build:
+        if victim is not None:
+            await_condition(
+                lambda: finished_shards(outputs["flink"]) > 0 or build.poll() is not None,
+                "the first shard",
+                _FIRST_SHARD_SECONDS,
+            )
+            kill_part(cluster, victim)
+            print(
+                f"\nkilled: {victim}, {time.monotonic() - start:.1f} s after the start, with "
+                f"{finished_shards(outputs['flink'])} shards finished",
+                flush=True,
+            )
+    if build.returncode:
+        return build.returncode
+    if victim is not None:
+        print(f"\ntasks that Flink started again: {cluster.num_restarted_tasks}")
+    local, flink = (shard_digests(output) for output in outputs.values())
     if local != flink:
         names = sorted(n for n in local.keys() | flink.keys() if local.get(n) != flink.get(n))
         print(f"{len(names)} shards differ: {', '.join(names[:5])}", file=sys.stderr)
@@ -470,6 +502,7 @@ def main() -> int:
     parser.add_argument("what", choices=("compare", "serve"))
     parser.add_argument("--job_server", type=Path, default=DEFAULT_JOB_SERVER)
     parser.add_argument("--task_managers", type=int, default=2)
+    parser.add_argument("--kill", choices=("task_manager", "worker_pool"))
     parser.add_argument("--work_dir", type=Path, help="kept, with all logs (default: a temporary)")
     args, build_args = parser.parse_known_args()
     try:
@@ -480,7 +513,7 @@ def main() -> int:
         ):
             if args.what == "serve":
                 return _serve(cluster)
-            return _compare(cluster, work_dir, build_args)
+            return _compare(cluster, work_dir, build_args, args.kill)
     except MissingPartError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

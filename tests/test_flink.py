@@ -45,10 +45,6 @@ def local_shards(many_scans: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     return builds.shards_of(builds.build_here(many_scans, output, MANY_SHARDS))
 
 
-def finished_shards(output: Path) -> int:
-    return len([path for path in output.glob("*.json") if "-of-" in path.name])
-
-
 def test_two_task_managers_write_the_bytes_that_this_machine_writes_alone(
     cluster: flink_cluster.Cluster, many_scans: Path, local_shards: dict[str, str], tmp_path: Path
 ):
@@ -71,18 +67,13 @@ def test_a_part_that_is_killed_in_mid_job_loses_and_doubles_nothing(
     output = tmp_path / "dataset"
     words = builds.command(many_scans, output, MANY_SHARDS, *cluster.beam_flags)
     with builds.started(words) as build:
-        assert builds.wait_until(lambda: finished_shards(output) > 0, build)
-        if victim == "task_manager":
-            cluster.kill_task_manager(0)
-        else:
-            cluster.kill_worker_pool()
-            cluster.start_worker_pool()  # as the service manager of a real host would
-        restarts = cluster.num_restarts
-        finished = finished_shards(output)
+        assert builds.wait_until(lambda: flink_cluster.finished_shards(output) > 0, build)
+        flink_cluster.kill_part(cluster, victim)
+        finished = flink_cluster.finished_shards(output)
         said, _ = build.communicate(timeout=150)
 
     assert 0 < finished < len(local_shards)
     assert build.returncode == 0, said
-    assert cluster.num_restarts > 0 or restarts > 0
+    assert cluster.num_restarted_tasks > 0
     assert builds.shards_of(output) == local_shards
     assert not (output / ".build").exists()
