@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +12,14 @@ from dataset_factory import write_dataset
 
 import tfrecord_io
 from tfrecord_io import ManifestError, schema
+from tfrecord_io.manifest import FILE_NAME
 from tfrecord_io.order import BatchOrder
 
 NUM_EXAMPLES = 23
 ENGINES = ("mmap", "stream")
+
+# More than the stream engine holds in memory, and no multiple of a batch or a window.
+NUM_STREAMED = 2501
 
 
 @pytest.fixture(scope="module")
@@ -22,6 +27,16 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A split of 23 examples, two of its shards one short."""
     directory = tmp_path_factory.mktemp("dataset")
     write_dataset(directory, num_examples={"train": NUM_EXAMPLES + 2}, num_shards=4, num_left_out=2)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def streamed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A split that is read in windows, of images of one pixel."""
+    directory = tmp_path_factory.mktemp("streamed")
+    write_dataset(
+        directory, num_examples={"train": NUM_STREAMED}, num_shards=5, image_shape=(1, 1, 1)
+    )
     return directory
 
 
@@ -111,32 +126,131 @@ def test_two_readers_share_each_batch(dataset: Path, engine: str) -> None:
     assert together == [batch[2].tolist() for batch in whole]
 
 
-def test_a_padded_last_batch_counts_each_image_once(dataset: Path) -> None:
-    found = tfrecord_io.make_dataset(dataset, split="train", batch_size=5, pad_remainder=True)
-    weights = np.concatenate([weight.numpy() for _, _, weight in found])
-    assert len(weights) == 25
-    assert weights.sum() == NUM_EXAMPLES
+def _keys(directory: Path, **options: object) -> list[list[bytes]]:
+    return [batch[-1].tolist() for batch in _batches(directory, **options)]
+
+
+@pytest.mark.parametrize("options", [{"epochs": 2}, {"pad_remainder": True}, {"shuffle": False}])
+def test_both_engines_give_the_same_batches_of_a_small_split(
+    dataset: Path, options: dict[str, object]
+) -> None:
+    mapped, streamed = (_batches(dataset, engine=engine, **options) for engine in ENGINES)
+    for ours, theirs in zip(mapped, streamed, strict=True):
+        assert [tensor.tolist() for tensor in ours] == [tensor.tolist() for tensor in theirs]
+
+
+def test_without_shuffle_both_engines_give_the_same_batches_of_any_split(streamed: Path) -> None:
+    mapped, read = (_keys(streamed, engine=engine, shuffle=False) for engine in ENGINES)
+    assert mapped == read
+
+
+def test_a_stream_in_windows_is_shuffled_and_has_every_key_once_an_epoch(streamed: Path) -> None:
+    batches = _keys(streamed, engine="stream", epochs=2, batch_size=7)
+    keys = [key for batch in batches for key in batch]
+    stored = sorted(key for _, _, key in _records(streamed))
+    assert sorted(keys[:NUM_STREAMED]) == sorted(keys[NUM_STREAMED:]) == stored
+    assert keys[:NUM_STREAMED] != keys[NUM_STREAMED:]
+    assert batches == _keys(streamed, engine="stream", epochs=2, batch_size=7)
+    assert batches != _keys(streamed, engine="stream", epochs=2, batch_size=7, seed=8)
+
+
+@pytest.mark.parametrize("start_step", [1, 130, 357, 358, 715])
+def test_a_stream_in_windows_starts_at_any_step(streamed: Path, start_step: int) -> None:
+    options = {"engine": "stream", "epochs": 2, "batch_size": 7}
+    later = _keys(streamed, start_step=start_step, **options)
+    assert later == _keys(streamed, **options)[start_step:]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("name", ["dataset", "streamed"])
+def test_slices_of_three_readers_are_disjoint_and_complete(
+    name: str, engine: str, request: pytest.FixtureRequest
+) -> None:
+    directory = request.getfixturevalue(name)
+    options = {"engine": engine, "batch_size": 6, "epochs": 2}
+    slices = [
+        _keys(directory, num_replicas=3, replica_index=index, **options) for index in range(3)
+    ]
+    whole = _keys(directory, **options)
+    assert [[*a, *b, *c] for a, b, c in zip(*slices, strict=True)] == whole
+    assert len(whole[-1]) < 6
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_going_on_with_other_readers_continues_the_same_order(streamed: Path, engine: str) -> None:
+    options = {"engine": engine, "batch_size": 6, "drop_remainder": True}
+    later = [
+        _keys(streamed, start_step=100, num_replicas=2, replica_index=index, **options)
+        for index in range(2)
+    ]
+    together = [first + second for first, second in zip(*later, strict=True)]
+    assert together == _keys(streamed, **options)[100:]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_last_batch_is_short_dropped_or_padded_with_weight_zero(
+    dataset: Path, engine: str
+) -> None:
+    options = {"engine": engine, "with_keys": True}
+    short = _batches(dataset, **options)
+    assert [len(batch[0]) for batch in short] == [5, 5, 5, 5, 3]
+    dropped = _batches(dataset, drop_remainder=True, **options)
+    assert [len(batch[0]) for batch in dropped] == [5, 5, 5, 5]
+    padded = _batches(dataset, pad_remainder=True, **options)
+    *full, last = [weights.tolist() for _, _, weights, _ in padded]
+    assert full == [[1.0] * 5] * 4
+    assert last == [1.0, 1.0, 1.0, 0.0, 0.0]
+    keys = padded[-1][3].tolist()
+    assert keys[:3] == short[-1][2].tolist()
+    assert keys[3:] == [keys[2]] * 2
+
+
+def test_weights_of_padded_shares_count_each_image_once(dataset: Path) -> None:
+    shares = [
+        _batches(dataset, batch_size=8, pad_remainder=True, num_replicas=4, replica_index=index)
+        for index in range(4)
+    ]
+    assert {batch[0].shape for share in shares for batch in share} == {(2, 6, 5, 1)}
+    assert sum(batch[2].sum() for share in shares for batch in share) == NUM_EXAMPLES
+
+
+def _assert_refused(directory: Path, *words: str) -> None:
+    """The error before the first step has all the words, among them the file and the remedy."""
+    with pytest.raises(ManifestError) as error:
+        tfrecord_io.make_dataset(directory, split="train", batch_size=2)
+    assert [word for word in words if word not in str(error.value)] == []
 
 
 def test_a_missing_manifest_says_that_the_build_did_not_finish(tmp_path: Path) -> None:
-    with pytest.raises(ManifestError, match="run the same build command again"):
-        tfrecord_io.make_dataset(tmp_path, split="train", batch_size=2)
+    _assert_refused(tmp_path, str(tmp_path / FILE_NAME), "run the same build command again")
+
+
+def test_a_newer_format_names_both_versions_and_what_to_install(tmp_path: Path) -> None:
+    write_dataset(tmp_path)
+    path = tmp_path / FILE_NAME
+    path.write_text(json.dumps({**json.loads(path.read_text()), "format_version": 2}))
+    _assert_refused(tmp_path, str(path), "version 2", "version 1", "install the release")
 
 
 def test_a_missing_shard_is_named_before_the_first_step(tmp_path: Path) -> None:
     manifest = write_dataset(tmp_path)
-    shard = manifest.splits["train"].shards[1].name
-    (tmp_path / shard).unlink()
-    with pytest.raises(ManifestError, match=shard):
-        tfrecord_io.make_dataset(tmp_path, split="train", batch_size=2)
+    path = tmp_path / manifest.splits["train"].shards[1].name
+    path.unlink()
+    _assert_refused(tmp_path, str(path), "is missing", "copy the dataset again")
 
 
 def test_a_truncated_shard_is_named_before_the_first_step(tmp_path: Path) -> None:
     manifest = write_dataset(tmp_path)
     path = tmp_path / manifest.splits["train"].shards[0].name
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(ManifestError, match=path.name):
-        tfrecord_io.make_dataset(tmp_path, split="train", batch_size=2)
+    _assert_refused(tmp_path, str(path), "cut off", "copy it again", "--overwrite")
+
+
+def test_a_shard_of_another_length_is_named_before_the_first_step(tmp_path: Path) -> None:
+    manifest = write_dataset(tmp_path)
+    path = tmp_path / manifest.splits["train"].shards[0].name
+    path.write_bytes(path.read_bytes() + bytes(manifest.layout.stride))
+    _assert_refused(tmp_path, str(path), f"has {path.stat().st_size} bytes", "replaced")
 
 
 @pytest.mark.parametrize("verify", ["crc", "sha256"])

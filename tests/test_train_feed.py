@@ -1,3 +1,4 @@
+import dataclasses
 import math
 
 import numpy as np
@@ -26,17 +27,29 @@ def devices_of(num_replicas=1, num_workers=1, worker_index=0):
     )
 
 
-def batches_of(data, devices, *, batch_size=8, epochs=2, start_step=0):
+def batches_of(data, devices, *, batch_size=8, epochs=2, start_step=0, cache="none"):
     config = TrainConfig(
         data=data,
         epochs=epochs,
         global_batch_size=batch_size,
         replica_batch_size=batch_size // devices.num_replicas,
+        cache=cache,
     )
     dataset = feed.training_batches(
         config, devices, num_examples=NUM_EXAMPLES, start_step=start_step
     )
-    return list(dataset.as_numpy_iterator())
+    if cache == "none":
+        return list(dataset.as_numpy_iterator())
+    return [
+        (
+            *(
+                part.numpy()
+                for part in dataset.splits[index % len(dataset.splits)].gather(examples)
+            ),
+            weights.numpy(),
+        )
+        for index, (examples, weights) in enumerate(dataset.order)
+    ]
 
 
 @pytest.mark.parametrize(("epoch", "step"), [(0, 3), (1, 6), (2, 9), (7, 23)])
@@ -91,6 +104,18 @@ def test_starting_later_gives_the_same_batches(data, start_step):
     later = batches_of(data, devices_of(), start_step=start_step)
     assert len(later) == len(whole) - start_step
     for ours, theirs in zip(later, whole[start_step:], strict=True):
+        for part in range(3):
+            np.testing.assert_array_equal(ours[part], theirs[part])
+
+
+@pytest.mark.parametrize("num_replicas", [1, 2])
+@pytest.mark.parametrize("start_step", [0, 4])
+def test_a_cached_split_gives_the_batches_of_the_files(data, num_replicas, start_step):
+    devices = devices_of(num_replicas)
+    # The test has one CPU device; where the copies lie does not change what they hold.
+    devices = dataclasses.replace(devices, names=("CPU:0",) * num_replicas)
+    cached = batches_of(data, devices, start_step=start_step, cache="device")
+    for ours, theirs in zip(cached, batches_of(data, devices, start_step=start_step), strict=True):
         for part in range(3):
             np.testing.assert_array_equal(ours[part], theirs[part])
 

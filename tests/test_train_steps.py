@@ -44,12 +44,21 @@ VARIANTS = [
     {"gpus": 2, "steps_per_execution": 5},
     {"gpus": 1, "jit_compile": True},
     {"gpus": 2, "augment": True, "dropout": 0.3},
+    {"gpus": 1, "cache": "device"},
+    {"gpus": 2, "cache": "device"},
 ]
 
 
 @pytest.fixture(scope="module")
 def runs(data):
     return run_variants(data, VARIANTS)
+
+
+@pytest.mark.parametrize(("cached", "plain"), [(5, 0), (6, 1)])
+def test_images_cached_on_one_and_two_devices_give_the_losses_of_the_files(runs, cached, plain):
+    assert runs[cached]["counts"] == runs[plain]["counts"]
+    assert runs[cached]["losses"] == pytest.approx(runs[plain]["losses"], rel=1e-5)
+    assert runs[cached]["num_traces"] == runs[plain]["num_traces"]
 
 
 def check_agreement(one, two):

@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import sys
 
-from tfrecord_io import audit, manifest, show, verify
+from tfrecord_io import audit, index, manifest, show, verify
 
 _COMMANDS = {
     "verify": (verify, "recount and re-hash everything"),
     "audit": (audit, "look for leaks, copies, contradictions and shortcuts"),
     "show": (show, "write a labelled contact sheet"),
+    "index": (index, "write index files for NVIDIA DALI"),
 }
 
 

@@ -16,7 +16,8 @@ from typing import Literal
 import numpy as np
 import tensorflow as tf
 
-from tfrecord_io import schema
+from tfrecord_io import device_cache, schema
+from tfrecord_io.device_cache import DeviceDataset, DeviceSplit
 from tfrecord_io.manifest import Manifest, ManifestError
 from tfrecord_io.mapped import MappedSplit, RowIndex
 from tfrecord_io.opening import Verify, is_remote, open_split, shard_path
@@ -24,6 +25,7 @@ from tfrecord_io.order import BatchOrder
 from tfrecord_io.stream_order import RUN_LENGTH, Segments, StreamOrder
 
 Engine = Literal["auto", "mmap", "stream"]
+Cache = Literal["device"]
 
 _log = logging.getLogger(__name__)
 
@@ -34,11 +36,15 @@ _BLOCK_EXAMPLES = 8192
 # Up to here the stream engine holds a split in memory, and gives it the global order.
 _HELD_EXAMPLES = 2048
 
-# Read at once by each of the stream engine's readers; TensorFlow's own choice for TFRecords.
-_READ_BUFFER_LENGTH = 256 * 1024
+# Read at once from a remote store by each of the stream engine's readers; TensorFlow's own choice
+# for TFRecords. A local file is read without a buffer, which saves a copy of every record.
+_REMOTE_BUFFER_LENGTH = 256 * 1024
 
 # Requests of the stream engine at a time.
 _NUM_STREAM_READS = 8
+
+# Examples read at once into a device's memory.
+_LOAD_BATCH_SIZE = 512
 
 # More threads than these only wait for memory.
 _MAX_GATHERS = 8
@@ -60,7 +66,8 @@ def make_dataset(
     start_step: int = 0,
     with_keys: bool = False,
     verify: Verify = "size",
-) -> tf.data.Dataset:
+    cache: Cache | None = None,
+) -> tf.data.Dataset | DeviceDataset:
     """Returns the batches of a split, in an order that the seed names.
 
     The order is that of `order.BatchOrder`: epochs follow each other without a gap, each in a
@@ -85,9 +92,14 @@ def make_dataset(
         start_step: batches to skip, at no cost: the state of a reader is its number of steps.
         with_keys: give each example's key, too.
         verify: how much of the shards is checked now: `size`, `crc` or `sha256`.
+        cache: `device` reads the split now, once, into the memory of the first GPU (of the CPU
+            if there is none) and gathers batches there, in the order of `mmap` whatever the
+            engine. A split that takes more than half of the free memory is read from its files
+            instead, with a warning in the log.
 
     Returns:
-        a dataset of (image, label), then weight with `pad_remainder`, then key with `with_keys`:
+        a dataset (with `cache="device"` a `DeviceDataset`, which is iterated like one) of
+        (image, label), then weight with `pad_remainder`, then key with `with_keys`:
         image uint8 [batch, height, width, channels], label float32 [batch, num_classes] one-hot,
         weight float32 [batch], key string [batch]. `batch` is batch_size / num_replicas; in a
         last batch that is neither dropped nor padded it is less, and may be 0 for a replica.
@@ -112,6 +124,8 @@ def make_dataset(
         replica_index=replica_index,
     )
     order.check_start(start_step)
+    if cache not in (None, "device"):
+        raise ValueError(f"cache must be None or 'device', received {cache!r}")
     if order.num_examples < batch_size and (drop_remainder or epochs is None):
         raise ManifestError(
             f"split {split!r} of {os.fspath(directory)} has {order.num_examples} examples, fewer "
@@ -119,6 +133,11 @@ def make_dataset(
             "drop_remainder"
         )
     engine = _choose_engine(engine, directory, split)
+    if cache is not None:
+        on_device = _load_to_device(directory, split, manifest, engine)
+        if on_device is not None:
+            rows = _finish(_row_batches(order, start_step), order, start_step)
+            return DeviceDataset(on_device, rows, with_weights=pad_remainder, with_keys=with_keys)
     features = _FeatureSlices(
         layout=manifest.layout, with_weights=pad_remainder, with_keys=with_keys, first_byte=0
     )
@@ -154,6 +173,37 @@ def _choose_engine(
         )
         return "stream"
     return "mmap"
+
+
+def _load_to_device(
+    directory: str | os.PathLike[str], split: str, manifest: Manifest, engine: Engine
+) -> DeviceSplit | None:
+    """Returns a split in the memory of a device, or None if there is no room for it."""
+    num_examples = manifest.split(split).num_examples
+    device = device_cache.choose_device()
+    needed = device_cache.num_bytes(manifest, num_examples)
+    if device_cache.has_room(device, needed):
+        batches = make_dataset(
+            directory,
+            split=split,
+            batch_size=min(_LOAD_BATCH_SIZE, num_examples),
+            shuffle=False,
+            engine=engine,
+            with_keys=True,
+        )
+        try:
+            return DeviceSplit(batches, manifest, num_examples, device)
+        except tf.errors.ResourceExhaustedError:
+            pass
+    _log.warning(
+        "split %r takes %.1f GB, more than half of the free memory of %s; reading it with "
+        "engine=%r instead of cache='device'",
+        split,
+        needed / 1e9,
+        device,
+        engine,
+    )
+    return None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -325,7 +375,7 @@ class _SegmentReader:
         variant = tf.raw_ops.TFRecordDatasetV2(
             filenames=[tf.gather(self._paths, shard)],
             compression_type="",
-            buffer_size=_READ_BUFFER_LENGTH,
+            buffer_size=_REMOTE_BUFFER_LENGTH if is_remote(self._paths[0]) else 0,
             byte_offsets=[first_record * self._layout.stride],
         )
         dataset = tf.data.experimental.from_variant(variant, tf.TensorSpec([], tf.string))

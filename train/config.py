@@ -120,6 +120,9 @@ class TrainConfig:
     )
 
     engine: str = _flag("auto", "how shards are read", ("auto", "mmap", "stream"))
+    cache: str = _flag(
+        "none", "device: keep the training images in each device's memory", ("none", "device")
+    )
 
     checkpoint_seconds: float = _flag(120.0, "time between checkpoints within an epoch")
     step_timeout: float = _flag(
@@ -274,6 +277,7 @@ OPERATIONAL_FIELDS = frozenset(
         "gpu_allocator",
         "cpu_devices",
         "engine",
+        "cache",
         "checkpoint_seconds",
         "step_timeout",
         "profile",

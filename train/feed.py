@@ -8,8 +8,9 @@ example means NaN. What is left to do here is to make the weights of a step add 
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import tfrecord_io
 from train.config import TrainConfig
@@ -17,6 +18,56 @@ from train.strategy import Devices
 
 if TYPE_CHECKING:
     import tensorflow as tf
+
+    from tfrecord_io.device_cache import DeviceSplit
+
+
+@dataclasses.dataclass(frozen=True)
+class DeviceBatches:
+    """Batches that are gathered on the devices, each from its own copy of the split.
+
+    Attributes:
+        order: a dataset of (examples int64 [replica_batch_size], weights as in
+            `training_batches`), one element a replica.
+        splits: the training split on each device of this process.
+    """
+
+    order: tf.data.Dataset
+    splits: tuple[DeviceSplit, ...]
+
+    def iterate(self, strategy: tf.distribute.Strategy) -> DeviceIterator:
+        """Returns an iterator for the training graph."""
+
+        def on_replica(name: str) -> Any:
+            return strategy.experimental_distribute_values_from_function(
+                lambda context: getattr(
+                    self.splits[context.replica_id_in_sync_group % len(self.splits)], name
+                )
+            )
+
+        order = iter(strategy.distribute_datasets_from_function(lambda context: self.order))
+        return DeviceIterator(strategy, order, on_replica("images"), on_replica("labels"))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class DeviceIterator:
+    """Looks like an iterator of (images, labels, weights) to the training graph."""
+
+    strategy: tf.distribute.Strategy
+    order: Any
+    images: Any
+    labels: Any
+
+    def get_next(self) -> tuple[Any, Any, Any]:
+        import tensorflow as tf
+
+        examples, weights = self.order.get_next()
+        images, labels = self.strategy.run(
+            lambda *tables, rows: tuple(tf.gather(table, rows) for table in tables),
+            args=(self.images, self.labels),
+            kwargs={"rows": examples},
+        )
+        return images, labels, weights
 
 
 def end_step(epoch: int, *, num_examples: int, global_batch_size: int) -> int:
@@ -30,11 +81,11 @@ def end_step(epoch: int, *, num_examples: int, global_batch_size: int) -> int:
 
 def training_batches(
     config: TrainConfig, devices: Devices, *, num_examples: int, start_step: int
-) -> tf.data.Dataset:
+) -> tf.data.Dataset | DeviceBatches:
     """Returns the training batches of this worker from a step on, to the end of the run.
 
     Args:
-        config: resolved; gives data, batch size, seed, engine.
+        config: resolved; gives data, batch size, seed, engine, cache.
         devices: how many workers and replicas share a batch.
         num_examples: in the training split.
         start_step: steps done before, over all epochs.
@@ -42,9 +93,12 @@ def training_batches(
     Returns:
         a dataset of (images uint8 [replica_batch_size, height, width, channels], labels float32
         [replica_batch_size, num_classes], weights float32 [replica_batch_size]); the weights of
-        the replica batches of one step add up to 1 over all replicas.
+        the replica batches of one step add up to 1 over all replicas. With `--cache device`
+        the same as `DeviceBatches`, if the training images fit.
     """
     import tensorflow as tf
+
+    from tfrecord_io.device_cache import DeviceDataset
 
     global_batch_size = config.global_batch_size or 0
     dataset = tfrecord_io.make_dataset(
@@ -58,17 +112,23 @@ def training_batches(
         num_replicas=devices.num_workers,
         replica_index=devices.worker_index,
         start_step=start_step,
+        cache=None if config.cache == "none" else config.cache,
     )
+    splits = ()
+    if isinstance(dataset, DeviceDataset):
+        splits = tuple(dataset.split.copy_to(name) for name in devices.names)
+        dataset = dataset.order
     num_in_all = num_examples * config.epochs
     num_full_steps, num_in_last_step = divmod(num_in_all, global_batch_size)
 
     def divide_weights(step: tf.Tensor, features: tuple[tf.Tensor, ...]) -> tuple[tf.Tensor, ...]:
-        images, labels, weights = features
+        *others, weights = features
         in_step = tf.where(step < num_full_steps, global_batch_size, num_in_last_step)
-        return images, labels, weights / tf.cast(in_step, weights.dtype)
+        return *others, weights / tf.cast(in_step, weights.dtype)
 
     dataset = dataset.enumerate(start_step).map(divide_weights)
-    return _cut_for_replicas(dataset, devices.num_local_replicas)
+    dataset = _cut_for_replicas(dataset, devices.num_local_replicas)
+    return DeviceBatches(dataset, splits) if splits else dataset
 
 
 def evaluation_batches(config: TrainConfig, devices: Devices, split: str) -> tf.data.Dataset:

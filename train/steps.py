@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 import numpy as np
 
+from train import feed
 from train.models import Network
 from train.strategy import Devices
 
@@ -135,9 +136,11 @@ class TensorFlowSteps:
         """How often the training graph was built; more than once wastes time and memory."""
         return self._num_traces
 
-    def iterate(self, dataset: tf.data.Dataset) -> Any:
+    def iterate(self, dataset: tf.data.Dataset | feed.DeviceBatches) -> Any:
         """Returns an iterator that brings a dataset of replica batches to the devices."""
         strategy = self._devices.strategy
+        if isinstance(dataset, feed.DeviceBatches):
+            return dataset.iterate(strategy)
         return iter(strategy.distribute_datasets_from_function(lambda context: dataset))
 
     def repeat_first(self, dataset: tf.data.Dataset) -> Any:

@@ -190,6 +190,7 @@ def _configure_jax(config: TrainConfig) -> Devices:
     for flag, value, default in (
         ("gpu_allocator", config.gpu_allocator, "bfc"),
         ("deterministic", config.deterministic, False),
+        ("cache", config.cache, "none"),
     ):
         if value != default:
             raise ConfigError(

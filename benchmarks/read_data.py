@@ -1,0 +1,245 @@
+"""The data of `read_speed.py`: the same pixels in the form that each way of reading wants.
+
+Everything is made once, under a folder that git ignores, and found again by the next run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from tfrecord_io import Manifest, RecordLayout, Shard, Split, image_key, tfds_metadata
+from tfrecord_io.manifest import FILE_NAME
+from tfrecord_io.mapped import MappedDataset
+from tfrecord_io.shards import shard_name
+
+LABEL_NAMES = ("CNV", "DME", "DRUSEN", "NORMAL")
+IMAGE_SHAPE = (224, 224, 1)
+
+# Of the original scans: most have this size, and about 65 kB as JPEG of this quality.
+SCAN_WIDTH, SCAN_HEIGHT, SCAN_QUALITY = 512, 496, 75
+_NUM_SCANS = 256
+_SHARD_SIZE = 1024
+
+
+@dataclasses.dataclass(frozen=True)
+class ReadData:
+    """Where the data lies.
+
+    Attributes:
+        records: a finished dataset.
+        work: folder of everything that is made from it.
+    """
+
+    records: Path
+    work: Path
+
+    @property
+    def manifest(self) -> Manifest:
+        return Manifest.load(self.records)
+
+    @property
+    def num_examples(self) -> int:
+        return self.manifest.split("train").num_examples
+
+    @property
+    def shard_paths(self) -> list[str]:
+        return [str(self.records / shard.name) for shard in self.manifest.split("train").shards]
+
+    @property
+    def scans(self) -> Path:
+        """A folder of classes of JPEG files, as many as there are examples."""
+        return self.work / f"scans-{self.num_examples}"
+
+    def peer(self, name: str) -> Path:
+        """The folder of the same pixels in another project's format."""
+        return self.work / f"{name}-{self.num_examples}"
+
+
+def speckled(generator: np.random.Generator, height: int, width: int) -> np.ndarray:
+    """Draws uint8 [height, width] pixels with about the detail of a scan."""
+    coarse = Image.fromarray(generator.integers(256, size=(31, 32), dtype=np.uint8))
+    smooth = np.asarray(coarse.resize((width, height), Image.Resampling.BICUBIC), np.float32)
+    speckle = smooth * generator.gamma(9, 1 / 9, smooth.shape)
+    return np.clip(speckle, 0, 255).astype(np.uint8)
+
+
+def draw_records(directory: Path, num_examples: int) -> Path:
+    """Writes a dataset of drawn images in the project's format; `directory` if it is there.
+
+    Each image is one of a few drawn ones, shifted by a number of its own: all differ.
+    """
+    generator = np.random.default_rng(0)
+
+    def pixels() -> Iterator[bytes]:
+        drawn = [speckled(generator, *IMAGE_SHAPE[:2]) for _ in range(64)]
+        for example in range(num_examples):
+            yield np.roll(drawn[example % 64], example // 64, axis=(0, 1)).tobytes()
+
+    layout = RecordLayout(image_shape=IMAGE_SHAPE, num_classes=len(LABEL_NAMES))
+    records = (
+        layout.encode_record(image, example % len(LABEL_NAMES), image_key(str(example)))
+        for example, image in enumerate(pixels())
+    )
+    return _write_records(directory, records, num_examples, -(-num_examples // _SHARD_SIZE))
+
+
+def cut_records(records: Path, directory: Path, *, num_shards: int, num_examples: int) -> Path:
+    """Writes the first records of a dataset's split `train` again, in another number of shards."""
+    manifest = Manifest.load(records)
+    stride = manifest.layout.stride
+
+    def copies() -> Iterator[bytes]:
+        for shard in manifest.split("train").shards:
+            with (records / shard.name).open("rb") as file:
+                while record := file.read(stride):
+                    yield record
+
+    return _write_records(directory, copies(), num_examples, num_shards)
+
+
+def _write_records(
+    directory: Path, records: Iterator[bytes], num_examples: int, num_shards: int
+) -> Path:
+    def write(directory: Path) -> None:
+        shards = []
+        for index in range(num_shards):
+            first = num_examples * index // num_shards
+            count = num_examples * (index + 1) // num_shards - first
+            content = b"".join(next(records) for _ in range(count))
+            name = shard_name("train", index, num_shards)
+            (directory / name).write_bytes(content)
+            digest = hashlib.sha256(content).hexdigest()
+            shards.append(
+                Shard(name=name, num_examples=count, num_bytes=len(content), sha256=digest)
+            )
+        # Nothing here reads the counts of the classes, but they must add up.
+        label_counts = (num_examples,) + (0,) * (len(LABEL_NAMES) - 1)
+        manifest = Manifest(
+            name="read_speed",
+            image_shape=IMAGE_SHAPE,
+            label_names=LABEL_NAMES,
+            splits={"train": Split(label_counts=label_counts, shards=tuple(shards))},
+            preprocessing={},
+            source={},
+            counts={},
+            rejects={},
+            options={},
+            fingerprint=hashlib.sha256(directory.name.encode()).hexdigest(),
+            versions={},
+        )
+        for name, text in tfds_metadata.describe(manifest).items():
+            (directory / name).write_text(text, encoding="utf-8")
+        (directory / FILE_NAME).write_text(manifest.to_json(), encoding="utf-8")
+
+    return make_once(directory, write)
+
+
+def draw_scans(data: ReadData) -> None:
+    """Draws JPEG files of the original size; a few hundred, each under many names."""
+
+    def write(directory: Path) -> None:
+        generator = np.random.default_rng(1)
+        for number in range(data.num_examples):
+            folder = directory / LABEL_NAMES[number % len(LABEL_NAMES)]
+            path = folder / f"{number // len(LABEL_NAMES):05d}.jpeg"
+            if number >= _NUM_SCANS:
+                twin = (number % _NUM_SCANS) // len(LABEL_NAMES)
+                os.link(folder / f"{twin:05d}.jpeg", path)
+                continue
+            folder.mkdir(exist_ok=True)
+            scan = Image.fromarray(speckled(generator, SCAN_HEIGHT, SCAN_WIDTH))
+            scan.save(path, quality=SCAN_QUALITY)
+
+    make_once(data.scans, write)
+
+
+def write_array_record(data: ReadData) -> None:
+    """Pixels and label behind each other, as Grain's users store arrays."""
+    from array_record.python.array_record_module import ArrayRecordWriter
+
+    def write(directory: Path) -> None:
+        # One record a group: what Grain asks for where records are drawn at random.
+        writers = [
+            ArrayRecordWriter(str(directory / f"{index:02d}.array_record"), "group_size:1")
+            for index in range(16)
+        ]
+        for number, (image, label) in enumerate(_examples(data)):
+            writers[number % 16].write(image.tobytes() + label.tobytes())
+        for writer in writers:
+            writer.close()
+
+    make_once(data.peer("array_record"), write)
+
+
+def write_webdataset(data: ReadData) -> None:
+    """Tar files of .npy and .cls."""
+    import webdataset
+
+    def write(directory: Path) -> None:
+        pattern = str(directory / "%05d.tar")
+        with webdataset.ShardWriter(pattern, maxcount=_SHARD_SIZE, verbose=0) as writer:
+            for number, (image, label) in enumerate(_examples(data)):
+                writer.write({"__key__": f"{number:08d}", "npy": image, "cls": int(label.argmax())})
+
+    make_once(data.peer("webdataset"), write)
+
+
+def write_mosaicml(data: ReadData) -> None:
+    """Arrays of one shape in MosaicML's own shards, not compressed."""
+    from streaming import MDSWriter
+
+    def write(directory: Path) -> None:
+        shape = ",".join(str(size) for size in data.manifest.image_shape)
+        columns = {"image": f"ndarray:uint8:{shape}", "label": "int"}
+        with MDSWriter(out=str(directory), columns=columns) as writer:
+            for image, label in _examples(data):
+                writer.write({"image": image, "label": int(label.argmax())})
+
+    make_once(data.peer("mosaicml"), write)
+
+
+def flatten(data: ReadData) -> None:
+    """All pixels behind each other, nothing between them: what the limit reads."""
+
+    def write(directory: Path) -> None:
+        with (directory / "pixels").open("wb") as file:
+            for image, _ in _examples(data):
+                file.write(image.tobytes())
+
+    make_once(data.peer("flat"), write)
+
+
+def _examples(data: ReadData) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    dataset = MappedDataset(data.records, "train")
+    return (dataset[index] for index in range(len(dataset)))
+
+
+def make_once(directory: Path, write: Callable[[Path], None]) -> Path:
+    """Calls `write` with a new folder that gets its name when it is complete."""
+    if not directory.exists():
+        unfinished = directory.with_name(f"{directory.name}.unfinished")
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir(parents=True)
+        write(unfinished)
+        unfinished.rename(directory)
+    return directory
+
+
+#: What must be made before a way can read.
+WRITERS: dict[str, Callable[[ReadData], None]] = {
+    "limit": flatten,
+    "decode": draw_scans,
+    "decode_grey": draw_scans,
+    "keras": draw_scans,
+    "grain": write_array_record,
+    "webdataset": write_webdataset,
+    "mosaicml": write_mosaicml,
+}

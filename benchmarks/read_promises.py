@@ -1,0 +1,137 @@
+"""What else does the reader promise, and does it keep it?
+
+    python benchmarks/read_promises.py
+
+On the drawn data of `read_speed.py`: the time to the first batch, also when a run is resumed a
+million steps in; memory when the data grows; a thousand shards against sixteen; two processes
+that read their halves, each on a core of its own, against one on one core.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from read_data import ReadData, cut_records
+from read_speed import WayProcess, prepare
+from read_ways import BATCH_SIZE
+
+MANY_SHARDS, FEW_SHARDS = 1000, 16
+NUM_RESUMED = 1_000_000
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=2.0, help="of a round")
+    parser.add_argument("--prepare", action="store_true", help="only make the data")
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.one:
+        print(json.dumps(read_once(**json.loads(arguments.one))))
+        return
+    data = prepare(None)
+    few, many, small = (
+        cut_records(
+            data.records, data.work / f"records-{num_examples}-in-{num_shards}",
+            num_shards=num_shards, num_examples=num_examples,
+        )
+        for num_shards, num_examples in (
+            (FEW_SHARDS, data.num_examples),
+            (MANY_SHARDS, data.num_examples),
+            (FEW_SHARDS, data.num_examples // 8),
+        )
+    )  # fmt: skip
+    if arguments.prepare:
+        return
+    for engine in ("mmap", "stream"):
+        fresh, resumed, little = (
+            in_new_process(engine=engine, records=str(records), start_step=start_step)
+            for records, start_step in ((few, 0), (few, NUM_RESUMED), (small, 0))
+        )
+        print(f"{engine}: first batch after {fresh['first_batch']:.2f} s")
+        print(f"{engine}: resumed at step {NUM_RESUMED:,} after {resumed['first_batch']:.2f} s")
+        print(
+            f"{engine}: memory of its own after two epochs {fresh['own_mib']:.0f} MiB; "
+            f"with an eighth of the data {little['own_mib']:.0f} MiB"
+        )
+    for engine in ("mmap", "stream"):
+        sixteen, thousand = compare(
+            [WayProcess(engine, ReadData(records, data.work)) for records in (few, many)],
+            arguments,
+        )
+        print(
+            f"{engine}: {MANY_SHARDS} shards {thousand:,.0f} images/s, {FEW_SHARDS} shards "
+            f"{sixteen:,.0f}: {thousand / sixteen:.2f}"
+        )
+    print_halves(ReadData(few, data.work), arguments)
+
+
+def print_halves(data: ReadData, arguments: argparse.Namespace) -> None:
+    """Compares one process on one core with two that share each batch, on a core each."""
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < 2:
+        print("mmap: two processes need two cores, this machine has one")
+        return
+    shares = {"batch_size": 2 * BATCH_SIZE, "num_replicas": 2}
+    alone = WayProcess("mmap", data, cpu=cores[0])
+    halves = [
+        WayProcess("mmap", data, cpu=cores[index], replica_index=index, **shares)
+        for index in range(2)
+    ]
+    speeds: dict[str, list[float]] = {"one": [], "two": []}
+    for _ in range(arguments.rounds + 1):
+        speeds["one"].append(alone.read_for(arguments.seconds)["images_per_second"])
+        for half in halves:
+            half.start(arguments.seconds)
+        speeds["two"].append(sum(half.figures()["images_per_second"] for half in halves))
+    for process in (alone, *halves):
+        process.end()
+    one, two = (statistics.median(speeds[name][1:]) for name in ("one", "two"))
+    print(f"mmap: two halves {two:,.0f} images/s, one process {one:,.0f}: {two / one:.2f}")
+
+
+def compare(processes: list[WayProcess], arguments: argparse.Namespace) -> list[float]:
+    """Returns the median images/s of each, in alternating rounds."""
+    rounds = [
+        [process.read_for(arguments.seconds)["images_per_second"] for process in processes]
+        for _ in range(arguments.rounds + 1)
+    ]
+    for process in processes:
+        process.end()
+    return [statistics.median(speeds) for speeds in zip(*rounds[1:], strict=True)]
+
+
+def in_new_process(**options: Any) -> dict[str, float]:
+    command = [sys.executable, __file__, "--one", json.dumps(options)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def read_once(records: str, **options: Any) -> dict[str, float]:
+    """Returns seconds to the first batch, imports not counted, and memory after two epochs."""
+    from tfrecord_io.reader import make_dataset
+
+    started = time.perf_counter()
+    batches = iter(
+        make_dataset(records, split="train", batch_size=BATCH_SIZE, epochs=None, **options)
+    )
+    next(batches)
+    first_batch = time.perf_counter() - started
+    for _ in range(2 * ReadData(Path(records), Path()).num_examples // BATCH_SIZE):
+        next(batches)
+    # Pages of mapped files are the system's cache, not the reader's memory.
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    (own_kib,) = (line.split()[1] for line in status.splitlines() if line.startswith("RssAnon"))
+    return {"first_batch": first_batch, "own_mib": int(own_kib) / 1024}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,179 @@
+"""How fast are batches read, against the limit of the machine and against other readers?
+
+    python benchmarks/read_speed.py [--data OUT] [--ways mmap stream ...] [--output FILE]
+
+It needs the extras `train`, `test` and `bench`; a way whose packages are missing is left out, with
+the reason. Without `--data` it draws 13,056 images of 224x224x1. Every way reads the same pixels,
+warm, in batches of 64, in a process of its own, so that none disturbs another; rounds alternate
+between the ways, and the median of the rounds counts: a machine that slows down slows all.
+
+The ways (`read_ways.py`): `limit` is one thread that gathers from one memory map into memory that
+it has already; `mmap` and `stream` are this project's engines; `tfrecord` is a plain
+TFRecordDataset that parses whole batches; `decode` and `decode_grey` read, decode and resize in
+each step, to three channels as the tutorial of 2018 did, or to one; the others are what their
+names say. `read_promises.py` asks what else the reader promises.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from read_data import WRITERS, ReadData, draw_records
+from read_ways import BATCH_SIZE, WAYS
+from sample_archive import WORK_DIR
+
+NUM_IMAGES = 204 * BATCH_SIZE
+
+#: What is to be reached: a way, the one it is compared with, and at least which ratio.
+GOALS = (
+    ("mmap", "limit", 0.5),
+    ("mmap", "tfrecord", 4.0),
+    *(("mmap", peer, 8.0) for peer in ("tfds", "grain", "webdataset", "mosaicml", "keras")),
+    ("mmap", "decode", 100.0),
+    ("stream", "tfrecord", 1.2),
+)
+
+
+class WayProcess:
+    """A way in a process of its own, waiting for its turns."""
+
+    def __init__(
+        self, name: str, data: ReadData, *, cpu: int | None = None, **options: int
+    ) -> None:
+        program = str(Path(__file__).with_name("read_ways.py"))
+        where = [str(data.records), str(data.work), json.dumps(options)]
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed by `end`
+        self._process = subprocess.Popen(
+            [sys.executable, program, name, *where],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+        )
+        if cpu is not None:
+            os.sched_setaffinity(self._process.pid, {cpu})
+
+    def read_for(self, seconds: float) -> dict[str, float]:
+        """Lets it read; raises as `figures` does."""
+        self.start(seconds)
+        return self.figures()
+
+    def start(self, seconds: float) -> None:
+        with contextlib.suppress(BrokenPipeError):  # `figures` says why it is gone
+            self._process.stdin.write(f"{seconds}\n")
+            self._process.stdin.flush()
+
+    def figures(self) -> dict[str, float]:
+        """Waits for what `start` began.
+
+        Raises:
+            RuntimeError: if the way cannot read; the message is its last line.
+        """
+        while line := self._process.stdout.readline():
+            if line.startswith("{"):  # some packages print
+                return json.loads(line)
+        self._errors.seek(0)
+        raise RuntimeError((self._errors.read().strip().splitlines() or ["no reason given"])[-1])
+
+    def end(self) -> None:
+        self._process.stdin.close()
+        try:
+            self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process.stdout.close()
+        self._errors.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--data", type=Path, help="finished dataset; drawn if not given")
+    parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=list(WAYS))
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--seconds", type=float, default=1.0, help="of a round, for each way")
+    parser.add_argument("--prepare", action="store_true", help="only make the data")
+    parser.add_argument("--output", type=Path, help="JSON file for the figures")
+    arguments = parser.parse_args()
+    data = prepare(arguments.data)
+    reasons = write_peers(data, arguments.ways)
+    if arguments.prepare:
+        return
+    ways = [name for name in arguments.ways if name not in reasons]
+    rows = compare(data, ways, arguments.rounds, arguments.seconds, reasons)
+    report(rows, reasons, data)
+    if arguments.output:
+        arguments.output.write_text(json.dumps({"ways": rows, "left_out": reasons}, indent=1))
+
+
+def prepare(records: Path | None) -> ReadData:
+    """Returns the data to read: a finished dataset, or a drawn one."""
+    work = WORK_DIR / "read-speed"
+    return ReadData(records or draw_records(work / f"records-{NUM_IMAGES}", NUM_IMAGES), work)
+
+
+def write_peers(data: ReadData, ways: list[str]) -> dict[str, str]:
+    """Makes each way's data; returns the reason for each that cannot be made."""
+    reasons = {}
+    for name in ways:
+        try:
+            WRITERS.get(name, lambda _: None)(data)
+        except ImportError as error:
+            reasons[name] = str(error)
+    return reasons
+
+
+def compare(
+    data: ReadData, ways: list[str], num_rounds: int, seconds: float, reasons: dict[str, str]
+) -> dict[str, dict[str, float]]:
+    """Returns the medians by way; adds to `reasons` the ways that failed."""
+    processes = {name: WayProcess(name, data) for name in ways}
+    rounds: dict[str, list[dict[str, float]]] = {name: [] for name in ways}
+    try:
+        for _ in range(num_rounds + 1):  # the first warms up
+            for name in ways:
+                if name not in reasons:
+                    try:
+                        rounds[name].append(processes[name].read_for(seconds))
+                    except RuntimeError as error:
+                        reasons[name] = str(error)
+    finally:
+        for process in processes.values():
+            process.end()
+    return {
+        name: {figure: statistics.median(row[figure] for row in turns[1:]) for figure in turns[0]}
+        for name, turns in rounds.items()
+        if name not in reasons
+    }
+
+
+def report(rows: dict[str, dict[str, float]], reasons: dict[str, str], data: ReadData) -> None:
+    shape = "x".join(str(size) for size in data.manifest.image_shape)
+    print(f"{data.num_examples:,} images {shape}, batches of {BATCH_SIZE}\n")
+    print("| way | images/s | CPU µs an image | mmap is x times | stream is x times |")
+    print("| --- | --- | --- | --- | --- |")
+    ours = [rows.get(name, {}).get("images_per_second") for name in ("mmap", "stream")]
+    for name, row in rows.items():
+        speed = row["images_per_second"]
+        times = " | ".join(f"{one / speed:.2f}" if one else "" for one in ours)
+        print(f"| {name} | {speed:,.0f} | {row['cpu_us']:,.1f} | {times} |")
+    for name, reason in reasons.items():
+        print(f"| {name} | left out: {reason} | | | |")
+    print()
+    for name, other, goal in GOALS:
+        if name in rows and other in rows:
+            ratio = rows[name]["images_per_second"] / rows[other]["images_per_second"]
+            verdict = "reached" if ratio >= goal else "MISSED"
+            print(f"{name} / {other}: {ratio:.2f}, goal {goal}: {verdict}")
+
+
+if __name__ == "__main__":
+    main()

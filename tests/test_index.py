@@ -1,0 +1,103 @@
+"""Index files say where DALI finds each record."""
+
+from __future__ import annotations
+
+import struct
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from dataset_factory import write_dataset
+
+from tfrecord_io import ManifestError, image_key, index
+from tfrecord_io.__main__ import main
+
+
+def _frames(path: Path) -> list[tuple[int, int]]:
+    """Offset and size of each record, by reading a TFRecord file's own lengths."""
+    data = path.read_bytes()
+    frames = []
+    offset = 0
+    while offset < len(data):
+        (length,) = struct.unpack_from("<Q", data, offset)
+        size = 8 + 4 + length + 4
+        frames.append((offset, size))
+        offset += size
+    return frames
+
+
+def _lines(path: Path) -> list[tuple[int, ...]]:
+    lines = path.read_text(encoding="ascii").splitlines()
+    return [tuple(int(number) for number in line.split()) for line in lines]
+
+
+def test_each_line_is_the_frame_of_a_record(tmp_path: Path) -> None:
+    manifest = write_dataset(tmp_path)
+    written = index.write_index(tmp_path)
+    names = [shard.name for split in manifest.splits.values() for shard in split.shards]
+    assert written == [tmp_path / f"{name}.idx" for name in names]
+    for name, path in zip(names, written, strict=True):
+        assert _lines(path) == _frames(tmp_path / name)
+
+
+def test_an_empty_shard_has_an_empty_index(tmp_path: Path) -> None:
+    write_dataset(tmp_path, num_examples={"train": 1}, num_shards=2)
+    assert [_lines(path) for path in index.write_index(tmp_path)].count([]) == 1
+
+
+def test_the_command_writes_into_another_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_dataset(tmp_path / "data", num_examples={"train": 4}, num_shards=2)
+    assert main(["index", str(tmp_path / "data"), "--index_dir", str(tmp_path / "idx")]) == 0
+    assert "wrote 2 index files" in capsys.readouterr().out
+    assert len(list((tmp_path / "idx").iterdir())) == 2
+    assert not list((tmp_path / "data").glob("*.idx"))
+
+
+def test_no_index_is_written_of_a_truncated_shard(tmp_path: Path) -> None:
+    manifest = write_dataset(tmp_path)
+    path = tmp_path / manifest.splits["train"].shards[0].name
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(ManifestError, match=path.name):
+        index.write_index(tmp_path)
+
+
+HAS_DALI = bool(find_spec("nvidia") and find_spec("nvidia.dali"))
+
+
+@pytest.mark.skipif(not HAS_DALI, reason="NVIDIA DALI is not installed")
+def test_dali_reads_the_shards_by_these_files(tmp_path: Path) -> None:
+    write_dataset(tmp_path, num_examples={"train": 7}, num_shards=2)
+    index.write_index(tmp_path)
+    # Its own process, because DALI brings libraries that TensorFlow has in other versions.
+    done = subprocess.run(
+        [sys.executable, "-c", _DALI_PROGRAM, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split() == [image_key(f"train/{example}") for example in range(7)]
+
+
+_DALI_PROGRAM = """
+import glob, sys
+from nvidia.dali import fn, pipeline_def, tfrecord
+
+paths = sorted(glob.glob(sys.argv[1] + "/*.tfrecord"))
+
+@pipeline_def(batch_size=7, num_threads=1, device_id=None)
+def keys():
+    features = {"key": tfrecord.FixedLenFeature((), tfrecord.string, "")}
+    return fn.readers.tfrecord(
+        path=paths, index_path=[path + ".idx" for path in paths], features=features
+    )["key"]
+
+pipeline = keys()
+pipeline.build()
+(batch,) = pipeline.run()
+for key in batch:
+    print(bytes(key).decode())
+"""

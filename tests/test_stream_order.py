@@ -1,0 +1,95 @@
+"""A stream's order has every record once an epoch, in long runs, whoever shares the batches."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tfrecord_io.order import BatchOrder
+from tfrecord_io.stream_order import RUN_LENGTH, Segments, StreamOrder
+
+seeds = st.integers(0, 2**63 - 1)
+shard_sizes = st.lists(st.integers(0, 400), min_size=1, max_size=6).filter(any)
+
+
+def _records(segments: Segments, shard_sizes: list[int]) -> list[int]:
+    """Places in the split of what segments read, taken in turn from each run."""
+    starts = np.cumsum(shard_sizes) - shard_sizes
+    runs = []
+    for first, last in zip(segments.run_splits, segments.run_splits[1:], strict=False):
+        runs.append(
+            [
+                starts[segments.shards[i]] + segments.first_records[i] + record
+                for i in range(first, last)
+                for record in range(segments.num_records[i])
+            ]
+        )
+    turns = range(max(map(len, runs), default=0))
+    return [int(run[turn]) for turn in turns for run in runs if turn < len(run)]
+
+
+@given(sizes=shard_sizes, batch_size=st.integers(1, 5), seed=seeds, epoch=st.integers(0, 1000))
+def test_each_epoch_has_every_record_exactly_once(
+    sizes: list[int], batch_size: int, seed: int, epoch: int
+) -> None:
+    total = sum(sizes)
+    order = BatchOrder(num_examples=total, batch_size=batch_size, seed=seed, epochs=None)
+    positions = epoch * total + np.arange(total)
+    found = StreamOrder(order, np.array(sizes)).examples_at(positions)
+    assert sorted(found.tolist()) == list(range(total))
+
+
+@given(
+    sizes=shard_sizes,
+    shares=st.integers(1, 3),
+    replicas=st.integers(1, 3),
+    start=st.integers(0, 5),
+    seed=seeds,
+)
+def test_segments_read_what_the_order_says(
+    sizes: list[int], shares: int, replicas: int, start: int, seed: int
+) -> None:
+    for replica_index in range(replicas):
+        order = BatchOrder(
+            num_examples=sum(sizes),
+            batch_size=shares * replicas,
+            seed=seed,
+            epochs=2,
+            num_replicas=replicas,
+            replica_index=replica_index,
+        )
+        full = order.num_full_steps
+        if start >= full:
+            continue
+        stream = StreamOrder(order, np.array(sizes))
+        first = stream.window_of(start * order.batch_size)
+        last = stream.window_of(full * order.batch_size - 1)
+        read = [
+            record
+            for window in range(first, last + 1)
+            for record in _records(stream.window_segments(window, start, full), sizes)
+        ]
+        assert read == stream.examples_at(order.positions(start, full)).ravel().tolist()
+
+
+def test_a_window_is_read_in_long_runs() -> None:
+    order = BatchOrder(num_examples=8 * RUN_LENGTH, batch_size=8, seed=1)
+    segments = StreamOrder(order, np.array([8 * RUN_LENGTH])).window_segments(0, 0, RUN_LENGTH)
+    # Each run begins anywhere, so it is cut in two at most.
+    assert len(segments.shards) <= 2 * 8
+    assert segments.num_records.sum() == 8 * RUN_LENGTH
+
+
+def test_records_of_different_shards_meet_in_a_batch() -> None:
+    order = BatchOrder(num_examples=512, batch_size=4, seed=1)
+    examples = StreamOrder(order, np.array([128] * 4)).examples_at(order.positions(0, 128))
+    assert len({tuple(sorted(set(row // 128))) for row in examples}) == 1
+    assert set(examples[0] // 128) == {0, 1, 2, 3}
+
+
+def test_a_window_without_any_of_the_steps_is_refused() -> None:
+    order = BatchOrder(num_examples=1000, batch_size=2, seed=1)
+    with pytest.raises(ValueError, match=r"holds no batch in 0\.\.1"):
+        StreamOrder(order, np.array([1000])).window_segments(2, 0, 2)

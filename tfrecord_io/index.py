@@ -1,0 +1,66 @@
+"""`python -m tfrecord_io index OUT`: index files, by which NVIDIA DALI reads the shards.
+
+DALI wants a text file beside each TFRecord file with a line "offset size" a record, in bytes, the
+frame included. Every record of a dataset has the same length, so the lines are computed, and no
+shard is read. Format: `tfrecord2idx` and `fn.readers.tfrecord` of DALI 2.4.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from tfrecord_io import opening, shards
+
+_SUFFIX = ".idx"
+
+
+def write_index(
+    directory: str | os.PathLike[str], index_dir: str | os.PathLike[str] | None = None
+) -> list[Path]:
+    """Writes an index file for every shard of a dataset.
+
+    Args:
+        directory: of a finished dataset, on a local disk.
+        index_dir: where the files go, made if needed; beside the shards if not given.
+
+    Returns:
+        the files, named after their shards, with `.idx` added; split after split.
+
+    Raises:
+        ManifestError: if the dataset is unfinished or a shard is not as the manifest says.
+        OSError: if a file cannot be written.
+    """
+    target = Path(directory if index_dir is None else index_dir)
+    target.mkdir(parents=True, exist_ok=True)
+    manifest = opening.load_manifest(directory)
+    stride = manifest.layout.stride
+    written = []
+    for name, split in manifest.splits.items():
+        if split.num_examples:
+            opening.open_split(directory, name)
+        for shard in split.shards:
+            path = target / f"{shard.name}{_SUFFIX}"
+            with shards.atomic_write(path) as file:
+                file.writelines(_lines(shard.num_examples, stride))
+            written.append(path)
+    return written
+
+
+def _lines(num_records: int, stride: int) -> Iterator[bytes]:
+    return (b"%d %d\n" % (record * stride, stride) for record in range(num_records))
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of `python -m tfrecord_io index`."""
+    parser.add_argument("directory", help="the dataset")
+    parser.add_argument("--index_dir", metavar="DIR", help="where to (default: beside the shards)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Writes the index files; returns the exit code."""
+    written = write_index(args.directory, args.index_dir)
+    print(f"wrote {len(written)} index files to {args.index_dir or args.directory}")
+    return 0
