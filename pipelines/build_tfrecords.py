@@ -20,6 +20,12 @@ logging.getLogger().addFilter(lambda record: "apitools not found" not in record.
 logging.getLogger("apache_beam.runners.portability").setLevel(logging.CRITICAL)
 logging.getLogger("apache_beam.runners.worker.data_plane").setLevel(logging.CRITICAL)
 
+from pipelines import worker  # noqa: E402
+
+if __name__ == "__main__":
+    # Beam takes more than a second to import, and so it does in the workers: both at once.
+    worker.import_ahead(sys.argv[1:])
+
 import apache_beam as beam  # noqa: E402
 
 from pipelines import (  # noqa: E402
@@ -65,7 +71,7 @@ def run(job: launch.Job, pipeline: beam.Pipeline) -> None:
     if not job.todo:
         transforms.finish_dataset(job.build)
         return
-    with engine.clear_errors(), pipeline:
+    with engine.clear_errors(pipeline.options), pipeline:
         (
             pipeline
             | "Tasks" >> beam.Create(job.todo)

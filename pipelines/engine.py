@@ -9,7 +9,6 @@ import difflib
 import importlib.util
 import logging
 import os
-import shlex
 import shutil
 import sys
 import threading
@@ -23,6 +22,7 @@ from apache_beam.options.pipeline_options import (
     DirectOptions,
     GoogleCloudOptions,
     PipelineOptions,
+    PortableOptions,
     SetupOptions,
     StandardOptions,
     TestOptions,
@@ -31,12 +31,14 @@ from apache_beam.options.pipeline_options import (
 from apache_beam.portability.api import beam_provision_api_pb2
 from apache_beam.runners.job import utils as job_utils
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner, fn_runner
-from apache_beam.transforms import environments
 
-from pipelines import errors
+from pipelines import errors, local_workers
 
 #: Names under which a user may ask for Beam's own engine on this machine.
 _LOCAL_RUNNERS = ("directrunner", "fnapirunner", "bundlebaseddirectrunner", "direct")
+
+#: How long a job server may take to answer. Beam would try six times, for a minute each.
+_JOB_SERVER_SECONDS = 20.0
 
 #: How long an engine that lost a worker may take to end by itself.
 _GRACE_SECONDS = 10.0
@@ -50,6 +52,7 @@ def make_pipeline(beam_args: Sequence[str]) -> beam.Pipeline:
 
     Raises:
         errors.UserError: for a mode that loses records, or flags that the engine refuses.
+        errors.BuildError: if no job server answers.
     """
     options = PipelineOptions(list(beam_args), save_main_session=False)
     if not is_local(options):
@@ -58,6 +61,7 @@ def make_pipeline(beam_args: Sequence[str]) -> beam.Pipeline:
         logging.getLogger("apache_beam.typehints").setLevel(logging.WARNING)
         if is_dataflow(options):
             _require_package(options)
+        _require_job_server(options)
         try:
             return beam.Pipeline(options=options)
         except ValueError as error:
@@ -91,12 +95,11 @@ def _local_runner(options: PipelineOptions, beam_args: Sequence[str]) -> FnApiRu
     # The engine would start Beam's talkative worker in `multi_processing` mode. In its default
     # mode it takes the environment it is given, and only complains that this cannot be meant.
     direct.direct_running_mode = "in_memory"
-    command = f"exec {shlex.quote(sys.executable)} -m pipelines.worker {os.getpid()}"
     # Launcher and workers talk over this machine's own address, which gRPC would send to a proxy
     # that the environment names.
     os.environ["no_grpc_proxy"] = "localhost,127.0.0.1,::1"  # noqa: SIM112 - gRPC's own name
     return FnApiRunner(
-        default_environment=environments.SubprocessSDKEnvironment.from_command_string(command),
+        default_environment=local_workers.LocalWorkers(),
         provision_info=_provision_info(options),
     )
 
@@ -152,6 +155,20 @@ def _require_package(options: PipelineOptions) -> None:
         )
 
 
+def _require_job_server(options: PipelineOptions) -> None:
+    endpoint = options.view_as(PortableOptions).job_endpoint
+    if not endpoint or endpoint == "embed":
+        return
+    with grpc.insecure_channel(endpoint) as channel:
+        try:
+            grpc.channel_ready_future(channel).result(timeout=_JOB_SERVER_SECONDS)
+        except grpc.FutureTimeoutError:
+            raise errors.BuildError(
+                f"no job server answers at --job_endpoint {endpoint}; is it running, and is that "
+                "its port? docs/flink.md says how to start one"
+            ) from None
+
+
 def _has_dataflow_client() -> bool:
     try:
         return importlib.util.find_spec("google.cloud.dataflow") is not None
@@ -174,7 +191,7 @@ def watched_workers() -> Iterator[None]:
     deadlines: list[threading.Timer] = []
 
     def on_thread_error(args: threading.ExceptHookArgs) -> None:
-        if args.thread is not None and args.thread.name == "run_worker":
+        if args.thread is not None and args.thread.name == local_workers.WATCHER:
             what = str(args.exc_value)
             deadlines.append(threading.Timer(_GRACE_SECONDS, _end_with_dead_worker, [what]))
             deadlines[-1].daemon = True
@@ -200,19 +217,40 @@ def watched_workers() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def clear_errors() -> Iterator[None]:
-    """Turns what an engine makes of a worker's `BuildError` back into that error.
+def clear_errors(options: PipelineOptions) -> Iterator[None]:
+    """Turns what an engine makes of an error into the message that the user needs.
+
+    A worker's `BuildError` comes back as itself. Where a remote engine does not start, or gives
+    the job up, its own words are kept and this program's traceback is not; what an engine in this
+    process did not foresee is passed on as it is.
+
+    Args:
+        options: Beam's, of the pipeline that runs in the block.
 
     Raises:
-        errors.BuildError: with the worker's message alone.
+        errors.BuildError: with that message.
     """
+    # Before the job: Beam's portable runners take their name out of the options.
+    remote = None if is_local(options) else options.view_as(StandardOptions).runner
     try:
         yield
     except Exception as error:
         message = _root_cause(error)
+        if message is None and remote is not None:
+            message = f"{remote} did not finish the job: {_summary(error)}"
         if message is None:
             raise
         raise errors.BuildError(message) from error
+
+
+def _summary(error: Exception) -> str:
+    """Returns the beginning of an engine's message and its end, where a cause would stand."""
+    details = error.details() if isinstance(error, grpc.Call) else str(error)
+    lines = [line.strip() for line in (details or "").splitlines() if line.strip()]
+    if not lines:
+        return type(error).__name__
+    shown = lines if len(lines) < 3 else [lines[0], "…", lines[-1]]
+    return "\n  ".join(line if len(line) <= 400 else f"{line[:400]} …" for line in shown)
 
 
 def _root_cause(error: BaseException) -> str | None:

@@ -114,10 +114,9 @@ def workers_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
     """Returns the worker processes that a running build has started."""
     found = []
     with contextlib.suppress(psutil.Error):
-        for child in psutil.Process(process.pid).children(recursive=True):
-            with contextlib.suppress(psutil.Error):
-                if "pipelines.worker" in child.cmdline():
-                    found.append(child)
+        # Workers are forked from a server process, itself a child of the launcher.
+        for child in psutil.Process(process.pid).children():
+            found += child.children()
     return found
 
 

@@ -3,7 +3,7 @@ import threading
 
 import apache_beam as beam
 import pytest
-from apache_beam.options.pipeline_options import DirectOptions
+from apache_beam.options.pipeline_options import DirectOptions, PipelineOptions
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from builds import IN_MEMORY
 
@@ -107,7 +107,7 @@ def test_a_workers_own_error_comes_back_as_its_message_alone(kind):
     error = kind("/data/scans.zip is gone; every worker must see it")
     with (
         pytest.raises(errors.BuildError) as raised,
-        engine.clear_errors(),
+        engine.clear_errors(PipelineOptions([])),
         engine.make_pipeline([IN_MEMORY]) as pipeline,
     ):
         pipeline | beam.Create([1]) | beam.Map(fail_with(error))
@@ -115,8 +115,39 @@ def test_a_workers_own_error_comes_back_as_its_message_alone(kind):
 
 
 def test_an_error_nobody_foresaw_is_passed_on():
-    with pytest.raises(ZeroDivisionError), engine.clear_errors():
+    with pytest.raises(ZeroDivisionError), engine.clear_errors(PipelineOptions([])):
         _ = 1 // 0
+
+
+def test_what_a_remote_engine_says_of_a_failure_is_kept_and_shortened():
+    text = (
+        "Pipeline oct failed in state FAILED:\n  at java.lang\n  at java.util\nOSError: no disk\n"
+    )
+    with (
+        pytest.raises(errors.BuildError) as raised,
+        engine.clear_errors(PipelineOptions(["--runner=FlinkRunner"])),
+    ):
+        raise RuntimeError(text)
+    assert str(raised.value) == (
+        "FlinkRunner did not finish the job: Pipeline oct failed in state FAILED:\n  …\n"
+        "  OSError: no disk"
+    )
+
+
+def test_a_remote_engine_that_says_nothing_is_named_with_the_kind_of_error():
+    with (
+        pytest.raises(errors.BuildError, match="PortableRunner did not finish the job: Timeout"),
+        engine.clear_errors(PipelineOptions(["--runner=PortableRunner"])),
+    ):
+        raise TimeoutError
+
+
+def test_a_job_server_that_does_not_answer_is_named_before_anything_is_read(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(engine, "_JOB_SERVER_SECONDS", 0.2)
+    with pytest.raises(errors.BuildError, match="no job server answers at --job_endpoint localh"):
+        engine.make_pipeline(["--runner=PortableRunner", "--job_endpoint=localhost:9"])
 
 
 def test_watching_ends_with_the_job_and_leaves_other_threads_alone():

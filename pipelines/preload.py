@@ -1,0 +1,12 @@
+"""What a worker imports, in the process that workers are forked from."""
+
+import logging
+
+# Before Beam is imported: it logs on import that a library for another product is missing.
+logging.getLogger().addHandler(logging.NullHandler())
+
+import apache_beam.runners.worker.sdk_worker_main  # noqa: E402, F401
+
+import pipelines.sources.archive  # noqa: E402
+import pipelines.sources.directory  # noqa: E402
+import pipelines.transforms  # noqa: E402, F401
