@@ -9,7 +9,7 @@ EPOCHS ?= 10
 OUTPUT ?= data/synthetic
 WORKDIR ?= runs/synthetic
 
-.PHONY: run test flink lint clean help
+.PHONY: run test flink flink-parts lint clean help
 
 help:
 	@echo "make run    set up, draw $(NUM_EXAMPLES) synthetic scans, build TFRecords, verify, train a small network"
@@ -29,9 +29,12 @@ test: $(VENV)/installed
 	$(BIN)/python -m pytest
 
 # A real Flink cluster of this machine; docs/flink.md says what it needs besides Java and mvn.
-flink: $(VENV)/installed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements/lock.txt --editable '.[flink]'
+flink: flink-parts
 	$(BIN)/python scripts/flink_cluster.py compare --source synthetic --num_examples $(NUM_EXAMPLES)
+
+flink-parts: $(VENV)/installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements/lock.txt --editable '.[flink]'
+	$(BIN)/python scripts/flink_cluster.py fetch
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check .

@@ -255,14 +255,14 @@ class _S3:
         A call of the client takes 1.5 ms of a core, about as much as decoding a JPEG; this takes a
         quarter of it. Whatever goes wrong is left to the client, which tries again and explains.
         """
-        from botocore.awsrequest import AWSRequest
+        from botocore.awsrequest import AWSPreparedRequest, HeadersDict
         from botocore.exceptions import BotoCoreError
 
         address = self._signed_address(url, int(time.monotonic() // _SIGNED_SECONDS))
         try:
             # The client's own session, because it knows about proxies and certificates.
             answer = self._client._endpoint.http_session.send(
-                AWSRequest("GET", address, headers).prepare()
+                AWSPreparedRequest("GET", address, HeadersDict(headers), None, False)
             )
         except BotoCoreError:
             return None

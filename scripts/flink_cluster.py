@@ -3,10 +3,11 @@
     python scripts/flink_cluster.py compare --source archive --input kermany2018.zip
     python scripts/flink_cluster.py compare --kill task_manager --source synthetic
     python scripts/flink_cluster.py serve
+    python scripts/flink_cluster.py fetch
 
 `compare` builds a dataset twice, with the local engine and on the cluster, and compares every
 shard; with `--kill` it kills a part of the cluster once the first shard is there. `serve` keeps a
-cluster up and prints the flags that run a build on it.
+cluster up and prints the flags that run a build on it. `fetch` only gets the job server.
 
 The cluster is the real thing in small: a JobManager and two TaskManagers as Java processes of
 their own, Beam's Flink job server, and a Beam worker pool that starts Python workers beside the
@@ -495,11 +496,11 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 
 
 def main() -> int:
-    """Runs the command; returns its exit code: 0 the same bytes, 1 not, 2 a part is missing."""
+    """Runs the command; returns its exit code: 0 done, 1 other bytes, 2 a part is missing."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=("compare", "serve"))
+    parser.add_argument("what", choices=("compare", "serve", "fetch"))
     parser.add_argument("--job_server", type=Path, default=DEFAULT_JOB_SERVER)
     parser.add_argument("--task_managers", type=int, default=2)
     parser.add_argument("--kill", choices=("task_manager", "worker_pool"))
@@ -507,6 +508,8 @@ def main() -> int:
     args, build_args = parser.parse_known_args()
     try:
         fetch_job_server(args.job_server)
+        if args.what == "fetch":
+            return 0
         with (
             _work_folder(args.work_dir) as work_dir,
             Cluster(work_dir, args.job_server, args.task_managers) as cluster,
