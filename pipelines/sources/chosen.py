@@ -46,7 +46,15 @@ def _archive(options: BuildOptions) -> Source:
 def _directory(options: BuildOptions) -> Source:
     if options.input and remote_files.is_remote(options.input):
         return RemoteDirectorySource(options.input)
-    return DirectorySource(_input(options))
+    directory = _input(options)
+    if not remote_files.is_remote(options.output):
+        output = Path(options.output).resolve()
+        if output.is_relative_to(directory.resolve()):
+            raise errors.UserError(
+                f"--output {options.output} lies in --input {options.input}: the next build would "
+                "take the dataset for a class; give a folder elsewhere"
+            )
+    return DirectorySource(directory)
 
 
 def _kaggle(options: BuildOptions) -> Source:
