@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,10 @@ pytest_plugins = ["kaggle_client_runs"]
 # TensorFlow's notes on the processor and on missing GPUs say nothing about a test.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
+
+# What a script starts in the background ignores Ctrl-C, and so would the commands that the tests
+# interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A deadline for each example would measure the machine, not the code.
 settings.register_profile(
