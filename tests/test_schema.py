@@ -16,16 +16,28 @@ def pixels_of(shape, seed=0):
     return np.random.default_rng(seed).integers(256, size=shape, dtype=np.uint8)
 
 
-def record_by_tensorflow(path, pixels, label_index, num_classes, key):
+def bytes_feature(value):
+    return tf.train.Feature(bytes_list=tf.train.BytesList(value=[value]))
+
+
+def padding_of(record):
+    """Returns the features of zeros in a record, by name, as TensorFlow parses them."""
+    features = tf.train.Example.FromString(record[12:-4]).features.feature
+    names = ("head_padding", "tail_padding")
+    return {name: features[name].bytes_list.value[0] for name in names}
+
+
+def record_by_tensorflow(path, pixels, label_index, num_classes, key, padding):
     """Returns the file that TensorFlow writes for one example."""
     label = [0.0] * num_classes
     label[label_index] = 1.0
     example = tf.train.Example(
         features=tf.train.Features(
             feature={
-                "image": tf.train.Feature(bytes_list=tf.train.BytesList(value=[pixels.tobytes()])),
+                "image": bytes_feature(pixels.tobytes()),
                 "label": tf.train.Feature(float_list=tf.train.FloatList(value=label)),
-                "key": tf.train.Feature(bytes_list=tf.train.BytesList(value=[key.encode()])),
+                "key": bytes_feature(key.encode()),
+                **{name: bytes_feature(zeros) for name, zeros in padding.items()},
             }
         )
     )
@@ -44,8 +56,10 @@ def test_a_record_has_the_bytes_that_tensorflow_writes(tmp_path, shape, num_clas
     pixels = pixels_of(shape)
     layout = RecordLayout(image_shape=shape, num_classes=num_classes)
     record = layout.encode_record(pixels.tobytes(), label_index, KEY)
+    padding = padding_of(record)
+    assert not any(b"".join(padding.values()))
     assert record == record_by_tensorflow(
-        tmp_path / "one.tfrecord", pixels, label_index, num_classes, KEY
+        tmp_path / "one.tfrecord", pixels, label_index, num_classes, KEY, padding
     )
     assert len(record) == layout.stride
     assert len(record) - 16 == layout.length
@@ -60,7 +74,35 @@ def test_a_record_has_the_bytes_that_tensorflow_writes(tmp_path, shape, num_clas
 def test_lengths_at_a_varint_border_have_the_bytes_that_tensorflow_writes(tmp_path, shape):
     pixels = pixels_of(shape)
     record = RecordLayout(image_shape=shape, num_classes=4).encode_record(pixels.tobytes(), 3, KEY)
-    assert record == record_by_tensorflow(tmp_path / "one.tfrecord", pixels, 3, 4, KEY)
+    padding = padding_of(record)
+    assert record == record_by_tensorflow(tmp_path / "one.tfrecord", pixels, 3, 4, KEY, padding)
+
+
+@given(
+    shape=st.tuples(st.integers(1, 700), st.integers(1, 700), st.sampled_from([1, 3])),
+    num_classes=st.integers(1, 1200),
+)
+def test_images_begin_at_places_that_need_no_copy_and_records_are_whole_blocks(shape, num_classes):
+    layout = RecordLayout(image_shape=shape, num_classes=num_classes)
+    assert layout.features[schema.IMAGE].offset % 64 == 0
+    assert layout.stride % layout.block_length == 0
+    assert layout.image_length % layout.block_length == 0
+
+
+@pytest.mark.parametrize(
+    ("shape", "block_length", "stride"),
+    [
+        ((224, 224, 1), 512, 50_688),
+        ((224, 224, 3), 512, 151_040),
+        ((299, 299, 3), 529, 268_732),  # 23 * 23
+        ((521, 521, 1), 521, 271_962),  # of a prime's square no other divisor
+        ((28, 28, 1), 28, 952),
+        ((1, 1, 1), 1, 167),
+    ],
+)
+def test_padding_is_a_small_part_of_a_record(shape, block_length, stride):
+    layout = RecordLayout(image_shape=shape, num_classes=4)
+    assert (layout.block_length, layout.stride) == (block_length, stride)
 
 
 @given(

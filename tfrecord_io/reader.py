@@ -1,13 +1,14 @@
 """Batches for training, read from finished shards: a step only copies bytes.
 
-Two engines keep one contract (docs/reader.md). Each turns the shards into tensors of records,
-uint8 [rows, stride], and a batch is a gather of rows: `mmap` has all rows of the split at once,
-because the files are mapped into memory; `stream` reads a window of rows at a time.
+Two engines keep one contract (docs/reader.md). `mmap` has all records of the split at once,
+because the files are mapped into memory, and a batch is a gather of their pixels; `stream` reads
+runs of records, and cuts the pixels out of them.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import os
 from collections.abc import Callable, Sequence
@@ -138,9 +139,7 @@ def make_dataset(
         if on_device is not None:
             rows = _finish(_row_batches(order, start_step), order, start_step)
             return DeviceDataset(on_device, rows, with_weights=pad_remainder, with_keys=with_keys)
-    features = _FeatureSlices(
-        layout=manifest.layout, with_weights=pad_remainder, with_keys=with_keys, first_byte=0
-    )
+    features = _Features(layout=manifest.layout, with_weights=pad_remainder, with_keys=with_keys)
     read = _mapped_batches if engine == "mmap" else _streamed_batches
     dataset = read(directory, split, manifest, order, start_step, features)
     return _finish(dataset, order, start_step)
@@ -207,29 +206,61 @@ def _load_to_device(
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _FeatureSlices:
-    """Cuts a batch of features out of records, in a graph.
+class _Features:
+    """Makes batches of features from the bytes of records, in a graph.
+
+    Each method returns (image, label, ...) as `make_dataset` promises. Weights are float32
+    [batch].
 
     Attributes:
         layout: of the records.
         with_weights: return weights.
         with_keys: return keys.
-        first_byte: of a framed record that is there; 0, or where the serialized example begins.
     """
 
     layout: schema.RecordLayout
     with_weights: bool
     with_keys: bool
-    first_byte: int
 
-    def __call__(self, batch: tf.Tensor, weights: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        """Returns (image, label, ...) as `make_dataset` promises.
+    def gather(
+        self, blocks: tf.Tensor, rows: tf.Tensor, weights: tf.Tensor
+    ) -> tuple[tf.Tensor, ...]:
+        """Gathers records out of `MappedSplit.blocks`; rows are int64 [batch]."""
+        layout = self.layout
+        first = layout.features[schema.IMAGE].offset + layout.image_length
+        per_record = layout.stride // layout.block_length
+        per_image = layout.image_length // layout.block_length
+        starts = rows[:, tf.newaxis] * per_record
+        # Copies each pixel once, to where it is wanted. TensorFlow has no other op that does.
+        image = tf.gather(blocks, starts + tf.range(per_image, dtype=tf.int64))
+        rest = tf.gather(blocks, starts + tf.range(per_image, per_record, dtype=tf.int64))
+        rest = tf.reshape(rest, (-1, layout.stride - layout.image_length))
+        parts = self._cut(rest, first, (schema.KEY, schema.LABEL))
+        return self._finish({schema.IMAGE: image, **parts}, weights)
+
+    def cut(self, examples: tf.Tensor, weights: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        """Cuts features out of serialized examples, uint8 [batch, length of an example]."""
+        names = schema.IMAGE, schema.KEY, schema.LABEL
+        return self._finish(self._cut(examples, schema.HEADER_LENGTH, names), weights)
+
+    def _cut(self, batch: tf.Tensor, first: int, names: Sequence[str]) -> dict[str, tf.Tensor]:
+        """Returns the bytes of each feature, uint8 [batch, length], by its name.
 
         Args:
-            batch: uint8 [batch, bytes of a record].
-            weights: float32 [batch].
+            batch: uint8 [batch, bytes of a part of a record].
+            first: where in the record that part begins.
+            names: of the features, in their order in a record.
         """
-        parts = self._cut(batch)
+        lengths = []
+        for name in names:
+            slot = self.layout.features[name]
+            lengths += [slot.offset - first, slot.length]
+            first = slot.offset + slot.length
+        # One split costs less than as many slices: it copies whole rows.
+        parts = tf.split(batch, [*lengths, batch.shape[1] - sum(lengths)], axis=1)
+        return dict(zip(names, parts[1::2], strict=True))
+
+    def _finish(self, parts: dict[str, tf.Tensor], weights: tf.Tensor) -> tuple[tf.Tensor, ...]:
         image = tf.reshape(parts[schema.IMAGE], (-1, *self.layout.image_shape))
         label = tf.reshape(parts[schema.LABEL], (-1, self.layout.num_classes, 4))
         features = image, tf.bitcast(label, tf.float32)
@@ -240,19 +271,6 @@ class _FeatureSlices:
             features += (tf.strings.unicode_encode(characters, "UTF-8"),)
         return features
 
-    def _cut(self, batch: tf.Tensor) -> dict[str, tf.Tensor]:
-        """Returns the bytes of each feature, uint8 [batch, length], by its name."""
-        lengths, names, end = [], [], 0
-        slots = self.layout.features.items()
-        for name, slot in sorted(slots, key=lambda item: item[1].offset):
-            first = slot.offset - self.first_byte
-            lengths += [first - end, slot.length]
-            names += ["", name]
-            end = first + slot.length
-        # One split costs less than as many slices: it copies whole rows.
-        parts = tf.split(batch, [*lengths, batch.shape[1] - end], axis=1)
-        return dict(zip(names, parts, strict=False))
-
 
 def _mapped_batches(
     directory: str | os.PathLike[str],
@@ -260,12 +278,12 @@ def _mapped_batches(
     manifest: Manifest,
     order: BatchOrder,
     start_step: int,
-    features: _FeatureSlices,
+    features: _Features,
 ) -> tf.data.Dataset:
     """Batches that draw from all records of the split, which is mapped into memory."""
     shard_sizes = [shard.num_examples for shard in manifest.split(split).shards]
-    stride = manifest.layout.stride
-    rows = _row_batches(order, start_step, RowIndex(shard_sizes, stride))
+    layout = manifest.layout
+    rows = _row_batches(order, start_step, RowIndex(shard_sizes, layout.stride))
     fingerprint = manifest.fingerprint
 
     # tf.data copies a tensor that a dataset or its functions hold into the graph of each
@@ -276,13 +294,16 @@ def _mapped_batches(
         mapped = MappedSplit(directory, split)
         if mapped.manifest.fingerprint != fingerprint:
             raise ManifestError(f"{os.fspath(directory)} was built anew since it was opened")
-        return mapped.records
+        return mapped.blocks
 
     def map_files_in_graph(_: tf.Tensor) -> tf.Tensor:
-        return tf.ensure_shape(tf.numpy_function(map_files, [], tf.uint8), (None, stride))
+        blocks = tf.numpy_function(map_files, [], tf.uint8)
+        return tf.ensure_shape(blocks, (None, layout.block_length))
 
     whole = tf.data.Dataset.range(1).map(map_files_in_graph)
-    return whole.flat_map(lambda records: _gather_each(features, records, rows))
+    return whole.flat_map(
+        lambda blocks: _map_in_order(functools.partial(features.gather, blocks), rows)
+    )
 
 
 def _streamed_batches(
@@ -291,15 +312,13 @@ def _streamed_batches(
     manifest: Manifest,
     order: BatchOrder,
     start_step: int,
-    features: _FeatureSlices,
+    features: _Features,
 ) -> tf.data.Dataset:
     """Batches that draw from a window of records at a time, read in long runs."""
     shards = manifest.split(split).shards
     sizes = np.array([shard.num_examples for shard in shards], np.int64)
     paths = [shard_path(directory, shard) for shard in shards]
     reader = _SegmentReader(paths, manifest.layout)
-    # A record as it is read begins behind its frame.
-    features = dataclasses.replace(features, first_byte=schema.HEADER_LENGTH)
     if order.shuffle and order.num_examples <= _HELD_EXAMPLES:
         # Held in memory as a whole, it can have the global order.
         batch = BatchOrder(
@@ -308,7 +327,13 @@ def _streamed_batches(
         segments = StreamOrder(batch, sizes).window_segments(0, 0, 1)
         whole = reader.read_batch(segments).map(reader.as_tensor)
         rows = _row_batches(order, start_step)
-        return whole.flat_map(lambda records: _gather_each(features, records, rows))
+
+        def draw(examples: tf.Tensor) -> tf.data.Dataset:
+            return _map_in_order(
+                lambda rows, weights: features.cut(tf.gather(examples, rows), weights), rows
+            )
+
+        return whole.flat_map(draw)
 
     stream_order = StreamOrder(order, sizes)
     full = _num_full_steps(order)
@@ -332,10 +357,9 @@ def _streamed_batches(
     if order.remainder and start_step < order.num_steps:
         batches = batches.concatenate(reader.read_batch(stream_order.remainder_segments()))
     batches = batches.map(lambda records: tf.ensure_shape(records, (_share(order),)))
-    return tf.data.Dataset.zip(batches, _weight_batches(order, start_step)).map(
-        lambda records, weights: features(reader.as_tensor(records), weights),
-        num_parallel_calls=_num_threads(),
-        deterministic=True,
+    return _map_in_order(
+        lambda records, weights: features.cut(reader.as_tensor(records), weights),
+        tf.data.Dataset.zip(batches, _weight_batches(order, start_step)),
     )
 
 
@@ -348,16 +372,31 @@ class _SegmentReader:
 
     def read(self, segments: Segments, *, by_turns: bool = False) -> tf.data.Dataset:
         """Returns one string a record, taken by turns from each run, or run after run."""
-        # Without turns, a block is a whole run.
         num_runs = tf.size(segments.run_splits, tf.int64) - 1
         num_readers = tf.maximum(tf.minimum(num_runs, _NUM_STREAM_READS), 1)
-        return tf.data.Dataset.range(num_runs).interleave(
-            lambda run: self._read_run(segments, run),
-            cycle_length=tf.maximum(num_runs, 1) if by_turns else num_readers,
-            block_length=1 if by_turns else RUN_LENGTH,
-            num_parallel_calls=num_readers,
-            deterministic=True,
+        if not by_turns:
+            return tf.data.Dataset.range(num_runs).interleave(
+                lambda run: self._read_run(segments, run),
+                cycle_length=num_readers,
+                block_length=RUN_LENGTH,  # a whole run
+                num_parallel_calls=num_readers,
+                deterministic=True,
+            )
+
+        # Each reader takes the turns of neighbouring runs and hands over what it has of a turn at
+        # once: to hand over a single record costs as much as to copy it.
+        def read_turns(reader: tf.Tensor) -> tf.data.Dataset:
+            first, last = (number * num_runs // num_readers for number in (reader, reader + 1))
+            runs = tf.data.Dataset.range(first, last)
+            turns = runs.interleave(
+                lambda run: self._read_run(segments, run), cycle_length=tf.maximum(last - first, 1)
+            )
+            return turns.batch(tf.maximum(last - first, 1))
+
+        turns = tf.data.Dataset.range(num_readers).interleave(
+            read_turns, cycle_length=num_readers, num_parallel_calls=num_readers, deterministic=True
         )
+        return turns.unbatch()
 
     def read_batch(self, segments: Segments) -> tf.data.Dataset:
         """Returns one element, string [records]; there may be none."""
@@ -391,15 +430,11 @@ class _SegmentReader:
         return dataset.take(num_records)
 
 
-def _gather_each(
-    features: _FeatureSlices, records: tf.Tensor, rows: tf.data.Dataset
+def _map_in_order(
+    function: Callable[..., tuple[tf.Tensor, ...]], dataset: tf.data.Dataset
 ) -> tf.data.Dataset:
-    """Gathers a batch for each element (rows, weights)."""
-    return rows.map(
-        lambda rows, weights: features(tf.gather(records, rows), weights),
-        num_parallel_calls=_num_threads(),
-        deterministic=True,
-    )
+    """Maps several elements at a time, and keeps their order."""
+    return dataset.map(function, num_parallel_calls=_num_threads(), deterministic=True)
 
 
 def _row_batches(

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import itertools
 import math
 import struct
 from collections.abc import Mapping
@@ -24,6 +25,19 @@ if TYPE_CHECKING:
 IMAGE = "image"
 KEY = "key"
 LABEL = "label"
+
+# Zeros that bring image and stride to their places. The names sort before and behind all others.
+_HEAD_PADDING = "head_padding"
+_TAIL_PADDING = "tail_padding"
+
+# An image begins at a multiple of so many bytes: what TensorFlow asks of memory that it is to use
+# without a copy (EIGEN_MAX_ALIGN_BYTES with AVX-512, and what `tsl::Allocator` promises).
+_IMAGE_ALIGNMENT = 64
+
+# Blocks of this length are copied as fast as whole images (benchmarks/README.md), and smaller
+# ones waste less. Small images get smaller blocks, so that padding stays a small part of a record.
+_BLOCK_LENGTH = 512
+_BLOCKS_PER_IMAGE = 32
 
 #: Length in bytes of a key: 128 bits in hexadecimal digits.
 KEY_LENGTH = 32
@@ -79,6 +93,11 @@ class RecordLayout:
     offsets in it, so a shard is at once a TFRecord file of `tf.train.Example` and an array with
     a stride that can be mapped into memory.
 
+    Two features of zeros, before and behind the others, put the image at a multiple of 64 bytes
+    and make the stride a multiple of `block_length`, which divides the image too. So a mapped
+    shard is an array of blocks as well, and a batch of images is one gather of blocks: nothing is
+    copied that is no pixel, and nothing is copied twice.
+
     Attributes:
         image_shape: (height, width, channels) in pixels.
         num_classes: length of the one-hot label.
@@ -114,6 +133,15 @@ class RecordLayout:
         """Bytes of the one-hot label: four (float32) a class."""
         return 4 * self.num_classes
 
+    @functools.cached_property
+    def block_length(self) -> int:
+        """Bytes of a block: the smallest divisor of `image_length` that is not too small."""
+        least = min(_BLOCK_LENGTH, self.image_length // _BLOCKS_PER_IMAGE)
+        small = [
+            d for d in range(1, math.isqrt(self.image_length) + 1) if not self.image_length % d
+        ]
+        return min(d for s in small for d in (s, self.image_length // s) if d >= least)
+
     @property
     def length(self) -> int:
         """Bytes of a serialized example, without the TFRecord frame."""
@@ -132,28 +160,59 @@ class RecordLayout:
     @functools.cached_property
     def _template(self) -> tuple[bytes, Mapping[str, FeatureSlot]]:
         """A framed record with zeros for payloads (its data CRC not yet right), and its slots."""
-        payloads = {
-            IMAGE: _bytes_feature(bytes(self.image_length)),
-            KEY: _bytes_feature(bytes(KEY_LENGTH)),
-            LABEL: _float_feature(bytes(self.label_length)),
+        head, tail = self._padding
+        lengths = {
+            _HEAD_PADDING: head,
+            IMAGE: self.image_length,
+            KEY: KEY_LENGTH,
+            LABEL: self.label_length,
+            _TAIL_PADDING: tail,
         }
-        lengths = {IMAGE: self.image_length, KEY: KEY_LENGTH, LABEL: self.label_length}
         entries = b""
         ends = {}
         # Sorted by name: the order of SerializeToString(deterministic=True). The payload is the
         # last thing in each entry, so its slot ends where the entry ends.
-        for name in sorted(payloads):
-            entries += _field(1, _field(1, name.encode()) + _field(2, payloads[name]))
+        for name in sorted(lengths):
+            entries += _entry(name, bytes(lengths[name]))
             ends[name] = len(entries)
         example = _field(1, entries)
         entries_start = HEADER_LENGTH + len(example) - len(entries)
         slots = {
-            name: FeatureSlot(offset=entries_start + end - lengths[name], length=lengths[name])
-            for name, end in ends.items()
+            name: FeatureSlot(
+                offset=entries_start + ends[name] - lengths[name], length=lengths[name]
+            )
+            for name in (IMAGE, KEY, LABEL)
         }
         length = struct.pack("<Q", len(example))
         header = length + struct.pack("<I", masked_crc32c(length))
         return header + example + bytes(FOOTER_LENGTH), slots
+
+    @property
+    def _padding(self) -> tuple[int, int]:
+        """Lengths of the two features of zeros: the shortest that bring all to its place."""
+        image = _entry_length(IMAGE, self.image_length)
+        others = _entry_length(KEY, KEY_LENGTH) + _entry_length(LABEL, self.label_length)
+        # Where the entries start depends on their length, which takes one byte or more to say, and
+        # their length on where they start.
+        for start in itertools.count(HEADER_LENGTH + 2):
+            pixels = start + image - self.image_length
+            head = next(
+                length
+                for length in itertools.count()
+                if (pixels + _entry_length(_HEAD_PADDING, length)) % _IMAGE_ALIGNMENT == 0
+            )
+            entries = _entry_length(_HEAD_PADDING, head) + image + others
+            for tail in itertools.count():
+                length = entries + _entry_length(_TAIL_PADDING, tail)
+                true_start = HEADER_LENGTH + _field_length(length) - length
+                if true_start > start:
+                    break
+                if (
+                    true_start == start
+                    and (start + length + FOOTER_LENGTH) % self.block_length == 0
+                ):
+                    return head, tail
+        raise AssertionError  # each of the loops ends by itself
 
     @functools.cached_property
     def _one_hot(self) -> tuple[bytes, ...]:
@@ -246,12 +305,22 @@ def _field(number: int, payload: bytes) -> bytes:
     return bytes([number << 3 | 2]) + _varint(len(payload)) + payload
 
 
-# Field numbers from tensorflow/core/example/feature.proto and example.proto:
-# Example.features = 1, Features.feature = 1 (map: key = 1, value = 2),
-# Feature.bytes_list = 1, Feature.float_list = 2, *List.value = 1 (floats packed).
-def _bytes_feature(payload: bytes) -> bytes:
-    return _field(1, _field(1, payload))
+def _field_length(payload_length: int) -> int:
+    return 1 + len(_varint(payload_length)) + payload_length
 
 
-def _float_feature(packed: bytes) -> bytes:
-    return _field(2, _field(1, packed))
+def _entry(name: str, payload: bytes) -> bytes:
+    """A feature of an example, its payload last: floats for the label, bytes for any other.
+
+    Field numbers are from tensorflow/core/example/feature.proto and example.proto:
+    Example.features = 1, Features.feature = 1 (map: key = 1, value = 2),
+    Feature.bytes_list = 1, Feature.float_list = 2, *List.value = 1 (floats packed).
+    """
+    kind = 2 if name == LABEL else 1
+    return _field(1, _field(1, name.encode()) + _field(2, _field(kind, _field(1, payload))))
+
+
+def _entry_length(name: str, payload_length: int) -> int:
+    """Bytes of `_entry`, without making it."""
+    value = _field_length(_field_length(_field_length(payload_length)))
+    return _field_length(_field_length(len(name)) + value)
