@@ -243,3 +243,22 @@ WRITERS: dict[str, Callable[[ReadData], None]] = {
     "webdataset": write_webdataset,
     "mosaicml": write_mosaicml,
 }
+
+#: Folder of the files that a way reads; any other way reads the records.
+_FOLDERS: dict[str, Callable[[ReadData], Path]] = {
+    "limit": lambda data: data.peer("flat"),
+    "decode": lambda data: data.scans,
+    "decode_grey": lambda data: data.scans,
+    "keras": lambda data: data.scans,
+    "grain": lambda data: data.peer("array_record"),
+    "webdataset": lambda data: data.peer("webdataset"),
+    "mosaicml": lambda data: data.peer("mosaicml"),
+}
+
+
+def warm(data: ReadData, way: str) -> None:
+    """Brings a way's files back into the system's cache, which may let go of them meanwhile."""
+    folder = _FOLDERS.get(way, lambda data: data.records)(data)
+    for path in folder.rglob("*"):
+        if path.is_file():
+            path.read_bytes()

@@ -4,8 +4,9 @@
 
 It needs the extras `train`, `test` and `bench`; a way whose packages are missing is left out, with
 the reason. Without `--data` it draws 13,056 images of 224x224x1. Every way reads the same pixels,
-warm, in batches of 64, in a process of its own, so that none disturbs another; rounds alternate
-between the ways, and the median of the rounds counts: a machine that slows down slows all.
+warm, in batches of 64, in a process of its own that is stopped while others have their turns, so
+that none disturbs another; rounds alternate between the ways, and the median of the rounds counts:
+a machine that slows down slows all.
 
 The ways (`read_ways.py`): `limit` is one thread that gathers from one memory map into memory that
 it has already; `mmap` and `stream` are this project's engines; `tfrecord` is a plain
@@ -20,13 +21,14 @@ import argparse
 import contextlib
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-from read_data import WRITERS, ReadData, draw_records
+from read_data import WRITERS, ReadData, draw_records, warm
 from read_ways import BATCH_SIZE, WAYS
 from sample_archive import WORK_DIR
 
@@ -43,7 +45,7 @@ GOALS = (
 
 
 class WayProcess:
-    """A way in a process of its own, waiting for its turns."""
+    """A way in a process of its own, stopped with its workers unless it is its turn."""
 
     def __init__(
         self, name: str, data: ReadData, *, cpu: int | None = None, **options: int
@@ -57,6 +59,7 @@ class WayProcess:
             stdout=subprocess.PIPE,
             stderr=self._errors,
             text=True,
+            process_group=0,
         )
         if cpu is not None:
             os.sched_setaffinity(self._process.pid, {cpu})
@@ -67,23 +70,26 @@ class WayProcess:
         return self.figures()
 
     def start(self, seconds: float) -> None:
+        self._signal(signal.SIGCONT)
         with contextlib.suppress(BrokenPipeError):  # `figures` says why it is gone
             self._process.stdin.write(f"{seconds}\n")
             self._process.stdin.flush()
 
     def figures(self) -> dict[str, float]:
-        """Waits for what `start` began.
+        """Waits for what `start` began, and stops the process.
 
         Raises:
             RuntimeError: if the way cannot read; the message is its last line.
         """
         while line := self._process.stdout.readline():
             if line.startswith("{"):  # some packages print
+                self._signal(signal.SIGSTOP)
                 return json.loads(line)
         self._errors.seek(0)
         raise RuntimeError((self._errors.read().strip().splitlines() or ["no reason given"])[-1])
 
     def end(self) -> None:
+        self._signal(signal.SIGCONT)
         self._process.stdin.close()
         try:
             self._process.wait(10)
@@ -92,6 +98,10 @@ class WayProcess:
             self._process.wait()
         self._process.stdout.close()
         self._errors.close()
+
+    def _signal(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, number)
 
 
 def main() -> None:
@@ -135,12 +145,15 @@ def compare(
     data: ReadData, ways: list[str], num_rounds: int, seconds: float, reasons: dict[str, str]
 ) -> dict[str, dict[str, float]]:
     """Returns the medians by way; adds to `reasons` the ways that failed."""
-    processes = {name: WayProcess(name, data) for name in ways}
+    processes: dict[str, WayProcess] = {}
     rounds: dict[str, list[dict[str, float]]] = {name: [] for name in ways}
     try:
         for _ in range(num_rounds + 1):  # the first warms up
             for name in ways:
                 if name not in reasons:
+                    if name not in processes:
+                        processes[name] = WayProcess(name, data)
+                    warm(data, name)
                     try:
                         rounds[name].append(processes[name].read_for(seconds))
                     except RuntimeError as error:

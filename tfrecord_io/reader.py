@@ -51,6 +51,9 @@ _LOAD_BATCH_SIZE = 512
 _MAX_GATHERS = 8
 
 
+# No Python in here decides over tensors, and looking for such took AutoGraph most of the time to
+# the first batch.
+@tf.autograph.experimental.do_not_convert
 def make_dataset(
     directory: str | os.PathLike[str],
     *,
