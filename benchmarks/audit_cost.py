@@ -37,10 +37,14 @@ def microseconds_an_image(files: list[bytes]) -> tuple[float, float]:
     start = time.process_time()
     pixels = [preprocess.decode_image(data, options).pixels for data in files]
     decoded = time.process_time()
+    thumbnails = b""
     for data in pixels:
         image = Image.frombytes("L", (options.width, options.height), data)
-        near_duplicates.perceptual_hash(near_duplicates.thumbnail(image))
+        thumbnails += near_duplicates.thumbnail(image)
         preprocess._white_border(data, options.image_shape)
+    small = np.frombuffer(thumbnails, np.uint8).reshape(-1, 32, 32)
+    near_duplicates.perceptual_hash(small)
+    small.mean(axis=(1, 2))
     facts = time.process_time()
     return (decoded - start) / len(files) * 1e6, (facts - decoded) / len(files) * 1e6
 

@@ -70,10 +70,13 @@ class Pictures:
 
     def __init__(self, decoded: list[DecodedImage], shape: tuple[int, int]) -> None:
         self.images = [Image.frombytes("L", shape[::-1], image.pixels) for image in decoded]
-        self.hashes = np.stack(
-            [np.frombuffer(image.perceptual_hash, np.uint8) for image in decoded]
-        )
+        self.hashes = hashes_of(decoded)
         self.details = np.stack([near_duplicates.detail(image) for image in self.images])
+
+
+def hashes_of(decoded: list[DecodedImage]) -> np.ndarray:
+    thumbnails = np.frombuffer(b"".join(image.thumbnail for image in decoded), np.uint8)
+    return near_duplicates.perceptual_hash(thumbnails.reshape(-1, 32, 32))
 
 
 def distances(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -160,21 +163,20 @@ def crowd(files: list[bytes], num_hashes: int) -> np.ndarray:
             (2 * stretch_x, shear, move_x, shear, 2 * stretch_y, move_y),
             Image.Resampling.BILINEAR,
         )
-        value = near_duplicates.perceptual_hash(np.asarray(moved))
-        hashes[number] = np.frombuffer(value, np.uint8)
+        (hashes[number],) = near_duplicates.perceptual_hash(np.asarray(moved)[None])
     return hashes
 
 
 def report_search(files: list[bytes], sizes: list[int], preprocessing: Preprocessing) -> None:
     random = np.random.default_rng(1)
-    originals = [decode_image(data, preprocessing).perceptual_hash for data in files]
+    originals = [decode_image(data, preprocessing) for data in files]
     copies = []
     for data in files:
         _, change, quality = COPIES[random.integers(len(COPIES))]
         with Image.open(io.BytesIO(data)) as image, io.BytesIO() as file:
             change(image.convert("L")).save(file, "JPEG", quality=quality)
-            copies.append(decode_image(file.getvalue(), preprocessing).perceptual_hash)
-    planted = np.frombuffer(b"".join([*originals, *copies]), np.uint8).reshape(-1, 32)
+            copies.append(decode_image(file.getvalue(), preprocessing))
+    planted = hashes_of([*originals, *copies])
     print("| hashes | seconds | planted pairs found | pairs proposed | memory added, MB |")
     print("| --- | --- | --- | --- | --- |")
     for size in sizes:

@@ -11,8 +11,9 @@ WAVES_HASH = "2f2e1c8b161349096244a9a5271ebfc6dee94416a863263ce5861356878f6aaf"
 
 
 def hash_of(image):
-    small = near_duplicates.thumbnail(image)
-    return np.frombuffer(near_duplicates.perceptual_hash(small), np.uint8)
+    thumbnail = np.frombuffer(near_duplicates.thumbnail(image), np.uint8)
+    (found,) = near_duplicates.perceptual_hash(thumbnail.reshape(1, 32, 32))
+    return found
 
 
 def picture(data, size=224):
@@ -93,18 +94,27 @@ def test_colour_and_grey_versions_have_one_hash():
 
 def test_the_hash_does_not_change_between_versions():
     waves = (np.multiply.outer(np.arange(32), np.arange(32)) % 251).astype(np.uint8)
-    assert near_duplicates.perceptual_hash(waves).hex() == WAVES_HASH
+    assert near_duplicates.perceptual_hash(waves[None]).tobytes().hex() == WAVES_HASH
 
 
 def test_a_picture_that_is_only_a_slope_is_not_taken_for_one_of_one_colour():
     slope = np.add.outer(np.arange(32), 3 * np.arange(32)).astype(np.uint8)
-    assert any(near_duplicates.perceptual_hash(slope))
+    assert near_duplicates.perceptual_hash(slope[None]).any()
 
 
 @pytest.mark.parametrize("size", [(1, 1), (3, 200), (31, 33), (1000, 40)])
 def test_pictures_of_any_size_have_a_hash(size):
     image = Image.fromarray(grey_pixels(1, *size))
-    assert len(near_duplicates.perceptual_hash(near_duplicates.thumbnail(image))) == HASH_LENGTH
+    assert hash_of(image).shape == (HASH_LENGTH,)
+
+
+def test_a_picture_has_the_same_hash_among_any_others():
+    pictures = np.random.default_rng(0).integers(256, size=(700, 32, 32), dtype=np.uint8)
+    hashes = near_duplicates.perceptual_hash(pictures)
+    assert hashes.shape == (700, HASH_LENGTH)
+    for number in (0, 255, 256, 699):
+        (alone,) = near_duplicates.perceptual_hash(pictures[number : number + 1])
+        assert alone.tolist() == hashes[number].tolist()
 
 
 # ---- the search

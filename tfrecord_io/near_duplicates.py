@@ -28,10 +28,14 @@ MIN_SIMILARITY = 0.80
 #: Stored pictures with a shorter side hold too little detail to tell a copy from a likeness.
 MIN_SIDE = 64
 
-_THUMBNAIL_SIDE = 32
+#: Pixels of a side of what the hash sees.
+THUMBNAIL_SIDE = 32
+
 _FREQUENCIES = 16
 _DETAIL_SIDE = 128
 _DETAIL_RADIUS = 2
+# Pictures, 8 KiB each while they are.
+_HASHED_AT_ONCE = 256
 
 # Rows of the DCT-II, rounded to integers: sums of products of integers this small are exact in
 # float64, so the hash is the same whatever the order in which a linear algebra library adds.
@@ -40,8 +44,8 @@ _DCT = np.round(
     * np.cos(
         np.pi
         * np.arange(_FREQUENCIES)[:, None]
-        * (2 * np.arange(_THUMBNAIL_SIDE) + 1)
-        / (2 * _THUMBNAIL_SIDE)
+        * (2 * np.arange(THUMBNAIL_SIDE) + 1)
+        / (2 * THUMBNAIL_SIDE)
     )
 )
 # The hash leaves out the first coefficient, the mean. It takes the others in an order that gives
@@ -70,20 +74,20 @@ class Pairs:
         return len(self.first)
 
 
-def thumbnail(image: Image.Image) -> np.ndarray:
+def thumbnail(image: Image.Image) -> bytes:
     """Returns what the hash sees of a picture: uint8 [32, 32], grey, each the mean of its area."""
     grey = image if image.mode == "L" else image.convert("L")
-    side = _THUMBNAIL_SIDE
+    side = THUMBNAIL_SIDE
     # Means over whole numbers of pixels cost half of what a resize does, and at 224x224 are it.
     factors = max(grey.width // side, 1), max(grey.height // side, 1)
     reduced = grey.reduce(factors) if factors != (1, 1) else grey
     if reduced.size != (side, side):
         reduced = reduced.resize((side, side), Image.Resampling.BOX)
-    return np.asarray(reduced)
+    return reduced.tobytes()
 
 
-def perceptual_hash(small: np.ndarray) -> bytes:
-    """Returns 255 bits that a copy of the picture nearly shares, and a one.
+def perceptual_hash(thumbnails: np.ndarray) -> np.ndarray:
+    """Returns 255 bits for each picture, which a copy of it nearly shares, and a one.
 
     A bit is the sign of one of the lowest 16x16 coefficients of the discrete cosine transform,
     the mean left out, so brightness and contrast do not matter. Signs of DCT coefficients as a
@@ -91,17 +95,23 @@ def perceptual_hash(small: np.ndarray) -> bytes:
     there with 64 bits and the median for zero.
 
     Args:
-        small: uint8 [32, 32], see `thumbnail`.
+        thumbnails: uint8 [pictures, 32, 32], see `thumbnail`.
 
     Returns:
-        `HASH_LENGTH` bytes; all zero for a picture of one colour.
+        uint8 [pictures, HASH_LENGTH]; all zero for a picture of one colour.
     """
-    # Without its mean, times the number of pixels to stay whole: a picture of one colour is zero.
-    centred = small.size * small.astype(np.float64) - float(small.sum(dtype=np.int64))
-    coefficients = _DCT @ centred @ _DCT.T
-    bits = coefficients.ravel()[_BIT_ORDER] > 0
-    bits[-1] = coefficients.any()
-    return np.packbits(bits).tobytes()
+    hashes = np.empty((len(thumbnails), HASH_LENGTH), np.uint8)
+    for first in range(0, len(thumbnails), _HASHED_AT_ONCE):
+        some = thumbnails[first : first + _HASHED_AT_ONCE]
+        # Without its mean, times the number of pixels to stay whole: a picture of one colour is
+        # zero.
+        means = some.sum(axis=(1, 2), dtype=np.int64, keepdims=True)
+        centred = THUMBNAIL_SIDE**2 * some.astype(np.float64) - means
+        coefficients = (_DCT @ centred @ _DCT.T).reshape(len(some), -1)
+        bits = coefficients[:, _BIT_ORDER] > 0
+        bits[:, -1] = coefficients.any(axis=1)
+        hashes[first : first + len(some)] = np.packbits(bits, axis=1)
+    return hashes
 
 
 def find_pairs(

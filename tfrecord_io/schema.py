@@ -59,7 +59,10 @@ def masked_crc32c(data: bytes | bytearray | memoryview) -> int:
 
     Source of the formula: tensorflow/core/lib/hash/crc32c.h (`Mask`).
     """
-    crc = google_crc32c.value(bytes(data))
+    return _mask(google_crc32c.value(bytes(data)))
+
+
+def _mask(crc: int) -> int:
     return (((crc >> 15) | (crc << 17)) + _CRC_MASK_DELTA) & 0xFFFFFFFF
 
 
@@ -145,74 +148,23 @@ class RecordLayout:
     @property
     def length(self) -> int:
         """Bytes of a serialized example, without the TFRecord frame."""
-        return len(self._template[0]) - HEADER_LENGTH - FOOTER_LENGTH
+        return self.stride - HEADER_LENGTH - FOOTER_LENGTH
 
     @property
     def stride(self) -> int:
         """Bytes from the start of one record to the start of the next."""
-        return len(self._template[0])
+        return (
+            len(self._template.head) + self.image_length + len(self._template.tail) + FOOTER_LENGTH
+        )
 
     @property
     def features(self) -> Mapping[str, FeatureSlot]:
         """Where each feature's payload lies, by feature name."""
-        return self._template[1]
+        return self._template.features
 
     @functools.cached_property
-    def _template(self) -> tuple[bytes, Mapping[str, FeatureSlot]]:
-        """A framed record with zeros for payloads (its data CRC not yet right), and its slots."""
-        head, tail = self._padding
-        lengths = {
-            _HEAD_PADDING: head,
-            IMAGE: self.image_length,
-            KEY: KEY_LENGTH,
-            LABEL: self.label_length,
-            _TAIL_PADDING: tail,
-        }
-        entries = b""
-        ends = {}
-        # Sorted by name: the order of SerializeToString(deterministic=True). The payload is the
-        # last thing in each entry, so its slot ends where the entry ends.
-        for name in sorted(lengths):
-            entries += _entry(name, bytes(lengths[name]))
-            ends[name] = len(entries)
-        example = _field(1, entries)
-        entries_start = HEADER_LENGTH + len(example) - len(entries)
-        slots = {
-            name: FeatureSlot(
-                offset=entries_start + ends[name] - lengths[name], length=lengths[name]
-            )
-            for name in (IMAGE, KEY, LABEL)
-        }
-        length = struct.pack("<Q", len(example))
-        header = length + struct.pack("<I", masked_crc32c(length))
-        return header + example + bytes(FOOTER_LENGTH), slots
-
-    @property
-    def _padding(self) -> tuple[int, int]:
-        """Lengths of the two features of zeros: the shortest that bring all to its place."""
-        image = _entry_length(IMAGE, self.image_length)
-        others = _entry_length(KEY, KEY_LENGTH) + _entry_length(LABEL, self.label_length)
-        # Where the entries start depends on their length, which takes one byte or more to say, and
-        # their length on where they start.
-        for start in itertools.count(HEADER_LENGTH + 2):
-            pixels = start + image - self.image_length
-            head = next(
-                length
-                for length in itertools.count()
-                if (pixels + _entry_length(_HEAD_PADDING, length)) % _IMAGE_ALIGNMENT == 0
-            )
-            entries = _entry_length(_HEAD_PADDING, head) + image + others
-            for tail in itertools.count():
-                length = entries + _entry_length(_TAIL_PADDING, tail)
-                true_start = HEADER_LENGTH + _field_length(length) - length
-                if true_start > start:
-                    break
-                if (
-                    true_start == start
-                    and (start + length + FOOTER_LENGTH) % self.block_length == 0
-                ):
-                    return head, tail
-        raise AssertionError  # each of the loops ends by itself
+    def _template(self) -> _Template:
+        return _make_template(self.image_length, self.label_length, self.block_length)
 
     @functools.cached_property
     def _one_hot(self) -> tuple[bytes, ...]:
@@ -249,18 +201,15 @@ class RecordLayout:
         key_bytes = key.encode("ascii")
         if len(key_bytes) != KEY_LENGTH:
             raise ValueError(f"a key has {KEY_LENGTH} characters, received {key!r}")
-        template, slots = self._template
-        record = bytearray(template)
-        for name, payload in (
-            (IMAGE, image),
-            (KEY, key_bytes),
-            (LABEL, self._one_hot[label_index]),
-        ):
-            slot = slots[name]
-            record[slot.offset : slot.offset + slot.length] = payload
-        data = memoryview(record)[HEADER_LENGTH:-FOOTER_LENGTH]
-        struct.pack_into("<I", record, len(record) - FOOTER_LENGTH, masked_crc32c(data))
-        return bytes(record)
+        template = self._template
+        tail = bytearray(template.tail)
+        for name, payload in ((KEY, key_bytes), (LABEL, self._one_hot[label_index])):
+            slot = template.features[name]
+            first = slot.offset - len(template.head) - len(image)
+            tail[first : first + slot.length] = payload
+        # The checksum is made of parts, and the image copied once.
+        crc = google_crc32c.extend(google_crc32c.extend(template.head_crc, image), bytes(tail))
+        return b"".join((template.head, image, tail, struct.pack("<I", _mask(crc))))
 
     def feature_spec(self) -> dict[str, Any]:
         """Returns what `tf.io.parse_example` needs to read these records without this package."""
@@ -290,6 +239,84 @@ class RecordLayout:
         return features
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Template:
+    """What all records of a dataset share: a framed record around the image.
+
+    Attributes:
+        head: what lies before the image's pixels, with the frame's header.
+        head_crc: CRC-32C of the head without that header.
+        tail: what lies behind the pixels, zeros for the key and the label, without the footer.
+        features: where each feature's payload lies, by feature name.
+    """
+
+    head: bytes
+    head_crc: int
+    tail: bytes
+    features: Mapping[str, FeatureSlot]
+
+
+@functools.lru_cache
+def _make_template(image_length: int, label_length: int, block_length: int) -> _Template:
+    head_padding, tail_padding = _find_padding(image_length, label_length, block_length)
+    # Sorted by name: the order of SerializeToString(deterministic=True).
+    lengths = {
+        _HEAD_PADDING: head_padding,
+        IMAGE: image_length,
+        KEY: KEY_LENGTH,
+        LABEL: label_length,
+        _TAIL_PADDING: tail_padding,
+    }
+    before = _entry_prefix(_HEAD_PADDING, head_padding) + bytes(head_padding)
+    before += _entry_prefix(IMAGE, image_length)
+    tail = b""
+    places = {}
+    for name in (KEY, LABEL, _TAIL_PADDING):
+        tail += _entry_prefix(name, lengths[name])
+        places[name] = len(tail)
+        tail += bytes(lengths[name])
+    entries_length = len(before) + image_length + len(tail)
+    example_head = b"\x0a" + _varint(entries_length) + before
+    length = struct.pack("<Q", len(example_head) + image_length + len(tail))
+    head = length + struct.pack("<I", masked_crc32c(length)) + example_head
+    places = {IMAGE: 0} | {name: image_length + place for name, place in places.items()}
+    return _Template(
+        head=head,
+        head_crc=google_crc32c.value(example_head),
+        tail=tail,
+        features={
+            name: FeatureSlot(offset=len(head) + places[name], length=lengths[name])
+            for name in (IMAGE, KEY, LABEL)
+        },
+    )
+
+
+def _find_padding(image_length: int, label_length: int, block_length: int) -> tuple[int, int]:
+    """Returns the lengths of the two features of zeros: the shortest that bring all to its place.
+
+    An image is to begin at a multiple of `_IMAGE_ALIGNMENT`, a record to have whole blocks.
+    """
+    image_start = len(_entry_prefix(IMAGE, image_length))
+    others = _entry_length(KEY, KEY_LENGTH) + _entry_length(LABEL, label_length)
+    # Where the entries start depends on their length, which takes one byte or more to say, and
+    # their length on where they start.
+    for start in itertools.count(HEADER_LENGTH + 2):
+        head = next(
+            length
+            for length in itertools.count()
+            if (start + _entry_length(_HEAD_PADDING, length) + image_start) % _IMAGE_ALIGNMENT == 0
+        )
+        fixed = _entry_length(_HEAD_PADDING, head) + image_start + image_length + others
+        for tail in itertools.count():
+            entries = fixed + _entry_length(_TAIL_PADDING, tail)
+            needed = HEADER_LENGTH + 1 + len(_varint(entries))
+            if needed > start:
+                break
+            if needed == start and (start + entries + FOOTER_LENGTH) % block_length == 0:
+                return head, tail
+    raise AssertionError  # a start that agrees with its length ends the loop
+
+
 def _varint(value: int) -> bytes:
     """Protocol Buffers' variable-length integer: seven bits a byte, least significant first."""
     encoded = bytearray()
@@ -300,27 +327,23 @@ def _varint(value: int) -> bytes:
     return bytes(encoded)
 
 
-def _field(number: int, payload: bytes) -> bytes:
-    """A length-delimited Protocol Buffers field."""
-    return bytes([number << 3 | 2]) + _varint(len(payload)) + payload
+def _field(number: int, payload: bytes, more: int = 0) -> bytes:
+    """A length-delimited Protocol Buffers field, up to where `more` bytes of it follow."""
+    return bytes([number << 3 | 2]) + _varint(len(payload) + more) + payload
 
 
-def _field_length(payload_length: int) -> int:
-    return 1 + len(_varint(payload_length)) + payload_length
-
-
-def _entry(name: str, payload: bytes) -> bytes:
-    """A feature of an example, its payload last: floats for the label, bytes for any other.
+def _entry_prefix(name: str, payload_length: int) -> bytes:
+    """A feature of an example up to its payload: floats for the label, bytes for any other.
 
     Field numbers are from tensorflow/core/example/feature.proto and example.proto:
     Example.features = 1, Features.feature = 1 (map: key = 1, value = 2),
     Feature.bytes_list = 1, Feature.float_list = 2, *List.value = 1 (floats packed).
     """
-    kind = 2 if name == LABEL else 1
-    return _field(1, _field(1, name.encode()) + _field(2, _field(kind, _field(1, payload))))
+    value = _field(1, b"", payload_length)
+    value = _field(2 if name == LABEL else 1, value, payload_length)
+    value = _field(2, value, payload_length)
+    return _field(1, _field(1, name.encode()) + value, payload_length)
 
 
 def _entry_length(name: str, payload_length: int) -> int:
-    """Bytes of `_entry`, without making it."""
-    value = _field_length(_field_length(_field_length(payload_length)))
-    return _field_length(_field_length(len(name)) + value)
+    return len(_entry_prefix(name, payload_length)) + payload_length

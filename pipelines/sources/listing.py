@@ -10,7 +10,7 @@ import collections
 import dataclasses
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -77,8 +77,7 @@ class Member:
     problem: tuple[str, str] | None = None
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class ImageRef:
+class ImageRef(NamedTuple):
     """A row of `REF_SCHEMA`, as a reader of the source gets it."""
 
     root: str
@@ -211,9 +210,8 @@ def iterate_refs(table: pa.Table | pa.RecordBatch) -> Iterator[ImageRef]:
     """Yields the rows of a table of `REF_SCHEMA`, a batch at a time."""
     batches = [table] if isinstance(table, pa.RecordBatch) else table.to_batches(_BATCH_ROWS)
     for batch in batches:
-        columns = [batch.column(name).to_pylist() for name in REF_SCHEMA.names]
-        for row in zip(*columns, strict=True):
-            yield ImageRef(**dict(zip(REF_SCHEMA.names, row, strict=True)))
+        columns = [batch.column(name).to_pylist() for name in ImageRef._fields]
+        yield from map(ImageRef._make, zip(*columns, strict=True))
 
 
 class _Sorter:

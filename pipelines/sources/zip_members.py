@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import stat
 import zipfile
-import zlib
 from collections.abc import Callable, Iterator
 from typing import IO
+
+import deflate
 
 from pipelines import errors
 from pipelines.sources.listing import ImageRef, Member
@@ -96,18 +97,20 @@ def read_member(read_at: Callable[[int, int], bytes], ref: ImageRef) -> bytes:
     if len(stored) < ref.stored_size:
         stored = read_at(ref.offset + start, ref.stored_size)
     data = _inflate(stored, method, ref.size)
-    if len(data) != ref.size or zlib.crc32(data) != ref.version:
+    if len(data) != ref.size or deflate.crc32(data) != ref.version:
         raise Reject("unreadable_member", "damaged in the archive: its CRC-32 does not fit")
     return data
 
 
 def _inflate(stored: bytes, method: int, size: int) -> bytes:
-    """Undoes a member's compression; a bomb is cut off one byte after its declared size."""
+    """Undoes a member's compression, into no more memory than its declared size."""
     if method == zipfile.ZIP_STORED:
         return stored
     if method != zipfile.ZIP_DEFLATED:
         raise Reject("unreadable_member", f"compression method {method} is not supported")
     try:
-        return zlib.decompressobj(-zlib.MAX_WBITS).decompress(stored, size + 1)
-    except zlib.error as error:
-        raise Reject("unreadable_member", f"damaged in the archive: {error}") from None
+        return bytes(deflate.deflate_decompress(stored, size))
+    except deflate.DeflateError:
+        raise Reject(
+            "unreadable_member", f"damaged in the archive: it does not inflate to {size} bytes"
+        ) from None
