@@ -1,6 +1,10 @@
 """What a worker imports, in the process that workers are forked from."""
 
+import gc
 import logging
+
+# What is imported stays: no worker looks for garbage in it, nor copies its pages by looking.
+gc.disable()
 
 # Before Beam is imported: it logs on import that a library for another product is missing.
 logging.getLogger().addHandler(logging.NullHandler())
@@ -11,3 +15,6 @@ import pipelines.card  # noqa: E402 - the worker that finishes the dataset needs
 import pipelines.sources.archive  # noqa: E402
 import pipelines.sources.directory  # noqa: E402
 import pipelines.transforms  # noqa: E402, F401
+
+gc.freeze()
+gc.enable()
