@@ -70,13 +70,14 @@ class Pictures:
 
     def __init__(self, decoded: list[DecodedImage], shape: tuple[int, int]) -> None:
         self.images = [Image.frombytes("L", shape[::-1], image.pixels) for image in decoded]
-        self.hashes = hashes_of(decoded)
+        self.hashes = hashes_of(decoded, shape)
         self.details = np.stack([near_duplicates.detail(image) for image in self.images])
 
 
-def hashes_of(decoded: list[DecodedImage]) -> np.ndarray:
-    thumbnails = np.frombuffer(b"".join(image.thumbnail for image in decoded), np.uint8)
-    return near_duplicates.perceptual_hash(thumbnails.reshape(-1, 32, 32))
+def hashes_of(decoded: list[DecodedImage], shape: tuple[int, int]) -> np.ndarray:
+    pictures = np.frombuffer(b"".join(image.pixels for image in decoded), np.uint8)
+    thumbnails = near_duplicates.thumbnails(pictures.reshape(-1, *shape, 1))
+    return near_duplicates.perceptual_hash(thumbnails)
 
 
 def distances(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -176,7 +177,7 @@ def report_search(files: list[bytes], sizes: list[int], preprocessing: Preproces
         with Image.open(io.BytesIO(data)) as image, io.BytesIO() as file:
             change(image.convert("L")).save(file, "JPEG", quality=quality)
             copies.append(decode_image(file.getvalue(), preprocessing))
-    planted = hashes_of([*originals, *copies])
+    planted = hashes_of([*originals, *copies], (preprocessing.height, preprocessing.width))
     print("| hashes | seconds | planted pairs found | pairs proposed | memory added, MB |")
     print("| --- | --- | --- | --- | --- |")
     for size in sizes:

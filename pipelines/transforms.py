@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import apache_beam as beam
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -40,6 +39,7 @@ from tfrecord_io import (
     preprocess,
     schema,
     shards,
+    side_facts,
     tfds_metadata,
     twins,
 )
@@ -210,7 +210,7 @@ def write_shard(build: Build, task: plan.ShardTask, reader: Reader) -> Sidecar:
     digest = hashlib.sha256()
     label_counts = [0] * layout.num_classes
     rows: list[dict[str, Any]] = []
-    thumbnails: list[bytes] = []
+    facts = side_facts.SideFacts(layout.image_shape)
     rejects: list[RejectedFile] = []
     with storage.create(task.shard_name) as shard, warnings.catch_warnings():
         # Pillow warns of odd metadata; what matters about an image is its reject, if it is one.
@@ -229,6 +229,7 @@ def write_shard(build: Build, task: plan.ShardTask, reader: Reader) -> Sidecar:
                         )
                     )
                 continue
+            facts.add(image.pixels)
             key = schema.image_key(augment.variant_path(ref.path, variant))
             if variant:
                 pixels = augment.vary(image.pixels, layout.image_shape, key)
@@ -238,11 +239,9 @@ def write_shard(build: Build, task: plan.ShardTask, reader: Reader) -> Sidecar:
             shard.write(record)
             digest.update(record)
             label_counts[label_index] += 1
-            rows.append(_example_row(ref, task, len(rows), key, data, image, variant))
-            thumbnails.append(image.thumbnail)
-    _add_facts(rows, thumbnails)
+            rows.append(_example_row(ref, key, data, image, variant))
     with storage.create(_rows_name(task)) as file:
-        pq.write_table(pa.Table.from_pylist(rows, EXAMPLE_SCHEMA), file)
+        pq.write_table(_examples_table(task, rows, facts), file)
     sidecar = Sidecar(
         fingerprint=build.fingerprint,
         shard=task.shard_name,
@@ -378,17 +377,12 @@ def read_failure(storage: Storage) -> str | None:
 
 def _example_row(
     ref: ImageRef,
-    task: plan.ShardTask,
-    row: int,
     key: str,
     data: bytes,
     image: preprocess.DecodedImage,
     variant: int,
 ) -> dict[str, Any]:
     return {
-        "split": task.split,
-        "shard": task.shard_name,
-        "row": row,
         "key": key,
         "label": ref.label,
         "patient": ref.patient,
@@ -401,19 +395,27 @@ def _example_row(
         "quantization": image.quantization,
         "file_xxh3": xxhash.xxh3_128_hexdigest(data),
         "pixels_xxh3": xxhash.xxh3_128_hexdigest(image.pixels),
-        "white_border": image.white_border,
         "variant": variant,
     }
 
 
-def _add_facts(rows: Sequence[dict[str, Any]], thumbnails: Sequence[bytes]) -> None:
-    """Adds to the rows of a shard what is found out for all of them at once, as it costs less."""
-    side = near_duplicates.THUMBNAIL_SIDE
-    pictures = np.frombuffer(b"".join(thumbnails), np.uint8).reshape(-1, side, side)
-    brightness = pictures.mean(axis=(1, 2)).tolist()
-    hashes = near_duplicates.perceptual_hash(pictures)
-    for row, mean, bits in zip(rows, brightness, hashes, strict=True):
-        row |= {"brightness": mean, "perceptual_hash": bits.tobytes()}
+def _examples_table(
+    task: plan.ShardTask, rows: Sequence[dict[str, Any]], facts: side_facts.SideFacts
+) -> pa.Table:
+    """Returns the rows of a shard with what is the same in all, and what is found for all."""
+    table = pa.Table.from_pylist(rows, EXAMPLE_SCHEMA)
+    columns = {
+        "split": [task.split] * len(rows),
+        "shard": [task.shard_name] * len(rows),
+        "row": range(len(rows)),
+        **facts.columns(),
+    }
+    columns["perceptual_hash"] = [bits.tobytes() for bits in columns["perceptual_hash"]]
+    for name, values in columns.items():
+        field = EXAMPLE_SCHEMA.field(name)
+        column = pa.array(values, type=field.type)
+        table = table.set_column(table.schema.get_field_index(name), field, column)
+    return table
 
 
 def _rows_name(task: plan.ShardTask) -> str:

@@ -11,8 +11,8 @@ WAVES_HASH = "2f2e1c8b161349096244a9a5271ebfc6dee94416a863263ce5861356878f6aaf"
 
 
 def hash_of(image):
-    thumbnail = np.frombuffer(near_duplicates.thumbnail(image), np.uint8)
-    (found,) = near_duplicates.perceptual_hash(thumbnail.reshape(1, 32, 32))
+    pixels = np.asarray(image).reshape(1, image.height, image.width, -1)
+    (found,) = near_duplicates.perceptual_hash(near_duplicates.thumbnails(pixels))
     return found
 
 
@@ -106,6 +106,23 @@ def test_a_picture_that_is_only_a_slope_is_not_taken_for_one_of_one_colour():
 def test_pictures_of_any_size_have_a_hash(size):
     image = Image.fromarray(grey_pixels(1, *size))
     assert hash_of(image).shape == (HASH_LENGTH,)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("size", [(32, 32), (224, 224), (70, 90), (90, 70), (20, 31), (1, 1)])
+def test_a_picture_has_the_same_thumbnail_among_any_others(size, channels):
+    shape = (5, *size, channels)
+    pictures = np.random.default_rng(0).integers(256, size=shape, dtype=np.uint8)
+    together = near_duplicates.thumbnails(pictures)
+    alone = [near_duplicates.thumbnails(picture[None])[0] for picture in pictures]
+    assert together.tolist() == np.stack(alone).tolist()
+
+
+def test_a_thumbnail_is_the_mean_of_areas():
+    picture = np.random.default_rng(0).integers(256, size=(224, 224), dtype=np.uint8)
+    means = picture.reshape(32, 7, 32, 7).mean(axis=(1, 3))
+    found = near_duplicates.thumbnails(picture[None, :, :, None])
+    assert np.abs(found - means).max() < 0.52  # Pillow rounds in fixed point
 
 
 def test_a_picture_has_the_same_hash_among_any_others():

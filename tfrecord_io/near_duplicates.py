@@ -9,6 +9,7 @@ do not, however alike they look. docs/audit.md has the measurements behind the t
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -28,8 +29,8 @@ MIN_SIMILARITY = 0.80
 #: Stored pictures with a shorter side hold too little detail to tell a copy from a likeness.
 MIN_SIDE = 64
 
-#: Pixels of a side of what the hash sees.
-THUMBNAIL_SIDE = 32
+#: Rows and columns of what the hash sees.
+THUMBNAIL_SHAPE = (32, 32)
 
 _FREQUENCIES = 16
 _DETAIL_SIDE = 128
@@ -44,8 +45,8 @@ _DCT = np.round(
     * np.cos(
         np.pi
         * np.arange(_FREQUENCIES)[:, None]
-        * (2 * np.arange(THUMBNAIL_SIDE) + 1)
-        / (2 * THUMBNAIL_SIDE)
+        * (2 * np.arange(THUMBNAIL_SHAPE[0]) + 1)
+        / (2 * THUMBNAIL_SHAPE[0])
     )
 )
 # The hash leaves out the first coefficient, the mean. It takes the others in an order that gives
@@ -74,16 +75,32 @@ class Pairs:
         return len(self.first)
 
 
-def thumbnail(image: Image.Image) -> bytes:
-    """Returns what the hash sees of a picture: uint8 [32, 32], grey, each the mean of its area."""
-    grey = image if image.mode == "L" else image.convert("L")
-    side = THUMBNAIL_SIDE
+def thumbnails(pictures: np.ndarray) -> np.ndarray:
+    """Returns what the hash sees of pictures: each pixel the mean of its area, in grey.
+
+    Args:
+        pictures: uint8 [pictures, height, width, channels].
+
+    Returns:
+        uint8 [pictures, 32, 32].
+    """
+    num_pictures, height, width, channels = pictures.shape
+    rows, columns = THUMBNAIL_SHAPE
     # Means over whole numbers of pixels cost half of what a resize does, and at 224x224 are it.
-    factors = max(grey.width // side, 1), max(grey.height // side, 1)
-    reduced = grey.reduce(factors) if factors != (1, 1) else grey
-    if reduced.size != (side, side):
-        reduced = reduced.resize((side, side), Image.Resampling.BOX)
-    return reduced.tobytes()
+    factors = max(width // columns, 1), max(height // rows, 1)
+    # Below each other, all pictures are one: its rows must not mix those of two.
+    at_once = num_pictures if height % factors[1] == 0 else 1
+    found = np.empty((num_pictures, rows, columns), np.uint8)
+    for first in range(0, num_pictures, max(at_once, 1)):
+        some = pictures[first : first + at_once].reshape(-1, width, channels)
+        image = Image.fromarray(some[..., 0] if channels == 1 else some).convert("L")
+        reduced = np.asarray(image.reduce(factors) if factors != (1, 1) else image)
+        for number, one in enumerate(np.split(reduced, at_once), first):
+            if one.shape != THUMBNAIL_SHAPE:
+                small = Image.fromarray(one).resize((columns, rows), Image.Resampling.BOX)
+                one = np.asarray(small)
+            found[number] = one
+    return found
 
 
 def perceptual_hash(thumbnails: np.ndarray) -> np.ndarray:
@@ -95,7 +112,7 @@ def perceptual_hash(thumbnails: np.ndarray) -> np.ndarray:
     there with 64 bits and the median for zero.
 
     Args:
-        thumbnails: uint8 [pictures, 32, 32], see `thumbnail`.
+        thumbnails: uint8 [pictures, 32, 32], see `thumbnails`.
 
     Returns:
         uint8 [pictures, HASH_LENGTH]; all zero for a picture of one colour.
@@ -106,7 +123,7 @@ def perceptual_hash(thumbnails: np.ndarray) -> np.ndarray:
         # Without its mean, times the number of pixels to stay whole: a picture of one colour is
         # zero.
         means = some.sum(axis=(1, 2), dtype=np.int64, keepdims=True)
-        centred = THUMBNAIL_SIDE**2 * some.astype(np.float64) - means
+        centred = math.prod(THUMBNAIL_SHAPE) * some.astype(np.float64) - means
         coefficients = (_DCT @ centred @ _DCT.T).reshape(len(some), -1)
         bits = coefficients[:, _BIT_ORDER] > 0
         bits[:, -1] = coefficients.any(axis=1)

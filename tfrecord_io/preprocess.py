@@ -10,8 +10,6 @@ from typing import Any
 import PIL
 from PIL import Image, ImageOps, features
 
-from tfrecord_io import near_duplicates
-
 #: Pillow's filters by the name of the option. All of them widen with the reduction (antialias).
 RESIZE_FILTERS: Mapping[str, Image.Resampling] = {
     "bilinear": Image.Resampling.BILINEAR,
@@ -29,9 +27,6 @@ FORMATS = ("JPEG", "PNG", "BMP", "TIFF", "GIF", "WEBP", "PPM")
 MAX_PIXELS = 89_478_485
 
 _EXIF_ORIENTATION = 0x0112
-
-# JPEG leaves a white area a little below 255.
-_WHITE = bytes(range(250, 256))
 
 
 class Reject(Exception):  # noqa: N818 - a verdict on an image, the field's word for it
@@ -108,8 +103,6 @@ class DecodedImage:
         file_format: Pillow's name of the file format, such as `JPEG`.
         quantization: sum of the JPEG's luminance quantization table, a measure of its
             quality (larger is coarser); 0 for other formats.
-        white_border: share of the stored picture's outermost ring that is white, 0..1.
-        thumbnail: of the stored picture, see `near_duplicates.thumbnail`.
     """
 
     pixels: bytes
@@ -118,8 +111,6 @@ class DecodedImage:
     mode: str
     file_format: str
     quantization: int
-    white_border: float
-    thumbnail: bytes
 
 
 def decoder_versions() -> dict[str, str]:
@@ -174,30 +165,14 @@ def _decode(data: bytes, preprocessing: Preprocessing) -> DecodedImage:
         resized = converted.resize(
             (preprocessing.width, preprocessing.height), RESIZE_FILTERS[preprocessing.resize]
         )
-        pixels = resized.tobytes()
         return DecodedImage(
-            pixels=pixels,
+            pixels=resized.tobytes(),
             width=upright.width,
             height=upright.height,
             mode=mode,
             file_format=file_format,
             quantization=quantization,
-            white_border=_white_border(pixels, preprocessing.image_shape),
-            thumbnail=near_duplicates.thumbnail(resized),
         )
-
-
-def _white_border(pixels: bytes, image_shape: tuple[int, int, int]) -> float:
-    """Returns the share of the outermost ring that is white: scans are padded with it."""
-    # Bytes, not an array: NumPy for each image, whose code is out of the processor's cache each
-    # time, costs five times what it seems to.
-    _, width, channels = image_shape
-    row = width * channels
-    inner = slice(row, len(pixels) - row)
-    columns = (*range(channels), *range(row - channels, row))
-    sides = (pixels[inner.start + column : inner.stop : row] for column in columns)
-    ring = b"".join((pixels[:row], pixels[-row:], *sides))
-    return (len(ring) - len(ring.translate(None, _WHITE))) / len(ring)
 
 
 def _check_size(image: Image.Image) -> None:

@@ -1,0 +1,42 @@
+import numpy as np
+import pytest
+
+from tfrecord_io import near_duplicates
+from tfrecord_io.side_facts import SideFacts, white_border
+
+
+def test_facts_are_those_of_each_picture_in_order():
+    pictures = np.random.default_rng(0).integers(256, size=(70, 224, 224, 1), dtype=np.uint8)
+    pictures = pictures // np.arange(1, 71, dtype=np.uint8)[:, None, None, None]
+    facts = SideFacts((224, 224, 1))
+    for picture in pictures:  # more than wait at once
+        facts.add(picture.tobytes())
+    found = facts.columns()
+    thumbnails = near_duplicates.thumbnails(pictures)
+    assert found["brightness"].tolist() == [one.mean() for one in thumbnails]
+    assert found["white_border"].tolist() == white_border(pictures).tolist()
+    hashes = near_duplicates.perceptual_hash(thumbnails)
+    assert found["perceptual_hash"].tolist() == hashes.tolist()
+
+
+def test_no_pictures_have_no_facts():
+    found = SideFacts((8, 9, 3)).columns()
+    assert {name: len(column) for name, column in found.items()} == {
+        "brightness": 0,
+        "white_border": 0,
+        "perceptual_hash": 0,
+    }
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_the_white_border_is_the_share_of_the_ring_alone(channels):
+    pictures = np.zeros((3, 6, 5, channels), np.uint8)
+    pictures[0, 2:4, 2:3] = 255  # inside
+    pictures[1, 0] = 250  # five of the eighteen pixels of the ring
+    pictures[2] = 249  # nearly white
+    assert white_border(pictures).tolist() == [0, 5 / 18, 0]
+
+
+@pytest.mark.parametrize("size", [(1, 1), (1, 4), (4, 1), (2, 2)])
+def test_a_picture_that_is_all_ring_has_a_border(size):
+    assert white_border(np.full((2, *size, 1), 255, np.uint8)).tolist() == [1, 1]
