@@ -314,7 +314,7 @@ def finish_dataset(build: Build) -> None:
     rejects = [*build.rejected_files, *(r for sidecar in sidecars for r in sidecar.rejects)]
     rejects.sort(key=lambda reject: (reject.source_path, reject.reason))
     _write_listing(build.storage, manifest.REJECTS_FILE_NAME, map(dataclasses.astuple, rejects))
-    if failure := _judge(build, tasks, rejects):
+    if failure := _judge(build, tasks, rejects) or _judge_classes(build, tasks, sidecars):
         _write_failure(build.storage, failure)
         return
     _write_examples(build.storage, tasks)
@@ -515,6 +515,37 @@ def _judge(
         f"({len(rejects) / num_images:.2%}, allowed {build.max_reject_fraction:.2%}): "
         + ", ".join(f"{count:,} {reason}" for reason, count in reasons)
         + f". See {table}; if you accept them, run again with a larger --max_reject_fraction"
+    )
+
+
+def _judge_classes(
+    build: Build, tasks: Sequence[plan.ShardTask], sidecars: Sequence[Sidecar]
+) -> str | None:
+    """Returns why the dataset must not be used if all files of a class were rejected.
+
+    Such a class is a folder of something else beside the classes' folders, or lost as a whole.
+    """
+    counts = [sum(column) for column in zip(*(s.label_counts for s in sidecars), strict=True)]
+    without = {name for name, count in zip(build.label_names, counts, strict=True) if not count}
+    if not without:
+        return None
+    rejected = {reject.source_path for sidecar in sidecars for reject in sidecar.rejects}
+    lost: dict[str, str] = {}
+    with build.storage.open_arrow(PLAN_FILE) as file:
+        for ref in (r for task in tasks for r in iterate_refs(plan.read_task_refs(file, task))):
+            if ref.source_path not in rejected:
+                without.discard(ref.label)  # dropped as a duplicate
+            elif ref.label in without:
+                lost[ref.label] = ref.source_path
+    lost = {name: path for name, path in sorted(lost.items()) if name in without}
+    if not lost:
+        return None
+    name, path = next(iter(lost.items()))
+    rest = ",".join(label for label in build.label_names if label not in lost)
+    return (
+        f"no image is left of class {name!r}: all its files were rejected, such as {path} "
+        f"({build.storage.path(manifest.REJECTS_FILE_NAME)} has them). Repair the files; or, if "
+        f"that folder is no class, run again with --classes={rest} --overwrite"
     )
 
 

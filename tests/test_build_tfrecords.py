@@ -285,6 +285,24 @@ def test_too_many_rejects_fail_with_evidence_and_a_larger_limit_goes_on(
     assert Manifest.load(output).counts["rejects"] == 2
 
 
+def test_a_folder_that_is_no_class_fails_and_the_message_tells_what_to_do(
+    tmp_path, monkeypatch, capsys
+):
+    files = {**scan_tree({"train": 50}), "train/labels/labels.csv": b"name,label"}
+    scans = write_tree(tmp_path / "scans", files)
+    argv = arguments(scans, tmp_path / "out", "--num_shards=2", IN_MEMORY)
+    assert exit_code(monkeypatch, argv) == 1
+    message = capsys.readouterr().err.splitlines()[-1]
+    assert message.startswith("error: no image is left of class 'labels': all its files were")
+    assert "such as train/labels/labels.csv" in message
+    assert not (tmp_path / "out" / "manifest.json").exists()
+    advice = message.partition("run again with ")[2].split()
+    assert exit_code(monkeypatch, [*argv, *advice]) == 0
+    found = Manifest.load(tmp_path / "out")
+    assert found.label_names == ("CNV", "DME", "DRUSEN", "NORMAL")
+    assert found.counts["files"] == 201
+
+
 # ---- strangers' archives
 
 
