@@ -1,7 +1,5 @@
 """Zips and folders on an object store, through the whole build."""
 
-import dataclasses
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,9 +10,8 @@ from image_files import kermany_archive, scan_tree, under, write_tar, write_tree
 from s3_server import BUCKET, SECRET_KEY, S3Server, running_s3
 
 from pipelines import build_tfrecords, engine, errors, options, remote_files, staging
-from pipelines.sources import prefetch
 from pipelines.sources.archive import ArchiveSource
-from pipelines.sources.listing import ImageRef, ListingOptions, iterate_refs
+from pipelines.sources.listing import ListingOptions, iterate_refs
 from pipelines.sources.remote_zip import RemoteZipSource
 from tfrecord_io import Manifest, verify
 from tfrecord_io.__main__ import main as tfrecord_io_main
@@ -242,66 +239,6 @@ def test_a_zip_that_changes_under_the_build_is_not_mixed(s3, scans_zip):
 
     with source.open() as reader, pytest.raises(errors.BuildError, match="changed since"):
         reader.read(ref)
-
-
-# --------------------------------------------------------------------------------------------------
-# Reading ahead
-# --------------------------------------------------------------------------------------------------
-
-REF = ImageRef(
-    root="", path="", split="train", label="A", patient=None, offset=0, stored_size=1, size=1,
-    version=0,
-)  # fmt: skip
-
-
-class CountingReader:
-    """Answers with the ref's offset; remembers how many reads ran at the same time."""
-
-    def __init__(self, num_parallel_reads: int):
-        self.num_parallel_reads = num_parallel_reads
-        self.together = threading.Barrier(num_parallel_reads, timeout=20)
-        self.started = 0
-
-    def read(self, ref: ImageRef) -> bytes:
-        self.started += 1
-        self.together.wait()
-        if ref.offset == 5:
-            raise errors.BuildError("the fifth")
-        return b"%d" % ref.offset
-
-
-def refs(count: int, stored_size: int = 1) -> list[ImageRef]:
-    return [dataclasses.replace(REF, offset=i, stored_size=stored_size) for i in range(count)]
-
-
-def test_reads_run_at_once_and_come_back_in_order():
-    reader = CountingReader(4)
-    found = []
-    for ref, read in prefetch.read_in_order(reader, refs(40)):
-        try:
-            found.append(read())
-        except errors.BuildError:
-            found.append(b"failed")
-        assert ref.offset == len(found) - 1
-    assert found == [b"failed" if i == 5 else b"%d" % i for i in range(40)]
-
-
-def test_large_files_are_not_read_far_ahead():
-    reader = CountingReader(1)
-    reader.num_parallel_reads = 8  # A barrier of one holds nobody up.
-    reads = prefetch.read_in_order(reader, refs(20, stored_size=40_000_000))
-    next(reads)[1]()
-    assert reader.started <= 2
-    reads.close()
-
-
-def test_a_local_reader_is_asked_by_the_caller_itself():
-    class Local:
-        def read(self, ref: ImageRef) -> bytes:
-            return threading.current_thread().name.encode()
-
-    names = [read() for _, read in prefetch.read_in_order(Local(), refs(3))]
-    assert names == [threading.current_thread().name.encode()] * 3
 
 
 # --------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Reads ahead where reading means waiting for a network, in the order in which it is asked for."""
+"""Reads ahead where reading means waiting for a network or a disk, in the order of the images."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ from pipelines.sources.source import Reader
 #: Bytes that may be on their way or wait to be decoded, in one process (one file always may).
 _MOST_BYTES_AHEAD = 64 * 1024 * 1024
 
+#: Images of which the operating system is told before they are read.
+_NUM_ANNOUNCED = 8
+
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
@@ -24,7 +27,9 @@ def read_in_order(
     """Yields each image with a function that returns its bytes, or raises what reading it raised.
 
     A reader whose `num_parallel_reads` is more than one is read ahead of the consumer by so many
-    threads; any other is read when the function is called, by the caller itself.
+    threads; any other is read when the function is called, by the caller itself. If it can
+    `announce` an image, it does so somewhat earlier: the images of a shard lie all over an
+    archive, and a disk that does not know the next place has the worker wait for each.
 
     Args:
         reader: of the source, open.
@@ -32,8 +37,22 @@ def read_in_order(
     """
     num_threads = getattr(reader, "num_parallel_reads", 1)
     if num_threads == 1:
+        if announce := getattr(reader, "announce", None):
+            refs = _announced(announce, refs)
         return ((ref, functools.partial(reader.read, ref)) for ref in refs)
     return ahead(reader.read, refs, num_threads, lambda ref: ref.stored_size)
+
+
+def _announced(
+    announce: Callable[[ImageRef], None], refs: Iterable[ImageRef]
+) -> Iterator[ImageRef]:
+    waiting: collections.deque[ImageRef] = collections.deque()
+    for ref in refs:
+        announce(ref)
+        waiting.append(ref)
+        if len(waiting) > _NUM_ANNOUNCED:
+            yield waiting.popleft()
+    yield from waiting
 
 
 def ahead(
