@@ -237,7 +237,8 @@ class Manifest:
         if content["record"]["stride"] != layout.stride or slots != dict(layout.features):
             raise ManifestError(
                 f"{file_name}: the record layout does not follow from image shape "
-                f"{self.image_shape} and {self.num_classes} classes"
+                f"{self.image_shape} and {self.num_classes} classes; if the file was not changed, "
+                "a version before the first release wrote it: build the data anew"
             )
         for name, split in self.splits.items():
             if split.num_examples != content["splits"][name]["num_examples"] or (
