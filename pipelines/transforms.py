@@ -403,19 +403,15 @@ def _examples_table(
     task: plan.ShardTask, rows: Sequence[dict[str, Any]], facts: side_facts.SideFacts
 ) -> pa.Table:
     """Returns the rows of a shard with what is the same in all, and what is found for all."""
-    table = pa.Table.from_pylist(rows, EXAMPLE_SCHEMA)
-    columns = {
+    columns = {name: [row.get(name) for row in rows] for name in EXAMPLE_SCHEMA.names}
+    columns |= facts.columns()
+    columns |= {
         "split": [task.split] * len(rows),
         "shard": [task.shard_name] * len(rows),
         "row": range(len(rows)),
-        **facts.columns(),
+        "perceptual_hash": [bits.tobytes() for bits in columns["perceptual_hash"]],
     }
-    columns["perceptual_hash"] = [bits.tobytes() for bits in columns["perceptual_hash"]]
-    for name, values in columns.items():
-        field = EXAMPLE_SCHEMA.field(name)
-        column = pa.array(values, type=field.type)
-        table = table.set_column(table.schema.get_field_index(name), field, column)
-    return table
+    return pa.Table.from_pydict(columns, EXAMPLE_SCHEMA)
 
 
 def _rows_name(task: plan.ShardTask) -> str:

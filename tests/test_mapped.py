@@ -108,7 +108,7 @@ def test_a_dataset_that_was_cut_off_is_not_mapped(tmp_path: Path) -> None:
         MappedDataset(tmp_path, "train")
 
 
-@pytest.mark.parametrize("stride", [7, 4096, 50_688, 6000])
+@pytest.mark.parametrize("stride", [7, 4096, 50_295, 50_688, 6000])
 def test_every_shard_begins_at_a_page_and_at_a_row(stride: int) -> None:
     sizes = [3, 0, 5000, 1]
     index = RowIndex(sizes, stride)

@@ -1,6 +1,6 @@
 """Finds pictures that are the same picture again: saved anew, brightened, or resized.
 
-Two steps. A perceptual hash, made while an image is decoded, proposes pairs: it is 32 bytes an
+Two steps. A perceptual hash, made while a shard is written, proposes pairs: it is 32 bytes an
 image, so a million of them are searched in memory. The stored pixels then decide about each
 proposed pair: copies of one picture share its finest detail, its noise, and two scans of one eye
 do not, however alike they look. docs/audit.md has the measurements behind the thresholds.

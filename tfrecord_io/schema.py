@@ -275,8 +275,7 @@ def _make_template(image_length: int, label_length: int, block_length: int) -> _
         tail += _entry_prefix(name, lengths[name])
         places[name] = len(tail)
         tail += bytes(lengths[name])
-    entries_length = len(before) + image_length + len(tail)
-    example_head = b"\x0a" + _varint(entries_length) + before
+    example_head = _field(1, before, image_length + len(tail))
     length = struct.pack("<Q", len(example_head) + image_length + len(tail))
     head = length + struct.pack("<I", masked_crc32c(length)) + example_head
     places = {IMAGE: 0} | {name: image_length + place for name, place in places.items()}

@@ -107,38 +107,32 @@ class ArchiveSource:
 
 
 @dataclasses.dataclass(frozen=True)
-class _ZipReader:
+class _Reader:
     descriptor: int
 
     def announce(self, ref: ImageRef) -> None:
-        _announce(self.descriptor, ref)
+        """Lets the system fetch a member from the disk, where it has a way of being told."""
+        if hasattr(os, "posix_fadvise"):
+            # What cannot be had, a place behind the end for instance, the reading will tell.
+            with contextlib.suppress(OSError, OverflowError):
+                os.posix_fadvise(
+                    self.descriptor, ref.offset, ref.stored_size, os.POSIX_FADV_WILLNEED
+                )
 
+
+class _ZipReader(_Reader):
     def read(self, ref: ImageRef) -> bytes:
         return zip_members.read_member(
             lambda start, length: os.pread(self.descriptor, length, start), ref
         )
 
 
-@dataclasses.dataclass(frozen=True)
-class _TarReader:
-    descriptor: int
-
-    def announce(self, ref: ImageRef) -> None:
-        _announce(self.descriptor, ref)
-
+class _TarReader(_Reader):
     def read(self, ref: ImageRef) -> bytes:
         data = os.pread(self.descriptor, ref.size, ref.offset)
         if len(data) != ref.size:
             raise Reject("unreadable_member", "the archive ends before the member does")
         return data
-
-
-def _announce(descriptor: int, ref: ImageRef) -> None:
-    """Lets the system fetch a member from the disk, where it has a way of being told."""
-    if hasattr(os, "posix_fadvise"):
-        # What cannot be had, a place behind the end for instance, the reading will tell.
-        with contextlib.suppress(OSError, OverflowError):
-            os.posix_fadvise(descriptor, ref.offset, ref.stored_size, os.POSIX_FADV_WILLNEED)
 
 
 def _tar_members(data_path: Path, path: Path) -> Iterator[Member]:
