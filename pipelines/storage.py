@@ -6,11 +6,13 @@ appears whole once its upload ends, so there the final name is written at once.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
+from concurrent import futures
 from pathlib import Path
 from typing import IO, TypeVar
 
@@ -23,6 +25,9 @@ from tfrecord_io import shards
 
 #: Where a build keeps what is no part of the dataset: plan, lock, temporary and part files.
 BUILD_DIR = ".build"
+
+# Files that wait to be finished, besides the one in hand: those of one task.
+_MOST_UNFINISHED = 3
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
@@ -144,3 +149,61 @@ class Storage:
         if names := self.names(BUILD_DIR):
             urls = [self.path(f"{BUILD_DIR}/{name}") for name in names]
             remote_files.open_store(self.root).delete(urls)
+
+
+class WriteBehind:
+    """Finishes files while the caller goes on: waits for the disk, or uploads to the store.
+
+    Files take their names in the order in which they were written. After one that could not be
+    finished none does, so that what stands for it is not there either.
+    """
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+        self._thread = futures.ThreadPoolExecutor(1, thread_name_prefix="write-behind")
+        self._unfinished: collections.deque[futures.Future[None]] = collections.deque()
+        self._failed = False
+
+    @contextlib.contextmanager
+    def create(self, name: str) -> Iterator[IO[bytes]]:
+        """Opens a file for writing that will appear whole, under its name, or not at all.
+
+        Raises:
+            OSError, errors.BuildError: if an earlier file could not be finished.
+        """
+        with contextlib.ExitStack() as block:
+            yield block.enter_context(self._storage.create(name))
+            self._unfinished.append(self._thread.submit(self._finish, block.pop_all()))
+        while len(self._unfinished) > _MOST_UNFINISHED:
+            self._unfinished.popleft().result()
+
+    def wait(self) -> None:
+        """Returns once every file has its name.
+
+        Raises:
+            OSError, errors.BuildError: if one could not be finished.
+        """
+        unfinished = [*self._unfinished]
+        self._unfinished.clear()
+        futures.wait(unfinished)
+        self._failed = False
+        for each in unfinished:
+            each.result()
+
+    def close(self) -> None:
+        """Ends the thread, which finishes what it was given."""
+        self._thread.shutdown()
+
+    def _finish(self, block: contextlib.ExitStack) -> None:
+        with contextlib.suppress(_EarlierFailureError), block:
+            if self._failed:
+                raise _EarlierFailureError
+            try:
+                block.close()
+            except BaseException:
+                self._failed = True
+                raise
+
+
+class _EarlierFailureError(Exception):
+    """Has a file removed instead of finished."""

@@ -11,13 +11,12 @@ import contextlib
 import csv
 import dataclasses
 import functools
-import hashlib
 import io
 import json
 import platform
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import IO, Any
 
 import apache_beam as beam
 import pyarrow as pa
@@ -30,7 +29,7 @@ from pipelines.sources import prefetch
 from pipelines.sources.listing import ImageRef, RejectedFile, iterate_refs
 from pipelines.sources.source import Reader, Source
 from pipelines.splits import DROPPED_SCHEMA
-from pipelines.storage import BUILD_DIR, Storage
+from pipelines.storage import BUILD_DIR, Storage, WriteBehind
 from tfrecord_io import (
     audit,
     augment,
@@ -188,7 +187,12 @@ def find_finished(build: Build, tasks: Iterable[plan.ShardTask]) -> dict[int, Si
     }
 
 
-def write_shard(build: Build, task: plan.ShardTask, reader: Reader) -> Sidecar:
+def write_shard(
+    build: Build,
+    task: plan.ShardTask,
+    reader: Reader,
+    create: Callable[[str], contextlib.AbstractContextManager[IO[bytes]]] | None = None,
+) -> Sidecar:
     """Decodes the images of one task into one shard, an image at a time.
 
     Files appear in this order, each whole: shard, rows of the examples table, sidecar. So a
@@ -198,21 +202,26 @@ def write_shard(build: Build, task: plan.ShardTask, reader: Reader) -> Sidecar:
         build: the whole build.
         task: the shard to write.
         reader: of the source, open.
+        create: opens a file by its name, as the storage's `create` does, which is the default.
 
     Raises:
         errors.BuildError: if the source is gone or has changed, or Pillow is another version.
     """
     _check_decoder(build)
     storage, layout = build.storage, build.layout
+    create = create or storage.create
     label_indices = {name: index for index, name in enumerate(build.label_names)}
     with storage.open_arrow(PLAN_FILE) as file:
         refs = plan.read_task_refs(file, task)
-    digest = hashlib.sha256()
     label_counts = [0] * layout.num_classes
     rows: list[dict[str, Any]] = []
     facts = side_facts.SideFacts(layout.image_shape)
     rejects: list[RejectedFile] = []
-    with storage.create(task.shard_name) as shard, warnings.catch_warnings():
+    with (
+        create(task.shard_name) as file,
+        shards.HashedWriter(file) as shard,
+        warnings.catch_warnings(),
+    ):
         # Pillow warns of odd metadata; what matters about an image is its reject, if it is one.
         warnings.simplefilter("ignore")
         reads = prefetch.read_in_order(reader, iterate_refs(refs))
@@ -235,12 +244,10 @@ def write_shard(build: Build, task: plan.ShardTask, reader: Reader) -> Sidecar:
                 pixels = augment.vary(image.pixels, layout.image_shape, key)
                 image = dataclasses.replace(image, pixels=pixels)
             label_index = label_indices[ref.label]
-            record = layout.encode_record(image.pixels, label_index, key)
-            shard.write(record)
-            digest.update(record)
+            shard.write(layout.encode_record(image.pixels, label_index, key))
             label_counts[label_index] += 1
             rows.append(_example_row(ref, key, data, image, variant))
-    with storage.create(_rows_name(task)) as file:
+    with create(_rows_name(task)) as file:
         pq.write_table(_examples_table(task, rows, facts), file)
     sidecar = Sidecar(
         fingerprint=build.fingerprint,
@@ -248,11 +255,11 @@ def write_shard(build: Build, task: plan.ShardTask, reader: Reader) -> Sidecar:
         num_refs=task.num_refs,
         num_examples=len(rows),
         num_bytes=len(rows) * layout.stride,
-        sha256=digest.hexdigest(),
+        sha256=shard.sha256,
         label_counts=tuple(label_counts),
         rejects=tuple(rejects),
     )
-    with storage.create(shards.sidecar_name(task.shard_name)) as file:
+    with create(shards.sidecar_name(task.shard_name)) as file:
         file.write(sidecar.to_json().encode())
     return sidecar
 
@@ -278,7 +285,7 @@ class WriteShards(beam.PTransform):
 
 
 class _WriteShardFn(beam.DoFn):
-    """Keeps the source open between tasks."""
+    """Keeps the source open, and decodes for one task while the files of the last are finished."""
 
     def __init__(self, build: Build) -> None:
         self._build = build
@@ -286,13 +293,19 @@ class _WriteShardFn(beam.DoFn):
     def setup(self) -> None:
         self._open = contextlib.ExitStack()
         self._reader = self._open.enter_context(self._build.source.open())
+        self._files = self._open.enter_context(contextlib.closing(WriteBehind(self._build.storage)))
 
     def process(self, task: plan.ShardTask) -> Iterator[tuple[str, int]]:
         # A retried task of an engine, or one of a resumed build, may be done already.
         if _read_sidecar(self._build, task) is None:
-            with _clear_write_errors(self._build.storage.path(task.shard_name)):
-                write_shard(self._build, task, self._reader)
+            with _clear_write_errors(self._build.output):
+                write_shard(self._build, task, self._reader, self._files.create)
         yield self._build.name, task.index
+
+    def finish_bundle(self) -> None:
+        # What was yielded counts only if the bundle ends well.
+        with _clear_write_errors(self._build.output):
+            self._files.wait()
 
     def teardown(self) -> None:
         self._open.close()

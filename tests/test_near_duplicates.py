@@ -118,11 +118,13 @@ def test_a_picture_has_the_same_thumbnail_among_any_others(size, channels):
     assert together.tolist() == np.stack(alone).tolist()
 
 
-def test_a_thumbnail_is_the_mean_of_areas():
-    picture = np.random.default_rng(0).integers(256, size=(224, 224), dtype=np.uint8)
-    means = picture.reshape(32, 7, 32, 7).mean(axis=(1, 3))
-    found = near_duplicates.thumbnails(picture[None, :, :, None])
-    assert np.abs(found - means).max() < 0.52  # Pillow rounds in fixed point
+@pytest.mark.parametrize(("height", "width"), [(224, 224), (32, 64), (640, 96), (512, 512)])
+def test_a_thumbnail_is_the_rounded_mean_of_areas(height, width):
+    picture = np.random.default_rng(0).integers(256, size=(height, width), dtype=np.uint8)
+    picture[: height // 32, : width // 32] = 255  # the largest sum there is
+    means = picture.reshape(32, height // 32, 32, width // 32).mean(axis=(1, 3))
+    (found,) = near_duplicates.thumbnails(picture[None, :, :, None])
+    assert found.tolist() == np.floor(means + 0.5).tolist()
 
 
 def test_a_picture_has_the_same_hash_among_any_others():

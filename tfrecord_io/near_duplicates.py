@@ -86,21 +86,45 @@ def thumbnails(pictures: np.ndarray) -> np.ndarray:
     """
     num_pictures, height, width, channels = pictures.shape
     rows, columns = THUMBNAIL_SHAPE
-    # Means over whole numbers of pixels cost half of what a resize does, and at 224x224 are it.
-    factors = max(width // columns, 1), max(height // rows, 1)
-    # Below each other, all pictures are one: its rows must not mix those of two.
-    at_once = num_pictures if height % factors[1] == 0 else 1
+    if channels == 1:
+        grey = pictures[..., 0]
+    else:  # below each other, all pictures are one
+        colour = Image.fromarray(pictures.reshape(-1, width, channels))
+        grey = np.asarray(colour.convert("L")).reshape(num_pictures, height, width)
+    if height % rows == 0 and width % columns == 0:
+        return _area_means(grey, height // rows, width // columns)
     found = np.empty((num_pictures, rows, columns), np.uint8)
-    for first in range(0, num_pictures, max(at_once, 1)):
-        some = pictures[first : first + at_once].reshape(-1, width, channels)
-        image = Image.fromarray(some[..., 0] if channels == 1 else some).convert("L")
-        reduced = np.asarray(image.reduce(factors) if factors != (1, 1) else image)
-        for number, one in enumerate(np.split(reduced, at_once), first):
-            if one.shape != THUMBNAIL_SHAPE:
-                small = Image.fromarray(one).resize((columns, rows), Image.Resampling.BOX)
-                one = np.asarray(small)
-            found[number] = one
+    for number, picture in enumerate(grey):
+        found[number] = Image.fromarray(picture).resize((columns, rows), Image.Resampling.BOX)
     return found
+
+
+def _area_means(pictures: np.ndarray, rows: int, columns: int) -> np.ndarray:
+    """Returns the means of areas of whole pixels, a half rounded up.
+
+    Pillow's `reduce` takes twice as long, and rounds in fixed point.
+
+    Args:
+        pictures: uint8 [pictures, height, width].
+        rows: of an area; divides the height.
+        columns: of an area; divides the width.
+
+    Returns:
+        uint8 [pictures, height / rows, width / columns].
+    """
+    num_pictures, height, width = pictures.shape
+    num_pixels = rows * columns
+    half = num_pixels // 2
+    dtype = np.uint16 if 255 * num_pixels + half <= np.iinfo(np.uint16).max else np.uint32
+    bands = pictures.reshape(-1, rows, width)
+    in_columns = bands[:, 0].astype(dtype)
+    for row in range(1, rows):
+        in_columns += bands[:, row]
+    sums = np.full((len(bands), width // columns), half, dtype)
+    for column in range(columns):
+        sums += in_columns[:, column::columns]
+    sums //= num_pixels
+    return sums.astype(np.uint8).reshape(num_pictures, height // rows, width // columns)
 
 
 def perceptual_hash(thumbnails: np.ndarray) -> np.ndarray:

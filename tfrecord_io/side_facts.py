@@ -6,6 +6,8 @@ processor's caches: for each image by itself these facts cost five times what th
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from tfrecord_io import near_duplicates
@@ -14,7 +16,7 @@ from tfrecord_io import near_duplicates
 _WHITE = 250
 
 # Pixels that wait to be looked at: few enough to stay in a processor's cache.
-_WAITING_BYTES = 2 * 1024 * 1024
+_WAITING_BYTES = 1024 * 1024
 
 
 class SideFacts:
@@ -26,15 +28,20 @@ class SideFacts:
         Args:
             image_shape: (height, width, channels) of each.
         """
-        self._image_shape = image_shape
-        self._waiting: list[bytes] = []
+        num_waiting = max(_WAITING_BYTES // math.prod(image_shape), 1)
+        # One place for them all, again and again: pictures that were kept themselves would have
+        # each next one decoded into memory that no cache knows.
+        self._pictures = np.empty((num_waiting, *image_shape), np.uint8)
+        self._places = self._pictures.reshape(num_waiting, -1)
+        self._num_waiting = 0
         self._thumbnails = [np.empty((0, *near_duplicates.THUMBNAIL_SHAPE), np.uint8)]
         self._white_borders = [np.empty(0)]
 
     def add(self, pixels: bytes) -> None:
         """Adds a picture: uint8, row-major [height, width, channels]."""
-        self._waiting.append(pixels)
-        if len(self._waiting) * len(pixels) >= _WAITING_BYTES:
+        self._places[self._num_waiting] = np.frombuffer(pixels, np.uint8)
+        self._num_waiting += 1
+        if self._num_waiting == len(self._places):
             self._look()
 
     def columns(self) -> dict[str, np.ndarray]:
@@ -54,13 +61,12 @@ class SideFacts:
         }
 
     def _look(self) -> None:
-        if not self._waiting:
+        if not self._num_waiting:
             return
-        pictures = np.frombuffer(b"".join(self._waiting), np.uint8)
-        pictures = pictures.reshape(-1, *self._image_shape)
+        pictures = self._pictures[: self._num_waiting]
         self._thumbnails.append(near_duplicates.thumbnails(pictures))
         self._white_borders.append(white_border(pictures))
-        self._waiting.clear()
+        self._num_waiting = 0
 
 
 def white_border(pictures: np.ndarray) -> np.ndarray:
