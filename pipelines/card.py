@@ -7,7 +7,7 @@ import collections
 import functools
 import io
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +24,6 @@ from tfrecord_io import shortcuts
 from tfrecord_io.audit import LIMITS, SEVERITIES, Audit
 from tfrecord_io.manifest import Manifest
 from tfrecord_io.twins import ImageReader
-
-_TEMPLATE = "card.html.jinja"
 
 # Sizes that keep the page under some megabytes, whatever the dataset.
 _MAX_CLASSES = 24
@@ -67,6 +65,21 @@ _STYLE = {
 }
 
 
+@functools.cache
+def page_template() -> jinja2.Template:
+    """Returns the page, compiled; a process that calls it early has it at hand later."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["number"] = lambda value: f"{value:,}"
+    environment.filters["with_flags"] = _with_flags
+    return environment.get_template("card.html.jinja")
+
+
 def render(
     found: Manifest,
     audit: Audit,
@@ -85,17 +98,8 @@ def render(
         rejects: images that could not be used.
         dropped: images that a policy left out; columns `path`, `reason`, `detail`.
     """
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["number"] = lambda value: f"{value:,}"
-    environment.filters["with_flags"] = _with_flags
     severities = collections.Counter(finding.severity for finding in audit.findings)
-    return environment.get_template(_TEMPLATE).render(
+    return page_template().render(
         found=found,
         audit=audit,
         severities={name: severities[name] for name in SEVERITIES},
@@ -302,39 +306,53 @@ def _side_facts(found: Manifest, examples: pa.Table) -> list[dict[str, Any]]:
     """Returns, for each fact of the files that may give the class away, counts by class."""
     if found.num_classes > _MAX_CLASSES:
         return []
-    names = set(examples.column_names)
-    facts = []
-    if {"width", "height"} <= names:
-        sizes = zip(examples["width"].to_pylist(), examples["height"].to_pylist(), strict=True)
-        facts.append(("Original size", [f"{w}×{h}" for w, h in sizes]))
-    if {"mode", "file_format"} <= names:
-        kinds = zip(examples["file_format"].to_pylist(), examples["mode"].to_pylist(), strict=True)
-        facts.append(("Format and mode", [f"{kind} {mode}" for kind, mode in kinds]))
-    if "quantization" in names:
-        values = examples["quantization"].to_pylist()
-        shown = [str(value) if value else "no JPEG" for value in values]
-        facts.append(("JPEG quantization (sum of the table; larger is coarser)", shown))
-    if "white_border" in names:
+    if "white_border" in examples.column_names:
         border = examples["white_border"].to_numpy()
         bins = np.searchsorted(shortcuts.WHITE_BORDER_EDGES, border, "right")
-        shown = [_BORDERS[index] for index in bins.tolist()]
-        facts.append(("White share of the border", shown))
-    labels = examples["label"].to_pylist()
-    totals = collections.Counter(labels)
+        examples = examples.append_column("border", pa.array(bins))
+    facts: list[tuple[str, tuple[str, ...], Callable[..., str]]] = [
+        ("Original size", ("width", "height"), lambda width, height: f"{width}×{height}"),
+        ("Format and mode", ("file_format", "mode"), lambda kind, mode: f"{kind} {mode}"),
+        (
+            "JPEG quantization (sum of the table; larger is coarser)",
+            ("quantization",),
+            lambda value: str(value) if value else "no JPEG",
+        ),
+        ("White share of the border", ("border",), lambda index: _BORDERS[index]),
+    ]
     return [
-        _cross_table(title, values, labels, totals, found.label_names) for title, values in facts
+        _cross_table(title, _count_by_label(examples, columns, show), found.label_names)
+        for title, columns, show in facts
+        if set(columns) <= set(examples.column_names)
     ]
 
 
+def _count_by_label(
+    examples: pa.Table, columns: Sequence[str], show: Callable[..., str]
+) -> collections.Counter[tuple[str, str]]:
+    """Counts examples by what is shown of some columns' values, and label."""
+    keys = [*columns, "label"]
+    plain = pa.table({name: _without_dictionary(examples[name]) for name in keys})
+    counts: collections.Counter[tuple[str, str]] = collections.Counter()
+    for row in plain.group_by(keys).aggregate([([], "count_all")]).to_pylist():
+        counts[show(*(row[name] for name in columns)), row["label"]] += row["count_all"]
+    return counts
+
+
+def _without_dictionary(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    kind = column.type
+    return column.cast(kind.value_type) if pa.types.is_dictionary(kind) else column
+
+
 def _cross_table(
-    title: str,
-    values: Sequence[str],
-    labels: Sequence[str],
-    totals: Mapping[str, int],
-    label_names: Sequence[str],
+    title: str, counts: collections.Counter[tuple[str, str]], label_names: Sequence[str]
 ) -> dict[str, Any]:
-    counts = collections.Counter(zip(values, labels, strict=True))
-    frequent = [value for value, _ in collections.Counter(values).most_common(8)]
+    values: collections.Counter[str] = collections.Counter()
+    totals: collections.Counter[str] = collections.Counter()
+    for (value, label), count in counts.items():
+        values[value] += count
+        totals[label] += count
+    frequent = sorted(values, key=lambda value: (-values[value], value))[:8]
     if set(frequent) <= set(_BORDERS):
         frequent.sort(key=_BORDERS.index)
     others = set(values) - set(frequent)
@@ -344,7 +362,7 @@ def _cross_table(
         cells = []
         for label in label_names:
             count = sum(counts[member, label] for member in members)
-            cells.append({"count": count, "share": count / max(totals.get(label, 0), 1)})
+            cells.append({"count": count, "share": count / max(totals[label], 1)})
         rows.append({"value": value, "cells": cells})
     return {"title": title, "rows": rows, "columns": label_names}
 

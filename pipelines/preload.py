@@ -14,7 +14,8 @@ import apache_beam.runners.worker.sdk_worker_main  # noqa: E402, F401
 import pipelines.card  # noqa: E402 - the worker that finishes the dataset needs it
 import pipelines.sources.archive  # noqa: E402
 import pipelines.sources.directory  # noqa: E402
-import pipelines.transforms  # noqa: E402, F401
+import pipelines.transforms  # noqa: E402
 
+pipelines.card.page_template()
 gc.freeze()
 gc.enable()

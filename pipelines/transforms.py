@@ -16,9 +16,10 @@ import json
 import platform
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import apache_beam as beam
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -37,8 +38,8 @@ from tfrecord_io import (
     near_duplicates,
     preprocess,
     schema,
+    shard_writer,
     shards,
-    side_facts,
     tfds_metadata,
     twins,
 )
@@ -70,8 +71,8 @@ EXAMPLE_SCHEMA = pa.schema(
         ("brightness", pa.float32()),
         ("white_border", pa.float32()),
         ("perceptual_hash", pa.binary(near_duplicates.HASH_LENGTH)),
-        # 0 is the image itself; of an augmented copy the other columns, but for the key and the
-        # hash of the pixels, are those of its original.
+        # 0 is the image itself; of an augmented copy, what is known of the file is that of its
+        # original.
         ("variant", pa.int32()),
     ]
 )
@@ -210,25 +211,26 @@ def write_shard(
     _check_decoder(build)
     storage, layout = build.storage, build.layout
     create = create or storage.create
-    label_indices = {name: index for index, name in enumerate(build.label_names)}
     with storage.open_arrow(PLAN_FILE) as file:
-        refs = plan.read_task_refs(file, task)
-    label_counts = [0] * layout.num_classes
-    rows: list[dict[str, Any]] = []
-    facts = side_facts.SideFacts(layout.image_shape)
+        planned = plan.read_task_refs(file, task)
+    refs, variants = list(iterate_refs(planned)), planned["variant"].to_pylist()
+    paths = [augment.variant_path(ref.path, n) for ref, n in zip(refs, variants, strict=True)]
+    keys = [schema.image_key(path) for path in paths]
+    label_indices = {name: index for index, name in enumerate(build.label_names)}
+    examples: list[_Example] = []
     rejects: list[RejectedFile] = []
     with (
         create(task.shard_name) as file,
-        shards.HashedWriter(file) as shard,
+        shard_writer.ShardWriter(file, layout) as shard,
         warnings.catch_warnings(),
     ):
         # Pillow warns of odd metadata; what matters about an image is its reject, if it is one.
         warnings.simplefilter("ignore")
-        reads = prefetch.read_in_order(reader, iterate_refs(refs))
-        for (ref, read), variant in zip(reads, refs["variant"].to_pylist(), strict=True):
+        reads = prefetch.read_in_order(reader, refs)
+        for (ref, read), variant, key in zip(reads, variants, keys, strict=True):
             try:
                 data = _read(read, ref)
-                image = preprocess.decode_image(data, build.preprocessing)
+                pixels, *original = preprocess.decode_image(data, build.preprocessing)
             except preprocess.Reject as reject:
                 # A file is rejected once, whatever was to be made of it.
                 if not variant:
@@ -238,25 +240,22 @@ def write_shard(
                         )
                     )
                 continue
-            facts.add(image.pixels)
-            key = schema.image_key(augment.variant_path(ref.path, variant))
             if variant:
-                pixels = augment.vary(image.pixels, layout.image_shape, key)
-                image = dataclasses.replace(image, pixels=pixels)
-            label_index = label_indices[ref.label]
-            shard.write(layout.encode_record(image.pixels, label_index, key))
-            label_counts[label_index] += 1
-            rows.append(_example_row(ref, key, data, image, variant))
+                pixels = augment.vary(pixels, layout.image_shape, key)
+            shard.write(pixels, label_indices[ref.label], key)
+            hashes = xxhash.xxh3_128_hexdigest(data), xxhash.xxh3_128_hexdigest(pixels)
+            examples.append(_Example(ref, key, variant, *original, *hashes))
     with create(_rows_name(task)) as file:
-        pq.write_table(_examples_table(task, rows, facts), file)
+        pq.write_table(_examples_table(task, examples, shard.facts()), file)
+    label_counts = collections.Counter(example.ref.label for example in examples)
     sidecar = Sidecar(
         fingerprint=build.fingerprint,
         shard=task.shard_name,
         num_refs=task.num_refs,
-        num_examples=len(rows),
-        num_bytes=len(rows) * layout.stride,
+        num_examples=len(examples),
+        num_bytes=len(examples) * layout.stride,
         sha256=shard.sha256,
-        label_counts=tuple(label_counts),
+        label_counts=tuple(label_counts[name] for name in build.label_names),
         rejects=tuple(rejects),
     )
     with create(shards.sidecar_name(task.shard_name)) as file:
@@ -388,41 +387,39 @@ def read_failure(storage: Storage) -> str | None:
         return None
 
 
-def _example_row(
-    ref: ImageRef,
-    key: str,
-    data: bytes,
-    image: preprocess.DecodedImage,
-    variant: int,
-) -> dict[str, Any]:
-    return {
-        "key": key,
-        "label": ref.label,
-        "patient": ref.patient,
-        "path": ref.source_path,
-        "width": image.width,
-        "height": image.height,
-        "mode": image.mode,
-        "file_format": image.file_format,
-        "file_bytes": ref.size,
-        "quantization": image.quantization,
-        "file_xxh3": xxhash.xxh3_128_hexdigest(data),
-        "pixels_xxh3": xxhash.xxh3_128_hexdigest(image.pixels),
-        "variant": variant,
-    }
+class _Example(NamedTuple):
+    """What is known of an example by itself; the names are those of `EXAMPLE_SCHEMA`."""
+
+    ref: ImageRef
+    key: str
+    variant: int
+    width: int
+    height: int
+    mode: str
+    file_format: str
+    quantization: int
+    file_xxh3: str
+    pixels_xxh3: str
 
 
 def _examples_table(
-    task: plan.ShardTask, rows: Sequence[dict[str, Any]], facts: side_facts.SideFacts
+    task: plan.ShardTask, examples: Sequence[_Example], facts: Mapping[str, np.ndarray]
 ) -> pa.Table:
     """Returns the rows of a shard with what is the same in all, and what is found for all."""
-    columns = {name: [row.get(name) for row in rows] for name in EXAMPLE_SCHEMA.names}
-    columns |= facts.columns()
+    columns: dict[str, Any] = {
+        name: [getattr(example, name) for example in examples] for name in _Example._fields
+    }
+    refs = columns.pop("ref")
+    columns |= facts
     columns |= {
-        "split": [task.split] * len(rows),
-        "shard": [task.shard_name] * len(rows),
-        "row": range(len(rows)),
-        "perceptual_hash": [bits.tobytes() for bits in columns["perceptual_hash"]],
+        "split": [task.split] * len(refs),
+        "shard": [task.shard_name] * len(refs),
+        "row": range(len(refs)),
+        "label": [ref.label for ref in refs],
+        "patient": [ref.patient for ref in refs],
+        "path": [ref.source_path for ref in refs],
+        "file_bytes": [ref.size for ref in refs],
+        "perceptual_hash": [bits.tobytes() for bits in facts["perceptual_hash"]],
     }
     return pa.Table.from_pydict(columns, EXAMPLE_SCHEMA)
 
@@ -672,7 +669,8 @@ def _write_examples(storage: Storage, tasks: Sequence[plan.ShardTask]) -> None:
 
 def _read_rows(storage: Storage, task: plan.ShardTask) -> pa.Table:
     with storage.open_arrow(_rows_name(task)) as part:
-        return pq.read_table(part)
+        # `read_table` would look for a whole folder's dataset, which takes longer than reading.
+        return pq.ParquetFile(part).read()
 
 
 def _make_manifest(

@@ -283,6 +283,26 @@ def test_a_name_that_leads_elsewhere_is_a_reject(name):
     assert list(reasons(listing).values()) == ["unsafe_name"]
 
 
+@given(
+    folder=st.lists(st.text("aA.C:/\\ \0é_", max_size=4), max_size=3).map("/".join),
+    base=st.text("aA.C:\\ \0é_-0()", max_size=4) | st.sampled_from(["thumbs.db", "Desktop.INI"]),
+)
+def test_what_is_wrong_with_a_name_is_found_in_any_folder(folder, base):
+    """Plain names in plain folders are not looked at twice; that must not hide a bad one."""
+    name = f"{folder}/{base}" if folder else base
+    listing = list_files({**TREE, name: b"?"})
+    parts = name.split("/")
+    hidden = any(part.startswith(".") and part not in (".", "..") for part in parts)
+    ignored = hidden or parts[-1].lower() in ("thumbs.db", "desktop.ini")
+    unsafe = (
+        name.startswith(("/", "\\"))
+        or (name[1:2] == ":" and name[0].isascii() and name[0].isalpha())
+        or ".." in parts or "" in parts or "." in parts[1:] or "\0" in name
+    )  # fmt: skip
+    assert bool(listing.ignored.keys() - {"no_image_name"}) == ignored
+    assert ("unsafe_name" in reasons(listing).values()) == (unsafe and not ignored)
+
+
 def test_a_name_that_is_no_text_is_a_reject_that_can_be_printed():
     listing = list_files({**TREE, "train/CNV/\udcff.png": b"?"})
     assert reasons(listing) == {"train/CNV/\\udcff.png": "unreadable_name"}

@@ -1,3 +1,4 @@
+import contextlib
 import threading
 
 import pyarrow as pa
@@ -5,7 +6,7 @@ import pytest
 from object_store import ObjectStore
 
 from pipelines import errors, resume
-from pipelines.storage import BUILD_DIR, Storage, is_remote
+from pipelines.storage import BUILD_DIR, Storage, WriteBehind, is_remote
 
 
 @pytest.fixture(params=["local", "remote"])
@@ -132,3 +133,106 @@ def test_a_store_that_beam_cannot_reach_is_a_clear_error():
         resume.locked(Storage("nostore://bucket/out")),
     ):
         pass
+
+
+# ---- finishing files while the caller goes on
+
+
+@pytest.fixture
+def behind(storage):
+    with contextlib.closing(WriteBehind(storage)) as behind:
+        yield behind
+
+
+class SlowStorage:
+    """Finishes its files when it is let, and remembers in which order."""
+
+    def __init__(self):
+        self.may_finish = threading.Event()
+        self.finished = []
+        self.removed = []
+
+    @contextlib.contextmanager
+    def create(self, name):
+        try:
+            yield name
+        except Exception:
+            self.removed.append(name)
+            raise
+        assert self.may_finish.wait(20)
+        if name == "bad":
+            raise OSError(28, "No space left on device")
+        self.finished.append(name)
+
+
+def test_files_written_behind_are_there_after_waiting(storage, behind):
+    for number in range(10):
+        write(behind, f"file-{number}", b"%d" % number)
+    behind.wait()
+    assert [storage.read(f"file-{number}") for number in range(10)] == [
+        b"%d" % number for number in range(10)
+    ]
+
+
+def test_a_file_is_not_waited_for_until_others_wait_too():
+    slow = SlowStorage()
+    behind = WriteBehind(slow)
+    for name in "abc":
+        with behind.create(name):
+            pass
+    assert slow.finished == []
+    slow.may_finish.set()
+    for name in "def":
+        with behind.create(name):
+            pass
+    behind.wait()
+    assert slow.finished == [*"abcdef"]
+    behind.close()
+
+
+def test_after_a_file_that_could_not_be_finished_no_other_is():
+    slow = SlowStorage()
+    behind = WriteBehind(slow)
+    for name in ("good", "bad", "sidecar"):
+        with behind.create(name):
+            pass
+    slow.may_finish.set()
+    with pytest.raises(OSError, match="No space left"):
+        behind.wait()
+    assert (slow.finished, slow.removed) == (["good"], ["sidecar"])
+    # The next attempt begins anew.
+    with behind.create("sidecar"):
+        pass
+    behind.wait()
+    assert slow.finished == ["good", "sidecar"]
+    behind.close()
+
+
+def test_a_failure_ends_the_writing_that_goes_on():
+    slow = SlowStorage()
+    slow.may_finish.set()
+    behind = WriteBehind(slow)
+
+    def write_on():
+        with behind.create("bad"):
+            pass
+        for number in range(10):
+            with behind.create(f"{number}"):
+                pass
+
+    with pytest.raises(OSError, match="No space left"):
+        write_on()
+    assert slow.finished == []
+    behind.close()
+
+
+def test_a_block_that_fails_leaves_no_file(storage, behind):
+    def stop_half_way():
+        with behind.create("file") as file:
+            file.write(b"half")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        stop_half_way()
+    behind.wait()
+    assert not storage.exists("file")

@@ -35,8 +35,8 @@ THUMBNAIL_SHAPE = (32, 32)
 _FREQUENCIES = 16
 _DETAIL_SIDE = 128
 _DETAIL_RADIUS = 2
-# Pictures, 8 KiB each while they are.
-_HASHED_AT_ONCE = 256
+# Few enough pictures for a linear algebra library to start no threads, in each of many workers.
+_HASHED_AT_ONCE = 16
 
 # Rows of the DCT-II, rounded to integers: sums of products of integers this small are exact in
 # float64, so the hash is the same whatever the order in which a linear algebra library adds.
@@ -49,6 +49,7 @@ _DCT = np.round(
         / (2 * THUMBNAIL_SHAPE[0])
     )
 )
+_DCT_OF_ONES = np.outer(_DCT.sum(axis=1), _DCT.sum(axis=1))
 # The hash leaves out the first coefficient, the mean. It takes the others in an order that gives
 # every byte low and high frequencies, for the search sorts by a few neighbouring bytes at a time.
 _NUM_BITS = _FREQUENCIES * _FREQUENCIES - 1
@@ -116,15 +117,14 @@ def _area_means(pictures: np.ndarray, rows: int, columns: int) -> np.ndarray:
     num_pixels = rows * columns
     half = num_pixels // 2
     dtype = np.uint16 if 255 * num_pixels + half <= np.iinfo(np.uint16).max else np.uint32
-    bands = pictures.reshape(-1, rows, width)
-    in_columns = bands[:, 0].astype(dtype)
+    in_columns = pictures[:, ::rows].astype(dtype)
     for row in range(1, rows):
-        in_columns += bands[:, row]
-    sums = np.full((len(bands), width // columns), half, dtype)
+        in_columns += pictures[:, row::rows]
+    sums = np.full((num_pictures, height // rows, width // columns), half, dtype)
     for column in range(columns):
-        sums += in_columns[:, column::columns]
+        sums += in_columns[..., column::columns]
     sums //= num_pixels
-    return sums.astype(np.uint8).reshape(num_pictures, height // rows, width // columns)
+    return sums.astype(np.uint8)
 
 
 def perceptual_hash(thumbnails: np.ndarray) -> np.ndarray:
@@ -144,15 +144,31 @@ def perceptual_hash(thumbnails: np.ndarray) -> np.ndarray:
     hashes = np.empty((len(thumbnails), HASH_LENGTH), np.uint8)
     for first in range(0, len(thumbnails), _HASHED_AT_ONCE):
         some = thumbnails[first : first + _HASHED_AT_ONCE]
-        # Without its mean, times the number of pixels to stay whole: a picture of one colour is
-        # zero.
-        means = some.sum(axis=(1, 2), dtype=np.int64, keepdims=True)
-        centred = math.prod(THUMBNAIL_SHAPE) * some.astype(np.float64) - means
-        coefficients = (_DCT @ centred @ _DCT.T).reshape(len(some), -1)
+        coefficients = _dct(some).reshape(len(some), -1)
         bits = coefficients[:, _BIT_ORDER] > 0
         bits[:, -1] = coefficients.any(axis=1)
         hashes[first : first + len(some)] = np.packbits(bits, axis=1)
     return hashes
+
+
+def _dct(thumbnails: np.ndarray) -> np.ndarray:
+    """Returns the lowest coefficients of pictures without their mean, in whole numbers.
+
+    They are multiplied by the number of pixels, so that the mean is whole as well and a picture
+    of one colour is zero.
+
+    Args:
+        thumbnails: uint8 [pictures, 32, 32].
+
+    Returns:
+        float64 [pictures, 16, 16].
+    """
+    # In one direction sums stay below 2**24 and are exact in float32 too.
+    rows = thumbnails.reshape(-1, THUMBNAIL_SHAPE[1]).astype(np.float32) @ _DCT.T.astype(np.float32)
+    rows = rows.reshape(len(thumbnails), THUMBNAIL_SHAPE[0], _FREQUENCIES)
+    sums = thumbnails.reshape(len(thumbnails), -1).sum(axis=1, dtype=np.int64)
+    of_mean = np.multiply.outer(sums, _DCT_OF_ONES)
+    return math.prod(THUMBNAIL_SHAPE) * (_DCT @ rows.astype(np.float64)) - of_mean
 
 
 def find_pairs(

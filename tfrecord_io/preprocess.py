@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import PIL
 from PIL import Image, ImageOps, features
@@ -91,8 +91,7 @@ class Preprocessing:
         return cls(**{field.name: values[field.name] for field in dataclasses.fields(cls)})
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class DecodedImage:
+class DecodedImage(NamedTuple):
     """A decoded, resized picture and what is known of the original.
 
     Attributes:
@@ -184,6 +183,8 @@ def _check_size(image: Image.Image) -> None:
 
 def _check_depth(image: Image.Image) -> None:
     """Refuses more than eight bits a sample, also where Pillow would cut them off silently."""
+    if image.format == "JPEG":  # which Pillow does not open with more
+        return
     # A 16-bit RGB file opens as mode RGB; only the arguments of its tiles' decoder tell: a raw
     # mode such as RGB;16B, or the largest value of a netpbm file.
     arguments = [

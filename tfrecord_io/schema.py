@@ -189,6 +189,14 @@ class RecordLayout:
         Raises:
             ValueError: if the image, the label or the key does not fit the layout.
         """
+        record = bytearray(self.stride)
+        self.encode_into(record, image, label_index, key)
+        return bytes(record)
+
+    def encode_into(
+        self, record: bytearray | memoryview, image: bytes, label_index: int, key: str
+    ) -> None:
+        """Does what `encode_record` does, in memory that is there: `stride` bytes at `record`."""
         if len(image) != self.image_length:
             raise ValueError(
                 f"expected {self.image_length} bytes of pixels for shape {self.image_shape}, "
@@ -202,14 +210,18 @@ class RecordLayout:
         if len(key_bytes) != KEY_LENGTH:
             raise ValueError(f"a key has {KEY_LENGTH} characters, received {key!r}")
         template = self._template
+        head_end = len(template.head)
+        image_end = head_end + len(image)
         tail = bytearray(template.tail)
         for name, payload in ((KEY, key_bytes), (LABEL, self._one_hot[label_index])):
             slot = template.features[name]
-            first = slot.offset - len(template.head) - len(image)
+            first = slot.offset - image_end
             tail[first : first + slot.length] = payload
         # The checksum is made of parts, and the image copied once.
         crc = google_crc32c.extend(google_crc32c.extend(template.head_crc, image), bytes(tail))
-        return b"".join((template.head, image, tail, struct.pack("<I", _mask(crc))))
+        record[:head_end] = template.head
+        record[head_end:image_end] = image
+        record[image_end:] = tail + struct.pack("<I", _mask(crc))
 
     def feature_spec(self) -> dict[str, Any]:
         """Returns what `tf.io.parse_example` needs to read these records without this package."""

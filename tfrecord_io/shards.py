@@ -1,19 +1,14 @@
-"""Shard names, files that appear whole or not at all, and files whose digest is known."""
+"""Shard names, and files that appear whole or not at all."""
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import io
 import os
 import re
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, BinaryIO
-
-# Bytes that are hashed and written at once: few enough to stay in a processor's cache.
-_PIECE_BYTES = 1024 * 1024
+from typing import BinaryIO
 
 _SHARD_NAME = re.compile(
     r"(?P<split>[a-z][a-z0-9_]*)-(?P<index>\d{5,})-of-(?P<num>\d{5,})\.tfrecord"
@@ -78,33 +73,3 @@ def atomic_write(
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-
-
-class HashedWriter(io.BufferedWriter):
-    """Writes to a file in large pieces and finds the SHA-256 of all that was written.
-
-    Closing it writes the last piece and leaves the file open. A piece holds many records: hashing
-    and writing each by itself, between two decoded images, takes longer.
-    """
-
-    def __init__(self, file: IO[bytes]) -> None:
-        """Begins at the place where `file` is, with nothing hashed."""
-        super().__init__(_Hashed(file), _PIECE_BYTES)
-
-    @property
-    def sha256(self) -> str:
-        """Hexadecimal digest of what has reached the file: of everything, once this is closed."""
-        return self.raw.digest.hexdigest()  # type: ignore[attr-defined]
-
-
-class _Hashed(io.RawIOBase):
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
-        self.digest = hashlib.sha256()
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: memoryview) -> int:  # type: ignore[override]
-        self.digest.update(data)
-        return self._file.write(data)

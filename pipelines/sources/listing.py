@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -36,6 +37,9 @@ _SPLITS = {
 
 _SYSTEM_FILES = frozenset({".ds_store", "thumbs.db", "desktop.ini"})
 
+# Neither hidden nor unsafe in any folder that is not.
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_. ()-]*")
+
 _BATCH_ROWS = 65_536
 
 #: One row an image. `root` + "/" + `path` is the member's name in the source; `path` alone, from
@@ -56,8 +60,7 @@ REF_SCHEMA = pa.schema(
 )
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Member:
+class Member(NamedTuple):
     """One file of a source, before anybody knows whether it is an image.
 
     Attributes:
@@ -226,23 +229,25 @@ class _Sorter:
 
     def add(self, member: Member) -> None:
         self.num_files += 1
-        parts = member.name.split("/")
-        if reason := _ignored_reason(parts):
+        name = member.name
+        base = name.rpartition("/")[2]
+        folder = _folder_of(name[: len(name) - len(base)])
+        # Nearly all names are plain ones, in which there is nothing to look for.
+        is_plain = folder.is_plain and _is_plain(base)
+        if not is_plain and (reason := _ignored_reason(name.split("/"))):
             self.ignored[reason] += 1
         elif (
-            problem := member.problem or _name_problem(member.name, parts) or _size_problem(member)
+            problem := member.problem
+            or (None if is_plain else _name_problem(name, name.split("/")))
+            or _size_problem(member)
         ):
             self.rejects.append(
-                RejectedFile(
-                    source_path=printable(member.name), reason=problem[0], detail=problem[1]
-                )
+                RejectedFile(source_path=printable(name), reason=problem[0], detail=problem[1])
             )
+        elif folder.root is not None:
+            self._with_split.add(member, folder.root)
         else:
-            for depth in range(len(parts) - 2):
-                if parts[depth].lower() in _SPLITS:
-                    self._with_split.add(member, depth)
-                    return
-            self._without_split.add(member, 0)
+            self._without_split.add(member, "")
 
     def place(self) -> pa.Table:
         """Gives every remaining file its tree, split and class, or a reason why it has none."""
@@ -262,7 +267,7 @@ class _Sorter:
         columns = _Columns()
         for member in self._without_split.members():
             if member.name.count("/") > depth:
-                columns.add(member, depth)
+                columns.add(member, "/".join(member.name.split("/", depth)[:depth]))
             else:
                 self._set_aside(member.name, "lies outside the CLASS folders")
         table = columns.table()
@@ -284,12 +289,11 @@ class _Columns:
         self._batches: list[pa.RecordBatch] = []
         self._rows: list[tuple[str, str, int, int, int, int]] = []
 
-    def add(self, member: Member, depth: int) -> None:
-        """Adds a member whose tree starts at folder number `depth` of its name."""
-        parts = member.name.split("/", depth)
-        root = "/".join(parts[:depth])
+    def add(self, member: Member, root: str) -> None:
+        """Adds a member whose tree is the folder `root`; the source itself if that is empty."""
+        path = member.name[len(root) + 1 :] if root else member.name
         self._rows.append(
-            (root, parts[depth], member.offset, member.stored_size, member.size, member.version)
+            (root, path, member.offset, member.stored_size, member.size, member.version)
         )
         self.num_rows += 1
         if len(self._rows) == _BATCH_ROWS:
@@ -316,6 +320,36 @@ class _Columns:
 
     def names(self) -> Iterator[str]:
         return (member.name for member in self.members())
+
+
+class _Folder(NamedTuple):
+    """What the files of a folder have in common.
+
+    Attributes:
+        root: the folders above its split folder, joined; None if it lies in no split folder.
+        is_plain: whether it is neither hidden nor a problem, so that a plain name in it is not.
+    """
+
+    root: str | None
+    is_plain: bool
+
+
+@functools.lru_cache(maxsize=65_536)
+def _folder_of(prefix: str) -> _Folder:
+    """Returns what is known of a folder, given a file's name up to its last `/`, with it."""
+    parts = prefix.split("/")
+    # The last part is empty, where the file's own name was; the class folder is before it.
+    depths = (depth for depth in range(len(parts) - 2) if parts[depth].lower() in _SPLITS)
+    depth = next(depths, None)
+    likely = [*parts[:-1], "a"]
+    return _Folder(
+        root=None if depth is None else "/".join(parts[:depth]),
+        is_plain=not (_ignored_reason(likely) or _name_problem(f"{prefix}a", likely)),
+    )
+
+
+def _is_plain(base: str) -> bool:
+    return _PLAIN_NAME.fullmatch(base) is not None and base.lower() not in _SYSTEM_FILES
 
 
 def printable(name: str) -> str:

@@ -93,19 +93,19 @@ def read_member(read_at: Callable[[int, int], bytes], ref: ImageRef) -> bytes:
         + int.from_bytes(block[26:28], "little")
         + int.from_bytes(block[28:30], "little")
     )
-    stored = block[start : start + ref.stored_size]
+    stored = memoryview(block)[start : start + ref.stored_size]
     if len(stored) < ref.stored_size:
-        stored = read_at(ref.offset + start, ref.stored_size)
+        stored = memoryview(read_at(ref.offset + start, ref.stored_size))
     data = _inflate(stored, method, ref.size)
     if len(data) != ref.size or deflate.crc32(data) != ref.version:
         raise Reject("unreadable_member", "damaged in the archive: its CRC-32 does not fit")
     return data
 
 
-def _inflate(stored: bytes, method: int, size: int) -> bytes:
+def _inflate(stored: memoryview, method: int, size: int) -> bytes:
     """Undoes a member's compression, into no more memory than its declared size."""
     if method == zipfile.ZIP_STORED:
-        return stored
+        return bytes(stored)
     if method != zipfile.ZIP_DEFLATED:
         raise Reject("unreadable_member", f"compression method {method} is not supported")
     try:
