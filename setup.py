@@ -11,7 +11,6 @@ BUILD = [
     "deflate>=0.9",  # libdeflate: inflates a zip's members in two thirds of zlib's time
     "google-crc32c>=1.6",
     "jinja2>=3.1",
-    "matplotlib>=3.9",  # the pictures of the dataset's card
     "numpy>=2",
     "pillow>=12.1.1,<13",  # Beam's own bounds; the exact version is part of a build's fingerprint
     "psutil>=6",
@@ -21,7 +20,12 @@ BUILD = [
 ]
 EXTRAS = {
     "kaggle": ["kaggle>=2.2,<3", "six"],  # kaggle imports six without declaring it
-    "train": ["tensorflow>=2.21,<2.22", "tensorboard>=2.20", "scikit-learn>=1.6"],
+    "train": [
+        "tensorflow>=2.21,<2.22",
+        "tensorboard>=2.20",
+        "scikit-learn>=1.6",
+        "matplotlib>=3.9",
+    ],
     "test": ["hypothesis", "pytest>=8", "pytest-timeout", "ruff", "tensorflow-datasets"],
 }
 EXTRAS["all"] = sorted({package for extra in EXTRAS.values() for package in extra})

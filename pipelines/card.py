@@ -13,12 +13,12 @@ from typing import Any
 
 import jinja2
 import markupsafe
-import matplotlib as mpl
 import numpy as np
 import pyarrow as pa
-from matplotlib.figure import Figure
+import pyarrow.compute as pc
 from PIL import Image
 
+from pipelines import charts
 from pipelines.sources.listing import RejectedFile
 from tfrecord_io import shortcuts
 from tfrecord_io.audit import LIMITS, SEVERITIES, Audit
@@ -32,37 +32,9 @@ _PICTURE_SIDE = 112
 _MAX_PAIRS = 12
 _PAIR_SIDE = 224
 _MAX_LISTED = 50
-_MAX_SERIES = 8
 
 # Names of what `shortcuts.WHITE_BORDER_EDGES` divides.
 _BORDERS = ("none", "up to 10 %", "10 to 30 %", "over 30 %")
-
-# Colours that stand for the page's own, which know of light and dark; see `_to_html`.
-_INK, _LINE = "#010101", "#020202"
-_SERIES = tuple(f"#03000{index}" for index in range(_MAX_SERIES))
-_STYLE = {
-    "axes.edgecolor": _LINE,
-    "axes.grid": True,
-    "axes.grid.axis": "y",
-    "axes.axisbelow": True,
-    "axes.labelcolor": _INK,
-    "axes.spines.left": False,
-    "axes.spines.right": False,
-    "axes.spines.top": False,
-    "figure.facecolor": "none",
-    "axes.facecolor": "none",
-    "font.size": 11,
-    "grid.color": _LINE,
-    "grid.linewidth": 0.6,
-    "svg.fonttype": "none",
-    "text.color": _INK,
-    # Class names are text, whatever dollars they hold.
-    "text.parse_math": False,
-    "xtick.color": _INK,
-    "xtick.major.size": 0,
-    "ytick.color": _INK,
-    "ytick.major.size": 0,
-}
 
 
 @functools.cache
@@ -77,6 +49,7 @@ def page_template() -> jinja2.Template:
     )
     environment.filters["number"] = lambda value: f"{value:,}"
     environment.filters["with_flags"] = _with_flags
+    environment.get_template("charts.html.jinja")
     return environment.get_template("card.html.jinja")
 
 
@@ -107,7 +80,12 @@ def render(
         summary=_summary(found, audit),
         measures=audit.measures,
         megabytes=found.num_bytes / 1e6,
-        charts=_charts(found, audit, examples),
+        charts={
+            "splits": charts.classes_of_splits(found),
+            "patients": charts.images_of_patients(examples),
+            "shortcuts": charts.shortcuts(audit.measures.get("shortcuts")),
+            "brightness": charts.brightness(found, examples),
+        },
         facts=_side_facts(found, examples),
         classes=_contact_sheets(found, examples, images),
         num_more_classes=max(found.num_classes - _MAX_CLASSES, 0),
@@ -155,151 +133,6 @@ def _summary(found: Manifest, audit: Audit) -> list[str]:
 
 def _count(number: int, noun: str, plural: str | None = None) -> str:
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
-
-
-def _charts(found: Manifest, audit: Audit, examples: pa.Table) -> dict[str, Any]:
-    with mpl.rc_context(_STYLE):
-        return {
-            "splits": [
-                _chart_split(found, name) for name in found.splits if found.num_classes <= 40
-            ],
-            "brightness": _chart_brightness(found, examples),
-            "patients": _chart_patients(examples),
-            "shortcuts": _chart_shortcuts(audit.measures.get("shortcuts")),
-        }
-
-
-def _chart_split(found: Manifest, name: str) -> dict[str, str]:
-    split = found.splits[name]
-    total = max(split.num_examples, 1)
-    shares = [100 * count / total for count in split.label_counts]
-    figure = Figure(figsize=(4.2, 0.7 + 0.34 * found.num_classes))
-    axes = figure.add_subplot()
-    places = range(found.num_classes)
-    axes.barh(places, shares, color=[_series(i) for i in places], height=0.68)
-    for place, (count, share) in enumerate(zip(split.label_counts, shares, strict=True)):
-        axes.text(share + 1.2, place, f"{count:,} ({share:.0f} %)", va="center")
-    axes.set_yticks(places, found.label_names)
-    axes.invert_yaxis()
-    axes.set_xlim(0, max(shares, default=1) * 1.55 + 1)
-    axes.set_xticks([])
-    axes.spines["bottom"].set_visible(False)
-    axes.grid(False)
-    told = ", ".join(
-        f"{label} {count:,}"
-        for label, count in zip(found.label_names, split.label_counts, strict=True)
-    )
-    return {
-        "title": f"{name}: {split.num_examples:,} images",
-        "svg": _to_html(figure, f"Images by class in {name}: {told}", f"split-{name}"),
-    }
-
-
-def _chart_brightness(found: Manifest, examples: pa.Table) -> str | None:
-    if "brightness" not in examples.column_names:
-        return None
-    values = examples["brightness"].to_numpy()
-    edges = np.linspace(0, max(float(values.max(initial=0)) * 1.02, 1), 33)
-    figure = Figure(figsize=(5.2, 2.8))
-    axes = figure.add_subplot()
-    if found.num_classes <= _MAX_SERIES:
-        labels = np.array(examples["label"].to_pylist())
-        for index, label in enumerate(found.label_names):
-            counts, _ = np.histogram(values[labels == label], edges)
-            share = 100 * counts / max(counts.sum(), 1)
-            axes.stairs(share, edges, color=_series(index), linewidth=2, label=label)
-        axes.legend(frameon=False, handlelength=1.2)
-    else:
-        counts, _ = np.histogram(values, edges)
-        axes.stairs(100 * counts / max(counts.sum(), 1), edges, fill=True, color=_series(0))
-    axes.set_xlabel("mean brightness of the image, 0 black to 255 white")
-    axes.set_ylabel("% of the class")
-    return _to_html(figure, "Histogram of the mean brightness of the images, by class", "bright")
-
-
-def _chart_patients(examples: pa.Table) -> str | None:
-    counts = collections.Counter(p for p in examples["patient"].to_pylist() if p is not None)
-    if not counts:
-        return None
-    values = np.array(list(counts.values()))
-    edges = [1, 2, 3, 4, 5, 10, 20, 50, 100, np.inf]
-    names = ["1", "2", "3", "4", "5–9", "10–19", "20–49", "50–99", "100+"]
-    heights, _ = np.histogram(values, edges)
-    last = int(np.flatnonzero(heights).max()) + 1
-    figure = Figure(figsize=(5.2, 2.8))
-    axes = figure.add_subplot()
-    bars = axes.bar(names[:last], heights[:last], color=_series(0), width=0.72)
-    axes.bar_label(bars, [f"{height:,}" for height in heights[:last]], padding=2)
-    axes.set_yticks([])
-    axes.grid(False)
-    axes.margins(y=0.14)
-    axes.set_xlabel("images of a patient")
-    axes.set_ylabel("patients")
-    told = ", ".join(
-        f"{height:,} with {name}"
-        for name, height in zip(names, heights.tolist(), strict=True)
-        if height
-    )
-    return _to_html(figure, f"Patients by their number of images: {told}", "patients")
-
-
-def _chart_shortcuts(measured: Mapping[str, Any] | None) -> str | None:
-    if measured is None:
-        return None
-    rows = sorted(measured["by_signal"].items(), key=lambda item: -item[1])
-    rows = [("all together", measured["accuracy"]), *rows]
-    chance = 100 * measured["chance"]
-    figure = Figure(figsize=(5.2, 0.9 + 0.36 * len(rows)))
-    axes = figure.add_subplot()
-    colors = [_series(0), *[_series(1)] * (len(rows) - 1)]
-    axes.barh(range(len(rows)), [100 * value for _, value in rows], color=colors, height=0.66)
-    for place, (_, value) in enumerate(rows):
-        # Beyond the line of chance where it would cross the number.
-        beside = chance if -8 < 100 * value - chance < 0 else 100 * value
-        axes.text(beside + 0.8, place, f"{100 * value:.0f} %", va="center")
-    axes.axvline(chance, color=_INK, linewidth=1.4, linestyle=(0, (4, 3)))
-    axes.text(chance, -0.62, f"guessing {chance:.0f} %", ha="center", va="bottom")
-    axes.set_yticks(range(len(rows)), [name for name, _ in rows])
-    axes.set_ylim(len(rows) - 0.5, -0.6)
-    axes.set_xlim(0, 1.2 * max(chance, *(100 * value for _, value in rows)))
-    axes.set_xticks([])
-    axes.spines["bottom"].set_visible(False)
-    axes.grid(False)
-    told = ", ".join(f"{name} {value:.0%}" for name, value in rows)
-    return _to_html(
-        figure, f"Classes told right from side facts: {told}; guessing {chance:.0f} %", "shortcuts"
-    )
-
-
-def _series(index: int) -> str:
-    return _SERIES[index % _MAX_SERIES]
-
-
-def _to_html(figure: Figure, description: str, name: str) -> str:
-    """Returns a figure as inline SVG whose colours and font are the page's."""
-    with io.StringIO() as file, mpl.rc_context({"svg.hashsalt": name}):
-        figure.savefig(
-            file, format="svg", bbox_inches="tight", pad_inches=0.04, metadata={"Date": None}
-        )
-        svg = file.getvalue()
-    svg = svg[svg.index("<svg") :]
-    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    width = re.search(r'viewBox="0 0 ([\d.]+)', svg)
-    head = (
-        f'<svg role="img" aria-label="{markupsafe.escape(description)}" '
-        f'style="max-width: {float(width[1]) * 1.25 if width else 500:.0f}px"'
-    )
-    svg = re.sub(r'(<svg[^>]*?) (?:width|height)="[\d.]+pt"', r"\1", svg)
-    svg = re.sub(r'(<svg[^>]*?) (?:width|height)="[\d.]+pt"', r"\1", svg)
-    svg = svg.replace("<svg", head, 1)
-    # Ids are the page's: two figures may both have a `figure_1`.
-    svg = re.sub(r'id="([^"]+)"', rf'id="{name}-\1"', svg)
-    svg = re.sub(r'(xlink:href="#|url\(#)', rf"\g<1>{name}-", svg)
-    svg = re.sub(r"font: ([\d.]+px)[^;\"]*", r"font: \1 var(--font)", svg)
-    svg = svg.replace(_INK, "var(--ink)").replace(_LINE, "var(--line)")
-    for index, color in enumerate(_SERIES):
-        svg = svg.replace(color, f"var(--series-{index})")
-    return svg
 
 
 def _side_facts(found: Manifest, examples: pa.Table) -> list[dict[str, Any]]:
@@ -371,12 +204,11 @@ def _contact_sheets(
     found: Manifest, examples: pa.Table, images: ImageReader
 ) -> list[dict[str, Any]]:
     """Returns some pictures of each class, evenly spread over the dataset."""
-    labels = np.array(examples["label"].to_pylist())
     shown = min(found.num_classes, _MAX_CLASSES)
     each = min(max(_MAX_PICTURES // max(shown, 1), 2), 12)
     sheets = []
     for index, label in enumerate(found.label_names[:shown]):
-        rows = np.flatnonzero(labels == label)
+        rows = pc.indices_nonzero(pc.equal(examples["label"], label)).to_numpy()
         chosen = rows[np.unique(np.linspace(0, len(rows) - 1, min(each, len(rows))).astype(int))]
         pictures = []
         for row in examples.select(["split", "shard", "row", "path"]).take(chosen).to_pylist():

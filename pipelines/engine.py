@@ -32,7 +32,7 @@ from apache_beam.portability.api import beam_provision_api_pb2
 from apache_beam.runners.job import utils as job_utils
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner, fn_runner
 
-from pipelines import errors, local_workers
+from pipelines import errors, local_runner, local_workers
 
 #: Names under which a user may ask for Beam's own engine on this machine.
 _LOCAL_RUNNERS = ("directrunner", "fnapirunner", "bundlebaseddirectrunner", "direct")
@@ -98,7 +98,7 @@ def _local_runner(options: PipelineOptions, beam_args: Sequence[str]) -> FnApiRu
     # Launcher and workers talk over this machine's own address, which gRPC would send to a proxy
     # that the environment names.
     os.environ["no_grpc_proxy"] = "localhost,127.0.0.1,::1"  # noqa: SIM112 - gRPC's own name
-    return FnApiRunner(
+    return local_runner.LocalRunner(
         default_environment=local_workers.LocalWorkers(),
         provision_info=_provision_info(options),
     )

@@ -11,10 +11,8 @@ logging.getLogger().addHandler(logging.NullHandler())
 
 import apache_beam.runners.worker.sdk_worker_main  # noqa: E402, F401
 
+import pipelines.build_tfrecords  # noqa: E402 - it is each worker's main module
 import pipelines.card  # noqa: E402 - the worker that finishes the dataset needs it
-import pipelines.sources.archive  # noqa: E402
-import pipelines.sources.directory  # noqa: E402
-import pipelines.transforms  # noqa: E402
 
 pipelines.card.page_template()
 gc.freeze()

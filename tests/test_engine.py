@@ -4,10 +4,9 @@ import threading
 import apache_beam as beam
 import pytest
 from apache_beam.options.pipeline_options import DirectOptions, PipelineOptions
-from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from builds import IN_MEMORY
 
-from pipelines import engine, errors
+from pipelines import engine, errors, local_runner
 from pipelines.options import flag_names
 
 LOCAL = ["DirectRunner", "directrunner", "FnApiRunner", "BundleBasedDirectRunner", "direct"]
@@ -21,7 +20,7 @@ def workers_of(pipeline):
 def test_without_a_word_it_is_one_process_a_core_and_no_engine_is_fetched(flags):
     pipeline = engine.make_pipeline(flags)
     # Beam's own DirectRunner would be a SwitchingDirectRunner, which asks the network for Prism.
-    assert type(pipeline.runner) is FnApiRunner
+    assert type(pipeline.runner) is local_runner.LocalRunner
     assert workers_of(pipeline) == len(os.sched_getaffinity(0))
 
 

@@ -1,0 +1,198 @@
+"""The card's charts: what is drawn, as numbers; `charts.html.jinja` draws it in the page's colours.
+
+A plotting library would be the longest import of a worker and half of the time in which a build
+ends, for bars and a histogram that a page shows by itself.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tfrecord_io.manifest import Manifest
+
+#: Classes that each have a bar; more are a list that nobody reads.
+_MAX_BARS = 40
+
+#: Colours of the page.
+_NUM_SERIES = 8
+
+_NUM_BINS = 32
+
+
+@dataclasses.dataclass(frozen=True)
+class Bar:
+    """A bar of a chart.
+
+    Attributes:
+        name: what stands before it.
+        length: its share of the chart's length, 0 to 1.
+        value: what stands behind it.
+        series: index of its colour.
+    """
+
+    name: str
+    length: float
+    value: str
+    series: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Bars:
+    """Bars beside or above each other.
+
+    Attributes:
+        description: what they say, for those who do not see them.
+        rows: the bars.
+        title: what they are, or nothing.
+        mark: name and place, 0 to 1, of a line across all bars.
+    """
+
+    description: str
+    rows: tuple[Bar, ...]
+    title: str = ""
+    mark: tuple[str, float] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Tick:
+    """A mark on an axis: its place, 0 to 1, and what stands at it."""
+
+    place: float
+    text: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Histogram:
+    """Histograms on one pair of axes.
+
+    Attributes:
+        series: name, and the corners (x, y) of its outline, each 0 to 1; y is upwards.
+        filled: whether the area under it has the colour; else the outline.
+        x_ticks: marks of the axis of values.
+        y_ticks: marks of the axis of shares.
+    """
+
+    series: tuple[tuple[str, tuple[tuple[float, float], ...]], ...]
+    filled: bool
+    x_ticks: tuple[Tick, ...]
+    y_ticks: tuple[Tick, ...]
+
+
+def classes_of_splits(found: Manifest) -> list[Bars]:
+    """Returns the class sizes of each split, or nothing if there are too many classes."""
+    if found.num_classes > _MAX_BARS:
+        return []
+    charts = []
+    for name, split in found.splits.items():
+        most = max(split.label_counts, default=0)
+        rows = tuple(
+            Bar(
+                label,
+                count / max(most, 1),
+                f"{count:,} ({100 * count / max(split.num_examples, 1):.0f} %)",
+                index % _NUM_SERIES,
+            )
+            for index, (label, count) in enumerate(
+                zip(found.label_names, split.label_counts, strict=True)
+            )
+        )
+        told = ", ".join(f"{row.name} {row.value}" for row in rows)
+        title = f"{name}: {split.num_examples:,} images"
+        charts.append(Bars(f"Images by class in {name}: {told}", rows, title))
+    return charts
+
+
+def images_of_patients(examples: pa.Table) -> Bars | None:
+    """Returns how many patients have how many images, or None if no patient is known."""
+    sizes = pc.value_counts(examples["patient"].drop_null()).field("counts").to_numpy()
+    if not len(sizes):
+        return None
+    edges = [1, 2, 3, 4, 5, 10, 20, 50, 100, np.inf]
+    names = ["1", "2", "3", "4", "5–9", "10–19", "20–49", "50–99", "100+"]
+    heights = np.histogram(sizes, edges)[0].tolist()
+    last = max(place for place, height in enumerate(heights) if height)
+    rows = tuple(
+        Bar(name, height / max(heights), f"{height:,}")
+        for name, height in zip(names[: last + 1], heights, strict=False)
+    )
+    told = ", ".join(f"{row.value} with {row.name}" for row in rows if row.length)
+    return Bars(f"Patients by their number of images: {told}", rows)
+
+
+def shortcuts(measured: Mapping[str, Any] | None) -> Bars | None:
+    """Returns how well side facts tell the class, beside guessing.
+
+    Args:
+        measured: what the audit's `shortcuts` says.
+    """
+    if measured is None:
+        return None
+    signals = sorted(measured["by_signal"].items(), key=lambda item: -item[1])
+    values = [("all together", measured["accuracy"]), *signals]
+    chance = measured["chance"]
+    longest = max(chance, *(value for _, value in values))
+    rows = tuple(
+        Bar(name, value / longest, f"{value:.0%}".replace("%", " %"), min(place, 1))
+        for place, (name, value) in enumerate(values)
+    )
+    guessing = f"guessing {100 * chance:.0f} %"
+    told = ", ".join(f"{row.name} {row.value}" for row in rows)
+    return Bars(
+        f"Classes told right from side facts: {told}; {guessing}",
+        rows,
+        mark=(guessing, chance / longest),
+    )
+
+
+def brightness(found: Manifest, examples: pa.Table) -> Histogram | None:
+    """Returns the classes' histograms of mean brightness, 0 to 255, or None if it is not known."""
+    if "brightness" not in examples.column_names:
+        return None
+    values = examples["brightness"].to_numpy()
+    top = max(float(values.max(initial=0)) * 1.02, 1.0)
+    bins = np.minimum((values * (_NUM_BINS / top)).astype(np.int64), _NUM_BINS - 1)
+    if found.num_classes <= _NUM_SERIES:
+        names = found.label_names
+        codes = pc.index_in(examples["label"], pa.array(names)).to_numpy()
+    else:
+        names, codes = ("all classes",), np.zeros(len(bins), np.int64)
+    counts = np.bincount(codes * _NUM_BINS + bins, minlength=len(names) * _NUM_BINS)
+    counts = counts.reshape(len(names), _NUM_BINS)
+    shares = 100 * counts / np.maximum(counts.sum(1, keepdims=True), 1)
+    highest = float(shares.max(initial=1))
+    return Histogram(
+        series=tuple(
+            (name, _outline(row / highest)) for name, row in zip(names, shares, strict=True)
+        ),
+        filled=len(names) == 1,
+        x_ticks=_ticks(top),
+        y_ticks=_ticks(highest),
+    )
+
+
+def _outline(heights: np.ndarray) -> tuple[tuple[float, float], ...]:
+    """Returns the corners of steps from the axis and back to it; equal neighbours are one step."""
+    corners = [(0.0, 0.0)]
+    left = 0
+    for height, steps in itertools.groupby(heights.tolist()):
+        right = left + sum(1 for _ in steps)
+        corners += [(left / len(heights), height), (right / len(heights), height)]
+        left = right
+    return (*corners, (1.0, 0.0))
+
+
+def _ticks(top: float) -> tuple[Tick, ...]:
+    """Returns up to seven marks from 0, whose distance is 1, 2 or 5 times a power of ten."""
+    power = 10.0 ** math.floor(math.log10(top / 6))
+    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor * 6 >= top)
+    return tuple(
+        Tick(number * step / top, f"{number * step:g}") for number in range(int(top / step) + 1)
+    )

@@ -1,0 +1,153 @@
+import itertools
+
+import hypothesis.strategies as st
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+
+from pipelines import charts
+from tfrecord_io.manifest import Manifest, Split
+
+
+def a_manifest(label_counts, label_names=None):
+    return Manifest(
+        name="tiny",
+        image_shape=(4, 4, 1),
+        label_names=label_names or tuple(f"class {n}" for n in range(len(label_counts[0]))),
+        splits={f"split{n}": _Split(tuple(counts)) for n, counts in enumerate(label_counts)},
+        preprocessing={},
+        source={},
+        counts={},
+        rejects={},
+        options={},
+        fingerprint="0" * 64,
+        versions={},
+    )
+
+
+class _Split(Split):
+    """A split that is nothing but its counts."""
+
+    def __init__(self, label_counts):
+        super().__init__(label_counts=label_counts, shards=())
+
+    @property
+    def num_examples(self):
+        return sum(self.label_counts)
+
+
+def test_a_class_of_half_the_size_has_half_the_bar():
+    chart, small = charts.classes_of_splits(a_manifest([[1200, 600, 0], [1, 1, 2]]))
+    assert chart.title == "split0: 1,800 images"
+    assert [bar.length for bar in chart.rows] == [1, 0.5, 0]
+    assert [bar.value for bar in chart.rows] == ["1,200 (67 %)", "600 (33 %)", "0 (0 %)"]
+    assert [bar.series for bar in chart.rows] == [0, 1, 2]
+    assert small.description.endswith("class 0 1 (25 %), class 1 1 (25 %), class 2 2 (50 %)")
+
+
+def test_a_split_without_examples_has_bars_of_no_length():
+    (chart,) = charts.classes_of_splits(a_manifest([[0, 0]]))
+    assert [bar.length for bar in chart.rows] == [0, 0]
+
+
+def test_a_thousand_classes_have_no_bars():
+    assert charts.classes_of_splits(a_manifest([[1] * 1000])) == []
+
+
+def test_patients_are_counted_by_how_many_images_they_have():
+    patients = ["a"] + ["b"] * 2 + ["c"] * 2 + ["d"] * 7 + ["e"] * 120 + [None] * 50
+    chart = charts.images_of_patients(pa.table({"patient": patients}))
+    shown = {bar.name: (bar.value, bar.length) for bar in chart.rows}
+    assert list(shown) == ["1", "2", "3", "4", "5–9", "10–19", "20–49", "50–99", "100+"]
+    assert shown["2"] == ("2", 1)
+    assert {name for name, (value, _) in shown.items() if value == "1"} == {"1", "5–9", "100+"}
+    assert "2 with 2, 1 with 5–9, 1 with 100+" in chart.description
+
+
+def test_columns_end_with_the_patient_of_most_images():
+    chart = charts.images_of_patients(pa.table({"patient": ["a", "b", "b"]}))
+    assert [bar.name for bar in chart.rows] == ["1", "2"]
+
+
+def test_without_patients_there_is_no_chart_of_them():
+    table = pa.table({"patient": pa.array([None, None], pa.string())})
+    assert charts.images_of_patients(table) is None
+
+
+def test_side_facts_stand_beside_guessing_the_strongest_first():
+    measured = {
+        "chance": 0.25,
+        "accuracy": 0.5,
+        "by_signal": {"original size": 0.2, "white border": 0.4},
+    }
+    chart = charts.shortcuts(measured)
+    assert [bar.name for bar in chart.rows] == ["all together", "white border", "original size"]
+    assert [bar.length for bar in chart.rows] == pytest.approx([1, 0.8, 0.4])
+    assert [bar.value for bar in chart.rows] == ["50 %", "40 %", "20 %"]
+    assert chart.mark == ("guessing 25 %", 0.5)
+
+
+def test_nothing_was_measured_and_nothing_is_drawn():
+    assert charts.shortcuts(None) is None
+    assert charts.brightness(a_manifest([[1]]), pa.table({"label": ["class 0"]})) is None
+
+
+def area(corners):
+    """Returns the area between an outline and the axis."""
+    return sum(
+        (right - left) * height for (left, height), (right, _) in itertools.pairwise(corners)
+    )
+
+
+@given(
+    values=st.lists(
+        st.tuples(st.sampled_from(["a", "b", "c"]), st.floats(0, 255, width=32)),
+        min_size=1,
+        max_size=200,
+    )
+)
+def test_a_histogram_shows_every_image_of_a_class_once(values):
+    labels, brightness = zip(*values, strict=True)
+    table = pa.table(
+        {"label": pa.array(labels).dictionary_encode(), "brightness": np.array(brightness)}
+    )
+    names = tuple(sorted(set(labels)))
+    chart = charts.brightness(a_manifest([[1] * len(names)], names), table)
+    assert [name for name, _ in chart.series] == list(names)
+    areas = [area(corners) for _, corners in chart.series]
+    assert areas == pytest.approx([areas[0]] * len(areas))
+    assert max(y for _, corners in chart.series for _, y in corners) == 1
+    for _, corners in chart.series:
+        assert corners[0] == (0, 0)
+        assert corners[-1] == (1, 0)
+        assert [x for x, _ in corners] == sorted(x for x, _ in corners)
+
+
+def test_a_step_of_a_histogram_is_as_high_as_its_share_of_the_class():
+    table = pa.table({"label": ["class 0"] * 4, "brightness": [1.0, 1.0, 1.0, 100.0]})
+    chart = charts.brightness(a_manifest([[4]]), table)
+    ((_, corners),) = chart.series
+    width = 1 / 32
+    assert [x for x, _ in corners] == [0, 0, width, width, 1 - width, 1 - width, 1, 1]
+    assert [y for _, y in corners] == pytest.approx([0, 1, 1, 0, 0, 1 / 3, 1 / 3, 0])
+    assert [tick.text for tick in chart.y_ticks] == ["0", "20", "40", "60"]
+
+
+def test_many_classes_share_one_histogram():
+    names = tuple(f"class {n}" for n in range(20))
+    table = pa.table({"label": names, "brightness": np.linspace(0, 200, 20)})
+    chart = charts.brightness(a_manifest([[1] * 20], names), table)
+    assert chart.filled
+    assert [name for name, _ in chart.series] == ["all classes"]
+
+
+@given(top=st.floats(1e-3, 1e6))
+def test_an_axis_has_a_few_round_marks(top):
+    ticks = charts._ticks(top)
+    assert 3 <= len(ticks) <= 7
+    assert ticks[0] == charts.Tick(0, "0")
+    assert ticks[-1].place <= 1 + 1e-9
+    steps = np.diff([tick.place for tick in ticks]) * top
+    assert steps == pytest.approx(steps[0])
+    assert f"{steps[0]:.0e}"[0] in "125"
