@@ -29,19 +29,24 @@ from pipelines import card
 from tfrecord_io import audit, preprocess, side_facts, twins
 from tfrecord_io.manifest import Manifest
 
+#: Pictures of this size that a worker looks at together.
+_BLOCK = 20
+
 
 def microseconds_an_image(files: list[bytes]) -> tuple[float, float]:
     """Returns CPU time of decoding, and of what is found for the audit."""
     options = preprocess.Preprocessing()
     start = time.process_time()
-    pixels = [preprocess.decode_image(data, options).pixels for data in files]
-    decoded = time.process_time()
-    collected = side_facts.SideFacts(options.image_shape)
-    for data in pixels:
-        collected.add(data)
+    images = [preprocess.decode_image(data, options).pixels for data in files]
+    decoded = time.process_time() - start
+    pictures = np.frombuffer(b"".join(images), np.uint8).reshape(-1, *options.image_shape)
+    start = time.process_time()
+    collected = side_facts.SideFacts()
+    for first in range(0, len(pictures), _BLOCK):
+        collected.add(pictures[first : first + _BLOCK])
     collected.columns()
-    facts = time.process_time()
-    return (decoded - start) / len(files) * 1e6, (facts - decoded) / len(files) * 1e6
+    facts = time.process_time() - start
+    return decoded / len(files) * 1e6, facts / len(files) * 1e6
 
 
 def seconds_at_the_end(directory: Path, files: list[bytes], num_images: int) -> dict[str, float]:

@@ -52,19 +52,21 @@ def main() -> None:
     parser.add_argument(
         "--sample", type=Path, default=Path("../shared/data/kermany2018-sample.zip")
     )
+    parser.add_argument("--num_images", type=int, nargs=2, default=[2_000, 20_000])
     args = parser.parse_args()
     print("| images | launcher, MiB | largest worker, MiB |")
     print("| --- | --- | --- |")
     rows = {}
-    for num_images in (2_000, 20_000):
+    for num_images in args.num_images:
         path = sample_archive.make_archive(args.sample, num_images)
         rows[num_images] = peaks(path)
         print(
             f"| {num_images:,} | {rows[num_images][0]:.0f} | {rows[num_images][1]:.0f} |",
             flush=True,
         )
-    ratios = [large / small for small, large in zip(rows[2_000], rows[20_000], strict=True)]
-    print(f"\nratios, 20,000 to 2,000 images: launcher {ratios[0]:.2f}, worker {ratios[1]:.2f}")
+    few, many = args.num_images
+    ratios = [large / small for small, large in zip(rows[few], rows[many], strict=True)]
+    print(f"\nratios, {many:,} to {few:,} images: launcher {ratios[0]:.2f}, worker {ratios[1]:.2f}")
 
 
 if __name__ == "__main__":

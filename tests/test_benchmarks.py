@@ -1,0 +1,51 @@
+"""The benchmarks run; what they measure on so little says nothing."""
+
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from image_files import jpeg
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A working directory for benchmarks, with a sample in the real archive's shape."""
+    folder = tmp_path_factory.mktemp("benchmarks")
+    (folder / "pipelines").symlink_to(ROOT / "pipelines")
+    with zipfile.ZipFile(folder / "sample.zip", "w") as archive:
+        for number in range(24):
+            split, label = ("train", "test")[number % 2], ("CNV", "DME")[number // 2 % 2]
+            name = f"OCT2017 /{split}/{label}/{label}-{number}-1.jpeg"
+            archive.writestr(name, jpeg(number, 120, 100))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("command", "shown"),
+    [
+        ("build_speed.py --sample sample.zip --num_images 40 --repeats 1", "median ratio"),
+        ("build_memory.py --sample sample.zip --num_images 20 40", "ratios, 40 to 20 images"),
+        ("audit_cost.py --sample sample.zip --num_images 40", "of the build"),
+        ("near_duplicates.py --input sample.zip --num_images 6", "promised"),
+        ("near_duplicates.py --input sample.zip --search 200", "200"),
+        ("plan_scale.py --num_images 2000", "2,000"),
+        ("download_speed.py --megabytes 1 --rounds 1", "through the client"),
+    ],
+)
+def test_a_benchmark_runs_on_a_small_scale(folder, command, shown):
+    script, *flags = command.split()
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "benchmarks" / script), *flags],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert shown in done.stdout
