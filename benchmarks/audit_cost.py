@@ -106,7 +106,7 @@ def main() -> None:
     cores = len(os.sched_getaffinity(0))
     in_workers = facts * args.num_images / 1e6 / cores
     print(f"{args.num_images:,} images, {cores} cores; whole build {build:.1f} s")
-    print(f"decoding {decode:,.0f} µs an image, of which hash and side facts {facts:,.0f} µs")
+    print(f"decoding {decode:,.0f} µs an image, hash and side facts {facts:,.0f} µs")
     print(f"in the workers: {in_workers:.1f} s of the build")
     for name, seconds in parts.items():
         print(f"at the end: {name} {seconds:.2f} s")

@@ -172,6 +172,30 @@ def test_a_file_that_changed_is_not_read_for_the_one_that_was_listed(folder, req
         store.read(url, 0, 3, mark)
 
 
+@pytest.mark.parametrize("is_direct", [True, False], ids=["direct", "by the client's session"])
+def test_a_range_is_read_without_a_call_of_the_client(s3, monkeypatch, is_direct):
+    make_pipeline(s3.flags)
+    url = f"s3://{BUCKET}/quick"
+    write(url, CONTENT)
+    store = remote_files.open_store(url)
+    mark = store.describe(url)[1]
+    if not is_direct:
+        monkeypatch.setattr(store, "_is_direct", lambda address: False)
+    assert store._is_direct(f"http://{BUCKET}/quick") == is_direct
+    monkeypatch.setattr(store, "_call", None)
+
+    assert store.read(url, 5, 100, mark) == CONTENT[5:105]
+
+
+def test_where_a_proxy_stands_between_only_the_client_knows_the_way(s3, monkeypatch):
+    make_pipeline(s3.flags)
+    store = remote_files.open_store(f"s3://{BUCKET}/")
+    proxies = store._client._endpoint.http_session._proxy_config._proxies
+    monkeypatch.setitem(proxies, "http", "http://proxy.example:3128")
+    assert not store._is_direct(f"http://{BUCKET}.example/quick")
+    assert store._is_direct(f"https://{BUCKET}.example/quick")
+
+
 @pytest.mark.parametrize("num_cuts", [1, 3])
 def test_an_answer_that_is_cut_off_is_asked_for_again(s3, num_cuts):
     make_pipeline(s3.flags)
