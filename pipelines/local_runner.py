@@ -14,6 +14,7 @@ from apache_beam.metrics import monitoring_infos
 from apache_beam.portability.api import beam_fn_api_pb2
 from apache_beam.runners.portability.fn_api_runner import fn_runner
 from apache_beam.runners.portability.fn_api_runner.execution import BundleContextManager
+from apache_beam.utils import thread_pool_executor
 
 #: Into how many parts a stage's input is cut at most; more would be cheap, and of no use.
 _MAX_PARTS = 4096
@@ -77,17 +78,20 @@ class _DealingBundleManager(fn_runner.ParallelBundleManager):
         # Both are made when they are first asked for, which one thread must do.
         handlers = self.bundle_context_manager.worker_handlers
         _ = self.bundle_context_manager.process_bundle_descriptor
-        with futures.ThreadPoolExecutor(self._num_workers) as executor:
-            results = list(itertools.chain.from_iterable(executor.map(serve, handlers)))
-        return _merge(results), []
+        # Beam's own threads, for which a program that is stopped does not wait.
+        executor = thread_pool_executor.shared_unbounded_instance()
+        serving = [executor.submit(serve, handler) for handler in handlers]
+        ended, _ = futures.wait(serving, return_when=futures.FIRST_EXCEPTION)
+        return _merge([result for worker in ended for result in worker.result()]), []
 
 
 class _Parts:
     """A stage's input, taken by the workers in pieces that become smaller towards the end.
 
     A worker waits for the disk at the end of a bundle, so the first ones are large; and all should
-    end at the same time, so the last are single elements (guided self-scheduling, Polychronopoulos
-    and Kuck, IEEE Transactions on Computers C-36, 1987, with half the size).
+    end at the same time, so the last are single elements. This is guided self-scheduling
+    (Polychronopoulos and Kuck, IEEE Transactions on Computers C-36, 1987), but each takes an
+    eighth of its share of what is left: the first elements may be much larger than the rest.
     """
 
     def __init__(self, parts: list[list[bytes]]) -> None:

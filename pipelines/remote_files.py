@@ -17,6 +17,7 @@ import email.utils
 import functools
 import io
 import math
+import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -351,9 +352,15 @@ class _S3:
 
 class _GoogleCloudStorage:
     def __init__(self, file_system: Any) -> None:
+        import google.auth.transport.requests
+        import requests
         from apache_beam.io.gcp.gcsio import GcsIO
 
         self._client = GcsIO(pipeline_options=file_system._pipeline_options).client
+        self._refresh = google.auth.transport.requests.Request()
+        certificates = os.environ.get("REQUESTS_CA_BUNDLE") or os.environ.get("CURL_CA_BUNDLE")
+        self._connections = range_requests.Connections(certificates or requests.certs.where())
+        self._is_direct = functools.lru_cache(8)(_is_direct)
 
     def describe(self, url: str) -> tuple[int, str]:
         bucket, name = self._parts(url)
@@ -366,6 +373,8 @@ class _GoogleCloudStorage:
     def read(self, url: str, start: int, length: int, mark: Mark = "") -> bytes:
         # A bucket that keeps old versions goes on giving this one; any other has it no more.
         blob = self._blob(url, generation=int(mark) if mark else None)
+        if (data := self._read_quickly(blob, start, length)) is not None:
+            return data
         try:
             with self._clear_errors(url):
                 return blob.download_as_bytes(
@@ -375,6 +384,24 @@ class _GoogleCloudStorage:
             if mark:
                 raise _changed(url) from None
             raise
+
+    def _read_quickly(self, blob: Any, start: int, length: int) -> bytes | None:
+        """Reads as the client would, in a fifth of its 1.3 ms of a core; None if that fails.
+
+        Whatever goes wrong is left to the client, which tries again and explains.
+        """
+        from google.auth.exceptions import GoogleAuthError
+
+        address = blob._get_download_url(self._client)
+        if not self._is_direct(address.partition("/download/")[0]):
+            return None
+        # What is stored compressed must come as it is stored: it has no ranges otherwise.
+        headers = {"Range": f"bytes={start}-{start + length - 1}", "Accept-Encoding": "gzip"}
+        try:
+            self._client._credentials.before_request(self._refresh, "GET", address, headers)
+        except GoogleAuthError:
+            return None
+        return self._connections.read(address, headers)
 
     def write(self, url: str, source: IO[bytes], advance: Advance | None = None) -> None:
         told = source if advance is None else _Told(source, advance)
@@ -432,6 +459,14 @@ class _GoogleCloudStorage:
             raise FileNotFoundError(url) from None
         except (GoogleCloudError, GoogleAuthError, RequestException) as error:
             raise errors.BuildError(f"cannot use {url}: {error}") from None
+
+
+def _is_direct(server: str) -> bool:
+    """Tells whether a server is reached without a proxy or a certificate of the client."""
+    from requests.utils import get_environ_proxies, select_proxy
+
+    with_certificate = os.environ.get("GOOGLE_API_USE_CLIENT_CERTIFICATE", "").lower() == "true"
+    return not (with_certificate or select_proxy(server, get_environ_proxies(server)))
 
 
 class _AnyFileSystem:

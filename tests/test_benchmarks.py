@@ -38,6 +38,15 @@ def folder(tmp_path_factory):
     ],
 )
 def test_a_benchmark_runs_on_a_small_scale(folder, command, shown):
+    check(folder, command, shown)
+
+
+def test_the_cost_of_a_range_is_measured_where_a_client_is_installed(folder):
+    pytest.importorskip("boto3", reason="the client is boto3: pip install -e '.[stores]'")
+    check(folder, "range_cost.py --num_reads 5 --rounds 1", "| S3 | 1 |")
+
+
+def check(folder, command, shown):
     script, *flags = command.split()
     done = subprocess.run(
         [sys.executable, str(ROOT / "benchmarks" / script), *flags],

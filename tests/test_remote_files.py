@@ -187,6 +187,37 @@ def test_a_range_is_read_without_a_call_of_the_client(s3, monkeypatch, is_direct
     assert store.read(url, 5, 100, mark) == CONTENT[5:105]
 
 
+@pytest.mark.parametrize("server", gcs_server.SERVERS)
+def test_a_range_on_google_cloud_storage_is_read_without_a_call_of_the_client(server, monkeypatch):
+    if not gcs_server.is_installed(server):
+        pytest.skip(gcs_server.how_to_install(server))
+    with gcs_server.running_gcs(server):
+        make_pipeline([])
+        url = f"gs://{gcs_server.BUCKET}/quick"
+        write(url, CONTENT)
+        store = remote_files.open_store(url)
+        mark = store.describe(url)[1]
+        monkeypatch.setattr(store, "_clear_errors", None)
+        assert store.read(url, 5, 100, mark) == CONTENT[5:105]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "is_direct"),
+    [
+        ("HTTPS_PROXY", "http://proxy.example:3128", False),
+        ("HTTP_PROXY", "http://proxy.example:3128", True),
+        ("GOOGLE_API_USE_CLIENT_CERTIFICATE", "true", False),
+        ("GOOGLE_API_USE_CLIENT_CERTIFICATE", "false", True),
+    ],
+)
+def test_the_client_is_left_its_proxies_and_certificates(monkeypatch, name, value, is_direct):
+    for proxy in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"):
+        monkeypatch.delenv(proxy, raising=False)
+        monkeypatch.delenv(proxy.lower(), raising=False)
+    monkeypatch.setenv(name, value)
+    assert remote_files._is_direct("https://storage.example") == is_direct
+
+
 def test_where_a_proxy_stands_between_only_the_client_knows_the_way(s3, monkeypatch):
     make_pipeline(s3.flags)
     store = remote_files.open_store(f"s3://{BUCKET}/")
