@@ -37,7 +37,6 @@ from pipelines import (  # noqa: E402
     launch,
     options,
     progress,
-    resume,
     summary,
     transforms,
 )
@@ -54,7 +53,7 @@ def build(argv: Sequence[str]) -> None:
     engine.check_flags(chosen.beam_args, options.flag_names())
     pipeline = engine.make_pipeline(chosen.beam_args)
     with launch.prepared(chosen) as job:
-        if job.state is resume.OutputState.COMPLETE:
+        if job is None:
             summary.print_complete(chosen.output)
             return
         with (

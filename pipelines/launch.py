@@ -22,7 +22,7 @@ from pipelines.sources.listing import Listing, iterate_refs
 from pipelines.sources.source import Source
 from pipelines.storage import BUILD_DIR, Storage
 from tfrecord_io import augment, preprocess, schema
-from tfrecord_io.manifest import FILE_NAME, Manifest
+from tfrecord_io.manifest import FILE_NAME, Manifest, ManifestError
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -31,14 +31,12 @@ class Job:
 
     Attributes:
         build: what every worker knows.
-        state: what the output folder held.
         todo: tasks that are left.
         num_finished: images in shards that were finished before.
         started: when the listing began, by `time.monotonic`; drawing or unpacking came before.
     """
 
     build: transforms.Build
-    state: resume.OutputState
     todo: tuple[plan.ShardTask, ...] = ()
     num_finished: int = 0
     started: float = 0.0
@@ -53,8 +51,11 @@ class Job:
 
 
 @contextlib.contextmanager
-def prepared(options: BuildOptions) -> Iterator[Job]:
+def prepared(options: BuildOptions) -> Iterator[Job | None]:
     """Lists and plans, and holds the output folder until the block ends.
+
+    Yields:
+        what is to be done, or None if the output is complete.
 
     Raises:
         errors.UserError: if the input is not usable or the output is not free.
@@ -62,13 +63,16 @@ def prepared(options: BuildOptions) -> Iterator[Job]:
     storage = Storage(options.output)
     source = make_source(options)
     with resume.locked(storage):
+        if _is_known_complete(options, storage, source):
+            yield None
+            return
         source = source.prepare(_scratch_dir(options, storage))
         started = time.monotonic()
         _say(f"listing the images of {options.input or options.source}")
         listing = source.list(options.listing)
         _say(_describe(listing))
         job = _plan_job(options, storage, source, listing)
-        yield dataclasses.replace(job, started=started)
+        yield dataclasses.replace(job, started=started) if job else None
 
 
 def _scratch_dir(options: BuildOptions, storage: Storage) -> Path:
@@ -92,14 +96,36 @@ def require_finished(job: Job) -> None:
         )
 
 
-def _plan_job(options: BuildOptions, storage: Storage, source: Source, listing: Listing) -> Job:
+def _is_known_complete(options: BuildOptions, storage: Storage, source: Source) -> bool:
+    """Tells whether the output is what this input gave before, where listing it takes minutes."""
+    if not getattr(source, "must_be_unpacked", False) or not storage.exists(FILE_NAME):
+        return False
+    try:
+        text = storage.read(FILE_NAME).decode()
+        found = Manifest.from_json(text, storage.path(FILE_NAME))
+    except (UnicodeDecodeError, ManifestError):
+        return False
+    if found.source != source.describe():
+        return False
+    labels = options.listing.classes or found.label_names
+    identity = _identity(options, source, found.options.get("source_listing", ""), labels)
+    if plan.fingerprint(identity) != found.fingerprint:
+        return False
+    resume.check_output(storage, identity)
+    _require_policy(storage, options)
+    return True
+
+
+def _plan_job(
+    options: BuildOptions, storage: Storage, source: Source, listing: Listing
+) -> Job | None:
     labels = options.listing.classes or tuple(
         sorted(set(listing.refs["label"].unique().to_pylist()))
     )
     layout = schema.RecordLayout(
         image_shape=options.preprocessing.image_shape, num_classes=len(labels)
     )
-    identity = _identity(options, source, listing, labels)
+    identity = _identity(options, source, plan.listing_digest(listing.refs), labels)
     build = transforms.Build(
         name=options.name,
         # A worker of another process or machine has a working directory of its own.
@@ -121,7 +147,7 @@ def _plan_job(options: BuildOptions, storage: Storage, source: Source, listing: 
     state = resume.check_output(storage, identity)
     if state is resume.OutputState.COMPLETE:
         _require_policy(storage, options)
-        return Job(build=build, state=state)
+        return None
     split = splits.apply(listing.refs, options.splits, lambda refs: _content_names(source, refs))
     for note in split.notes:
         _say(note)
@@ -139,7 +165,7 @@ def _plan_job(options: BuildOptions, storage: Storage, source: Source, listing: 
     num_finished = sum(sidecar.num_refs for sidecar in finished.values())
     if finished:
         _say(f"going on: {len(finished)} of {len(planned.tasks)} shards are finished")
-    return Job(build=build, state=state, todo=todo, num_finished=num_finished)
+    return Job(build=build, todo=todo, num_finished=num_finished)
 
 
 def _content_names(source: Source, refs: pa.Table) -> list[str]:
@@ -178,12 +204,12 @@ def _write_plan(storage: Storage, build: transforms.Build, planned: plan.Plan) -
 
 
 def _identity(
-    options: BuildOptions, source: Source, listing: Listing, labels: tuple[str, ...]
+    options: BuildOptions, source: Source, listing_digest: str, labels: tuple[str, ...]
 ) -> dict[str, Any]:
     """Returns everything that decides the bytes, named as the flags are."""
     return {
         "source": source.describe()["kind"],
-        "source_listing": plan.listing_digest(listing.refs),
+        "source_listing": listing_digest,
         "name": options.name,
         "classes": list(labels),
         "group_regex": options.listing.group_regex,

@@ -1,13 +1,14 @@
 import json
+import os
 import shutil
 
 import pytest
 from builds import IN_MEMORY, arguments, build_here
-from image_files import kermany_archive, scan_tree, write_tree, write_zip
+from image_files import kermany_archive, scan_tree, write_tar, write_tree, write_zip
 
 from pipelines import errors, launch, transforms
 from pipelines.options import flag_names, parse_options
-from pipelines.resume import OutputState
+from pipelines.sources import archive as archive_module
 from pipelines.storage import BUILD_DIR
 
 TREE = scan_tree({"train": 4, "test": 2})
@@ -24,7 +25,6 @@ def prepare(source, output, *more):
 
 def test_a_job_is_listed_and_planned_before_any_engine_starts(archive, tmp_path, capsys):
     with prepare(archive, tmp_path / "out", "--num_shards=3") as job:
-        assert job.state is OutputState.EMPTY
         assert [task.shard_name for task in job.todo] == [
             "train-00000-of-00003.tfrecord",
             "train-00001-of-00003.tfrecord",
@@ -46,8 +46,51 @@ def test_a_job_is_listed_and_planned_before_any_engine_starts(archive, tmp_path,
 def test_a_complete_output_leaves_nothing_to_do(archive, tmp_path):
     output = build_here(archive, tmp_path / "out")
     with prepare(archive, output) as job:
-        assert job.state is OutputState.COMPLETE
-        assert job.todo == ()
+        assert job is None
+
+
+@pytest.fixture
+def packed(tmp_path):
+    """A tar.gz, and the complete dataset of it."""
+    path = write_tar(tmp_path / "scans.tar.gz", kermany_archive(TREE))
+    return path, build_here(path, tmp_path / "out")
+
+
+def test_a_complete_dataset_of_a_tar_gz_is_known_without_unpacking_it_again(
+    packed, monkeypatch, capsys
+):
+    path, output = packed
+    monkeypatch.setattr(archive_module, "_gunzip", None)
+    capsys.readouterr()
+    with prepare(path, output) as job:
+        assert job is None
+    assert "listing" not in capsys.readouterr().err
+    (output / "train-00000-of-00001.tfrecord").write_bytes(b"")
+    with pytest.raises(errors.UserError, match="has 0 bytes"), prepare(path, output):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--seed=7"], "seed: 0 there, 7 now"),
+        (["--classes=NORMAL,CNV,DME,DRUSEN"], "classes: "),
+    ],
+)
+def test_another_build_of_a_tar_gz_is_refused_after_it_was_listed(packed, more, message):
+    with pytest.raises(errors.UserError, match=message), prepare(*packed, *more):
+        pass
+
+
+def test_a_tar_gz_that_changed_is_not_taken_for_the_one_that_was_built(packed):
+    path, output = packed
+    files = kermany_archive(TREE)
+    found = path.stat()
+    name = next(name for name in files if name.endswith("jpeg"))
+    write_tar(path, {**files, name.replace(".jpeg", "9.jpeg"): b"more"})
+    os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
+    with pytest.raises(errors.UserError, match="source_listing: "), prepare(path, output):
+        pass
 
 
 def test_what_decides_the_bytes_is_named_as_its_flag_is(archive, tmp_path):

@@ -5,6 +5,7 @@ import struct
 import tarfile
 import warnings
 import zipfile
+import zlib
 
 import pytest
 from hypothesis import given
@@ -85,7 +86,21 @@ def test_a_second_tree_with_other_content_of_the_same_size_is_noticed(tmp_path, 
 @KINDS
 def test_a_source_describes_itself_without_telling_where_it_lies(tmp_path, kind):
     source = ArchiveSource(write_archive(tmp_path, kind))
-    assert source.describe() == {"kind": "archive", "name": f"scans.{kind}"}
+    described = source.describe()
+    assert ("gzip" in described) == source.must_be_unpacked == (kind == "tar.gz")
+    described.pop("gzip", None)
+    assert described == {"kind": "archive", "name": f"scans.{kind}"}
+
+
+def test_a_gzip_file_is_told_from_another_by_what_it_holds(tmp_path):
+    content = b"0123456789"
+    path = tmp_path / "a.tar.gz"
+    path.write_bytes(gzip.compress(content, mtime=0))
+    expected = zlib.crc32(content).to_bytes(4, "little") + len(content).to_bytes(4, "little")
+    assert ArchiveSource(path).describe()["gzip"] == {
+        "bytes": path.stat().st_size,
+        "trailer": expected.hex(),
+    }
 
 
 @KINDS

@@ -54,7 +54,7 @@ class ArchiveSource:
         """
         if not self.path.is_file():
             raise errors.UserError(f"--input {self.path} is no file")
-        if not _is_gzip(self.path):
+        if not self.must_be_unpacked:
             return self
         found = self.path.stat()
         name = f"{self.path.name}.{found.st_size}.{found.st_mtime_ns}.tar"
@@ -77,6 +77,11 @@ class ArchiveSource:
     def _zip_members(self) -> Iterator[Member]:
         with self.path.open("rb") as file:
             yield from zip_members.list_members(file, self.path.stat().st_size, str(self.path))
+
+    @property
+    def must_be_unpacked(self) -> bool:
+        """Whether the file must be unpacked before its members can be listed and read."""
+        return self.path.is_file() and _start(self.path).startswith(b"\x1f\x8b")
 
     @property
     def _data_path(self) -> Path:
@@ -102,7 +107,9 @@ class ArchiveSource:
             os.close(descriptor)
 
     def describe(self) -> dict[str, Any]:
-        facts = {"kind": self.kind, "name": self.path.name}
+        facts: dict[str, Any] = {"kind": self.kind, "name": self.path.name}
+        if self.must_be_unpacked:
+            facts["gzip"] = _describe_gzip(self.path)
         return facts | ({"dataset": self.dataset} if self.dataset else {})
 
 
@@ -184,14 +191,22 @@ def _tar_problem(info: tarfile.TarInfo) -> tuple[str, str] | None:
     return None
 
 
-def _is_gzip(path: Path) -> bool:
-    return _start(path).startswith(b"\x1f\x8b")
-
-
 def _start(path: Path) -> bytes:
     """Returns the first four bytes of a file, by which its kind is known."""
     with path.open("rb") as file:
         return file.read(4)
+
+
+def _describe_gzip(path: Path) -> dict[str, Any]:
+    """Returns what tells a gzip file from another without unpacking it.
+
+    Its last eight bytes are a CRC-32 of what was packed, and its length modulo 2**32 (RFC 1952).
+    """
+    with path.open("rb") as file:
+        num_bytes = file.seek(0, os.SEEK_END)
+        file.seek(max(num_bytes - 8, 0))
+        trailer = file.read()
+    return {"bytes": num_bytes, "trailer": trailer.hex()}
 
 
 def _gunzip(path: Path, unpacked: Path) -> None:

@@ -28,7 +28,11 @@ class Reader(Protocol):
 
 
 class Source(Protocol):
-    """A place images come from. It travels to the workers, so it holds only plain values."""
+    """A place images come from. It travels to the workers, so it holds only plain values.
+
+    One that takes minutes to be listed has an attribute `must_be_unpacked` that is true, and its
+    description differs whenever its content does.
+    """
 
     def prepare(self, scratch_dir: Path) -> Source:
         """Makes the source ready for random reads, on the launcher; may use `scratch_dir`."""
