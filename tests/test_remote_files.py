@@ -187,6 +187,17 @@ def test_a_range_is_read_without_a_call_of_the_client(s3, monkeypatch, is_direct
     assert store.read(url, 5, 100, mark) == CONTENT[5:105]
 
 
+def test_a_client_that_keeps_its_settings_elsewhere_is_left_to_itself(s3, monkeypatch):
+    make_pipeline(s3.flags)
+    url = f"s3://{BUCKET}/other"
+    write(url, CONTENT)
+    store = remote_files.open_store(url)
+    monkeypatch.delattr(store._client._endpoint.http_session, "_cert_file")
+
+    assert not store._is_direct(f"http://{BUCKET}/other")
+    assert store.read(url, 5, 100) == CONTENT[5:105]
+
+
 @pytest.mark.parametrize("server", gcs_server.SERVERS)
 def test_a_range_on_google_cloud_storage_is_read_without_a_call_of_the_client(server, monkeypatch):
     if not gcs_server.is_installed(server):
