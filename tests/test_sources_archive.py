@@ -1,5 +1,6 @@
 import gzip
 import io
+import os
 import stat
 import struct
 import tarfile
@@ -471,6 +472,16 @@ def test_a_gzip_stream_is_unpacked_once_and_anew_if_the_file_changed(tmp_path):
     assert (again.stat().st_mtime_ns, again.stat().st_ino) == made
     write_tar(path, {**TREE, "train/CNV/new.jpeg": b"new"})
     assert ArchiveSource(path).prepare(tmp_path).random_access_path != first
+
+
+def test_a_gzip_stream_of_the_same_size_and_time_is_told_from_another(tmp_path):
+    path = tmp_path / "a.tar.gz"
+    unpacked = []
+    for content in (b"one", b"two"):
+        path.write_bytes(gzip.compress(content, compresslevel=0, mtime=0))
+        os.utime(path, ns=(0, 0))
+        unpacked.append(ArchiveSource(path).prepare(tmp_path).random_access_path)
+    assert [file.read_bytes() for file in unpacked] == [b"one", b"two"]
 
 
 def test_a_gzip_bomb_is_stopped_and_leaves_nothing(tmp_path):

@@ -56,9 +56,8 @@ class ArchiveSource:
             raise errors.UserError(f"--input {self.path} is no file")
         if not self.must_be_unpacked:
             return self
-        found = self.path.stat()
-        name = f"{self.path.name}.{found.st_size}.{found.st_mtime_ns}.tar"
-        unpacked = scratch_dir / name
+        mark = "-".join(str(value) for value in _describe_gzip(self.path).values())
+        unpacked = scratch_dir / f"{self.path.name}.{mark}.tar"
         if not unpacked.exists():
             scratch_dir.mkdir(parents=True, exist_ok=True)
             _gunzip(self.path, unpacked)
