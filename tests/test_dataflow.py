@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
 
-from pipelines import build_tfrecords, engine, errors, launch, options, plan, resume, transforms
+from pipelines import build_tfrecords, engine, errors, launch, options, plan, transforms
 from pipelines.sources.remote_zip import RemoteZipSource
 from tfrecord_io import preprocess
 
@@ -113,7 +113,7 @@ def job_of(chosen: options.BuildOptions) -> launch.Job:
         over_limit=0,
         rejected_files=(),
     )
-    return launch.Job(build=build, state=resume.OutputState.EMPTY, todo=tasks)
+    return launch.Job(build=build, todo=tasks)
 
 
 def test_the_image_is_the_workers_and_holds_the_package(write_spec: Callable[..., Spec]):

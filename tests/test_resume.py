@@ -128,8 +128,8 @@ def test_a_folder_with_shards_of_nobody_is_refused(storage):
         resume.check_output(storage, {"seed": 0})
 
 
-def test_the_same_build_is_complete(scans, complete):
-    identity = identity_of(scans, complete)
+def test_the_same_build_is_complete(scans, complete, tmp_path):
+    identity = identity_of(scans, tmp_path / "elsewhere")
     assert resume.check_output(Storage(str(complete)), identity) is OutputState.COMPLETE
 
 
