@@ -26,11 +26,8 @@ from near_duplicates import crowd
 from sample_archive import WORK_DIR, make_archive
 
 from pipelines import card
-from tfrecord_io import audit, preprocess, side_facts, twins
+from tfrecord_io import audit, preprocess, shard_writer, side_facts, twins
 from tfrecord_io.manifest import Manifest
-
-#: Pictures of this size that a worker looks at together.
-_BLOCK = 20
 
 
 def microseconds_an_image(files: list[bytes]) -> tuple[float, float]:
@@ -42,8 +39,10 @@ def microseconds_an_image(files: list[bytes]) -> tuple[float, float]:
     pictures = np.frombuffer(b"".join(images), np.uint8).reshape(-1, *options.image_shape)
     start = time.process_time()
     collected = side_facts.SideFacts()
-    for first in range(0, len(pictures), _BLOCK):
-        collected.add(pictures[first : first + _BLOCK])
+    # As many at a time as a worker looks at.
+    block = shard_writer.BLOCK_BYTES // pictures[0].nbytes
+    for first in range(0, len(pictures), block):
+        collected.add(pictures[first : first + block])
     collected.columns()
     facts = time.process_time() - start
     return decoded / len(files) * 1e6, facts / len(files) * 1e6

@@ -74,12 +74,14 @@ class Histogram:
     """Histograms on one pair of axes.
 
     Attributes:
+        description: what they show, for those who do not see them.
         series: name, and the corners (x, y) of its outline, each 0 to 1; y is upwards.
         filled: whether the area under it has the colour; else the outline.
         x_ticks: marks of the axis of values.
         y_ticks: marks of the axis of shares.
     """
 
+    description: str
     series: tuple[tuple[str, tuple[tuple[float, float], ...]], ...]
     filled: bool
     x_ticks: tuple[Tick, ...]
@@ -169,6 +171,7 @@ def brightness(found: Manifest, examples: pa.Table) -> Histogram | None:
     shares = 100 * counts / np.maximum(counts.sum(1, keepdims=True), 1)
     highest = float(shares.max(initial=1))
     return Histogram(
+        description="Histogram of the mean brightness of the images, by class",
         series=tuple(
             (name, _outline(row / highest)) for name, row in zip(names, shares, strict=True)
         ),

@@ -22,7 +22,7 @@ from pipelines.sources.listing import Listing, iterate_refs
 from pipelines.sources.source import Source
 from pipelines.storage import BUILD_DIR, Storage
 from tfrecord_io import augment, preprocess, schema
-from tfrecord_io.manifest import FILE_NAME, Manifest, ManifestError
+from tfrecord_io.manifest import FILE_NAME, ManifestError
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -98,12 +98,11 @@ def require_finished(job: Job) -> None:
 
 def _is_known_complete(options: BuildOptions, storage: Storage, source: Source) -> bool:
     """Tells whether the output is what this input gave before, where listing it takes minutes."""
-    if not getattr(source, "must_be_unpacked", False) or not storage.exists(FILE_NAME):
+    if not getattr(source, "must_be_unpacked", False):
         return False
     try:
-        text = storage.read(FILE_NAME).decode()
-        found = Manifest.from_json(text, storage.path(FILE_NAME))
-    except (UnicodeDecodeError, ManifestError):
+        found = resume.read_manifest(storage)
+    except (FileNotFoundError, ManifestError):
         return False
     if found.source != source.describe():
         return False
@@ -183,7 +182,7 @@ def _content_names(source: Source, refs: pa.Table) -> list[str]:
 
 def _require_policy(storage: Storage, options: BuildOptions) -> None:
     """Fails for a dataset built with `keep` if now, with the same bytes, `fail` is wanted."""
-    found = Manifest.from_json(storage.read(FILE_NAME).decode(), storage.path(FILE_NAME))
+    found = resume.read_manifest(storage)
     failure = drops.judge(found.audit.get("measures", {}), options.drops)
     if failure:
         raise errors.BuildError(failure)

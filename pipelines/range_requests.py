@@ -57,7 +57,7 @@ class Connections:
             except IndexError:
                 connection, kept = self._connect(scheme, server), False
             try:
-                connection.request("GET", target, headers=dict(headers))
+                connection.request("GET", target, headers=headers)
                 answer = connection.getresponse()
                 # Of what does not tell its length nobody sees that it was cut off.
                 if answer.status == http.client.PARTIAL_CONTENT and answer.length is not None:

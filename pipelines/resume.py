@@ -75,12 +75,7 @@ def check_output(storage: Storage, identity: Mapping[str, Any]) -> OutputState:
     names = storage.names()
     if manifest.FILE_NAME in names:
         try:
-            found = manifest.Manifest.from_json(
-                storage.read(manifest.FILE_NAME).decode(), storage.path(manifest.FILE_NAME)
-            )
-        except UnicodeDecodeError:
-            path = storage.path(manifest.FILE_NAME)
-            raise errors.UserError(f"{path} is no text; --overwrite replaces it") from None
+            found = read_manifest(storage)
         except manifest.ManifestError as error:
             raise errors.UserError(f"{error}; --overwrite replaces it") from None
         _refuse_other(storage, found.options, identity, found.fingerprint)
@@ -103,6 +98,21 @@ def check_output(storage: Storage, identity: Mapping[str, Any]) -> OutputState:
             "--output, or replace its shards with --overwrite"
         )
     return OutputState.EMPTY
+
+
+def read_manifest(storage: Storage) -> manifest.Manifest:
+    """Returns the manifest of a complete output.
+
+    Raises:
+        FileNotFoundError: if the output has none.
+        manifest.ManifestError: if it cannot be used.
+    """
+    path = storage.path(manifest.FILE_NAME)
+    try:
+        text = storage.read(manifest.FILE_NAME).decode()
+    except UnicodeDecodeError:
+        raise manifest.ManifestError(f"{path} is no text") from None
+    return manifest.Manifest.from_json(text, path)
 
 
 def clear(storage: Storage) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from pipelines import resume
 from pipelines.storage import Storage, is_remote
-from tfrecord_io.manifest import FILE_NAME, REJECTS_FILE_NAME, Manifest
+from tfrecord_io.manifest import REJECTS_FILE_NAME, Manifest
 
 
 def print_built(output: str, seconds: float, num_finished_before: int) -> None:
@@ -14,7 +15,7 @@ def print_built(output: str, seconds: float, num_finished_before: int) -> None:
         seconds: the whole command took.
         num_finished_before: images that an earlier, interrupted run had done.
     """
-    found = _load(output)
+    found = resume.read_manifest(Storage(output))
     counts = found.counts
     num_images = counts["examples"] + counts["rejects"] - num_finished_before
     print(_table(found))
@@ -39,16 +40,11 @@ def print_built(output: str, seconds: float, num_finished_before: int) -> None:
 
 def print_complete(output: str) -> None:
     """Prints that there is nothing to do."""
-    found = _load(output)
+    found = resume.read_manifest(Storage(output))
     print(
         f"{output} is complete: {found.num_examples:,} examples in {_num_shards(found)} shards; "
         "nothing to do"
     )
-
-
-def _load(output: str) -> Manifest:
-    storage = Storage(output)
-    return Manifest.from_json(storage.read(FILE_NAME).decode(), storage.path(FILE_NAME))
 
 
 def _num_shards(found: Manifest) -> int:

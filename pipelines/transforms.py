@@ -620,7 +620,7 @@ def _audit(
     dropped: pa.Table,
 ) -> manifest.Manifest:
     """Returns the manifest with its audit, and writes the dataset's card."""
-    # Only here: it loads the plotting library, which no other worker needs.
+    # Only here: the launcher imports this module, too, and draws no card.
     from pipelines import card
 
     examples = _read_examples(build.storage)

@@ -6,12 +6,37 @@ import hashlib
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from tfrecord_io import Manifest, RecordLayout, Shard, Split, image_key
 from tfrecord_io.manifest import FILE_NAME
 from tfrecord_io.shards import shard_name
+
+
+def bare_manifest(
+    *,
+    image_shape: tuple[int, int, int],
+    label_names: Sequence[str],
+    splits: Mapping[str, Split],
+    name: str = "tiny",
+    preprocessing: Mapping[str, Any] | None = None,
+) -> Manifest:
+    """Returns the manifest of a dataset that no build made and of whose source nothing is said."""
+    return Manifest(
+        name=name,
+        image_shape=image_shape,
+        label_names=tuple(label_names),
+        splits=splits,
+        preprocessing=preprocessing or {},
+        source={},
+        counts={},
+        rejects={},
+        options={},
+        fingerprint="0" * 64,
+        versions={},
+    )
 
 
 def write_dataset(
@@ -72,18 +97,6 @@ def write_dataset(
                 )
             )
         splits[split] = Split(label_counts=tuple(label_counts), shards=tuple(shards))
-    manifest = Manifest(
-        name="tiny",
-        image_shape=image_shape,
-        label_names=tuple(label_names),
-        splits=splits,
-        preprocessing={},
-        source={},
-        counts={},
-        rejects={},
-        options={},
-        fingerprint="0" * 64,
-        versions={},
-    )
+    manifest = bare_manifest(image_shape=image_shape, label_names=label_names, splits=splits)
     (directory / FILE_NAME).write_text(manifest.to_json(), encoding="utf-8")
     return manifest

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from dataset_factory import bare_manifest
 
 from tfrecord_io import Manifest, RecordLayout, Shard, Split, image_key
 from tfrecord_io.manifest import EXAMPLES_FILE_NAME, FILE_NAME
@@ -72,18 +73,12 @@ def write_marked_dataset(
         )
         splits[split] = Split(label_counts=tuple(counts), shards=(shard,))
     height, width, channels = image_shape
-    manifest = Manifest(
+    manifest = bare_manifest(
         name="marked",
         image_shape=image_shape,
         label_names=label_names,
         splits=splits,
         preprocessing=Preprocessing(height=height, width=width, channels=channels).to_dict(),
-        source={},
-        counts={},
-        rejects={},
-        options={},
-        fingerprint="0" * 64,
-        versions={},
     )
     (directory / FILE_NAME).write_text(manifest.to_json(), encoding="utf-8")
     if with_patients:

@@ -89,10 +89,8 @@ def wanted(first, last):
 def test_a_range_is_read_and_the_connection_kept(server):
     connections = Connections()
     for first in (0, 7, 4000):
-        assert (
-            connections.read(address(server), wanted(first, first + 9))
-            == (CONTENT[first : first + 10])
-        )
+        found = connections.read(address(server), wanted(first, first + 9))
+        assert found == CONTENT[first : first + 10]
     assert len(server.connections) == 1
 
 

@@ -14,8 +14,8 @@ import numpy as np
 
 from tfrecord_io import schema, side_facts
 
-# Few enough bytes to stay in a processor's cache.
-_BLOCK_BYTES = 1024 * 1024
+#: Bytes of records that are dealt with together, few enough to stay in a processor's cache.
+BLOCK_BYTES = 1024 * 1024
 
 
 class ShardWriter:
@@ -30,7 +30,7 @@ class ShardWriter:
         """
         self._file = file
         self._layout = layout
-        num_records = max(_BLOCK_BYTES // layout.stride, 1)
+        num_records = max(BLOCK_BYTES // layout.stride, 1)
         self._block = np.empty((num_records, layout.stride), np.uint8)
         self._records = [memoryview(record) for record in self._block]
         slot = layout.features[schema.IMAGE]
