@@ -64,10 +64,11 @@ class Connections:
                     data = answer.read()
                     idle.append(connection)
                     return data
-            except (OSError, http.client.HTTPException):
+            except (OSError, http.client.HTTPException) as error:
                 connection.close()
-                # Servers hang up on connections that are not used for a while.
-                if kept:
+                # Servers hang up on connections that are not used for a while; but on one that
+                # does not answer, the other connections would be waited for as long, too.
+                if kept and not isinstance(error, TimeoutError):
                     continue
                 return None
             connection.close()

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from pipelines import range_requests
 from pipelines.range_requests import Connections
 
 CONTENT = bytes(range(256)) * 64
@@ -42,6 +43,8 @@ class _Handler(socketserver.StreamRequestHandler):
                 head, body = "HTTP/1.1 307 Moved\r\nLocation: /\r\nContent-Length: 0\r\n\r\n", b""
             elif path == "/nonsense":
                 head = "SSH-2.0-nothing\r\n\r\n"
+            elif path == "/silent":
+                self.server.silent.wait(30)
             self.wfile.write(head.encode() + body)
             if path in ("/cut-off", "/no-length", "/hang-up"):
                 return
@@ -63,11 +66,13 @@ def served(context=None):
 
     with Server(("127.0.0.1", 0), _Handler) as server:
         server.connections, server.paths = [], []
+        server.silent = threading.Event()
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         try:
             yield server
         finally:
+            server.silent.set()
             server.shutdown()
             thread.join()
 
@@ -129,6 +134,23 @@ def test_threads_get_each_its_own_bytes_over_no_more_connections_than_threads(se
         found = list(pool.map(read, range(400)))
     assert found == [CONTENT[first : first + 100] for first in range(400)]
     assert len(server.connections) <= 8
+
+
+def test_a_server_that_does_not_answer_is_waited_for_once(server, monkeypatch):
+    monkeypatch.setattr(range_requests, "_SECONDS", 2.0)
+    connections = Connections()
+    together = threading.Barrier(3)
+
+    def read(_):
+        together.wait(30)
+        return connections.read(address(server), wanted(0, 9))
+
+    while len(server.connections) < 2:
+        with ThreadPoolExecutor(3) as pool:
+            assert list(pool.map(read, range(3))) == [CONTENT[:10]] * 3
+    server.paths.clear()
+    assert connections.read(address(server, "/silent"), wanted(0, 9)) is None
+    assert server.paths == ["/silent"]
 
 
 @pytest.fixture(scope="module")
