@@ -9,11 +9,12 @@ EPOCHS ?= 10
 OUTPUT ?= data/synthetic
 WORKDIR ?= runs/synthetic
 
-.PHONY: run test flink flink-parts lint clean help
+.PHONY: run test search flink flink-parts lint clean help
 
 help:
 	@echo "make run    set up, draw $(NUM_EXAMPLES) synthetic scans, build TFRecords, verify, train a small network"
 	@echo "make test   set up and pass the tests"
+	@echo "make search try the property tests on many new random examples"
 	@echo "make flink  build on a Flink cluster of this machine and compare the bytes"
 	@echo "make lint   check style and format"
 	@echo "make clean  remove the virtual environment; datasets in data/ and runs/ stay"
@@ -27,6 +28,10 @@ run: $(VENV)/installed
 
 test: $(VENV)/installed
 	$(BIN)/python -m pytest
+
+# Property tests with new random examples, many of each; a failure prints how to run it again.
+search: $(VENV)/installed
+	HYPOTHESIS_PROFILE=search $(BIN)/python -m pytest --timeout=3000 -m hypothesis
 
 # A real Flink cluster of this machine; docs/flink.md says what it needs besides Java and mvn.
 flink: flink-parts

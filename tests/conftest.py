@@ -21,14 +21,19 @@ os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
 # interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# A deadline for each example would measure the machine, not the code.
+# The tests try the same examples every time; `make search` tries new ones, and many more.
 settings.register_profile(
     "tests",
+    derandomize=True,
+    # A deadline for each example would measure the machine, not the code.
     deadline=None,
     max_examples=30,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
-settings.load_profile("tests")
+settings.register_profile(
+    "search", settings.get_profile("tests"), derandomize=False, max_examples=1000, print_blob=True
+)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "tests"))
 
 
 @pytest.fixture(scope="session")

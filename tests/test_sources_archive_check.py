@@ -182,6 +182,18 @@ def test_a_zip_whose_directory_lost_a_member_is_refused(tmp_path):
 SMALL = make_archive(num_members=3, member_bytes=400)
 
 
+@pytest.mark.parametrize("distance_from_end", [3, 4, 5, 6])
+def test_a_directory_whose_offset_is_damaged_is_a_corrupt_archive(tmp_path, distance_from_end):
+    # The four bytes of the directory's offset in the end record, APPNOTE.TXT 4.3.16.
+    archive = tmp_path / NAME
+    content = bytearray(SMALL)
+    content[-distance_from_end] ^= 8
+    archive.write_bytes(content)
+
+    with pytest.raises(DownloadError, match="corrupt"):
+        verify_archive(archive, dataset=DATASET, progress=False)
+
+
 @settings(max_examples=150, deadline=None)
 @given(offset=st.integers(0, len(SMALL) - 1), mask=st.integers(1, 255))
 def test_any_changed_byte_is_either_harmless_or_found(tmp_path_factory, offset, mask):

@@ -4,6 +4,7 @@ The archive is known again by its size and time. A corrupt one is moved aside.
 """
 
 import contextlib
+import errno
 import hashlib
 import json
 import logging
@@ -196,8 +197,19 @@ def _check_members(archive: Path, advance: _Advance) -> tuple[list[zipfile.ZipIn
         if (promised := _num_members_promised(archive, len(members))) != len(members):
             corrupt.append(f"the directory: {promised} members promised, {len(members)} listed")
         return members, corrupt
-    except _NOT_A_ZIP as error:
+    except (*_NOT_A_ZIP, OSError) as error:
+        if _is_disk_failure(error):
+            raise
         return [], [f"the file itself: no readable zip directory ({error})"]
+
+
+def _is_disk_failure(error: Exception) -> bool:
+    """Tells whether the disk failed, and not the archive.
+
+    A decompressor's OSError has no number, and EINVAL comes from seeking to a negative offset,
+    which a damaged directory asks for.
+    """
+    return isinstance(error, OSError) and error.errno not in (None, errno.EINVAL)
 
 
 def _corrupt_members(
@@ -211,8 +223,8 @@ def _corrupt_members(
                 while chunk := stream.read(_READ_BYTES):
                     advance(len(chunk) / total)
         except _BAD_MEMBER as error:
-            if isinstance(error, OSError) and error.errno is not None:
-                raise  # The disk failed, not the archive.
+            if _is_disk_failure(error):
+                raise
             corrupt.append(f"{member.filename!r}: {error}")
     return corrupt
 
