@@ -20,6 +20,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from tfrecord_io import augment, manifest, preprocess, schema, shards
+from tfrecord_io.statistics import PixelStatistics
 
 #: Records read at once: some megabytes.
 _CHUNK_RECORDS = 256
@@ -51,9 +52,9 @@ def verify(
     """Checks every byte of a dataset against its manifest, sidecars and tables.
 
     Checked are sizes, SHA-256 and record CRCs of all shards, lengths and framing of all records,
-    one-hot labels, label counts, keys (unique, and the same as in the examples table), and the
-    ledger of the source's files. With the source at hand a random sample is decoded anew and
-    compared pixel by pixel.
+    one-hot labels, label counts, keys (unique, and the same as in the examples table), the sums
+    over the train split's pixels, and the ledger of the source's files. With the source at
+    hand a random sample is decoded anew and compared pixel by pixel.
 
     Args:
         directory: the dataset.
@@ -72,13 +73,16 @@ def verify(
     found = manifest.Manifest.load(directory)
     findings: list[Finding] = []
     keys: dict[str, list[str]] = {}
-    for split in found.splits.values():
+    statistics = _no_statistics(found)
+    for split_name, split in found.splits.items():
         label_counts = np.zeros(found.num_classes, np.int64)
         for shard in split.shards:
             contents = _check_shard(directory, shard, found, findings)
             keys[shard.name] = contents.keys
             label_counts += contents.label_counts
             _check_sidecar(directory, shard, found, findings)
+            if split_name == manifest.STATISTICS_SPLIT:
+                statistics += contents.statistics
         if tuple(label_counts.tolist()) != split.label_counts:
             findings.append(
                 Finding(
@@ -87,6 +91,14 @@ def verify(
                     f"{tuple(label_counts.tolist())}",
                 )
             )
+    if found.statistics not in (None, statistics):
+        findings.append(
+            Finding(
+                manifest.FILE_NAME,
+                f"says {found.statistics} of split {manifest.STATISTICS_SPLIT!r}, the shards hold "
+                f"{statistics}",
+            )
+        )
     _check_strangers(directory, found, findings)
     _check_examples(directory, found, keys, findings)
     _check_ledger(directory, found, findings)
@@ -95,17 +107,22 @@ def verify(
     return findings
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class _Contents:
     keys: list[str]
     label_counts: np.ndarray
+    statistics: PixelStatistics
+
+
+def _no_statistics(found: manifest.Manifest) -> PixelStatistics:
+    return PixelStatistics.from_images(np.empty((0, *found.image_shape), np.uint8))
 
 
 def _check_shard(
     directory: Path, shard: manifest.Shard, found: manifest.Manifest, findings: list[Finding]
 ) -> _Contents:
     layout = found.layout
-    contents = _Contents([], np.zeros(found.num_classes, np.int64))
+    contents = _Contents([], np.zeros(found.num_classes, np.int64), _no_statistics(found))
 
     def report(message: str) -> None:
         findings.append(Finding(shard.name, message))
@@ -123,9 +140,10 @@ def _check_shard(
             whole = len(chunk) // layout.stride
             if whole * layout.stride != len(chunk):
                 report(f"is cut off in record {row + whole}")
-            for record in np.frombuffer(chunk, np.uint8, whole * layout.stride).reshape(
-                whole, layout.stride
-            ):
+            records = np.frombuffer(chunk, np.uint8, whole * layout.stride)
+            records = records.reshape(whole, layout.stride)
+            contents.statistics += PixelStatistics.from_records(records, layout)
+            for record in records:
                 if problem := _record_problem(record, layout):
                     report(f"record {row}: {problem}")
                 else:
