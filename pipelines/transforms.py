@@ -13,6 +13,7 @@ import dataclasses
 import functools
 import io
 import json
+import operator
 import platform
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -43,6 +44,7 @@ from tfrecord_io import (
     tfds_metadata,
     twins,
 )
+from tfrecord_io.statistics import PixelStatistics
 
 #: The references, a record batch a task; and beside it the tasks and what decides the bytes.
 PLAN_FILE = f"{BUILD_DIR}/plan.arrow"
@@ -145,6 +147,8 @@ class Sidecar:
         label_counts: examples of each class, in the order of the label names.
         rejects: the images left out.
         num_dropped: records that were taken out again as duplicates.
+        statistics: sums over the pixels of its records. None if an older release wrote the
+            shard, or if records were taken out of it.
     """
 
     fingerprint: str
@@ -156,6 +160,7 @@ class Sidecar:
     label_counts: tuple[int, ...]
     rejects: tuple[RejectedFile, ...]
     num_dropped: int = 0
+    statistics: PixelStatistics | None = None
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self), indent=1) + "\n"
@@ -171,6 +176,8 @@ class Sidecar:
             content = json.loads(text)
             content["label_counts"] = tuple(content["label_counts"])
             content["rejects"] = tuple(RejectedFile(**reject) for reject in content["rejects"])
+            if content.get("statistics") is not None:
+                content["statistics"] = PixelStatistics.from_dict(content["statistics"])
             return cls(**content)
         except (KeyError, TypeError) as error:
             raise ValueError(f"no sidecar of a shard: {error!r}") from error
@@ -257,6 +264,7 @@ def write_shard(
         sha256=shard.sha256,
         label_counts=tuple(label_counts[name] for name in build.label_names),
         rejects=tuple(rejects),
+        statistics=shard.statistics(),
     )
     with create(shards.sidecar_name(task.shard_name)) as file:
         file.write(sidecar.to_json().encode())
@@ -591,6 +599,7 @@ def _leave_out_duplicates(
             sha256=sha256,
             label_counts=label_counts,
             num_dropped=sidecar.num_examples - num_examples,
+            statistics=None,
         )
         with build.storage.create(shards.sidecar_name(task.shard_name)) as file:
             file.write(smaller.to_json().encode())
@@ -714,4 +723,20 @@ def _make_manifest(
             "pyarrow": pa.__version__,
             **preprocess.decoder_versions(),
         },
+        statistics=_statistics(build, by_split.get(manifest.STATISTICS_SPLIT, [])),
     )
+
+
+def _statistics(build: Build, sidecars: Sequence[Sidecar]) -> PixelStatistics | None:
+    """Returns the sums over the pixels of all these shards, or None if they hold no example."""
+    if not any(sidecar.num_examples for sidecar in sidecars):
+        return None
+    counted = build.storage.map(functools.partial(_shard_statistics, build), sidecars)
+    return functools.reduce(operator.add, counted)
+
+
+def _shard_statistics(build: Build, sidecar: Sidecar) -> PixelStatistics:
+    if sidecar.statistics is not None:
+        return sidecar.statistics
+    with build.storage.open_arrow(sidecar.shard) as file:
+        return PixelStatistics.from_shard(file, build.layout)
