@@ -2,11 +2,12 @@ import numpy as np
 from marked_images import OCT_NAMES
 from PIL import Image
 
-from train import evaluate, plots
+from train import metrics as measures
+from train import plots
 
 
 def metrics_of(probabilities, labels):
-    metrics = evaluate.evaluate_predictions(
+    metrics = measures.evaluate_predictions(
         probabilities, labels, OCT_NAMES, groups=None, num_samples=10, seed=0
     )
     return metrics | {"split": "test", "best_epoch": 2}

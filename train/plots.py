@@ -11,7 +11,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from sklearn import metrics as sk_metrics
 
-from train import evaluate
+from train.metrics import NUM_CALIBRATION_BINS, URGENT_CLASSES, calibration_bins
 
 #: Colour-blind safe. Source: Okabe and Ito 2008, "Color universal design".
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -104,7 +104,7 @@ def draw_roc(
         for index, name in enumerate(label_names)
     ]
     if "urgent/auc" in metrics["scores"]:
-        urgent = np.isin(label_names, evaluate.URGENT_CLASSES)
+        urgent = np.isin(label_names, URGENT_CLASSES)
         curves.append(("urgent", urgent[labels], probabilities[:, urgent].sum(-1), "urgent/auc"))
     for place, (name, is_positive, ranking, score_name) in enumerate(curves):
         score = metrics["scores"][score_name]
@@ -134,10 +134,8 @@ def draw_reliability(
 ) -> Figure:
     """Accuracy by confidence, and how many images have it."""
     is_correct = probabilities.argmax(-1) == labels
-    total, _, correct = evaluate.calibration_bins(
-        probabilities.max(-1), is_correct, np.ones(len(labels))
-    )
-    edges = np.linspace(0, 1, evaluate.NUM_CALIBRATION_BINS + 1)
+    total, _, correct = calibration_bins(probabilities.max(-1), is_correct, np.ones(len(labels)))
+    edges = np.linspace(0, 1, NUM_CALIBRATION_BINS + 1)
     width = edges[1]
     used = total > 0
     figure = _figure(6, 6)

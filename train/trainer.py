@@ -24,8 +24,9 @@ import numpy as np
 
 import tfrecord_io
 from tfrecord_io.shards import atomic_write
-from train import callbacks, checkpoint, evaluate, export, feed, plots, tracing
+from train import callbacks, checkpoint, export, feed, plots, tracing
 from train import config as train_config
+from train import metrics as evaluate
 from train.config import ConfigError, TrainConfig
 from train.models import Network, build_network, set_trainable
 from train.optimizers import make_optimizer
@@ -125,7 +126,7 @@ def train_and_evaluate(config: TrainConfig, workdir: str | os.PathLike[str]) -> 
         workdir: the folder of the run, made if it is missing.
 
     Returns:
-        the content of metrics.json, see `evaluate.evaluate_predictions`.
+        the content of metrics.json, see `metrics.evaluate_predictions`.
 
     Raises:
         ConfigError: if the configuration does not suit the data, the devices or the folder.
