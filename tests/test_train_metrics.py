@@ -129,6 +129,31 @@ def test_many_classes_are_measured_with_fewer_resamples_of_areas():
     assert "and 280 classes of higher sensitivity" in text
 
 
+def test_the_spread_of_a_cross_validation_is_told_over_folds_and_over_seeds():
+    # Folds differ by 0.2, seeds by 0.02; one run does not define the area.
+    results = [
+        (fold, seed, {"accuracy": 0.7 + 0.2 * fold + 0.02 * seed, "auc/CNV": auc})
+        for (fold, seed), auc in zip(
+            [(1, 0), (0, 0), (0, 1), (1, 1)], [0.9, 0.8, np.nan, 0.9], strict=True
+        )
+    ]
+    part = measures.describe_folds(results)
+    assert [(row["fold"], row["seed"]) for row in part["folds"]] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert part["folds"][1]["scores"] == {"accuracy": 0.72, "auc/CNV": None}
+    assert part["spread"]["accuracy"] == {
+        "mean": pytest.approx(0.81),
+        "std_over_folds": pytest.approx(0.2 / 2**0.5, abs=1e-6),
+        "std_over_seeds": pytest.approx(0.02 / 2**0.5, abs=1e-6),
+    }
+    assert part["spread"]["auc/CNV"]["mean"] == pytest.approx(2.6 / 3, abs=1e-6)
+
+
+def test_one_run_has_no_spread():
+    spread = measures.describe_folds([(0, 7, {"accuracy": 0.5, "ece": np.nan})])["spread"]
+    assert spread["accuracy"] == {"mean": 0.5, "std_over_folds": None, "std_over_seeds": None}
+    assert spread["ece"]["mean"] is None
+
+
 def test_names_that_would_steer_a_terminal_are_printed_escaped():
     result = measured([0, 1], names=("a\x1b]0;title\x07", "b"))
     text = measures.describe(result | {"split": "test", "best_epoch": 1})

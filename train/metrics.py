@@ -135,7 +135,7 @@ def evaluate_predictions(
         MetricsError: if there is no example, or a probability is not a number.
     """
     check_predictions(probabilities, labels, len(label_names))
-    indices = _group_indices(groups, len(labels))
+    indices = group_indices(groups, len(labels))
     scorer = Scorer(probabilities, labels, tuple(label_names))
     point = scores(probabilities, labels, label_names)
     num_area_samples = _num_area_samples(num_samples, max_area_cost // probabilities.size)
@@ -199,11 +199,63 @@ def score_entry(value: float, low: float, high: float, *, num_groups: int) -> di
     }
 
 
-def _group_indices(groups: Sequence[str] | None, num_examples: int) -> np.ndarray:
+def group_indices(groups: Sequence[str] | None, num_examples: int) -> np.ndarray:
     """Returns the group of each example, 0..num_groups-1; without groups, each is its own."""
     if groups is None:
         return np.arange(num_examples)
     return np.unique(np.asarray(groups), return_inverse=True)[1]
+
+
+def describe_folds(
+    results: Sequence[tuple[int, int, Mapping[str, float]]],
+) -> dict[str, list[dict[str, Any]] | dict[str, dict[str, Any]]]:
+    """Returns what metrics.json says of the runs of a cross-validation, and how far they spread.
+
+    Args:
+        results: (fold, seed, scores by name) of each run; a score that is not defined is NaN.
+
+    Returns:
+        `folds`: the runs in order; `spread`: by score `mean` over all runs, `std_over_folds`, the
+        standard deviation over folds of their means over seeds, and `std_over_seeds`, over seeds
+        of their means over folds: how far the whole cross-validation moves if it is repeated.
+        None where fewer than two folds or seeds define the score.
+    """
+    ordered = sorted(results, key=lambda result: result[:2])
+    names = list(dict.fromkeys(name for *_, by_name in ordered for name in by_name))
+    spread = {}
+    for name in names:
+        defined = [
+            (fold, seed, by_name[name])
+            for fold, seed, by_name in ordered
+            if not np.isnan(by_name.get(name, np.nan))
+        ]
+        values = [value for *_, value in defined]
+        spread[name] = {
+            "mean": round(float(np.mean(values)), 6) if values else None,
+            "std_over_folds": _deviation([(fold, value) for fold, _, value in defined]),
+            "std_over_seeds": _deviation([(seed, value) for _, seed, value in defined]),
+        }
+    folds = [
+        {
+            "fold": fold,
+            "seed": seed,
+            "scores": {
+                name: None if np.isnan(value) else round(float(value), 6)
+                for name, value in by_name.items()
+            },
+        }
+        for fold, seed, by_name in ordered
+    ]
+    return {"folds": folds, "spread": spread}
+
+
+def _deviation(values: Sequence[tuple[int, float]]) -> float | None:
+    """Returns the standard deviation of the groups' means, or None below two groups."""
+    by_group: dict[int, list[float]] = {}
+    for group, value in values:
+        by_group.setdefault(group, []).append(value)
+    means = [float(np.mean(members)) for members in by_group.values()]
+    return round(float(np.std(means, ddof=1)), 6) if len(means) > 1 else None
 
 
 def _num_area_samples(wanted: int, affordable: int) -> int:

@@ -94,15 +94,13 @@ class Scorer:
         positives = _sums_by_place(labels, weights, num_classes)
         called = _sums_by_place(predicted, weights, num_classes)
         total = weights.sum(-1)
-        sensitivity = _ratios(hits, positives)
-        specificity = 1 - _ratios(called - hits, total[:, None] - positives)
+        sensitivity = ratios(hits, positives)
+        specificity = 1 - ratios(called - hits, total[:, None] - positives)
         present = positives > 0
         result = {
-            "accuracy": _ratios(hits.sum(-1), total),
+            "accuracy": ratios(hits.sum(-1), total),
             "ece": expected_calibration_error(confidences, is_correct, weights),
-            "balanced_accuracy": _ratios(
-                np.where(present, sensitivity, 0).sum(-1), present.sum(-1)
-            ),
+            "balanced_accuracy": ratios(np.where(present, sensitivity, 0).sum(-1), present.sum(-1)),
         }
         for index, name in enumerate(self.label_names):
             result[f"sensitivity/{name}"] = sensitivity[:, index]
@@ -111,13 +109,13 @@ class Scorer:
             is_urgent, called_urgent = self.urgent[labels], self.urgent[predicted]
             penalties = penalty_matrix(self.label_names)[labels, predicted]
             result |= {
-                "urgent/sensitivity": _ratios(
+                "urgent/sensitivity": ratios(
                     weights @ (is_urgent & called_urgent), weights @ is_urgent
                 ),
-                "urgent/specificity": _ratios(
+                "urgent/specificity": ratios(
                     weights @ (~is_urgent & ~called_urgent), weights @ ~is_urgent
                 ),
-                "weighted_error": _ratios(weights @ penalties, total),
+                "weighted_error": ratios(weights @ penalties, total),
             }
         return result
 
@@ -128,14 +126,14 @@ class Scorer:
             groups: int [num_examples], the group of each, 0..num_groups-1.
         """
         behind = dict.fromkeys(self.names, int(groups.max()) + 1)
-        num_with, num_without = _num_groups_by_class(self.labels, groups, len(self.label_names))
+        num_with, num_without = num_groups_by_class(self.labels, groups, len(self.label_names))
         for index, name in enumerate(self.label_names):
             behind[f"sensitivity/{name}"] = int(num_with[index])
             behind[f"specificity/{name}"] = int(num_without[index])
             behind[f"auc/{name}"] = int(min(num_with[index], num_without[index]))
         if self.has_urgent_view:
             is_urgent = self.urgent[self.labels].astype(int)
-            num_with, num_without = _num_groups_by_class(is_urgent, groups, 2)
+            num_with, num_without = num_groups_by_class(is_urgent, groups, 2)
             behind["urgent/sensitivity"] = int(num_with[1])
             behind["urgent/specificity"] = int(num_without[1])
             behind["urgent/auc"] = int(min(num_with[1], num_without[1]))
@@ -273,7 +271,7 @@ def area_under_curve(
     positive = _sums_by_place(places[is_positive], weights[..., is_positive], num_places)
     negative = _sums_by_place(places, weights, num_places) - positive
     beaten = np.cumsum(negative, axis=-1) - negative / 2
-    return _ratios((positive * beaten).sum(-1), positive.sum(-1) * negative.sum(-1))
+    return ratios((positive * beaten).sum(-1), positive.sum(-1) * negative.sum(-1))
 
 
 def expected_calibration_error(
@@ -292,7 +290,7 @@ def expected_calibration_error(
         float64 [...].
     """
     total, confidence_sums, correct_sums = calibration_bins(confidences, is_correct, weights)
-    return _ratios(np.abs(confidence_sums - correct_sums).sum(-1), total.sum(-1))
+    return ratios(np.abs(confidence_sums - correct_sums).sum(-1), total.sum(-1))
 
 
 def calibration_bins(
@@ -309,7 +307,7 @@ def calibration_bins(
     return total, confidence_sums, correct_sums
 
 
-def _num_groups_by_class(
+def num_groups_by_class(
     labels: np.ndarray, groups: np.ndarray, num_classes: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns int [num_classes] each: groups with an example of the class, and of another."""
@@ -329,7 +327,7 @@ def _sums_by_place(places: np.ndarray, values: np.ndarray, num_places: int) -> n
     return sums.reshape(*values.shape[:-1], num_places)
 
 
-def _ratios(parts: np.ndarray, wholes: np.ndarray) -> np.ndarray:
+def ratios(parts: np.ndarray, wholes: np.ndarray) -> np.ndarray:
     """Returns part / whole by place; NaN where the whole is nothing."""
     undefined = np.full(np.broadcast_shapes(np.shape(parts), np.shape(wholes)), np.nan)
     return np.divide(parts, wholes, out=undefined, where=np.asarray(wholes) > 0)
