@@ -1,102 +1,12 @@
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from marked_images import OCT_NAMES, write_marked_dataset
-from sklearn import metrics as sk_metrics
 
 from train import metrics as measures
 
 
 def certain(predicted, num_classes=4):
     return np.eye(num_classes)[predicted] * 0.97 + 0.01
-
-
-def test_the_measures_of_a_small_case_are_those_worked_out_by_hand():
-    # Truth: CNV CNV DME NORMAL NORMAL DRUSEN; one CNV is called NORMAL, one NORMAL DRUSEN.
-    labels = np.array([0, 0, 1, 3, 3, 2])
-    predicted = np.array([0, 3, 1, 3, 2, 2])
-    scores = measures.scores(certain(predicted), labels, OCT_NAMES)
-    assert scores["accuracy"] == pytest.approx(4 / 6)
-    assert scores["sensitivity/CNV"] == pytest.approx(1 / 2)
-    assert scores["specificity/CNV"] == 1.0
-    assert scores["specificity/NORMAL"] == pytest.approx(3 / 4)
-    assert scores["urgent/sensitivity"] == pytest.approx(2 / 3)
-    assert scores["urgent/specificity"] == 1.0
-    # CNV called NORMAL costs 4, NORMAL called DRUSEN 1.
-    assert scores["weighted_error"] == pytest.approx(5 / 6)
-    assert scores["balanced_accuracy"] == pytest.approx((0.5 + 1 + 1 + 0.5) / 4)
-
-
-def test_the_penalties_are_the_papers():
-    # Rows are the truth, columns the answer: CNV, DME, DRUSEN, NORMAL.
-    assert measures.penalty_matrix(OCT_NAMES).tolist() == [
-        [0, 1, 2, 4],
-        [1, 0, 2, 4],
-        [1, 1, 0, 1],
-        [1, 1, 1, 0],
-    ]
-
-
-@given(
-    labels=st.lists(st.integers(0, 2), min_size=4, max_size=40),
-    seed=st.integers(0, 99),
-)
-def test_weights_count_an_example_as_often_as_copies_of_it_would(labels, seed):
-    generator = np.random.default_rng(seed)
-    labels = np.array(labels)
-    probabilities = generator.dirichlet(np.ones(3), size=len(labels))
-    counts = generator.integers(0, 4, size=len(labels))
-    if not counts.sum():
-        counts[0] = 1
-    names = ("a", "b", "c")
-    weighted = measures.scores(probabilities, labels, names, counts.astype(float))
-    repeated = measures.scores(
-        np.repeat(probabilities, counts, axis=0), np.repeat(labels, counts), names
-    )
-    assert weighted == pytest.approx(repeated, nan_ok=True)
-
-
-def test_sensitivity_agrees_with_scikit_learn():
-    generator = np.random.default_rng(0)
-    labels = generator.integers(4, size=300)
-    probabilities = generator.dirichlet(np.ones(4), size=300)
-    recalls = sk_metrics.recall_score(labels, probabilities.argmax(-1), average=None)
-    scores = measures.scores(probabilities, labels, OCT_NAMES)
-    assert [scores[f"sensitivity/{name}"] for name in OCT_NAMES] == pytest.approx(recalls)
-    assert scores["balanced_accuracy"] == pytest.approx(recalls.mean())
-
-
-@given(seed=st.integers(0, 999), num_values=st.integers(2, 50))
-def test_the_area_under_the_curve_agrees_with_scikit_learn_with_ties_and_weights(seed, num_values):
-    generator = np.random.default_rng(seed)
-    is_positive = np.concatenate([[True, False], generator.random(30) < 0.4])
-    ranking = generator.integers(num_values, size=32) / num_values
-    weights = np.concatenate([[1.0, 2.0], generator.integers(0, 4, size=30)])
-    assert measures.area_under_curve(is_positive, ranking, weights) == pytest.approx(
-        sk_metrics.roc_auc_score(is_positive, ranking, sample_weight=weights)
-    )
-
-
-def test_the_urgent_view_is_for_oct_classes_alone():
-    scores = measures.scores(certain([0, 1], 2), np.array([0, 1]), ("cat", "dog"))
-    assert not any(name.startswith("urgent") for name in scores)
-    assert "weighted_error" not in scores
-
-
-def test_a_calibrated_classifier_has_no_calibration_error():
-    confidences = np.repeat([0.6, 0.9], [10, 10])
-    is_correct = np.concatenate([np.arange(10) < 6, np.arange(10) < 9])
-    error = measures.expected_calibration_error(confidences, is_correct, np.ones(20))
-    assert error == pytest.approx(0)
-
-
-def test_the_calibration_error_is_the_mean_gap_by_bin():
-    # Half of the images are sure and wrong (gap 1), half 0.5 and right half the time (gap 0).
-    confidences = np.array([1.0, 1.0, 0.5, 0.5])
-    is_correct = np.array([False, False, True, False])
-    error = measures.expected_calibration_error(confidences, is_correct, np.ones(4))
-    assert error == pytest.approx(0.5)
 
 
 def test_what_is_not_defined_is_none_not_a_number():
@@ -129,29 +39,126 @@ def test_intervals_by_patient_are_wider_when_images_of_a_patient_are_alike():
     assert 2 < widths[1] / widths[0] < 5
 
 
-def test_the_bootstrap_draws_whole_groups():
-    groups = np.array([0, 0, 0, 1, 2, 2])
-    seen = []
-
-    def measure(weights):
-        seen.append(weights)
-        return {"total": weights.sum()}
-
-    measures.bootstrap(measure, groups, num_samples=50, seed=0)
-    assert len(seen) == 50
-    for weights in seen:
-        assert weights[0] == weights[1] == weights[2]
-        assert weights[4] == weights[5]
-        assert weights[0] + weights[3] + weights[4] == 3
-    assert len({tuple(weights) for weights in seen}) > 5
-
-
 def test_the_same_seed_gives_the_same_intervals():
     labels = np.random.default_rng(0).integers(4, size=50)
     arguments = {"groups": None, "num_samples": 30, "seed": 5}
     probabilities = np.random.default_rng(1).dirichlet(np.ones(4), size=50)
     first = measures.evaluate_predictions(probabilities, labels, OCT_NAMES, **arguments)
     assert first == measures.evaluate_predictions(probabilities, labels, OCT_NAMES, **arguments)
+
+
+def measured(labels, predicted=None, names=OCT_NAMES, **arguments):
+    labels = np.asarray(labels)
+    return measures.evaluate_predictions(
+        certain(labels if predicted is None else predicted, len(names)),
+        labels,
+        names,
+        **({"groups": None, "num_samples": 20, "seed": 0} | arguments),
+    )
+
+
+def test_one_patient_gives_values_without_intervals_and_says_so():
+    result = measured([0, 1, 2, 3], [0, 1, 2, 0], groups=["p"] * 4)
+    assert result["scores"]["accuracy"] == {"value": 0.75, "low": None, "high": None}
+    assert "all images are of one patient, so no interval can be told" in result["notes"]
+
+
+def test_few_patients_give_intervals_with_a_note():
+    labels = np.arange(80) % 4
+    result = measured(labels, groups=[str(index // 16) for index in range(80)])
+    assert result["scores"]["accuracy"]["low"] is not None
+    assert any("rest on 5 patients" in note for note in result["notes"])
+    many = measured(labels, groups=[str(index // 2) for index in range(80)])
+    assert many["notes"] == []
+
+
+def test_a_class_of_one_patient_has_no_interval():
+    labels = np.array([3] * 8 + [0] * 30)
+    groups = ["single"] * 8 + [str(index) for index in range(30)]
+    predicted = np.where(np.arange(38) % 5 == 0, 1, labels)
+    result = measured(labels, predicted, groups=groups)
+    assert result["scores"]["sensitivity/NORMAL"]["value"] == pytest.approx(6 / 8)
+    assert result["scores"]["sensitivity/NORMAL"]["low"] is None
+    assert result["scores"]["sensitivity/CNV"]["low"] is not None
+    assert "NORMAL: no interval, for all images are of one patient" in result["notes"]
+
+
+def test_an_absent_class_is_named():
+    (note,) = [note for note in measured([0, 1, 2] * 10)["notes"] if "no image" in note]
+    assert note.startswith("no image of NORMAL;")
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_probabilities_that_are_not_numbers_are_refused_by_name(bad):
+    probabilities = certain(np.arange(4))
+    probabilities[2, 1] = bad
+    with pytest.raises(measures.MetricsError, match=r"1 of 4 images .* \(the first is image 2"):
+        measures.evaluate_predictions(
+            probabilities, np.arange(4), OCT_NAMES, groups=None, num_samples=10, seed=0
+        )
+
+
+def test_nothing_to_evaluate_is_refused():
+    with pytest.raises(measures.MetricsError, match="at least one image"):
+        measured(np.zeros(0, int))
+
+
+def test_without_resamples_there_are_no_intervals_and_no_notes_on_them():
+    result = measured([0, 1, 2, 3], groups=list("abcd"), num_samples=0)
+    assert result["scores"]["accuracy"] == {"value": 1.0, "low": None, "high": None}
+    assert result["notes"] == []
+
+
+def test_many_classes_are_measured_with_fewer_resamples_of_areas():
+    generator = np.random.default_rng(0)
+    names = tuple(f"class {index}" for index in range(300))
+    labels = np.repeat(np.arange(300), 4)
+    predicted = np.where(generator.random(1200) < 0.8, labels, 0)
+    cost = 300 * 1200
+    result = measured(labels, predicted, names, num_samples=200, max_area_cost=120 * cost)
+    assert result["auc_bootstrap_samples"] == 120
+    assert any("from 120 resamples instead of 200" in note for note in result["notes"])
+    assert result["scores"]["auc/class 7"]["low"] is not None
+    result = measured(labels, predicted, names, num_samples=200, max_area_cost=99 * cost)
+    assert result["auc_bootstrap_samples"] == 0
+    assert result["scores"]["auc/class 7"]["value"] is not None
+    assert result["scores"]["auc/class 7"]["low"] is None
+    assert result["scores"]["accuracy"]["low"] is not None
+    text = measures.describe(result | {"split": "test", "best_epoch": 1})
+    assert len(text.splitlines()) < 80
+    assert "and 280 classes of higher sensitivity" in text
+
+
+def test_the_spread_of_a_cross_validation_is_told_over_folds_and_over_seeds():
+    # Folds differ by 0.2, seeds by 0.02; one run does not define the area.
+    results = [
+        (fold, seed, {"accuracy": 0.7 + 0.2 * fold + 0.02 * seed, "auc/CNV": auc})
+        for (fold, seed), auc in zip(
+            [(1, 0), (0, 0), (0, 1), (1, 1)], [0.9, 0.8, np.nan, 0.9], strict=True
+        )
+    ]
+    part = measures.describe_folds(results)
+    assert [(row["fold"], row["seed"]) for row in part["folds"]] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert part["folds"][1]["scores"] == {"accuracy": 0.72, "auc/CNV": None}
+    assert part["spread"]["accuracy"] == {
+        "mean": pytest.approx(0.81),
+        "std_over_folds": pytest.approx(0.2 / 2**0.5, abs=1e-6),
+        "std_over_seeds": pytest.approx(0.02 / 2**0.5, abs=1e-6),
+    }
+    assert part["spread"]["auc/CNV"]["mean"] == pytest.approx(2.6 / 3, abs=1e-6)
+
+
+def test_one_run_has_no_spread():
+    spread = measures.describe_folds([(0, 7, {"accuracy": 0.5, "ece": np.nan})])["spread"]
+    assert spread["accuracy"] == {"mean": 0.5, "std_over_folds": None, "std_over_seeds": None}
+    assert spread["ece"]["mean"] is None
+
+
+def test_names_that_would_steer_a_terminal_are_printed_escaped():
+    result = measured([0, 1], names=("a\x1b]0;title\x07", "b"))
+    text = measures.describe(result | {"split": "test", "best_epoch": 1})
+    assert "a\\x1b]0;title\\x07" in text
+    assert all(line.isprintable() for line in text.splitlines())
 
 
 def test_patients_and_paths_are_joined_by_key(tmp_path):

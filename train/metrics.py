@@ -1,16 +1,11 @@
-"""What a classifier is worth: point estimates, and how far they can be trusted.
-
-Confidence intervals come from a bootstrap over patients, not images: images of one eye are alike,
-and intervals that take them for independent are too narrow. Every measure takes weights, because
-a patient drawn twice is an example that counts twice.
-"""
+"""What metrics.json and predictions.csv hold of a split."""
 
 from __future__ import annotations
 
 import csv
 import dataclasses
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,24 +14,38 @@ import numpy as np
 import tfrecord_io
 from tfrecord_io.manifest import EXAMPLES_FILE_NAME
 from tfrecord_io.shards import atomic_write
+from train.console import printable
+from train.scores import (
+    CONFIDENCE_LEVEL,
+    VIEW_MEASURES,
+    Scorer,
+    bootstrap,
+    confusion_matrix,
+    scores,
+)
 
-#: Classes of the OCT data set, and those whose patients must see a doctor at once.
-#: Source: Kermany et al. 2018, "Identifying medical diagnoses and treatable diseases by
-#: image-based deep learning", Cell 172.
-OCT_CLASSES = frozenset({"CNV", "DME", "DRUSEN", "NORMAL"})
-URGENT_CLASSES = ("CNV", "DME")
-
-#: Penalty points of a mistake (true class, predicted class) in the paper's weighted error; any
-#: other mistake costs 1. Source: Kermany et al. 2018.
-URGENT_PENALTIES: Mapping[str, int] = {"NORMAL": 4, "DRUSEN": 2}
-
-#: Equal-width bins of confidence. Source: Guo et al. 2017, "On calibration of modern neural
-#: networks", section 2 (they use 15).
-NUM_CALIBRATION_BINS = 15
-
-CONFIDENCE_LEVEL = 0.95
+#: Groups below which an interval is reported with a note: a bootstrap of few clusters tends to be
+#: too narrow. Source: Cameron, Gelbach and Miller 2008, "Bootstrap-based improvements for
+#: inference with clustered errors", who call fewer than 5 to 30 few.
+FEW_GROUPS = 20
 
 _EPSILON = 1e-7
+
+_NO_INTERVAL = (float("nan"), float("nan"))
+
+#: Classes whose measures are printed; of more, the worst.
+_MAX_CLASSES_TOLD = 20
+
+#: Examples x classes x resamples of the areas under the curve that an evaluation pays for: about
+#: a minute on one core.
+MAX_AREA_COST = 15_000_000_000
+
+#: Fewer resamples than this do not tell a 95 % interval.
+_MIN_RESAMPLES = 100
+
+
+class MetricsError(ValueError):
+    """Predictions that cannot be evaluated."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -94,142 +103,6 @@ def cross_entropy(probabilities: np.ndarray, labels: np.ndarray) -> float:
     return float(-np.log(np.maximum(of_truth, _EPSILON)).mean())
 
 
-def confusion_matrix(
-    labels: np.ndarray, predicted: np.ndarray, num_classes: int, weights: np.ndarray
-) -> np.ndarray:
-    """Returns float64 [num_classes, num_classes]: weight of examples by (true, predicted)."""
-    places = labels * num_classes + predicted
-    return np.bincount(places, weights, num_classes**2).reshape(num_classes, num_classes)
-
-
-def expected_calibration_error(
-    confidences: np.ndarray, is_correct: np.ndarray, weights: np.ndarray
-) -> float:
-    """Returns the mean distance of confidence and accuracy over bins of confidence.
-
-    Source: Guo et al. 2017, equation 3.
-
-    Args:
-        confidences: [num_examples], the probability of the predicted class.
-        is_correct: bool [num_examples].
-        weights: [num_examples].
-    """
-    total, confidence_sums, correct_sums = calibration_bins(confidences, is_correct, weights)
-    return float(np.abs(confidence_sums - correct_sums).sum() / total.sum())
-
-
-def calibration_bins(
-    confidences: np.ndarray, is_correct: np.ndarray, weights: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns [num_bins] each: weight of examples, sum of confidence, sum of correct ones."""
-    # Guo's bins are open on the left: ((m-1)/M, m/M].
-    bins = np.clip(np.ceil(confidences * NUM_CALIBRATION_BINS) - 1, 0, NUM_CALIBRATION_BINS - 1)
-    bins = bins.astype(np.int64)
-    total, confidence_sums, correct_sums = (
-        np.bincount(bins, weights * values, NUM_CALIBRATION_BINS)
-        for values in (1.0, confidences, is_correct)
-    )
-    return total, confidence_sums, correct_sums
-
-
-def penalty_matrix(label_names: Sequence[str]) -> np.ndarray:
-    """Returns [num_classes, num_classes]: penalty points by (true, predicted).
-
-    Source: Kermany et al. 2018: an urgent case called NORMAL costs 4, called DRUSEN 2, any other
-    mistake 1.
-    """
-    penalties = 1.0 - np.eye(len(label_names))
-    for row, truth in enumerate(label_names):
-        for column, answer in enumerate(label_names):
-            if truth in URGENT_CLASSES and answer in URGENT_PENALTIES:
-                penalties[row, column] = URGENT_PENALTIES[answer]
-    return penalties
-
-
-def scores(
-    probabilities: np.ndarray,
-    labels: np.ndarray,
-    label_names: Sequence[str],
-    weights: np.ndarray | None = None,
-) -> dict[str, float]:
-    """Returns all measures by name, such as `accuracy` or `auc/CNV`.
-
-    A measure that is not defined, such as the sensitivity of a class without examples, is NaN.
-
-    Args:
-        probabilities: [num_examples, num_classes].
-        labels: int [num_examples].
-        label_names: of the classes.
-        weights: [num_examples], how often each example counts; once if not given.
-    """
-    weights = np.ones(len(labels)) if weights is None else weights
-    predicted = probabilities.argmax(-1)
-    matrix = confusion_matrix(labels, predicted, len(label_names), weights)
-    total = matrix.sum()
-    result = {
-        "accuracy": _ratio(np.trace(matrix), total),
-        "ece": expected_calibration_error(probabilities.max(-1), predicted == labels, weights),
-    }
-    recalls = []
-    for index, name in enumerate(label_names):
-        positives = matrix[index].sum()
-        false_alarms = matrix[:, index].sum() - matrix[index, index]
-        recalls.append(_ratio(matrix[index, index], positives))
-        result[f"sensitivity/{name}"] = recalls[-1]
-        result[f"specificity/{name}"] = 1 - _ratio(false_alarms, total - positives)
-        result[f"auc/{name}"] = area_under_curve(labels == index, probabilities[:, index], weights)
-    result["balanced_accuracy"] = float(np.mean(recalls))
-    if set(label_names) == OCT_CLASSES:
-        urgent = np.isin(label_names, URGENT_CLASSES)
-        is_urgent, called_urgent = urgent[labels], urgent[predicted]
-        hits = weights[is_urgent & called_urgent].sum()
-        rejections = weights[~is_urgent & ~called_urgent].sum()
-        result |= {
-            "urgent/sensitivity": _ratio(hits, weights[is_urgent].sum()),
-            "urgent/specificity": _ratio(rejections, weights[~is_urgent].sum()),
-            "urgent/auc": area_under_curve(is_urgent, probabilities[:, urgent].sum(-1), weights),
-            "weighted_error": _ratio((matrix * penalty_matrix(label_names)).sum(), total),
-        }
-    return result
-
-
-def bootstrap(
-    measure: Callable[[np.ndarray], Mapping[str, float]],
-    groups: np.ndarray,
-    *,
-    num_samples: int,
-    seed: int,
-) -> dict[str, tuple[float, float]]:
-    """Returns percentile intervals of measures, by drawing whole groups with replacement.
-
-    Source: Efron and Tibshirani 1993, "An introduction to the bootstrap", chapter 13; drawing
-    clusters: Field and Welsh 2007, "Bootstrapping clustered data".
-
-    Args:
-        measure: takes how often each example counts, float64 [num_examples].
-        groups: int [num_examples], the group of each, 0..num_groups-1.
-        num_samples: how often to draw.
-        seed: of the draws.
-
-    Returns:
-        (low, high) at the confidence level, by name; NaN where no draw defines the measure.
-    """
-    generator = np.random.default_rng(seed)
-    num_groups = int(groups.max()) + 1
-    draws: dict[str, list[float]] = {}
-    for _ in range(num_samples):
-        counts = np.bincount(generator.integers(num_groups, size=num_groups), minlength=num_groups)
-        for name, value in measure(counts[groups].astype(np.float64)).items():
-            draws.setdefault(name, []).append(value)
-    tail = (1 - CONFIDENCE_LEVEL) / 2
-    intervals = {}
-    for name, values in draws.items():
-        defined = [value for value in values if not np.isnan(value)]
-        low, high = np.quantile(defined, (tail, 1 - tail)) if defined else (np.nan, np.nan)
-        intervals[name] = (float(low), float(high))
-    return intervals
-
-
 def evaluate_predictions(
     probabilities: np.ndarray,
     labels: np.ndarray,
@@ -238,6 +111,7 @@ def evaluate_predictions(
     groups: Sequence[str] | None,
     num_samples: int,
     seed: int,
+    max_area_cost: int = MAX_AREA_COST,
 ) -> dict[str, Any]:
     """Returns what metrics.json holds of a split.
 
@@ -248,44 +122,195 @@ def evaluate_predictions(
         groups: the patient of each example, or None: then intervals are by image.
         num_samples: bootstrap resamples; 0 for no intervals.
         seed: of the bootstrap.
+        max_area_cost: examples x classes x resamples of the areas under the curve, at most.
 
     Returns:
         a dict of JSON values: `num_examples`, `num_patients`, `loss`, `bootstrap_by`,
-        `confusion_matrix` (rows are the truth), `label_counts`, and `scores`: by name, `value`
-        with `low` and `high` of the 95 % interval; None where a measure is not defined.
+        `bootstrap_samples`, `auc_bootstrap_samples` (fewer, where that many would take hours),
+        `confusion_matrix` (rows are the truth), `label_counts`, `scores`: by name, `value`
+        with `low` and `high` of the 95 % interval, None where a measure is not defined or rests
+        on a single patient; and `notes`: sentences about what limits these figures.
+
+    Raises:
+        MetricsError: if there is no example, or a probability is not a number.
     """
-    if groups is None:
-        indices = np.arange(len(labels))
-    else:
-        _, indices = np.unique(np.asarray(groups), return_inverse=True)
+    check_predictions(probabilities, labels, len(label_names))
+    indices = group_indices(groups, len(labels))
+    scorer = Scorer(probabilities, labels, tuple(label_names))
     point = scores(probabilities, labels, label_names)
-    intervals = bootstrap(
-        lambda weights: scores(probabilities, labels, label_names, weights),
-        indices,
-        num_samples=num_samples,
-        seed=seed,
-    )
-    matrix = confusion_matrix(
-        labels, probabilities.argmax(-1), len(label_names), np.ones(len(labels))
-    )
+    num_area_samples = _num_area_samples(num_samples, max_area_cost // probabilities.size)
+    intervals = bootstrap(scorer.score, indices, num_samples=num_samples, seed=seed)
+    intervals |= bootstrap(scorer.areas, indices, num_samples=num_area_samples, seed=seed)
+    behind = scorer.num_groups_behind(indices)
+    matrix = confusion_matrix(labels, scorer.predicted, len(label_names))
     result: dict[str, Any] = {
         "num_examples": len(labels),
         "num_patients": None if groups is None else int(indices.max()) + 1,
         "bootstrap_by": "image" if groups is None else "patient",
         "bootstrap_samples": num_samples,
+        "auc_bootstrap_samples": num_area_samples,
         "confidence_level": CONFIDENCE_LEVEL,
         "loss": cross_entropy(probabilities, labels),
         "label_counts": dict(zip(label_names, (int(row.sum()) for row in matrix), strict=True)),
-        "confusion_matrix": matrix.astype(int).tolist(),
-        "scores": {},
+        "confusion_matrix": matrix.tolist(),
+        "scores": {
+            name: score_entry(value, *intervals.get(name, _NO_INTERVAL), num_groups=behind[name])
+            for name, value in point.items()
+        },
     }
-    for name, value in point.items():
-        low, high = intervals.get(name, (np.nan, np.nan))
-        result["scores"][name] = {
-            key: None if np.isnan(number) else round(number, 6)
-            for key, number in (("value", value), ("low", low), ("high", high))
+    return result | {"notes": _notes(result, behind)}
+
+
+def check_predictions(probabilities: np.ndarray, labels: np.ndarray, num_classes: int) -> None:
+    """Refuses predictions of which no measure would mean anything.
+
+    Raises:
+        MetricsError: if there is no example, a shape is wrong, or a probability is not finite.
+    """
+    if not len(labels) or probabilities.shape != (len(labels), num_classes):
+        raise MetricsError(
+            f"expected probabilities of at least one image in {num_classes} classes, received "
+            f"shape {probabilities.shape} for {len(labels)} labels"
+        )
+    is_bad = ~np.isfinite(probabilities).all(-1)
+    if is_bad.any():
+        raise MetricsError(
+            f"the model gives {is_bad.sum():,} of {len(labels):,} images probabilities that are "
+            f"not numbers (the first is image {int(is_bad.argmax())} of the split): its weights "
+            "or its arithmetic overflowed. Train again with a lower --learning_rate or with "
+            "--precision float32"
+        )
+
+
+def score_entry(value: float, low: float, high: float, *, num_groups: int) -> dict[str, Any]:
+    """Returns a measure as metrics.json has it.
+
+    Args:
+        value: NaN if it is not defined.
+        low: of its interval, or NaN.
+        high: likewise.
+        num_groups: that it rests on; below two there is no interval, since every draw is alike.
+    """
+    if num_groups < 2:
+        low = high = np.nan
+    return {
+        key: None if np.isnan(number) else round(float(number), 6)
+        for key, number in (("value", value), ("low", low), ("high", high))
+    }
+
+
+def group_indices(groups: Sequence[str] | None, num_examples: int) -> np.ndarray:
+    """Returns the group of each example, 0..num_groups-1; without groups, each is its own."""
+    if groups is None:
+        return np.arange(num_examples)
+    return np.unique(np.asarray(groups), return_inverse=True)[1]
+
+
+def describe_folds(
+    results: Sequence[tuple[int, int, Mapping[str, float]]],
+) -> dict[str, list[dict[str, Any]] | dict[str, dict[str, Any]]]:
+    """Returns what metrics.json says of the runs of a cross-validation, and how far they spread.
+
+    Args:
+        results: (fold, seed, scores by name) of each run; a score that is not defined is NaN.
+
+    Returns:
+        `folds`: the runs in order; `spread`: by score `mean` over all runs, `std_over_folds`, the
+        standard deviation over folds of their means over seeds, and `std_over_seeds`, over seeds
+        of their means over folds: how far the whole cross-validation moves if it is repeated.
+        None where fewer than two folds or seeds define the score.
+    """
+    ordered = sorted(results, key=lambda result: result[:2])
+    names = list(dict.fromkeys(name for *_, by_name in ordered for name in by_name))
+    spread = {}
+    for name in names:
+        defined = [
+            (fold, seed, by_name[name])
+            for fold, seed, by_name in ordered
+            if not np.isnan(by_name.get(name, np.nan))
+        ]
+        values = [value for *_, value in defined]
+        spread[name] = {
+            "mean": round(float(np.mean(values)), 6) if values else None,
+            "std_over_folds": _deviation([(fold, value) for fold, _, value in defined]),
+            "std_over_seeds": _deviation([(seed, value) for _, seed, value in defined]),
         }
-    return result
+    folds = [
+        {
+            "fold": fold,
+            "seed": seed,
+            "scores": {
+                name: None if np.isnan(value) else round(float(value), 6)
+                for name, value in by_name.items()
+            },
+        }
+        for fold, seed, by_name in ordered
+    ]
+    return {"folds": folds, "spread": spread}
+
+
+def _deviation(values: Sequence[tuple[int, float]]) -> float | None:
+    """Returns the standard deviation of the groups' means, or None below two groups."""
+    by_group: dict[int, list[float]] = {}
+    for group, value in values:
+        by_group.setdefault(group, []).append(value)
+    means = [float(np.mean(members)) for members in by_group.values()]
+    return round(float(np.std(means, ddof=1)), 6) if len(means) > 1 else None
+
+
+def _num_area_samples(wanted: int, affordable: int) -> int:
+    """Returns how many resamples of areas to draw; 0 if too few can be paid for."""
+    if affordable >= wanted:
+        return wanted
+    return affordable if affordable >= _MIN_RESAMPLES else 0
+
+
+def _notes(result: Mapping[str, Any], behind: Mapping[str, int]) -> list[str]:
+    """Returns sentences about what limits the figures."""
+    notes = []
+    by, num_samples = result["bootstrap_by"], result["bootstrap_samples"]
+    num_groups = max(behind.values())
+    if by == "image":
+        notes.append(
+            "the dataset does not say which patient an image is of; these intervals take images "
+            "for independent and are too narrow if a patient has several"
+        )
+    if num_groups < 2:
+        notes.append(f"all images are of one {by}, so no interval can be told")
+    elif num_samples and num_groups < FEW_GROUPS:
+        notes.append(
+            f"the intervals rest on {num_groups} {by}s; with fewer than {FEW_GROUPS} they tend to "
+            "be too narrow"
+        )
+    absent = [name for name, count in result["label_counts"].items() if not count]
+    if absent:
+        notes.append(
+            f"no image of {_listed(absent)}; the balanced accuracy is the mean over the other "
+            "classes"
+        )
+    single = [
+        name
+        for name, count in result["label_counts"].items()
+        if num_samples and count and behind[f"sensitivity/{name}"] == 1 < num_groups
+    ]
+    if single:
+        notes.append(f"{_listed(single)}: no interval, for all images are of one {by}")
+    num_area_samples = result["auc_bootstrap_samples"]
+    if num_area_samples < num_samples:
+        cost = f"{result['num_examples']:,} images in {len(result['label_counts']):,} classes"
+        notes.append(
+            f"intervals of areas under the curve are from {num_area_samples} resamples instead of "
+            f"{num_samples}, to bound the time for {cost}"
+            if num_area_samples
+            else f"no intervals of areas under the curve: they would take too long for {cost}"
+        )
+    return notes
+
+
+def _listed(names: Sequence[str], most: int = 5) -> str:
+    """Returns names in a sentence, the first of them if there are many."""
+    shown = ", ".join(printable(name) for name in names[:most])
+    return shown if len(names) <= most else f"{shown} and {len(names) - most:,} more classes"
 
 
 def describe(metrics: Mapping[str, Any]) -> str:
@@ -297,17 +322,40 @@ def describe(metrics: Mapping[str, Any]) -> str:
         f"{metrics['best_epoch']}; 95 % intervals by bootstrap over {by}s",
         f"  loss {metrics['loss']:.4f}",
     ]
-    if by == "image":
-        lines.append(
-            "  note: the dataset does not say which patient an image is of; these intervals take "
-            "images for independent and are too narrow if a patient has several"
-        )
-    for name, score in metrics["scores"].items():
+    lines += [f"  note: {note}" for note in metrics["notes"]]
+    shown, hidden = _most_telling(metrics)
+    width = max(20, *(len(printable(name)) for name in shown))
+    for name in shown:
+        score = metrics["scores"][name]
         text = _percent(score["value"])
         if score["low"] is not None:
             text += f"  [{_percent(score['low'])}, {_percent(score['high'])}]"
-        lines.append(f"  {name:<20} {text}")
+        lines.append(f"  {printable(name):<{width}} {text}")
+    if hidden:
+        lines.append(f"  and {hidden:,} classes of higher sensitivity, all in metrics.json")
     return "\n".join(lines)
+
+
+def worst_classes(metrics: Mapping[str, Any], most: int) -> list[str]:
+    """Returns the classes of lowest sensitivity, the worst first; those without images last."""
+    sensitivity = {
+        name: metrics["scores"][f"sensitivity/{name}"]["value"] for name in metrics["label_counts"]
+    }
+    return sorted(
+        sensitivity, key=lambda name: (sensitivity[name] is None, sensitivity[name] or 0.0)
+    )[:most]
+
+
+def _most_telling(metrics: Mapping[str, Any]) -> tuple[list[str], int]:
+    """Returns the measures to print, and how many classes are left out."""
+    label_names = list(metrics["label_counts"])
+    if len(label_names) <= _MAX_CLASSES_TOLD:
+        return list(metrics["scores"]), 0
+    worst = worst_classes(metrics, _MAX_CLASSES_TOLD)
+    of_classes = {f"{measure}/{name}" for name in label_names for measure in VIEW_MEASURES}
+    shown = [name for name in metrics["scores"] if name not in of_classes]
+    shown += [f"{measure}/{name}" for name in worst for measure in VIEW_MEASURES]
+    return shown, len(label_names) - len(worst)
 
 
 def write_predictions(
@@ -335,33 +383,6 @@ def write_predictions(
         writer.writerow((key, source, patient, label_names[label], answer, *numbers))
     with atomic_write(path) as file:
         file.write(text.getvalue().encode("utf-8", "surrogateescape"))
-
-
-def area_under_curve(is_positive: np.ndarray, ranking: np.ndarray, weights: np.ndarray) -> float:
-    """Returns the area under the ROC curve; NaN where one side has no weight.
-
-    It is the chance that a positive ranks above a negative, ties half. Source: Hanley and McNeil
-    1982, "The meaning and use of the area under a ROC curve". scikit-learn's `roc_auc_score`
-    gives the same (a test compares them) in ten times the time, and a bootstrap calls this
-    thousands of times.
-
-    Args:
-        is_positive: bool [num_examples].
-        ranking: [num_examples], higher for what looks positive.
-        weights: [num_examples], how often each example counts.
-    """
-    _, places = np.unique(ranking, return_inverse=True)
-    positive = np.bincount(places, weights * is_positive)
-    negative = np.bincount(places, weights * ~is_positive)
-    pairs = positive.sum() * negative.sum()
-    if not pairs:
-        return float("nan")
-    below = np.cumsum(negative) - negative
-    return float((positive * (below + negative / 2)).sum() / pairs)
-
-
-def _ratio(part: float, whole: float) -> float:
-    return float(part / whole) if whole else float("nan")
 
 
 def _percent(value: float | None) -> str:

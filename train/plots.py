@@ -11,7 +11,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from sklearn import metrics as sk_metrics
 
-from train.metrics import NUM_CALIBRATION_BINS, URGENT_CLASSES, calibration_bins
+from train.scores import NUM_CALIBRATION_BINS, URGENT_CLASSES, calibration_bins
 
 #: Colour-blind safe. Source: Okabe and Ito 2008, "Color universal design".
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
