@@ -6,7 +6,7 @@ import dataclasses
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -125,18 +125,31 @@ class Manifest:
     def num_bytes(self) -> int:
         return sum(split.num_bytes for split in self.splits.values())
 
-    def split(self, name: str) -> Split:
-        """Returns a split by name.
+    def split(self, name: str | Sequence[str]) -> Split:
+        """Returns a split by name, or several splits as one.
+
+        Args:
+            name: such as `train`; or several, such as `("train", "val")`: the examples of the
+                second follow those of the first.
 
         Raises:
             ManifestError: if the dataset has no such split.
         """
-        try:
-            return self.splits[name]
-        except KeyError:
-            raise ManifestError(
-                f"no split {name!r} in this dataset; it has {', '.join(sorted(self.splits))}"
-            ) from None
+        names = (name,) if isinstance(name, str) else tuple(name)
+        for wanted in names:
+            if wanted not in self.splits:
+                raise ManifestError(
+                    f"no split {wanted!r} in this dataset; it has {', '.join(sorted(self.splits))}"
+                )
+        if len(names) == 1:
+            return self.splits[names[0]]
+        parts = [self.splits[wanted] for wanted in names]
+        return Split(
+            label_counts=tuple(
+                sum(part.label_counts[label] for part in parts) for label in range(self.num_classes)
+            ),
+            shards=tuple(shard for part in parts for shard in part.shards),
+        )
 
     def class_weights(self, split: str) -> tuple[float, ...]:
         """Returns balanced class weights: num_examples / (num_classes * examples of the class).

@@ -8,7 +8,7 @@ import hashlib
 import operator
 import os
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import BinaryIO, Literal
 
 from tfrecord_io import schema
@@ -29,12 +29,14 @@ def is_remote(directory: str | os.PathLike[str]) -> bool:
     return "://" in os.fspath(directory)
 
 
-def open_split(directory: str | os.PathLike[str], split: str, verify: Verify = "size") -> Manifest:
+def open_split(
+    directory: str | os.PathLike[str], split: str | Sequence[str], verify: Verify = "size"
+) -> Manifest:
     """Reads the manifest of a dataset and checks the shards of one split.
 
     Args:
         directory: of the dataset; a local folder, or a URL that `tf.io.gfile` reads.
-        split: name of the split.
+        split: name of the split, or of several that follow each other.
         verify: `size` compares the length of each shard, `crc` also checks every record's
             checksums (about 1 GB/s), `sha256` the whole file's digest.
 

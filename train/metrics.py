@@ -63,14 +63,27 @@ class Examples:
     paths: tuple[str, ...] | None
 
 
-def read_examples(directory: str, split: str) -> Examples:
-    """Returns the identities of a split's examples.
+def read_examples(
+    directory: str, split: str | Sequence[str], places: np.ndarray | None = None
+) -> Examples:
+    """Returns the identities of a split's examples, or of some of them.
 
     The reader gives the order and the keys; patients and paths are joined to them from the table
     of examples, if the dataset has one.
+
+    Args:
+        directory: of the dataset.
+        split: name of the split, or of several that are read as one.
+        places: int64, places in the split of the examples wanted; all if not given.
     """
     dataset = tfrecord_io.make_dataset(
-        directory, split=split, batch_size=1024, seed=0, shuffle=False, with_keys=True
+        directory,
+        split=split,
+        batch_size=1024,
+        seed=0,
+        shuffle=False,
+        with_keys=True,
+        examples=places,
     )
     keys = tuple(key.decode("ascii") for *_, batch in dataset.as_numpy_iterator() for key in batch)
     path = Path(directory) / EXAMPLES_FILE_NAME
@@ -78,8 +91,9 @@ def read_examples(directory: str, split: str) -> Examples:
         return Examples(keys=keys, patients=None, paths=None)
     import pyarrow.parquet as pq
 
+    names = [split] if isinstance(split, str) else list(split)
     columns = [name for name in ("patient", "path") if name in pq.read_schema(path).names]
-    table = pq.read_table(path, columns=["key", *columns], filters=[("split", "==", split)])
+    table = pq.read_table(path, columns=["key", *columns], filters=[("split", "in", names)])
     places = {key: place for place, key in enumerate(table["key"].to_pylist())}
     if not all(key in places for key in keys):
         return Examples(keys=keys, patients=None, paths=None)
