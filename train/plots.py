@@ -211,6 +211,29 @@ def draw_reliability(
     return figure
 
 
+@_plain_text
+def draw_occlusion(image: np.ndarray, drops: np.ndarray, title: str) -> Figure:
+    """The image, and beside it the image under its occlusion map.
+
+    Args:
+        image: uint8 [height, width, channels].
+        drops: float [height, width], see `saliency.occlusion_map`.
+        title: of the map.
+    """
+    figure = _figure(9, 4.2)
+    plain, covered = figure.subplots(1, 2)
+    grey = image.squeeze(-1) if image.shape[-1] == 1 else image
+    for axes in (plain, covered):
+        axes.imshow(grey, cmap="gray", vmin=0, vmax=255)
+        axes.set_axis_off()
+    plain.set_title("what the network sees")
+    limit = max(float(np.abs(drops).max()), 1e-6)
+    picture = covered.imshow(drops, cmap="RdBu_r", alpha=0.5, vmin=-limit, vmax=limit)
+    covered.set_title(_short(title))
+    figure.colorbar(picture, ax=covered, label="drop in probability when covered", shrink=0.8)
+    return figure
+
+
 def _short(name: str) -> str:
     text = printable(name)
     return text if len(text) <= _MAX_NAME_LENGTH else text[: _MAX_NAME_LENGTH - 1] + "…"
