@@ -10,6 +10,7 @@ import resource
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import zipfile
@@ -347,6 +348,18 @@ def test_a_hostile_archive_writes_nothing_outside_the_output(tmp_path, name, mak
     found = Manifest.load(output)
     assert found.counts["examples"] == 16
     assert found.counts["rejects"] >= num_rejects
+
+
+def test_a_zip_that_hides_members_is_refused_and_leaves_no_output(tmp_path, monkeypatch, capsys):
+    path = write_zip(tmp_path / "scans.zip", scan_tree({"train": 5}))
+    data = bytearray(path.read_bytes())
+    entries = [found.start() for found in re.finditer(rb"PK\x01\x02", data)]
+    # One entry's comment covers the nine that follow it.
+    struct.pack_into("<H", data, entries[10] + 32, len(data) - 22 - entries[11])
+    path.write_bytes(data)
+    assert exit_code(monkeypatch, arguments(path, tmp_path / "out")) == 2
+    assert "20 members promised, 11 listed" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 # ---- any tree at all

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from image_files import jpeg, kermany_archive, tar_info, write_tar, write_zip
 
 from pipelines import errors
+from pipelines.sources import zip_members
 from pipelines.sources.archive import ArchiveSource
 from pipelines.sources.listing import ListingOptions, iterate_refs
 from tfrecord_io.preprocess import Reject
@@ -254,6 +255,52 @@ def test_a_64_bit_offset_outside_the_zip_is_a_reject(tmp_path, offset):
     struct.pack_into("<I", data, central_entry(data, FIRST) + OFFSET, 2**32 - 1)
     path.write_bytes(data)
     assert read_archive(path, tmp_path / "scratch") == {**TREE, FIRST: "unreadable_member"}
+
+
+def damaged_comment_length(path):
+    """Damages one entry of a zip's directory, so that its comment covers all that follow it."""
+    data = bytearray(path.read_bytes())
+    place = central_entry(data, list(TREE)[5])
+    name_length, extra_length = struct.unpack_from("<HH", data, place + 28)
+    directory_end = len(data) - 22
+    rest = directory_end - place - 46 - name_length - extra_length
+    struct.pack_into("<H", data, place + 32, rest)
+    path.write_bytes(data)
+    return path
+
+
+def test_a_zip_whose_directory_hides_members_is_refused(tmp_path):
+    path = damaged_comment_length(write_zip(tmp_path / "a.zip", TREE))
+    with zipfile.ZipFile(path) as archive:  # which does not notice
+        assert len(archive.infolist()) == 6
+    with pytest.raises(errors.UserError, match=r"a\.zip is not .*\(12 members promised, 6 listed"):
+        list_archive(path, tmp_path / "scratch")
+
+
+@pytest.mark.parametrize("comment", [b"", b"PK of a comment"])
+@pytest.mark.parametrize("num_members", [0, 1, 65_535, 65_536])
+def test_a_zip_of_any_number_of_members_is_whole(tmp_path, num_members, comment):
+    path = tmp_path / "a.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.comment = comment
+        for index in range(num_members):
+            archive.writestr(f"{index}", b"")
+    with path.open("rb") as file, zip_members.open_zip(file) as archive:
+        assert len(archive.infolist()) == num_members
+
+
+def test_a_count_of_16_bits_may_wrap_around(tmp_path):
+    # As some writers leave it, who do without the zip64 record.
+    path = tmp_path / "a.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        for index in range(65_537):
+            archive.writestr(f"{index}", b"")
+    data = bytearray(path.read_bytes())
+    size, start = struct.unpack_from("<QQ", data, data.rindex(b"PK\6\6") + 40)
+    end = struct.pack("<4sHHHHIIH", b"PK\5\6", 0, 0, 1, 1, size, start, 0)
+    path.write_bytes(data[: start + size] + end)
+    with path.open("rb") as file, zip_members.open_zip(file) as archive:
+        assert len(archive.infolist()) == 65_537
 
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
