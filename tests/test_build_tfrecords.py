@@ -362,6 +362,15 @@ def test_a_zip_that_hides_members_is_refused_and_leaves_no_output(tmp_path, monk
     assert not (tmp_path / "out").exists()
 
 
+def test_joined_tars_are_refused_and_leave_no_output(tmp_path, monkeypatch, capsys):
+    first = write_tar(tmp_path / "scans.tar", scan_tree({"train": 2}))
+    second = write_tar(tmp_path / "more.tar", scan_tree({"test": 2}))
+    first.write_bytes(first.read_bytes() + second.read_bytes())
+    assert exit_code(monkeypatch, arguments(first, tmp_path / "out")) == 2
+    assert "other data follow" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
 # ---- any tree at all
 
 ANY_FILES = st.dictionaries(

@@ -418,6 +418,34 @@ def test_a_tar_with_a_single_end_block_is_complete(tmp_path):
     assert read_archive(path, tmp_path / "scratch") == TREE
 
 
+@pytest.mark.parametrize("kind", ["tar", "tar.gz"])
+def test_tars_that_were_joined_are_refused(tmp_path, kind):
+    names = sorted(TREE)
+    path = write_archive(tmp_path, kind, {name: TREE[name] for name in names[:6]})
+    second = write_tar(tmp_path / f"b.{kind}", {name: TREE[name] for name in names[6:]})
+    path.write_bytes(path.read_bytes() + second.read_bytes())
+    with pytest.raises(errors.UserError, match=rf"scans\.{kind} is not .* other data follow; if"):
+        list_archive(path, tmp_path / "scratch")
+
+
+def test_a_zeroed_block_in_a_tar_does_not_hide_what_follows(tmp_path):
+    path = write_tar(tmp_path / "a.tar", TREE)
+    with tarfile.open(path) as archive:
+        place = archive.getmembers()[5].offset
+    data = bytearray(path.read_bytes())
+    data[place : place + 512] = bytes(512)
+    path.write_bytes(data)
+    with pytest.raises(errors.UserError, match="not a complete tar archive"):
+        list_archive(path, tmp_path / "scratch")
+
+
+@pytest.mark.parametrize("num_bytes", [1, 512, 10_240, 5_000_000])
+def test_a_tar_may_be_padded_with_any_number_of_zeros(tmp_path, num_bytes):
+    path = write_tar(tmp_path / "a.tar", TREE)
+    path.write_bytes(path.read_bytes() + bytes(num_bytes))
+    assert read_archive(path, tmp_path / "scratch") == TREE
+
+
 @pytest.mark.parametrize("form", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT, tarfile.USTAR_FORMAT])
 def test_long_and_foreign_names_are_read_in_every_tar_format(tmp_path, form):
     folder = "x" * 90

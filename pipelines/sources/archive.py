@@ -167,17 +167,24 @@ def _tar_members(data_path: Path, path: Path) -> Iterator[Member]:
 
 
 def _check_tar_end(data_path: Path, end: int) -> None:
-    """Refuses a tar that is cut off or damaged between two members.
+    """Refuses a tar that is cut off, damaged between two members, or followed by another one.
 
-    The library takes both for the end of the archive, which is a block of zeros.
+    The library takes a block of zeros for the end of the archive, and a damaged header, too. What
+    follows the end must be zeros, which pad the file.
     """
     with data_path.open("rb") as file:
         file.seek(end)
         block = file.read(tarfile.BLOCKSIZE)
-    if len(block) < tarfile.BLOCKSIZE:
-        raise tarfile.ReadError("it is cut off: it has no end mark")
-    if block.strip(b"\0"):
-        raise tarfile.ReadError(f"damaged at byte {end:,}")
+        if len(block) < tarfile.BLOCKSIZE:
+            raise tarfile.ReadError("it is cut off: it has no end mark")
+        if block.strip(b"\0"):
+            raise tarfile.ReadError(f"damaged at byte {end:,}")
+        while block := file.read(_COPY_BYTES):
+            if block.strip(b"\0"):
+                raise tarfile.ReadError(
+                    f"it ends at byte {end:,} and other data follow; if archives were joined, "
+                    "unpack them one by one and give the folder"
+                )
 
 
 def _tar_problem(info: tarfile.TarInfo) -> tuple[str, str] | None:
