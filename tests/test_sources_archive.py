@@ -105,6 +105,30 @@ def test_a_gzip_file_is_told_from_another_by_what_it_holds(tmp_path):
     }
 
 
+def test_a_file_of_many_gzip_streams_is_told_from_another_by_its_time(tmp_path):
+    # As bgzip writes it, with an empty stream at the end, whose checksum covers nothing.
+    path = tmp_path / "a.tar.gz"
+    path.write_bytes(gzip.compress(b"one", 0, mtime=0) + gzip.compress(b"", mtime=0))
+    first = ArchiveSource(path).describe()
+    path.write_bytes(gzip.compress(b"two", 0, mtime=0) + gzip.compress(b"", mtime=0))
+    os.utime(path, ns=(0, 0))
+    assert ArchiveSource(path).describe() != first
+
+
+@pytest.mark.parametrize("kind", ["tar", "tar.gz"])
+def test_a_tar_that_changes_during_the_build_ends_it(tmp_path, kind):
+    path = write_archive(tmp_path, kind)
+    source, listing = list_archive(path, tmp_path / "scratch")
+    changed = write_tar(tmp_path / "changed.tar", {**TREE, FIRST: TREE[FIRST][::-1]})
+    read_from = source.random_access_path or path
+    read_from.write_bytes(changed.read_bytes())
+    with (
+        source.open() as reader,
+        pytest.raises(errors.BuildError, match=rf"{path} changed since .*{FIRST}.*--overwrite"),
+    ):
+        reader.read(next(ref for ref in iterate_refs(listing.refs) if ref.path == FIRST))
+
+
 @KINDS
 def test_an_archive_is_read_in_place(tmp_path, kind):
     folder = tmp_path / "read_only"
