@@ -106,6 +106,8 @@ def _is_known_complete(options: BuildOptions, storage: Storage, source: Source) 
         return False
     if found.source != source.describe():
         return False
+    if not options.listing.classes and "class_not_chosen" in found.counts.get("ignored", {}):
+        return False
     labels = options.listing.classes or found.label_names
     identity = _identity(options, source, found.options.get("source_listing", ""), labels)
     if plan.fingerprint(identity) != found.fingerprint:
@@ -211,6 +213,7 @@ def _identity(
         "source_listing": listing_digest,
         "name": options.name,
         "classes": list(labels),
+        **_tree(options, source),
         "group_regex": options.listing.group_regex,
         "image_size": [options.preprocessing.height, options.preprocessing.width],
         "channels": options.preprocessing.channels,
@@ -229,6 +232,17 @@ def _identity(
         **_augmentation(options.plan.variants),
         "decoder": preprocess.decoder_versions(),
     }
+
+
+def _tree(options: BuildOptions, source: Source) -> dict[str, Any]:
+    """Returns the chosen tree where a dataset is recognised without listing its source.
+
+    Elsewhere it is part of the listing's digest, which holds the images' folders.
+    """
+    tree = options.listing.tree
+    if tree is None or not getattr(source, "must_be_unpacked", False):
+        return {}
+    return {"tree": tree.strip(" /")}
 
 
 def _augmentation(variants: int) -> dict[str, Any]:

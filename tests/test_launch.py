@@ -6,7 +6,7 @@ import tarfile
 
 import pytest
 from builds import IN_MEMORY, arguments, build_here
-from image_files import kermany_archive, scan_tree, write_tar, write_tree, write_zip
+from image_files import kermany_archive, scan_tree, under, write_tar, write_tree, write_zip
 
 from pipelines import errors, launch, transforms
 from pipelines.options import flag_names, parse_options
@@ -81,6 +81,27 @@ def test_a_complete_dataset_of_a_tar_gz_is_known_without_unpacking_it_again(
 )
 def test_another_build_of_a_tar_gz_is_refused_after_it_was_listed(packed, more, message):
     with pytest.raises(errors.UserError, match=message), prepare(*packed, *more):
+        pass
+
+
+def test_another_tree_of_a_tar_gz_is_another_dataset(tmp_path):
+    second = {name.replace("CNV", "AMD"): content for name, content in TREE.items()}
+    path = write_tar(tmp_path / "scans.tar.gz", {**under("a", TREE), **under("b", second)})
+    output = build_here(path, tmp_path / "out", "--tree=a")
+    for same in ("a", "a/"):
+        with prepare(path, output, f"--tree={same}") as job:
+            assert job is None
+    message = "tree: 'a' there, 'b' now"
+    with pytest.raises(errors.UserError, match=message), prepare(path, output, "--tree=b"):
+        pass
+
+
+def test_all_classes_of_a_tar_gz_are_another_dataset_than_some_of_them(tmp_path):
+    path = write_tar(tmp_path / "scans.tar.gz", TREE)
+    output = build_here(path, tmp_path / "out", "--classes=CNV,DME")
+    with prepare(path, output, "--classes=CNV,DME") as job:
+        assert job is None
+    with pytest.raises(errors.UserError, match="classes: "), prepare(path, output):
         pass
 
 
