@@ -194,7 +194,7 @@ def _write_plan(storage: Storage, build: transforms.Build, planned: plan.Plan) -
     storage.make_folders()
     storage.delete([transforms.FAILURE_FILE])
     with storage.create(transforms.PLAN_FILE) as file:
-        planned.write(file)
+        planned.write(file, build.fingerprint)
     content = {
         "fingerprint": build.fingerprint,
         "identity": build.identity,
