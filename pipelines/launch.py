@@ -71,6 +71,8 @@ def prepared(options: BuildOptions) -> Iterator[Job | None]:
         _say(f"listing the images of {options.input or options.source}")
         listing = source.list(options.listing)
         _say(_describe(listing))
+        for note in listing.notes:
+            _say(f"warning: {note}")
         job = _plan_job(options, storage, source, listing)
         yield dataclasses.replace(job, started=started) if job else None
 
@@ -152,7 +154,7 @@ def _plan_job(
     split = splits.apply(listing.refs, options.splits, lambda refs: _content_names(source, refs))
     for note in split.notes:
         _say(note)
-    build = dataclasses.replace(build, notes=split.notes)
+    build = dataclasses.replace(build, notes=(*listing.notes, *split.notes))
     listing = dataclasses.replace(listing, refs=split.refs, dropped=split.dropped.num_rows)
     planned = plan.make_plan(listing, layout.stride, labels, options.plan)
     build = dataclasses.replace(
