@@ -214,7 +214,9 @@ def write_shard(
     with storage.open_arrow(PLAN_FILE) as file:
         planned = plan.read_task_refs(file, task, build.fingerprint)
     refs, variants = list(iterate_refs(planned)), planned["variant"].to_pylist()
-    paths = [augment.variant_path(ref.path, n) for ref, n in zip(refs, variants, strict=True)]
+    paths = [ref.path for ref in refs]
+    if build.num_variants:
+        paths = [augment.variant_path(path, n) for path, n in zip(paths, variants, strict=True)]
     keys = [schema.image_key(path) for path in paths]
     label_indices = {name: index for index, name in enumerate(build.label_names)}
     examples: list[_Example] = []

@@ -182,3 +182,16 @@ def test_a_source_that_is_damaged_is_named_by_verify(scans, built, tmp_path, cap
     path.write_bytes(scans.read_bytes().replace(b"\xff\xd8\xff", b"\xff\xd8\xfe"))
     assert main(["verify", str(built), "--source_input", str(path)]) == 1
     assert f"cannot read {path}: Bad CRC-32" in capsys.readouterr().err
+
+
+def test_a_file_named_like_a_variant_has_a_key_of_its_own(tmp_path):
+    first = "train/CNV/a.jpeg"
+    names = [first, f"{first}#variant-1", f"{first}#variant-0", f"{first}#variant-1#variant-2"]
+    files = {name: jpeg(seed) for seed, name in enumerate(names)}
+    scans = write_zip(tmp_path / "scans.zip", files)
+    output = build_here(scans, tmp_path / "out", "--variants=2")
+    rows = examples(output)
+    assert len({row["key"] for row in rows}) == len(rows) == 3 * len(names)
+    assert verify(output, source_input=scans) == []
+    plain = examples(build_here(scans, tmp_path / "plain"))
+    assert {row["key"] for row in plain} == {image_key(name) for name in names}
