@@ -219,9 +219,11 @@ def write_shard(
     storage, layout = build.storage, build.layout
     create = create or storage.create
     with storage.open_arrow(PLAN_FILE) as file:
-        planned = plan.read_task_refs(file, task)
+        planned = plan.read_task_refs(file, task, build.fingerprint)
     refs, variants = list(iterate_refs(planned)), planned["variant"].to_pylist()
-    paths = [augment.variant_path(ref.path, n) for ref, n in zip(refs, variants, strict=True)]
+    paths = [ref.path for ref in refs]
+    if build.num_variants:
+        paths = [augment.variant_path(path, n) for path, n in zip(paths, variants, strict=True)]
     keys = [schema.image_key(path) for path in paths]
     label_indices = {name: index for index, name in enumerate(build.label_names)}
     examples: list[_Example] = []
@@ -329,6 +331,7 @@ def finish_dataset(build: Build) -> None:
         errors.BuildError: if a shard is missing or an image is unaccounted for.
     """
     planned = json.loads(build.storage.read(PLAN_JSON))
+    plan.require_own(planned["fingerprint"], build.fingerprint)
     tasks = [plan.ShardTask(*values) for values in planned["tasks"]]
     sidecars = _require_sidecars(build, tasks)
     rejects = [*build.rejected_files, *(r for sidecar in sidecars for r in sidecar.rejects)]
@@ -338,6 +341,7 @@ def finish_dataset(build: Build) -> None:
         _write_failure(build.storage, failure)
         return
     _write_examples(build.storage, tasks)
+    _require_unique_keys(build.storage)
     dropped = _leave_out_duplicates(build, tasks, sidecars)
     if dropped.num_rows:
         sidecars = _require_sidecars(build, tasks)
@@ -546,11 +550,12 @@ def _judge_classes(
     rejected = {reject.source_path for sidecar in sidecars for reject in sidecar.rejects}
     lost: dict[str, str] = {}
     with build.storage.open_arrow(PLAN_FILE) as file:
-        for ref in (r for task in tasks for r in iterate_refs(plan.read_task_refs(file, task))):
-            if ref.source_path not in rejected:
-                without.discard(ref.label)  # dropped as a duplicate
-            elif ref.label in without:
-                lost[ref.label] = ref.source_path
+        for task in tasks:
+            for ref in iterate_refs(plan.read_task_refs(file, task, build.fingerprint)):
+                if ref.source_path not in rejected:
+                    without.discard(ref.label)  # dropped as a duplicate
+                elif ref.label in without:
+                    lost[ref.label] = ref.source_path
     lost = {name: path for name, path in sorted(lost.items()) if name in without}
     if not lost:
         return None
@@ -614,6 +619,22 @@ def _variants_of(build: Build, decided: pa.Table) -> list[dict[str, Any]]:
         rows = pq.read_table(file, columns=["shard", "key", "path", "variant"])
     goes = pc.is_in(rows["path"], decided["path"].combine_chunks())
     return rows.filter(pc.and_(goes, pc.greater(rows["variant"], 0))).to_pylist()
+
+
+def _require_unique_keys(storage: Storage) -> None:
+    """Refuses a dataset that holds an image twice, whatever the shards' own counts say.
+
+    Raises:
+        errors.BuildError: if two examples have the same key.
+    """
+    with storage.open_arrow(manifest.EXAMPLES_FILE_NAME) as file:
+        rows = pq.read_table(file, columns=["key"])
+    repeated = len(rows) - pc.count_distinct(rows["key"]).as_py()
+    if repeated:
+        raise errors.BuildError(
+            f"{repeated:,} of {len(rows):,} examples in {storage.root} repeat the key of another "
+            "one: its shards do not belong to one plan. Build the dataset anew with --overwrite"
+        )
 
 
 def _count_variants(storage: Storage) -> int:

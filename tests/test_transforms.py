@@ -55,7 +55,7 @@ def write_all(job):
 
 def planned_refs(job, task):
     with job.storage.open_arrow(transforms.PLAN_FILE) as file:
-        return list(iterate_refs(plan.read_task_refs(file, task)))
+        return list(iterate_refs(plan.read_task_refs(file, task, job.build.fingerprint)))
 
 
 # ---- one shard
@@ -375,3 +375,42 @@ def test_a_plan_file_holds_a_batch_a_task(job):
     assert sizes == [task.num_refs for task in job.todo]
     tasks = json.loads(job.storage.read(transforms.PLAN_JSON))["tasks"]
     assert [plan.ShardTask(*values) for values in tasks] == list(job.todo)
+
+
+@pytest.fixture
+def replaced(scans, job, tmp_path):
+    """Puts a file of another launcher's build, which has another seed, over this build's own."""
+
+    def replace(name):
+        with prepared(scans, tmp_path / "other", "--seed=7") as other:
+            content = other.storage.read(name)
+        with job.storage.create(name) as file:
+            file.write(content)
+
+    return replace
+
+
+def test_a_worker_does_not_write_what_another_launcher_planned(job, replaced):
+    replaced(transforms.PLAN_FILE)
+    with pytest.raises(errors.BuildError, match="another command writes to the same --output"):
+        write_all(job)
+
+
+def test_a_dataset_is_not_finished_by_another_launchers_plan(job, replaced):
+    write_all(job)
+    replaced(transforms.PLAN_JSON)
+    with pytest.raises(errors.BuildError, match="another command writes to the same --output"):
+        transforms.finish_dataset(job.build)
+    assert not job.storage.exists("manifest.json")
+
+
+def test_a_dataset_that_would_hold_an_image_twice_is_not_finished(job):
+    write_all(job)
+    first, second = (
+        f"{BUILD_DIR}/{task.shard_name.replace('.tfrecord', '.parquet')}" for task in job.todo[:2]
+    )
+    with job.storage.create(second) as file:
+        file.write(job.storage.read(first))
+    with pytest.raises(errors.BuildError, match="repeat the key of another one"):
+        transforms.finish_dataset(job.build)
+    assert not job.storage.exists("manifest.json")

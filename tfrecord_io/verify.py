@@ -11,8 +11,9 @@ import random
 import struct
 import tarfile
 import zipfile
+import zlib
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,14 @@ def verify(
         manifest.ManifestError: if there is no usable manifest.
         OSError: if the source cannot be read.
     """
-    directory = Path(directory)
+    findings, _ = _verify(Path(directory), source_input, num_samples, seed)
+    return findings
+
+
+def _verify(
+    directory: Path, source_input: str | Path | None, num_samples: int, seed: int
+) -> tuple[list[Finding], int]:
+    """Returns what is wrong, and the number of examples that were decoded anew and compared."""
     found = manifest.Manifest.load(directory)
     findings: list[Finding] = []
     keys: dict[str, list[str]] = {}
@@ -102,9 +110,12 @@ def verify(
     _check_strangers(directory, found, findings)
     _check_examples(directory, found, keys, findings)
     _check_ledger(directory, found, findings)
+    num_compared = 0
     if source_input is not None and not findings:
-        _check_sample(directory, found, Path(source_input), num_samples, seed, findings)
-    return findings
+        num_compared = _check_sample(
+            directory, found, Path(source_input), num_samples, seed, findings
+        )
+    return findings, num_compared
 
 
 @dataclasses.dataclass
@@ -289,59 +300,81 @@ def _check_sample(
     num_samples: int,
     seed: int,
     findings: list[Finding],
-) -> None:
-    """Decodes some images of the source anew and compares them with their records."""
-    layout = found.layout
-    slot = layout.features[schema.IMAGE]
-    options = preprocess.Preprocessing.from_dict(found.preprocessing)
+) -> int:
+    """Decodes some images of the source anew and compares them with their records.
+
+    Returns:
+        how many examples were compared, augmented copies included.
+    """
     table = pq.read_table(directory / manifest.EXAMPLES_FILE_NAME)
     columns = ["shard", "row", "path", "key", "variant"]
     table = table.select([name for name in columns if name in table.column_names])
     rows = sorted(random.Random(seed).sample(range(len(table)), min(num_samples, len(table))))
-    sample = table.take(rows).to_pylist()
-    for row, data in _read_files(source_input, sample):
-        if data is None:
-            findings.append(Finding(str(source_input), f"has no file {row['path']}"))
-            continue
-        with (directory / row["shard"]).open("rb") as file:
-            file.seek(row["row"] * layout.stride + slot.offset)
-            stored = file.read(slot.length)
-        try:
-            decoded = preprocess.decode_image(data, options).pixels
-        except preprocess.Reject as reject:
-            findings.append(Finding(str(source_input), f"{row['path']} is now rejected: {reject}"))
-            continue
-        if row.get("variant"):
-            decoded = augment.vary(decoded, layout.image_shape, row["key"])
-        if decoded != stored:
-            findings.append(
-                Finding(row["shard"], f"record {row['row']} is not what {row['path']} decodes to")
-            )
+    # Several examples may be augmented copies of one file.
+    wanted: dict[str, list[dict[str, Any]]] = {}
+    for row in table.take(rows).to_pylist():
+        wanted.setdefault(row["path"], []).append(row)
+    num_compared = 0
+    try:
+        for path, data in _read_files(source_input, list(wanted)):
+            if data is None:
+                findings.append(Finding(str(source_input), f"has no file {path}"))
+                continue
+            for row in wanted[path]:
+                findings += _compare(directory, found, row, data)
+                num_compared += 1
+    except (zipfile.BadZipFile, tarfile.TarError, zlib.error, ValueError, EOFError) as error:
+        raise OSError(f"cannot read {source_input}: {error}") from error
+    return num_compared
 
 
-def _read_files(
-    source_input: Path, sample: list[dict[str, Any]]
-) -> Iterator[tuple[dict[str, Any], bytes | None]]:
-    """Yields the sample's files, read with the standard library and not with the build's code."""
+def _compare(
+    directory: Path, found: manifest.Manifest, row: Mapping[str, Any], data: bytes
+) -> list[Finding]:
+    """Decodes the file of an example, a row of the examples table, and compares the pixels."""
+    layout = found.layout
+    slot = layout.features[schema.IMAGE]
+    with (directory / row["shard"]).open("rb") as file:
+        file.seek(row["row"] * layout.stride + slot.offset)
+        stored = file.read(slot.length)
+    try:
+        options = preprocess.Preprocessing.from_dict(found.preprocessing)
+        pixels = preprocess.decode_image(data, options).pixels
+    except preprocess.Reject as reject:
+        return [
+            Finding(row["shard"], f"record {row['row']}: {row['path']} is now rejected: {reject}")
+        ]
+    if row.get("variant"):
+        pixels = augment.vary(pixels, layout.image_shape, row["key"])
+    if pixels == stored:
+        return []
+    return [Finding(row["shard"], f"record {row['row']} is not what {row['path']} decodes to")]
+
+
+def _read_files(source_input: Path, paths: Sequence[str]) -> Iterator[tuple[str, bytes | None]]:
+    """Yields each file once, read with the standard library and not with the build's code."""
     if source_input.is_dir():
-        for row in sample:
-            path = source_input / row["path"]
-            yield row, path.read_bytes() if path.is_file() else None
+        for path in paths:
+            file = source_input / path
+            yield path, file.read_bytes() if file.is_file() else None
     elif zipfile.is_zipfile(source_input):
         with zipfile.ZipFile(source_input) as archive:
-            names = set(archive.namelist())
-            for row in sample:
-                yield row, archive.read(row["path"]) if row["path"] in names else None
+            # The build takes the first of several members of one name.
+            members = sorted(archive.infolist(), key=lambda info: -info.header_offset)
+            infos = {info.filename: info for info in members}
+            for path in paths:
+                yield path, archive.read(infos[path]) if path in infos else None
     else:
         # A tar may be compressed, so it is read once, from front to back.
-        wanted = {row["path"]: row for row in sample}
+        missing = dict.fromkeys(paths)
         with tarfile.open(source_input) as archive:
             for info in archive:
-                if info.name in wanted and info.isreg():
+                if info.name in missing and info.isreg():
                     file = archive.extractfile(info) or io.BytesIO()
-                    yield wanted.pop(info.name), file.read()
-        for row in wanted.values():
-            yield row, None
+                    del missing[info.name]
+                    yield info.name, file.read()
+        for path in missing:
+            yield path, None
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -360,11 +393,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Prints the findings, one a line, or what was found right; returns the exit code."""
-    findings = verify(
-        args.directory,
-        source_input=args.source_input,
-        num_samples=args.num_samples,
-        seed=args.seed,
+    findings, num_compared = _verify(
+        Path(args.directory), args.source_input, args.num_samples, args.seed
     )
     for finding in findings:
         print(finding)
@@ -373,8 +403,7 @@ def run(args: argparse.Namespace) -> int:
     found = manifest.Manifest.load(args.directory)
     sampled = ""
     if args.source_input:
-        num_samples = min(args.num_samples, found.num_examples)
-        sampled = f", and {num_samples} images decoded anew from {args.source_input} are the same"
+        sampled = f", and {num_compared} images decoded anew from {args.source_input} are the same"
     print(
         f"{args.directory} is as its manifest says: {found.num_examples:,} examples in "
         f"{sum(len(split.shards) for split in found.splits.values())} shards, "
