@@ -18,7 +18,8 @@ from pathlib import Path
 import apache_beam as beam
 import plan_scale
 
-from pipelines import plan, transforms
+from pipelines.planning import plan
+from pipelines.running import transforms
 from pipelines.sources.archive import ArchiveSource
 from pipelines.sources.listing import ListingOptions, list_images
 from tfrecord_io import preprocess

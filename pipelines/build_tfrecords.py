@@ -31,15 +31,10 @@ if __name__ == "__main__":
 
 import apache_beam as beam  # noqa: E402
 
-from pipelines import (  # noqa: E402
-    engine,
-    errors,
-    launch,
-    options,
-    progress,
-    summary,
-    transforms,
-)
+from pipelines import errors, options  # noqa: E402
+from pipelines.report import summary  # noqa: E402
+from pipelines.running import engine, progress, transforms  # noqa: E402
+from pipelines.running.job import Job, prepared, require_finished  # noqa: E402
 
 
 def build(argv: Sequence[str]) -> None:
@@ -52,7 +47,7 @@ def build(argv: Sequence[str]) -> None:
     chosen = options.parse_options(argv)
     engine.check_flags(chosen.beam_args, options.flag_names())
     pipeline = engine.make_pipeline(chosen.beam_args)
-    with launch.prepared(chosen) as job:
+    with prepared(chosen) as job:
         if job is None:
             summary.print_complete(chosen.output)
             return
@@ -64,11 +59,11 @@ def build(argv: Sequence[str]) -> None:
         if engine.returns_early(pipeline.options):
             print(f"not waiting for the job; once it is done, {chosen.output} has a manifest.json")
             return
-        launch.require_finished(job)
+        require_finished(job)
     summary.print_built(chosen.output, time.monotonic() - job.started, job.num_finished)
 
 
-def run(job: launch.Job, pipeline: beam.Pipeline) -> None:
+def run(job: Job, pipeline: beam.Pipeline) -> None:
     """Runs what is left to do of a job as a Beam pipeline."""
     if not job.todo:
         transforms.finish_dataset(job.build)

@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pipelines import errors
-from pipelines.drops import DropOptions
-from pipelines.plan import DEFAULT_SHARD_SIZE_MB, PlanOptions
+from pipelines.planning.plan import DEFAULT_SHARD_SIZE_MB, PlanOptions
+from pipelines.planning.splits import DEFAULT_FRACTIONS, POLICIES, SplitOptions
 from pipelines.remote_files import is_remote
+from pipelines.shards.drops import DropOptions
 from pipelines.sources import fashion_mnist, kaggle
 from pipelines.sources.listing import DEFAULT_GROUP_REGEX, ListingOptions
-from pipelines.splits import DEFAULT_FRACTIONS, POLICIES, SplitOptions
 from tfrecord_io.preprocess import RESIZE_FILTERS, Preprocessing
 
 SOURCES = ("kaggle", "archive", "directory", "fashion_mnist", "synthetic")

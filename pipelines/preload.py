@@ -12,8 +12,8 @@ logging.getLogger().addHandler(logging.NullHandler())
 import apache_beam.runners.worker.sdk_worker_main  # noqa: E402, F401
 
 import pipelines.build_tfrecords  # noqa: E402 - it is each worker's main module
-import pipelines.card  # noqa: E402 - the worker that finishes the dataset needs it
+import pipelines.report.card  # noqa: E402 - the worker that finishes the dataset needs it
 
-pipelines.card.page_template()
+pipelines.report.card.page_template()
 gc.freeze()
 gc.enable()

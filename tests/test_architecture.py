@@ -58,7 +58,9 @@ def test_what_a_checker_or_another_framework_needs_costs_neither_tensorflow_nor_
 
 
 def test_planning_needs_no_engine():
-    modules = modules_after("from pipelines import plan\nfrom pipelines.sources import listing")
+    modules = modules_after(
+        "from pipelines.planning import plan\nfrom pipelines.sources import listing"
+    )
     assert not modules & {"tensorflow", "keras", "apache_beam", "train"}
 
 

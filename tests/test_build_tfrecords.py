@@ -48,8 +48,11 @@ from image_files import (
 from object_store import ObjectStore
 from PIL import Image
 
-from pipelines import build_tfrecords, engine, errors, launch, resume
+from pipelines import build_tfrecords, errors
 from pipelines.options import parse_options
+from pipelines.planning import output_state
+from pipelines.running import engine
+from pipelines.running.job import prepared
 from pipelines.storage import BUILD_DIR, Storage
 from tfrecord_io.manifest import Manifest
 
@@ -220,7 +223,7 @@ def test_overwrite_replaces_a_dataset_that_differs(undisturbed, archive, tmp_pat
 
 def test_a_second_build_at_once_is_refused_with_exit_code_2(archive, tmp_path, monkeypatch, capsys):
     output = tmp_path / "out"
-    with resume.locked(Storage(str(output))):
+    with output_state.locked(Storage(str(output))):
         assert exit_code(monkeypatch, arguments(archive, output)) == 2
         assert f"another build (process {os.getpid()})" in capsys.readouterr().err
 
@@ -399,7 +402,7 @@ def test_a_worker_whose_source_is_gone_ends_the_build_with_that_message_alone(tm
     scans = write_tree(tmp_path / "scans", scan_tree({"train": 2}))
     argv = arguments(scans, tmp_path / "out", "--direct_num_workers=1")
     options = parse_options(argv)
-    with launch.prepared(options) as job:
+    with prepared(options) as job:
         next(scans.rglob("*.jpeg")).unlink()
         pipeline = engine.make_pipeline(options.beam_args)
         with pytest.raises(errors.BuildError, match=r"^\S+\.jpeg is gone since .*--overwrite$"):

@@ -6,8 +6,9 @@ import pytest
 from apache_beam.options.pipeline_options import DirectOptions, PipelineOptions
 from builds import IN_MEMORY
 
-from pipelines import engine, errors, local_runner
+from pipelines import errors, local_runner
 from pipelines.options import flag_names
+from pipelines.running import engine
 
 LOCAL = ["DirectRunner", "directrunner", "FnApiRunner", "BundleBasedDirectRunner", "direct"]
 

@@ -7,7 +7,8 @@ import pytest
 from apache_beam.metrics import Metrics
 from hypothesis import given
 
-from pipelines import engine, local_runner
+from pipelines import local_runner
+from pipelines.running import engine
 
 TWO_WORKERS = ["--direct_num_workers=2"]
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines import plan
-from pipelines.plan import PlanOptions, make_plan
+from pipelines.planning import plan
+from pipelines.planning.plan import PlanOptions, make_plan
 from pipelines.sources.listing import ListingOptions, Member, iterate_refs, list_images
 
 STRIDE = 50_000

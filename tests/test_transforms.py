@@ -15,8 +15,11 @@ from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from builds import IN_MEMORY, arguments, files_of
 from image_files import encoded, grey_pixels, scan_tree, under, write_tree
 
-from pipelines import errors, launch, plan, transforms
+from pipelines import errors
 from pipelines.options import parse_options
+from pipelines.planning import plan
+from pipelines.running import transforms
+from pipelines.running.job import prepared, require_finished
 from pipelines.sources.listing import iterate_refs
 from pipelines.storage import BUILD_DIR
 from tfrecord_io import preprocess
@@ -33,15 +36,15 @@ def scans(tmp_path_factory):
 
 
 @contextlib.contextmanager
-def prepared(scans, output, *more):
+def prepared_job(scans, output, *more):
     argv = arguments(scans, output, IN_MEMORY, "--max_reject_fraction=0.5", "--num_shards=3", *more)
-    with launch.prepared(parse_options(argv)) as job:
+    with prepared(parse_options(argv)) as job:
         yield job
 
 
 @pytest.fixture
 def job(scans, tmp_path):
-    with prepared(scans, tmp_path / "out") as job:
+    with prepared_job(scans, tmp_path / "out") as job:
         yield job
 
 
@@ -241,19 +244,19 @@ def test_too_many_rejects_leave_the_evidence_and_no_manifest(job):
     assert job.storage.exists("rejects.csv")
     assert not job.storage.exists("manifest.json")
     with pytest.raises(errors.BuildError, match="3 of 31 images were rejected"):
-        launch.require_finished(job)
+        require_finished(job)
 
 
 def test_as_many_rejects_as_allowed_are_accepted(job):
     write_all(job)
     transforms.finish_dataset(dataclasses.replace(job.build, max_reject_fraction=3 / 31))
     assert transforms.read_failure(job.storage) is None
-    launch.require_finished(job)
+    require_finished(job)
 
 
 def test_a_dataset_without_an_example_is_none_whatever_is_allowed(tmp_path):
     scans = write_tree(tmp_path / "scans", {"train/CNV/1.png": b"x", "train/DME/2.png": b""})
-    with prepared(scans, tmp_path / "out", "--max_reject_fraction=1") as job:
+    with prepared_job(scans, tmp_path / "out", "--max_reject_fraction=1") as job:
         write_all(job)
         transforms.finish_dataset(job.build)
         assert transforms.read_failure(job.storage).startswith("all 2 images were rejected")
@@ -262,7 +265,7 @@ def test_a_dataset_without_an_example_is_none_whatever_is_allowed(tmp_path):
 
 def test_a_shard_all_of_whose_images_are_rejects_is_an_empty_file(tmp_path):
     files = {**scan_tree({"train": 3}), "test/CNV/1.png": b"x"}
-    with prepared(write_tree(tmp_path / "scans", files), tmp_path / "out") as job:
+    with prepared_job(write_tree(tmp_path / "scans", files), tmp_path / "out") as job:
         write_all(job)
         transforms.finish_dataset(job.build)
     found = Manifest.load(tmp_path / "out")
@@ -272,7 +275,7 @@ def test_a_shard_all_of_whose_images_are_rejects_is_an_empty_file(tmp_path):
 
 def test_an_engine_that_only_says_it_is_done_is_not_believed(job):
     with pytest.raises(errors.BuildError, match=r"manifest\.json is not there"):
-        launch.require_finished(job)
+        require_finished(job)
 
 
 def test_the_manifest_comes_last(job, monkeypatch):
@@ -295,7 +298,7 @@ def test_names_that_terminals_and_tables_stumble_over_are_kept(tmp_path):
         "train/CNV/=1+1.png": b"",
         "train/DME/\x1b[31m漢.png": encoded(grey_pixels(2)),
     }
-    with prepared(write_tree(tmp_path / "scans", odd), tmp_path / "out") as job:
+    with prepared_job(write_tree(tmp_path / "scans", odd), tmp_path / "out") as job:
         write_all(job)
         transforms.finish_dataset(job.build)
     with (tmp_path / "out/rejects.csv").open(newline="", encoding="utf-8") as file:
@@ -307,7 +310,7 @@ def test_names_that_terminals_and_tables_stumble_over_are_kept(tmp_path):
 def test_the_ledger_of_trees_that_lie_twice_adds_up(scans, tmp_path):
     files = files_of(scans)
     twice = write_tree(tmp_path / "twice", {**under("a", files), **under("b c", files)})
-    with prepared(twice, tmp_path / "out", "--limit=7") as job:
+    with prepared_job(twice, tmp_path / "out", "--limit=7") as job:
         write_all(job)
         transforms.finish_dataset(job.build)
     counts = Manifest.load(tmp_path / "out").counts

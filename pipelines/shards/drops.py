@@ -18,7 +18,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pipelines import errors, splits
+from pipelines import errors
+from pipelines.planning import splits
 from pipelines.storage import BUILD_DIR, Storage
 from tfrecord_io import schema
 from tfrecord_io.twins import Twins

@@ -25,11 +25,13 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import xxhash
 
-from pipelines import drops, errors, plan
+from pipelines import errors
+from pipelines.planning import plan
+from pipelines.planning.splits import DROPPED_SCHEMA
+from pipelines.shards import drops
 from pipelines.sources import prefetch
 from pipelines.sources.listing import ImageRef, RejectedFile, iterate_refs
 from pipelines.sources.source import Reader, Source
-from pipelines.splits import DROPPED_SCHEMA
 from pipelines.storage import BUILD_DIR, Storage, WriteBehind
 from tfrecord_io import (
     audit,
@@ -621,7 +623,7 @@ def _audit(
 ) -> manifest.Manifest:
     """Returns the manifest with its audit, and writes the dataset's card."""
     # Only here: the launcher imports this module, too, and draws no card.
-    from pipelines import card
+    from pipelines.report import card
 
     examples = _read_examples(build.storage)
     with _images(build) as images:

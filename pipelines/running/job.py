@@ -14,8 +14,11 @@ from typing import Any
 import pyarrow as pa
 import xxhash
 
-from pipelines import drops, errors, plan, resume, splits, transforms
+from pipelines import errors
 from pipelines.options import BuildOptions
+from pipelines.planning import output_state, plan, splits
+from pipelines.running import transforms
+from pipelines.shards import drops
 from pipelines.sources import prefetch
 from pipelines.sources.chosen import make_source
 from pipelines.sources.listing import Listing, iterate_refs
@@ -62,7 +65,7 @@ def prepared(options: BuildOptions) -> Iterator[Job | None]:
     """
     storage = Storage(options.output)
     source = make_source(options)
-    with resume.locked(storage):
+    with output_state.locked(storage):
         if _is_known_complete(options, storage, source):
             yield None
             return
@@ -101,7 +104,7 @@ def _is_known_complete(options: BuildOptions, storage: Storage, source: Source) 
     if not getattr(source, "must_be_unpacked", False):
         return False
     try:
-        found = resume.read_manifest(storage)
+        found = output_state.read_manifest(storage)
     except (FileNotFoundError, ManifestError):
         return False
     if found.source != source.describe():
@@ -110,7 +113,7 @@ def _is_known_complete(options: BuildOptions, storage: Storage, source: Source) 
     identity = _identity(options, source, found.options.get("source_listing", ""), labels)
     if plan.fingerprint(identity) != found.fingerprint:
         return False
-    resume.check_output(storage, identity)
+    output_state.check_output(storage, identity)
     _require_policy(storage, options)
     return True
 
@@ -142,9 +145,9 @@ def _plan_job(
         drops=options.drops,
     )
     if options.overwrite and not _is_current(storage, identity):
-        resume.clear(storage)
-    state = resume.check_output(storage, identity)
-    if state is resume.OutputState.COMPLETE:
+        output_state.clear(storage)
+    state = output_state.check_output(storage, identity)
+    if state is output_state.OutputState.COMPLETE:
         _require_policy(storage, options)
         return None
     split = splits.apply(listing.refs, options.splits, lambda refs: _content_names(source, refs))
@@ -156,7 +159,7 @@ def _plan_job(
     build = dataclasses.replace(
         build, over_limit=planned.over_limit, num_variants=planned.num_variants
     )
-    resume.remove_leftovers(storage)
+    output_state.remove_leftovers(storage)
     _write_plan(storage, build, planned)
     drops.write_table(storage, drops.PLANNED_FILE, split.dropped)
     finished = transforms.find_finished(build, planned.tasks)
@@ -182,7 +185,7 @@ def _content_names(source: Source, refs: pa.Table) -> list[str]:
 
 def _require_policy(storage: Storage, options: BuildOptions) -> None:
     """Fails for a dataset built with `keep` if now, with the same bytes, `fail` is wanted."""
-    found = resume.read_manifest(storage)
+    found = output_state.read_manifest(storage)
     failure = drops.judge(found.audit.get("measures", {}), options.drops)
     if failure:
         raise errors.BuildError(failure)
@@ -238,7 +241,7 @@ def _augmentation(variants: int) -> dict[str, Any]:
 def _is_current(storage: Storage, identity: dict[str, Any]) -> bool:
     """Tells whether the output already is, or is becoming, what is wanted."""
     try:
-        return resume.check_output(storage, identity) is not resume.OutputState.EMPTY
+        return output_state.check_output(storage, identity) is not output_state.OutputState.EMPTY
     except errors.UserError:
         return False
 
