@@ -35,6 +35,7 @@ from pipelines import errors, options  # noqa: E402
 from pipelines.report import summary  # noqa: E402
 from pipelines.running import engine, progress, transforms  # noqa: E402
 from pipelines.running.job import Job, prepared, require_finished  # noqa: E402
+from pipelines.shards import finish  # noqa: E402
 
 
 def build(argv: Sequence[str]) -> None:
@@ -66,7 +67,7 @@ def build(argv: Sequence[str]) -> None:
 def run(job: Job, pipeline: beam.Pipeline) -> None:
     """Runs what is left to do of a job as a Beam pipeline."""
     if not job.todo:
-        transforms.finish_dataset(job.build)
+        finish.finish_dataset(job.build)
         return
     with engine.clear_errors(pipeline.options), pipeline:
         (

@@ -12,7 +12,7 @@ from pipelines import errors
 from pipelines.planning.plan import DEFAULT_SHARD_SIZE_MB, PlanOptions
 from pipelines.planning.splits import DEFAULT_FRACTIONS, POLICIES, SplitOptions
 from pipelines.remote_files import is_remote
-from pipelines.shards.drops import DropOptions
+from pipelines.shards.build import DropOptions
 from pipelines.sources import fashion_mnist, kaggle
 from pipelines.sources.listing import DEFAULT_GROUP_REGEX, ListingOptions
 from tfrecord_io.preprocess import RESIZE_FILTERS, Preprocessing

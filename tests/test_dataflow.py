@@ -17,8 +17,9 @@ from apache_beam.options.pipeline_options import PipelineOptions
 
 from pipelines import build_tfrecords, errors, options
 from pipelines.planning import plan
-from pipelines.running import engine, transforms
+from pipelines.running import engine
 from pipelines.running.job import Job
+from pipelines.shards.build import Build
 from pipelines.sources.remote_zip import RemoteZipSource
 from tfrecord_io import preprocess
 
@@ -102,7 +103,7 @@ def write_spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[...,
 def job_of(chosen: options.BuildOptions) -> Job:
     """Returns the job that `prepared` would make, had it listed the archive."""
     tasks = tuple(plan.ShardTask(index, "train", index, 40, 2000) for index in range(40))
-    build = transforms.Build(
+    build = Build(
         name=chosen.name,
         output=chosen.output,
         source=RemoteZipSource(chosen.input, kind="archive"),

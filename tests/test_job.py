@@ -8,7 +8,7 @@ from image_files import kermany_archive, scan_tree, write_tar, write_tree, write
 
 from pipelines import errors
 from pipelines.options import flag_names, parse_options
-from pipelines.running import transforms
+from pipelines.planning.plan import PLAN_JSON
 from pipelines.running.job import prepared
 from pipelines.sources import archive as archive_module
 from pipelines.storage import BUILD_DIR
@@ -36,7 +36,7 @@ def test_a_job_is_listed_and_planned_before_any_engine_starts(archive, tmp_path,
         ]
         assert sum(task.num_refs for task in job.todo) == len(TREE)
         assert job.num_finished == 0
-        planned = json.loads(job.storage.read(transforms.PLAN_JSON))
+        planned = json.loads(job.storage.read(PLAN_JSON))
         assert planned["fingerprint"] == job.build.fingerprint
         assert (tmp_path / "out" / BUILD_DIR / "plan.arrow").exists()
     said = capsys.readouterr().err

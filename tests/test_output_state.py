@@ -234,11 +234,11 @@ def finished_files(output):
 def interrupted(complete, scans, folder):
     """Returns a build that was killed with half of its shards done, and the other half begun."""
     options = parse_options(arguments(scans, folder, "--num_shards=4", IN_MEMORY))
-    from pipelines.running import transforms
+    from pipelines.shards import write
 
     with prepared(options) as job, job.build.source.open() as reader:
         for task in job.todo[::2]:
-            transforms.write_shard(job.build, task, reader)
+            write.write_shard(job.build, task, reader)
         for task in job.todo[1::2]:
             half = (complete / task.shard_name).read_bytes()[:100]
             (folder / BUILD_DIR / f".{task.shard_name}.0a.tmp").write_bytes(half)

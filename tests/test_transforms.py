@@ -20,6 +20,8 @@ from pipelines.options import parse_options
 from pipelines.planning import plan
 from pipelines.running import transforms
 from pipelines.running.job import prepared, require_finished
+from pipelines.shards import finish, write
+from pipelines.shards.build import Sidecar, find_finished, rows_name
 from pipelines.sources.listing import iterate_refs
 from pipelines.storage import BUILD_DIR
 from tfrecord_io import preprocess
@@ -50,11 +52,11 @@ def job(scans, tmp_path):
 
 def write_all(job):
     with job.build.source.open() as reader:
-        return [transforms.write_shard(job.build, task, reader) for task in job.todo]
+        return [write.write_shard(job.build, task, reader) for task in job.todo]
 
 
 def planned_refs(job, task):
-    with job.storage.open_arrow(transforms.PLAN_FILE) as file:
+    with job.storage.open_arrow(plan.PLAN_FILE) as file:
         return list(iterate_refs(plan.read_task_refs(file, task)))
 
 
@@ -85,13 +87,13 @@ def test_a_shard_holds_the_planned_images_in_order_without_the_rejects(job):
 def test_the_sidecar_beside_a_shard_is_what_the_worker_returned(job):
     for task, sidecar in zip(job.todo, write_all(job), strict=True):
         text = job.storage.read(task.shard_name.replace(".tfrecord", ".json"))
-        assert transforms.Sidecar.from_json(text) == sidecar
+        assert Sidecar.from_json(text) == sidecar
 
 
 @pytest.mark.parametrize("text", ["", "null", "[]", "{}", '"x"', b"\xff", '{"label_counts": 1}'])
 def test_something_else_is_no_sidecar(text):
     with pytest.raises(ValueError):  # noqa: PT011 - any message will do
-        transforms.Sidecar.from_json(text)
+        Sidecar.from_json(text)
 
 
 def test_a_shard_has_the_same_bytes_each_time(job):
@@ -114,13 +116,13 @@ def test_a_shard_written_by_two_workers_at_once_is_whole(job):
     for thread in threads:
         thread.join()
     assert files_of_output(job) == before
-    assert transforms.find_finished(job.build, job.todo) == dict(enumerate(expected))
+    assert find_finished(job.build, job.todo) == dict(enumerate(expected))
 
 
 def test_rows_of_the_examples_table_describe_the_records(job):
     write_all(job)
     task = job.todo[0]
-    with job.storage.open_arrow(transforms._rows_name(task)) as file:
+    with job.storage.open_arrow(rows_name(task)) as file:
         rows = pq.read_table(file).to_pylist()
     data, layout = job.storage.read(task.shard_name), job.build.layout
     slot = layout.features["key"]
@@ -146,7 +148,7 @@ def test_a_worker_with_another_pillow_refuses_to_mix_pixels(job):
         job.build.source.open() as reader,
         pytest.raises(errors.BuildError, match=r"the launcher planned with .*'1\.0'"),
     ):
-        transforms.write_shard(other, job.todo[0], reader)
+        write.write_shard(other, job.todo[0], reader)
 
 
 # ---- all of them, by Beam
@@ -195,7 +197,7 @@ def test_the_table_of_examples_is_in_the_order_of_the_shards(job):
     run(job)
     with job.storage.open_arrow("examples.parquet") as file:
         table = pq.read_table(file)
-    assert table.schema.names == transforms.EXAMPLE_SCHEMA.names
+    assert table.schema.names == write.EXAMPLE_SCHEMA.names
     found = Manifest.load(job.storage.root)
     counts = [s.num_examples for split in found.splits.values() for s in split.shards]
     names = [s.name for split in found.splits.values() for s in split.shards]
@@ -223,7 +225,7 @@ def test_a_missing_shard_is_no_finished_dataset(job):
     write_all(job)
     job.storage.delete([job.todo[1].shard_name])
     with pytest.raises(errors.BuildError, match=f"{job.todo[1].shard_name} was written but is"):
-        transforms.finish_dataset(job.build)
+        finish.finish_dataset(job.build)
     assert not job.storage.exists("manifest.json")
 
 
@@ -231,14 +233,14 @@ def test_a_missing_shard_is_no_finished_dataset(job):
 def test_a_ledger_that_does_not_add_up_is_no_finished_dataset(job, change):
     write_all(job)
     with pytest.raises(errors.BuildError, match=r"went in and .* are accounted for"):
-        transforms.finish_dataset(dataclasses.replace(job.build, **change))
+        finish.finish_dataset(dataclasses.replace(job.build, **change))
     assert not job.storage.exists("manifest.json")
 
 
 def test_too_many_rejects_leave_the_evidence_and_no_manifest(job):
     write_all(job)
-    transforms.finish_dataset(dataclasses.replace(job.build, max_reject_fraction=0.09))
-    message = transforms.read_failure(job.storage)
+    finish.finish_dataset(dataclasses.replace(job.build, max_reject_fraction=0.09))
+    message = finish.read_failure(job.storage)
     assert message.startswith("3 of 31 images were rejected (9.68%, allowed 9.00%): 1 ")
     assert "--max_reject_fraction" in message
     assert job.storage.exists("rejects.csv")
@@ -249,8 +251,8 @@ def test_too_many_rejects_leave_the_evidence_and_no_manifest(job):
 
 def test_as_many_rejects_as_allowed_are_accepted(job):
     write_all(job)
-    transforms.finish_dataset(dataclasses.replace(job.build, max_reject_fraction=3 / 31))
-    assert transforms.read_failure(job.storage) is None
+    finish.finish_dataset(dataclasses.replace(job.build, max_reject_fraction=3 / 31))
+    assert finish.read_failure(job.storage) is None
     require_finished(job)
 
 
@@ -258,8 +260,8 @@ def test_a_dataset_without_an_example_is_none_whatever_is_allowed(tmp_path):
     scans = write_tree(tmp_path / "scans", {"train/CNV/1.png": b"x", "train/DME/2.png": b""})
     with prepared_job(scans, tmp_path / "out", "--max_reject_fraction=1") as job:
         write_all(job)
-        transforms.finish_dataset(job.build)
-        assert transforms.read_failure(job.storage).startswith("all 2 images were rejected")
+        finish.finish_dataset(job.build)
+        assert finish.read_failure(job.storage).startswith("all 2 images were rejected")
         assert not job.storage.exists("manifest.json")
 
 
@@ -267,7 +269,7 @@ def test_a_shard_all_of_whose_images_are_rejects_is_an_empty_file(tmp_path):
     files = {**scan_tree({"train": 3}), "test/CNV/1.png": b"x"}
     with prepared_job(write_tree(tmp_path / "scans", files), tmp_path / "out") as job:
         write_all(job)
-        transforms.finish_dataset(job.build)
+        finish.finish_dataset(job.build)
     found = Manifest.load(tmp_path / "out")
     assert found.split("test").num_examples == 0
     assert (tmp_path / "out" / found.split("test").shards[0].name).read_bytes() == b""
@@ -288,7 +290,7 @@ def test_the_manifest_comes_last(job, monkeypatch):
         return create(storage, name)
 
     monkeypatch.setattr(type(job.storage), "create", note)
-    transforms.finish_dataset(job.build)
+    finish.finish_dataset(job.build)
     assert created[-1] == "manifest.json"
 
 
@@ -300,7 +302,7 @@ def test_names_that_terminals_and_tables_stumble_over_are_kept(tmp_path):
     }
     with prepared_job(write_tree(tmp_path / "scans", odd), tmp_path / "out") as job:
         write_all(job)
-        transforms.finish_dataset(job.build)
+        finish.finish_dataset(job.build)
     with (tmp_path / "out/rejects.csv").open(newline="", encoding="utf-8") as file:
         assert [row[0] for row in csv.reader(file)][1:] == ["train/CNV/=1+1.png"]
     paths = pq.read_table(tmp_path / "out/examples.parquet")["path"].to_pylist()
@@ -312,7 +314,7 @@ def test_the_ledger_of_trees_that_lie_twice_adds_up(scans, tmp_path):
     twice = write_tree(tmp_path / "twice", {**under("a", files), **under("b c", files)})
     with prepared_job(twice, tmp_path / "out", "--limit=7") as job:
         write_all(job)
-        transforms.finish_dataset(job.build)
+        finish.finish_dataset(job.build)
     counts = Manifest.load(tmp_path / "out").counts
     assert counts["files"] == 2 * len(files)
     assert counts["copies"] == 30
@@ -325,5 +327,5 @@ def test_a_plan_file_holds_a_batch_a_task(job):
         reader = pa.ipc.open_file(file)
         sizes = [reader.get_batch(i).num_rows for i in range(reader.num_record_batches)]
     assert sizes == [task.num_refs for task in job.todo]
-    tasks = json.loads(job.storage.read(transforms.PLAN_JSON))["tasks"]
+    tasks = json.loads(job.storage.read(plan.PLAN_JSON))["tasks"]
     assert [plan.ShardTask(*values) for values in tasks] == list(job.todo)

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines import errors, file_lock
-from pipelines.planning.plan import differences, fingerprint
-from pipelines.running.transforms import PLAN_JSON
+from pipelines.planning.plan import PLAN_JSON, differences, fingerprint
 from pipelines.storage import BUILD_DIR, Storage
 from tfrecord_io import manifest
 

@@ -20,7 +20,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.sources.listing import REF_SCHEMA, Listing
+from pipelines.storage import BUILD_DIR, Storage
 from tfrecord_io import manifest, shards
+
+#: The references, a record batch a task; and beside it the tasks and what decides the bytes.
+PLAN_FILE = f"{BUILD_DIR}/plan.arrow"
+PLAN_JSON = f"{BUILD_DIR}/plan.json"
 
 #: Bytes of a shard unless the user says otherwise: large enough that a network store streams it
 #: at full speed (tens of megabytes), small enough that the real data gives some 70 tasks to share.
@@ -132,6 +137,30 @@ class Plan:
 def read_task_refs(file: pa.NativeFile, task: ShardTask) -> pa.RecordBatch:
     """Returns the references of one task from the file that `Plan.write` wrote."""
     return pa.ipc.open_file(file).get_batch(task.index)
+
+
+def write_plan(storage: Storage, plan: Plan, identity: Mapping[str, Any]) -> None:
+    """Writes a plan beside the output, for `read_tasks`, `read_task_refs` and a later run.
+
+    Args:
+        storage: the output folder.
+        plan: what is to be written.
+        identity: of the build, see `fingerprint`.
+    """
+    with storage.create(PLAN_FILE) as file:
+        plan.write(file)
+    content = {
+        "fingerprint": fingerprint(identity),
+        "identity": identity,
+        "tasks": [dataclasses.astuple(task) for task in plan.tasks],
+    }
+    with storage.create(PLAN_JSON) as file:
+        file.write(json.dumps(content).encode())
+
+
+def read_tasks(storage: Storage) -> list[ShardTask]:
+    """Returns all tasks of the plan that `write_plan` left in an output folder."""
+    return [ShardTask(*values) for values in json.loads(storage.read(PLAN_JSON))["tasks"]]
 
 
 def make_plan(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import sys
 import time
 from collections.abc import Iterator
@@ -17,8 +16,8 @@ import xxhash
 from pipelines import errors
 from pipelines.options import BuildOptions
 from pipelines.planning import output_state, plan, splits
-from pipelines.running import transforms
-from pipelines.shards import drops
+from pipelines.shards import drops, finish
+from pipelines.shards.build import Build, find_finished
 from pipelines.sources import prefetch
 from pipelines.sources.chosen import make_source
 from pipelines.sources.listing import Listing, iterate_refs
@@ -39,7 +38,7 @@ class Job:
         started: when the listing began, by `time.monotonic`; drawing or unpacking came before.
     """
 
-    build: transforms.Build
+    build: Build
     todo: tuple[plan.ShardTask, ...] = ()
     num_finished: int = 0
     started: float = 0.0
@@ -90,7 +89,7 @@ def require_finished(job: Job) -> None:
     Raises:
         errors.BuildError: if it has not.
     """
-    if failure := transforms.read_failure(job.storage):
+    if failure := finish.read_failure(job.storage):
         raise errors.BuildError(failure)
     if not job.storage.exists(FILE_NAME):
         raise errors.BuildError(
@@ -128,7 +127,7 @@ def _plan_job(
         image_shape=options.preprocessing.image_shape, num_classes=len(labels)
     )
     identity = _identity(options, source, plan.listing_digest(listing.refs), labels)
-    build = transforms.Build(
+    build = Build(
         name=options.name,
         # A worker of another process or machine has a working directory of its own.
         output=options.output if storage.remote else str(Path(options.output).absolute()),
@@ -160,9 +159,11 @@ def _plan_job(
         build, over_limit=planned.over_limit, num_variants=planned.num_variants
     )
     output_state.remove_leftovers(storage)
-    _write_plan(storage, build, planned)
+    storage.make_folders()
+    storage.delete([finish.FAILURE_FILE])
+    plan.write_plan(storage, planned, identity)
     drops.write_table(storage, drops.PLANNED_FILE, split.dropped)
-    finished = transforms.find_finished(build, planned.tasks)
+    finished = find_finished(build, planned.tasks)
     todo = tuple(task for task in planned.tasks if task.index not in finished)
     num_finished = sum(sidecar.num_refs for sidecar in finished.values())
     if finished:
@@ -189,20 +190,6 @@ def _require_policy(storage: Storage, options: BuildOptions) -> None:
     failure = drops.judge(found.audit.get("measures", {}), options.drops)
     if failure:
         raise errors.BuildError(failure)
-
-
-def _write_plan(storage: Storage, build: transforms.Build, planned: plan.Plan) -> None:
-    storage.make_folders()
-    storage.delete([transforms.FAILURE_FILE])
-    with storage.create(transforms.PLAN_FILE) as file:
-        planned.write(file)
-    content = {
-        "fingerprint": build.fingerprint,
-        "identity": build.identity,
-        "tasks": [dataclasses.astuple(task) for task in planned.tasks],
-    }
-    with storage.create(transforms.PLAN_JSON) as file:
-        file.write(json.dumps(content).encode())
 
 
 def _identity(
