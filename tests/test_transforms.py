@@ -154,12 +154,12 @@ def test_a_worker_with_another_pillow_refuses_to_mix_pixels(job):
 # ---- all of them, by Beam
 
 
-def run(job, tasks=None):
+def run(job, tasks=None, num_processes=None):
     with beam.Pipeline(runner=FnApiRunner()) as pipeline:
         (
             pipeline
             | beam.Create(job.todo if tasks is None else tasks)
-            | transforms.WriteShards(job.build)
+            | transforms.WriteShards(job.build, num_processes)
             | transforms.FinishDataset(job.build)
         )
 
@@ -176,8 +176,9 @@ def test_tasks_become_a_dataset(job):
     assert found.split("test").label_counts == (2, 2, 2, 2)
 
 
-def test_a_task_that_comes_twice_does_no_harm(job):
-    run(job, [*job.todo, *job.todo])
+@pytest.mark.parametrize("num_processes", [None, 2])
+def test_a_task_that_comes_twice_does_no_harm(job, num_processes):
+    run(job, [*job.todo, *job.todo], num_processes)
     assert Manifest.load(job.storage.root).num_examples == 28
 
 
