@@ -288,7 +288,7 @@ def test_the_flags_are_parsed(tmp_path):
         "--duplicates=drop",
     ]
     options = parse_options(arguments(tmp_path, tmp_path / "out", *flags))
-    assert options.splits == SplitOptions(
+    assert options.splitting == SplitOptions(
         splits="patient",
         fractions=(("train", 0.7), ("holdout", 0.3)),
         seed=None,

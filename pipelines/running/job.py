@@ -149,7 +149,7 @@ def _plan_job(
     if state is output_state.OutputState.COMPLETE:
         _require_policy(storage, options)
         return None
-    split = splits.apply(listing.refs, options.splits, lambda refs: _content_names(source, refs))
+    split = splits.apply(listing.refs, options.splitting, lambda refs: _content_names(source, refs))
     for note in split.notes:
         _say(note)
     build = dataclasses.replace(build, notes=split.notes)
@@ -205,10 +205,10 @@ def _identity(
         "image_size": [options.preprocessing.height, options.preprocessing.width],
         "channels": options.preprocessing.channels,
         "resize": options.preprocessing.resize,
-        "splits": options.splits.splits,
-        "split_fractions": dict(options.splits.fractions) if options.splits.fractions else None,
-        "split_seed": "auto" if options.splits.seed is None else options.splits.seed,
-        "keep_split": options.splits.keep_split,
+        "splits": options.splits,
+        "split_fractions": dict(options.split_fractions) if options.split_fractions else None,
+        "split_seed": "auto" if options.split_seed is None else options.split_seed,
+        "keep_split": options.keep_split,
         # A build that would fail leaves the bytes of one that keeps, if it does not fail.
         "leaks": "drop" if options.drops.leaks == "drop" else "keep",
         "duplicates": "drop" if options.drops.duplicates == "drop" else "keep",
