@@ -24,6 +24,7 @@ EXTRAS = {
         "tensorflow>=2.21,<2.22",
         "tensorboard>=2.20",
         "scikit-learn>=1.6",
+        "scipy>=1.14",
         "matplotlib>=3.9",
     ],
     "test": ["hypothesis", "pytest>=8", "pytest-timeout", "ruff", "tensorflow-datasets"],
@@ -51,7 +52,7 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.11,<3.13",
     packages=find_packages(include=["pipelines*", "tfrecord_io*", "train*"]),
-    package_data={"pipelines.report": ["*.html.jinja"]},
+    package_data={"pipelines.report": ["*.html.jinja"], "train": ["*.html.jinja"]},
     install_requires=BUILD,
     extras_require=EXTRAS,
 )

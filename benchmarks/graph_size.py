@@ -37,7 +37,7 @@ def plan_bytes(num_images: int) -> int:
     listing = list_images(plan_scale.members(num_images), ListingOptions(), lambda a, b: True)
     made = plan.make_plan(listing, STRIDE, (), plan.PlanOptions())
     size = plan_scale.CountedBytes()
-    made.write(size)
+    made.write(size, "0" * 64)
     return size.num_bytes
 
 

@@ -18,6 +18,7 @@ from pipelines.storage import Storage
 from tfrecord_io import __main__ as command_line
 from tfrecord_io import audit, shortcuts, twins
 from tfrecord_io.manifest import Manifest, ManifestError
+from tfrecord_io.statistics import PixelStatistics
 
 SIZE = "--image_size=96"
 SAMPLE = ROOT.parent / "shared" / "data" / "kermany2018-sample.zip"
@@ -203,6 +204,16 @@ def test_dropping_duplicates_keeps_one_of_each_in_the_most_protected_split(flawe
     measures = audit.audit(out).measures
     assert measures["duplicate_images"] == 0
     assert command_line.main(["verify", str(out)]) == 0
+
+
+def test_pixels_are_summed_over_what_is_left_after_dropping(flawed_tree, tmp_path):
+    out = build_here(flawed_tree, tmp_path / "out", SIZE, "--leaks=drop", "--num_shards=2")
+    found = Manifest.load(out)
+    parts = []
+    for shard in found.split("train").shards:
+        with (out / shard.name).open("rb") as file:
+            parts.append(PixelStatistics.from_shard(file, found.layout))
+    assert found.statistics == parts[0] + parts[1]
 
 
 def test_dropping_leaks_leaves_nothing_shared_between_splits(flawed_tree, tmp_path):

@@ -10,6 +10,7 @@ import resource
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import zipfile
@@ -39,6 +40,7 @@ from hypothesis import strategies as st
 from image_files import (
     encoded,
     grey_pixels,
+    jpeg,
     kermany_archive,
     scan_tree,
     tar_info,
@@ -307,6 +309,31 @@ def test_a_folder_that_is_no_class_fails_and_the_message_tells_what_to_do(
     assert found.counts["files"] == 201
 
 
+# ---- layouts
+
+
+def test_an_archive_that_wraps_each_split_in_a_folder_gives_the_splits_and_classes(tmp_path):
+    files = scan_tree({"train": 3, "test": 2})
+    wrapped = {f"{name.split('/')[0]}/{name}": content for name, content in files.items()}
+    output = build_here(write_zip(tmp_path / "scans.zip", wrapped), tmp_path / "out")
+    found = Manifest.load(output)
+    assert found.label_names == ("CNV", "DME", "DRUSEN", "NORMAL")
+    assert {name: split.num_examples for name, split in found.splits.items()} == {
+        "train": 12,
+        "test": 8,
+    }
+    plain = build_here(write_zip(tmp_path / "plain.zip", files), tmp_path / "plain")
+    assert shards_of(output) == shards_of(plain)
+
+
+def test_a_class_with_the_name_of_a_split_is_warned_of_and_noted(tmp_path, monkeypatch, capsys):
+    files = {f"{split}/{n}.jpeg": jpeg(n) for n, split in enumerate(["train", "test"] * 3)}
+    scans = write_tree(tmp_path / "scans", files)
+    assert exit_code(monkeypatch, arguments(scans, tmp_path / "out", IN_MEMORY)) == 0
+    assert "warning: the class 'test' has a split's name" in capsys.readouterr().err
+    assert "the class 'train' has" in " ".join(Manifest.load(tmp_path / "out").audit["notes"])
+
+
 # ---- strangers' archives
 
 
@@ -351,6 +378,27 @@ def test_a_hostile_archive_writes_nothing_outside_the_output(tmp_path, name, mak
     found = Manifest.load(output)
     assert found.counts["examples"] == 16
     assert found.counts["rejects"] >= num_rejects
+
+
+def test_a_zip_that_hides_members_is_refused_and_leaves_no_output(tmp_path, monkeypatch, capsys):
+    path = write_zip(tmp_path / "scans.zip", scan_tree({"train": 5}))
+    data = bytearray(path.read_bytes())
+    entries = [found.start() for found in re.finditer(rb"PK\x01\x02", data)]
+    # One entry's comment covers the nine that follow it.
+    struct.pack_into("<H", data, entries[10] + 32, len(data) - 22 - entries[11])
+    path.write_bytes(data)
+    assert exit_code(monkeypatch, arguments(path, tmp_path / "out")) == 2
+    assert "20 members promised, 11 listed" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_joined_tars_are_refused_and_leave_no_output(tmp_path, monkeypatch, capsys):
+    first = write_tar(tmp_path / "scans.tar", scan_tree({"train": 2}))
+    second = write_tar(tmp_path / "more.tar", scan_tree({"test": 2}))
+    first.write_bytes(first.read_bytes() + second.read_bytes())
+    assert exit_code(monkeypatch, arguments(first, tmp_path / "out")) == 2
+    assert "other data follow" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 # ---- any tree at all

@@ -1,10 +1,12 @@
+import io
 import json
 import os
 import shutil
+import tarfile
 
 import pytest
 from builds import IN_MEMORY, arguments, build_here
-from image_files import kermany_archive, scan_tree, write_tar, write_tree, write_zip
+from image_files import kermany_archive, scan_tree, under, write_tar, write_tree, write_zip
 
 from pipelines import errors
 from pipelines.options import flag_names, parse_options
@@ -84,6 +86,27 @@ def test_another_build_of_a_tar_gz_is_refused_after_it_was_listed(packed, more, 
         pass
 
 
+def test_another_tree_of_a_tar_gz_is_another_dataset(tmp_path):
+    second = {name.replace("CNV", "AMD"): content for name, content in TREE.items()}
+    path = write_tar(tmp_path / "scans.tar.gz", {**under("a", TREE), **under("b", second)})
+    output = build_here(path, tmp_path / "out", "--tree=a")
+    for same in ("a", "a/"):
+        with prepare(path, output, f"--tree={same}") as job:
+            assert job is None
+    message = "tree: 'a' there, 'b' now"
+    with pytest.raises(errors.UserError, match=message), prepare(path, output, "--tree=b"):
+        pass
+
+
+def test_all_classes_of_a_tar_gz_are_another_dataset_than_some_of_them(tmp_path):
+    path = write_tar(tmp_path / "scans.tar.gz", TREE)
+    output = build_here(path, tmp_path / "out", "--classes=CNV,DME")
+    with prepare(path, output, "--classes=CNV,DME") as job:
+        assert job is None
+    with pytest.raises(errors.UserError, match="classes: "), prepare(path, output):
+        pass
+
+
 def test_a_tar_gz_that_changed_is_not_taken_for_the_one_that_was_built(packed):
     path, output = packed
     files = kermany_archive(TREE)
@@ -93,6 +116,41 @@ def test_a_tar_gz_that_changed_is_not_taken_for_the_one_that_was_built(packed):
     os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
     with pytest.raises(errors.UserError, match="source_listing: "), prepare(path, output):
         pass
+
+
+def with_other_pixels(files):
+    """Returns the same names with other contents of the same sizes."""
+    flipped = {}
+    for name, content in files.items():
+        data = bytearray(content)
+        data[len(data) // 2] ^= 1
+        flipped[name] = bytes(data)
+    return flipped
+
+
+@pytest.mark.parametrize("kind", ["zip", "tar", "tar.gz"])
+def test_an_archive_of_the_same_names_sizes_and_times_is_told_from_another(tmp_path, kind):
+    # As `tar --mtime=@0` writes two versions of a tree.
+    write = write_zip if kind == "zip" else write_tar
+    path = write(tmp_path / f"scans.{kind}", TREE)
+    output = build_here(path, tmp_path / "out")
+    found = path.stat()
+    write(path, with_other_pixels(TREE))
+    os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
+    with pytest.raises(errors.UserError, match="source_listing: "), prepare(path, output):
+        pass
+
+
+def test_a_tar_whose_times_changed_is_the_same_source(tmp_path):
+    path = write_tar(tmp_path / "scans.tar", TREE)
+    output = build_here(path, tmp_path / "out")
+    with tarfile.open(path, "w") as archive:
+        for name, content in TREE.items():
+            info = tarfile.TarInfo(name)
+            info.size, info.mtime = len(content), 7
+            archive.addfile(info, io.BytesIO(content))
+    with prepare(path, output) as job:
+        assert job is None
 
 
 def test_what_decides_the_bytes_is_named_as_its_flag_is(archive, tmp_path):

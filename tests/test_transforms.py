@@ -1,9 +1,11 @@
 import contextlib
 import csv
 import dataclasses
+import functools
 import hashlib
 import io
 import json
+import operator
 import threading
 from pathlib import Path
 
@@ -27,6 +29,7 @@ from pipelines.storage import BUILD_DIR
 from tfrecord_io import preprocess
 from tfrecord_io.manifest import Manifest
 from tfrecord_io.schema import image_key
+from tfrecord_io.statistics import PixelStatistics
 
 BAD = {"train/CNV/CNV-9-1.jpeg": b"", "test/DME/DME-9-1.jpeg": b"no image at all"}
 
@@ -57,7 +60,7 @@ def write_all(job):
 
 def planned_refs(job, task):
     with job.storage.open_arrow(plan.PLAN_FILE) as file:
-        return list(iterate_refs(plan.read_task_refs(file, task)))
+        return list(iterate_refs(plan.read_task_refs(file, task, job.build.fingerprint)))
 
 
 # ---- one shard
@@ -219,7 +222,55 @@ def test_the_table_of_rejects_names_every_file_left_out_and_why(job):
     assert all(row[2] for row in rows[1:])
 
 
+def count_again(output):
+    """Returns the statistics that reading the train shards anew gives."""
+    found = Manifest.load(output)
+    parts = []
+    for shard in found.split("train").shards:
+        with (Path(output) / shard.name).open("rb") as file:
+            parts.append(PixelStatistics.from_shard(file, found.layout))
+    return functools.reduce(operator.add, parts)
+
+
+def test_the_manifest_has_the_sums_over_the_train_splits_pixels(job):
+    run(job)
+    found = Manifest.load(job.storage.root)
+    assert found.statistics == count_again(job.storage.root)
+    assert found.statistics.num_pixels == 20 * 8 * 8
+
+
 # ---- finishing
+
+
+def test_shards_of_a_release_that_did_not_count_pixels_are_counted_when_finishing(job):
+    write_all(job)
+    for task in job.todo[::2]:
+        path = Path(job.storage.path(task.shard_name.replace(".tfrecord", ".json")))
+        content = json.loads(path.read_text())
+        del content["statistics"]
+        path.write_text(json.dumps(content))
+    finish.finish_dataset(job.build)
+    found = Manifest.load(job.storage.root)
+    assert found.statistics == count_again(job.storage.root)
+
+
+def test_without_a_train_split_there_are_no_sums(tmp_path):
+    scans = write_tree(tmp_path / "scans", scan_tree({"test": 2}))
+    with prepared_job(scans, tmp_path / "out") as job:
+        write_all(job)
+        finish.finish_dataset(job.build)
+    assert Manifest.load(tmp_path / "out").statistics is None
+    assert "statistics" not in json.loads((tmp_path / "out/manifest.json").read_text())
+
+
+def test_a_train_split_of_rejects_alone_has_no_sums(tmp_path):
+    files = {**scan_tree({"test": 2}), "train/CNV/1.png": b"x"}
+    with prepared_job(write_tree(tmp_path / "scans", files), tmp_path / "out") as job:
+        write_all(job)
+        finish.finish_dataset(job.build)
+    found = Manifest.load(tmp_path / "out")
+    assert found.split("train").num_examples == 0
+    assert found.statistics is None
 
 
 def test_a_missing_shard_is_no_finished_dataset(job):
@@ -330,3 +381,42 @@ def test_a_plan_file_holds_a_batch_a_task(job):
     assert sizes == [task.num_refs for task in job.todo]
     tasks = json.loads(job.storage.read(plan.PLAN_JSON))["tasks"]
     assert [plan.ShardTask(*values) for values in tasks] == list(job.todo)
+
+
+@pytest.fixture
+def replaced(scans, job, tmp_path):
+    """Puts a file of another launcher's build, which has another seed, over this build's own."""
+
+    def replace(name):
+        with prepared_job(scans, tmp_path / "other", "--seed=7") as other:
+            content = other.storage.read(name)
+        with job.storage.create(name) as file:
+            file.write(content)
+
+    return replace
+
+
+def test_a_worker_does_not_write_what_another_launcher_planned(job, replaced):
+    replaced(plan.PLAN_FILE)
+    with pytest.raises(errors.BuildError, match="another command writes to the same --output"):
+        write_all(job)
+
+
+def test_a_dataset_is_not_finished_by_another_launchers_plan(job, replaced):
+    write_all(job)
+    replaced(plan.PLAN_JSON)
+    with pytest.raises(errors.BuildError, match="another command writes to the same --output"):
+        finish.finish_dataset(job.build)
+    assert not job.storage.exists("manifest.json")
+
+
+def test_a_dataset_that_would_hold_an_image_twice_is_not_finished(job):
+    write_all(job)
+    first, second = (
+        f"{BUILD_DIR}/{task.shard_name.replace('.tfrecord', '.parquet')}" for task in job.todo[:2]
+    )
+    with job.storage.create(second) as file:
+        file.write(job.storage.read(first))
+    with pytest.raises(errors.BuildError, match="repeat the key of another one"):
+        finish.finish_dataset(job.build)
+    assert not job.storage.exists("manifest.json")

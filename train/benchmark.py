@@ -220,6 +220,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         with console.hide_native_noise():
             from tfrecord_io import ManifestError
             from train import trainer  # noqa: F401 - imports all that writes notes at import
+            from train.strategy import configure_devices
+        # Before minutes are spent on the smaller numbers.
+        configure_devices(dataclasses.replace(config, gpus=max(counts)))
     except ConfigError as error:
         return _complain(error)
     speeds = []
@@ -227,12 +230,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         for count in counts:
             speeds.append(measure(config, replicas=count, num_steps=steps, num_rounds=rounds))
             _print_row(table(speeds)[-1], header=len(speeds) == 1)
+            if output:
+                title = f"{config.model}, {config.replica_batch_size} a replica"
+                _write(Path(output), table(speeds), title)
     except (ConfigError, ManifestError) as error:
         return _complain(error)
     if output:
-        _write(
-            Path(output), table(speeds), f"{config.model}, {config.replica_batch_size} a replica"
-        )
+        print(f"table and plot are in {output}")
     return 0
 
 
@@ -279,7 +283,6 @@ def _write(directory: Path, rows: Sequence[dict[str, float]], title: str) -> Non
         with atomic_write(directory / name) as file:
             file.write(content.encode("utf-8"))
     draw(rows, title).savefig(directory / "scaling.png", dpi=120)
-    print(f"table and plot are in {directory}")
 
 
 def _complain(error: Exception) -> int:

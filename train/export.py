@@ -22,6 +22,7 @@ import keras
 import numpy as np
 
 import tfrecord_io
+from tfrecord_io.preprocess import decoder_versions
 from tfrecord_io.shards import atomic_write
 
 FOLDER_NAME = "export"
@@ -87,6 +88,12 @@ def export_model(
         "input": {"shape": list(manifest.image_shape), "dtype": "uint8", "name": "image"},
         "preprocessing": dict(manifest.preprocessing),
         "label_names": list(manifest.label_names),
+        # What made the pixels of the files; predict warns where it differs.
+        "decoder": {
+            name: manifest.versions[name]
+            for name in decoder_versions()
+            if name in manifest.versions
+        },
         "dataset": {"name": manifest.name, "fingerprint": manifest.fingerprint},
     }
     with atomic_write(directory / PREPROCESSING_NAME) as file:

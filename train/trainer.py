@@ -1,4 +1,4 @@
-"""The run: train, remember the best epoch, evaluate it once on the test split, export it.
+"""The run: train, keep one epoch's weights, export them, evaluate them once on the test split.
 
 `train_and_evaluate(config, workdir)` does it all and can be killed at any moment: called again
 with the same configuration it goes on at the exact example. All that a run knows is in its
@@ -12,30 +12,38 @@ import contextlib
 import dataclasses
 import fcntl
 import json
+import math
 import os
 import sys
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy as np
 
 import tfrecord_io
 from tfrecord_io.shards import atomic_write
-from train import callbacks, checkpoint, evaluate, export, feed, plots, tracing
+from train import calibration, callbacks, checkpoint, export, feed, metrics, plots, tracing
 from train import config as train_config
 from train.config import ConfigError, TrainConfig
 from train.models import Network, build_network, set_trainable
-from train.optimizers import make_optimizer
-from train.steps import JaxSteps, TensorFlowSteps, make_steps
+from train.optimizers import averaged_weights, make_optimizer
+from train.parts import Part, Parts, choose_parts, read_statistics
+from train.steps import JaxSteps, Objective, TensorFlowSteps, make_steps
 from train.strategy import Devices, configure_devices
+
+if TYPE_CHECKING:
+    import tensorflow as tf
 
 CHECKPOINT_NAME = "checkpoint.npz"
 BEST_NAME = "best.npz"
 HISTORY_NAME = "history.json"
 METRICS_NAME = "metrics.json"
+
+# Steps that are timed before a run, and the length of a run that is worth it.
+_TIMED_STEPS = 5
+_FEWEST_STEPS_TO_TIME = 100
 
 Steps = TensorFlowSteps | JaxSteps
 
@@ -66,8 +74,8 @@ class Progress:
         phase: name of the phase of the last step done.
         totals: sums over the epoch that is not finished.
         history: a row an epoch done.
-        best_epoch: epoch of the best weights, counted from 1; 0 if there is none yet.
-        best_value: of the quantity the best is best in, as a number that falls.
+        best_epoch: epoch of the weights that are kept, counted from 1; 0 if there is none yet.
+        best_value: of the quantity it is best in, as a number that falls.
     """
 
     step: int = 0
@@ -125,7 +133,7 @@ def train_and_evaluate(config: TrainConfig, workdir: str | os.PathLike[str]) -> 
         workdir: the folder of the run, made if it is missing.
 
     Returns:
-        the content of metrics.json, see `evaluate.evaluate_predictions`.
+        the content of metrics.json, see `metrics.evaluate_predictions`.
 
     Raises:
         ConfigError: if the configuration does not suit the data, the devices or the folder.
@@ -134,25 +142,21 @@ def train_and_evaluate(config: TrainConfig, workdir: str | os.PathLike[str]) -> 
         StoppedError: after SIGTERM or SIGINT, with the state saved.
     """
     manifest = tfrecord_io.Manifest.load(config.data)
-    num_examples = manifest.split("train").num_examples
-    if not num_examples:
-        raise ConfigError(f"the training split of {config.data} is empty; build it with images")
+    parts = choose_parts(config, manifest)
     keras.utils.set_random_seed(config.seed)
     devices = configure_devices(config)
     config = config.resolve(
-        num_examples=num_examples,
+        num_examples=parts.train.num_examples,
         num_replicas=devices.num_replicas,
         precision=devices.best_precision,
         jit_compile=devices.best_jit_compile,
     )
-    policy = config.precision if config.precision == "float32" else f"mixed_{config.precision}"
-    keras.config.set_dtype_policy(policy)
     workdir = Path(workdir)
     with _claim(workdir, config, manifest, devices):
         if (workdir / METRICS_NAME).exists():
             _say(devices, f"{workdir} holds this run complete; nothing to do")
             return json.loads((workdir / METRICS_NAME).read_text(encoding="utf-8"))
-        run = _Run(config, workdir, manifest, devices)
+        run = _Run(config, workdir, manifest, parts, devices)
         run.train()
         return run.finish()
 
@@ -161,26 +165,41 @@ class _Run:
     """One call of `train_and_evaluate`: the network, its progress and the folder."""
 
     def __init__(
-        self, config: TrainConfig, workdir: Path, manifest: tfrecord_io.Manifest, devices: Devices
+        self,
+        config: TrainConfig,
+        workdir: Path,
+        manifest: tfrecord_io.Manifest,
+        parts: Parts,
+        devices: Devices,
     ) -> None:
         self._config = config
         self._workdir = workdir
         self._manifest = manifest
         self._devices = devices
-        self._num_examples = manifest.split("train").num_examples
-        val = manifest.splits.get("val")
-        self._val_split = "val" if val is not None and val.num_examples else None
+        self._parts = parts
+        self._num_examples = parts.train.num_examples
+        self._statistics = (
+            read_statistics(config.data, parts.train) if config.normalize == "data" else None
+        )
+        self._objective = Objective.from_config(
+            config,
+            class_weights(
+                parts.train.label_counts,
+                power=config.class_weight_power if config.class_weights == "balanced" else 0.0,
+            ),
+        )
         facts = checkpoint.load_facts(workdir / CHECKPOINT_NAME)
         self._progress = Progress(**facts) if facts else Progress()
-        self._network = self._build_network()
+        self._network = self._build_network(
+            config.precision, weights="none" if self._progress.step else config.weights
+        )
         self._phases = plan_phases(config, has_backbone=self._network.backbone is not None)
+        # The weights of the epoch to keep, on the host: each checkpoint holds them, so that a
+        # kill can never leave the weights of one epoch beside the name of another.
+        self._best: list[np.ndarray] = []
         if facts:
             checkpoint.restore(workdir / CHECKPOINT_NAME, {"model": self._variables})
-        self._class_weights = (
-            manifest.class_weights("train")
-            if config.class_weights == "balanced"
-            else (1.0,) * manifest.num_classes
-        )
+            self._best = checkpoint.load_arrays(workdir / CHECKPOINT_NAME, "best")
         self._announce()
 
     @property
@@ -188,16 +207,18 @@ class _Run:
         # Includes the states of random generators and of batch normalization.
         return self._network.model.variables
 
-    def _build_network(self) -> Network:
-        config = self._config
-        if self._progress.step:
-            # The checkpoint overrides them all: no download, and the file may be gone.
-            config = dataclasses.replace(config, weights="none")
+    def _build_network(
+        self, precision: str, *, weights: str | None = "none", temperature: float = 1.0
+    ) -> Network:
+        """Builds the network; `weights` are "none" where a checkpoint overrides them all."""
+        keras.config.set_dtype_policy(precision if precision == "float32" else f"mixed_{precision}")
         with self._devices.scope():
             return build_network(
-                config,
+                dataclasses.replace(self._config, weights=weights),
                 image_shape=self._manifest.image_shape,
                 num_classes=self._manifest.num_classes,
+                statistics=self._statistics,
+                temperature=temperature,
             )
 
     def _announce(self) -> None:
@@ -216,8 +237,17 @@ class _Run:
             f"{config.replica_batch_size} a replica; "
             f"{self._end_step(config.epochs - 1):,} steps in {config.epochs} epochs",
         )
-        if self._val_split is None:
-            _say(devices, "note: no validation images; the last epoch is kept, not the best")
+        if self._parts.val is None:
+            _say(devices, "note: there are no validation images, so the last epoch is kept")
+        if self._parts.evaluated is None:
+            _say(
+                devices,
+                "note: there are no test images either, so this run ends with the exported model "
+                "and without metrics; python train/evaluate.py measures it on another dataset, "
+                "or build this one with --splits patient",
+            )
+        elif self._parts.test is None:
+            _say(devices, "note: there is no test split; the metrics will be of the validation")
         if progress.epoch == config.epochs:
             _say(devices, "the training is done; going on with the evaluation")
         elif progress.step:
@@ -235,6 +265,10 @@ class _Run:
         config, progress = self._config, self._progress
         if progress.epoch == config.epochs:
             return
+        bar = callbacks.ProgressBar(
+            total=self._num_examples * config.epochs,
+            done=int(self._num_examples * progress.epoch + progress.totals.get("num_examples", 0)),
+        )
         directory = self._workdir / "tensorboard" if self._devices.is_chief else None
         board = callbacks.TensorBoardWriter(directory)
         batches: Any = None
@@ -248,22 +282,17 @@ class _Run:
                 config.profile_steps, self._workdir / "profile", self._devices.backend
             ) as tracer,
             contextlib.closing(board),
+            contextlib.closing(bar),
         ):
             for phase in self._phases:
                 if phase.last_epoch < progress.epoch:
                     continue
                 steps, optimizer = self._start_phase(phase)
                 if batches is None:
-                    batches = steps.iterate(
-                        feed.training_batches(
-                            config,
-                            self._devices,
-                            num_examples=self._num_examples,
-                            start_step=progress.step,
-                        )
-                    )
+                    self._announce_time(steps, optimizer)
+                    batches = steps.iterate(self._training_batches())
                 guard = callbacks.RetraceGuard(config.on_retrace)
-                loop = _Loop(steps, optimizer, batches, stop, watchdog, tracer, guard)
+                loop = _Loop(steps, optimizer, batches, stop, watchdog, tracer, guard, bar)
                 while progress.epoch <= phase.last_epoch:
                     self._train_epoch(phase, loop)
                     board.write(progress.history[-1], progress.step)
@@ -282,7 +311,7 @@ class _Run:
             self._network,
             optimizer,
             self._devices,
-            class_weights=self._class_weights,
+            objective=self._objective,
             jit_compile=bool(config.jit_compile),
         )
         if progress.step > first_step:
@@ -295,48 +324,68 @@ class _Run:
         progress.phase = phase.name
         return steps, optimizer
 
+    def _announce_time(self, steps: Steps, optimizer: keras.optimizers.Optimizer) -> None:
+        """Says how long the training will take, by a few steps that are then undone."""
+        progress = self._progress
+        num_left = self._end_step(self._config.epochs - 1) - progress.step
+        if num_left < _FEWEST_STEPS_TO_TIME:
+            return
+        variables = [*self._variables, *optimizer.variables]
+        before = [variable.numpy() for variable in variables]
+        trial = steps.iterate(self._training_batches())
+        steps.train(trial, 1)  # builds the graph
+        watch = callbacks.Stopwatch()
+        steps.train(trial, _TIMED_STEPS)
+        seconds = watch.lap() / _TIMED_STEPS * num_left
+        steps.sync()
+        for variable, value in zip(variables, before, strict=True):
+            variable.assign(value)
+        _say(
+            self._devices,
+            f"the training will take about {_describe_seconds(seconds)} here, in "
+            f"{self._config.epochs} epochs; --epochs N makes it shorter or longer",
+        )
+
+    def _training_batches(self) -> tf.data.Dataset | feed.DeviceBatches:
+        return feed.training_batches(
+            self._config,
+            self._devices,
+            self._parts.train,
+            start_step=self._progress.step,
+        )
+
     def _train_epoch(self, phase: Phase, loop: _Loop) -> None:
         config, progress = self._config, self._progress
-        epoch, last_step = progress.epoch, self._end_step(progress.epoch)
+        last_step = self._end_step(progress.epoch)
         meter = (
             callbacks.EpochMeter.from_totals(progress.totals)
             if progress.totals
             else callbacks.EpochMeter()
         )
-        bar = callbacks.ProgressBar(
-            title=f"epoch {epoch + 1}/{config.epochs}",
-            total=self._num_examples,
-            done=int(meter.num_examples),
-        )
-        started, since_checkpoint = time.monotonic(), callbacks.Stopwatch()
-        checkpoint_age = 0.0
-        with contextlib.closing(bar):
-            while progress.step < last_step:
-                num_steps = min(config.steps_per_execution, last_step - progress.step)
-                loop.tracer.before(progress.step + 1, num_steps)
-                watch = callbacks.Stopwatch()
-                results = loop.steps.train(loop.batches, num_steps)
-                seconds = watch.lap()
-                loop.watchdog.restart()
-                callbacks.check_finite(results, progress.step + 1)
-                progress.step += num_steps
-                loop.tracer.after(progress.step)
-                loop.guard.check(loop.steps.num_traces, progress.step)
-                meter.add(results, seconds, timed=loop.warm)
-                loop.warm = True
-                progress.totals = meter.totals()
-                bar.update(int(results.num_examples.sum()), meter.loss)
-                checkpoint_age += since_checkpoint.lap()
-                if progress.step < last_step and (
-                    loop.stop.received is not None or checkpoint_age >= config.checkpoint_seconds
-                ):
+        watch = callbacks.Stopwatch()
+        seconds_in_epoch = 0.0
+        while progress.step < last_step:
+            num_steps = min(config.steps_per_execution, last_step - progress.step)
+            loop.tracer.before(progress.step + 1, num_steps)
+            watch.lap()
+            results = loop.steps.train(loop.batches, num_steps)
+            seconds = watch.lap()
+            seconds_in_epoch += seconds
+            loop.watchdog.restart()
+            callbacks.check_finite(results, progress.step + 1)
+            progress.step += num_steps
+            loop.tracer.after(progress.step)
+            loop.guard.check(loop.steps.num_traces, progress.step)
+            meter.add(results, seconds, timed=loop.warm)
+            loop.warm = True
+            progress.totals = meter.totals()
+            loop.bar.update(int(results.num_examples.sum()), meter.loss)
+            if progress.step < last_step:
+                if loop.stop.received is not None or loop.checkpoint_is_due(config):
                     self._save_checkpoint(loop)
-                    checkpoint_age = 0.0
-                if loop.stop.received is not None and progress.step < last_step:
-                    raise callbacks.StoppedError(loop.stop.received, progress.step)
-        self._end_epoch(phase, loop, meter, time.monotonic() - started)
-        if loop.stop.received is not None:
-            raise callbacks.StoppedError(loop.stop.received, progress.step)
+                loop.raise_if_stopped(progress.step)
+        self._end_epoch(phase, loop, meter, seconds_in_epoch)
+        loop.raise_if_stopped(progress.step)
 
     def _end_epoch(
         self, phase: Phase, loop: _Loop, meter: callbacks.EpochMeter, seconds: float
@@ -350,8 +399,8 @@ class _Run:
             "loss": meter.loss,
             "accuracy": meter.accuracy,
         }
-        if self._val_split:
-            row |= self._validate(loop.steps)
+        if self._parts.val is not None:
+            row |= self._validate(loop.steps, loop.optimizer)
         row |= {
             "learning_rate": float(keras.ops.convert_to_numpy(loop.optimizer.learning_rate)),
             "seconds": seconds,
@@ -360,31 +409,46 @@ class _Run:
         }
         progress.history.append(row)
         progress.totals = {}
-        # Without validation every epoch replaces the one before.
-        value = {
-            "val_loss": row.get("val_loss"),
-            "val_accuracy": -row["val_accuracy"] if "val_accuracy" in row else None,
-        }[self._config.best_by]
-        if value is None or progress.best_value is None or value < progress.best_value:
-            progress.best_epoch, progress.best_value = row["epoch"], value
+        if self._is_best(row):
+            progress.best_epoch = row["epoch"]
+            trained = self._network.logits.trainable_variables
+            with averaged_weights(loop.optimizer, trained):
+                self._best = [variable.numpy() for variable in self._variables]
+        is_last = row["epoch"] == self._config.epochs
+        if is_last or loop.stop.received is not None or loop.checkpoint_is_due(self._config):
+            self._save_checkpoint(loop)
             if devices.is_chief:
-                checkpoint.save(self._workdir / BEST_NAME, {"model": self._variables}, {"row": row})
-        self._save_checkpoint(loop)
-        if devices.is_chief:
-            _write_json(self._workdir / HISTORY_NAME, progress.history)
-        _say(devices, _describe_epoch(row, self._config.epochs))
+                _write_json(self._workdir / HISTORY_NAME, progress.history)
+        if devices.is_chief and _is_shown(row["epoch"], self._config.epochs):
+            loop.bar.print_above(_describe_epoch(row, self._config.epochs))
         share = row["input_wait_share"]
-        if share is not None and share > callbacks.INPUT_BOUND_SHARE:
+        if share is not None and share > callbacks.INPUT_BOUND_SHARE and not loop.has_warned:
+            loop.has_warned = True
             _say(
                 devices,
                 f"warning: {share:.0%} of the time was spent waiting for input. Put the data on "
                 "a local disk (engine mmap), or try a larger batch",
             )
 
-    def _validate(self, steps: Steps) -> dict[str, float]:
-        probabilities, labels = _predict(steps, self._config, self._devices, self._val_split or "")
+    def _is_best(self, row: Mapping[str, Any]) -> bool:
+        """Tells whether an epoch replaces the one that is kept; notes its value if so."""
+        progress = self._progress
+        if self._config.best_by == "last" or "val_loss" not in row:
+            return True
+        value = row["val_loss"] if self._config.best_by == "val_loss" else -row["val_accuracy"]
+        # A loss that is not a number is below none, so without the check it would stay for ever.
+        better = progress.best_value is None or value < progress.best_value
+        if math.isfinite(value) and better:
+            progress.best_value = value
+            return True
+        return not progress.best_epoch
+
+    def _validate(self, steps: Steps, optimizer: keras.optimizers.Optimizer) -> dict[str, float]:
+        assert self._parts.val is not None
+        with averaged_weights(optimizer, self._network.logits.trainable_variables):
+            probabilities, labels = _predict(steps, self._config, self._devices, self._parts.val)
         return {
-            "val_loss": evaluate.cross_entropy(probabilities, labels),
+            "val_loss": metrics.cross_entropy(probabilities, labels),
             "val_accuracy": float(np.mean(probabilities.argmax(-1) == labels)),
         }
 
@@ -393,35 +457,77 @@ class _Run:
         if self._devices.is_chief:
             checkpoint.save(
                 self._workdir / CHECKPOINT_NAME,
-                {"model": self._variables, "optimizer": loop.optimizer.variables},
+                {
+                    "model": self._variables,
+                    "optimizer": loop.optimizer.variables,
+                    "best": self._best,
+                },
                 dataclasses.asdict(self._progress),
             )
+        loop.since_checkpoint.lap()
 
     def finish(self) -> dict[str, Any]:
-        """Evaluates the best epoch on the test split, exports it, and writes what came out."""
-        config, devices, manifest = self._config, self._devices, self._manifest
-        checkpoint.restore(self._workdir / BEST_NAME, {"model": self._variables})
-        split = "test" if "test" in manifest.splits else self._val_split
-        if split is None or not manifest.split(split).num_examples:
-            raise ConfigError(
-                f"{config.data} has neither a test nor a validation split to evaluate on; build "
-                "it with one"
+        """Exports the weights that were kept, evaluates them, and writes what came out.
+
+        Both are done in float32, whatever the training used, with the network that is exported:
+        so what is reported is exactly what the export and `predict` compute.
+        """
+        devices, manifest = self._devices, self._manifest
+        self._load_best()
+        parts = self._parts
+        val = None if parts.val is None else self._predict_best(parts.val)
+        temperature = 1.0
+        # What is reported of a part must not be fitted to it.
+        if val is not None and parts.test is not None:
+            temperature = calibration.fit_temperature(calibration.log_probabilities(val[0]), val[1])
+            self._load_best(temperature)
+        # Before the evaluation: whatever may fail in it, the model is not lost.
+        if devices.is_chief:
+            export.export_model(
+                self._network.model,
+                self._workdir / export.FOLDER_NAME,
+                manifest,
+                precision="float32",
             )
-        if split != "test":
-            _say(devices, "note: no test split; these are the metrics of the validation split")
-        steps = make_steps(
-            self._network, None, devices, class_weights=self._class_weights, jit_compile=False
-        )
-        probabilities, labels = _predict(steps, config, devices, split)
-        metrics: dict[str, Any] = {
-            "split": split,
+            checkpoint.save(
+                self._workdir / BEST_NAME,
+                {"model": self._variables},
+                {"epoch": self._progress.best_epoch},
+            )
+        results: dict[str, Any] = {
+            "split": parts.evaluated.name if parts.evaluated else None,
             "best_epoch": self._progress.best_epoch,
             "steps": self._progress.step,
         }
-        if not devices.is_chief:
-            return metrics
-        examples = evaluate.read_examples(config.data, split)
-        metrics |= evaluate.evaluate_predictions(
+        if parts.evaluated is not None:
+            self._evaluate(parts.evaluated, val, temperature, results)
+        # Last: its presence means that the run is complete.
+        if devices.is_chief:
+            _write_json(self._workdir / METRICS_NAME, results)
+            print(f"model, report and metrics are in {self._workdir}")
+        return results
+
+    def _evaluate(
+        self,
+        part: Part,
+        val: tuple[np.ndarray, np.ndarray] | None,
+        temperature: float,
+        results: dict[str, Any],
+    ) -> None:
+        """Measures the exported network on a part; writes predictions, plots and report.
+
+        Args:
+            part: to evaluate on.
+            val: (probabilities, labels) of the validation split before the temperature.
+            temperature: fitted to them.
+            results: what metrics.json will hold; the measures are added here.
+        """
+        config, manifest = self._config, self._manifest
+        probabilities, labels = self._predict_best(part)
+        if not self._devices.is_chief:
+            return
+        examples = metrics.read_examples(config.data, part.splits, part.examples)
+        results |= metrics.evaluate_predictions(
             probabilities,
             labels,
             manifest.label_names,
@@ -429,28 +535,48 @@ class _Run:
             num_samples=config.bootstrap_samples,
             seed=config.seed,
         )
-        evaluate.write_predictions(
+        if val is not None and part is self._parts.test:
+            results["calibration"] = calibration.describe_calibration(
+                temperature,
+                fitted_on="val",
+                num_examples=len(val[1]),
+                probabilities=calibration.apply_temperature(probabilities, 1 / temperature),
+                labels=labels,
+            )
+            results["thresholds"] = calibration.choose_thresholds(
+                calibration.default_views(manifest.label_names),
+                manifest.label_names,
+                val=(calibration.apply_temperature(val[0], temperature), val[1]),
+                test=(probabilities, labels),
+                groups=examples.patients,
+                wanted=config.sensitivity,
+                num_samples=config.bootstrap_samples,
+                seed=config.seed,
+            )
+        metrics.write_predictions(
             self._workdir / "predictions.csv", probabilities, labels, manifest.label_names, examples
-        )
-        export.export_model(
-            self._network.model,
-            self._workdir / export.FOLDER_NAME,
-            manifest,
-            precision=config.precision,
         )
         plots.write_plots(
             self._workdir / "plots",
             self._progress.history,
-            metrics,
+            results,
             probabilities,
             labels,
             manifest.label_names,
         )
-        # Last: its presence means that the run is complete.
-        _write_json(self._workdir / METRICS_NAME, metrics)
-        print(evaluate.describe(metrics))
-        print(f"model, plots and metrics are in {self._workdir}")
-        return metrics
+        print(metrics.describe(results))
+
+    def _load_best(self, temperature: float = 1.0) -> None:
+        """Makes the network the one to export: float32, with the weights that were kept."""
+        self._network = self._build_network("float32", temperature=temperature)
+        for variable, value in zip(self._variables, self._best, strict=True):
+            variable.assign(value)
+
+    def _predict_best(self, part: Part) -> tuple[np.ndarray, np.ndarray]:
+        steps = make_steps(
+            self._network, None, self._devices, objective=self._objective, jit_compile=False
+        )
+        return _predict(steps, self._config, self._devices, part)
 
 
 @dataclasses.dataclass
@@ -464,14 +590,45 @@ class _Loop:
     watchdog: callbacks.Watchdog
     tracer: tracing.Tracer
     guard: callbacks.RetraceGuard
+    bar: callbacks.ProgressBar
     warm: bool = False
+    has_warned: bool = False
+    since_checkpoint: callbacks.Stopwatch = dataclasses.field(default_factory=callbacks.Stopwatch)
+
+    def checkpoint_is_due(self, config: TrainConfig) -> bool:
+        return self.since_checkpoint.seconds >= config.checkpoint_seconds
+
+    def raise_if_stopped(self, step: int) -> None:
+        if self.stop.received is not None:
+            raise callbacks.StoppedError(self.stop.received, step)
+
+
+def class_weights(counts: Sequence[int], *, power: float) -> tuple[float, ...]:
+    """Returns a weight for each class: its frequency to a negative power.
+
+    Their mean over the examples is 1, so the power changes how classes compare, and not how large
+    a step is.
+
+    Args:
+        counts: examples of each class; a class without any gets the weight 0.
+        power: 0 for equal weights, 1 for weights inverse to the frequency.
+    """
+    raised = [count**-power if count else 0.0 for count in counts]
+    total = sum(weight * count for weight, count in zip(raised, counts, strict=True))
+    return tuple(weight * sum(counts) / total for weight in raised)
+
+
+def _is_shown(epoch: int, epochs: int) -> bool:
+    """Tells whether an epoch gets a line of its own: about 20 of a long run do."""
+    every = max(1, epochs // 20)
+    return epoch % every == 0 or epoch == epochs
 
 
 def _predict(
-    steps: Steps, config: TrainConfig, devices: Devices, split: str
+    steps: Steps, config: TrainConfig, devices: Devices, part: Part
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns (probabilities float32 [num_examples, num_classes], label indices) of a split."""
-    batches = steps.iterate(feed.evaluation_batches(config, devices, split))
+    """Returns (probabilities float32 [num_examples, num_classes], label indices) of a part."""
+    batches = steps.iterate(feed.evaluation_batches(config, devices, part))
     parts = list(steps.predict(batches))
     probabilities = np.concatenate([rows for rows, _ in parts])
     return probabilities, np.concatenate([labels for _, labels in parts]).argmax(-1)
@@ -501,6 +658,9 @@ def _claim(
             raise ConfigError(
                 f"another process trains in {workdir}; wait for it, or use another --workdir"
             ) from None
+        # A killed process leaves them behind; the lock says that no other one is writing now.
+        for leftover in workdir.glob(".*.tmp"):
+            leftover.unlink(missing_ok=True)
         path = workdir / train_config.FILE_NAME
         dataset = {"name": manifest.name, "fingerprint": manifest.fingerprint}
         backend = keras.backend.backend()
@@ -519,8 +679,8 @@ def _claim(
                 )
         elif any(entry.name != ".lock" for entry in workdir.iterdir()):
             raise ConfigError(
-                f"{workdir} is not empty and holds no {train_config.FILE_NAME}: it is no folder "
-                "of a run. Use another --workdir"
+                f"{workdir} is not empty and holds no {train_config.FILE_NAME}: it is not a "
+                "run folder. Use another --workdir"
             )
         content = {
             "config": config.to_dict(),
@@ -565,6 +725,14 @@ def _describe_epoch(row: Mapping[str, Any], epochs: int) -> str:
     if "peak_gpu_mb" in row:
         parts.append(f"GPU {row['peak_gpu_mb']:,.0f} MB")
     return " · ".join(parts)
+
+
+def _describe_seconds(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} seconds"
+    if seconds < 5400:
+        return f"{seconds / 60:.0f} minutes"
+    return f"{seconds / 3600:.1f} hours"
 
 
 def _write_json(path: Path, content: Any) -> None:

@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pipelines import errors
 from pipelines.sources.listing import REF_SCHEMA, Listing
 from pipelines.storage import BUILD_DIR, Storage
 from tfrecord_io import manifest, shards
@@ -42,6 +43,9 @@ _AUGMENTED_SPLIT = "train"
 
 #: A row a record: the image, and which variant of it (0 is the image itself).
 PLAN_SCHEMA = REF_SCHEMA.append(pa.field("variant", pa.int32()))
+
+# In the metadata of the plan file's schema.
+_FINGERPRINT_KEY = b"fingerprint"
 
 _SPLIT_ORDER = ("train", "val", "test")
 _ROWS_AT_ONCE = 65_536
@@ -124,19 +128,57 @@ class Plan:
     over_limit: int
     num_variants: int = 0
 
-    def write(self, file: IO[bytes]) -> None:
-        """Writes the references as an Arrow IPC file, one record batch a task."""
-        with pa.ipc.new_file(file, PLAN_SCHEMA) as writer:
+    def write(self, file: IO[bytes], fingerprint: str) -> None:
+        """Writes the references as an Arrow IPC file, one record batch a task.
+
+        Args:
+            file: where to.
+            fingerprint: of the build, by which `read_task_refs` knows its own plan.
+        """
+        schema = PLAN_SCHEMA.with_metadata({_FINGERPRINT_KEY: fingerprint})
+        with pa.ipc.new_file(file, schema) as writer:
             start = 0
             for task in self.tasks:
                 # An Arrow file allows one dictionary a column, so the batches are slices.
-                writer.write_table(self.refs.slice(start, task.num_refs))
+                rows = self.refs.slice(start, task.num_refs)
+                writer.write_table(rows.replace_schema_metadata(schema.metadata))
                 start += task.num_refs
 
 
-def read_task_refs(file: pa.NativeFile, task: ShardTask) -> pa.RecordBatch:
-    """Returns the references of one task from the file that `Plan.write` wrote."""
-    return pa.ipc.open_file(file).get_batch(task.index)
+def read_task_refs(file: pa.NativeFile, task: ShardTask, fingerprint: str) -> pa.RecordBatch:
+    """Returns the references of one task from the file that `Plan.write` wrote.
+
+    Args:
+        file: the plan file, open.
+        task: one of the plan's tasks.
+        fingerprint: of the build that the plan must belong to.
+
+    Raises:
+        errors.BuildError: if the plan belongs to another build.
+    """
+    reader = pa.ipc.open_file(file)
+    require_own((reader.schema.metadata or {}).get(_FINGERPRINT_KEY, b"").decode(), fingerprint)
+    return reader.get_batch(task.index)
+
+
+def require_own(found: str, fingerprint: str) -> None:
+    """Checks that a plan in the output's folder belongs to the build that reads it.
+
+    Where the output has no lock, as on an object store, another launcher can replace the plan.
+
+    Args:
+        found: fingerprint in the plan.
+        fingerprint: of the build.
+
+    Raises:
+        errors.BuildError: if they differ.
+    """
+    if found != fingerprint:
+        raise errors.BuildError(
+            f"the plan in the output belongs to build {found[:12] or 'unknown'}, this build is "
+            f"{fingerprint[:12]}: another command writes to the same --output. Stop one of the "
+            "two, and run the other again"
+        )
 
 
 def write_plan(storage: Storage, plan: Plan, identity: Mapping[str, Any]) -> None:
@@ -148,7 +190,7 @@ def write_plan(storage: Storage, plan: Plan, identity: Mapping[str, Any]) -> Non
         identity: of the build, see `fingerprint`.
     """
     with storage.create(PLAN_FILE) as file:
-        plan.write(file)
+        plan.write(file, fingerprint(identity))
     content = {
         "fingerprint": fingerprint(identity),
         "identity": identity,
@@ -158,9 +200,19 @@ def write_plan(storage: Storage, plan: Plan, identity: Mapping[str, Any]) -> Non
         file.write(json.dumps(content).encode())
 
 
-def read_tasks(storage: Storage) -> list[ShardTask]:
-    """Returns all tasks of the plan that `write_plan` left in an output folder."""
-    return [ShardTask(*values) for values in json.loads(storage.read(PLAN_JSON))["tasks"]]
+def read_tasks(storage: Storage, fingerprint: str) -> list[ShardTask]:
+    """Returns all tasks of the plan that `write_plan` left in an output folder.
+
+    Args:
+        storage: the output folder.
+        fingerprint: of the build that the plan must belong to.
+
+    Raises:
+        errors.BuildError: if the plan belongs to another build.
+    """
+    planned = json.loads(storage.read(PLAN_JSON))
+    require_own(planned["fingerprint"], fingerprint)
+    return [ShardTask(*values) for values in planned["tasks"]]
 
 
 def make_plan(

@@ -73,6 +73,8 @@ def prepared(options: BuildOptions) -> Iterator[Job | None]:
         _say(f"listing the images of {options.input or options.source}")
         listing = source.list(options.listing)
         _say(_describe(listing))
+        for note in listing.notes:
+            _say(f"warning: {note}")
         job = _plan_job(options, storage, source, listing)
         yield dataclasses.replace(job, started=started) if job else None
 
@@ -107,6 +109,8 @@ def _is_known_complete(options: BuildOptions, storage: Storage, source: Source) 
     except (FileNotFoundError, ManifestError):
         return False
     if found.source != source.describe():
+        return False
+    if not options.listing.classes and "class_not_chosen" in found.counts.get("ignored", {}):
         return False
     labels = options.listing.classes or found.label_names
     identity = _identity(options, source, found.options.get("source_listing", ""), labels)
@@ -152,7 +156,7 @@ def _plan_job(
     split = splits.apply(listing.refs, options.splitting, lambda refs: _content_names(source, refs))
     for note in split.notes:
         _say(note)
-    build = dataclasses.replace(build, notes=split.notes)
+    build = dataclasses.replace(build, notes=(*listing.notes, *split.notes))
     listing = dataclasses.replace(listing, refs=split.refs, dropped=split.dropped.num_rows)
     planned = plan.make_plan(listing, layout.stride, labels, options.plan)
     build = dataclasses.replace(
@@ -201,6 +205,7 @@ def _identity(
         "source_listing": listing_digest,
         "name": options.name,
         "classes": list(labels),
+        **_tree(options, source),
         "group_regex": options.listing.group_regex,
         "image_size": [options.preprocessing.height, options.preprocessing.width],
         "channels": options.preprocessing.channels,
@@ -219,6 +224,17 @@ def _identity(
         **_augmentation(options.plan.variants),
         "decoder": preprocess.decoder_versions(),
     }
+
+
+def _tree(options: BuildOptions, source: Source) -> dict[str, Any]:
+    """Returns the chosen tree where a dataset is recognised without listing its source.
+
+    Elsewhere it is part of the listing's digest, which holds the images' folders.
+    """
+    tree = options.listing.tree
+    if tree is None or not getattr(source, "must_be_unpacked", False):
+        return {}
+    return {"tree": tree.strip(" /")}
 
 
 def _augmentation(variants: int) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from pipelines.sources.listing import RejectedFile
 from pipelines.sources.source import Source
 from pipelines.storage import BUILD_DIR, Storage
 from tfrecord_io import audit, manifest, preprocess, schema, shards, twins
+from tfrecord_io.statistics import PixelStatistics
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -117,6 +118,8 @@ class Sidecar:
         label_counts: examples of each class, in the order of the label names.
         rejects: the images left out.
         num_dropped: records that were taken out again as duplicates.
+        statistics: sums over the pixels of its records. None if an older release wrote the
+            shard, or if records were taken out of it.
     """
 
     fingerprint: str
@@ -128,6 +131,7 @@ class Sidecar:
     label_counts: tuple[int, ...]
     rejects: tuple[RejectedFile, ...]
     num_dropped: int = 0
+    statistics: PixelStatistics | None = None
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self), indent=1) + "\n"
@@ -143,6 +147,8 @@ class Sidecar:
             content = json.loads(text)
             content["label_counts"] = tuple(content["label_counts"])
             content["rejects"] = tuple(RejectedFile(**reject) for reject in content["rejects"])
+            if content.get("statistics") is not None:
+                content["statistics"] = PixelStatistics.from_dict(content["statistics"])
             return cls(**content)
         except (KeyError, TypeError) as error:
             raise ValueError(f"no sidecar of a shard: {error!r}") from error

@@ -79,6 +79,7 @@ def leave_out(
             sha256=sha256,
             label_counts=label_counts,
             num_dropped=sidecar.num_examples - num_examples,
+            statistics=None,
         )
         with build.storage.create(shards.sidecar_name(task.shard_name)) as file:
             file.write(smaller.to_json().encode())

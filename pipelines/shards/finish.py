@@ -9,6 +9,7 @@ import functools
 import importlib.metadata
 import io
 import json
+import operator
 import platform
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -24,6 +25,7 @@ from pipelines.shards.write import EXAMPLE_SCHEMA
 from pipelines.sources.listing import RejectedFile
 from pipelines.storage import BUILD_DIR, Storage
 from tfrecord_io import audit, manifest, preprocess, tfds_metadata, twins
+from tfrecord_io.statistics import PixelStatistics
 
 #: Holds the message of a build that must not become a dataset.
 FAILURE_FILE = f"{BUILD_DIR}/failure.json"
@@ -57,12 +59,13 @@ def read_failure(storage: Storage) -> str | None:
 
 
 def _finish(build: Build) -> None:
-    tasks = plan.read_tasks(build.storage)
+    tasks = plan.read_tasks(build.storage, build.fingerprint)
     sidecars = require_sidecars(build, tasks)
     rejects = _collect_rejects(build, sidecars)
     _refuse(ledger.judge_rejects(build, tasks, rejects))
     _refuse(ledger.judge_classes(build, tasks, sidecars))
     _join_examples(build.storage, tasks)
+    ledger.require_unique_keys(build.storage)
     dropped = _drop(build, tasks, sidecars)
     sidecars = require_sidecars(build, tasks) if dropped.num_rows else sidecars
     counts = ledger.account(build, sidecars, len(rejects), dropped)
@@ -198,4 +201,20 @@ def _make_manifest(
             "pyarrow": pa.__version__,
             **preprocess.decoder_versions(),
         },
+        statistics=_statistics(build, by_split.get(manifest.STATISTICS_SPLIT, [])),
     )
+
+
+def _statistics(build: Build, sidecars: Sequence[Sidecar]) -> PixelStatistics | None:
+    """Returns the sums over the pixels of all these shards, or None if they hold no example."""
+    if not any(sidecar.num_examples for sidecar in sidecars):
+        return None
+    counted = build.storage.map(functools.partial(_shard_statistics, build), sidecars)
+    return functools.reduce(operator.add, counted)
+
+
+def _shard_statistics(build: Build, sidecar: Sidecar) -> PixelStatistics:
+    if sidecar.statistics is not None:
+        return sidecar.statistics
+    with build.storage.open_arrow(sidecar.shard) as file:
+        return PixelStatistics.from_shard(file, build.layout)

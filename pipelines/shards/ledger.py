@@ -102,11 +102,12 @@ def judge_classes(
     rejected = {reject.source_path for sidecar in sidecars for reject in sidecar.rejects}
     lost: dict[str, str] = {}
     with build.storage.open_arrow(plan.PLAN_FILE) as file:
-        for ref in (r for task in tasks for r in iterate_refs(plan.read_task_refs(file, task))):
-            if ref.source_path not in rejected:
-                without.discard(ref.label)  # dropped as a duplicate
-            elif ref.label in without:
-                lost[ref.label] = ref.source_path
+        for task in tasks:
+            for ref in iterate_refs(plan.read_task_refs(file, task, build.fingerprint)):
+                if ref.source_path not in rejected:
+                    without.discard(ref.label)  # dropped as a duplicate
+                elif ref.label in without:
+                    lost[ref.label] = ref.source_path
     lost = {name: path for name, path in sorted(lost.items()) if name in without}
     if not lost:
         return None
@@ -117,6 +118,22 @@ def judge_classes(
         f"({build.storage.path(manifest.REJECTS_FILE_NAME)} has them). Repair the files; or, if "
         f"that folder is no class, run again with --classes={rest} --overwrite"
     )
+
+
+def require_unique_keys(storage: Storage) -> None:
+    """Refuses a dataset that holds an image twice, whatever the shards' own counts say.
+
+    Raises:
+        errors.BuildError: if two examples have the same key.
+    """
+    with storage.open_arrow(manifest.EXAMPLES_FILE_NAME) as file:
+        rows = pq.read_table(file, columns=["key"])
+    repeated = len(rows) - pc.count_distinct(rows["key"]).as_py()
+    if repeated:
+        raise errors.BuildError(
+            f"{repeated:,} of {len(rows):,} examples in {storage.root} repeat the key of another "
+            "one: its shards do not belong to one plan. Build the dataset anew with --overwrite"
+        )
 
 
 def _count_variants(storage: Storage) -> int:

@@ -75,9 +75,11 @@ def write_shard(
     storage, layout = build.storage, build.layout
     create = create or storage.create
     with storage.open_arrow(plan.PLAN_FILE) as file:
-        planned = plan.read_task_refs(file, task)
+        planned = plan.read_task_refs(file, task, build.fingerprint)
     refs, variants = list(iterate_refs(planned)), planned["variant"].to_pylist()
-    paths = [augment.variant_path(ref.path, n) for ref, n in zip(refs, variants, strict=True)]
+    paths = [ref.path for ref in refs]
+    if build.num_variants:
+        paths = [augment.variant_path(path, n) for path, n in zip(paths, variants, strict=True)]
     keys = [schema.image_key(path) for path in paths]
     label_indices = {name: index for index, name in enumerate(build.label_names)}
     examples: list[_Example] = []
@@ -120,6 +122,7 @@ def write_shard(
         sha256=shard.sha256,
         label_counts=tuple(label_counts[name] for name in build.label_names),
         rejects=tuple(rejects),
+        statistics=shard.statistics(),
     )
     with create(shards.sidecar_name(task.shard_name)) as file:
         file.write(sidecar.to_json().encode())
