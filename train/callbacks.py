@@ -24,7 +24,7 @@ from tqdm import tqdm
 from train.steps import StepResults
 
 #: Above this share of the time spent waiting for input, the input is the bottleneck.
-INPUT_BOUND_SHARE = 0.05
+INPUT_BOUND_SHARE = 0.1
 
 
 class TrainingError(RuntimeError):
