@@ -400,15 +400,23 @@ def _check_near(
     measures: dict[str, Any],
 ) -> None:
     if not twins.near_checked:
-        measures["near_duplicate_pairs"] = None
+        # Nothing is shared between splits where there is only one.
+        measures["near_duplicate_pairs"] = 0 if len(np.unique(codes.split)) < 2 else None
+        measures["near_duplicate_label_conflicts"] = None
+        reason = (
+            f"The images are stored too small. Below {near_duplicates.MIN_SIDE} pixels a side, "
+            "different scans look so alike that copies cannot be told from them. Build with a "
+            "larger --image_size to have them compared."
+            if "perceptual_hash" in examples.column_names
+            else "An older release built the dataset and kept no perceptual hashes. Build it again "
+            "to have the images compared."
+        )
         findings.append(
             Finding(
                 code="near_duplicates",
                 severity="note",
                 title="Near duplicates were not looked for",
-                detail=f"That needs at least {near_duplicates.MIN_SIDE} stored pixels a side, for "
-                "in smaller pictures a copy cannot be told from a likeness, and an examples table "
-                "with perceptual hashes, which older builds did not write.",
+                detail=f"{reason} Copies that are equal pixel by pixel were looked for.",
             )
         )
         return
@@ -417,6 +425,7 @@ def _check_near(
     measures["near_duplicate_pairs"] = len(across)
     measures["near_duplicate_label_conflicts"] = len(conflicts)
     measures["near_duplicates_unchecked"] = twins.num_unchecked
+    measures["near_duplicates_complete"] = twins.complete and not twins.num_unchecked
     if across:
         findings.append(
             Finding(
@@ -437,7 +446,7 @@ def _check_near(
                 title="No near duplicates across splits",
                 detail="No picture of one split is a re-saved, brightened or resized copy of one "
                 f"in another (hashes within {near_duplicates.MAX_DISTANCE} of 255 bits, fine "
-                f"detail correlated by {near_duplicates.MIN_SIMILARITY} or more).",
+                f"detail correlated by {twins.min_similarity:.2f} or more).",
             )
         )
     if conflicts:
@@ -451,7 +460,7 @@ def _check_near(
                 listed=_list_pairs(examples, conflicts),
             )
         )
-    if twins.num_unchecked or not twins.complete:
+    if not measures["near_duplicates_complete"]:
         findings.append(
             Finding(
                 code="near_duplicates_unchecked",
@@ -727,22 +736,44 @@ class Limits:
     max_shortcut_gain: float | None = None
 
     def violations(self, measures: Mapping[str, Any]) -> list[str]:
-        """Returns a line for each limit that an audit's measures go over."""
+        """Returns a line for each limit that an audit's measures go over, or cannot be held to."""
         shortcut = measures.get("shortcuts", {"accuracy": 0, "chance": 0})
+        near = {
+            "max_leaked_pictures": measures["near_duplicate_pairs"],
+            "max_label_conflicts": measures["near_duplicate_label_conflicts"],
+        }
         values = {
             "max_leaked_patients": measures["patients_in_several_splits"],
             "max_leaked_pictures": measures["duplicate_pictures_across_splits"]
-            + (measures["near_duplicate_pairs"] or 0),
+            + (near["max_leaked_pictures"] or 0),
             "max_duplicates": measures["duplicate_images"],
             "max_label_conflicts": measures["duplicate_label_conflicts"]
-            + measures.get("near_duplicate_label_conflicts", 0),
+            + (near["max_label_conflicts"] or 0),
             "max_shortcut_gain": round(shortcut["accuracy"] - shortcut["chance"], 4),
         }
-        return [
-            f"--{name} {limit}: found {values[name]:,}"
-            for name, limit in dataclasses.asdict(self).items()
-            if limit is not None and values[name] > limit
-        ]
+        lines = []
+        for name, limit in dataclasses.asdict(self).items():
+            if limit is None:
+                continue
+            if values[name] > limit:
+                lines.append(f"--{name} {limit}: found {values[name]:,}")
+            elif name in near and (missing := near_search_gap(near[name], measures)):
+                lines.append(f"--{name} {limit}: {missing}")
+        return lines
+
+
+def near_search_gap(num_pairs: int | None, measures: Mapping[str, Any]) -> str | None:
+    """Returns why a number of near duplicates proves nothing, or None if all were looked for.
+
+    Args:
+        num_pairs: one of the measures that count near duplicates.
+        measures: of the audit that counted them.
+    """
+    if num_pairs is None:
+        return "near duplicates were not looked for, and the audit's findings say why"
+    if not measures.get("near_duplicates_complete", True):
+        return "so many images look alike that not all pairs were compared"
+    return None
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
