@@ -180,7 +180,7 @@ def test_a_class_that_a_split_lacks_and_another_mix_are_reported(tmp_path):
     files = {f"{name}.jpeg": jpeg(n) for n, name in enumerate(names)}
     out = build_here(write_tree(tmp_path / "in", files), tmp_path / "out")
     assert finding(out, "class_missing").detail.startswith("A: ")
-    assert finding(out, "class_shift").title == "test has another mix of classes than train"
+    assert finding(out, "class_shift").title == "test has a different mix of classes than train"
 
 
 @pytest.mark.skipif(not SAMPLE.exists(), reason=f"{SAMPLE.name}, real scans, is not here")
