@@ -8,7 +8,7 @@ import numpy as np
 import planted_scans as planted
 import pytest
 from builds import build_here
-from image_files import encoded, grey_pixels, jpeg, write_tree
+from image_files import encoded, grey_pixels, jpeg, scan_tree, write_tree
 from PIL import Image
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
@@ -151,6 +151,23 @@ def test_a_dataset_of_many_classes_and_colours_has_a_card_of_modest_size(tmp_pat
     assert len(text) < 3_000_000
     assert "36 more classes are not shown" in text
     _Page(text)
+
+
+def test_a_card_of_small_pictures_says_that_near_duplicates_were_not_looked_for(tmp_path):
+    files = scan_tree({"train": 4, "test": 2}, classes=("CNV", "NORMAL"))
+    out = build_here(write_tree(tmp_path / "in", files), tmp_path / "out", "--image_size=28")
+    page = (out / "report.html").read_text()
+    assert "It could not look for near duplicates" in page[: page.index("<main")]
+
+
+def test_a_short_list_of_cases_is_not_called_the_first_of_more(tmp_path):
+    # Three images are concerned and share one size, so the list has one row and lacks none.
+    sizes = [(40, 50)] * 6 + [(40, 120)] * 3
+    files = {f"train/A/A-{n}-1.png": jpeg(n, *size) for n, size in enumerate(sizes)}
+    out = build_here(write_tree(tmp_path / "in", files), tmp_path / "out")
+    page = (out / "report.html").read_text()
+    assert "3 images are far larger or smaller than usual" in page
+    assert "are shown" not in page
 
 
 def test_one_class_and_one_split_have_a_card_too(tmp_path):

@@ -21,7 +21,7 @@ from PIL import Image
 from pipelines.report import charts
 from pipelines.sources.listing import RejectedFile
 from tfrecord_io import shortcuts
-from tfrecord_io.audit import LIMITS, SEVERITIES, Audit
+from tfrecord_io.audit import LIMITS, MAX_LISTED, SEVERITIES, Audit
 from tfrecord_io.manifest import Manifest
 from tfrecord_io.twins import ImageReader
 
@@ -31,7 +31,7 @@ _MAX_PICTURES = 48
 _PICTURE_SIDE = 112
 _MAX_PAIRS = 12
 _PAIR_SIDE = 224
-_MAX_LISTED = 50
+_MAX_FILES = 50
 
 # Names of what `shortcuts.WHITE_BORDER_EDGES` divides.
 _BORDERS = ("none", "up to 10 %", "10 to 30 %", "over 30 %")
@@ -77,6 +77,7 @@ def render(
         audit=audit,
         severities={name: severities[name] for name in SEVERITIES},
         limits=LIMITS,
+        max_listed=MAX_LISTED,
         summary=_summary(found, audit),
         measures=audit.measures,
         megabytes=found.num_bytes / 1e6,
@@ -93,7 +94,7 @@ def render(
         ledger=_ledger(found.counts),
         rejects=_listing((r.source_path, r.reason, r.detail) for r in rejects),
         num_rejects=len(rejects),
-        dropped=_listing(tuple(row.values()) for row in dropped.slice(0, _MAX_LISTED).to_pylist()),
+        dropped=_listing(tuple(row.values()) for row in dropped.slice(0, _MAX_FILES).to_pylist()),
         num_dropped=dropped.num_rows,
     )
 
@@ -128,6 +129,11 @@ def _summary(found: Manifest, audit: Audit) -> list[str]:
         sentences.append("No problem was found, but read the warnings before you trust a result.")
     else:
         sentences.append("The audit found nothing that speaks against training on it.")
+    if audit.measures.get("near_duplicate_pairs") is None:
+        sentences.append(
+            "It could not look for near duplicates, so copies that were saved again or resized "
+            "may be in several splits."
+        )
     return sentences
 
 
@@ -147,7 +153,7 @@ def _side_facts(found: Manifest, examples: pa.Table) -> list[dict[str, Any]]:
         ("Original size", ("width", "height"), lambda width, height: f"{width}×{height}"),
         ("Format and mode", ("file_format", "mode"), lambda kind, mode: f"{kind} {mode}"),
         (
-            "JPEG quantization (sum of the table; larger is coarser)",
+            "JPEG quantization (sum of the table; a larger one loses more detail)",
             ("quantization",),
             lambda value: str(value) if value else "no JPEG",
         ),
@@ -254,14 +260,14 @@ def _ledger(counts: Mapping[str, Any]) -> list[tuple[str, int]]:
         (f"left out: {reason.replace('_', ' ')}", count)
         for reason, count in counts.get("dropped", {}).items()
     ]
-    rows += [("copies in a second tree", counts.get("copies", 0))]
-    rows += [("over the limit", counts.get("over_limit", 0))]
+    rows += [("copies in a second folder tree", counts.get("copies", 0))]
+    rows += [("left out by --limit", counts.get("over_limit", 0))]
     rows += [
-        (f"no data: {reason.replace('_', ' ')}", count)
+        (f"ignored: {reason.replace('_', ' ')}", count)
         for reason, count in counts.get("ignored", {}).items()
     ]
     return [(name, count) for name, count in rows if count]
 
 
 def _listing(rows: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
-    return [row for row, _ in zip(rows, range(_MAX_LISTED), strict=False)]
+    return [row for row, _ in zip(rows, range(_MAX_FILES), strict=False)]

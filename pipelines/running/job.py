@@ -156,6 +156,8 @@ def _plan_job(
     split = splits.apply(listing.refs, options.splitting, lambda refs: _content_names(source, refs))
     for note in split.notes:
         _say(note)
+    if len(split.refs["split"].unique()) > 1:
+        drops.check_searchable(layout.image_shape, options.drops)
     build = dataclasses.replace(build, notes=(*listing.notes, *split.notes))
     listing = dataclasses.replace(listing, refs=split.refs, dropped=split.dropped.num_rows)
     planned = plan.make_plan(listing, layout.stride, labels, options.plan)

@@ -22,7 +22,7 @@ from pipelines import errors
 from pipelines.planning import plan, splits
 from pipelines.shards.build import Build, DropOptions, Sidecar, rows_name
 from pipelines.storage import BUILD_DIR, Storage
-from tfrecord_io import manifest, schema, shards
+from tfrecord_io import audit, manifest, near_duplicates, schema, shards
 from tfrecord_io.twins import Twins, find_twins
 
 #: What the plan left out, and what the finishing step decided to; tables of `DROPPED_SCHEMA`,
@@ -218,6 +218,27 @@ def copy_without(
     return len(rows), digest.hexdigest(), tuple(labels.count(name) for name in label_names)
 
 
+def check_searchable(image_shape: Sequence[int], options: DropOptions) -> None:
+    """Refuses a policy that cannot be held at the stored size, before anything is decoded.
+
+    Args:
+        image_shape: (height, width, channels) of the stored images, of several splits.
+        options: the policies.
+
+    Raises:
+        errors.UserError: if leaks must fail and near duplicates cannot be looked for.
+    """
+    height, width = image_shape[:2]
+    if options.leaks == "fail" and min(height, width) < near_duplicates.MIN_SIDE:
+        raise errors.UserError(
+            f"--leaks fail cannot be held with --image_size {height}x{width}: copies that were "
+            "saved anew, brightened or resized are found only in images stored with at least "
+            f"{near_duplicates.MIN_SIDE} pixels a side. Choose a larger --image_size; or "
+            "--leaks keep, and check patients and exact copies with python -m tfrecord_io audit "
+            "--max_leaked_patients 0 --max_duplicates 0"
+        )
+
+
 def judge(measures: Mapping[str, Any], options: DropOptions) -> str | None:
     """Returns why a dataset must not be, by the policies that say `fail`; None if it may.
 
@@ -239,6 +260,9 @@ def judge(measures: Mapping[str, Any], options: DropOptions) -> str | None:
         for name, text, flag in wrong
         if measures.get(name)
     ]
+    gap = audit.near_search_gap(measures.get("near_duplicate_pairs"), measures)
+    if options.leaks == "fail" and gap:
+        parts.append(f"{gap} (--leaks is fail)")
     return "; ".join(parts) or None
 
 
