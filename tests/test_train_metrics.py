@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+import scipy.stats
 from marked_images import OCT_NAMES, write_marked_dataset
 
 from train import metrics as measures
@@ -81,6 +82,19 @@ def test_a_class_of_one_patient_has_no_interval():
     assert result["scores"]["sensitivity/NORMAL"]["low"] is None
     assert result["scores"]["sensitivity/CNV"]["low"] is not None
     assert "NORMAL: no interval, for all images are of one patient" in result["notes"]
+
+
+def test_all_right_is_no_certainty():
+    # Eight patients, all found: the true share may well be two in three.
+    labels = np.array([0] * 8 + [3] * 8)
+    groups = [f"{label}-{index}" for index, label in enumerate(labels)]
+    result = measured(labels, groups=groups, num_samples=200)
+    found = result["scores"]["sensitivity/CNV"]
+    exact = scipy.stats.binomtest(8, 8).proportion_ci(0.95, method="exact")
+    assert (found["low"], found["high"]) == (pytest.approx(exact.low, abs=1e-6), 1.0)
+    assert result["scores"]["auc/CNV"] == {"value": 1.0, "low": None, "high": None}
+    wrong = measured(labels, np.full(16, 1), groups=groups, num_samples=200)
+    assert wrong["scores"]["sensitivity/CNV"]["high"] == pytest.approx(1 - exact.low, abs=1e-6)
 
 
 def test_an_absent_class_is_named():
