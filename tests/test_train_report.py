@@ -7,10 +7,11 @@ import re
 import numpy as np
 import pytest
 from dataset_factory import bare_manifest
-from marked_images import OCT_NAMES
+from marked_images import OCT_NAMES, write_marked_dataset
 from pages import CHROMIUM, Page, overhang, screenshot
 from PIL import Image
 
+import tfrecord_io
 from tfrecord_io import Shard, Split
 from train import calibration, metrics, report
 from train.report import Mistake, RunReport
@@ -184,6 +185,34 @@ def test_the_surest_mistakes_are_the_worst():
     assert report.worst_mistakes(probabilities, labels) == [2, 3, 4, 1]
     assert report.worst_mistakes(probabilities, labels, most=1) == [2]
     assert report.worst_mistakes(probabilities, probabilities.argmax(-1)) == []
+
+
+def test_mistakes_are_found_with_their_images_paths_and_maps(tmp_path):
+    manifest = write_marked_dataset(tmp_path, num_examples={"test": 300})
+    batches = tfrecord_io.make_dataset(tmp_path, split="test", batch_size=300, shuffle=False)
+    ((images, one_hots),) = batches.as_numpy_iterator()
+    labels = one_hots.argmax(-1)
+    probabilities = np.eye(4, dtype=np.float32)[labels]
+    # Two mistakes, in the first batch that is read and in the second.
+    probabilities[290] = probabilities[7] = 0
+    probabilities[290, (labels[290] + 1) % 4] = 0.9
+    probabilities[7, (labels[7] + 2) % 4] = 0.8
+
+    def predict(images):
+        bright = images[:, 2, 3, 0] / 255
+        return np.stack([bright, 1 - bright, 0 * bright, 0 * bright], axis=-1)
+
+    examples = metrics.read_examples(str(tmp_path), "test")
+    found = report.find_mistakes(
+        predict, str(tmp_path), "test", probabilities, labels, manifest.label_names, examples
+    )
+    assert [mistake.path for mistake in found] == [examples.paths[290], examples.paths[7]]
+    np.testing.assert_array_equal(found[1].image, images[7])
+    assert found[0].true == OCT_NAMES[labels[290]]
+    assert found[0].predicted == OCT_NAMES[(labels[290] + 1) % 4]
+    assert found[0].probability == pytest.approx(0.9)
+    assert found[0].drops[2, 3] != 0
+    assert found[0].drops[9, 9] == 0
 
 
 def test_it_says_what_was_trained_on_what(full, text):

@@ -15,11 +15,12 @@ import markupsafe
 import numpy as np
 from PIL import Image
 
+import tfrecord_io
 from tfrecord_io.manifest import Manifest
 from tfrecord_io.shards import atomic_write
 from train import charts, saliency
 from train.console import printable
-from train.metrics import FEW_GROUPS, worst_classes
+from train.metrics import FEW_GROUPS, Examples, worst_classes
 from train.scores import URGENT_CLASSES
 
 FILE_NAME = "report.html"
@@ -128,6 +129,56 @@ def worst_mistakes(
     wrong = np.flatnonzero(probabilities.argmax(-1) != labels)
     surest = np.argsort(-probabilities[wrong].max(-1), kind="stable")
     return wrong[surest][:most].tolist()
+
+
+def find_mistakes(
+    predict: saliency.Predict,
+    directory: str,
+    split: str,
+    probabilities: np.ndarray,
+    labels: np.ndarray,
+    label_names: Sequence[str],
+    examples: Examples,
+) -> list[Mistake]:
+    """Returns the worst mistakes on a split, with the map of what mattered in each.
+
+    Costs some 150 predictions a mistake, at most `MAX_MISTAKES` times.
+
+    Args:
+        predict: of uint8 images, the same as gave the probabilities.
+        directory: of the dataset.
+        split: name of the evaluated split.
+        probabilities: [num_examples, num_classes], in the order of the reader without shuffling.
+        labels: int [num_examples].
+        label_names: of the classes.
+        examples: what `metrics.read_examples` returned for the split.
+    """
+    wanted = worst_mistakes(probabilities, labels)
+    found, start = {}, 0
+    batches = tfrecord_io.make_dataset(
+        directory, split=split, batch_size=256, seed=0, shuffle=False
+    )
+    for images, *_ in batches.as_numpy_iterator() if wanted else ():
+        for place in wanted:
+            if start <= place < start + len(images):
+                # A copy, because a view would keep the whole batch.
+                found[place] = images[place - start].copy()
+        start += len(images)
+    mistakes = []
+    for place in wanted:
+        patch, stride = saliency.patch_and_stride(found[place].shape)
+        answer = int(probabilities[place].argmax())
+        mistakes.append(
+            Mistake(
+                image=found[place],
+                drops=saliency.occlusion_map(predict, found[place], patch=patch, stride=stride),
+                true=label_names[labels[place]],
+                predicted=label_names[answer],
+                probability=float(probabilities[place, answer]),
+                path=(examples.paths or examples.keys)[place],
+            )
+        )
+    return mistakes
 
 
 def write_report(path: Path, report: RunReport) -> None:
