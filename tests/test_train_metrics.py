@@ -168,6 +168,12 @@ def test_one_run_has_no_spread():
     assert spread["ece"]["mean"] is None
 
 
+def test_pooled_metrics_are_of_no_single_epoch():
+    result = measured([0, 1, 2, 3]) | {"split": "train+val"}
+    assert measures.describe(result).startswith("train+val: 4 images; 95 % intervals")
+    assert "4 images, weights of epoch 7; 95" in measures.describe(result | {"best_epoch": 7})
+
+
 def test_names_that_would_steer_a_terminal_are_printed_escaped():
     result = measured([0, 1], names=("a\x1b]0;title\x07", "b"))
     text = measures.describe(result | {"split": "test", "best_epoch": 1})

@@ -242,6 +242,20 @@ def test_patients_shared_with_training_are_said_before_anything_is_believed(shar
     assert ("that it has never seen" in found) != warned
 
 
+def test_a_result_that_guessing_may_reach_is_called_that(text):
+    probabilities, labels = np.full((40, 4), 0.25, np.float32), np.arange(40) % 4
+    guessed = metrics.evaluate_predictions(
+        probabilities, labels, OCT_NAMES, groups=None, num_samples=50, seed=0
+    )
+    guessing = report_of(
+        metrics=guessed | {"split": "test", "best_epoch": 1}, mistakes=(),
+        probabilities=probabilities, labels=labels,
+    )  # fmt: skip
+    claim = "not proven to be better than always giving the most frequent answer"
+    assert claim in words(report.render(guessing))
+    assert claim not in words(text)
+
+
 def test_what_the_audit_of_the_dataset_found_is_among_the_limits():
     findings = [
         {"severity": "problem", "title": "3 pictures in more than one split"},

@@ -341,9 +341,10 @@ def describe(metrics: Mapping[str, Any]) -> str:
     """Returns the metrics as a few lines of text."""
     by = metrics["bootstrap_by"]
     people = f" of {metrics['num_patients']:,} patients" if metrics["num_patients"] else ""
+    weights = f", weights of epoch {metrics['best_epoch']}" if metrics.get("best_epoch") else ""
     lines = [
-        f"{metrics['split']}: {metrics['num_examples']:,} images{people}, weights of epoch "
-        f"{metrics['best_epoch']}; 95 % intervals by bootstrap over {by}s",
+        f"{metrics['split']}: {metrics['num_examples']:,} images{people}{weights}; 95 % intervals "
+        f"by bootstrap over {by}s",
         f"  loss {metrics['loss']:.4f}",
     ]
     lines += [f"  note: {note}" for note in metrics["notes"]]

@@ -331,6 +331,13 @@ def _warnings(report: RunReport) -> list[str]:
             "split. The network may recognise the eye instead of the disease, so this result is "
             "too good. Build the data with --splits patient."
         )
+    low = metrics["scores"]["accuracy"]["low"]
+    present = [count for count in metrics["label_counts"].values() if count]
+    if len(present) > 1 and low is not None and low <= max(present) / sum(present):
+        found.append(
+            "This is not proven to be better than always giving the most frequent answer: the "
+            "interval reaches down to that."
+        )
     if metrics["split"] == "val" and not report.is_cross_validation:
         found.append(
             "The dataset has no test split. These are the images by which the weights were "
