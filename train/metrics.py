@@ -36,9 +36,9 @@ _NO_INTERVAL = (float("nan"), float("nan"))
 #: Classes whose measures are printed; of more, the worst.
 _MAX_CLASSES_TOLD = 20
 
-#: Examples x classes x resamples of the areas under the curve that an evaluation pays for: about
+#: Examples x classes x resamples of the areas under the curve that an evaluation pays for: up to
 #: a minute on one core.
-MAX_AREA_COST = 15_000_000_000
+MAX_AREA_COST = 6_000_000_000
 
 #: Fewer resamples than this do not tell a 95 % interval.
 _MIN_RESAMPLES = 100
