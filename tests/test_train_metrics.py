@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+import scipy.stats
 from marked_images import OCT_NAMES, write_marked_dataset
 
 from train import metrics as measures
@@ -83,6 +84,19 @@ def test_a_class_of_one_patient_has_no_interval():
     assert "NORMAL: no interval, for all images are of one patient" in result["notes"]
 
 
+def test_all_right_is_no_certainty():
+    # Eight patients, all found: the true share may well be two in three.
+    labels = np.array([0] * 8 + [3] * 8)
+    groups = [f"{label}-{index}" for index, label in enumerate(labels)]
+    result = measured(labels, groups=groups, num_samples=200)
+    found = result["scores"]["sensitivity/CNV"]
+    exact = scipy.stats.binomtest(8, 8).proportion_ci(0.95, method="exact")
+    assert (found["low"], found["high"]) == (pytest.approx(exact.low, abs=1e-6), 1.0)
+    assert result["scores"]["auc/CNV"] == {"value": 1.0, "low": None, "high": None}
+    wrong = measured(labels, np.full(16, 1), groups=groups, num_samples=200)
+    assert wrong["scores"]["sensitivity/CNV"]["high"] == pytest.approx(1 - exact.low, abs=1e-6)
+
+
 def test_an_absent_class_is_named():
     (note,) = [note for note in measured([0, 1, 2] * 10)["notes"] if "no image" in note]
     assert note.startswith("no image of NORMAL;")
@@ -118,11 +132,11 @@ def test_many_classes_are_measured_with_fewer_resamples_of_areas():
     result = measured(labels, predicted, names, num_samples=200, max_area_cost=120 * cost)
     assert result["auc_bootstrap_samples"] == 120
     assert any("from 120 resamples instead of 200" in note for note in result["notes"])
-    assert result["scores"]["auc/class 7"]["low"] is not None
+    assert result["scores"]["auc/class 0"]["low"] is not None
     result = measured(labels, predicted, names, num_samples=200, max_area_cost=99 * cost)
     assert result["auc_bootstrap_samples"] == 0
-    assert result["scores"]["auc/class 7"]["value"] is not None
-    assert result["scores"]["auc/class 7"]["low"] is None
+    assert result["scores"]["auc/class 0"]["value"] is not None
+    assert result["scores"]["auc/class 0"]["low"] is None
     assert result["scores"]["accuracy"]["low"] is not None
     text = measures.describe(result | {"split": "test", "best_epoch": 1})
     assert len(text.splitlines()) < 80
@@ -152,6 +166,12 @@ def test_one_run_has_no_spread():
     spread = measures.describe_folds([(0, 7, {"accuracy": 0.5, "ece": np.nan})])["spread"]
     assert spread["accuracy"] == {"mean": 0.5, "std_over_folds": None, "std_over_seeds": None}
     assert spread["ece"]["mean"] is None
+
+
+def test_pooled_metrics_are_of_no_single_epoch():
+    result = measured([0, 1, 2, 3]) | {"split": "train+val"}
+    assert measures.describe(result).startswith("train+val: 4 images; 95 % intervals")
+    assert "4 images, weights of epoch 7; 95" in measures.describe(result | {"best_epoch": 7})
 
 
 def test_names_that_would_steer_a_terminal_are_printed_escaped():

@@ -279,7 +279,7 @@ def _reached(
     reached: dict[str, Any] = {"num_positives": int(is_positive.sum())}
     if groups is None:
         return reached | {
-            name: score_entry(value, np.nan, np.nan, num_groups=0)["value"]
+            name: score_entry(value, np.nan, np.nan, num_groups=0, is_share=True)["value"]
             for name, value in point.items()
         }
     intervals = bootstrap(measure, groups, num_samples=num_samples, seed=seed)
@@ -287,5 +287,5 @@ def _reached(
     behind = {"sensitivity": int(num_with[1]), "specificity": int(num_without[1])}
     for name, value in point.items():
         interval = intervals.get(name, (np.nan, np.nan))
-        reached[name] = score_entry(value, *interval, num_groups=behind[name])
+        reached[name] = score_entry(value, *interval, num_groups=behind[name], is_share=True)
     return reached

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import tfrecord_io
-from tfrecord_io.mapped import MappedDataset
 from train import calibration, metrics, plots, report, saliency
 from train.config import TrainConfig
 from train.parts import Part
@@ -18,8 +17,6 @@ from train.parts import Part
 PREDICTIONS_NAME = "predictions.csv"
 REPORT_NAME = "report.html"
 PLOTS_NAME = "plots"
-
-Predict = Callable[[np.ndarray], np.ndarray]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -105,7 +102,7 @@ def write_results(
     config: TrainConfig,
     results: Mapping[str, Any],
     predictions: Predictions | None,
-    predict: Predict | None = None,
+    predict: saliency.Predict | None = None,
     history: Sequence[Mapping[str, Any]] = (),
     notes: Sequence[str] = (),
     versions: Mapping[str, str] | None = None,
@@ -143,7 +140,16 @@ def write_results(
             predictions.labels,
             label_names,
         )
-        mistakes = _explain_mistakes(predictions, data, label_names, predict)
+        if predict is not None and predictions.part is not None:
+            mistakes = report.find_mistakes(
+                predict,
+                data,
+                predictions.part,
+                predictions.probabilities,
+                predictions.labels,
+                label_names,
+                predictions.examples,
+            )
     report.write_report(
         directory / REPORT_NAME,
         report.RunReport(
@@ -160,37 +166,3 @@ def write_results(
             versions=versions or {},
         ),
     )
-
-
-def _explain_mistakes(
-    predictions: Predictions, data: str, label_names: Sequence[str], predict: Predict | None
-) -> list[report.Mistake]:
-    """Returns the worst mistakes, with a map of what mattered for each."""
-    if predictions.part is None:
-        return []
-    places = report.worst_mistakes(predictions.probabilities, predictions.labels)
-    if not places:
-        return []
-    part = predictions.part
-    of_split = np.array(places) if part.examples is None else part.examples[places]
-    images, _ = MappedDataset(data, part.splits)[of_split]
-    names = predictions.examples.paths or predictions.examples.keys
-    mistakes = []
-    for place, image in zip(places, images, strict=True):
-        row = predictions.probabilities[place]
-        mistakes.append(
-            report.Mistake(
-                image=image,
-                drops=None if predict is None else _occlusion_map(predict, image),
-                true=label_names[int(predictions.labels[place])],
-                predicted=label_names[int(row.argmax())],
-                probability=float(row.max()),
-                path=names[place],
-            )
-        )
-    return mistakes
-
-
-def _occlusion_map(predict: Predict, image: np.ndarray) -> np.ndarray:
-    patch = max(1, min(image.shape[:2]) // 8)
-    return saliency.occlusion_map(predict, image, patch=patch, stride=max(1, patch // 2))

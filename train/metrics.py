@@ -36,9 +36,9 @@ _NO_INTERVAL = (float("nan"), float("nan"))
 #: Classes whose measures are printed; of more, the worst.
 _MAX_CLASSES_TOLD = 20
 
-#: Examples x classes x resamples of the areas under the curve that an evaluation pays for: about
+#: Examples x classes x resamples of the areas under the curve that an evaluation pays for: up to
 #: a minute on one core.
-MAX_AREA_COST = 15_000_000_000
+MAX_AREA_COST = 6_000_000_000
 
 #: Fewer resamples than this do not tell a 95 % interval.
 _MIN_RESAMPLES = 100
@@ -143,7 +143,8 @@ def evaluate_predictions(
         `bootstrap_samples`, `auc_bootstrap_samples` (fewer, where that many would take hours),
         `confusion_matrix` (rows are the truth), `label_counts`, `scores`: by name, `value`
         with `low` and `high` of the 95 % interval, None where a measure is not defined or rests
-        on a single patient; and `notes`: sentences about what limits these figures.
+        on a single patient (see `score_entry`); and `notes`: sentences about what limits these
+        figures.
 
     Raises:
         MetricsError: if there is no example, or a probability is not a number.
@@ -168,7 +169,12 @@ def evaluate_predictions(
         "label_counts": dict(zip(label_names, (int(row.sum()) for row in matrix), strict=True)),
         "confusion_matrix": matrix.tolist(),
         "scores": {
-            name: score_entry(value, *intervals.get(name, _NO_INTERVAL), num_groups=behind[name])
+            name: score_entry(
+                value,
+                *intervals.get(name, _NO_INTERVAL),
+                num_groups=behind[name],
+                is_share=_is_share(name),
+            )
             for name, value in point.items()
         },
     }
@@ -196,21 +202,39 @@ def check_predictions(probabilities: np.ndarray, labels: np.ndarray, num_classes
         )
 
 
-def score_entry(value: float, low: float, high: float, *, num_groups: int) -> dict[str, Any]:
+def score_entry(
+    value: float, low: float, high: float, *, num_groups: int, is_share: bool
+) -> dict[str, Any]:
     """Returns a measure as metrics.json has it.
+
+    Where all examples are right, or all are wrong, every draw of a bootstrap gives the same, and
+    its interval has no width. A share then gets the exact binomial interval of its groups instead
+    (Clopper and Pearson 1934, "The use of confidence or fiducial limits illustrated in the case of
+    the binomial"), and any other measure none.
 
     Args:
         value: NaN if it is not defined.
         low: of its interval, or NaN.
         high: likewise.
-        num_groups: that it rests on; below two there is no interval, since every draw is alike.
+        num_groups: that it rests on; below two there is no interval.
+        is_share: whether it is a share of examples, such as a sensitivity.
     """
     if num_groups < 2:
         low = high = np.nan
+    elif low == high:
+        margin = 1 - ((1 - CONFIDENCE_LEVEL) / 2) ** (1 / num_groups)
+        limits = {0.0: (0.0, margin), 1.0: (1 - margin, 1.0)} if is_share else {}
+        low, high = limits.get(float(value), _NO_INTERVAL)
     return {
         key: None if np.isnan(number) else round(float(number), 6)
         for key, number in (("value", value), ("low", low), ("high", high))
     }
+
+
+def _is_share(name: str) -> bool:
+    """Returns whether a measure is a share of examples."""
+    shares = ("accuracy", "urgent/sensitivity", "urgent/specificity")
+    return name in shares or name.startswith(("sensitivity/", "specificity/"))
 
 
 def group_indices(groups: Sequence[str] | None, num_examples: int) -> np.ndarray:
@@ -331,8 +355,7 @@ def describe(metrics: Mapping[str, Any]) -> str:
     """Returns the metrics as a few lines of text."""
     by = metrics["bootstrap_by"]
     people = f" of {metrics['num_patients']:,} patients" if metrics["num_patients"] else ""
-    epoch = metrics["best_epoch"]
-    weights = f", weights of epoch {epoch}" if epoch else ""
+    weights = f", weights of epoch {metrics['best_epoch']}" if metrics.get("best_epoch") else ""
     lines = [
         f"{metrics['split']}: {metrics['num_examples']:,} images{people}{weights}; 95 % intervals "
         f"by bootstrap over {by}s",
@@ -353,13 +376,17 @@ def describe(metrics: Mapping[str, Any]) -> str:
 
 
 def worst_classes(metrics: Mapping[str, Any], most: int) -> list[str]:
-    """Returns the classes of lowest sensitivity, the worst first; those without images last."""
-    sensitivity = {
-        name: metrics["scores"][f"sensitivity/{name}"]["value"] for name in metrics["label_counts"]
-    }
-    return sorted(
-        sensitivity, key=lambda name: (sensitivity[name] is None, sensitivity[name] or 0.0)
-    )[:most]
+    """Returns the classes of lowest sensitivity, the worst first, of equal ones the largest.
+
+    Those without images come last.
+    """
+    counts = metrics["label_counts"]
+
+    def rank(name: str) -> tuple[bool, float, int]:
+        sensitivity = metrics["scores"][f"sensitivity/{name}"]["value"]
+        return sensitivity is None, sensitivity or 0.0, -counts[name]
+
+    return sorted(counts, key=rank)[:most]
 
 
 def _most_telling(metrics: Mapping[str, Any]) -> tuple[list[str], int]:

@@ -16,10 +16,12 @@ import numpy as np
 from PIL import Image
 
 from tfrecord_io.manifest import Manifest
+from tfrecord_io.mapped import MappedDataset
 from tfrecord_io.shards import atomic_write
 from train import charts, saliency
 from train.console import printable
-from train.metrics import FEW_GROUPS, worst_classes
+from train.metrics import FEW_GROUPS, Examples, worst_classes
+from train.parts import Part
 from train.scores import URGENT_CLASSES
 
 FILE_NAME = "report.html"
@@ -128,6 +130,50 @@ def worst_mistakes(
     wrong = np.flatnonzero(probabilities.argmax(-1) != labels)
     surest = np.argsort(-probabilities[wrong].max(-1), kind="stable")
     return wrong[surest][:most].tolist()
+
+
+def find_mistakes(
+    predict: saliency.Predict,
+    directory: str,
+    part: Part,
+    probabilities: np.ndarray,
+    labels: np.ndarray,
+    label_names: Sequence[str],
+    examples: Examples,
+) -> list[Mistake]:
+    """Returns the worst mistakes on a split, with the map of what mattered in each.
+
+    Costs some 150 predictions a mistake, at most `MAX_MISTAKES` times.
+
+    Args:
+        predict: of uint8 images, the same as gave the probabilities.
+        directory: of the dataset.
+        part: what was evaluated.
+        probabilities: [num_examples, num_classes], in the order of the reader without shuffling.
+        labels: int [num_examples].
+        label_names: of the classes.
+        examples: what `metrics.read_examples` returned for the part.
+    """
+    wanted = worst_mistakes(probabilities, labels)
+    if not wanted:
+        return []
+    places = np.array(wanted) if part.examples is None else part.examples[wanted]
+    images, _ = MappedDataset(directory, part.splits)[places]
+    patch, stride = saliency.patch_and_stride(images.shape[1:])
+    mistakes = []
+    for place, image in zip(wanted, images, strict=True):
+        answer = int(probabilities[place].argmax())
+        mistakes.append(
+            Mistake(
+                image=image,
+                drops=saliency.occlusion_map(predict, image, patch=patch, stride=stride),
+                true=label_names[labels[place]],
+                predicted=label_names[answer],
+                probability=float(probabilities[place, answer]),
+                path=(examples.paths or examples.keys)[place],
+            )
+        )
+    return mistakes
 
 
 def write_report(path: Path, report: RunReport) -> None:
@@ -279,6 +325,13 @@ def _warnings(report: RunReport) -> list[str]:
             f"{'has' if report.num_shared_patients == 1 else 'have'} images in the training "
             "split. The network may recognise the eye instead of the disease, so this result is "
             "too good. Build the data with --splits patient."
+        )
+    low = metrics["scores"]["accuracy"]["low"]
+    present = [count for count in metrics["label_counts"].values() if count]
+    if len(present) > 1 and low is not None and low <= max(present) / sum(present):
+        found.append(
+            "This is not proven to be better than always giving the most frequent answer: the "
+            "interval reaches down to that."
         )
     if metrics["split"] == "val" and not report.is_cross_validation:
         found.append(

@@ -5,7 +5,7 @@ and intervals that take them for independent are too narrow. Every measure takes
 a patient drawn twice is an example that counts twice.
 
 Cost: a resample takes some 20 ns an example for all measures but the areas under the curve,
-which take about 2 ns an example and class.
+which take 2 to 6 ns an example and class.
 """
 
 from __future__ import annotations
