@@ -14,6 +14,7 @@ from PIL import Image
 import tfrecord_io
 from tfrecord_io import Shard, Split
 from train import calibration, metrics, report
+from train.parts import whole_split
 from train.report import Mistake, RunReport
 
 
@@ -204,7 +205,13 @@ def test_mistakes_are_found_with_their_images_paths_and_maps(tmp_path):
 
     examples = metrics.read_examples(str(tmp_path), "test")
     found = report.find_mistakes(
-        predict, str(tmp_path), "test", probabilities, labels, manifest.label_names, examples
+        predict,
+        str(tmp_path),
+        whole_split(manifest, "test"),
+        probabilities,
+        labels,
+        manifest.label_names,
+        examples,
     )
     assert [mistake.path for mistake in found] == [examples.paths[290], examples.paths[7]]
     np.testing.assert_array_equal(found[1].image, images[7])

@@ -89,7 +89,7 @@ def evaluate(
     # After the checks: these take seconds to import.
     from train import evaluation, metrics
     from train.config import TrainConfig
-    from train.parts import Part
+    from train.parts import whole_split
     from train.workdir import METRICS_NAME, versions, write_json
 
     probabilities, labels = _predict_split(classifier, data, split)
@@ -98,12 +98,7 @@ def evaluate(
         probabilities=probabilities,
         labels=columns[labels],
         examples=metrics.read_examples(data, split),
-        part=Part(
-            name=split,
-            splits=(split,),
-            examples=None,
-            label_counts=manifest.split(split).label_counts,
-        ),
+        part=whole_split(manifest, split),
     )
     config = TrainConfig(data=data, bootstrap_samples=num_samples)
     results: dict[str, Any] = {

@@ -62,7 +62,7 @@ def choose_parts(config: TrainConfig, manifest: tfrecord_io.Manifest) -> Parts:
         ManifestError: if a split that was named does not exist.
     """
     if config.fold is None:
-        parts = {name: _whole_split(manifest, name) for name in ("train", "val", "test")}
+        parts = {name: whole_split(manifest, name) for name in ("train", "val", "test")}
         if parts["train"] is None:
             raise ConfigError(f"the training split of {config.data} is empty; build it with images")
         return Parts(train=parts["train"], val=parts["val"], test=parts["test"])
@@ -105,7 +105,7 @@ def fold_splits(config: TrainConfig, manifest: tfrecord_io.Manifest) -> tuple[st
             f"--fold_splits {config.fold_splits}: {config.data} has no split {missing[0]!r}; it "
             f"has {', '.join(manifest.splits)}"
         )
-    return tuple(name for name in named if _whole_split(manifest, name) is not None)
+    return tuple(name for name in named if whole_split(manifest, name) is not None)
 
 
 def patient_folds(examples: metrics.Examples, num_folds: int) -> np.ndarray:
@@ -136,7 +136,8 @@ def read_statistics(data: str, part: Part) -> tfrecord_io.PixelStatistics:
     return total
 
 
-def _whole_split(manifest: tfrecord_io.Manifest, name: str) -> Part | None:
+def whole_split(manifest: tfrecord_io.Manifest, name: str) -> Part | None:
+    """Returns a split as a part, or None if the dataset has none of that name, or it is empty."""
     split = manifest.splits.get(name)
     if split is None or not split.num_examples:
         return None
