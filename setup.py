@@ -52,7 +52,7 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.11,<3.13",
     packages=find_packages(include=["pipelines*", "tfrecord_io*", "train*"]),
-    package_data={"pipelines": ["*.html.jinja"], "train": ["*.html.jinja"]},
+    package_data={"pipelines.report": ["*.html.jinja"], "train": ["*.html.jinja"]},
     install_requires=BUILD,
     extras_require=EXTRAS,
 )

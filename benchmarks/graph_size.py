@@ -18,7 +18,9 @@ from pathlib import Path
 import apache_beam as beam
 import plan_scale
 
-from pipelines import plan, transforms
+from pipelines.planning import plan
+from pipelines.running import transforms
+from pipelines.shards.build import Build
 from pipelines.sources.archive import ArchiveSource
 from pipelines.sources.listing import ListingOptions, list_images
 from tfrecord_io import preprocess
@@ -47,7 +49,7 @@ def make_tasks(num_shards: int) -> tuple[plan.ShardTask, ...]:
 
 def graph(num_shards: int) -> beam.Pipeline:
     """Returns the job of the build for so many shards."""
-    build = transforms.Build(
+    build = Build(
         name="oct",
         output="gs://bucket/oct",
         source=ArchiveSource(Path("/data/kermany2018.zip")),

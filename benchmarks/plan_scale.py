@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Iterator
 
-from pipelines import plan
+from pipelines.planning import plan
 from pipelines.sources.listing import ListingOptions, Member, list_images
 
 _LABELS = ("CNV", "DME", "DRUSEN", "NORMAL")

@@ -21,7 +21,8 @@ from pathlib import Path
 
 import range_server
 
-from pipelines import engine, remote_files
+from pipelines import remote_files
+from pipelines.running import engine
 
 sys.path.append(str(Path(__file__).parent.parent / "tests"))
 import gcs_server

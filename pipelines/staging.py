@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from apache_beam.options.pipeline_options import PipelineOptions
 
-from pipelines import engine, errors, remote_files
+from pipelines import errors, remote_files
+from pipelines.running import engine
 from pipelines.sources.archive import ArchiveSource
 from pipelines.sources.downloads import byte_bar
 from pipelines.sources.remote_zip import RemoteZipSource

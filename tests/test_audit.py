@@ -12,7 +12,8 @@ from builds import ROOT, build_here, shards_of
 from dataset_factory import write_dataset
 from image_files import encoded, jpeg, kermany_archive, write_tree, write_zip
 
-from pipelines import drops, errors
+from pipelines import errors
+from pipelines.shards import drops
 from pipelines.storage import Storage
 from tfrecord_io import __main__ as command_line
 from tfrecord_io import audit, shortcuts, twins

@@ -17,6 +17,7 @@ import zipfile
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pyarrow.parquet as pq
 import pytest
 from builds import (
@@ -50,8 +51,11 @@ from image_files import (
 from object_store import ObjectStore
 from PIL import Image
 
-from pipelines import build_tfrecords, engine, errors, launch, resume
+from pipelines import build_tfrecords, errors
 from pipelines.options import parse_options
+from pipelines.planning import output_state
+from pipelines.running import engine
+from pipelines.running.job import prepared
 from pipelines.storage import BUILD_DIR, Storage
 from tfrecord_io.manifest import Manifest
 
@@ -222,7 +226,7 @@ def test_overwrite_replaces_a_dataset_that_differs(undisturbed, archive, tmp_pat
 
 def test_a_second_build_at_once_is_refused_with_exit_code_2(archive, tmp_path, monkeypatch, capsys):
     output = tmp_path / "out"
-    with resume.locked(Storage(str(output))):
+    with output_state.locked(Storage(str(output))):
         assert exit_code(monkeypatch, arguments(archive, output)) == 2
         assert f"another build (process {os.getpid()})" in capsys.readouterr().err
 
@@ -447,11 +451,11 @@ def test_a_worker_whose_source_is_gone_ends_the_build_with_that_message_alone(tm
     scans = write_tree(tmp_path / "scans", scan_tree({"train": 2}))
     argv = arguments(scans, tmp_path / "out", "--direct_num_workers=1")
     options = parse_options(argv)
-    with launch.prepared(options) as job:
+    with prepared(options) as job:
         next(scans.rglob("*.jpeg")).unlink()
         pipeline = engine.make_pipeline(options.beam_args)
         with pytest.raises(errors.BuildError, match=r"^\S+\.jpeg is gone since .*--overwrite$"):
-            build_tfrecords.run(job, pipeline)
+            build_tfrecords.run(job, pipeline, num_processes=1)
 
 
 @pytest.fixture(scope="module")
@@ -491,11 +495,8 @@ def nothing_left_running(process):
 def test_a_killed_build_resumes_without_loss(large_archive, large_undisturbed, tmp_path):
     output = tmp_path / "out"
     words = command(large_archive, output, *LARGE)
-    chance = random.Random()
-    seed = chance.randrange(10**6)
-    chance.seed(seed)
-    print(f"seed {seed}")
-    # Once while the workers start, then at random places of what is left.
+    chance = random.Random(7)
+    # Once while the workers start, then at some places of what is left.
     for attempt in range(4):
         goal = num_finished(output) + chance.randint(1, 8)
         with started(words) as process:
@@ -518,8 +519,32 @@ def test_a_killed_build_resumes_without_loss(large_archive, large_undisturbed, t
         assert before.items() <= found.items()
     done = run_command(words)
     assert done.returncode == 0, done.stderr
-    assert f"going on: {len(found)} of 27 shards" in done.stderr or "going on: " in done.stderr
+    # A shard counts once its sidecar is there.
+    num_kept = int(re.search(r"going on: (\d+) of 27 shards are finished", done.stderr)[1])
+    assert 0 < num_kept <= len(found)
     assert files_of(output) == large_undisturbed
+
+
+def listening_ports(processes):
+    """Returns the ports on which any of these processes takes connections."""
+    return {
+        connection.laddr.port
+        for process in processes
+        for connection in process.net_connections(kind="inet")
+        if connection.status == psutil.CONN_LISTEN
+    }
+
+
+@pytest.mark.slow
+def test_a_build_on_this_machine_opens_no_port(large_archive, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        assert server.getsockname()[1] in listening_ports([psutil.Process()])
+    output = tmp_path / "out"
+    with started(command(large_archive, output, *LARGE)) as process:
+        assert wait_until(lambda: num_finished(output) >= 1, process)
+        everybody = members_of_group(process.pid)
+        assert len(everybody) >= 1 + len(workers_of(process)) >= 3
+        assert listening_ports(everybody) == set()
 
 
 @pytest.mark.slow

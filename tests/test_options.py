@@ -4,7 +4,7 @@ import pytest
 
 from pipelines import errors
 from pipelines.options import BuildOptions, flag_names, parse_options
-from pipelines.plan import PlanOptions
+from pipelines.planning.plan import PlanOptions
 from pipelines.sources.listing import ListingOptions
 from tfrecord_io.preprocess import Preprocessing
 

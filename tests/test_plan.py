@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines import errors, plan
-from pipelines.plan import PlanOptions, make_plan
+from pipelines import errors
+from pipelines.planning import plan
+from pipelines.planning.plan import PlanOptions, make_plan
 from pipelines.sources.listing import ListingOptions, Member, iterate_refs, list_images
 
 STRIDE = 50_000

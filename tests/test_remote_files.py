@@ -10,7 +10,7 @@ from object_store import ObjectStore
 from s3_server import BUCKET, S3Server, running_s3
 
 from pipelines import errors, remote_files
-from pipelines.engine import make_pipeline
+from pipelines.running.engine import make_pipeline
 
 pytest.importorskip("moto", reason="the S3 server is moto's: pip install -e '.[stores]'")
 

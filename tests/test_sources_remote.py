@@ -9,7 +9,8 @@ from builds import IN_MEMORY, ROOT, build_here, shards_of
 from image_files import kermany_archive, scan_tree, under, write_tar, write_tree, write_zip
 from s3_server import BUCKET, SECRET_KEY, S3Server, running_s3
 
-from pipelines import build_tfrecords, engine, errors, options, remote_files, staging
+from pipelines import build_tfrecords, errors, options, remote_files, staging
+from pipelines.running import engine
 from pipelines.sources.archive import ArchiveSource
 from pipelines.sources.listing import ListingOptions, iterate_refs
 from pipelines.sources.remote_zip import RemoteZipSource

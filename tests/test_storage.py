@@ -5,7 +5,8 @@ import pyarrow as pa
 import pytest
 from object_store import ObjectStore
 
-from pipelines import errors, resume
+from pipelines import errors
+from pipelines.planning import output_state
 from pipelines.storage import BUILD_DIR, Storage, WriteBehind, is_remote
 
 
@@ -130,7 +131,7 @@ def test_arrow_reads_what_was_written(storage):
 def test_a_store_that_beam_cannot_reach_is_a_clear_error():
     with (
         pytest.raises(errors.UserError, match="--output nostore://bucket/out"),
-        resume.locked(Storage("nostore://bucket/out")),
+        output_state.locked(Storage("nostore://bucket/out")),
     ):
         pass
 

@@ -1,4 +1,4 @@
-"""Which engine runs the job, and what is done when one of its workers dies."""
+"""Which engine runs the job, and what the user is told of its errors."""
 
 from __future__ import annotations
 
@@ -10,14 +10,10 @@ import importlib.util
 import logging
 import os
 import shutil
-import sys
-import threading
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NoReturn
 
 import apache_beam as beam
 import grpc
-import psutil
 from apache_beam.options.pipeline_options import (
     DirectOptions,
     GoogleCloudOptions,
@@ -28,20 +24,15 @@ from apache_beam.options.pipeline_options import (
     TestOptions,
     WorkerOptions,
 )
-from apache_beam.portability.api import beam_provision_api_pb2
-from apache_beam.runners.job import utils as job_utils
-from apache_beam.runners.portability.fn_api_runner import FnApiRunner, fn_runner
+from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
-from pipelines import errors, local_runner, local_workers
+from pipelines import errors
 
 #: Names under which a user may ask for Beam's own engine on this machine.
 _LOCAL_RUNNERS = ("directrunner", "fnapirunner", "bundlebaseddirectrunner", "direct")
 
 #: How long a job server may take to answer. Beam would try six times, for a minute each.
 _JOB_SERVER_SECONDS = 20.0
-
-#: How long an engine that lost a worker may take to end by itself.
-_GRACE_SECONDS = 10.0
 
 
 def make_pipeline(beam_args: Sequence[str]) -> beam.Pipeline:
@@ -66,58 +57,44 @@ def make_pipeline(beam_args: Sequence[str]) -> beam.Pipeline:
             return beam.Pipeline(options=options)
         except ValueError as error:
             raise errors.UserError(str(error)) from None
-    pipeline = beam.Pipeline(_local_runner(options, beam_args), options=options)
+    # Beam's `DirectRunner` is a switch that first tries to fetch another engine from the network,
+    # and hangs behind a proxy that answers nothing; this is the engine it would end with. It runs
+    # in this process and opens no port; `local` has the processes that work.
+    direct = options.view_as(DirectOptions)
+    if direct.direct_running_mode == "multi_threading":
+        raise errors.UserError(
+            "--direct_running_mode=multi_threading loses records without a word (apache-beam "
+            "2.77); leave the flag out for one process a core"
+        )
+    direct.direct_running_mode, direct.direct_num_workers = "in_memory", 1
+    pipeline = beam.Pipeline(FnApiRunner(), options=options)
     # Beam makes a folder for a pipeline and removes it when that has run; ours may not have to.
     atexit.register(shutil.rmtree, pipeline.local_tempdir, ignore_errors=True)
     return pipeline
 
 
-def _local_runner(options: PipelineOptions, beam_args: Sequence[str]) -> FnApiRunner:
-    """Returns Beam's own engine, with one process a core.
+def num_processes(beam_args: Sequence[str]) -> int | None:
+    """Returns how many worker processes of this machine the job gets; by default one a core.
 
-    Beam's `DirectRunner` is a switch that first tries to fetch another engine from the network,
-    and hangs behind a proxy that answers nothing; this is the engine it would end with.
+    Args:
+        beam_args: Beam's own flags.
+
+    Returns:
+        The number, or None if tasks are to be written where their elements are: by another
+        engine's workers, or with `--direct_running_mode=in_memory` in the launcher itself.
     """
+    options = PipelineOptions(list(beam_args))
     direct = options.view_as(DirectOptions)
-    mode = direct.direct_running_mode
-    if mode == "multi_threading":
-        raise errors.UserError(
-            "--direct_running_mode=multi_threading loses records without a word (apache-beam "
-            "2.77); leave the flag out for one process a core"
-        )
-    if mode == "in_memory" and _is_given(beam_args, "direct_running_mode"):
-        direct.direct_num_workers = 1
-        return FnApiRunner()
+    in_memory = _is_given(beam_args, "direct_running_mode") and (
+        direct.direct_running_mode == "in_memory"
+    )
+    if in_memory or not is_local(options):
+        return None
     # Beam's default is one worker, and its count of cores is the machine's, not those that this
     # process may use (a container's share).
     if not _is_given(beam_args, "direct_num_workers") or direct.direct_num_workers < 1:
-        direct.direct_num_workers = len(os.sched_getaffinity(0))
-    # The engine would start Beam's talkative worker in `multi_processing` mode. In its default
-    # mode it takes the environment it is given, and only complains that this cannot be meant.
-    direct.direct_running_mode = "in_memory"
-    # Launcher and workers talk over this machine's own address, which gRPC would send to a proxy
-    # that the environment names.
-    os.environ["no_grpc_proxy"] = "localhost,127.0.0.1,::1"  # noqa: SIM112 - gRPC's own name
-    return local_runner.LocalRunner(
-        default_environment=local_workers.LocalWorkers(),
-        provision_info=_provision_info(options),
-    )
-
-
-def _provision_info(options: PipelineOptions) -> fn_runner.ExtendedProvisionInfo:
-    """Returns what worker processes are told: the options, which by default this engine keeps.
-
-    File systems need them: an endpoint, a key.
-    """
-    told = {}
-    for name, value in options.get_all_options(drop_default=True).items():
-        if isinstance(value, list):
-            told[name] = [str(item) for item in value]
-        elif isinstance(value, str | int | float):
-            # A number would arrive as a float, which is no valid value of an integer's flag.
-            told[name] = value if isinstance(value, bool) else str(value)
-    content = beam_provision_api_pb2.ProvisionInfo(pipeline_options=job_utils.dict_to_struct(told))
-    return fn_runner.ExtendedProvisionInfo(content)
+        return len(os.sched_getaffinity(0))
+    return direct.direct_num_workers
 
 
 def is_local(options: PipelineOptions) -> bool:
@@ -177,46 +154,6 @@ def _has_dataflow_client() -> bool:
 
 
 @contextlib.contextmanager
-def watched_workers() -> Iterator[None]:
-    """Ends the job, or this program, if a local worker process dies while the job runs.
-
-    A worker that the kernel kills, for want of memory say, leaves Beam's engine waiting for ever.
-    The engine's own thread notices the death and raises an exception that nobody reads; here it
-    is read. Nothing is lost: what was written is whole, and the same command goes on.
-
-    An engine that ends the job itself stops its workers too, not always gently; so it is given
-    the time to leave this block first.
-    """
-    previous = threading.excepthook
-    deadlines: list[threading.Timer] = []
-
-    def on_thread_error(args: threading.ExceptHookArgs) -> None:
-        if args.thread is not None and args.thread.name == local_workers.WATCHER:
-            what = str(args.exc_value)
-            deadlines.append(threading.Timer(_GRACE_SECONDS, _end_with_dead_worker, [what]))
-            deadlines[-1].daemon = True
-            deadlines[-1].start()
-            return
-        # The threads that talk to a worker find out too, and would say so at length.
-        if not isinstance(args.exc_value, grpc.RpcError):
-            previous(args)
-
-    threading.excepthook = on_thread_error
-    try:
-        yield
-    except (errors.BuildError, errors.UserError):
-        raise
-    except Exception as error:
-        if deadlines:
-            raise errors.BuildError(_dead_worker_message(deadlines[0].args[0])) from error
-        raise
-    finally:
-        threading.excepthook = previous
-        for deadline in deadlines:
-            deadline.cancel()
-
-
-@contextlib.contextmanager
 def clear_errors(options: PipelineOptions) -> Iterator[None]:
     """Turns what an engine makes of an error into the message that the user needs.
 
@@ -235,12 +172,21 @@ def clear_errors(options: PipelineOptions) -> Iterator[None]:
     try:
         yield
     except Exception as error:
+        if any(isinstance(cause, KeyboardInterrupt) for cause in _causes(error)):
+            raise KeyboardInterrupt from None  # Beam makes a RuntimeError of it
         message = _root_cause(error)
         if message is None and remote is not None:
             message = f"{remote} did not finish the job: {_summary(error)}"
         if message is None:
             raise
         raise errors.BuildError(message) from error
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """Yields an error and those that led to it."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
 
 
 def _summary(error: Exception) -> str:
@@ -268,23 +214,6 @@ def _root_cause(error: BaseException) -> str | None:
     return None
 
 
-def _dead_worker_message(what: str) -> str:
-    return (
-        f"a worker process died ({what}), most likely for want of memory; shards that were "
-        "finished are kept.\nRun the same command again to go on, with fewer workers "
-        "(--direct_num_workers=1) if memory is short."
-    )
-
-
-def _end_with_dead_worker(what: str) -> NoReturn:
-    print(f"\nerror: {_dead_worker_message(what)}", file=sys.stderr, flush=True)
-    for child in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            child.kill()
-    # The main thread waits inside the engine and cannot be unwound.
-    os._exit(1)
-
-
 def check_flags(beam_args: Sequence[str], own_flags: Iterable[str]) -> None:
     """Refuses a flag that neither the build nor Beam knows; Beam would only warn.
 
@@ -295,49 +224,18 @@ def check_flags(beam_args: Sequence[str], own_flags: Iterable[str]) -> None:
     Raises:
         errors.UserError: naming the flag and what may have been meant.
     """
+    parsers: list[argparse.ArgumentParser] = []
+    PipelineOptions([]).get_all_options(add_extra_args_fn=parsers.append)
+    (parser,) = parsers
     # Without a usage of its own it would print all of Beam's flags with an error.
-    usage = "build_tfrecords.py [flags]; see --help"
-    parser = argparse.ArgumentParser(usage=usage, add_help=False, allow_abbrev=False)
-    for options in [PipelineOptions, *_subclasses(PipelineOptions)]:
-        # Beam's own parsers overlap, and the same flag twice is an error to argparse.
-        with contextlib.suppress(argparse.ArgumentError):
-            options._add_argparse_args(_Tolerant(parser))
-    _, unknown = parser.parse_known_args(list(beam_args))
+    parser.usage = "build_tfrecords.py [flags]; see --help"
+    found, unknown = parser.parse_known_args(list(beam_args))
     if unknown:
         flag = unknown[0].split("=")[0]
-        known = [
-            *own_flags,
-            *(name for action in parser._actions for name in action.option_strings),
-        ]
+        known = [*own_flags, *(f"--{name}" for name in vars(found))]
         close = difflib.get_close_matches(flag, known, 1)
         hint = f"; did you mean {close[0]}?" if close else "; see --help"
         raise errors.UserError(f"unknown flag {flag}{hint}")
-
-
-class _Tolerant:
-    """Lets one parser take the flags of all of Beam's option classes, each once."""
-
-    def __init__(self, parser: argparse.ArgumentParser) -> None:
-        self._parser = parser
-
-    def add_argument(self, *names: str, **settings: Any) -> None:
-        settings.pop("required", None)
-        with contextlib.suppress(argparse.ArgumentError):
-            self._parser.add_argument(*names, **settings)
-
-    def add_value_provider_argument(self, *names: str, **settings: Any) -> None:
-        self.add_argument(*names, **settings)
-
-    def add_mutually_exclusive_group(self, **_: Any) -> _Tolerant:
-        return self
-
-    def add_argument_group(self, *_: Any, **__: Any) -> _Tolerant:
-        return self
-
-
-def _subclasses(kind: type) -> list[type]:
-    direct = kind.__subclasses__()
-    return direct + [deeper for each in direct for deeper in _subclasses(each)]
 
 
 def _is_given(beam_args: Sequence[str], flag: str) -> bool:

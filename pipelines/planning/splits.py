@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 import xxhash
 
 from pipelines import errors
-from pipelines.plan import splitmix64
+from pipelines.planning.plan import splitmix64
 from pipelines.sources.listing import REF_SCHEMA
 
 #: Fractions of `--splits patient` unless the user gives others.

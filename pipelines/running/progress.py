@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from pipelines.plan import ShardTask
+from pipelines.planning.plan import ShardTask
 from pipelines.storage import BUILD_DIR, Storage
 from tfrecord_io import shards
 

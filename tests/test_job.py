@@ -8,8 +8,10 @@ import pytest
 from builds import IN_MEMORY, arguments, build_here
 from image_files import kermany_archive, scan_tree, under, write_tar, write_tree, write_zip
 
-from pipelines import errors, launch, transforms
+from pipelines import errors
 from pipelines.options import flag_names, parse_options
+from pipelines.planning.plan import PLAN_JSON
+from pipelines.running.job import prepared
 from pipelines.sources import archive as archive_module
 from pipelines.storage import BUILD_DIR
 
@@ -22,7 +24,7 @@ def archive(tmp_path_factory):
 
 
 def prepare(source, output, *more):
-    return launch.prepared(parse_options(arguments(source, output, IN_MEMORY, *more)))
+    return prepared(parse_options(arguments(source, output, IN_MEMORY, *more)))
 
 
 def test_a_job_is_listed_and_planned_before_any_engine_starts(archive, tmp_path, capsys):
@@ -36,7 +38,7 @@ def test_a_job_is_listed_and_planned_before_any_engine_starts(archive, tmp_path,
         ]
         assert sum(task.num_refs for task in job.todo) == len(TREE)
         assert job.num_finished == 0
-        planned = json.loads(job.storage.read(transforms.PLAN_JSON))
+        planned = json.loads(job.storage.read(PLAN_JSON))
         assert planned["fingerprint"] == job.build.fingerprint
         assert (tmp_path / "out" / BUILD_DIR / "plan.arrow").exists()
     said = capsys.readouterr().err
@@ -185,7 +187,7 @@ def test_an_input_that_cannot_be_used_leaves_no_output(tmp_path, name):
     (tmp_path / "text.zip").write_text("no archive")
     source = "archive" if name == "text.zip" else "directory"
     argv = [f"--source={source}", f"--input={tmp_path / name}", f"--output={tmp_path / 'out'}"]
-    with pytest.raises(errors.UserError), launch.prepared(parse_options(argv)):
+    with pytest.raises(errors.UserError), prepared(parse_options(argv)):
         pass
     assert not (tmp_path / "out").exists()
 

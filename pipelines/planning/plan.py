@@ -21,7 +21,12 @@ import pyarrow.compute as pc
 
 from pipelines import errors
 from pipelines.sources.listing import REF_SCHEMA, Listing
+from pipelines.storage import BUILD_DIR, Storage
 from tfrecord_io import manifest, shards
+
+#: The references, a record batch a task; and beside it the tasks and what decides the bytes.
+PLAN_FILE = f"{BUILD_DIR}/plan.arrow"
+PLAN_JSON = f"{BUILD_DIR}/plan.json"
 
 #: Bytes of a shard unless the user says otherwise: large enough that a network store streams it
 #: at full speed (tens of megabytes), small enough that the real data gives some 70 tasks to share.
@@ -174,6 +179,40 @@ def require_own(found: str, fingerprint: str) -> None:
             f"{fingerprint[:12]}: another command writes to the same --output. Stop one of the "
             "two, and run the other again"
         )
+
+
+def write_plan(storage: Storage, plan: Plan, identity: Mapping[str, Any]) -> None:
+    """Writes a plan beside the output, for `read_tasks`, `read_task_refs` and a later run.
+
+    Args:
+        storage: the output folder.
+        plan: what is to be written.
+        identity: of the build, see `fingerprint`.
+    """
+    with storage.create(PLAN_FILE) as file:
+        plan.write(file, fingerprint(identity))
+    content = {
+        "fingerprint": fingerprint(identity),
+        "identity": identity,
+        "tasks": [dataclasses.astuple(task) for task in plan.tasks],
+    }
+    with storage.create(PLAN_JSON) as file:
+        file.write(json.dumps(content).encode())
+
+
+def read_tasks(storage: Storage, fingerprint: str) -> list[ShardTask]:
+    """Returns all tasks of the plan that `write_plan` left in an output folder.
+
+    Args:
+        storage: the output folder.
+        fingerprint: of the build that the plan must belong to.
+
+    Raises:
+        errors.BuildError: if the plan belongs to another build.
+    """
+    planned = json.loads(storage.read(PLAN_JSON))
+    require_own(planned["fingerprint"], fingerprint)
+    return [ShardTask(*values) for values in planned["tasks"]]
 
 
 def make_plan(

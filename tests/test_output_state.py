@@ -11,9 +11,11 @@ import pytest
 from builds import IN_MEMORY, arguments, build_here, files_of, shards_of
 from image_files import scan_tree, write_tree
 
-from pipelines import errors, launch, resume
+from pipelines import errors
 from pipelines.options import parse_options
-from pipelines.resume import OutputState
+from pipelines.planning import output_state
+from pipelines.planning.output_state import OutputState
+from pipelines.running.job import prepared
 from pipelines.storage import BUILD_DIR, Storage
 
 
@@ -36,7 +38,7 @@ def complete(scans, tmp_path_factory):
 
 def identity_of(scans, output, *more):
     options = parse_options(arguments(scans, output, "--num_shards=4", IN_MEMORY, *more))
-    with launch.prepared(options) as job:
+    with prepared(options) as job:
         return job.build.identity
 
 
@@ -45,21 +47,21 @@ def identity_of(scans, output, *more):
 
 def test_a_second_build_is_refused_while_the_first_holds_the_folder(storage):
     with (
-        resume.locked(storage),
+        output_state.locked(storage),
         pytest.raises(errors.UserError, match=rf"another build \(process {os.getpid()}\)"),
-        resume.locked(storage),
+        output_state.locked(storage),
     ):
         pass
-    with resume.locked(storage):
+    with output_state.locked(storage):
         pass
 
 
 def test_the_lock_of_a_killed_build_is_free(storage):
     program = (
         "import sys, time\n"
-        "from pipelines import resume\n"
+        "from pipelines.planning import output_state\n"
         "from pipelines.storage import Storage\n"
-        "with resume.locked(Storage(sys.argv[1])):\n"
+        "with output_state.locked(Storage(sys.argv[1])):\n"
         "    print('held', flush=True)\n"
         "    time.sleep(600)\n"
     )
@@ -71,35 +73,35 @@ def test_the_lock_of_a_killed_build_is_free(storage):
             assert holder.stdout.readline() == "held\n"
             with (
                 pytest.raises(errors.UserError, match=rf"process {holder.pid}\)"),
-                resume.locked(storage),
+                output_state.locked(storage),
             ):
                 pass
         finally:
             holder.send_signal(signal.SIGKILL)
-    with resume.locked(storage):
+    with output_state.locked(storage):
         pass
 
 
 def test_a_build_that_never_began_leaves_no_folder(storage):
-    with resume.locked(storage):
+    with output_state.locked(storage):
         assert Path(storage.root).is_dir()
     assert not Path(storage.root).exists()
 
 
 def test_a_folder_that_was_there_before_stays(storage):
     write_tree(Path(storage.root), {"notes.txt": b"mine"})
-    with resume.locked(storage):
+    with output_state.locked(storage):
         pass
     assert files_of(Path(storage.root)) == {"notes.txt": b"mine"}
     shutil.rmtree(storage.root)
     Path(storage.root).mkdir()
-    with resume.locked(storage):
+    with output_state.locked(storage):
         pass
     assert Path(storage.root).is_dir()
 
 
 def test_the_lock_is_freed_and_the_folder_tidied_after_an_error(storage):
-    with contextlib.suppress(KeyboardInterrupt), resume.locked(storage):
+    with contextlib.suppress(KeyboardInterrupt), output_state.locked(storage):
         raise KeyboardInterrupt
     assert not Path(storage.root).exists()
 
@@ -109,7 +111,7 @@ def test_an_output_that_cannot_be_a_folder_is_named(tmp_path, name):
     (tmp_path / "file").write_bytes(b"")
     with (
         pytest.raises(errors.UserError, match=f"cannot write to --output {tmp_path / name}"),
-        resume.locked(Storage(str(tmp_path / name))),
+        output_state.locked(Storage(str(tmp_path / name))),
     ):
         pass
 
@@ -119,18 +121,18 @@ def test_an_output_that_cannot_be_a_folder_is_named(tmp_path, name):
 
 def test_a_folder_without_shards_is_free(storage, scans):
     write_tree(Path(storage.root), {"notes.txt": b"mine"})
-    assert resume.check_output(storage, {"seed": 0}) is OutputState.EMPTY
+    assert output_state.check_output(storage, {"seed": 0}) is OutputState.EMPTY
 
 
 def test_a_folder_with_shards_of_nobody_is_refused(storage):
     write_tree(Path(storage.root), {"train-00000-of-00001.tfrecord": b"theirs"})
     with pytest.raises(errors.UserError, match=r"train-00000-of-00001\.tfrecord and no plan"):
-        resume.check_output(storage, {"seed": 0})
+        output_state.check_output(storage, {"seed": 0})
 
 
 def test_the_same_build_is_complete(scans, complete, tmp_path):
     identity = identity_of(scans, tmp_path / "elsewhere")
-    assert resume.check_output(Storage(str(complete)), identity) is OutputState.COMPLETE
+    assert output_state.check_output(Storage(str(complete)), identity) is OutputState.COMPLETE
 
 
 @pytest.mark.parametrize(
@@ -156,7 +158,7 @@ def test_a_changed_option_is_refused_and_named_with_the_way_out(scans, complete,
 def test_a_changed_number_of_shards_is_refused(scans, complete):
     options = parse_options(arguments(scans, complete, "--num_shards=3"))
     with pytest.raises(errors.UserError, match="num_shards: 4 there, 3 now"):  # noqa: SIM117
-        with launch.prepared(options):
+        with prepared(options):
             pass
 
 
@@ -207,14 +209,14 @@ def test_clearing_removes_a_dataset_and_nothing_else(complete, tmp_path):
     output = Path(shutil.copytree(complete, tmp_path / "out"))
     strangers = {"notes.txt": b"mine", "train.json": b"mine", "sub/manifest.json": b"mine"}
     write_tree(output, {**strangers, f"{BUILD_DIR}/plan.json": b"{}", f"{BUILD_DIR}/lock": b"1"})
-    resume.clear(Storage(str(output)))
+    output_state.clear(Storage(str(output)))
     assert files_of(output) == {**strangers, f"{BUILD_DIR}/lock": b"1"}
 
 
 def test_leftovers_of_killed_attempts_are_removed_and_parts_are_kept(storage):
     kept = {f"{BUILD_DIR}/plan.json": b"", f"{BUILD_DIR}/a.parquet": b"", "x.tmp": b""}
     write_tree(Path(storage.root), {**kept, f"{BUILD_DIR}/.train.tfrecord.abc.tmp": b"half"})
-    resume.remove_leftovers(storage)
+    output_state.remove_leftovers(storage)
     assert files_of(Path(storage.root)) == kept
 
 
@@ -232,11 +234,11 @@ def finished_files(output):
 def interrupted(complete, scans, folder):
     """Returns a build that was killed with half of its shards done, and the other half begun."""
     options = parse_options(arguments(scans, folder, "--num_shards=4", IN_MEMORY))
-    from pipelines import transforms
+    from pipelines.shards import write
 
-    with launch.prepared(options) as job, job.build.source.open() as reader:
+    with prepared(options) as job, job.build.source.open() as reader:
         for task in job.todo[::2]:
-            transforms.write_shard(job.build, task, reader)
+            write.write_shard(job.build, task, reader)
         for task in job.todo[1::2]:
             half = (complete / task.shard_name).read_bytes()[:100]
             (folder / BUILD_DIR / f".{task.shard_name}.0a.tmp").write_bytes(half)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import sys
 import time
 from collections.abc import Iterator
@@ -14,8 +13,11 @@ from typing import Any
 import pyarrow as pa
 import xxhash
 
-from pipelines import drops, errors, plan, resume, splits, transforms
+from pipelines import errors
 from pipelines.options import BuildOptions
+from pipelines.planning import output_state, plan, splits
+from pipelines.shards import drops, finish
+from pipelines.shards.build import Build, find_finished
 from pipelines.sources import prefetch
 from pipelines.sources.chosen import make_source
 from pipelines.sources.listing import Listing, iterate_refs
@@ -36,7 +38,7 @@ class Job:
         started: when the listing began, by `time.monotonic`; drawing or unpacking came before.
     """
 
-    build: transforms.Build
+    build: Build
     todo: tuple[plan.ShardTask, ...] = ()
     num_finished: int = 0
     started: float = 0.0
@@ -62,7 +64,7 @@ def prepared(options: BuildOptions) -> Iterator[Job | None]:
     """
     storage = Storage(options.output)
     source = make_source(options)
-    with resume.locked(storage):
+    with output_state.locked(storage):
         if _is_known_complete(options, storage, source):
             yield None
             return
@@ -89,7 +91,7 @@ def require_finished(job: Job) -> None:
     Raises:
         errors.BuildError: if it has not.
     """
-    if failure := transforms.read_failure(job.storage):
+    if failure := finish.read_failure(job.storage):
         raise errors.BuildError(failure)
     if not job.storage.exists(FILE_NAME):
         raise errors.BuildError(
@@ -103,7 +105,7 @@ def _is_known_complete(options: BuildOptions, storage: Storage, source: Source) 
     if not getattr(source, "must_be_unpacked", False):
         return False
     try:
-        found = resume.read_manifest(storage)
+        found = output_state.read_manifest(storage)
     except (FileNotFoundError, ManifestError):
         return False
     if found.source != source.describe():
@@ -114,7 +116,7 @@ def _is_known_complete(options: BuildOptions, storage: Storage, source: Source) 
     identity = _identity(options, source, found.options.get("source_listing", ""), labels)
     if plan.fingerprint(identity) != found.fingerprint:
         return False
-    resume.check_output(storage, identity)
+    output_state.check_output(storage, identity)
     _require_policy(storage, options)
     return True
 
@@ -129,7 +131,7 @@ def _plan_job(
         image_shape=options.preprocessing.image_shape, num_classes=len(labels)
     )
     identity = _identity(options, source, plan.listing_digest(listing.refs), labels)
-    build = transforms.Build(
+    build = Build(
         name=options.name,
         # A worker of another process or machine has a working directory of its own.
         output=options.output if storage.remote else str(Path(options.output).absolute()),
@@ -146,12 +148,12 @@ def _plan_job(
         drops=options.drops,
     )
     if options.overwrite and not _is_current(storage, identity):
-        resume.clear(storage)
-    state = resume.check_output(storage, identity)
-    if state is resume.OutputState.COMPLETE:
+        output_state.clear(storage)
+    state = output_state.check_output(storage, identity)
+    if state is output_state.OutputState.COMPLETE:
         _require_policy(storage, options)
         return None
-    split = splits.apply(listing.refs, options.splits, lambda refs: _content_names(source, refs))
+    split = splits.apply(listing.refs, options.splitting, lambda refs: _content_names(source, refs))
     for note in split.notes:
         _say(note)
     build = dataclasses.replace(build, notes=(*listing.notes, *split.notes))
@@ -160,10 +162,12 @@ def _plan_job(
     build = dataclasses.replace(
         build, over_limit=planned.over_limit, num_variants=planned.num_variants
     )
-    resume.remove_leftovers(storage)
-    _write_plan(storage, build, planned)
+    output_state.remove_leftovers(storage)
+    storage.make_folders()
+    storage.delete([finish.FAILURE_FILE])
+    plan.write_plan(storage, planned, identity)
     drops.write_table(storage, drops.PLANNED_FILE, split.dropped)
-    finished = transforms.find_finished(build, planned.tasks)
+    finished = find_finished(build, planned.tasks)
     todo = tuple(task for task in planned.tasks if task.index not in finished)
     num_finished = sum(sidecar.num_refs for sidecar in finished.values())
     if finished:
@@ -186,24 +190,10 @@ def _content_names(source: Source, refs: pa.Table) -> list[str]:
 
 def _require_policy(storage: Storage, options: BuildOptions) -> None:
     """Fails for a dataset built with `keep` if now, with the same bytes, `fail` is wanted."""
-    found = resume.read_manifest(storage)
+    found = output_state.read_manifest(storage)
     failure = drops.judge(found.audit.get("measures", {}), options.drops)
     if failure:
         raise errors.BuildError(failure)
-
-
-def _write_plan(storage: Storage, build: transforms.Build, planned: plan.Plan) -> None:
-    storage.make_folders()
-    storage.delete([transforms.FAILURE_FILE])
-    with storage.create(transforms.PLAN_FILE) as file:
-        planned.write(file, build.fingerprint)
-    content = {
-        "fingerprint": build.fingerprint,
-        "identity": build.identity,
-        "tasks": [dataclasses.astuple(task) for task in planned.tasks],
-    }
-    with storage.create(transforms.PLAN_JSON) as file:
-        file.write(json.dumps(content).encode())
 
 
 def _identity(
@@ -220,10 +210,10 @@ def _identity(
         "image_size": [options.preprocessing.height, options.preprocessing.width],
         "channels": options.preprocessing.channels,
         "resize": options.preprocessing.resize,
-        "splits": options.splits.splits,
-        "split_fractions": dict(options.splits.fractions) if options.splits.fractions else None,
-        "split_seed": "auto" if options.splits.seed is None else options.splits.seed,
-        "keep_split": options.splits.keep_split,
+        "splits": options.splits,
+        "split_fractions": dict(options.split_fractions) if options.split_fractions else None,
+        "split_seed": "auto" if options.split_seed is None else options.split_seed,
+        "keep_split": options.keep_split,
         # A build that would fail leaves the bytes of one that keeps, if it does not fail.
         "leaks": "drop" if options.drops.leaks == "drop" else "keep",
         "duplicates": "drop" if options.drops.duplicates == "drop" else "keep",
@@ -254,7 +244,7 @@ def _augmentation(variants: int) -> dict[str, Any]:
 def _is_current(storage: Storage, identity: dict[str, Any]) -> bool:
     """Tells whether the output already is, or is becoming, what is wanted."""
     try:
-        return resume.check_output(storage, identity) is not resume.OutputState.EMPTY
+        return output_state.check_output(storage, identity) is not output_state.OutputState.EMPTY
     except errors.UserError:
         return False
 

@@ -18,10 +18,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pipelines import errors, splits
+from pipelines import errors
+from pipelines.planning import plan, splits
+from pipelines.shards.build import Build, DropOptions, Sidecar, rows_name
 from pipelines.storage import BUILD_DIR, Storage
-from tfrecord_io import schema
-from tfrecord_io.twins import Twins
+from tfrecord_io import manifest, schema, shards
+from tfrecord_io.twins import Twins, find_twins
 
 #: What the plan left out, and what the finishing step decided to; tables of `DROPPED_SCHEMA`,
 #: the second with the keys of the records.
@@ -31,27 +33,67 @@ DECIDED_FILE = f"{BUILD_DIR}/duplicates.arrow"
 _DECIDED_SCHEMA = pa.schema([*splits.DROPPED_SCHEMA, ("key", pa.string()), ("shard", pa.string())])
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class DropOptions:
-    """What happens to pictures that are in the dataset more than once.
+def leave_out(
+    build: Build, tasks: Sequence[plan.ShardTask], sidecars: Sequence[Sidecar]
+) -> pa.Table:
+    """Takes duplicates out of the shards if the policies say so.
 
-    Attributes:
-        duplicates: pictures with the same stored pixels, wherever they are.
-        leaks: pictures of one split that are in another too, also as a near duplicate.
+    Args:
+        build: the whole build.
+        tasks: all tasks.
+        sidecars: of their shards, in the same order; those of shards that shrink are replaced.
 
-    Raises:
-        ValueError: if a value is no policy.
+    Returns:
+        all images that were dropped, also those that the plan left out: a table of
+        `DROPPED_SCHEMA`.
     """
+    planned = read_table(build.storage, PLANNED_FILE)
+    if planned is None:
+        planned = splits.DROPPED_SCHEMA.empty_table()
+    if "drop" not in (build.drops.duplicates, build.drops.leaks):
+        return planned
+    decided = read_table(build.storage, DECIDED_FILE)
+    if decided is None:
+        with build.open_images() as images:
+            examples = build.read_examples()
+            decided = decide(examples, find_twins(examples, images), build.drops)
+        write_table(build.storage, DECIDED_FILE, decided)
+    keys: dict[str, set[str]] = {}
+    for row in [*decided.to_pylist(), *_variants_of(build, decided)]:
+        keys.setdefault(row["shard"], set()).add(row["key"])
+    for task, sidecar in zip(tasks, sidecars, strict=True):
+        if sidecar.num_dropped or task.shard_name not in keys:
+            continue
+        num_examples, sha256, label_counts = copy_without(
+            build.storage,
+            task.shard_name,
+            rows_name(task),
+            keys[task.shard_name],
+            build.layout,
+            build.label_names,
+        )
+        smaller = dataclasses.replace(
+            sidecar,
+            num_examples=num_examples,
+            num_bytes=num_examples * build.layout.stride,
+            sha256=sha256,
+            label_counts=label_counts,
+            num_dropped=sidecar.num_examples - num_examples,
+            statistics=None,
+        )
+        with build.storage.create(shards.sidecar_name(task.shard_name)) as file:
+            file.write(smaller.to_json().encode())
+    return pa.concat_tables([planned, decided.select(splits.DROPPED_SCHEMA.names)])
 
-    duplicates: splits.Policy = "keep"
-    leaks: splits.Policy = "keep"
 
-    def __post_init__(self) -> None:
-        for name in ("duplicates", "leaks"):
-            if getattr(self, name) not in splits.POLICIES:
-                raise ValueError(
-                    f"--{name} must be keep, drop or fail, received {getattr(self, name)!r}"
-                )
+def _variants_of(build: Build, decided: pa.Table) -> list[dict[str, Any]]:
+    """Returns shard and key of the augmented copies of what goes: they go too."""
+    if not build.num_variants:
+        return []
+    with build.storage.open_arrow(manifest.EXAMPLES_FILE_NAME) as file:
+        rows = pq.read_table(file, columns=["shard", "key", "path", "variant"])
+    goes = pc.is_in(rows["path"], decided["path"].combine_chunks())
+    return rows.filter(pc.and_(goes, pc.greater(rows["variant"], 0))).to_pylist()
 
 
 def decide(examples: pa.Table, twins: Twins, options: DropOptions) -> pa.Table:

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from pipelines import errors, file_lock
-from pipelines.plan import differences, fingerprint
+from pipelines.planning.plan import PLAN_JSON, differences, fingerprint
 from pipelines.storage import BUILD_DIR, Storage
-from pipelines.transforms import PLAN_JSON
 from tfrecord_io import manifest
 
 _LOCK = f"{BUILD_DIR}/lock"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipelines import resume
+from pipelines.planning import output_state
 from pipelines.storage import Storage, is_remote
 from tfrecord_io.manifest import REJECTS_FILE_NAME, Manifest
 
@@ -15,7 +15,7 @@ def print_built(output: str, seconds: float, num_finished_before: int) -> None:
         seconds: the whole command took.
         num_finished_before: images that an earlier, interrupted run had done.
     """
-    found = resume.read_manifest(Storage(output))
+    found = output_state.read_manifest(Storage(output))
     counts = found.counts
     num_images = counts["examples"] + counts["rejects"] - num_finished_before
     print(_table(found))
@@ -40,7 +40,7 @@ def print_built(output: str, seconds: float, num_finished_before: int) -> None:
 
 def print_complete(output: str) -> None:
     """Prints that there is nothing to do."""
-    found = resume.read_manifest(Storage(output))
+    found = output_state.read_manifest(Storage(output))
     print(
         f"{output} is complete: {found.num_examples:,} examples in {_num_shards(found)} shards; "
         "nothing to do"

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from PIL import Image
 
-from pipelines import charts
+from pipelines.report import charts
 from pipelines.sources.listing import RejectedFile
 from tfrecord_io import shortcuts
 from tfrecord_io.audit import LIMITS, SEVERITIES, Audit
