@@ -36,6 +36,7 @@ QUICK = {
     "warmup_steps": 0,
     "ema_decay": 0.0,
     "augment": False,
+    "mixup": 0.0,
     "label_smoothing": 0.0,
     "class_weight_power": 1.0,
     "test_time_flip": False,

@@ -93,7 +93,7 @@ def test_the_number_of_mixup_does_not_matter_here():
     np.testing.assert_array_equal(augment(images, draws), before)
 
 
-def test_moving_keeps_the_middle_within_a_tenth_of_the_side():
+def test_moving_keeps_to_its_ranges():
     num_images, side = 200, 64
     draws = neutral(num_images)
     draws[:, GEOMETRY] = random_draws(num_images)[:, GEOMETRY]
@@ -103,11 +103,14 @@ def test_moving_keeps_the_middle_within_a_tenth_of_the_side():
     mass = moved.sum(axis=(1, 2))
     places = np.arange(side) - (side - 1) / 2
     x, y = (moved.sum(axis=axis) @ places / mass for axis in (1, 2))
-    # Zoom and stretch can make a shift up to exp(0.18 + 0.1) as long.
-    assert 5 < np.maximum(abs(x), abs(y)).max() < 0.1 * side * np.exp(0.28) * 2**0.5
+    # A shift is a share of the side, and zoom and stretch can make it longer.
+    longest = augmentation._MAX_SHIFT * side
+    stretched = longest * np.exp(augmentation._MAX_ZOOM + augmentation._MAX_STRETCH)
+    assert 0.7 * longest < np.maximum(abs(x), abs(y)).max() < stretched * 2**0.5
     # The blob's area changes with the square of the scale.
-    areas = mass / blobs(1, side).sum()
-    assert np.exp(-0.37) < areas.min() < 0.8 < 1.25 < areas.max() < np.exp(0.37)
+    scales = np.log(mass / blobs(1, side).sum()) / 2
+    assert 0.9 * augmentation._MAX_ZOOM < scales.max() < 1.02 * augmentation._MAX_ZOOM
+    assert 0.9 * augmentation._MAX_ZOOM < -scales.min() < 1.02 * augmentation._MAX_ZOOM
 
 
 @pytest.mark.parametrize("strength", [0.5, 1.0, 2.0])
@@ -116,9 +119,11 @@ def test_light_and_noise_stay_within_their_ranges_times_the_strength(strength):
     changed = augment(grey, random_draws(200), strength)
     shifts = changed.mean(axis=(1, 2, 3)) - 100
     levels = changed.std(axis=(1, 2, 3))
+    brightness, noise = augmentation._MAX_BRIGHTNESS, augmentation._MAX_NOISE
     # The mean of 256 pixels of noise is known to a sixteenth of its level.
-    assert 0.8 * 17 * strength < np.abs(shifts).max() < (17 + 4 * 8 / 16) * strength
-    assert 0.8 * 8 * strength < levels.max() < 1.3 * 8 * strength
+    assert 0.8 * brightness * strength < np.abs(shifts).max()
+    assert np.abs(shifts).max() < (brightness + 4 * noise / 16) * strength
+    assert 0.8 * noise * strength < levels.max() < 1.3 * noise * strength
 
 
 def test_contrast_changes_the_spread_around_the_mean():
@@ -127,7 +132,8 @@ def test_contrast_changes_the_spread_around_the_mean():
     changed = augment(images, draws)
     np.testing.assert_allclose(changed.mean(axis=(1, 2, 3)), images.mean(axis=(1, 2, 3)), rtol=1e-4)
     spread = changed.std(axis=(1, 2, 3)) / images.std(axis=(1, 2, 3))
-    np.testing.assert_allclose(spread, np.exp([-0.3, 0.3]), rtol=1e-4)
+    limit = augmentation._MAX_CONTRAST
+    np.testing.assert_allclose(spread, np.exp([-limit, limit]), rtol=1e-4)
 
 
 def test_erasing_covers_a_rectangle_with_the_mean_of_the_image():
@@ -136,8 +142,10 @@ def test_erasing_covers_a_rectangle_with_the_mean_of_the_image():
     draws[0, first : first + 5] = [0.0, 0.5, 1.0, 0.5, 1.0]  # in the middle, as large as can be
     changed = augment(images, draws)[0, ..., 0]
     rows, columns = np.nonzero(np.abs(changed - images[0, ..., 0]) > 0.01)
-    assert (rows.min(), rows.max(), columns.min(), columns.max()) == (14, 25, 7, 12)  # 0.3 a side
-    np.testing.assert_allclose(changed[14:26, 7:13], images.mean(), rtol=1e-4)
+    covered = changed[rows.min() : rows.max() + 1, columns.min() : columns.max() + 1]
+    assert covered.shape == (augmentation._MAX_ERASED * 40, augmentation._MAX_ERASED * 20)
+    assert (rows.min() + rows.max(), columns.min() + columns.max()) == (39, 19)
+    np.testing.assert_allclose(covered, images.mean(), rtol=1e-4)
 
 
 def test_mixup_pairs_neighbours_and_labels_stay_a_distribution():

@@ -202,10 +202,10 @@ def test_augmentation_changes_images_alone_and_mixup_labels_too():
 @pytest.mark.parametrize(
     ("fields", "augment_strength", "mixup"),
     [
-        ({}, 1.0, False),
-        ({"augment": False}, None, False),
-        ({"augment_strength": 0.0}, 0.0, False),
-        ({"mixup": 0.2}, 1.0, True),
+        ({}, 1.0, True),
+        ({"augment": False}, None, True),
+        ({"augment_strength": 0.0}, 0.0, True),
+        ({"mixup": 0.0}, 1.0, False),
     ],
 )
 def test_the_objective_is_what_the_configuration_asks_for(fields, augment_strength, mixup):
