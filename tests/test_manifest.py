@@ -93,6 +93,17 @@ def test_an_unknown_split_is_named_with_those_there_are():
         A_MANIFEST.split("dev")
 
 
+def test_several_splits_are_one_whose_parts_follow_each_other():
+    together = A_MANIFEST.split(("train", "test"))
+    train, test = A_MANIFEST.split("train"), A_MANIFEST.split(["test"])
+    assert test == A_MANIFEST.splits["test"]
+    assert together.shards == (*train.shards, *test.shards)
+    assert together.label_counts == (6, 6, 6, 6)
+    assert together.num_examples == train.num_examples + test.num_examples == 24
+    with pytest.raises(ManifestError, match="no split 'dev'"):
+        A_MANIFEST.split(("train", "dev"))
+
+
 @given(st.lists(st.integers(1, 500), min_size=2, max_size=6))
 def test_class_weights_are_those_of_scikit_learn(counts):
     labels = tuple(f"class{i}" for i in range(len(counts)))

@@ -56,7 +56,8 @@ def export_model(
             a copy's predictions may be off.
 
     Raises:
-        ExportError: if a form predicts something else than the model.
+        ExportError: if a form predicts something else than the model, or the model predicts no
+            numbers.
     """
     directory.mkdir(exist_ok=True)
     generator = np.random.default_rng(0)
@@ -64,6 +65,12 @@ def export_model(
         256, size=(_NUM_TRIAL_IMAGES, *manifest.image_shape), dtype=np.uint8
     )
     expected = _predict(model, images)
+    if not np.isfinite(expected).all():
+        raise ExportError(
+            "the trained network answers with probabilities that are not numbers: its weights "
+            "went out of range in the last steps. Train again, in another --workdir, with a lower "
+            "--learning_rate, more --warmup_steps, or --precision float32"
+        )
     tolerance = _TOLERANCE[precision]
 
     model.save(directory / KERAS_NAME)

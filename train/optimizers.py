@@ -74,7 +74,8 @@ def make_optimizer(
     optimizer: keras.optimizers.Optimizer
     if config.optimizer == "sgd":
         optimizer = keras.optimizers.SGD(rate, momentum=0.9, **options)
-    elif config.optimizer == "adam":
+    elif config.optimizer == "adam" or not config.weight_decay:
+        # Keras' AdamW refuses to go without a decay; without one it is Adam.
         optimizer = keras.optimizers.Adam(rate, **options)
     else:
         optimizer = keras.optimizers.AdamW(rate, **options)
