@@ -163,7 +163,7 @@ def run(job, tasks=None, num_processes=None):
             pipeline
             | beam.Create(job.todo if tasks is None else tasks)
             | transforms.WriteShards(job.build, num_processes)
-            | transforms.FinishDataset(job.build)
+            | transforms.FinishDataset(job.build, num_processes)
         )
 
 
