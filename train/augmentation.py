@@ -17,16 +17,16 @@ NUM_DRAWS = 21
 
 # The largest changes at strength 1. A retinal scan is taken from another angle and distance each
 # time; these ranges were chosen by cross-validation on real scans (benchmarks/README.md).
-_MAX_TURN = 0.2  # radians
-_MAX_ZOOM = 0.18  # of the logarithm of the scale
-_MAX_STRETCH = 0.1  # of the logarithm of width to height
-_MAX_SHIFT = 0.1  # of the side
-_MAX_CONTRAST = 0.3  # of the logarithm of the factor
-_MAX_BRIGHTNESS = 17.0  # grey levels of 256
-_MAX_NOISE = 8.0  # standard deviation in grey levels of 256
+_MAX_TURN = 0.26  # radians
+_MAX_ZOOM = 0.23  # of the logarithm of the scale
+_MAX_STRETCH = 0.13  # of the logarithm of width to height
+_MAX_SHIFT = 0.13  # of the side
+_MAX_CONTRAST = 0.4  # of the logarithm of the factor
+_MAX_BRIGHTNESS = 22.0  # grey levels of 256
+_MAX_NOISE = 10.0  # standard deviation in grey levels of 256
 _NUM_ERASED = 2
 _ERASE_CHANCE = 0.5
-_MIN_ERASED, _MAX_ERASED = 0.04, 0.3  # of the side
+_MIN_ERASED, _MAX_ERASED = 0.05, 0.4  # of the side
 
 
 def augment(images, draws, strength: float):

@@ -113,7 +113,7 @@ class TrainConfig:
         1.0, "factor of all ranges of the augmentation; 0 leaves only the mirroring"
     )
     mixup: float = _flag(
-        0.0, "train on mixtures of two images, with shares from Beta(this, this); 0: never"
+        0.3, "train on mixtures of two images, with shares from Beta(this, this); 0: never"
     )
     label_smoothing: float = _flag(
         0.1, "share of each label that is spread evenly over all classes, in training"

@@ -331,9 +331,11 @@ def describe(metrics: Mapping[str, Any]) -> str:
     """Returns the metrics as a few lines of text."""
     by = metrics["bootstrap_by"]
     people = f" of {metrics['num_patients']:,} patients" if metrics["num_patients"] else ""
+    epoch = metrics["best_epoch"]
+    weights = f", weights of epoch {epoch}" if epoch else ""
     lines = [
-        f"{metrics['split']}: {metrics['num_examples']:,} images{people}, weights of epoch "
-        f"{metrics['best_epoch']}; 95 % intervals by bootstrap over {by}s",
+        f"{metrics['split']}: {metrics['num_examples']:,} images{people}{weights}; 95 % intervals "
+        f"by bootstrap over {by}s",
         f"  loss {metrics['loss']:.4f}",
     ]
     lines += [f"  note: {note}" for note in metrics["notes"]]
@@ -397,6 +399,28 @@ def write_predictions(
         writer.writerow((key, source, patient, label_names[label], answer, *numbers))
     with atomic_write(path) as file:
         file.write(text.getvalue().encode("utf-8", "surrogateescape"))
+
+
+def read_predictions(path: Path, num_classes: int) -> tuple[np.ndarray, np.ndarray, Examples]:
+    """Returns (probabilities, labels, examples) of a table that `write_predictions` wrote.
+
+    Args:
+        path: of the table.
+        num_classes: of the dataset; the last so many columns are the probabilities.
+    """
+    with path.open(encoding="utf-8", errors="surrogateescape", newline="") as file:
+        header, *rows = csv.reader(file)
+    label_names = header[-num_classes:]
+    keys, paths, patients = (tuple(row[column] for row in rows) for column in range(3))
+    return (
+        np.array([row[-num_classes:] for row in rows], np.float32),
+        np.array([label_names.index(row[3]) for row in rows], np.int64),
+        Examples(
+            keys=keys,
+            patients=patients if any(patients) else None,
+            paths=paths if any(paths) else None,
+        ),
+    )
 
 
 def _percent(value: float | None) -> str:

@@ -43,12 +43,14 @@ class Classifier:
         preprocessing: how a file becomes its input.
         label_names: of its outputs.
         decoder: versions of the libraries that decoded the training images, as far as known.
+        fingerprint: of the dataset it was trained on.
     """
 
     model: keras.Model
     preprocessing: Preprocessing
     label_names: tuple[str, ...]
     decoder: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    fingerprint: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,7 +96,11 @@ def load_classifier(path: Path) -> Classifier:
 
         model = keras.saving.load_model(folder / _KERAS, compile=False)
     return Classifier(
-        model, preprocessing, tuple(facts["label_names"]), dict(facts.get("decoder", {}))
+        model,
+        preprocessing,
+        tuple(facts["label_names"]),
+        dict(facts.get("decoder", {})),
+        facts.get("dataset", {}).get("fingerprint", ""),
     )
 
 

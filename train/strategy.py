@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,12 @@ class Devices:
     def best_jit_compile(self) -> bool:
         """XLA pays on a GPU; on a CPU compiling takes longer than it saves in a short run."""
         return self.backend == "jax" or (self.on_gpu and self.num_replicas == 1)
+
+    def say(self, text: str) -> None:
+        """Prints a line, once for all workers; a warning goes to the error stream."""
+        if self.is_chief:
+            stream = sys.stderr if text.startswith("warning") else sys.stdout
+            print(text, file=stream, flush=True)
 
     def scope(self) -> contextlib.AbstractContextManager[Any]:
         """The context in which variables are created so that every replica has them."""

@@ -10,12 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import json
 import math
 import os
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,23 +21,25 @@ import keras
 import numpy as np
 
 import tfrecord_io
-from tfrecord_io.shards import atomic_write
-from train import calibration, callbacks, checkpoint, export, feed, metrics, plots, tracing
-from train import config as train_config
-from train.config import ConfigError, TrainConfig
+from train import calibration, callbacks, checkpoint, evaluation, export, feed, metrics, tracing
+from train.config import TrainConfig
 from train.models import Network, build_network, set_trainable
 from train.optimizers import averaged_weights, make_optimizer
 from train.parts import Part, Parts, choose_parts, read_statistics
 from train.steps import JaxSteps, Objective, TensorFlowSteps, make_steps
 from train.strategy import Devices, configure_devices
+from train.workdir import (
+    BEST_NAME,
+    CHECKPOINT_NAME,
+    HISTORY_NAME,
+    METRICS_NAME,
+    claim,
+    versions,
+    write_json,
+)
 
 if TYPE_CHECKING:
     import tensorflow as tf
-
-CHECKPOINT_NAME = "checkpoint.npz"
-BEST_NAME = "best.npz"
-HISTORY_NAME = "history.json"
-METRICS_NAME = "metrics.json"
 
 # Steps that are timed before a run, and the length of a run that is worth it.
 _TIMED_STEPS = 5
@@ -141,20 +141,28 @@ def train_and_evaluate(config: TrainConfig, workdir: str | os.PathLike[str]) -> 
         TrainingError: if the loss stops being a number, or a graph is traced again.
         StoppedError: after SIGTERM or SIGINT, with the state saved.
     """
+    devices = configure_devices(config)
+    if config.folds and config.fold is None:
+        from train import folds
+
+        return folds.cross_validate(config, Path(workdir), devices)
+    return train_once(config, Path(workdir), devices)
+
+
+def train_once(config: TrainConfig, workdir: Path, devices: Devices) -> dict[str, Any]:
+    """Does what `train_and_evaluate` says for one network, on devices that are set up."""
     manifest = tfrecord_io.Manifest.load(config.data)
     parts = choose_parts(config, manifest)
     keras.utils.set_random_seed(config.seed)
-    devices = configure_devices(config)
     config = config.resolve(
         num_examples=parts.train.num_examples,
         num_replicas=devices.num_replicas,
         precision=devices.best_precision,
         jit_compile=devices.best_jit_compile,
     )
-    workdir = Path(workdir)
-    with _claim(workdir, config, manifest, devices):
+    with claim(workdir, config, manifest, devices):
         if (workdir / METRICS_NAME).exists():
-            _say(devices, f"{workdir} holds this run complete; nothing to do")
+            devices.say(f"{workdir} holds this run complete; nothing to do")
             return json.loads((workdir / METRICS_NAME).read_text(encoding="utf-8"))
         run = _Run(config, workdir, manifest, parts, devices)
         run.train()
@@ -224,34 +232,31 @@ class _Run:
     def _announce(self) -> None:
         config, devices, progress = self._config, self._devices, self._progress
         shape = "x".join(str(side) for side in self._manifest.image_shape)
-        _say(
-            devices,
+        devices.say(
             f"{config.model}, {self._network.model.count_params():,} parameters, "
             f"{self._num_examples:,} training images of {shape}, "
             f"{self._manifest.num_classes} classes",
         )
-        _say(
-            devices,
+        devices.say(
             f"{devices.num_replicas} x {devices.names[0].split(':')[0]} on {devices.backend}, "
             f"{config.precision}; global batch {config.global_batch_size}, "
             f"{config.replica_batch_size} a replica; "
             f"{self._end_step(config.epochs - 1):,} steps in {config.epochs} epochs",
         )
         if self._parts.val is None:
-            _say(devices, "note: there are no validation images, so the last epoch is kept")
+            devices.say("note: there are no validation images, so the last epoch is kept")
         if self._parts.evaluated is None:
-            _say(
-                devices,
+            devices.say(
                 "note: there are no test images either, so this run ends with the exported model "
                 "and without metrics; python train/evaluate.py measures it on another dataset, "
                 "or build this one with --splits patient",
             )
         elif self._parts.test is None:
-            _say(devices, "note: there is no test split; the metrics will be of the validation")
+            devices.say("note: there is no test split; the metrics will be of the validation")
         if progress.epoch == config.epochs:
-            _say(devices, "the training is done; going on with the evaluation")
+            devices.say("the training is done; going on with the evaluation")
         elif progress.step:
-            _say(devices, f"going on after step {progress.step:,}, in epoch {progress.epoch + 1}")
+            devices.say(f"going on after step {progress.step:,}, in epoch {progress.epoch + 1}")
 
     def _end_step(self, epoch: int) -> int:
         return feed.end_step(
@@ -320,7 +325,7 @@ class _Run:
             int(np.prod(variable.shape)) for variable in self._network.model.trainable_variables
         )
         if len(self._phases) > 1:
-            _say(self._devices, f"training {phase.name}: {trained:,} parameters")
+            self._devices.say(f"training {phase.name}: {trained:,} parameters")
         progress.phase = phase.name
         return steps, optimizer
 
@@ -340,8 +345,7 @@ class _Run:
         steps.sync()
         for variable, value in zip(variables, before, strict=True):
             variable.assign(value)
-        _say(
-            self._devices,
+        self._devices.say(
             f"the training will take about {_describe_seconds(seconds)} here, in "
             f"{self._config.epochs} epochs; --epochs N makes it shorter or longer",
         )
@@ -418,14 +422,13 @@ class _Run:
         if is_last or loop.stop.received is not None or loop.checkpoint_is_due(self._config):
             self._save_checkpoint(loop)
             if devices.is_chief:
-                _write_json(self._workdir / HISTORY_NAME, progress.history)
+                write_json(self._workdir / HISTORY_NAME, progress.history)
         if devices.is_chief and _is_shown(row["epoch"], self._config.epochs):
             loop.bar.print_above(_describe_epoch(row, self._config.epochs))
         share = row["input_wait_share"]
         if share is not None and share > callbacks.INPUT_BOUND_SHARE and not loop.has_warned:
             loop.has_warned = True
-            _say(
-                devices,
+            devices.say(
                 f"warning: {share:.0%} of the time was spent waiting for input. Put the data on "
                 "a local disk (engine mmap), or try a larger batch",
             )
@@ -499,72 +502,57 @@ class _Run:
             "best_epoch": self._progress.best_epoch,
             "steps": self._progress.step,
         }
+        predictions = None
         if parts.evaluated is not None:
-            self._evaluate(parts.evaluated, val, temperature, results)
+            predictions = self._predictions_of(parts.evaluated, temperature)
+        if not devices.is_chief:
+            return results
+        if predictions is not None:
+            results |= evaluation.measure(predictions, manifest.label_names, self._config)
+        if predictions is not None and predictions.uncalibrated is not None and val is not None:
+            results |= evaluation.measure_calibration(
+                predictions,
+                val=val,
+                temperature=temperature,
+                label_names=manifest.label_names,
+                config=self._config,
+            )
+        evaluation.write_results(
+            self._workdir,
+            data=self._config.data,
+            manifest=manifest,
+            config=self._config,
+            results=results,
+            predictions=predictions,
+            predict=self._predict_images,
+            history=self._progress.history,
+            versions=versions(),
+        )
         # Last: its presence means that the run is complete.
-        if devices.is_chief:
-            _write_json(self._workdir / METRICS_NAME, results)
-            print(f"model, report and metrics are in {self._workdir}")
+        write_json(self._workdir / METRICS_NAME, results)
+        if predictions is not None:
+            print(metrics.describe(results))
+        print(f"The model, its metrics and {evaluation.REPORT_NAME} are in {self._workdir}")
         return results
 
-    def _evaluate(
-        self,
-        part: Part,
-        val: tuple[np.ndarray, np.ndarray] | None,
-        temperature: float,
-        results: dict[str, Any],
-    ) -> None:
-        """Measures the exported network on a part; writes predictions, plots and report.
-
-        Args:
-            part: to evaluate on.
-            val: (probabilities, labels) of the validation split before the temperature.
-            temperature: fitted to them.
-            results: what metrics.json will hold; the measures are added here.
-        """
-        config, manifest = self._config, self._manifest
+    def _predictions_of(self, part: Part, temperature: float) -> evaluation.Predictions:
+        """Returns what the network that is exported says of a part."""
         probabilities, labels = self._predict_best(part)
-        if not self._devices.is_chief:
-            return
-        examples = metrics.read_examples(config.data, part.splits, part.examples)
-        results |= metrics.evaluate_predictions(
-            probabilities,
-            labels,
-            manifest.label_names,
-            groups=examples.patients,
-            num_samples=config.bootstrap_samples,
-            seed=config.seed,
+        is_calibrated = part is self._parts.test and self._parts.val is not None
+        return evaluation.Predictions(
+            probabilities=probabilities,
+            labels=labels,
+            examples=metrics.read_examples(self._config.data, part.splits, part.examples),
+            part=part,
+            uncalibrated=(
+                calibration.apply_temperature(probabilities, 1 / temperature)
+                if is_calibrated
+                else None
+            ),
         )
-        if val is not None and part is self._parts.test:
-            results["calibration"] = calibration.describe_calibration(
-                temperature,
-                fitted_on="val",
-                num_examples=len(val[1]),
-                probabilities=calibration.apply_temperature(probabilities, 1 / temperature),
-                labels=labels,
-            )
-            results["thresholds"] = calibration.choose_thresholds(
-                calibration.default_views(manifest.label_names),
-                manifest.label_names,
-                val=(calibration.apply_temperature(val[0], temperature), val[1]),
-                test=(probabilities, labels),
-                groups=examples.patients,
-                wanted=config.sensitivity,
-                num_samples=config.bootstrap_samples,
-                seed=config.seed,
-            )
-        metrics.write_predictions(
-            self._workdir / "predictions.csv", probabilities, labels, manifest.label_names, examples
-        )
-        plots.write_plots(
-            self._workdir / "plots",
-            self._progress.history,
-            results,
-            probabilities,
-            labels,
-            manifest.label_names,
-        )
-        print(metrics.describe(results))
+
+    def _predict_images(self, images: np.ndarray) -> np.ndarray:
+        return keras.ops.convert_to_numpy(self._network.model(images, training=False))
 
     def _load_best(self, temperature: float = 1.0) -> None:
         """Makes the network the one to export: float32, with the weights that were kept."""
@@ -634,81 +622,6 @@ def _predict(
     return probabilities, np.concatenate([labels for _, labels in parts]).argmax(-1)
 
 
-@contextlib.contextmanager
-def _claim(
-    workdir: Path, config: TrainConfig, manifest: tfrecord_io.Manifest, devices: Devices
-) -> Iterator[None]:
-    """Makes the folder this run's own, or refuses one that belongs to another.
-
-    Raises:
-        ConfigError: if the folder has another configuration, or another process trains in it.
-    """
-    if not devices.is_chief:
-        yield
-        return
-    try:
-        workdir.mkdir(parents=True, exist_ok=True)
-        lock = (workdir / ".lock").open("w")
-    except OSError as error:
-        raise ConfigError(f"--workdir {workdir} cannot be written to: {error}") from error
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise ConfigError(
-                f"another process trains in {workdir}; wait for it, or use another --workdir"
-            ) from None
-        # A killed process leaves them behind; the lock says that no other one is writing now.
-        for leftover in workdir.glob(".*.tmp"):
-            leftover.unlink(missing_ok=True)
-        path = workdir / train_config.FILE_NAME
-        dataset = {"name": manifest.name, "fingerprint": manifest.fingerprint}
-        backend = keras.backend.backend()
-        ours = config.to_dict() | {"dataset": manifest.fingerprint, "backend": backend}
-        if path.exists():
-            theirs = train_config.load_fields(path)
-            content = json.loads(path.read_text(encoding="utf-8"))
-            theirs["dataset"] = content["dataset"]["fingerprint"]
-            theirs["backend"] = content["backend"]
-            changed = train_config.differences(ours, theirs)
-            if changed:
-                raise ConfigError(
-                    f"{workdir} holds a run of another configuration:\n  "
-                    + "\n  ".join(changed)
-                    + "\nUse another --workdir, or remove that folder"
-                )
-        elif any(entry.name != ".lock" for entry in workdir.iterdir()):
-            raise ConfigError(
-                f"{workdir} is not empty and holds no {train_config.FILE_NAME}: it is not a "
-                "run folder. Use another --workdir"
-            )
-        content = {
-            "config": config.to_dict(),
-            "dataset": dataset,
-            "backend": backend,
-            "num_replicas": devices.num_replicas,
-            "versions": _versions(),
-        }
-        _write_json(path, content)
-        yield
-
-
-def _versions() -> dict[str, str]:
-    import tensorflow as tf
-
-    versions = {
-        "python": sys.version.split()[0],
-        "keras": keras.__version__,
-        "tensorflow": tf.__version__,
-        "numpy": np.__version__,
-    }
-    if keras.backend.backend() == "jax":
-        import jax
-
-        versions["jax"] = jax.__version__
-    return versions
-
-
 def _describe_epoch(row: Mapping[str, Any], epochs: int) -> str:
     parts = [
         f"epoch {row['epoch']}/{epochs}",
@@ -733,13 +646,3 @@ def _describe_seconds(seconds: float) -> str:
     if seconds < 5400:
         return f"{seconds / 60:.0f} minutes"
     return f"{seconds / 3600:.1f} hours"
-
-
-def _write_json(path: Path, content: Any) -> None:
-    with atomic_write(path) as file:
-        file.write((json.dumps(content, indent=1) + "\n").encode("utf-8"))
-
-
-def _say(devices: Devices, text: str) -> None:
-    if devices.is_chief:
-        print(text, file=sys.stderr if text.startswith("warning") else sys.stdout, flush=True)

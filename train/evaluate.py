@@ -1,0 +1,222 @@
+"""Measures a trained model on a dataset: python train/evaluate.py --model RUN --data OTHER.
+
+For external validation: the same measures as those of the training run, on scans of another
+hospital, built by the same command with the same preprocessing. Exit codes: 0 measured, 2 wrong
+usage, or a dataset that the model does not fit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import tfrecord_io
+from tfrecord_io.preprocess import Preprocessing
+from train import console, predict
+from train.config import ConfigError
+
+_BATCH_SIZE = 64
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command; returns its exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python train/evaluate.py",
+        description="Measures a trained model on another dataset (external validation).",
+    )
+    parser.add_argument("--model", required=True, metavar="RUN", help="folder of a finished run")
+    parser.add_argument("--data", required=True, metavar="OUT", help="folder of a finished dataset")
+    parser.add_argument("--split", default="test", help="split to measure on [test]")
+    parser.add_argument(
+        "--output", metavar="DIR", help="folder for the results [RUN/evaluation/NAME-SPLIT]"
+    )
+    parser.add_argument(
+        "--bootstrap_samples", type=int, default=1000, metavar="N",
+        help="resamples behind each confidence interval [1000]",
+    )  # fmt: skip
+    arguments = parser.parse_args(argv)
+    console.set_defaults()
+    try:
+        evaluate(
+            Path(arguments.model),
+            arguments.data,
+            arguments.split,
+            output=Path(arguments.output) if arguments.output else None,
+            num_samples=arguments.bootstrap_samples,
+        )
+    except (ConfigError, tfrecord_io.ManifestError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def evaluate(
+    run: Path, data: str, split: str, *, output: Path | None = None, num_samples: int = 1000
+) -> dict[str, Any]:
+    """Measures an exported model on a split and writes metrics.json, predictions.csv, report.html.
+
+    Args:
+        run: folder of a finished run.
+        data: folder of a finished dataset whose images were preprocessed as those of the run.
+        split: to measure on.
+        output: folder for the results; RUN/evaluation/NAME-SPLIT if not given.
+        num_samples: bootstrap resamples.
+
+    Returns:
+        what metrics.json holds.
+
+    Raises:
+        ConfigError: if the run is not finished, its preprocessing is not the dataset's, or the
+            dataset has a class that the model does not know.
+        tfrecord_io.ManifestError: if the dataset cannot be used or has no such split.
+    """
+    manifest = tfrecord_io.Manifest.load(data)
+    if not manifest.split(split).num_examples:
+        raise ConfigError(f"split {split!r} of {data} is empty; name another --split")
+    classifier = predict.load_classifier(run)
+    _check_preprocessing(classifier.preprocessing, manifest, run, data)
+    columns = _match_classes(classifier.label_names, manifest.label_names, run, data)
+    if classifier.fingerprint == manifest.fingerprint:
+        print("note: this is the dataset that the model was trained on, not an external one")
+
+    # After the checks: these take seconds to import.
+    from train import evaluation, metrics
+    from train.config import TrainConfig
+    from train.parts import Part
+    from train.workdir import METRICS_NAME, versions, write_json
+
+    probabilities, labels = _predict_split(classifier, data, split)
+    # The model's classes come first, in its order; the labels follow it.
+    predictions = evaluation.Predictions(
+        probabilities=probabilities,
+        labels=columns[labels],
+        examples=metrics.read_examples(data, split),
+        part=Part(
+            name=split,
+            splits=(split,),
+            examples=None,
+            label_counts=manifest.split(split).label_counts,
+        ),
+    )
+    config = TrainConfig(data=data, bootstrap_samples=num_samples)
+    results: dict[str, Any] = {
+        "split": split,
+        "dataset": {"name": manifest.name, "fingerprint": manifest.fingerprint},
+        "model": str(run),
+        "best_epoch": _own_metrics(run).get("best_epoch"),
+        **evaluation.measure(predictions, classifier.label_names, config),
+    }
+    output = output or run / "evaluation" / f"{manifest.name}-{split}"
+    evaluation.write_results(
+        output,
+        data=data,
+        manifest=_with_classes(manifest, classifier.label_names, columns),
+        config=config,
+        results=results,
+        predictions=predictions,
+        predict=lambda images: predict.predict_images(classifier, images),
+        versions=versions(),
+    )
+    write_json(output / METRICS_NAME, results)
+    print(_side_by_side(_own_metrics(run), results))
+    print(f"The metrics and {evaluation.REPORT_NAME} are in {output}")
+    return results
+
+
+def _check_preprocessing(
+    trained: Preprocessing, manifest: tfrecord_io.Manifest, run: Path, data: str
+) -> None:
+    """Refuses a dataset whose files became pixels in another way."""
+    ours = dataclasses.asdict(trained)
+    try:
+        theirs = dataclasses.asdict(Preprocessing.from_dict(manifest.preprocessing))
+    except (KeyError, ValueError) as error:
+        raise ConfigError(
+            f"the manifest of {data} does not say how files became its images ({error!r}), so it "
+            "cannot be compared with the training images; build it again with this program"
+        ) from error
+    differences = [
+        f"{name}: {ours[name]!r} in training, {theirs[name]!r} here"
+        for name in ours
+        if ours[name] != theirs[name]
+    ]
+    if differences:
+        raise ConfigError(
+            f"{data} was preprocessed in another way than the training images of {run}:\n  "
+            + "\n  ".join(differences)
+            + "\nBuild it with the options of the training dataset"
+        )
+
+
+def _match_classes(ours: Sequence[str], theirs: Sequence[str], run: Path, data: str) -> np.ndarray:
+    """Returns int64 [their classes]: the place among the model's classes of each of theirs."""
+    unknown = [name for name in theirs if name not in ours]
+    if unknown:
+        raise ConfigError(
+            f"{data} has the classes {', '.join(theirs)}, the model of {run} knows "
+            f"{', '.join(ours)}; build the dataset with --classes of these names"
+        )
+    return np.array([list(ours).index(name) for name in theirs], np.int64)
+
+
+def _with_classes(
+    manifest: tfrecord_io.Manifest, label_names: tuple[str, ...], columns: np.ndarray
+) -> tfrecord_io.Manifest:
+    """Returns the manifest with the model's classes, of which the dataset may lack some."""
+    splits = {}
+    for name, split in manifest.splits.items():
+        counts = [0] * len(label_names)
+        for column, count in zip(columns, split.label_counts, strict=True):
+            counts[column] = count
+        splits[name] = dataclasses.replace(split, label_counts=tuple(counts))
+    return dataclasses.replace(manifest, label_names=label_names, splits=splits)
+
+
+def _predict_split(
+    classifier: predict.Classifier, data: str, split: str
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns (probabilities of the model's classes, label indices of the dataset's)."""
+    dataset = tfrecord_io.make_dataset(data, split=split, batch_size=_BATCH_SIZE, shuffle=False)
+    probabilities, labels = [], []
+    for images, one_hot in dataset.as_numpy_iterator():
+        probabilities.append(predict.predict_images(classifier, images))
+        labels.append(one_hot.argmax(-1))
+    return np.concatenate(probabilities), np.concatenate(labels)
+
+
+def _own_metrics(run: Path) -> dict[str, Any]:
+    path = run / "metrics.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+
+
+def _side_by_side(own: Mapping[str, Any], external: Mapping[str, Any]) -> str:
+    """Returns a table of the measures in the training run and here."""
+
+    def cell(results: Mapping[str, Any], name: str) -> str:
+        score = results.get("scores", {}).get(name, {})
+        if score.get("value") is None:
+            return "-"
+        text = f"{score['value']:.1%}"
+        if score.get("low") is not None:
+            text += f" [{score['low']:.1%}, {score['high']:.1%}]"
+        return text
+
+    width = max(map(len, external["scores"]))
+    heads = (f"{own.get('split') or 'none'} of the run", f"{external['split']} here")
+    lines = [f"{'':<{width}}  {heads[0]:>24}  {heads[1]:>24}"]
+    lines += [
+        f"{name:<{width}}  {cell(own, name):>24}  {cell(external, name):>24}"
+        for name in external["scores"]
+    ]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
