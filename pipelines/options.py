@@ -11,10 +11,10 @@ from pathlib import Path
 from pipelines import errors
 from pipelines.drops import DropOptions
 from pipelines.plan import DEFAULT_SHARD_SIZE_MB, PlanOptions
-from pipelines.remote_files import is_remote
 from pipelines.sources import fashion_mnist, kaggle
 from pipelines.sources.listing import DEFAULT_GROUP_REGEX, ListingOptions
 from pipelines.splits import DEFAULT_FRACTIONS, POLICIES, SplitOptions
+from pipelines.stores.remote import is_remote
 from tfrecord_io.preprocess import RESIZE_FILTERS, Preprocessing
 
 SOURCES = ("kaggle", "archive", "directory", "fashion_mnist", "synthetic")

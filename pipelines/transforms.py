@@ -26,11 +26,11 @@ import pyarrow.parquet as pq
 import xxhash
 
 from pipelines import drops, errors, plan
-from pipelines.sources import prefetch
 from pipelines.sources.listing import ImageRef, RejectedFile, iterate_refs
 from pipelines.sources.source import Reader, Source
 from pipelines.splits import DROPPED_SCHEMA
-from pipelines.storage import BUILD_DIR, Storage, WriteBehind
+from pipelines.stores import prefetch
+from pipelines.stores.output import BUILD_DIR, Storage, WriteBehind
 from tfrecord_io import (
     audit,
     augment,

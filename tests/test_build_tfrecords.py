@@ -50,7 +50,7 @@ from PIL import Image
 
 from pipelines import build_tfrecords, engine, errors, launch, resume
 from pipelines.options import parse_options
-from pipelines.storage import BUILD_DIR, Storage
+from pipelines.stores.output import BUILD_DIR, Storage
 from tfrecord_io.manifest import Manifest
 
 SAMPLE = ROOT.parent / "shared" / "data" / "kermany2018-sample.zip"

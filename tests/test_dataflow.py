@@ -16,7 +16,7 @@ import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from pipelines import build_tfrecords, engine, errors, launch, options, plan, transforms
-from pipelines.sources.remote_zip import RemoteZipSource
+from pipelines.sources.remote import RemoteZipSource
 from tfrecord_io import preprocess
 
 pytest.importorskip("google.cloud.dataflow", reason="needs pip install 'apache-beam[gcp]'")

@@ -9,7 +9,7 @@ from image_files import kermany_archive, scan_tree, write_tar, write_tree, write
 from pipelines import errors, launch, transforms
 from pipelines.options import flag_names, parse_options
 from pipelines.sources import archive as archive_module
-from pipelines.storage import BUILD_DIR
+from pipelines.stores.output import BUILD_DIR
 
 TREE = scan_tree({"train": 4, "test": 2})
 

@@ -14,7 +14,7 @@ from image_files import scan_tree, write_tree
 from pipelines import errors, launch, resume
 from pipelines.options import parse_options
 from pipelines.resume import OutputState
-from pipelines.storage import BUILD_DIR, Storage
+from pipelines.stores.output import BUILD_DIR, Storage
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def test_the_lock_of_a_killed_build_is_free(storage):
     program = (
         "import sys, time\n"
         "from pipelines import resume\n"
-        "from pipelines.storage import Storage\n"
+        "from pipelines.stores.output import Storage\n"
         "with resume.locked(Storage(sys.argv[1])):\n"
         "    print('held', flush=True)\n"
         "    time.sleep(600)\n"

@@ -18,7 +18,7 @@ from image_files import encoded, grey_pixels, scan_tree, under, write_tree
 from pipelines import errors, launch, plan, transforms
 from pipelines.options import parse_options
 from pipelines.sources.listing import iterate_refs
-from pipelines.storage import BUILD_DIR
+from pipelines.stores.output import BUILD_DIR
 from tfrecord_io import preprocess
 from tfrecord_io.manifest import Manifest
 from tfrecord_io.schema import image_key

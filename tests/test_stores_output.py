@@ -6,7 +6,7 @@ import pytest
 from object_store import ObjectStore
 
 from pipelines import errors, resume
-from pipelines.storage import BUILD_DIR, Storage, WriteBehind, is_remote
+from pipelines.stores.output import BUILD_DIR, Storage, WriteBehind, is_remote
 
 
 @pytest.fixture(params=["local", "remote"])
