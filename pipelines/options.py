@@ -12,10 +12,10 @@ from typing import Any, Literal
 from pipelines import errors
 from pipelines.planning.plan import DEFAULT_SHARD_SIZE_MB, PlanOptions
 from pipelines.planning.splits import DEFAULT_FRACTIONS, POLICIES, Policy, SplitOptions
-from pipelines.remote_files import is_remote
 from pipelines.shards.build import DropOptions
 from pipelines.sources import fashion_mnist, kaggle
 from pipelines.sources.listing import DEFAULT_GROUP_REGEX, ListingOptions
+from pipelines.stores.remote import is_remote
 from tfrecord_io.preprocess import RESIZE_FILTERS, Preprocessing
 
 SOURCES = ("kaggle", "archive", "directory", "fashion_mnist", "synthetic")

@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING
 
 from tqdm import tqdm
 
-from pipelines import errors, remote_files, staging
-from pipelines.sources import fashion_mnist, kaggle, synthetic
+from pipelines import errors
+from pipelines.sources import fashion_mnist, kaggle, staging, synthetic
 from pipelines.sources.archive import ArchiveSource
 from pipelines.sources.directory import DirectorySource
 from pipelines.sources.downloads import CredentialsError, DownloadError
+from pipelines.sources.remote import RemoteZipSource
 from pipelines.sources.remote_directory import RemoteDirectorySource
-from pipelines.sources.remote_zip import RemoteZipSource
 from pipelines.sources.source import Source
+from pipelines.stores import remote
 
 if TYPE_CHECKING:
     from pipelines.options import BuildOptions
@@ -38,16 +39,16 @@ def make_source(options: BuildOptions) -> Source:
 
 
 def _archive(options: BuildOptions) -> Source:
-    if options.input and remote_files.is_remote(options.input):
+    if options.input and remote.is_remote(options.input):
         return RemoteZipSource(options.input)
     return ArchiveSource(_input(options))
 
 
 def _directory(options: BuildOptions) -> Source:
-    if options.input and remote_files.is_remote(options.input):
+    if options.input and remote.is_remote(options.input):
         return RemoteDirectorySource(options.input)
     directory = _input(options)
-    if not remote_files.is_remote(options.output):
+    if not remote.is_remote(options.output):
         output = Path(options.output).resolve()
         if output.is_relative_to(directory.resolve()):
             raise errors.UserError(
@@ -94,7 +95,7 @@ def _synthetic(options: BuildOptions) -> Source:
 def _input(options: BuildOptions) -> Path:
     if options.input is None:
         raise errors.UserError(f"--source {options.source} needs --input")
-    if remote_files.is_remote(options.input):
+    if remote.is_remote(options.input):
         raise errors.UserError(
             f"--source {options.source} reads a local folder, received {options.input}; copy the "
             "files to a disk of this machine first"

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 
 from apache_beam.options.pipeline_options import PipelineOptions
 
-from pipelines import errors, remote_files
+from pipelines import errors
 from pipelines.running import engine
 from pipelines.sources.archive import ArchiveSource
 from pipelines.sources.downloads import byte_bar
-from pipelines.sources.remote_zip import RemoteZipSource
+from pipelines.sources.remote import RemoteZipSource
 from pipelines.sources.source import Source
+from pipelines.stores import remote
 
 if TYPE_CHECKING:
     from pipelines.options import BuildOptions
@@ -31,9 +32,7 @@ def require_reachable(options: BuildOptions) -> None:
     Raises:
         errors.UserError: if they will not; it says what to do.
     """
-    if not engine.is_dataflow(_beam_options(options)) or remote_files.is_remote(
-        options.input or ""
-    ):
+    if not engine.is_dataflow(_beam_options(options)) or remote.is_remote(options.input or ""):
         return
     if options.source not in ("kaggle", "archive"):
         raise errors.UserError(
@@ -72,7 +71,7 @@ def staged(source: Source, options: BuildOptions) -> Source:
 def _upload_once(path: Path, staging: str) -> str:
     size = path.stat().st_size
     url = f"{staging.rstrip('/')}/{size}-{_tail_crc(path, size):08x}/{path.name}"
-    store = remote_files.open_store(url)
+    store = remote.open_store(url)
     if _size(store, url) == size:
         return url
     with path.open("rb") as file, byte_bar(f"uploading {path.name}", total=size) as bar:
@@ -85,7 +84,7 @@ def _upload_once(path: Path, staging: str) -> str:
     return url
 
 
-def _size(store: remote_files.Store, url: str) -> int | None:
+def _size(store: remote.Store, url: str) -> int | None:
     try:
         return store.describe(url)[0]
     except FileNotFoundError:
