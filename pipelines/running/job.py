@@ -63,7 +63,7 @@ def prepared(options: BuildOptions) -> Iterator[Job | None]:
         errors.UserError: if the input is not usable or the output is not free.
     """
     storage = Storage(options.output)
-    source = make_source(options)
+    source = make_source(options.source_options)
     with output_state.locked(storage):
         if _is_known_complete(options, storage, source):
             yield None

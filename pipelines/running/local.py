@@ -12,7 +12,7 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import connection, forkserver
@@ -79,7 +79,9 @@ def _run_in_each(num_processes: int, function: Callable[..., None], *args: objec
     others = multiprocessing.active_children()
     workers: list[BaseProcess] = []
     next_task = _context.Value("q", 0)
-    pool = futures.ProcessPoolExecutor(num_processes, _context, _start, (next_task,))
+    pool = futures.ProcessPoolExecutor(
+        num_processes, _context, _start, (next_task, dict(os.environ))
+    )
     try:
         calls = [pool.submit(function, *args) for _ in range(num_processes)]
         workers = [child for child in multiprocessing.active_children() if child not in others]
@@ -107,10 +109,16 @@ def _dead_worker_message(workers: Sequence[BaseProcess]) -> str:
     )
 
 
-def _start(next_task: Synchronized[int]) -> None:
-    """Prepares a worker."""
+def _start(next_task: Synchronized[int], environment: Mapping[str, str]) -> None:
+    """Prepares a worker.
+
+    Args:
+        next_task: the counter that all workers share.
+        environment: the launcher's variables; the server process may be older than some of them.
+    """
     global _next_task
     _next_task = next_task
+    os.environ.update(environment)
     # What the server process imported stays: looking through it would copy its memory.
     gc.freeze()
     # Ctrl-C in a terminal goes to every process; the launcher alone says what becomes of it.

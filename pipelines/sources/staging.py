@@ -4,26 +4,19 @@ from __future__ import annotations
 
 import zlib
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-from apache_beam.options.pipeline_options import PipelineOptions
 
 from pipelines import errors
-from pipelines.running import engine
 from pipelines.sources.archive import ArchiveSource
 from pipelines.sources.downloads import byte_bar
 from pipelines.sources.remote import RemoteZipSource
-from pipelines.sources.source import Source
+from pipelines.sources.source import Source, SourceOptions
 from pipelines.stores import remote
-
-if TYPE_CHECKING:
-    from pipelines.options import BuildOptions
 
 # The end of a zip is its directory, with every member's CRC: another content has another end.
 _TAIL_BYTES = 64 * 1024
 
 
-def require_reachable(options: BuildOptions) -> None:
+def require_reachable(options: SourceOptions) -> None:
     """Checks that the engine's workers will see the images, before they are fetched or drawn.
 
     Dataflow's workers never see a disk of this machine. Those of other clusters may share one
@@ -32,7 +25,7 @@ def require_reachable(options: BuildOptions) -> None:
     Raises:
         errors.UserError: if they will not; it says what to do.
     """
-    if not engine.is_dataflow(_beam_options(options)) or remote.is_remote(options.input or ""):
+    if options.workers != "dataflow" or remote.is_remote(options.input or ""):
         return
     if options.source not in ("kaggle", "archive"):
         raise errors.UserError(
@@ -47,7 +40,7 @@ def require_reachable(options: BuildOptions) -> None:
         )
 
 
-def staged(source: Source, options: BuildOptions) -> Source:
+def staged(source: Source, options: SourceOptions) -> Source:
     """Uploads a local zip where the engine has remote workers and the user said where to.
 
     Raises:
@@ -57,7 +50,7 @@ def staged(source: Source, options: BuildOptions) -> Source:
     if not isinstance(source, ArchiveSource) or not options.staging:
         return source
     # That the file is not there is said where all sources are prepared.
-    if engine.is_local(_beam_options(options)) or not source.path.is_file():
+    if options.workers == "here" or not source.path.is_file():
         return source
     if not source.is_zip:
         raise errors.UserError(
@@ -95,7 +88,3 @@ def _tail_crc(path: Path, size: int) -> int:
     with path.open("rb") as file:
         file.seek(max(size - _TAIL_BYTES, 0))
         return zlib.crc32(file.read())
-
-
-def _beam_options(options: BuildOptions) -> PipelineOptions:
-    return PipelineOptions(list(options.beam_args))
