@@ -128,14 +128,14 @@ def _start(next_task: Synchronized[int], environment: Mapping[str, str]) -> None
 
 def _write_next(build: Build, tasks: Sequence[ShardTask]) -> None:
     """Writes the next task that nobody has begun, until there is none."""
-    with TaskWriter(build) as writer:
-        try:
+    try:
+        with TaskWriter(build) as writer:
             while (place := _take_one()) < len(tasks):
                 writer.write(tasks[place])
             writer.wait()
-        except BaseException:
-            _next_task.value = len(tasks)  # leaves nothing to the other workers
-            raise
+    except BaseException:
+        _next_task.value = len(tasks)  # leaves nothing to the other workers
+        raise
 
 
 def _take_one() -> int:
