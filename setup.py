@@ -50,7 +50,7 @@ setup(
     else "",
     long_description_content_type="text/markdown",
     license="Apache-2.0",
-    python_requires=">=3.11,<3.13",
+    python_requires=">=3.11,<3.14",
     packages=find_packages(include=["pipelines*", "tfrecord_io*", "train*"]),
     package_data={"pipelines.report": ["*.html.jinja"], "train": ["*.html.jinja"]},
     install_requires=BUILD,

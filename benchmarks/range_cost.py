@@ -21,8 +21,8 @@ from pathlib import Path
 
 import range_server
 
-from pipelines import remote_files
 from pipelines.running import engine
+from pipelines.stores import remote
 
 sys.path.append(str(Path(__file__).parent.parent / "tests"))
 import gcs_server
@@ -45,13 +45,13 @@ def google_cloud_storage() -> Iterator[str]:
     with gcs_server.running_gcs("fake-gcs-server"):
         engine.make_pipeline([])
         url = f"gs://{gcs_server.BUCKET}/file"
-        with remote_files.create(url) as file:
+        with remote.create(url) as file:
             file.write(os.urandom(_FILE_BYTES))
         yield url
 
 
 def milliseconds_a_read(url: str, starts: list[int], *, quickly: bool) -> float:
-    store = remote_files.open_store(url)
+    store = remote.open_store(url)
     _, mark = store.describe(url)
     if not quickly:
         store._read_quickly = lambda *_: None  # type: ignore[attr-defined]

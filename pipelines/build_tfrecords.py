@@ -76,7 +76,7 @@ def run(job: Job, pipeline: beam.Pipeline, num_processes: int | None = None) -> 
             pipeline
             | "Tasks" >> beam.Create(job.todo)
             | "WriteShards" >> transforms.WriteShards(job.build, num_processes)
-            | "FinishDataset" >> transforms.FinishDataset(job.build)
+            | "FinishDataset" >> transforms.FinishDataset(job.build, num_processes)
         )
 
 

@@ -12,11 +12,15 @@ from typing import Any, Literal
 from pipelines import errors
 from pipelines.planning.plan import DEFAULT_SHARD_SIZE_MB, PlanOptions
 from pipelines.planning.splits import DEFAULT_FRACTIONS, POLICIES, Policy, SplitOptions
-from pipelines.remote_files import is_remote
 from pipelines.shards.build import DropOptions
 from pipelines.sources import fashion_mnist, kaggle
 from pipelines.sources.listing import DEFAULT_GROUP_REGEX, ListingOptions
+from pipelines.sources.source import SourceOptions
+from pipelines.stores.remote import is_remote
 from tfrecord_io.preprocess import RESIZE_FILTERS, Preprocessing
+
+#: Names under which a user may ask for Beam's own engine on this machine, in lower case.
+LOCAL_RUNNERS = ("directrunner", "fnapirunner", "bundlebaseddirectrunner", "direct")
 
 SOURCES = ("kaggle", "archive", "directory", "fashion_mnist", "synthetic")
 
@@ -343,6 +347,22 @@ class BuildOptions:
         }
         for field, value in chosen.items():
             object.__setattr__(self, field, value)  # frozen from here on
+
+    @property
+    def workers(self) -> Literal["here", "cluster", "dataflow"]:
+        """Where the images are decoded, by Beam's `--runner`."""
+        parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+        parser.add_argument("--runner", default="direct")
+        runner = parser.parse_known_args(self.beam_args)[0].runner.rsplit(".", 1)[-1].lower()
+        if runner in LOCAL_RUNNERS:
+            return "here"
+        return "dataflow" if "dataflow" in runner else "cluster"
+
+    @property
+    def source_options(self) -> SourceOptions:
+        """Where the images come from, and who reads them."""
+        names = {field.name for field in dataclasses.fields(SourceOptions)}
+        return SourceOptions(**{name: getattr(self, name) for name in names})
 
     @property
     def listing(self) -> ListingOptions:

@@ -14,7 +14,7 @@ from image_files import encoded, jpeg, kermany_archive, write_tree, write_zip
 
 from pipelines import errors
 from pipelines.shards import drops
-from pipelines.storage import Storage
+from pipelines.stores.output import Storage
 from tfrecord_io import __main__ as command_line
 from tfrecord_io import audit, shortcuts, twins
 from tfrecord_io.manifest import Manifest, ManifestError

@@ -56,7 +56,7 @@ from pipelines.options import parse_options
 from pipelines.planning import output_state
 from pipelines.running import engine
 from pipelines.running.job import prepared
-from pipelines.storage import BUILD_DIR, Storage
+from pipelines.stores.output import BUILD_DIR, Storage
 from tfrecord_io.manifest import Manifest
 
 SAMPLE = ROOT.parent / "shared" / "data" / "kermany2018-sample.zip"

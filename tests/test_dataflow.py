@@ -20,7 +20,7 @@ from pipelines.planning import plan
 from pipelines.running import engine
 from pipelines.running.job import Job
 from pipelines.shards.build import Build
-from pipelines.sources.remote_zip import RemoteZipSource
+from pipelines.sources.remote import RemoteZipSource
 from tfrecord_io import preprocess
 
 pytest.importorskip("google.cloud.dataflow", reason="needs pip install 'apache-beam[gcp]'")

@@ -13,7 +13,7 @@ from pipelines.options import flag_names, parse_options
 from pipelines.planning.plan import PLAN_JSON
 from pipelines.running.job import prepared
 from pipelines.sources import archive as archive_module
-from pipelines.storage import BUILD_DIR
+from pipelines.stores.output import BUILD_DIR
 
 TREE = scan_tree({"train": 4, "test": 2})
 

@@ -49,6 +49,20 @@ def test_what_the_build_does_not_know_is_for_beam():
     assert chosen.beam_args == ("--runner=DataflowRunner", "--project", "p")
 
 
+@pytest.mark.parametrize(
+    ("flags", "workers"),
+    [
+        ([], "here"),
+        (["--runner=DirectRunner"], "here"),
+        (["--runner", "apache_beam.runners.DirectRunner"], "here"),
+        (["--runner=FlinkRunner"], "cluster"),
+        (["--runner", "DataflowRunner"], "dataflow"),
+    ],
+)
+def test_the_runner_tells_where_the_images_are_read(flags, workers):
+    assert parse_options([*ARCHIVE, *flags]).source_options.workers == workers
+
+
 def test_an_abbreviated_flag_is_not_taken_for_one_of_ours():
     assert parse_options([*ARCHIVE, "--overw"]).beam_args == ("--overw",)
 

@@ -16,7 +16,7 @@ from pipelines.options import parse_options
 from pipelines.planning import output_state
 from pipelines.planning.output_state import OutputState
 from pipelines.running.job import prepared
-from pipelines.storage import BUILD_DIR, Storage
+from pipelines.stores.output import BUILD_DIR, Storage
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def test_the_lock_of_a_killed_build_is_free(storage):
     program = (
         "import sys, time\n"
         "from pipelines.planning import output_state\n"
-        "from pipelines.storage import Storage\n"
+        "from pipelines.stores.output import Storage\n"
         "with output_state.locked(Storage(sys.argv[1])):\n"
         "    print('held', flush=True)\n"
         "    time.sleep(600)\n"

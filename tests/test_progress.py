@@ -5,7 +5,7 @@ from builds import wait_until
 
 from pipelines.planning.plan import ShardTask
 from pipelines.running import progress
-from pipelines.storage import BUILD_DIR, Storage
+from pipelines.stores.output import BUILD_DIR, Storage
 
 STRIDE = 100
 TASKS = (ShardTask(0, "train", 0, 2, 30), ShardTask(1, "train", 1, 2, 20))

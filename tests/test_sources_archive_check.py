@@ -18,10 +18,10 @@ from kaggle_stand_in import (
     DATASET,
 )
 
-from pipelines import file_lock
 from pipelines.sources.archive_check import read_verification, verify_archive
 from pipelines.sources.downloads import DownloadError
 from pipelines.sources.kaggle import download_archive
+from pipelines.stores import file_lock
 
 
 @pytest.mark.parametrize("index", [2, 3], ids=["stored", "deflated"])

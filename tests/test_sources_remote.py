@@ -9,11 +9,14 @@ from builds import IN_MEMORY, ROOT, build_here, shards_of
 from image_files import kermany_archive, scan_tree, under, write_tar, write_tree, write_zip
 from s3_server import BUCKET, SECRET_KEY, S3Server, running_s3
 
-from pipelines import build_tfrecords, errors, options, remote_files, staging
+from pipelines import build_tfrecords, errors, options
 from pipelines.running import engine
+from pipelines.sources import staging
 from pipelines.sources.archive import ArchiveSource
 from pipelines.sources.listing import ListingOptions, iterate_refs
-from pipelines.sources.remote_zip import RemoteZipSource
+from pipelines.sources.remote import RemoteZipSource
+from pipelines.sources.source import SourceOptions
+from pipelines.stores import remote
 from tfrecord_io import Manifest, verify
 from tfrecord_io.__main__ import main as tfrecord_io_main
 
@@ -82,7 +85,7 @@ def test_a_zip_and_a_dataset_on_google_cloud_storage(server, scans_zip, tmp_path
     local = build_here(scans_zip, tmp_path / "local", "--max_reject_fraction=0.5")
     with gcs_server.running_gcs(server):
         engine.make_pipeline([])
-        store = remote_files.open_store("gs://scans")
+        store = remote.open_store("gs://scans")
         with scans_zip.open("rb") as file:
             store.write("gs://scans/in/scans.zip", file)
 
@@ -249,8 +252,8 @@ def test_a_zip_that_changes_under_the_build_is_not_mixed(s3, scans_zip):
 DATAFLOW = ["--runner=DataflowRunner"]
 
 
-def parsed(*words: str) -> options.BuildOptions:
-    return options.parse_options(words)
+def parsed(*words: str) -> SourceOptions:
+    return options.parse_options(words).source_options
 
 
 @pytest.mark.parametrize(

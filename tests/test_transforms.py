@@ -25,7 +25,7 @@ from pipelines.running.job import prepared, require_finished
 from pipelines.shards import finish, write
 from pipelines.shards.build import Sidecar, find_finished, rows_name
 from pipelines.sources.listing import iterate_refs
-from pipelines.storage import BUILD_DIR
+from pipelines.stores.output import BUILD_DIR
 from tfrecord_io import preprocess
 from tfrecord_io.manifest import Manifest
 from tfrecord_io.schema import image_key
@@ -163,7 +163,7 @@ def run(job, tasks=None, num_processes=None):
             pipeline
             | beam.Create(job.todo if tasks is None else tasks)
             | transforms.WriteShards(job.build, num_processes)
-            | transforms.FinishDataset(job.build)
+            | transforms.FinishDataset(job.build, num_processes)
         )
 
 

@@ -11,9 +11,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from pipelines import errors, file_lock
+from pipelines import errors
 from pipelines.planning.plan import PLAN_JSON, differences, fingerprint
-from pipelines.storage import BUILD_DIR, Storage
+from pipelines.stores import file_lock
+from pipelines.stores.output import BUILD_DIR, Storage
 from tfrecord_io import manifest
 
 _LOCK = f"{BUILD_DIR}/lock"

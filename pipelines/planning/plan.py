@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 
 from pipelines import errors
 from pipelines.sources.listing import REF_SCHEMA, Listing
-from pipelines.storage import BUILD_DIR, Storage
+from pipelines.stores.output import BUILD_DIR, Storage
 from tfrecord_io import manifest, shards
 
 #: The references, a record batch a task; and beside it the tasks and what decides the bytes.

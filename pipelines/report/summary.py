@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pipelines.planning import output_state
-from pipelines.storage import Storage, is_remote
+from pipelines.stores.output import Storage, is_remote
 from tfrecord_io.manifest import REJECTS_FILE_NAME, Manifest
 
 

@@ -27,9 +27,7 @@ from apache_beam.options.pipeline_options import (
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
 from pipelines import errors
-
-#: Names under which a user may ask for Beam's own engine on this machine.
-_LOCAL_RUNNERS = ("directrunner", "fnapirunner", "bundlebaseddirectrunner", "direct")
+from pipelines.options import LOCAL_RUNNERS
 
 #: How long a job server may take to answer. Beam would try six times, for a minute each.
 _JOB_SERVER_SECONDS = 20.0
@@ -100,7 +98,7 @@ def num_processes(beam_args: Sequence[str]) -> int | None:
 def is_local(options: PipelineOptions) -> bool:
     """Tells whether the job runs on this machine, in processes of the launcher."""
     runner = options.view_as(StandardOptions).runner
-    return runner is None or runner.rsplit(".", 1)[-1].lower() in _LOCAL_RUNNERS
+    return runner is None or runner.rsplit(".", 1)[-1].lower() in LOCAL_RUNNERS
 
 
 def is_dataflow(options: PipelineOptions) -> bool:

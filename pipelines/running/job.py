@@ -18,11 +18,11 @@ from pipelines.options import BuildOptions
 from pipelines.planning import output_state, plan, splits
 from pipelines.shards import drops, finish
 from pipelines.shards.build import Build, find_finished
-from pipelines.sources import prefetch
 from pipelines.sources.chosen import make_source
 from pipelines.sources.listing import Listing, iterate_refs
 from pipelines.sources.source import Source
-from pipelines.storage import BUILD_DIR, Storage
+from pipelines.stores import prefetch
+from pipelines.stores.output import BUILD_DIR, Storage
 from tfrecord_io import augment, preprocess, schema
 from tfrecord_io.manifest import FILE_NAME, ManifestError
 
@@ -63,7 +63,7 @@ def prepared(options: BuildOptions) -> Iterator[Job | None]:
         errors.UserError: if the input is not usable or the output is not free.
     """
     storage = Storage(options.output)
-    source = make_source(options)
+    source = make_source(options.source_options)
     with output_state.locked(storage):
         if _is_known_complete(options, storage, source):
             yield None

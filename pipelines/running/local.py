@@ -12,7 +12,7 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import connection, forkserver
@@ -22,6 +22,7 @@ from multiprocessing.sharedctypes import Synchronized
 from pipelines import errors
 from pipelines.planning.plan import ShardTask
 from pipelines.shards.build import Build
+from pipelines.shards.finish import finish_dataset
 from pipelines.shards.write import TaskWriter
 
 #: Flags that ask for no worker of this machine, or for one within the launcher.
@@ -41,8 +42,8 @@ def start_ahead(beam_args: Sequence[str]) -> None:
     Args:
         beam_args: Beam's flags; some tell that there will be no worker.
     """
-    # Each worker runs the main module again, which is the command.
-    _context.set_forkserver_preload(["pipelines.build_tfrecords"])
+    # Each worker runs the main module again, which is the command; one of them draws the card.
+    _context.set_forkserver_preload(["pipelines.build_tfrecords", "pipelines.report.card"])
     if not any(arg.split("=")[0] in _NEEDS_NO_WORKER for arg in beam_args):
         forkserver.ensure_running()
 
@@ -60,15 +61,31 @@ def write_shards(build: Build, tasks: Sequence[ShardTask], num_processes: int) -
             are finished, no other is begun.
         KeyboardInterrupt: after all workers were killed.
     """
-    num_processes = min(num_processes, len(tasks))
+    _run_in_each(min(num_processes, len(tasks)), _write_next, build, tasks)
+
+
+def finish_in_worker(build: Build) -> None:
+    """Finishes the dataset in a worker process, beside the memory that the launcher has taken.
+
+    Raises:
+        errors.BuildError: as `finish_dataset` does, or if the worker died.
+        KeyboardInterrupt: after the worker was killed.
+    """
+    _run_in_each(1, finish_dataset, build)
+
+
+def _run_in_each(num_processes: int, function: Callable[..., None], *args: object) -> None:
+    """Has each of some worker processes call a function; raises the first error."""
     others = multiprocessing.active_children()
     workers: list[BaseProcess] = []
     next_task = _context.Value("q", 0)
-    pool = futures.ProcessPoolExecutor(num_processes, _context, _start, (next_task,))
+    pool = futures.ProcessPoolExecutor(
+        num_processes, _context, _start, (next_task, dict(os.environ))
+    )
     try:
-        serving = [pool.submit(_serve, build, tasks) for _ in range(num_processes)]
+        calls = [pool.submit(function, *args) for _ in range(num_processes)]
         workers = [child for child in multiprocessing.active_children() if child not in others]
-        for ended in futures.as_completed(serving):
+        for ended in futures.as_completed(calls):
             ended.result()
     except BrokenProcessPool:
         raise errors.BuildError(_dead_worker_message(workers)) from None
@@ -92,10 +109,16 @@ def _dead_worker_message(workers: Sequence[BaseProcess]) -> str:
     )
 
 
-def _start(next_task: Synchronized[int]) -> None:
-    """Prepares a worker."""
+def _start(next_task: Synchronized[int], environment: Mapping[str, str]) -> None:
+    """Prepares a worker.
+
+    Args:
+        next_task: the counter that all workers share.
+        environment: the launcher's variables; the server process may be older than some of them.
+    """
     global _next_task
     _next_task = next_task
+    os.environ.update(environment)
     # What the server process imported stays: looking through it would copy its memory.
     gc.freeze()
     # Ctrl-C in a terminal goes to every process; the launcher alone says what becomes of it.
@@ -103,16 +126,16 @@ def _start(next_task: Synchronized[int]) -> None:
     threading.Thread(target=_die_with_launcher, daemon=True).start()
 
 
-def _serve(build: Build, tasks: Sequence[ShardTask]) -> None:
-    """Writes shards until no task is left."""
-    with TaskWriter(build) as writer:
-        try:
+def _write_next(build: Build, tasks: Sequence[ShardTask]) -> None:
+    """Writes the next task that nobody has begun, until there is none."""
+    try:
+        with TaskWriter(build) as writer:
             while (place := _take_one()) < len(tasks):
                 writer.write(tasks[place])
             writer.wait()
-        except BaseException:
-            _next_task.value = len(tasks)  # leaves nothing to the other workers
-            raise
+    except BaseException:
+        _next_task.value = len(tasks)  # leaves nothing to the other workers
+        raise
 
 
 def _take_one() -> int:

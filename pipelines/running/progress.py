@@ -11,7 +11,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from pipelines.planning.plan import ShardTask
-from pipelines.storage import BUILD_DIR, Storage
+from pipelines.stores.output import BUILD_DIR, Storage
 from tfrecord_io import shards
 
 _LOCAL_SECONDS = 0.5

@@ -84,15 +84,22 @@ class _WriteInProcesses(beam.DoFn):
 
 
 class FinishDataset(beam.PTransform):
-    """Finishes the dataset once all tasks are done."""
+    """Finishes the dataset once all tasks are done.
 
-    def __init__(self, build: Build) -> None:
+    Args:
+        build: the whole build.
+        num_processes: as in `WriteShards`; one of them finishes.
+    """
+
+    def __init__(self, build: Build, num_processes: int | None = None) -> None:
         super().__init__()
         self._build = build
+        self._finish = finish_dataset if num_processes is None else local.finish_in_worker
 
     def expand(self, done: beam.PCollection) -> beam.PCollection:
+        finish = self._finish
         return (
             done
             | "Gather" >> beam.GroupByKey()
-            | "Finish" >> beam.Map(lambda _, build: finish_dataset(build), build=self._build)
+            | "Finish" >> beam.Map(lambda _, build: finish(build), build=self._build)
         )

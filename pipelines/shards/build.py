@@ -14,7 +14,7 @@ from pipelines import errors
 from pipelines.planning import plan, splits
 from pipelines.sources.listing import RejectedFile
 from pipelines.sources.source import Source
-from pipelines.storage import BUILD_DIR, Storage
+from pipelines.stores.output import BUILD_DIR, Storage
 from tfrecord_io import audit, manifest, preprocess, schema, shards, twins
 from tfrecord_io.statistics import PixelStatistics
 

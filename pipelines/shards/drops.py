@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 from pipelines import errors
 from pipelines.planning import plan, splits
 from pipelines.shards.build import Build, DropOptions, Sidecar, rows_name
-from pipelines.storage import BUILD_DIR, Storage
+from pipelines.stores.output import BUILD_DIR, Storage
 from tfrecord_io import audit, manifest, near_duplicates, schema, shards
 from tfrecord_io.twins import Twins, find_twins
 

@@ -23,7 +23,7 @@ from pipelines.shards import drops, ledger
 from pipelines.shards.build import Build, Sidecar, require_sidecars, rows_name
 from pipelines.shards.write import EXAMPLE_SCHEMA
 from pipelines.sources.listing import RejectedFile
-from pipelines.storage import BUILD_DIR, Storage
+from pipelines.stores.output import BUILD_DIR, Storage
 from tfrecord_io import audit, manifest, preprocess, tfds_metadata, twins
 from tfrecord_io.statistics import PixelStatistics
 

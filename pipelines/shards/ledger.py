@@ -14,7 +14,7 @@ from pipelines import errors
 from pipelines.planning import plan
 from pipelines.shards.build import Build, Sidecar
 from pipelines.sources.listing import RejectedFile, iterate_refs
-from pipelines.storage import Storage
+from pipelines.stores.output import Storage
 from tfrecord_io import manifest
 
 

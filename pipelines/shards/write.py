@@ -16,10 +16,10 @@ import xxhash
 from pipelines import errors
 from pipelines.planning import plan
 from pipelines.shards.build import Build, Sidecar, read_sidecar, rows_name
-from pipelines.sources import prefetch
 from pipelines.sources.listing import ImageRef, RejectedFile, iterate_refs
 from pipelines.sources.source import Reader
-from pipelines.storage import WriteBehind
+from pipelines.stores import prefetch
+from pipelines.stores.output import WriteBehind
 from tfrecord_io import augment, near_duplicates, preprocess, schema, shard_writer, shards
 
 #: A row an example of examples.parquet. The hashes are XXH3-128: they tell whether two files or

@@ -29,7 +29,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from pipelines import file_lock
 from pipelines.sources.archive_check import is_verified, remember, verification_path, verify_archive
 from pipelines.sources.downloads import (
     CredentialsError,
@@ -46,6 +45,7 @@ from pipelines.sources.downloads import (
 from pipelines.sources.kaggle_client import guarded_requests, load_client, quiet_client
 from pipelines.sources.kaggle_credentials import Credentials, refused_text, require_credentials
 from pipelines.sources.kaggle_problems import Problem, diagnose
+from pipelines.stores import file_lock
 
 if TYPE_CHECKING:
     from kaggle.api.kaggle_api_extended import KaggleApi

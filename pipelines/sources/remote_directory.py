@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pipelines import errors, remote_files
+from pipelines import errors
 from pipelines.sources.listing import ImageRef, Listing, ListingOptions, Member, list_images
+from pipelines.stores import remote
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +34,7 @@ class RemoteDirectorySource:
         Raises:
             errors.UserError: if there is no file, or none of them is an image.
         """
-        store = remote_files.open_store(self.url)
+        store = remote.open_store(self.url)
         # An object whose name ends in a slash is a console's picture of a folder.
         found = [
             file for file in store.list(self.url, recursive=True) if not file.url.endswith("/")
@@ -48,13 +49,13 @@ class RemoteDirectorySource:
                 lambda a, b: reader.read(a) == reader.read(b),
             )
 
-    def _member(self, file: remote_files.RemoteFile) -> Member:
+    def _member(self, file: remote.RemoteFile) -> Member:
         name = file.url.removeprefix(f"{self.url.rstrip('/')}/")
         return Member(name, file.size, 0, file.size, file.mark)
 
     @contextlib.contextmanager
     def open(self) -> Iterator[_Reader]:
-        yield _Reader(remote_files.open_store(self.url), self.url.rstrip("/"))
+        yield _Reader(remote.open_store(self.url), self.url.rstrip("/"))
 
     def describe(self) -> dict[str, Any]:
         return {"kind": self.kind, "name": self.url.rstrip("/").rsplit("/", 1)[-1]}
@@ -62,10 +63,10 @@ class RemoteDirectorySource:
 
 @dataclasses.dataclass(frozen=True)
 class _Reader:
-    store: remote_files.Store
+    store: remote.Store
     url: str
 
-    num_parallel_reads = remote_files.NUM_CONNECTIONS
+    num_parallel_reads = remote.NUM_CONNECTIONS
 
     def read(self, ref: ImageRef) -> bytes:
         if not ref.size:

@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import zlib
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from apache_beam.options.pipeline_options import PipelineOptions
-
-from pipelines import errors, remote_files
-from pipelines.running import engine
+from pipelines import errors
 from pipelines.sources.archive import ArchiveSource
 from pipelines.sources.downloads import byte_bar
-from pipelines.sources.remote_zip import RemoteZipSource
-from pipelines.sources.source import Source
-
-if TYPE_CHECKING:
-    from pipelines.options import BuildOptions
+from pipelines.sources.remote import RemoteZipSource
+from pipelines.sources.source import Source, SourceOptions
+from pipelines.stores import remote
 
 # The end of a zip is its directory, with every member's CRC: another content has another end.
 _TAIL_BYTES = 64 * 1024
 
 
-def require_reachable(options: BuildOptions) -> None:
+def require_reachable(options: SourceOptions) -> None:
     """Checks that the engine's workers will see the images, before they are fetched or drawn.
 
     Dataflow's workers never see a disk of this machine. Those of other clusters may share one
@@ -31,9 +25,7 @@ def require_reachable(options: BuildOptions) -> None:
     Raises:
         errors.UserError: if they will not; it says what to do.
     """
-    if not engine.is_dataflow(_beam_options(options)) or remote_files.is_remote(
-        options.input or ""
-    ):
+    if options.workers != "dataflow" or remote.is_remote(options.input or ""):
         return
     if options.source not in ("kaggle", "archive"):
         raise errors.UserError(
@@ -48,7 +40,7 @@ def require_reachable(options: BuildOptions) -> None:
         )
 
 
-def staged(source: Source, options: BuildOptions) -> Source:
+def staged(source: Source, options: SourceOptions) -> Source:
     """Uploads a local zip where the engine has remote workers and the user said where to.
 
     Raises:
@@ -58,7 +50,7 @@ def staged(source: Source, options: BuildOptions) -> Source:
     if not isinstance(source, ArchiveSource) or not options.staging:
         return source
     # That the file is not there is said where all sources are prepared.
-    if engine.is_local(_beam_options(options)) or not source.path.is_file():
+    if options.workers == "here" or not source.path.is_file():
         return source
     if not source.is_zip:
         raise errors.UserError(
@@ -72,7 +64,7 @@ def staged(source: Source, options: BuildOptions) -> Source:
 def _upload_once(path: Path, staging: str) -> str:
     size = path.stat().st_size
     url = f"{staging.rstrip('/')}/{size}-{_tail_crc(path, size):08x}/{path.name}"
-    store = remote_files.open_store(url)
+    store = remote.open_store(url)
     if _size(store, url) == size:
         return url
     with path.open("rb") as file, byte_bar(f"uploading {path.name}", total=size) as bar:
@@ -85,7 +77,7 @@ def _upload_once(path: Path, staging: str) -> str:
     return url
 
 
-def _size(store: remote_files.Store, url: str) -> int | None:
+def _size(store: remote.Store, url: str) -> int | None:
     try:
         return store.describe(url)[0]
     except FileNotFoundError:
@@ -96,7 +88,3 @@ def _tail_crc(path: Path, size: int) -> int:
     with path.open("rb") as file:
         file.seek(max(size - _TAIL_BYTES, 0))
         return zlib.crc32(file.read())
-
-
-def _beam_options(options: BuildOptions) -> PipelineOptions:
-    return PipelineOptions(list(options.beam_args))

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from pipelines import file_lock
+from pipelines.stores import file_lock
 
 
 def test_a_lock_that_is_held_is_refused_and_names_its_holder(tmp_path):
@@ -25,7 +25,7 @@ def test_a_lock_dies_with_its_process(tmp_path):
     path = tmp_path / "lock"
     code = (
         "import os, pathlib, sys\n"
-        "from pipelines import file_lock\n"
+        "from pipelines.stores import file_lock\n"
         "file_lock.acquire(pathlib.Path(sys.argv[1]))\n"
         "os.kill(os.getpid(), 9)"
     )

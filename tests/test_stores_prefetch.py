@@ -3,8 +3,8 @@
 import threading
 
 from pipelines import errors
-from pipelines.sources import prefetch
 from pipelines.sources.listing import ImageRef
+from pipelines.stores import prefetch
 
 REF = ImageRef(
     root="", path="", split="train", label="A", patient=None, offset=0, stored_size=1, size=1,

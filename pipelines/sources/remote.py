@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pipelines import errors, remote_files
+from pipelines import errors
 from pipelines.sources import zip_members
 from pipelines.sources.listing import ImageRef, Listing, ListingOptions, list_images
+from pipelines.stores import remote
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +39,7 @@ class RemoteZipSource:
             errors.UserError: if it is not there.
         """
         try:
-            size, mark = remote_files.open_store(self.url).describe(self.url)
+            size, mark = remote.open_store(self.url).describe(self.url)
         except FileNotFoundError:
             raise errors.UserError(f"--input {self.url} is no file") from None
         return dataclasses.replace(self, size=size, mark=mark)
@@ -49,20 +50,20 @@ class RemoteZipSource:
         Raises:
             errors.UserError: if it is no zip, or holds no image.
         """
-        store = remote_files.open_store(self.url)
+        store = remote.open_store(self.url)
         if (start := store.read(self.url, 0, 4, self.mark)) not in zip_members.SIGNATURES:
             what = "a gzip file" if start[:2] == b"\x1f\x8b" else "no zip"
             raise errors.UserError(
                 f"{self.url} is {what}; only a zip has an index, so that it can be read from a "
                 "store without fetching all of it. Copy the file to a local disk, or give a .zip"
             )
-        with remote_files.RangeFile(store, self.url, self.size, self.mark) as file:
+        with remote.RangeFile(store, self.url, self.size, self.mark) as file:
             members = zip_members.list_members(file, self.size, self.url)
             return list_images(members, options, lambda a, b: a.version == b.version)
 
     @contextlib.contextmanager
     def open(self) -> Iterator[_Reader]:
-        yield _Reader(remote_files.open_store(self.url), self)
+        yield _Reader(remote.open_store(self.url), self)
 
     def describe(self) -> dict[str, Any]:
         facts = {"kind": self.kind, "name": self.url.rsplit("/", 1)[-1]}
@@ -71,10 +72,10 @@ class RemoteZipSource:
 
 @dataclasses.dataclass(frozen=True)
 class _Reader:
-    store: remote_files.Store
+    store: remote.Store
     source: RemoteZipSource
 
-    num_parallel_reads = remote_files.NUM_CONNECTIONS
+    num_parallel_reads = remote.NUM_CONNECTIONS
 
     def read(self, ref: ImageRef) -> bytes:
         return zip_members.read_member(self._read_at, ref)

@@ -18,9 +18,8 @@ from typing import IO, TypeVar
 
 import pyarrow as pa
 
-from pipelines import remote_files
-from pipelines.remote_files import is_remote
-from pipelines.sources import prefetch
+from pipelines.stores import prefetch, remote
+from pipelines.stores.remote import is_remote
 from tfrecord_io import shards
 
 #: Where a build keeps what is no part of the dataset: plan, lock, temporary and part files.
@@ -64,7 +63,7 @@ class Storage:
             except FileNotFoundError:
                 return None
         try:
-            return remote_files.open_store(self.root).describe(self.path(name))[0]
+            return remote.open_store(self.root).describe(self.path(name))[0]
         except FileNotFoundError:
             return None
 
@@ -89,7 +88,7 @@ class Storage:
             with shards.atomic_write(self.path(name), self.path(BUILD_DIR)) as file:
                 yield file
             return
-        with remote_files.create(self.path(name)) as file:
+        with remote.create(self.path(name)) as file:
             yield file
 
     @contextlib.contextmanager
@@ -102,10 +101,10 @@ class Storage:
         with self._open_ranges(name) as raw, pa.PythonFile(raw, mode="r") as file:
             yield file
 
-    def _open_ranges(self, name: str) -> remote_files.RangeFile:
-        store, url = remote_files.open_store(self.root), self.path(name)
+    def _open_ranges(self, name: str) -> remote.RangeFile:
+        store, url = remote.open_store(self.root), self.path(name)
         size, _ = store.describe(url)
-        return remote_files.RangeFile(store, url, size)
+        return remote.RangeFile(store, url, size)
 
     def map(self, read: Callable[[_Item], _Result], items: Iterable[_Item]) -> Iterator[_Result]:
         """Yields what `read` makes of each item, in their order.
@@ -120,7 +119,7 @@ class Storage:
         if not self.remote:
             yield from map(read, items)
             return
-        for _, result in prefetch.ahead(read, items, remote_files.NUM_CONNECTIONS):
+        for _, result in prefetch.ahead(read, items, remote.NUM_CONNECTIONS):
             yield result()
 
     def names(self, folder: str = "") -> list[str]:
@@ -129,7 +128,7 @@ class Storage:
         if not self.remote:
             directory = Path(prefix)
             return sorted(p.name for p in directory.iterdir()) if directory.is_dir() else []
-        found = remote_files.open_store(prefix).list(prefix, recursive=False)
+        found = remote.open_store(prefix).list(prefix, recursive=False)
         return sorted(file.url.rsplit("/", 1)[-1] for file in found)
 
     def delete(self, names: list[str]) -> None:
@@ -139,7 +138,7 @@ class Storage:
                 Path(self.path(name)).unlink(missing_ok=True)
             return
         if names:
-            remote_files.open_store(self.root).delete([self.path(name) for name in names])
+            remote.open_store(self.root).delete([self.path(name) for name in names])
 
     def delete_build_dir(self) -> None:
         """Removes what a finished build no longer needs."""
@@ -148,7 +147,7 @@ class Storage:
             return
         if names := self.names(BUILD_DIR):
             urls = [self.path(f"{BUILD_DIR}/{name}") for name in names]
-            remote_files.open_store(self.root).delete(urls)
+            remote.open_store(self.root).delete(urls)
 
 
 class WriteBehind:

@@ -7,7 +7,7 @@ from object_store import ObjectStore
 
 from pipelines import errors
 from pipelines.planning import output_state
-from pipelines.storage import BUILD_DIR, Storage, WriteBehind, is_remote
+from pipelines.stores.output import BUILD_DIR, Storage, WriteBehind, is_remote
 
 
 @pytest.fixture(params=["local", "remote"])
