@@ -163,7 +163,7 @@ def _normalize(images, kind: str, statistics: tfrecord_io.PixelStatistics | None
 
 
 def _small_resnet(features):
-    """A residual network of 1.4 million parameters for a few hundred images and more.
+    """A residual network of 1.5 million parameters for a few hundred images and more.
 
     It has no batch normalization: residual branches that begin at zero make it trainable without
     (Zhang et al. 2019, "Fixup Initialization"). So an image's answer never depends on the others
@@ -187,8 +187,8 @@ def _small_resnet(features):
     features = layers.Activation("relu")(features)
     return layers.Concatenate()(
         [
-            layers.GlobalAveragePooling2D(name="mean")(features),
-            layers.GlobalMaxPooling2D(name="maximum")(features),
+            layers.GlobalAveragePooling2D(name="pool_mean")(features),
+            layers.GlobalMaxPooling2D(name="pool_maximum")(features),
         ]
     )
 
