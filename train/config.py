@@ -127,7 +127,7 @@ class TrainConfig:
     )
 
     optimizer: str = _flag("adamw", "update rule", ("adamw", "adam", "sgd"))
-    learning_rate: float = _flag(1e-3, "peak learning rate of the head (and of networks from none)")
+    learning_rate: float = _flag(2e-3, "peak learning rate of the head (and of networks from none)")
     fine_tune_learning_rate: float = _flag(1e-4, "peak learning rate once pretrained layers train")
     weight_decay: float | None = _flag(
         None, "share of each kernel taken off a step, times the learning rate [adamw 0.05, else 0]"
