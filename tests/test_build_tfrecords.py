@@ -397,6 +397,26 @@ def test_joined_tars_are_refused_and_leave_no_output(tmp_path, monkeypatch, caps
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("kind", ["zip", "tar", "directory"])
+def test_a_name_that_is_no_text_costs_that_file_alone(tmp_path, monkeypatch, capsys, kind):
+    odd = b"train/CNV/\xff\xfe.jpeg"
+    files = {**scan_tree({"train": 5}), os.fsdecode(odd): jpeg(50)}
+    if kind == "directory":
+        source = write_tree(tmp_path / "scans", files)
+    elif kind == "tar":
+        source = write_tar(tmp_path / "scans.tar", files)
+    else:
+        files["train/CNV/ä.jpeg"] = files.pop(os.fsdecode(odd))
+        source = write_zip(tmp_path / "scans.zip", files)
+        marked = "train/CNV/ä.jpeg".encode()
+        source.write_bytes(source.read_bytes().replace(marked, odd))
+    argv = arguments(source, tmp_path / "out", IN_MEMORY, "--max_reject_fraction=0.1")
+    assert exit_code(monkeypatch, argv) == 0
+    assert Manifest.load(tmp_path / "out").rejects == {"unreadable_name": 1}
+    rejects = (tmp_path / "out" / "rejects.csv").read_text()
+    assert "train/CNV/\\udcff\\udcfe.jpeg,unreadable_name" in rejects
+
+
 # ---- any tree at all
 
 ANY_FILES = st.dictionaries(
