@@ -43,6 +43,7 @@ from tfrecord_io import (
     tfds_metadata,
     twins,
 )
+from tfrecord_io.printing import csv_cell
 
 #: The references, a record batch a task; and beside it the tasks and what decides the bytes.
 PLAN_FILE = f"{BUILD_DIR}/plan.arrow"
@@ -668,7 +669,7 @@ def _write_listing(storage: Storage, name: str, rows: Iterable[Sequence[str]]) -
     text = io.StringIO(newline="")
     writer = csv.writer(text)
     writer.writerow(["path", "reason", "detail"])
-    writer.writerows(rows)
+    writer.writerows(map(csv_cell, row) for row in rows)
     with storage.create(name) as file:
         file.write(text.getvalue().encode())
 

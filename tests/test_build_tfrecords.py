@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import random
@@ -13,6 +14,7 @@ import socket
 import struct
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -395,6 +397,43 @@ def test_joined_tars_are_refused_and_leave_no_output(tmp_path, monkeypatch, caps
     assert exit_code(monkeypatch, arguments(first, tmp_path / "out")) == 2
     assert "other data follow" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def rejects_of(output):
+    """Returns the rows of rejects.csv, the first line apart."""
+    with (output / "rejects.csv").open(encoding="utf-8", newline="") as file:
+        return list(csv.reader(file))[1:]
+
+
+def test_a_link_to_a_name_that_is_no_text_costs_that_link_alone(tmp_path, monkeypatch):
+    link = tar_info("train/CNV/link.jpeg", kind=tarfile.SYMTYPE)
+    link.linkname = os.fsdecode(b"\xff\x1b" + b"a" * 5000)
+    scans = write_tar(tmp_path / "scans.tar", scan_tree({"train": 5}), [link])
+    argv = arguments(scans, tmp_path / "out", IN_MEMORY, "--max_reject_fraction=0.1")
+    assert exit_code(monkeypatch, argv) == 0
+    ((path, reason, detail),) = rejects_of(tmp_path / "out")
+    assert (path, reason) == ("train/CNV/link.jpeg", "link")
+    assert detail.startswith("a link to \\udcff\\x1baaa")
+    assert len(detail) <= 200
+
+
+def test_no_cell_of_the_tables_begins_like_a_formula(tmp_path, monkeypatch):
+    same = jpeg(0)
+    files = {
+        **scan_tree({"train": 5}),
+        "=cmd|calc/train/CNV/-1.jpeg": b"",
+        "=cmd|calc/train/CNV/b.jpeg": same,
+        "=cmd|calc/train/CNV/c.jpeg": same,
+    }
+    files = {f"=cmd|calc/{name}" if name[0] != "=" else name: data for name, data in files.items()}
+    scans = write_zip(tmp_path / "scans.zip", files)
+    argv = arguments(scans, tmp_path / "out", IN_MEMORY, "--max_reject_fraction=0.1")
+    assert exit_code(monkeypatch, [*argv, "--duplicates=drop"]) == 0
+    assert rejects_of(tmp_path / "out")[0][0] == "'=cmd|calc/train/CNV/-1.jpeg"
+    for name in ("rejects.csv", "dropped.csv"):
+        rows = list(csv.reader((tmp_path / "out" / name).open(encoding="utf-8", newline="")))
+        assert len(rows) > 1
+        assert not [cell for row in rows for cell in row if cell[:1] in ("=", "+", "-", "@")]
 
 
 @pytest.mark.parametrize("kind", ["zip", "tar", "directory"])

@@ -13,7 +13,6 @@ from pipelines.sources.listing import (
     Member,
     iterate_refs,
     list_images,
-    printable,
 )
 
 #: A small tree: three splits, four classes, one content a file.
@@ -366,7 +365,6 @@ def test_what_is_wrong_with_a_name_is_found_in_any_folder(folder, base):
 def test_a_name_that_is_no_text_is_a_reject_that_can_be_printed():
     listing = list_files({**TREE, "train/CNV/\udcff.png": b"?"})
     assert reasons(listing) == {"train/CNV/\\udcff.png": "unreadable_name"}
-    assert printable("a\0b\udcff") == "a\\x00b\\udcff"
 
 
 @pytest.mark.parametrize("name", ["train/CNV/a\nb.png", "train/CNV/a\tb'\".png", "train/C\nNV/1"])

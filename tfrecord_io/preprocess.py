@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 import PIL
 from PIL import Image, ImageOps, features
 
+from tfrecord_io.printing import printable
+
 #: Pillow's filters by the name of the option. All of them widen with the reduction (antialias).
 RESIZE_FILTERS: Mapping[str, Image.Resampling] = {
     "bilinear": Image.Resampling.BILINEAR,
@@ -26,6 +28,9 @@ FORMATS = ("JPEG", "PNG", "BMP", "TIFF", "GIF", "WEBP", "PPM")
 #: in RGB). It is Pillow's own `MAX_IMAGE_PIXELS`, held here so that nobody's setting changes it.
 MAX_PIXELS = 89_478_485
 
+#: Characters of a reject's detail; what a stranger's file makes a library say can be longer.
+MAX_DETAIL_LENGTH = 200
+
 _EXIF_ORIENTATION = 0x0112
 
 # TIFF 6.0, section 19: 1 stands for unsigned integers, the default; 2 for signed ones.
@@ -41,6 +46,7 @@ class Reject(Exception):  # noqa: N818 - a verdict on an image, the field's word
     """
 
     def __init__(self, reason: str, detail: str) -> None:
+        detail = printable(detail, MAX_DETAIL_LENGTH)
         super().__init__(f"{reason}: {detail}")
         self.reason = reason
         self.detail = detail

@@ -18,6 +18,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines import errors
+from tfrecord_io.preprocess import MAX_DETAIL_LENGTH
+from tfrecord_io.printing import printable
 
 #: The class folders of the Kermany OCT data, by which its tree is known among others.
 OCT_LABELS = frozenset({"CNV", "DME", "DRUSEN", "NORMAL"})
@@ -250,8 +252,13 @@ class _Sorter:
             or (None if is_plain else _name_problem(name, name.split("/")))
             or _size_problem(member)
         ):
+            reason, detail = problem
             self.rejects.append(
-                RejectedFile(source_path=printable(name), reason=problem[0], detail=problem[1])
+                RejectedFile(
+                    source_path=printable(name),
+                    reason=reason,
+                    detail=printable(detail, MAX_DETAIL_LENGTH),
+                )
             )
         elif folder.levels:
             self._with_split.add(member, _parent(folder.levels[0]))
@@ -398,11 +405,6 @@ def _parent(folder: str) -> str:
 
 def _is_plain(base: str) -> bool:
     return _PLAIN_NAME.fullmatch(base) is not None and base.lower() not in _SYSTEM_FILES
-
-
-def printable(name: str) -> str:
-    """Returns a file name that any file and terminal can hold: bytes that are no text escaped."""
-    return name.encode("utf-8", "backslashreplace").decode("utf-8").replace("\0", "\\x00")
 
 
 def _ignored_reason(parts: Sequence[str]) -> str | None:
