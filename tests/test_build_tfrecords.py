@@ -399,9 +399,9 @@ def test_joined_tars_are_refused_and_leave_no_output(tmp_path, monkeypatch, caps
     assert not (tmp_path / "out").exists()
 
 
-def rejects_of(output):
-    """Returns the rows of rejects.csv, the first line apart."""
-    with (output / "rejects.csv").open(encoding="utf-8", newline="") as file:
+def rows_of(output, name="rejects.csv"):
+    """Returns the rows of a table, the first line apart."""
+    with (output / name).open(encoding="utf-8", newline="") as file:
         return list(csv.reader(file))[1:]
 
 
@@ -411,7 +411,7 @@ def test_a_link_to_a_name_that_is_no_text_costs_that_link_alone(tmp_path, monkey
     scans = write_tar(tmp_path / "scans.tar", scan_tree({"train": 5}), [link])
     argv = arguments(scans, tmp_path / "out", IN_MEMORY, "--max_reject_fraction=0.1")
     assert exit_code(monkeypatch, argv) == 0
-    ((path, reason, detail),) = rejects_of(tmp_path / "out")
+    ((path, reason, detail),) = rows_of(tmp_path / "out")
     assert (path, reason) == ("train/CNV/link.jpeg", "link")
     assert detail.startswith("a link to \\udcff\\x1baaa")
     assert len(detail) <= 200
@@ -429,11 +429,23 @@ def test_no_cell_of_the_tables_begins_like_a_formula(tmp_path, monkeypatch):
     scans = write_zip(tmp_path / "scans.zip", files)
     argv = arguments(scans, tmp_path / "out", IN_MEMORY, "--max_reject_fraction=0.1")
     assert exit_code(monkeypatch, [*argv, "--duplicates=drop"]) == 0
-    assert rejects_of(tmp_path / "out")[0][0] == "'=cmd|calc/train/CNV/-1.jpeg"
+    assert rows_of(tmp_path / "out")[0][0] == "'=cmd|calc/train/CNV/-1.jpeg"
     for name in ("rejects.csv", "dropped.csv"):
-        rows = list(csv.reader((tmp_path / "out" / name).open(encoding="utf-8", newline="")))
-        assert len(rows) > 1
+        rows = rows_of(tmp_path / "out", name)
+        assert rows
         assert not [cell for row in rows for cell in row if cell[:1] in ("=", "+", "-", "@")]
+
+
+def test_a_link_to_a_secret_does_not_bring_it_into_the_output(tmp_path, monkeypatch):
+    (tmp_path / "secret").write_bytes(b"SECRET")
+    scans = write_tree(tmp_path / "scans", scan_tree({"train": 5}))
+    (scans / "train" / "CNV" / "link.jpeg").symlink_to(tmp_path / "secret")
+    argv = arguments(scans, tmp_path / "out", IN_MEMORY, "--max_reject_fraction=0.1")
+    assert exit_code(monkeypatch, argv) == 0
+    assert [row[:2] for row in rows_of(tmp_path / "out")] == [
+        ["train/CNV/link.jpeg", "not_an_image"]
+    ]
+    assert not [name for name, data in files_of(tmp_path / "out").items() if b"SECR" in data]
 
 
 @pytest.mark.parametrize("kind", ["zip", "tar", "directory"])

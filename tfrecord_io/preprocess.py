@@ -147,7 +147,8 @@ def decode_image(data: bytes, preprocessing: Preprocessing) -> DecodedImage:
     except Reject:
         raise
     except Image.UnidentifiedImageError:
-        raise Reject("not_an_image", _describe_start(data)) from None
+        # Not how it begins: a link in a folder may lead to a secret, and the reject is published.
+        raise Reject("not_an_image", f"{len(data):,} bytes of no known format") from None
     except Image.DecompressionBombError as error:
         raise Reject("too_many_pixels", str(error)) from None
     except OSError as error:
@@ -155,8 +156,9 @@ def decode_image(data: bytes, preprocessing: Preprocessing) -> DecodedImage:
         raise Reject(reason, str(error)) from None
     except Exception as error:
         # Decoders of hostile or damaged bytes raise whatever they like (struct.error,
-        # SyntaxError, zlib.error, IndexError and more); one file must not end the job.
-        raise Reject("undecodable", f"{type(error).__name__}: {error}") from None
+        # SyntaxError, zlib.error, IndexError and more); one file must not end the job. Their
+        # messages are left out: some quote bytes of the file.
+        raise Reject("undecodable", f"the decoder raised {type(error).__name__}") from None
 
 
 def _decode(data: bytes, preprocessing: Preprocessing) -> DecodedImage:
@@ -246,7 +248,3 @@ def _convert(image: Image.Image, channels: int) -> Image.Image:
         # A palette holds colours: by way of RGB they keep their values.
         image = image.convert("RGB")
     return image.convert(wanted)
-
-
-def _describe_start(data: bytes) -> str:
-    return f"{len(data)} bytes that start with {data[:8]!r}"
