@@ -55,6 +55,7 @@ from PIL import Image
 from pipelines import build_tfrecords, engine, errors, launch, resume
 from pipelines.options import parse_options
 from pipelines.storage import BUILD_DIR, Storage
+from tfrecord_io import __main__ as tools
 from tfrecord_io.manifest import Manifest
 
 SAMPLE = ROOT.parent / "shared" / "data" / "kermany2018-sample.zip"
@@ -446,6 +447,32 @@ def test_a_link_to_a_secret_does_not_bring_it_into_the_output(tmp_path, monkeypa
         ["train/CNV/link.jpeg", "not_an_image"]
     ]
     assert not [name for name, data in files_of(tmp_path / "out").items() if b"SECR" in data]
+
+
+def test_no_name_in_an_archive_commands_the_terminal_or_stands_raw_in_a_report(
+    tmp_path, monkeypatch, capsys
+):
+    title = "\x1b]0;pwned\x07"
+    files = scan_tree({"train": 5, "test": 2}, classes=["CNV", title])
+    files |= {f"train/{title}/{title}.jpeg": b"", f"{title}.jpeg": b""}
+    scans, output = write_zip(tmp_path / "scans.zip", files), tmp_path / "out"
+    argv = arguments(scans, output, IN_MEMORY)
+    assert exit_code(monkeypatch, [*argv, f"--classes=CNV,{title},{title}2"]) == 2
+    assert exit_code(monkeypatch, [*argv, "--max_reject_fraction=0.2"]) == 0
+    with (output / "train-00000-of-00001.tfrecord").open("r+b") as file:
+        file.write(b"x")
+    for tool in ("audit", "verify", "show"):
+        tools.main([tool, str(output), *(["--output", str(tmp_path / "a.png")] * (tool == "show"))])
+    done = capsys.readouterr()
+    assert r"\x1b]0;pwned\x07" in done.out
+    assert r"\x1b]0;pwned\x07" in done.err
+    texts = [
+        done.out,
+        done.err,
+        *((output / f).read_text() for f in ("report.html", "rejects.csv")),
+    ]
+    assert not [text for text in texts if title in text or "\x07" in text]
+    assert r"\x1b]0;pwned" in (output / "report.html").read_text()
 
 
 @pytest.mark.parametrize("kind", ["zip", "tar", "directory"])
