@@ -290,6 +290,29 @@ def test_too_many_rejects_fail_with_evidence_and_a_larger_limit_goes_on(
     assert Manifest.load(output).counts["rejects"] == 2
 
 
+@pytest.mark.parametrize(("num_bad", "code"), [(29, 0), (30, 1)])
+def test_a_share_of_rejects_that_is_just_allowed_is_allowed(tmp_path, monkeypatch, num_bad, code):
+    files = {f"train/CNV/{n}.png": b"" for n in range(num_bad)}
+    files |= {f"train/DME/{n}.png": encoded(grey_pixels(n)) for n in range(100 - num_bad)}
+    files["train/CNV/good.png"] = files.pop("train/DME/0.png")
+    scans = write_zip(tmp_path / "scans.zip", files)
+    argv = arguments(scans, tmp_path / "out", IN_MEMORY, "--max_reject_fraction=0.29")
+    assert exit_code(monkeypatch, argv) == code
+
+
+@pytest.mark.parametrize(("num_links", "code"), [(2, 0), (4, 1)])
+def test_a_limit_does_not_inflate_the_share_of_what_the_listing_rejects(
+    tmp_path, monkeypatch, capsys, num_links, code
+):
+    links = [tar_info(f"train/CNV/{n}.png", kind=tarfile.SYMTYPE) for n in range(num_links)]
+    scans = write_tar(tmp_path / "scans.tar", scan_tree({"train": 24}), links)
+    argv = arguments(scans, tmp_path / "out", IN_MEMORY, "--max_reject_fraction=0.03", "--limit=8")
+    assert exit_code(monkeypatch, argv) == code
+    if code:
+        said = "4 of 12 images were rejected (4.00% of all 100, by this sample, allowed 3.00%)"
+        assert said in capsys.readouterr().err
+
+
 def test_a_folder_that_is_no_class_fails_and_the_message_tells_what_to_do(
     tmp_path, monkeypatch, capsys
 ):
