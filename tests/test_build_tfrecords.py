@@ -356,6 +356,14 @@ def test_a_class_with_the_name_of_a_split_is_warned_of_and_noted(tmp_path, monke
     assert "the class 'train' has" in " ".join(Manifest.load(tmp_path / "out").audit["notes"])
 
 
+def test_classes_that_look_alike_are_warned_of(tmp_path, monkeypatch, capsys):
+    files = scan_tree({"train": 2}, classes=["é", "e\u0301"])
+    scans = write_zip(tmp_path / "scans.zip", files)
+    assert exit_code(monkeypatch, arguments(scans, tmp_path / "out", IN_MEMORY)) == 0
+    said = capsys.readouterr().err
+    assert r"warning: the classes 'e\u0301' and '\xe9' differ only in case, spaces or" in said
+
+
 # ---- strangers' archives
 
 

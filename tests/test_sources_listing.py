@@ -168,6 +168,21 @@ def test_a_folder_in_a_class_may_have_the_name_of_a_split(deeper):
     assert places(listing)[deeper] == ("train", "CNV")
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "shown"),
+    [
+        ("\u00e9", "e\u0301", r"'\xe9' and 'e\u0301'"),
+        ("normal", "NORMAL", "'NORMAL' and 'normal'"),
+        ("CNV", "CNV ", "'CNV' and 'CNV '"),
+    ],
+)
+def test_two_classes_that_look_alike_are_said(first, second, shown):
+    listing = list_files({f"{first}/1.png": b"1", f"{second}/2.png": b"2", "DME/3.png": b"3"})
+    assert {label for _, label in places(listing).values()} == {first, second, "DME"}
+    (note,) = listing.notes
+    assert all(name in note for name in shown.split(" and "))
+
+
 def test_images_outside_the_class_folders_are_rejects_and_other_files_are_no_data():
     listing = list_files({**TREE, "README.txt": b"", "cover.png": b"c", "train/loose.jpeg": b"l"})
     assert places(listing) == expected_places(TREE)

@@ -10,6 +10,7 @@ import collections
 import dataclasses
 import functools
 import re
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -563,6 +564,21 @@ def _label_notes(labels: Sequence[str]) -> Iterator[str]:
                 f"the class {label!a} has a split's name; if it is no class, give --input or "
                 "--tree the folder that holds the SPLIT or CLASS folders"
             )
+    alike: dict[str, list[str]] = collections.defaultdict(list)
+    for label in labels:
+        alike[_folded(label)].append(ascii(label))
+    for names in alike.values():
+        if len(names) > 1:
+            yield (
+                f"the classes {' and '.join(names)} differ only in case, spaces or Unicode form; "
+                "if they are one class, rename the folders"
+            )
+
+
+def _folded(label: str) -> str:
+    """Returns what a reader takes for the same name (Unicode Standard, D146: caseless matching)."""
+    folded = unicodedata.normalize("NFD", label).casefold()
+    return unicodedata.normalize("NFC", folded).strip()
 
 
 def _choose_classes(
