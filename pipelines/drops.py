@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 from pipelines import errors, splits
 from pipelines.storage import BUILD_DIR, Storage
 from tfrecord_io import schema
+from tfrecord_io.near_duplicates import MIN_SIDE
 from tfrecord_io.twins import Twins
 
 #: What the plan left out, and what the finishing step decided to; tables of `DROPPED_SCHEMA`,
@@ -176,6 +177,28 @@ def copy_without(
     return len(rows), digest.hexdigest(), tuple(labels.count(name) for name in label_names)
 
 
+def require_comparable(
+    options: DropOptions, image_shape: tuple[int, int, int], num_splits: int
+) -> None:
+    """Checks, before anything is decoded, that the policies can be judged in the end.
+
+    Args:
+        options: the policies.
+        image_shape: (height, width, channels) of the stored images, in pixels.
+        num_splits: splits of the dataset.
+
+    Raises:
+        errors.UserError: if leaks must fail and the images are too small to find all of them.
+    """
+    if options.leaks == "fail" and num_splits > 1 and min(image_shape[:2]) < MIN_SIDE:
+        raise errors.UserError(
+            f"--leaks fail needs images of at least {MIN_SIDE} pixels a side, received "
+            f"{image_shape[0]}x{image_shape[1]}: in smaller ones near duplicates cannot be told "
+            "from likenesses, and are not looked for. Give a larger --image_size, or --leaks keep "
+            "or drop"
+        )
+
+
 def judge(measures: Mapping[str, Any], options: DropOptions) -> str | None:
     """Returns why a dataset must not be, by the policies that say `fail`; None if it may.
 
@@ -197,6 +220,8 @@ def judge(measures: Mapping[str, Any], options: DropOptions) -> str | None:
         for name, text, flag in wrong
         if measures.get(name)
     ]
+    if options.leaks == "fail" and measures.get("near_duplicate_pairs", 0) is None:
+        parts.append("near duplicates across splits were not looked for (--leaks is fail)")
     return "; ".join(parts) or None
 
 

@@ -152,6 +152,8 @@ def _plan_job(
         _require_policy(storage, options)
         return None
     split = splits.apply(listing.refs, options.splits, lambda refs: _content_names(source, refs))
+    num_splits = len(split.refs["split"].unique())
+    drops.require_comparable(options.drops, layout.image_shape, num_splits)
     for note in split.notes:
         _say(note)
     build = dataclasses.replace(build, notes=(*listing.notes, *split.notes))

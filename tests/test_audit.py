@@ -322,6 +322,15 @@ def test_the_command_ends_with_1_over_a_limit_and_with_0_under_it(flawed, clean,
     assert command_line.main(["audit", str(clean), *limits[:-1]]) == 0
 
 
+def test_a_limit_on_what_was_not_looked_for_is_not_kept(tmp_path, capsys):
+    scans = write_tree(tmp_path / "scans", planted.clean_files())
+    out = build_here(scans, tmp_path / "out", "--image_size=28")
+    for limit in ("--max_leaked_pictures=0", "--max_label_conflicts=5"):
+        assert command_line.main(["audit", str(out), limit]) == 1
+        assert "near duplicates were not looked for" in capsys.readouterr().out
+    assert command_line.main(["audit", str(out), "--max_leaked_patients=0"]) == 0
+
+
 def test_the_command_prints_json_for_programs(flawed, capsys):
     assert command_line.main(["audit", str(flawed), "--json", "--max_duplicates=2"]) == 1
     content = json.loads(capsys.readouterr().out)

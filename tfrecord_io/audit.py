@@ -401,7 +401,8 @@ def _check_near(
     measures: dict[str, Any],
 ) -> None:
     if not twins.near_checked:
-        measures["near_duplicate_pairs"] = None
+        # Nothing is shared between the splits of a dataset that has one.
+        measures["near_duplicate_pairs"] = None if len(codes.splits) > 1 else 0
         findings.append(
             Finding(
                 code="near_duplicates",
@@ -728,7 +729,7 @@ class Limits:
     max_shortcut_gain: float | None = None
 
     def violations(self, measures: Mapping[str, Any]) -> list[str]:
-        """Returns a line for each limit that an audit's measures go over."""
+        """Returns a line for each limit that an audit's measures go over or cannot tell."""
         shortcut = measures.get("shortcuts", {"accuracy": 0, "chance": 0})
         values = {
             "max_leaked_patients": measures["patients_in_several_splits"],
@@ -739,10 +740,22 @@ class Limits:
             + measures.get("near_duplicate_label_conflicts", 0),
             "max_shortcut_gain": round(shortcut["accuracy"] - shortcut["chance"], 4),
         }
+        limits = {k: v for k, v in dataclasses.asdict(self).items() if v is not None}
+        # What was not looked for is not within a limit.
+        unknown = []
+        if measures["near_duplicate_pairs"] is None:
+            unknown.append("max_leaked_pictures")
+        if "near_duplicate_label_conflicts" not in measures:
+            unknown.append("max_label_conflicts")
         return [
             f"--{name} {limit}: found {values[name]:,}"
-            for name, limit in dataclasses.asdict(self).items()
-            if limit is not None and values[name] > limit
+            for name, limit in limits.items()
+            if values[name] > limit
+        ] + [
+            f"--{name} {limits[name]}: near duplicates were not looked for, which needs at least "
+            f"{near_duplicates.MIN_SIDE} stored pixels a side"
+            for name in unknown
+            if name in limits and values[name] <= limits[name]
         ]
 
 
