@@ -3,15 +3,18 @@
 import hashlib
 import io
 import json
+import os
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from pathlib import Path
 
+import builds
 import numpy as np
 import pytest
 from PIL import Image
 
+from pipelines import build_tfrecords, errors
 from pipelines.sources import synthetic
 from pipelines.sources.synthetic import (
     ARCHIVE_FOLDER,
@@ -338,6 +341,23 @@ def test_the_marker_says_what_the_tree_was_made_from(tree: Path) -> None:
     marker = json.loads((tree / COMPLETE_MARKER).read_text())
     assert set(marker) == {"generator_version", "num_examples", "pillow_version", "seed"}
     assert (marker["num_examples"], marker["seed"]) == (FEW, 3)
+
+
+def test_a_second_process_that_would_draw_into_the_same_folder_is_refused(tmp_path: Path) -> None:
+    flags = ["--source=synthetic", "--num_examples=12", "--image_size=8", builds.IN_MEMORY]
+    argv = [*flags, f"--output={tmp_path / 'out'}", f"--download_dir={tmp_path}"]
+    seen = []
+
+    def build_meanwhile(_: int) -> None:
+        with pytest.raises(errors.UserError, match=rf"process id {os.getpid()}\) is drawing into"):
+            build_tfrecords.build(argv)
+        seen.append(True)
+
+    folder = tmp_path / "synthetic-12-seed-0"
+    synthetic.write_tree(folder, 12, 0, num_workers=1, progress=build_meanwhile)
+    assert seen
+    assert [path.name for path in tmp_path.iterdir()] == [folder.name]
+    build_tfrecords.build(argv)
 
 
 def test_a_tree_that_is_not_ours_is_refused_and_kept(tmp_path: Path) -> None:

@@ -86,8 +86,10 @@ def _synthetic(options: BuildOptions) -> Source:
     try:
         with tqdm(total=num_examples, unit=" images", desc="drawing", delay=1.0) as bar:
             synthetic.write_tree(directory, num_examples, seed, progress=bar.update)
-    except ValueError as error:
+    except (ValueError, BlockingIOError) as error:
         raise errors.UserError(str(error)) from None
+    except RuntimeError as error:
+        raise errors.BuildError(str(error)) from None
     return DirectorySource(directory, kind="synthetic")
 
 

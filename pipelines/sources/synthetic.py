@@ -13,6 +13,7 @@ and NORMAL). One thing is better than in the real archive: no patient is in two 
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import math
@@ -31,6 +32,8 @@ import PIL
 from numpy.random import PCG64, Generator, SeedSequence
 from numpy.typing import NDArray
 from PIL import Image
+
+from pipelines import file_lock
 
 Floats = NDArray[np.float64]
 
@@ -927,7 +930,7 @@ def write_tree(
     The files are `directory/OCT2017 /{train,val,test}/CLASS/CLASS-PATIENT-INDEX.jpeg`. The same
     num_examples, seed and Pillow version give the same bytes and modification times, however many
     workers draw. A finished tree is left as it is; a killed run is completed; a tree of other
-    settings is replaced. One process at a time may write to a directory.
+    settings is replaced. A second process that would draw into the same directory is refused.
 
     Args:
         directory: where the archive's folder goes; made if it is missing.
@@ -944,6 +947,7 @@ def write_tree(
     Raises:
         ValueError: if num_examples, seed or num_workers is too small.
         FileExistsError: if the archive's folder is there and this function did not write it.
+        BlockingIOError: if another process draws into the directory.
         RuntimeError: if a worker process died.
     """
     directory = Path(directory)
@@ -962,17 +966,36 @@ def write_tree(
     if not missing and _read_marker(directory / COMPLETE_MARKER) == settings:
         return directory
     directory.mkdir(parents=True, exist_ok=True)
-    _prepare_tree(directory, settings, tasks)
-    # Again, for files of other settings may have had the same names.
-    missing = [task for task in tasks if not _is_written(task.path(directory))]
-    chunks = [missing[i : i + _CHUNK_SIZE] for i in range(0, len(missing), _CHUNK_SIZE)]
-    num_workers = num_workers or _default_num_workers(len(missing))
-    if num_workers > 1 and len(chunks) > 1:
-        _write_in_processes(chunks, directory, min(num_workers, len(chunks)), progress)
-    else:
-        for chunk in chunks:
-            written = _write_images(chunk, directory)
-            if progress is not None:
-                progress(written)
-    _write_marker(directory / COMPLETE_MARKER, settings)
+    with _locked(directory):
+        _prepare_tree(directory, settings, tasks)
+        # Again, for files of other settings may have had the same names.
+        missing = [task for task in tasks if not _is_written(task.path(directory))]
+        chunks = [missing[i : i + _CHUNK_SIZE] for i in range(0, len(missing), _CHUNK_SIZE)]
+        num_workers = num_workers or _default_num_workers(len(missing))
+        if num_workers > 1 and len(chunks) > 1:
+            _write_in_processes(chunks, directory, min(num_workers, len(chunks)), progress)
+        else:
+            for chunk in chunks:
+                written = _write_images(chunk, directory)
+                if progress is not None:
+                    progress(written)
+        _write_marker(directory / COMPLETE_MARKER, settings)
     return directory
+
+
+@contextlib.contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    """Holds a directory against other processes; the lock lies beside it, for it is no data."""
+    path = directory.with_name(f".{directory.name}.lock")
+    try:
+        descriptor = file_lock.acquire(path)
+    except BlockingIOError:
+        raise BlockingIOError(
+            f"another process (process id {file_lock.holder(path)}) is drawing into {directory}; "
+            "wait for it, or choose another folder"
+        ) from None
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)  # While it is still held: see file_lock.
+        os.close(descriptor)
