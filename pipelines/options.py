@@ -12,7 +12,8 @@ from pipelines import errors
 from pipelines.drops import DropOptions
 from pipelines.plan import DEFAULT_SHARD_SIZE_MB, PlanOptions
 from pipelines.remote_files import is_remote
-from pipelines.sources import fashion_mnist, kaggle
+from pipelines.sources import fashion_mnist
+from pipelines.sources.kaggle import download as kaggle
 from pipelines.sources.listing import DEFAULT_GROUP_REGEX, ListingOptions
 from pipelines.splits import DEFAULT_FRACTIONS, POLICIES, SplitOptions
 from tfrecord_io.preprocess import RESIZE_FILTERS, Preprocessing

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 from tqdm import tqdm
 
 from pipelines import errors, remote_files, staging
-from pipelines.sources import fashion_mnist, kaggle, synthetic
+from pipelines.sources import fashion_mnist, synthetic
 from pipelines.sources.archive import ArchiveSource
 from pipelines.sources.directory import DirectorySource
 from pipelines.sources.downloads import CredentialsError, DownloadError
+from pipelines.sources.kaggle import download as kaggle
 from pipelines.sources.remote_directory import RemoteDirectorySource
 from pipelines.sources.remote_zip import RemoteZipSource
 from pipelines.sources.source import Source

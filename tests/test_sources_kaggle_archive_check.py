@@ -19,9 +19,9 @@ from kaggle_stand_in import (
 )
 
 from pipelines import file_lock
-from pipelines.sources.archive_check import read_verification, verify_archive
 from pipelines.sources.downloads import DownloadError
-from pipelines.sources.kaggle import download_archive
+from pipelines.sources.kaggle.archive_check import read_verification, verify_archive
+from pipelines.sources.kaggle.download import download_archive
 
 
 @pytest.mark.parametrize("index", [2, 3], ids=["stored", "deflated"])
