@@ -9,7 +9,7 @@ import numpy as np
 from image_files import encoded
 from PIL import Image
 
-from pipelines.sources import synthetic
+from pipelines.sources.synthetic import scans as synthetic
 
 LABELS = ("CNV", "NORMAL")
 

@@ -15,8 +15,8 @@ import pytest
 from PIL import Image
 
 from pipelines import build_tfrecords, errors
-from pipelines.sources import synthetic
-from pipelines.sources.synthetic import (
+from pipelines.sources.synthetic import scans as synthetic
+from pipelines.sources.synthetic.scans import (
     ARCHIVE_FOLDER,
     COMPLETE_MARKER,
     FILE_MTIME,

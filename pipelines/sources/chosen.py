@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from tqdm import tqdm
 
 from pipelines import errors, remote_files, staging
-from pipelines.sources import fashion_mnist, synthetic
+from pipelines.sources import fashion_mnist
 from pipelines.sources.archive import ArchiveSource
 from pipelines.sources.directory import DirectorySource
 from pipelines.sources.downloads import CredentialsError, DownloadError
@@ -20,6 +20,7 @@ from pipelines.sources.kaggle import download as kaggle
 from pipelines.sources.remote_directory import RemoteDirectorySource
 from pipelines.sources.remote_zip import RemoteZipSource
 from pipelines.sources.source import Source
+from pipelines.sources.synthetic import scans as synthetic
 
 if TYPE_CHECKING:
     from pipelines.options import BuildOptions
