@@ -9,7 +9,7 @@ import numpy as np
 from image_files import encoded
 from PIL import Image
 
-from pipelines.sources.synthetic import scans as synthetic
+from pipelines.sources.synthetic import scans
 
 LABELS = ("CNV", "NORMAL")
 
@@ -17,7 +17,7 @@ LABELS = ("CNV", "NORMAL")
 @functools.cache
 def scan(label: str, patient: int, index: int) -> bytes:
     """Returns a drawn scan as a JPEG file, at half size to be quick to read."""
-    image = Image.fromarray(synthetic.draw_bscan(label, patient, index, 0)).reduce(2)
+    image = Image.fromarray(scans.draw_bscan(label, patient, index, 0)).reduce(2)
     return encoded(image, "JPEG", quality=90)
 
 

@@ -20,7 +20,7 @@ from pipelines.sources.kaggle import download as kaggle
 from pipelines.sources.remote_directory import RemoteDirectorySource
 from pipelines.sources.remote_zip import RemoteZipSource
 from pipelines.sources.source import Source
-from pipelines.sources.synthetic import scans as synthetic
+from pipelines.sources.synthetic import tree as synthetic
 
 if TYPE_CHECKING:
     from pipelines.options import BuildOptions
@@ -82,7 +82,7 @@ def _fashion_mnist(options: BuildOptions) -> Source:
 
 
 def _synthetic(options: BuildOptions) -> Source:
-    """Draws the synthetic tree, or what is missing of it; from then on it is a folder."""
+    """Draws the synthetic tree unless it is there; from then on it is a folder."""
     num_examples, seed = options.num_examples, options.plan.seed
     directory = options.download_dir.absolute() / f"synthetic-{num_examples}-seed-{seed}"
     try:
