@@ -297,11 +297,12 @@ class _Sorter:
         the outer one is the split and `train` a class.
         """
         # A note beside the inner folders, such as train/labels/labels.csv, makes no level.
-        chosen = self._image_levels | {
-            level
-            for level in self._other_levels
-            if not any(inner.startswith(f"{level}/") for inner in self._image_levels)
+        above = {
+            "/".join(parts[:depth])
+            for parts in (level.split("/") for level in self._image_levels)
+            for depth in range(1, len(parts))
         }
+        chosen = self._image_levels | (self._other_levels - above)
         columns = _Columns()
         for member in self._with_split.members():
             base = member.name.rpartition("/")[2]
