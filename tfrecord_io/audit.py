@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tfrecord_io import manifest, near_duplicates, shortcuts
+from tfrecord_io.printing import printable
 from tfrecord_io.twins import ImageReader, Twins, find_twins
 
 Severity = Literal["problem", "warning", "note", "good"]
@@ -818,7 +819,8 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps({**result.to_dict(), "violations": violations}, indent=1))
     else:
         for finding in result.findings:
-            print(f"{finding.severity.upper():8} {finding.title}\n         {finding.detail}")
+            print(f"{finding.severity.upper():8} {printable(finding.title)}")
+            print(f"         {printable(finding.detail)}")
         for line in violations:
             print(f"FAILED   {line}")
     return 1 if violations else 0
