@@ -8,6 +8,7 @@ on a cluster, and leaves the same bytes either way.
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import logging
 import sys
@@ -40,6 +41,7 @@ from pipelines import (  # noqa: E402
     summary,
     transforms,
 )
+from pipelines.stores import remote  # noqa: E402
 
 
 def build(argv: Sequence[str]) -> None:
@@ -51,6 +53,7 @@ def build(argv: Sequence[str]) -> None:
     """
     chosen = options.parse_options(argv)
     engine.check_flags(chosen.beam_args, options.flag_names())
+    chosen = dataclasses.replace(chosen, beam_args=remote.use_flags(chosen.beam_args))
     pipeline = engine.make_pipeline(chosen.beam_args)
     with launch.prepared(chosen) as job:
         if job is None:

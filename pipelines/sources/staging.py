@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import zlib
+import hashlib
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from pipelines import engine, errors
+from pipelines.sources import zip_members
 from pipelines.sources.archive import ArchiveSource
 from pipelines.sources.downloads import byte_bar
 from pipelines.sources.remote import RemoteZipSource
@@ -17,9 +18,6 @@ from pipelines.stores import remote
 
 if TYPE_CHECKING:
     from pipelines.options import BuildOptions
-
-# The end of a zip is its directory, with every member's CRC: another content has another end.
-_TAIL_BYTES = 64 * 1024
 
 
 def require_reachable(options: BuildOptions) -> None:
@@ -31,7 +29,13 @@ def require_reachable(options: BuildOptions) -> None:
     Raises:
         errors.UserError: if they will not; it says what to do.
     """
-    if not engine.is_dataflow(_beam_options(options)) or remote.is_remote(options.input or ""):
+    engine_options, given = _beam_options(options), options.input or ""
+    if remote.shown(given) != given and not engine.is_local(engine_options):
+        raise errors.UserError(
+            f"--input {remote.shown(given)} was given with a signature or a password, which would "
+            "be written into the job's description; give a URL without, or copy the file first"
+        )
+    if not engine.is_dataflow(engine_options) or remote.is_remote(given):
         return
     if options.source not in ("kaggle", "archive"):
         raise errors.UserError(
@@ -69,13 +73,14 @@ def staged(source: Source, options: BuildOptions) -> Source:
 
 def _upload_once(path: Path, staging: str) -> str:
     size = path.stat().st_size
-    url = f"{staging.rstrip('/')}/{size}-{_tail_crc(path, size):08x}/{path.name}"
-    store = remote.open_store(url)
-    if _size(store, url) == size:
-        return url
-    with path.open("rb") as file, byte_bar(f"uploading {path.name}", total=size) as bar:
-        store.write(url, file, bar.update)
-    if (uploaded := _size(store, url)) != size:
+    with path.open("rb") as file:
+        url = f"{staging.rstrip('/')}/{size}-{_index_digest(file, size, path)}/{path.name}"
+        if _size(url) == size:
+            return url
+        file.seek(0)
+        with byte_bar(f"uploading {path.name}", total=size) as bar:
+            remote.write(url, file, bar.update)
+    if (uploaded := _size(url)) != size:
         raise errors.BuildError(
             f"{url} should have {size:,} bytes after the upload, but has {uploaded}; run the same "
             "command again"
@@ -83,17 +88,20 @@ def _upload_once(path: Path, staging: str) -> str:
     return url
 
 
-def _size(store: remote.Store, url: str) -> int | None:
+def _index_digest(file: IO[bytes], size: int, path: Path) -> str:
+    """Returns a digest of what the zip's directory says of each file, its CRC among it."""
+    digest = hashlib.blake2b(digest_size=8)
+    for member in zip_members.list_members(file, size, str(path)):
+        facts = (member.name, member.size, member.offset, member.stored_size, member.version)
+        digest.update(repr(facts).encode())
+    return digest.hexdigest()
+
+
+def _size(url: str) -> int | None:
     try:
-        return store.describe(url)[0]
+        return remote.describe(url).size
     except FileNotFoundError:
         return None
-
-
-def _tail_crc(path: Path, size: int) -> int:
-    with path.open("rb") as file:
-        file.seek(max(size - _TAIL_BYTES, 0))
-        return zlib.crc32(file.read())
 
 
 def _beam_options(options: BuildOptions) -> PipelineOptions:
