@@ -49,7 +49,6 @@ from image_files import (
     write_tree,
     write_zip,
 )
-from object_store import ObjectStore
 from PIL import Image
 
 from pipelines import build_tfrecords, errors
@@ -158,14 +157,6 @@ def test_the_same_tree_gives_the_same_shards_however_it_is_packed(undisturbed, t
         source = write_tar(tmp_path / f"scans.{kind}", files)
     output = build_here(source, tmp_path / "out", NUM_SHARDS)
     assert shards_of(output) == shards_of(undisturbed[0])
-
-
-def test_an_object_store_receives_the_same_shards(undisturbed, archive, tmp_path):
-    ObjectStore.folder = tmp_path
-    build_here(archive, "store://bucket/out", NUM_SHARDS)
-    output = tmp_path / "bucket" / "out"
-    assert shards_of(output) == shards_of(undisturbed[0])
-    assert not files_of(output / BUILD_DIR)
 
 
 def test_behind_a_proxy_that_never_answers_the_local_engine_starts_all_the_same(

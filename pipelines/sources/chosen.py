@@ -16,8 +16,7 @@ from pipelines.sources.archive import ArchiveSource
 from pipelines.sources.directory import DirectorySource
 from pipelines.sources.downloads import CredentialsError, DownloadError
 from pipelines.sources.kaggle import download as kaggle
-from pipelines.sources.remote import RemoteZipSource
-from pipelines.sources.remote_directory import RemoteDirectorySource
+from pipelines.sources.remote import RemoteDirectorySource, RemoteZipSource
 from pipelines.sources.source import Source, SourceOptions
 from pipelines.sources.synthetic import tree as synthetic
 from pipelines.stores import remote
