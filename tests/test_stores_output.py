@@ -1,4 +1,5 @@
 import contextlib
+import os
 import threading
 from collections.abc import Iterator
 
@@ -142,6 +143,30 @@ def test_a_store_that_is_not_known_is_a_clear_error():
         output_state.locked(Storage("nostore://bucket/out")),
     ):
         pass
+
+
+def test_a_shard_has_its_name_on_the_disk_before_the_sidecar_that_proves_it(tmp_path, monkeypatch):
+    on_disk: list[set[str]] = []
+    fsync = os.fsync
+
+    def record(descriptor: int) -> None:
+        fsync(descriptor)
+        if os.path.samestat(os.fstat(descriptor), (tmp_path / "out").stat()):
+            on_disk.append(set(os.listdir(descriptor)) - {BUILD_DIR})
+
+    monkeypatch.setattr(os, "fsync", record)
+    storage = Storage(str(tmp_path / "out"))
+    storage.make_folders()
+    with contextlib.closing(WriteBehind(storage)) as files:
+        for name in ("a.tfrecord", "a.json", "b.tfrecord", "b.json", "manifest.json"):
+            write(files, name, b"")
+        files.wait()
+
+    assert on_disk == [
+        {"a.tfrecord"},
+        {"a.tfrecord", "a.json", "b.tfrecord"},
+        {"a.tfrecord", "a.json", "b.tfrecord", "b.json"},
+    ]
 
 
 # ---- finishing files while the caller goes on

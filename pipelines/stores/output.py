@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import errno
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
@@ -82,10 +83,17 @@ class Storage:
 
     @contextlib.contextmanager
     def create(self, name: str) -> Iterator[IO[bytes]]:
-        """Opens a file for writing that appears whole, under its name, or not at all."""
+        """Opens a file for writing that appears whole, under its name, or not at all.
+
+        A .json file says of others that they are there: a sidecar of its shard, the manifest of
+        the dataset. Whatever was created before it has its name on the disk before it has.
+        """
         if not self.remote:
             with shards.atomic_write(self.path(name), self.path(BUILD_DIR)) as file:
                 yield file
+                if name.endswith(".json"):
+                    _sync_folder(self.path(BUILD_DIR))
+                    _sync_folder(self.root)
             return
         with remote.create(self.path(name)) as file:
             yield file
@@ -140,6 +148,19 @@ class Storage:
             shutil.rmtree(self.path(BUILD_DIR), ignore_errors=True)
             return
         self.delete([f"{BUILD_DIR}/{name}" for name in self.names(BUILD_DIR)])
+
+
+def _sync_folder(path: str) -> None:
+    """Waits until the names in a folder are on the disk; without it a power cut may undo them."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        # Some network file systems cannot, and have no names of their own to lose.
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(descriptor)
 
 
 class WriteBehind:
