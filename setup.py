@@ -40,6 +40,7 @@ EXTRAS = {
     "aws": ["boto3"],  # reads the credentials in the files of the AWS tools
 }
 EXTRAS["all"] = sorted({package for extra in EXTRAS.values() for package in extra})
+EXTRAS["jax"] = ["jax>=0.6"]  # KERAS_BACKEND=jax
 # Apart from the rest, for its size: what Beam needs to start a Dataflow job.
 EXTRAS["gcp"] = ["apache-beam[gcp]>=2.77,<2.78"]
 EXTRAS["cuda"] = ["tensorflow[and-cuda]>=2.21,<2.22"]
