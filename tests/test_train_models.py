@@ -27,12 +27,17 @@ def build(shape=(32, 32, 1), num_classes=4, statistics=None, temperature=1.0, **
     )
 
 
-def shaken(model):
-    """Returns a model after its weights were moved at random, so that its answers differ."""
+def shaken(network, images):
+    """Moves the weights at random, so that the logits of these images differ by about 1."""
     generator = np.random.default_rng(0)
-    for variable in model.trainable_variables:
+    for variable in network.logits.trainable_variables:
         variable.assign(variable.numpy() + generator.normal(0, 0.05, variable.shape))
-    return model
+    logits = answer(network.logits, images.astype(np.float32))
+    kernel, bias = network.logits.get_layer("logits").weights
+    spread = logits.std(axis=0).mean()
+    kernel.assign(kernel.numpy() / spread)
+    bias.assign((bias.numpy() - logits.mean(axis=0)) / spread)
+    return network
 
 
 def answer(model, images, training=False):
@@ -76,52 +81,50 @@ def test_the_convnet_fits_any_input(shape):
 def test_the_small_resnet_brings_any_image_to_a_small_grid(shape, grid):
     network = build(shape)
     assert answer(network.model, images_of(shape, 1)).shape == (1, 4)
-    assert 1_200_000 < network.model.count_params() < 1_500_000
+    assert 1_520_000 < network.model.count_params() < 1_530_000
     first = next(layer for layer in network.logits.layers if isinstance(layer, keras.layers.Conv2D))
     assert max(first.output.shape[1:3]) == grid
 
 
 @pytest.mark.parametrize("model", ["small_resnet", "convnet"])
 def test_the_logits_are_those_of_the_probabilities(model):
-    network = build(model=model, test_time_flip=False)
     images = images_of((32, 32, 1))
-    logits = answer(shaken(network.logits), images.astype(np.float32))
+    network = shaken(build(model=model, test_time_flip=False), images)
+    logits = answer(network.logits, images.astype(np.float32))
     expected = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
     np.testing.assert_allclose(answer(network.model, images), expected, rtol=1e-5)
-    assert np.abs(expected[0] - expected[1]).max() > 1e-3
+    assert np.abs(expected[0] - expected[1]).max() > 0.1
 
 
 def test_an_untrained_network_finds_all_classes_as_likely():
     for model in ("small_resnet", "convnet"):
         probabilities = answer(build(model=model).model, images_of((32, 32, 1)))
-        np.testing.assert_allclose(probabilities, 0.25, atol=0.05)
+        np.testing.assert_allclose(probabilities, 0.25, atol=0.15)
 
 
 def test_an_image_and_its_mirror_image_get_the_same_answer_the_mean_of_both():
     images = images_of((32, 32, 1))
-    network = build()
-    shaken(network.logits)
+    network, plain = (shaken(build(test_time_flip=flip), images) for flip in (True, False))
     mirrored = images[:, :, ::-1]
     np.testing.assert_allclose(
         answer(network.model, images), answer(network.model, mirrored), atol=1e-6
     )
-    plain = build(test_time_flip=False)
-    shaken(plain.logits)
     first, second = answer(plain.model, images), answer(plain.model, mirrored)
-    assert np.abs(first - second).max() > 1e-3
+    assert np.abs(first - second).max() > 0.1
     np.testing.assert_allclose(answer(network.model, images), (first + second) / 2, atol=1e-6)
 
 
 @pytest.mark.parametrize("flip", [True, False])
 def test_a_temperature_in_the_network_is_the_one_of_the_calibration(flip):
     images = images_of((32, 32, 1), 5)
-    plain, cooled = build(test_time_flip=flip), build(test_time_flip=flip, temperature=0.4)
-    shaken(plain.logits)
-    shaken(cooled.logits)
+    plain, cooled = (
+        shaken(build(test_time_flip=flip, temperature=temperature), images)
+        for temperature in (1.0, 0.4)
+    )
     before = answer(plain.model, images)
     after = answer(cooled.model, images)
     np.testing.assert_allclose(after, calibration.apply_temperature(before, 0.4), atol=1e-6)
-    assert np.abs(after - before).max() > 1e-3
+    assert np.abs(after - before).max() > 0.1
 
 
 def normalized(network, images):
@@ -231,9 +234,8 @@ def test_images_too_small_for_a_network_are_refused_with_advice():
 
 
 def test_the_dropout_acts_in_training_alone():
-    network = build(dropout=0.5)
-    shaken(network.logits)
     images = images_of((32, 32, 1)).astype(np.float32)
+    network = shaken(build(dropout=0.5), images)
     np.testing.assert_array_equal(answer(network.logits, images), answer(network.logits, images))
     first, second = (answer(network.logits, images, training=True) for _ in range(2))
-    assert np.abs(first - second).max() > 1e-4
+    assert np.abs(first - second).max() > 0.1

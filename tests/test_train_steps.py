@@ -33,14 +33,15 @@ def run_variants(data, variants, **variables):
         env=environment(**variables),
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=600,
         check=False,
     )
     assert result.returncode == 0, result.stderr
     return json.loads(result.stdout.splitlines()[-1])
 
 
-EVERYTHING = {**ALL_ON, "model": "small_resnet", "dropout": 0.0}
+# Dropout draws on each device.
+EVERYTHING = {**ALL_ON, "dropout": 0.0, "normalize": "data"}
 VARIANTS = [
     {**QUICK, "gpus": 1},
     {**QUICK, "gpus": 2},
@@ -107,9 +108,11 @@ def test_each_run_builds_its_graph_once_whatever_the_number_of_steps(runs):
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="JAX is not installed")
 def test_one_and_two_replicas_agree_on_jax(data):
-    runs = run_variants(data, [*VARIANTS[:2], *VARIANTS[-2:]], KERAS_BACKEND="jax")
-    check_agreement(*runs[:2])
-    check_agreement(*runs[2:])
+    # Keras keeps its distribution over two devices, so those runs come last.
+    ones, twos = [VARIANTS[0], VARIANTS[7]], [VARIANTS[1], VARIANTS[8]]
+    runs = run_variants(data, ones + twos, KERAS_BACKEND="jax")
+    check_agreement(runs[0], runs[2])
+    check_agreement(runs[1], runs[3])
     assert [run["num_traces"] for run in runs] == [1] * 4
 
 

@@ -187,8 +187,8 @@ def _small_resnet(features):
     features = layers.Activation("relu")(features)
     return layers.Concatenate()(
         [
-            layers.GlobalAveragePooling2D(name="mean")(features),
-            layers.GlobalMaxPooling2D(name="maximum")(features),
+            layers.GlobalAveragePooling2D(name="pool_mean")(features),
+            layers.GlobalMaxPooling2D(name="pool_maximum")(features),
         ]
     )
 
