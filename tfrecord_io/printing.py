@@ -28,7 +28,14 @@ def printable(text: str, max_length: int | None = None) -> str:
 def csv_cell(text: str) -> str:
     """Returns printable text that a spreadsheet does not take for a formula.
 
+    See `no_formula`.
+    """
+    return no_formula(printable(text))
+
+
+def no_formula(text: str) -> str:
+    """Returns text that a spreadsheet does not take for a formula, otherwise as it is.
+
     What begins with `=`, `+`, `-` or `@` gets a quote before it (OWASP, CSV injection).
     """
-    text = printable(text)
     return f"'{text}" if text.startswith(_FORMULA_STARTS) else text

@@ -445,7 +445,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         text = field.metadata["help"]
         if field.default not in (None, "", False):
             text += f" [{field.default}]"
-        options: dict[str, Any] = {"default": argparse.SUPPRESS, "help": text}
+        # argparse takes a single % for a placeholder.
+        options: dict[str, Any] = {"default": argparse.SUPPRESS, "help": text.replace("%", "%%")}
         if kind is bool:
             options["action"] = argparse.BooleanOptionalAction
         else:
