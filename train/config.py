@@ -54,7 +54,7 @@ class TrainConfig:
     model: str = _flag(
         "small_resnet",
         "network to train: small_resnet, convnet (the 2018 tutorial's), or any of "
-        f"keras.applications: {', '.join(sorted(APPLICATIONS))} [small_resnet]",
+        f"keras.applications: {', '.join(sorted(APPLICATIONS))}",
         MODELS,
     )
     weights: str | None = _flag(
@@ -453,6 +453,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             options["type"] = kind
             if field.metadata["choices"]:
                 options["choices"] = field.metadata["choices"]
+                # Dozens of names are in the text, and would hide the other flags in the usage.
+                if len(options["choices"]) > 8:
+                    options["metavar"] = "NAME"
             else:
                 options["metavar"] = {int: "N", float: "X", str: "VALUE"}[kind]
         parser.add_argument(f"--{field.name}", **options)
