@@ -1,4 +1,4 @@
-# `make run` and `make test` need Python 3.11 or 3.12 and nothing else.
+# `make run` and `make test` need Python 3.11, 3.12 or 3.13 and nothing else.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -50,7 +50,7 @@ clean:
 
 # The lock pins every version; setup.py says which ranges should work.
 $(VENV)/installed: setup.py requirements/lock.txt
-	@$(PYTHON) -c 'import sys; ok = (3, 11) <= sys.version_info[:2] <= (3, 12); sys.exit(None if ok else "this needs Python 3.11 or 3.12, and %s is %d.%d; say which to use with make PYTHON=..." % (sys.executable, *sys.version_info[:2]))'
+	@$(PYTHON) -c 'import sys; ok = (3, 11) <= sys.version_info[:2] <= (3, 13); sys.exit(None if ok else "this needs Python 3.11, 3.12 or 3.13, and %s is %d.%d; say which to use with make PYTHON=..." % (sys.executable, *sys.version_info[:2]))'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements/lock.txt --editable '.[all]'
 	@touch $@

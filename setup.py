@@ -25,6 +25,7 @@ EXTRAS = {
         "tensorflow>=2.21,<2.22",
         "tensorboard>=2.20",
         "scikit-learn>=1.6",
+        "scipy>=1.14",
         "matplotlib>=3.9",
     ],
     "test": [
@@ -56,9 +57,9 @@ setup(
     else "",
     long_description_content_type="text/markdown",
     license="Apache-2.0",
-    python_requires=">=3.11,<3.13",
+    python_requires=">=3.11,<3.14",
     packages=find_packages(include=["pipelines*", "tfrecord_io*", "train*"]),
-    package_data={"pipelines": ["*.html.jinja"]},
+    package_data={"pipelines.report": ["*.html.jinja"], "train": ["*.html.jinja"]},
     install_requires=BUILD,
     extras_require=EXTRAS,
 )

@@ -25,7 +25,7 @@ import pyarrow as pa
 from near_duplicates import crowd
 from sample_archive import WORK_DIR, make_archive
 
-from pipelines import card
+from pipelines.report import card
 from tfrecord_io import audit, preprocess, shard_writer, side_facts, twins
 from tfrecord_io.manifest import Manifest
 

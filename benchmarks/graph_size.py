@@ -18,7 +18,9 @@ from pathlib import Path
 import apache_beam as beam
 import plan_scale
 
-from pipelines import plan, transforms
+from pipelines.planning import plan
+from pipelines.running import transforms
+from pipelines.shards.build import Build
 from pipelines.sources.archive import ArchiveSource
 from pipelines.sources.listing import ListingOptions, list_images
 from tfrecord_io import preprocess
@@ -35,7 +37,7 @@ def plan_bytes(num_images: int) -> int:
     listing = list_images(plan_scale.members(num_images), ListingOptions(), lambda a, b: True)
     made = plan.make_plan(listing, STRIDE, (), plan.PlanOptions())
     size = plan_scale.CountedBytes()
-    made.write(size)
+    made.write(size, "0" * 64)
     return size.num_bytes
 
 
@@ -47,7 +49,7 @@ def make_tasks(num_shards: int) -> tuple[plan.ShardTask, ...]:
 
 def graph(num_shards: int) -> beam.Pipeline:
     """Returns the job of the build for so many shards."""
-    build = transforms.Build(
+    build = Build(
         name="oct",
         output="gs://bucket/oct",
         source=ArchiveSource(Path("/data/kermany2018.zip")),

@@ -2,10 +2,13 @@
 
     python benchmarks/near_duplicates.py --input kermany2018-sample.zip
     python benchmarks/near_duplicates.py --input kermany2018-sample.zip --search 100000 1000000
+    python benchmarks/near_duplicates.py --input SCANS --sizes 28 48 64 96 128 224
 
 The first measures recall on copies made of real scans, and precision against all pairs of
 different scans, by the very functions that the build and the audit use. The second plants one
-copy of each real scan in a crowd of hashes and times the search for them.
+copy of each real scan in a crowd of hashes and times the search for them. The third shows for
+several stored sizes how far copies and different scans are apart, which is where the thresholds
+come from; SCANS is the sample, or a folder that the synthetic source drew.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import resource
 import time
 import zipfile
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 from PIL import Image
@@ -69,9 +73,9 @@ class Pictures:
     """Decoded pictures with their hashes and fine detail."""
 
     def __init__(self, decoded: list[DecodedImage], shape: tuple[int, int]) -> None:
-        self.images = [Image.frombytes("L", shape[::-1], image.pixels) for image in decoded]
+        images = [Image.frombytes("L", shape[::-1], image.pixels) for image in decoded]
         self.hashes = hashes_of(decoded, shape)
-        self.details = np.stack([near_duplicates.detail(image) for image in self.images])
+        self.details = np.stack([near_duplicates.detail(image) for image in images])
 
 
 def hashes_of(decoded: list[DecodedImage], shape: tuple[int, int]) -> np.ndarray:
@@ -101,32 +105,45 @@ def report_copies(names: list[str], files: list[bytes], preprocessing: Preproces
             copies = Pictures(decoded, shape)
             bits = distances(originals.hashes, copies.hashes)
             alike = (originals.details * copies.details).sum(1)
-            hits = (bits <= near_duplicates.MAX_DISTANCE) & (
-                alike >= near_duplicates.MIN_SIMILARITY
-            )
+            hits = taken_for_copies(bits, alike, shape)
             found, total = found + hits.sum(), total + len(hits)
             print(
                 f"| {title}{name} | {np.median(bits):.0f} | {bits.max()} | {alike.min():.2f} | "
                 f"{hits.mean():.1%} |"
             )
         print(f"| **{title or 'promised: '}{total:,} copies** | | | | **{found / total:.2%}** |")
-    report_others(names, originals)
+    report_others(names, originals, shape)
 
 
-def report_others(names: list[str], originals: Pictures) -> None:
+def taken_for_copies(bits: np.ndarray, alike: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
+    """Tells, as the audit does, which pairs are near duplicates."""
+    is_alike = alike >= near_duplicates.min_similarity(min(shape))
+    return (bits <= near_duplicates.MAX_DISTANCE) & is_alike
+
+
+def patients_of(names: list[str]) -> np.ndarray:
+    return np.array([name.rsplit("/", 1)[-1].split("-")[1] for name in names])
+
+
+def compare_all(originals: Pictures) -> tuple[np.ndarray, np.ndarray]:
+    """Returns bits and similarity of all pairs, in the order of `np.triu_indices`."""
+    hashes = originals.hashes
+    bits = np.concatenate([distances(hashes[i], hashes[i + 1 :]) for i in range(len(hashes) - 1)])
+    alike = originals.details @ originals.details.T
+    return bits, alike[np.triu_indices(len(hashes), 1)]
+
+
+def report_others(names: list[str], originals: Pictures, shape: tuple[int, int]) -> None:
     """Looks at all pairs of different scans, those of one patient apart."""
-    patients = np.array([name.rsplit("/", 1)[-1].split("-")[1] for name in names])
+    patients = patients_of(names)
     first, second = np.triu_indices(len(names), 1)
-    bits = np.concatenate(
-        [distances(originals.hashes[i], originals.hashes[i + 1 :]) for i in range(len(names) - 1)]
-    )
-    alike = (originals.details @ originals.details.T)[first, second]
+    bits, alike = compare_all(originals)
     same = patients[first] == patients[second]
     print(
         "\n| pairs of different scans | pairs | bits, least | similarity, most | taken for copies |"
     )
     print("| --- | --- | --- | --- | --- |")
-    taken = (bits <= near_duplicates.MAX_DISTANCE) & (alike >= near_duplicates.MIN_SIMILARITY)
+    taken = taken_for_copies(bits, alike, shape)
     for title, chosen in (("of one patient", same), ("of different patients", ~same)):
         print(
             f"| {title} | {chosen.sum():,} | {_join(np.sort(bits[chosen])[:2])} | "
@@ -141,6 +158,47 @@ def report_others(names: list[str], originals: Pictures) -> None:
 
 def _join(values: np.ndarray) -> str:
     return ", ".join(f"{value:.2f}" if values.dtype.kind == "f" else str(value) for value in values)
+
+
+def report_sizes(names: list[str], files: list[bytes], sizes: list[int], num_copied: int) -> None:
+    """Shows for each stored size how far copies and scans of different patients are apart."""
+    chosen = np.sort(np.random.default_rng(0).permutation(len(files))[:num_copied])
+    copies = []
+    for _, change, quality in COPIES:
+        for row in chosen:
+            with Image.open(io.BytesIO(files[row])) as image, io.BytesIO() as file:
+                change(image.convert("L")).save(file, "JPEG", quality=quality)
+                copies.append(file.getvalue())
+    patients = patients_of(names)
+    first, second = np.triu_indices(len(names), 1)
+    differ = patients[first] != patients[second]
+    print(
+        f"{len(files):,} scans, {len(copies):,} copies of {len(chosen)} of them, "
+        f"{differ.sum():,} pairs of different patients\n\n"
+        "| side | needed | copies: least alike | found | pairs: most alike | of those proposed | "
+        "proposed | taken for copies |\n| --- | --- | --- | --- | --- | --- | --- | --- |"
+    )
+    for size in sizes:
+        preprocessing, shape = Preprocessing(height=size, width=size), (size, size)
+        originals = Pictures([decode_image(data, preprocessing) for data in files], shape)
+        changed = Pictures([decode_image(data, preprocessing) for data in copies], shape)
+        rows = np.tile(chosen, len(COPIES))
+        copied = (originals.details[rows] * changed.details).sum(1)
+        found = taken_for_copies(distances(originals.hashes[rows], changed.hashes), copied, shape)
+        bits, alike = compare_all(originals)
+        bits, alike = bits[differ], alike[differ]
+        proposed = alike[bits <= near_duplicates.MAX_DISTANCE]
+        taken = taken_for_copies(bits, alike, shape).sum()
+        # Smaller ones are shown to explain why the audit leaves them alone.
+        looked_for = size >= near_duplicates.MIN_SIDE
+        needed = f"{near_duplicates.min_similarity(size):.2f}" if looked_for else "–"
+        print(
+            f"| {size} | {needed} | "
+            f"{copied.min():.3f} | {f'{found.mean():.1%}' if looked_for else '–'} | "
+            f"{alike.max():.3f} | {proposed.max(initial=0):.3f} | {len(proposed):,} | "
+            f"{taken if looked_for else '–'} |",
+            flush=True,
+        )
 
 
 def crowd(files: list[bytes], num_hashes: int) -> np.ndarray:
@@ -196,22 +254,36 @@ def report_search(files: list[bytes], sizes: list[int], preprocessing: Preproces
         )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--input", required=True, help="kermany2018-sample.zip")
-    parser.add_argument("--image_size", type=int, default=224)
-    parser.add_argument("--num_images", type=int, default=1_000_000, help="use fewer scans")
-    parser.add_argument("--search", type=int, nargs="*", help="time a search among so many")
-    args = parser.parse_args()
-    preprocessing = Preprocessing(height=args.image_size, width=args.image_size)
-    with zipfile.ZipFile(args.input) as archive:
+def read_scans(path: Path, most: int) -> tuple[list[str], list[bytes]]:
+    """Returns names and contents of the scans in the sample's archive or in a folder."""
+    if path.is_dir():
+        paths = sorted(path.rglob("*.jpeg"))[:most]
+        return [file.relative_to(path).as_posix() for file in paths], [
+            file.read_bytes() for file in paths
+        ]
+    with zipfile.ZipFile(path) as archive:
         names = [
             name
             for name in archive.namelist()
             if name.startswith("OCT2017 /") and name.endswith(".jpeg") and "/._" not in name
-        ][: args.num_images]
-        files = [archive.read(name) for name in names]
-    if args.search:
+        ][:most]
+        return names, [archive.read(name) for name in names]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--input", required=True, help="kermany2018-sample.zip, or a folder")
+    parser.add_argument("--image_size", type=int, default=224)
+    parser.add_argument("--num_images", type=int, default=1_000_000, help="use fewer scans")
+    parser.add_argument("--search", type=int, nargs="*", help="time a search among so many")
+    parser.add_argument("--sizes", type=int, nargs="*", help="compare these stored sizes")
+    parser.add_argument("--num_copied", type=int, default=150, help="scans copied for --sizes")
+    args = parser.parse_args()
+    preprocessing = Preprocessing(height=args.image_size, width=args.image_size)
+    names, files = read_scans(Path(args.input), args.num_images)
+    if args.sizes:
+        report_sizes(names, files, args.sizes, args.num_copied)
+    elif args.search:
         report_search(files, args.search, preprocessing)
     else:
         report_copies(names, files, preprocessing)

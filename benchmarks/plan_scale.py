@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Iterator
 
-from pipelines import plan
+from pipelines.planning import plan
 from pipelines.sources.listing import ListingOptions, Member, list_images
 
 _LABELS = ("CNV", "DME", "DRUSEN", "NORMAL")
@@ -38,7 +38,7 @@ def measure(num_images: int) -> str:
     made = plan.make_plan(listing, 50_295, (), plan.PlanOptions())
     planned = time.perf_counter()
     size = CountedBytes()
-    made.write(size)
+    made.write(size, "0" * 64)
     written = time.perf_counter()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024**2
     assert made.refs.num_rows == num_images

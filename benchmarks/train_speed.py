@@ -38,7 +38,8 @@ with console.hide_native_noise():
     import tfrecord_io
     from train import feed
     from train.models import build_network
-    from train.steps import make_steps
+    from train.parts import choose_parts
+    from train.steps import Objective, make_steps
     from train.strategy import configure_devices
 
 
@@ -73,15 +74,21 @@ def compare(arguments: argparse.Namespace, images: Path) -> dict[str, dict[str, 
         weights="none",
         replica_batch_size=arguments.batch_size,
         strategy="single",
+        # What Keras' own step does not do.
+        augment=False,
+        label_smoothing=0.0,
+        # So that no way needs the mean of the pixels.
+        normalize="unit" if arguments.model in train_config.OWN_MODELS else None,
+        test_time_flip=False,
     )
     with console.hide_native_noise():
         devices = configure_devices(config)
-    num_examples = manifest.split("train").num_examples
+    part = choose_parts(config, manifest).train
     config = config.resolve(
-        num_examples=num_examples, num_replicas=1, precision="float32", jit_compile=False
+        num_examples=part.num_examples, num_replicas=1, precision="float32", jit_compile=False
     )
     wanted = (arguments.rounds + 1) * arguments.steps * arguments.batch_size
-    config = dataclasses.replace(config, epochs=wanted // num_examples + 1)
+    config = dataclasses.replace(config, epochs=wanted // part.num_examples + 1)
 
     ways: dict[str, Callable[[], float]] = {}
     for name, dataset in {
@@ -105,12 +112,10 @@ def compare(arguments: argparse.Namespace, images: Path) -> dict[str, dict[str, 
         network,
         optimizer,
         devices,
-        class_weights=(1.0,) * manifest.num_classes,
+        objective=Objective.from_config(config, (1.0,) * manifest.num_classes),
         jit_compile=False,
     )
-    batches = steps.iterate(
-        feed.training_batches(config, devices, num_examples=num_examples, start_step=0)
-    )
+    batches = steps.iterate(feed.training_batches(config, devices, part, start_step=0))
     waited = []
 
     def trainer_round() -> float:

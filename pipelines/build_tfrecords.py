@@ -14,34 +14,18 @@ import logging
 import sys
 import time
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-# Before Beam is imported: it logs on import that a library for another product is missing, and
-# its own account of a worker's error, which the job raises anyway.
-logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
-logging.getLogger().addFilter(lambda record: "apitools not found" not in record.getMessage())
-logging.getLogger("apache_beam.runners.portability").setLevel(logging.CRITICAL)
-logging.getLogger("apache_beam.runners.worker.data_plane").setLevel(logging.CRITICAL)
+from pipelines import errors, options
+from pipelines.report import summary
+from pipelines.running import local, progress
+from pipelines.running.job import Job, prepared, require_finished
+from pipelines.shards.finish import finish_dataset
+from pipelines.stores import remote
 
-from pipelines import worker  # noqa: E402
-
-if __name__ == "__main__":
-    # Beam takes more than a second to import, and so it does in the workers: both at once, and
-    # nothing of it is garbage.
-    worker.import_ahead(sys.argv[1:])
-    gc.disable()
-
-import apache_beam as beam  # noqa: E402
-
-from pipelines import (  # noqa: E402
-    engine,
-    errors,
-    launch,
-    options,
-    progress,
-    summary,
-    transforms,
-)
-from pipelines.stores import remote  # noqa: E402
+# Beam is imported within the functions: each local worker runs this module again, and needs none.
+if TYPE_CHECKING:
+    import apache_beam as beam
 
 
 def build(argv: Sequence[str]) -> None:
@@ -52,37 +36,64 @@ def build(argv: Sequence[str]) -> None:
         errors.BuildError: if the build could not be finished.
     """
     chosen = options.parse_options(argv)
-    engine.check_flags(chosen.beam_args, options.flag_names())
+    # Before there is a worker, which inherits what is said of stores.
     chosen = dataclasses.replace(chosen, beam_args=remote.use_flags(chosen.beam_args))
+    local.start_ahead(chosen.beam_args)
+    _import_beam()
+    from pipelines.running import engine
+
+    engine.check_flags(chosen.beam_args, options.flag_names())
     pipeline = engine.make_pipeline(chosen.beam_args)
-    with launch.prepared(chosen) as job:
+    with prepared(chosen) as job:
         if job is None:
             summary.print_complete(chosen.output)
             return
-        with (
-            engine.watched_workers(),
-            progress.progress_bar(job.storage, job.todo, job.num_finished, job.record_stride),
-        ):
-            run(job, pipeline)
+        with progress.progress_bar(job.storage, job.todo, job.num_finished, job.record_stride):
+            run(job, pipeline, engine.num_processes(chosen.beam_args))
         if engine.returns_early(pipeline.options):
             print(f"not waiting for the job; once it is done, {chosen.output} has a manifest.json")
             return
-        launch.require_finished(job)
+        require_finished(job)
     summary.print_built(chosen.output, time.monotonic() - job.started, job.num_finished)
 
 
-def run(job: launch.Job, pipeline: beam.Pipeline) -> None:
-    """Runs what is left to do of a job as a Beam pipeline."""
+def run(job: Job, pipeline: beam.Pipeline, num_processes: int | None = None) -> None:
+    """Runs what is left to do of a job as a Beam pipeline.
+
+    Args:
+        job: the build and its tasks.
+        pipeline: an empty one, see `engine.make_pipeline`.
+        num_processes: worker processes of this machine, see `engine.num_processes`.
+    """
+    import apache_beam as beam
+
+    from pipelines.running import engine, transforms
+
     if not job.todo:
-        transforms.finish_dataset(job.build)
+        finish_dataset(job.build)
         return
     with engine.clear_errors(pipeline.options), pipeline:
         (
             pipeline
             | "Tasks" >> beam.Create(job.todo)
-            | "WriteShards" >> transforms.WriteShards(job.build)
-            | "FinishDataset" >> transforms.FinishDataset(job.build)
+            | "WriteShards" >> transforms.WriteShards(job.build, num_processes)
+            | "FinishDataset" >> transforms.FinishDataset(job.build, num_processes)
         )
+
+
+def _import_beam() -> None:
+    """Imports Beam in silence, and without looking for garbage, of which imports make none."""
+    # Beam logs that a library for another product is missing, and the error of each worker, which
+    # the job raises anyway.
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s", force=True)
+    logging.getLogger().addFilter(lambda record: "apitools not found" not in record.getMessage())
+    for name in ("common", "portability", "worker.data_plane"):
+        logging.getLogger(f"apache_beam.runners.{name}").setLevel(logging.CRITICAL)
+    gc.disable()
+    import pipelines.running.transforms  # noqa: F401
+
+    gc.freeze()
+    gc.enable()
 
 
 def main() -> int:
@@ -102,9 +113,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    gc.freeze()
-    gc.enable()
     code = main()
-    # Nor is anything worth looking for when the program ends, which would take half a second.
+    # Nothing is worth looking for when the program ends, which would take half a second.
     gc.freeze()
     sys.exit(code)

@@ -1,5 +1,10 @@
 """What may go wrong in a build, as the user is told."""
 
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
 
 class UserError(Exception):
     """Something the user can set right: wrong usage, or input that is not what was said.
@@ -10,3 +15,16 @@ class UserError(Exception):
 
 class BuildError(Exception):
     """A build that could not be finished. The message alone is printed; the exit code is 1."""
+
+
+@contextlib.contextmanager
+def clear_write_errors(output: str) -> Iterator[None]:
+    """Turns an error of the output's file system, such as a full disk, into a `BuildError`.
+
+    Args:
+        output: folder or URL, for the message.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise BuildError(f"cannot write {output}: {error.strerror or error}") from error

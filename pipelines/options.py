@@ -5,19 +5,32 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any, Literal
 
 from pipelines import errors
-from pipelines.drops import DropOptions
-from pipelines.plan import DEFAULT_SHARD_SIZE_MB, PlanOptions
+from pipelines.planning.plan import DEFAULT_SHARD_SIZE_MB, PlanOptions
+from pipelines.planning.splits import DEFAULT_FRACTIONS, POLICIES, Policy, SplitOptions
+from pipelines.shards.build import DropOptions
 from pipelines.sources import fashion_mnist, kaggle
 from pipelines.sources.listing import DEFAULT_GROUP_REGEX, ListingOptions
-from pipelines.splits import DEFAULT_FRACTIONS, POLICIES, SplitOptions
+from pipelines.sources.source import SourceOptions
 from pipelines.stores.remote import is_remote
 from tfrecord_io.preprocess import RESIZE_FILTERS, Preprocessing
 
+#: Names under which a user may ask for Beam's own engine on this machine, in lower case.
+LOCAL_RUNNERS = ("directrunner", "fnapirunner", "bundlebaseddirectrunner", "direct")
+
 SOURCES = ("kaggle", "archive", "directory", "fashion_mnist", "synthetic")
+
+DEFAULT_IMAGE_SIZE = (224, 224)
+
+#: Headings of the help, and what the flags below them decide.
+_IN = "what goes in"
+_SPLITS = "who is in which split"
+_MADE = "what is made of it"
+_OUT = "what comes out"
 
 # What a source does with --input: a description where it needs one, None where it takes none.
 _INPUTS = {
@@ -44,328 +57,6 @@ examples:
 
 All other flags are Beam's, for example --runner=DataflowRunner or --direct_num_workers=4.
 """
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class BuildOptions:
-    """Everything the user chose.
-
-    Attributes:
-        source: a name in `SOURCES`.
-        input: the archive or folder; sources that fetch or draw their images need none.
-        output: folder or URL of the dataset.
-        name: what the dataset is called.
-        kaggle_dataset: OWNER/NAME of the dataset that is downloaded from Kaggle.
-        fashion_mnist_url: address of the folder with Fashion-MNIST's four files.
-        num_examples: images the synthetic source draws.
-        download_dir: where what is downloaded or drawn is kept.
-        staging: URL of a folder to which a local archive is uploaded for remote workers.
-        listing: classes, tree and patients.
-        preprocessing: size, channels and filter.
-        splits: who decides the splits, and what happens to patients in several of them.
-        drops: what happens to pictures that are there more than once.
-        plan: seed, shards and limit.
-        max_reject_fraction: share of rejects that is accepted.
-        overwrite: whether a dataset that differs is replaced.
-        beam_args: the rest, for Beam.
-
-    Raises:
-        ValueError: if the choices contradict each other.
-    """
-
-    source: str
-    input: str | None
-    output: str
-    name: str
-    kaggle_dataset: str
-    fashion_mnist_url: str
-    num_examples: int
-    download_dir: Path
-    staging: str | None
-    listing: ListingOptions
-    preprocessing: Preprocessing
-    splits: SplitOptions
-    drops: DropOptions
-    plan: PlanOptions
-    max_reject_fraction: float
-    overwrite: bool
-    beam_args: tuple[str, ...]
-
-    def __post_init__(self) -> None:
-        needed = _INPUTS.get(self.source, "")
-        if needed and not self.input:
-            raise ValueError(f"--source {self.source} needs --input, {needed}")
-        if needed is None and self.input:
-            raise ValueError(
-                f"--source {self.source} takes no --input; for a file of your own give --source "
-                "archive, for a folder --source directory"
-            )
-        kaggle.check_dataset_name(self.kaggle_dataset)
-        if self.staging and not is_remote(self.staging):
-            raise ValueError(
-                f"--staging must be a URL such as gs://bucket/folder, received {self.staging!r}"
-            )
-        if not self.output.strip("/"):
-            raise ValueError(f"--output must be a folder of its own, received {self.output!r}")
-        if not 0 <= self.max_reject_fraction <= 1:
-            raise ValueError(
-                f"--max_reject_fraction must be in 0..1, received {self.max_reject_fraction}"
-            )
-        if not re.fullmatch(r"[a-z][a-z0-9_]*", self.name):
-            raise ValueError(
-                f"--name must be lower-case letters, digits and underscores, received {self.name!r}"
-            )
-
-
-def parse_options(argv: Sequence[str]) -> BuildOptions:
-    """Parses the command line.
-
-    Raises:
-        errors.UserError: if a value is wrong.
-        SystemExit: from argparse, for --help and for flags it cannot read.
-    """
-    args, beam_args = _parser().parse_known_args(argv)
-    is_fashion = args.source == "fashion_mnist"
-    height, width = args.image_size or (fashion_mnist.IMAGE_SIZE if is_fashion else (224, 224))
-    try:
-        return BuildOptions(
-            source=args.source,
-            input=args.input,
-            output=args.output,
-            name=args.name or _default_name(args),
-            kaggle_dataset=args.kaggle_dataset,
-            fashion_mnist_url=args.fashion_mnist_url,
-            num_examples=args.num_examples,
-            download_dir=Path(args.download_dir),
-            staging=args.staging,
-            listing=ListingOptions(
-                classes=args.classes or (fashion_mnist.LABEL_NAMES if is_fashion else ()),
-                tree=args.tree,
-                group_regex=args.group_regex,
-            ),
-            preprocessing=Preprocessing(
-                height=height, width=width, channels=args.channels, resize=args.resize
-            ),
-            splits=SplitOptions(
-                splits=args.splits,
-                fractions=args.split_fractions,
-                keep_split=args.keep_split,
-                seed=args.split_seed,
-                leaks=args.leaks,
-            ),
-            drops=DropOptions(duplicates=args.duplicates, leaks=args.leaks),
-            plan=PlanOptions(
-                seed=args.seed,
-                shard_size_mb=args.shard_size_mb,
-                num_shards=args.num_shards,
-                limit=args.limit,
-                variants=args.variants,
-            ),
-            max_reject_fraction=args.max_reject_fraction,
-            overwrite=args.overwrite,
-            beam_args=tuple(beam_args),
-        )
-    except ValueError as error:
-        raise errors.UserError(str(error)) from None
-
-
-def flag_names() -> list[str]:
-    """Returns the flags of the build, such as `--source`."""
-    return [name for action in _parser()._actions for name in action.option_strings]
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="build_tfrecords.py",
-        description=_DESCRIPTION,
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        # An abbreviated flag of ours might be one of Beam's.
-        allow_abbrev=False,
-    )
-    group = parser.add_argument_group("what goes in")
-    group.add_argument(
-        "--source",
-        choices=SOURCES,
-        default="kaggle",
-        help="where the images come from (default: %(default)s, which downloads them and needs a "
-        "free account; synthetic draws them and needs nothing)",
-    )
-    group.add_argument(
-        "--input",
-        metavar="PATH",
-        help="archive: the .zip, .tar or .tar.gz file; directory: the folder; fashion_mnist: the "
-        "folder with its four files, which are downloaded without it. A zip or folder may be a URL "
-        "such as s3://bucket/scans.zip",
-    )
-    group.add_argument(
-        "--kaggle_dataset",
-        default=kaggle.DEFAULT_DATASET,
-        metavar="OWNER/NAME",
-        help="kaggle: the dataset to download (default: %(default)s)",
-    )
-    group.add_argument(
-        "--fashion_mnist_url",
-        default=fashion_mnist.BASE_URL,
-        metavar="URL",
-        help="fashion_mnist: where to download the four files (default: %(default)s)",
-    )
-    group.add_argument(
-        "--classes",
-        type=_names,
-        default=(),
-        metavar="A,B,...",
-        help="class folders to use, in the order of their label indices (default: all, sorted)",
-    )
-    group.add_argument(
-        "--tree",
-        metavar="FOLDER",
-        help="the folder in the input that holds train/, val/, test/, if there are several",
-    )
-    group.add_argument(
-        "--group_regex",
-        default=DEFAULT_GROUP_REGEX,
-        metavar="REGEX",
-        help="finds the patient in a file's name, as the first group (default: %(default)s)",
-    )
-    group.add_argument(
-        "--limit",
-        type=int,
-        metavar="N",
-        help="use at most N images of each split, drawn by the seed, for a trial",
-    )
-    group.add_argument(
-        "--num_examples",
-        type=int,
-        default=2000,
-        metavar="N",
-        help="synthetic: images to draw (default: %(default)s)",
-    )
-    group.add_argument(
-        "--download_dir",
-        default="data/downloads",
-        metavar="DIR",
-        help="where downloads and drawn images are kept and found again (default: %(default)s)",
-    )
-    group.add_argument(
-        "--staging",
-        metavar="URL",
-        help="for an engine whose workers do not see this machine's disk, such as Dataflow: folder "
-        "like gs://bucket/folder to which a local or downloaded zip is uploaded once",
-    )
-    group = parser.add_argument_group("who is in which split")
-    group.add_argument(
-        "--splits",
-        choices=("source", "patient"),
-        default="source",
-        help="as the source's folders say, or anew, each patient in one split "
-        "(default: %(default)s)",
-    )
-    group.add_argument(
-        "--split_fractions",
-        type=_fractions,
-        metavar="A=X,B=Y,...",
-        help="share of each split, for --splits patient (default: "
-        + ",".join(f"{name}={share:g}" for name, share in DEFAULT_FRACTIONS)
-        + ")",
-    )
-    group.add_argument(
-        "--split_seed",
-        type=_split_seed,
-        default=0,
-        metavar="N|auto",
-        help="decides, with the patient's name, who goes where; auto looks for one that gives "
-        "every class its share (default: %(default)s)",
-    )
-    group.add_argument(
-        "--keep_split",
-        metavar="SPLIT",
-        help="leave this split of the source as it is, and what shares its patients out of the "
-        "others",
-    )
-    group.add_argument(
-        "--leaks",
-        choices=POLICIES,
-        default="keep",
-        help="what to do with patients and pictures that are in several splits: keep and report "
-        "them, drop them from the less protected split (test keeps its own, then val), or fail "
-        "(default: %(default)s)",
-    )
-    group.add_argument(
-        "--duplicates",
-        choices=POLICIES,
-        default="keep",
-        help="what to do with images of exactly the same stored pixels: keep and report them, "
-        "drop all but one, or fail (default: %(default)s)",
-    )
-    group = parser.add_argument_group("what is made of it")
-    group.add_argument(
-        "--image_size",
-        type=_image_size,
-        metavar="N|HxW",
-        help="height and width in pixels; the picture is stretched to fit (default: 224, for "
-        "fashion_mnist its own 28)",
-    )
-    group.add_argument(
-        "--channels",
-        type=int,
-        choices=(1, 3),
-        default=1,
-        help="1 for grey, 3 for RGB (default: %(default)s)",
-    )
-    group.add_argument(
-        "--resize",
-        choices=tuple(RESIZE_FILTERS),
-        default="bilinear",
-        help="filter, always with antialiasing (default: %(default)s)",
-    )
-    group.add_argument(
-        "--variants",
-        type=int,
-        default=0,
-        metavar="K",
-        help="augmented copies of each image of the train split, made once: mirrored, turned and "
-        "moved a little, brighter or darker, with speckle (default: %(default)s)",
-    )
-    group.add_argument(
-        "--seed", type=int, default=0, help="of the shuffle and the drawing (default: %(default)s)"
-    )
-    group = parser.add_argument_group("what comes out")
-    group.add_argument(
-        "--output",
-        default="data/tfrecords",
-        metavar="DIR",
-        help="folder or URL of the dataset (default: %(default)s)",
-    )
-    group.add_argument(
-        "--name", help="what the dataset is called (default: after the source or the input)"
-    )
-    group.add_argument(
-        "--shard_size_mb",
-        type=float,
-        metavar="MB",
-        help=f"wanted size of a shard (default: {DEFAULT_SHARD_SIZE_MB}, which a network store "
-        "streams at full speed; less for a small split, so that all cores share it)",
-    )
-    group.add_argument(
-        "--num_shards",
-        type=int,
-        metavar="N",
-        help="shards of the largest split instead of a size; the others get their share",
-    )
-    group.add_argument(
-        "--max_reject_fraction",
-        type=float,
-        default=0.01,
-        metavar="X",
-        help="fail if more than this share of the images cannot be used (default: %(default)s)",
-    )
-    group.add_argument(
-        "--overwrite",
-        action="store_true",
-        help="replace a dataset in the output folder that was made of other input or options",
-    )
-    return parser
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -399,10 +90,362 @@ def _image_size(text: str) -> tuple[int, int]:
     return int(match[1]), int(match[2] or match[1])
 
 
-def _default_name(args: argparse.Namespace) -> str:
-    if args.source in ("synthetic", "fashion_mnist"):
-        return {"synthetic": "synthetic_oct", "fashion_mnist": "fashion_mnist"}[args.source]
-    path = args.kaggle_dataset if args.source == "kaggle" else args.input or ""
+def _flag(
+    default: Any,
+    group: str,
+    text: str,
+    *,
+    kind: Callable[[str], Any] = str,
+    choices: Sequence[Any] | None = None,
+    metavar: str | None = None,
+) -> Any:
+    """Declares a field and its flag.
+
+    Args:
+        default: of both.
+        group: heading of the help under which the flag stands.
+        text: of the help.
+        kind: makes the value of the flag's text; `bool` for a flag that takes none.
+        choices: all values there are, if that is few.
+        metavar: what the help calls the value.
+    """
+    settings: dict[str, Any] = {"default": default, "help": text}
+    if kind is bool:
+        settings["action"] = "store_true"
+    else:
+        settings |= {"type": kind, "choices": choices, "metavar": metavar}
+    return dataclasses.field(default=default, metadata={"group": group, "argparse": settings})
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BuildOptions:
+    """Everything the user chose. Each field is a flag of the same name, `beam_args` apart.
+
+    Raises:
+        ValueError: if a value is out of range, or choices contradict each other.
+    """
+
+    source: str = _flag(
+        "kaggle",
+        _IN,
+        "where the images come from (default: %(default)s, which downloads them and needs a "
+        "free account; synthetic draws them and needs nothing)",
+        choices=SOURCES,
+    )
+    input: str | None = _flag(
+        None,
+        _IN,
+        "archive: the .zip, .tar or .tar.gz file; directory: the folder; fashion_mnist: the "
+        "folder with its four files, which are downloaded without it. A zip or folder may be a URL "
+        "such as s3://bucket/scans.zip",
+        metavar="PATH",
+    )
+    kaggle_dataset: str = _flag(
+        kaggle.DEFAULT_DATASET,
+        _IN,
+        "kaggle: the dataset to download (default: %(default)s)",
+        metavar="OWNER/NAME",
+    )
+    fashion_mnist_url: str = _flag(
+        fashion_mnist.BASE_URL,
+        _IN,
+        "fashion_mnist: where to download the four files (default: %(default)s)",
+        metavar="URL",
+    )
+    classes: tuple[str, ...] = _flag(
+        (),
+        _IN,
+        "class folders to use, in the order of their label indices (default: all, sorted)",
+        kind=_names,
+        metavar="A,B,...",
+    )
+    tree: str | None = _flag(
+        None,
+        _IN,
+        "the folder in the input that holds train/, val/, test/, if there are several",
+        metavar="FOLDER",
+    )
+    group_regex: str = _flag(
+        DEFAULT_GROUP_REGEX,
+        _IN,
+        "finds the patient in a file's name, as the first group (default: %(default)s)",
+        metavar="REGEX",
+    )
+    limit: int | None = _flag(
+        None,
+        _IN,
+        "use at most N images of each split, drawn by the seed, for a trial",
+        kind=int,
+        metavar="N",
+    )
+    num_examples: int = _flag(
+        2000, _IN, "synthetic: images to draw (default: %(default)s)", kind=int, metavar="N"
+    )
+    download_dir: Path = _flag(  # noqa: RUF009 - it makes a field
+        Path("data/downloads"),
+        _IN,
+        "where downloads and drawn images are kept and found again (default: %(default)s)",
+        kind=Path,
+        metavar="DIR",
+    )
+    staging: str | None = _flag(
+        None,
+        _IN,
+        "for an engine whose workers do not see this machine's disk, such as Dataflow: folder "
+        "like gs://bucket/folder to which a local or downloaded zip is uploaded once",
+        metavar="URL",
+    )
+
+    splits: Literal["source", "patient"] = _flag(
+        "source",
+        _SPLITS,
+        "as the source's folders say, or anew, each patient in one split (default: %(default)s)",
+        choices=("source", "patient"),
+    )
+    split_fractions: tuple[tuple[str, float], ...] | None = _flag(
+        None,
+        _SPLITS,
+        "share of each split, for --splits patient (default: "
+        + ",".join(f"{name}={share:g}" for name, share in DEFAULT_FRACTIONS)
+        + ")",
+        kind=_fractions,
+        metavar="A=X,B=Y,...",
+    )
+    split_seed: int | None = _flag(
+        0,
+        _SPLITS,
+        "decides, with the patient's name, who goes where; auto looks for one that gives "
+        "every class its share (default: %(default)s)",
+        kind=_split_seed,
+        metavar="N|auto",
+    )
+    keep_split: str | None = _flag(
+        None,
+        _SPLITS,
+        "leave this split of the source as it is, and what shares its patients out of the others",
+        metavar="SPLIT",
+    )
+    leaks: Policy = _flag(  # noqa: RUF009 - it makes a field
+        "keep",
+        _SPLITS,
+        "what to do with patients and pictures that are in several splits: keep and report "
+        "them, drop them from the less protected split (test keeps its own, then val), or fail "
+        "(default: %(default)s)",
+        choices=POLICIES,
+    )
+    duplicates: Policy = _flag(  # noqa: RUF009 - it makes a field
+        "keep",
+        _SPLITS,
+        "what to do with images of exactly the same stored pixels: keep and report them, "
+        "drop all but one, or fail (default: %(default)s)",
+        choices=POLICIES,
+    )
+
+    image_size: tuple[int, int] = _flag(
+        None,
+        _MADE,
+        "height and width in pixels; the picture is stretched to fit (default: 224, for "
+        "fashion_mnist its own 28)",
+        kind=_image_size,
+        metavar="N|HxW",
+    )
+    channels: int = _flag(
+        1, _MADE, "1 for grey, 3 for RGB (default: %(default)s)", kind=int, choices=(1, 3)
+    )
+    resize: str = _flag(
+        "bilinear",
+        _MADE,
+        "filter, always with antialiasing (default: %(default)s)",
+        choices=tuple(RESIZE_FILTERS),
+    )
+    variants: int = _flag(
+        0,
+        _MADE,
+        "augmented copies of each image of the train split, made once: mirrored, turned and "
+        "moved a little, brighter or darker, with speckle (default: %(default)s)",
+        kind=int,
+        metavar="K",
+    )
+    seed: int = _flag(0, _MADE, "of the shuffle and the drawing (default: %(default)s)", kind=int)
+
+    output: str = _flag(
+        "data/tfrecords",
+        _OUT,
+        "folder or URL of the dataset (default: %(default)s)",
+        metavar="DIR",
+    )
+    name: str = _flag(
+        None, _OUT, "what the dataset is called (default: after the source or the input)"
+    )
+    shard_size_mb: float | None = _flag(
+        None,
+        _OUT,
+        f"wanted size of a shard (default: {DEFAULT_SHARD_SIZE_MB}, which a network store "
+        "streams at full speed; less for a small split, so that all cores share it)",
+        kind=float,
+        metavar="MB",
+    )
+    num_shards: int | None = _flag(
+        None,
+        _OUT,
+        "shards of the largest split instead of a size; the others get their share",
+        kind=int,
+        metavar="N",
+    )
+    max_reject_fraction: float = _flag(
+        0.01,
+        _OUT,
+        "fail if more than this share of the images cannot be used (default: %(default)s)",
+        kind=float,
+        metavar="X",
+    )
+    overwrite: bool = _flag(
+        False,
+        _OUT,
+        "replace a dataset in the output folder that was made of other input or options",
+        kind=bool,
+    )
+
+    beam_args: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        self._fill_in()
+        needed = _INPUTS.get(self.source, "")
+        if needed and not self.input:
+            raise ValueError(f"--source {self.source} needs --input, {needed}")
+        if needed is None and self.input:
+            raise ValueError(
+                f"--source {self.source} takes no --input; for a file of your own give --source "
+                "archive, for a folder --source directory"
+            )
+        kaggle.check_dataset_name(self.kaggle_dataset)
+        if self.staging and not is_remote(self.staging):
+            raise ValueError(
+                f"--staging must be a URL such as gs://bucket/folder, received {self.staging!r}"
+            )
+        if not self.output.strip("/"):
+            raise ValueError(f"--output must be a folder of its own, received {self.output!r}")
+        if not 0 <= self.max_reject_fraction <= 1:
+            raise ValueError(
+                f"--max_reject_fraction must be in 0..1, received {self.max_reject_fraction}"
+            )
+        if not re.fullmatch(r"[a-z][a-z0-9_]*", self.name):
+            raise ValueError(
+                f"--name must be lower-case letters, digits and underscores, received {self.name!r}"
+            )
+        # Each of these validates itself.
+        _ = self.listing, self.preprocessing, self.splitting, self.drops, self.plan
+
+    def _fill_in(self) -> None:
+        """Decides what the user left to the source."""
+        is_fashion = self.source == "fashion_mnist"
+        chosen = {
+            "name": self.name or _default_name(self),
+            "classes": self.classes or (fashion_mnist.LABEL_NAMES if is_fashion else ()),
+            "image_size": self.image_size
+            or (fashion_mnist.IMAGE_SIZE if is_fashion else DEFAULT_IMAGE_SIZE),
+        }
+        for field, value in chosen.items():
+            object.__setattr__(self, field, value)  # frozen from here on
+
+    @property
+    def workers(self) -> Literal["here", "cluster", "dataflow"]:
+        """Where the images are decoded, by Beam's `--runner`."""
+        parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+        parser.add_argument("--runner", default="direct")
+        runner = parser.parse_known_args(self.beam_args)[0].runner.rsplit(".", 1)[-1].lower()
+        if runner in LOCAL_RUNNERS:
+            return "here"
+        return "dataflow" if "dataflow" in runner else "cluster"
+
+    @property
+    def source_options(self) -> SourceOptions:
+        """Where the images come from, and who reads them."""
+        names = {field.name for field in dataclasses.fields(SourceOptions)}
+        return SourceOptions(**{name: getattr(self, name) for name in names})
+
+    @property
+    def listing(self) -> ListingOptions:
+        """Classes, tree and patients."""
+        return ListingOptions(classes=self.classes, tree=self.tree, group_regex=self.group_regex)
+
+    @property
+    def preprocessing(self) -> Preprocessing:
+        """Size, channels and filter."""
+        height, width = self.image_size
+        return Preprocessing(height=height, width=width, channels=self.channels, resize=self.resize)
+
+    @property
+    def splitting(self) -> SplitOptions:
+        """Who decides the splits, and what happens to patients in several of them."""
+        return SplitOptions(
+            splits=self.splits,
+            fractions=self.split_fractions,
+            keep_split=self.keep_split,
+            seed=self.split_seed,
+            leaks=self.leaks,
+        )
+
+    @property
+    def drops(self) -> DropOptions:
+        """What happens to pictures that are there more than once."""
+        return DropOptions(duplicates=self.duplicates, leaks=self.leaks)
+
+    @property
+    def plan(self) -> PlanOptions:
+        """Seed, shards, limit and variants."""
+        return PlanOptions(
+            seed=self.seed,
+            shard_size_mb=self.shard_size_mb,
+            num_shards=self.num_shards,
+            limit=self.limit,
+            variants=self.variants,
+        )
+
+
+def parse_options(argv: Sequence[str]) -> BuildOptions:
+    """Parses the command line.
+
+    Raises:
+        errors.UserError: if a value is wrong.
+        SystemExit: from argparse, for --help and for flags it cannot read.
+    """
+    found, beam_args = _parser().parse_known_args(argv)
+    try:
+        return BuildOptions(**vars(found), beam_args=tuple(beam_args))
+    except ValueError as error:
+        raise errors.UserError(str(error)) from None
+
+
+def flag_names() -> list[str]:
+    """Returns the flags of the build, such as `--source`."""
+    return [f"--{field.name}" for field in _flag_fields()]
+
+
+def _flag_fields() -> list[dataclasses.Field[Any]]:
+    return [field for field in dataclasses.fields(BuildOptions) if "argparse" in field.metadata]
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="build_tfrecords.py",
+        description=_DESCRIPTION,
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        # An abbreviated flag of ours might be one of Beam's.
+        allow_abbrev=False,
+    )
+    groups = {title: parser.add_argument_group(title) for title in (_IN, _SPLITS, _MADE, _OUT)}
+    for field in _flag_fields():
+        group = groups[field.metadata["group"]]
+        group.add_argument(f"--{field.name}", **field.metadata["argparse"])
+    return parser
+
+
+def _default_name(options: BuildOptions) -> str:
+    if options.source in ("synthetic", "fashion_mnist"):
+        return {"synthetic": "synthetic_oct", "fashion_mnist": "fashion_mnist"}[options.source]
+    path = options.kaggle_dataset if options.source == "kaggle" else options.input or ""
     stem = re.split(r"[./]", path.rstrip("/").rsplit("/", 1)[-1])[0]
     name = re.sub(r"[^a-z0-9]+", "_", stem.lower()).strip("_")
     return name if name[:1].isalpha() else f"images_{name}".rstrip("_")

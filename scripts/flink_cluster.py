@@ -11,8 +11,9 @@ cluster up and prints the flags that run a build on it. `fetch` only gets the jo
 
 The cluster is the real thing in small: a JobManager and two TaskManagers as Java processes of
 their own, Beam's Flink job server, and a Beam worker pool that starts Python workers beside the
-TaskManagers. It needs Java 11 or 17, `pip install apache-flink-libraries==1.19.3`, and once `mvn`
-to fetch the job server; docs/flink.md says more.
+TaskManagers. All of them listen on the loopback address alone. It needs Java 11 or 17,
+`pip install apache-flink-libraries==1.19.3`, and once `mvn` to fetch the job server; docs/flink.md
+says more.
 """
 
 from __future__ import annotations
@@ -170,13 +171,11 @@ class Cluster(contextlib.AbstractContextManager["Cluster"]):
         _kill(self._task_managers[number])
 
     def start_worker_pool(self) -> None:
-        # The pool starts its workers as bare `python`.
-        path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-        command = [sys.executable, "-m", "apache_beam.runners.worker.worker_pool_main"]
+        script = str(REPOSITORY / "scripts" / "worker_pool.py")
         self._pool = self._start_process(
             "worker_pool",
-            [*command, f"--service_port={self._pool_port}"],
-            {**os.environ, "PATH": path, "PYTHONPATH": str(REPOSITORY)},
+            [sys.executable, script, f"--port={self._pool_port}"],
+            {**os.environ, "PYTHONPATH": str(REPOSITORY)},
         )
         self._await_port(self._pool_port, self._pool)
 

@@ -27,6 +27,38 @@ KERAS_ARRAY_WARNING = "ignore:__array__ implementation doesn.t accept a copy:Dep
 OCT_NAMES = ("CNV", "DME", "DRUSEN", "NORMAL")
 IMAGES_A_PATIENT = 2
 
+#: The smallest network and the bare loss: it learns the marked images in a few steps.
+QUICK = {
+    "model": "convnet",
+    "precision": "float32",
+    "optimizer": "adam",
+    "schedule": "constant",
+    "warmup_steps": 0,
+    "ema_decay": 0.0,
+    "augment": False,
+    "mixup": 0.0,
+    "label_smoothing": 0.0,
+    "class_weight_power": 1.0,
+    "test_time_flip": False,
+}
+
+#: All that is random or has a state of its own, on the smallest network. The ranges of the
+#: augmentation are small, because the place of the bar is what tells the class.
+ALL_ON = {
+    **QUICK,
+    "optimizer": "adamw",
+    "weight_decay": 0.05,
+    "schedule": "cosine",
+    "warmup_steps": 3,
+    "ema_decay": 0.9,
+    "augment": True,
+    "augment_strength": 0.5,
+    "mixup": 0.4,
+    "label_smoothing": 0.1,
+    "class_weight_power": 0.5,
+    "test_time_flip": True,
+}
+
 
 def write_marked_dataset(
     directory: Path,
@@ -89,6 +121,16 @@ def write_marked_dataset(
 def command(script: str, *arguments: object) -> list[str]:
     """Returns the command line of one of the trainer's scripts."""
     return [sys.executable, f"train/{script}.py", *(str(argument) for argument in arguments)]
+
+
+def flags(**fields: object) -> list[str]:
+    """Returns the flags that set fields of a configuration."""
+    return [
+        (f"--{name}" if value else f"--no-{name}")
+        if isinstance(value, bool)
+        else f"--{name}={value}"
+        for name, value in fields.items()
+    ]
 
 
 def environment(**variables: str) -> dict[str, str]:

@@ -21,6 +21,29 @@ def scan(label: str, patient: int, index: int) -> bytes:
     return encoded(image, "JPEG", quality=90)
 
 
+#: Of all pairs of the 2,000 scans that `make run` draws, the three in different splits or classes
+#: that look most alike when they are stored at 64 pixels: (label, patient, index) of each.
+LOOK_ALIKES = (
+    (("NORMAL", 9982020, 19), ("DRUSEN", 2238927, 39)),
+    (("CNV", 5682690, 27), ("NORMAL", 2667859, 91)),
+    (("CNV", 7654399, 53), ("DME", 6811139, 7)),
+)
+
+
+def full_scan(label: str, patient: int, index: int) -> bytes:
+    """Returns a drawn scan as the synthetic source writes it, but as a lossless file."""
+    return encoded(synthetic.draw_bscan(label, patient, index, 0))
+
+
+def look_alike_files() -> dict[str, bytes]:
+    """Returns the scans of `LOOK_ALIKES`, the first of each pair in train, the other in test."""
+    return {
+        f"{split}/{scan[0]}/{'-'.join(map(str, scan))}.png": full_scan(*scan)
+        for pair in LOOK_ALIKES
+        for split, scan in zip(("train", "test"), pair, strict=True)
+    }
+
+
 def pixels(data: bytes) -> np.ndarray:
     """Returns uint8 [height, width]."""
     with Image.open(io.BytesIO(data)) as image:

@@ -5,7 +5,6 @@ A process of its own, because TensorFlow fixes its devices when it starts.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import sys
 
@@ -14,20 +13,23 @@ from train import console
 console.set_defaults()
 
 import keras  # noqa: E402 - after the settings that it reads
+import numpy as np  # noqa: E402
 
 import tfrecord_io  # noqa: E402
-from train import feed  # noqa: E402
+from train import feed, parts  # noqa: E402
 from train.config import TrainConfig  # noqa: E402
 from train.models import build_network  # noqa: E402
-from train.optimizers import make_optimizer  # noqa: E402
-from train.steps import make_steps  # noqa: E402
+from train.optimizers import averaged_weights, make_optimizer  # noqa: E402
+from train.steps import Objective, make_steps  # noqa: E402
 from train.strategy import configure_devices  # noqa: E402
+from train.trainer import class_weights  # noqa: E402
 
 
 def losses(config: TrainConfig) -> dict[str, object]:
     """Returns the loss of each step, the number of graphs built, and predictions."""
     manifest = tfrecord_io.Manifest.load(config.data)
-    num_examples = manifest.split("train").num_examples
+    chosen = parts.choose_parts(config, manifest)
+    num_examples = chosen.train.num_examples
     keras.utils.set_random_seed(config.seed)
     devices = configure_devices(config)
     config = config.resolve(
@@ -36,26 +38,28 @@ def losses(config: TrainConfig) -> dict[str, object]:
         precision="float32",
         jit_compile=False,
     )
-    with devices.scope():
-        network = build_network(
-            config, image_shape=manifest.image_shape, num_classes=manifest.num_classes
-        )
-        optimizer = make_optimizer(config, learning_rate=config.learning_rate, num_steps=1)
-    steps = make_steps(
-        network,
-        optimizer,
-        devices,
-        class_weights=manifest.class_weights("train"),
-        jit_compile=bool(config.jit_compile),
-    )
-    batches = steps.iterate(
-        feed.training_batches(config, devices, num_examples=num_examples, start_step=0)
-    )
     num_steps = feed.end_step(
         config.epochs - 1,
         num_examples=num_examples,
         global_batch_size=config.global_batch_size or 0,
     )
+    with devices.scope():
+        network = build_network(
+            config,
+            image_shape=manifest.image_shape,
+            num_classes=manifest.num_classes,
+            statistics=parts.read_statistics(config.data, chosen.train),
+        )
+        optimizer = make_optimizer(config, learning_rate=config.learning_rate, num_steps=num_steps)
+    weights = class_weights(chosen.train.label_counts, power=config.class_weight_power)
+    steps = make_steps(
+        network,
+        optimizer,
+        devices,
+        objective=Objective.from_config(config, weights),
+        jit_compile=bool(config.jit_compile),
+    )
+    batches = steps.iterate(feed.training_batches(config, devices, chosen.train, start_step=0))
     sums, counts = [], []
     done = 0
     while done < num_steps:
@@ -64,29 +68,24 @@ def losses(config: TrainConfig) -> dict[str, object]:
         sums += results.loss_sums.tolist()
         counts += results.num_examples.tolist()
         done += here
-    probabilities = [
-        row.tolist()
-        for rows, _ in steps.predict(
-            steps.iterate(feed.evaluation_batches(config, devices, "test"))
-        )
-        for row in rows
-    ]
+    steps.sync()
+    with averaged_weights(optimizer, network.logits.trainable_variables):
+        test_batches = steps.iterate(feed.evaluation_batches(config, devices, chosen.test))
+        probabilities = np.concatenate([rows for rows, _ in steps.predict(test_batches)])
     return {
         "replicas": devices.num_replicas,
         "losses": [total / count for total, count in zip(sums, counts, strict=True)],
         "counts": counts,
         "num_traces": steps.num_traces,
-        "probabilities": probabilities,
+        "probabilities": probabilities.tolist(),
     }
 
 
 def main() -> None:
     """Runs each of the variants given as JSON on top of common settings."""
-    common = TrainConfig(
-        data=sys.argv[1], epochs=3, global_batch_size=8, seed=1, strategy="auto", cpu_devices=2
-    )
+    common = {"data": sys.argv[1], "epochs": 3, "global_batch_size": 8, "seed": 1, "cpu_devices": 2}
     variants = json.loads(sys.argv[2])
-    results = [losses(dataclasses.replace(common, **fields)) for fields in variants]
+    results = [losses(TrainConfig(**(common | fields))) for fields in variants]
     print(json.dumps(results))
 
 

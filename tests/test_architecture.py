@@ -18,23 +18,62 @@ FORBIDDEN = {
     "train": {"pipelines", "apache_beam", "tensorflow_datasets"},
 }
 
+#: The floors of the build, from the top. A module imports from its own floor and those below it.
+FLOORS = (
+    "pipelines.build_tfrecords",
+    "pipelines.running",
+    "pipelines.options",
+    "pipelines.shards",
+    "pipelines.report",
+    "pipelines.planning",
+    "pipelines.sources",
+    "pipelines.stores",
+    "pipelines.errors",
+)
 
-def imported_packages(path):
-    """Returns the top-level names of everything a module imports, wherever it does so."""
+
+def name_of(path):
+    """Returns a module's name, such as `pipelines.planning.plan`."""
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+def imports_of(path):
+    """Returns the names of all that a module imports, wherever and for whatever it does so."""
     names = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            names |= {alias.name.split(".")[0] for alias in node.names}
+            names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: imports are absolute here"
-            names.add(node.module.split(".")[0])
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
     return names
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def floor_of(name):
+    """Returns the place in FLOORS of a module or of a name in one; None if it has none."""
+    for place, floor in enumerate(FLOORS):
+        if f"{name}.".startswith(f"{floor}."):
+            return place
+    return None
+
+
+each_module = pytest.mark.parametrize("path", MODULES, ids=name_of)
+
+
+@each_module
 def test_no_module_imports_what_its_package_must_not(path):
     package = path.relative_to(ROOT).parts[0]
-    assert not imported_packages(path) & FORBIDDEN[package]
+    assert not {name.split(".")[0] for name in imports_of(path)} & FORBIDDEN[package]
+
+
+@each_module
+def test_no_module_imports_from_a_floor_above_its_own(path):
+    floor = floor_of(name_of(path))
+    if floor is None:
+        assert name_of(path).split(".")[0] != "pipelines" or path.name == "__init__.py"
+        return
+    floors = {name: floor_of(name) for name in imports_of(path)}
+    assert [name for name, place in floors.items() if place is not None and place < floor] == []
 
 
 def modules_after(program):
@@ -58,8 +97,22 @@ def test_what_a_checker_or_another_framework_needs_costs_neither_tensorflow_nor_
 
 
 def test_planning_needs_no_engine():
-    modules = modules_after("from pipelines import plan\nfrom pipelines.sources import listing")
+    modules = modules_after(
+        "from pipelines.planning import plan\nfrom pipelines.sources import listing"
+    )
     assert not modules & {"tensorflow", "keras", "apache_beam", "train"}
+
+
+def test_importing_the_command_does_nothing():
+    program = (
+        "import gc, threading\n"
+        "import pipelines.build_tfrecords\n"
+        "import psutil\n"
+        "assert gc.isenabled() and not gc.get_freeze_count()\n"
+        "assert not psutil.Process().children()\n"
+        "assert threading.active_count() == 1"
+    )
+    assert "pyarrow" in modules_after(program)
 
 
 def test_a_whole_build_loads_no_library_for_training_or_plotting(source_tree, tmp_path):

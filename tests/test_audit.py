@@ -8,15 +8,17 @@ import planted_scans as planted
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from builds import ROOT, build_here, shards_of
+from builds import ROOT, build_here, run_build, shards_of
 from dataset_factory import write_dataset
 from image_files import encoded, jpeg, kermany_archive, write_tree, write_zip
 
-from pipelines import drops, errors
+from pipelines import errors
+from pipelines.shards import drops
 from pipelines.stores.output import Storage
 from tfrecord_io import __main__ as command_line
 from tfrecord_io import audit, shortcuts, twins
 from tfrecord_io.manifest import Manifest, ManifestError
+from tfrecord_io.statistics import PixelStatistics
 
 SIZE = "--image_size=96"
 SAMPLE = ROOT.parent / "shared" / "data" / "kermany2018-sample.zip"
@@ -109,6 +111,18 @@ def test_of_clean_scans_no_leak_and_no_copy_is_reported(clean):
     assert result.measures["near_duplicate_pairs"] == 0
 
 
+def test_different_scans_that_look_alike_when_stored_small_raise_no_alarm(tmp_path):
+    scans = write_tree(tmp_path / "scans", planted.look_alike_files())
+    out = build_here(scans, tmp_path / "out", "--image_size=64")
+    assert finding(out, "near_duplicates") is None
+    assert finding(out, "near_label_conflict") is None
+
+
+def test_copies_are_found_in_pictures_as_small_as_they_are_looked_for_in(flawed_tree, tmp_path):
+    out = build_here(flawed_tree, tmp_path / "out", "--image_size=64")
+    assert near_pairs(out) == {frozenset(planted.SAVED_AGAIN), frozenset(planted.BRIGHTENED)}
+
+
 def test_the_manifest_holds_the_findings_of_the_build(flawed):
     found = Manifest.load(flawed).audit
     assert found["measures"] == json.loads(json.dumps(audit.audit(flawed).to_dict()))["measures"]
@@ -144,7 +158,9 @@ def test_pictures_of_one_colour_are_reported_and_are_no_copies_of_each_other(tmp
 
 def test_pictures_too_small_to_tell_are_not_compared_and_the_user_is_told(flawed_tree, tmp_path):
     out = build_here(flawed_tree, tmp_path / "out", "--image_size=28")
-    assert finding(out, "near_duplicates").title == "Near duplicates were not looked for"
+    found = finding(out, "near_duplicates")
+    assert found.title == "Near duplicates were not looked for"
+    assert "Below 64 pixels a side" in found.detail
     assert audit.audit(out).measures["near_duplicate_pairs"] is None
 
 
@@ -165,7 +181,7 @@ def test_a_class_that_a_split_lacks_and_another_mix_are_reported(tmp_path):
     files = {f"{name}.jpeg": jpeg(n) for n, name in enumerate(names)}
     out = build_here(write_tree(tmp_path / "in", files), tmp_path / "out")
     assert finding(out, "class_missing").detail.startswith("A: ")
-    assert finding(out, "class_shift").title == "test has another mix of classes than train"
+    assert finding(out, "class_shift").title == "test has a different mix of classes than train"
 
 
 @pytest.mark.skipif(not SAMPLE.exists(), reason=f"{SAMPLE.name}, real scans, is not here")
@@ -204,6 +220,16 @@ def test_dropping_duplicates_keeps_one_of_each_in_the_most_protected_split(flawe
     assert command_line.main(["verify", str(out)]) == 0
 
 
+def test_pixels_are_summed_over_what_is_left_after_dropping(flawed_tree, tmp_path):
+    out = build_here(flawed_tree, tmp_path / "out", SIZE, "--leaks=drop", "--num_shards=2")
+    found = Manifest.load(out)
+    parts = []
+    for shard in found.split("train").shards:
+        with (out / shard.name).open("rb") as file:
+            parts.append(PixelStatistics.from_shard(file, found.layout))
+    assert found.statistics == parts[0] + parts[1]
+
+
 def test_dropping_leaks_leaves_nothing_shared_between_splits(flawed_tree, tmp_path):
     out = build_here(flawed_tree, tmp_path / "out", SIZE, "--leaks=drop", "--num_shards=2")
     measures = audit.audit(out).measures
@@ -229,6 +255,37 @@ def test_failing_on_duplicates_keeps_the_evidence_and_writes_no_manifest(flawed_
     before = {p.name: p.stat().st_mtime_ns for p in (tmp_path / "out").glob("*.tfrecord")}
     out = build_here(flawed_tree, tmp_path / "out", SIZE)
     assert {p.name: p.stat().st_mtime_ns for p in out.glob("*.tfrecord")} == before
+
+
+def test_failing_on_leaks_is_refused_where_copies_cannot_be_found(flawed_tree, tmp_path):
+    scans = shutil.copytree(flawed_tree, tmp_path / "scans")
+    (scans / planted.LEAKED_PATIENT).unlink()  # or it would fail for the patient
+    done = run_build(scans, tmp_path / "out", "--leaks=fail", "--image_size=28")
+    assert done.returncode == 2
+    assert "--leaks fail cannot be held with --image_size 28x28" in done.stderr
+    assert not list(tmp_path.glob("out/*.tfrecord"))
+
+
+def test_failing_on_leaks_is_not_passed_by_a_complete_dataset_of_small_pictures(
+    flawed_tree, tmp_path
+):
+    scans = shutil.copytree(flawed_tree, tmp_path / "scans")
+    for name in (planted.LEAKED_PATIENT, planted.SAME_PIXELS[0]):
+        (scans / name).unlink()
+    build_here(scans, tmp_path / "out", "--image_size=28")
+    done = run_build(scans, tmp_path / "out", "--leaks=fail", "--image_size=28")
+    assert done.returncode == 1
+    assert "near duplicates were not looked for" in done.stderr
+
+
+def test_one_split_of_small_pictures_leaks_nothing(tmp_path):
+    files = {
+        name.replace("test/", "train/").replace("val/", "train/"): data
+        for name, data in planted.clean_files().items()
+    }
+    scans = write_tree(tmp_path / "scans", files)
+    out = build_here(scans, tmp_path / "out", "--leaks=fail", "--image_size=28")
+    assert command_line.main(["audit", str(out), "--max_leaked_pictures=0"]) == 0
 
 
 @pytest.mark.parametrize("stop_at", ["decided", "shard", "rows", "sidecar"])
@@ -320,6 +377,22 @@ def test_the_command_ends_with_1_over_a_limit_and_with_0_under_it(flawed, clean,
     assert command_line.main(["audit", str(flawed), *limits]) == 1
     assert capsys.readouterr().out.count("FAILED") >= 4
     assert command_line.main(["audit", str(clean), *limits[:-1]]) == 0
+
+
+@pytest.mark.parametrize("limit", ["max_leaked_pictures", "max_label_conflicts"])
+def test_a_limit_is_not_kept_where_nothing_was_looked_for(tmp_path, capsys, limit):
+    scans = write_tree(tmp_path / "scans", planted.clean_files())
+    out = build_here(scans, tmp_path / "out", "--image_size=28")
+    assert command_line.main(["audit", str(out)]) == 0
+    capsys.readouterr()
+    assert command_line.main(["audit", str(out), f"--{limit}=0"]) == 1
+    assert f"FAILED   --{limit} 0: near duplicates were not looked for" in capsys.readouterr().out
+
+
+def test_a_limit_is_not_kept_where_only_some_pairs_were_compared(flawed, monkeypatch, capsys):
+    monkeypatch.setattr(twins, "MAX_CHECKED", 1)
+    assert command_line.main(["audit", str(flawed), "--max_leaked_pictures=9"]) == 1
+    assert "not all pairs were compared" in capsys.readouterr().out
 
 
 def test_the_command_prints_json_for_programs(flawed, capsys):

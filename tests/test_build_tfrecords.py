@@ -10,12 +10,14 @@ import resource
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pyarrow.parquet as pq
 import pytest
 from builds import (
@@ -38,6 +40,7 @@ from hypothesis import strategies as st
 from image_files import (
     encoded,
     grey_pixels,
+    jpeg,
     kermany_archive,
     scan_tree,
     tar_info,
@@ -47,8 +50,11 @@ from image_files import (
 )
 from PIL import Image
 
-from pipelines import build_tfrecords, engine, errors, launch, resume
+from pipelines import build_tfrecords, errors
 from pipelines.options import parse_options
+from pipelines.planning import output_state
+from pipelines.running import engine
+from pipelines.running.job import prepared
 from pipelines.stores.output import BUILD_DIR, Storage
 from tfrecord_io.manifest import Manifest
 
@@ -211,7 +217,7 @@ def test_overwrite_replaces_a_dataset_that_differs(undisturbed, archive, tmp_pat
 
 def test_a_second_build_at_once_is_refused_with_exit_code_2(archive, tmp_path, monkeypatch, capsys):
     output = tmp_path / "out"
-    with resume.locked(Storage(str(output))):
+    with output_state.locked(Storage(str(output))):
         assert exit_code(monkeypatch, arguments(archive, output)) == 2
         assert f"another build (process {os.getpid()})" in capsys.readouterr().err
 
@@ -294,6 +300,31 @@ def test_a_folder_that_is_no_class_fails_and_the_message_tells_what_to_do(
     assert found.counts["files"] == 201
 
 
+# ---- layouts
+
+
+def test_an_archive_that_wraps_each_split_in_a_folder_gives_the_splits_and_classes(tmp_path):
+    files = scan_tree({"train": 3, "test": 2})
+    wrapped = {f"{name.split('/')[0]}/{name}": content for name, content in files.items()}
+    output = build_here(write_zip(tmp_path / "scans.zip", wrapped), tmp_path / "out")
+    found = Manifest.load(output)
+    assert found.label_names == ("CNV", "DME", "DRUSEN", "NORMAL")
+    assert {name: split.num_examples for name, split in found.splits.items()} == {
+        "train": 12,
+        "test": 8,
+    }
+    plain = build_here(write_zip(tmp_path / "plain.zip", files), tmp_path / "plain")
+    assert shards_of(output) == shards_of(plain)
+
+
+def test_a_class_with_the_name_of_a_split_is_warned_of_and_noted(tmp_path, monkeypatch, capsys):
+    files = {f"{split}/{n}.jpeg": jpeg(n) for n, split in enumerate(["train", "test"] * 3)}
+    scans = write_tree(tmp_path / "scans", files)
+    assert exit_code(monkeypatch, arguments(scans, tmp_path / "out", IN_MEMORY)) == 0
+    assert "warning: the class 'test' has a split's name" in capsys.readouterr().err
+    assert "the class 'train' has" in " ".join(Manifest.load(tmp_path / "out").audit["notes"])
+
+
 # ---- strangers' archives
 
 
@@ -338,6 +369,27 @@ def test_a_hostile_archive_writes_nothing_outside_the_output(tmp_path, name, mak
     found = Manifest.load(output)
     assert found.counts["examples"] == 16
     assert found.counts["rejects"] >= num_rejects
+
+
+def test_a_zip_that_hides_members_is_refused_and_leaves_no_output(tmp_path, monkeypatch, capsys):
+    path = write_zip(tmp_path / "scans.zip", scan_tree({"train": 5}))
+    data = bytearray(path.read_bytes())
+    entries = [found.start() for found in re.finditer(rb"PK\x01\x02", data)]
+    # One entry's comment covers the nine that follow it.
+    struct.pack_into("<H", data, entries[10] + 32, len(data) - 22 - entries[11])
+    path.write_bytes(data)
+    assert exit_code(monkeypatch, arguments(path, tmp_path / "out")) == 2
+    assert "20 members promised, 11 listed" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_joined_tars_are_refused_and_leave_no_output(tmp_path, monkeypatch, capsys):
+    first = write_tar(tmp_path / "scans.tar", scan_tree({"train": 2}))
+    second = write_tar(tmp_path / "more.tar", scan_tree({"test": 2}))
+    first.write_bytes(first.read_bytes() + second.read_bytes())
+    assert exit_code(monkeypatch, arguments(first, tmp_path / "out")) == 2
+    assert "other data follow" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 # ---- any tree at all
@@ -390,11 +442,11 @@ def test_a_worker_whose_source_is_gone_ends_the_build_with_that_message_alone(tm
     scans = write_tree(tmp_path / "scans", scan_tree({"train": 2}))
     argv = arguments(scans, tmp_path / "out", "--direct_num_workers=1")
     options = parse_options(argv)
-    with launch.prepared(options) as job:
+    with prepared(options) as job:
         next(scans.rglob("*.jpeg")).unlink()
         pipeline = engine.make_pipeline(options.beam_args)
         with pytest.raises(errors.BuildError, match=r"^\S+\.jpeg is gone since .*--overwrite$"):
-            build_tfrecords.run(job, pipeline)
+            build_tfrecords.run(job, pipeline, num_processes=1)
 
 
 @pytest.fixture(scope="module")
@@ -434,11 +486,8 @@ def nothing_left_running(process):
 def test_a_killed_build_resumes_without_loss(large_archive, large_undisturbed, tmp_path):
     output = tmp_path / "out"
     words = command(large_archive, output, *LARGE)
-    chance = random.Random()
-    seed = chance.randrange(10**6)
-    chance.seed(seed)
-    print(f"seed {seed}")
-    # Once while the workers start, then at random places of what is left.
+    chance = random.Random(7)
+    # Once while the workers start, then at some places of what is left.
     for attempt in range(4):
         goal = num_finished(output) + chance.randint(1, 8)
         with started(words) as process:
@@ -461,8 +510,32 @@ def test_a_killed_build_resumes_without_loss(large_archive, large_undisturbed, t
         assert before.items() <= found.items()
     done = run_command(words)
     assert done.returncode == 0, done.stderr
-    assert f"going on: {len(found)} of 27 shards" in done.stderr or "going on: " in done.stderr
+    # A shard counts once its sidecar is there.
+    num_kept = int(re.search(r"going on: (\d+) of 27 shards are finished", done.stderr)[1])
+    assert 0 < num_kept <= len(found)
     assert files_of(output) == large_undisturbed
+
+
+def listening_ports(processes):
+    """Returns the ports on which any of these processes takes connections."""
+    return {
+        connection.laddr.port
+        for process in processes
+        for connection in process.net_connections(kind="inet")
+        if connection.status == psutil.CONN_LISTEN
+    }
+
+
+@pytest.mark.slow
+def test_a_build_on_this_machine_opens_no_port(large_archive, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        assert server.getsockname()[1] in listening_ports([psutil.Process()])
+    output = tmp_path / "out"
+    with started(command(large_archive, output, *LARGE)) as process:
+        assert wait_until(lambda: num_finished(output) >= 1, process)
+        everybody = members_of_group(process.pid)
+        assert len(everybody) >= 1 + len(workers_of(process)) >= 3
+        assert listening_ports(everybody) == set()
 
 
 @pytest.mark.slow

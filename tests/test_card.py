@@ -1,18 +1,12 @@
-import html.parser
 import itertools
 import re
-import shutil
-import subprocess
 
 import numpy as np
 import planted_scans as planted
 import pytest
 from builds import build_here
-from image_files import encoded, grey_pixels, jpeg, write_tree
-from PIL import Image
-
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
-VOID = {"meta", "link", "img", "br", "hr", "input"}
+from image_files import encoded, grey_pixels, jpeg, scan_tree, write_tree
+from pages import CHROMIUM, Page, overhang, screenshot
 
 
 @pytest.fixture(scope="module")
@@ -24,38 +18,9 @@ def flawed_card(tmp_path_factory):
     return build_here(source, folder / "out", *flags) / "report.html"
 
 
-class _Page(html.parser.HTMLParser):
-    """The elements of a page, and whether they close in order."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.elements, self.open, self.ids = [], [], []
-        self.feed(text)
-        self.close()
-
-    def handle_starttag(self, tag, attributes):
-        attributes = dict(attributes)
-        self.elements.append((tag, attributes))
-        if "id" in attributes:
-            self.ids.append(attributes["id"])
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag, attributes):
-        self.elements.append((tag, dict(attributes)))
-        if "id" in dict(attributes):
-            self.ids.append(dict(attributes)["id"])
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def all(self, tag):
-        return [attributes for name, attributes in self.elements if name == tag]
-
-
 @pytest.fixture(scope="module")
 def page(flawed_card):
-    return _Page(flawed_card.read_text(encoding="utf-8"))
+    return Page(flawed_card.read_text(encoding="utf-8"))
 
 
 def test_the_page_is_well_formed_and_every_id_is_there_once(page):
@@ -136,7 +101,7 @@ def test_file_and_class_names_are_text_and_never_markup(tmp_path):
     assert "&lt;img src=x onerror=alert(" in text
     assert not re.search(r"<(?!img src=\"data:)img|<b>", text)
     assert "$1_2^$" in text
-    _Page(text)
+    Page(text)
 
 
 def test_a_dataset_of_many_classes_and_colours_has_a_card_of_modest_size(tmp_path):
@@ -150,7 +115,24 @@ def test_a_dataset_of_many_classes_and_colours_has_a_card_of_modest_size(tmp_pat
     text = (out / "report.html").read_text()
     assert len(text) < 3_000_000
     assert "36 more classes are not shown" in text
-    _Page(text)
+    Page(text)
+
+
+def test_a_card_of_small_pictures_says_that_near_duplicates_were_not_looked_for(tmp_path):
+    files = scan_tree({"train": 4, "test": 2}, classes=("CNV", "NORMAL"))
+    out = build_here(write_tree(tmp_path / "in", files), tmp_path / "out", "--image_size=28")
+    page = (out / "report.html").read_text()
+    assert "It could not look for near duplicates" in page[: page.index("<main")]
+
+
+def test_a_short_list_of_cases_is_not_called_the_first_of_more(tmp_path):
+    # Three images are concerned and share one size, so the list has one row and lacks none.
+    sizes = [(40, 50)] * 6 + [(40, 120)] * 3
+    files = {f"train/A/A-{n}-1.png": jpeg(n, *size) for n, size in enumerate(sizes)}
+    out = build_here(write_tree(tmp_path / "in", files), tmp_path / "out")
+    page = (out / "report.html").read_text()
+    assert "3 images are far larger or smaller than usual" in page
+    assert "are shown" not in page
 
 
 def test_one_class_and_one_split_have_a_card_too(tmp_path):
@@ -158,40 +140,10 @@ def test_one_class_and_one_split_have_a_card_too(tmp_path):
     out = build_here(source, tmp_path / "out")
     text = (out / "report.html").read_text()
     assert "1 image in 1 class (1 train)" in text
-    _Page(text)
+    Page(text)
 
 
 # ---- in a browser
-
-
-def screenshot(page_path, folder, width, dark):
-    """Returns the page as a browser shows it: uint8 [height, width, 3]."""
-    picture = folder / f"shot-{width}-{dark}.png"
-    scheme = 0 if dark else 1
-    subprocess.run(
-        [
-            CHROMIUM,
-            "--headless",
-            "--no-sandbox",
-            "--disable-gpu",
-            "--disable-quic",
-            "--no-first-run",
-            "--disable-background-networking",
-            "--disable-component-update",
-            "--disable-sync",
-            "--hide-scrollbars",
-            f"--blink-settings=preferredColorScheme={scheme}",
-            f"--user-data-dir={folder / f'profile-{width}-{dark}'}",
-            f"--window-size={width},2400",
-            f"--screenshot={picture}",
-            page_path.as_uri(),
-        ],
-        check=True,
-        capture_output=True,
-        timeout=120,
-    )
-    with Image.open(picture) as image:
-        return np.asarray(image.convert("RGB"))
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium to show the page")
@@ -210,37 +162,4 @@ def test_a_browser_shows_the_page_in_light_and_dark_at_its_full_width(
 
 @pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium to show the page")
 def test_on_a_phone_nothing_sticks_out_at_the_side(flawed_card, tmp_path):
-    # A script in a copy tells the width that the page wants; the page itself has none.
-    text = flawed_card.read_text(encoding="utf-8")
-    text = re.sub(r"<meta http-equiv=[^>]+>", "", text)
-    frame = tmp_path / "page.html"
-    frame.write_text(text, encoding="utf-8")
-    outer = tmp_path / "outer.html"
-    outer.write_text(
-        '<iframe id="f" src="page.html" style="width:390px;height:800px;border:0"></iframe>'
-        "<script>f.onload = () => { document.title = 'sticks out by ' + "
-        "(f.contentDocument.documentElement.scrollWidth - "
-        "f.contentDocument.documentElement.clientWidth); }</script>",
-        encoding="utf-8",
-    )
-    done = subprocess.run(
-        [
-            CHROMIUM,
-            "--headless",
-            "--no-sandbox",
-            "--disable-gpu",
-            "--disable-quic",
-            "--no-first-run",
-            "--disable-background-networking",
-            "--allow-file-access-from-files",
-            f"--user-data-dir={tmp_path / 'profile'}",
-            "--virtual-time-budget=5000",
-            "--dump-dom",
-            outer.as_uri(),
-        ],
-        check=True,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert "<title>sticks out by 0</title>" in done.stdout
+    assert overhang(flawed_card, tmp_path, width=390) == 0

@@ -7,7 +7,7 @@ import pytest
 from dataset_factory import bare_manifest
 from hypothesis import given
 
-from pipelines import charts
+from pipelines.report import charts
 from tfrecord_io.manifest import Shard, Split
 
 

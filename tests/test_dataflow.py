@@ -15,7 +15,11 @@ from typing import Any
 import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
 
-from pipelines import build_tfrecords, engine, errors, launch, options, plan, transforms
+from pipelines import build_tfrecords, errors, options
+from pipelines.planning import plan
+from pipelines.running import engine
+from pipelines.running.job import Job
+from pipelines.shards.build import Build
 from pipelines.sources.remote import RemoteZipSource
 from tfrecord_io import preprocess
 
@@ -96,10 +100,10 @@ def write_spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[...,
     return write
 
 
-def job_of(chosen: options.BuildOptions) -> launch.Job:
-    """Returns the job that `launch.prepared` would make, had it listed the archive."""
+def job_of(chosen: options.BuildOptions) -> Job:
+    """Returns the job that `prepared` would make, had it listed the archive."""
     tasks = tuple(plan.ShardTask(index, "train", index, 40, 2000) for index in range(40))
-    build = transforms.Build(
+    build = Build(
         name=chosen.name,
         output=chosen.output,
         source=RemoteZipSource(chosen.input, kind="archive"),
@@ -113,7 +117,7 @@ def job_of(chosen: options.BuildOptions) -> launch.Job:
         over_limit=0,
         rejected_files=(),
     )
-    return launch.Job(build=build, todo=tasks)
+    return Job(build=build, todo=tasks)
 
 
 def test_the_image_is_the_workers_and_holds_the_package(write_spec: Callable[..., Spec]):
@@ -134,7 +138,7 @@ def test_without_an_image_the_package_is_staged(write_spec: Callable[..., Spec])
 
     with tarfile.open(package) as archive:
         names = archive.getnames()
-    assert any(name.endswith("pipelines/transforms.py") for name in names)
+    assert any(name.endswith("pipelines/running/transforms.py") for name in names)
     assert any(name.endswith("tfrecord_io/schema.py") for name in names)
 
 

@@ -14,7 +14,8 @@ from pathlib import Path
 import builds
 import pytest
 
-from pipelines import engine, options
+from pipelines import options
+from pipelines.running import engine
 
 DOCKERFILES = sorted((builds.ROOT / "docker").glob("*.Dockerfile"))
 METADATA = builds.ROOT / "docker" / "metadata.json"

@@ -1,42 +1,40 @@
 import os
-import threading
 
 import apache_beam as beam
 import pytest
-from apache_beam.options.pipeline_options import DirectOptions, PipelineOptions
+from apache_beam.options.pipeline_options import PipelineOptions
+from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from builds import IN_MEMORY
 
-from pipelines import engine, errors, local_runner
+from pipelines import errors
 from pipelines.options import flag_names
+from pipelines.running import engine
 
 LOCAL = ["DirectRunner", "directrunner", "FnApiRunner", "BundleBasedDirectRunner", "direct"]
 
 
-def workers_of(pipeline):
-    return pipeline.options.view_as(DirectOptions).direct_num_workers
-
-
 @pytest.mark.parametrize("flags", [[], *([f"--runner={name}"] for name in LOCAL)])
 def test_without_a_word_it_is_one_process_a_core_and_no_engine_is_fetched(flags):
-    pipeline = engine.make_pipeline(flags)
     # Beam's own DirectRunner would be a SwitchingDirectRunner, which asks the network for Prism.
-    assert type(pipeline.runner) is local_runner.LocalRunner
-    assert workers_of(pipeline) == len(os.sched_getaffinity(0))
+    assert type(engine.make_pipeline(flags).runner) is FnApiRunner
+    assert engine.num_processes(flags) == len(os.sched_getaffinity(0))
 
 
 @pytest.mark.parametrize(
-    ("flags", "num_workers"),
+    ("flags", "num_processes"),
     [
         (["--direct_num_workers=3"], 3),
         (["--direct_num_workers", "3"], 3),
         (["--direct_num_workers=3", "--direct_running_mode=multi_processing"], 3),
         (["--direct_num_workers=0"], len(os.sched_getaffinity(0))),
         (["--direct_num_workers=-1"], len(os.sched_getaffinity(0))),
-        ([IN_MEMORY, "--direct_num_workers=3"], 1),
+        ([IN_MEMORY, "--direct_num_workers=3"], None),
+        (["--direct_running_mode", "in_memory"], None),
+        (["--runner=FlinkRunner", "--direct_num_workers=3"], None),
     ],
 )
-def test_the_number_of_workers_can_be_told(flags, num_workers):
-    assert workers_of(engine.make_pipeline(flags)) == num_workers
+def test_the_number_of_worker_processes_can_be_told(flags, num_processes):
+    assert engine.num_processes(flags) == num_processes
 
 
 @pytest.mark.parametrize(
@@ -113,6 +111,15 @@ def test_a_workers_own_error_comes_back_as_its_message_alone(kind):
     assert str(raised.value) == "/data/scans.zip is gone; every worker must see it"
 
 
+def test_ctrl_c_within_a_step_is_not_taken_for_an_error_of_it():
+    with (
+        pytest.raises(KeyboardInterrupt),
+        engine.clear_errors(PipelineOptions([])),
+        engine.make_pipeline([IN_MEMORY]) as pipeline,
+    ):
+        pipeline | beam.Create([1]) | beam.Map(fail_with(KeyboardInterrupt()))
+
+
 def test_an_error_nobody_foresaw_is_passed_on():
     with pytest.raises(ZeroDivisionError), engine.clear_errors(PipelineOptions([])):
         _ = 1 // 0
@@ -147,18 +154,3 @@ def test_a_job_server_that_does_not_answer_is_named_before_anything_is_read(
     monkeypatch.setattr(engine, "_JOB_SERVER_SECONDS", 0.2)
     with pytest.raises(errors.BuildError, match="no job server answers at --job_endpoint localh"):
         engine.make_pipeline(["--runner=PortableRunner", "--job_endpoint=localhost:9"])
-
-
-def test_watching_ends_with_the_job_and_leaves_other_threads_alone():
-    before = threading.excepthook
-    seen = []
-    threading.excepthook = seen.append
-    try:
-        with engine.watched_workers():
-            thread = threading.Thread(target=fail_with(ValueError("mine")), args=[1], name="other")
-            thread.start()
-            thread.join()
-        assert [str(args.exc_value) for args in seen] == ["mine"]
-        assert threading.excepthook == seen.append
-    finally:
-        threading.excepthook = before

@@ -12,6 +12,7 @@ from tfrecord_io import manifest
 from tfrecord_io.manifest import Manifest, ManifestError, Shard, Split
 from tfrecord_io.schema import RecordLayout
 from tfrecord_io.shards import shard_name
+from tfrecord_io.statistics import PixelStatistics
 
 LABELS = ("CNV", "DME", "DRUSEN", "NORMAL")
 
@@ -90,6 +91,17 @@ def test_counts_are_sums_of_the_shards():
 def test_an_unknown_split_is_named_with_those_there_are():
     with pytest.raises(ManifestError, match="no split 'dev' in this dataset; it has test, train"):
         A_MANIFEST.split("dev")
+
+
+def test_several_splits_are_one_whose_parts_follow_each_other():
+    together = A_MANIFEST.split(("train", "test"))
+    train, test = A_MANIFEST.split("train"), A_MANIFEST.split(["test"])
+    assert test == A_MANIFEST.splits["test"]
+    assert together.shards == (*train.shards, *test.shards)
+    assert together.label_counts == (6, 6, 6, 6)
+    assert together.num_examples == train.num_examples + test.num_examples == 24
+    with pytest.raises(ManifestError, match="no split 'dev'"):
+        A_MANIFEST.split(("train", "dev"))
 
 
 @given(st.lists(st.integers(1, 500), min_size=2, max_size=6))
@@ -208,7 +220,7 @@ def test_whatever_stands_in_a_manifest_it_is_read_or_refused(path, value):
 
 
 #: Later versions may leave these out, or never wrote them.
-OPTIONAL = {"audit"}
+OPTIONAL = {"audit", "statistics"}
 
 
 @pytest.mark.parametrize("name", sorted(set(json.loads(A_MANIFEST.to_json())) - OPTIONAL))
@@ -216,6 +228,45 @@ def test_a_manifest_that_lacks_a_part_is_refused(name):
     content = json.loads(A_MANIFEST.to_json())
     del content[name]
     with pytest.raises(ManifestError):
+        Manifest.from_json(json.dumps(content))
+
+
+# 20 train images of 4x6 pixels
+STATISTICS = PixelStatistics(num_pixels=480, sums=(960,), sums_of_squares=(2000,))
+
+
+def test_statistics_are_kept_with_the_name_of_their_split():
+    counted = dataclasses.replace(A_MANIFEST, statistics=STATISTICS)
+    assert json.loads(counted.to_json())["statistics"] == {
+        "split": "train",
+        "num_pixels": 480,
+        "sums": [960],
+        "sums_of_squares": [2000],
+    }
+    assert Manifest.from_json(counted.to_json()).statistics == STATISTICS
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"split": "test"}, "should be of split 'train', 480 pixels in 1 channels"),
+        ({"num_pixels": 481}, "they are of split 'train', 481 pixels"),
+        ({"sums": [1, 1], "sums_of_squares": [1, 1]}, "480 pixels in 2 channels"),
+        ({"sums": [0]}, "damaged.*cannot have"),
+        ({"sums": 960}, "damaged"),
+    ],
+)
+def test_statistics_of_other_pixels_are_refused(change, message):
+    content = json.loads(dataclasses.replace(A_MANIFEST, statistics=STATISTICS).to_json())
+    content["statistics"].update(change)
+    with pytest.raises(ManifestError, match=message):
+        Manifest.from_json(json.dumps(content))
+
+
+@pytest.mark.parametrize("value", [None, [], {}, "train", 7])
+def test_statistics_that_are_none_are_refused(value):
+    content = {**json.loads(A_MANIFEST.to_json()), "statistics": value}
+    with pytest.raises(ManifestError, match="damaged"):
         Manifest.from_json(json.dumps(content))
 
 

@@ -73,6 +73,12 @@ def test_a_place_outside_of_the_split_is_an_index_error(
         MappedDataset(directory, "train")[index]
 
 
+def test_labels_are_read_without_the_images(directory: Path) -> None:
+    dataset = MappedDataset(directory, "train")
+    places = [4, 0, len(dataset) - 1]
+    np.testing.assert_array_equal(dataset.labels(places), dataset[places][1])
+
+
 def test_a_worker_process_gets_a_name_and_not_the_data(directory: Path) -> None:
     dataset = MappedDataset(directory, "train")
     pickled = pickle.dumps(dataset)

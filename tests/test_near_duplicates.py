@@ -2,10 +2,10 @@ import numpy as np
 import pytest
 from image_files import grey_pixels
 from PIL import Image
-from planted_scans import brightened, pixels, saved_again, scan
+from planted_scans import LOOK_ALIKES, brightened, full_scan, pixels, saved_again, scan
 
 from tfrecord_io import near_duplicates
-from tfrecord_io.near_duplicates import HASH_LENGTH, MAX_DISTANCE, MIN_SIMILARITY, find_pairs
+from tfrecord_io.near_duplicates import HASH_LENGTH, MAX_DISTANCE, find_pairs, min_similarity
 
 WAVES_HASH = "2f2e1c8b161349096244a9a5271ebfc6dee94416a863263ce5861356878f6aaf"
 
@@ -64,14 +64,29 @@ def test_a_copy_is_close_in_hash_and_in_detail_at_any_stored_size(change, size):
     data = scan("CNV", 5, 1)
     a, b = picture(data, size), picture(change(data), size)
     assert bits(a, b) <= MAX_DISTANCE
-    assert alike(a, b) >= MIN_SIMILARITY
+    assert alike(a, b) >= min_similarity(size)
 
 
-def test_two_scans_of_one_patient_are_no_copies():
-    scans = [picture(scan("CNV", 5, index)) for index in range(1, 7)]
+@pytest.mark.parametrize("size", [64, 96, 224])
+def test_two_scans_of_one_patient_are_no_copies(size):
+    scans = [picture(scan("CNV", 5, index), size) for index in range(1, 7)]
     for number, a in enumerate(scans):
         for b in scans[number + 1 :]:
-            assert alike(a, b) < MIN_SIMILARITY
+            assert alike(a, b) < min_similarity(size)
+
+
+@pytest.mark.parametrize("pair", LOOK_ALIKES, ids=str)
+def test_scans_that_look_alike_when_stored_small_are_no_copies(pair):
+    a, b = (picture(full_scan(*one), 64) for one in pair)
+    assert bits(a, b) <= MAX_DISTANCE  # so the pixels have to decide
+    assert 0.75 < alike(a, b) < min_similarity(64)
+
+
+@pytest.mark.parametrize(
+    ("side", "expected"), [(1, 0.93), (64, 0.93), (144, 0.865), (224, 0.80), (512, 0.80)]
+)
+def test_the_smaller_the_picture_the_more_alike_two_must_be(side, expected):
+    assert min_similarity(side) == pytest.approx(expected)
 
 
 def test_brightness_alone_does_not_change_the_hash():

@@ -4,7 +4,7 @@ import pytest
 
 from pipelines import errors
 from pipelines.options import BuildOptions, flag_names, parse_options
-from pipelines.plan import PlanOptions
+from pipelines.planning.plan import PlanOptions
 from pipelines.sources.listing import ListingOptions
 from tfrecord_io.preprocess import Preprocessing
 
@@ -47,6 +47,20 @@ def test_one_number_is_a_square_picture():
 def test_what_the_build_does_not_know_is_for_beam():
     chosen = parse_options(["--runner=DataflowRunner", *ARCHIVE, "--project", "p"])
     assert chosen.beam_args == ("--runner=DataflowRunner", "--project", "p")
+
+
+@pytest.mark.parametrize(
+    ("flags", "workers"),
+    [
+        ([], "here"),
+        (["--runner=DirectRunner"], "here"),
+        (["--runner", "apache_beam.runners.DirectRunner"], "here"),
+        (["--runner=FlinkRunner"], "cluster"),
+        (["--runner", "DataflowRunner"], "dataflow"),
+    ],
+)
+def test_the_runner_tells_where_the_images_are_read(flags, workers):
+    assert parse_options([*ARCHIVE, *flags]).source_options.workers == workers
 
 
 def test_an_abbreviated_flag_is_not_taken_for_one_of_ours():

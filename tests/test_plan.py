@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines import plan
-from pipelines.plan import PlanOptions, make_plan
+from pipelines import errors
+from pipelines.planning import plan
+from pipelines.planning.plan import PlanOptions, make_plan
 from pipelines.sources.listing import ListingOptions, Member, iterate_refs, list_images
 
 STRIDE = 50_000
@@ -177,13 +178,24 @@ def test_train_comes_first_and_labels_are_sorted_unless_they_are_given():
 def test_a_worker_reads_from_the_file_what_was_planned_for_its_task(counts, num_shards):
     made = planned(counts, num_shards=num_shards)
     file = io.BytesIO()
-    made.write(file)
+    made.write(file, "mine")
     start = 0
     for task in made.tasks:
         with pa.BufferReader(file.getvalue()) as reader:
-            refs = list(iterate_refs(plan.read_task_refs(reader, task)))
+            refs = list(iterate_refs(plan.read_task_refs(reader, task, "mine")))
         assert refs == list(iterate_refs(made.refs.slice(start, task.num_refs)))
         start += task.num_refs
+
+
+def test_a_plan_of_another_build_is_not_read(tmp_path):
+    made = planned({"train": 3})
+    file = io.BytesIO()
+    made.write(file, "theirs")
+    with (
+        pa.BufferReader(file.getvalue()) as reader,
+        pytest.raises(errors.BuildError, match=r"belongs to build theirs, this build is mine: ano"),
+    ):
+        plan.read_task_refs(reader, made.tasks[0], "mine")
 
 
 # ---- fingerprints

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import builds
+import psutil
 import pytest
 from image_files import write_zip
 
@@ -55,6 +56,24 @@ def served(words: list[str], log_path: Path, **environment: str) -> Iterator[sub
                 os.killpg(process.pid, 9)
 
 
+def pool_command(port: int) -> list[str]:
+    """Returns the command that starts this repository's worker pool."""
+    return [sys.executable, str(builds.ROOT / "scripts" / "worker_pool.py"), f"--port={port}"]
+
+
+def test_the_worker_pool_listens_where_only_this_machine_can_reach_it(tmp_path: Path):
+    (port,) = free_ports(1)
+    with served(pool_command(port), tmp_path / "log") as process:
+
+        def addresses() -> set[str]:
+            found = psutil.Process(process.pid).net_connections(kind="inet")
+            return {each.laddr.ip for each in found if each.status == psutil.CONN_LISTEN}
+
+        assert builds.wait_until(lambda: bool(addresses()), process)
+        # The second is how IPv6 writes the first.
+        assert addresses() <= {"127.0.0.1", "::ffff:127.0.0.1"}
+
+
 def portable_flags(job_service: str, environment: str) -> list[str]:
     return [
         "--runner=PortableRunner",
@@ -87,15 +106,7 @@ def test_workers_with_a_working_directory_of_their_own_find_relative_paths(
     write_zip(tmp_path / "scans.zip", files)
     (tmp_path / "pool").mkdir()
     (port,) = free_ports(1)
-    pool = [sys.executable, "-m", "apache_beam.runners.worker.worker_pool_main"]
-    # The pool starts its workers as bare `python`.
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    with served(
-        [*pool, f"--service_port={port}"],
-        tmp_path / "pool" / "log",
-        PATH=path,
-        PYTHONPATH=str(builds.ROOT),
-    ):
+    with served(pool_command(port), tmp_path / "pool" / "log", PYTHONPATH=str(builds.ROOT)):
         environment = f"--environment_type=EXTERNAL --environment_config=localhost:{port}"
         words = builds.command(Path("scans.zip"), Path("built"), TWO_REJECTS)
         words += portable_flags(job_service, environment)

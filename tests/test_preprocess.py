@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from image_files import encoded, grey_pixels, jpeg, png, rgb_pixels
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, TiffImagePlugin
 
 from tfrecord_io import preprocess
 from tfrecord_io.preprocess import Preprocessing, Reject, decode_image
@@ -230,6 +230,19 @@ def netpbm(kind, maximum, channels):
 @pytest.mark.parametrize("channels", [1, 3])
 def test_more_than_eight_bits_are_never_cut_off_in_silence(data, channels):
     assert reason(data, Preprocessing(channels=channels)) == "more_than_8_bits"
+
+
+@pytest.mark.parametrize(("sample_format", "is_signed"), [(1, False), (2, True)])
+def test_signed_samples_of_a_tiff_are_not_read_as_unsigned_ones(sample_format, is_signed):
+    tags = TiffImagePlugin.ImageFileDirectory_v2()
+    tags[339] = sample_format
+    data = encoded(GREY, "TIFF", tiffinfo=tags)
+    if is_signed:
+        assert reason(data) == "unsupported_mode"
+    else:
+        assert decode_image(data, Preprocessing()) == decode_image(
+            encoded(GREY, "TIFF"), Preprocessing()
+        )
 
 
 @pytest.mark.parametrize("file_format", ["JPEG", "TIFF"])

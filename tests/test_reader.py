@@ -273,3 +273,96 @@ def test_an_unknown_split_names_those_there_are(dataset: Path) -> None:
 def test_a_batch_larger_than_the_split_is_refused_where_it_must_be_full(dataset: Path) -> None:
     with pytest.raises(ManifestError, match="smaller batch_size"):
         tfrecord_io.make_dataset(dataset, split="train", batch_size=64, drop_remainder=True)
+
+
+@pytest.fixture(scope="module")
+def two_splits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("two_splits")
+    write_dataset(directory, num_examples={"train": 13, "val": 8}, num_shards=3)
+    return directory
+
+
+def _keys(directory: Path, **options: object) -> list[bytes]:
+    return [key for *_, keys in _batches(directory, **options) for key in keys.tolist()]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_two_splits_are_read_as_one_whose_second_follows_the_first(
+    two_splits: Path, engine: str
+) -> None:
+    def read(split: object, **options: object) -> list[bytes]:
+        return _keys(two_splits, split=split, engine=engine, **options)
+
+    both = ("train", "val")
+    one_by_one = read("train", shuffle=False) + read("val", shuffle=False)
+    assert read(both, shuffle=False) == one_by_one
+    assert read(["val", "train"], shuffle=False) == one_by_one[13:] + one_by_one[:13]
+    mixed = read(both, epochs=2)
+    assert sorted(mixed[:21]) == sorted(mixed[21:]) == sorted(one_by_one)
+    assert mixed[:21] != mixed[21:]
+    # Engines promise each the order of its own, not one order.
+    if engine == "mmap":
+        assert read(both, cache="device") == read(both)
+
+
+def test_a_split_that_is_missing_among_several_is_named(two_splits: Path) -> None:
+    with pytest.raises(ManifestError, match="no split 'test' in this dataset; it has train, val"):
+        _batches(two_splits, split=("train", "test"))
+
+
+CHOSEN = (20, 3, 4, 0, 17, 9, 12)
+
+
+@pytest.mark.parametrize("cache", [None, "device"])
+def test_an_epoch_of_chosen_examples_is_a_permutation_of_them(
+    two_splits: Path, cache: str | None
+) -> None:
+    both = {"split": ("train", "val"), "cache": cache}
+    stored = _keys(two_splits, **both, shuffle=False)
+    expected = [stored[place] for place in CHOSEN]
+    # In the order in which they were named, if not shuffled.
+    assert _keys(two_splits, **both, shuffle=False, examples=CHOSEN) == expected
+    read = _keys(two_splits, **both, epochs=3, examples=np.array(CHOSEN))
+    epochs = [read[start : start + 7] for start in (0, 7, 14)]
+    assert [sorted(epoch) for epoch in epochs] == [sorted(expected)] * 3
+    assert epochs[0] != epochs[1] != epochs[2]
+
+
+@pytest.mark.parametrize("cache", [None, "device"])
+def test_replicas_share_the_batches_of_chosen_examples(two_splits: Path, cache: str | None) -> None:
+    options = {
+        "split": ("train", "val"), "examples": CHOSEN, "batch_size": 4, "epochs": 3,
+        "pad_remainder": True, "cache": cache,
+    }  # fmt: skip
+    whole = _batches(two_splits, **options)
+    shares = [
+        _batches(two_splits, **options, num_replicas=2, replica_index=index) for index in range(2)
+    ]
+    for batch, *parts in zip(whole, *shares, strict=True):
+        for number, tensor in enumerate(batch):
+            joined = np.concatenate([part[number] for part in parts])
+            np.testing.assert_array_equal(joined, tensor)
+    assert sum(weights.sum() for *_, weights, _ in whole) == 3 * len(CHOSEN)
+    later = _batches(two_splits, **options, start_step=2)
+    assert [keys.tolist() for *_, keys in later] == [keys.tolist() for *_, keys in whole[2:]]
+
+
+@pytest.mark.parametrize(
+    ("examples", "message"),
+    [
+        ([], r"examples must be a list of places, received shape \(0,\)"),
+        ([[1, 2]], r"received shape \(1, 2\)"),
+        ([0, 13], r"examples must be in 0\.\.12, received 0\.\.13"),
+        ([-1, 2], r"received -1\.\.2"),
+    ],
+)
+def test_places_that_are_not_in_the_split_are_refused(
+    two_splits: Path, examples: list, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        _batches(two_splits, examples=examples)
+
+
+def test_a_stream_cannot_read_chosen_examples(two_splits: Path) -> None:
+    with pytest.raises(ValueError, match="copy the dataset to a local disk"):
+        _batches(two_splits, examples=[1, 2], engine="stream")

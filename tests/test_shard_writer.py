@@ -6,6 +6,7 @@ import pytest
 
 from tfrecord_io import schema, side_facts
 from tfrecord_io.shard_writer import ShardWriter
+from tfrecord_io.statistics import PixelStatistics
 
 
 def make_examples(layout, num_examples):
@@ -34,6 +35,7 @@ def test_a_shard_is_its_records_one_after_another(shape, num_examples):
         expected.add(pictures)
     for name, column in expected.columns().items():
         assert shard.facts()[name].tolist() == column.tolist()
+    assert shard.statistics() == PixelStatistics.from_images(pictures)
 
 
 def test_nothing_is_written_after_an_error():

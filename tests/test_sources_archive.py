@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from image_files import jpeg, kermany_archive, tar_info, write_tar, write_zip
 
 from pipelines import errors
+from pipelines.sources import zip_members
 from pipelines.sources.archive import ArchiveSource
 from pipelines.sources.listing import ListingOptions, iterate_refs
 from tfrecord_io.preprocess import Reject
@@ -102,6 +103,30 @@ def test_a_gzip_file_is_told_from_another_by_what_it_holds(tmp_path):
         "bytes": path.stat().st_size,
         "trailer": expected.hex(),
     }
+
+
+def test_a_file_of_many_gzip_streams_is_told_from_another_by_its_time(tmp_path):
+    # As bgzip writes it, with an empty stream at the end, whose checksum covers nothing.
+    path = tmp_path / "a.tar.gz"
+    path.write_bytes(gzip.compress(b"one", 0, mtime=0) + gzip.compress(b"", mtime=0))
+    first = ArchiveSource(path).describe()
+    path.write_bytes(gzip.compress(b"two", 0, mtime=0) + gzip.compress(b"", mtime=0))
+    os.utime(path, ns=(0, 0))
+    assert ArchiveSource(path).describe() != first
+
+
+@pytest.mark.parametrize("kind", ["tar", "tar.gz"])
+def test_a_tar_that_changes_during_the_build_ends_it(tmp_path, kind):
+    path = write_archive(tmp_path, kind)
+    source, listing = list_archive(path, tmp_path / "scratch")
+    changed = write_tar(tmp_path / "changed.tar", {**TREE, FIRST: TREE[FIRST][::-1]})
+    read_from = source.random_access_path or path
+    read_from.write_bytes(changed.read_bytes())
+    with (
+        source.open() as reader,
+        pytest.raises(errors.BuildError, match=rf"{path} changed since .*{FIRST}.*--overwrite"),
+    ):
+        reader.read(next(ref for ref in iterate_refs(listing.refs) if ref.path == FIRST))
 
 
 @KINDS
@@ -256,6 +281,52 @@ def test_a_64_bit_offset_outside_the_zip_is_a_reject(tmp_path, offset):
     assert read_archive(path, tmp_path / "scratch") == {**TREE, FIRST: "unreadable_member"}
 
 
+def damaged_comment_length(path):
+    """Damages one entry of a zip's directory, so that its comment covers all that follow it."""
+    data = bytearray(path.read_bytes())
+    place = central_entry(data, list(TREE)[5])
+    name_length, extra_length = struct.unpack_from("<HH", data, place + 28)
+    directory_end = len(data) - 22
+    rest = directory_end - place - 46 - name_length - extra_length
+    struct.pack_into("<H", data, place + 32, rest)
+    path.write_bytes(data)
+    return path
+
+
+def test_a_zip_whose_directory_hides_members_is_refused(tmp_path):
+    path = damaged_comment_length(write_zip(tmp_path / "a.zip", TREE))
+    with zipfile.ZipFile(path) as archive:  # which does not notice
+        assert len(archive.infolist()) == 6
+    with pytest.raises(errors.UserError, match=r"a\.zip is not .*\(12 members promised, 6 listed"):
+        list_archive(path, tmp_path / "scratch")
+
+
+@pytest.mark.parametrize("comment", [b"", b"PK of a comment"])
+@pytest.mark.parametrize("num_members", [0, 1, 65_535, 65_536])
+def test_a_zip_of_any_number_of_members_is_whole(tmp_path, num_members, comment):
+    path = tmp_path / "a.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.comment = comment
+        for index in range(num_members):
+            archive.writestr(f"{index}", b"")
+    with path.open("rb") as file, zip_members.open_zip(file) as archive:
+        assert len(archive.infolist()) == num_members
+
+
+def test_a_count_of_16_bits_may_wrap_around(tmp_path):
+    # As some writers leave it, who do without the zip64 record.
+    path = tmp_path / "a.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        for index in range(65_537):
+            archive.writestr(f"{index}", b"")
+    data = bytearray(path.read_bytes())
+    size, start = struct.unpack_from("<QQ", data, data.rindex(b"PK\6\6") + 40)
+    end = struct.pack("<4sHHHHIIH", b"PK\5\6", 0, 0, 1, 1, size, start, 0)
+    path.write_bytes(data[: start + size] + end)
+    with path.open("rb") as file, zip_members.open_zip(file) as archive:
+        assert len(archive.infolist()) == 65_537
+
+
 @pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
 def test_an_unusual_compression_is_a_reject_that_names_it(tmp_path, method):
     path = write_zip(tmp_path / "a.zip", TREE, method)
@@ -368,6 +439,34 @@ def test_a_tar_with_a_single_end_block_is_complete(tmp_path):
     with tarfile.open(path) as archive:
         end = sum(1 for _ in archive) and archive.offset
     path.write_bytes(path.read_bytes()[: end + 512])
+    assert read_archive(path, tmp_path / "scratch") == TREE
+
+
+@pytest.mark.parametrize("kind", ["tar", "tar.gz"])
+def test_tars_that_were_joined_are_refused(tmp_path, kind):
+    names = sorted(TREE)
+    path = write_archive(tmp_path, kind, {name: TREE[name] for name in names[:6]})
+    second = write_tar(tmp_path / f"b.{kind}", {name: TREE[name] for name in names[6:]})
+    path.write_bytes(path.read_bytes() + second.read_bytes())
+    with pytest.raises(errors.UserError, match=rf"scans\.{kind} is not .* other data follow; if"):
+        list_archive(path, tmp_path / "scratch")
+
+
+def test_a_zeroed_block_in_a_tar_does_not_hide_what_follows(tmp_path):
+    path = write_tar(tmp_path / "a.tar", TREE)
+    with tarfile.open(path) as archive:
+        place = archive.getmembers()[5].offset
+    data = bytearray(path.read_bytes())
+    data[place : place + 512] = bytes(512)
+    path.write_bytes(data)
+    with pytest.raises(errors.UserError, match="not a complete tar archive"):
+        list_archive(path, tmp_path / "scratch")
+
+
+@pytest.mark.parametrize("num_bytes", [1, 512, 10_240, 5_000_000])
+def test_a_tar_may_be_padded_with_any_number_of_zeros(tmp_path, num_bytes):
+    path = write_tar(tmp_path / "a.tar", TREE)
+    path.write_bytes(path.read_bytes() + bytes(num_bytes))
     assert read_archive(path, tmp_path / "scratch") == TREE
 
 

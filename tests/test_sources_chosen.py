@@ -172,7 +172,7 @@ def test_no_credential_goes_to_the_workers(scans_zip, tmp_path, monkeypatch):
         [f"--kaggle_dataset={DATASET}", f"--download_dir={tmp_path}", IN_MEMORY]
     )
 
-    source = chosen.make_source(options_)
+    source = chosen.make_source(options_.source_options)
 
     assert TOKEN.encode() not in pickle.dumps((source, options_))
     assert TOKEN not in repr(options_.beam_args)
@@ -320,5 +320,5 @@ def test_an_output_inside_the_input_folder_is_refused_before_it_becomes_a_class(
     inside = tmp_path / "scans" / "tfrecords"
     arguments = ["--source=directory", f"--input={tmp_path / 'scans'}", f"--output={inside}"]
     with pytest.raises(errors.UserError, match=r"tfrecords lies in --input .*scans"):
-        chosen.make_source(options.parse_options(arguments))
+        chosen.make_source(options.parse_options(arguments).source_options)
     assert not inside.exists()

@@ -1,4 +1,6 @@
+import errno
 import os
+import resource
 import socket
 
 import pytest
@@ -152,6 +154,45 @@ def test_a_file_that_became_unreadable_is_a_reject(tmp_path):
 
     with pytest.raises(Reject, match="unreadable_member"):
         read_after(write_tree(tmp_path / "tree", TREE), replace_folder)
+
+
+@pytest.fixture
+def one_free_descriptor():
+    """Lets this process open a single further file."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken = os.open(os.devnull, os.O_RDONLY)
+    os.close(taken)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (taken + 1, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_machine_that_cannot_open_more_files_ends_the_build(tmp_path, one_free_descriptor):
+    tree = write_tree(tmp_path, TREE)
+    ref = first_ref(tree)
+    with (
+        DirectorySource(tree).open() as reader,
+        (tree / FIRST).open("rb"),
+        pytest.raises(errors.BuildError, match=r"cannot read .*jpeg: Too many open files.*again"),
+    ):
+        reader.read(ref)
+
+
+@pytest.mark.parametrize("number", [errno.ESTALE, errno.ENOMEM, errno.EIO, errno.ETIMEDOUT])
+def test_a_machine_in_trouble_ends_the_listing(tmp_path, monkeypatch, number):
+    tree = write_tree(tmp_path, TREE)
+    stat = os.stat
+
+    def fail_for_first(path, **options):
+        if str(path).endswith(FIRST):
+            raise OSError(number, os.strerror(number), path)
+        return stat(path, **options)
+
+    message = rf"cannot read .*{FIRST}: {os.strerror(number)}"
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "stat", fail_for_first)
+        with pytest.raises(errors.BuildError, match=message):
+            list_directory(tree)
 
 
 def test_a_source_describes_itself_without_telling_where_it_lies(tmp_path):

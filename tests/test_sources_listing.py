@@ -109,6 +109,66 @@ def test_a_single_class_is_a_class():
     assert places(list_files({"train/CNV/1.png": b"1"})) == {"train/CNV/1.png": ("train", "CNV")}
 
 
+@pytest.mark.parametrize(
+    "folders",
+    [
+        {"train": "train/train", "val": "val/val", "test": "test/test"},
+        {"train": "oct/train/Train", "val": "oct/val/valid", "test": "oct/test"},
+        {"train": "dev/x/train", "val": "dev/x/val", "test": "dev/x/test"},
+        {"train": "test/a/train", "val": "test/a/val", "test": "test/a/test"},
+    ],
+    ids=["each wrapped", "some wrapped", "below a folder named dev", "below a folder named test"],
+)
+def test_of_nested_split_folders_the_inner_ones_are_the_splits(folders):
+    names = {name: f"{folders[name.split('/')[0]]}/{name.split('/', 1)[1]}" for name in TREE}
+    files = {names[name]: content for name, content in TREE.items()}
+    outer = next(iter(folders.values())).split("/")[0]
+    listing = list_files({**files, f"{outer}/x/about/README.txt": b"?"})
+    assert places(listing) == {names[name]: tuple(name.split("/")[:2]) for name in TREE}
+    assert (listing.rejects, listing.ignored, listing.notes) == ((), {"no_image_name": 1}, ())
+
+
+def test_wrapped_splits_of_two_trees_are_still_two_trees():
+    wrapped = {f"{name.split('/')[0]}/{name}": content for name, content in TREE.items()}
+    listing = list_files({**under("a", wrapped), **under("b", TREE)})
+    assert listing.copies == len(TREE)
+    assert set(places(listing).values()) == set(expected_places(TREE).values())
+
+
+@pytest.mark.parametrize(
+    ("files", "places_of"),
+    [
+        (
+            ["train/train/1.png", "train/plane/2.png"],
+            {"train/train/1.png": ("train", "train"), "train/plane/2.png": ("train", "plane")},
+        ),
+        (
+            ["train/train/side/1.png", "train/plane/2.png"],
+            {"train/train/side/1.png": ("train", "train"), "train/plane/2.png": ("train", "plane")},
+        ),
+        (
+            ["train/1.png", "test/2.png"],
+            {"train/1.png": ("train", "train"), "test/2.png": ("train", "test")},
+        ),
+    ],
+    ids=["a class of railways", "with deeper folders", "splits without classes"],
+)
+def test_a_class_with_the_name_of_a_split_is_taken_and_said(files, places_of):
+    listing = list_files({name: name.encode() for name in files})
+    assert places(listing) == places_of
+    suspicious = {label for _, label in places_of.values()} & {"train", "test"}
+    assert [
+        f"the class '{name}' has a split's name" in note
+        for note, name in zip(listing.notes, sorted(suspicious), strict=True)
+    ] == [True] * len(suspicious)
+
+
+@pytest.mark.parametrize("deeper", ["train/CNV/test/1.png", "train/CNV/test/left/1.png"])
+def test_a_folder_in_a_class_may_have_the_name_of_a_split(deeper):
+    listing = list_files({"train/CNV/2.png": b"2", "train/DME/3.png": b"3", deeper: b"1"})
+    assert places(listing)[deeper] == ("train", "CNV")
+
+
 def test_images_outside_the_class_folders_are_rejects_and_other_files_are_no_data():
     listing = list_files({**TREE, "README.txt": b"", "cover.png": b"c", "train/loose.jpeg": b"l"})
     assert places(listing) == expected_places(TREE)

@@ -16,6 +16,7 @@ from pipelines.sources import staging
 from pipelines.sources.archive import ArchiveSource
 from pipelines.sources.listing import ListingOptions, iterate_refs
 from pipelines.sources.remote import RemoteZipSource
+from pipelines.sources.source import SourceOptions
 from pipelines.stores import remote
 from tfrecord_io import Manifest, verify
 from tfrecord_io.__main__ import main as tfrecord_io_main
@@ -282,8 +283,8 @@ def test_a_zip_that_changes_under_the_build_is_not_mixed(s3, scans_zip):
 DATAFLOW = ["--runner=DataflowRunner"]
 
 
-def parsed(*words: str) -> options.BuildOptions:
-    return options.parse_options(words)
+def parsed(*words: str) -> SourceOptions:
+    return options.parse_options(words).source_options
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,11 @@ import pytest
 from builds import IN_MEMORY, arguments, build_here, shards_of
 from image_files import jpeg, scan_tree, write_tree, write_zip
 
-from pipelines import build_tfrecords, errors, splits
+from pipelines import build_tfrecords, errors
 from pipelines.options import parse_options
+from pipelines.planning import splits
+from pipelines.planning.splits import SplitOptions
 from pipelines.sources.listing import REF_SCHEMA
-from pipelines.splits import SplitOptions
 from tfrecord_io import verify
 from tfrecord_io.manifest import Manifest
 
@@ -287,7 +288,7 @@ def test_the_flags_are_parsed(tmp_path):
         "--duplicates=drop",
     ]
     options = parse_options(arguments(tmp_path, tmp_path / "out", *flags))
-    assert options.splits == SplitOptions(
+    assert options.splitting == SplitOptions(
         splits="patient",
         fractions=(("train", 0.7), ("holdout", 0.3)),
         seed=None,

@@ -7,7 +7,8 @@ import pyarrow as pa
 import pytest
 from s3_server import BUCKET, S3Server, running_s3
 
-from pipelines import errors, resume
+from pipelines import errors
+from pipelines.planning import output_state
 from pipelines.stores.output import BUILD_DIR, Storage, WriteBehind, is_remote
 
 
@@ -139,7 +140,7 @@ def test_arrow_reads_what_was_written(storage):
 def test_a_store_that_is_not_known_is_a_clear_error():
     with (
         pytest.raises(errors.UserError, match="--output nostore://bucket/out"),
-        resume.locked(Storage("nostore://bucket/out")),
+        output_state.locked(Storage("nostore://bucket/out")),
     ):
         pass
 

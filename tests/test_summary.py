@@ -4,7 +4,7 @@ import pytest
 from builds import build_here
 from image_files import kermany_archive, scan_tree, write_zip
 
-from pipelines import summary
+from pipelines.report import summary
 
 
 @pytest.fixture(scope="module")

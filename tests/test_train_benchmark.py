@@ -6,6 +6,7 @@ from marked_images import run_script, write_marked_dataset
 
 from train import benchmark
 from train.benchmark import Speed
+from train.config import ConfigError
 
 
 def test_speed_up_and_efficiency_are_against_the_first_row():
@@ -27,6 +28,41 @@ def test_speed_up_and_efficiency_are_against_the_first_row():
 def test_wrong_numbers_of_replicas_end_with_code_2(replicas, capsys):
     assert benchmark.main([f"--replicas={replicas}", "--data=x"]) == 2
     assert "--replicas must be numbers such as 1,2,4" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_number_of_replicas_without_devices_is_refused_before_any_is_measured(tmp_path):
+    data, output = tmp_path / "data", tmp_path / "scaling"
+    write_marked_dataset(data, num_examples={"train": 40})
+    result = run_script(
+        "benchmark", "--data", data, "--replicas=1,3", "--cpu_devices=2", "--steps=1",
+        "--rounds=1", "--replica_batch_size=8", "--output", output,
+    )  # fmt: skip
+    assert result.returncode == 2
+    assert result.stdout == ""
+    assert "2 devices" in result.stderr or "are 2" in result.stderr
+    assert not output.exists()
+
+
+def test_what_was_measured_before_a_failure_is_kept(tmp_path, monkeypatch, capsys):
+    def measure_one(config, *, replicas, num_steps, num_rounds):
+        if replicas == 1 and (tmp_path / "scaling.csv").exists():
+            raise ConfigError("the device went away")
+        return Speed(
+            replicas=replicas,
+            images_per_second=100.0,
+            images_per_second_on_device=200.0,
+            input_wait_share=0.5,
+        )
+
+    monkeypatch.setattr(benchmark, "measure", measure_one)
+    data = tmp_path / "data"
+    write_marked_dataset(data, num_examples={"train": 4})
+    arguments = [f"--data={data}", "--replicas=1,1", f"--output={tmp_path}"]
+    assert benchmark.main(arguments) == 2
+    assert "the device went away" in capsys.readouterr().err
+    (row,) = json.loads((tmp_path / "scaling.json").read_text())
+    assert (row["replicas"], row["images_per_second"]) == (1, 100.0)
 
 
 @pytest.mark.slow

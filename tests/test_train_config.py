@@ -25,15 +25,30 @@ def resolve(config, num_examples=1000, num_replicas=1):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"model": "alexnet"}, "--model must be one of convnet"),
+        ({"model": "alexnet"}, "--model must be one of small_resnet, convnet"),
         ({"epochs": 0}, "--epochs must be at least 1; received 0"),
         ({"replica_batch_size": 0}, "--replica_batch_size must be at least 1"),
         ({"learning_rate": 0.0}, "--learning_rate must be above 0"),
         ({"learning_rate": float("nan")}, "--learning_rate must be above 0"),
         ({"dropout": 1.0}, "--dropout must be in 0..1"),
+        ({"label_smoothing": 1.0}, "--label_smoothing must be in 0..1"),
+        ({"ema_decay": -0.1}, "--ema_decay must be in 0..1"),
+        ({"augment_strength": -1.0}, "--augment_strength must be at least 0"),
+        ({"mixup": float("nan")}, "--mixup must be at least 0"),
+        ({"weight_decay": -0.1}, "--weight_decay must be at least 0"),
+        ({"normalize": "batch"}, "--normalize must be one of data, image, unit"),
+        ({"normalize": "data", "model": "vgg16"}, "--normalize is for small_resnet and convnet"),
+        ({"best_by": "loss"}, "--best_by must be one of last, val_loss, val_accuracy"),
+        ({"folds": 1}, "--folds must be at least 2"),
+        ({"fold": 0}, "--fold, --fold_splits and --seeds go with --folds"),
+        ({"fold_splits": "train"}, "--fold, --fold_splits and --seeds go with --folds"),
+        ({"seeds": 2}, "--fold, --fold_splits and --seeds go with --folds"),
+        ({"folds": 5, "fold": 5}, r"--fold must be in 0\.\.4, received 5"),
+        ({"folds": 5, "fold": -1}, "--fold must be at least 0; received -1"),
         ({"epochs": 2, "head_epochs": 3}, "--head_epochs 3 is more than --epochs 2"),
         ({"gpu_memory": "some"}, "--gpu_memory must be growth, all or a number"),
-        ({"weights": "imagenet"}, "convnet has no ImageNet weights"),
+        ({"weights": "imagenet"}, "small_resnet has no ImageNet weights"),
+        ({"weights": "imagenet", "model": "convnet"}, "convnet has no ImageNet weights"),
         ({"profile": "20,10"}, "--profile must be the first and the last step"),
         ({"profile": "0,10"}, "--profile must be"),
         ({"visible_gpus": "a"}, "--visible_gpus must be indices"),
@@ -67,13 +82,78 @@ def test_the_dataset_must_be_named():
 def test_a_resolved_configuration_has_decided_everything_that_can_be_decided():
     resolved = resolve(TrainConfig(data="x", model="vgg16"), num_replicas=2)
     assert resolved.weights == "imagenet"
-    assert (resolved.global_batch_size, resolved.replica_batch_size) == (128, 64)
+    assert (resolved.global_batch_size, resolved.replica_batch_size) == (64, 32)
     assert (resolved.head_epochs, resolved.trainable_layers) == (1, 4)
-    assert (resolved.precision, resolved.jit_compile, resolved.warmup_steps) == (
-        "float32",
-        False,
-        0,
-    )
+    assert (resolved.head_units, resolved.dropout, resolved.weight_decay) == (64, 0.0, 0.05)
+    assert (resolved.precision, resolved.jit_compile) == ("float32", False)
+    assert resolved.epochs == 27  # 3,400 x sqrt(1,000) / 4 images shown
+    assert resolved.warmup_steps == 22  # 5 % of 27 x 1,000 / 64
+    assert resolved.ema_decay == pytest.approx(1 - 25 / 422, abs=1e-6)
+    left_open = {name for name, value in resolved.to_dict().items() if value is None}
+    assert left_open == {
+        "normalize", "folds", "fold_splits", "fold", "gpus", "visible_gpus", "cpu_devices",
+        "profile",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("fields", "num_examples", "epochs"),
+    [
+        ({}, 537, 147),
+        ({}, 2000, 76),
+        ({}, 84_000, 12),
+        ({}, 10_000_000, 3),
+        ({}, 5, 300),
+        ({"model": "resnet50"}, 537, 37),
+        ({"model": "resnet50", "weights": "none"}, 537, 147),
+        ({"epochs": 4}, 537, 4),
+    ],
+)
+def test_the_length_of_a_run_follows_from_the_data_unless_it_is_given(fields, num_examples, epochs):
+    config = TrainConfig(data="x", **fields)
+    assert resolve(config, num_examples=num_examples).epochs == epochs
+
+
+@pytest.mark.parametrize(
+    ("num_examples", "num_replicas", "replica_batch_size"),
+    [
+        (1, 1, 1), (5, 1, 5), (5, 2, 2), (31, 1, 31), (9_999, 1, 32), (10_000, 1, 64),
+        (10_000, 4, 64),
+    ],
+)  # fmt: skip
+def test_a_batch_is_no_larger_than_the_data(num_examples, num_replicas, replica_batch_size):
+    resolved = resolve(TrainConfig(data="x"), num_examples=num_examples, num_replicas=num_replicas)
+    assert resolved.replica_batch_size == replica_batch_size
+    assert resolved.global_batch_size == replica_batch_size * num_replicas
+
+
+@pytest.mark.parametrize(
+    ("model", "normalize", "head_units", "dropout"),
+    [
+        ("small_resnet", "data", 0, 0.3),
+        ("convnet", "unit", 64, 0.0),
+        ("vgg16", None, 64, 0.0),
+        ("densenet121", None, 0, 0.3),
+    ],
+)
+def test_each_network_has_its_own_input_and_head(model, normalize, head_units, dropout):
+    resolved = resolve(TrainConfig(data="x", model=model))
+    assert (resolved.normalize, resolved.head_units, resolved.dropout) == (
+        normalize, head_units, dropout,
+    )  # fmt: skip
+
+
+def test_what_is_given_is_not_decided_anew():
+    given = {
+        "normalize": "image", "head_units": 8, "dropout": 0.0, "weight_decay": 0.0,
+        "warmup_steps": 0, "ema_decay": 0.0, "head_epochs": 0,
+    }  # fmt: skip
+    resolved = resolve(TrainConfig(data="x", **given)).to_dict()
+    assert {name: resolved[name] for name in given} == given
+
+
+def test_the_decay_of_the_average_is_never_negative():
+    assert resolve(TrainConfig(data="x", epochs=1), num_examples=5).ema_decay == 0
 
 
 def test_resolving_twice_changes_nothing():
@@ -94,7 +174,7 @@ def test_the_linear_rule_scales_both_rates_and_warms_up():
     )
     assert resolved.learning_rate == pytest.approx(0.2)
     assert resolved.fine_tune_learning_rate == pytest.approx(2e-4)
-    assert resolved.warmup_steps == 25  # five epochs of 640 / 128 steps
+    assert resolved.warmup_steps == 50  # five epochs of 640 / 64 steps
     assert not resolved.scale_learning_rate
 
 
@@ -105,7 +185,7 @@ def test_a_batch_that_cannot_be_split_evenly_is_refused():
 
 def test_a_batch_larger_than_the_training_split_is_refused():
     with pytest.raises(ConfigError, match="takes 64 images, the training split has 10"):
-        resolve(TrainConfig(data="x"), num_examples=10)
+        resolve(TrainConfig(data="x", replica_batch_size=64), num_examples=10)
 
 
 def test_a_run_can_be_repeated_from_its_file_with_flags_laid_over_it(tmp_path):

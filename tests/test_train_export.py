@@ -19,9 +19,7 @@ def exported(tmp_path_factory):
     """A network with all that can go wrong: random layers, ImageNet scaling, grey input."""
     data = tmp_path_factory.mktemp("data")
     manifest = write_marked_dataset(data, num_examples={"train": 4}, image_shape=SHAPE)
-    config = TrainConfig(
-        data=str(data), model="vgg16", weights="none", augment=True, dropout=0.5, head_units=8
-    )
+    config = TrainConfig(data=str(data), model="vgg16", weights="none", dropout=0.5, head_units=8)
     keras.utils.set_random_seed(0)
     model = build_network(config, image_shape=SHAPE, num_classes=4).model
     directory = tmp_path_factory.mktemp("run") / "export"
@@ -75,7 +73,7 @@ def test_a_copy_that_predicts_something_else_fails_the_run(exported, tmp_path, m
 
     def load_damaged(path, **options):
         copy = real_load(path, **options)
-        copy.get_layer("logits").bias.assign([9.0, 0.0, 0.0, 0.0])
+        copy.get_layer("vgg16").get_layer("logits").bias.assign([9.0, 0.0, 0.0, 0.0])
         return copy
 
     monkeypatch.setattr(keras.saving, "load_model", load_damaged)

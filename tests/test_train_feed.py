@@ -6,8 +6,9 @@ import pytest
 from marked_images import write_marked_dataset
 
 import tfrecord_io
-from train import feed
+from train import augmentation, feed
 from train.config import TrainConfig
+from train.parts import choose_parts
 from train.strategy import Devices
 
 NUM_EXAMPLES = 23
@@ -27,17 +28,17 @@ def devices_of(num_replicas=1, num_workers=1, worker_index=0):
     )
 
 
-def batches_of(data, devices, *, batch_size=8, epochs=2, start_step=0, cache="none"):
+def batches_of(data, devices, *, batch_size=8, epochs=2, start_step=0, cache="none", **fields):
     config = TrainConfig(
         data=data,
         epochs=epochs,
         global_batch_size=batch_size,
         replica_batch_size=batch_size // devices.num_replicas,
         cache=cache,
+        **fields,
     )
-    dataset = feed.training_batches(
-        config, devices, num_examples=NUM_EXAMPLES, start_step=start_step
-    )
+    part = choose_parts(config, tfrecord_io.Manifest.load(data)).train
+    dataset = feed.training_batches(config, devices, part, start_step=start_step)
     if cache == "none":
         return list(dataset.as_numpy_iterator())
     return [
@@ -47,8 +48,9 @@ def batches_of(data, devices, *, batch_size=8, epochs=2, start_step=0, cache="no
                 for part in dataset.splits[index % len(dataset.splits)].gather(examples)
             ),
             weights.numpy(),
+            draws.numpy(),
         )
-        for index, (examples, weights) in enumerate(dataset.order)
+        for index, (examples, weights, draws) in enumerate(dataset.order)
     ]
 
 
@@ -60,18 +62,19 @@ def test_an_epoch_ends_with_the_step_of_its_last_example(epoch, step):
 def test_all_batches_have_one_shape_and_their_weights_add_up_to_one(data):
     batches = batches_of(data, devices_of())
     assert len(batches) == math.ceil(2 * NUM_EXAMPLES / 8)
-    for images, labels, weights in batches:
+    for images, labels, weights, draws in batches:
         assert images.shape == (8, 12, 12, 1)
         assert images.dtype == np.uint8
         assert labels.shape == (8, 4)
         assert weights.sum() == pytest.approx(1)
-    assert [np.count_nonzero(weights) for *_, weights in batches] == [8, 8, 8, 8, 8, 6]
+        assert draws.shape == (8, augmentation.NUM_DRAWS)
+    assert [np.count_nonzero(weights) for *_, weights, _ in batches] == [8, 8, 8, 8, 8, 6]
 
 
 def test_every_example_counts_once_an_epoch(data):
     batches = batches_of(data, devices_of(), epochs=3)
     seen = {}
-    for images, _, weights in batches:
+    for images, _, weights, _ in batches:
         for image in images[weights > 0]:
             seen[image.tobytes()] = seen.get(image.tobytes(), 0) + 1
     assert len(seen) == NUM_EXAMPLES
@@ -82,7 +85,7 @@ def test_replicas_get_the_pieces_of_the_global_batch_in_order(data):
     whole, cut = batches_of(data, devices_of(1)), batches_of(data, devices_of(2))
     assert len(cut) == 2 * len(whole)
     for step, batch in enumerate(whole):
-        for part in range(3):
+        for part in range(4):
             joined = np.concatenate([cut[2 * step][part], cut[2 * step + 1][part]])
             np.testing.assert_array_equal(joined, batch[part])
 
@@ -90,11 +93,10 @@ def test_replicas_get_the_pieces_of_the_global_batch_in_order(data):
 def test_workers_share_each_step_and_their_weights_add_up(data):
     by_worker = [batches_of(data, devices_of(1, 2, index)) for index in range(2)]
     whole = batches_of(data, devices_of())
-    for first, second, (images, _, weights) in zip(*by_worker, whole, strict=True):
-        together = np.concatenate([first[0][first[2] > 0], second[0][second[2] > 0]])
-        assert {image.tobytes() for image in together} == {
-            image.tobytes() for image in images[weights > 0]
-        }
+    for first, second, (images, labels, weights, draws) in zip(*by_worker, whole, strict=True):
+        # In order, so that an image meets the same random numbers and the same neighbour.
+        for part, expected in enumerate((images, labels, weights, draws)):
+            np.testing.assert_array_equal(np.concatenate([first[part], second[part]]), expected)
         assert first[2].sum() + second[2].sum() == pytest.approx(1)
 
 
@@ -104,7 +106,7 @@ def test_starting_later_gives_the_same_batches(data, start_step):
     later = batches_of(data, devices_of(), start_step=start_step)
     assert len(later) == len(whole) - start_step
     for ours, theirs in zip(later, whole[start_step:], strict=True):
-        for part in range(3):
+        for part in range(4):
             np.testing.assert_array_equal(ours[part], theirs[part])
 
 
@@ -116,14 +118,40 @@ def test_a_cached_split_gives_the_batches_of_the_files(data, num_replicas, start
     devices = dataclasses.replace(devices, names=("CPU:0",) * num_replicas)
     cached = batches_of(data, devices, start_step=start_step, cache="device")
     for ours, theirs in zip(cached, batches_of(data, devices, start_step=start_step), strict=True):
-        for part in range(3):
+        for part in range(4):
             np.testing.assert_array_equal(ours[part], theirs[part])
 
 
 @pytest.mark.parametrize("num_replicas", [1, 2])
 def test_evaluation_gives_each_example_once_in_the_stored_order(data, num_replicas):
     config = TrainConfig(data=data, replica_batch_size=4)
-    batches = feed.evaluation_batches(config, devices_of(num_replicas), "test")
+    part = choose_parts(config, tfrecord_io.Manifest.load(data)).test
+    batches = feed.evaluation_batches(config, devices_of(num_replicas), part)
     images = np.concatenate([images[weights > 0] for images, _, weights in batches])
     stored = tfrecord_io.make_dataset(data, split="test", batch_size=10, shuffle=False)
     np.testing.assert_array_equal(images, next(stored.as_numpy_iterator())[0])
+
+
+def draws_of(data, **fields):
+    return np.concatenate([draws for *_, draws in batches_of(data, devices_of(), **fields)])
+
+
+def test_each_example_of_each_step_has_random_numbers_of_its_own_from_0_to_1(data):
+    draws = draws_of(data, mixup=0.0)
+    assert 0 <= draws.min() < 0.01 < 0.99 < draws.max() < 1
+    assert len(np.unique(draws, axis=0)) == len(draws)
+    # Another seed gives other numbers, the same seed the same.
+    np.testing.assert_array_equal(draws_of(data, mixup=0.0, seed=0), draws)
+    assert (draws_of(data, mixup=0.0, seed=1) != draws).all(axis=-1).any()
+
+
+def test_the_last_number_is_the_share_of_itself_that_an_example_keeps_in_mixup(data):
+    plain, mixed = (draws_of(data, epochs=30, mixup=mixup) for mixup in (0.0, 0.4))
+    np.testing.assert_array_equal(mixed[:, :-1], plain[:, :-1])
+    kept = mixed[:, -1]
+    assert 0.5 <= kept.min() < 0.6
+    assert 0.9 < kept.max() <= 1
+    # The larger share of Beta(0.4, 0.4) has a mean of about 0.83.
+    generator = np.random.default_rng(0)
+    expected = generator.beta(0.4, 0.4, 100_000)
+    assert kept.mean() == pytest.approx(np.maximum(expected, 1 - expected).mean(), abs=0.03)

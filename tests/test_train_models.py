@@ -3,6 +3,8 @@ import numpy as np
 import pytest
 from marked_images import KERAS_ARRAY_WARNING
 
+from tfrecord_io import PixelStatistics
+from train import calibration
 from train.config import ConfigError, TrainConfig
 from train.models import build_network, set_trainable
 
@@ -13,17 +15,31 @@ def images_of(shape, num_images=3):
     return np.random.default_rng(0).integers(256, size=(num_images, *shape), dtype=np.uint8)
 
 
-def build(shape=(32, 32, 1), num_classes=4, **fields):
+def build(shape=(32, 32, 1), num_classes=4, statistics=None, temperature=1.0, **fields):
     keras.utils.set_random_seed(0)
     config = TrainConfig(**({"weights": "none"} | fields))
-    return build_network(config, image_shape=shape, num_classes=num_classes)
+    return build_network(
+        config,
+        image_shape=shape,
+        num_classes=num_classes,
+        statistics=statistics,
+        temperature=temperature,
+    )
+
+
+def shaken(model):
+    """Returns a model after its weights were moved at random, so that its answers differ."""
+    generator = np.random.default_rng(0)
+    for variable in model.trainable_variables:
+        variable.assign(variable.numpy() + generator.normal(0, 0.05, variable.shape))
+    return model
 
 
 def answer(model, images, training=False):
     return keras.ops.convert_to_numpy(model(images, training=training))
 
 
-@pytest.mark.parametrize("model", ["convnet", "vgg16", "resnet50", "efficientnetv2b0"])
+@pytest.mark.parametrize("model", ["small_resnet", "convnet", "vgg16", "resnet50"])
 def test_each_network_takes_uint8_and_answers_with_probabilities(model):
     network = build(model=model)
     probabilities = answer(network.model, images_of((32, 32, 1)))
@@ -35,31 +51,123 @@ def test_each_network_takes_uint8_and_answers_with_probabilities(model):
 def test_the_convnet_on_fashion_mnist_is_the_tutorials_network():
     # Conv 3x3x1x32, Conv 3x3x32x64, Conv 3x3x64x64, Dense 576x64, Dense 64x10, with biases.
     expected = 320 + 18496 + 36928 + 36928 + 650
-    assert build((28, 28, 1), 10).model.count_params() == expected
+    network = build((28, 28, 1), 10, model="convnet", head_units=64)
+    assert network.model.count_params() == expected
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 1), (3, 40, 3), (6, 5, 1), (97, 61, 2), (224, 224, 1)])
 def test_the_convnet_fits_any_input(shape):
-    network = build(shape)
+    network = build(shape, model="convnet", head_units=64)
     assert answer(network.model, images_of(shape, 1)).shape == (1, 4)
     assert network.model.count_params() < 400_000
 
 
-def test_the_logits_are_those_of_the_probabilities():
-    network = build()
+@pytest.mark.parametrize(
+    ("shape", "grid"),
+    [
+        ((28, 28, 1), 28),
+        ((64, 64, 1), 32),
+        ((97, 61, 3), 49),
+        ((224, 224, 1), 56),
+        ((512, 512, 3), 64),
+        ((7, 3, 1), 7),
+    ],
+)
+def test_the_small_resnet_brings_any_image_to_a_small_grid(shape, grid):
+    network = build(shape)
+    assert answer(network.model, images_of(shape, 1)).shape == (1, 4)
+    assert 1_200_000 < network.model.count_params() < 1_500_000
+    first = next(layer for layer in network.logits.layers if isinstance(layer, keras.layers.Conv2D))
+    assert max(first.output.shape[1:3]) == grid
+
+
+@pytest.mark.parametrize("model", ["small_resnet", "convnet"])
+def test_the_logits_are_those_of_the_probabilities(model):
+    network = build(model=model, test_time_flip=False)
     images = images_of((32, 32, 1))
-    logits = answer(network.logits, images)
+    logits = answer(shaken(network.logits), images.astype(np.float32))
     expected = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
     np.testing.assert_allclose(answer(network.model, images), expected, rtol=1e-5)
+    assert np.abs(expected[0] - expected[1]).max() > 1e-3
+
+
+def test_an_untrained_network_finds_all_classes_as_likely():
+    for model in ("small_resnet", "convnet"):
+        probabilities = answer(build(model=model).model, images_of((32, 32, 1)))
+        np.testing.assert_allclose(probabilities, 0.25, atol=0.05)
+
+
+def test_an_image_and_its_mirror_image_get_the_same_answer_the_mean_of_both():
+    images = images_of((32, 32, 1))
+    network = build()
+    shaken(network.logits)
+    mirrored = images[:, :, ::-1]
+    np.testing.assert_allclose(
+        answer(network.model, images), answer(network.model, mirrored), atol=1e-6
+    )
+    plain = build(test_time_flip=False)
+    shaken(plain.logits)
+    first, second = answer(plain.model, images), answer(plain.model, mirrored)
+    assert np.abs(first - second).max() > 1e-3
+    np.testing.assert_allclose(answer(network.model, images), (first + second) / 2, atol=1e-6)
+
+
+@pytest.mark.parametrize("flip", [True, False])
+def test_a_temperature_in_the_network_is_the_one_of_the_calibration(flip):
+    images = images_of((32, 32, 1), 5)
+    plain, cooled = build(test_time_flip=flip), build(test_time_flip=flip, temperature=0.4)
+    shaken(plain.logits)
+    shaken(cooled.logits)
+    before = answer(plain.model, images)
+    after = answer(cooled.model, images)
+    np.testing.assert_allclose(after, calibration.apply_temperature(before, 0.4), atol=1e-6)
+    assert np.abs(after - before).max() > 1e-3
+
+
+def normalized(network, images):
+    """Returns what the first convolution sees."""
+    first = next(layer for layer in network.logits.layers if isinstance(layer, keras.layers.Conv2D))
+    return answer(keras.Model(network.logits.input, first.input), images.astype(np.float32))
+
+
+@pytest.mark.parametrize("model", ["small_resnet", "convnet"])
+def test_pixels_are_scaled_as_asked(model):
+    images = images_of((20, 24, 3)) // 2
+    statistics = PixelStatistics.from_images(images)
+    floats = images.astype(np.float64)
+
+    def seen(kind):
+        return normalized(
+            build(images.shape[1:], model=model, normalize=kind, statistics=statistics), images
+        )
+
+    np.testing.assert_allclose(seen("unit"), floats / 255, atol=1e-6)
+    expected = (floats - floats.mean((0, 1, 2))) / floats.std((0, 1, 2))
+    np.testing.assert_allclose(seen("data"), expected, atol=1e-4)
+    expected = (floats - floats.mean((1, 2), keepdims=True)) / floats.std((1, 2), keepdims=True)
+    np.testing.assert_allclose(seen("image"), expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("normalize", ["data", "image"])
+def test_images_of_one_grey_level_have_finite_answers(normalize):
+    images = np.full((2, 16, 16, 1), 7, np.uint8)
+    statistics = PixelStatistics.from_images(images)
+    network = build((16, 16, 1), normalize=normalize, statistics=statistics)
+    assert np.isfinite(answer(network.model, images)).all()
+
+
+def test_normalizing_by_the_data_needs_its_statistics():
+    with pytest.raises(ConfigError, match="needs the mean and the standard deviation"):
+        build(normalize="data")
 
 
 @pytest.mark.parametrize("channels", [1, 3])
 def test_vgg16_sees_what_keras_preprocessing_for_its_weights_gives(channels):
     network = build((32, 32, channels), model="vgg16")
-    images = images_of((32, 32, channels))
+    images = images_of((32, 32, channels)).astype(np.float32)
     rgb = np.repeat(images, 3, axis=-1) if channels == 1 else images
-    expected = keras.applications.vgg16.preprocess_input(rgb.astype(np.float32))
-    scaled = keras.Model(network.model.input, network.model.get_layer("imagenet_scaling").output)
+    expected = keras.applications.vgg16.preprocess_input(rgb.copy())
+    scaled = keras.Model(network.logits.input, network.logits.get_layer("imagenet_scaling").output)
     np.testing.assert_allclose(answer(scaled, images), expected, atol=1e-4)
 
 
@@ -68,7 +176,7 @@ def trainable_names(network):
 
 
 def test_the_head_phase_trains_what_is_new_alone():
-    network = build(model="vgg16")
+    network = build(model="vgg16", head_units=64)
     set_trainable(network, phase="head", trainable_layers=4)
     assert trainable_names(network) == set()
     assert len(network.model.trainable_variables) == 4  # two dense layers
@@ -122,10 +230,10 @@ def test_images_too_small_for_a_network_are_refused_with_advice():
         build((16, 40, 1), model="resnet50")
 
 
-def test_augmentation_acts_in_training_alone():
-    plain, augmented = build(), build(augment=True)
-    images = images_of((32, 32, 1))
-    np.testing.assert_array_equal(answer(augmented.model, images), answer(plain.model, images))
-    in_training = answer(augmented.model, images, training=True)
-    assert not np.allclose(in_training, answer(plain.model, images), atol=1e-6)
-    assert not np.allclose(in_training, answer(augmented.model, images, training=True), atol=1e-6)
+def test_the_dropout_acts_in_training_alone():
+    network = build(dropout=0.5)
+    shaken(network.logits)
+    images = images_of((32, 32, 1)).astype(np.float32)
+    np.testing.assert_array_equal(answer(network.logits, images), answer(network.logits, images))
+    first, second = (answer(network.logits, images, training=True) for _ in range(2))
+    assert np.abs(first - second).max() > 1e-4

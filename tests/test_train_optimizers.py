@@ -1,8 +1,12 @@
 import keras
+import numpy as np
 import pytest
+from marked_images import KERAS_ARRAY_WARNING
 
 from train.config import TrainConfig
-from train.optimizers import WarmupSchedule, make_optimizer
+from train.optimizers import WarmupSchedule, averaged_weights, make_optimizer
+
+pytestmark = pytest.mark.filterwarnings(KERAS_ARRAY_WARNING)
 
 
 def rates(schedule, num_steps):
@@ -33,6 +37,8 @@ def test_a_schedule_survives_its_configuration():
 @pytest.mark.parametrize(
     ("fields", "kind"),
     [
+        ({"optimizer": "adamw", "weight_decay": 0.05}, keras.optimizers.AdamW),
+        ({"optimizer": "adamw", "weight_decay": 0.0}, keras.optimizers.Adam),
         ({"optimizer": "adam"}, keras.optimizers.Adam),
         ({"optimizer": "sgd"}, keras.optimizers.SGD),
         ({"precision": "float16"}, keras.optimizers.LossScaleOptimizer),
@@ -46,3 +52,57 @@ def test_a_warm_up_is_no_longer_than_its_phase():
     optimizer = make_optimizer(TrainConfig(warmup_steps=100), learning_rate=1.0, num_steps=2)
     optimizer.build([keras.Variable([1.0])])
     assert float(optimizer.learning_rate) == pytest.approx(0.5)
+
+
+def updated(variables, **fields):
+    """Returns an optimizer after one step whose gradients are zero."""
+    config = TrainConfig(**{"ema_decay": 0.0, **fields})
+    optimizer = make_optimizer(config, learning_rate=0.1, num_steps=10)
+    optimizer.build(variables)
+    optimizer.apply([np.zeros(variable.shape, np.float32) for variable in variables])
+    return optimizer
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "adam", "sgd"])
+def test_weight_decay_shrinks_kernels_and_leaves_biases_and_scales_alone(optimizer):
+    names = ("kernel", "bias", "beta", "gamma")
+    variables = [keras.Variable([2.0], name=name) for name in names]
+    updated(variables, optimizer=optimizer, weight_decay=0.5, schedule="constant", warmup_steps=0)
+    # Less the share 0.5, times the learning rate 0.1.
+    assert [float(variable.numpy()[0]) for variable in variables] == pytest.approx([1.9, 2, 2, 2])
+
+
+@pytest.mark.parametrize("precision", ["float32", "float16"])
+def test_the_moving_average_stands_in_for_the_weights_inside_the_block_alone(precision):
+    variable = keras.Variable([0.0], name="kernel")
+    optimizer = updated(
+        [variable], optimizer="sgd", weight_decay=0.0, ema_decay=0.75, precision=precision
+    )
+    for value in (1.0, 2.0):
+        variable.assign([value])
+        optimizer.apply([np.zeros(1, np.float32)])
+    average = 0.75 * (0.75 * 0 + 0.25 * 1) + 0.25 * 2
+    with averaged_weights(optimizer, [variable]):
+        assert float(variable.numpy()[0]) == pytest.approx(average)
+    assert float(variable.numpy()[0]) == 2.0
+
+
+def test_the_weights_come_back_where_the_block_fails():
+    variable = keras.Variable([0.0], name="kernel")
+    optimizer = updated([variable], optimizer="sgd", ema_decay=0.75)
+    variable.assign([1.0])
+
+    def fail():
+        with averaged_weights(optimizer, [variable]):
+            assert float(variable.numpy()[0]) == 0.0
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        fail()
+    assert float(variable.numpy()[0]) == 1.0
+
+
+def test_without_an_average_the_weights_are_what_they_are():
+    variable = keras.Variable([3.0], name="kernel")
+    with averaged_weights(updated([variable], weight_decay=0.0), [variable]):
+        assert float(variable.numpy()[0]) == 3.0

@@ -2,12 +2,13 @@ import numpy as np
 from marked_images import OCT_NAMES
 from PIL import Image
 
-from train import evaluate, plots
+from train import metrics as measures
+from train import plots
 
 
-def metrics_of(probabilities, labels):
-    metrics = evaluate.evaluate_predictions(
-        probabilities, labels, OCT_NAMES, groups=None, num_samples=10, seed=0
+def metrics_of(probabilities, labels, names=OCT_NAMES):
+    metrics = measures.evaluate_predictions(
+        probabilities, labels, names, groups=None, num_samples=10, seed=0
     )
     return metrics | {"split": "test", "best_epoch": 2}
 
@@ -74,3 +75,70 @@ def test_all_plots_are_written_as_pictures(tmp_path):
     for name in ("curves", "confusion", "roc", "reliability"):
         with Image.open(tmp_path / "plots" / f"{name}.png") as picture:
             assert min(picture.size) > 300
+
+
+def all_written(folder, names, num_examples):
+    """Writes the plots of random predictions, and returns their sizes by name."""
+    generator = np.random.default_rng(0)
+    labels = generator.integers(len(names), size=num_examples)
+    probabilities = generator.dirichlet(np.ones(len(names)), size=num_examples)
+    metrics = metrics_of(probabilities, labels, names)
+    history = [{"epoch": 1, "loss": 1.0, "accuracy": 0.5}]
+    plots.write_plots(folder, history, metrics, probabilities, labels, names)
+    sizes = {}
+    for path in folder.iterdir():
+        with Image.open(path) as picture:
+            sizes[path.stem] = picture.size
+    return sizes
+
+
+def test_pictures_of_very_many_classes_are_of_bounded_size(tmp_path, capsys):
+    names = tuple(f"class number {index}" for index in range(300))
+    sizes = all_written(tmp_path, names, 900)
+    assert set(sizes) == {"curves", "confusion", "roc", "reliability"}
+    assert max(max(size) for size in sizes.values()) < 3000
+    assert capsys.readouterr().err == ""
+
+
+def test_a_large_confusion_matrix_has_no_texts_in_its_cells():
+    names = [f"class {index}" for index in range(41)]
+    small = plots.draw_confusion(np.eye(40, dtype=int), names[:40], "test")
+    large = plots.draw_confusion(np.eye(41, dtype=int), names, "test")
+    assert len(small.axes[0].texts) == 1600
+    assert len(large.axes[0].texts) == 0
+
+
+def test_of_many_classes_the_roc_shows_those_of_smallest_area():
+    generator = np.random.default_rng(0)
+    names = tuple(f"class {index}" for index in range(30))
+    labels = np.repeat(np.arange(30), 4)
+    probabilities = generator.dirichlet(np.ones(30), size=120)
+    metrics = metrics_of(probabilities, labels, names)
+    found = texts(plots.draw_roc(probabilities, labels, names, metrics))
+    worst = min(names, key=lambda name: metrics["scores"][f"auc/{name}"]["value"])
+    assert any(text.startswith(f"{worst}:") for text in found)
+    assert sum(text.startswith("class ") for text in found) == 10
+    assert any("the 10 smallest of 30" in text for text in found)
+
+
+def test_a_name_that_looks_like_a_formula_or_has_letters_without_a_glyph_is_drawn(tmp_path, capsys):
+    names = ("a$x^$b", "$\\frac{1}$", "\x1b[31mred", "黄斑", "long name " * 9)
+    sizes = all_written(tmp_path, names, 40)
+    assert set(sizes) == {"curves", "confusion", "roc", "reliability"}
+    assert capsys.readouterr().err == ""
+
+
+def test_one_class_has_its_pictures_too(tmp_path, capsys):
+    assert set(all_written(tmp_path, ("only",), 5)) == {"curves", "confusion", "roc", "reliability"}
+    assert capsys.readouterr().err == ""
+
+
+def test_a_picture_that_cannot_be_written_costs_a_warning_and_no_other_picture(tmp_path, capsys):
+    (tmp_path / "plots" / "roc.png").mkdir(parents=True)
+    labels = np.array([0, 1, 2, 3])
+    probabilities = np.eye(4) * 0.9 + 0.025
+    plots.write_plots(
+        tmp_path / "plots", [], metrics_of(probabilities, labels), probabilities, labels, OCT_NAMES
+    )
+    assert (tmp_path / "plots" / "reliability.png").is_file()
+    assert "roc.png was not written: IsADirectoryError" in capsys.readouterr().err

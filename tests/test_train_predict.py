@@ -1,15 +1,28 @@
 import csv
 import io
 import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
 
 import keras
 import numpy as np
+import PIL
 import pytest
-from marked_images import KERAS_ARRAY_WARNING, OCT_NAMES, write_marked_dataset
+from marked_images import (
+    KERAS_ARRAY_WARNING,
+    OCT_NAMES,
+    REPOSITORY,
+    command,
+    environment,
+    write_marked_dataset,
+)
 from PIL import Image
 
-from tfrecord_io.preprocess import Preprocessing, decode_image
-from train import export, predict
+import tfrecord_io
+from tfrecord_io.preprocess import Preprocessing, decode_image, decoder_versions
+from train import export, plots, predict
 from train.config import ConfigError, TrainConfig
 from train.models import build_network
 
@@ -131,30 +144,6 @@ def test_an_export_that_does_not_say_how_to_read_files_is_refused(run_folder, tm
         predict.load_classifier(tmp_path)
 
 
-def spot_classifier():
-    """Is sure of class 1 exactly if the pixel at (5, 9) is bright."""
-    inputs = keras.Input((24, 20, 1), dtype="uint8")
-    bright = keras.ops.cast(inputs[:, 5, 9, 0], "float32")[:, None] / 255.0
-    outputs = keras.ops.concatenate([1.0 - bright, bright], axis=-1)
-    return predict.Classifier(
-        keras.Model(inputs, outputs), Preprocessing(height=24, width=20), ("dark", "bright")
-    )
-
-
-@pytest.mark.parametrize(("patch", "stride"), [(4, 2), (5, 5), (24, 1), (3, 7)])
-def test_the_occlusion_map_is_high_where_the_decision_is_made(patch, stride):
-    image = np.zeros((24, 20, 1), np.uint8)
-    image[5, 9] = 255
-    drops = predict.occlusion_map(
-        spot_classifier(), image, patch=min(patch, 20), stride=min(stride, patch)
-    )
-    assert drops.shape == (24, 20)
-    assert np.isfinite(drops).all()
-    assert drops[5, 9] == drops.max() > 0.9
-    if patch == 4:
-        assert drops[15, 15] == 0
-
-
 def test_the_command_writes_a_map_for_each_image(run_folder, files, tmp_path, capsys):
     arguments = ["--model", str(run_folder), "--input", str(files / "a.jpeg"), str(files / "b.png")]
     assert predict.main([*arguments, "--occlusion", str(tmp_path / "maps")]) == 0
@@ -163,3 +152,106 @@ def test_the_command_writes_a_map_for_each_image(run_folder, files, tmp_path, ca
     for name in names:
         with Image.open(tmp_path / "maps" / name) as picture:
             assert picture.width > 500
+
+
+def predicted_paths(run_folder, capsys, *inputs):
+    """Runs the command on inputs, and returns its CSV rows."""
+    arguments = ["--model", str(run_folder), "--format", "csv", "--input", *map(str, inputs)]
+    predict.main(arguments)
+    return list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+
+
+def test_a_folder_above_may_be_hidden_or_relative(run_folder, files, tmp_path, monkeypatch, capsys):
+    scans = tmp_path / ".cache" / "scans"
+    shutil.copytree(files, scans)
+    (scans / ".hidden").mkdir()
+    shutil.copy(files / "a.jpeg", scans / ".hidden" / "e.jpeg")
+    work = tmp_path / "work"
+    work.mkdir()
+    monkeypatch.chdir(work)
+    for folder in (scans, Path("../.cache/scans")):
+        rows = predicted_paths(run_folder, capsys, folder)
+        assert [Path(row["path"]).name for row in rows] == ["a.jpeg", "b.png", "c.png", "d.jpeg"]
+
+
+def test_a_file_named_twice_is_predicted_once_and_as_itself(run_folder, files, capsys):
+    alone = [predicted_paths(run_folder, capsys, files / name)[0] for name in ("b.png", "a.jpeg")]
+    rows = predicted_paths(
+        run_folder, capsys, files / "b.png", files / "a.jpeg", files / "b.png",
+        files / ".." / files.name / "a.jpeg",
+    )  # fmt: skip
+    assert rows == alone
+    everything = predicted_paths(run_folder, capsys, files / "c.png", files)
+    assert [Path(row["path"]).name for row in everything] == ["c.png", "a.jpeg", "b.png", "d.jpeg"]
+
+
+def test_a_path_that_is_there_twice_gets_its_own_answer_twice(run_folder, files):
+    classifier = predict.load_classifier(run_folder)
+    paths = [files / name for name in ("a.jpeg", "d.jpeg", "a.jpeg", "b.png", "d.jpeg")]
+    found = list(predict.predict_files(classifier, paths))
+    assert [prediction.path for prediction in found] == paths
+    np.testing.assert_array_equal(found[0].probabilities, found[2].probabilities)
+    assert np.abs(found[0].probabilities - found[3].probabilities).max() > 0
+    assert found[1].reject == found[4].reject is not None
+
+
+def test_another_version_of_the_decoder_is_told(run_folder, files, tmp_path, capsys):
+    copy = tmp_path / "run"
+    shutil.copytree(run_folder, copy)
+    facts = copy / "export" / "preprocessing.json"
+    content = json.loads(facts.read_text())
+    arguments = ["--model", str(copy), "--input", str(files / "a.jpeg")]
+    for version, warns in ((PIL.__version__, False), ("9.0.1", True)):
+        facts.write_text(json.dumps(content | {"decoder": {"pillow": version}}))
+        assert predict.main(arguments) == 0
+        said = capsys.readouterr().err
+        assert ("were decoded by pillow 9.0.1, here it is pillow" in said) == warns
+
+
+def test_an_export_names_the_versions_that_decoded_the_training_images(built_dataset, tmp_path):
+    manifest = tfrecord_io.Manifest.load(built_dataset)
+    config = TrainConfig(data=str(built_dataset))
+    model = build_network(
+        config, image_shape=manifest.image_shape, num_classes=manifest.num_classes
+    ).model
+    export.export_model(model, tmp_path / "export", manifest, precision="float32")
+    classifier = predict.load_classifier(tmp_path)
+    assert classifier.decoder == decoder_versions()
+    assert predict.other_decoder(classifier) is None
+
+
+def test_a_name_that_would_steer_the_terminal_is_printed_escaped(
+    run_folder, files, tmp_path, capsys
+):
+    odd = tmp_path / "a\x1b]0;title\x07\nb.png"
+    shutil.copy(files / "c.png", odd)
+    (tmp_path / "\x1b[2Jbad.png").write_bytes(b"no image")
+    assert predict.main(["--model", str(run_folder), "--input", str(tmp_path)]) == 1
+    captured = capsys.readouterr()
+    lines = captured.out.splitlines() + captured.err.splitlines()
+    assert all(line.isprintable() for line in lines)
+    assert any("a\\x1b]0;title\\x07\\nb.png" in line for line in lines)
+    # For a program, a name is what it is.
+    assert {row["path"] for row in predicted_paths(run_folder, capsys, odd)} == {str(odd)}
+
+
+def test_a_name_that_is_no_utf_8_reaches_a_program_byte_by_byte(run_folder, files, tmp_path):
+    name = os.fsdecode(b"scan-\xff.png")
+    shutil.copy(files / "c.png", tmp_path / name)
+    done = subprocess.run(
+        command("predict", "--model", run_folder, "--input", tmp_path, "--format", "csv"),
+        cwd=REPOSITORY,
+        env=environment(),
+        capture_output=True,
+        check=True,
+        timeout=240,
+    )
+    assert b"/scan-\xff.png," in done.stdout
+
+
+def test_a_class_named_like_a_formula_has_its_map(tmp_path):
+    image = np.zeros((8, 8, 1), np.uint8)
+    figure = plots.draw_occlusion(image, np.zeros((8, 8)), "a$x^$b 90.0%")
+    figure.savefig(tmp_path / "map.png")
+    with Image.open(tmp_path / "map.png") as picture:
+        assert picture.width > 500

@@ -11,14 +11,23 @@ import time
 
 import numpy as np
 import pytest
-from marked_images import REPOSITORY, command, environment, history_of, run_script
+from marked_images import (
+    ALL_ON,
+    REPOSITORY,
+    command,
+    environment,
+    flags,
+    history_of,
+    run_script,
+)
 from marked_images import write_marked_dataset as write
 
 from train import run
 
 FLAGS = (
-    "--epochs=3", "--replica_batch_size=8", "--seed=1", "--strategy=single", "--deterministic",
-    "--checkpoint_seconds=0", "--augment", "--dropout=0.2", "--bootstrap_samples=5",
+    *flags(**ALL_ON), "--epochs=3", "--replica_batch_size=8", "--seed=1", "--strategy=single",
+    "--deterministic", "--checkpoint_seconds=0", "--dropout=0.2", "--best_by=val_loss",
+    "--bootstrap_samples=5",
 )  # fmt: skip
 
 
@@ -72,7 +81,7 @@ def test_the_console_is_clean(finished):
     assert result.returncode == 0, result.stderr
     assert result.stderr == ""
     assert result.stdout.startswith("convnet, ")
-    assert f"model, plots and metrics are in {workdir}" in result.stdout
+    assert f"The model, its metrics and report.html are in {workdir}" in result.stdout
     assert len(history_of(workdir)) == 3
 
 
@@ -152,14 +161,17 @@ def free_ports(count):
 def test_two_workers_learn_what_one_process_learns(tmp_path):
     data = tmp_path / "data"
     write(data, num_examples={"train": 50, "val": 10, "test": 12})
-    flags = ("--epochs=2", "--global_batch_size=8", "--seed=1", "--bootstrap_samples=5")
+    common = (
+        *flags(**ALL_ON), "--epochs=2", "--global_batch_size=8", "--seed=1",
+        "--bootstrap_samples=5",
+    )  # fmt: skip
     addresses = [f"127.0.0.1:{port}" for port in free_ports(2)]
     workers = []
     for index in range(2):
         cluster = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
         workers.append(
             subprocess.Popen(
-                command("run", "--data", data, "--workdir", tmp_path / "two", *flags),
+                command("run", "--data", data, "--workdir", tmp_path / "two", *common),
                 cwd=REPOSITORY,
                 env=environment(TF_CONFIG=json.dumps(cluster)),
                 stdout=subprocess.PIPE,
@@ -170,7 +182,7 @@ def test_two_workers_learn_what_one_process_learns(tmp_path):
     outputs = [worker.communicate(timeout=240)[0] for worker in workers]
     assert [worker.returncode for worker in workers] == [0, 0], outputs
     assert "2 x CPU" in outputs[0]
-    assert run.main([f"--data={data}", f"--workdir={tmp_path / 'one'}", *flags]) == 0
+    assert run.main([f"--data={data}", f"--workdir={tmp_path / 'one'}", *common]) == 0
     for row, same in zip(history_of(tmp_path / "two"), history_of(tmp_path / "one"), strict=True):
         assert row["loss"] == pytest.approx(same["loss"], rel=1e-4)
         assert row["val_loss"] == pytest.approx(same["val_loss"], rel=1e-4)
@@ -183,8 +195,8 @@ def test_a_second_process_in_the_same_folder_is_refused(finished, data, tmp_path
     shutil.copytree(finished[0], workdir)
     with (workdir / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        flags = [flag for flag in FLAGS if flag != "--deterministic"]
-        assert run.main([f"--data={data}", f"--workdir={workdir}", *flags]) == 2
+        ours = [flag for flag in FLAGS if flag != "--deterministic"]
+        assert run.main([f"--data={data}", f"--workdir={workdir}", *ours]) == 2
     assert "another process trains in" in capsys.readouterr().err
 
 

@@ -7,11 +7,13 @@ import sys
 import keras
 import numpy as np
 import pytest
-from marked_images import REPOSITORY, environment, write_marked_dataset
+from marked_images import ALL_ON, QUICK, REPOSITORY, environment, write_marked_dataset
 
+from train.augmentation import NUM_DRAWS
 from train.config import TrainConfig
 from train.models import build_network
-from train.steps import _loss_and_totals
+from train.steps import Objective
+from train.trainer import class_weights
 
 NUM_EXAMPLES = {"train": 30, "test": 11}
 SHAPE = (10, 8, 1)
@@ -38,14 +40,17 @@ def run_variants(data, variants, **variables):
     return json.loads(result.stdout.splitlines()[-1])
 
 
+EVERYTHING = {**ALL_ON, "model": "small_resnet", "dropout": 0.0}
 VARIANTS = [
-    {"gpus": 1},
-    {"gpus": 2},
-    {"gpus": 2, "steps_per_execution": 5},
-    {"gpus": 1, "jit_compile": True},
-    {"gpus": 2, "augment": True, "dropout": 0.3},
-    {"gpus": 1, "cache": "device"},
-    {"gpus": 2, "cache": "device"},
+    {**QUICK, "gpus": 1},
+    {**QUICK, "gpus": 2},
+    {**QUICK, "gpus": 2, "steps_per_execution": 5},
+    {**QUICK, "gpus": 1, "jit_compile": True},
+    {**QUICK, "gpus": 2, "dropout": 0.3},
+    {**QUICK, "gpus": 1, "cache": "device"},
+    {**QUICK, "gpus": 2, "cache": "device"},
+    {**EVERYTHING, "gpus": 1},
+    {**EVERYTHING, "gpus": 2},
 ]
 
 
@@ -76,6 +81,12 @@ def test_one_and_two_replicas_agree_over_several_epochs(runs):
     check_agreement(runs[0], runs[1])
 
 
+def test_one_and_two_replicas_agree_with_all_that_the_recipe_has(runs):
+    """Augmentation, MixUp, smooth labels, class weights, AdamW, cosine and moving average."""
+    check_agreement(runs[7], runs[8])
+    assert runs[7]["losses"] != pytest.approx(runs[0]["losses"], rel=1e-2)
+
+
 def test_several_steps_in_one_go_are_the_same_steps(runs):
     np.testing.assert_allclose(runs[2]["losses"], runs[1]["losses"], rtol=1e-5)
 
@@ -96,9 +107,10 @@ def test_each_run_builds_its_graph_once_whatever_the_number_of_steps(runs):
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="JAX is not installed")
 def test_one_and_two_replicas_agree_on_jax(data):
-    one, two = run_variants(data, VARIANTS[:2], KERAS_BACKEND="jax")
-    check_agreement(one, two)
-    assert one["num_traces"] == two["num_traces"] == 1
+    runs = run_variants(data, [*VARIANTS[:2], *VARIANTS[-2:]], KERAS_BACKEND="jax")
+    check_agreement(*runs[:2])
+    check_agreement(*runs[2:])
+    assert [run["num_traces"] for run in runs] == [1] * 4
 
 
 def test_the_first_steps_are_those_of_keras_fit(runs, data):
@@ -109,7 +121,8 @@ def test_the_first_steps_are_those_of_keras_fit(runs, data):
 
     manifest = tfrecord_io.Manifest.load(data)
     keras.utils.set_random_seed(1)
-    network = build_network(TrainConfig(data=str(data), seed=1), image_shape=SHAPE, num_classes=4)
+    config = TrainConfig(data=str(data), seed=1, head_units=64, **QUICK)
+    network = build_network(config, image_shape=SHAPE, num_classes=4)
     network.logits.compile(
         keras.optimizers.Adam(1e-3), keras.losses.CategoricalCrossentropy(from_logits=True)
     )
@@ -126,14 +139,90 @@ def test_the_first_steps_are_those_of_keras_fit(runs, data):
     assert step == 11
 
 
+def loss_and_totals(labels, logits, weights, **fields):
+    fields = {"class_weights": (1.0,) * labels.shape[-1]} | fields
+    loss, totals = Objective(**fields).loss_and_totals(labels, logits, weights)
+    return float(loss), np.asarray(totals).tolist()
+
+
 def test_the_loss_is_weighted_by_class_and_filling_copies_count_nothing():
     labels = np.eye(2, dtype=np.float32)[[0, 1, 1]]
     logits = np.array([[0.0, 0.0], [0.0, 0.0], [-np.inf, np.inf]], np.float32)
     weights = np.array([0.5, 0.5, 0.0], np.float32)
-    loss, totals = _loss_and_totals(
-        labels[:2], logits[:2], weights[:2], np.array([1.0, 3.0], np.float32)
-    )
-    assert float(loss) == pytest.approx(math.log(2) * (0.5 * 1 + 0.5 * 3))
-    assert np.asarray(totals)[0] == pytest.approx(2 * math.log(2))  # the plain cross-entropy
-    _, totals = _loss_and_totals(labels, logits, weights, np.ones(2, np.float32))
-    assert np.asarray(totals).tolist() == pytest.approx([2 * math.log(2), 1, 2])
+    loss, totals = loss_and_totals(labels[:2], logits[:2], weights[:2], class_weights=(1.0, 3.0))
+    assert loss == pytest.approx(math.log(2) * (0.5 * 1 + 0.5 * 3))
+    assert totals[0] == pytest.approx(2 * math.log(2))  # the plain cross-entropy
+    _, totals = loss_and_totals(labels, logits, weights)
+    assert totals == pytest.approx([2 * math.log(2), 1, 2])
+
+
+def test_smooth_labels_change_what_is_learnt_and_not_what_is_reported():
+    labels = np.eye(4, dtype=np.float32)[[0, 2]]
+    logits = np.array([[3.0, 1.0, 0.0, 0.0], [0.0, 0.0, 0.0, 2.0]], np.float32)
+    weights = np.full(2, 0.5, np.float32)
+    logarithms = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    smooth = 0.9 * labels + 0.1 / 4
+    loss, totals = loss_and_totals(labels, logits, weights, label_smoothing=0.1)
+    assert loss == pytest.approx(-(smooth * logarithms).sum(-1).mean())
+    assert totals == pytest.approx([-(labels * logarithms).sum(), 1, 2])
+
+
+def test_a_mixture_of_classes_has_the_mixture_of_their_weights():
+    labels = np.array([[0.75, 0.25]], np.float32)
+    logits, weights = np.zeros((1, 2), np.float32), np.ones(1, np.float32)
+    loss, _ = loss_and_totals(labels, logits, weights, class_weights=(1.0, 3.0))
+    assert loss == pytest.approx(math.log(2) * (0.75 * 1 + 0.25 * 3))
+
+
+def prepare(**fields):
+    images = np.random.default_rng(0).integers(256, size=(4, *SHAPE), dtype=np.uint8)
+    labels = np.eye(4, dtype=np.float32)
+    draws = np.random.default_rng(1).random((4, NUM_DRAWS), np.float32)
+    objective = Objective(class_weights=(1.0,) * 4, **fields)
+    prepared = map(np.asarray, objective.prepare(images, labels, draws))
+    return images, labels, *prepared
+
+
+def test_without_augmentation_and_mixup_images_are_only_made_float():
+    images, labels, prepared, prepared_labels = prepare()
+    assert prepared.dtype == np.float32
+    np.testing.assert_array_equal(prepared, images)
+    np.testing.assert_array_equal(prepared_labels, labels)
+
+
+def test_augmentation_changes_images_alone_and_mixup_labels_too():
+    images, labels, prepared, prepared_labels = prepare(augment_strength=1.0)
+    assert np.abs(prepared - images).mean() > 1
+    np.testing.assert_array_equal(prepared_labels, labels)
+    _, labels, _, prepared_labels = prepare(mixup=True)
+    assert ((prepared_labels > 0).sum(-1) == 2).all()
+    np.testing.assert_allclose(prepared_labels.sum(-1), 1, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("fields", "augment_strength", "mixup"),
+    [
+        ({}, 1.0, True),
+        ({"augment": False}, None, True),
+        ({"augment_strength": 0.0}, 0.0, True),
+        ({"mixup": 0.0}, 1.0, False),
+    ],
+)
+def test_the_objective_is_what_the_configuration_asks_for(fields, augment_strength, mixup):
+    objective = Objective.from_config(TrainConfig(**fields), (1.0, 2.0))
+    assert objective == Objective(
+        class_weights=(1.0, 2.0), label_smoothing=0.1, augment_strength=augment_strength,
+        mixup=mixup,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("power", [0.0, 0.5, 1.0])
+def test_class_weights_are_frequencies_to_a_negative_power_with_mean_1(power):
+    counts = np.array([90, 9, 1])
+    weights = np.array(class_weights(counts.tolist(), power=power))
+    assert weights @ counts / counts.sum() == pytest.approx(1)
+    np.testing.assert_allclose(weights[0] / weights, (counts / counts[0]) ** power)
+
+
+def test_a_class_without_images_weighs_nothing():
+    assert class_weights([4, 0, 4], power=1.0) == (1.0, 0.0, 1.0)

@@ -1,14 +1,28 @@
+import csv
 import dataclasses
+import io
 import json
+import math
+import os
+import signal
 
 import keras
 import numpy as np
 import pytest
-from marked_images import KERAS_ARRAY_WARNING, history_of, write_marked_dataset
+from marked_images import (
+    ALL_ON,
+    KERAS_ARRAY_WARNING,
+    OCT_NAMES,
+    QUICK,
+    history_of,
+    write_marked_dataset,
+)
 
-from train import checkpoint
+from tfrecord_io.shards import atomic_write
+from train import callbacks, checkpoint, metrics, predict, run
 from train.callbacks import StoppedError, TrainingError
 from train.config import ConfigError, TrainConfig
+from train.export import ExportError
 from train.trainer import Progress, plan_phases, train_and_evaluate
 
 pytestmark = pytest.mark.filterwarnings(KERAS_ARRAY_WARNING)
@@ -22,15 +36,56 @@ def data(tmp_path_factory):
 
 
 def config_of(data, **fields):
-    common = {"epochs": 3, "replica_batch_size": 16, "seed": 1, "strategy": "single",
-              "learning_rate": 0.01}  # fmt: skip
-    return TrainConfig(data=str(data), bootstrap_samples=20, **(common | fields))
+    common = {
+        **QUICK, "epochs": 3, "replica_batch_size": 16, "seed": 1, "strategy": "single",
+        "learning_rate": 0.01, "bootstrap_samples": 20,
+    }  # fmt: skip
+    return TrainConfig(data=str(data), **(common | fields))
+
+
+def stop_at(monkeypatch, workdir, step):
+    """Lets this process get SIGTERM while a run is in that step, counted from 1."""
+    done = (checkpoint.load_facts(workdir / "checkpoint.npz") or {"step": 0})["step"]
+    steps_left = [step - done]
+    real_add = callbacks.EpochMeter.add
+
+    def add(meter, results, seconds, *, timed):
+        steps_left[0] -= len(results.loss_sums)
+        if steps_left[0] == 0:
+            os.kill(os.getpid(), signal.SIGTERM)
+        real_add(meter, results, seconds, timed=timed)
+
+    monkeypatch.setattr(callbacks.EpochMeter, "add", add)
+
+
+def train_until(step, config, workdir, monkeypatch):
+    """Runs until a step, in which the run is asked to stop."""
+    with monkeypatch.context() as patch:
+        stop_at(patch, workdir, step)
+        with pytest.raises(StoppedError, match=f"after step {step};"):
+            train_and_evaluate(config, workdir)
+
+
+def arrays_of(path, group=""):
+    """Returns the arrays of a checkpoint by name."""
+    with np.load(path) as arrays:
+        return {
+            name: arrays[name]
+            for name in arrays.files
+            if name.startswith(group) and name != "facts"
+        }
+
+
+def check_equal(ours, theirs):
+    assert ours.keys() == theirs.keys()
+    for name in ours:
+        np.testing.assert_array_equal(ours[name], theirs[name], err_msg=name)
 
 
 @pytest.fixture(scope="module")
 def finished(data, tmp_path_factory):
     workdir = tmp_path_factory.mktemp("run") / "run"
-    return workdir, train_and_evaluate(config_of(data), workdir)
+    return workdir, train_and_evaluate(config_of(data, best_by="val_loss"), workdir)
 
 
 def test_a_run_leaves_everything_that_was_promised(finished):
@@ -52,6 +107,7 @@ def test_a_run_leaves_everything_that_was_promised(finished):
         "plots/confusion.png",
         "plots/roc.png",
         "plots/reliability.png",
+        "report.html",
     }
 
 
@@ -88,7 +144,7 @@ def test_every_default_is_written_down(finished, data):
 def test_a_complete_run_is_not_repeated(finished, data, capsys):
     workdir, metrics = finished
     before = {path: path.stat().st_mtime_ns for path in workdir.rglob("*.npz")}
-    assert train_and_evaluate(config_of(data), workdir) == metrics
+    assert train_and_evaluate(config_of(data, best_by="val_loss"), workdir) == metrics
     assert "complete" in capsys.readouterr().out
     assert {path: path.stat().st_mtime_ns for path in workdir.rglob("*.npz")} == before
 
@@ -112,7 +168,7 @@ def test_a_folder_of_other_data_is_refused(finished, tmp_path):
 
 def test_a_folder_that_is_none_of_a_run_is_not_written_to(data, tmp_path):
     (tmp_path / "thesis.txt").write_text("mine")
-    with pytest.raises(ConfigError, match="is no folder of a run"):
+    with pytest.raises(ConfigError, match="it is not a run folder"):
         train_and_evaluate(config_of(data), tmp_path)
     assert not (tmp_path / "config.json").exists()
 
@@ -122,6 +178,14 @@ def test_the_first_step_that_is_no_number_is_named(data, tmp_path):
         train_and_evaluate(
             config_of(data, learning_rate=1e30, steps_per_execution=4, optimizer="sgd"), tmp_path
         )
+
+
+def test_weights_that_went_out_of_range_in_the_last_step_are_not_exported(data, tmp_path):
+    """Nobody sees the loss of the step that would come next."""
+    config = config_of(data, epochs=1, replica_batch_size=90, learning_rate=1e30, optimizer="sgd")
+    with pytest.raises(ExportError, match="probabilities that are not numbers"):
+        train_and_evaluate(config, tmp_path / "run")
+    assert not list((tmp_path / "run" / "export").iterdir())
 
 
 def test_without_validation_the_last_epoch_is_kept_and_without_patients_images_are_drawn(
@@ -136,46 +200,130 @@ def test_without_validation_the_last_epoch_is_kept_and_without_patients_images_a
     assert "does not say which patient" in output
 
 
+@pytest.mark.parametrize(
+    ("num_examples", "label_names"), [(1, ("NORMAL",)), (5, OCT_NAMES)], ids=str
+)
+def test_without_validation_and_test_images_a_run_says_so_and_ends_with_the_export(
+    tmp_path, capsys, num_examples, label_names
+):
+    """With all defaults; one class may have one image, or none."""
+    data, workdir = tmp_path / "data", tmp_path / "run"
+    write_marked_dataset(data, num_examples={"train": num_examples}, label_names=label_names)
+    arguments = [f"--data={data}", f"--workdir={workdir}", "--epochs=2", "--strategy=single"]
+    assert run.main(arguments) == 0
+    before, _, after = capsys.readouterr().out.partition("epoch 1/2")
+    assert "note: there are no test images either" in before
+    assert "epoch 2/2" in after
+    found = json.loads((workdir / "metrics.json").read_text())
+    assert (found["split"], found["best_epoch"], found["steps"]) == (None, 2, 2)
+    assert not (workdir / "predictions.csv").exists()
+    classifier = predict.load_classifier(workdir)
+    probabilities = predict.predict_images(classifier, np.zeros((1, 12, 12, 1), np.uint8))
+    assert probabilities.shape == (1, len(label_names))
+    # It is complete: nothing is trained again.
+    assert run.main(arguments) == 0
+    assert "complete; nothing to do" in capsys.readouterr().out
+
+
+def test_without_a_test_split_the_metrics_are_of_validation_without_a_temperature(tmp_path):
+    """What is fitted to the validation split must not be reported of it."""
+    data = tmp_path / "data"
+    write_marked_dataset(data, num_examples={"train": 40, "val": 12})
+    found = train_and_evaluate(config_of(data, epochs=1), tmp_path / "run")
+    assert (found["split"], found["num_examples"]) == ("val", 12)
+    assert "calibration" not in found
+    assert "thresholds" not in found
+
+
+def test_what_a_killed_process_left_half_written_does_not_block_its_folder(
+    data, tmp_path, monkeypatch
+):
+    with atomic_write(tmp_path / "config.json"):
+        (leftover,) = tmp_path.glob(".config.json.*")
+    (tmp_path / "config.json").unlink()
+    leftover.write_bytes(b'{"half": ')
+    train_until(1, config_of(data), tmp_path, monkeypatch)
+    assert not leftover.exists()
+    assert (tmp_path / "config.json").exists()
+
+
 def test_a_stop_at_a_step_saves_and_the_next_call_ends_with_the_same_weights(
     data, finished, tmp_path, monkeypatch
 ):
     """The exact example, optimizer and metrics; test_train_run does it with real signals."""
-    from train import callbacks
-
     undisturbed, _ = finished
     workdir = tmp_path / "run"
-    real_add = callbacks.EpochMeter.add
-    stop_after = iter([2, 9, 12])  # in the middle of an epoch, twice, and at the end of one
-    stops = 0
-    for stop_step in stop_after:
-        done = checkpoint.load_facts(workdir / "checkpoint.npz") or {"step": 0}
-        steps_here = [stop_step - done["step"]]
-
-        def add(meter, results, seconds, *, timed, steps_here=steps_here):
-            steps_here[0] -= 1
-            if steps_here[0] == 0:
-                import os
-                import signal
-
-                os.kill(os.getpid(), signal.SIGTERM)
-            real_add(meter, results, seconds, timed=timed)
-
-        monkeypatch.setattr(callbacks.EpochMeter, "add", add)
-        with pytest.raises(StoppedError, match=f"SIGTERM after step {stop_step}"):
-            train_and_evaluate(config_of(data), workdir)
-        stops += 1
-    monkeypatch.undo()
-    train_and_evaluate(config_of(data), workdir)
-    assert stops == 3
-    ours, theirs = np.load(workdir / "checkpoint.npz"), np.load(undisturbed / "checkpoint.npz")
-    arrays = [name for name in ours.files if name != "facts"]
-    assert len(arrays) > 20
-    for name in arrays:
-        np.testing.assert_array_equal(ours[name], theirs[name], err_msg=name)
+    config = config_of(data, best_by="val_loss")
+    for step in (2, 9, 12):  # in the middle of an epoch, twice, and at the end of one
+        train_until(step, config, workdir, monkeypatch)
+    train_and_evaluate(config, workdir)
+    ours = arrays_of(workdir / "checkpoint.npz")
+    assert len(ours) > 20
+    check_equal(ours, arrays_of(undisturbed / "checkpoint.npz"))
     for row, other in zip(history_of(workdir), history_of(undisturbed), strict=True):
         assert (row["loss"], row["val_loss"]) == (other["loss"], other["val_loss"])
-    ours.close()
-    theirs.close()
+
+
+def test_the_kept_weights_are_those_of_the_best_epoch_whenever_the_run_is_stopped(
+    data, tmp_path, monkeypatch
+):
+    """They lie in the checkpoint with the name of their epoch. A loss that is NaN never wins."""
+    workdir = tmp_path / "run"
+    losses = iter([math.nan, 1.0, 2.0, math.nan])
+    real = metrics.cross_entropy
+    monkeypatch.setattr(metrics, "cross_entropy", lambda *given: next(losses, real(*given)))
+    config = config_of(data, epochs=4, best_by="val_loss")
+    train_until(12, config, workdir, monkeypatch)  # the end of the second epoch
+    kept = arrays_of(workdir / "checkpoint.npz", "best")
+    weights = list(arrays_of(workdir / "checkpoint.npz", "model").values())
+    assert [value.tolist() for value in kept.values()] == [value.tolist() for value in weights]
+    train_until(20, config, workdir, monkeypatch)  # in the fourth
+    facts = checkpoint.load_facts(workdir / "checkpoint.npz")
+    assert (facts["best_epoch"], len(facts["history"])) == (2, 3)
+    check_equal(arrays_of(workdir / "checkpoint.npz", "best"), kept)
+    assert train_and_evaluate(config, workdir)["best_epoch"] == 2
+    exported = arrays_of(workdir / "best.npz", "model")
+    assert [value.tolist() for value in exported.values()] == [
+        value.tolist() for value in kept.values()
+    ]
+
+
+@pytest.mark.parametrize("cache", ["none", "device"])
+def test_timing_a_long_run_beforehand_changes_nothing(data, tmp_path, monkeypatch, capsys, cache):
+    """Neither what is learnt, nor how often the graph is built."""
+    fields = ALL_ON | {"dropout": 0.2, "schedule": "constant", "cache": cache}
+    for name, epochs in (("short", 2), ("long", 20)):
+        config = config_of(data, epochs=epochs, on_retrace="fail", **fields)
+        train_until(3, config, tmp_path / name, monkeypatch)
+        assert ("the training will take about" in capsys.readouterr().out) == (name == "long")
+    check_equal(
+        arrays_of(tmp_path / "long" / "checkpoint.npz"),
+        arrays_of(tmp_path / "short" / "checkpoint.npz"),
+    )
+
+
+def test_what_is_reported_is_what_predict_says_of_the_same_files(
+    built_dataset, source_tree, tmp_path, capsys
+):
+    """To the last digit written, although the layers were trained in reduced precision."""
+    workdir = tmp_path / "run"
+    config = config_of(
+        built_dataset, epochs=1, replica_batch_size=4, precision="bfloat16", test_time_flip=True
+    )
+    found = train_and_evaluate(config, workdir)
+    assert found["calibration"]["fitted_on"] == "val"
+    with (workdir / "predictions.csv").open() as file:
+        reported = list(csv.DictReader(file))
+    assert len(reported) == found["num_examples"] > 3
+    files = [str(source_tree / row["path"]) for row in reported]
+    capsys.readouterr()
+    assert predict.main(["--model", str(workdir), "--format", "csv", "--input", *files]) == 0
+    predicted = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert [row["path"] for row in predicted] == files
+    for ours, theirs in zip(predicted, reported, strict=True):
+        assert ours["predicted"] == theirs["predicted"]
+        for name in ("CNV", "NORMAL"):
+            assert float(ours[name]) == float(theirs[name])
 
 
 @pytest.mark.parametrize(
@@ -190,7 +338,7 @@ def test_a_stop_at_a_step_saves_and_the_next_call_ends_with_the_same_weights(
     ],
 )
 def test_phases_follow_from_the_configuration(fields, has_backbone, expected):
-    config = TrainConfig(data="x", **fields).resolve(
+    config = TrainConfig(data="x", epochs=5, **fields).resolve(
         num_examples=1000, num_replicas=1, precision="float32", jit_compile=False
     )
     phases = plan_phases(config, has_backbone=has_backbone)
@@ -223,7 +371,7 @@ def test_fine_tuning_trains_the_head_first_and_then_the_last_layers_alone(tmp_pa
     trained = keras.saving.load_model(tmp_path / "run" / "export" / "model.keras")
     changed = {
         layer.name
-        for layer in trained.get_layer("vgg16").layers
+        for layer in trained.get_layer("vgg16").get_layer("vgg16").layers
         if layer.weights
         and any(
             not np.array_equal(weight.numpy(), old)

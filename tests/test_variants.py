@@ -1,16 +1,18 @@
 """`--variants K` through the whole build: the ledger, the keys, the checks."""
 
 import json
+import zipfile
 from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from builds import build_here, run_build, shards_of
-from image_files import jpeg, scan_tree, write_tree, write_zip
+from image_files import jpeg, scan_tree, write_tar, write_tree, write_zip
 
 from pipelines import errors, options
 from tfrecord_io import Manifest, audit, augment, image_key
+from tfrecord_io.__main__ import main
 from tfrecord_io.verify import verify
 
 
@@ -154,3 +156,42 @@ def test_a_single_picture_may_have_variants(tmp_path):
     source = write_tree(tmp_path / "scans", {"train/CNV/CNV-1-1.jpeg": jpeg()})
     output = build_here(source, tmp_path / "out", "--variants=1")
     assert Manifest.load(output).num_examples == 2
+
+
+def repacked(scans: Path, path: Path, change=lambda content: content) -> Path:
+    """Returns a tar of the zip's files, changed."""
+    with zipfile.ZipFile(scans) as archive:
+        return write_tar(path, {name: change(archive.read(name)) for name in archive.namelist()})
+
+
+@pytest.mark.parametrize("kind", ["tar", "tar.gz"])
+def test_verify_decodes_every_copy_of_its_sample_anew_from_a_tar(
+    scans, built, tmp_path, kind, capsys
+):
+    same = repacked(scans, tmp_path / f"same.{kind}")
+    assert main(["verify", str(built), "--source_input", str(same)]) == 0
+    assert "46 images decoded anew" in capsys.readouterr().out
+    other = repacked(scans, tmp_path / f"other.{kind}", lambda content: jpeg(len(content) + 99))
+    findings = verify(built, source_input=other)
+    assert len(findings) == 46
+    assert all("is not what" in finding.message for finding in findings)
+
+
+def test_a_source_that_is_damaged_is_named_by_verify(scans, built, tmp_path, capsys):
+    path = tmp_path / "damaged.zip"
+    path.write_bytes(scans.read_bytes().replace(b"\xff\xd8\xff", b"\xff\xd8\xfe"))
+    assert main(["verify", str(built), "--source_input", str(path)]) == 1
+    assert f"cannot read {path}: Bad CRC-32" in capsys.readouterr().err
+
+
+def test_a_file_named_like_a_variant_has_a_key_of_its_own(tmp_path):
+    first = "train/CNV/a.jpeg"
+    names = [first, f"{first}#variant-1", f"{first}#variant-0", f"{first}#variant-1#variant-2"]
+    files = {name: jpeg(seed) for seed, name in enumerate(names)}
+    scans = write_zip(tmp_path / "scans.zip", files)
+    output = build_here(scans, tmp_path / "out", "--variants=2")
+    rows = examples(output)
+    assert len({row["key"] for row in rows}) == len(rows) == 3 * len(names)
+    assert verify(output, source_input=scans) == []
+    plain = examples(build_here(scans, tmp_path / "plain"))
+    assert {row["key"] for row in plain} == {image_key(name) for name in names}

@@ -127,6 +127,19 @@ def test_label_counts_that_are_wrong_in_the_manifest_are_found(dataset: Path) ->
     assert "examples a class" in _messages(dataset)[manifest.FILE_NAME]
 
 
+def test_sums_of_pixels_that_are_wrong_in_the_manifest_are_found(dataset: Path) -> None:
+    def darken(content: dict) -> None:
+        content["statistics"]["sums"][0] -= 1
+
+    _rewrite_manifest(dataset, darken)
+    assert "of split 'train', the shards hold" in _messages(dataset)[manifest.FILE_NAME]
+
+
+def test_a_dataset_of_a_release_that_did_not_count_pixels_has_no_finding(dataset: Path) -> None:
+    _rewrite_manifest(dataset, lambda content: content.pop("statistics"))
+    assert verify.verify(dataset) == []
+
+
 def test_a_ledger_that_does_not_add_up_is_found(dataset: Path) -> None:
     _rewrite_manifest(dataset, lambda content: content["counts"].update(files=10_000))
     assert "10000 files went in" in _messages(dataset)[manifest.FILE_NAME]

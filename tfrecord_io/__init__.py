@@ -10,7 +10,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from tfrecord_io.manifest import Manifest, ManifestError, Shard, Split
+from tfrecord_io.opening import read_statistics
 from tfrecord_io.schema import FeatureSlot, RecordLayout, image_key
+from tfrecord_io.statistics import PixelStatistics
 
 if TYPE_CHECKING:
     from tfrecord_io.reader import make_dataset
@@ -19,11 +21,13 @@ __all__ = [
     "FeatureSlot",
     "Manifest",
     "ManifestError",
+    "PixelStatistics",
     "RecordLayout",
     "Shard",
     "Split",
     "image_key",
     "make_dataset",
+    "read_statistics",
 ]
 
 _LAZY = {"make_dataset": "tfrecord_io.reader"}

@@ -33,8 +33,8 @@ LIMITS = (
     "mirrored or heavily edited copies are not looked for.",
     "Near duplicates are looked for across splits and across labels only: within one split and "
     "label, scans of one eye are alike by nature.",
-    "The shortcut figure comes from a simple model. It shows what can at least be told from side "
-    "facts, not all that can be told.",
+    "How well side facts tell the class is measured with a simple model. A stronger one may tell "
+    "more.",
     "Nothing here checks whether the labels are medically right.",
 )
 
@@ -61,7 +61,8 @@ COLUMNS = (
 )
 _REPEATED = ("split", "shard", "label", "mode", "file_format")
 
-_MAX_LISTED = 20
+#: Cases that a finding lists at most.
+MAX_LISTED = 20
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -238,8 +239,9 @@ def _check_patients(
     measures["shared_patients"] = pairs
     if num_leaked:
         parts = "; ".join(
-            f"{p['splits'][0]} and {p['splits'][1]} share {p['patients']:,} "
-            f"({p['images'][0]:,} and {p['images'][1]:,} images)"
+            f"{p['splits'][0]} and {p['splits'][1]} share {p['patients']:,}, with "
+            f"{p['images'][0]:,} images in {p['splits'][0]} and {p['images'][1]:,} in "
+            f"{p['splits'][1]}"
             for p in pairs
         )
         findings.append(
@@ -247,10 +249,10 @@ def _check_patients(
                 code="patient_leak",
                 severity="problem",
                 title=f"{_many(num_leaked, 'patient')} in more than one split",
-                detail=f"By split, {parts}. A model can recognise an eye it was trained on, so "
-                "results on the other split come out too good. Build with --splits patient, or "
-                "with --leaks drop to keep the given splits and leave these images out of the "
-                "larger one.",
+                detail=f"{parts[0].upper()}{parts[1:]}. A model can recognise an eye it was "
+                "trained on, so results on the other split come out too good. Build with --splits "
+                "patient to split anew, or with --leaks drop to keep the given splits and leave "
+                "these patients' images out of all but one (test before val before train).",
                 count=num_leaked,
                 listed=_list_patients(codes, np.flatnonzero(leaked), images[leaked], codes.splits),
             )
@@ -277,10 +279,10 @@ def _check_patients(
             Finding(
                 code="patient_labels",
                 severity="note",
-                title=f"{_many(len(several), 'patient')} under more than one class",
-                detail=f"Together they have {int(by_label.sum()):,} images. Two eyes may "
-                "differ and a disease changes, so this need not be wrong; but patients must be "
-                "grouped across classes, as this build does, or they leak between splits.",
+                title=f"{_patients_have(len(several))} images in more than one class",
+                detail=f"Together they have {int(by_label.sum()):,} images. Two eyes may differ "
+                "and a disease changes, so this need not be wrong. But a split must keep a "
+                "patient together across classes, as --splits patient does.",
                 count=len(several),
                 listed=_list_patients(codes, several, by_label, codes.labels),
             )
@@ -297,7 +299,7 @@ def _list_patients(
     codes: _Codes, patients: np.ndarray, counts: np.ndarray, names: Sequence[str]
 ) -> tuple[dict[str, Any], ...]:
     """Lists the patients with most images, and how many images they have under each name."""
-    order = np.argsort(-counts.sum(1), kind="stable")[:_MAX_LISTED]
+    order = np.argsort(-counts.sum(1), kind="stable")[:MAX_LISTED]
     used = [i for i in range(len(names)) if counts[order][:, i].any()][:12]
     return tuple(
         {
@@ -365,15 +367,15 @@ def _check_exact(
             Finding(
                 code="duplicates",
                 severity="good",
-                title="No picture is there twice, pixel by pixel",
-                detail=f"All {examples.num_rows:,} images differ as they are stored.",
+                title="No two images have the same pixels",
+                detail=f"All {examples.num_rows:,} stored images differ.",
             )
         )
 
 
 def _list_groups(examples: pa.Table, groups: Sequence[np.ndarray]) -> tuple[dict[str, Any], ...]:
     rows = []
-    for group in groups[:_MAX_LISTED]:
+    for group in groups[:MAX_LISTED]:
         taken = examples.select(["split", "label", "path"]).take(group[:4]).to_pylist()
         same_file = (
             "file_xxh3" in examples.column_names
@@ -400,15 +402,23 @@ def _check_near(
     measures: dict[str, Any],
 ) -> None:
     if not twins.near_checked:
-        measures["near_duplicate_pairs"] = None
+        # Nothing is shared between splits where there is only one.
+        measures["near_duplicate_pairs"] = 0 if len(np.unique(codes.split)) < 2 else None
+        measures["near_duplicate_label_conflicts"] = None
+        reason = (
+            f"The images are stored too small. Below {near_duplicates.MIN_SIDE} pixels a side, "
+            "different scans look so alike that copies cannot be told from them. Build with a "
+            "larger --image_size to have them compared."
+            if "perceptual_hash" in examples.column_names
+            else "An older release built the dataset and kept no perceptual hashes. Build it again "
+            "to have the images compared."
+        )
         findings.append(
             Finding(
                 code="near_duplicates",
                 severity="note",
                 title="Near duplicates were not looked for",
-                detail=f"That needs at least {near_duplicates.MIN_SIDE} stored pixels a side, for "
-                "in smaller pictures a copy cannot be told from a likeness, and an examples table "
-                "with perceptual hashes, which older builds did not write.",
+                detail=f"{reason} Copies that are equal pixel by pixel were looked for.",
             )
         )
         return
@@ -417,14 +427,16 @@ def _check_near(
     measures["near_duplicate_pairs"] = len(across)
     measures["near_duplicate_label_conflicts"] = len(conflicts)
     measures["near_duplicates_unchecked"] = twins.num_unchecked
+    measures["near_duplicates_complete"] = twins.complete and not twins.num_unchecked
     if across:
         findings.append(
             Finding(
                 code="near_duplicates",
                 severity="problem",
-                title=f"{_many(len(across), 'pair')} near duplicates across splits",
-                detail="The same picture, saved anew, brightened or resized, or the same scan "
-                "taken twice. --leaks drop leaves them out of the larger split.",
+                title=f"{_pairs(len(across))} of near duplicates across splits",
+                detail="Each pair is one picture that was saved again, brightened or resized, or "
+                "one place of an eye that was scanned twice. --leaks drop keeps the one in the "
+                "more protected split (test before val before train).",
                 count=len(across),
                 listed=_list_pairs(examples, across),
             )
@@ -437,7 +449,7 @@ def _check_near(
                 title="No near duplicates across splits",
                 detail="No picture of one split is a re-saved, brightened or resized copy of one "
                 f"in another (hashes within {near_duplicates.MAX_DISTANCE} of 255 bits, fine "
-                f"detail correlated by {near_duplicates.MIN_SIMILARITY} or more).",
+                f"detail correlated by {twins.min_similarity:.2f} or more).",
             )
         )
     if conflicts:
@@ -445,13 +457,13 @@ def _check_near(
             Finding(
                 code="near_label_conflict",
                 severity="warning",
-                title=f"{_many(len(conflicts), 'pair')} near duplicates under different labels",
-                detail="Nearly the same picture is filed under two classes; look at both.",
+                title=f"{_pairs(len(conflicts))} of near duplicates under different labels",
+                detail="Nearly the same picture is filed under two classes. Look at both.",
                 count=len(conflicts),
                 listed=_list_pairs(examples, conflicts),
             )
         )
-    if twins.num_unchecked or not twins.complete:
+    if not measures["near_duplicates_complete"]:
         findings.append(
             Finding(
                 code="near_duplicates_unchecked",
@@ -467,7 +479,7 @@ def _check_near(
 def _list_pairs(examples: pa.Table, pairs: Sequence[Any]) -> tuple[dict[str, Any], ...]:
     """Lists pairs with all that is needed to show them side by side."""
     listed = []
-    for pair in pairs[:_MAX_LISTED]:
+    for pair in pairs[:MAX_LISTED]:
         first, second = (
             examples.select(["split", "label", "path", "shard", "row"])
             .take([pair.first, pair.second])
@@ -494,10 +506,10 @@ def _check_shortcuts(
         for name, value, label, count in result.giveaways
     ]
     text = (
-        "A simple model was shown no pixels, only side facts of each file, and told the class "
-        f"right in {result.accuracy:.0%} of the cases (95 % interval {result.low:.0%} to "
-        f"{result.high:.0%}; mean over the classes, other patients than it learned from), where "
-        f"guessing gives {result.chance:.0%}. Alone: {signals}."
+        "A simple model that sees no pixels, only facts about each file such as its size and JPEG "
+        f"quality, names the right class in {result.accuracy:.0%} of the cases (95 % interval "
+        f"{result.low:.0%} to {result.high:.0%}; mean over the classes, for patients it did not "
+        f"learn from). Guessing gives {result.chance:.0%}. From one fact alone: {signals}."
     )
     if not result.reliable:
         severity: Severity = "note"
@@ -528,7 +540,7 @@ def _check_shortcuts(
             title=title,
             detail=text,
             count=len(giveaways),
-            listed=tuple(giveaways[:_MAX_LISTED]),
+            listed=tuple(giveaways[:MAX_LISTED]),
         )
     )
 
@@ -577,7 +589,7 @@ def _check_classes(
                     Finding(
                         code="class_shift",
                         severity="note",
-                        title=f"{name} has another mix of classes than train",
+                        title=f"{name} has a different mix of classes than train",
                         detail=f"{found.label_names[label]} is {share[label]:.0%} of {name} and "
                         f"{shares['train'][label]:.0%} of train, so plain accuracy on {name} says "
                         "little about data mixed like train.",
@@ -612,14 +624,15 @@ def _check_sizes(
                 code="size_outliers",
                 severity="note",
                 title=f"{_many(len(outliers), 'image')} far larger or smaller than usual",
-                detail=f"Most images are {usual[0]}×{usual[1]} pixels, these are twice or half of "
-                "that in one direction, and all are stretched to one size.",
+                detail=f"The usual size is {usual[0]}×{usual[1]} pixels. These images have at "
+                "least twice or at most half as many pixels in one direction. All are resized to "
+                f"{found.image_shape[1]}×{found.image_shape[0]}, so their proportions change.",
                 count=len(outliers),
                 listed=tuple(
                     {"width": w, "height": h, "images": n}
                     for (w, h), n in sizes.most_common()
                     if max(_factor(w, usual[0]), _factor(h, usual[1])) >= 2
-                )[:_MAX_LISTED],
+                )[:MAX_LISTED],
             )
         )
     stored_height, stored_width, _ = found.image_shape
@@ -663,8 +676,8 @@ def _check_source(found: manifest.Manifest, findings: list[Finding]) -> None:
                 code="source_copies",
                 severity="note",
                 title=f"{_many(copies, 'file')} in the source a second time",
-                detail="A second tree of folders repeats the same files. They were recognised and "
-                "used once.",
+                detail="A second folder tree in the source repeats these files. The build "
+                "recognised them and used each once.",
                 count=copies,
             )
         )
@@ -704,6 +717,14 @@ def _many(count: int, noun: str, plural: str | None = None) -> str:
     return f"{count:,} {noun} is" if count == 1 else f"{count:,} {plural or noun + 's'} are"
 
 
+def _pairs(count: int) -> str:
+    return f"{count:,} {'pair' if count == 1 else 'pairs'}"
+
+
+def _patients_have(count: int) -> str:
+    return f"{count:,} patient has" if count == 1 else f"{count:,} patients have"
+
+
 def _join(names: Sequence[str]) -> str:
     return ", ".join(names[:12]) + (f" and {len(names) - 12} more" if len(names) > 12 else "")
 
@@ -727,22 +748,44 @@ class Limits:
     max_shortcut_gain: float | None = None
 
     def violations(self, measures: Mapping[str, Any]) -> list[str]:
-        """Returns a line for each limit that an audit's measures go over."""
+        """Returns a line for each limit that an audit's measures go over, or cannot be held to."""
         shortcut = measures.get("shortcuts", {"accuracy": 0, "chance": 0})
+        near = {
+            "max_leaked_pictures": measures["near_duplicate_pairs"],
+            "max_label_conflicts": measures["near_duplicate_label_conflicts"],
+        }
         values = {
             "max_leaked_patients": measures["patients_in_several_splits"],
             "max_leaked_pictures": measures["duplicate_pictures_across_splits"]
-            + (measures["near_duplicate_pairs"] or 0),
+            + (near["max_leaked_pictures"] or 0),
             "max_duplicates": measures["duplicate_images"],
             "max_label_conflicts": measures["duplicate_label_conflicts"]
-            + measures.get("near_duplicate_label_conflicts", 0),
+            + (near["max_label_conflicts"] or 0),
             "max_shortcut_gain": round(shortcut["accuracy"] - shortcut["chance"], 4),
         }
-        return [
-            f"--{name} {limit}: found {values[name]:,}"
-            for name, limit in dataclasses.asdict(self).items()
-            if limit is not None and values[name] > limit
-        ]
+        lines = []
+        for name, limit in dataclasses.asdict(self).items():
+            if limit is None:
+                continue
+            if values[name] > limit:
+                lines.append(f"--{name} {limit}: found {values[name]:,}")
+            elif name in near and (missing := near_search_gap(near[name], measures)):
+                lines.append(f"--{name} {limit}: {missing}")
+        return lines
+
+
+def near_search_gap(num_pairs: int | None, measures: Mapping[str, Any]) -> str | None:
+    """Returns why a number of near duplicates proves nothing, or None if all were looked for.
+
+    Args:
+        num_pairs: one of the measures that count near duplicates.
+        measures: of the audit that counted them.
+    """
+    if num_pairs is None:
+        return "near duplicates were not looked for, and the audit's findings say why"
+    if not measures.get("near_duplicates_complete", True):
+        return "so many images look alike that not all pairs were compared"
+    return None
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -8,6 +8,7 @@ of their methods make of them (NEP 19); so only `Generator.random`, a shift and 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 
 import numpy as np
@@ -26,13 +27,25 @@ RECIPE: Mapping[str, float] = {
     "speckle_deviation": 0.08,
 }
 
+_VARIANT_NAME = re.compile(r"#variant-\d+\Z")
+
 # JPEG leaves a white area a little below 255.
 _WHITE = 250
 
 
 def variant_path(path: str, variant: int) -> str:
-    """Returns the path whose `image_key` is the key of a variant; of the original for 0."""
-    return f"{path}#variant-{variant}" if variant else path
+    """Returns the path whose `image_key` is the key of a variant in a dataset that has variants.
+
+    No two images or variants share it: the original of a file that is itself named like a
+    variant, such as `a.jpeg#variant-1`, gets a mark of its own.
+
+    Args:
+        path: of the image in its tree.
+        variant: number of the copy; 0 is the image itself.
+    """
+    if not variant and not _VARIANT_NAME.search(path):
+        return path
+    return f"{path}#variant-{variant}"
 
 
 def vary(pixels: bytes, image_shape: tuple[int, int, int], key: str) -> bytes:

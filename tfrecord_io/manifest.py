@@ -6,11 +6,12 @@ import dataclasses
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tfrecord_io import schema
+from tfrecord_io.statistics import PixelStatistics
 
 FORMAT_VERSION = 1
 FILE_NAME = "manifest.json"
@@ -21,6 +22,10 @@ REJECTS_FILE_NAME = "rejects.csv"
 
 #: Name of the table with a row an image that a policy left out; it is there if any was.
 DROPPED_FILE_NAME = "dropped.csv"
+
+#: The split whose pixels the manifest's statistics describe: inputs are normalized by what is
+#: trained on.
+STATISTICS_SPLIT = "train"
 
 #: Name of the dataset's card, a page to open in a browser.
 REPORT_FILE_NAME = "report.html"
@@ -85,6 +90,8 @@ class Manifest:
         fingerprint: hexadecimal digest of the source's listing, the options and the format.
         versions: of the software that wrote it.
         audit: findings about the data, if an audit was made.
+        statistics: sums over the pixels of the train split. None if that split is empty, or if
+            a release wrote the dataset that did not count them; see `opening.read_statistics`.
     """
 
     name: str
@@ -99,6 +106,7 @@ class Manifest:
     fingerprint: str
     versions: Mapping[str, str]
     audit: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    statistics: PixelStatistics | None = None
 
     @property
     def num_classes(self) -> int:
@@ -117,18 +125,31 @@ class Manifest:
     def num_bytes(self) -> int:
         return sum(split.num_bytes for split in self.splits.values())
 
-    def split(self, name: str) -> Split:
-        """Returns a split by name.
+    def split(self, name: str | Sequence[str]) -> Split:
+        """Returns a split by name, or several splits as one.
+
+        Args:
+            name: such as `train`; or several, such as `("train", "val")`: the examples of the
+                second follow those of the first.
 
         Raises:
             ManifestError: if the dataset has no such split.
         """
-        try:
-            return self.splits[name]
-        except KeyError:
-            raise ManifestError(
-                f"no split {name!r} in this dataset; it has {', '.join(sorted(self.splits))}"
-            ) from None
+        names = (name,) if isinstance(name, str) else tuple(name)
+        for wanted in names:
+            if wanted not in self.splits:
+                raise ManifestError(
+                    f"no split {wanted!r} in this dataset; it has {', '.join(sorted(self.splits))}"
+                )
+        if len(names) == 1:
+            return self.splits[names[0]]
+        parts = [self.splits[wanted] for wanted in names]
+        return Split(
+            label_counts=tuple(
+                sum(part.label_counts[label] for part in parts) for label in range(self.num_classes)
+            ),
+            shards=tuple(shard for part in parts for shard in part.shards),
+        )
 
     def class_weights(self, split: str) -> tuple[float, ...]:
         """Returns balanced class weights: num_examples / (num_classes * examples of the class).
@@ -141,6 +162,9 @@ class Manifest:
     def to_json(self) -> str:
         """Returns the manifest as JSON text, the same bytes for the same facts."""
         layout = self.layout
+        statistics = {}
+        if self.statistics is not None:
+            statistics["statistics"] = {"split": STATISTICS_SPLIT, **self.statistics.to_dict()}
         content = {
             "format_version": FORMAT_VERSION,
             "name": self.name,
@@ -162,6 +186,7 @@ class Manifest:
                 }
                 for name, split in self.splits.items()
             },
+            **statistics,
             "preprocessing": dict(self.preprocessing),
             "source": dict(self.source),
             "counts": dict(self.counts),
@@ -226,6 +251,11 @@ class Manifest:
             fingerprint=content["fingerprint"],
             versions=content["versions"],
             audit=content.get("audit", {}),
+            statistics=(
+                PixelStatistics.from_dict(content["statistics"])
+                if "statistics" in content
+                else None
+            ),
         )
 
     def _check_consistency(self, content: Mapping[str, Any], file_name: str) -> None:
@@ -254,6 +284,18 @@ class Manifest:
                         f"{file_name}: {shard.name} should have {shard.num_examples} records of "
                         f"{layout.stride} bytes, the manifest says {shard.num_bytes} bytes"
                     )
+        if self.statistics is not None:
+            self._check_statistics(self.statistics, content["statistics"]["split"], file_name)
+
+    def _check_statistics(self, found: PixelStatistics, split: str, file_name: str) -> None:
+        height, width, channels = self.image_shape
+        num_pixels = self.split(STATISTICS_SPLIT).num_examples * height * width
+        if (split, found.num_pixels, len(found.sums)) != (STATISTICS_SPLIT, num_pixels, channels):
+            raise ManifestError(
+                f"{file_name}: the statistics should be of split {STATISTICS_SPLIT!r}, "
+                f"{num_pixels} pixels in {channels} channels; they are of split {split!r}, "
+                f"{found.num_pixels} pixels in {len(found.sums)} channels"
+            )
 
     @classmethod
     def load(cls, directory: str | os.PathLike[str]) -> Manifest:

@@ -78,13 +78,17 @@ class MappedSplit:
     """
 
     def __init__(
-        self, directory: str | os.PathLike[str], split: str, *, verify: Verify = "size"
+        self,
+        directory: str | os.PathLike[str],
+        split: str | Sequence[str],
+        *,
+        verify: Verify = "size",
     ) -> None:
         """Maps the shards of a split.
 
         Args:
             directory: of a finished dataset, on a local disk.
-            split: its name in the manifest.
+            split: its name in the manifest, or several that follow each other.
             verify: how much of the shards is checked first, see `opening.open_split`.
 
         Raises:
@@ -130,7 +134,11 @@ class MappedDataset:
     """
 
     def __init__(
-        self, directory: str | os.PathLike[str], split: str, *, verify: Verify = "size"
+        self,
+        directory: str | os.PathLike[str],
+        split: str | Sequence[str],
+        *,
+        verify: Verify = "size",
     ) -> None:
         """Maps the shards of a split; the arguments are those of `MappedSplit`."""
         self.directory = os.fspath(directory)
@@ -177,6 +185,10 @@ class MappedDataset:
     def __getitems__(self, indices: Sequence[int]) -> list[tuple[np.ndarray, np.ndarray]]:
         """Returns examples with one gather; PyTorch's DataLoader calls it for each batch."""
         return list(zip(*self[indices], strict=True))
+
+    def labels(self, indices: Sequence[int] | np.ndarray) -> np.ndarray:
+        """Returns float32 [num_indices, num_classes]: the one-hot labels of examples."""
+        return self._labels[self._rows(np.asarray(indices))].view("<f4")
 
     def keys(self, indices: Sequence[int] | np.ndarray) -> list[str]:
         """Returns the keys of examples, see `schema.image_key`."""

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import concurrent.futures
+import functools
 import hashlib
+import operator
 import os
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import BinaryIO, Literal
 
 from tfrecord_io import schema
-from tfrecord_io.manifest import FILE_NAME, Manifest, ManifestError, Shard
+from tfrecord_io.manifest import FILE_NAME, STATISTICS_SPLIT, Manifest, ManifestError, Shard
+from tfrecord_io.statistics import PixelStatistics
 
 #: How much of each shard is checked: its size; also each record's checksum; or the file's digest.
 Verify = Literal["size", "crc", "sha256"]
@@ -26,12 +29,14 @@ def is_remote(directory: str | os.PathLike[str]) -> bool:
     return "://" in os.fspath(directory)
 
 
-def open_split(directory: str | os.PathLike[str], split: str, verify: Verify = "size") -> Manifest:
+def open_split(
+    directory: str | os.PathLike[str], split: str | Sequence[str], verify: Verify = "size"
+) -> Manifest:
     """Reads the manifest of a dataset and checks the shards of one split.
 
     Args:
         directory: of the dataset; a local folder, or a URL that `tf.io.gfile` reads.
-        split: name of the split.
+        split: name of the split, or of several that follow each other.
         verify: `size` compares the length of each shard, `crc` also checks every record's
             checksums (about 1 GB/s), `sha256` the whole file's digest.
 
@@ -78,6 +83,35 @@ def load_manifest(directory: str | os.PathLike[str]) -> Manifest:
     except tf.errors.OpError as error:
         raise ManifestError(f"cannot read {path}: {error.message}") from error
     return Manifest.from_json(text, file_name=path)
+
+
+def read_statistics(
+    directory: str | os.PathLike[str], split: str = STATISTICS_SPLIT
+) -> PixelStatistics:
+    """Returns the sums over the pixels of a split.
+
+    Those of the train split are in the manifest. Of another split, or of a dataset that an older
+    release wrote, the shards are read once.
+
+    Args:
+        directory: of the dataset; a local folder, or a URL that `tf.io.gfile` reads.
+        split: name of the split.
+
+    Raises:
+        ManifestError: if the dataset cannot be used or the split is empty, see `open_split`.
+    """
+    manifest = load_manifest(directory)
+    if split == STATISTICS_SPLIT and manifest.statistics is not None:
+        return manifest.statistics
+    manifest = open_split(directory, split)
+
+    def count(shard: Shard) -> PixelStatistics:
+        with _open(shard_path(directory, shard)) as file:
+            return PixelStatistics.from_shard(file, manifest.layout)
+
+    with concurrent.futures.ThreadPoolExecutor(_NUM_THREADS) as executor:
+        counted = executor.map(count, manifest.split(split).shards)
+        return functools.reduce(operator.add, counted)
 
 
 def shard_path(directory: str | os.PathLike[str], shard: Shard) -> str:

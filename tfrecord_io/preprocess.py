@@ -28,6 +28,9 @@ MAX_PIXELS = 89_478_485
 
 _EXIF_ORIENTATION = 0x0112
 
+# TIFF 6.0, section 19: 1 stands for unsigned integers, the default; 2 for signed ones.
+_TIFF_SAMPLE_FORMAT = 339
+
 
 class Reject(Exception):  # noqa: N818 - a verdict on an image, the field's word for it
     """An image that is left out, with its reason.
@@ -154,6 +157,7 @@ def _decode(data: bytes, preprocessing: Preprocessing) -> DecodedImage:
     with Image.open(io.BytesIO(data), formats=FORMATS) as image:
         _check_size(image)
         _check_depth(image)
+        _check_sample_format(image)
         if getattr(image, "is_animated", False):
             raise Reject("multiple_frames", f"{image.format} with {image.n_frames} frames")
         mode, file_format = image.mode, image.format or ""
@@ -199,6 +203,16 @@ def _check_depth(image: Image.Image) -> None:
         or (image.format == "PPM" and any(isinstance(a, int) and a > 255 for a in arguments))
     ):
         raise Reject("more_than_8_bits", f"{image.format} of mode {raw_modes or image.mode}")
+
+
+def _check_sample_format(image: Image.Image) -> None:
+    """Refuses signed samples, which Pillow reads as unsigned ones."""
+    if image.format != "TIFF":
+        return
+    formats = set(image.tag_v2.get(_TIFF_SAMPLE_FORMAT, (1,)))
+    if formats != {1}:
+        found = ", ".join(map(str, sorted(formats)))
+        raise Reject("unsupported_mode", f"TIFF of sample format {found}, not unsigned integers")
 
 
 def _turn_upright(image: Image.Image) -> Image.Image:

@@ -57,7 +57,7 @@ _MAX_GATHERS = 8
 def make_dataset(
     directory: str | os.PathLike[str],
     *,
-    split: str,
+    split: str | Sequence[str],
     batch_size: int,
     seed: int = 0,
     shuffle: bool = True,
@@ -71,6 +71,7 @@ def make_dataset(
     with_keys: bool = False,
     verify: Verify = "size",
     cache: Cache | None = None,
+    examples: Sequence[int] | np.ndarray | None = None,
 ) -> tf.data.Dataset | DeviceDataset:
     """Returns the batches of a split, in an order that the seed names.
 
@@ -82,7 +83,8 @@ def make_dataset(
 
     Args:
         directory: of a finished dataset; a local folder, or a URL that `tf.io.gfile` reads.
-        split: name of the split, such as `train`.
+        split: name of the split, such as `train`; or several, such as `("train", "val")`, which
+            are then read as one whose second part follows the first.
         batch_size: examples of a global batch, over all replicas.
         seed: names the order.
         shuffle: if False, examples come in the order of the shards.
@@ -100,6 +102,9 @@ def make_dataset(
             if there is none) and gathers batches there, in the order of `mmap` whatever the
             engine. A split that takes more than half of the free memory is read from its files
             instead, with a warning in the log.
+        examples: places in the split, counted from 0 in the order of the shards, of the examples
+            to read; all if not given. The others do not exist for this dataset: an epoch is a
+            permutation of these. Not for `engine="stream"`.
 
     Returns:
         a dataset (with `cache="device"` a `DeviceDataset`, which is iterated like one) of
@@ -116,8 +121,10 @@ def make_dataset(
         OSError: if `mmap` was asked for and the operating system cannot map the files.
     """
     manifest = open_split(directory, split, verify)
+    num_examples = manifest.split(split).num_examples
+    chosen = None if examples is None else _check_examples(examples, num_examples)
     order = BatchOrder(
-        num_examples=manifest.split(split).num_examples,
+        num_examples=num_examples if chosen is None else len(chosen),
         batch_size=batch_size,
         seed=seed,
         shuffle=shuffle,
@@ -140,16 +147,39 @@ def make_dataset(
     if cache is not None:
         on_device = _load_to_device(directory, split, manifest, engine)
         if on_device is not None:
-            rows = _finish(_row_batches(order, start_step), order, start_step)
+            rows = _finish(_row_batches(order, start_step, _choose(chosen)), order, start_step)
             return DeviceDataset(on_device, rows, with_weights=pad_remainder, with_keys=with_keys)
     features = _Features(layout=manifest.layout, with_weights=pad_remainder, with_keys=with_keys)
-    read = _mapped_batches if engine == "mmap" else _streamed_batches
-    dataset = read(directory, split, manifest, order, start_step, features)
+    if engine == "mmap":
+        dataset = _mapped_batches(directory, split, manifest, order, start_step, features, chosen)
+    elif chosen is not None:
+        raise ValueError(
+            "examples can be chosen where the split is mapped into memory; copy the dataset to a "
+            "local disk, or leave engine='stream' out"
+        )
+    else:
+        dataset = _streamed_batches(directory, split, manifest, order, start_step, features)
     return _finish(dataset, order, start_step)
 
 
+def _check_examples(examples: Sequence[int] | np.ndarray, num_examples: int) -> np.ndarray:
+    chosen = np.asarray(examples, np.int64)
+    if chosen.ndim != 1 or not chosen.size:
+        raise ValueError(f"examples must be a list of places, received shape {chosen.shape}")
+    if chosen.min() < 0 or chosen.max() >= num_examples:
+        raise ValueError(
+            f"examples must be in 0..{num_examples - 1}, received {chosen.min()}..{chosen.max()}"
+        )
+    return chosen
+
+
+def _choose(chosen: np.ndarray | None) -> Callable[[np.ndarray], np.ndarray]:
+    """Returns what turns places among the chosen examples into places in the split."""
+    return (lambda places: places) if chosen is None else (lambda places: chosen[places])
+
+
 def _choose_engine(
-    engine: Engine, directory: str | os.PathLike[str], split: str
+    engine: Engine, directory: str | os.PathLike[str], split: str | Sequence[str]
 ) -> Literal["mmap", "stream"]:
     """Returns the engine to use: what was asked for, or the best that works here."""
     if engine not in ("auto", "mmap", "stream"):
@@ -178,7 +208,10 @@ def _choose_engine(
 
 
 def _load_to_device(
-    directory: str | os.PathLike[str], split: str, manifest: Manifest, engine: Engine
+    directory: str | os.PathLike[str],
+    split: str | Sequence[str],
+    manifest: Manifest,
+    engine: Engine,
 ) -> DeviceSplit | None:
     """Returns a split in the memory of a device, or None if there is no room for it."""
     num_examples = manifest.split(split).num_examples
@@ -277,16 +310,18 @@ class _Features:
 
 def _mapped_batches(
     directory: str | os.PathLike[str],
-    split: str,
+    split: str | Sequence[str],
     manifest: Manifest,
     order: BatchOrder,
     start_step: int,
     features: _Features,
+    chosen: np.ndarray | None,
 ) -> tf.data.Dataset:
     """Batches that draw from all records of the split, which is mapped into memory."""
     shard_sizes = [shard.num_examples for shard in manifest.split(split).shards]
     layout = manifest.layout
-    rows = _row_batches(order, start_step, RowIndex(shard_sizes, layout.stride))
+    row_index, choose = RowIndex(shard_sizes, layout.stride), _choose(chosen)
+    rows = _row_batches(order, start_step, lambda places: row_index(choose(places)))
     fingerprint = manifest.fingerprint
 
     # tf.data copies a tensor that a dataset or its functions hold into the graph of each
@@ -311,7 +346,7 @@ def _mapped_batches(
 
 def _streamed_batches(
     directory: str | os.PathLike[str],
-    split: str,
+    split: str | Sequence[str],
     manifest: Manifest,
     order: BatchOrder,
     start_step: int,
@@ -329,7 +364,7 @@ def _streamed_batches(
         )
         segments = StreamOrder(batch, sizes).window_segments(0, 0, 1)
         whole = reader.read_batch(segments).map(reader.as_tensor)
-        rows = _row_batches(order, start_step)
+        rows = _row_batches(order, start_step, _choose(None))
 
         def draw(examples: tf.Tensor) -> tf.data.Dataset:
             return _map_in_order(
@@ -443,7 +478,7 @@ def _map_in_order(
 def _row_batches(
     order: BatchOrder,
     start_step: int,
-    row_index: Callable[[np.ndarray], np.ndarray] = lambda examples: examples,
+    row_index: Callable[[np.ndarray], np.ndarray],
 ) -> tf.data.Dataset:
     """Elements (rows, weights), int64 and float32 [replica_batch_size], one for each batch."""
     full = _num_full_steps(order)

@@ -13,6 +13,7 @@ from typing import IO
 import numpy as np
 
 from tfrecord_io import schema, side_facts
+from tfrecord_io.statistics import PixelStatistics
 
 #: Bytes of records that are dealt with together, few enough to stay in a processor's cache.
 BLOCK_BYTES = 1024 * 1024
@@ -39,6 +40,7 @@ class ShardWriter:
         self._num_waiting = 0
         self._digest = hashlib.sha256()
         self._facts = side_facts.SideFacts()
+        self._statistics = PixelStatistics.from_images(self._pictures[:0])
 
     def write(self, image: bytes, label_index: int, key: str) -> None:
         """Appends a record.
@@ -59,6 +61,10 @@ class ShardWriter:
         """Returns what `side_facts.SideFacts` found of all pictures, after the context."""
         return self._facts.columns()
 
+    def statistics(self) -> PixelStatistics:
+        """Returns the sums over the pixels of all pictures, after the context."""
+        return self._statistics
+
     def __enter__(self) -> ShardWriter:
         return self
 
@@ -73,4 +79,5 @@ class ShardWriter:
         self._digest.update(block)
         self._file.write(block)
         self._facts.add(self._pictures[: self._num_waiting])
+        self._statistics += PixelStatistics.from_images(self._pictures[: self._num_waiting])
         self._num_waiting = 0

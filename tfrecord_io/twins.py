@@ -99,6 +99,7 @@ class Twins:
         near: pairs of different pixels that are nearly the same picture and are in different
             splits or have different labels, most alike first.
         near_checked: whether near duplicates were looked for.
+        min_similarity: correlation of the fine detail from which a pair is in `near`.
         num_blank: pictures of one colour, which are alike without being copies.
         num_unchecked: proposed pairs that were too many to be looked at.
         complete: False if the search for pairs was stopped.
@@ -107,6 +108,7 @@ class Twins:
     groups: np.ndarray
     near: tuple[NearPair, ...] = ()
     near_checked: bool = False
+    min_similarity: float = 1.0
     num_blank: int = 0
     num_unchecked: int = 0
     complete: bool = True
@@ -151,7 +153,8 @@ def find_twins(examples: pa.Table, images: ImageReader) -> Twins:
     """
     encoded = examples["pixels_xxh3"].combine_chunks().dictionary_encode()
     groups = encoded.indices.to_numpy().astype(np.int64)
-    large_enough = min(images.image_shape[:2]) >= near_duplicates.MIN_SIDE
+    side = min(images.image_shape[:2])
+    large_enough = side >= near_duplicates.MIN_SIDE
     if "perceptual_hash" not in examples.column_names or not len(groups) or not large_enough:
         return Twins(groups=groups)
     # Dictionary indices follow first appearance, so the first row of each group is this.
@@ -168,9 +171,11 @@ def find_twins(examples: pa.Table, images: ImageReader) -> Twins:
     chosen = np.flatnonzero(matters)
     # The nearest first, should there be too many; then in order, so that a scan is read once.
     nearest = chosen[np.argsort(pairs.distance[chosen], kind="stable")][:MAX_CHECKED]
+    min_similarity = near_duplicates.min_similarity(side)
     near = _check(
         examples,
         images,
+        min_similarity,
         first_rows[first[np.sort(nearest)]],
         first_rows[second[np.sort(nearest)]],
         pairs.distance[np.sort(nearest)],
@@ -179,6 +184,7 @@ def find_twins(examples: pa.Table, images: ImageReader) -> Twins:
         groups=groups,
         near=near,
         near_checked=True,
+        min_similarity=min_similarity,
         num_blank=int(blank[groups].sum()),
         num_unchecked=len(chosen) - len(nearest),
         complete=pairs.complete,
@@ -188,6 +194,7 @@ def find_twins(examples: pa.Table, images: ImageReader) -> Twins:
 def _check(
     examples: pa.Table,
     images: ImageReader,
+    min_similarity: float,
     first: np.ndarray,
     second: np.ndarray,
     distance: np.ndarray,
@@ -202,7 +209,7 @@ def _check(
     found = []
     for a, b, bits in zip(first.tolist(), second.tolist(), distance.tolist(), strict=True):
         alike = near_duplicates.similarity(detail(a), detail(b))
-        if alike >= near_duplicates.MIN_SIMILARITY:
+        if alike >= min_similarity:
             found.append(NearPair(first=a, second=b, distance=bits, similarity=round(alike, 4)))
     return tuple(sorted(found, key=lambda pair: (-pair.similarity, pair.first, pair.second)))
 

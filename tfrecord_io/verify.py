@@ -11,8 +11,9 @@ import random
 import struct
 import tarfile
 import zipfile
+import zlib
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from tfrecord_io import augment, manifest, preprocess, schema, shards
+from tfrecord_io.statistics import PixelStatistics
 
 #: Records read at once: some megabytes.
 _CHUNK_RECORDS = 256
@@ -51,9 +53,9 @@ def verify(
     """Checks every byte of a dataset against its manifest, sidecars and tables.
 
     Checked are sizes, SHA-256 and record CRCs of all shards, lengths and framing of all records,
-    one-hot labels, label counts, keys (unique, and the same as in the examples table), and the
-    ledger of the source's files. With the source at hand a random sample is decoded anew and
-    compared pixel by pixel.
+    one-hot labels, label counts, keys (unique, and the same as in the examples table), the sums
+    over the train split's pixels, and the ledger of the source's files. With the source at
+    hand a random sample is decoded anew and compared pixel by pixel.
 
     Args:
         directory: the dataset.
@@ -68,17 +70,27 @@ def verify(
         manifest.ManifestError: if there is no usable manifest.
         OSError: if the source cannot be read.
     """
-    directory = Path(directory)
+    findings, _ = _verify(Path(directory), source_input, num_samples, seed)
+    return findings
+
+
+def _verify(
+    directory: Path, source_input: str | Path | None, num_samples: int, seed: int
+) -> tuple[list[Finding], int]:
+    """Returns what is wrong, and the number of examples that were decoded anew and compared."""
     found = manifest.Manifest.load(directory)
     findings: list[Finding] = []
     keys: dict[str, list[str]] = {}
-    for split in found.splits.values():
+    statistics = _no_statistics(found)
+    for split_name, split in found.splits.items():
         label_counts = np.zeros(found.num_classes, np.int64)
         for shard in split.shards:
             contents = _check_shard(directory, shard, found, findings)
             keys[shard.name] = contents.keys
             label_counts += contents.label_counts
             _check_sidecar(directory, shard, found, findings)
+            if split_name == manifest.STATISTICS_SPLIT:
+                statistics += contents.statistics
         if tuple(label_counts.tolist()) != split.label_counts:
             findings.append(
                 Finding(
@@ -87,25 +99,41 @@ def verify(
                     f"{tuple(label_counts.tolist())}",
                 )
             )
+    if found.statistics not in (None, statistics):
+        findings.append(
+            Finding(
+                manifest.FILE_NAME,
+                f"says {found.statistics} of split {manifest.STATISTICS_SPLIT!r}, the shards hold "
+                f"{statistics}",
+            )
+        )
     _check_strangers(directory, found, findings)
     _check_examples(directory, found, keys, findings)
     _check_ledger(directory, found, findings)
+    num_compared = 0
     if source_input is not None and not findings:
-        _check_sample(directory, found, Path(source_input), num_samples, seed, findings)
-    return findings
+        num_compared = _check_sample(
+            directory, found, Path(source_input), num_samples, seed, findings
+        )
+    return findings, num_compared
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class _Contents:
     keys: list[str]
     label_counts: np.ndarray
+    statistics: PixelStatistics
+
+
+def _no_statistics(found: manifest.Manifest) -> PixelStatistics:
+    return PixelStatistics.from_images(np.empty((0, *found.image_shape), np.uint8))
 
 
 def _check_shard(
     directory: Path, shard: manifest.Shard, found: manifest.Manifest, findings: list[Finding]
 ) -> _Contents:
     layout = found.layout
-    contents = _Contents([], np.zeros(found.num_classes, np.int64))
+    contents = _Contents([], np.zeros(found.num_classes, np.int64), _no_statistics(found))
 
     def report(message: str) -> None:
         findings.append(Finding(shard.name, message))
@@ -123,9 +151,10 @@ def _check_shard(
             whole = len(chunk) // layout.stride
             if whole * layout.stride != len(chunk):
                 report(f"is cut off in record {row + whole}")
-            for record in np.frombuffer(chunk, np.uint8, whole * layout.stride).reshape(
-                whole, layout.stride
-            ):
+            records = np.frombuffer(chunk, np.uint8, whole * layout.stride)
+            records = records.reshape(whole, layout.stride)
+            contents.statistics += PixelStatistics.from_records(records, layout)
+            for record in records:
                 if problem := _record_problem(record, layout):
                     report(f"record {row}: {problem}")
                 else:
@@ -271,59 +300,81 @@ def _check_sample(
     num_samples: int,
     seed: int,
     findings: list[Finding],
-) -> None:
-    """Decodes some images of the source anew and compares them with their records."""
-    layout = found.layout
-    slot = layout.features[schema.IMAGE]
-    options = preprocess.Preprocessing.from_dict(found.preprocessing)
+) -> int:
+    """Decodes some images of the source anew and compares them with their records.
+
+    Returns:
+        how many examples were compared, augmented copies included.
+    """
     table = pq.read_table(directory / manifest.EXAMPLES_FILE_NAME)
     columns = ["shard", "row", "path", "key", "variant"]
     table = table.select([name for name in columns if name in table.column_names])
     rows = sorted(random.Random(seed).sample(range(len(table)), min(num_samples, len(table))))
-    sample = table.take(rows).to_pylist()
-    for row, data in _read_files(source_input, sample):
-        if data is None:
-            findings.append(Finding(str(source_input), f"has no file {row['path']}"))
-            continue
-        with (directory / row["shard"]).open("rb") as file:
-            file.seek(row["row"] * layout.stride + slot.offset)
-            stored = file.read(slot.length)
-        try:
-            decoded = preprocess.decode_image(data, options).pixels
-        except preprocess.Reject as reject:
-            findings.append(Finding(str(source_input), f"{row['path']} is now rejected: {reject}"))
-            continue
-        if row.get("variant"):
-            decoded = augment.vary(decoded, layout.image_shape, row["key"])
-        if decoded != stored:
-            findings.append(
-                Finding(row["shard"], f"record {row['row']} is not what {row['path']} decodes to")
-            )
+    # Several examples may be augmented copies of one file.
+    wanted: dict[str, list[dict[str, Any]]] = {}
+    for row in table.take(rows).to_pylist():
+        wanted.setdefault(row["path"], []).append(row)
+    num_compared = 0
+    try:
+        for path, data in _read_files(source_input, list(wanted)):
+            if data is None:
+                findings.append(Finding(str(source_input), f"has no file {path}"))
+                continue
+            for row in wanted[path]:
+                findings += _compare(directory, found, row, data)
+                num_compared += 1
+    except (zipfile.BadZipFile, tarfile.TarError, zlib.error, ValueError, EOFError) as error:
+        raise OSError(f"cannot read {source_input}: {error}") from error
+    return num_compared
 
 
-def _read_files(
-    source_input: Path, sample: list[dict[str, Any]]
-) -> Iterator[tuple[dict[str, Any], bytes | None]]:
-    """Yields the sample's files, read with the standard library and not with the build's code."""
+def _compare(
+    directory: Path, found: manifest.Manifest, row: Mapping[str, Any], data: bytes
+) -> list[Finding]:
+    """Decodes the file of an example, a row of the examples table, and compares the pixels."""
+    layout = found.layout
+    slot = layout.features[schema.IMAGE]
+    with (directory / row["shard"]).open("rb") as file:
+        file.seek(row["row"] * layout.stride + slot.offset)
+        stored = file.read(slot.length)
+    try:
+        options = preprocess.Preprocessing.from_dict(found.preprocessing)
+        pixels = preprocess.decode_image(data, options).pixels
+    except preprocess.Reject as reject:
+        return [
+            Finding(row["shard"], f"record {row['row']}: {row['path']} is now rejected: {reject}")
+        ]
+    if row.get("variant"):
+        pixels = augment.vary(pixels, layout.image_shape, row["key"])
+    if pixels == stored:
+        return []
+    return [Finding(row["shard"], f"record {row['row']} is not what {row['path']} decodes to")]
+
+
+def _read_files(source_input: Path, paths: Sequence[str]) -> Iterator[tuple[str, bytes | None]]:
+    """Yields each file once, read with the standard library and not with the build's code."""
     if source_input.is_dir():
-        for row in sample:
-            path = source_input / row["path"]
-            yield row, path.read_bytes() if path.is_file() else None
+        for path in paths:
+            file = source_input / path
+            yield path, file.read_bytes() if file.is_file() else None
     elif zipfile.is_zipfile(source_input):
         with zipfile.ZipFile(source_input) as archive:
-            names = set(archive.namelist())
-            for row in sample:
-                yield row, archive.read(row["path"]) if row["path"] in names else None
+            # The build takes the first of several members of one name.
+            members = sorted(archive.infolist(), key=lambda info: -info.header_offset)
+            infos = {info.filename: info for info in members}
+            for path in paths:
+                yield path, archive.read(infos[path]) if path in infos else None
     else:
         # A tar may be compressed, so it is read once, from front to back.
-        wanted = {row["path"]: row for row in sample}
+        missing = dict.fromkeys(paths)
         with tarfile.open(source_input) as archive:
             for info in archive:
-                if info.name in wanted and info.isreg():
+                if info.name in missing and info.isreg():
                     file = archive.extractfile(info) or io.BytesIO()
-                    yield wanted.pop(info.name), file.read()
-        for row in wanted.values():
-            yield row, None
+                    del missing[info.name]
+                    yield info.name, file.read()
+        for path in missing:
+            yield path, None
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -342,11 +393,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Prints the findings, one a line, or what was found right; returns the exit code."""
-    findings = verify(
-        args.directory,
-        source_input=args.source_input,
-        num_samples=args.num_samples,
-        seed=args.seed,
+    findings, num_compared = _verify(
+        Path(args.directory), args.source_input, args.num_samples, args.seed
     )
     for finding in findings:
         print(finding)
@@ -355,8 +403,7 @@ def run(args: argparse.Namespace) -> int:
     found = manifest.Manifest.load(args.directory)
     sampled = ""
     if args.source_input:
-        num_samples = min(args.num_samples, found.num_examples)
-        sampled = f", and {num_samples} images decoded anew from {args.source_input} are the same"
+        sampled = f", and {num_compared} images decoded anew from {args.source_input} are the same"
     print(
         f"{args.directory} is as its manifest says: {found.num_examples:,} examples in "
         f"{sum(len(split.shards) for split in found.splits.values())} shards, "

@@ -79,28 +79,33 @@ def measure(config: TrainConfig, *, replicas: int, num_steps: int, num_rounds: i
     from train import feed
     from train.models import build_network, set_trainable
     from train.optimizers import make_optimizer
-    from train.steps import make_steps
+    from train.parts import choose_parts, read_statistics
+    from train.steps import Objective, make_steps
     from train.strategy import configure_devices
 
     manifest = tfrecord_io.Manifest.load(config.data)
     config = dataclasses.replace(config, gpus=replicas)
     keras.utils.set_random_seed(config.seed)
     devices = configure_devices(config)
-    num_examples = manifest.split("train").num_examples
+    part = choose_parts(config, manifest).train
     config = config.resolve(
-        num_examples=num_examples,
+        num_examples=part.num_examples,
         num_replicas=replicas,
         precision=devices.best_precision,
         jit_compile=devices.best_jit_compile,
     )
     # Enough passes that neither kind runs dry: (1 to warm up + rounds) of num_steps each.
     wanted = (num_rounds + 1) * num_steps * (config.global_batch_size or 0)
-    config = dataclasses.replace(config, epochs=wanted // num_examples + 1)
+    config = dataclasses.replace(config, epochs=wanted // part.num_examples + 1)
+    pixels = read_statistics(config.data, part) if config.normalize == "data" else None
     if config.precision != "float32":
         keras.config.set_dtype_policy(f"mixed_{config.precision}")
     with devices.scope():
         network = build_network(
-            config, image_shape=manifest.image_shape, num_classes=manifest.num_classes
+            config,
+            image_shape=manifest.image_shape,
+            num_classes=manifest.num_classes,
+            statistics=pixels,
         )
         set_trainable(network, phase="all", trainable_layers=config.trainable_layers)
         optimizer = make_optimizer(config, learning_rate=1e-4, num_steps=num_steps)
@@ -108,12 +113,12 @@ def measure(config: TrainConfig, *, replicas: int, num_steps: int, num_rounds: i
         network,
         optimizer,
         devices,
-        class_weights=(1.0,) * manifest.num_classes,
+        objective=Objective.from_config(config, (1.0,) * manifest.num_classes),
         jit_compile=bool(config.jit_compile),
     )
 
     def batches() -> Any:
-        return feed.training_batches(config, devices, num_examples=num_examples, start_step=0)
+        return feed.training_batches(config, devices, part, start_step=0)
 
     fed, repeated = steps.iterate(batches()), steps.repeat_first(batches())
 
@@ -215,11 +220,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     console.set_defaults()
     try:
         counts = _parse_counts(replicas)
-        # Speed does not depend on the values of the weights.
-        config = train_config.from_arguments({"weights": "none", **arguments}, None)
+        # Speed does not depend on the values of the weights. The batch of a replica must not
+        # depend on how many there are.
+        common = {"weights": "none", "replica_batch_size": 64}
+        config = train_config.from_arguments(common | arguments, None)
         with console.hide_native_noise():
             from tfrecord_io import ManifestError
             from train import trainer  # noqa: F401 - imports all that writes notes at import
+            from train.strategy import configure_devices
+        # Before minutes are spent on the smaller numbers.
+        configure_devices(dataclasses.replace(config, gpus=max(counts)))
     except ConfigError as error:
         return _complain(error)
     speeds = []
@@ -227,12 +237,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         for count in counts:
             speeds.append(measure(config, replicas=count, num_steps=steps, num_rounds=rounds))
             _print_row(table(speeds)[-1], header=len(speeds) == 1)
+            if output:
+                title = f"{config.model}, {config.replica_batch_size} a replica"
+                _write(Path(output), table(speeds), title)
     except (ConfigError, ManifestError) as error:
         return _complain(error)
     if output:
-        _write(
-            Path(output), table(speeds), f"{config.model}, {config.replica_batch_size} a replica"
-        )
+        print(f"table and plot are in {output}")
     return 0
 
 
@@ -279,7 +290,6 @@ def _write(directory: Path, rows: Sequence[dict[str, float]], title: str) -> Non
         with atomic_write(directory / name) as file:
             file.write(content.encode("utf-8"))
     draw(rows, title).savefig(directory / "scaling.png", dpi=120)
-    print(f"table and plot are in {directory}")
 
 
 def _complain(error: Exception) -> int:

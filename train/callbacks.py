@@ -24,7 +24,7 @@ from tqdm import tqdm
 from train.steps import StepResults
 
 #: Above this share of the time spent waiting for input, the input is the bottleneck.
-INPUT_BOUND_SHARE = 0.05
+INPUT_BOUND_SHARE = 0.1
 
 
 class TrainingError(RuntimeError):
@@ -254,13 +254,13 @@ def memory_megabytes(backend: str, on_gpu: bool) -> dict[str, float]:
 
 
 class ProgressBar:
-    """Images done, rate and time left of an epoch; silent where nobody watches."""
+    """Images done, rate and time left of a whole run; silent where nobody watches."""
 
-    def __init__(self, *, title: str, total: int, done: int) -> None:
+    def __init__(self, *, total: int, done: int) -> None:
         self._bar = tqdm(
             total=total,
             initial=done,
-            desc=title,
+            desc="training",
             unit=" images",
             leave=False,
             dynamic_ncols=True,
@@ -270,6 +270,11 @@ class ProgressBar:
     def update(self, num_examples: int, loss: float) -> None:
         self._bar.set_postfix_str(f"loss {loss:.4f}", refresh=False)
         self._bar.update(num_examples)
+
+    def print_above(self, text: str) -> None:
+        """Prints a line on standard output without breaking the bar."""
+        tqdm.write(text, file=sys.stdout)
+        sys.stdout.flush()
 
     def close(self) -> None:
         self._bar.close()
@@ -310,6 +315,11 @@ class Stopwatch:
 
     def __init__(self) -> None:
         self._since = time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        """Since it was made or last read."""
+        return time.monotonic() - self._since
 
     def lap(self) -> float:
         now = time.monotonic()

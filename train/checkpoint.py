@@ -29,18 +29,18 @@ class CheckpointError(RuntimeError):
 
 def save(
     path: str | os.PathLike[str],
-    groups: Mapping[str, Sequence[keras.Variable]],
+    groups: Mapping[str, Sequence[keras.Variable | np.ndarray]],
     facts: Mapping[str, Any],
 ) -> None:
     """Writes variables and facts; the file appears complete, in place of an older one.
 
     Args:
         path: ends in .npz.
-        groups: variables by a name of the group, such as `model` and `optimizer`.
+        groups: variables or arrays by a name of the group, such as `model` and `optimizer`.
         facts: what JSON can hold.
     """
     arrays = {
-        f"{group}/{index:05d}": variable.numpy()
+        f"{group}/{index:05d}": variable if isinstance(variable, np.ndarray) else variable.numpy()
         for group, variables in groups.items()
         for index, variable in enumerate(variables)
     }
@@ -59,6 +59,17 @@ def load_facts(path: str | os.PathLike[str]) -> dict[str, Any] | None:
         return None
     with _open(path) as arrays:
         return json.loads(_read(arrays, _FACTS, path).tobytes())
+
+
+def load_arrays(path: str | os.PathLike[str], group: str) -> list[np.ndarray]:
+    """Returns the arrays of a group in the order in which they were saved.
+
+    Raises:
+        CheckpointError: if the file is damaged.
+    """
+    with _open(path) as arrays:
+        names = sorted(name for name in arrays.files if name.startswith(f"{group}/"))
+        return [_read(arrays, name, path) for name in names]
 
 
 def restore(path: str | os.PathLike[str], groups: Mapping[str, Sequence[keras.Variable]]) -> None:

@@ -19,9 +19,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from train.applications import APPLICATIONS
+
 FILE_NAME = "config.json"
 
-MODELS = ("convnet", "vgg16", "resnet50", "efficientnetv2b0")
+#: Networks built here; they start from random weights.
+OWN_MODELS = ("small_resnet", "convnet")
+MODELS = (*OWN_MODELS, *sorted(APPLICATIONS))
 STRATEGIES = ("auto", "single", "mirrored", "multi_worker")
 PRECISIONS = ("auto", "float32", "bfloat16", "float16")
 
@@ -47,52 +51,122 @@ class TrainConfig:
     """
 
     data: str = _flag("", "folder of a finished dataset (it has a manifest.json)")
-    model: str = _flag("convnet", "network to train", MODELS)
+    model: str = _flag(
+        "small_resnet",
+        "network to train: small_resnet, convnet (the 2018 tutorial's), or any of "
+        f"keras.applications: {', '.join(sorted(APPLICATIONS))} [small_resnet]",
+        MODELS,
+    )
     weights: str | None = _flag(
-        None, "starting weights: imagenet, none, or a weights file [imagenet; none for convnet]"
+        None,
+        "starting weights: imagenet, none, or a weights file [imagenet for the networks of "
+        "keras.applications, else none]",
     )
     trainable_layers: int | None = _flag(
         None,
         "layers at the end of a pretrained network that are trained after the head; the others "
         "stay frozen [4; all when the weights are none]",
     )
-    head_units: int = _flag(64, "width of the dense layer before the classes; 0 leaves it out")
-    dropout: float = _flag(0.0, "share of that layer's outputs dropped in training")
-    augment: bool = _flag(False, "flip, shift and change contrast on the device, in training only")
+    normalize: str | None = _flag(
+        None,
+        "scaling of the pixels before small_resnet or convnet. data: by mean and standard "
+        "deviation of the training split; image: by those of each image; unit: to 0..1 "
+        "[small_resnet data, convnet unit]",
+        ("data", "image", "unit"),
+    )
+    head_units: int | None = _flag(
+        None, "width of a dense layer before the classes; 0: none [convnet and vgg16 64, else 0]"
+    )
+    dropout: float | None = _flag(
+        None,
+        "share of the features before the classes dropped in training [convnet and vgg16 0, "
+        "else 0.3]",
+    )
+    test_time_flip: bool = _flag(
+        True, "predict by the mean over an image and its mirror image, also in the export"
+    )
 
-    epochs: int = _flag(5, "passes over the training split, those of the head included")
+    epochs: int | None = _flag(
+        None,
+        "passes over the training split, those of the head included [as many as show about "
+        "3,400 x the square root of its size; a quarter of that with pretrained weights]",
+    )
     head_epochs: int | None = _flag(
         None,
         "of these, epochs that train the new head alone before layers below are unfrozen "
         "[1 with pretrained weights, else 0]",
     )
     seed: int = _flag(0, "of weights, order and augmentation")
-    replica_batch_size: int = _flag(64, "images a step and replica; global = this x replicas")
+    replica_batch_size: int | None = _flag(
+        None,
+        "images a step and replica; global = this x replicas [32; 64 from 10,000 training "
+        "images; less for fewer images than that]",
+    )
     global_batch_size: int | None = _flag(
         None, "images a step over all replicas; overrides --replica_batch_size"
     )
 
-    optimizer: str = _flag("adam", "update rule", ("adam", "sgd"))
-    learning_rate: float = _flag(1e-3, "peak learning rate of the head (and of networks from none)")
+    augment: bool = _flag(
+        True, "mirror, move, light, erase and blur training images at random, on the device"
+    )
+    augment_strength: float = _flag(
+        1.0, "factor of all ranges of the augmentation; 0 leaves only the mirroring"
+    )
+    mixup: float = _flag(
+        0.3, "train on mixtures of two images, with shares from Beta(this, this); 0: never"
+    )
+    label_smoothing: float = _flag(
+        0.1, "share of each label that is spread evenly over all classes, in training"
+    )
+    class_weights: str = _flag(
+        "balanced", "weight of a class in the loss: the same, or inverse to its frequency",
+        ("none", "balanced"),
+    )  # fmt: skip
+    class_weight_power: float = _flag(
+        0.5, "exponent of the balanced class weights: 1 in full, 0.5 their square roots"
+    )
+
+    optimizer: str = _flag("adamw", "update rule", ("adamw", "adam", "sgd"))
+    learning_rate: float = _flag(2e-3, "peak learning rate of the head (and of networks from none)")
     fine_tune_learning_rate: float = _flag(1e-4, "peak learning rate once pretrained layers train")
-    schedule: str = _flag("constant", "learning rate after the warm-up", ("constant", "cosine"))
+    weight_decay: float | None = _flag(
+        None, "share of each kernel taken off a step, times the learning rate [adamw 0.05, else 0]"
+    )
+    ema_decay: float | None = _flag(
+        None,
+        "evaluate and export a moving average of the weights with this decay a step; 0: the "
+        "weights themselves [an average over about 4 % of the steps]",
+    )
+    schedule: str = _flag("cosine", "learning rate after the warm-up", ("constant", "cosine"))
     warmup_steps: int | None = _flag(
         None,
-        "steps over which the learning rate rises linearly from zero [0; with "
+        "steps over which the learning rate rises linearly from zero [5 % of all; with "
         "--scale_learning_rate five epochs, at most half of all]",
     )
     scale_learning_rate: bool = _flag(
         False, "multiply the learning rates by the number of replicas (Goyal et al. 2017)"
     )
-    class_weights: str = _flag(
-        "none", "weight of a class in the loss: the same, or inverse to its frequency",
-        ("none", "balanced"),
-    )  # fmt: skip
-    best_by: str = _flag("val_loss", "what the kept epoch is best in", ("val_loss", "val_accuracy"))
+    best_by: str = _flag(
+        "last",
+        "which epoch is kept: the last, or the best in validation. The best of many epochs on a "
+        "few validation images is chosen by chance, and a cosine ends at its best",
+        ("last", "val_loss", "val_accuracy"),
+    )
+
+    folds: int | None = _flag(
+        None, "cross-validate: cut the patients into this many folds and hold each out in turn"
+    )
+    seeds: int = _flag(1, "with --folds: repeat it with this many seeds, counted from --seed")
+    fold_splits: str | None = _flag(
+        None, "with --folds: the splits to cut, such as train,val,test [train,val]"
+    )
+    fold: int | None = _flag(
+        None, "with --folds: hold out this fold alone, counted from 0, as one run of its own"
+    )
 
     precision: str = _flag(
-        "auto", "arithmetic of the layers; weights stay float32 [bfloat16 on a GPU that has it, "
-        "else float32]", PRECISIONS,
+        "auto", "arithmetic of the layers in training; weights, evaluation and export are float32 "
+        "[bfloat16 on a GPU or CPU that has it in hardware, else float32]", PRECISIONS,
     )  # fmt: skip
     jit_compile: bool | None = _flag(
         None, "compile the step with XLA [yes on one GPU, else no; JAX always does]"
@@ -134,6 +208,9 @@ class TrainConfig:
     on_retrace: str = _flag(
         "warn", "what to do if a graph is traced again after the first epoch", ("warn", "fail")
     )
+    sensitivity: float = _flag(
+        0.95, "sensitivity that the thresholds of metrics.json reach on the validation split"
+    )
     bootstrap_samples: int = _flag(1000, "resamples behind each confidence interval")
 
     def __post_init__(self) -> None:
@@ -150,9 +227,19 @@ class TrainConfig:
         for name in ("learning_rate", "fine_tune_learning_rate"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"--{name} must be above 0; received {getattr(self, name)}")
-        if not 0 <= self.dropout < 1:
-            raise ConfigError(f"--dropout must be in 0..1, below 1; received {self.dropout}")
-        if self.head_epochs is not None and self.head_epochs > self.epochs:
+        for name in ("dropout", "label_smoothing", "ema_decay"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < 1:
+                raise ConfigError(f"--{name} must be in 0..1, below 1; received {value}")
+        if self.folds is None and (self.fold is not None or self.fold_splits or self.seeds > 1):
+            raise ConfigError("--fold, --fold_splits and --seeds go with --folds; give that, too")
+        if self.fold is not None and self.fold >= (self.folds or 0):
+            raise ConfigError(f"--fold must be in 0..{(self.folds or 0) - 1}, received {self.fold}")
+        if not 0 < self.sensitivity <= 1:
+            raise ConfigError(
+                f"--sensitivity must be above 0, at most 1; received {self.sensitivity}"
+            )
+        if None not in (self.head_epochs, self.epochs) and self.head_epochs > self.epochs:
             raise ConfigError(
                 f"--head_epochs {self.head_epochs} is more than --epochs {self.epochs}: the "
                 "epochs of the head are among the epochs"
@@ -161,10 +248,15 @@ class TrainConfig:
             raise ConfigError(
                 f"--gpu_memory must be growth, all or a number of MB; received {self.gpu_memory!r}"
             )
-        if self.model == "convnet" and self.weights == "imagenet":
+        if self.model in OWN_MODELS and self.weights == "imagenet":
             raise ConfigError(
-                "--model convnet has no ImageNet weights; use --weights none, a weights file, "
-                "or another --model"
+                f"--model {self.model} has no ImageNet weights; use --weights none, a weights "
+                "file, or another --model"
+            )
+        if self.normalize and self.model not in OWN_MODELS:
+            raise ConfigError(
+                f"--normalize is for {' and '.join(OWN_MODELS)}: {self.model} gets the input that "
+                "its ImageNet weights expect; leave --normalize out"
             )
         _parse_range(self.profile)
         _parse_indices(self.visible_gpus)
@@ -201,7 +293,10 @@ class TrainConfig:
             ConfigError: if the global batch size cannot be split evenly over the replicas, or is
                 larger than the training split.
         """
-        global_batch_size = self.global_batch_size or self.replica_batch_size * num_replicas
+        replica_batch_size = self.replica_batch_size or min(
+            64 if num_examples >= 10_000 else 32, max(1, num_examples // num_replicas)
+        )
+        global_batch_size = self.global_batch_size or replica_batch_size * num_replicas
         if global_batch_size % num_replicas:
             raise ConfigError(
                 f"--global_batch_size {global_batch_size} cannot be split evenly over "
@@ -210,31 +305,43 @@ class TrainConfig:
         if global_batch_size > num_examples:
             raise ConfigError(
                 f"a step takes {global_batch_size} images, the training split has "
-                f"{num_examples}; use a smaller --replica_batch_size"
+                f"{num_examples}; use a smaller --replica_batch_size, or fewer replicas"
             )
+        is_tutorial = self.model in _TUTORIAL_MODELS
+        # Only a pretrained network has a head that is newer than the rest.
+        fine_tunes = self.pretrained and self.model not in OWN_MODELS
+        epochs = self.epochs or _choose_epochs(num_examples, fine_tunes)
+        num_steps = math.ceil(epochs * num_examples / global_batch_size)
+        warmup_steps = math.ceil(num_steps / 20)
+        if self.scale_learning_rate:
+            five_epochs = math.ceil(5 * num_examples / global_batch_size)
+            warmup_steps = min(five_epochs, num_steps // 2)
         chosen: dict[str, Any] = {
             "weights": self.weights or _default_weights(self.model),
             "global_batch_size": global_batch_size,
             "replica_batch_size": global_batch_size // num_replicas,
             "precision": precision if self.precision == "auto" else self.precision,
-            "jit_compile": jit_compile if self.jit_compile is None else self.jit_compile,
+            "epochs": epochs,
         }
-        num_steps = math.ceil(self.epochs * num_examples / global_batch_size)
-        if self.warmup_steps is None:
-            five_epochs = math.ceil(5 * num_examples / global_batch_size)
-            chosen["warmup_steps"] = (
-                min(five_epochs, num_steps // 2) if self.scale_learning_rate else 0
-            )
+        decisions: dict[str, Any] = {
+            "jit_compile": jit_compile,
+            "head_units": 64 if is_tutorial else 0,
+            "dropout": 0.0 if is_tutorial else 0.3,
+            "weight_decay": 0.05 if self.optimizer == "adamw" else 0.0,
+            "warmup_steps": warmup_steps,
+            # The mean age of what an average holds is 1 / (1 - decay) steps.
+            "ema_decay": max(0.0, round(1 - 25 / num_steps, 6)),
+            "head_epochs": min(1, epochs) if fine_tunes else 0,
+        }
+        if self.model in OWN_MODELS:
+            decisions["normalize"] = "unit" if is_tutorial else "data"
+        if fine_tunes:
+            decisions["trainable_layers"] = 4
+        chosen |= {name: value for name, value in decisions.items() if getattr(self, name) is None}
         if self.scale_learning_rate:
             chosen["scale_learning_rate"] = False
             chosen["learning_rate"] = self.learning_rate * num_replicas
             chosen["fine_tune_learning_rate"] = self.fine_tune_learning_rate * num_replicas
-        # Only a pretrained network has a head that is newer than the rest.
-        fine_tunes = self.pretrained and self.model != "convnet"
-        if self.head_epochs is None:
-            chosen["head_epochs"] = min(1, self.epochs) if fine_tunes else 0
-        if self.trainable_layers is None and fine_tunes:
-            chosen["trainable_layers"] = 4
         return dataclasses.replace(self, **chosen)
 
     def to_dict(self) -> dict[str, Any]:
@@ -253,6 +360,13 @@ _AT_LEAST: Mapping[str, float] = {
     "steps_per_execution": 1,
     "gpus": 1,
     "cpu_devices": 1,
+    "augment_strength": 0,
+    "mixup": 0,
+    "folds": 2,
+    "seeds": 1,
+    "fold": 0,
+    "class_weight_power": 0,
+    "weight_decay": 0,
     "checkpoint_seconds": 0,
     "step_timeout": 0,
     "bootstrap_samples": 0,
@@ -282,6 +396,7 @@ OPERATIONAL_FIELDS = frozenset(
         "step_timeout",
         "profile",
         "on_retrace",
+        "sensitivity",
         "bootstrap_samples",
     }
 )
@@ -366,7 +481,28 @@ def _value_type(hint: Any) -> type:
 
 
 def _default_weights(model: str) -> str:
-    return "none" if model == "convnet" else "imagenet"
+    return "none" if model in OWN_MODELS else "imagenet"
+
+
+def _choose_epochs(num_examples: int, fine_tunes: bool) -> int:
+    """Returns how many epochs suit a training split.
+
+    The images shown grow with the square root of the data: 147 epochs of 537 images, 76 of 2,000,
+    12 of 84,000. Found by cross-validation at the small end (benchmarks/README.md); the large end
+    is what networks of this size are commonly trained for.
+    """
+    num_shown = 3400 * math.sqrt(num_examples)
+    if fine_tunes:
+        num_shown /= 4
+    return min(max(round(num_shown / num_examples), _FEWEST_EPOCHS), _MOST_EPOCHS)
+
+
+# Of an automatic length.
+_FEWEST_EPOCHS = 3
+_MOST_EPOCHS = 300
+
+#: The two of the 2018 tutorial, with its head.
+_TUTORIAL_MODELS = ("convnet", "vgg16")
 
 
 def _parse_range(text: str | None) -> tuple[int, int] | None:

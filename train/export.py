@@ -22,6 +22,7 @@ import keras
 import numpy as np
 
 import tfrecord_io
+from tfrecord_io.preprocess import decoder_versions
 from tfrecord_io.shards import atomic_write
 
 FOLDER_NAME = "export"
@@ -55,7 +56,8 @@ def export_model(
             a copy's predictions may be off.
 
     Raises:
-        ExportError: if a form predicts something else than the model.
+        ExportError: if a form predicts something else than the model, or the model predicts no
+            numbers.
     """
     directory.mkdir(exist_ok=True)
     generator = np.random.default_rng(0)
@@ -63,6 +65,12 @@ def export_model(
         256, size=(_NUM_TRIAL_IMAGES, *manifest.image_shape), dtype=np.uint8
     )
     expected = _predict(model, images)
+    if not np.isfinite(expected).all():
+        raise ExportError(
+            "the trained network answers with probabilities that are not numbers: its weights "
+            "went out of range in the last steps. Train again, in another --workdir, with a lower "
+            "--learning_rate, more --warmup_steps, or --precision float32"
+        )
     tolerance = _TOLERANCE[precision]
 
     model.save(directory / KERAS_NAME)
@@ -87,6 +95,12 @@ def export_model(
         "input": {"shape": list(manifest.image_shape), "dtype": "uint8", "name": "image"},
         "preprocessing": dict(manifest.preprocessing),
         "label_names": list(manifest.label_names),
+        # What made the pixels of the files; predict warns where it differs.
+        "decoder": {
+            name: manifest.versions[name]
+            for name in decoder_versions()
+            if name in manifest.versions
+        },
         "dataset": {"name": manifest.name, "fingerprint": manifest.fingerprint},
     }
     with atomic_write(directory / PREPROCESSING_NAME) as file:

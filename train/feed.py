@@ -13,7 +13,9 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import tfrecord_io
+from train import augmentation
 from train.config import TrainConfig
+from train.parts import Part
 from train.strategy import Devices
 
 if TYPE_CHECKING:
@@ -27,7 +29,7 @@ class DeviceBatches:
     """Batches that are gathered on the devices, each from its own copy of the split.
 
     Attributes:
-        order: a dataset of (examples int64 [replica_batch_size], weights as in
+        order: a dataset of (examples int64 [replica_batch_size], weights and draws as in
             `training_batches`), one element a replica.
         splits: the training split on each device of this process.
     """
@@ -51,23 +53,23 @@ class DeviceBatches:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class DeviceIterator:
-    """Looks like an iterator of (images, labels, weights) to the training graph."""
+    """Looks like an iterator of (images, labels, weights, draws) to the training graph."""
 
     strategy: tf.distribute.Strategy
     order: Any
     images: Any
     labels: Any
 
-    def get_next(self) -> tuple[Any, Any, Any]:
+    def get_next(self) -> tuple[Any, Any, Any, Any]:
         import tensorflow as tf
 
-        examples, weights = self.order.get_next()
+        examples, weights, draws = self.order.get_next()
         images, labels = self.strategy.run(
             lambda *tables, rows: tuple(tf.gather(table, rows) for table in tables),
             args=(self.images, self.labels),
             kwargs={"rows": examples},
         )
-        return images, labels, weights
+        return images, labels, weights, draws
 
 
 def end_step(epoch: int, *, num_examples: int, global_batch_size: int) -> int:
@@ -80,21 +82,23 @@ def end_step(epoch: int, *, num_examples: int, global_batch_size: int) -> int:
 
 
 def training_batches(
-    config: TrainConfig, devices: Devices, *, num_examples: int, start_step: int
+    config: TrainConfig, devices: Devices, part: Part, *, start_step: int
 ) -> tf.data.Dataset | DeviceBatches:
     """Returns the training batches of this worker from a step on, to the end of the run.
 
     Args:
         config: resolved; gives data, batch size, seed, engine, cache.
         devices: how many workers and replicas share a batch.
-        num_examples: in the training split.
+        part: to train on.
         start_step: steps done before, over all epochs.
 
     Returns:
         a dataset of (images uint8 [replica_batch_size, height, width, channels], labels float32
-        [replica_batch_size, num_classes], weights float32 [replica_batch_size]); the weights of
-        the replica batches of one step add up to 1 over all replicas. With `--cache device`
-        the same as `DeviceBatches`, if the training images fit.
+        [replica_batch_size, num_classes], weights float32 [replica_batch_size], draws float32
+        [replica_batch_size, augmentation.NUM_DRAWS]). The weights of the replica batches of one
+        step add up to 1 over all replicas. The draws are random numbers that depend on the seed,
+        the step and the place in the global batch alone. With `--cache device` the same as
+        `DeviceBatches`, if the training images fit.
     """
     import tensorflow as tf
 
@@ -103,7 +107,7 @@ def training_batches(
     global_batch_size = config.global_batch_size or 0
     dataset = tfrecord_io.make_dataset(
         config.data,
-        split="train",
+        split=part.splits,
         batch_size=global_batch_size,
         seed=config.seed,
         epochs=config.epochs,
@@ -113,26 +117,27 @@ def training_batches(
         replica_index=devices.worker_index,
         start_step=start_step,
         cache=None if config.cache == "none" else config.cache,
+        examples=part.examples,
     )
     splits = ()
     if isinstance(dataset, DeviceDataset):
         splits = tuple(dataset.split.copy_to(name) for name in devices.names)
         dataset = dataset.order
-    num_in_all = num_examples * config.epochs
+    num_in_all = part.num_examples * config.epochs
     num_full_steps, num_in_last_step = divmod(num_in_all, global_batch_size)
 
-    def divide_weights(step: tf.Tensor, features: tuple[tf.Tensor, ...]) -> tuple[tf.Tensor, ...]:
+    def finish(step: tf.Tensor, features: tuple[tf.Tensor, ...]) -> tuple[tf.Tensor, ...]:
         *others, weights = features
         in_step = tf.where(step < num_full_steps, global_batch_size, num_in_last_step)
-        return *others, weights / tf.cast(in_step, weights.dtype)
+        return *others, weights / tf.cast(in_step, weights.dtype), _draw(config, devices, step)
 
-    dataset = dataset.enumerate(start_step).map(divide_weights)
+    dataset = dataset.enumerate(start_step).map(finish)
     dataset = _cut_for_replicas(dataset, devices.num_local_replicas)
     return DeviceBatches(dataset, splits) if splits else dataset
 
 
-def evaluation_batches(config: TrainConfig, devices: Devices, split: str) -> tf.data.Dataset:
-    """Returns one pass over a split in its stored order, on each worker the whole split.
+def evaluation_batches(config: TrainConfig, devices: Devices, part: Part) -> tf.data.Dataset:
+    """Returns one pass over a part in its stored order, on each worker the whole part.
 
     Returns:
         a dataset like that of `training_batches`, but each example's weight is 1 and that of
@@ -140,13 +145,35 @@ def evaluation_batches(config: TrainConfig, devices: Devices, split: str) -> tf.
     """
     dataset = tfrecord_io.make_dataset(
         config.data,
-        split=split,
+        split=part.splits,
         batch_size=config.replica_batch_size * devices.num_local_replicas,
         shuffle=False,
         pad_remainder=True,
         engine=config.engine,
+        examples=part.examples,
     )
     return _cut_for_replicas(dataset, devices.num_local_replicas)
+
+
+def _draw(config: TrainConfig, devices: Devices, step: tf.Tensor) -> tf.Tensor:
+    """Returns this worker's rows of the random numbers of a step, see `training_batches`."""
+    import tensorflow as tf
+
+    global_batch_size = config.global_batch_size or 0
+    seed = tf.stack([tf.constant(config.seed, tf.int64), step])
+    shape = (global_batch_size, augmentation.NUM_DRAWS)
+    draws = tf.random.stateless_uniform(shape, seed, alg="philox")
+    if config.mixup:
+        # The share of Beta(a, a) that an example keeps of itself: the larger one of the two.
+        # Source: Devroye 1986, "Non-Uniform Random Variate Generation", section IX.4.
+        first, second = tf.unstack(
+            tf.random.stateless_gamma((2, global_batch_size), seed, alpha=config.mixup)
+        )
+        kept = tf.math.divide_no_nan(first, first + second)
+        kept = tf.maximum(kept, 1 - kept)
+        draws = tf.concat([draws[:, :-1], kept[:, tf.newaxis]], axis=1)
+    share = global_batch_size // devices.num_workers
+    return draws[devices.worker_index * share :][:share]
 
 
 def _cut_for_replicas(dataset: tf.data.Dataset, num_local_replicas: int) -> tf.data.Dataset:

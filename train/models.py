@@ -1,19 +1,20 @@
 """The networks: uint8 images in, class probabilities out, all on the device.
 
 Everything between the stored bytes and the answer is a layer of the model: the cast to float,
-grey widened to three channels, augmentation, the scaling its weights were trained with. So a
-saved model needs no recipe beside it, and a host thread never touches a pixel. Pure Keras 3: the
-same code runs on TensorFlow and on JAX.
+the normalization, grey widened to three channels, the mean over an image and its mirror image,
+the temperature. So a saved model needs no recipe beside it, and a host thread never touches a
+pixel. Pure Keras 3: the same code runs on TensorFlow and on JAX.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from pathlib import Path
 
 import keras
 
+import tfrecord_io
+from train import applications
 from train.config import ConfigError, TrainConfig
 
 #: Keras downloads and checks the hash of the files of `weights="imagenet"`.
@@ -21,48 +22,11 @@ _IMAGENET = "imagenet"
 
 LOGITS_LAYER = "logits"
 
+# Keeps a standard deviation of zero, an image of one grey level, from dividing by zero.
+_LEAST_STD = 1.0
 
-#: Means of ImageNet in 0..255, blue, green, red: what VGG16 and ResNet50 were trained less.
-#: Source: keras.applications.imagenet_utils (`mode="caffe"`).
-CAFFE_MEANS = (103.939, 116.779, 123.68)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Backbone:
-    """A network of keras.applications and the input its published weights expect.
-
-    Attributes:
-        build: the constructor in keras.applications.
-        scale: turns 0..255 RGB into that input.
-        smallest: least height and width in pixels.
-    """
-
-    build: Callable[..., keras.Model]
-    scale: Callable[[keras.KerasTensor], keras.KerasTensor]
-    smallest: int
-
-
-def _scale_caffe(images: keras.KerasTensor) -> keras.KerasTensor:
-    """RGB in 0..255 → BGR less the means, with Keras' own layers, so that any Keras loads it.
-
-    The 2018 tutorial fed pixels in 0..1 to weights trained on this, and lost accuracy by it.
-    """
-    reversed_channels = keras.ops.flip(images, axis=-1)
-    return keras.layers.Normalization(
-        mean=CAFFE_MEANS, variance=(1.0, 1.0, 1.0), name="imagenet_scaling"
-    )(reversed_channels)
-
-
-BACKBONES = {
-    "vgg16": Backbone(build=keras.applications.VGG16, scale=_scale_caffe, smallest=32),
-    "resnet50": Backbone(build=keras.applications.ResNet50, scale=_scale_caffe, smallest=32),
-    "efficientnetv2b0": Backbone(
-        build=keras.applications.EfficientNetV2B0,
-        # Its own first layers scale 0..255 (include_preprocessing=True is the default).
-        scale=lambda images: images,
-        smallest=32,
-    ),
-}
+# Below this a probability has no logarithm worth the name.
+_LEAST_PROBABILITY = 1e-7
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,54 +34,84 @@ class Network:
     """A model with the parts that training needs to tell apart.
 
     Attributes:
+        logits: float32 [batch, height, width, channels] in 0..255 → logits [batch, num_classes].
+            Training runs it on augmented images, and computes the loss from the logits, because
+            the logarithm of a rounded probability loses the gradient of confident mistakes.
         model: uint8 [batch, height, width, channels] → float32 [batch, num_classes]
-            probabilities.
-        logits: the same layers up to the logits: the loss is computed from them, because the
-            logarithm of a rounded probability loses the gradient of confident mistakes.
+            probabilities: what is evaluated and exported, made of the same layers.
         backbone: the pretrained part, or None.
     """
 
-    model: keras.Model
     logits: keras.Model
+    model: keras.Model
     backbone: keras.Model | None
 
 
 def build_network(
-    config: TrainConfig, *, image_shape: tuple[int, int, int], num_classes: int
+    config: TrainConfig,
+    *,
+    image_shape: tuple[int, int, int],
+    num_classes: int,
+    statistics: tfrecord_io.PixelStatistics | None = None,
+    temperature: float = 1.0,
 ) -> Network:
     """Builds the network of a configuration.
 
     Args:
-        config: names the model, its weights, head and augmentation.
+        config: names the model, its weights, normalization and head.
         image_shape: (height, width, channels) of the stored uint8 images.
         num_classes: outputs.
+        statistics: of the training pixels; wanted with `--normalize data`.
+        temperature: what the logarithms of the probabilities are divided by, see `calibration`.
 
     Raises:
         ConfigError: if the image does not suit the network or the weights cannot be had.
     """
-    images = keras.Input(image_shape, dtype="uint8", name="image")
-    features = keras.layers.Rescaling(1.0, name="to_float")(images)
-    if config.augment:
-        features = _augment(features, config.seed)
+    images = keras.Input(image_shape, dtype="float32", name="pixels")
     backbone = None
-    if config.model == "convnet":
-        features = keras.layers.Rescaling(1 / 255, name="to_unit_range")(features)
-        features = _convnet(features, image_shape)
+    if config.model in applications.APPLICATIONS:
+        features, backbone = _backbone(images, config, image_shape)
     else:
-        features, backbone = _backbone(features, config, image_shape)
+        features = _normalize(images, config.normalize or "unit", statistics)
+        features = _FROM_SCRATCH[config.model](features)
     if config.head_units:
         features = keras.layers.Dense(config.head_units, activation="relu", name="head")(features)
     if config.dropout:
         features = keras.layers.Dropout(config.dropout, seed=config.seed + 1, name="dropout")(
             features
         )
-    logits = keras.layers.Dense(num_classes, name=LOGITS_LAYER)(features)
+    # Small weights: the first answer is that every class is as likely, whatever the features.
+    classes = keras.layers.Dense(
+        num_classes,
+        kernel_initializer=keras.initializers.RandomNormal(stddev=0.01, seed=config.seed),
+        name=LOGITS_LAYER,
+    )
+    logits = keras.Model(images, classes(features), name=config.model)
+    if backbone is None and config.weights not in (None, "none"):
+        _load_weights(logits, str(config.weights))
+    model = _classifier(logits, config, image_shape, temperature)
+    return Network(logits=logits, model=model, backbone=backbone)
+
+
+def _classifier(
+    logits: keras.Model, config: TrainConfig, image_shape: tuple[int, int, int], temperature: float
+) -> keras.Model:
+    """Returns uint8 images → probabilities, by the mean over mirrored images if asked for."""
+    images = keras.Input(image_shape, dtype="uint8", name="image")
+    pixels = keras.layers.Rescaling(1.0, dtype="float32", name="to_float")(images)
     # In reduced precision a softmax would round; probabilities are always float32.
-    probabilities = keras.layers.Softmax(dtype="float32", name="probabilities")(logits)
-    model = keras.Model(images, probabilities, name=config.model)
-    if config.model == "convnet" and config.weights not in (None, "none"):
-        _load_weights(model, str(config.weights))
-    return Network(model=model, logits=keras.Model(images, logits), backbone=backbone)
+    softmax = keras.layers.Softmax(dtype="float32", name="softmax")
+    probabilities = softmax(logits(pixels))
+    if config.test_time_flip:
+        mirrored = softmax(logits(keras.ops.flip(pixels, axis=2)))
+        probabilities = keras.layers.Average(dtype="float32", name="flip_mean")(
+            [probabilities, mirrored]
+        )
+    if temperature != 1.0:
+        likely_enough = keras.ops.maximum(probabilities, _LEAST_PROBABILITY)
+        cooled = keras.ops.log(likely_enough) / temperature
+        probabilities = keras.layers.Softmax(dtype="float32", name="temperature")(cooled)
+    return keras.Model(images, probabilities, name=f"{config.model}_classifier")
 
 
 def set_trainable(network: Network, *, phase: str, trainable_layers: int | None) -> None:
@@ -150,23 +144,83 @@ def set_trainable(network: Network, *, phase: str, trainable_layers: int | None)
         layer.trainable = index >= first and not keeps_statistics
 
 
-def _augment(features, seed: int):
-    """Random changes a scan may show anyway: mirrored eye, another position, other contrast."""
-    layers = (
-        keras.layers.RandomFlip("horizontal", seed=seed + 2, name="augment_flip"),
-        keras.layers.RandomTranslation(
-            0.1, 0.05, fill_mode="nearest", seed=seed + 3, name="augment_shift"
-        ),
-        keras.layers.RandomContrast(
-            0.2, value_range=(0, 255), seed=seed + 4, name="augment_contrast"
-        ),
+def _normalize(images, kind: str, statistics: tfrecord_io.PixelStatistics | None):
+    """Scales pixels in 0..255 as `--normalize` says."""
+    if kind == "unit":
+        return keras.layers.Rescaling(1 / 255, name="to_unit_range")(images)
+    if kind == "image":
+        means = keras.ops.mean(images, axis=(1, 2), keepdims=True)
+        stds = keras.ops.std(images, axis=(1, 2), keepdims=True)
+        return (images - means) / keras.ops.maximum(stds, _LEAST_STD)
+    if statistics is None:
+        raise ConfigError(
+            "--normalize data needs the mean and the standard deviation of the training pixels"
+        )
+    stds = [max(std, _LEAST_STD) for std in statistics.std]
+    return keras.layers.Normalization(
+        mean=statistics.mean, variance=[std**2 for std in stds], name="normalization"
+    )(images)
+
+
+def _small_resnet(features):
+    """A residual network of 1.5 million parameters for a few hundred images and more.
+
+    Blocks are pre-activated (He et al. 2016, "Identity mappings in deep residual networks"), and
+    their branches begin at zero (Goyal et al. 2017, section 5.1). One batch normalization a block
+    is enough to learn faint differences, and costs a CPU less than the usual two; its statistics
+    are those of the global batch, so that any number of replicas learns the same.
+
+    The first convolution brings the image to a grid of 28 to 72 cells a side: larger images are
+    averaged down before it. The head sees the mean and the maximum over the last grid, because a
+    finding may fill the scan or a single cell.
+    """
+    layers = keras.layers
+    side = max(features.shape[1:3])
+    if shrink := side // _LARGEST_SIDE:
+        features = layers.AveragePooling2D(shrink + 1, name="shrink")(features)
+        side //= shrink + 1
+    stride = 1 if side < 56 else 2 if side < 112 else 4
+    features = _conv(_STAGES[0][0], max(3, 2 * stride - 1), stride)(features)
+    for stage, (filters, num_blocks) in enumerate(_STAGES):
+        for block in range(num_blocks):
+            features = _residual_block(features, filters, 2 if stage and not block else 1)
+    features = layers.Activation("relu")(features)
+    return layers.Concatenate()(
+        [
+            layers.GlobalAveragePooling2D(name="mean")(features),
+            layers.GlobalMaxPooling2D(name="maximum")(features),
+        ]
     )
-    for layer in layers:
-        features = layer(features)
-    return features
 
 
-def _convnet(features, image_shape: tuple[int, int, int]):
+# (filters, blocks) of the small residual network; each stage after the first halves the grid.
+_STAGES = ((32, 1), (64, 1), (128, 2), (256, 1))
+
+# Images from this side on are averaged down to less.
+_LARGEST_SIDE = 289
+
+
+def _residual_block(features, filters: int, stride: int):
+    normalized = keras.layers.BatchNormalization(momentum=0.9, synchronized=True)(features)
+    activated = keras.layers.Activation("relu")(normalized)
+    shortcut = features
+    if stride > 1 or features.shape[-1] != filters:
+        shortcut = activated
+        if stride > 1:
+            shortcut = keras.layers.AveragePooling2D(stride, padding="same")(shortcut)
+        shortcut = _conv(filters, 1, use_bias=False)(shortcut)
+    branch = _conv(filters, 3, stride)(activated)
+    branch = keras.layers.Activation("relu")(branch)
+    branch = _conv(filters, 3, kernel_initializer="zeros")(branch)
+    return keras.layers.Add()([shortcut, branch])
+
+
+def _conv(filters: int, size: int, stride: int = 1, **options: object) -> keras.layers.Conv2D:
+    options.setdefault("kernel_initializer", "he_normal")
+    return keras.layers.Conv2D(filters, size, strides=stride, padding="same", **options)
+
+
+def _convnet(features):
     """Convolutions of 32, 64, 64 with pooling between: the 2018 tutorial's Fashion-MNIST network.
 
     There the last 3x3x64 map was flattened. Larger images are pooled further until at most 8x8
@@ -193,22 +247,28 @@ def _pool(features):
     return keras.layers.MaxPooling2D(size)(features)
 
 
-def _backbone(features, config: TrainConfig, image_shape: tuple[int, int, int]):
-    backbone_kind = BACKBONES[config.model]
+#: Networks that are not in keras.applications, by the name of the flag.
+_FROM_SCRATCH = {"small_resnet": _small_resnet, "convnet": _convnet}
+
+
+def _backbone(images, config: TrainConfig, image_shape: tuple[int, int, int]):
+    application = applications.APPLICATIONS[config.model]
     height, width, channels = image_shape
-    if min(height, width) < backbone_kind.smallest:
+    if min(height, width) < application.smallest:
         raise ConfigError(
-            f"--model {config.model} needs images of at least {backbone_kind.smallest} pixels a "
-            f"side, this dataset has {height}x{width}; use --model convnet or build larger images"
+            f"--model {config.model} needs images of at least {application.smallest} pixels a "
+            f"side, this dataset has {height}x{width}; use --model small_resnet or build larger "
+            "images"
         )
+    features = images
     if channels == 1:
         features = keras.layers.Concatenate(name="grey_to_rgb")([features] * 3)
     elif channels != 3:
         raise ConfigError(f"--model {config.model} needs 1 or 3 channels, received {channels}")
-    features = backbone_kind.scale(features)
+    features = application.scale(features)
     weights = config.weights or _IMAGENET
     try:
-        backbone = backbone_kind.build(
+        backbone = getattr(keras.applications, application.name)(
             include_top=False,
             weights=_IMAGENET if weights == _IMAGENET else None,
             input_shape=(height, width, 3),

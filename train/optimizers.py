@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import keras
 
@@ -63,12 +66,45 @@ def make_optimizer(
     if warmup_steps or config.schedule == "cosine":
         decay_steps = num_steps - warmup_steps if config.schedule == "cosine" else None
         rate = WarmupSchedule(learning_rate, warmup_steps, decay_steps)
+    # Keras averages only the variables that the optimizer updates; nothing else of the default
+    # network changes in training.
+    options: dict[str, Any] = {"weight_decay": config.weight_decay or None}
+    if config.ema_decay:
+        options |= {"use_ema": True, "ema_momentum": config.ema_decay}
     optimizer: keras.optimizers.Optimizer
     if config.optimizer == "sgd":
-        optimizer = keras.optimizers.SGD(rate, momentum=0.9)
+        optimizer = keras.optimizers.SGD(rate, momentum=0.9, **options)
+    elif config.optimizer == "adam" or not config.weight_decay:
+        # Keras' AdamW refuses to go without a decay; without one it is Adam.
+        optimizer = keras.optimizers.Adam(rate, **options)
     else:
-        optimizer = keras.optimizers.Adam(rate)
+        optimizer = keras.optimizers.AdamW(rate, **options)
+    # Decay holds kernels back from growing; a bias or a scale has no such need.
+    optimizer.exclude_from_weight_decay(var_names=["bias", "beta", "gamma"])
     if config.precision == "float16":
         # Small gradients would vanish in half precision; bfloat16 has float32's range.
         optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
     return optimizer
+
+
+@contextlib.contextmanager
+def averaged_weights(
+    optimizer: keras.optimizers.Optimizer, variables: Sequence[keras.Variable]
+) -> Iterator[None]:
+    """Lets trainable variables have their moving averages inside the block, if there are any.
+
+    Args:
+        optimizer: has updated the variables.
+        variables: all that it updates.
+    """
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    if not inner.use_ema:
+        yield
+        return
+    current = [variable.numpy() for variable in variables]
+    inner.finalize_variable_values(variables)
+    try:
+        yield
+    finally:
+        for variable, value in zip(variables, current, strict=True):
+            variable.assign(value)

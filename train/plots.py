@@ -1,22 +1,45 @@
-"""The pictures of a run: curves, confusion matrix, ROC, reliability."""
+"""The pictures of a run for papers and slides: curves, confusion matrix, ROC, reliability.
+
+Their size is bounded, whatever the number of classes; `report.html` is the place to look first.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import sys
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import matplotlib
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from sklearn import metrics as sk_metrics
 
-from train import evaluate
+from train.console import printable
+from train.scores import NUM_CALIBRATION_BINS, URGENT_CLASSES, calibration_bins
 
 #: Colour-blind safe. Source: Okabe and Ito 2008, "Color universal design".
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 
 
+#: Classes up to which each cell of the confusion matrix shows its count.
+MAX_CLASSES_WITH_TEXT = 40
+
+#: Classes up to which each has its name beside the confusion matrix; of more, some have.
+_MAX_NAMES = 60
+
+#: ROC curves that can be told apart.
+_MAX_CURVES = 10
+
+_MAX_NAME_LENGTH = 28
+
+#: Names of classes and files are text: matplotlib would read `$x^2$` as a formula.
+_plain_text = matplotlib.rc_context({"text.parse_math": False})
+
+
+@_plain_text
 def write_plots(
     directory: Path,
     history: Sequence[Mapping[str, Any]],
@@ -27,6 +50,9 @@ def write_plots(
 ) -> None:
     """Writes curves.png, confusion.png, roc.png and reliability.png.
 
+    A picture that cannot be drawn or written is left out with a warning: a run of hours does not
+    fail for it.
+
     Args:
         directory: made if it is missing.
         history: a row an epoch.
@@ -35,16 +61,23 @@ def write_plots(
         labels: int [num_examples].
         label_names: of the classes.
     """
-    directory.mkdir(exist_ok=True)
-    split = metrics["split"]
-    figures = {
-        "curves": draw_curves(history, metrics["best_epoch"]),
-        "confusion": draw_confusion(np.asarray(metrics["confusion_matrix"]), label_names, split),
-        "roc": draw_roc(probabilities, labels, label_names, metrics),
-        "reliability": draw_reliability(probabilities, labels, metrics),
+    matrix, split = np.asarray(metrics["confusion_matrix"]), metrics["split"]
+    pictures: dict[str, Callable[[], Figure]] = {
+        "curves": lambda: draw_curves(history, metrics["best_epoch"]),
+        "confusion": lambda: draw_confusion(matrix, label_names, split),
+        "roc": lambda: draw_roc(probabilities, labels, label_names, metrics),
+        "reliability": lambda: draw_reliability(probabilities, labels, metrics),
     }
-    for name, figure in figures.items():
-        figure.savefig(directory / f"{name}.png", dpi=120)
+    for name, draw in pictures.items():
+        path = directory / f"{name}.png"
+        try:
+            directory.mkdir(exist_ok=True)
+            with warnings.catch_warnings():
+                # matplotlib's font lacks the letters of many languages; boxes stand for them.
+                warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)
+                draw().savefig(path, dpi=120)
+        except Exception as error:
+            print(f"warning: {path} was not written: {error!r}", file=sys.stderr)
 
 
 def draw_curves(history: Sequence[Mapping[str, Any]], best_epoch: int) -> Figure:
@@ -69,20 +102,27 @@ def draw_curves(history: Sequence[Mapping[str, Any]], best_epoch: int) -> Figure
     return figure
 
 
+@_plain_text
 def draw_confusion(matrix: np.ndarray, label_names: Sequence[str], split: str) -> Figure:
     """Counts by true and predicted class; the shade is the share of the true class."""
-    side = max(4.5, 0.8 * len(label_names) + 2)
+    num_classes = len(label_names)
+    # Without texts in the cells, a large matrix needs no more room than its names do.
+    side = min(max(4.5, 0.8 * num_classes + 2), 20 if num_classes <= MAX_CLASSES_WITH_TEXT else 12)
     figure = _figure(side + 0.8, side)
     axes = figure.add_subplot()
     totals = np.maximum(matrix.sum(1, keepdims=True), 1)
     shares = matrix / totals
     picture = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
-    for (row, column), count in np.ndenumerate(matrix):
-        colour = "white" if shares[row, column] > 0.5 else "black"
-        text = f"{count:,}\n{shares[row, column]:.0%}"
-        axes.text(column, row, text, ha="center", va="center", color=colour, fontsize=9)
-    axes.set_xticks(range(len(label_names)), label_names, rotation=30, ha="right")
-    axes.set_yticks(range(len(label_names)), label_names)
+    if num_classes <= MAX_CLASSES_WITH_TEXT:
+        size = 9 * min(1, 22 / num_classes)
+        for (row, column), count in np.ndenumerate(matrix):
+            colour = "white" if shares[row, column] > 0.5 else "black"
+            text = f"{count:,}\n{shares[row, column]:.0%}"
+            axes.text(column, row, text, ha="center", va="center", color=colour, fontsize=size)
+    named = range(0, num_classes, -(-num_classes // _MAX_NAMES))
+    names = [_short(label_names[index]) for index in named]
+    axes.set_xticks(named, names, rotation=30 if num_classes <= 20 else 90, ha="right")
+    axes.set_yticks(named, names)
     axes.set_xlabel("predicted")
     axes.set_ylabel("truth")
     axes.set_title(f"{split}: {matrix.sum():,} images")
@@ -90,13 +130,17 @@ def draw_confusion(matrix: np.ndarray, label_names: Sequence[str], split: str) -
     return figure
 
 
+@_plain_text
 def draw_roc(
     probabilities: np.ndarray,
     labels: np.ndarray,
     label_names: Sequence[str],
     metrics: Mapping[str, Any],
 ) -> Figure:
-    """Each class against the rest; for OCT also urgent cases against the rest."""
+    """Each class against the rest; for OCT also urgent cases against the rest.
+
+    Of many classes, those with the smallest area.
+    """
     figure = _figure(6, 5.5)
     axes = figure.add_subplot()
     curves = [
@@ -104,12 +148,15 @@ def draw_roc(
         for index, name in enumerate(label_names)
     ]
     if "urgent/auc" in metrics["scores"]:
-        urgent = np.isin(label_names, evaluate.URGENT_CLASSES)
+        urgent = np.isin(label_names, URGENT_CLASSES)
         curves.append(("urgent", urgent[labels], probabilities[:, urgent].sum(-1), "urgent/auc"))
+    curves = [curve for curve in curves if metrics["scores"][curve[3]]["value"] is not None]
+    num_curves = len(curves)
+    if num_curves > _MAX_CURVES:
+        curves.sort(key=lambda curve: metrics["scores"][curve[3]]["value"])
+        curves = curves[:_MAX_CURVES]
     for place, (name, is_positive, ranking, score_name) in enumerate(curves):
         score = metrics["scores"][score_name]
-        if score["value"] is None:
-            continue
         false_rate, true_rate, _ = sk_metrics.roc_curve(is_positive, ranking)
         interval = "" if score["low"] is None else f" [{score['low']:.3f}, {score['high']:.3f}]"
         axes.plot(
@@ -117,13 +164,14 @@ def draw_roc(
             true_rate,
             color=COLOURS[place % len(COLOURS)],
             linestyle="--" if name == "urgent" else "-",
-            label=f"{name}: {score['value']:.3f}{interval}",
+            label=f"{_short(name)}: {score['value']:.3f}{interval}",
         )
-    axes.plot((0, 1), (0, 1), color="0.7", linestyle=":")
+    axes.plot((0, 1), (0, 1), color="0.7", linestyle=":", label="guessing")
     axes.set_aspect("equal")
     axes.set_xlabel("1 - specificity")
     axes.set_ylabel("sensitivity")
-    axes.set_title(f"{metrics['split']}: ROC, area with 95 % interval")
+    shown = f", the {len(curves)} smallest of {num_curves}" if num_curves > len(curves) else ""
+    axes.set_title(f"{metrics['split']}: ROC, area with 95 % interval{shown}")
     axes.legend(loc="lower right", fontsize=8)
     axes.grid(alpha=0.3)
     return figure
@@ -134,10 +182,8 @@ def draw_reliability(
 ) -> Figure:
     """Accuracy by confidence, and how many images have it."""
     is_correct = probabilities.argmax(-1) == labels
-    total, _, correct = evaluate.calibration_bins(
-        probabilities.max(-1), is_correct, np.ones(len(labels))
-    )
-    edges = np.linspace(0, 1, evaluate.NUM_CALIBRATION_BINS + 1)
+    total, _, correct = calibration_bins(probabilities.max(-1), is_correct, np.ones(len(labels)))
+    edges = np.linspace(0, 1, NUM_CALIBRATION_BINS + 1)
     width = edges[1]
     used = total > 0
     figure = _figure(6, 6)
@@ -163,6 +209,34 @@ def draw_reliability(
     counts.set_ylabel("images")
     counts.set_xlim(0, 1)
     return figure
+
+
+@_plain_text
+def draw_occlusion(image: np.ndarray, drops: np.ndarray, title: str) -> Figure:
+    """The image, and beside it the image under its occlusion map.
+
+    Args:
+        image: uint8 [height, width, channels].
+        drops: float [height, width], see `saliency.occlusion_map`.
+        title: of the map.
+    """
+    figure = _figure(9, 4.2)
+    plain, covered = figure.subplots(1, 2)
+    grey = image.squeeze(-1) if image.shape[-1] == 1 else image
+    for axes in (plain, covered):
+        axes.imshow(grey, cmap="gray", vmin=0, vmax=255)
+        axes.set_axis_off()
+    plain.set_title("what the network sees")
+    limit = max(float(np.abs(drops).max()), 1e-6)
+    picture = covered.imshow(drops, cmap="RdBu_r", alpha=0.5, vmin=-limit, vmax=limit)
+    covered.set_title(_short(title))
+    figure.colorbar(picture, ax=covered, label="drop in probability when covered", shrink=0.8)
+    return figure
+
+
+def _short(name: str) -> str:
+    text = printable(name)
+    return text if len(text) <= _MAX_NAME_LENGTH else text[: _MAX_NAME_LENGTH - 1] + "…"
 
 
 def _figure(width: float, height: float) -> Figure:

@@ -10,18 +10,21 @@ from __future__ import annotations
 import argparse
 import csv
 import dataclasses
+import functools
 import io
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tfrecord_io.preprocess import Preprocessing, Reject, decode_image
+from tfrecord_io.preprocess import Preprocessing, Reject, decode_image, decoder_versions
 from train import console
 from train.config import ConfigError
+from train.console import printable
+from train.saliency import occlusion_map
 
 if TYPE_CHECKING:
     import keras
@@ -39,11 +42,15 @@ class Classifier:
         model: uint8 [batch, height, width, channels] → float32 [batch, num_classes].
         preprocessing: how a file becomes its input.
         label_names: of its outputs.
+        decoder: versions of the libraries that decoded the training images, as far as known.
+        fingerprint: of the dataset it was trained on.
     """
 
     model: keras.Model
     preprocessing: Preprocessing
     label_names: tuple[str, ...]
+    decoder: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    fingerprint: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,7 +95,31 @@ def load_classifier(path: Path) -> Classifier:
         import keras
 
         model = keras.saving.load_model(folder / _KERAS, compile=False)
-    return Classifier(model, preprocessing, tuple(facts["label_names"]))
+    return Classifier(
+        model,
+        preprocessing,
+        tuple(facts["label_names"]),
+        dict(facts.get("decoder", {})),
+        facts.get("dataset", {}).get("fingerprint", ""),
+    )
+
+
+def other_decoder(classifier: Classifier) -> str | None:
+    """Returns a warning if files are decoded here by other versions than in the build, or None."""
+    here = decoder_versions()
+    changed = {
+        name: version
+        for name, version in classifier.decoder.items()
+        if name in here and version != here[name]
+    }
+    if not changed:
+        return None
+    theirs = ", ".join(f"{name} {version}" for name, version in changed.items())
+    ours = ", ".join(f"{name} {here[name]}" for name in changed)
+    return (
+        f"the training images were decoded by {theirs}, here it is {ours}: pixels, and so "
+        "probabilities, may differ a little. Install those versions for the same pixels"
+    )
 
 
 def read_pixels(path: Path, preprocessing: Preprocessing) -> np.ndarray:
@@ -110,16 +141,19 @@ def predict_files(
 ) -> Iterator[Prediction]:
     """Yields a prediction for each file, in order; a file that is no image gets its reason."""
     for start in range(0, len(paths), batch_size):
-        images, rejects = {}, {}
-        for path in paths[start : start + batch_size]:
+        chosen = paths[start : start + batch_size]
+        images: list[np.ndarray] = []
+        # By place, not by path: a path may be there twice.
+        rejects: dict[int, str] = {}
+        for place, path in enumerate(chosen):
             try:
-                images[path] = read_pixels(path, classifier.preprocessing)
+                images.append(read_pixels(path, classifier.preprocessing))
             except Reject as reject:
-                rejects[path] = str(reject)
-        rows = iter(predict_images(classifier, np.stack(list(images.values()))) if images else ())
-        for path in paths[start : start + batch_size]:
-            if path in rejects:
-                yield Prediction(path, None, rejects[path])
+                rejects[place] = str(reject)
+        rows = iter(predict_images(classifier, np.stack(images)) if images else ())
+        for place, path in enumerate(chosen):
+            if place in rejects:
+                yield Prediction(path, None, rejects[place])
             else:
                 yield Prediction(path, next(rows))
 
@@ -129,67 +163,6 @@ def predict_images(classifier: Classifier, images: np.ndarray) -> np.ndarray:
     import keras
 
     return keras.ops.convert_to_numpy(classifier.model(images, training=False))
-
-
-def occlusion_map(
-    classifier: Classifier, image: np.ndarray, *, patch: int, stride: int, batch_size: int = 64
-) -> np.ndarray:
-    """Returns how much the likeliest class loses when a patch of the image is covered.
-
-    The patch has the image's mean grey. A pixel's value is the mean over the patches that cover
-    it. Source: Zeiler and Fergus 2014, "Visualizing and understanding convolutional networks".
-
-    Args:
-        classifier: what to explain.
-        image: uint8 [height, width, channels].
-        patch: side of the patch in pixels.
-        stride: pixels from one place of the patch to the next.
-        batch_size: covered images that are predicted at a time.
-
-    Returns:
-        float64 [height, width] drop in probability.
-    """
-    height, width, _ = image.shape
-    base = predict_images(classifier, image[None])[0]
-    likeliest = int(base.argmax())
-    fill = image.mean(axis=(0, 1)).astype(np.uint8)
-    places = [
-        (slice(top, top + patch), slice(left, left + patch))
-        for top in _starts(height, patch, stride)
-        for left in _starts(width, patch, stride)
-    ]
-    drops = np.zeros((height, width))
-    covers = np.zeros((height, width))
-    for start in range(0, len(places), batch_size):
-        chosen = places[start : start + batch_size]
-        images = np.repeat(image[None], len(chosen), axis=0)
-        for covered, place in zip(images, chosen, strict=True):
-            covered[place] = fill
-        probabilities = predict_images(classifier, images)[:, likeliest]
-        for place, probability in zip(chosen, probabilities, strict=True):
-            drops[place] += base[likeliest] - probability
-            covers[place] += 1
-    return drops / covers
-
-
-def draw_occlusion(image: np.ndarray, drops: np.ndarray, title: str, path: Path) -> None:
-    """Writes the image, and the image under its occlusion map, as one PNG."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9, 4.2), layout="constrained")
-    FigureCanvasAgg(figure)
-    plain, covered = figure.subplots(1, 2)
-    grey = image.squeeze(-1) if image.shape[-1] == 1 else image
-    for axes in (plain, covered):
-        axes.imshow(grey, cmap="gray", vmin=0, vmax=255)
-        axes.set_axis_off()
-    plain.set_title("what the network sees")
-    limit = max(float(np.abs(drops).max()), 1e-6)
-    picture = covered.imshow(drops, cmap="RdBu_r", alpha=0.5, vmin=-limit, vmax=limit)
-    covered.set_title(title)
-    figure.colorbar(picture, ax=covered, label="drop in probability when covered", shrink=0.8)
-    figure.savefig(path, dpi=120)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -220,27 +193,38 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise ConfigError(f"--patch must be at least 1 pixel, received {arguments.patch}")
         classifier = load_classifier(Path(arguments.model))
     except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {printable(str(error))}", file=sys.stderr)
         return 2
+    warning = other_decoder(classifier)
+    if warning:
+        print(f"warning: {warning}", file=sys.stderr)
     predictions = list(predict_files(classifier, paths))
-    print(_FORMATS[arguments.format](predictions, classifier.label_names))
+    _show(_FORMATS[arguments.format](predictions, classifier.label_names), arguments.format)
     if arguments.occlusion:
         _write_maps(classifier, predictions, Path(arguments.occlusion), arguments.patch)
     rejected = [prediction for prediction in predictions if prediction.reject]
     for prediction in rejected:
-        print(f"error: {prediction.path} was not predicted: {prediction.reject}", file=sys.stderr)
+        path = printable(str(prediction.path))
+        print(
+            f"error: {path} was not predicted: {printable(prediction.reject or '')}",
+            file=sys.stderr,
+        )
     return 1 if rejected else 0
 
 
 def _list_files(inputs: Sequence[Path]) -> list[Path]:
-    """Returns the files named, and those in the folders named, sorted; no hidden ones."""
-    paths = []
+    """Returns the files named, and those in the folders named, sorted, each once.
+
+    Files and folders that are hidden are left out, unless they are named.
+    """
+    paths: list[Path] = []
     for path in inputs:
         if path.is_dir():
             found = sorted(
                 file
                 for file in path.rglob("*")
-                if file.is_file() and not any(part.startswith(".") for part in file.parts)
+                if file.is_file()
+                and not any(part.startswith(".") for part in file.relative_to(path).parts)
             )
             if not found:
                 raise ConfigError(f"--input {path}: there is no file in this folder")
@@ -249,30 +233,47 @@ def _list_files(inputs: Sequence[Path]) -> list[Path]:
             paths.append(path)
         else:
             raise ConfigError(f"--input {path}: there is no such file or folder")
-    return paths
+    # A file may be named beside the folder that it is in. Two links to one file are two files.
+    once: dict[Path, Path] = {}
+    for path in paths:
+        once.setdefault(path.parent.resolve() / path.name, path)
+    return list(once.values())
+
+
+def _show(text: str, form: str) -> None:
+    """Prints the output; to a terminal or as a table, without characters that would steer it."""
+    if form == "csv" and not sys.stdout.isatty():
+        # For a program: names as they are, bytes that are no UTF-8 included.
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="surrogateescape")
+        print(text)
+    else:
+        print("\n".join(map(printable, text.split("\n"))))
 
 
 def _write_maps(
     classifier: Classifier, predictions: Sequence[Prediction], folder: Path, patch: int | None
 ) -> None:
+    from train.plots import draw_occlusion
+
     folder.mkdir(parents=True, exist_ok=True)
     for index, prediction in enumerate(predictions):
         if prediction.probabilities is None:
             continue
         image = read_pixels(prediction.path, classifier.preprocessing)
         side = min(patch or max(1, min(image.shape[:2]) // 8), *image.shape[:2])
-        drops = occlusion_map(classifier, image, patch=side, stride=max(1, side // 2))
+        drops = occlusion_map(
+            functools.partial(predict_images, classifier),
+            image,
+            patch=side,
+            stride=max(1, side // 2),
+        )
         answer = int(prediction.probabilities.argmax())
         title = f"{classifier.label_names[answer]} {prediction.probabilities[answer]:.1%}"
         # Files of several folders may share a name.
-        name = f"{index:04d}-{prediction.path.stem}.png"
-        draw_occlusion(image, drops, title, folder / name)
-        print(f"{folder / name}", file=sys.stderr)
-
-
-def _starts(length: int, patch: int, stride: int) -> list[int]:
-    """Places of a patch along a side; the last one ends at the edge."""
-    return [*range(0, length - patch, stride), length - patch]
+        path = folder / f"{index:04d}-{prediction.path.stem}.png"
+        draw_occlusion(image, drops, title).savefig(path, dpi=120)
+        print(printable(str(path)), file=sys.stderr)
 
 
 def _rows(predictions: Sequence[Prediction], label_names: Sequence[str]) -> list[dict[str, Any]]:
@@ -314,19 +315,22 @@ def _as_csv(predictions: Sequence[Prediction], label_names: Sequence[str]) -> st
 
 def _as_table(predictions: Sequence[Prediction], label_names: Sequence[str]) -> str:
     rows = _rows(predictions, label_names)
-    width = max(len(row["path"]) for row in rows)
+    label_names = [printable(name) for name in label_names]
+    # A line break in a name would make two rows of one.
+    names = [printable(row["path"]) for row in rows]
+    width = max(map(len, names))
     columns = [max(len(name), 7) for name in label_names]
     header = "  ".join(name.rjust(size) for name, size in zip(label_names, columns, strict=True))
     lines = [f"{'file'.ljust(width)}  {header}  predicted"]
-    for row in rows:
+    for name, row in zip(names, rows, strict=True):
         if "reject" in row:
-            lines.append(f"{row['path'].ljust(width)}  {row['reject']}")
+            lines.append(f"{name.ljust(width)}  {printable(row['reject'])}")
             continue
         numbers = "  ".join(
-            f"{row['probabilities'][name]:.1%}".rjust(size)
-            for name, size in zip(label_names, columns, strict=True)
+            f"{probability:.1%}".rjust(size)
+            for probability, size in zip(row["probabilities"].values(), columns, strict=True)
         )
-        lines.append(f"{row['path'].ljust(width)}  {numbers}  {row['predicted']}")
+        lines.append(f"{name.ljust(width)}  {numbers}  {printable(row['predicted'])}")
     return "\n".join(lines)
 
 

@@ -9,7 +9,8 @@ that must go on at the exact example. Its loop is short without what we do not u
 Both classes do the same arithmetic. The loss of a step is the sum of weight × class weight ×
 cross-entropy over the global batch, where the weights of a step's examples add up to 1: so the
 gradients of replicas are summed, never averaged, and it does not matter how examples are dealt to
-replicas.
+replicas. Images are augmented here, before the network, so that the network which is exported has
+no layer that matters in training alone.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from typing import TYPE_CHECKING, Any
 import keras
 import numpy as np
 
-from train import feed
+from train import augmentation, feed
+from train.config import TrainConfig
 from train.models import Network
 from train.strategy import Devices
 
@@ -50,12 +52,80 @@ class StepResults:
     wait_seconds: float
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Objective:
+    """What a training step does with its images and labels before it asks for the loss.
+
+    Attributes:
+        class_weights: factor in the loss for each class.
+        label_smoothing: share of a label that is spread evenly over all classes.
+            Source: Szegedy et al. 2016, "Rethinking the Inception architecture", section 7.
+        augment_strength: see `augmentation.augment`; None for images as they are.
+        mixup: whether to train on mixtures, see `augmentation.mix`.
+    """
+
+    class_weights: tuple[float, ...]
+    label_smoothing: float = 0.0
+    augment_strength: float | None = None
+    mixup: bool = False
+
+    @classmethod
+    def from_config(cls, config: TrainConfig, class_weights: Sequence[float]) -> Objective:
+        """Returns what a configuration asks for."""
+        return cls(
+            class_weights=tuple(class_weights),
+            label_smoothing=config.label_smoothing,
+            augment_strength=config.augment_strength if config.augment else None,
+            mixup=config.mixup > 0,
+        )
+
+    def prepare(self, images, labels, draws):
+        """Returns augmented, mixed images (float32, 0..255) and mixed labels of a replica.
+
+        Args:
+            images: uint8 [batch, height, width, channels].
+            labels: float32 [batch, num_classes], one-hot.
+            draws: float32 [batch, augmentation.NUM_DRAWS].
+        """
+        images = keras.ops.cast(images, "float32")
+        if self.augment_strength is not None:
+            images = augmentation.augment(images, draws, self.augment_strength)
+        if self.mixup:
+            images, labels = augmentation.mix(images, labels, draws[:, -1])
+        return images, labels
+
+    def loss_and_totals(self, labels, logits, weights):
+        """Returns a replica's share of the loss, and [loss sum, correct, examples].
+
+        The loss sum that is reported knows neither class weights nor smoothing, so that it can be
+        compared with that of a validation split.
+
+        Args:
+            labels: float32 [batch, num_classes], each row adds up to 1.
+            logits: [batch, num_classes], any float type.
+            weights: float32 [batch]; zero for an example that only fills up the batch.
+        """
+        ops = keras.ops
+        logits = ops.cast(logits, "float32")
+        class_weights = ops.matmul(labels, np.asarray(self.class_weights, np.float32))
+        smooth = labels * (1 - self.label_smoothing) + self.label_smoothing / labels.shape[-1]
+        losses = keras.losses.categorical_crossentropy(smooth, logits, from_logits=True)
+        loss = ops.sum(losses * weights * class_weights)
+        cross_entropy = keras.losses.categorical_crossentropy(labels, logits, from_logits=True)
+        is_real = ops.cast(weights > 0, "float32")
+        is_correct = ops.cast(ops.argmax(labels, -1) == ops.argmax(logits, -1), "float32")
+        # A product with zero would turn the infinity of a filling copy into NaN.
+        real_loss = ops.where(weights > 0, cross_entropy, 0.0)
+        totals = ops.stack([ops.sum(real_loss), ops.sum(is_correct * is_real), ops.sum(is_real)])
+        return loss, totals
+
+
 def make_steps(
     network: Network,
     optimizer: keras.optimizers.Optimizer | None,
     devices: Devices,
     *,
-    class_weights: Sequence[float],
+    objective: Objective,
     jit_compile: bool,
 ) -> TensorFlowSteps | JaxSteps:
     """Returns the steps of the backend in use.
@@ -65,35 +135,14 @@ def make_steps(
         optimizer: updates the network's trainable variables; built here. None if the steps are
             for prediction alone.
         devices: the replicas.
-        class_weights: factor in the loss for each class.
+        objective: of training.
         jit_compile: whether to compile with XLA on TensorFlow; JAX always does.
     """
     kind = JaxSteps if devices.backend == "jax" else TensorFlowSteps
     if optimizer is not None:
         with devices.scope():
             optimizer.build(network.logits.trainable_variables)
-    return kind(network, optimizer, devices, np.asarray(class_weights, np.float32), jit_compile)
-
-
-def _loss_and_totals(labels, logits, weights, class_weights):
-    """Returns a replica's share of the loss, and [loss sum, correct, examples].
-
-    Args:
-        labels: float32 [batch, num_classes], one-hot.
-        logits: [batch, num_classes], any float type.
-        weights: float32 [batch]; zero for an example that only fills up the batch.
-        class_weights: float32 [num_classes].
-    """
-    ops = keras.ops
-    logits = ops.cast(logits, "float32")
-    cross_entropy = keras.losses.categorical_crossentropy(labels, logits, from_logits=True)
-    loss = ops.sum(cross_entropy * weights * ops.matmul(labels, class_weights))
-    is_real = ops.cast(weights > 0, "float32")
-    is_correct = ops.cast(ops.argmax(labels, -1) == ops.argmax(logits, -1), "float32")
-    # A product with zero would turn the infinity of a filling copy into NaN.
-    real_loss = ops.where(weights > 0, cross_entropy, 0.0)
-    totals = ops.stack([ops.sum(real_loss), ops.sum(is_correct * is_real), ops.sum(is_real)])
-    return loss, totals
+    return kind(network, optimizer, devices, objective, jit_compile)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -114,7 +163,7 @@ class TensorFlowSteps:
         network: Network,
         optimizer: keras.optimizers.Optimizer | None,
         devices: Devices,
-        class_weights: np.ndarray,
+        objective: Objective,
         jit_compile: bool,
     ) -> None:
         import tensorflow as tf
@@ -123,7 +172,7 @@ class TensorFlowSteps:
         self._network = network
         self._optimizer = optimizer
         self._devices = devices
-        self._class_weights = class_weights
+        self._objective = objective
         self._num_traces = 0
         self._variables = network.logits.trainable_variables
         # Gradients alone are compiled: the exchange between replicas cannot be.
@@ -197,7 +246,11 @@ class TensorFlowSteps:
             return self._tf.constant(math.nan, self._tf.float64)
         return self._tf.timestamp()
 
-    def _replica_step(self, images: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
+    def _replica_step(
+        self, images: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor, draws: tf.Tensor
+    ) -> tf.Tensor:
+        # Not compiled with XLA, which has no op for the warp.
+        images, labels = self._objective.prepare(images, labels, draws)
         gradients, totals = self._gradients(images, labels, weights)
         # Keras sums the gradients of the replicas in here.
         self._optimizer.apply(gradients, self._variables)
@@ -208,7 +261,7 @@ class TensorFlowSteps:
     ) -> tuple[list[tf.Tensor], tf.Tensor]:
         with self._tf.GradientTape() as tape:
             logits = self._network.logits(images, training=True)
-            loss, totals = _loss_and_totals(labels, logits, weights, self._class_weights)
+            loss, totals = self._objective.loss_and_totals(labels, logits, weights)
             loss = self._optimizer.scale_loss(loss)
         return tape.gradient(loss, [variable.value for variable in self._variables]), totals
 
@@ -227,7 +280,7 @@ class JaxSteps:
         network: Network,
         optimizer: keras.optimizers.Optimizer | None,
         devices: Devices,
-        class_weights: np.ndarray,
+        objective: Objective,
         jit_compile: bool,
     ) -> None:
         import jax
@@ -235,7 +288,7 @@ class JaxSteps:
         self._jax = jax
         self._network = network
         self._optimizer = optimizer
-        self._class_weights = class_weights
+        self._objective = objective
         self._num_traces = 0
         self._num_replicas = devices.num_replicas
         mesh = jax.sharding.Mesh(
@@ -289,8 +342,10 @@ class JaxSteps:
         )
 
     def predict(self, batches: Iterator[Any]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yields (probabilities, labels) [examples, num_classes] of each batch, no copies."""
-        self.sync()
+        """Yields (probabilities, labels) [examples, num_classes] of each batch, no copies.
+
+        The weights are those of the variables: `sync` first, if there were steps since.
+        """
         model = self._network.model
         weights = [variable.value for variable in model.trainable_variables]
         other = [variable.value for variable in model.non_trainable_variables]
@@ -329,16 +384,19 @@ class JaxSteps:
         )
         return trainable, other, optimizer
 
-    def _train(self, state: Any, images: Any, labels: Any, weights: Any) -> tuple[Any, Any]:
+    def _train(
+        self, state: Any, images: Any, labels: Any, weights: Any, draws: Any
+    ) -> tuple[Any, Any]:
         # Runs while the function is traced, and only then.
         self._num_traces += 1
         trainable, other, optimizer_state = state
+        images, labels = self._objective.prepare(images, labels, draws)
 
         def compute_loss(trainable, other):
             logits, other = self._network.logits.stateless_call(
                 trainable, other, images, training=True
             )
-            loss, totals = _loss_and_totals(labels, logits, weights, self._class_weights)
+            loss, totals = self._objective.loss_and_totals(labels, logits, weights)
             mapping = list(zip(self._optimizer.variables, optimizer_state, strict=True))
             with keras.StatelessScope(state_mapping=mapping):
                 loss = self._optimizer.scale_loss(loss)

@@ -10,6 +10,8 @@ import contextlib
 import dataclasses
 import json
 import os
+import sys
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -63,6 +65,12 @@ class Devices:
     def best_jit_compile(self) -> bool:
         """XLA pays on a GPU; on a CPU compiling takes longer than it saves in a short run."""
         return self.backend == "jax" or (self.on_gpu and self.num_replicas == 1)
+
+    def say(self, text: str) -> None:
+        """Prints a line, once for all workers; a warning goes to the error stream."""
+        if self.is_chief:
+            stream = sys.stderr if text.startswith("warning") else sys.stdout
+            print(text, file=stream, flush=True)
 
     def scope(self) -> contextlib.AbstractContextManager[Any]:
         """The context in which variables are created so that every replica has them."""
@@ -125,6 +133,10 @@ def _configure_tensorflow(config: TrainConfig) -> Devices:
             f"the devices of this process are in use already, too late to set them up: {error}"
         ) from error
     accelerators = tf.config.list_logical_devices("GPU")
+    if not accelerators:
+        # This pass of the graph optimizer fails on residual branches in bfloat16 and says so on
+        # the console; without it a CPU trains as fast.
+        tf.config.optimizer.set_experimental_options({"remapping": False})
     available = accelerators or tf.config.list_logical_devices("CPU")
     names = tuple(device.name.removeprefix("/device:") for device in available)
     chosen = _choose(names, kind, config)
@@ -262,6 +274,20 @@ def _best_precision(tf: Any, gpus: list[Any]) -> str:
         tf.config.experimental.get_device_details(gpu).get("compute_capability", (0, 0))
         for gpu in gpus
     ]
-    if capabilities and min(capabilities) >= _BFLOAT16_CAPABILITY:
-        return "bfloat16"
-    return "float32"
+    if capabilities:
+        return "bfloat16" if min(capabilities) >= _BFLOAT16_CAPABILITY else "float32"
+    return "bfloat16" if _cpu_computes_in_bfloat16() else "float32"
+
+
+def _cpu_computes_in_bfloat16() -> bool:
+    """Tells whether the CPU multiplies matrices in bfloat16 (Intel's AMX), by oneDNN.
+
+    Without that unit TensorFlow emulates bfloat16, which is slower than float32.
+    """
+    # The switch that TensorFlow reads; without oneDNN it does not use the unit.
+    if os.environ.get("TF_ENABLE_ONEDNN_OPTS") == "0":
+        return False
+    with contextlib.suppress(OSError):
+        flags = Path("/proc/cpuinfo").read_text(encoding="utf-8").partition("flags")[2]
+        return "amx_bf16" in flags.partition("\n")[0].split()
+    return False

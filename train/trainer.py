@@ -1,4 +1,4 @@
-"""The run: train, remember the best epoch, evaluate it once on the test split, export it.
+"""The run: train, keep one epoch's weights, export them, evaluate them once on the test split.
 
 `train_and_evaluate(config, workdir)` does it all and can be killed at any moment: called again
 with the same configuration it goes on at the exact example. All that a run knows is in its
@@ -10,32 +10,40 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import json
+import math
 import os
-import sys
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy as np
 
 import tfrecord_io
-from tfrecord_io.shards import atomic_write
-from train import callbacks, checkpoint, evaluate, export, feed, plots, tracing
-from train import config as train_config
-from train.config import ConfigError, TrainConfig
+from train import calibration, callbacks, checkpoint, evaluation, export, feed, metrics, tracing
+from train.config import TrainConfig
 from train.models import Network, build_network, set_trainable
-from train.optimizers import make_optimizer
-from train.steps import JaxSteps, TensorFlowSteps, make_steps
+from train.optimizers import averaged_weights, make_optimizer
+from train.parts import Part, Parts, choose_parts, read_statistics
+from train.steps import JaxSteps, Objective, TensorFlowSteps, make_steps
 from train.strategy import Devices, configure_devices
+from train.workdir import (
+    BEST_NAME,
+    CHECKPOINT_NAME,
+    HISTORY_NAME,
+    METRICS_NAME,
+    claim,
+    versions,
+    write_json,
+)
 
-CHECKPOINT_NAME = "checkpoint.npz"
-BEST_NAME = "best.npz"
-HISTORY_NAME = "history.json"
-METRICS_NAME = "metrics.json"
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+# Steps that are timed before a run, and the length of a run that is worth it.
+_TIMED_STEPS = 5
+_FEWEST_STEPS_TO_TIME = 100
 
 Steps = TensorFlowSteps | JaxSteps
 
@@ -66,8 +74,8 @@ class Progress:
         phase: name of the phase of the last step done.
         totals: sums over the epoch that is not finished.
         history: a row an epoch done.
-        best_epoch: epoch of the best weights, counted from 1; 0 if there is none yet.
-        best_value: of the quantity the best is best in, as a number that falls.
+        best_epoch: epoch of the weights that are kept, counted from 1; 0 if there is none yet.
+        best_value: of the quantity it is best in, as a number that falls.
     """
 
     step: int = 0
@@ -125,7 +133,7 @@ def train_and_evaluate(config: TrainConfig, workdir: str | os.PathLike[str]) -> 
         workdir: the folder of the run, made if it is missing.
 
     Returns:
-        the content of metrics.json, see `evaluate.evaluate_predictions`.
+        the content of metrics.json, see `metrics.evaluate_predictions`.
 
     Raises:
         ConfigError: if the configuration does not suit the data, the devices or the folder.
@@ -133,26 +141,30 @@ def train_and_evaluate(config: TrainConfig, workdir: str | os.PathLike[str]) -> 
         TrainingError: if the loss stops being a number, or a graph is traced again.
         StoppedError: after SIGTERM or SIGINT, with the state saved.
     """
-    manifest = tfrecord_io.Manifest.load(config.data)
-    num_examples = manifest.split("train").num_examples
-    if not num_examples:
-        raise ConfigError(f"the training split of {config.data} is empty; build it with images")
-    keras.utils.set_random_seed(config.seed)
     devices = configure_devices(config)
+    if config.folds and config.fold is None:
+        from train import folds
+
+        return folds.cross_validate(config, Path(workdir), devices)
+    return train_once(config, Path(workdir), devices)
+
+
+def train_once(config: TrainConfig, workdir: Path, devices: Devices) -> dict[str, Any]:
+    """Does what `train_and_evaluate` says for one network, on devices that are set up."""
+    manifest = tfrecord_io.Manifest.load(config.data)
+    parts = choose_parts(config, manifest)
+    keras.utils.set_random_seed(config.seed)
     config = config.resolve(
-        num_examples=num_examples,
+        num_examples=parts.train.num_examples,
         num_replicas=devices.num_replicas,
         precision=devices.best_precision,
         jit_compile=devices.best_jit_compile,
     )
-    policy = config.precision if config.precision == "float32" else f"mixed_{config.precision}"
-    keras.config.set_dtype_policy(policy)
-    workdir = Path(workdir)
-    with _claim(workdir, config, manifest, devices):
+    with claim(workdir, config, manifest, devices):
         if (workdir / METRICS_NAME).exists():
-            _say(devices, f"{workdir} holds this run complete; nothing to do")
+            devices.say(f"{workdir} holds this run complete; nothing to do")
             return json.loads((workdir / METRICS_NAME).read_text(encoding="utf-8"))
-        run = _Run(config, workdir, manifest, devices)
+        run = _Run(config, workdir, manifest, parts, devices)
         run.train()
         return run.finish()
 
@@ -161,26 +173,41 @@ class _Run:
     """One call of `train_and_evaluate`: the network, its progress and the folder."""
 
     def __init__(
-        self, config: TrainConfig, workdir: Path, manifest: tfrecord_io.Manifest, devices: Devices
+        self,
+        config: TrainConfig,
+        workdir: Path,
+        manifest: tfrecord_io.Manifest,
+        parts: Parts,
+        devices: Devices,
     ) -> None:
         self._config = config
         self._workdir = workdir
         self._manifest = manifest
         self._devices = devices
-        self._num_examples = manifest.split("train").num_examples
-        val = manifest.splits.get("val")
-        self._val_split = "val" if val is not None and val.num_examples else None
+        self._parts = parts
+        self._num_examples = parts.train.num_examples
+        self._statistics = (
+            read_statistics(config.data, parts.train) if config.normalize == "data" else None
+        )
+        self._objective = Objective.from_config(
+            config,
+            class_weights(
+                parts.train.label_counts,
+                power=config.class_weight_power if config.class_weights == "balanced" else 0.0,
+            ),
+        )
         facts = checkpoint.load_facts(workdir / CHECKPOINT_NAME)
         self._progress = Progress(**facts) if facts else Progress()
-        self._network = self._build_network()
+        self._network = self._build_network(
+            config.precision, weights="none" if self._progress.step else config.weights
+        )
         self._phases = plan_phases(config, has_backbone=self._network.backbone is not None)
+        # The weights of the epoch to keep, on the host: each checkpoint holds them, so that a
+        # kill can never leave the weights of one epoch beside the name of another.
+        self._best: list[np.ndarray] = []
         if facts:
             checkpoint.restore(workdir / CHECKPOINT_NAME, {"model": self._variables})
-        self._class_weights = (
-            manifest.class_weights("train")
-            if config.class_weights == "balanced"
-            else (1.0,) * manifest.num_classes
-        )
+            self._best = checkpoint.load_arrays(workdir / CHECKPOINT_NAME, "best")
         self._announce()
 
     @property
@@ -188,40 +215,48 @@ class _Run:
         # Includes the states of random generators and of batch normalization.
         return self._network.model.variables
 
-    def _build_network(self) -> Network:
-        config = self._config
-        if self._progress.step:
-            # The checkpoint overrides them all: no download, and the file may be gone.
-            config = dataclasses.replace(config, weights="none")
+    def _build_network(
+        self, precision: str, *, weights: str | None = "none", temperature: float = 1.0
+    ) -> Network:
+        """Builds the network; `weights` are "none" where a checkpoint overrides them all."""
+        keras.config.set_dtype_policy(precision if precision == "float32" else f"mixed_{precision}")
         with self._devices.scope():
             return build_network(
-                config,
+                dataclasses.replace(self._config, weights=weights),
                 image_shape=self._manifest.image_shape,
                 num_classes=self._manifest.num_classes,
+                statistics=self._statistics,
+                temperature=temperature,
             )
 
     def _announce(self) -> None:
         config, devices, progress = self._config, self._devices, self._progress
         shape = "x".join(str(side) for side in self._manifest.image_shape)
-        _say(
-            devices,
+        devices.say(
             f"{config.model}, {self._network.model.count_params():,} parameters, "
             f"{self._num_examples:,} training images of {shape}, "
             f"{self._manifest.num_classes} classes",
         )
-        _say(
-            devices,
+        devices.say(
             f"{devices.num_replicas} x {devices.names[0].split(':')[0]} on {devices.backend}, "
             f"{config.precision}; global batch {config.global_batch_size}, "
             f"{config.replica_batch_size} a replica; "
             f"{self._end_step(config.epochs - 1):,} steps in {config.epochs} epochs",
         )
-        if self._val_split is None:
-            _say(devices, "note: no validation images; the last epoch is kept, not the best")
+        if self._parts.val is None:
+            devices.say("note: there are no validation images, so the last epoch is kept")
+        if self._parts.evaluated is None:
+            devices.say(
+                "note: there are no test images either, so this run ends with the exported model "
+                "and without metrics; python train/evaluate.py measures it on another dataset, "
+                "or build this one with --splits patient",
+            )
+        elif self._parts.test is None:
+            devices.say("note: there is no test split; the metrics will be of the validation")
         if progress.epoch == config.epochs:
-            _say(devices, "the training is done; going on with the evaluation")
+            devices.say("the training is done; going on with the evaluation")
         elif progress.step:
-            _say(devices, f"going on after step {progress.step:,}, in epoch {progress.epoch + 1}")
+            devices.say(f"going on after step {progress.step:,}, in epoch {progress.epoch + 1}")
 
     def _end_step(self, epoch: int) -> int:
         return feed.end_step(
@@ -235,6 +270,10 @@ class _Run:
         config, progress = self._config, self._progress
         if progress.epoch == config.epochs:
             return
+        bar = callbacks.ProgressBar(
+            total=self._num_examples * config.epochs,
+            done=int(self._num_examples * progress.epoch + progress.totals.get("num_examples", 0)),
+        )
         directory = self._workdir / "tensorboard" if self._devices.is_chief else None
         board = callbacks.TensorBoardWriter(directory)
         batches: Any = None
@@ -248,22 +287,17 @@ class _Run:
                 config.profile_steps, self._workdir / "profile", self._devices.backend
             ) as tracer,
             contextlib.closing(board),
+            contextlib.closing(bar),
         ):
             for phase in self._phases:
                 if phase.last_epoch < progress.epoch:
                     continue
                 steps, optimizer = self._start_phase(phase)
                 if batches is None:
-                    batches = steps.iterate(
-                        feed.training_batches(
-                            config,
-                            self._devices,
-                            num_examples=self._num_examples,
-                            start_step=progress.step,
-                        )
-                    )
+                    self._announce_time(steps, optimizer)
+                    batches = steps.iterate(self._training_batches())
                 guard = callbacks.RetraceGuard(config.on_retrace)
-                loop = _Loop(steps, optimizer, batches, stop, watchdog, tracer, guard)
+                loop = _Loop(steps, optimizer, batches, stop, watchdog, tracer, guard, bar)
                 while progress.epoch <= phase.last_epoch:
                     self._train_epoch(phase, loop)
                     board.write(progress.history[-1], progress.step)
@@ -282,7 +316,7 @@ class _Run:
             self._network,
             optimizer,
             self._devices,
-            class_weights=self._class_weights,
+            objective=self._objective,
             jit_compile=bool(config.jit_compile),
         )
         if progress.step > first_step:
@@ -291,52 +325,71 @@ class _Run:
             int(np.prod(variable.shape)) for variable in self._network.model.trainable_variables
         )
         if len(self._phases) > 1:
-            _say(self._devices, f"training {phase.name}: {trained:,} parameters")
+            self._devices.say(f"training {phase.name}: {trained:,} parameters")
         progress.phase = phase.name
         return steps, optimizer
 
+    def _announce_time(self, steps: Steps, optimizer: keras.optimizers.Optimizer) -> None:
+        """Says how long the training will take, by a few steps that are then undone."""
+        progress = self._progress
+        num_left = self._end_step(self._config.epochs - 1) - progress.step
+        if num_left < _FEWEST_STEPS_TO_TIME:
+            return
+        variables = [*self._variables, *optimizer.variables]
+        before = [variable.numpy() for variable in variables]
+        trial = steps.iterate(self._training_batches())
+        steps.train(trial, 1)  # builds the graph
+        watch = callbacks.Stopwatch()
+        steps.train(trial, _TIMED_STEPS)
+        seconds = watch.lap() / _TIMED_STEPS * num_left
+        steps.sync()
+        for variable, value in zip(variables, before, strict=True):
+            variable.assign(value)
+        self._devices.say(
+            f"the training will take about {_describe_seconds(seconds)} here, in "
+            f"{self._config.epochs} epochs; --epochs N makes it shorter or longer",
+        )
+
+    def _training_batches(self) -> tf.data.Dataset | feed.DeviceBatches:
+        return feed.training_batches(
+            self._config,
+            self._devices,
+            self._parts.train,
+            start_step=self._progress.step,
+        )
+
     def _train_epoch(self, phase: Phase, loop: _Loop) -> None:
         config, progress = self._config, self._progress
-        epoch, last_step = progress.epoch, self._end_step(progress.epoch)
+        last_step = self._end_step(progress.epoch)
         meter = (
             callbacks.EpochMeter.from_totals(progress.totals)
             if progress.totals
             else callbacks.EpochMeter()
         )
-        bar = callbacks.ProgressBar(
-            title=f"epoch {epoch + 1}/{config.epochs}",
-            total=self._num_examples,
-            done=int(meter.num_examples),
-        )
-        started, since_checkpoint = time.monotonic(), callbacks.Stopwatch()
-        checkpoint_age = 0.0
-        with contextlib.closing(bar):
-            while progress.step < last_step:
-                num_steps = min(config.steps_per_execution, last_step - progress.step)
-                loop.tracer.before(progress.step + 1, num_steps)
-                watch = callbacks.Stopwatch()
-                results = loop.steps.train(loop.batches, num_steps)
-                seconds = watch.lap()
-                loop.watchdog.restart()
-                callbacks.check_finite(results, progress.step + 1)
-                progress.step += num_steps
-                loop.tracer.after(progress.step)
-                loop.guard.check(loop.steps.num_traces, progress.step)
-                meter.add(results, seconds, timed=loop.warm)
-                loop.warm = True
-                progress.totals = meter.totals()
-                bar.update(int(results.num_examples.sum()), meter.loss)
-                checkpoint_age += since_checkpoint.lap()
-                if progress.step < last_step and (
-                    loop.stop.received is not None or checkpoint_age >= config.checkpoint_seconds
-                ):
+        watch = callbacks.Stopwatch()
+        seconds_in_epoch = 0.0
+        while progress.step < last_step:
+            num_steps = min(config.steps_per_execution, last_step - progress.step)
+            loop.tracer.before(progress.step + 1, num_steps)
+            watch.lap()
+            results = loop.steps.train(loop.batches, num_steps)
+            seconds = watch.lap()
+            seconds_in_epoch += seconds
+            loop.watchdog.restart()
+            callbacks.check_finite(results, progress.step + 1)
+            progress.step += num_steps
+            loop.tracer.after(progress.step)
+            loop.guard.check(loop.steps.num_traces, progress.step)
+            meter.add(results, seconds, timed=loop.warm)
+            loop.warm = True
+            progress.totals = meter.totals()
+            loop.bar.update(int(results.num_examples.sum()), meter.loss)
+            if progress.step < last_step:
+                if loop.stop.received is not None or loop.checkpoint_is_due(config):
                     self._save_checkpoint(loop)
-                    checkpoint_age = 0.0
-                if loop.stop.received is not None and progress.step < last_step:
-                    raise callbacks.StoppedError(loop.stop.received, progress.step)
-        self._end_epoch(phase, loop, meter, time.monotonic() - started)
-        if loop.stop.received is not None:
-            raise callbacks.StoppedError(loop.stop.received, progress.step)
+                loop.raise_if_stopped(progress.step)
+        self._end_epoch(phase, loop, meter, seconds_in_epoch)
+        loop.raise_if_stopped(progress.step)
 
     def _end_epoch(
         self, phase: Phase, loop: _Loop, meter: callbacks.EpochMeter, seconds: float
@@ -350,8 +403,8 @@ class _Run:
             "loss": meter.loss,
             "accuracy": meter.accuracy,
         }
-        if self._val_split:
-            row |= self._validate(loop.steps)
+        if self._parts.val is not None:
+            row |= self._validate(loop.steps, loop.optimizer)
         row |= {
             "learning_rate": float(keras.ops.convert_to_numpy(loop.optimizer.learning_rate)),
             "seconds": seconds,
@@ -360,31 +413,45 @@ class _Run:
         }
         progress.history.append(row)
         progress.totals = {}
-        # Without validation every epoch replaces the one before.
-        value = {
-            "val_loss": row.get("val_loss"),
-            "val_accuracy": -row["val_accuracy"] if "val_accuracy" in row else None,
-        }[self._config.best_by]
-        if value is None or progress.best_value is None or value < progress.best_value:
-            progress.best_epoch, progress.best_value = row["epoch"], value
+        if self._is_best(row):
+            progress.best_epoch = row["epoch"]
+            trained = self._network.logits.trainable_variables
+            with averaged_weights(loop.optimizer, trained):
+                self._best = [variable.numpy() for variable in self._variables]
+        is_last = row["epoch"] == self._config.epochs
+        if is_last or loop.stop.received is not None or loop.checkpoint_is_due(self._config):
+            self._save_checkpoint(loop)
             if devices.is_chief:
-                checkpoint.save(self._workdir / BEST_NAME, {"model": self._variables}, {"row": row})
-        self._save_checkpoint(loop)
-        if devices.is_chief:
-            _write_json(self._workdir / HISTORY_NAME, progress.history)
-        _say(devices, _describe_epoch(row, self._config.epochs))
+                write_json(self._workdir / HISTORY_NAME, progress.history)
+        if devices.is_chief and _is_shown(row["epoch"], self._config.epochs):
+            loop.bar.print_above(_describe_epoch(row, self._config.epochs))
         share = row["input_wait_share"]
-        if share is not None and share > callbacks.INPUT_BOUND_SHARE:
-            _say(
-                devices,
+        if share is not None and share > callbacks.INPUT_BOUND_SHARE and not loop.has_warned:
+            loop.has_warned = True
+            devices.say(
                 f"warning: {share:.0%} of the time was spent waiting for input. Put the data on "
                 "a local disk (engine mmap), or try a larger batch",
             )
 
-    def _validate(self, steps: Steps) -> dict[str, float]:
-        probabilities, labels = _predict(steps, self._config, self._devices, self._val_split or "")
+    def _is_best(self, row: Mapping[str, Any]) -> bool:
+        """Tells whether an epoch replaces the one that is kept; notes its value if so."""
+        progress = self._progress
+        if self._config.best_by == "last" or "val_loss" not in row:
+            return True
+        value = row["val_loss"] if self._config.best_by == "val_loss" else -row["val_accuracy"]
+        # A loss that is not a number is below none, so without the check it would stay for ever.
+        better = progress.best_value is None or value < progress.best_value
+        if math.isfinite(value) and better:
+            progress.best_value = value
+            return True
+        return not progress.best_epoch
+
+    def _validate(self, steps: Steps, optimizer: keras.optimizers.Optimizer) -> dict[str, float]:
+        assert self._parts.val is not None
+        with averaged_weights(optimizer, self._network.logits.trainable_variables):
+            probabilities, labels = _predict(steps, self._config, self._devices, self._parts.val)
         return {
-            "val_loss": evaluate.cross_entropy(probabilities, labels),
+            "val_loss": metrics.cross_entropy(probabilities, labels),
             "val_accuracy": float(np.mean(probabilities.argmax(-1) == labels)),
         }
 
@@ -393,64 +460,111 @@ class _Run:
         if self._devices.is_chief:
             checkpoint.save(
                 self._workdir / CHECKPOINT_NAME,
-                {"model": self._variables, "optimizer": loop.optimizer.variables},
+                {
+                    "model": self._variables,
+                    "optimizer": loop.optimizer.variables,
+                    "best": self._best,
+                },
                 dataclasses.asdict(self._progress),
             )
+        loop.since_checkpoint.lap()
 
     def finish(self) -> dict[str, Any]:
-        """Evaluates the best epoch on the test split, exports it, and writes what came out."""
-        config, devices, manifest = self._config, self._devices, self._manifest
-        checkpoint.restore(self._workdir / BEST_NAME, {"model": self._variables})
-        split = "test" if "test" in manifest.splits else self._val_split
-        if split is None or not manifest.split(split).num_examples:
-            raise ConfigError(
-                f"{config.data} has neither a test nor a validation split to evaluate on; build "
-                "it with one"
+        """Exports the weights that were kept, evaluates them, and writes what came out.
+
+        Both are done in float32, whatever the training used, with the network that is exported:
+        so what is reported is exactly what the export and `predict` compute.
+        """
+        devices, manifest = self._devices, self._manifest
+        self._load_best()
+        parts = self._parts
+        val = None if parts.val is None else self._predict_best(parts.val)
+        temperature = 1.0
+        # What is reported of a part must not be fitted to it.
+        if val is not None and parts.test is not None:
+            temperature = calibration.fit_temperature(calibration.log_probabilities(val[0]), val[1])
+            self._load_best(temperature)
+        # Before the evaluation: whatever may fail in it, the model is not lost.
+        if devices.is_chief:
+            export.export_model(
+                self._network.model,
+                self._workdir / export.FOLDER_NAME,
+                manifest,
+                precision="float32",
             )
-        if split != "test":
-            _say(devices, "note: no test split; these are the metrics of the validation split")
-        steps = make_steps(
-            self._network, None, devices, class_weights=self._class_weights, jit_compile=False
-        )
-        probabilities, labels = _predict(steps, config, devices, split)
-        metrics: dict[str, Any] = {
-            "split": split,
+            checkpoint.save(
+                self._workdir / BEST_NAME,
+                {"model": self._variables},
+                {"epoch": self._progress.best_epoch},
+            )
+        results: dict[str, Any] = {
+            "split": parts.evaluated.name if parts.evaluated else None,
             "best_epoch": self._progress.best_epoch,
             "steps": self._progress.step,
         }
+        predictions = None
+        if parts.evaluated is not None:
+            predictions = self._predictions_of(parts.evaluated, temperature)
         if not devices.is_chief:
-            return metrics
-        examples = evaluate.read_examples(config.data, split)
-        metrics |= evaluate.evaluate_predictions(
-            probabilities,
-            labels,
-            manifest.label_names,
-            groups=examples.patients,
-            num_samples=config.bootstrap_samples,
-            seed=config.seed,
-        )
-        evaluate.write_predictions(
-            self._workdir / "predictions.csv", probabilities, labels, manifest.label_names, examples
-        )
-        export.export_model(
-            self._network.model,
-            self._workdir / export.FOLDER_NAME,
-            manifest,
-            precision=config.precision,
-        )
-        plots.write_plots(
-            self._workdir / "plots",
-            self._progress.history,
-            metrics,
-            probabilities,
-            labels,
-            manifest.label_names,
+            return results
+        if predictions is not None:
+            results |= evaluation.measure(predictions, manifest.label_names, self._config)
+        if predictions is not None and predictions.uncalibrated is not None and val is not None:
+            results |= evaluation.measure_calibration(
+                predictions,
+                val=val,
+                temperature=temperature,
+                label_names=manifest.label_names,
+                config=self._config,
+            )
+        evaluation.write_results(
+            self._workdir,
+            data=self._config.data,
+            manifest=manifest,
+            config=self._config,
+            results=results,
+            predictions=predictions,
+            predict=self._predict_images,
+            history=self._progress.history,
+            versions=versions(),
         )
         # Last: its presence means that the run is complete.
-        _write_json(self._workdir / METRICS_NAME, metrics)
-        print(evaluate.describe(metrics))
-        print(f"model, plots and metrics are in {self._workdir}")
-        return metrics
+        write_json(self._workdir / METRICS_NAME, results)
+        if predictions is not None:
+            print(metrics.describe(results))
+        print(f"The model, its metrics and {evaluation.REPORT_NAME} are in {self._workdir}")
+        return results
+
+    def _predictions_of(self, part: Part, temperature: float) -> evaluation.Predictions:
+        """Returns what the network that is exported says of a part."""
+        probabilities, labels = self._predict_best(part)
+        is_calibrated = part is self._parts.test and self._parts.val is not None
+        return evaluation.Predictions(
+            probabilities=probabilities,
+            labels=labels,
+            examples=metrics.read_examples(self._config.data, part.splits, part.examples),
+            part=part,
+            uncalibrated=(
+                calibration.apply_temperature(probabilities, 1 / temperature)
+                if is_calibrated
+                else None
+            ),
+        )
+
+    def _predict_images(self, images: np.ndarray) -> np.ndarray:
+        return keras.ops.convert_to_numpy(self._network.model(images, training=False))
+
+    def _load_best(self, temperature: float = 1.0) -> None:
+        """Makes the network the one to export: float32, with the weights that were kept."""
+        self._network = self._build_network("float32", temperature=temperature)
+        for variable, value in zip(self._variables, self._best, strict=True):
+            variable.assign(value)
+
+    def _predict_best(self, part: Part) -> tuple[np.ndarray, np.ndarray]:
+        steps = make_steps(
+            self._network, None, self._devices, objective=self._objective, jit_compile=False
+        )
+        return _predict(steps, self._config, self._devices, part)
 
 
 @dataclasses.dataclass
@@ -464,89 +578,48 @@ class _Loop:
     watchdog: callbacks.Watchdog
     tracer: tracing.Tracer
     guard: callbacks.RetraceGuard
+    bar: callbacks.ProgressBar
     warm: bool = False
+    has_warned: bool = False
+    since_checkpoint: callbacks.Stopwatch = dataclasses.field(default_factory=callbacks.Stopwatch)
+
+    def checkpoint_is_due(self, config: TrainConfig) -> bool:
+        return self.since_checkpoint.seconds >= config.checkpoint_seconds
+
+    def raise_if_stopped(self, step: int) -> None:
+        if self.stop.received is not None:
+            raise callbacks.StoppedError(self.stop.received, step)
+
+
+def class_weights(counts: Sequence[int], *, power: float) -> tuple[float, ...]:
+    """Returns a weight for each class: its frequency to a negative power.
+
+    Their mean over the examples is 1, so the power changes how classes compare, and not how large
+    a step is.
+
+    Args:
+        counts: examples of each class; a class without any gets the weight 0.
+        power: 0 for equal weights, 1 for weights inverse to the frequency.
+    """
+    raised = [count**-power if count else 0.0 for count in counts]
+    total = sum(weight * count for weight, count in zip(raised, counts, strict=True))
+    return tuple(weight * sum(counts) / total for weight in raised)
+
+
+def _is_shown(epoch: int, epochs: int) -> bool:
+    """Tells whether an epoch gets a line of its own: about 20 of a long run do."""
+    every = max(1, epochs // 20)
+    return epoch % every == 0 or epoch == epochs
 
 
 def _predict(
-    steps: Steps, config: TrainConfig, devices: Devices, split: str
+    steps: Steps, config: TrainConfig, devices: Devices, part: Part
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns (probabilities float32 [num_examples, num_classes], label indices) of a split."""
-    batches = steps.iterate(feed.evaluation_batches(config, devices, split))
+    """Returns (probabilities float32 [num_examples, num_classes], label indices) of a part."""
+    batches = steps.iterate(feed.evaluation_batches(config, devices, part))
     parts = list(steps.predict(batches))
     probabilities = np.concatenate([rows for rows, _ in parts])
     return probabilities, np.concatenate([labels for _, labels in parts]).argmax(-1)
-
-
-@contextlib.contextmanager
-def _claim(
-    workdir: Path, config: TrainConfig, manifest: tfrecord_io.Manifest, devices: Devices
-) -> Iterator[None]:
-    """Makes the folder this run's own, or refuses one that belongs to another.
-
-    Raises:
-        ConfigError: if the folder has another configuration, or another process trains in it.
-    """
-    if not devices.is_chief:
-        yield
-        return
-    try:
-        workdir.mkdir(parents=True, exist_ok=True)
-        lock = (workdir / ".lock").open("w")
-    except OSError as error:
-        raise ConfigError(f"--workdir {workdir} cannot be written to: {error}") from error
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise ConfigError(
-                f"another process trains in {workdir}; wait for it, or use another --workdir"
-            ) from None
-        path = workdir / train_config.FILE_NAME
-        dataset = {"name": manifest.name, "fingerprint": manifest.fingerprint}
-        backend = keras.backend.backend()
-        ours = config.to_dict() | {"dataset": manifest.fingerprint, "backend": backend}
-        if path.exists():
-            theirs = train_config.load_fields(path)
-            content = json.loads(path.read_text(encoding="utf-8"))
-            theirs["dataset"] = content["dataset"]["fingerprint"]
-            theirs["backend"] = content["backend"]
-            changed = train_config.differences(ours, theirs)
-            if changed:
-                raise ConfigError(
-                    f"{workdir} holds a run of another configuration:\n  "
-                    + "\n  ".join(changed)
-                    + "\nUse another --workdir, or remove that folder"
-                )
-        elif any(entry.name != ".lock" for entry in workdir.iterdir()):
-            raise ConfigError(
-                f"{workdir} is not empty and holds no {train_config.FILE_NAME}: it is no folder "
-                "of a run. Use another --workdir"
-            )
-        content = {
-            "config": config.to_dict(),
-            "dataset": dataset,
-            "backend": backend,
-            "num_replicas": devices.num_replicas,
-            "versions": _versions(),
-        }
-        _write_json(path, content)
-        yield
-
-
-def _versions() -> dict[str, str]:
-    import tensorflow as tf
-
-    versions = {
-        "python": sys.version.split()[0],
-        "keras": keras.__version__,
-        "tensorflow": tf.__version__,
-        "numpy": np.__version__,
-    }
-    if keras.backend.backend() == "jax":
-        import jax
-
-        versions["jax"] = jax.__version__
-    return versions
 
 
 def _describe_epoch(row: Mapping[str, Any], epochs: int) -> str:
@@ -567,11 +640,9 @@ def _describe_epoch(row: Mapping[str, Any], epochs: int) -> str:
     return " · ".join(parts)
 
 
-def _write_json(path: Path, content: Any) -> None:
-    with atomic_write(path) as file:
-        file.write((json.dumps(content, indent=1) + "\n").encode("utf-8"))
-
-
-def _say(devices: Devices, text: str) -> None:
-    if devices.is_chief:
-        print(text, file=sys.stderr if text.startswith("warning") else sys.stdout, flush=True)
+def _describe_seconds(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} seconds"
+    if seconds < 5400:
+        return f"{seconds / 60:.0f} minutes"
+    return f"{seconds / 3600:.1f} hours"

@@ -1,7 +1,9 @@
 """An archive read in place: zip and tar at random, tar.gz by way of one unpacked tar.
 
 Names, sizes and offsets come from the standard library's own readers; workers read one member by
-the offset that the launcher found.
+the offset that the launcher found. A zip stores a CRC-32 of each member. A tar stores none, so the
+launcher reads it once from front to back and computes them: names, sizes and times can be the same
+for other images.
 """
 
 from __future__ import annotations
@@ -15,13 +17,21 @@ import tarfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
+
+import deflate
 
 from pipelines import errors
 from pipelines.sources import zip_members
-from pipelines.sources.listing import ImageRef, Listing, ListingOptions, Member, list_images
+from pipelines.sources.listing import (
+    MAX_FILE_BYTES,
+    ImageRef,
+    Listing,
+    ListingOptions,
+    Member,
+    list_images,
+)
 from tfrecord_io import shards
-from tfrecord_io.preprocess import Reject
 
 #: A gzip stream that grows more than this is a bomb: JPEGs hardly compress at all. A tar of few
 #: and tiny files does, being mostly padding, and does no harm.
@@ -64,14 +74,8 @@ class ArchiveSource:
         return dataclasses.replace(self, random_access_path=unpacked)
 
     def list(self, options: ListingOptions) -> Listing:
-        if self.is_zip:
-            return list_images(self._zip_members(), options, lambda a, b: a.version == b.version)
-        with self.open() as reader:
-            return list_images(
-                _tar_members(self._data_path, self.path),
-                options,
-                lambda a, b: reader.read(a) == reader.read(b),
-            )
+        members = self._zip_members() if self.is_zip else _tar_members(self._data_path, self.path)
+        return list_images(members, options, lambda a, b: a.version == b.version)
 
     def _zip_members(self) -> Iterator[Member]:
         with self.path.open("rb") as file:
@@ -101,7 +105,9 @@ class ArchiveSource:
                 f"cannot open {self._data_path} ({error.strerror}); every worker must see it"
             ) from None
         try:
-            yield _ZipReader(descriptor) if self.is_zip else _TarReader(descriptor)
+            yield (
+                _ZipReader(descriptor) if self.is_zip else _TarReader(descriptor, str(self.path))
+            )
         finally:
             os.close(descriptor)
 
@@ -133,30 +139,32 @@ class _ZipReader(_Reader):
         )
 
 
+@dataclasses.dataclass(frozen=True)
 class _TarReader(_Reader):
+    shown: str
+
     def read(self, ref: ImageRef) -> bytes:
         data = os.pread(self.descriptor, ref.size, ref.offset)
-        if len(data) != ref.size:
-            raise Reject("unreadable_member", "the archive ends before the member does")
+        if len(data) != ref.size or deflate.crc32(data) != ref.version:
+            raise errors.BuildError(
+                f"{self.shown} changed since the build began ({ref.source_path} is no longer what "
+                "it was); start again with --overwrite"
+            )
         return data
 
 
 def _tar_members(data_path: Path, path: Path) -> Iterator[Member]:
     try:
-        with tarfile.open(data_path, "r:") as archive:
+        with tarfile.open(data_path, "r:") as archive, data_path.open("rb") as file:
             for info in archive:
                 if archive.offset <= info.offset:
                     raise tarfile.ReadError("a header that leads back to itself")
                 if not info.isdir():
-                    yield Member(
-                        info.name,
-                        info.size,
-                        info.offset_data,
-                        info.size,
-                        # A hostile time is no number, or one that no column holds.
-                        int(info.mtime) if abs(info.mtime) < 2**62 else 0,
-                        _tar_problem(info),
-                    )
+                    problem = _tar_problem(info)
+                    # What is too large to be an image will not be read.
+                    is_read = problem is None and info.size <= MAX_FILE_BYTES
+                    crc = _crc32(file, info.offset_data, info.size) if is_read else 0
+                    yield Member(info.name, info.size, info.offset_data, info.size, crc, problem)
                 # The library remembers every member it has seen; the listing needs none twice.
                 archive.members.clear()
             _check_tar_end(data_path, archive.offset)
@@ -166,18 +174,34 @@ def _tar_members(data_path: Path, path: Path) -> Iterator[Member]:
         ) from None
 
 
-def _check_tar_end(data_path: Path, end: int) -> None:
-    """Refuses a tar that is cut off or damaged between two members.
+def _crc32(file: IO[bytes], start: int, length: int) -> int:
+    file.seek(start)
+    crc = 0
+    while length and (block := file.read(min(length, _COPY_BYTES))):
+        crc = deflate.crc32(block, crc)
+        length -= len(block)
+    return crc
 
-    The library takes both for the end of the archive, which is a block of zeros.
+
+def _check_tar_end(data_path: Path, end: int) -> None:
+    """Refuses a tar that is cut off, damaged between two members, or followed by another one.
+
+    The library takes a block of zeros for the end of the archive, and a damaged header, too. What
+    follows the end must be zeros, which pad the file.
     """
     with data_path.open("rb") as file:
         file.seek(end)
         block = file.read(tarfile.BLOCKSIZE)
-    if len(block) < tarfile.BLOCKSIZE:
-        raise tarfile.ReadError("it is cut off: it has no end mark")
-    if block.strip(b"\0"):
-        raise tarfile.ReadError(f"damaged at byte {end:,}")
+        if len(block) < tarfile.BLOCKSIZE:
+            raise tarfile.ReadError("it is cut off: it has no end mark")
+        if block.strip(b"\0"):
+            raise tarfile.ReadError(f"damaged at byte {end:,}")
+        while block := file.read(_COPY_BYTES):
+            if block.strip(b"\0"):
+                raise tarfile.ReadError(
+                    f"it ends at byte {end:,} and other data follow; if archives were joined, "
+                    "unpack them one by one and give the folder"
+                )
 
 
 def _tar_problem(info: tarfile.TarInfo) -> tuple[str, str] | None:
@@ -200,12 +224,16 @@ def _describe_gzip(path: Path) -> dict[str, Any]:
     """Returns what tells a gzip file from another without unpacking it.
 
     Its last eight bytes are a CRC-32 of what was packed, and its length modulo 2**32 (RFC 1952).
+    bgzip writes many streams, of which the last is empty: there the file's time has to tell.
     """
     with path.open("rb") as file:
         num_bytes = file.seek(0, os.SEEK_END)
         file.seek(max(num_bytes - 8, 0))
         trailer = file.read()
-    return {"bytes": num_bytes, "trailer": trailer.hex()}
+        facts: dict[str, Any] = {"bytes": num_bytes, "trailer": trailer.hex()}
+        if not any(trailer):
+            facts["mtime_ns"] = os.fstat(file.fileno()).st_mtime_ns
+    return facts
 
 
 def _gunzip(path: Path, unpacked: Path) -> None:

@@ -9,7 +9,6 @@ import hashlib
 import json
 import logging
 import os
-import struct
 import threading
 import zipfile
 import zlib
@@ -19,6 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NoReturn
 
+from pipelines.sources import zip_members
 from pipelines.sources.downloads import DownloadError, byte_bar, byte_text, file_size, read_json
 
 _LOG = logging.getLogger(__name__)
@@ -190,13 +190,9 @@ def _sha256(path: Path, advance: _Advance, give_up: threading.Event) -> str:
 def _check_members(archive: Path, advance: _Advance) -> tuple[list[zipfile.ZipInfo], list[str]]:
     """Returns all members, and a line for each that is corrupt (one for a file that is no zip)."""
     try:
-        with zipfile.ZipFile(archive) as file:
+        with archive.open("rb") as raw, zip_members.open_zip(raw) as file:
             members = file.infolist()
-            corrupt = _corrupt_members(file, members, advance)
-        # zipfile does not compare them, and damage to a length can swallow the entries after it.
-        if (promised := _num_members_promised(archive, len(members))) != len(members):
-            corrupt.append(f"the directory: {promised} members promised, {len(members)} listed")
-        return members, corrupt
+            return members, _corrupt_members(file, members, advance)
     except (*_NOT_A_ZIP, OSError) as error:
         if _is_disk_failure(error):
             raise
@@ -228,25 +224,6 @@ def _corrupt_members(
             corrupt.append(f"{member.filename!r}: {error}")
     return corrupt
 
-
-def _num_members_promised(archive: Path, num_members: int) -> int:
-    """Returns how many members a zip's end record counts (APPNOTE.TXT, 4.3.14 and 4.3.16).
-
-    Without the zip64 record the count has 16 bits; some writers let it wrap round instead.
-    """
-    with archive.open("rb") as file:
-        file.seek(max(0, archive.stat().st_size - _LONGEST_ZIP_END))
-        end = file.read()
-    record = end.rfind(b"PK\x05\x06")
-    (count,) = struct.unpack_from("<H", end, record + 10)
-    record_64 = end.rfind(b"PK\x06\x06", 0, record)
-    if count == 0xFFFF and record_64 >= 0:
-        return struct.unpack_from("<Q", end, record_64 + 32)[0]
-    return num_members if num_members % (1 << 16) == count else count
-
-
-# The end record with the longest comment, the zip64 locator and the zip64 end record.
-_LONGEST_ZIP_END = 22 + 0xFFFF + 20 + 56
 
 # What zipfile and the decompressors raise on damaged bytes; bz2's is an OSError without a number.
 _NOT_A_ZIP = (zipfile.BadZipFile, ValueError, OverflowError, NotImplementedError)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tqdm import tqdm
 
@@ -17,14 +16,11 @@ from pipelines.sources.archive import ArchiveSource
 from pipelines.sources.directory import DirectorySource
 from pipelines.sources.downloads import CredentialsError, DownloadError
 from pipelines.sources.remote import RemoteDirectorySource, RemoteZipSource
-from pipelines.sources.source import Source
+from pipelines.sources.source import Source, SourceOptions
 from pipelines.stores import remote
 
-if TYPE_CHECKING:
-    from pipelines.options import BuildOptions
 
-
-def make_source(options: BuildOptions) -> Source:
+def make_source(options: SourceOptions) -> Source:
     """Returns the source the user chose; what has to be downloaded or drawn is there by then.
 
     It does not touch the output, so that a download that fails leaves nothing half made.
@@ -37,13 +33,13 @@ def make_source(options: BuildOptions) -> Source:
     return staging.staged(_MAKERS[options.source](options), options)
 
 
-def _archive(options: BuildOptions) -> Source:
+def _archive(options: SourceOptions) -> Source:
     if options.input and remote.is_remote(options.input):
         return RemoteZipSource(options.input)
     return ArchiveSource(_input(options))
 
 
-def _directory(options: BuildOptions) -> Source:
+def _directory(options: SourceOptions) -> Source:
     if options.input and remote.is_remote(options.input):
         return RemoteDirectorySource(options.input)
     directory = _input(options)
@@ -57,7 +53,7 @@ def _directory(options: BuildOptions) -> Source:
     return DirectorySource(directory)
 
 
-def _kaggle(options: BuildOptions) -> Source:
+def _kaggle(options: SourceOptions) -> Source:
     """Downloads the archive, or what is missing of it; from then on it is one like any other."""
     try:
         path = kaggle.download_archive(options.kaggle_dataset, options.download_dir.absolute())
@@ -68,7 +64,7 @@ def _kaggle(options: BuildOptions) -> Source:
     return ArchiveSource(path, kind="kaggle", dataset=options.kaggle_dataset)
 
 
-def _fashion_mnist(options: BuildOptions) -> Source:
+def _fashion_mnist(options: SourceOptions) -> Source:
     if options.input is not None:
         return fashion_mnist.FashionMnistSource(_input(options))
     directory = options.download_dir.absolute() / "fashion-mnist"
@@ -79,9 +75,9 @@ def _fashion_mnist(options: BuildOptions) -> Source:
     return fashion_mnist.FashionMnistSource(directory)
 
 
-def _synthetic(options: BuildOptions) -> Source:
+def _synthetic(options: SourceOptions) -> Source:
     """Draws the synthetic tree, or what is missing of it; from then on it is a folder."""
-    num_examples, seed = options.num_examples, options.plan.seed
+    num_examples, seed = options.num_examples, options.seed
     directory = options.download_dir.absolute() / f"synthetic-{num_examples}-seed-{seed}"
     try:
         with tqdm(total=num_examples, unit=" images", desc="drawing", delay=1.0) as bar:
@@ -91,7 +87,7 @@ def _synthetic(options: BuildOptions) -> Source:
     return DirectorySource(directory, kind="synthetic")
 
 
-def _input(options: BuildOptions) -> Path:
+def _input(options: SourceOptions) -> Path:
     if options.input is None:
         raise errors.UserError(f"--source {options.source} needs --input")
     if remote.is_remote(options.input):
@@ -103,7 +99,7 @@ def _input(options: BuildOptions) -> Path:
     return Path(options.input).absolute()
 
 
-_MAKERS: dict[str, Callable[[BuildOptions], Source]] = {
+_MAKERS: dict[str, Callable[[SourceOptions], Source]] = {
     "kaggle": _kaggle,
     "archive": _archive,
     "directory": _directory,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import filecmp
 import os
 import stat
@@ -14,6 +15,19 @@ from typing import Any
 from pipelines import errors
 from pipelines.sources.listing import ImageRef, Listing, ListingOptions, Member, list_images
 from tfrecord_io.preprocess import Reject
+
+# What the system says of one path: that it may not be read, leads nowhere, or is no file.
+_ERRORS_OF_A_FILE = frozenset(
+    {
+        errno.EACCES,
+        errno.EPERM,
+        errno.ENOENT,
+        errno.ENOTDIR,
+        errno.EISDIR,
+        errno.ELOOP,
+        errno.ENAMETOOLONG,
+    }
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +86,21 @@ class _DirectoryReader:
                 f"{path} is gone since the build began; start again with --overwrite"
             ) from None
         except OSError as error:
-            raise Reject("unreadable_member", error.strerror or str(error)) from None
+            raise _unreadable(error, str(path)) from None
+
+
+def _unreadable(error: OSError, shown: str) -> Reject | errors.BuildError:
+    """Returns a reject for an error that lies in the file, and an end of the build for others.
+
+    An exhausted machine, a stale mount or a failing disk would otherwise cost images that are
+    good, and a resumed build would keep them out.
+    """
+    if error.errno in _ERRORS_OF_A_FILE:
+        return Reject("unreadable_member", error.strerror or str(error))
+    return errors.BuildError(
+        f"cannot read {shown}: {error.strerror or error}. Look after the disk or the machine, then "
+        "run the same command again to go on"
+    )
 
 
 def _walk(directory: Path) -> Iterator[Member]:
@@ -97,7 +125,10 @@ def _member(name: str, path: str) -> Member:
     try:
         found = os.stat(path)  # noqa: PTH116 - ten million of them; follows links to files
     except OSError as error:
-        return Member(name, 0, problem=("unreadable_member", error.strerror or str(error)))
+        problem = _unreadable(error, path)
+        if isinstance(problem, Reject):
+            return Member(name, 0, problem=(problem.reason, problem.detail))
+        raise problem from None
     if not stat.S_ISREG(found.st_mode):
         return Member(name, 0, problem=("not_a_file", "a pipe, socket or device"))
     return Member(name, found.st_size, 0, found.st_size, found.st_mtime_ns)

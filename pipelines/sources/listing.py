@@ -119,6 +119,7 @@ class Listing:
         ignored: number of files that are no part of the data, by reason.
         num_files: files seen in all.
         dropped: number of images that a policy left out.
+        notes: what the user should know about the classes, a sentence each.
     """
 
     refs: pa.Table
@@ -127,6 +128,7 @@ class Listing:
     ignored: dict[str, int]
     num_files: int
     dropped: int = 0
+    notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         parts = self.refs.num_rows + len(self.rejects) + self.copies + sum(self.ignored.values())
@@ -175,7 +177,9 @@ def list_images(
     """Sorts a source's files into images, copies of images, rejects and what is no data.
 
     Two layouts are known, below any folder: SPLIT/CLASS/files and, where no split folder exists,
-    CLASS/files, which is one split, `train`. Files may lie deeper under their class.
+    CLASS/files, which is one split, `train`. Files may lie deeper under their class. Where all
+    images of a folder with a split's name lie in further such folders, as in train/train/CNV or
+    dev/scans/train/CNV, the inner ones are the splits.
 
     Args:
         members: the files of the source, in any order.
@@ -200,12 +204,14 @@ def list_images(
     table, copies = _drop_copies(table, same_content, rejects)
     patients = _find_patients(table["path"], options.group_regex)
     table = table.append_column("patient", patients).select(REF_SCHEMA.names)
+    labels = sorted(pc.unique(pc.cast(table["label"], pa.string())).to_pylist())
     return Listing(
         refs=table.cast(REF_SCHEMA).combine_chunks(),
         rejects=tuple(sorted(rejects, key=lambda reject: (reject.source_path, reject.reason))),
         copies=copies,
         ignored=dict(sorted(ignored.items())),
         num_files=sorter.num_files,
+        notes=tuple(_label_notes(labels)),
     )
 
 
@@ -226,6 +232,9 @@ class _Sorter:
         self.ignored: collections.Counter[str] = collections.Counter()
         self._with_split = _Columns()
         self._without_split = _Columns()
+        self._image_levels: set[str] = set()
+        self._other_levels: set[str] = set()
+        self._has_nested_levels = False
 
     def add(self, member: Member) -> None:
         self.num_files += 1
@@ -244,13 +253,16 @@ class _Sorter:
             self.rejects.append(
                 RejectedFile(source_path=printable(name), reason=problem[0], detail=problem[1])
             )
-        elif folder.root is not None:
-            self._with_split.add(member, folder.root)
+        elif folder.levels:
+            self._with_split.add(member, _parent(folder.levels[0]))
+            self._note_level(folder, name)
         else:
             self._without_split.add(member, "")
 
     def place(self) -> pa.Table:
         """Gives every remaining file its tree, split and class, or a reason why it has none."""
+        if self._has_nested_levels:
+            self._choose_levels()
         if self._with_split.num_rows:
             for name in self._without_split.names():
                 self._set_aside(name, "lies outside the SPLIT/CLASS folders")
@@ -260,6 +272,38 @@ class _Sorter:
             split = pa.chunked_array([_rename_splits(chunk) for chunk in split.chunks])
             return _with_columns(table, split, _folder(table, 1))
         return self._place_by_class()
+
+    def _note_level(self, folder: _Folder, name: str) -> None:
+        """Remembers the innermost split folder of a file, which is the split if all agree."""
+        self._has_nested_levels |= len(folder.levels) > 1
+        innermost = folder.levels[-1]
+        if innermost in self._image_levels:
+            return
+        levels = self._image_levels if _looks_like_image(name) else self._other_levels
+        levels.add(innermost)
+
+    def _choose_levels(self) -> None:
+        """Gives every file the outermost split folder that is the innermost one of an image.
+
+        So train/train/CNV/1.png lies in the inner `train`, unless there is a train/DME/2.png: then
+        the outer one is the split and `train` a class.
+        """
+        # A note beside the inner folders, such as train/labels/labels.csv, makes no level.
+        chosen = self._image_levels | {
+            level
+            for level in self._other_levels
+            if not any(inner.startswith(f"{level}/") for inner in self._image_levels)
+        }
+        columns = _Columns()
+        for member in self._with_split.members():
+            base = member.name.rpartition("/")[2]
+            levels = _folder_of(member.name[: len(member.name) - len(base)]).levels
+            level = next((level for level in levels if level in chosen), None)
+            if level is None:
+                self._set_aside(member.name, "lies outside the SPLIT/CLASS folders")
+            else:
+                columns.add(member, _parent(level))
+        self._with_split = columns
 
     def _place_by_class(self) -> pa.Table:
         names = list(self._without_split.names())
@@ -326,11 +370,12 @@ class _Folder(NamedTuple):
     """What the files of a folder have in common.
 
     Attributes:
-        root: the folders above its split folder, joined; None if it lies in no split folder.
+        levels: the folders on its path that have a split's name and a folder below, outermost
+            first, each with the folders above it.
         is_plain: whether it is neither hidden nor a problem, so that a plain name in it is not.
     """
 
-    root: str | None
+    levels: tuple[str, ...]
     is_plain: bool
 
 
@@ -340,12 +385,15 @@ def _folder_of(prefix: str) -> _Folder:
     parts = prefix.split("/")
     # The last part is empty, where the file's own name was; the class folder is before it.
     depths = (depth for depth in range(len(parts) - 2) if parts[depth].lower() in _SPLITS)
-    depth = next(depths, None)
     likely = [*parts[:-1], "a"]
     return _Folder(
-        root=None if depth is None else "/".join(parts[:depth]),
+        levels=tuple("/".join(parts[: depth + 1]) for depth in depths),
         is_plain=not (_ignored_reason(likely) or _name_problem(f"{prefix}a", likely)),
     )
+
+
+def _parent(folder: str) -> str:
+    return folder.rpartition("/")[0]
 
 
 def _is_plain(base: str) -> bool:
@@ -433,12 +481,13 @@ def _with_columns(table: pa.Table, split: pa.ChunkedArray, label: pa.ChunkedArra
 
 def _choose_tree(table: pa.Table, tree: str | None, ignored: collections.Counter[str]) -> pa.Table:
     """Keeps one tree and its copies; the leader comes first in the dictionary order of roots."""
-    counts = table.group_by(["root", "label"]).aggregate([([], "count_all")]).to_pylist()
+    table = table.append_column("tree", _trees(table))
+    counts = table.group_by(["tree", "label"]).aggregate([([], "count_all")]).to_pylist()
     labels: dict[str, set[str]] = collections.defaultdict(set)
     sizes: collections.Counter[str] = collections.Counter()
     for row in counts:
-        labels[row["root"]].add(row["label"])
-        sizes[row["root"]] += row["count_all"]
+        labels[row["tree"]].add(row["label"])
+        sizes[row["tree"]] += row["count_all"]
     ranked = sorted(sizes, key=lambda root: (-sizes[root], len(root), root))
     if tree is not None:
         leader = next((root for root in ranked if root.strip(" /") == tree.strip(" /")), None)
@@ -457,8 +506,8 @@ def _choose_tree(table: pa.Table, tree: str | None, ignored: collections.Counter
     ignored["other_tree"] += sum(sizes[root] for root in others)
     if not others:
         del ignored["other_tree"]
-    kept = table.filter(pc.is_in(pc.cast(table["root"], pa.string()), pa.array(sorted(same))))
-    is_copy = pc.not_equal(pc.cast(kept["root"], pa.string()), leader)
+    kept = table.filter(pc.is_in(table["tree"], pa.array(sorted(same))))
+    is_copy = pc.not_equal(kept["tree"], leader)
     order = pc.sort_indices(
         kept.append_column("is_copy", pc.cast(is_copy, pa.int8())).append_column(
             "root_name", pc.cast(kept["root"], pa.string())
@@ -468,22 +517,50 @@ def _choose_tree(table: pa.Table, tree: str | None, ignored: collections.Counter
     return kept.take(order)
 
 
+def _trees(table: pa.Table) -> pa.ChunkedArray:
+    """Returns the tree of every file: the folder above its split folder.
+
+    Where an archive wraps every split in a folder of its name, as in train/train and test/test,
+    the tree is the folder above these, so that the splits stay together.
+    """
+    splits: dict[str, set[str]] = collections.defaultdict(set)
+    for row in table.group_by(["root", "split"]).aggregate([]).to_pylist():
+        splits[row["root"]].add(row["split"])
+    trees = {
+        root: _parent(root) if {_SPLITS.get(root.rpartition("/")[2].lower())} == names else root
+        for root, names in splits.items()
+    }
+    roots = table["root"].combine_chunks()
+    named = pa.array([trees[root] for root in roots.dictionary.to_pylist()], pa.string())
+    return pa.chunked_array([named.take(roots.indices)])
+
+
 def _trees_like(table: pa.Table, leader: str) -> set[str]:
     """Returns the leader and the trees that have at least half of their paths in common with it.
 
     The real archive holds its whole tree twice; the copy may be incomplete.
     """
-    roots = pc.unique(pc.cast(table["root"], pa.string())).to_pylist()
-    if len(roots) == 1:
+    names = table["tree"]
+    trees = pc.unique(names).to_pylist()
+    if len(trees) == 1:
         return {leader}
-    names = pc.cast(table["root"], pa.string())
     leader_paths = table.filter(pc.equal(names, leader))["path"].combine_chunks()
     same = {leader}
-    for root in roots:
-        paths = table.filter(pc.equal(names, root))["path"]
-        if root != leader and 2 * pc.sum(pc.is_in(paths, leader_paths)).as_py() >= len(paths):
-            same.add(root)
+    for tree in trees:
+        paths = table.filter(pc.equal(names, tree))["path"]
+        if tree != leader and 2 * pc.sum(pc.is_in(paths, leader_paths)).as_py() >= len(paths):
+            same.add(tree)
     return same
+
+
+def _label_notes(labels: Sequence[str]) -> Iterator[str]:
+    """Yields what is suspicious about the names of the classes, a sentence each."""
+    for label in labels:
+        if label.lower() in _SPLITS:
+            yield (
+                f"the class {label!a} has a split's name; if it is no class, give --input or "
+                "--tree the folder that holds the SPLIT or CLASS folders"
+            )
 
 
 def _choose_classes(

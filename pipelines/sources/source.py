@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from pipelines.sources.listing import ImageRef, Listing, ListingOptions
 
@@ -53,3 +54,33 @@ class Source(Protocol):
     def describe(self) -> dict[str, Any]:
         """Returns what the manifest says about the source; no secrets, no local paths."""
         ...
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SourceOptions:
+    """Where the images come from, and from where the workers have to read them.
+
+    Attributes:
+        source: the kind of source, such as `archive`.
+        input: the archive or folder, a path or a URL; sources that fetch or draw need none.
+        output: folder or URL of the dataset, which must not lie in the input.
+        kaggle_dataset: OWNER/NAME of the dataset that is downloaded from Kaggle.
+        fashion_mnist_url: address of the folder with Fashion-MNIST's four files.
+        num_examples: images that the synthetic source draws.
+        seed: of its drawing.
+        download_dir: where what is downloaded or drawn is kept.
+        staging: URL of a folder to which a local archive is uploaded for remote workers.
+        workers: `here` on this machine; on a `cluster`, which may see its disk; or on `dataflow`,
+            which does not.
+    """
+
+    source: str
+    input: str | None
+    output: str
+    kaggle_dataset: str
+    fashion_mnist_url: str
+    num_examples: int
+    seed: int
+    download_dir: Path
+    staging: str | None
+    workers: Literal["here", "cluster", "dataflow"]

@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO
 
-from apache_beam.options.pipeline_options import PipelineOptions
-
-from pipelines import engine, errors
+from pipelines import errors
 from pipelines.sources import zip_members
 from pipelines.sources.archive import ArchiveSource
 from pipelines.sources.downloads import byte_bar
 from pipelines.sources.remote import RemoteZipSource
-from pipelines.sources.source import Source
+from pipelines.sources.source import Source, SourceOptions
 from pipelines.stores import remote
 
-if TYPE_CHECKING:
-    from pipelines.options import BuildOptions
 
-
-def require_reachable(options: BuildOptions) -> None:
+def require_reachable(options: SourceOptions) -> None:
     """Checks that the engine's workers will see the images, before they are fetched or drawn.
 
     Dataflow's workers never see a disk of this machine. Those of other clusters may share one
@@ -29,13 +24,13 @@ def require_reachable(options: BuildOptions) -> None:
     Raises:
         errors.UserError: if they will not; it says what to do.
     """
-    engine_options, given = _beam_options(options), options.input or ""
-    if remote.shown(given) != given and not engine.is_local(engine_options):
+    given = options.input or ""
+    if remote.shown(given) != given and options.workers != "here":
         raise errors.UserError(
             f"--input {remote.shown(given)} was given with a signature or a password, which would "
             "be written into the job's description; give a URL without, or copy the file first"
         )
-    if not engine.is_dataflow(engine_options) or remote.is_remote(given):
+    if options.workers != "dataflow" or remote.is_remote(given):
         return
     if options.source not in ("kaggle", "archive"):
         raise errors.UserError(
@@ -50,7 +45,7 @@ def require_reachable(options: BuildOptions) -> None:
         )
 
 
-def staged(source: Source, options: BuildOptions) -> Source:
+def staged(source: Source, options: SourceOptions) -> Source:
     """Uploads a local zip where the engine has remote workers and the user said where to.
 
     Raises:
@@ -60,7 +55,7 @@ def staged(source: Source, options: BuildOptions) -> Source:
     if not isinstance(source, ArchiveSource) or not options.staging:
         return source
     # That the file is not there is said where all sources are prepared.
-    if engine.is_local(_beam_options(options)) or not source.path.is_file():
+    if options.workers == "here" or not source.path.is_file():
         return source
     if not source.is_zip:
         raise errors.UserError(
@@ -102,7 +97,3 @@ def _size(url: str) -> int | None:
         return remote.describe(url).size
     except FileNotFoundError:
         return None
-
-
-def _beam_options(options: BuildOptions) -> PipelineOptions:
-    return PipelineOptions(list(options.beam_args))

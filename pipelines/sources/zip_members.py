@@ -7,10 +7,12 @@ anew in every worker costs a second and a hundred megabytes each.
 
 from __future__ import annotations
 
+import io
 import stat
+import struct
 import zipfile
 from collections.abc import Callable, Iterator
-from typing import IO
+from typing import IO, NamedTuple
 
 import deflate
 
@@ -24,8 +26,16 @@ _ZIP_HEADER_LENGTH = 30
 _ZIP_HEADER_SIGNATURE = b"PK\x03\x04"
 _ENCRYPTED = 0x1
 
+# APPNOTE.TXT 4.3.16 and 4.3.14: the end record, which a comment may follow, and the zip64 one.
+_END_SIGNATURE = b"PK\x05\x06"
+_END_64_SIGNATURE = b"PK\x06\x06"
+_END_LENGTH = 22
+# With the zip64 locator and the zip64 end record before it, without and with the longest comment.
+_SHORTEST_END = 56 + 20 + _END_LENGTH
+_LONGEST_END = _SHORTEST_END + 0xFFFF
+
 #: What a zip begins with: a member, or the end record of one without members.
-SIGNATURES = (_ZIP_HEADER_SIGNATURE, b"PK\x05\x06")
+SIGNATURES = (_ZIP_HEADER_SIGNATURE, _END_SIGNATURE)
 
 
 def list_members(file: IO[bytes], size: int, shown: str) -> Iterator[Member]:
@@ -40,7 +50,7 @@ def list_members(file: IO[bytes], size: int, shown: str) -> Iterator[Member]:
         errors.UserError: if it is no complete zip.
     """
     try:
-        with zipfile.ZipFile(file) as archive:
+        with open_zip(file) as archive:
             infos = archive.infolist()
     except (zipfile.BadZipFile, OSError, EOFError, ValueError, NotImplementedError) as error:
         raise errors.UserError(
@@ -57,6 +67,50 @@ def list_members(file: IO[bytes], size: int, shown: str) -> Iterator[Member]:
                 info.CRC,
                 _problem(info, size),
             )
+
+
+def open_zip(file: IO[bytes]) -> zipfile.ZipFile:
+    """Opens a zip whose directory lists as many members as its end record counts.
+
+    `zipfile` does not compare the two, and a damaged length in one entry of the directory hides
+    the entries that follow it.
+
+    Args:
+        file: the archive, which can be sought.
+
+    Raises:
+        zipfile.BadZipFile: if it is no zip, or members are missing from its directory.
+    """
+    archive = zipfile.ZipFile(file)
+    num_listed = len(archive.infolist())
+    num_promised = _find_end(file).num_members
+    # Without a zip64 record the count has 16 bits; some writers let it wrap around instead.
+    if num_promised not in (num_listed, num_listed % (1 << 16)):
+        archive.close()
+        raise zipfile.BadZipFile(f"{num_promised:,} members promised, {num_listed:,} listed")
+    return archive
+
+
+class _End(NamedTuple):
+    """What the end record of a zip says of its directory."""
+
+    num_members: int
+
+
+def _find_end(file: IO[bytes]) -> _End:
+    """Reads the end record; of a zip without a comment it needs the last hundred bytes."""
+    size = file.seek(0, io.SEEK_END)
+    for length in (_SHORTEST_END, _LONGEST_END):
+        file.seek(max(0, size - length))
+        tail = file.read()
+        place = tail.rfind(_END_SIGNATURE)
+        if place == len(tail) - _END_LENGTH:
+            break
+    (num_members,) = struct.unpack_from("<H", tail, place + 10)
+    place_64 = tail.rfind(_END_64_SIGNATURE, 0, place)
+    if num_members == 0xFFFF and place_64 >= 0:
+        (num_members,) = struct.unpack_from("<Q", tail, place_64 + 32)
+    return _End(num_members)
 
 
 def _problem(info: zipfile.ZipInfo, archive_size: int) -> tuple[str, str] | None:

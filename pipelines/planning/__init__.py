@@ -1,0 +1,1 @@
+"""Decided before any image is read: splits, shards, and what the output still lacks."""

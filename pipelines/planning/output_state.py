@@ -1,0 +1,185 @@
+"""The output folder before a build: who may write there, and what is there already."""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from pipelines import errors
+from pipelines.planning.plan import PLAN_JSON, differences, fingerprint
+from pipelines.stores import file_lock
+from pipelines.stores.output import BUILD_DIR, Storage
+from tfrecord_io import manifest
+
+_LOCK = f"{BUILD_DIR}/lock"
+_OWN_FILES = re.compile(
+    r"[a-z][a-z0-9_]*-\d{5,}-of-\d{5,}\.(tfrecord|json)"
+    r"|manifest\.json|examples\.parquet|rejects\.csv|dropped\.csv|report\.html"
+    r"|features\.json|dataset_info\.json"
+)
+
+
+class OutputState(enum.Enum):
+    """What an output folder holds, seen from the build that is wanted."""
+
+    EMPTY = enum.auto()
+    UNFINISHED = enum.auto()
+    COMPLETE = enum.auto()
+
+
+@contextlib.contextmanager
+def locked(storage: Storage) -> Iterator[None]:
+    """Holds the output folder against a second build at the same time.
+
+    The lock dies with the process, so a killed build leaves none behind. A remote output has
+    no such lock; there, two builds of the same plan write the same bytes.
+
+    Raises:
+        errors.UserError: if another build holds it, or nothing can be written there.
+    """
+    if storage.remote:
+        try:
+            storage.names()
+        except (errors.UserError, errors.BuildError) as error:
+            raise errors.UserError(f"cannot use --output {storage.root}: {error}") from None
+        yield
+        if storage.exists(manifest.FILE_NAME):
+            storage.delete_build_dir()
+        return
+    made = not Path(storage.root).exists()
+    descriptor = _take_lock(storage)
+    try:
+        yield
+    finally:
+        _tidy(storage, made)
+        os.close(descriptor)
+
+
+def check_output(storage: Storage, identity: Mapping[str, Any]) -> OutputState:
+    """Compares what is there with what is wanted.
+
+    Args:
+        storage: the output folder.
+        identity: of the wanted build, see `plan.fingerprint`.
+
+    Raises:
+        errors.UserError: if the folder holds something else, or a complete dataset that has lost
+            a file.
+    """
+    names = storage.names()
+    if manifest.FILE_NAME in names:
+        try:
+            found = read_manifest(storage)
+        except manifest.ManifestError as error:
+            raise errors.UserError(f"{error}; --overwrite replaces it") from None
+        _refuse_other(storage, found.options, identity, found.fingerprint)
+        _require_shards(storage, found)
+        return OutputState.COMPLETE
+    if storage.exists(PLAN_JSON):
+        try:
+            planned = json.loads(storage.read(PLAN_JSON))
+            found_identity, found_fingerprint = planned["identity"], planned["fingerprint"]
+        except (ValueError, KeyError, TypeError):
+            raise errors.UserError(
+                f"{storage.path(PLAN_JSON)} is damaged; --overwrite begins anew"
+            ) from None
+        _refuse_other(storage, found_identity, identity, found_fingerprint)
+        return OutputState.UNFINISHED
+    strangers = [name for name in names if name.endswith(".tfrecord")]
+    if strangers:
+        raise errors.UserError(
+            f"{storage.root} holds {strangers[0]} and no plan of a build; choose another "
+            "--output, or replace its shards with --overwrite"
+        )
+    return OutputState.EMPTY
+
+
+def read_manifest(storage: Storage) -> manifest.Manifest:
+    """Returns the manifest of a complete output.
+
+    Raises:
+        FileNotFoundError: if the output has none.
+        manifest.ManifestError: if it cannot be used.
+    """
+    path = storage.path(manifest.FILE_NAME)
+    try:
+        text = storage.read(manifest.FILE_NAME).decode()
+    except UnicodeDecodeError:
+        raise manifest.ManifestError(f"{path} is no text") from None
+    return manifest.Manifest.from_json(text, path)
+
+
+def clear(storage: Storage) -> None:
+    """Removes a dataset, its manifest first, so that at no time it looks complete."""
+    names = [name for name in storage.names() if _OWN_FILES.fullmatch(name)]
+    names.sort(key=lambda name: name != manifest.FILE_NAME)
+    storage.delete(names)
+    storage.delete([f"{BUILD_DIR}/{name}" for name in _build_files(storage)])
+
+
+def remove_leftovers(storage: Storage) -> None:
+    """Removes the temporary files of attempts that were killed."""
+    leftovers = [name for name in _build_files(storage) if name.endswith(".tmp")]
+    storage.delete([f"{BUILD_DIR}/{name}" for name in leftovers])
+
+
+def _build_files(storage: Storage) -> list[str]:
+    # The lock stays: it is held, and another build may be looking at it.
+    return [
+        name for name in storage.names(BUILD_DIR) if name != "lock" and not name.endswith(".tar")
+    ]
+
+
+def _refuse_other(
+    storage: Storage, old: Mapping[str, Any], new: Mapping[str, Any], old_fingerprint: str
+) -> None:
+    if old_fingerprint != fingerprint(new):
+        raise errors.UserError(
+            f"{storage.root} holds a dataset that differs:\n  "
+            + "\n  ".join(differences(old, new) or ["the format of the files"])
+            + "\nchoose another --output, or replace it with --overwrite"
+        )
+
+
+def _require_shards(storage: Storage, found: manifest.Manifest) -> None:
+    promised = [shard for split in found.splits.values() for shard in split.shards]
+    sizes = storage.map(storage.size, [shard.name for shard in promised])
+    for shard, size in zip(promised, sizes, strict=True):
+        if size != shard.num_bytes:
+            state = "is missing" if size is None else f"has {size:,} bytes"
+            raise errors.UserError(
+                f"{storage.path(shard.name)} {state}, the manifest says {shard.num_bytes:,} "
+                "bytes; build the dataset anew with --overwrite"
+            )
+
+
+def _take_lock(storage: Storage) -> int:
+    path = Path(storage.path(_LOCK))
+    try:
+        return file_lock.acquire(path)
+    except BlockingIOError:
+        raise errors.UserError(
+            f"another build (process {file_lock.holder(path)}) is writing to {storage.root}; wait "
+            "for it, or choose another --output"
+        ) from None
+    except OSError as error:
+        raise errors.UserError(
+            f"cannot write to --output {storage.root}: {error.strerror}"
+        ) from None
+
+
+def _tidy(storage: Storage, made: bool) -> None:
+    """Leaves no empty folder behind a build that never began or that needs its files no more."""
+    if storage.exists(manifest.FILE_NAME):
+        storage.delete_build_dir()
+    elif storage.names(BUILD_DIR) == ["lock"]:
+        storage.delete_build_dir()
+        if made:
+            with contextlib.suppress(OSError):
+                Path(storage.root).rmdir()

@@ -1,0 +1,352 @@
+"""The plan: which image goes into which record of which shard, before any pixel is read.
+
+Plain arithmetic on the listing, the same on every machine. It is written beside the output as an
+Arrow file with one batch a shard, so that a worker reads the few kilobytes of its own task and
+neither Beam's graph nor a worker's memory grows with the data.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import itertools
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import IO, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipelines import errors
+from pipelines.sources.listing import REF_SCHEMA, Listing
+from pipelines.stores.output import BUILD_DIR, Storage
+from tfrecord_io import manifest, shards
+
+#: The references, a record batch a task; and beside it the tasks and what decides the bytes.
+PLAN_FILE = f"{BUILD_DIR}/plan.arrow"
+PLAN_JSON = f"{BUILD_DIR}/plan.json"
+
+#: Bytes of a shard unless the user says otherwise: large enough that a network store streams it
+#: at full speed (tens of megabytes), small enough that the real data gives some 70 tasks to share.
+DEFAULT_SHARD_SIZE_MB = 64
+
+#: A split too small for that many shards of the default size is cut finer, so that the cores of
+#: one machine can share it, but not below this many images a shard.
+_MIN_SHARDS = 16
+_MIN_SHARD_EXAMPLES = 64
+
+#: More augmented copies than this are better made by the trainer, anew in each epoch.
+MAX_VARIANTS = 100
+_AUGMENTED_SPLIT = "train"
+
+#: A row a record: the image, and which variant of it (0 is the image itself).
+PLAN_SCHEMA = REF_SCHEMA.append(pa.field("variant", pa.int32()))
+
+# In the metadata of the plan file's schema.
+_FINGERPRINT_KEY = b"fingerprint"
+
+_SPLIT_ORDER = ("train", "val", "test")
+_ROWS_AT_ONCE = 65_536
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PlanOptions:
+    """How the images are shuffled and cut into shards.
+
+    Attributes:
+        seed: of the shuffle; the same seed gives the same order everywhere.
+        shard_size_mb: wanted size of a shard in megabytes (10**6 bytes).
+        num_shards: of the largest split; the others get their share. Overrides the size.
+        limit: at most this many images of each split, drawn by the seed.
+        variants: augmented copies that are made of each image of the train split.
+
+    Raises:
+        ValueError: if a value is out of range.
+    """
+
+    seed: int = 0
+    shard_size_mb: float | None = None
+    num_shards: int | None = None
+    limit: int | None = None
+    variants: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.seed < 2**63:
+            raise ValueError(f"seed must be in 0..2**63-1, received {self.seed}")
+        if self.shard_size_mb is not None and self.num_shards is not None:
+            raise ValueError("give either shard_size_mb or num_shards, not both")
+        if self.shard_size_mb is not None and not 0 < self.shard_size_mb < math.inf:
+            raise ValueError(f"shard_size_mb must be positive, received {self.shard_size_mb}")
+        for name in ("num_shards", "limit"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, received {value}")
+        if not 0 <= self.variants <= MAX_VARIANTS:
+            raise ValueError(f"variants must be in 0..{MAX_VARIANTS}, received {self.variants}")
+
+
+@dataclasses.dataclass(frozen=True)
+class ShardTask:
+    """One element of the Beam job: one shard to write.
+
+    Attributes:
+        index: its batch in the plan file.
+        split: name of the split.
+        shard_index: place of the shard in its split.
+        num_shards: shards of the split.
+        num_refs: images planned into it; rejects make it hold fewer.
+    """
+
+    index: int
+    split: str
+    shard_index: int
+    num_shards: int
+    num_refs: int
+
+    @property
+    def shard_name(self) -> str:
+        return shards.shard_name(self.split, self.shard_index, self.num_shards)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A whole build, decided.
+
+    Attributes:
+        refs: images in the order of the records, a table of `PLAN_SCHEMA`.
+        tasks: in the order of `refs`; together they cover it exactly.
+        label_names: in the order of their indices.
+        over_limit: images left out because of the limit.
+        num_variants: rows of `refs` that are a variant of another row's image.
+    """
+
+    refs: pa.Table
+    tasks: tuple[ShardTask, ...]
+    label_names: tuple[str, ...]
+    over_limit: int
+    num_variants: int = 0
+
+    def write(self, file: IO[bytes], fingerprint: str) -> None:
+        """Writes the references as an Arrow IPC file, one record batch a task.
+
+        Args:
+            file: where to.
+            fingerprint: of the build, by which `read_task_refs` knows its own plan.
+        """
+        schema = PLAN_SCHEMA.with_metadata({_FINGERPRINT_KEY: fingerprint})
+        with pa.ipc.new_file(file, schema) as writer:
+            start = 0
+            for task in self.tasks:
+                # An Arrow file allows one dictionary a column, so the batches are slices.
+                rows = self.refs.slice(start, task.num_refs)
+                writer.write_table(rows.replace_schema_metadata(schema.metadata))
+                start += task.num_refs
+
+
+def read_task_refs(file: pa.NativeFile, task: ShardTask, fingerprint: str) -> pa.RecordBatch:
+    """Returns the references of one task from the file that `Plan.write` wrote.
+
+    Args:
+        file: the plan file, open.
+        task: one of the plan's tasks.
+        fingerprint: of the build that the plan must belong to.
+
+    Raises:
+        errors.BuildError: if the plan belongs to another build.
+    """
+    reader = pa.ipc.open_file(file)
+    require_own((reader.schema.metadata or {}).get(_FINGERPRINT_KEY, b"").decode(), fingerprint)
+    return reader.get_batch(task.index)
+
+
+def require_own(found: str, fingerprint: str) -> None:
+    """Checks that a plan in the output's folder belongs to the build that reads it.
+
+    Where the output has no lock, as on an object store, another launcher can replace the plan.
+
+    Args:
+        found: fingerprint in the plan.
+        fingerprint: of the build.
+
+    Raises:
+        errors.BuildError: if they differ.
+    """
+    if found != fingerprint:
+        raise errors.BuildError(
+            f"the plan in the output belongs to build {found[:12] or 'unknown'}, this build is "
+            f"{fingerprint[:12]}: another command writes to the same --output. Stop one of the "
+            "two, and run the other again"
+        )
+
+
+def write_plan(storage: Storage, plan: Plan, identity: Mapping[str, Any]) -> None:
+    """Writes a plan beside the output, for `read_tasks`, `read_task_refs` and a later run.
+
+    Args:
+        storage: the output folder.
+        plan: what is to be written.
+        identity: of the build, see `fingerprint`.
+    """
+    with storage.create(PLAN_FILE) as file:
+        plan.write(file, fingerprint(identity))
+    content = {
+        "fingerprint": fingerprint(identity),
+        "identity": identity,
+        "tasks": [dataclasses.astuple(task) for task in plan.tasks],
+    }
+    with storage.create(PLAN_JSON) as file:
+        file.write(json.dumps(content).encode())
+
+
+def read_tasks(storage: Storage, fingerprint: str) -> list[ShardTask]:
+    """Returns all tasks of the plan that `write_plan` left in an output folder.
+
+    Args:
+        storage: the output folder.
+        fingerprint: of the build that the plan must belong to.
+
+    Raises:
+        errors.BuildError: if the plan belongs to another build.
+    """
+    planned = json.loads(storage.read(PLAN_JSON))
+    require_own(planned["fingerprint"], fingerprint)
+    return [ShardTask(*values) for values in planned["tasks"]]
+
+
+def make_plan(
+    listing: Listing, record_stride: int, classes: Sequence[str], options: PlanOptions
+) -> Plan:
+    """Shuffles each split over all its images and cuts it into shards of equal count (±1).
+
+    Args:
+        listing: what the source holds.
+        record_stride: bytes of a record, which turn a shard's size into a count.
+        classes: label names in their order; sorted names of the listing's classes if empty.
+        options: seed, shard size and limit.
+    """
+    names = pc.unique(listing.refs["split"].cast(pa.string())).to_pylist()
+    splits = sorted(names, key=lambda name: (_split_rank(name), name))
+    split_codes = _codes(listing.refs["split"], splits)
+    order = np.lexsort((_random_ranks(len(split_codes), options.seed), split_codes))
+    counts = np.bincount(split_codes, minlength=len(splits))
+    kept = np.minimum(counts, options.limit) if options.limit else counts
+    starts = np.cumsum(counts) - counts
+    by_split = [order[s : s + k] for s, k in zip(starts, kept, strict=True)]
+    over_limit = int(counts.sum() - kept.sum())
+    variants = [np.zeros(len(rows), np.int64) for rows in by_split]
+    if options.variants and _AUGMENTED_SPLIT in splits:
+        place = splits.index(_AUGMENTED_SPLIT)
+        by_split[place], variants[place] = _with_variants(by_split[place], options)
+        kept[place] = len(by_split[place])
+    rows, variant = np.concatenate(by_split), np.concatenate(variants)
+    tasks: list[ShardTask] = []
+    for split, num_examples in zip(splits, kept.tolist(), strict=True):
+        num_shards = _num_shards(num_examples, int(kept.max()), record_stride, options)
+        for shard_index, count in enumerate(shard_counts(num_examples, num_shards)):
+            tasks.append(
+                ShardTask(
+                    index=len(tasks),
+                    split=split,
+                    shard_index=shard_index,
+                    num_shards=num_shards,
+                    num_refs=count,
+                )
+            )
+    labels = pc.unique(listing.refs["label"].cast(pa.string())).to_pylist()
+    return Plan(
+        refs=listing.refs.take(rows)
+        .append_column("variant", pa.array(variant, pa.int32()))
+        .combine_chunks(),
+        tasks=tuple(tasks),
+        label_names=tuple(classes) or tuple(sorted(labels)),
+        over_limit=over_limit,
+        num_variants=int(np.count_nonzero(variant)),
+    )
+
+
+def _with_variants(rows: np.ndarray, options: PlanOptions) -> tuple[np.ndarray, np.ndarray]:
+    """Returns rows and variants, each image as often as it is wanted, in a new shuffled order."""
+    copies = options.variants + 1
+    order = np.argsort(_random_ranks(len(rows) * copies, options.seed), kind="stable")
+    return np.repeat(rows, copies)[order], np.tile(np.arange(copies), len(rows))[order]
+
+
+def shard_counts(num_examples: int, num_shards: int) -> list[int]:
+    """Returns the number of examples of each shard: equal, the remainder spread evenly."""
+    bounds = [num_examples * index // num_shards for index in range(num_shards + 1)]
+    return [end - start for start, end in itertools.pairwise(bounds)]
+
+
+def listing_digest(refs: pa.Table) -> str:
+    """Returns the SHA-256 of the names, sizes and versions of all images, in hexadecimal."""
+    digest = hashlib.sha256()
+    for batch in refs.to_batches(_ROWS_AT_ONCE):
+        for name in ("root", "path"):
+            # No name holds a zero byte (see `listing`), so that it ends each of them for certain.
+            digest.update("\0".join([*batch.column(name).to_pylist(), ""]).encode())
+        for name in ("size", "version"):
+            digest.update(batch.column(name).to_numpy().astype("<i8").tobytes())
+    return digest.hexdigest()
+
+
+def fingerprint(identity: Mapping[str, Any]) -> str:
+    """Returns the digest of everything that decides the bytes of a dataset.
+
+    Args:
+        identity: JSON values by name; the same content gives the same digest.
+    """
+    content = {"format_version": manifest.FORMAT_VERSION, **identity}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """Returns a line for each entry in which two identities differ."""
+    return [
+        f"{name}: {old.get(name)!r} there, {new.get(name)!r} now"
+        for name in sorted(old.keys() | new.keys())
+        if old.get(name) != new.get(name)
+    ]
+
+
+def _split_rank(name: str) -> int:
+    return _SPLIT_ORDER.index(name) if name in _SPLIT_ORDER else len(_SPLIT_ORDER)
+
+
+def _codes(column: pa.ChunkedArray, names: Sequence[str]) -> np.ndarray:
+    """Returns int64 [rows], the place of each value in `names`."""
+    return pc.index_in(column.cast(pa.string()), pa.array(names)).to_numpy().astype(np.int64)
+
+
+def _random_ranks(num_rows: int, seed: int) -> np.ndarray:
+    """Returns uint64 [num_rows], pseudo-random and never to change.
+
+    NumPy promises no stable stream of its generators' `permutation` (NEP 19), so the shuffle
+    sorts by SplitMix64 of the row's number (Steele, Lea, Flood 2014, OOPSLA, fig. 16).
+    """
+    with np.errstate(over="ignore"):
+        start = splitmix64(np.array([seed], np.uint64))
+        return splitmix64(start + np.arange(num_rows, dtype=np.uint64))
+
+
+def splitmix64(state: np.ndarray) -> np.ndarray:
+    """Returns well mixed uint64 numbers, one for each of `state`; the same ones everywhere."""
+    mixed = state * np.uint64(0x9E3779B97F4A7C15) + np.uint64(0x9E3779B97F4A7C15)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return mixed ^ (mixed >> np.uint64(31))
+
+
+def _num_shards(
+    num_examples: int, largest_split: int, record_stride: int, options: PlanOptions
+) -> int:
+    if options.num_shards:
+        share = options.num_shards * num_examples / largest_split
+        return min(max(1, round(share)), num_examples)
+    size_mb = options.shard_size_mb or DEFAULT_SHARD_SIZE_MB
+    # A size near zero would make it infinitely many.
+    by_size = math.ceil(min(num_examples, num_examples * record_stride / (size_mb * 1_000_000)))
+    if options.shard_size_mb is None:
+        by_size = max(by_size, min(_MIN_SHARDS, num_examples // _MIN_SHARD_EXAMPLES))
+    return min(max(1, by_size), num_examples)

@@ -1,0 +1,369 @@
+"""Splits without leaks: whose images go to train, val and test, decided before any is decoded.
+
+A patient's split is a function of the patient's name and a seed alone: a hash turns it into a
+number from 0 to 1, and fixed bounds at the wanted fractions turn that into a split. So images
+that come later move nobody. The price is that the fractions, of each class as of the whole, are
+met only as well as chance allows; `--split_seed auto` therefore tries many seeds, takes the one
+that meets them best in every class, and names it, to be given from then on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import xxhash
+
+from pipelines import errors
+from pipelines.planning.plan import splitmix64
+from pipelines.sources.listing import REF_SCHEMA
+
+#: Fractions of `--splits patient` unless the user gives others.
+DEFAULT_FRACTIONS = (("train", 0.8), ("val", 0.1), ("test", 0.1))
+
+#: A row an image that a policy left out.
+DROPPED_SCHEMA = pa.schema(
+    [("path", pa.large_string()), ("reason", pa.string()), ("detail", pa.string())]
+)
+
+#: What `auto` may cost: so many places of patients, some two seconds, for at most so many seeds.
+#: Of a few thousand patients in four classes one seed in thousands is right within a point.
+_MAX_PLACES = 50_000_000
+_MAX_SEEDS = 10_000
+_SEEDS_AT_ONCE = 20
+
+Policy = Literal["keep", "drop", "fail"]
+POLICIES: tuple[Policy, ...] = ("keep", "drop", "fail")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SplitOptions:
+    """Who decides the splits, and what happens to patients who are in several.
+
+    Attributes:
+        splits: `source` (as the folders say) or `patient` (by patient, at random).
+        fractions: (split, share) pairs of `patient`; `DEFAULT_FRACTIONS` if None.
+        keep_split: a split of the source that stays as it is; what shares a patient with it is
+            left out of the others.
+        seed: of `patient`; None looks for one that balances the classes.
+        leaks: what happens to patients who are in several splits.
+
+    Raises:
+        ValueError: if a value is out of range or the choices contradict each other.
+    """
+
+    splits: Literal["source", "patient"] = "source"
+    fractions: tuple[tuple[str, float], ...] | None = None
+    keep_split: str | None = None
+    seed: int | None = 0
+    leaks: Policy = "keep"
+
+    def __post_init__(self) -> None:
+        if self.splits not in ("source", "patient"):
+            raise ValueError(f"--splits must be source or patient, received {self.splits!r}")
+        if self.leaks not in POLICIES:
+            raise ValueError(f"--leaks must be keep, drop or fail, received {self.leaks!r}")
+        if self.seed is not None and not 0 <= self.seed < 2**63:
+            raise ValueError(f"--split_seed must be in 0..2**63-1, received {self.seed}")
+        if self.fractions is None:
+            return
+        if self.splits == "source":
+            raise ValueError("--split_fractions needs --splits patient")
+        names = [name for name, _ in self.fractions]
+        if len(set(names)) != len(names) or not all(
+            re.fullmatch(r"[a-z][a-z0-9_]*", name) for name in names
+        ):
+            raise ValueError(
+                "--split_fractions takes each split once, in lower-case letters, digits and "
+                f"underscores, received {', '.join(names)}"
+            )
+        values = [value for _, value in self.fractions]
+        if not all(0 < value <= 1 for value in values) or abs(sum(values) - 1) > 1e-6:
+            raise ValueError(
+                "--split_fractions must be positive and add up to 1, received "
+                + ", ".join(f"{name}={value:g}" for name, value in self.fractions)
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SplitResult:
+    """Images with their final split.
+
+    Attributes:
+        refs: the images kept, a table of `REF_SCHEMA` in the order it came in.
+        dropped: the images left out, a table of `DROPPED_SCHEMA`.
+        notes: what the user should know, a sentence each.
+        seed: that decided, under `patient`.
+    """
+
+    refs: pa.Table
+    dropped: pa.Table
+    notes: tuple[str, ...]
+    seed: int | None = None
+
+
+def apply(
+    refs: pa.Table,
+    options: SplitOptions,
+    read_group: Callable[[pa.Table], Sequence[str]] | None = None,
+) -> SplitResult:
+    """Decides every image's split and leaves out what the options do not want.
+
+    Args:
+        refs: a table of `REF_SCHEMA`.
+        options: what the user chose.
+        read_group: returns, for refs without a patient, the name of the group that each belongs
+            to: the same for files of the same content. Called under `patient` alone; without it
+            each such image is a group of its own.
+
+    Raises:
+        errors.UserError: if there is no split to keep, or too few patients for the fractions.
+        errors.BuildError: if patients are in several splits and the policy is to fail.
+    """
+    dropped = [DROPPED_SCHEMA.empty_table()]
+    notes: list[str] = []
+    if options.keep_split is not None:
+        refs, left_out = _drop_shared_with(refs, options.keep_split)
+        dropped.append(left_out)
+    seed = None
+    if options.splits == "patient":
+        refs, seed = _assign(refs, options, read_group, notes)
+    elif options.leaks != "keep":
+        leaked = _leaks(refs)
+        if leaked and options.leaks == "fail":
+            raise errors.BuildError(_describe_leaks(leaked))
+        for protected in protected_first(_split_names(refs)):
+            refs, left_out = _drop_shared_with(refs, protected, less_protected_only=True)
+            dropped.append(left_out)
+    return SplitResult(refs=refs, dropped=pa.concat_tables(dropped), notes=tuple(notes), seed=seed)
+
+
+def protected_first(names: Sequence[str]) -> list[str]:
+    """Returns splits in the order in which they keep what several want: test, val, rest, train."""
+    ranks = {"test": 0, "val": 1, "train": 3}
+    return sorted(names, key=lambda name: (ranks.get(name, 2), name))
+
+
+def positions(groups: Sequence[str], seed: int) -> np.ndarray:
+    """Returns each group's place in [0, 1), float64: a hash of its name and the seed.
+
+    XXH3-64 of the UTF-8 name, mixed with the seed by SplitMix64; its upper 53 bits.
+    """
+    names = (group.encode("utf-8", "surrogateescape") for group in groups)
+    hashes = np.fromiter((xxhash.xxh3_64_intdigest(name) for name in names), np.uint64)
+    return _positions(hashes, np.array([seed], np.uint64))[0]
+
+
+def _positions(hashes: np.ndarray, seeds: np.ndarray) -> np.ndarray:
+    """Returns float64 [num_seeds, num_groups]."""
+    with np.errstate(over="ignore"):
+        mixed = splitmix64(hashes[None, :] + splitmix64(seeds)[:, None])
+    return (mixed >> np.uint64(11)).astype(np.float64) / 2.0**53
+
+
+def _assign(
+    refs: pa.Table,
+    options: SplitOptions,
+    read_group: Callable[[pa.Table], Sequence[str]] | None,
+    notes: list[str],
+) -> tuple[pa.Table, int]:
+    """Returns the refs with the splits of `--splits patient`, and the seed that decided."""
+    fractions = dict(options.fractions or DEFAULT_FRACTIONS)
+    splits = refs["split"].cast(pa.string()).combine_chunks()
+    free = pa.array(np.ones(refs.num_rows, bool))
+    if options.keep_split is not None:
+        free = pc.not_equal(splits, options.keep_split)
+        fractions.pop(options.keep_split, None)
+        if not fractions:
+            raise errors.UserError("--split_fractions names no split besides --keep_split's")
+    candidates = refs.filter(free)
+    groups = _groups(candidates, read_group, notes)
+    names = protected_first(list(fractions))
+    shares = np.array([fractions[name] for name in names]) / sum(fractions.values())
+    bounds = np.cumsum(shares)[:-1]
+    encoded = groups.dictionary_encode()
+    hashes = np.fromiter(
+        (
+            xxhash.xxh3_64_intdigest(group.encode("utf-8", "surrogateescape"))
+            for group in encoded.dictionary.to_pylist()
+        ),
+        np.uint64,
+    )
+    members = encoded.indices.to_numpy().astype(np.int64)
+    counts = _counts_by_class(candidates, members, len(hashes))
+    seed = options.seed if options.seed is not None else _best_seed(hashes, counts, shares)
+    choice = np.searchsorted(bounds, _positions(hashes, np.array([seed], np.uint64))[0], "right")
+    achieved = np.stack([counts[choice == index].sum(0) for index in range(len(names))])
+    _check_not_empty(names, shares, achieved, len(hashes))
+    notes.append(_describe_balance(names, shares, achieved, seed, options.seed is None))
+    chosen = pa.array(names).take(pa.array(choice[members]))
+    column = pc.replace_with_mask(splits, free, chosen)
+    index = REF_SCHEMA.get_field_index("split")
+    table = refs.set_column(index, REF_SCHEMA.field("split"), _dictionary(column))
+    return table.combine_chunks(), seed
+
+
+def _groups(
+    refs: pa.Table,
+    read_group: Callable[[pa.Table], Sequence[str]] | None,
+    notes: list[str],
+) -> pa.Array:
+    """Returns each image's group: its patient, or its content if it has none."""
+    patients = pc.binary_join_element_wise(
+        pa.scalar("patient:", pa.large_string()),
+        refs["patient"].combine_chunks(),
+        pa.scalar("", pa.large_string()),
+    )
+    unknown = pc.is_null(patients)
+    num_unknown = pc.sum(unknown).as_py() or 0
+    if not num_unknown:
+        return patients
+    rows = refs.filter(unknown)
+    notes.append(
+        f"{num_unknown:,} of {refs.num_rows:,} images have no patient in their names "
+        "(--group_regex says where to look); they are split by their content, so that "
+        "copies of a file stay together"
+    )
+    names = read_group(rows) if read_group else rows["path"].to_pylist()
+    contents = pa.array([f"content:{name}" for name in names], pa.large_string())
+    return pc.replace_with_mask(patients, unknown, contents)
+
+
+def _counts_by_class(refs: pa.Table, members: np.ndarray, num_groups: int) -> np.ndarray:
+    """Returns int64 [num_groups, num_classes], images."""
+    labels = pc.dictionary_encode(refs["label"].cast(pa.string())).combine_chunks()
+    num_labels = len(labels.dictionary)
+    codes = members * num_labels + labels.indices.to_numpy()
+    return np.bincount(codes, minlength=num_groups * num_labels).reshape(num_groups, num_labels)
+
+
+def _best_seed(hashes: np.ndarray, counts: np.ndarray, shares: np.ndarray) -> int:
+    """Returns the seed whose worst class and split is nearest to the wanted share."""
+    bounds = np.cumsum(shares)
+    totals = np.maximum(counts.sum(0), 1)
+    best_seed, best_error = 0, np.inf
+    num_seeds = min(_MAX_SEEDS, max(_MAX_PLACES // len(hashes), _SEEDS_AT_ONCE))
+    for start in range(0, num_seeds, _SEEDS_AT_ONCE):
+        seeds = np.arange(start, start + _SEEDS_AT_ONCE, dtype=np.uint64)
+        places = _positions(hashes, seeds)
+        # Errors of the cumulative shares bound those of the shares, and need one product each.
+        below = [(places < bound).astype(np.float64) @ counts for bound in bounds[:-1]]
+        edges = np.stack([np.zeros_like(below[0]), *below, np.tile(totals, (len(seeds), 1))], 1)
+        share = np.diff(edges, axis=1) / totals
+        error = np.abs(share - shares[None, :, None]).max((1, 2))
+        if error.min() < best_error:
+            best_seed, best_error = int(seeds[error.argmin()]), float(error.min())
+    return best_seed
+
+
+def _check_not_empty(
+    names: Sequence[str], shares: np.ndarray, achieved: np.ndarray, num_groups: int
+) -> None:
+    empty = [name for name, count in zip(names, achieved.sum(1), strict=True) if count == 0]
+    if empty:
+        wanted = ", ".join(f"{n}={s:g}" for n, s in zip(names, shares.round(4), strict=True))
+        raise errors.UserError(
+            f"no image falls to {', '.join(empty)}: {num_groups:,} patients are too few for "
+            f"{wanted} with this seed; choose other --split_fractions, or --split_seed auto"
+        )
+
+
+def _describe_balance(
+    names: Sequence[str], shares: np.ndarray, achieved: np.ndarray, seed: int, searched: bool
+) -> str:
+    total = achieved.sum()
+    parts = ", ".join(
+        f"{name} {count / total:.1%} (wanted {share:.1%})"
+        for name, count, share in zip(names, achieved.sum(1), shares, strict=True)
+    )
+    by_class = achieved / np.maximum(achieved.sum(0), 1)
+    worst = np.abs(by_class - shares[:, None]).max()
+    text = f"split by patient with seed {seed}: {parts}; in no class off by more than {worst:.1%}"
+    if searched:
+        return f"{text}. Give --split_seed {seed} from now on, so that later images move nobody"
+    if worst > 0.01:
+        return f"{text}. --split_seed auto looks for a seed that comes closer"
+    return text
+
+
+def _drop_shared_with(
+    refs: pa.Table, kept: str, less_protected_only: bool = False
+) -> tuple[pa.Table, pa.Table]:
+    """Leaves out the other splits' images of patients who are in split `kept`.
+
+    Returns:
+        the images left, and a table of `DROPPED_SCHEMA`.
+    """
+    names = _split_names(refs)
+    if kept not in names:
+        raise errors.UserError(
+            f"--keep_split {kept}: the source has no such split, it has {', '.join(names)}"
+        )
+    splits = refs["split"].cast(pa.string())
+    others = pc.not_equal(splits, kept)
+    if less_protected_only:
+        order = protected_first(names)
+        others = pc.is_in(splits, pa.array(order[order.index(kept) + 1 :], pa.string()))
+    protected = pc.unique(refs.filter(pc.equal(splits, kept))["patient"].drop_null())
+    shared = pc.and_(others, pc.is_in(refs["patient"], protected))
+    shared = pc.fill_null(shared, False)
+    left_out = refs.filter(shared)
+    details = pc.binary_join_element_wise(
+        "patient ", left_out["patient"].cast(pa.string()), f" is in {kept} too", ""
+    )
+    table = pa.table(
+        {
+            "path": _source_paths(left_out),
+            "reason": pa.array([f"patient_in_{kept}"] * left_out.num_rows, pa.string()),
+            "detail": details,
+        },
+        DROPPED_SCHEMA,
+    )
+    return refs.filter(pc.invert(shared)), table
+
+
+def _leaks(refs: pa.Table) -> dict[tuple[str, ...], int]:
+    """Returns how many patients are in several splits, by those splits."""
+    known = refs.filter(pc.is_valid(refs["patient"]))
+    pairs = pa.table({"patient": known["patient"], "split": known["split"].cast(pa.string())})
+    pairs = pairs.group_by(["patient", "split"]).aggregate([])
+    splits: dict[str, list[str]] = {}
+    counts = pairs.group_by("patient").aggregate([("split", "count")])
+    several = counts.filter(pc.greater(counts["split_count"], 1))["patient"]
+    for row in pairs.filter(pc.is_in(pairs["patient"], several.combine_chunks())).to_pylist():
+        splits.setdefault(row["patient"], []).append(row["split"])
+    found: dict[tuple[str, ...], int] = {}
+    for names in splits.values():
+        key = tuple(sorted(names))
+        found[key] = found.get(key, 0) + 1
+    return found
+
+
+def _describe_leaks(leaks: Mapping[tuple[str, ...], int]) -> str:
+    parts = ", ".join(f"{count:,} in {' and '.join(key)}" for key, count in sorted(leaks.items()))
+    return (
+        f"{sum(leaks.values()):,} patients are in several splits ({parts}), and --leaks is fail; "
+        "--leaks drop leaves their images out of the less protected split, --splits patient "
+        "splits anew"
+    )
+
+
+def _source_paths(refs: pa.Table) -> pa.Array:
+    roots = refs["root"].cast(pa.large_string()).combine_chunks()
+    joined = pc.binary_join_element_wise(
+        roots, refs["path"].combine_chunks(), pa.scalar("/", pa.large_string())
+    )
+    return pc.if_else(pc.equal(roots, ""), refs["path"].combine_chunks(), joined)
+
+
+def _split_names(refs: pa.Table) -> list[str]:
+    return sorted(pc.unique(refs["split"].cast(pa.string())).to_pylist())
+
+
+def _dictionary(column: pa.Array) -> pa.DictionaryArray:
+    return pc.cast(column.dictionary_encode(), REF_SCHEMA.field("split").type)

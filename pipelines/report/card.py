@@ -1,0 +1,273 @@
+"""The dataset's card: one HTML file, without network or script, for a person to read first."""
+
+from __future__ import annotations
+
+import base64
+import collections
+import functools
+import io
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import markupsafe
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from PIL import Image
+
+from pipelines.report import charts
+from pipelines.sources.listing import RejectedFile
+from tfrecord_io import shortcuts
+from tfrecord_io.audit import LIMITS, MAX_LISTED, SEVERITIES, Audit
+from tfrecord_io.manifest import Manifest
+from tfrecord_io.twins import ImageReader
+
+# Sizes that keep the page under some megabytes, whatever the dataset.
+_MAX_CLASSES = 24
+_MAX_PICTURES = 48
+_PICTURE_SIDE = 112
+_MAX_PAIRS = 12
+_PAIR_SIDE = 224
+_MAX_FILES = 50
+
+# Names of what `shortcuts.WHITE_BORDER_EDGES` divides.
+_BORDERS = ("none", "up to 10 %", "10 to 30 %", "over 30 %")
+
+
+@functools.cache
+def page_template() -> jinja2.Template:
+    """Returns the page, compiled; a process that calls it early has it at hand later."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["number"] = lambda value: f"{value:,}"
+    environment.filters["with_flags"] = _with_flags
+    environment.get_template("charts.html.jinja")
+    return environment.get_template("card.html.jinja")
+
+
+def render(
+    found: Manifest,
+    audit: Audit,
+    examples: pa.Table,
+    images: ImageReader,
+    rejects: Sequence[RejectedFile],
+    dropped: pa.Table,
+) -> str:
+    """Returns the page.
+
+    Args:
+        found: the manifest as it will be written.
+        audit: of this dataset.
+        examples: what `audit.read_examples` returns.
+        images: reads the stored pictures that the page shows.
+        rejects: images that could not be used.
+        dropped: images that a policy left out; columns `path`, `reason`, `detail`.
+    """
+    severities = collections.Counter(finding.severity for finding in audit.findings)
+    return page_template().render(
+        found=found,
+        audit=audit,
+        severities={name: severities[name] for name in SEVERITIES},
+        limits=LIMITS,
+        max_listed=MAX_LISTED,
+        summary=_summary(found, audit),
+        measures=audit.measures,
+        megabytes=found.num_bytes / 1e6,
+        charts={
+            "splits": charts.classes_of_splits(found),
+            "patients": charts.images_of_patients(examples),
+            "shortcuts": charts.shortcuts(audit.measures.get("shortcuts")),
+            "brightness": charts.brightness(found, examples),
+        },
+        facts=_side_facts(found, examples),
+        classes=_contact_sheets(found, examples, images),
+        num_more_classes=max(found.num_classes - _MAX_CLASSES, 0),
+        pairs=functools.partial(_pairs, images=images),
+        ledger=_ledger(found.counts),
+        rejects=_listing((r.source_path, r.reason, r.detail) for r in rejects),
+        num_rejects=len(rejects),
+        dropped=_listing(tuple(row.values()) for row in dropped.slice(0, _MAX_FILES).to_pylist()),
+        num_dropped=dropped.num_rows,
+    )
+
+
+def _with_flags(text: str) -> markupsafe.Markup:
+    """Returns text, escaped, whose command-line flags do not break over lines."""
+    escaped = str(markupsafe.escape(text))
+    flag = r"(--[a-z_]+(?: (?:patient|drop|keep|fail|auto|\d+))?)"
+    return markupsafe.Markup(re.sub(flag, r'<code class="flag">\1</code>', escaped))
+
+
+def _summary(found: Manifest, audit: Audit) -> list[str]:
+    """Returns the first paragraph's sentences."""
+    patients = audit.measures["patients"]
+    splits = ", ".join(f"{split.num_examples:,} {name}" for name, split in found.splits.items())
+    height, width, channels = found.image_shape
+    people = f" of {_count(patients, 'patient')}" if patients else ""
+    sentences = [
+        f"{_count(found.num_examples, 'image')}{people} in "
+        f"{_count(found.num_classes, 'class', 'classes')} ({splits}), each "
+        f"stored as {width}×{height} pixels in {'grey' if channels == 1 else 'colour'}."
+    ]
+    problems = [finding for finding in audit.findings if finding.severity == "problem"]
+    warnings = [finding for finding in audit.findings if finding.severity == "warning"]
+    if problems:
+        sentences.append(
+            "Results on this data would mislead until the problems below are dealt with."
+            if len(problems) > 1
+            else "Results on this data would mislead until the problem below is dealt with."
+        )
+    elif warnings:
+        sentences.append("No problem was found, but read the warnings before you trust a result.")
+    else:
+        sentences.append("The audit found nothing that speaks against training on it.")
+    if audit.measures.get("near_duplicate_pairs") is None:
+        sentences.append(
+            "It could not look for near duplicates, so copies that were saved again or resized "
+            "may be in several splits."
+        )
+    return sentences
+
+
+def _count(number: int, noun: str, plural: str | None = None) -> str:
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
+def _side_facts(found: Manifest, examples: pa.Table) -> list[dict[str, Any]]:
+    """Returns, for each fact of the files that may give the class away, counts by class."""
+    if found.num_classes > _MAX_CLASSES:
+        return []
+    if "white_border" in examples.column_names:
+        border = examples["white_border"].to_numpy()
+        bins = np.searchsorted(shortcuts.WHITE_BORDER_EDGES, border, "right")
+        examples = examples.append_column("border", pa.array(bins))
+    facts: list[tuple[str, tuple[str, ...], Callable[..., str]]] = [
+        ("Original size", ("width", "height"), lambda width, height: f"{width}×{height}"),
+        ("Format and mode", ("file_format", "mode"), lambda kind, mode: f"{kind} {mode}"),
+        (
+            "JPEG quantization (sum of the table; a larger one loses more detail)",
+            ("quantization",),
+            lambda value: str(value) if value else "no JPEG",
+        ),
+        ("White share of the border", ("border",), lambda index: _BORDERS[index]),
+    ]
+    return [
+        _cross_table(title, _count_by_label(examples, columns, show), found.label_names)
+        for title, columns, show in facts
+        if set(columns) <= set(examples.column_names)
+    ]
+
+
+def _count_by_label(
+    examples: pa.Table, columns: Sequence[str], show: Callable[..., str]
+) -> collections.Counter[tuple[str, str]]:
+    """Counts examples by what is shown of some columns' values, and label."""
+    keys = [*columns, "label"]
+    plain = pa.table({name: _without_dictionary(examples[name]) for name in keys})
+    counts: collections.Counter[tuple[str, str]] = collections.Counter()
+    for row in plain.group_by(keys).aggregate([([], "count_all")]).to_pylist():
+        counts[show(*(row[name] for name in columns)), row["label"]] += row["count_all"]
+    return counts
+
+
+def _without_dictionary(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    kind = column.type
+    return column.cast(kind.value_type) if pa.types.is_dictionary(kind) else column
+
+
+def _cross_table(
+    title: str, counts: collections.Counter[tuple[str, str]], label_names: Sequence[str]
+) -> dict[str, Any]:
+    values: collections.Counter[str] = collections.Counter()
+    totals: collections.Counter[str] = collections.Counter()
+    for (value, label), count in counts.items():
+        values[value] += count
+        totals[label] += count
+    frequent = sorted(values, key=lambda value: (-values[value], value))[:8]
+    if set(frequent) <= set(_BORDERS):
+        frequent.sort(key=_BORDERS.index)
+    others = set(values) - set(frequent)
+    rows = []
+    for value in [*frequent, *(["others"] if others else [])]:
+        members = sorted(others) if value == "others" and others else [value]
+        cells = []
+        for label in label_names:
+            count = sum(counts[member, label] for member in members)
+            cells.append({"count": count, "share": count / max(totals[label], 1)})
+        rows.append({"value": value, "cells": cells})
+    return {"title": title, "rows": rows, "columns": label_names}
+
+
+def _contact_sheets(
+    found: Manifest, examples: pa.Table, images: ImageReader
+) -> list[dict[str, Any]]:
+    """Returns some pictures of each class, evenly spread over the dataset."""
+    shown = min(found.num_classes, _MAX_CLASSES)
+    each = min(max(_MAX_PICTURES // max(shown, 1), 2), 12)
+    sheets = []
+    for index, label in enumerate(found.label_names[:shown]):
+        rows = pc.indices_nonzero(pc.equal(examples["label"], label)).to_numpy()
+        chosen = rows[np.unique(np.linspace(0, len(rows) - 1, min(each, len(rows))).astype(int))]
+        pictures = []
+        for row in examples.select(["split", "shard", "row", "path"]).take(chosen).to_pylist():
+            pictures.append(
+                {
+                    "src": _data_url(images.read(row["shard"], row["row"]), _PICTURE_SIDE),
+                    "alt": f"{label}, from {row['split']}: {row['path']}",
+                }
+            )
+        counts = [
+            f"{split.label_counts[index]:,} in {name}" for name, split in found.splits.items()
+        ]
+        sheets.append({"label": label, "counts": ", ".join(counts), "pictures": pictures})
+    return sheets
+
+
+def _pairs(listed: Iterable[Mapping[str, Any]], images: ImageReader) -> list[dict[str, Any]]:
+    """Returns the pictures of near duplicates, to be shown side by side."""
+    pairs = []
+    for pair in list(listed)[:_MAX_PAIRS]:
+        sides = []
+        for side in (pair["first"], pair["second"]):
+            picture = _data_url(images.read(side["shard"], side["row"]), _PAIR_SIDE)
+            sides.append({**side, "src": picture})
+        pairs.append({"sides": sides, "similarity": pair["similarity"]})
+    return pairs
+
+
+def _data_url(image: Image.Image, side: int) -> str:
+    """Returns a picture as a small JPEG in a URL."""
+    smaller = image.copy()
+    smaller.thumbnail((side, side), Image.Resampling.LANCZOS)
+    with io.BytesIO() as file:
+        smaller.save(file, "JPEG", quality=80)
+        return f"data:image/jpeg;base64,{base64.b64encode(file.getvalue()).decode()}"
+
+
+def _ledger(counts: Mapping[str, Any]) -> list[tuple[str, int]]:
+    """Returns what became of every file, in lines that add up."""
+    rows = [("examples in the dataset", counts.get("examples", 0))]
+    rows += [("rejected", counts.get("rejects", 0))]
+    rows += [
+        (f"left out: {reason.replace('_', ' ')}", count)
+        for reason, count in counts.get("dropped", {}).items()
+    ]
+    rows += [("copies in a second folder tree", counts.get("copies", 0))]
+    rows += [("left out by --limit", counts.get("over_limit", 0))]
+    rows += [
+        (f"ignored: {reason.replace('_', ' ')}", count)
+        for reason, count in counts.get("ignored", {}).items()
+    ]
+    return [(name, count) for name, count in rows if count]
+
+
+def _listing(rows: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    return [row for row, _ in zip(rows, range(_MAX_FILES), strict=False)]

@@ -1,0 +1,84 @@
+"""What the user reads at the end."""
+
+from __future__ import annotations
+
+from pipelines.planning import output_state
+from pipelines.stores.output import Storage, is_remote
+from tfrecord_io.manifest import REJECTS_FILE_NAME, Manifest
+
+
+def print_built(output: str, seconds: float, num_finished_before: int) -> None:
+    """Prints what a finished build made.
+
+    Args:
+        output: the dataset's folder.
+        seconds: the whole command took.
+        num_finished_before: images that an earlier, interrupted run had done.
+    """
+    found = output_state.read_manifest(Storage(output))
+    counts = found.counts
+    num_images = counts["examples"] + counts["rejects"] - num_finished_before
+    print(_table(found))
+    _print_rejects(found, output)
+    accounted = f"{counts['files']:,} files = {counts['examples']:,} examples"
+    if num_variants := counts.get("variants"):
+        accounted += f" - {num_variants:,} variants"
+    for name in ("rejects", "copies", "over_limit"):
+        if counts[name]:
+            accounted += f" + {counts[name]:,} {name.replace('_', ' ')}"
+    for reason, count in counts.get("dropped", {}).items():
+        accounted += f" + {count:,} left out ({reason.replace('_', ' ')})"
+    if counts["ignored"]:
+        accounted += f" + {sum(counts['ignored'].values()):,} that are no data"
+    print(accounted)
+    print(
+        f"{found.num_bytes / 1e6:,.1f} MB in {_num_shards(found)} shards, "
+        f"{num_images / seconds:,.0f} images/s over {seconds:,.1f} s"
+    )
+    print(f"\nThe dataset is in {output}. Next:\n{_next_steps(output)}")
+
+
+def print_complete(output: str) -> None:
+    """Prints that there is nothing to do."""
+    found = output_state.read_manifest(Storage(output))
+    print(
+        f"{output} is complete: {found.num_examples:,} examples in {_num_shards(found)} shards; "
+        "nothing to do"
+    )
+
+
+def _num_shards(found: Manifest) -> int:
+    return sum(len(split.shards) for split in found.splits.values())
+
+
+def _table(found: Manifest) -> str:
+    """Returns examples by split and class, in columns."""
+    header = ["split", *found.label_names, "examples", "shards"]
+    rows = [
+        [name, *split.label_counts, split.num_examples, len(split.shards)]
+        for name, split in found.splits.items()
+    ]
+    cells = [header, *([row[0], *(f"{value:,}" for value in row[1:])] for row in rows)]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if column == 0 else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in cells
+    )
+
+
+def _print_rejects(found: Manifest, output: str) -> None:
+    if found.rejects:
+        reasons = ", ".join(f"{count:,} {reason}" for reason, count in found.rejects.items())
+        print(f"rejects: {reasons}; see {output}/{REJECTS_FILE_NAME}")
+
+
+def _next_steps(output: str) -> str:
+    if is_remote(output):
+        return "  copy it to a disk and run python -m tfrecord_io verify, or train on it from there"
+    return (
+        f"  python -m tfrecord_io verify {output}\n"
+        f"  python -m tfrecord_io show {output} --output grid.png"
+    )

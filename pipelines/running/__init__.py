@@ -1,0 +1,1 @@
+"""A build on an engine: the job, its Beam transforms, and what runs them."""

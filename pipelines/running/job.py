@@ -1,0 +1,263 @@
+"""What the launcher does before the engine starts: list, plan, and look at the output."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import xxhash
+
+from pipelines import errors
+from pipelines.options import BuildOptions
+from pipelines.planning import output_state, plan, splits
+from pipelines.shards import drops, finish
+from pipelines.shards.build import Build, find_finished
+from pipelines.sources.chosen import make_source
+from pipelines.sources.listing import Listing, iterate_refs
+from pipelines.sources.source import Source
+from pipelines.stores import prefetch, remote
+from pipelines.stores.output import BUILD_DIR, Storage
+from tfrecord_io import augment, preprocess, schema
+from tfrecord_io.manifest import FILE_NAME, ManifestError
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Job:
+    """A build, ready to run.
+
+    Attributes:
+        build: what every worker knows.
+        todo: tasks that are left.
+        num_finished: images in shards that were finished before.
+        started: when the listing began, by `time.monotonic`; drawing or unpacking came before.
+    """
+
+    build: Build
+    todo: tuple[plan.ShardTask, ...] = ()
+    num_finished: int = 0
+    started: float = 0.0
+
+    @property
+    def storage(self) -> Storage:
+        return self.build.storage
+
+    @property
+    def record_stride(self) -> int:
+        return self.build.layout.stride
+
+
+@contextlib.contextmanager
+def prepared(options: BuildOptions) -> Iterator[Job | None]:
+    """Lists and plans, and holds the output folder until the block ends.
+
+    Yields:
+        what is to be done, or None if the output is complete.
+
+    Raises:
+        errors.UserError: if the input is not usable or the output is not free.
+    """
+    storage = Storage(options.output)
+    source = make_source(options.source_options)
+    with output_state.locked(storage):
+        if _is_known_complete(options, storage, source):
+            yield None
+            return
+        source = source.prepare(_scratch_dir(options, storage))
+        started = time.monotonic()
+        _say(f"listing the images of {remote.shown(options.input or options.source)}")
+        listing = source.list(options.listing)
+        _say(_describe(listing))
+        for note in listing.notes:
+            _say(f"warning: {note}")
+        job = _plan_job(options, storage, source, listing)
+        yield dataclasses.replace(job, started=started) if job else None
+
+
+def _scratch_dir(options: BuildOptions, storage: Storage) -> Path:
+    """Returns a local folder for what a source has to unpack."""
+    folder = options.download_dir if storage.remote else Path(storage.path(BUILD_DIR))
+    return folder.absolute()
+
+
+def require_finished(job: Job) -> None:
+    """Checks that the engine, which says it is done, has left a finished dataset.
+
+    Raises:
+        errors.BuildError: if it has not.
+    """
+    if failure := finish.read_failure(job.storage):
+        raise errors.BuildError(failure)
+    if not job.storage.exists(FILE_NAME):
+        raise errors.BuildError(
+            f"the engine says it is done, but {job.storage.path(FILE_NAME)} is not there; run the "
+            "same command again to go on"
+        )
+
+
+def _is_known_complete(options: BuildOptions, storage: Storage, source: Source) -> bool:
+    """Tells whether the output is what this input gave before, where listing it takes minutes."""
+    if not getattr(source, "must_be_unpacked", False):
+        return False
+    try:
+        found = output_state.read_manifest(storage)
+    except (FileNotFoundError, ManifestError):
+        return False
+    if found.source != source.describe():
+        return False
+    if not options.listing.classes and "class_not_chosen" in found.counts.get("ignored", {}):
+        return False
+    labels = options.listing.classes or found.label_names
+    identity = _identity(options, source, found.options.get("source_listing", ""), labels)
+    if plan.fingerprint(identity) != found.fingerprint:
+        return False
+    output_state.check_output(storage, identity)
+    _require_policy(storage, options)
+    return True
+
+
+def _plan_job(
+    options: BuildOptions, storage: Storage, source: Source, listing: Listing
+) -> Job | None:
+    labels = options.listing.classes or tuple(
+        sorted(set(listing.refs["label"].unique().to_pylist()))
+    )
+    layout = schema.RecordLayout(
+        image_shape=options.preprocessing.image_shape, num_classes=len(labels)
+    )
+    identity = _identity(options, source, plan.listing_digest(listing.refs), labels)
+    build = Build(
+        name=options.name,
+        # A worker of another process or machine has a working directory of its own.
+        output=options.output if storage.remote else str(Path(options.output).absolute()),
+        source=source,
+        preprocessing=options.preprocessing,
+        label_names=labels,
+        identity=identity,
+        max_reject_fraction=options.max_reject_fraction,
+        num_files=listing.num_files,
+        copies=listing.copies,
+        ignored=listing.ignored,
+        over_limit=0,
+        rejected_files=listing.rejects,
+        drops=options.drops,
+    )
+    if options.overwrite and not _is_current(storage, identity):
+        output_state.clear(storage)
+    state = output_state.check_output(storage, identity)
+    if state is output_state.OutputState.COMPLETE:
+        _require_policy(storage, options)
+        return None
+    split = splits.apply(listing.refs, options.splitting, lambda refs: _content_names(source, refs))
+    for note in split.notes:
+        _say(note)
+    if len(split.refs["split"].unique()) > 1:
+        drops.check_searchable(layout.image_shape, options.drops)
+    build = dataclasses.replace(build, notes=(*listing.notes, *split.notes))
+    listing = dataclasses.replace(listing, refs=split.refs, dropped=split.dropped.num_rows)
+    planned = plan.make_plan(listing, layout.stride, labels, options.plan)
+    build = dataclasses.replace(
+        build, over_limit=planned.over_limit, num_variants=planned.num_variants
+    )
+    output_state.remove_leftovers(storage)
+    storage.make_folders()
+    storage.delete([finish.FAILURE_FILE])
+    plan.write_plan(storage, planned, identity)
+    drops.write_table(storage, drops.PLANNED_FILE, split.dropped)
+    finished = find_finished(build, planned.tasks)
+    todo = tuple(task for task in planned.tasks if task.index not in finished)
+    num_finished = sum(sidecar.num_refs for sidecar in finished.values())
+    if finished:
+        _say(f"going on: {len(finished)} of {len(planned.tasks)} shards are finished")
+    return Job(build=build, todo=todo, num_finished=num_finished)
+
+
+def _content_names(source: Source, refs: pa.Table) -> list[str]:
+    """Returns a name for the content of each file: the same for copies, whatever their names."""
+    names = []
+    with source.open() as reader:
+        for ref, read in prefetch.read_in_order(reader, iterate_refs(refs)):
+            try:
+                names.append(xxhash.xxh3_128_hexdigest(read()))
+            except preprocess.Reject:
+                # It will be rejected again when it is decoded; until then it stands for itself.
+                names.append(ref.source_path)
+    return names
+
+
+def _require_policy(storage: Storage, options: BuildOptions) -> None:
+    """Fails for a dataset built with `keep` if now, with the same bytes, `fail` is wanted."""
+    found = output_state.read_manifest(storage)
+    failure = drops.judge(found.audit.get("measures", {}), options.drops)
+    if failure:
+        raise errors.BuildError(failure)
+
+
+def _identity(
+    options: BuildOptions, source: Source, listing_digest: str, labels: tuple[str, ...]
+) -> dict[str, Any]:
+    """Returns everything that decides the bytes, named as the flags are."""
+    return {
+        "source": source.describe()["kind"],
+        "source_listing": listing_digest,
+        "name": options.name,
+        "classes": list(labels),
+        **_tree(options, source),
+        "group_regex": options.listing.group_regex,
+        "image_size": [options.preprocessing.height, options.preprocessing.width],
+        "channels": options.preprocessing.channels,
+        "resize": options.preprocessing.resize,
+        "splits": options.splits,
+        "split_fractions": dict(options.split_fractions) if options.split_fractions else None,
+        "split_seed": "auto" if options.split_seed is None else options.split_seed,
+        "keep_split": options.keep_split,
+        # A build that would fail leaves the bytes of one that keeps, if it does not fail.
+        "leaks": "drop" if options.drops.leaks == "drop" else "keep",
+        "duplicates": "drop" if options.drops.duplicates == "drop" else "keep",
+        "seed": options.plan.seed,
+        "shard_size_mb": options.plan.shard_size_mb,
+        "num_shards": options.plan.num_shards,
+        "limit": options.plan.limit,
+        **_augmentation(options.plan.variants),
+        "decoder": preprocess.decoder_versions(),
+    }
+
+
+def _tree(options: BuildOptions, source: Source) -> dict[str, Any]:
+    """Returns the chosen tree where a dataset is recognised without listing its source.
+
+    Elsewhere it is part of the listing's digest, which holds the images' folders.
+    """
+    tree = options.listing.tree
+    if tree is None or not getattr(source, "must_be_unpacked", False):
+        return {}
+    return {"tree": tree.strip(" /")}
+
+
+def _augmentation(variants: int) -> dict[str, Any]:
+    return {"variants": variants, "augmentation": dict(augment.RECIPE)} if variants else {}
+
+
+def _is_current(storage: Storage, identity: dict[str, Any]) -> bool:
+    """Tells whether the output already is, or is becoming, what is wanted."""
+    try:
+        return output_state.check_output(storage, identity) is not output_state.OutputState.EMPTY
+    except errors.UserError:
+        return False
+
+
+def _describe(listing: Listing) -> str:
+    text = f"found {listing.refs.num_rows:,} images among {listing.num_files:,} files"
+    parts = [f"{listing.copies:,} copies in a second tree"] if listing.copies else []
+    parts += [f"{count:,} {reason}" for reason, count in listing.ignored.items()]
+    parts += [f"{len(listing.rejects):,} rejected"] if listing.rejects else []
+    return text + (f" ({', '.join(parts)})" if parts else "")
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

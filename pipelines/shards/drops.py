@@ -1,0 +1,279 @@
+"""Leaves out of a written dataset what is in it twice.
+
+Which pictures are the same is known only once all are decoded, when the shards are written. So
+the finishing step decides, writes the decision down, and copies each shard that is concerned
+without the records that go: no decoding, for a shard is an array of equal records. A build that
+is killed in between takes up the written decision, so its result is the same.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from pipelines import errors
+from pipelines.planning import plan, splits
+from pipelines.shards.build import Build, DropOptions, Sidecar, rows_name
+from pipelines.stores.output import BUILD_DIR, Storage
+from tfrecord_io import audit, manifest, near_duplicates, schema, shards
+from tfrecord_io.twins import Twins, find_twins
+
+#: What the plan left out, and what the finishing step decided to; tables of `DROPPED_SCHEMA`,
+#: the second with the keys of the records.
+PLANNED_FILE = f"{BUILD_DIR}/dropped.arrow"
+DECIDED_FILE = f"{BUILD_DIR}/duplicates.arrow"
+
+_DECIDED_SCHEMA = pa.schema([*splits.DROPPED_SCHEMA, ("key", pa.string()), ("shard", pa.string())])
+
+
+def leave_out(
+    build: Build, tasks: Sequence[plan.ShardTask], sidecars: Sequence[Sidecar]
+) -> pa.Table:
+    """Takes duplicates out of the shards if the policies say so.
+
+    Args:
+        build: the whole build.
+        tasks: all tasks.
+        sidecars: of their shards, in the same order; those of shards that shrink are replaced.
+
+    Returns:
+        all images that were dropped, also those that the plan left out: a table of
+        `DROPPED_SCHEMA`.
+    """
+    planned = read_table(build.storage, PLANNED_FILE)
+    if planned is None:
+        planned = splits.DROPPED_SCHEMA.empty_table()
+    if "drop" not in (build.drops.duplicates, build.drops.leaks):
+        return planned
+    decided = read_table(build.storage, DECIDED_FILE)
+    if decided is None:
+        with build.open_images() as images:
+            examples = build.read_examples()
+            decided = decide(examples, find_twins(examples, images), build.drops)
+        write_table(build.storage, DECIDED_FILE, decided)
+    keys: dict[str, set[str]] = {}
+    for row in [*decided.to_pylist(), *_variants_of(build, decided)]:
+        keys.setdefault(row["shard"], set()).add(row["key"])
+    for task, sidecar in zip(tasks, sidecars, strict=True):
+        if sidecar.num_dropped or task.shard_name not in keys:
+            continue
+        num_examples, sha256, label_counts = copy_without(
+            build.storage,
+            task.shard_name,
+            rows_name(task),
+            keys[task.shard_name],
+            build.layout,
+            build.label_names,
+        )
+        smaller = dataclasses.replace(
+            sidecar,
+            num_examples=num_examples,
+            num_bytes=num_examples * build.layout.stride,
+            sha256=sha256,
+            label_counts=label_counts,
+            num_dropped=sidecar.num_examples - num_examples,
+            statistics=None,
+        )
+        with build.storage.create(shards.sidecar_name(task.shard_name)) as file:
+            file.write(smaller.to_json().encode())
+    return pa.concat_tables([planned, decided.select(splits.DROPPED_SCHEMA.names)])
+
+
+def _variants_of(build: Build, decided: pa.Table) -> list[dict[str, Any]]:
+    """Returns shard and key of the augmented copies of what goes: they go too."""
+    if not build.num_variants:
+        return []
+    with build.storage.open_arrow(manifest.EXAMPLES_FILE_NAME) as file:
+        rows = pq.read_table(file, columns=["shard", "key", "path", "variant"])
+    goes = pc.is_in(rows["path"], decided["path"].combine_chunks())
+    return rows.filter(pc.and_(goes, pc.greater(rows["variant"], 0))).to_pylist()
+
+
+def decide(examples: pa.Table, twins: Twins, options: DropOptions) -> pa.Table:
+    """Returns the examples that go, and why.
+
+    Of pictures with the same pixels one stays: in the most protected split (test, val, others,
+    train), there the one whose path sorts first. If their labels differ all of them go, for
+    nobody knows which label is right. Of near duplicates in several splits those in the most
+    protected one stay.
+
+    Args:
+        examples: with the columns of the examples table.
+        twins: the pictures found to be the same.
+        options: the policies; only `drop` does anything here.
+
+    Returns:
+        a table of `DROPPED_SCHEMA` and the columns `key` and `shard`, in the order of `examples`.
+    """
+    paths = examples["path"].to_pylist()
+    names = examples["split"].to_pylist()
+    labels = examples["label"].to_pylist()
+    rank = {name: index for index, name in enumerate(splits.protected_first(sorted(set(names))))}
+    reasons: dict[int, tuple[str, str]] = {}
+    for group in twins.exact_groups():
+        members = sorted(group.tolist(), key=lambda row: (rank[names[row]], paths[row]))
+        first = members[0]
+        same = f"same pixels as {paths[first]}"
+        if options.duplicates == "drop" and len({labels[row] for row in members}) > 1:
+            listed = ", ".join(sorted({labels[row] for row in members}))
+            for row in members:
+                reasons[row] = ("conflicting_label", f"the same pixels are labelled {listed}")
+            continue
+        for row in members[1:]:
+            if options.duplicates == "drop":
+                reasons[row] = ("duplicate", same)
+            elif options.leaks == "drop" and names[row] != names[first]:
+                reasons[row] = (f"picture_in_{names[first]}", same)
+    if options.leaks == "drop":
+        _decide_near(twins, names, paths, rank, reasons)
+    rows = pa.array(sorted(reasons), pa.int64())
+    return pa.table(
+        {
+            "path": examples["path"].take(rows),
+            "reason": [reasons[row][0] for row in rows.to_pylist()],
+            "detail": [reasons[row][1] for row in rows.to_pylist()],
+            "key": examples["key"].take(rows),
+            "shard": examples["shard"].take(rows),
+        },
+        _DECIDED_SCHEMA,
+    )
+
+
+def _decide_near(
+    twins: Twins,
+    names: Sequence[str],
+    paths: Sequence[str],
+    rank: Mapping[str, int],
+    reasons: dict[int, tuple[str, str]],
+) -> None:
+    """Adds the near duplicates of what is in a more protected split, the most protected first."""
+    pairs = []
+    for a, b in twins.near_rows():
+        if rank[names[a]] > rank[names[b]]:
+            a, b = b, a
+        if names[a] != names[b]:
+            pairs.append((rank[names[a]], paths[a], paths[b], a, b))
+    for _, _, _, kept, other in sorted(pairs):
+        # What is gone itself takes nobody with it.
+        if kept not in reasons and other not in reasons:
+            reasons[other] = (f"picture_in_{names[kept]}", f"near duplicate of {paths[kept]}")
+
+
+def copy_without(
+    storage: Storage,
+    shard_name: str,
+    rows_name: str,
+    dropped_keys: set[str],
+    layout: schema.RecordLayout,
+    label_names: Sequence[str],
+) -> tuple[int, str, tuple[int, ...]]:
+    """Writes a shard and its rows of the examples table anew, without some of the records.
+
+    Args:
+        storage: of the dataset.
+        shard_name: the shard.
+        rows_name: its part of the examples table.
+        dropped_keys: of the records that go.
+        layout: of the records.
+        label_names: in the order of their indices.
+
+    Returns:
+        num_examples, sha256 and label_counts of the new shard, for its sidecar.
+
+    Raises:
+        errors.BuildError: if the shard is not the one that the rows describe.
+    """
+    with storage.open_arrow(rows_name) as file:
+        rows = pq.read_table(file)
+    keep = pc.invert(pc.is_in(rows["key"], pa.array(sorted(dropped_keys), pa.string())))
+    kept = np.flatnonzero(keep.to_numpy())
+    keys = rows["key"].to_pylist()
+    slot = layout.features[schema.KEY]
+    digest = hashlib.sha256()
+    with storage.open_arrow(shard_name) as old, storage.create(shard_name) as new:
+        for row in kept.tolist():
+            old.seek(row * layout.stride)
+            record = old.read(layout.stride)
+            # A second attempt of this step, running at once, may have replaced one of the two.
+            if record[slot.offset : slot.offset + slot.length] != keys[row].encode():
+                raise errors.BuildError(
+                    f"{storage.path(shard_name)} changed while it was copied; run the same "
+                    "command again to go on"
+                )
+            new.write(record)
+            digest.update(record)
+    rows = rows.filter(keep)
+    place = rows.schema.get_field_index("row")
+    rows = rows.set_column(place, rows.schema.field("row"), pa.array(range(len(rows)), pa.int32()))
+    with storage.create(rows_name) as file:
+        pq.write_table(rows, file)
+    labels = rows["label"].to_pylist()
+    return len(rows), digest.hexdigest(), tuple(labels.count(name) for name in label_names)
+
+
+def check_searchable(image_shape: Sequence[int], options: DropOptions) -> None:
+    """Refuses a policy that cannot be held at the stored size, before anything is decoded.
+
+    Args:
+        image_shape: (height, width, channels) of the stored images, of several splits.
+        options: the policies.
+
+    Raises:
+        errors.UserError: if leaks must fail and near duplicates cannot be looked for.
+    """
+    height, width = image_shape[:2]
+    if options.leaks == "fail" and min(height, width) < near_duplicates.MIN_SIDE:
+        raise errors.UserError(
+            f"--leaks fail cannot be held with --image_size {height}x{width}: copies that were "
+            "saved anew, brightened or resized are found only in images stored with at least "
+            f"{near_duplicates.MIN_SIDE} pixels a side. Choose a larger --image_size; or "
+            "--leaks keep, and check patients and exact copies with python -m tfrecord_io audit "
+            "--max_leaked_patients 0 --max_duplicates 0"
+        )
+
+
+def judge(measures: Mapping[str, Any], options: DropOptions) -> str | None:
+    """Returns why a dataset must not be, by the policies that say `fail`; None if it may.
+
+    Args:
+        measures: of the audit, see `audit.Audit`.
+        options: the policies.
+    """
+    wrong = []
+    if options.duplicates == "fail":
+        wrong += [("duplicate_images", "images repeat another one, pixel by pixel", "duplicates")]
+    if options.leaks == "fail":
+        wrong += [
+            ("patients_in_several_splits", "patients are in several splits", "leaks"),
+            ("duplicate_pictures_across_splits", "pictures are in several splits", "leaks"),
+            ("near_duplicate_pairs", "pairs across splits are near duplicates", "leaks"),
+        ]
+    parts = [
+        f"{measures[name]:,} {text} (--{flag} is fail)"
+        for name, text, flag in wrong
+        if measures.get(name)
+    ]
+    gap = audit.near_search_gap(measures.get("near_duplicate_pairs"), measures)
+    if options.leaks == "fail" and gap:
+        parts.append(f"{gap} (--leaks is fail)")
+    return "; ".join(parts) or None
+
+
+def write_table(storage: Storage, name: str, table: pa.Table) -> None:
+    """Writes an Arrow file that appears whole or not at all."""
+    with storage.create(name) as file, pa.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table)
+
+
+def read_table(storage: Storage, name: str) -> pa.Table | None:
+    """Returns what `write_table` wrote, or None if there is nothing."""
+    if not storage.exists(name):
+        return None
+    return pa.ipc.open_file(pa.py_buffer(storage.read(name))).read_all()

@@ -1,0 +1,220 @@
+"""Turns written shards into a finished dataset: accounted for, audited, published."""
+
+from __future__ import annotations
+
+import collections
+import csv
+import dataclasses
+import functools
+import importlib.metadata
+import io
+import json
+import operator
+import platform
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipelines import errors
+from pipelines.planning import plan
+from pipelines.shards import drops, ledger
+from pipelines.shards.build import Build, Sidecar, require_sidecars, rows_name
+from pipelines.shards.write import EXAMPLE_SCHEMA
+from pipelines.sources.listing import RejectedFile
+from pipelines.stores.output import BUILD_DIR, Storage
+from tfrecord_io import audit, manifest, preprocess, tfds_metadata, twins
+from tfrecord_io.statistics import PixelStatistics
+
+#: Holds the message of a build that must not become a dataset.
+FAILURE_FILE = f"{BUILD_DIR}/failure.json"
+
+
+def finish_dataset(build: Build) -> None:
+    """Counts what came of every image, audits, and writes the tables, the card and the manifest.
+
+    It reads files, not an engine's counters. If too many images were rejected, or a policy says
+    so, it writes no manifest but the evidence and a note of the failure, which `read_failure`
+    returns: an engine would try again what raises an error.
+
+    Raises:
+        errors.BuildError: if a shard is missing, an image is unaccounted for, or the output cannot
+            be written.
+    """
+    with errors.clear_write_errors(build.output):
+        try:
+            _finish(build)
+        except _RefusedError as refusal:
+            content = json.dumps({"message": str(refusal)})
+            _write(build.storage, FAILURE_FILE, content)
+
+
+def read_failure(storage: Storage) -> str | None:
+    """Returns why the build failed, if `finish_dataset` found that it did."""
+    try:
+        return json.loads(storage.read(FAILURE_FILE))["message"]
+    except FileNotFoundError:
+        return None
+
+
+def _finish(build: Build) -> None:
+    tasks = plan.read_tasks(build.storage, build.fingerprint)
+    sidecars = require_sidecars(build, tasks)
+    rejects = _collect_rejects(build, sidecars)
+    _refuse(ledger.judge_rejects(build, tasks, rejects))
+    _refuse(ledger.judge_classes(build, tasks, sidecars))
+    _join_examples(build.storage, tasks)
+    ledger.require_unique_keys(build.storage)
+    dropped = _drop(build, tasks, sidecars)
+    sidecars = require_sidecars(build, tasks) if dropped.num_rows else sidecars
+    counts = ledger.account(build, sidecars, len(rejects), dropped)
+    found = _make_manifest(build, tasks, sidecars, counts, rejects)
+    found = _audit_and_report(build, found, rejects, dropped)
+    refusal = drops.judge(found.audit["measures"], build.drops)
+    _refuse(refusal and f"{refusal}. See {build.storage.path(manifest.REPORT_FILE_NAME)}")
+    _publish(build.storage, found)
+
+
+class _RefusedError(Exception):
+    """The dataset must not be; the message says why."""
+
+
+def _refuse(reason: str | None) -> None:
+    if reason:
+        raise _RefusedError(reason)
+
+
+def _collect_rejects(build: Build, sidecars: Sequence[Sidecar]) -> list[RejectedFile]:
+    """Returns all images that were left out, and writes them down."""
+    rejects = [*build.rejected_files, *(r for sidecar in sidecars for r in sidecar.rejects)]
+    rejects.sort(key=lambda reject: (reject.source_path, reject.reason))
+    rows = map(dataclasses.astuple, rejects)
+    _write_listing(build.storage, manifest.REJECTS_FILE_NAME, rows)
+    return rejects
+
+
+def _drop(build: Build, tasks: Sequence[plan.ShardTask], sidecars: Sequence[Sidecar]) -> pa.Table:
+    """Leaves duplicates out, if the policies say so; returns them, and writes them down."""
+    dropped = drops.leave_out(build, tasks, sidecars)
+    if dropped.num_rows:
+        _join_examples(build.storage, tasks)
+        rows = (tuple(row.values()) for row in dropped.to_pylist())
+        _write_listing(build.storage, manifest.DROPPED_FILE_NAME, rows)
+    return dropped
+
+
+def _join_examples(storage: Storage, tasks: Sequence[plan.ShardTask]) -> None:
+    """Joins the shards' rows into one table, a row group a shard, never all in memory."""
+    with (
+        storage.create(manifest.EXAMPLES_FILE_NAME) as file,
+        pq.ParquetWriter(file, EXAMPLE_SCHEMA) as writer,
+    ):
+        for rows in storage.map(functools.partial(_read_rows, storage), tasks):
+            writer.write_table(rows)
+
+
+def _read_rows(storage: Storage, task: plan.ShardTask) -> pa.Table:
+    with storage.open_arrow(rows_name(task)) as part:
+        # `read_table` would look for a whole folder's dataset, which takes longer than reading.
+        return pq.ParquetFile(part).read()
+
+
+def _audit_and_report(
+    build: Build,
+    found: manifest.Manifest,
+    rejects: Sequence[RejectedFile],
+    dropped: pa.Table,
+) -> manifest.Manifest:
+    """Returns the manifest with its audit, and writes the dataset's card."""
+    # Only here: who starts the job on a cluster draws no card.
+    from pipelines.report import card
+
+    examples = build.read_examples()
+    with build.open_images() as images:
+        result = audit.audit_examples(examples, twins.find_twins(examples, images), found)
+        content = {"notes": list(build.notes), **result.to_dict()}
+        found = dataclasses.replace(found, audit=content)
+        page = card.render(found, result, examples, images, rejects, dropped)
+    _write(build.storage, manifest.REPORT_FILE_NAME, page)
+    return found
+
+
+def _publish(storage: Storage, found: manifest.Manifest) -> None:
+    """Writes what describes the dataset; the manifest comes last, and makes it complete."""
+    for name, text in tfds_metadata.describe(found).items():
+        _write(storage, name, text)
+    _write(storage, manifest.FILE_NAME, found.to_json())
+
+
+def _write_listing(storage: Storage, name: str, rows: Iterable[Sequence[str]]) -> None:
+    text = io.StringIO(newline="")
+    writer = csv.writer(text)
+    writer.writerow(["path", "reason", "detail"])
+    writer.writerows(rows)
+    _write(storage, name, text.getvalue())
+
+
+def _write(storage: Storage, name: str, text: str) -> None:
+    with storage.create(name) as file:
+        file.write(text.encode())
+
+
+def _make_manifest(
+    build: Build,
+    tasks: Sequence[plan.ShardTask],
+    sidecars: Sequence[Sidecar],
+    counts: Mapping[str, Any],
+    rejects: Sequence[RejectedFile],
+) -> manifest.Manifest:
+    by_split: dict[str, list[Sidecar]] = {}
+    for task, sidecar in zip(tasks, sidecars, strict=True):
+        by_split.setdefault(task.split, []).append(sidecar)
+    return manifest.Manifest(
+        name=build.name,
+        image_shape=build.preprocessing.image_shape,
+        label_names=build.label_names,
+        splits={
+            split: manifest.Split(
+                label_counts=tuple(map(sum, zip(*(s.label_counts for s in members), strict=True))),
+                shards=tuple(
+                    manifest.Shard(
+                        name=s.shard,
+                        num_examples=s.num_examples,
+                        num_bytes=s.num_bytes,
+                        sha256=s.sha256,
+                    )
+                    for s in members
+                ),
+            )
+            for split, members in by_split.items()
+        },
+        preprocessing=build.preprocessing.to_dict(),
+        source=build.source.describe(),
+        counts=counts,
+        rejects=dict(sorted(collections.Counter(r.reason for r in rejects).items())),
+        options=build.identity,
+        fingerprint=build.fingerprint,
+        versions={
+            "python": platform.python_version(),
+            "apache_beam": importlib.metadata.version("apache-beam"),
+            "pyarrow": pa.__version__,
+            **preprocess.decoder_versions(),
+        },
+        statistics=_statistics(build, by_split.get(manifest.STATISTICS_SPLIT, [])),
+    )
+
+
+def _statistics(build: Build, sidecars: Sequence[Sidecar]) -> PixelStatistics | None:
+    """Returns the sums over the pixels of all these shards, or None if they hold no example."""
+    if not any(sidecar.num_examples for sidecar in sidecars):
+        return None
+    counted = build.storage.map(functools.partial(_shard_statistics, build), sidecars)
+    return functools.reduce(operator.add, counted)
+
+
+def _shard_statistics(build: Build, sidecar: Sidecar) -> PixelStatistics:
+    if sidecar.statistics is not None:
+        return sidecar.statistics
+    with build.storage.open_arrow(sidecar.shard) as file:
+        return PixelStatistics.from_shard(file, build.layout)

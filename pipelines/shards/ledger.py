@@ -1,0 +1,142 @@
+"""The ledger: what came of every file, and whether the dataset may be used."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from pipelines import errors
+from pipelines.planning import plan
+from pipelines.shards.build import Build, Sidecar
+from pipelines.sources.listing import RejectedFile, iterate_refs
+from pipelines.stores.output import Storage
+from tfrecord_io import manifest
+
+
+def account(
+    build: Build, sidecars: Sequence[Sidecar], num_rejects: int, dropped: pa.Table
+) -> dict[str, Any]:
+    """Returns the ledger of all files seen, by what came of them.
+
+    Args:
+        build: the whole build.
+        sidecars: of all shards.
+        num_rejects: images left out, those that the listing rejected included.
+        dropped: what was left out as a duplicate or for its patient, a row a file.
+
+    Raises:
+        errors.BuildError: if what came in is not what went out.
+    """
+    num_examples = sum(sidecar.num_examples for sidecar in sidecars)
+    num_variants = _count_variants(build.storage) if build.num_variants else 0
+    counts = {
+        "files": build.num_files,
+        "examples": num_examples,
+        # They are examples, and no files.
+        **({"variants": num_variants} if build.num_variants else {}),
+        "rejects": num_rejects,
+        "copies": build.copies,
+        "over_limit": build.over_limit,
+        "dropped": dict(sorted(collections.Counter(dropped["reason"].to_pylist()).items())),
+        "ignored": dict(build.ignored),
+    }
+    accounted = (
+        num_examples
+        - num_variants
+        + num_rejects
+        + build.copies
+        + build.over_limit
+        + dropped.num_rows
+        + sum(build.ignored.values())
+    )
+    if accounted != build.num_files:
+        raise errors.BuildError(
+            f"{build.num_files:,} files went in and {accounted:,} are accounted for: {counts}; "
+            "no manifest was written; this is a bug, please report it"
+        )
+    return counts
+
+
+def judge_rejects(
+    build: Build, tasks: Sequence[plan.ShardTask], rejects: Sequence[RejectedFile]
+) -> str | None:
+    """Returns why there are too many rejects for the dataset to be used; None if there are not.
+
+    Args:
+        build: the whole build.
+        tasks: all tasks.
+        rejects: all images left out, those that the listing rejected included.
+    """
+    table = build.storage.path(manifest.REJECTS_FILE_NAME)
+    num_planned = sum(task.num_refs for task in tasks) - build.num_variants
+    num_images = num_planned + len(build.rejected_files)
+    if len(rejects) == num_images:
+        return f"all {num_images:,} images were rejected; {table} says why"
+    if len(rejects) <= build.max_reject_fraction * num_images:
+        return None
+    reasons = collections.Counter(reject.reason for reject in rejects).most_common()
+    return (
+        f"{len(rejects):,} of {num_images:,} images were rejected "
+        f"({len(rejects) / num_images:.2%}, allowed {build.max_reject_fraction:.2%}): "
+        + ", ".join(f"{count:,} {reason}" for reason, count in reasons)
+        + f". See {table}; if you accept them, run again with a larger --max_reject_fraction"
+    )
+
+
+def judge_classes(
+    build: Build, tasks: Sequence[plan.ShardTask], sidecars: Sequence[Sidecar]
+) -> str | None:
+    """Returns why the dataset must not be used if all files of a class were rejected.
+
+    Such a class is a folder of something else beside the classes' folders, or lost as a whole.
+    """
+    counts = [sum(column) for column in zip(*(s.label_counts for s in sidecars), strict=True)]
+    without = {name for name, count in zip(build.label_names, counts, strict=True) if not count}
+    if not without:
+        return None
+    rejected = {reject.source_path for sidecar in sidecars for reject in sidecar.rejects}
+    lost: dict[str, str] = {}
+    with build.storage.open_arrow(plan.PLAN_FILE) as file:
+        for task in tasks:
+            for ref in iterate_refs(plan.read_task_refs(file, task, build.fingerprint)):
+                if ref.source_path not in rejected:
+                    without.discard(ref.label)  # dropped as a duplicate
+                elif ref.label in without:
+                    lost[ref.label] = ref.source_path
+    lost = {name: path for name, path in sorted(lost.items()) if name in without}
+    if not lost:
+        return None
+    name, path = next(iter(lost.items()))
+    rest = ",".join(label for label in build.label_names if label not in lost)
+    return (
+        f"no image is left of class {name!r}: all its files were rejected, such as {path} "
+        f"({build.storage.path(manifest.REJECTS_FILE_NAME)} has them). Repair the files; or, if "
+        f"that folder is no class, run again with --classes={rest} --overwrite"
+    )
+
+
+def require_unique_keys(storage: Storage) -> None:
+    """Refuses a dataset that holds an image twice, whatever the shards' own counts say.
+
+    Raises:
+        errors.BuildError: if two examples have the same key.
+    """
+    with storage.open_arrow(manifest.EXAMPLES_FILE_NAME) as file:
+        rows = pq.read_table(file, columns=["key"])
+    repeated = len(rows) - pc.count_distinct(rows["key"]).as_py()
+    if repeated:
+        raise errors.BuildError(
+            f"{repeated:,} of {len(rows):,} examples in {storage.root} repeat the key of another "
+            "one: its shards do not belong to one plan. Build the dataset anew with --overwrite"
+        )
+
+
+def _count_variants(storage: Storage) -> int:
+    with storage.open_arrow(manifest.EXAMPLES_FILE_NAME) as file:
+        variants = pq.read_table(file, columns=["variant"])["variant"]
+    return pc.sum(pc.greater(variants, 0)).as_py() or 0

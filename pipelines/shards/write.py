@@ -1,0 +1,223 @@
+"""Writes shards: decodes the images of a task, an image at a time."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import IO, Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import xxhash
+
+from pipelines import errors
+from pipelines.planning import plan
+from pipelines.shards.build import Build, Sidecar, read_sidecar, rows_name
+from pipelines.sources.listing import ImageRef, RejectedFile, iterate_refs
+from pipelines.sources.source import Reader
+from pipelines.stores import prefetch
+from pipelines.stores.output import WriteBehind
+from tfrecord_io import augment, near_duplicates, preprocess, schema, shard_writer, shards
+
+#: A row an example of examples.parquet. The hashes are XXH3-128: they tell whether two files or
+#: two pictures are the same, they do not protect against an adversary.
+EXAMPLE_SCHEMA = pa.schema(
+    [
+        ("split", pa.string()),
+        ("shard", pa.string()),
+        ("row", pa.int32()),
+        ("key", pa.string()),
+        ("label", pa.string()),
+        ("patient", pa.string()),
+        ("path", pa.string()),
+        ("width", pa.int32()),
+        ("height", pa.int32()),
+        ("mode", pa.string()),
+        ("file_format", pa.string()),
+        ("file_bytes", pa.int64()),
+        ("quantization", pa.int32()),
+        ("file_xxh3", pa.string()),
+        ("pixels_xxh3", pa.string()),
+        ("brightness", pa.float32()),
+        ("white_border", pa.float32()),
+        ("perceptual_hash", pa.binary(near_duplicates.HASH_LENGTH)),
+        # 0 is the image itself; of an augmented copy, what is known of the file is that of its
+        # original.
+        ("variant", pa.int32()),
+    ]
+)
+
+
+def write_shard(
+    build: Build,
+    task: plan.ShardTask,
+    reader: Reader,
+    create: Callable[[str], contextlib.AbstractContextManager[IO[bytes]]] | None = None,
+) -> Sidecar:
+    """Decodes the images of one task into one shard, an image at a time.
+
+    Files appear in this order, each whole: shard, rows of the examples table, sidecar. So a
+    sidecar that fits the build proves the other two.
+
+    Args:
+        build: the whole build.
+        task: the shard to write.
+        reader: of the source, open.
+        create: opens a file by its name, as the storage's `create` does, which is the default.
+
+    Raises:
+        errors.BuildError: if the source is gone or has changed, or Pillow is another version.
+    """
+    _check_decoder(build)
+    storage, layout = build.storage, build.layout
+    create = create or storage.create
+    with storage.open_arrow(plan.PLAN_FILE) as file:
+        planned = plan.read_task_refs(file, task, build.fingerprint)
+    refs, variants = list(iterate_refs(planned)), planned["variant"].to_pylist()
+    paths = [ref.path for ref in refs]
+    if build.num_variants:
+        paths = [augment.variant_path(path, n) for path, n in zip(paths, variants, strict=True)]
+    keys = [schema.image_key(path) for path in paths]
+    label_indices = {name: index for index, name in enumerate(build.label_names)}
+    examples: list[_Example] = []
+    rejects: list[RejectedFile] = []
+    with (
+        create(task.shard_name) as file,
+        shard_writer.ShardWriter(file, layout) as shard,
+        warnings.catch_warnings(),
+    ):
+        # Pillow warns of odd metadata; what matters about an image is its reject, if it is one.
+        warnings.simplefilter("ignore")
+        reads = prefetch.read_in_order(reader, refs)
+        for (ref, read), variant, key in zip(reads, variants, keys, strict=True):
+            try:
+                data = _read(read, ref)
+                pixels, *original = preprocess.decode_image(data, build.preprocessing)
+            except preprocess.Reject as reject:
+                # A file is rejected once, whatever was to be made of it.
+                if not variant:
+                    rejects.append(
+                        RejectedFile(
+                            source_path=ref.source_path, reason=reject.reason, detail=reject.detail
+                        )
+                    )
+                continue
+            if variant:
+                pixels = augment.vary(pixels, layout.image_shape, key)
+            shard.write(pixels, label_indices[ref.label], key)
+            hashes = xxhash.xxh3_128_hexdigest(data), xxhash.xxh3_128_hexdigest(pixels)
+            examples.append(_Example(ref, key, variant, *original, *hashes))
+    with create(rows_name(task)) as file:
+        pq.write_table(_examples_table(task, examples, shard.facts()), file)
+    label_counts = collections.Counter(example.ref.label for example in examples)
+    sidecar = Sidecar(
+        fingerprint=build.fingerprint,
+        shard=task.shard_name,
+        num_refs=task.num_refs,
+        num_examples=len(examples),
+        num_bytes=len(examples) * layout.stride,
+        sha256=shard.sha256,
+        label_counts=tuple(label_counts[name] for name in build.label_names),
+        rejects=tuple(rejects),
+        statistics=shard.statistics(),
+    )
+    with create(shards.sidecar_name(task.shard_name)) as file:
+        file.write(sidecar.to_json().encode())
+    return sidecar
+
+
+class TaskWriter:
+    """Writes one task after another, for use in a `with` block.
+
+    It keeps the source open, and decodes for a task while the files of the one before are finished.
+    """
+
+    def __init__(self, build: Build) -> None:
+        self._build = build
+        self._open = contextlib.ExitStack()
+
+    def __enter__(self) -> TaskWriter:
+        self._reader = self._open.enter_context(self._build.source.open())
+        self._files = self._open.enter_context(contextlib.closing(WriteBehind(self._build.storage)))
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._open.close()
+
+    def write(self, task: plan.ShardTask) -> None:
+        """Writes a shard, unless it is there already; `wait` tells whether that went well.
+
+        Raises:
+            errors.BuildError: as `write_shard` does, or if the output cannot be written.
+        """
+        # A retried task of an engine, or one of a resumed build, may be done already.
+        if read_sidecar(self._build, task) is None:
+            with errors.clear_write_errors(self._build.output):
+                write_shard(self._build, task, self._reader, self._files.create)
+
+    def wait(self) -> None:
+        """Returns once the files of all tasks have their names.
+
+        Raises:
+            errors.BuildError: if one of them could not be finished.
+        """
+        with errors.clear_write_errors(self._build.output):
+            self._files.wait()
+
+
+def _read(read: Callable[[], bytes], ref: ImageRef) -> bytes:
+    try:
+        return read()
+    except OSError as error:
+        raise errors.BuildError(
+            f"cannot read {ref.source_path} from the source: {error.strerror or error}"
+        ) from error
+
+
+class _Example(NamedTuple):
+    """What is known of an example by itself; the names are those of `EXAMPLE_SCHEMA`."""
+
+    ref: ImageRef
+    key: str
+    variant: int
+    width: int
+    height: int
+    mode: str
+    file_format: str
+    quantization: int
+    file_xxh3: str
+    pixels_xxh3: str
+
+
+def _examples_table(
+    task: plan.ShardTask, examples: Sequence[_Example], facts: Mapping[str, np.ndarray]
+) -> pa.Table:
+    """Returns the rows of a shard with what is the same in all, and what is found for all."""
+    columns: dict[str, Any] = {
+        name: [getattr(example, name) for example in examples] for name in _Example._fields
+    }
+    refs = columns.pop("ref")
+    columns |= facts
+    columns |= {
+        "split": [task.split] * len(refs),
+        "shard": [task.shard_name] * len(refs),
+        "row": range(len(refs)),
+        "label": [ref.label for ref in refs],
+        "patient": [ref.patient for ref in refs],
+        "path": [ref.source_path for ref in refs],
+        "file_bytes": [ref.size for ref in refs],
+        "perceptual_hash": [bits.tobytes() for bits in facts["perceptual_hash"]],
+    }
+    return pa.Table.from_pydict(columns, EXAMPLE_SCHEMA)
+
+
+def _check_decoder(build: Build) -> None:
+    here, planned = preprocess.decoder_versions(), build.identity["decoder"]
+    if here != planned:
+        raise errors.BuildError(
+            f"this worker decodes with {here}, the launcher planned with {planned}; install the "
+            "launcher's versions on the workers, so that all shards hold the same kind of pixels"
+        )

@@ -1,0 +1,79 @@
+"""A folder of images whose reading does something odd; worker processes can import it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pipelines import errors
+from pipelines.sources.directory import DirectorySource
+from pipelines.sources.listing import ImageRef
+
+
+@dataclasses.dataclass(frozen=True)
+class OddSource(DirectorySource):
+    """Does, whenever it reads an image, what one of the functions below says.
+
+    Attributes:
+        oddity: name of that function.
+        notes: a folder for what it has to tell.
+    """
+
+    oddity: str = ""
+    notes: Path = Path()
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[OddReader]:
+        with super().open() as reader:
+            yield OddReader(self, reader)
+
+
+class OddReader:
+    def __init__(self, source: OddSource, reader: Any) -> None:
+        self._source, self._reader = source, reader
+
+    def read(self, ref: ImageRef) -> bytes:
+        ODDITIES[self._source.oddity](self._source, ref)
+        return self._reader.read(ref)
+
+
+def fail(source: OddSource, ref: ImageRef) -> None:
+    """Notes the image and fails."""
+    (source.notes / Path(ref.path).name).touch()
+    raise errors.BuildError(f"{ref.path} is gone")
+
+
+def die(source: OddSource, ref: ImageRef) -> None:
+    """Ends the process, as the kernel does for want of memory."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def wait_for_the_others(source: OddSource, ref: ImageRef) -> None:
+    """Has the first image that is read wait until all others were."""
+    with contextlib.suppress(FileExistsError):
+        (source.notes / "first").touch(exist_ok=False)
+        num_images = len(list(source.directory.rglob("*.jpeg")))
+        end = time.monotonic() + 100
+        while len(list(source.notes.iterdir())) < num_images:
+            assert time.monotonic() < end, "images wait for the worker that waits for them"
+            time.sleep(0.01)
+        return
+    (source.notes / Path(ref.path).name).touch()
+
+
+def list_modules(source: OddSource, ref: ImageRef) -> None:
+    """Notes what the process has imported."""
+    packages = {name.split(".")[0] for name in sys.modules}
+    (source.notes / "modules").write_text(" ".join(sorted(packages)))
+
+
+ODDITIES = {
+    function.__name__: function for function in (fail, die, wait_for_the_others, list_modules)
+}

@@ -1,0 +1,201 @@
+import io
+import json
+import os
+import shutil
+import tarfile
+
+import pytest
+from builds import IN_MEMORY, arguments, build_here
+from image_files import kermany_archive, scan_tree, under, write_tar, write_tree, write_zip
+
+from pipelines import errors
+from pipelines.options import flag_names, parse_options
+from pipelines.planning.plan import PLAN_JSON
+from pipelines.running.job import prepared
+from pipelines.sources import archive as archive_module
+from pipelines.stores.output import BUILD_DIR
+
+TREE = scan_tree({"train": 4, "test": 2})
+
+
+@pytest.fixture(scope="module")
+def archive(tmp_path_factory):
+    return write_zip(tmp_path_factory.mktemp("scans") / "scans.zip", kermany_archive(TREE))
+
+
+def prepare(source, output, *more):
+    return prepared(parse_options(arguments(source, output, IN_MEMORY, *more)))
+
+
+def test_a_job_is_listed_and_planned_before_any_engine_starts(archive, tmp_path, capsys):
+    with prepare(archive, tmp_path / "out", "--num_shards=3") as job:
+        assert [task.shard_name for task in job.todo] == [
+            "train-00000-of-00003.tfrecord",
+            "train-00001-of-00003.tfrecord",
+            "train-00002-of-00003.tfrecord",
+            "test-00000-of-00002.tfrecord",
+            "test-00001-of-00002.tfrecord",
+        ]
+        assert sum(task.num_refs for task in job.todo) == len(TREE)
+        assert job.num_finished == 0
+        planned = json.loads(job.storage.read(PLAN_JSON))
+        assert planned["fingerprint"] == job.build.fingerprint
+        assert (tmp_path / "out" / BUILD_DIR / "plan.arrow").exists()
+    said = capsys.readouterr().err
+    assert f"listing the images of {archive}" in said
+    assert f"found {len(TREE)} images among {len(kermany_archive(TREE))} files" in said
+    assert f"{len(TREE)} copies in a second tree" in said
+
+
+def test_a_complete_output_leaves_nothing_to_do(archive, tmp_path):
+    output = build_here(archive, tmp_path / "out")
+    with prepare(archive, output) as job:
+        assert job is None
+
+
+@pytest.fixture
+def packed(tmp_path):
+    """A tar.gz, and the complete dataset of it."""
+    path = write_tar(tmp_path / "scans.tar.gz", kermany_archive(TREE))
+    return path, build_here(path, tmp_path / "out")
+
+
+def test_a_complete_dataset_of_a_tar_gz_is_known_without_unpacking_it_again(
+    packed, monkeypatch, capsys
+):
+    path, output = packed
+    monkeypatch.setattr(archive_module, "_gunzip", None)
+    capsys.readouterr()
+    with prepare(path, output) as job:
+        assert job is None
+    assert "listing" not in capsys.readouterr().err
+    (output / "train-00000-of-00001.tfrecord").write_bytes(b"")
+    with pytest.raises(errors.UserError, match="has 0 bytes"), prepare(path, output):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--seed=7"], "seed: 0 there, 7 now"),
+        (["--classes=NORMAL,CNV,DME,DRUSEN"], "classes: "),
+    ],
+)
+def test_another_build_of_a_tar_gz_is_refused_after_it_was_listed(packed, more, message):
+    with pytest.raises(errors.UserError, match=message), prepare(*packed, *more):
+        pass
+
+
+def test_another_tree_of_a_tar_gz_is_another_dataset(tmp_path):
+    second = {name.replace("CNV", "AMD"): content for name, content in TREE.items()}
+    path = write_tar(tmp_path / "scans.tar.gz", {**under("a", TREE), **under("b", second)})
+    output = build_here(path, tmp_path / "out", "--tree=a")
+    for same in ("a", "a/"):
+        with prepare(path, output, f"--tree={same}") as job:
+            assert job is None
+    message = "tree: 'a' there, 'b' now"
+    with pytest.raises(errors.UserError, match=message), prepare(path, output, "--tree=b"):
+        pass
+
+
+def test_all_classes_of_a_tar_gz_are_another_dataset_than_some_of_them(tmp_path):
+    path = write_tar(tmp_path / "scans.tar.gz", TREE)
+    output = build_here(path, tmp_path / "out", "--classes=CNV,DME")
+    with prepare(path, output, "--classes=CNV,DME") as job:
+        assert job is None
+    with pytest.raises(errors.UserError, match="classes: "), prepare(path, output):
+        pass
+
+
+def test_a_tar_gz_that_changed_is_not_taken_for_the_one_that_was_built(packed):
+    path, output = packed
+    files = kermany_archive(TREE)
+    found = path.stat()
+    name = next(name for name in files if name.endswith("jpeg"))
+    write_tar(path, {**files, name.replace(".jpeg", "9.jpeg"): b"more"})
+    os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
+    with pytest.raises(errors.UserError, match="source_listing: "), prepare(path, output):
+        pass
+
+
+def with_other_pixels(files):
+    """Returns the same names with other contents of the same sizes."""
+    flipped = {}
+    for name, content in files.items():
+        data = bytearray(content)
+        data[len(data) // 2] ^= 1
+        flipped[name] = bytes(data)
+    return flipped
+
+
+@pytest.mark.parametrize("kind", ["zip", "tar", "tar.gz"])
+def test_an_archive_of_the_same_names_sizes_and_times_is_told_from_another(tmp_path, kind):
+    # As `tar --mtime=@0` writes two versions of a tree.
+    write = write_zip if kind == "zip" else write_tar
+    path = write(tmp_path / f"scans.{kind}", TREE)
+    output = build_here(path, tmp_path / "out")
+    found = path.stat()
+    write(path, with_other_pixels(TREE))
+    os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
+    with pytest.raises(errors.UserError, match="source_listing: "), prepare(path, output):
+        pass
+
+
+def test_a_tar_whose_times_changed_is_the_same_source(tmp_path):
+    path = write_tar(tmp_path / "scans.tar", TREE)
+    output = build_here(path, tmp_path / "out")
+    with tarfile.open(path, "w") as archive:
+        for name, content in TREE.items():
+            info = tarfile.TarInfo(name)
+            info.size, info.mtime = len(content), 7
+            archive.addfile(info, io.BytesIO(content))
+    with prepare(path, output) as job:
+        assert job is None
+
+
+def test_what_decides_the_bytes_is_named_as_its_flag_is(archive, tmp_path):
+    with prepare(archive, tmp_path / "out") as job:
+        names = set(job.build.identity) - {"source_listing", "decoder"}
+        assert {f"--{name}" for name in names} <= set(flag_names())
+
+
+@pytest.mark.parametrize(
+    "more",
+    [["--max_reject_fraction=0.9"], ["--direct_num_workers=2"], ["--overwrite"]],
+)
+def test_what_does_not_decide_the_bytes_is_no_part_of_the_identity(archive, tmp_path, more):
+    with prepare(archive, tmp_path / "a") as job, prepare(archive, tmp_path / "b", *more) as other:
+        assert other.build.fingerprint == job.build.fingerprint
+
+
+def test_an_archive_may_be_moved_and_its_copy_is_the_same_source(archive, tmp_path):
+    moved = shutil.copy(archive, tmp_path / archive.name)
+    with prepare(archive, tmp_path / "a") as job, prepare(moved, tmp_path / "b") as other:
+        assert other.build.fingerprint == job.build.fingerprint
+
+
+def test_classes_have_the_order_they_are_given_in(archive, tmp_path):
+    with prepare(archive, tmp_path / "a") as job:
+        assert job.build.label_names == ("CNV", "DME", "DRUSEN", "NORMAL")
+    with prepare(archive, tmp_path / "b", "--classes=NORMAL,CNV") as job:
+        assert job.build.label_names == ("NORMAL", "CNV")
+
+
+@pytest.mark.parametrize("name", ["nowhere", "empty", "text.zip"])
+def test_an_input_that_cannot_be_used_leaves_no_output(tmp_path, name):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "text.zip").write_text("no archive")
+    source = "archive" if name == "text.zip" else "directory"
+    argv = [f"--source={source}", f"--input={tmp_path / name}", f"--output={tmp_path / 'out'}"]
+    with pytest.raises(errors.UserError), prepared(parse_options(argv)):
+        pass
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_source_and_an_output_may_be_given_relative_to_where_one_is(
+    tmp_path, monkeypatch, archive
+):
+    write_tree(tmp_path / "scans", TREE)
+    monkeypatch.chdir(tmp_path)
+    build_here("scans", "out")
+    assert (tmp_path / "out" / "manifest.json").exists()

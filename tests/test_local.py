@@ -1,0 +1,57 @@
+"""The worker processes of this machine."""
+
+import dataclasses
+
+import pytest
+from builds import IN_MEMORY, arguments
+from image_files import scan_tree, write_tree
+from odd_source import OddSource
+
+from pipelines import errors
+from pipelines.options import parse_options
+from pipelines.running import local
+from pipelines.running.job import prepared
+
+
+def write_shards(folder, oddity):
+    """Has two workers write ten shards of an image each, reading in an odd way.
+
+    Returns:
+        The folder of what was noted, `folder / "notes"`; the shards are in `folder / "out"`.
+    """
+    scans = write_tree(folder / "scans", scan_tree({"train": 5}, classes=("CNV", "NORMAL")))
+    notes = folder / "notes"
+    notes.mkdir()
+    argv = arguments(scans, folder / "out", "--num_shards=10", IN_MEMORY)
+    with prepared(parse_options(argv)) as job:
+        source = OddSource(scans, oddity=oddity, notes=notes)
+        local.write_shards(dataclasses.replace(job.build, source=source), job.todo, 2)
+    return notes
+
+
+def num_shards(folder):
+    return len(list((folder / "out").glob("*.tfrecord")))
+
+
+def test_a_worker_that_is_done_early_gets_what_is_left(tmp_path):
+    write_shards(tmp_path, "wait_for_the_others")
+    assert num_shards(tmp_path) == 10
+
+
+def test_the_first_error_ends_the_job_and_the_rest_is_not_begun(tmp_path):
+    with pytest.raises(errors.BuildError, match=r"\.jpeg is gone$"):
+        write_shards(tmp_path, "fail")
+    assert 1 <= len(list((tmp_path / "notes").iterdir())) <= 2
+    assert num_shards(tmp_path) == 0
+
+
+def test_a_worker_that_dies_is_an_error_that_says_how_to_go_on(tmp_path):
+    with pytest.raises(errors.BuildError, match=r"worker process died \(exit code -9\)") as raised:
+        write_shards(tmp_path, "die")
+    assert "--direct_num_workers=1" in str(raised.value)
+
+
+def test_a_worker_has_imported_neither_an_engine_nor_what_trains(tmp_path):
+    modules = (write_shards(tmp_path, "list_modules") / "modules").read_text().split()
+    assert "pyarrow" in modules
+    assert not set(modules) & {"apache_beam", "grpc", "tensorflow", "keras", "train"}

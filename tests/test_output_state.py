@@ -1,0 +1,298 @@
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from builds import IN_MEMORY, arguments, build_here, files_of, shards_of
+from image_files import scan_tree, write_tree
+
+from pipelines import errors
+from pipelines.options import parse_options
+from pipelines.planning import output_state
+from pipelines.planning.output_state import OutputState
+from pipelines.running.job import prepared
+from pipelines.stores.output import BUILD_DIR, Storage
+
+
+@pytest.fixture
+def storage(tmp_path):
+    return Storage(str(tmp_path / "out"))
+
+
+@pytest.fixture(scope="module")
+def scans(tmp_path_factory):
+    return write_tree(
+        tmp_path_factory.mktemp("scans") / "scans", scan_tree({"train": 6, "test": 2})
+    )
+
+
+@pytest.fixture(scope="module")
+def complete(scans, tmp_path_factory):
+    return build_here(scans, tmp_path_factory.mktemp("complete") / "out", "--num_shards=4")
+
+
+def identity_of(scans, output, *more):
+    options = parse_options(arguments(scans, output, "--num_shards=4", IN_MEMORY, *more))
+    with prepared(options) as job:
+        return job.build.identity
+
+
+# ---- one build at a time
+
+
+def test_a_second_build_is_refused_while_the_first_holds_the_folder(storage):
+    with (
+        output_state.locked(storage),
+        pytest.raises(errors.UserError, match=rf"another build \(process {os.getpid()}\)"),
+        output_state.locked(storage),
+    ):
+        pass
+    with output_state.locked(storage):
+        pass
+
+
+def test_the_lock_of_a_killed_build_is_free(storage):
+    program = (
+        "import sys, time\n"
+        "from pipelines.planning import output_state\n"
+        "from pipelines.stores.output import Storage\n"
+        "with output_state.locked(Storage(sys.argv[1])):\n"
+        "    print('held', flush=True)\n"
+        "    time.sleep(600)\n"
+    )
+    holder = subprocess.Popen(
+        [sys.executable, "-c", program, storage.root], stdout=subprocess.PIPE, text=True
+    )
+    with holder:
+        try:
+            assert holder.stdout.readline() == "held\n"
+            with (
+                pytest.raises(errors.UserError, match=rf"process {holder.pid}\)"),
+                output_state.locked(storage),
+            ):
+                pass
+        finally:
+            holder.send_signal(signal.SIGKILL)
+    with output_state.locked(storage):
+        pass
+
+
+def test_a_build_that_never_began_leaves_no_folder(storage):
+    with output_state.locked(storage):
+        assert Path(storage.root).is_dir()
+    assert not Path(storage.root).exists()
+
+
+def test_a_folder_that_was_there_before_stays(storage):
+    write_tree(Path(storage.root), {"notes.txt": b"mine"})
+    with output_state.locked(storage):
+        pass
+    assert files_of(Path(storage.root)) == {"notes.txt": b"mine"}
+    shutil.rmtree(storage.root)
+    Path(storage.root).mkdir()
+    with output_state.locked(storage):
+        pass
+    assert Path(storage.root).is_dir()
+
+
+def test_the_lock_is_freed_and_the_folder_tidied_after_an_error(storage):
+    with contextlib.suppress(KeyboardInterrupt), output_state.locked(storage):
+        raise KeyboardInterrupt
+    assert not Path(storage.root).exists()
+
+
+@pytest.mark.parametrize("name", ["file", "file/below"])
+def test_an_output_that_cannot_be_a_folder_is_named(tmp_path, name):
+    (tmp_path / "file").write_bytes(b"")
+    with (
+        pytest.raises(errors.UserError, match=f"cannot write to --output {tmp_path / name}"),
+        output_state.locked(Storage(str(tmp_path / name))),
+    ):
+        pass
+
+
+# ---- what is there already
+
+
+def test_a_folder_without_shards_is_free(storage, scans):
+    write_tree(Path(storage.root), {"notes.txt": b"mine"})
+    assert output_state.check_output(storage, {"seed": 0}) is OutputState.EMPTY
+
+
+def test_a_folder_with_shards_of_nobody_is_refused(storage):
+    write_tree(Path(storage.root), {"train-00000-of-00001.tfrecord": b"theirs"})
+    with pytest.raises(errors.UserError, match=r"train-00000-of-00001\.tfrecord and no plan"):
+        output_state.check_output(storage, {"seed": 0})
+
+
+def test_the_same_build_is_complete(scans, complete, tmp_path):
+    identity = identity_of(scans, tmp_path / "elsewhere")
+    assert output_state.check_output(Storage(str(complete)), identity) is OutputState.COMPLETE
+
+
+@pytest.mark.parametrize(
+    ("more", "named"),
+    [
+        (["--seed=1"], "seed: 0 there, 1 now"),
+        (["--image_size=9"], r"image_size: \[8, 8\] there, \[9, 9\] now"),
+        (["--channels=3"], "channels: 1 there, 3 now"),
+        (["--resize=box"], "resize: 'bilinear' there, 'box' now"),
+        (["--limit=3"], "limit: None there, 3 now"),
+        (["--classes=CNV,DME"], "classes: "),
+        (["--name=other"], "name: 'scans' there, 'other' now"),
+        ([r"--group_regex=^(\w)"], "group_regex: "),
+    ],
+)
+def test_a_changed_option_is_refused_and_named_with_the_way_out(scans, complete, more, named):
+    before = files_of(complete)
+    with pytest.raises(errors.UserError, match=rf"(?s){named}.*--overwrite"):
+        identity_of(scans, complete, *more)
+    assert files_of(complete) == before
+
+
+def test_a_changed_number_of_shards_is_refused(scans, complete):
+    options = parse_options(arguments(scans, complete, "--num_shards=3"))
+    with pytest.raises(errors.UserError, match="num_shards: 4 there, 3 now"):  # noqa: SIM117
+        with prepared(options):
+            pass
+
+
+def test_a_changed_source_is_refused_and_named(scans, complete, tmp_path):
+    changed = Path(shutil.copytree(scans, tmp_path / "scans"))
+    path = next(changed.rglob("*.jpeg"))
+    path.write_bytes(path.read_bytes() + b"\0")
+    with pytest.raises(errors.UserError, match=r"source_listing: .* there, .* now"):
+        identity_of(changed, complete)
+
+
+def test_a_lost_shard_of_a_complete_dataset_is_named(scans, complete, tmp_path):
+    output = Path(shutil.copytree(complete, tmp_path / "out"))
+    shard = next(output.glob("test-*.tfrecord"))
+    shard.write_bytes(shard.read_bytes()[:-1])
+    with pytest.raises(errors.UserError, match=rf"{shard.name} has .*anew with --overwrite"):
+        identity_of(scans, output)
+    shard.unlink()
+    with pytest.raises(errors.UserError, match=rf"{shard.name} is missing"):
+        identity_of(scans, output)
+    assert build_here(scans, output, "--num_shards=4", "--overwrite") == output
+    assert shards_of(output) == shards_of(complete)
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"\xff\xfe", b'{"format_version": 99}'])
+def test_a_damaged_manifest_is_named_and_replaced_when_told(scans, complete, tmp_path, content):
+    output = Path(shutil.copytree(complete, tmp_path / "out"))
+    (output / "manifest.json").write_bytes(content)
+    with pytest.raises(errors.UserError, match=r"manifest\.json .*--overwrite replaces it"):
+        identity_of(scans, output)
+    build_here(scans, output, "--num_shards=4", "--overwrite")
+    assert shards_of(output) == shards_of(complete)
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"[]", b"\xff\xfe"])
+def test_a_damaged_plan_is_named_and_replaced_when_told(scans, complete, tmp_path, content):
+    output = write_tree(tmp_path / "out", {f"{BUILD_DIR}/plan.json": content})
+    with pytest.raises(errors.UserError, match=r"plan\.json .*--overwrite"):
+        identity_of(scans, output)
+    build_here(scans, output, "--num_shards=4", "--overwrite")
+    assert shards_of(output) == shards_of(complete)
+
+
+# ---- clearing
+
+
+def test_clearing_removes_a_dataset_and_nothing_else(complete, tmp_path):
+    output = Path(shutil.copytree(complete, tmp_path / "out"))
+    strangers = {"notes.txt": b"mine", "train.json": b"mine", "sub/manifest.json": b"mine"}
+    write_tree(output, {**strangers, f"{BUILD_DIR}/plan.json": b"{}", f"{BUILD_DIR}/lock": b"1"})
+    output_state.clear(Storage(str(output)))
+    assert files_of(output) == {**strangers, f"{BUILD_DIR}/lock": b"1"}
+
+
+def test_leftovers_of_killed_attempts_are_removed_and_parts_are_kept(storage):
+    kept = {f"{BUILD_DIR}/plan.json": b"", f"{BUILD_DIR}/a.parquet": b"", "x.tmp": b""}
+    write_tree(Path(storage.root), {**kept, f"{BUILD_DIR}/.train.tfrecord.abc.tmp": b"half"})
+    output_state.remove_leftovers(storage)
+    assert files_of(Path(storage.root)) == kept
+
+
+# ---- going on
+
+
+def finished_files(output):
+    """Returns what tells whether a file was written anew: its inode and its time."""
+    return {
+        path.name: (path.stat().st_ino, path.stat().st_mtime_ns)
+        for path in output.glob("*.tfrecord")
+    }
+
+
+def interrupted(complete, scans, folder):
+    """Returns a build that was killed with half of its shards done, and the other half begun."""
+    options = parse_options(arguments(scans, folder, "--num_shards=4", IN_MEMORY))
+    from pipelines.shards import write
+
+    with prepared(options) as job, job.build.source.open() as reader:
+        for task in job.todo[::2]:
+            write.write_shard(job.build, task, reader)
+        for task in job.todo[1::2]:
+            half = (complete / task.shard_name).read_bytes()[:100]
+            (folder / BUILD_DIR / f".{task.shard_name}.0a.tmp").write_bytes(half)
+    return folder
+
+
+def test_a_build_goes_on_where_it_stopped(scans, complete, tmp_path, capsys):
+    output = interrupted(complete, scans, tmp_path / "out")
+    before = finished_files(output)
+    assert 0 < len(before) < len(shards_of(complete))
+    build_here(scans, output, "--num_shards=4")
+    assert "going on: " in capsys.readouterr().err
+    assert before.items() <= finished_files(output).items()
+    expected, found = files_of(complete), files_of(output)
+    assert found == expected
+
+
+@pytest.mark.parametrize("damage", ["shard", "rows", "sidecar", "fingerprint"])
+def test_a_shard_whose_files_do_not_fit_is_written_anew(scans, complete, tmp_path, damage):
+    output = interrupted(complete, scans, tmp_path / "out")
+    shard = next(output.glob("train-*.tfrecord"))
+    sidecar = shard.with_suffix(".json")
+    if damage == "shard":
+        shard.write_bytes(shard.read_bytes()[:-5])
+    elif damage == "rows":
+        (output / BUILD_DIR / f"{shard.stem}.parquet").unlink()
+    elif damage == "sidecar":
+        sidecar.write_bytes(sidecar.read_bytes()[:-9])
+    else:
+        content = json.loads(sidecar.read_text())
+        sidecar.write_text(json.dumps({**content, "fingerprint": "of another build"}))
+    build_here(scans, output, "--num_shards=4")
+    assert files_of(output) == files_of(complete)
+
+
+def test_an_unfinished_build_of_other_options_is_refused(scans, complete, tmp_path):
+    output = interrupted(complete, scans, tmp_path / "out")
+    with pytest.raises(errors.UserError, match="seed: 0 there, 1 now"):
+        identity_of(scans, output, "--seed=1")
+    build_here(scans, output, "--num_shards=4", "--seed=1", "--overwrite")
+    assert shards_of(output).keys() == shards_of(complete).keys()
+    assert shards_of(output) != shards_of(complete)
+
+
+def test_overwrite_goes_on_with_a_build_of_the_same_options(scans, complete, tmp_path):
+    output = interrupted(complete, scans, tmp_path / "out")
+    before = finished_files(output)
+    build_here(scans, output, "--num_shards=4", "--overwrite")
+    assert before.items() <= finished_files(output).items()
+
+
+def test_overwrite_leaves_no_file_of_the_old_dataset(scans, complete, tmp_path):
+    output = Path(shutil.copytree(complete, tmp_path / "out"))
+    build_here(scans, output, "--num_shards=2", "--overwrite")
+    assert len(list(output.glob("train-*"))) == 4
+    assert not list(output.glob("*-of-00004*"))
+    assert not (output / BUILD_DIR).exists()

@@ -1,0 +1,183 @@
+import dataclasses
+import io
+import json
+import math
+
+import numpy as np
+import pytest
+from dataset_factory import write_dataset
+from hypothesis import given
+from hypothesis import strategies as st
+
+import tfrecord_io
+from tfrecord_io import ManifestError, PixelStatistics, RecordLayout, image_key, read_statistics
+from tfrecord_io.manifest import FILE_NAME
+
+
+def random_images(shape, seed=0):
+    return np.random.default_rng(seed).integers(256, size=shape, dtype=np.uint8)
+
+
+def sums_in_python(images):
+    """Returns the statistics by the definition, one pixel after another."""
+    pixels = images.reshape(-1, images.shape[-1]).tolist()
+    return PixelStatistics(
+        num_pixels=len(pixels),
+        sums=tuple(map(sum, zip(*pixels, strict=True))),
+        sums_of_squares=tuple(
+            sum(value**2 for value in channel) for channel in zip(*pixels, strict=True)
+        ),
+    )
+
+
+@given(
+    num_images=st.integers(1, 5),
+    height=st.sampled_from([1, 3, 100, 255, 256, 257, 600]),
+    width=st.integers(1, 4),
+    channels=st.sampled_from([1, 3]),
+)
+def test_sums_are_those_of_the_definition(num_images, height, width, channels):
+    images = random_images((num_images, height, width, channels))
+    assert PixelStatistics.from_images(images) == sums_in_python(images)
+
+
+def test_white_images_overflow_nothing():
+    white = np.full((3, 70_000, 2, 3), 255, np.uint8)
+    num_pixels = 3 * 70_000 * 2
+    assert PixelStatistics.from_images(white) == PixelStatistics(
+        num_pixels=num_pixels,
+        sums=(255 * num_pixels,) * 3,
+        sums_of_squares=(255**2 * num_pixels,) * 3,
+    )
+
+
+def test_mean_and_std_are_those_of_numpy_by_channel():
+    images = random_images((7, 20, 31, 3)) // np.array([1, 2, 5], np.uint8)
+    found = PixelStatistics.from_images(images)
+    assert found.mean == pytest.approx(images.mean(axis=(0, 1, 2)), rel=1e-12)
+    assert found.std == pytest.approx(images.std(axis=(0, 1, 2)), rel=1e-12)
+
+
+def test_the_deviation_of_a_huge_dataset_keeps_its_digits():
+    # 10^15 pixels of 254 and one of 255: in floats the squares would cancel to nothing.
+    many = 10**15
+    found = PixelStatistics(
+        num_pixels=many + 1, sums=(254 * many + 255,), sums_of_squares=(254**2 * many + 255**2,)
+    )
+    assert found.std[0] == pytest.approx(math.sqrt(many) / (many + 1), rel=1e-12)
+
+
+def test_parts_add_up_to_the_whole_in_any_order():
+    images = random_images((9, 12, 10, 3))
+    parts = [PixelStatistics.from_images(part) for part in np.split(images, [0, 2, 7])]
+    whole = PixelStatistics.from_images(images)
+    assert parts[0] + parts[1] + parts[2] + parts[3] == whole
+    assert parts[3] + parts[1] + parts[0] + parts[2] == whole
+
+
+def test_grey_and_colour_are_not_added():
+    grey, colour = (
+        PixelStatistics.from_images(random_images((1, 2, 2, channels))) for channels in (1, 3)
+    )
+    with pytest.raises(ValueError, match="1 and 3 channels"):
+        _ = grey + colour
+
+
+@pytest.mark.parametrize(
+    "images", [np.zeros((2, 4, 4), np.uint8), np.zeros((2, 4, 4, 1), np.float32)]
+)
+def test_what_is_not_a_stack_of_stored_images_is_refused(images):
+    with pytest.raises(ValueError, match="expected images of type uint8"):
+        PixelStatistics.from_images(images)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"num_pixels": 1.0},
+        {"num_pixels": True},
+        {"num_pixels": -1},
+        {"num_pixels": 0},
+        {"sums": ()},
+        {"sums": (4, 4)},
+        {"sums": (4.0,)},
+        {"sums": (9,)},  # a square is not smaller than its number
+        {"sums_of_squares": (255 * 4 + 1,)},  # nor more than 255 times it
+        {"sums": (8,), "sums_of_squares": (8,), "num_pixels": 7},  # mean above 1, no value above 1
+    ],
+)
+def test_sums_that_no_pixels_can_have_are_refused(change):
+    values = {"num_pixels": 4, "sums": (4,), "sums_of_squares": (8,), **change}
+    with pytest.raises(ValueError, match=r"expected whole numbers|cannot have"):
+        PixelStatistics(**values)
+
+
+def test_statistics_survive_json():
+    found = PixelStatistics.from_images(random_images((2, 3, 4, 3)))
+    assert PixelStatistics.from_dict(json.loads(json.dumps(found.to_dict()))) == found
+
+
+@pytest.mark.parametrize("num_examples", [0, 1, 5, 3000])
+def test_a_shard_is_counted_over_its_images_alone(num_examples):
+    layout = RecordLayout(image_shape=(17, 23, 3), num_classes=2)
+    images = random_images((num_examples, *layout.image_shape))
+    shard = b"".join(
+        layout.encode_record(image.tobytes(), row % 2, image_key(str(row)))
+        for row, image in enumerate(images)
+    )
+    counted = PixelStatistics.from_shard(io.BytesIO(shard), layout)
+    assert counted == PixelStatistics.from_images(images)
+
+
+def test_a_shard_that_is_cut_off_is_not_counted():
+    layout = RecordLayout(image_shape=(4, 4, 1), num_classes=2)
+    record = layout.encode_record(bytes(16), 0, image_key("a"))
+    with pytest.raises(ValueError, match=f"the last one has {layout.stride - 1}"):
+        PixelStatistics.from_shard(io.BytesIO(record + record[:-1]), layout)
+
+
+# ---- of a dataset
+
+
+def images_of(directory, split):
+    """Returns all images of a split, in the order of the shards."""
+    found = tfrecord_io.Manifest.load(directory)
+    slot = found.layout.features["image"]
+    images = []
+    for shard in found.split(split).shards:
+        records = np.fromfile(directory / shard.name, np.uint8).reshape(-1, found.layout.stride)
+        images.append(records[:, slot.offset : slot.offset + slot.length])
+    return np.concatenate(images).reshape(-1, *found.image_shape)
+
+
+@pytest.mark.parametrize("split", ["train", "val", "test"])
+def test_a_built_dataset_tells_its_statistics(built_dataset, split):
+    found = read_statistics(built_dataset, split)
+    assert found == PixelStatistics.from_images(images_of(built_dataset, split))
+
+
+def test_a_dataset_without_statistics_is_read_once(tmp_path):
+    manifest = write_dataset(tmp_path, image_shape=(6, 5, 3), num_shards=4)
+    assert manifest.statistics is None
+    assert read_statistics(tmp_path) == PixelStatistics.from_images(images_of(tmp_path, "train"))
+
+
+def test_the_manifest_answers_for_train_without_reading_a_shard(tmp_path):
+    manifest = write_dataset(tmp_path, num_examples={"train": 1}, image_shape=(1, 1, 1))
+    stored = PixelStatistics(num_pixels=1, sums=(7,), sums_of_squares=(49,))
+    text = dataclasses.replace(manifest, statistics=stored).to_json()
+    (tmp_path / FILE_NAME).write_text(text)
+    for shard in manifest.split("train").shards:
+        (tmp_path / shard.name).unlink()
+    assert read_statistics(tmp_path) == stored
+
+
+def test_a_remote_dataset_is_read_too(tmp_path):
+    write_dataset(tmp_path)
+    assert read_statistics(f"file://{tmp_path}") == read_statistics(tmp_path)
+
+
+def test_an_empty_split_has_no_statistics_to_read(tmp_path):
+    write_dataset(tmp_path, num_examples={"train": 0})
+    with pytest.raises(ManifestError, match=r"'train' of .* has no examples"):
+        read_statistics(tmp_path)

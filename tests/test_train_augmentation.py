@@ -1,0 +1,205 @@
+"""Training images change at random, by numbers that come with them, and within bounds."""
+
+import importlib.util
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+from marked_images import REPOSITORY, environment
+
+from train import augmentation
+from train.augmentation import NUM_DRAWS
+
+# Places of the numbers among the draws of an example.
+MIRROR, TURN, ZOOM, STRETCH, SHIFT_X, SHIFT_Y, CONTRAST, BRIGHTNESS = range(8)
+ERASED = (8, 13)  # each followed by row, height, column, width
+NOISE_LEVEL, NOISE_PLACE, KEPT = 18, 19, 20
+GEOMETRY = (TURN, ZOOM, STRETCH, SHIFT_X, SHIFT_Y)
+
+
+def neutral(batch):
+    """Returns draws that leave an image as it is."""
+    draws = np.full((batch, NUM_DRAWS), 0.5, np.float32)
+    draws[:, NOISE_LEVEL] = 0
+    return draws
+
+
+def random_draws(batch, seed=0):
+    return np.random.default_rng(seed).random((batch, NUM_DRAWS), np.float32)
+
+
+def random_images(batch=4, shape=(16, 12, 1), seed=0):
+    return np.random.default_rng(seed).integers(256, size=(batch, *shape)).astype(np.float32)
+
+
+def blobs(batch, side=64):
+    """Images of a bright blob in the middle of black."""
+    places = np.arange(side) - (side - 1) / 2
+    squares = places[:, None] ** 2 + places**2
+    return np.repeat(200 * np.exp(-squares / 50)[None, ..., None], batch, axis=0).astype(np.float32)
+
+
+def augment(images, draws, strength=1.0):
+    return keras.ops.convert_to_numpy(augmentation.augment(images, draws, strength))
+
+
+@pytest.mark.parametrize("shape", [(16, 12, 1), (9, 9, 3), (1, 1, 1)])
+def test_neutral_numbers_leave_images_as_they_are(shape):
+    images = random_images(shape=shape)
+    np.testing.assert_allclose(augment(images, neutral(4)), images, atol=1e-3)
+
+
+def test_without_strength_images_are_mirrored_left_to_right_or_not_and_nothing_else():
+    images, draws = random_images(40), random_draws(40)
+    changed = augment(images, draws, strength=0.0)
+    is_mirrored = draws[:, MIRROR] < 0.5
+    assert 0 < is_mirrored.sum() < 40
+    np.testing.assert_allclose(changed[is_mirrored], images[is_mirrored][:, :, ::-1], atol=1e-3)
+    np.testing.assert_allclose(changed[~is_mirrored], images[~is_mirrored], atol=1e-3)
+
+
+def test_the_same_numbers_give_the_same_images_and_others_give_others():
+    images = random_images()
+    first = augment(images, random_draws(4))
+    np.testing.assert_array_equal(augment(images, random_draws(4)), first)
+    others = augment(images, random_draws(4, seed=1))
+    assert (np.abs(others - first).mean(axis=(1, 2, 3)) > 1).all()
+
+
+def test_an_image_changes_by_its_own_numbers_alone_so_replicas_can_share_a_batch():
+    images, draws = random_images(8, (12, 12, 3)), random_draws(8)
+    halves = [augment(images[half], draws[half]) for half in (slice(4), slice(4, 8))]
+    np.testing.assert_allclose(np.concatenate(halves), augment(images, draws), atol=1e-3)
+
+
+@pytest.mark.parametrize("place", range(KEPT))
+def test_every_number_but_the_one_of_mixup_changes_something(place):
+    images, draws = random_images(1), neutral(1)
+    # A rectangle or the noise is there, so that its place can matter.
+    for first in ERASED:
+        draws[0, first] = 0.0 if first < place <= first + 4 else 0.5
+    draws[0, NOISE_LEVEL] = 1.0 if place == NOISE_PLACE else 0.0
+    before = augment(images, draws)
+    draws[0, place] = 0.1 if place in (MIRROR, *ERASED) else 0.95
+    assert np.abs(augment(images, draws) - before).max() > 1
+
+
+def test_the_number_of_mixup_does_not_matter_here():
+    images, draws = random_images(), random_draws(4)
+    before = augment(images, draws)
+    draws[:, KEPT] = 0
+    np.testing.assert_array_equal(augment(images, draws), before)
+
+
+def test_moving_keeps_to_its_ranges():
+    num_images, side = 200, 64
+    draws = neutral(num_images)
+    draws[:, GEOMETRY] = random_draws(num_images)[:, GEOMETRY]
+    moved = augment(blobs(num_images, side), draws)[..., 0]
+    assert moved.min() > -1e-3
+    assert moved.max() < 200.1
+    mass = moved.sum(axis=(1, 2))
+    places = np.arange(side) - (side - 1) / 2
+    x, y = (moved.sum(axis=axis) @ places / mass for axis in (1, 2))
+    # A shift is a share of the side, and zoom and stretch can make it longer.
+    longest = augmentation._MAX_SHIFT * side
+    stretched = longest * np.exp(augmentation._MAX_ZOOM + augmentation._MAX_STRETCH)
+    assert 0.7 * longest < np.maximum(abs(x), abs(y)).max() < stretched * 2**0.5
+    # The blob's area changes with the square of the scale.
+    scales = np.log(mass / blobs(1, side).sum()) / 2
+    assert 0.9 * augmentation._MAX_ZOOM < scales.max() < 1.02 * augmentation._MAX_ZOOM
+    assert 0.9 * augmentation._MAX_ZOOM < -scales.min() < 1.02 * augmentation._MAX_ZOOM
+
+
+@pytest.mark.parametrize("strength", [0.5, 1.0, 2.0])
+def test_light_and_noise_stay_within_their_ranges_times_the_strength(strength):
+    grey = np.full((200, 16, 16, 1), 100, np.float32)
+    changed = augment(grey, random_draws(200), strength)
+    shifts = changed.mean(axis=(1, 2, 3)) - 100
+    levels = changed.std(axis=(1, 2, 3))
+    brightness, noise = augmentation._MAX_BRIGHTNESS, augmentation._MAX_NOISE
+    # The mean of 256 pixels of noise is known to a sixteenth of its level.
+    assert 0.8 * brightness * strength < np.abs(shifts).max()
+    assert np.abs(shifts).max() < (brightness + 4 * noise / 16) * strength
+    assert 0.8 * noise * strength < levels.max() < 1.3 * noise * strength
+
+
+def test_contrast_changes_the_spread_around_the_mean():
+    images, draws = random_images(2), neutral(2)
+    draws[:, CONTRAST] = [0.0, 1.0]
+    changed = augment(images, draws)
+    np.testing.assert_allclose(changed.mean(axis=(1, 2, 3)), images.mean(axis=(1, 2, 3)), rtol=1e-4)
+    spread = changed.std(axis=(1, 2, 3)) / images.std(axis=(1, 2, 3))
+    limit = augmentation._MAX_CONTRAST
+    np.testing.assert_allclose(spread, np.exp([-limit, limit]), rtol=1e-4)
+
+
+def test_erasing_covers_a_rectangle_with_the_mean_of_the_image():
+    images, draws = random_images(1, (40, 20, 1)), neutral(1)
+    first = ERASED[0]
+    draws[0, first : first + 5] = [0.0, 0.5, 1.0, 0.5, 1.0]  # in the middle, as large as can be
+    changed = augment(images, draws)[0, ..., 0]
+    rows, columns = np.nonzero(np.abs(changed - images[0, ..., 0]) > 0.01)
+    covered = changed[rows.min() : rows.max() + 1, columns.min() : columns.max() + 1]
+    assert covered.shape == (augmentation._MAX_ERASED * 40, augmentation._MAX_ERASED * 20)
+    assert (rows.min() + rows.max(), columns.min() + columns.max()) == (39, 19)
+    np.testing.assert_allclose(covered, images.mean(), rtol=1e-4)
+
+
+def test_mixup_pairs_neighbours_and_labels_stay_a_distribution():
+    images = random_images(4)
+    labels = np.eye(3, dtype=np.float32)[[0, 1, 2, 0]]
+    kept = np.array([0.75, 0.5, 1.0, 0.6], np.float32)
+    mixed, mixed_labels = map(keras.ops.convert_to_numpy, augmentation.mix(images, labels, kept))
+    np.testing.assert_allclose(mixed[0], 0.75 * images[0] + 0.25 * images[1], rtol=1e-5)
+    np.testing.assert_allclose(mixed[1], 0.5 * images[1] + 0.5 * images[0], rtol=1e-5)
+    np.testing.assert_allclose(mixed[2], images[2])
+    np.testing.assert_allclose(
+        mixed_labels, [[0.75, 0.25, 0], [0.5, 0.5, 0], [0, 0, 1], [0.6, 0, 0.4]], atol=1e-6
+    )
+
+
+@pytest.mark.parametrize("batch", [1, 3, 5])
+def test_the_last_example_of_an_odd_batch_stays_as_it_is(batch):
+    images, labels = random_images(batch), np.eye(batch, dtype=np.float32)
+    kept = np.full(batch, 0.75, np.float32)
+    mixed, mixed_labels = map(keras.ops.convert_to_numpy, augmentation.mix(images, labels, kept))
+    np.testing.assert_allclose(mixed[-1], images[-1])
+    np.testing.assert_array_equal(mixed_labels[-1], labels[-1])
+    np.testing.assert_allclose(mixed_labels.sum(-1), 1, rtol=1e-6)
+
+
+def test_halves_of_a_batch_are_mixed_as_the_whole():
+    images, labels = random_images(8), np.eye(8, dtype=np.float32)
+    kept = random_draws(8)[:, KEPT]
+    whole = augmentation.mix(images, labels, kept)
+    for half in (slice(4), slice(4, 8)):
+        for part, all_of_it in zip(
+            augmentation.mix(images[half], labels[half], kept[half]), whole, strict=True
+        ):
+            np.testing.assert_allclose(part, all_of_it[half], rtol=1e-6)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="JAX is not installed")
+def test_tensorflow_and_jax_change_images_alike(tmp_path):
+    images, draws = random_images(64, (24, 20, 1)), random_draws(64)
+    np.savez(tmp_path / "in.npz", images=images, draws=draws)
+    script = (
+        "import sys, keras, numpy as np; from train import augmentation; "
+        "given = np.load(sys.argv[1]); "
+        "images = augmentation.augment(given['images'], given['draws'], 1.0); "
+        "np.save(sys.argv[2], keras.ops.convert_to_numpy(images))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, tmp_path / "in.npz", tmp_path / "out.npy"],
+        cwd=REPOSITORY,
+        env=environment(KERAS_BACKEND="jax"),
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    np.testing.assert_allclose(np.load(tmp_path / "out.npy"), augment(images, draws), atol=0.05)

@@ -1,0 +1,215 @@
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from marked_images import OCT_NAMES
+
+from train import calibration
+from train.scores import expected_calibration_error
+
+
+def softmax(logits):
+    powers = np.exp(logits - logits.max(-1, keepdims=True))
+    return powers / powers.sum(-1, keepdims=True)
+
+
+def drawn_from(logits, seed):
+    """Labels that follow the probabilities of logits, so that their temperature is 1."""
+    generator = np.random.default_rng(seed)
+    return np.array([generator.choice(len(row), p=row) for row in softmax(logits)])
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.5])
+def test_the_temperature_that_spoilt_calibrated_logits_is_found(temperature):
+    logits = np.random.default_rng(0).normal(size=(4000, 4)) * 2
+    labels = drawn_from(logits, 1)
+    assert calibration.fit_temperature(logits * temperature, labels) == pytest.approx(
+        temperature, rel=0.05
+    )
+
+
+def test_logarithms_of_probabilities_give_the_temperature_of_the_logits():
+    logits = np.random.default_rng(0).normal(size=(300, 3)) * 3
+    labels = drawn_from(logits / 2, 1)
+    of_logits = calibration.fit_temperature(logits, labels)
+    rows = calibration.log_probabilities(softmax(logits))
+    assert calibration.fit_temperature(rows, labels) == pytest.approx(of_logits, rel=1e-5)
+
+
+@pytest.mark.parametrize("num_examples", [3, 40, 9000])  # and more than are in memory at once
+def test_no_temperature_of_a_fine_grid_is_better(num_examples):
+    logits = np.random.default_rng(2).normal(size=(num_examples, 3)) * 4
+    labels = drawn_from(logits / 2, 3)
+    found = calibration.fit_temperature(logits, labels)
+
+    def loss(temperature):
+        of_truth = softmax(logits / temperature)[np.arange(num_examples), labels]
+        return -np.log(of_truth).sum() + 2 * (1 / temperature - 1 + np.log(temperature))
+
+    grid = np.geomspace(0.25, 4, 401)
+    assert loss(found) <= min(map(loss, grid)) + 1e-9
+
+
+def test_nothing_to_fit_leaves_the_probabilities_as_they_are():
+    assert calibration.fit_temperature(np.zeros((0, 4)), np.zeros(0, int)) == pytest.approx(1)
+    assert calibration.fit_temperature(np.zeros((9, 1)), np.zeros(9, int)) == pytest.approx(1)
+
+
+def test_a_few_right_answers_are_no_proof_of_certainty():
+    logits, labels = np.eye(4) * 3, np.arange(4)
+    few = calibration.fit_temperature(logits, labels)
+    many = calibration.fit_temperature(np.tile(logits, (1000, 1)), np.tile(labels, 1000))
+    assert 0.5 < few < 1
+    assert 0.25 <= many < 0.5
+
+
+def test_a_network_that_is_always_sure_and_wrong_stays_in_range():
+    logits = np.tile([[9.0, 0.0]], (500, 1))
+    found = calibration.fit_temperature(logits, np.ones(500, int))
+    assert found == pytest.approx(4, rel=1e-4)
+    assert found <= 4
+
+
+def test_a_score_that_is_not_finite_is_refused():
+    with pytest.raises(ValueError, match="expected finite logits"):
+        calibration.fit_temperature(np.array([[np.nan, 0.0]]), np.array([0]))
+    with pytest.raises(ValueError, match="expected finite logits"):
+        calibration.fit_temperature(np.array([[-np.inf, 0.0]]), np.array([0]))
+
+
+@given(seed=st.integers(0, 99), temperature=st.floats(0.25, 4))
+def test_applying_a_temperature_is_dividing_the_logits_by_it(seed, temperature):
+    logits = np.random.default_rng(seed).normal(size=(5, 4)) * 3
+    applied = calibration.apply_temperature(softmax(logits), temperature)
+    np.testing.assert_allclose(applied, softmax(logits / temperature), atol=1e-12)
+
+
+def test_applying_a_temperature_keeps_dtype_certainty_and_order():
+    rows = np.array([[1, 0, 0], [0.5, 0.3, 0.2]], np.float32)
+    applied = calibration.apply_temperature(rows, 2.0)
+    assert applied.dtype == np.float32
+    assert applied[0].tolist() == [1, pytest.approx(0, abs=1e-15), pytest.approx(0, abs=1e-15)]
+    assert (applied.argsort(-1)[1] == rows.argsort(-1)[1]).all()
+    assert applied.sum(-1) == pytest.approx([1, 1])
+
+
+def test_calibration_says_what_the_temperature_changed_on_the_evaluated_split():
+    logits = np.random.default_rng(0).normal(size=(800, 4)) * 2
+    labels = drawn_from(logits, 1)
+    sure = softmax(logits * 3)
+    part = calibration.describe_calibration(
+        3.0, fitted_on="val", num_examples=90, probabilities=sure, labels=labels
+    )
+    assert (part["temperature"], part["fitted_on"], part["num_examples"]) == (3.0, "val", 90)
+    is_correct = sure.argmax(-1) == labels
+    before = expected_calibration_error(sure.max(-1), is_correct, np.ones(800))
+    assert part["ece_before"] == pytest.approx(before, abs=1e-6)
+    assert part["ece_after"] < 0.05 < part["ece_before"]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "threshold"),
+    [(1.0, 0.2), (0.95, 0.2), (0.75, 0.5), (0.51, 0.5), (0.5, 0.5), (0.25, 0.9), (0.01, 0.9)],
+)
+def test_the_threshold_is_the_largest_that_reaches_the_sensitivity(wanted, threshold):
+    ranking = np.array([0.9, 0.5, 0.5, 0.2, 0.95, 0.1])
+    is_positive = np.array([True, True, True, True, False, False])
+    assert calibration.threshold_for_sensitivity(ranking, is_positive, wanted) == threshold
+
+
+@given(
+    seed=st.integers(0, 999), wanted=st.sampled_from([0.05, 0.29, 0.8, 0.95, 1.0]),
+    num_values=st.integers(1, 30),
+)  # fmt: skip
+def test_no_larger_threshold_would_do(seed, wanted, num_values):
+    generator = np.random.default_rng(seed)
+    ranking = generator.integers(num_values, size=40) / num_values
+    is_positive = generator.random(40) < 0.5
+    is_positive[0] = True
+    threshold = calibration.threshold_for_sensitivity(ranking, is_positive, wanted)
+    ones = np.ones(40)
+
+    def sensitivity(at):
+        return float(calibration.at_threshold(ranking, is_positive, at, ones)["sensitivity"])
+
+    assert sensitivity(threshold) >= wanted - 1e-9
+    above = ranking[ranking > threshold]
+    assert not len(above) or sensitivity(above.min()) < wanted
+
+
+def test_rounding_does_not_cost_a_positive():
+    # 0.29 * 100 is 28.999999999999996, and 0.07 * 100 is 7.000000000000001.
+    ranking, is_positive = np.arange(100) / 100, np.ones(100, bool)
+    for wanted, num_called in ((0.29, 29), (0.07, 7)):
+        threshold = calibration.threshold_for_sensitivity(ranking, is_positive, wanted)
+        assert (ranking >= threshold).sum() == num_called
+
+
+def test_without_positives_there_is_no_threshold():
+    assert calibration.threshold_for_sensitivity(np.ones(3), np.zeros(3, bool), 0.9) is None
+
+
+@pytest.mark.parametrize("wanted", [0, -0.1, 1.01, float("nan")])
+def test_an_impossible_sensitivity_is_refused(wanted):
+    with pytest.raises(ValueError, match="above 0 and up to 1"):
+        calibration.threshold_for_sensitivity(np.ones(3), np.ones(3, bool), wanted)
+
+
+def test_weights_count_examples_at_a_threshold():
+    ranking = np.array([0.9, 0.4, 0.6, 0.1])
+    is_positive = np.array([True, True, False, False])
+    weights = np.array([[1, 1, 1, 1], [3, 1, 0, 2], [0, 0, 1, 1]], float)
+    reached = calibration.at_threshold(ranking, is_positive, 0.5, weights)
+    np.testing.assert_array_equal(reached["sensitivity"], [0.5, 0.75, np.nan])
+    np.testing.assert_array_equal(reached["specificity"], [0.5, 1, 0.5])
+
+
+def test_thresholds_are_chosen_on_validation_and_measured_on_test():
+    generator = np.random.default_rng(0)
+    splits = []
+    for num_examples in (80, 120):
+        labels = generator.integers(3, size=num_examples)  # no NORMAL
+        logits = np.eye(4)[labels] * 2 + generator.normal(size=(num_examples, 4))
+        splits.append((softmax(logits).astype(np.float32), labels))
+    val, test = splits
+    found = calibration.choose_thresholds(
+        calibration.default_views(OCT_NAMES), OCT_NAMES, val=val, test=test,
+        groups=[str(index // 3) for index in range(120)], wanted=0.9, num_samples=50, seed=0,
+    )  # fmt: skip
+    assert json.loads(json.dumps(found)) == found
+    assert [entry["view"] for entry in found] == ["urgent", "CNV", "DME", "DRUSEN"]
+    for entry in found:
+        assert entry["val"]["sensitivity"] >= 0.9
+        reached = entry["test"]["sensitivity"]
+        assert reached["low"] <= reached["value"] <= reached["high"]
+    # A doctor who applies the written threshold to the written probabilities gets these figures.
+    urgent = found[0]
+    is_urgent = np.isin(test[1], (0, 1))
+    called = test[0][:, :2].astype(np.float64).sum(-1) >= urgent["threshold"]
+    assert urgent["test"]["sensitivity"]["value"] == pytest.approx(
+        (called & is_urgent).sum() / is_urgent.sum(), abs=1e-6
+    )
+    assert urgent["test"]["num_positives"] == is_urgent.sum()
+
+
+def test_a_threshold_without_a_test_split_is_still_told():
+    val = (np.array([[0.7, 0.3], [0.2, 0.8]]), np.array([0, 1]))
+    (entry,) = calibration.choose_thresholds(
+        {"b": ("b",)}, ("a", "b"), val=val, test=None, groups=None, wanted=1.0,
+        num_samples=10, seed=0,
+    )  # fmt: skip
+    assert entry == {
+        "view": "b",
+        "wanted_sensitivity": 1.0,
+        "threshold": 0.8,
+        "val": {"num_positives": 1, "sensitivity": 1.0, "specificity": 1.0},
+        "test": None,
+    }
+
+
+@pytest.mark.parametrize(("num_classes", "num_views"), [(1, 0), (2, 2), (40, 40), (41, 0)])
+def test_each_class_has_a_view_unless_they_are_very_many(num_classes, num_views):
+    names = [f"class {index}" for index in range(num_classes)]
+    assert len(calibration.default_views(names)) == num_views

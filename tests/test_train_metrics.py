@@ -1,0 +1,207 @@
+import numpy as np
+import pytest
+import scipy.stats
+from marked_images import OCT_NAMES, write_marked_dataset
+
+from train import metrics as measures
+
+
+def certain(predicted, num_classes=4):
+    return np.eye(num_classes)[predicted] * 0.97 + 0.01
+
+
+def test_what_is_not_defined_is_none_not_a_number():
+    labels = np.array([0, 0, 1, 1])
+    result = measures.evaluate_predictions(
+        certain(labels), labels, OCT_NAMES, groups=None, num_samples=20, seed=0
+    )
+    assert result["scores"]["sensitivity/DRUSEN"] == {"value": None, "low": None, "high": None}
+    assert result["scores"]["auc/NORMAL"]["value"] is None
+    assert result["bootstrap_by"] == "image"
+    assert "undefined" in measures.describe(result | {"split": "test", "best_epoch": 1})
+
+
+def test_intervals_by_patient_are_wider_when_images_of_a_patient_are_alike():
+    generator = np.random.default_rng(0)
+    of_patient = generator.random(40) < 0.7
+    is_right = np.repeat(of_patient, 10)  # all ten images of a patient share their fate
+    labels = generator.integers(4, size=400)
+    predicted = np.where(is_right, labels, (labels + 1) % 4)
+    patients = [str(patient) for patient in np.repeat(np.arange(40), 10)]
+    widths = []
+    for groups in (None, patients):
+        result = measures.evaluate_predictions(
+            certain(predicted), labels, OCT_NAMES, groups=groups, num_samples=200, seed=1
+        )
+        accuracy = result["scores"]["accuracy"]
+        assert accuracy["low"] < accuracy["value"] < accuracy["high"]
+        widths.append(accuracy["high"] - accuracy["low"])
+    # Theory: sqrt(10) wider.
+    assert 2 < widths[1] / widths[0] < 5
+
+
+def test_the_same_seed_gives_the_same_intervals():
+    labels = np.random.default_rng(0).integers(4, size=50)
+    arguments = {"groups": None, "num_samples": 30, "seed": 5}
+    probabilities = np.random.default_rng(1).dirichlet(np.ones(4), size=50)
+    first = measures.evaluate_predictions(probabilities, labels, OCT_NAMES, **arguments)
+    assert first == measures.evaluate_predictions(probabilities, labels, OCT_NAMES, **arguments)
+
+
+def measured(labels, predicted=None, names=OCT_NAMES, **arguments):
+    labels = np.asarray(labels)
+    return measures.evaluate_predictions(
+        certain(labels if predicted is None else predicted, len(names)),
+        labels,
+        names,
+        **({"groups": None, "num_samples": 20, "seed": 0} | arguments),
+    )
+
+
+def test_one_patient_gives_values_without_intervals_and_says_so():
+    result = measured([0, 1, 2, 3], [0, 1, 2, 0], groups=["p"] * 4)
+    assert result["scores"]["accuracy"] == {"value": 0.75, "low": None, "high": None}
+    assert "all images are of one patient, so no interval can be told" in result["notes"]
+
+
+def test_few_patients_give_intervals_with_a_note():
+    labels = np.arange(80) % 4
+    result = measured(labels, groups=[str(index // 16) for index in range(80)])
+    assert result["scores"]["accuracy"]["low"] is not None
+    assert any("rest on 5 patients" in note for note in result["notes"])
+    many = measured(labels, groups=[str(index // 2) for index in range(80)])
+    assert many["notes"] == []
+
+
+def test_a_class_of_one_patient_has_no_interval():
+    labels = np.array([3] * 8 + [0] * 30)
+    groups = ["single"] * 8 + [str(index) for index in range(30)]
+    predicted = np.where(np.arange(38) % 5 == 0, 1, labels)
+    result = measured(labels, predicted, groups=groups)
+    assert result["scores"]["sensitivity/NORMAL"]["value"] == pytest.approx(6 / 8)
+    assert result["scores"]["sensitivity/NORMAL"]["low"] is None
+    assert result["scores"]["sensitivity/CNV"]["low"] is not None
+    assert "NORMAL: no interval, for all images are of one patient" in result["notes"]
+
+
+def test_all_right_is_no_certainty():
+    # Eight patients, all found: the true share may well be two in three.
+    labels = np.array([0] * 8 + [3] * 8)
+    groups = [f"{label}-{index}" for index, label in enumerate(labels)]
+    result = measured(labels, groups=groups, num_samples=200)
+    found = result["scores"]["sensitivity/CNV"]
+    exact = scipy.stats.binomtest(8, 8).proportion_ci(0.95, method="exact")
+    assert (found["low"], found["high"]) == (pytest.approx(exact.low, abs=1e-6), 1.0)
+    assert result["scores"]["auc/CNV"] == {"value": 1.0, "low": None, "high": None}
+    wrong = measured(labels, np.full(16, 1), groups=groups, num_samples=200)
+    assert wrong["scores"]["sensitivity/CNV"]["high"] == pytest.approx(1 - exact.low, abs=1e-6)
+
+
+def test_an_absent_class_is_named():
+    (note,) = [note for note in measured([0, 1, 2] * 10)["notes"] if "no image" in note]
+    assert note.startswith("no image of NORMAL;")
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_probabilities_that_are_not_numbers_are_refused_by_name(bad):
+    probabilities = certain(np.arange(4))
+    probabilities[2, 1] = bad
+    with pytest.raises(measures.MetricsError, match=r"1 of 4 images .* \(the first is image 2"):
+        measures.evaluate_predictions(
+            probabilities, np.arange(4), OCT_NAMES, groups=None, num_samples=10, seed=0
+        )
+
+
+def test_nothing_to_evaluate_is_refused():
+    with pytest.raises(measures.MetricsError, match="at least one image"):
+        measured(np.zeros(0, int))
+
+
+def test_without_resamples_there_are_no_intervals_and_no_notes_on_them():
+    result = measured([0, 1, 2, 3], groups=list("abcd"), num_samples=0)
+    assert result["scores"]["accuracy"] == {"value": 1.0, "low": None, "high": None}
+    assert result["notes"] == []
+
+
+def test_many_classes_are_measured_with_fewer_resamples_of_areas():
+    generator = np.random.default_rng(0)
+    names = tuple(f"class {index}" for index in range(300))
+    labels = np.repeat(np.arange(300), 4)
+    predicted = np.where(generator.random(1200) < 0.8, labels, 0)
+    cost = 300 * 1200
+    result = measured(labels, predicted, names, num_samples=200, max_area_cost=120 * cost)
+    assert result["auc_bootstrap_samples"] == 120
+    assert any("from 120 resamples instead of 200" in note for note in result["notes"])
+    assert result["scores"]["auc/class 0"]["low"] is not None
+    result = measured(labels, predicted, names, num_samples=200, max_area_cost=99 * cost)
+    assert result["auc_bootstrap_samples"] == 0
+    assert result["scores"]["auc/class 0"]["value"] is not None
+    assert result["scores"]["auc/class 0"]["low"] is None
+    assert result["scores"]["accuracy"]["low"] is not None
+    text = measures.describe(result | {"split": "test", "best_epoch": 1})
+    assert len(text.splitlines()) < 80
+    assert "and 280 classes of higher sensitivity" in text
+
+
+def test_the_spread_of_a_cross_validation_is_told_over_folds_and_over_seeds():
+    # Folds differ by 0.2, seeds by 0.02; one run does not define the area.
+    results = [
+        (fold, seed, {"accuracy": 0.7 + 0.2 * fold + 0.02 * seed, "auc/CNV": auc})
+        for (fold, seed), auc in zip(
+            [(1, 0), (0, 0), (0, 1), (1, 1)], [0.9, 0.8, np.nan, 0.9], strict=True
+        )
+    ]
+    part = measures.describe_folds(results)
+    assert [(row["fold"], row["seed"]) for row in part["folds"]] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert part["folds"][1]["scores"] == {"accuracy": 0.72, "auc/CNV": None}
+    assert part["spread"]["accuracy"] == {
+        "mean": pytest.approx(0.81),
+        "std_over_folds": pytest.approx(0.2 / 2**0.5, abs=1e-6),
+        "std_over_seeds": pytest.approx(0.02 / 2**0.5, abs=1e-6),
+    }
+    assert part["spread"]["auc/CNV"]["mean"] == pytest.approx(2.6 / 3, abs=1e-6)
+
+
+def test_one_run_has_no_spread():
+    spread = measures.describe_folds([(0, 7, {"accuracy": 0.5, "ece": np.nan})])["spread"]
+    assert spread["accuracy"] == {"mean": 0.5, "std_over_folds": None, "std_over_seeds": None}
+    assert spread["ece"]["mean"] is None
+
+
+def test_pooled_metrics_are_of_no_single_epoch():
+    result = measured([0, 1, 2, 3]) | {"split": "train+val"}
+    assert measures.describe(result).startswith("train+val: 4 images; 95 % intervals")
+    assert "4 images, weights of epoch 7; 95" in measures.describe(result | {"best_epoch": 7})
+
+
+def test_names_that_would_steer_a_terminal_are_printed_escaped():
+    result = measured([0, 1], names=("a\x1b]0;title\x07", "b"))
+    text = measures.describe(result | {"split": "test", "best_epoch": 1})
+    assert "a\\x1b]0;title\\x07" in text
+    assert all(line.isprintable() for line in text.splitlines())
+
+
+def test_patients_and_paths_are_joined_by_key(tmp_path):
+    write_marked_dataset(tmp_path, num_examples={"train": 4, "test": 5})
+    examples = measures.read_examples(str(tmp_path), "test")
+    assert examples.patients == ("test-0", "test-0", "test-1", "test-1", "test-2")
+    assert [path.rpartition("/")[2] for path in examples.paths] == [f"{i}.jpeg" for i in range(5)]
+
+
+def test_a_dataset_without_the_table_has_keys_alone(tmp_path):
+    write_marked_dataset(tmp_path, num_examples={"test": 5}, with_patients=False)
+    examples = measures.read_examples(str(tmp_path), "test")
+    assert len(set(examples.keys)) == 5
+    assert examples.patients is None
+
+
+def test_predictions_are_written_a_row_an_example(tmp_path):
+    examples = measures.Examples(keys=("k1", "k2"), patients=("p", "q"), paths=None)
+    measures.write_predictions(
+        tmp_path / "predictions.csv", certain([1, 0], 2), np.array([1, 1]), ("a", "b"), examples
+    )
+    assert (tmp_path / "predictions.csv").read_text().splitlines() == [
+        "key,path,patient,label,predicted,a,b",
+        "k1,,p,b,b,0.010000,0.980000",
+        "k2,,q,b,a,0.980000,0.010000",
+    ]

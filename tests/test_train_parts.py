@@ -1,0 +1,153 @@
+"""Folds hold whole patients, for ever the same ones; the test split is left alone."""
+
+import numpy as np
+import pytest
+from marked_images import write_marked_dataset
+
+import tfrecord_io
+from tfrecord_io import ManifestError, PixelStatistics
+from train import metrics, parts
+from train.config import ConfigError, TrainConfig
+
+NUM_EXAMPLES = {"train": 40, "val": 10, "test": 12}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    path = tmp_path_factory.mktemp("parts")
+    write_marked_dataset(path, num_examples=NUM_EXAMPLES)
+    return str(path)
+
+
+def choose(data, **fields):
+    return parts.choose_parts(TrainConfig(data=data, **fields), tfrecord_io.Manifest.load(data))
+
+
+def keys_of(data, part):
+    return metrics.read_examples(data, part.splits, part.examples).keys
+
+
+def patients_of(data, part):
+    return metrics.read_examples(data, part.splits, part.examples).patients
+
+
+def test_without_folds_the_parts_are_the_splits(data):
+    chosen = choose(data)
+    for part, split in zip((chosen.train, chosen.val, chosen.test), NUM_EXAMPLES, strict=True):
+        assert (part.name, part.splits, part.examples) == (split, (split,), None)
+        assert part.num_examples == NUM_EXAMPLES[split]
+    assert chosen.evaluated is chosen.test
+
+
+@pytest.mark.parametrize(
+    ("splits", "evaluated"),
+    [(("train",), None), (("train", "val"), "val"), (("train", "test"), "test")],
+)
+def test_a_split_that_is_missing_or_empty_is_no_part(tmp_path, splits, evaluated):
+    sizes = {name: NUM_EXAMPLES[name] if name in splits else 0 for name in NUM_EXAMPLES}
+    for number, num_examples in enumerate(
+        (sizes, {name: size for name, size in sizes.items() if size})
+    ):
+        folder = tmp_path / str(number)
+        write_marked_dataset(folder, num_examples=num_examples)
+        chosen = choose(str(folder))
+        assert (chosen.val is not None, chosen.test is not None) == (
+            "val" in splits, "test" in splits,
+        )  # fmt: skip
+        assert (chosen.evaluated and chosen.evaluated.name) == evaluated
+
+
+def test_without_training_images_there_is_nothing_to_do(tmp_path):
+    write_marked_dataset(tmp_path, num_examples={"train": 0, "test": 4})
+    with pytest.raises(ConfigError, match=r"the training split of .* is empty"):
+        choose(str(tmp_path))
+
+
+def test_each_example_is_held_out_once_and_learnt_from_in_the_other_folds(data):
+    held_out = []
+    for fold in range(3):
+        chosen = choose(data, folds=3, fold=fold)
+        assert chosen.val is None
+        assert chosen.evaluated is chosen.test
+        ours, others = keys_of(data, chosen.test), keys_of(data, chosen.train)
+        assert set(ours).isdisjoint(others)
+        assert len(ours) + len(others) == 50
+        held_out += ours
+    assert len(set(held_out)) == len(held_out) == 50
+
+
+def test_no_patient_is_in_two_folds(data):
+    for fold in range(3):
+        chosen = choose(data, folds=3, fold=fold)
+        assert set(patients_of(data, chosen.test)).isdisjoint(patients_of(data, chosen.train))
+
+
+def test_the_counts_of_a_part_are_those_of_its_images(data):
+    for part in (choose(data, folds=3, fold=1).train, choose(data, folds=3, fold=1).test):
+        batches = tfrecord_io.make_dataset(
+            data, split=part.splits, batch_size=50, shuffle=False, examples=part.examples
+        )
+        labels = np.concatenate([labels for _, labels in batches.as_numpy_iterator()])
+        assert labels.sum(0).tolist() == list(part.label_counts)
+        assert len(labels) == part.num_examples == len(part.examples)
+
+
+def test_the_test_split_stays_out_unless_it_is_named(data):
+    def splits_in(**fields):
+        chosen = choose(data, folds=3, fold=0, **fields)
+        patients = patients_of(data, chosen.train) + patients_of(data, chosen.test)
+        return {patient.partition("-")[0] for patient in patients}
+
+    assert splits_in() == {"train", "val"}
+    assert splits_in(fold_splits="train") == {"train"}
+    assert splits_in(fold_splits="train,val,test") == {"train", "val", "test"}
+
+
+def test_a_split_that_was_named_and_is_not_there_is_refused(data):
+    with pytest.raises(ConfigError, match="has no split 'extra'; it has train, val, test"):
+        choose(data, folds=3, fold=0, fold_splits="train,extra")
+
+
+def test_a_fold_without_anyone_is_refused(tmp_path):
+    write_marked_dataset(tmp_path, num_examples={"train": 4})  # two patients
+    everyone = metrics.read_examples(str(tmp_path), "train")
+    empty = set(range(9)) - set(parts.patient_folds(everyone, 9).tolist())
+    with pytest.raises(ConfigError, match="too few patients for so many --folds"):
+        choose(str(tmp_path), folds=9, fold=min(empty))
+
+
+def test_a_patient_stays_in_its_fold_when_images_are_added():
+    def folds(*patients):
+        examples = metrics.Examples(keys=("",) * len(patients), patients=patients, paths=None)
+        return dict(zip(patients, parts.patient_folds(examples, 5).tolist(), strict=True))
+
+    many = folds(*(f"patient-{number}" for number in range(200)))
+    assert folds("patient-7", "patient-3") == {
+        name: many[name] for name in ("patient-7", "patient-3")
+    }
+    # A hash that never changes, and about as many patients in each.
+    assert [many[f"patient-{number}"] for number in range(8)] == [2, 3, 0, 3, 2, 2, 3, 2]
+    assert (np.bincount(list(many.values())) > 25).all()
+
+
+def test_where_no_patients_are_known_images_are_dealt_out():
+    keys = tuple(f"{number:032x}" for number in range(100))
+    examples = metrics.Examples(keys=keys, patients=None, paths=None)
+    assert (np.bincount(parts.patient_folds(examples, 4)) > 10).all()
+
+
+def test_the_statistics_of_a_part_are_those_of_its_images(tmp_path):
+    data = str(tmp_path)
+    write_marked_dataset(tmp_path, num_examples={"train": 600, "val": 9}, image_shape=(4, 3, 3))
+    for part in (choose(data).train, choose(data).val, choose(data, folds=4, fold=1).train):
+        batches = tfrecord_io.make_dataset(
+            data, split=part.splits, batch_size=1000, shuffle=False, examples=part.examples
+        )
+        images = np.concatenate([images for images, _ in batches.as_numpy_iterator()])
+        assert len(images) == part.num_examples
+        assert parts.read_statistics(data, part) == PixelStatistics.from_images(images)
+
+
+def test_an_unknown_split_is_the_manifests_error(data):
+    with pytest.raises(ManifestError, match="no split 'extra'"):
+        tfrecord_io.Manifest.load(data).split(("train", "extra"))

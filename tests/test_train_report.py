@@ -1,0 +1,372 @@
+import base64
+import dataclasses
+import io
+import itertools
+import re
+
+import numpy as np
+import pytest
+from dataset_factory import bare_manifest
+from marked_images import OCT_NAMES, write_marked_dataset
+from pages import CHROMIUM, Page, overhang, screenshot
+from PIL import Image
+
+import tfrecord_io
+from tfrecord_io import Shard, Split
+from train import calibration, metrics, report
+from train.parts import whole_split
+from train.report import Mistake, RunReport
+
+
+def split_of(label_counts):
+    shard = Shard(name="x", num_examples=sum(label_counts), num_bytes=1, sha256="")
+    return Split(label_counts=tuple(label_counts), shards=(shard,))
+
+
+def manifest_of(names, *, num_train=60, audit=None):
+    counts = [num_train] * len(names)
+    manifest = bare_manifest(
+        image_shape=(20, 30, 1),
+        label_names=names,
+        splits={"train": split_of(counts), "test": split_of([5] * len(names))},
+        name="scans",
+    )
+    return dataclasses.replace(manifest, audit=audit or {})
+
+
+def predictions_of(num_classes, num_examples, seed=0):
+    """Predictions that are mostly right."""
+    generator = np.random.default_rng(seed)
+    labels = np.arange(num_examples) % num_classes
+    logits = 2.5 * np.eye(num_classes)[labels] + generator.normal(size=(num_examples, num_classes))
+    powers = np.exp(logits)
+    return (powers / powers.sum(-1, keepdims=True)).astype(np.float32), labels
+
+
+def mistakes_of(probabilities, labels, names):
+    generator = np.random.default_rng(0)
+    return [
+        Mistake(
+            image=generator.integers(256, size=(20, 30, 1), dtype=np.uint8),
+            drops=generator.normal(size=(20, 30)),
+            true=names[labels[index]],
+            predicted=names[probabilities[index].argmax()],
+            probability=float(probabilities[index].max()),
+            path=f"test/{names[labels[index]]}/{index}.jpeg",
+        )
+        for index in report.worst_mistakes(probabilities, labels)
+    ]
+
+
+def report_of(names=OCT_NAMES, *, num_examples=80, with_patients=True, manifest=None, **fields):
+    probabilities, labels = predictions_of(len(names), num_examples)
+    groups = [str(index // 2) for index in range(num_examples)] if with_patients else None
+    measured = metrics.evaluate_predictions(
+        probabilities, labels, names, groups=groups, num_samples=50, seed=0
+    )
+    found = {
+        "title": "a run",
+        "manifest": manifest or manifest_of(names),
+        "config": {"model": "convnet", "seed": 3, "checkpoint_seconds": 120.0},
+        "history": [
+            {"epoch": 1, "loss": 1.2, "accuracy": 0.4, "val_loss": 1.3, "val_accuracy": 0.35},
+            {"epoch": 2, "loss": 0.6, "accuracy": 0.8, "val_loss": 0.9, "val_accuracy": 0.7},
+        ],
+        "metrics": measured | {"split": "test", "best_epoch": 2},
+        "probabilities": probabilities,
+        "labels": labels,
+        "mistakes": mistakes_of(probabilities, labels, names),
+        "versions": {"python": "3.11.7"},
+    }
+    return RunReport(**(found | fields))
+
+
+@pytest.fixture(scope="module")
+def full():
+    """A report with everything in it."""
+    made = report_of()
+    val = predictions_of(4, 40, seed=1)
+    test = (made.probabilities, made.labels)
+    measured = dict(made.metrics)
+    measured["calibration"] = calibration.describe_calibration(
+        1.7, fitted_on="val", num_examples=40, probabilities=test[0], labels=test[1]
+    )
+    measured["thresholds"] = calibration.choose_thresholds(
+        calibration.default_views(OCT_NAMES), OCT_NAMES, val=val, test=test, groups=None,
+        wanted=0.95, num_samples=20, seed=0,
+    )  # fmt: skip
+    return dataclasses.replace(made, metrics=measured, uncalibrated=made.probabilities)
+
+
+@pytest.fixture(scope="module")
+def text(full):
+    return report.render(full)
+
+
+def words(text):
+    """What a reader sees of a page."""
+    body = text.partition("<body>")[2]
+    return " ".join(re.sub(r"<[^>]+>", " ", body).split())
+
+
+# ---- the page as a page
+
+
+def test_the_page_is_well_formed_and_needs_no_network_and_no_script(text):
+    page = Page(text)
+    assert page.open == []
+    assert len(set(page.ids)) == len(page.ids)
+    assert not page.all("script")
+    assert not page.all("link")
+    links = re.findall(r"""(?:src|href)=["']([^"']+)""", text) + re.findall(r"url\(([^)]+)", text)
+    assert links
+    assert all(link.startswith(("data:image/png;base64,", "#")) for link in links)
+    assert "default-src 'none'" in text
+
+
+def test_links_within_the_page_lead_somewhere(text):
+    page = Page(text)
+    assert {a["href"].removeprefix("#") for a in page.all("a")} <= set(page.ids)
+
+
+def test_every_picture_and_chart_is_described_and_every_table_can_be_scrolled_by_keyboard(text):
+    page = Page(text)
+    assert page.all("img")
+    assert all(image["alt"] for image in page.all("img"))
+    assert page.all("svg")
+    assert all(svg["role"] == "img" and svg["aria-label"] for svg in page.all("svg"))
+    scrolled = [div for div in page.all("div") if "scroll" in div.get("class", "").split()]
+    assert all(div["tabindex"] == "0" and div["aria-label"] for div in scrolled)
+    levels = [int(tag[1]) for tag, _ in page.elements if re.fullmatch(r"h[1-6]", tag)]
+    assert levels[0] == 1
+    assert all(after <= before + 1 for before, after in itertools.pairwise(levels))
+
+
+def test_the_same_run_writes_the_same_page(full, tmp_path):
+    report.write_report(tmp_path / "a.html", full)
+    report.write_report(tmp_path / "b.html", full)
+    assert (tmp_path / "a.html").read_bytes() == (tmp_path / "b.html").read_bytes()
+
+
+# ---- what it says
+
+
+def test_the_result_stands_first_in_plain_words(full, text):
+    accuracy = full.metrics["scores"]["accuracy"]
+    low, value, high = (round(100 * accuracy[key]) for key in ("low", "value", "high"))
+    assert (
+        "On 80 images of 40 patients that it has never seen, the network named the right class "
+        f"for {value} of 100 (95 % interval: {low} to {high})." in words(text)
+    )
+    assert "would be right for 25." in words(text)
+    assert "Of the urgent images (CNV and DME), it called" in words(text)
+
+
+def test_calibration_and_thresholds_are_told(full, text):
+    before, after = (full.metrics["calibration"][f"ece_{when}"] for when in ("before", "after"))
+    assert "divided by a temperature of 1.70, fitted on 40 images of val" in words(text)
+    assert f"was {100 * before:.1f} % before and is {100 * after:.1f} % now" in words(text)
+    assert f"{full.metrics['thresholds'][0]['threshold']:.4f}" in words(text)
+    assert "10 positives (few)" in words(text)
+
+
+def test_the_worst_mistakes_are_shown_with_their_maps(full, text):
+    figures = re.findall(r"<figure.*?</figure>", text, re.S)
+    assert len(figures) == len(full.mistakes) <= report.MAX_MISTAKES
+    pictures = re.findall(r"data:image/png;base64,([^\"]+)", figures[0])
+    opened = [Image.open(io.BytesIO(base64.b64decode(data))) for data in pictures]
+    assert [picture.mode for picture in opened] == ["L", "RGB"]
+    np.testing.assert_array_equal(np.asarray(opened[0]), full.mistakes[0].image[..., 0])
+    assert full.mistakes[0].path in figures[0]
+
+
+def test_the_surest_mistakes_are_the_worst():
+    probabilities = np.array([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8], [0.3, 0.7], [0.7, 0.3]])
+    labels = np.array([0, 1, 0, 0, 1])
+    assert report.worst_mistakes(probabilities, labels) == [2, 3, 4, 1]
+    assert report.worst_mistakes(probabilities, labels, most=1) == [2]
+    assert report.worst_mistakes(probabilities, probabilities.argmax(-1)) == []
+
+
+def test_mistakes_are_found_with_their_images_paths_and_maps(tmp_path):
+    manifest = write_marked_dataset(tmp_path, num_examples={"test": 300})
+    batches = tfrecord_io.make_dataset(tmp_path, split="test", batch_size=300, shuffle=False)
+    ((images, one_hots),) = batches.as_numpy_iterator()
+    labels = one_hots.argmax(-1)
+    probabilities = np.eye(4, dtype=np.float32)[labels]
+    # Two mistakes, in the first batch that is read and in the second.
+    probabilities[290] = probabilities[7] = 0
+    probabilities[290, (labels[290] + 1) % 4] = 0.9
+    probabilities[7, (labels[7] + 2) % 4] = 0.8
+
+    def predict(images):
+        bright = images[:, 2, 3, 0] / 255
+        return np.stack([bright, 1 - bright, 0 * bright, 0 * bright], axis=-1)
+
+    examples = metrics.read_examples(str(tmp_path), "test")
+    found = report.find_mistakes(
+        predict,
+        str(tmp_path),
+        whole_split(manifest, "test"),
+        probabilities,
+        labels,
+        manifest.label_names,
+        examples,
+    )
+    assert [mistake.path for mistake in found] == [examples.paths[290], examples.paths[7]]
+    np.testing.assert_array_equal(found[1].image, images[7])
+    assert found[0].true == OCT_NAMES[labels[290]]
+    assert found[0].predicted == OCT_NAMES[(labels[290] + 1) % 4]
+    assert found[0].probability == pytest.approx(0.9)
+    assert found[0].drops[2, 3] != 0
+    assert found[0].drops[9, 9] == 0
+
+
+def test_it_says_what_was_trained_on_what(full, text):
+    assert full.manifest.fingerprint in text
+    assert "30×20 pixels, grey, in 4 classes" in words(text)
+    assert "checkpoint seconds" in words(text)
+
+
+def test_its_limits_are_told(text):
+    assert "This is not a medical device." in words(text)
+    assert "All images are of one collection." in words(text)
+    assert "This is one run." in words(text)
+
+
+@pytest.mark.parametrize(
+    ("shared", "warned"),
+    [
+        ([{"splits": ["test", "train"], "patients": 27}], True),
+        ([{"splits": ["val", "test"], "patients": 3}], False),
+        ([], False),
+    ],
+)
+def test_patients_shared_with_training_are_said_before_anything_is_believed(shared, warned):
+    audit = {"measures": {"shared_patients": shared}}
+    found = words(report.render(report_of(manifest=manifest_of(OCT_NAMES, audit=audit))))
+    assert ("27 patients of the test split also have images in the training" in found) == warned
+    assert ("that it has never seen" in found) != warned
+
+
+def test_a_result_that_guessing_may_reach_is_called_that(text):
+    probabilities, labels = np.full((40, 4), 0.25, np.float32), np.arange(40) % 4
+    guessed = metrics.evaluate_predictions(
+        probabilities, labels, OCT_NAMES, groups=None, num_samples=50, seed=0
+    )
+    guessing = report_of(
+        metrics=guessed | {"split": "test", "best_epoch": 1}, mistakes=(),
+        probabilities=probabilities, labels=labels,
+    )  # fmt: skip
+    claim = "not proven to be better than always giving the most frequent answer"
+    assert claim in words(report.render(guessing))
+    assert claim not in words(text)
+
+
+def test_what_the_audit_of_the_dataset_found_is_among_the_limits():
+    findings = [
+        {"severity": "problem", "title": "3 pictures in more than one split"},
+        {"severity": "good", "title": "No near duplicates"},
+    ]
+    manifest = manifest_of(OCT_NAMES, audit={"findings": findings})
+    found = words(report.render(report_of(manifest=manifest)))
+    assert "The dataset&#39;s audit says: 3 pictures in more than one split." in found
+    assert "No near duplicates" not in found
+
+
+def test_a_note_of_the_run_is_among_the_limits():
+    found = words(report.render(report_of(notes=["the weights were averaged"])))
+    assert "The weights were averaged." in found
+
+
+# ---- runs of every kind
+
+
+def test_a_run_without_anything_to_evaluate_on_has_a_page_that_says_so():
+    bare = report_of(metrics=None, probabilities=None, labels=None, mistakes=())
+    text = report.render(bare)
+    assert "How good this network is cannot be said" in words(text)
+    assert "What was trained on what" in words(text)
+    page = Page(text)
+    assert page.open == []
+    assert {a["href"].removeprefix("#") for a in page.all("a")} <= set(page.ids)
+
+
+def test_a_result_of_the_validation_split_says_that_it_flatters():
+    measured = report_of().metrics | {"split": "val"}
+    found = words(report.render(report_of(metrics=measured)))
+    assert "of the validation split" in found
+    assert "the result flatters the network" in found
+
+
+def test_one_class_has_a_page():
+    text = report.render(report_of(("only",), num_examples=7))
+    assert "the network named the right class for 100 of 100" in words(text)
+    assert "No image was taken for another class." in words(text)
+    assert Page(text).open == []
+
+
+def test_three_hundred_classes_have_a_page_of_modest_size():
+    names = tuple(f"class {index:03}" for index in range(300))
+    text = report.render(report_of(names, num_examples=900, with_patients=False))
+    assert len(text) < 500_000
+    assert "metrics.json has the other 280" in words(text)
+    assert Page(text).open == []
+
+
+def test_a_cross_validation_shows_its_runs_and_their_spread():
+    made = report_of()
+    results = [
+        (fold, seed, metrics.scores(made.probabilities[fold::5], made.labels[fold::5], OCT_NAMES))
+        for fold in range(5)
+        for seed in range(2)
+    ]
+    pooled = made.metrics | {"split": "train+val"} | metrics.describe_folds(results)
+    pooled.pop("best_epoch")
+    found = words(report.render(dataclasses.replace(made, metrics=pooled, history=())))
+    assert "In a cross-validation with 5 folds, 80 images of 40 patients" in found
+    assert f"{pooled['spread']['accuracy']['std_over_folds']:.3f}" in found
+    assert "This is one run." not in found
+
+
+def test_a_loss_that_is_not_a_number_leaves_a_gap_and_not_an_error():
+    history = [
+        {"epoch": 1, "loss": float("nan"), "accuracy": 0.5},
+        {"epoch": 2, "loss": 0.5, "accuracy": 0.5},
+    ]
+    assert Page(report.render(report_of(history=history))).open == []
+
+
+def test_names_are_text_and_never_markup_and_control_characters_are_seen():
+    names = ("<img src=x onerror=alert(1)>", "$x^$ & \"'", "\x1b[31mred\x07", "NORMAL")
+    text = report.render(report_of(names, title="<b>run\x1b</b>"))
+    assert not re.search(r"<(?!img src=\"data:)img|<b>", text)
+    assert "&lt;img src=x onerror=alert(1)&gt;" in text
+    assert "\\x1b[31mred\\x07" in text
+    assert all(line.isprintable() for line in text.splitlines())
+    assert Page(text).open == []
+
+
+# ---- in a browser
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium to show the page")
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 390])
+def test_a_browser_shows_the_page_in_light_and_dark(full, tmp_path, width, dark):
+    report.write_report(tmp_path / "report.html", full)
+    shown = screenshot(tmp_path / "report.html", tmp_path, width, dark)
+    assert shown.shape[1] == width
+    corner = shown[2, 2].astype(int)
+    assert (corner < 60).all() if dark else (corner > 220).all()
+    assert (shown.reshape(24, -1).std(1) > 3).all()
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium to show the page")
+def test_on_a_phone_nothing_sticks_out_at_the_side(full, tmp_path):
+    names = ("a" * 60, "CNV", "b " * 40, "NORMAL")
+    for index, made in enumerate((full, report_of(names, title="x" * 80))):
+        folder = tmp_path / str(index)
+        folder.mkdir()
+        report.write_report(folder / "report.html", made)
+        assert overhang(folder / "report.html", folder, width=390) == 0

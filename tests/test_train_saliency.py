@@ -1,0 +1,102 @@
+import numpy as np
+import pytest
+
+from train import saliency
+
+
+def spot_classifier(images):
+    """Is sure of class 1 exactly if the pixel at (5, 9) is bright."""
+    bright = images[:, 5, 9, 0] / 255
+    return np.stack([1 - bright, bright], axis=-1)
+
+
+def image_with_a_spot(height=24, width=20):
+    image = np.zeros((height, width, 1), np.uint8)
+    image[5, 9] = 255
+    return image
+
+
+@pytest.mark.parametrize(("patch", "stride"), [(4, 2), (5, 5), (20, 1), (3, 2)])
+@pytest.mark.parametrize("batch_size", [1, 7, 64])
+def test_the_map_is_high_where_the_decision_is_made(patch, stride, batch_size):
+    drops = saliency.occlusion_map(
+        spot_classifier, image_with_a_spot(), patch=patch, stride=stride, batch_size=batch_size
+    )
+    assert drops.shape == (24, 20)
+    assert drops[5, 9] == drops.max() > 0.9
+    if patch < 20:
+        assert drops[15, 15] == 0
+
+
+def test_pixels_that_no_patch_covers_are_not_said_to_matter():
+    drops = saliency.occlusion_map(spot_classifier, image_with_a_spot(), patch=3, stride=7)
+    assert np.isfinite(drops).all()
+    assert drops[4, 4] == 0
+
+
+def test_what_speaks_against_the_answer_is_negative():
+    def hates_spots(images):
+        return 0.9 - 0.4 * spot_classifier(images)[:, 1:] * [1, 0] + [0, -0.8]
+
+    drops = saliency.occlusion_map(hates_spots, image_with_a_spot(), patch=4, stride=2)
+    assert drops[5, 9] == drops.min() < -0.3
+
+
+def test_every_call_has_the_same_number_of_images():
+    sizes = set()
+
+    def predict(images):
+        sizes.add(images.shape)
+        return spot_classifier(images)
+
+    saliency.occlusion_map(predict, image_with_a_spot(), patch=4, stride=3, batch_size=16)
+    assert sizes == {(16, 24, 20, 1)}
+
+
+def test_the_image_is_not_changed_and_the_map_is_the_same_each_time():
+    image = np.random.default_rng(0).integers(256, size=(12, 9, 3), dtype=np.uint8)
+    before = image.copy()
+    first, second = (
+        saliency.occlusion_map(spot_classifier_of_colour, image, patch=4, stride=2)
+        for _ in range(2)
+    )
+    np.testing.assert_array_equal(image, before)
+    np.testing.assert_array_equal(first, second)
+
+
+def spot_classifier_of_colour(images):
+    bright = images[:, 5, 3].mean(-1) / 255
+    return np.stack([1 - bright, bright], axis=-1)
+
+
+@pytest.mark.parametrize("shape", [(224, 224), (28, 28), (1, 1), (64, 512), (512, 3), (1024, 768)])
+def test_the_number_of_places_is_bounded_whatever_the_image_shape(shape):
+    patch, stride = saliency.patch_and_stride(shape)
+    calls = []
+
+    def predict(images):
+        calls.append(len(images))
+        return np.full((len(images), 2), 0.5)
+
+    image = np.zeros((*shape, 1), np.uint8)
+    drops = saliency.occlusion_map(predict, image, patch=patch, stride=stride, batch_size=16)
+    assert drops.shape == shape
+    assert sum(calls) <= 256
+
+
+def test_the_overlay_is_red_where_the_image_spoke_for_the_answer():
+    image = np.full((2, 3, 1), 100, np.uint8)
+    drops = np.array([[0.4, 0, -0.4], [0, 0, 0.2]])
+    colours = saliency.overlay(image, drops)
+    assert colours.dtype == np.uint8
+    red, plain, blue = colours[0].astype(int)
+    assert red[0] > 100 + red[2]
+    assert blue[2] > 100 + blue[0]
+    assert plain.tolist() == [100, 100, 100]
+    weak = colours[1, 2].astype(int)
+    assert red[0] > weak[0] > 100
+
+
+def test_a_map_without_a_drop_leaves_the_image_grey():
+    image = np.array([[[10, 20, 30]]], np.uint8)
+    assert saliency.overlay(image, np.zeros((1, 1))).tolist() == [[[20, 20, 20]]]

@@ -1,0 +1,176 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from marked_images import OCT_NAMES
+from sklearn import metrics as sk_metrics
+
+from train import scores as scoring
+
+
+def certain(predicted, num_classes=4):
+    return np.eye(num_classes)[predicted] * 0.97 + 0.01
+
+
+def test_the_measures_of_a_small_case_are_those_worked_out_by_hand():
+    # Truth: CNV CNV DME NORMAL NORMAL DRUSEN; one CNV is called NORMAL, one NORMAL DRUSEN.
+    labels = np.array([0, 0, 1, 3, 3, 2])
+    predicted = np.array([0, 3, 1, 3, 2, 2])
+    scores = scoring.scores(certain(predicted), labels, OCT_NAMES)
+    assert scores["accuracy"] == pytest.approx(4 / 6)
+    assert scores["sensitivity/CNV"] == pytest.approx(1 / 2)
+    assert scores["specificity/CNV"] == 1.0
+    assert scores["specificity/NORMAL"] == pytest.approx(3 / 4)
+    assert scores["urgent/sensitivity"] == pytest.approx(2 / 3)
+    assert scores["urgent/specificity"] == 1.0
+    # CNV called NORMAL costs 4, NORMAL called DRUSEN 1.
+    assert scores["weighted_error"] == pytest.approx(5 / 6)
+    assert scores["balanced_accuracy"] == pytest.approx((0.5 + 1 + 1 + 0.5) / 4)
+
+
+def test_the_penalties_are_the_papers():
+    # Rows are the truth, columns the answer: CNV, DME, DRUSEN, NORMAL.
+    assert scoring.penalty_matrix(OCT_NAMES).tolist() == [
+        [0, 1, 2, 4],
+        [1, 0, 2, 4],
+        [1, 1, 0, 1],
+        [1, 1, 1, 0],
+    ]
+
+
+@given(
+    labels=st.lists(st.integers(0, 2), min_size=4, max_size=40),
+    seed=st.integers(0, 99),
+)
+def test_weights_count_an_example_as_often_as_copies_of_it_would(labels, seed):
+    generator = np.random.default_rng(seed)
+    labels = np.array(labels)
+    probabilities = generator.dirichlet(np.ones(3), size=len(labels))
+    counts = generator.integers(0, 4, size=len(labels))
+    if not counts.sum():
+        counts[0] = 1
+    names = ("a", "b", "c")
+    weighted = scoring.scores(probabilities, labels, names, counts.astype(float))
+    repeated = scoring.scores(
+        np.repeat(probabilities, counts, axis=0), np.repeat(labels, counts), names
+    )
+    assert weighted == pytest.approx(repeated, nan_ok=True)
+
+
+def test_sensitivity_agrees_with_scikit_learn():
+    generator = np.random.default_rng(0)
+    labels = generator.integers(4, size=300)
+    probabilities = generator.dirichlet(np.ones(4), size=300)
+    recalls = sk_metrics.recall_score(labels, probabilities.argmax(-1), average=None)
+    scores = scoring.scores(probabilities, labels, OCT_NAMES)
+    assert [scores[f"sensitivity/{name}"] for name in OCT_NAMES] == pytest.approx(recalls)
+    assert scores["balanced_accuracy"] == pytest.approx(recalls.mean())
+
+
+@given(seed=st.integers(0, 999), num_values=st.integers(2, 50))
+def test_the_area_under_the_curve_agrees_with_scikit_learn_with_ties_and_weights(seed, num_values):
+    generator = np.random.default_rng(seed)
+    is_positive = np.concatenate([[True, False], generator.random(30) < 0.4])
+    ranking = generator.integers(num_values, size=32) / num_values
+    weights = np.concatenate([[1.0, 2.0], generator.integers(0, 4, size=30)])
+    assert scoring.area_under_curve(is_positive, ranking, weights) == pytest.approx(
+        sk_metrics.roc_auc_score(is_positive, ranking, sample_weight=weights)
+    )
+
+
+def test_the_urgent_view_is_for_oct_classes_alone():
+    scores = scoring.scores(certain([0, 1], 2), np.array([0, 1]), ("cat", "dog"))
+    assert not any(name.startswith("urgent") for name in scores)
+    assert "weighted_error" not in scores
+
+
+def test_a_calibrated_classifier_has_no_calibration_error():
+    confidences = np.repeat([0.6, 0.9], [10, 10])
+    is_correct = np.concatenate([np.arange(10) < 6, np.arange(10) < 9])
+    error = scoring.expected_calibration_error(confidences, is_correct, np.ones(20))
+    assert error == pytest.approx(0)
+
+
+def test_the_calibration_error_is_the_mean_gap_by_bin():
+    # Half of the images are sure and wrong (gap 1), half 0.5 and right half the time (gap 0).
+    confidences = np.array([1.0, 1.0, 0.5, 0.5])
+    is_correct = np.array([False, False, True, False])
+    error = scoring.expected_calibration_error(confidences, is_correct, np.ones(4))
+    assert error == pytest.approx(0.5)
+
+
+def test_the_bootstrap_draws_whole_groups():
+    groups = np.array([0, 0, 0, 1, 2, 2])
+    seen = []
+
+    def measure(weights):
+        seen.extend(weights)
+        return {"total": weights.sum(-1)}
+
+    scoring.bootstrap(measure, groups, num_samples=50, seed=0)
+    assert len(seen) == 50
+    for weights in seen:
+        assert weights[0] == weights[1] == weights[2]
+        assert weights[4] == weights[5]
+        assert weights[0] + weights[3] + weights[4] == 3
+    assert len({tuple(weights) for weights in seen}) > 5
+
+
+def test_fewer_draws_are_the_first_of_more():
+    groups = np.arange(9)
+    drawn = {}
+    for num_samples in (3, 30):
+        drawn[num_samples] = rows = []
+
+        def measure(weights, rows=rows):
+            rows.extend(weights.tolist())
+            return {"total": weights.sum(-1)}
+
+        scoring.bootstrap(measure, groups, num_samples=num_samples, seed=4)
+    assert drawn[3] == drawn[30][:3]
+
+
+def test_many_weightings_at_once_measure_what_each_does_alone():
+    generator = np.random.default_rng(0)
+    labels = generator.integers(4, size=40)
+    probabilities = generator.dirichlet(np.ones(4), size=40).round(1)  # with ties
+    weights = generator.integers(0, 3, size=(5, 40)).astype(float)
+    scorer = scoring.Scorer(probabilities, labels, OCT_NAMES)
+    together = scorer.score(weights) | scorer.areas(weights)
+    for index, row in enumerate(weights):
+        alone = scoring.scores(probabilities, labels, OCT_NAMES, row)
+        assert list(alone) == scorer.names
+        assert {name: together[name][index] for name in alone} == pytest.approx(alone)
+
+
+def test_the_balanced_accuracy_is_over_the_classes_that_have_examples():
+    labels = np.array([0, 0, 1, 1])
+    scores = scoring.scores(certain([0, 0, 1, 0]), labels, OCT_NAMES)
+    assert scores["balanced_accuracy"] == pytest.approx(
+        sk_metrics.balanced_accuracy_score(labels, [0, 0, 1, 0])
+    )
+
+
+def test_a_measure_rests_on_the_groups_of_its_smaller_side():
+    # Groups 0 and 1 have CNV alone, 2 has CNV and NORMAL.
+    labels, groups = np.array([0, 0, 1, 0]), np.array([0, 1, 2, 2])
+    scorer = scoring.Scorer(certain(labels, 2), labels, ("CNV", "NORMAL"))
+    assert scorer.num_groups_behind(groups) == {
+        "accuracy": 3,
+        "ece": 3,
+        "balanced_accuracy": 3,
+        "sensitivity/CNV": 3,
+        "specificity/CNV": 1,
+        "auc/CNV": 1,
+        "sensitivity/NORMAL": 1,
+        "specificity/NORMAL": 3,
+        "auc/NORMAL": 1,
+    }
+
+
+def test_the_urgent_view_rests_on_the_groups_of_both_urgent_classes():
+    labels, groups = np.array([0, 1, 3, 3]), np.array([0, 1, 2, 3])
+    behind = scoring.Scorer(certain(labels), labels, OCT_NAMES).num_groups_behind(groups)
+    assert (behind["sensitivity/CNV"], behind["urgent/sensitivity"], behind["urgent/auc"]) == (
+        1, 2, 2,
+    )  # fmt: skip

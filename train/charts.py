@@ -1,0 +1,233 @@
+"""The charts of a run's page: what is drawn, as numbers; `report.html.jinja` draws it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from sklearn import metrics as sk_metrics
+
+from train.scores import URGENT_CLASSES
+
+#: Colours of the page.
+NUM_SERIES = 8
+
+#: Images whose share of right answers makes a point of the reliability chart, about, and how many
+#: points there are at most.
+_IMAGES_A_POINT = 20
+_MAX_RELIABILITY_POINTS = 12
+
+#: Epochs that each have a dot.
+_MAX_DOTS = 20
+
+#: Points of a line that a page of this width can show.
+_MAX_POINTS = 200
+
+
+@dataclasses.dataclass(frozen=True)
+class Tick:
+    """A mark on an axis: its place, 0 to 1, and what stands at it."""
+
+    place: float
+    text: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Series:
+    """A line of a chart.
+
+    Attributes:
+        name: what it shows.
+        points: (x, y), each 0 to 1; y is upwards.
+    """
+
+    name: str
+    points: tuple[tuple[float, float], ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Lines:
+    """Lines on one pair of axes.
+
+    Attributes:
+        title: of the chart.
+        description: what it says, for those who do not see it.
+        x_axis: what is drawn to the right.
+        y_axis: what is drawn upwards.
+        series: the lines.
+        x_ticks: marks of the axis to the right.
+        y_ticks: marks of the axis upwards.
+        diagonal: name of the line from corner to corner, or nothing.
+        mark: name and place, 0 to 1, of a vertical line, or None.
+        dots: whether the points themselves are shown.
+    """
+
+    title: str
+    description: str
+    x_axis: str
+    y_axis: str
+    series: tuple[Series, ...]
+    x_ticks: tuple[Tick, ...]
+    y_ticks: tuple[Tick, ...]
+    diagonal: str = ""
+    mark: tuple[str, float] | None = None
+    dots: bool = False
+
+
+def training_curves(history: Sequence[Mapping[str, Any]], best_epoch: int) -> list[Lines]:
+    """Returns loss and accuracy by epoch, as far as they are known and finite.
+
+    Args:
+        history: a row an epoch.
+        best_epoch: the one whose weights were kept, counted from 1; 0 if none is known.
+    """
+    charts = []
+    last = max((row["epoch"] for row in history), default=0)
+    for quantity, axis in (("loss", "loss in nats"), ("accuracy", "accuracy")):
+        lines = []
+        for prefix, name in (("", "training"), ("val_", "validation")):
+            found = [(row["epoch"], row.get(prefix + quantity)) for row in history]
+            known = [(x, y) for x, y in found if y is not None and math.isfinite(y)]
+            if known:
+                lines.append((name, known))
+        if not lines:
+            continue
+        highest = max(y for _, points in lines for _, y in points)
+        top = 1.0 if quantity == "accuracy" else max(highest, 1e-6) * 1.02
+        ends = "; ".join(
+            f"{name} from {points[0][1]:.3f} to {points[-1][1]:.3f}" for name, points in lines
+        )
+        width = max(last - 1, 1)
+        charts.append(
+            Lines(
+                title=quantity.capitalize(),
+                description=f"{quantity} over {last} epochs: {ends}",
+                x_axis="epoch",
+                y_axis=axis,
+                series=tuple(
+                    Series(name, _thinned([((x - 1) / width, y / top) for x, y in points]))
+                    for name, points in lines
+                ),
+                x_ticks=_epoch_ticks(last),
+                y_ticks=_ticks(top),
+                mark=("kept", (best_epoch - 1) / width) if best_epoch else None,
+                dots=last <= _MAX_DOTS,
+            )
+        )
+    return charts
+
+
+def roc_curves(
+    probabilities: np.ndarray,
+    labels: np.ndarray,
+    label_names: Sequence[str],
+    scores: Mapping[str, Mapping[str, Any]],
+) -> Lines | None:
+    """Returns a curve a class, and the urgent view's; of many classes, those of smallest area.
+
+    Args:
+        probabilities: float [num_examples, num_classes].
+        labels: int [num_examples].
+        label_names: of the classes.
+        scores: of metrics.json.
+
+    Returns:
+        the chart, or None if no class has both sides.
+    """
+    views = [
+        (name, labels == index, probabilities[:, index], scores[f"auc/{name}"]["value"])
+        for index, name in enumerate(label_names)
+    ]
+    if "urgent/auc" in scores:
+        urgent = np.isin(label_names, URGENT_CLASSES)
+        ranking = probabilities[:, urgent].sum(-1)
+        views.append(("urgent", urgent[labels], ranking, scores["urgent/auc"]["value"]))
+    views = [view for view in views if view[3] is not None]
+    num_views = len(views)
+    if num_views > NUM_SERIES:
+        views = sorted(views, key=lambda view: view[3])[:NUM_SERIES]
+    if not views:
+        return None
+    series = []
+    for name, is_positive, ranking, area in views:
+        false_rate, true_rate, _ = sk_metrics.roc_curve(is_positive, ranking)
+        points = _thinned(list(zip(false_rate.tolist(), true_rate.tolist(), strict=True)))
+        series.append(Series(f"{name} {area:.3f}", points))
+    told = ", ".join(line.name for line in series)
+    some = f" (the {len(series)} smallest of {num_views})" if num_views > len(series) else ""
+    return Lines(
+        title=f"ROC: each class against the rest{some}",
+        description=f"ROC curves with the areas under them: {told}",
+        x_axis="false alarms (1 − specificity)",
+        y_axis="sensitivity",
+        series=tuple(series),
+        x_ticks=_ticks(1.0),
+        y_ticks=_ticks(1.0),
+        diagonal="guessing",
+    )
+
+
+def reliability(named: Sequence[tuple[str, np.ndarray]], labels: np.ndarray) -> Lines:
+    """Returns accuracy by confidence, a line for each set of probabilities.
+
+    A point stands for equally many images. (The expected calibration error has bins of equal
+    width; of few images most would hold one or two, and the line would show noise.)
+
+    Args:
+        named: name, and probabilities [num_examples, num_classes].
+        labels: int [num_examples].
+    """
+    num_bins = int(np.clip(len(labels) // _IMAGES_A_POINT, 1, _MAX_RELIABILITY_POINTS))
+    series = []
+    for name, probabilities in named:
+        confidence = probabilities.max(-1)
+        is_correct = probabilities.argmax(-1) == labels
+        order = np.argsort(confidence, kind="stable")
+        points = [
+            (float(confidence[chosen].mean()), float(is_correct[chosen].mean()))
+            for chosen in np.array_split(order, num_bins)
+        ]
+        series.append(Series(name, tuple(points)))
+    told = "; ".join(
+        f"{line.name}: " + ", ".join(f"{y:.0%} right at {x:.0%}" for x, y in line.points)
+        for line in series
+    )
+    size = len(labels) // num_bins
+    return Lines(
+        title=f"Reliability, {size:,} images a point",
+        description=f"Share of right answers by the probability given to them. {told}",
+        x_axis="probability given to the answer",
+        y_axis="share of right answers",
+        series=tuple(series),
+        x_ticks=_ticks(1.0),
+        y_ticks=_ticks(1.0),
+        diagonal="perfect",
+        dots=True,
+    )
+
+
+def _thinned(points: Sequence[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
+    """Returns at most some points of a line, its ends among them."""
+    if len(points) <= _MAX_POINTS:
+        return tuple(points)
+    chosen = np.linspace(0, len(points) - 1, _MAX_POINTS).round().astype(int)
+    return tuple(points[index] for index in chosen)
+
+
+def _ticks(top: float) -> tuple[Tick, ...]:
+    """Returns up to seven marks from 0, whose distance is 1, 2 or 5 times a power of ten."""
+    power = 10.0 ** math.floor(math.log10(top / 6))
+    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor * 6 >= top)
+    return tuple(
+        Tick(number * step / top, f"{number * step:g}")
+        for number in range(int(top / step + 1e-9) + 1)
+    )
+
+
+def _epoch_ticks(last: int) -> tuple[Tick, ...]:
+    """Returns up to seven whole epochs, the first and the last among them."""
+    chosen = np.unique(np.linspace(1, last, min(last, 6)).round().astype(int)).tolist()
+    return tuple(Tick((epoch - 1) / max(last - 1, 1), str(epoch)) for epoch in chosen)

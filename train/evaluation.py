@@ -1,0 +1,168 @@
+"""What is written about predictions: metrics, a table, pictures for papers and a page."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import tfrecord_io
+from train import calibration, metrics, plots, report, saliency
+from train.config import TrainConfig
+from train.parts import Part
+
+PREDICTIONS_NAME = "predictions.csv"
+REPORT_NAME = "report.html"
+PLOTS_NAME = "plots"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Predictions:
+    """What a network says of some examples.
+
+    Attributes:
+        probabilities: float32 [num_examples, num_classes], as the export gives them.
+        labels: int [num_examples].
+        examples: who they are.
+        part: where they lie in the dataset; None where they come from several runs.
+        uncalibrated: probabilities before the temperature, or None if there is none.
+    """
+
+    probabilities: np.ndarray
+    labels: np.ndarray
+    examples: metrics.Examples
+    part: Part | None = None
+    uncalibrated: np.ndarray | None = None
+
+
+def measure(
+    predictions: Predictions, label_names: Sequence[str], config: TrainConfig
+) -> dict[str, Any]:
+    """Returns what metrics.json says of predictions, see `metrics.evaluate_predictions`."""
+    return metrics.evaluate_predictions(
+        predictions.probabilities,
+        predictions.labels,
+        label_names,
+        groups=predictions.examples.patients,
+        num_samples=config.bootstrap_samples,
+        seed=config.seed,
+    )
+
+
+def measure_calibration(
+    predictions: Predictions,
+    *,
+    val: tuple[np.ndarray, np.ndarray],
+    temperature: float,
+    label_names: Sequence[str],
+    config: TrainConfig,
+) -> dict[str, Any]:
+    """Returns the parts of metrics.json that rest on the validation part.
+
+    Args:
+        predictions: of the test part, the temperature applied.
+        val: (probabilities, labels) of the validation part, before the temperature.
+        temperature: fitted to them.
+        label_names: of the classes.
+        config: gives the wanted sensitivity, the resamples and the seed.
+
+    Returns:
+        `calibration` and `thresholds`, see the module `calibration`.
+    """
+    assert predictions.uncalibrated is not None
+    return {
+        "calibration": calibration.describe_calibration(
+            temperature,
+            fitted_on="val",
+            num_examples=len(val[1]),
+            probabilities=predictions.uncalibrated,
+            labels=predictions.labels,
+        ),
+        "thresholds": calibration.choose_thresholds(
+            calibration.default_views(label_names),
+            label_names,
+            val=(calibration.apply_temperature(val[0], temperature), val[1]),
+            test=(predictions.probabilities, predictions.labels),
+            groups=predictions.examples.patients,
+            wanted=config.sensitivity,
+            num_samples=config.bootstrap_samples,
+            seed=config.seed,
+        ),
+    }
+
+
+def write_results(
+    directory: Path,
+    *,
+    data: str,
+    manifest: tfrecord_io.Manifest,
+    config: TrainConfig,
+    results: Mapping[str, Any],
+    predictions: Predictions | None,
+    predict: saliency.Predict | None = None,
+    history: Sequence[Mapping[str, Any]] = (),
+    notes: Sequence[str] = (),
+    versions: Mapping[str, str] | None = None,
+) -> None:
+    """Writes predictions.csv, plots/ and report.html; metrics.json is the caller's.
+
+    Args:
+        directory: made if it is missing.
+        data: folder of the dataset that the predictions are of.
+        manifest: of that dataset.
+        config: of the run.
+        results: what metrics.json holds.
+        predictions: that were measured; None if there was nothing to measure on.
+        predict: uint8 images → probabilities, to explain mistakes with; None for no maps.
+        history: a row an epoch.
+        notes: what limits the result.
+        versions: of the software.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    mistakes: Sequence[report.Mistake] = ()
+    if predictions is not None:
+        label_names = manifest.label_names
+        metrics.write_predictions(
+            directory / PREDICTIONS_NAME,
+            predictions.probabilities,
+            predictions.labels,
+            label_names,
+            predictions.examples,
+        )
+        plots.write_plots(
+            directory / PLOTS_NAME,
+            history,
+            results,
+            predictions.probabilities,
+            predictions.labels,
+            label_names,
+        )
+        if predict is not None and predictions.part is not None:
+            mistakes = report.find_mistakes(
+                predict,
+                data,
+                predictions.part,
+                predictions.probabilities,
+                predictions.labels,
+                label_names,
+                predictions.examples,
+            )
+    report.write_report(
+        directory / REPORT_NAME,
+        report.RunReport(
+            title=directory.resolve().name,
+            manifest=manifest,
+            config=config.to_dict(),
+            history=history,
+            metrics=results if predictions is not None else None,
+            probabilities=predictions.probabilities if predictions else None,
+            uncalibrated=predictions.uncalibrated if predictions else None,
+            labels=predictions.labels if predictions else None,
+            mistakes=mistakes,
+            notes=notes,
+            versions=versions or {},
+        ),
+    )

@@ -1,0 +1,157 @@
+"""Cross-validation by patient: each fold held out in turn, for each of several seeds.
+
+Every run lies in a folder of its own, RUN/seed-S/fold-F, and goes on where it stopped; RUN itself
+holds what they say together.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+import tfrecord_io
+from train import calibration, evaluation, metrics, parts, scores, trainer
+from train.config import TrainConfig
+from train.strategy import Devices
+from train.workdir import METRICS_NAME, claim, versions, write_json
+
+
+def cross_validate(config: TrainConfig, workdir: Path, devices: Devices) -> dict[str, Any]:
+    """Trains every fold for every seed and measures all held-out predictions together.
+
+    Args:
+        config: with `folds` and without `fold`.
+        workdir: the folder of the run, made if it is missing.
+        devices: set up.
+
+    Returns:
+        the content of RUN/metrics.json: the measures of all held-out predictions, in which every
+        image counts once for each seed; `folds` and `spread`, see `metrics.describe_folds`.
+
+    Raises:
+        what `trainer.train_and_evaluate` raises.
+    """
+    manifest = tfrecord_io.Manifest.load(config.data)
+    splits = parts.fold_splits(config, manifest)
+    with claim(workdir, config, manifest, devices):
+        runs = [
+            (fold, seed)
+            for seed in range(config.seed, config.seed + config.seeds)
+            for fold in range(config.folds or 0)
+        ]
+        devices.say(
+            f"cross-validation of the splits {', '.join(splits)}: {config.folds} folds of "
+            f"patients x {config.seeds} seeds = {len(runs)} runs",
+        )
+        for number, (fold, seed) in enumerate(runs, 1):
+            devices.say(f"\nrun {number} of {len(runs)}: fold {fold}, seed {seed}")
+            single = dataclasses.replace(config, fold=fold, seed=seed, seeds=1)
+            trainer.train_once(single, _folder(workdir, fold, seed), devices)
+            # Otherwise the graphs of all runs stay in memory.
+            keras.utils.clear_session()
+        if not devices.is_chief:
+            return {}
+        return _pool(config, workdir, manifest, splits, runs)
+
+
+def _folder(workdir: Path, fold: int, seed: int) -> Path:
+    return workdir / f"seed-{seed}" / f"fold-{fold}"
+
+
+def _pool(
+    config: TrainConfig,
+    workdir: Path,
+    manifest: tfrecord_io.Manifest,
+    splits: tuple[str, ...],
+    runs: list[tuple[int, int]],
+) -> dict[str, Any]:
+    """Measures the held-out predictions of all runs together, and writes RUN's files."""
+    tables = [
+        metrics.read_predictions(
+            _folder(workdir, fold, seed) / evaluation.PREDICTIONS_NAME, manifest.num_classes
+        )
+        for fold, seed in runs
+    ]
+    raw = np.concatenate([probabilities for probabilities, _, _ in tables])
+    labels = np.concatenate([labels for _, labels, _ in tables])
+    fold_of = np.repeat([fold for fold, _ in runs], [len(labels) for _, labels, _ in tables])
+    temperatures = _temperatures(raw, labels, fold_of)
+    predictions = evaluation.Predictions(
+        probabilities=raw,
+        labels=labels,
+        examples=_join([examples for *_, examples in tables]),
+    )
+    results: dict[str, Any] = {
+        "split": f"{config.folds} folds of {', '.join(splits)}",
+        "best_epoch": None,
+        "steps": None,
+        "num_images": len(labels) // config.seeds,
+        **evaluation.measure(predictions, manifest.label_names, config),
+        "calibration": _describe_calibration(raw, labels, fold_of, temperatures, splits),
+        **metrics.describe_folds(
+            [
+                (fold, seed, scores.scores(probabilities, labels, manifest.label_names))
+                for (fold, seed), (probabilities, labels, _) in zip(runs, tables, strict=True)
+            ]
+        ),
+    }
+    evaluation.write_results(
+        workdir,
+        data=config.data,
+        manifest=manifest,
+        config=config,
+        results=results,
+        predictions=predictions,
+        versions=versions(),
+    )
+    write_json(workdir / METRICS_NAME, results)
+    print(metrics.describe(results))
+    print(f"The metrics and {evaluation.REPORT_NAME} of all folds are in {workdir}")
+    return results
+
+
+def _temperatures(raw: np.ndarray, labels: np.ndarray, fold_of: np.ndarray) -> dict[int, float]:
+    """Returns the temperature of each fold, fitted to the predictions of the others."""
+    logarithms = calibration.log_probabilities(raw)
+    return {
+        fold: calibration.fit_temperature(logarithms[fold_of != fold], labels[fold_of != fold])
+        for fold in np.unique(fold_of).tolist()
+    }
+
+
+def _describe_calibration(
+    raw: np.ndarray,
+    labels: np.ndarray,
+    fold_of: np.ndarray,
+    temperatures: dict[int, float],
+    splits: tuple[str, ...],
+) -> dict[str, Any]:
+    cooled = raw.copy()
+    for fold, temperature in temperatures.items():
+        is_in = fold_of == fold
+        cooled[is_in] = calibration.apply_temperature(raw[is_in], temperature)
+    return {
+        "temperature": round(float(np.mean(list(temperatures.values()))), 6),
+        "fitted_on": f"the other folds of {', '.join(splits)}",
+        "num_examples": len(labels),
+        "ece_before": round(calibration.calibration_error(raw, labels), 6),
+        "ece_after": round(calibration.calibration_error(cooled, labels), 6),
+    }
+
+
+def _join(examples: list[metrics.Examples]) -> metrics.Examples:
+    """Returns the examples of all runs; a patient or path that one lacks, none has."""
+
+    def joined(name: str) -> tuple[str, ...] | None:
+        values = [getattr(part, name) for part in examples]
+        if any(value is None for value in values):
+            return None
+        return tuple(entry for value in values for entry in value)
+
+    return metrics.Examples(
+        keys=joined("keys") or (), patients=joined("patients"), paths=joined("paths")
+    )

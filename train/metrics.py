@@ -1,0 +1,454 @@
+"""What metrics.json and predictions.csv hold of a split."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import tfrecord_io
+from tfrecord_io.manifest import EXAMPLES_FILE_NAME
+from tfrecord_io.shards import atomic_write
+from train.console import printable
+from train.scores import (
+    CONFIDENCE_LEVEL,
+    VIEW_MEASURES,
+    Scorer,
+    bootstrap,
+    confusion_matrix,
+    scores,
+)
+
+#: Groups below which an interval is reported with a note: a bootstrap of few clusters tends to be
+#: too narrow. Source: Cameron, Gelbach and Miller 2008, "Bootstrap-based improvements for
+#: inference with clustered errors", who call fewer than 5 to 30 few.
+FEW_GROUPS = 20
+
+_EPSILON = 1e-7
+
+_NO_INTERVAL = (float("nan"), float("nan"))
+
+#: Classes whose measures are printed; of more, the worst.
+_MAX_CLASSES_TOLD = 20
+
+#: Examples x classes x resamples of the areas under the curve that an evaluation pays for: up to
+#: a minute on one core.
+MAX_AREA_COST = 6_000_000_000
+
+#: Fewer resamples than this do not tell a 95 % interval.
+_MIN_RESAMPLES = 100
+
+
+class MetricsError(ValueError):
+    """Predictions that cannot be evaluated."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Examples:
+    """Who the examples of a split are, in the order of the reader without shuffling.
+
+    Attributes:
+        keys: of the examples.
+        patients: of the examples, or None where the dataset does not say.
+        paths: of the source files, or None likewise.
+    """
+
+    keys: tuple[str, ...]
+    patients: tuple[str, ...] | None
+    paths: tuple[str, ...] | None
+
+
+def read_examples(
+    directory: str, split: str | Sequence[str], places: np.ndarray | None = None
+) -> Examples:
+    """Returns the identities of a split's examples, or of some of them.
+
+    The reader gives the order and the keys; patients and paths are joined to them from the table
+    of examples, if the dataset has one.
+
+    Args:
+        directory: of the dataset.
+        split: name of the split, or of several that are read as one.
+        places: int64, places in the split of the examples wanted; all if not given.
+    """
+    dataset = tfrecord_io.make_dataset(
+        directory,
+        split=split,
+        batch_size=1024,
+        seed=0,
+        shuffle=False,
+        with_keys=True,
+        examples=places,
+    )
+    keys = tuple(key.decode("ascii") for *_, batch in dataset.as_numpy_iterator() for key in batch)
+    path = Path(directory) / EXAMPLES_FILE_NAME
+    if not path.exists():
+        return Examples(keys=keys, patients=None, paths=None)
+    import pyarrow.parquet as pq
+
+    names = [split] if isinstance(split, str) else list(split)
+    columns = [name for name in ("patient", "path") if name in pq.read_schema(path).names]
+    table = pq.read_table(path, columns=["key", *columns], filters=[("split", "in", names)])
+    places = {key: place for place, key in enumerate(table["key"].to_pylist())}
+    if not all(key in places for key in keys):
+        return Examples(keys=keys, patients=None, paths=None)
+    joined: dict[str, tuple[str, ...] | None] = {"patient": None, "path": None}
+    for name in columns:
+        values = table[name].to_pylist()
+        row_values = [values[places[key]] for key in keys]
+        if all(value is not None for value in row_values):
+            joined[name] = tuple(str(value) for value in row_values)
+    return Examples(keys=keys, patients=joined["patient"], paths=joined["path"])
+
+
+def cross_entropy(probabilities: np.ndarray, labels: np.ndarray) -> float:
+    """Returns the mean negative logarithm of the probability of the true class, in nats.
+
+    Args:
+        probabilities: [num_examples, num_classes].
+        labels: int [num_examples].
+    """
+    of_truth = probabilities[np.arange(len(labels)), labels].astype(np.float64)
+    return float(-np.log(np.maximum(of_truth, _EPSILON)).mean())
+
+
+def evaluate_predictions(
+    probabilities: np.ndarray,
+    labels: np.ndarray,
+    label_names: Sequence[str],
+    *,
+    groups: Sequence[str] | None,
+    num_samples: int,
+    seed: int,
+    max_area_cost: int = MAX_AREA_COST,
+) -> dict[str, Any]:
+    """Returns what metrics.json holds of a split.
+
+    Args:
+        probabilities: float32 [num_examples, num_classes].
+        labels: int [num_examples].
+        label_names: of the classes.
+        groups: the patient of each example, or None: then intervals are by image.
+        num_samples: bootstrap resamples; 0 for no intervals.
+        seed: of the bootstrap.
+        max_area_cost: examples x classes x resamples of the areas under the curve, at most.
+
+    Returns:
+        a dict of JSON values: `num_examples`, `num_patients`, `loss`, `bootstrap_by`,
+        `bootstrap_samples`, `auc_bootstrap_samples` (fewer, where that many would take hours),
+        `confusion_matrix` (rows are the truth), `label_counts`, `scores`: by name, `value`
+        with `low` and `high` of the 95 % interval, None where a measure is not defined or rests
+        on a single patient (see `score_entry`); and `notes`: sentences about what limits these
+        figures.
+
+    Raises:
+        MetricsError: if there is no example, or a probability is not a number.
+    """
+    check_predictions(probabilities, labels, len(label_names))
+    indices = group_indices(groups, len(labels))
+    scorer = Scorer(probabilities, labels, tuple(label_names))
+    point = scores(probabilities, labels, label_names)
+    num_area_samples = _num_area_samples(num_samples, max_area_cost // probabilities.size)
+    intervals = bootstrap(scorer.score, indices, num_samples=num_samples, seed=seed)
+    intervals |= bootstrap(scorer.areas, indices, num_samples=num_area_samples, seed=seed)
+    behind = scorer.num_groups_behind(indices)
+    matrix = confusion_matrix(labels, scorer.predicted, len(label_names))
+    result: dict[str, Any] = {
+        "num_examples": len(labels),
+        "num_patients": None if groups is None else int(indices.max()) + 1,
+        "bootstrap_by": "image" if groups is None else "patient",
+        "bootstrap_samples": num_samples,
+        "auc_bootstrap_samples": num_area_samples,
+        "confidence_level": CONFIDENCE_LEVEL,
+        "loss": cross_entropy(probabilities, labels),
+        "label_counts": dict(zip(label_names, (int(row.sum()) for row in matrix), strict=True)),
+        "confusion_matrix": matrix.tolist(),
+        "scores": {
+            name: score_entry(
+                value,
+                *intervals.get(name, _NO_INTERVAL),
+                num_groups=behind[name],
+                is_share=_is_share(name),
+            )
+            for name, value in point.items()
+        },
+    }
+    return result | {"notes": _notes(result, behind)}
+
+
+def check_predictions(probabilities: np.ndarray, labels: np.ndarray, num_classes: int) -> None:
+    """Refuses predictions of which no measure would mean anything.
+
+    Raises:
+        MetricsError: if there is no example, a shape is wrong, or a probability is not finite.
+    """
+    if not len(labels) or probabilities.shape != (len(labels), num_classes):
+        raise MetricsError(
+            f"expected probabilities of at least one image in {num_classes} classes, received "
+            f"shape {probabilities.shape} for {len(labels)} labels"
+        )
+    is_bad = ~np.isfinite(probabilities).all(-1)
+    if is_bad.any():
+        raise MetricsError(
+            f"the model gives {is_bad.sum():,} of {len(labels):,} images probabilities that are "
+            f"not numbers (the first is image {int(is_bad.argmax())} of the split): its weights "
+            "or its arithmetic overflowed. Train again with a lower --learning_rate or with "
+            "--precision float32"
+        )
+
+
+def score_entry(
+    value: float, low: float, high: float, *, num_groups: int, is_share: bool
+) -> dict[str, Any]:
+    """Returns a measure as metrics.json has it.
+
+    Where all examples are right, or all are wrong, every draw of a bootstrap gives the same, and
+    its interval has no width. A share then gets the exact binomial interval of its groups instead
+    (Clopper and Pearson 1934, "The use of confidence or fiducial limits illustrated in the case of
+    the binomial"), and any other measure none.
+
+    Args:
+        value: NaN if it is not defined.
+        low: of its interval, or NaN.
+        high: likewise.
+        num_groups: that it rests on; below two there is no interval.
+        is_share: whether it is a share of examples, such as a sensitivity.
+    """
+    if num_groups < 2:
+        low = high = np.nan
+    elif low == high:
+        margin = 1 - ((1 - CONFIDENCE_LEVEL) / 2) ** (1 / num_groups)
+        limits = {0.0: (0.0, margin), 1.0: (1 - margin, 1.0)} if is_share else {}
+        low, high = limits.get(float(value), _NO_INTERVAL)
+    return {
+        key: None if np.isnan(number) else round(float(number), 6)
+        for key, number in (("value", value), ("low", low), ("high", high))
+    }
+
+
+def _is_share(name: str) -> bool:
+    """Returns whether a measure is a share of examples."""
+    shares = ("accuracy", "urgent/sensitivity", "urgent/specificity")
+    return name in shares or name.startswith(("sensitivity/", "specificity/"))
+
+
+def group_indices(groups: Sequence[str] | None, num_examples: int) -> np.ndarray:
+    """Returns the group of each example, 0..num_groups-1; without groups, each is its own."""
+    if groups is None:
+        return np.arange(num_examples)
+    return np.unique(np.asarray(groups), return_inverse=True)[1]
+
+
+def describe_folds(
+    results: Sequence[tuple[int, int, Mapping[str, float]]],
+) -> dict[str, list[dict[str, Any]] | dict[str, dict[str, Any]]]:
+    """Returns what metrics.json says of the runs of a cross-validation, and how far they spread.
+
+    Args:
+        results: (fold, seed, scores by name) of each run; a score that is not defined is NaN.
+
+    Returns:
+        `folds`: the runs in order; `spread`: by score `mean` over all runs, `std_over_folds`, the
+        standard deviation over folds of their means over seeds, and `std_over_seeds`, over seeds
+        of their means over folds: how far the whole cross-validation moves if it is repeated.
+        None where fewer than two folds or seeds define the score.
+    """
+    ordered = sorted(results, key=lambda result: result[:2])
+    names = list(dict.fromkeys(name for *_, by_name in ordered for name in by_name))
+    spread = {}
+    for name in names:
+        defined = [
+            (fold, seed, by_name[name])
+            for fold, seed, by_name in ordered
+            if not np.isnan(by_name.get(name, np.nan))
+        ]
+        values = [value for *_, value in defined]
+        spread[name] = {
+            "mean": round(float(np.mean(values)), 6) if values else None,
+            "std_over_folds": _deviation([(fold, value) for fold, _, value in defined]),
+            "std_over_seeds": _deviation([(seed, value) for _, seed, value in defined]),
+        }
+    folds = [
+        {
+            "fold": fold,
+            "seed": seed,
+            "scores": {
+                name: None if np.isnan(value) else round(float(value), 6)
+                for name, value in by_name.items()
+            },
+        }
+        for fold, seed, by_name in ordered
+    ]
+    return {"folds": folds, "spread": spread}
+
+
+def _deviation(values: Sequence[tuple[int, float]]) -> float | None:
+    """Returns the standard deviation of the groups' means, or None below two groups."""
+    by_group: dict[int, list[float]] = {}
+    for group, value in values:
+        by_group.setdefault(group, []).append(value)
+    means = [float(np.mean(members)) for members in by_group.values()]
+    return round(float(np.std(means, ddof=1)), 6) if len(means) > 1 else None
+
+
+def _num_area_samples(wanted: int, affordable: int) -> int:
+    """Returns how many resamples of areas to draw; 0 if too few can be paid for."""
+    if affordable >= wanted:
+        return wanted
+    return affordable if affordable >= _MIN_RESAMPLES else 0
+
+
+def _notes(result: Mapping[str, Any], behind: Mapping[str, int]) -> list[str]:
+    """Returns sentences about what limits the figures."""
+    notes = []
+    by, num_samples = result["bootstrap_by"], result["bootstrap_samples"]
+    num_groups = max(behind.values())
+    if by == "image":
+        notes.append(
+            "the dataset does not say which patient an image is of; these intervals take images "
+            "for independent and are too narrow if a patient has several"
+        )
+    if num_groups < 2:
+        notes.append(f"all images are of one {by}, so no interval can be told")
+    elif num_samples and num_groups < FEW_GROUPS:
+        notes.append(
+            f"the intervals rest on {num_groups} {by}s; with fewer than {FEW_GROUPS} they tend to "
+            "be too narrow"
+        )
+    absent = [name for name, count in result["label_counts"].items() if not count]
+    if absent:
+        notes.append(
+            f"no image of {_listed(absent)}; the balanced accuracy is the mean over the other "
+            "classes"
+        )
+    single = [
+        name
+        for name, count in result["label_counts"].items()
+        if num_samples and count and behind[f"sensitivity/{name}"] == 1 < num_groups
+    ]
+    if single:
+        notes.append(f"{_listed(single)}: no interval, for all images are of one {by}")
+    num_area_samples = result["auc_bootstrap_samples"]
+    if num_area_samples < num_samples:
+        cost = f"{result['num_examples']:,} images in {len(result['label_counts']):,} classes"
+        notes.append(
+            f"intervals of areas under the curve are from {num_area_samples} resamples instead of "
+            f"{num_samples}, to bound the time for {cost}"
+            if num_area_samples
+            else f"no intervals of areas under the curve: they would take too long for {cost}"
+        )
+    return notes
+
+
+def _listed(names: Sequence[str], most: int = 5) -> str:
+    """Returns names in a sentence, the first of them if there are many."""
+    shown = ", ".join(printable(name) for name in names[:most])
+    return shown if len(names) <= most else f"{shown} and {len(names) - most:,} more classes"
+
+
+def describe(metrics: Mapping[str, Any]) -> str:
+    """Returns the metrics as a few lines of text."""
+    by = metrics["bootstrap_by"]
+    people = f" of {metrics['num_patients']:,} patients" if metrics["num_patients"] else ""
+    weights = f", weights of epoch {metrics['best_epoch']}" if metrics.get("best_epoch") else ""
+    lines = [
+        f"{metrics['split']}: {metrics['num_examples']:,} images{people}{weights}; 95 % intervals "
+        f"by bootstrap over {by}s",
+        f"  loss {metrics['loss']:.4f}",
+    ]
+    lines += [f"  note: {note}" for note in metrics["notes"]]
+    shown, hidden = _most_telling(metrics)
+    width = max(20, *(len(printable(name)) for name in shown))
+    for name in shown:
+        score = metrics["scores"][name]
+        text = _percent(score["value"])
+        if score["low"] is not None:
+            text += f"  [{_percent(score['low'])}, {_percent(score['high'])}]"
+        lines.append(f"  {printable(name):<{width}} {text}")
+    if hidden:
+        lines.append(f"  and {hidden:,} classes of higher sensitivity, all in metrics.json")
+    return "\n".join(lines)
+
+
+def worst_classes(metrics: Mapping[str, Any], most: int) -> list[str]:
+    """Returns the classes of lowest sensitivity, the worst first, of equal ones the largest.
+
+    Those without images come last.
+    """
+    counts = metrics["label_counts"]
+
+    def rank(name: str) -> tuple[bool, float, int]:
+        sensitivity = metrics["scores"][f"sensitivity/{name}"]["value"]
+        return sensitivity is None, sensitivity or 0.0, -counts[name]
+
+    return sorted(counts, key=rank)[:most]
+
+
+def _most_telling(metrics: Mapping[str, Any]) -> tuple[list[str], int]:
+    """Returns the measures to print, and how many classes are left out."""
+    label_names = list(metrics["label_counts"])
+    if len(label_names) <= _MAX_CLASSES_TOLD:
+        return list(metrics["scores"]), 0
+    worst = worst_classes(metrics, _MAX_CLASSES_TOLD)
+    of_classes = {f"{measure}/{name}" for name in label_names for measure in VIEW_MEASURES}
+    shown = [name for name in metrics["scores"] if name not in of_classes]
+    shown += [f"{measure}/{name}" for name in worst for measure in VIEW_MEASURES]
+    return shown, len(label_names) - len(worst)
+
+
+def write_predictions(
+    path: Path,
+    probabilities: np.ndarray,
+    labels: np.ndarray,
+    label_names: Sequence[str],
+    examples: Examples,
+) -> None:
+    """Writes a row an example: key, path, patient, label, predicted, probabilities."""
+    text = io.StringIO()
+    writer = csv.writer(text)
+    writer.writerow(("key", "path", "patient", "label", "predicted", *label_names))
+    unknown = ("",) * len(labels)
+    for key, source, patient, label, row in zip(
+        examples.keys,
+        examples.paths or unknown,
+        examples.patients or unknown,
+        labels,
+        probabilities,
+        strict=True,
+    ):
+        answer = label_names[int(row.argmax())]
+        numbers = (f"{probability:.6f}" for probability in row)
+        writer.writerow((key, source, patient, label_names[label], answer, *numbers))
+    with atomic_write(path) as file:
+        file.write(text.getvalue().encode("utf-8", "surrogateescape"))
+
+
+def read_predictions(path: Path, num_classes: int) -> tuple[np.ndarray, np.ndarray, Examples]:
+    """Returns (probabilities, labels, examples) of a table that `write_predictions` wrote.
+
+    Args:
+        path: of the table.
+        num_classes: of the dataset; the last so many columns are the probabilities.
+    """
+    with path.open(encoding="utf-8", errors="surrogateescape", newline="") as file:
+        header, *rows = csv.reader(file)
+    label_names = header[-num_classes:]
+    keys, paths, patients = (tuple(row[column] for row in rows) for column in range(3))
+    return (
+        np.array([row[-num_classes:] for row in rows], np.float32),
+        np.array([label_names.index(row[3]) for row in rows], np.int64),
+        Examples(
+            keys=keys,
+            patients=patients if any(patients) else None,
+            paths=paths if any(paths) else None,
+        ),
+    )
+
+
+def _percent(value: float | None) -> str:
+    return "undefined" if value is None else f"{value:.1%}"

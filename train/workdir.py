@@ -1,0 +1,107 @@
+"""The folder of a run: what its files are called, and whose it is."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+import tfrecord_io
+from tfrecord_io.shards import atomic_write
+from train import config as train_config
+from train.config import ConfigError, TrainConfig
+from train.strategy import Devices
+
+CHECKPOINT_NAME = "checkpoint.npz"
+BEST_NAME = "best.npz"
+HISTORY_NAME = "history.json"
+METRICS_NAME = "metrics.json"
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Writes JSON values as a file that is complete or not there."""
+    with atomic_write(path) as file:
+        file.write((json.dumps(content, indent=1) + "\n").encode("utf-8"))
+
+
+@contextlib.contextmanager
+def claim(
+    workdir: Path, config: TrainConfig, manifest: tfrecord_io.Manifest, devices: Devices
+) -> Iterator[None]:
+    """Makes the folder this run's own, or refuses one that belongs to another.
+
+    Raises:
+        ConfigError: if the folder has another configuration, or another process trains in it.
+    """
+    if not devices.is_chief:
+        yield
+        return
+    try:
+        workdir.mkdir(parents=True, exist_ok=True)
+        lock = (workdir / ".lock").open("w")
+    except OSError as error:
+        raise ConfigError(f"--workdir {workdir} cannot be written to: {error}") from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise ConfigError(
+                f"another process trains in {workdir}; wait for it, or use another --workdir"
+            ) from None
+        # A killed process leaves them behind; the lock says that no other one is writing now.
+        for leftover in workdir.glob(".*.tmp"):
+            leftover.unlink(missing_ok=True)
+        path = workdir / train_config.FILE_NAME
+        dataset = {"name": manifest.name, "fingerprint": manifest.fingerprint}
+        backend = keras.backend.backend()
+        ours = config.to_dict() | {"dataset": manifest.fingerprint, "backend": backend}
+        if path.exists():
+            theirs = train_config.load_fields(path)
+            content = json.loads(path.read_text(encoding="utf-8"))
+            theirs["dataset"] = content["dataset"]["fingerprint"]
+            theirs["backend"] = content["backend"]
+            changed = train_config.differences(ours, theirs)
+            if changed:
+                raise ConfigError(
+                    f"{workdir} holds a run of another configuration:\n  "
+                    + "\n  ".join(changed)
+                    + "\nUse another --workdir, or remove that folder"
+                )
+        elif any(entry.name != ".lock" for entry in workdir.iterdir()):
+            raise ConfigError(
+                f"{workdir} is not empty and holds no {train_config.FILE_NAME}: it is not a "
+                "run folder. Use another --workdir"
+            )
+        content = {
+            "config": config.to_dict(),
+            "dataset": dataset,
+            "backend": backend,
+            "num_replicas": devices.num_replicas,
+            "versions": versions(),
+        }
+        write_json(path, content)
+        yield
+
+
+def versions() -> dict[str, str]:
+    """Returns the versions of the software that a run rests on."""
+    import tensorflow as tf
+
+    versions = {
+        "python": sys.version.split()[0],
+        "keras": keras.__version__,
+        "tensorflow": tf.__version__,
+        "numpy": np.__version__,
+    }
+    if keras.backend.backend() == "jax":
+        import jax
+
+        versions["jax"] = jax.__version__
+    return versions
