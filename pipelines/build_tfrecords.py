@@ -36,6 +36,7 @@ def build(argv: Sequence[str]) -> None:
         errors.BuildError: if the build could not be finished.
     """
     chosen = options.parse_options(argv)
+    # Before there is a worker, which inherits what is said of stores.
     chosen = dataclasses.replace(chosen, beam_args=remote.use_flags(chosen.beam_args))
     local.start_ahead(chosen.beam_args)
     _import_beam()

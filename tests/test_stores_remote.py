@@ -252,7 +252,7 @@ def test_an_answer_that_is_cut_off_is_asked_for_again(s3, num_cuts):
 @pytest.fixture
 def impatient(monkeypatch) -> Iterator[None]:
     """Gives a server that fails little time."""
-    monkeypatch.setattr(remote, "REQUEST_SECONDS", 2)
+    monkeypatch.setattr(remote, "SILENT_SECONDS", 2)
     monkeypatch.setattr(remote, "RETRY_SECONDS", 1)
     remote.forget_stores()
     yield

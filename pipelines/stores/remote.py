@@ -35,10 +35,13 @@ from pipelines.stores import credentials
 #: Reads that may wait for the network at the same time, in one process.
 NUM_CONNECTIONS = 10
 
-#: Seconds for one request, and for a request with all its repetitions. Together they bound how
-#: long a server that does not answer holds up a build.
-REQUEST_SECONDS = 60
+#: Seconds that a server may be silent, and after which a request that failed is not tried again.
+#: Together they bound how long a server that does not answer holds up a build.
+SILENT_SECONDS = 60
 RETRY_SECONDS = 120
+
+# For a whole answer, such as the directory of a zip of millions of images.
+_ANSWER_SECONDS = 3600
 
 # A larger file is uploaded in parts of this size; up to here a new file waits in memory.
 _PART_BYTES = 8 * 1024 * 1024
@@ -374,8 +377,9 @@ def _opened(root: str) -> Any:
         )
     client_options: dict[str, Any] = {
         "allow_http": True,  # for an endpoint that the user gave as http://
-        "connect_timeout": datetime.timedelta(seconds=min(REQUEST_SECONDS, 10)),
-        "timeout": datetime.timedelta(seconds=REQUEST_SECONDS),
+        "connect_timeout": datetime.timedelta(seconds=min(SILENT_SECONDS, 10)),
+        "read_timeout": datetime.timedelta(seconds=SILENT_SECONDS),
+        "timeout": datetime.timedelta(seconds=_ANSWER_SECONDS),
     }
     for variable in ("AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"):
         if file := os.environ.get(variable):
