@@ -90,7 +90,8 @@ def modules_after(program):
 def test_what_a_checker_or_another_framework_needs_costs_neither_tensorflow_nor_beam():
     modules = modules_after(
         "import tfrecord_io\n"
-        "from tfrecord_io import manifest, preprocess, schema, shards, tfds_metadata, verify\n"
+        "from tfrecord_io import manifest, preprocess, schema, shards, verify\n"
+        "from tfrecord_io.reading import tfds_metadata\n"
         "tfrecord_io.Manifest, tfrecord_io.RecordLayout, tfrecord_io.image_key"
     )
     assert not modules & {"tensorflow", "keras", "apache_beam", "pipelines", "train", "torch"}

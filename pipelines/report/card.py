@@ -20,11 +20,11 @@ from PIL import Image
 
 from pipelines.report import charts
 from pipelines.sources.listing import RejectedFile
-from tfrecord_io import shortcuts
-from tfrecord_io.audit import LIMITS, MAX_LISTED, SEVERITIES, Audit
+from tfrecord_io.auditing import shortcuts
+from tfrecord_io.auditing.audit import LIMITS, MAX_LISTED, SEVERITIES, Audit
+from tfrecord_io.auditing.twins import ImageReader
 from tfrecord_io.manifest import Manifest
 from tfrecord_io.printing import printable
-from tfrecord_io.twins import ImageReader
 
 # Sizes that keep the page under some megabytes, whatever the dataset.
 _MAX_CLASSES = 24

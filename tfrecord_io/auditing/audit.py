@@ -20,9 +20,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from tfrecord_io import manifest, near_duplicates, shortcuts
+from tfrecord_io import manifest
+from tfrecord_io.auditing import near_duplicates, shortcuts
+from tfrecord_io.auditing.twins import ImageReader, Twins, find_twins
 from tfrecord_io.printing import printable
-from tfrecord_io.twins import ImageReader, Twins, find_twins
 
 Severity = Literal["problem", "warning", "note", "good"]
 SEVERITIES: tuple[Severity, ...] = ("problem", "warning", "note", "good")
