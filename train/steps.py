@@ -185,8 +185,8 @@ class TensorFlowSteps:
         self._objective = objective
         self._num_traces = 0
         self._variables = network.logits.trainable_variables
-        # Gradients alone are compiled: the exchange between replicas cannot be. Without XLA they are
-        # part of the step's graph, because replicas exchange statistics inside of them.
+        # Gradients alone are compiled: the exchange between replicas cannot be. Without XLA they
+        # are part of the step's graph, because replicas exchange statistics inside of them.
         self._gradients = self._compute_gradients
         if jit_compile:
             _require_no_exchange(network, devices)
