@@ -282,7 +282,7 @@ def two_splits(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def _keys(directory: Path, **options: object) -> list[bytes]:
+def _all_keys(directory: Path, **options: object) -> list[bytes]:
     return [key for *_, keys in _batches(directory, **options) for key in keys.tolist()]
 
 
@@ -291,7 +291,7 @@ def test_two_splits_are_read_as_one_whose_second_follows_the_first(
     two_splits: Path, engine: str
 ) -> None:
     def read(split: object, **options: object) -> list[bytes]:
-        return _keys(two_splits, split=split, engine=engine, **options)
+        return _all_keys(two_splits, split=split, engine=engine, **options)
 
     both = ("train", "val")
     one_by_one = read("train", shuffle=False) + read("val", shuffle=False)
@@ -318,11 +318,11 @@ def test_an_epoch_of_chosen_examples_is_a_permutation_of_them(
     two_splits: Path, cache: str | None
 ) -> None:
     both = {"split": ("train", "val"), "cache": cache}
-    stored = _keys(two_splits, **both, shuffle=False)
+    stored = _all_keys(two_splits, **both, shuffle=False)
     expected = [stored[place] for place in CHOSEN]
     # In the order in which they were named, if not shuffled.
-    assert _keys(two_splits, **both, shuffle=False, examples=CHOSEN) == expected
-    read = _keys(two_splits, **both, epochs=3, examples=np.array(CHOSEN))
+    assert _all_keys(two_splits, **both, shuffle=False, examples=CHOSEN) == expected
+    read = _all_keys(two_splits, **both, epochs=3, examples=np.array(CHOSEN))
     epochs = [read[start : start + 7] for start in (0, 7, 14)]
     assert [sorted(epoch) for epoch in epochs] == [sorted(expected)] * 3
     assert epochs[0] != epochs[1] != epochs[2]
