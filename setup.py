@@ -12,6 +12,7 @@ BUILD = [
     "google-crc32c>=1.6",
     "jinja2>=3.1",
     "numpy>=2",
+    "obstore>=0.12,<0.13",  # every object store, in one wheel of 6 MB
     "pillow>=12.1.1,<13",  # Beam's own bounds; the exact version is part of a build's fingerprint
     "psutil>=6",
     "pyarrow>=18",
@@ -27,14 +28,21 @@ EXTRAS = {
         "scipy>=1.14",
         "matplotlib>=3.9",
     ],
-    "test": ["hypothesis", "pytest>=8", "pytest-timeout", "ruff", "tensorflow-datasets"],
+    "test": [
+        "cryptography",
+        "hypothesis",
+        "moto[server]>=5",  # an S3 server on loopback
+        "pytest>=8",
+        "pytest-timeout",
+        "ruff",
+        "tensorflow-datasets",
+    ],
+    "aws": ["boto3"],  # reads the credentials in the files of the AWS tools
 }
 EXTRAS["all"] = sorted({package for extra in EXTRAS.values() for package in extra})
-# Apart from the rest, for its size: what Beam needs to start a Dataflow job and to use gs://.
+EXTRAS["jax"] = ["jax>=0.6"]  # KERAS_BACKEND=jax
+# Apart from the rest, for its size: what Beam needs to start a Dataflow job.
 EXTRAS["gcp"] = ["apache-beam[gcp]>=2.77,<2.78"]
-EXTRAS["aws"] = ["apache-beam[aws]>=2.77,<2.78"]
-# Servers of both stores on loopback, for the tests that read and write s3:// and gs://.
-EXTRAS["stores"] = [*EXTRAS["aws"], *EXTRAS["gcp"], "gcp-storage-emulator", "moto[server]>=5"]
 EXTRAS["cuda"] = ["tensorflow[and-cuda]>=2.21,<2.22"]
 # A Flink distribution for scripts/flink_cluster.py, and a linter for docker/.
 EXTRAS["flink"] = ["apache-flink-libraries>=1.19.3,<1.20"]

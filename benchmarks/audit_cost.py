@@ -26,7 +26,8 @@ from near_duplicates import crowd
 from sample_archive import WORK_DIR, make_archive
 
 from pipelines.report import card
-from tfrecord_io import audit, preprocess, shard_writer, side_facts, twins
+from tfrecord_io import preprocess, shard_writer
+from tfrecord_io.auditing import audit, side_facts, twins
 from tfrecord_io.manifest import Manifest
 
 

@@ -117,7 +117,7 @@ def _plain(proxy: str, address: str, folder: Path) -> float:
 
 def _through_client(folder: Path) -> float:
     """Downloads the archive as a build does, import and login included; returns MB/s."""
-    from pipelines.sources.kaggle import fetch_archive
+    from pipelines.sources.kaggle.download import fetch_archive
 
     started = time.perf_counter()
     archive = fetch_archive(DATASET, folder)
@@ -125,7 +125,7 @@ def _through_client(folder: Path) -> float:
 
 
 def _check(folder: Path) -> float:
-    from pipelines.sources.kaggle import download_archive
+    from pipelines.sources.kaggle.download import download_archive
 
     started = time.perf_counter()
     archive = download_archive(DATASET, folder)

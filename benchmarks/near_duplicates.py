@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from tfrecord_io import near_duplicates
+from tfrecord_io.auditing import near_duplicates
 from tfrecord_io.preprocess import DecodedImage, Preprocessing, decode_image
 
 Change = Callable[[Image.Image], Image.Image]

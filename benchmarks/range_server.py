@@ -109,7 +109,7 @@ class RunningServer:
 
     @property
     def flags(self) -> list[str]:
-        """What a user gives Beam to reach it."""
+        """What a user gives to reach it."""
         return [
             f"--s3_endpoint_url={self.endpoint}",
             "--s3_access_key_id=nobody",

@@ -117,7 +117,7 @@ def in_new_process(**options: Any) -> dict[str, float]:
 
 def read_once(records: str, **options: Any) -> dict[str, float]:
     """Returns seconds to the first batch, imports not counted, and memory after two epochs."""
-    from tfrecord_io.reader import make_dataset
+    from tfrecord_io.reading.reader import make_dataset
 
     started = time.perf_counter()
     batches = iter(

@@ -24,7 +24,7 @@ import psutil
 from read_data import ReadData
 
 from tfrecord_io import schema
-from tfrecord_io.order import BatchOrder
+from tfrecord_io.reading.order import BatchOrder
 
 BATCH_SIZE = 64
 # Records behind each other are mixed among so many, by the ways that cannot jump to one.

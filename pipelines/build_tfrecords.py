@@ -8,6 +8,7 @@ on a cluster, and leaves the same bytes either way.
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import logging
 import sys
@@ -15,14 +16,12 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-# Until the stores import no Beam, which logs that a library for another product is missing.
-logging.getLogger().addHandler(logging.NullHandler())
-
-from pipelines import errors, options  # noqa: E402
-from pipelines.report import summary  # noqa: E402
-from pipelines.running import local, progress  # noqa: E402
-from pipelines.running.job import Job, prepared, require_finished  # noqa: E402
-from pipelines.shards.finish import finish_dataset  # noqa: E402
+from pipelines import errors, options
+from pipelines.report import summary
+from pipelines.running import local, progress
+from pipelines.running.job import Job, prepared, require_finished
+from pipelines.shards.finish import finish_dataset
+from pipelines.stores import remote
 
 # Beam is imported within the functions: each local worker runs this module again, and needs none.
 if TYPE_CHECKING:
@@ -37,6 +36,8 @@ def build(argv: Sequence[str]) -> None:
         errors.BuildError: if the build could not be finished.
     """
     chosen = options.parse_options(argv)
+    # Before there is a worker, which inherits what is said of stores.
+    chosen = dataclasses.replace(chosen, beam_args=remote.use_flags(chosen.beam_args))
     local.start_ahead(chosen.beam_args)
     _import_beam()
     from pipelines.running import engine
@@ -84,7 +85,7 @@ def _import_beam() -> None:
     """Imports Beam in silence, and without looking for garbage, of which imports make none."""
     # Beam logs that a library for another product is missing, and the error of each worker, which
     # the job raises anyway.
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s", force=True)
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
     logging.getLogger().addFilter(lambda record: "apitools not found" not in record.getMessage())
     for name in ("common", "portability", "worker.data_plane"):
         logging.getLogger(f"apache_beam.runners.{name}").setLevel(logging.CRITICAL)

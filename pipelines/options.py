@@ -13,7 +13,8 @@ from pipelines import errors
 from pipelines.planning.plan import DEFAULT_SHARD_SIZE_MB, PlanOptions
 from pipelines.planning.splits import DEFAULT_FRACTIONS, POLICIES, Policy, SplitOptions
 from pipelines.shards.build import DropOptions
-from pipelines.sources import fashion_mnist, kaggle
+from pipelines.sources import fashion_mnist
+from pipelines.sources.kaggle import download as kaggle
 from pipelines.sources.listing import DEFAULT_GROUP_REGEX, ListingOptions
 from pipelines.sources.source import SourceOptions
 from pipelines.stores.remote import is_remote

@@ -62,7 +62,8 @@ if options.get("bare_client"):
     api.dataset_download_files(options["dataset"], path=folder)
     sys.exit(0)
 
-from pipelines.sources import downloads, kaggle as source
+from pipelines.sources import downloads
+from pipelines.sources.kaggle import download as source
 
 environment = dict(os.environ)
 level = logging.getLogger().level

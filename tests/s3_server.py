@@ -10,6 +10,8 @@ import threading
 from collections.abc import Iterator
 from unittest import mock
 
+from pipelines.stores import remote
+
 BUCKET = "scans"
 KEY_ID, SECRET_KEY = "AKIDLOOPBACK", "loopback-secret-key-0123"
 
@@ -28,7 +30,7 @@ class Faults:
 
 
 class S3Server:
-    """A running server; `flags` are what a user gives Beam to reach it."""
+    """A running server; `flags` are what a user gives to reach it."""
 
     def __init__(self, port: int, client: object, sent: list[int], faults: Faults):
         self.endpoint = f"http://127.0.0.1:{port}"
@@ -45,6 +47,10 @@ class S3Server:
             yield
         finally:
             vars(self._faults).update(vars(Faults()))
+
+    def use(self) -> None:
+        """Has this process reach the server, as the command does with the flags."""
+        remote.use_flags(self.flags)
 
     @property
     def flags(self) -> list[str]:
@@ -98,7 +104,7 @@ def running_s3() -> Iterator[S3Server]:
             sent.append(len(piece))
             yield piece
 
-    # A machine's own proxy and credentials are no part of the test.
+    # A machine's own proxy and credentials are no part of the test; nor do settings outlive it.
     with mock.patch.dict(os.environ, {"no_proxy": "127.0.0.1", "NO_PROXY": "127.0.0.1"}):
         logging.getLogger("werkzeug").setLevel(logging.ERROR)  # It logs every request.
         server = make_server("127.0.0.1", 0, counting, threaded=True)
@@ -118,3 +124,4 @@ def running_s3() -> Iterator[S3Server]:
             server.shutdown()
             thread.join()
             server.server_close()
+            remote.forget_stores()

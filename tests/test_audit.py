@@ -16,7 +16,7 @@ from pipelines import errors
 from pipelines.shards import drops
 from pipelines.stores.output import Storage
 from tfrecord_io import __main__ as command_line
-from tfrecord_io import audit, shortcuts, twins
+from tfrecord_io.auditing import audit, shortcuts, twins
 from tfrecord_io.manifest import Manifest, ManifestError
 from tfrecord_io.statistics import PixelStatistics
 

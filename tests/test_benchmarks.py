@@ -36,15 +36,11 @@ def folder(tmp_path_factory):
         ("near_duplicates.py --input sample.zip --sizes 28 64 --num_copied 2", "| 64 | 0.93 |"),
         ("plan_scale.py --num_images 2000", "2,000"),
         ("download_speed.py --megabytes 1 --rounds 1", "through the client"),
+        ("range_cost.py --num_reads 5 --rounds 1", "| 1 |"),
     ],
 )
 def test_a_benchmark_runs_on_a_small_scale(folder, command, shown):
     check(folder, command, shown)
-
-
-def test_the_cost_of_a_range_is_measured_where_a_client_is_installed(folder):
-    pytest.importorskip("boto3", reason="the client is boto3: pip install -e '.[stores]'")
-    check(folder, "range_cost.py --num_reads 5 --rounds 1", "| S3 | 1 |")
 
 
 def check(folder, command, shown):

@@ -12,7 +12,7 @@ import tensorflow as tf
 from dataset_factory import write_dataset
 
 import tfrecord_io
-from tfrecord_io.device_cache import DeviceDataset
+from tfrecord_io.reading.device_cache import DeviceDataset
 
 NUM_EXAMPLES = 23
 
@@ -99,7 +99,7 @@ def test_a_split_without_room_is_read_from_its_files_and_says_so(
 ) -> None:
     available = psutil.virtual_memory()._replace(available=1000)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: available)
-    with caplog.at_level(logging.WARNING, logger="tfrecord_io.reader"):
+    with caplog.at_level(logging.WARNING, logger="tfrecord_io.reading.reader"):
         dataset = _dataset(directory, cache="device")
     assert isinstance(dataset, tf.data.Dataset)
     assert "more than half of the free memory of CPU:0" in caplog.text

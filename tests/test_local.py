@@ -51,7 +51,6 @@ def test_a_worker_that_dies_is_an_error_that_says_how_to_go_on(tmp_path):
     assert "--direct_num_workers=1" in str(raised.value)
 
 
-@pytest.mark.xfail(reason="the stores import Beam still")
 def test_a_worker_has_imported_neither_an_engine_nor_what_trains(tmp_path):
     modules = (write_shards(tmp_path, "list_modules") / "modules").read_text().split()
     assert "pyarrow" in modules

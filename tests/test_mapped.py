@@ -15,7 +15,7 @@ from builds import ROOT
 from dataset_factory import write_dataset
 
 from tfrecord_io import ManifestError, RecordLayout, schema
-from tfrecord_io.mapped import MappedDataset, MappedSplit, RowIndex
+from tfrecord_io.reading.mapped import MappedDataset, MappedSplit, RowIndex
 
 NUM_EXAMPLES = 23
 
@@ -140,8 +140,8 @@ def _run(program: str, directory: Path) -> dict[str, object]:
 _BATCHES = """
 import json, sys
 import numpy as np
-from tfrecord_io.mapped import MappedDataset
-from tfrecord_io.order import BatchOrder
+from tfrecord_io.reading.mapped import MappedDataset
+from tfrecord_io.reading.order import BatchOrder
 
 dataset = MappedDataset(sys.argv[1], "train")
 order = BatchOrder(num_examples=len(dataset), batch_size=4, seed=7)

@@ -4,8 +4,13 @@ from image_files import grey_pixels
 from PIL import Image
 from planted_scans import LOOK_ALIKES, brightened, full_scan, pixels, saved_again, scan
 
-from tfrecord_io import near_duplicates
-from tfrecord_io.near_duplicates import HASH_LENGTH, MAX_DISTANCE, find_pairs, min_similarity
+from tfrecord_io.auditing import near_duplicates
+from tfrecord_io.auditing.near_duplicates import (
+    HASH_LENGTH,
+    MAX_DISTANCE,
+    find_pairs,
+    min_similarity,
+)
 
 WAVES_HASH = "2f2e1c8b161349096244a9a5271ebfc6dee94416a863263ce5861356878f6aaf"
 

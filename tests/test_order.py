@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfrecord_io.order import BatchOrder
+from tfrecord_io.reading.order import BatchOrder
 
 sizes = st.integers(1, 300)
 seeds = st.integers(0, 2**63 - 1)

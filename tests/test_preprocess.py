@@ -232,6 +232,23 @@ def test_more_than_eight_bits_are_never_cut_off_in_silence(data, channels):
     assert reason(data, Preprocessing(channels=channels)) == "more_than_8_bits"
 
 
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"password=SECRET",
+        b"SECRET",
+        b"P5\nSECRET 1\n255\n",
+        b"P2 2 2 255\nSECRET",
+        b"P5 12345678901SECRET 1 255\n",
+        encoded(GREY)[:33] + b"\0\0\0\7SECRETS" + encoded(GREY)[33:],
+    ],
+)
+def test_a_reject_never_quotes_the_file(data):
+    with pytest.raises(Reject) as raised:
+        decode_image(data, Preprocessing())
+    assert "SECR" not in str(raised.value)
+
+
 @pytest.mark.parametrize(("sample_format", "is_signed"), [(1, False), (2, True)])
 def test_signed_samples_of_a_tiff_are_not_read_as_unsigned_ones(sample_format, is_signed):
     tags = TiffImagePlugin.ImageFileDirectory_v2()

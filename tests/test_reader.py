@@ -13,7 +13,7 @@ from dataset_factory import write_dataset
 import tfrecord_io
 from tfrecord_io import ManifestError, schema
 from tfrecord_io.manifest import FILE_NAME
-from tfrecord_io.order import BatchOrder
+from tfrecord_io.reading.order import BatchOrder
 
 NUM_EXAMPLES = 23
 ENGINES = ("mmap", "stream")

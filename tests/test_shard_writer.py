@@ -4,7 +4,8 @@ import io
 import numpy as np
 import pytest
 
-from tfrecord_io import schema, side_facts
+from tfrecord_io import schema
+from tfrecord_io.auditing import side_facts
 from tfrecord_io.shard_writer import ShardWriter
 from tfrecord_io.statistics import PixelStatistics
 

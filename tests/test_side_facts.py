@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from tfrecord_io import near_duplicates
-from tfrecord_io.side_facts import SideFacts, white_border
+from tfrecord_io.auditing import near_duplicates
+from tfrecord_io.auditing.side_facts import SideFacts, white_border
 
 
 def test_facts_are_those_of_each_picture_in_order():

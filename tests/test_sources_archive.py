@@ -408,6 +408,30 @@ def test_a_damaged_archive_gives_no_wrong_bytes_and_no_other_error(tmp_path, kin
             assert isinstance(content, str) or content in TREE.values(), name
 
 
+def with_undecodable_name(path):
+    """Makes a name that is marked as UTF-8 something else, in both places of a zip."""
+    path.write_bytes(path.read_bytes().replace("ä".encode(), b"\xff\xfe"))
+    return path
+
+
+@pytest.mark.parametrize("comment", [b"", b"of the clinic"])
+def test_a_name_that_is_not_the_utf8_it_claims_is_a_reject_and_the_others_are_read(
+    tmp_path, comment
+):
+    path = write_zip(
+        tmp_path / "a.zip",
+        {**TREE, "train/CNV/ä.jpeg": b"1", "train/CNV/ö.jpeg": b"2", "train/ä/": b""},
+    )
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.comment = comment
+    found = read_archive(with_undecodable_name(path), tmp_path / "scratch")
+    assert found == {
+        **TREE,
+        "train/CNV/\\udcff\\udcfe.jpeg": "unreadable_name",
+        "train/CNV/ö.jpeg": b"2",
+    }
+
+
 # ---- tar
 
 

@@ -88,7 +88,7 @@ def test_the_progress_bars_say_what_is_done(work):
 
 
 def test_importing_the_module_does_nothing(work):
-    code = "import sys, pipelines.sources.kaggle; print('kaggle' in sys.modules)"
+    code = "import sys, pipelines.sources.kaggle.download; print('kaggle' in sys.modules)"
     environment = work.server.environment(work.home, PYTHONPATH=str(ROOT), KAGGLE_API_TOKEN=TOKEN)
     process = subprocess.run(
         [sys.executable, "-W", "error", "-c", code],

@@ -13,7 +13,7 @@ from kaggle_stand_in import (
     Refuse,
 )
 
-from pipelines.sources.kaggle_credentials import _HOW_TO_AUTHENTICATE, find_credentials
+from pipelines.sources.kaggle.credentials import _HOW_TO_AUTHENTICATE, find_credentials
 
 
 def test_without_credentials_every_way_is_named_and_nothing_is_made(work):

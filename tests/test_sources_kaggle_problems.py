@@ -13,8 +13,8 @@ from kaggle_stand_in import (
 )
 
 from pipelines.sources.downloads import DownloadError
-from pipelines.sources.kaggle import Retries, download_archive
-from pipelines.sources.kaggle_problems import _retry_after
+from pipelines.sources.kaggle.download import Retries, download_archive
+from pipelines.sources.kaggle.problems import _retry_after
 
 
 def test_too_many_requests_waits_as_long_as_it_is_asked_to(work):

@@ -13,7 +13,6 @@ from pipelines.sources.listing import (
     Member,
     iterate_refs,
     list_images,
-    printable,
 )
 
 #: A small tree: three splits, four classes, one content a file.
@@ -167,6 +166,21 @@ def test_a_class_with_the_name_of_a_split_is_taken_and_said(files, places_of):
 def test_a_folder_in_a_class_may_have_the_name_of_a_split(deeper):
     listing = list_files({"train/CNV/2.png": b"2", "train/DME/3.png": b"3", deeper: b"1"})
     assert places(listing)[deeper] == ("train", "CNV")
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "shown"),
+    [
+        ("\u00e9", "e\u0301", r"'\xe9' and 'e\u0301'"),
+        ("normal", "NORMAL", "'NORMAL' and 'normal'"),
+        ("CNV", "CNV ", "'CNV' and 'CNV '"),
+    ],
+)
+def test_two_classes_that_look_alike_are_said(first, second, shown):
+    listing = list_files({f"{first}/1.png": b"1", f"{second}/2.png": b"2", "DME/3.png": b"3"})
+    assert {label for _, label in places(listing).values()} == {first, second, "DME"}
+    (note,) = listing.notes
+    assert all(name in note for name in shown.split(" and "))
 
 
 def test_images_outside_the_class_folders_are_rejects_and_other_files_are_no_data():
@@ -366,7 +380,6 @@ def test_what_is_wrong_with_a_name_is_found_in_any_folder(folder, base):
 def test_a_name_that_is_no_text_is_a_reject_that_can_be_printed():
     listing = list_files({**TREE, "train/CNV/\udcff.png": b"?"})
     assert reasons(listing) == {"train/CNV/\\udcff.png": "unreadable_name"}
-    assert printable("a\0b\udcff") == "a\\x00b\\udcff"
 
 
 @pytest.mark.parametrize("name", ["train/CNV/a\nb.png", "train/CNV/a\tb'\".png", "train/C\nNV/1"])

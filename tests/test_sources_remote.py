@@ -3,14 +3,15 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+import azure_server
 import gcs_server
 import pytest
 from builds import IN_MEMORY, ROOT, build_here, shards_of
 from image_files import kermany_archive, scan_tree, under, write_tar, write_tree, write_zip
 from s3_server import BUCKET, SECRET_KEY, S3Server, running_s3
+from web_server import WebFile, running_web
 
 from pipelines import build_tfrecords, errors, options
-from pipelines.running import engine
 from pipelines.sources import staging
 from pipelines.sources.archive import ArchiveSource
 from pipelines.sources.listing import ListingOptions, iterate_refs
@@ -19,8 +20,6 @@ from pipelines.sources.source import SourceOptions
 from pipelines.stores import remote
 from tfrecord_io import Manifest, verify
 from tfrecord_io.__main__ import main as tfrecord_io_main
-
-pytest.importorskip("moto", reason="the S3 server is moto's: pip install -e '.[stores]'")
 
 SAMPLE = ROOT.parent / "shared" / "data" / "kermany2018-sample.zip"
 
@@ -78,28 +77,60 @@ def test_a_dataset_on_a_store_is_the_one_on_a_disk(s3, scans_zip, tmp_path):
     assert all(SECRET_KEY.encode() not in path.read_bytes() for path in remote.iterdir())
 
 
-@pytest.mark.parametrize("server", gcs_server.SERVERS)
-def test_a_zip_and_a_dataset_on_google_cloud_storage(server, scans_zip, tmp_path):
-    if not gcs_server.is_installed(server):
-        pytest.skip(gcs_server.how_to_install(server))
+@pytest.mark.parametrize(
+    ("scheme", "running"),
+    [("gs", gcs_server.running_gcs), ("az", azure_server.running_azure)],
+    ids=["gs", "az"],
+)
+def test_a_zip_and_a_dataset_on_another_store(scheme, running, scans_zip, tmp_path):
     local = build_here(scans_zip, tmp_path / "local", "--max_reject_fraction=0.5")
-    with gcs_server.running_gcs(server):
-        engine.make_pipeline([])
-        store = remote.open_store("gs://scans")
+    with running():
         with scans_zip.open("rb") as file:
-            store.write("gs://scans/in/scans.zip", file)
+            remote.write(f"{scheme}://scans/in/scans.zip", file)
 
         build_tfrecords.build(
-            ["--source=archive", "--input=gs://scans/in/scans.zip", "--output=gs://scans/out",
-             "--image_size=8", "--max_reject_fraction=0.5", IN_MEMORY]
+            ["--source=archive", f"--input={scheme}://scans/in/scans.zip",
+             f"--output={scheme}://scans/out", "--image_size=8", "--max_reject_fraction=0.5",
+             IN_MEMORY]
         )  # fmt: skip
 
         (tmp_path / "remote").mkdir()
-        for found in store.list("gs://scans/out", recursive=True):
-            name = found.url.removeprefix("gs://scans/out/")
-            (tmp_path / "remote" / name).write_bytes(store.read(found.url, 0, found.size))
-    assert shards_of(tmp_path / "remote") == shards_of(local)
+        for found in remote.list_files(f"{scheme}://scans/out", recursive=True):
+            name = found.url.removeprefix(f"{scheme}://scans/out/")
+            (tmp_path / "remote" / name).write_bytes(remote.read_file(found.url))
+    assert shards_of(tmp_path / "remote") == shards_of(local) != {}
     assert verify.verify(tmp_path / "remote", source_input=scans_zip) == []
+
+
+def test_a_zip_on_a_web_server_is_read_in_place_and_its_signature_shown_to_nobody(
+    scans_zip, tmp_path, capsys
+):
+    local = build_here(scans_zip, tmp_path / "local", "--max_reject_fraction=0.5")
+    capsys.readouterr()
+    with running_web() as server:
+        server.files["scans.zip"] = WebFile(scans_zip.read_bytes(), query="sig=very-secret")
+        build_here(
+            server.url("scans.zip") + "?sig=very-secret",
+            tmp_path / "remote",
+            "--max_reject_fraction=0.5",
+        )
+        assert server.bytes_sent < 1.1 * scans_zip.stat().st_size
+    assert shards_of(tmp_path / "remote") == shards_of(local) != {}
+    assert Manifest.load(tmp_path / "remote").source == Manifest.load(local).source
+    written = [path.read_bytes() for path in (tmp_path / "remote").iterdir() if path.is_file()]
+    assert not [content for content in written if b"very-secret" in content]
+    assert "very-secret" not in "".join(capsys.readouterr())
+
+
+def test_a_folder_on_a_web_server_is_refused_with_the_way_out(tmp_path):
+    with (
+        running_web() as server,
+        pytest.raises(errors.UserError, match=r"Give --input a \.zip with --source archive"),
+    ):
+        build_tfrecords.build(
+            ["--source=directory", f"--input={server.url('scans')}", f"--output={tmp_path / 'out'}"]
+        )
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_second_build_on_a_store_has_nothing_to_do(s3, scans_zip, capsys):
@@ -235,7 +266,7 @@ def test_a_zip_that_is_cut_off_is_refused(s3, scans_zip, tmp_path):
 
 
 def test_a_zip_that_changes_under_the_build_is_not_mixed(s3, scans_zip):
-    engine.make_pipeline(s3.flags)
+    s3.use()
     s3.client.upload_file(str(scans_zip), BUCKET, "changes.zip")
     source = RemoteZipSource(f"s3://{BUCKET}/changes.zip").prepare(Path())
     ref = next(iterate_refs(source.list(ListingOptions()).refs))
@@ -277,7 +308,7 @@ def test_what_every_worker_sees_is_not_refused():
 
 
 def test_a_local_archive_is_uploaded_once_and_read_from_there(s3, scans_zip):
-    engine.make_pipeline(s3.flags)
+    s3.use()
     chosen = parsed("--source=archive", f"--input={scans_zip}", f"--staging=s3://{BUCKET}/stage",
                     *DATAFLOW)  # fmt: skip
     source = staging.staged(ArchiveSource(scans_zip), chosen)
@@ -290,6 +321,33 @@ def test_a_local_archive_is_uploaded_once_and_read_from_there(s3, scans_zip):
     assert source.describe() == ArchiveSource(scans_zip).describe()
     assert s3.client.head_object(Bucket=BUCKET, Key=key)["LastModified"] == time
     assert source.prepare(Path()).list(ListingOptions()).num_files > 20
+
+
+def test_an_archive_that_differs_in_its_first_image_alone_is_uploaded_too(s3, tmp_path):
+    s3.use()
+    first_name, *others = [f"train/CNV/CNV-{index}-1.jpeg" for index in range(1500)]
+    words = ["--source=archive", "--input=a.zip", f"--staging=s3://{BUCKET}/alike", *DATAFLOW]
+
+    def staged(content: bytes) -> RemoteZipSource:
+        files = {first_name: content} | dict.fromkeys(others, b"x")
+        path = write_zip(tmp_path / "a.zip", files)
+        return staging.staged(ArchiveSource(path), parsed(*words))
+
+    first, second = staged(b"one"), staged(b"two")
+
+    assert first.url != second.url
+    files = [remote.read_file(source.url) for source in (first, second)]
+    # Only the end of the directory was looked at once, which is the same.
+    assert files[0][-65536:] == files[1][-65536:]
+    assert files[0] != files[1]
+
+
+@pytest.mark.parametrize("given", ["https://host/a.zip?sig=secret", "https://me:secret@host/a.zip"])
+def test_a_signature_is_not_sent_along_with_a_job(given):
+    with pytest.raises(errors.UserError, match="would be written into the job's") as caught:
+        staging.require_reachable(parsed("--source=archive", f"--input={given}", *DATAFLOW))
+    assert "secret" not in str(caught.value)
+    staging.require_reachable(parsed("--source=archive", f"--input={given}"))
 
 
 def test_staging_changes_nothing_for_local_workers(scans_zip):

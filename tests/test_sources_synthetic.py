@@ -3,25 +3,26 @@
 import hashlib
 import io
 import json
+import os
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from pathlib import Path
 
+import builds
 import numpy as np
 import pytest
 from PIL import Image
 
-from pipelines.sources import synthetic
-from pipelines.sources.synthetic import (
+from pipelines import build_tfrecords, errors
+from pipelines.sources.synthetic import scans
+from pipelines.sources.synthetic import tree as tree_module
+from pipelines.sources.synthetic.scans import LABEL_NAMES, draw_bscan, encode_jpeg
+from pipelines.sources.synthetic.tree import (
     ARCHIVE_FOLDER,
     COMPLETE_MARKER,
     FILE_MTIME,
-    LABEL_NAMES,
     SPLITS,
-    STARTED_MARKER,
-    draw_bscan,
-    encode_jpeg,
     split_sizes,
     write_tree,
 )
@@ -61,9 +62,9 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def plan() -> list[synthetic._ImageTask]:
+def plan() -> list[tree_module._ImageTask]:
     """The plan of a dataset large enough for proportions to show; nothing is drawn."""
-    return synthetic._plan_tree(4000, seed=0)
+    return tree_module._plan_tree(4000, seed=0)
 
 
 # Scans
@@ -109,8 +110,8 @@ def test_some_scans_are_levelled_with_white_corners_and_some_are_not() -> None:
 def test_disease_changes_the_scan_where_severity_allows_it() -> None:
     x_mm = np.linspace(-3, 3, 512)
 
-    def lesions(label: str, severity: float) -> synthetic._Lesions:
-        return synthetic._draw_lesions(synthetic._generator(1), label, x_mm, severity, 0.0)
+    def lesions(label: str, severity: float) -> scans._Lesions:
+        return scans._draw_lesions(scans.generator(1), label, x_mm, severity, 0.0)
 
     assert lesions("NORMAL", 1.0).elevation.max() < 4
     assert not lesions("NORMAL", 1.0).spots
@@ -123,7 +124,7 @@ def test_disease_changes_the_scan_where_severity_allows_it() -> None:
 
 
 def test_no_size_belongs_to_one_class_alone() -> None:
-    weights = np.array([synthetic._FORMAT_WEIGHTS[label] for label in LABEL_NAMES])
+    weights = np.array([scans._FORMAT_WEIGHTS[label] for label in LABEL_NAMES])
     shares = weights / weights.sum(axis=0)
     assert (weights > 0).all()
     assert shares.max() < 0.8
@@ -184,15 +185,15 @@ def test_too_few_examples_are_refused_with_advice(num_examples: int, tmp_path: P
 
 @pytest.mark.parametrize("num_examples", [12, 50, 4000])
 def test_the_plan_has_the_shares_asked_for(num_examples: int) -> None:
-    tasks = synthetic._plan_tree(num_examples, seed=5)
+    tasks = tree_module._plan_tree(num_examples, seed=5)
     assert Counter((t.split, t.label) for t in tasks) == split_sizes(num_examples)
 
 
-def test_every_planned_image_has_a_path_of_its_own(plan: list[synthetic._ImageTask]) -> None:
+def test_every_planned_image_has_a_path_of_its_own(plan: list[tree_module._ImageTask]) -> None:
     assert len({(t.label, t.patient, t.index) for t in plan}) == 4000
 
 
-def test_no_patient_is_in_two_splits(plan: list[synthetic._ImageTask]) -> None:
+def test_no_patient_is_in_two_splits(plan: list[tree_module._ImageTask]) -> None:
     splits = defaultdict(set)
     for task in plan:
         splits[task.patient].add(task.split)
@@ -201,7 +202,7 @@ def test_no_patient_is_in_two_splits(plan: list[synthetic._ImageTask]) -> None:
 
 
 def test_patients_have_several_images_and_a_few_have_two_classes(
-    plan: list[synthetic._ImageTask],
+    plan: list[tree_module._ImageTask],
 ) -> None:
     images = Counter((t.patient, t.label) for t in plan)
     assert min(images.values()) == 1
@@ -212,8 +213,8 @@ def test_patients_have_several_images_and_a_few_have_two_classes(
     assert 0.01 < under_two / len(classes) < 0.15
 
 
-def test_another_seed_plans_other_patients(plan: list[synthetic._ImageTask]) -> None:
-    other = synthetic._plan_tree(4000, seed=1)
+def test_another_seed_plans_other_patients(plan: list[tree_module._ImageTask]) -> None:
+    other = tree_module._plan_tree(4000, seed=1)
     assert len({t.patient for t in plan} & {t.patient for t in other}) < 100
 
 
@@ -244,7 +245,7 @@ def test_all_files_have_one_constant_time(tree: Path) -> None:
 def test_workers_change_no_byte(
     tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(synthetic, "_CHUNK_SIZE", 5)  # So that both workers get some.
+    monkeypatch.setattr(tree_module, "_CHUNK_SIZE", 5)  # So that both workers get some.
     reported: list[int] = []
     write_tree(tmp_path, FEW, seed=3, num_workers=2, progress=reported.append)
     assert digests(tmp_path) == digests(tree)
@@ -259,13 +260,18 @@ def test_a_finished_tree_is_left_as_it_is(tree: Path) -> None:
     assert {path: path.stat().st_ino for path in image_files(tree)} == before
 
 
-def test_a_file_missing_from_a_finished_tree_is_drawn_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "damage",
+    [lambda path: path.unlink(), lambda path: path.write_bytes(b"not a scan")],
+    ids=["missing", "touched"],
+)
+def test_a_tree_that_is_no_longer_whole_is_drawn_again(
+    tmp_path: Path, damage: Callable[[Path], object]
+) -> None:
     write_tree(tmp_path, 12, seed=3, num_workers=1)
     before = digests(tmp_path)
-    image_files(tmp_path)[4].unlink()
-    reported: list[int] = []
-    write_tree(tmp_path, 12, seed=3, num_workers=1, progress=reported.append)
-    assert reported == [1]
+    damage(image_files(tmp_path)[4])
+    write_tree(tmp_path, 12, seed=3, num_workers=1)
     assert digests(tmp_path) == before
 
 
@@ -282,44 +288,34 @@ def interrupt_after(num_images: int) -> Callable[[int], None]:
     return count
 
 
-def test_a_killed_run_is_completed_without_drawing_anything_twice(
+def test_no_half_drawn_tree_is_ever_seen_and_the_next_run_draws_a_whole_one(
     tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(synthetic, "_CHUNK_SIZE", 5)
+    monkeypatch.setattr(tree_module, "_CHUNK_SIZE", 5)
     with pytest.raises(KeyboardInterrupt):
         write_tree(tmp_path, FEW, seed=3, num_workers=1, progress=interrupt_after(10))
-    assert not (tmp_path / COMPLETE_MARKER).exists()
-    assert len(image_files(tmp_path)) == 10
-    # A kill in the middle of a file leaves a temporary name; nothing may keep it.
-    folder = image_files(tmp_path)[0].parent
-    (folder / ".CNV-1-1.jpeg.77.partial").write_bytes(b"half")
-    reported: list[int] = []
-    write_tree(tmp_path, FEW, seed=3, num_workers=1, progress=reported.append)
-    assert sum(reported) == FEW - 10
-    assert digests(tmp_path) == digests(tree)
-
-
-def test_a_file_that_something_else_touched_is_drawn_again(tree: Path, tmp_path: Path) -> None:
+    assert not image_files(tmp_path)
     write_tree(tmp_path, FEW, seed=3, num_workers=1)
-    (tmp_path / COMPLETE_MARKER).unlink()
-    image_files(tmp_path)[0].write_bytes(b"not a scan")
-    reported: list[int] = []
-    write_tree(tmp_path, FEW, seed=3, num_workers=1, progress=reported.append)
-    assert sum(reported) == 1
+    assert digests(tmp_path) == digests(tree)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [COMPLETE_MARKER, ARCHIVE_FOLDER]
+
+
+def test_nothing_of_other_settings_remains(
+    tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_tree(tmp_path, 13, seed=8, num_workers=1)
+    before = digests(tmp_path)
+    monkeypatch.setattr(tree_module, "_CHUNK_SIZE", 5)
+    with pytest.raises(KeyboardInterrupt):
+        write_tree(tmp_path, FEW, seed=3, num_workers=1, progress=interrupt_after(5))
+    assert digests(tmp_path) == before
+    write_tree(tmp_path, FEW, seed=3, num_workers=1)
     assert digests(tmp_path) == digests(tree)
 
 
-@pytest.mark.parametrize("was_killed", [False, True])
-def test_nothing_of_other_settings_remains(
-    was_killed: bool, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if was_killed:
-        monkeypatch.setattr(synthetic, "_CHUNK_SIZE", 5)
-        with pytest.raises(KeyboardInterrupt):
-            write_tree(tmp_path, 13, seed=8, num_workers=1, progress=interrupt_after(5))
-    else:
-        write_tree(tmp_path, 13, seed=8, num_workers=1)
-    assert image_files(tmp_path)
+def test_what_an_earlier_version_left_unfinished_is_replaced(tree: Path, tmp_path: Path) -> None:
+    (tmp_path / ARCHIVE_FOLDER / "train").mkdir(parents=True)
+    (tmp_path / ".started.json").write_text("{}")
     write_tree(tmp_path, FEW, seed=3, num_workers=1)
     assert digests(tmp_path) == digests(tree)
 
@@ -328,7 +324,7 @@ def test_files_of_an_older_generator_are_drawn_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_tree(tmp_path, 12, seed=3, num_workers=1)
-    monkeypatch.setattr(synthetic, "GENERATOR_VERSION", synthetic.GENERATOR_VERSION + 1)
+    monkeypatch.setattr(tree_module, "GENERATOR_VERSION", tree_module.GENERATOR_VERSION + 1)
     reported: list[int] = []
     write_tree(tmp_path, 12, seed=3, num_workers=1, progress=reported.append)
     assert sum(reported) == 12
@@ -340,6 +336,23 @@ def test_the_marker_says_what_the_tree_was_made_from(tree: Path) -> None:
     assert (marker["num_examples"], marker["seed"]) == (FEW, 3)
 
 
+def test_a_second_process_that_would_draw_into_the_same_folder_is_refused(tmp_path: Path) -> None:
+    flags = ["--source=synthetic", "--num_examples=12", "--image_size=8", builds.IN_MEMORY]
+    argv = [*flags, f"--output={tmp_path / 'out'}", f"--download_dir={tmp_path}"]
+    seen = []
+
+    def build_meanwhile(_: int) -> None:
+        with pytest.raises(errors.UserError, match=rf"process id {os.getpid()}\) is drawing into"):
+            build_tfrecords.build(argv)
+        seen.append(True)
+
+    folder = tmp_path / "synthetic-12-seed-0"
+    write_tree(folder, 12, 0, num_workers=1, progress=build_meanwhile)
+    assert seen
+    assert [path.name for path in tmp_path.iterdir()] == [folder.name]
+    build_tfrecords.build(argv)
+
+
 def test_a_tree_that_is_not_ours_is_refused_and_kept(tmp_path: Path) -> None:
     real = tmp_path / ARCHIVE_FOLDER / "train" / "CNV" / "CNV-1-1.jpeg"
     real.parent.mkdir(parents=True)
@@ -347,7 +360,7 @@ def test_a_tree_that_is_not_ours_is_refused_and_kept(tmp_path: Path) -> None:
     with pytest.raises(FileExistsError, match="not written by the synthetic source"):
         write_tree(tmp_path, 12, seed=0)
     assert real.read_bytes() == b"somebody's only copy"
-    assert not (tmp_path / STARTED_MARKER).exists()
+    assert [path.name for path in tmp_path.iterdir()] == [ARCHIVE_FOLDER]
 
 
 @pytest.mark.parametrize(

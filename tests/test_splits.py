@@ -344,6 +344,37 @@ def test_a_build_that_must_not_leak_fails_before_it_decodes(leaky_tree, tmp_path
     assert not list(tmp_path.glob("out/*.tfrecord"))
 
 
+def clean_tree(folder, splits=("train", "test")):
+    """Writes scans of other patients in each split."""
+    files = {
+        f"{split}/{label}/{label}-{split}{n}-1.jpeg": jpeg(seed * 10 + n, 40, 48)
+        for seed, (split, label) in enumerate((s, c) for s in splits for c in CLASSES)
+        for n in range(3)
+    }
+    return write_tree(folder / "clean", files)
+
+
+def test_a_build_that_must_not_leak_is_refused_where_not_all_leaks_can_be_found(tmp_path):
+    scans = clean_tree(tmp_path)
+    with pytest.raises(
+        errors.UserError, match="--leaks fail cannot be held with --image_size 64x63"
+    ):
+        build_here(scans, tmp_path / "out", "--leaks=fail", "--image_size=64x63")
+    assert not (tmp_path / "out").exists() or not list(tmp_path.glob("out/*.tfrecord"))
+    build_here(scans, tmp_path / "out", "--leaks=fail", "--image_size=64")
+
+
+def test_one_split_cannot_leak_whatever_the_size(tmp_path):
+    build_here(clean_tree(tmp_path, ["train"]), tmp_path / "out", "--leaks=fail")
+
+
+def test_a_complete_dataset_of_tiny_images_cannot_be_told_to_have_no_leak(tmp_path):
+    scans = clean_tree(tmp_path)
+    build_here(scans, tmp_path / "out")
+    with pytest.raises(errors.BuildError, match="near duplicates were not looked for"):
+        build_here(scans, tmp_path / "out", "--leaks=fail")
+
+
 def test_fail_after_keep_finds_the_complete_dataset_wanting(leaky_tree, tmp_path):
     build_here(leaky_tree, tmp_path / "out")
     with pytest.raises(errors.BuildError, match="6 patients are in several splits"):

@@ -1,13 +1,22 @@
 import contextlib
+import os
 import threading
+from collections.abc import Iterator
 
 import pyarrow as pa
 import pytest
-from object_store import ObjectStore
+from s3_server import BUCKET, S3Server, running_s3
 
 from pipelines import errors
 from pipelines.planning import output_state
 from pipelines.stores.output import BUILD_DIR, Storage, WriteBehind, is_remote
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[S3Server]:
+    with running_s3() as server:
+        server.use()
+        yield server
 
 
 @pytest.fixture(params=["local", "remote"])
@@ -15,8 +24,8 @@ def storage(request, tmp_path):
     if request.param == "local":
         storage = Storage(str(tmp_path / "out"))
     else:
-        ObjectStore.folder = tmp_path
-        storage = Storage("store://bucket/out")
+        request.getfixturevalue("s3")
+        storage = Storage(f"s3://{BUCKET}/{tmp_path.name}")
     storage.make_folders()
     return storage
 
@@ -86,7 +95,7 @@ def test_small_files_of_a_store_are_waited_for_together(tmp_path):
         together.wait()
         return name
 
-    assert list(Storage("store://bucket/out").map(read, "abcdefgh")) == list("abcdefgh")
+    assert list(Storage("s3://bucket/out").map(read, "abcdefgh")) == list("abcdefgh")
 
 
 def test_deleting_passes_over_what_is_not_there(storage):
@@ -128,12 +137,36 @@ def test_arrow_reads_what_was_written(storage):
         assert pa.ipc.open_file(file).read_all() == table
 
 
-def test_a_store_that_beam_cannot_reach_is_a_clear_error():
+def test_a_store_that_is_not_known_is_a_clear_error():
     with (
         pytest.raises(errors.UserError, match="--output nostore://bucket/out"),
         output_state.locked(Storage("nostore://bucket/out")),
     ):
         pass
+
+
+def test_a_shard_has_its_name_on_the_disk_before_the_sidecar_that_proves_it(tmp_path, monkeypatch):
+    on_disk: list[set[str]] = []
+    fsync = os.fsync
+
+    def record(descriptor: int) -> None:
+        fsync(descriptor)
+        if os.path.samestat(os.fstat(descriptor), (tmp_path / "out").stat()):
+            on_disk.append(set(os.listdir(descriptor)) - {BUILD_DIR})
+
+    monkeypatch.setattr(os, "fsync", record)
+    storage = Storage(str(tmp_path / "out"))
+    storage.make_folders()
+    with contextlib.closing(WriteBehind(storage)) as files:
+        for name in ("a.tfrecord", "a.json", "b.tfrecord", "b.json", "manifest.json"):
+            write(files, name, b"")
+        files.wait()
+
+    assert on_disk == [
+        {"a.tfrecord"},
+        {"a.tfrecord", "a.json", "b.tfrecord"},
+        {"a.tfrecord", "a.json", "b.tfrecord", "b.json"},
+    ]
 
 
 # ---- finishing files while the caller goes on

@@ -1,46 +1,60 @@
-"""Ranges, listings and uploads on servers of S3 and GCS, and on a file system Beam is taught."""
+"""Ranges, listings and uploads on S3, Google Cloud Storage and Azure, and files on web servers."""
 
+import datetime
 import io
+import ipaddress
+import ssl
+import subprocess
+import sys
 import zipfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
+import azure_server
 import gcs_server
 import pytest
-from object_store import ObjectStore
+from builds import ROOT
 from s3_server import BUCKET, S3Server, running_s3
+from web_server import WebFile, WebServer, running_web
 
 from pipelines import errors
-from pipelines.running.engine import make_pipeline
 from pipelines.stores import remote
 
-pytest.importorskip("moto", reason="the S3 server is moto's: pip install -e '.[stores]'")
-
 CONTENT = bytes(range(256)) * 40
+# Every character that a shell, a glob or a URL takes for something else.
+ODD_NAME = "a [1] *?+%20&=#é~.jpeg"
 
 
 @pytest.fixture(scope="module")
 def s3() -> Iterator[S3Server]:
     with running_s3() as server:
+        server.use()
         yield server
 
 
-@pytest.fixture(params=["s3", *gcs_server.SERVERS, "store"])
-def folder(request, tmp_path) -> Iterator[str]:
+@pytest.fixture
+def web() -> Iterator[WebServer]:
+    with running_web() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def gs() -> Iterator[S3Server]:
+    with gcs_server.running_gcs() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def az() -> Iterator[None]:
+    with azure_server.running_azure():
+        yield
+
+
+@pytest.fixture(params=["s3", "gs", "az"])
+def folder(request, tmp_path) -> str:
     """A URL below which files can be written."""
-    # Making a pipeline tells Beam's file systems the flags.
-    if request.param == "store":
-        ObjectStore.folder = tmp_path
-        (tmp_path / "bucket").mkdir()
-        yield "store://bucket"
-    elif request.param == "s3":
-        make_pipeline(request.getfixturevalue("s3").flags)
-        yield f"s3://{BUCKET}/{tmp_path.name}"
-    else:
-        if not gcs_server.is_installed(request.param):
-            pytest.skip(gcs_server.how_to_install(request.param))
-        with gcs_server.running_gcs(request.param):
-            make_pipeline([])
-            yield f"gs://{gcs_server.BUCKET}/{tmp_path.name}"
+    request.getfixturevalue(request.param)
+    return f"{request.param}://{BUCKET}/{tmp_path.name}"
 
 
 def write(url: str, content: bytes) -> None:
@@ -48,21 +62,23 @@ def write(url: str, content: bytes) -> None:
         file.write(content)
 
 
+# ---- stores
+
+
 def test_a_range_is_exactly_what_was_asked_for(folder):
     write(f"{folder}/file", CONTENT)
-    store = remote.open_store(folder)
 
-    assert store.describe(f"{folder}/file")[0] == len(CONTENT)
-    assert store.read(f"{folder}/file", 100, 50) == CONTENT[100:150]
-    assert store.read(f"{folder}/file", len(CONTENT) - 3, 3) == CONTENT[-3:]
+    assert remote.describe(f"{folder}/file").size == len(CONTENT)
+    assert remote.read(f"{folder}/file", 100, 50) == CONTENT[100:150]
+    assert remote.read(f"{folder}/file", len(CONTENT) - 3, 3) == CONTENT[-3:]
+    assert remote.read(f"{folder}/file", len(CONTENT) - 3, 30) == CONTENT[-3:]
 
 
 def test_only_the_asked_bytes_are_fetched(s3):
-    make_pipeline(s3.flags)
     write(f"s3://{BUCKET}/exact", CONTENT)
     s3.forget()
 
-    remote.open_store("s3://").read(f"s3://{BUCKET}/exact", 100, 50)
+    remote.read(f"s3://{BUCKET}/exact", 100, 50)
 
     assert s3.bytes_sent == 50
 
@@ -73,25 +89,20 @@ def test_a_remote_file_is_sought_like_a_local_one(folder):
         archive.writestr("a", CONTENT)
         archive.comment = b"from the clinic"
     write(f"{folder}/a.zip", file.getvalue())
-    size = len(file.getvalue())
 
-    with (
-        remote.RangeFile(remote.open_store(folder), f"{folder}/a.zip", size) as ranges,
-        zipfile.ZipFile(ranges) as archive,
-    ):
+    ranges = remote.RangeFile(remote.describe(f"{folder}/a.zip"))
+    with ranges, zipfile.ZipFile(ranges) as archive:
         assert archive.read("a") == CONTENT
     with pytest.raises(OSError, match="cannot seek to -1"):
-        remote.RangeFile(remote.open_store(folder), "x://y", 5).seek(-6, io.SEEK_END)
+        remote.RangeFile(remote.RemoteFile("x://y", 5, "")).seek(-6, io.SEEK_END)
 
 
 @pytest.mark.parametrize("content", [b"", b"1", CONTENT * 1000], ids=["empty", "byte", "ten MB"])
 def test_a_file_is_uploaded_whole(folder, content):
     write(f"{folder}/file", content)
 
-    store = remote.open_store(folder)
-    assert store.describe(f"{folder}/file")[0] == len(content)
-    if content:
-        assert store.read(f"{folder}/file", 0, len(content)) == content
+    assert remote.describe(f"{folder}/file").size == len(content)
+    assert remote.read_file(f"{folder}/file") == content
 
 
 def test_a_write_that_fails_leaves_what_was_there(folder):
@@ -104,213 +115,359 @@ def test_a_write_that_fails_leaves_what_was_there(folder):
 
     with pytest.raises(OSError, match="no room"):
         fail()
-    assert remote.open_store(folder).read(f"{folder}/file", 0, 3) == b"old"
+    assert remote.read_file(f"{folder}/file") == b"old"
+
+
+def test_an_upload_that_is_cut_off_leaves_what_was_there(folder):
+    class Dying(io.BytesIO):
+        def read(self, size=-1):
+            if self.tell() > len(self.getvalue()) // 2:
+                raise OSError(5, "Input/output error")
+            return super().read(size)
+
+    write(f"{folder}/file", b"old")
+
+    with pytest.raises(OSError, match="Input/output error"):
+        remote.write(f"{folder}/file", Dying(CONTENT * 4000))
+    assert remote.read_file(f"{folder}/file") == b"old"
+
+
+def test_an_upload_tells_how_far_it_is(folder):
+    for content in (CONTENT, CONTENT * 2000):
+        told: list[int] = []
+        remote.write(f"{folder}/file", io.BytesIO(content), told.append)
+        assert sum(told) == len(content)
 
 
 def test_files_are_listed_with_or_without_the_folders_in_the_folder(folder):
     for name in ("b", "a/x", "a/y z"):
         write(f"{folder}/{name}", name.encode())
 
-    store = remote.open_store(folder)
-
-    found = store.list(folder, recursive=True)
+    found = remote.list_files(folder, recursive=True)
     assert sorted((file.url, file.size) for file in found) == [
         (f"{folder}/a/x", 3), (f"{folder}/a/y z", 5), (f"{folder}/b", 1),
     ]  # fmt: skip
-    assert [file.url for file in store.list(folder, recursive=False)] == [f"{folder}/b"]
-    assert store.list(f"{folder}/none", recursive=True) == []
+    assert [file.url for file in remote.list_files(folder, recursive=False)] == [f"{folder}/b"]
+    assert remote.list_files(f"{folder}/none", recursive=True) == []
+    # `a` is a folder, not the beginning of a name.
+    write(f"{folder}/ab/x", b"1")
+    assert len(remote.list_files(f"{folder}/a", recursive=True)) == 2
+
+
+def test_characters_of_a_pattern_stand_for_themselves(folder):
+    inside = f"{folder}/scans [1]*"
+    write(f"{inside}/{ODD_NAME}", b"odd")
+    write(f"{folder}/scans 1/other", b"not matched")
+
+    assert [file.url for file in remote.list_files(inside, recursive=True)] == [
+        f"{inside}/{ODD_NAME}"
+    ]
+    assert remote.read_file(f"{inside}/{ODD_NAME}") == b"odd"
+    remote.delete([f"{inside}/{ODD_NAME}"])
+    assert remote.list_files(inside, recursive=True) == []
+
+
+def test_an_object_that_stands_for_a_folder_is_no_file(s3):
+    for key in ("marked/", "marked/train/", "marked/train/CNV/"):
+        s3.client.put_object(Bucket=BUCKET, Key=key, Body=b"")
+    write(f"s3://{BUCKET}/marked/train/CNV/a", b"1")
+    write(f"s3://{BUCKET}/marked/train/empty", b"")
+
+    found = remote.list_files(f"s3://{BUCKET}/marked", recursive=True)
+
+    assert sorted(file.url.rpartition("marked/")[2] for file in found) == [
+        "train/CNV/a", "train/empty",
+    ]  # fmt: skip
+
+
+def test_a_name_that_no_file_can_have_is_named(s3):
+    s3.client.put_object(Bucket=BUCKET, Key="strange/a//b", Body=b"1")
+
+    with pytest.raises(errors.BuildError, match=r"cannot use s3://scans/strange: .*a//b"):
+        remote.list_files(f"s3://{BUCKET}/strange", recursive=True)
 
 
 def test_files_are_deleted_and_those_that_are_gone_passed_over(folder):
     for name in ("a", "b", "c"):
         write(f"{folder}/{name}", b"1")
-    store = remote.open_store(folder)
 
-    store.delete([f"{folder}/a", f"{folder}/never", f"{folder}/b"])
+    remote.delete([f"{folder}/a", f"{folder}/never", f"{folder}/b"])
 
-    assert [file.url for file in store.list(folder, recursive=True)] == [f"{folder}/c"]
+    assert [file.url for file in remote.list_files(folder, recursive=True)] == [f"{folder}/c"]
 
 
 def test_a_file_that_is_not_there_is_not_found(folder):
-    store = remote.open_store(folder)
+    with pytest.raises(FileNotFoundError, match="none"):
+        remote.describe(f"{folder}/none")
     with pytest.raises(FileNotFoundError):
-        store.describe(f"{folder}/none")
+        remote.read(f"{folder}/none", 0, 1)
     with pytest.raises(FileNotFoundError):
-        store.read(f"{folder}/none", 0, 1)
+        remote.read_file(f"{folder}/none")
 
 
-def keeps_versions(request: pytest.FixtureRequest) -> bool:
-    return request.node.callspec.params["folder"] in ("s3", "fake-gcs-server")
-
-
-def test_a_file_that_changed_is_not_read_for_the_one_that_was_looked_up(folder, request):
-    if not keeps_versions(request):
-        pytest.skip("this store does not tell versions apart")
+def test_a_file_that_changed_is_not_read_for_the_one_that_was_looked_up(folder):
     url = f"{folder}/changing"
-    store = remote.open_store(url)
     write(url, b"one")
-    _, mark = store.describe(url)
-    assert store.read(url, 0, 3, mark) == b"one"
+    mark = remote.describe(url).mark
+    assert remote.read(url, 0, 3, mark) == b"one"
+    write(url, b"two")
+
+    with pytest.raises(errors.BuildError, match="changing changed since the build began"):
+        remote.read(url, 0, 3, mark)
+
+
+def test_a_file_that_changed_is_not_read_for_the_one_that_was_listed(folder):
+    url = f"{folder}/changing"
+    write(url, b"one")
+    (found,) = remote.list_files(folder, recursive=True)
+    assert found == remote.describe(url)
+    assert remote.read_file(url, found.size, found.version) == b"one"
+    # Within the same second, and of the same length.
     write(url, b"two")
 
     with pytest.raises(errors.BuildError, match="changed since the build began"):
-        store.read(url, 0, 3, mark)
+        remote.read_file(url, found.size, found.version)
 
 
-def test_a_file_that_changed_is_not_read_for_the_one_that_was_listed(folder, request):
-    if not keeps_versions(request):
-        pytest.skip("this store does not tell versions apart")
-    url = f"{folder}/changing"
-    store = remote.open_store(url)
-    write(url, b"one")
-    (found,) = store.list(folder, recursive=True)
-    assert store.read(url, 0, 3, found.mark) == b"one"
-    # S3's times are whole seconds: it is as if the listing were older than the file.
-    mark = found.mark - 2_000_000_000 if folder.startswith("s3") else found.mark
-    write(url, b"two")
+def test_threads_get_each_its_own_bytes(folder):
+    write(f"{folder}/file", CONTENT)
 
-    with pytest.raises(errors.BuildError, match="changed since the build began"):
-        store.read(url, 0, 3, mark)
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda at: remote.read(f"{folder}/file", at, 99), range(200)))
 
-
-@pytest.mark.parametrize("is_direct", [True, False], ids=["direct", "by the client's session"])
-def test_a_range_is_read_without_a_call_of_the_client(s3, monkeypatch, is_direct):
-    make_pipeline(s3.flags)
-    url = f"s3://{BUCKET}/quick"
-    write(url, CONTENT)
-    store = remote.open_store(url)
-    mark = store.describe(url)[1]
-    if not is_direct:
-        monkeypatch.setattr(store, "_is_direct", lambda address: False)
-    assert store._is_direct(f"http://{BUCKET}/quick") == is_direct
-    monkeypatch.setattr(store, "_call", None)
-
-    assert store.read(url, 5, 100, mark) == CONTENT[5:105]
-
-
-def test_a_client_that_keeps_its_settings_elsewhere_is_left_to_itself(s3, monkeypatch):
-    make_pipeline(s3.flags)
-    url = f"s3://{BUCKET}/other"
-    write(url, CONTENT)
-    store = remote.open_store(url)
-    monkeypatch.delattr(store._client._endpoint.http_session, "_cert_file")
-
-    assert not store._is_direct(f"http://{BUCKET}/other")
-    assert store.read(url, 5, 100) == CONTENT[5:105]
-
-
-@pytest.mark.parametrize("server", gcs_server.SERVERS)
-def test_a_range_on_google_cloud_storage_is_read_without_a_call_of_the_client(server, monkeypatch):
-    if not gcs_server.is_installed(server):
-        pytest.skip(gcs_server.how_to_install(server))
-    with gcs_server.running_gcs(server):
-        make_pipeline([])
-        url = f"gs://{gcs_server.BUCKET}/quick"
-        write(url, CONTENT)
-        store = remote.open_store(url)
-        mark = store.describe(url)[1]
-        monkeypatch.setattr(store, "_clear_errors", None)
-        assert store.read(url, 5, 100, mark) == CONTENT[5:105]
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "is_direct"),
-    [
-        ("HTTPS_PROXY", "http://proxy.example:3128", False),
-        ("HTTP_PROXY", "http://proxy.example:3128", True),
-        ("GOOGLE_API_USE_CLIENT_CERTIFICATE", "true", False),
-        ("GOOGLE_API_USE_CLIENT_CERTIFICATE", "false", True),
-    ],
-)
-def test_the_client_is_left_its_proxies_and_certificates(monkeypatch, name, value, is_direct):
-    for proxy in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"):
-        monkeypatch.delenv(proxy, raising=False)
-        monkeypatch.delenv(proxy.lower(), raising=False)
-    monkeypatch.setenv(name, value)
-    assert remote._is_direct("https://storage.example") == is_direct
-
-
-def test_where_a_proxy_stands_between_only_the_client_knows_the_way(s3, monkeypatch):
-    make_pipeline(s3.flags)
-    store = remote.open_store(f"s3://{BUCKET}/")
-    proxies = store._client._endpoint.http_session._proxy_config._proxies
-    monkeypatch.setitem(proxies, "http", "http://proxy.example:3128")
-    assert not store._is_direct(f"http://{BUCKET}.example/quick")
-    assert store._is_direct(f"https://{BUCKET}.example/quick")
+    assert found == [CONTENT[at : at + 99] for at in range(200)]
 
 
 @pytest.mark.parametrize("num_cuts", [1, 3])
 def test_an_answer_that_is_cut_off_is_asked_for_again(s3, num_cuts):
-    make_pipeline(s3.flags)
     url = f"s3://{BUCKET}/cut"
     write(url, CONTENT)
 
     with s3.failing(answers_to_cut=num_cuts):
-        assert remote.open_store(url).read(url, 5, 100) == CONTENT[5:105]
+        assert remote.read(url, 5, 100) == CONTENT[5:105]
+    with s3.failing(answers_to_cut=num_cuts):
+        assert remote.read_file(url) == CONTENT
 
 
-def test_answers_that_are_always_cut_off_are_a_clear_error(s3):
-    make_pipeline(s3.flags)
+@pytest.fixture
+def impatient(monkeypatch) -> Iterator[None]:
+    """Gives a server that fails little time."""
+    monkeypatch.setattr(remote, "SILENT_SECONDS", 2)
+    monkeypatch.setattr(remote, "RETRY_SECONDS", 1)
+    remote.forget_stores()
+    yield
+    remote.forget_stores()
+
+
+def test_answers_that_are_always_cut_off_are_a_clear_error(s3, impatient):
     url = f"s3://{BUCKET}/cut"
     write(url, CONTENT)
 
     with (
         s3.failing(answers_to_cut=100),
-        pytest.raises(errors.BuildError, match=f"cannot use {url}: .*"),
+        pytest.raises(errors.BuildError, match=f"cannot use {url}: .*body error"),
     ):
-        remote.open_store(url).read(url, 5, 100)
+        remote.read(url, 5, 100)
 
 
-def test_a_server_that_ignores_ranges_gives_the_same_bytes(s3):
-    make_pipeline(s3.flags)
+def test_a_server_that_ignores_ranges_is_a_clear_error(s3):
     url = f"s3://{BUCKET}/whole"
     write(url, CONTENT)
 
-    with s3.failing(ignores_ranges=True):
-        assert remote.open_store(url).read(url, 5, 100) == CONTENT[5:105]
+    with (
+        s3.failing(ignores_ranges=True),
+        pytest.raises(errors.BuildError, match=f"cannot use {url}: the server sent the whole file"),
+    ):
+        remote.read(url, 5, 100)
 
 
 def test_a_file_that_is_not_deleted_is_named(s3):
-    make_pipeline(s3.flags)
-
     with (
         s3.failing(refuses_deletes=True),
-        pytest.raises(errors.BuildError, match=f"cannot delete s3://{BUCKET}/kept: Access Denied"),
+        pytest.raises(errors.BuildError, match=r"key kept: Access Denied"),
     ):
-        remote.open_store("s3://").delete([f"s3://{BUCKET}/kept"])
-
-
-def test_an_upload_tells_how_far_it_is(folder):
-    told: list[int] = []
-    store = remote.open_store(folder)
-
-    store.write(f"{folder}/file", io.BytesIO(CONTENT), told.append)
-
-    assert sum(told) == len(CONTENT)
+        remote.delete([f"s3://{BUCKET}/kept"])
 
 
 def test_a_bucket_that_is_not_there_is_a_clear_error(s3):
-    make_pipeline(s3.flags)
+    for use in (
+        lambda: write("s3://nowhere/file", b"1"),
+        lambda: remote.read("s3://nowhere/file", 0, 1),
+        lambda: remote.list_files("s3://nowhere/file", recursive=True),
+    ):
+        with pytest.raises(
+            errors.BuildError, match=r"cannot use s3://nowhere/file: .*NoSuchBucket"
+        ):
+            use()
 
-    with pytest.raises(errors.BuildError, match=r"cannot use s3://nowhere/file: .*NoSuchBucket"):
-        write("s3://nowhere/file", b"1")
 
-
-def test_a_store_that_does_not_answer_is_a_clear_error():
-    make_pipeline(["--s3_endpoint_url=http://127.0.0.1:9", "--s3_region_name=us-east-1",
-                   "--s3_access_key_id=a", "--s3_secret_access_key=b"])  # fmt: skip
+def test_a_server_that_is_not_there_is_a_clear_error(s3, impatient, monkeypatch):
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:9")
 
     with pytest.raises(errors.BuildError, match=r"cannot use s3://b/file: .*127\.0\.0\.1:9"):
-        remote.open_store("s3://b").read("s3://b/file", 0, 1)
+        remote.read("s3://b/file", 0, 1)
+    remote.forget_stores()
 
 
-def test_settings_that_a_client_does_not_take_are_a_clear_error():
-    make_pipeline(["--s3_endpoint_url=no-url", "--s3_region_name=us-east-1"])
+def test_settings_that_cannot_be_used_are_a_clear_error(s3, monkeypatch):
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "no-url")
+    remote.forget_stores()
 
-    with pytest.raises(errors.UserError, match=r"cannot use s3://b: Invalid endpoint: no-url"):
-        remote.open_store("s3://b")
+    with pytest.raises(errors.UserError, match=r"expected http.*received 'no-url'"):
+        remote.read("s3://b/file", 0, 1)
 
 
-def test_a_store_that_beam_does_not_know_is_named():
-    with pytest.raises(errors.UserError, match="Beam knows no file system ftp://"):
-        remote.open_store("ftp://server/file")
+def test_a_store_that_is_not_known_is_named():
+    with pytest.raises(errors.UserError, match=r"expected s3://.* received ftp://"):
+        remote.describe("ftp://server/file")
+
+
+def test_a_process_that_was_forked_after_a_store_was_opened_is_told_so_instead_of_waiting(s3):
+    code = f"""
+import os
+from pipelines.stores import remote
+try:
+    remote.read("s3://{BUCKET}/none", 0, 1)
+except FileNotFoundError:
+    pass
+child = os.fork()
+if child == 0:
+    try:
+        remote.read("s3://{BUCKET}/none", 0, 1)
+    except RuntimeError as error:
+        print(error, flush=True)
+    os._exit(0)
+os.waitpid(child, 0)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=ROOT
+    )
+    assert "open stores after the fork" in done.stdout, done.stderr
+
+
+# ---- web servers
+
+
+def test_a_file_on_a_web_server_is_read_by_ranges(web):
+    web.files["my scans.zip"] = WebFile(CONTENT)
+    url = web.url("my%20scans.zip")
+
+    found = remote.describe(url)
+    assert (found.size, found.mark) == (len(CONTENT), "1")
+    web.bytes_sent = 0
+    assert remote.read(url, 100, 50, found.mark) == CONTENT[100:150]
+    assert web.bytes_sent == 50
+
+
+def test_a_signed_address_is_asked_for_word_for_word_and_never_shown(web):
+    web.files["a.zip"] = WebFile(CONTENT, query="X-Sig=a%2Fb&y=1")
+    url = web.url("a.zip") + "?X-Sig=a%2Fb&y=1"
+    assert remote.read(url, 0, 2) == CONTENT[:2]
+
+    web.files["a.zip"].query = "expired"
+    with pytest.raises(errors.BuildError, match="403 Forbidden") as caught:
+        remote.read(url, 0, 2)
+
+    assert "a%2Fb" not in str(caught.value)
+    assert remote.shown("https://me:secret@host:8443/a.zip?sig=x#y") == "https://host:8443/a.zip"
+    assert remote.shown("s3://bucket/a?b") == "s3://bucket/a?b"
+
+
+@pytest.mark.parametrize("fault", ["", "unconditional"])
+def test_a_file_that_changed_on_a_web_server_is_not_read(web, fault):
+    web.files["a.zip"] = WebFile(CONTENT)
+    mark = remote.describe(web.url("a.zip")).mark
+    web.fault = fault
+    web.files["a.zip"] = WebFile(CONTENT, e_tag='"2"')
+
+    with pytest.raises(errors.BuildError, match=r"a\.zip changed since the build began"):
+        remote.read(web.url("a.zip"), 0, 5, mark)
+
+
+@pytest.mark.parametrize("e_tag", ["", 'W/"weak"'])
+def test_without_a_strong_e_tag_a_version_is_known_all_the_same(web, e_tag):
+    web.files["a.zip"] = WebFile(CONTENT, e_tag)
+    mark = remote.describe(web.url("a.zip")).mark
+    assert remote.read(web.url("a.zip"), 0, 5, mark) == CONTENT[:5]
+
+    later = "Tue, 02 Jan 2018 00:00:00 GMT"
+    web.files["a.zip"] = WebFile(CONTENT, e_tag and 'W/"other"', later)
+
+    with pytest.raises(errors.BuildError, match="changed since the build began"):
+        remote.read(web.url("a.zip"), 0, 5, mark)
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [("whole", "sent the whole file"), ("cut", "body error"), ("silent", "error sending request")],
+)
+def test_a_web_server_that_fails_is_a_clear_error_in_time(web, impatient, fault, message):
+    web.files["a.zip"] = WebFile(CONTENT)
+    web.fault = fault
+
+    with pytest.raises(errors.BuildError, match=f"cannot use {web.url('a.zip')}: .*{message}"):
+        remote.read(web.url("a.zip"), 5, 100)
+
+
+def test_a_file_that_is_not_on_the_web_server_is_not_found(web):
+    with pytest.raises(FileNotFoundError, match=r"none\.zip"):
+        remote.describe(web.url("none.zip"))
+
+
+def test_a_web_server_is_no_folder(web):
+    for use in (
+        lambda: remote.list_files(web.url("scans/"), recursive=True),
+        lambda: write(web.url("file"), b"1"),
+        lambda: remote.delete([web.url("file")]),
+    ):
+        with pytest.raises(errors.UserError, match="a web server gives single files"):
+            use()
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory):
+    """Files with a certificate for 127.0.0.1 that vouches for itself, and with its key."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    folder = tmp_path_factory.mktemp("certificate")
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "a store")])
+    now = datetime.datetime.now(datetime.UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(
+            x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), False
+        )
+        .sign(key, hashes.SHA256())
+    )
+    (folder / "cert.pem").write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    (folder / "key.pem").write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+    )
+    return folder / "cert.pem", folder / "key.pem"
+
+
+def test_only_a_server_whom_an_authority_vouches_for_is_read(certificate, impatient, monkeypatch):
+    for variable in ("AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"):
+        monkeypatch.delenv(variable, raising=False)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*certificate)
+    with running_web(context) as server:
+        server.files["a.zip"] = WebFile(CONTENT)
+        with pytest.raises(errors.BuildError, match="cannot use https://127"):
+            remote.read(server.url("a.zip"), 0, 9)
+        monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(certificate[0]))
+        remote.forget_stores()
+        assert remote.read(server.url("a.zip"), 0, 9) == CONTENT[:9]

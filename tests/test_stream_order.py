@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfrecord_io.order import BatchOrder
-from tfrecord_io.stream_order import RUN_LENGTH, Segments, StreamOrder
+from tfrecord_io.reading.order import BatchOrder
+from tfrecord_io.reading.stream_order import RUN_LENGTH, Segments, StreamOrder
 
 seeds = st.integers(0, 2**63 - 1)
 shard_sizes = st.lists(st.integers(0, 400), min_size=1, max_size=6).filter(any)

@@ -59,9 +59,3 @@ def test_help_needs_no_tensorflow():
     )
     assert result.returncode == 0, result.stderr
     assert "--workdir" in result.stdout
-
-
-def test_what_would_steer_a_terminal_is_printed_as_an_escape():
-    assert console.printable("a\x1b]0;title\x07") == "a\\x1b]0;title\\x07"
-    assert console.printable("bad\udcff name\u202e") == "bad\\udcff name\\u202e"
-    assert console.printable("Drusen, weiß 1 %") == "Drusen, weiß 1 %"

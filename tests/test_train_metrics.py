@@ -205,3 +205,17 @@ def test_predictions_are_written_a_row_an_example(tmp_path):
         "k1,,p,b,b,0.010000,0.980000",
         "k2,,q,b,a,0.980000,0.010000",
     ]
+
+
+def test_predictions_are_read_as_they_were_written_and_hold_no_formula(tmp_path):
+    names = ("=A", "B")
+    probabilities = np.array([[0.25, 0.75], [0.5, 0.5]], np.float32)
+    labels = np.array([1, 0])
+    examples = measures.Examples(keys=("k1", "k2"), patients=("p", "q"), paths=("=x.png", "y.png"))
+    path = tmp_path / "predictions.csv"
+    measures.write_predictions(path, probabilities, labels, names, examples)
+    assert "'=x.png" in path.read_text()
+    found, found_labels, who = measures.read_predictions(path, 2)
+    np.testing.assert_allclose(found, probabilities)
+    assert found_labels.tolist() == [1, 0]
+    assert (who.keys, who.patients) == (("k1", "k2"), ("p", "q"))

@@ -127,7 +127,8 @@ def test_the_first_steps_are_those_of_keras_fit(runs, data):
     config = TrainConfig(data=str(data), seed=1, head_units=64, **QUICK)
     network = build_network(config, image_shape=SHAPE, num_classes=4)
     network.logits.compile(
-        keras.optimizers.Adam(1e-3), keras.losses.CategoricalCrossentropy(from_logits=True)
+        keras.optimizers.Adam(config.learning_rate),
+        keras.losses.CategoricalCrossentropy(from_logits=True),
     )
     weights = tf.constant(manifest.class_weights("train"))
     dataset = tfrecord_io.make_dataset(data, split="train", batch_size=8, seed=1, epochs=3)

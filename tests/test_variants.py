@@ -11,8 +11,9 @@ from builds import build_here, run_build, shards_of
 from image_files import jpeg, scan_tree, write_tar, write_tree, write_zip
 
 from pipelines import errors, options
-from tfrecord_io import Manifest, audit, augment, image_key
+from tfrecord_io import Manifest, augment, image_key
 from tfrecord_io.__main__ import main
+from tfrecord_io.auditing import audit
 from tfrecord_io.verify import verify
 
 

@@ -10,12 +10,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from tfrecord_io.manifest import Manifest, ManifestError, Shard, Split
-from tfrecord_io.opening import read_statistics
+from tfrecord_io.reading.opening import read_statistics
 from tfrecord_io.schema import FeatureSlot, RecordLayout, image_key
 from tfrecord_io.statistics import PixelStatistics
 
 if TYPE_CHECKING:
-    from tfrecord_io.reader import make_dataset
+    from tfrecord_io.reading.reader import make_dataset
 
 __all__ = [
     "FeatureSlot",
@@ -30,7 +30,7 @@ __all__ = [
     "read_statistics",
 ]
 
-_LAZY = {"make_dataset": "tfrecord_io.reader"}
+_LAZY = {"make_dataset": "tfrecord_io.reading.reader"}
 
 
 def __getattr__(name: str) -> Any:

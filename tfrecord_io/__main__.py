@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import sys
 
-from tfrecord_io import audit, index, manifest, show, verify
+from tfrecord_io import manifest, show, verify
+from tfrecord_io.auditing import audit
+from tfrecord_io.reading import index
 
 _COMMANDS = {
     "verify": (verify, "recount and re-hash everything"),

@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 import PIL
 from PIL import Image, ImageOps, features
 
+from tfrecord_io.printing import printable
+
 #: Pillow's filters by the name of the option. All of them widen with the reduction (antialias).
 RESIZE_FILTERS: Mapping[str, Image.Resampling] = {
     "bilinear": Image.Resampling.BILINEAR,
@@ -26,6 +28,9 @@ FORMATS = ("JPEG", "PNG", "BMP", "TIFF", "GIF", "WEBP", "PPM")
 #: in RGB). It is Pillow's own `MAX_IMAGE_PIXELS`, held here so that nobody's setting changes it.
 MAX_PIXELS = 89_478_485
 
+#: Characters of a reject's detail; what a stranger's file makes a library say can be longer.
+MAX_DETAIL_LENGTH = 200
+
 _EXIF_ORIENTATION = 0x0112
 
 # TIFF 6.0, section 19: 1 stands for unsigned integers, the default; 2 for signed ones.
@@ -41,6 +46,7 @@ class Reject(Exception):  # noqa: N818 - a verdict on an image, the field's word
     """
 
     def __init__(self, reason: str, detail: str) -> None:
+        detail = printable(detail, MAX_DETAIL_LENGTH)
         super().__init__(f"{reason}: {detail}")
         self.reason = reason
         self.detail = detail
@@ -141,7 +147,8 @@ def decode_image(data: bytes, preprocessing: Preprocessing) -> DecodedImage:
     except Reject:
         raise
     except Image.UnidentifiedImageError:
-        raise Reject("not_an_image", _describe_start(data)) from None
+        # Not how it begins: a link in a folder may lead to a secret, and the reject is published.
+        raise Reject("not_an_image", f"{len(data):,} bytes of no known format") from None
     except Image.DecompressionBombError as error:
         raise Reject("too_many_pixels", str(error)) from None
     except OSError as error:
@@ -149,8 +156,9 @@ def decode_image(data: bytes, preprocessing: Preprocessing) -> DecodedImage:
         raise Reject(reason, str(error)) from None
     except Exception as error:
         # Decoders of hostile or damaged bytes raise whatever they like (struct.error,
-        # SyntaxError, zlib.error, IndexError and more); one file must not end the job.
-        raise Reject("undecodable", f"{type(error).__name__}: {error}") from None
+        # SyntaxError, zlib.error, IndexError and more); one file must not end the job. Their
+        # messages are left out: some quote bytes of the file.
+        raise Reject("undecodable", f"the decoder raised {type(error).__name__}") from None
 
 
 def _decode(data: bytes, preprocessing: Preprocessing) -> DecodedImage:
@@ -240,7 +248,3 @@ def _convert(image: Image.Image, channels: int) -> Image.Image:
         # A palette holds colours: by way of RGB they keep their values.
         image = image.convert("RGB")
     return image.convert(wanted)
-
-
-def _describe_start(data: bytes) -> str:
-    return f"{len(data)} bytes that start with {data[:8]!r}"

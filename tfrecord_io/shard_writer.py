@@ -12,7 +12,8 @@ from typing import IO
 
 import numpy as np
 
-from tfrecord_io import schema, side_facts
+from tfrecord_io import schema
+from tfrecord_io.auditing import side_facts
 from tfrecord_io.statistics import PixelStatistics
 
 #: Bytes of records that are dealt with together, few enough to stay in a processor's cache.

@@ -9,6 +9,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from tfrecord_io import manifest, schema
+from tfrecord_io.printing import printable
 
 _MARGIN = 6
 _CAPTION_HEIGHT = 18
@@ -48,7 +49,7 @@ def contact_sheet(
     counts = found.split(split).label_counts
     for row, (label, members) in enumerate(zip(found.label_names, images, strict=True)):
         top = _MARGIN + row * row_height
-        caption = f"{label} · {split} · {counts[row]:,} examples"
+        caption = f"{printable(label)} · {split} · {counts[row]:,} examples"
         draw.text((_MARGIN, top), caption, fill="black", font=font)
         for column, pixels in enumerate(members):
             picture = Image.fromarray(pixels.squeeze(-1) if pixels.shape[-1] == 1 else pixels)

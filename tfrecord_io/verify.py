@@ -21,6 +21,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from tfrecord_io import augment, manifest, preprocess, schema, shards
+from tfrecord_io.printing import printable
 from tfrecord_io.statistics import PixelStatistics
 
 #: Records read at once: some megabytes.
@@ -40,7 +41,7 @@ class Finding:
     message: str
 
     def __str__(self) -> str:
-        return f"{self.file_name}: {self.message}"
+        return printable(f"{self.file_name}: {self.message}")
 
 
 def verify(

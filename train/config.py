@@ -54,7 +54,7 @@ class TrainConfig:
     model: str = _flag(
         "small_resnet",
         "network to train: small_resnet, convnet (the 2018 tutorial's), or any of "
-        f"keras.applications: {', '.join(sorted(APPLICATIONS))} [small_resnet]",
+        f"keras.applications: {', '.join(sorted(APPLICATIONS))}",
         MODELS,
     )
     weights: str | None = _flag(
@@ -127,7 +127,7 @@ class TrainConfig:
     )
 
     optimizer: str = _flag("adamw", "update rule", ("adamw", "adam", "sgd"))
-    learning_rate: float = _flag(1e-3, "peak learning rate of the head (and of networks from none)")
+    learning_rate: float = _flag(2e-3, "peak learning rate of the head (and of networks from none)")
     fine_tune_learning_rate: float = _flag(1e-4, "peak learning rate once pretrained layers train")
     weight_decay: float | None = _flag(
         None, "share of each kernel taken off a step, times the learning rate [adamw 0.05, else 0]"
@@ -445,13 +445,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         text = field.metadata["help"]
         if field.default not in (None, "", False):
             text += f" [{field.default}]"
-        options: dict[str, Any] = {"default": argparse.SUPPRESS, "help": text}
+        # argparse takes a single % for a placeholder.
+        options: dict[str, Any] = {"default": argparse.SUPPRESS, "help": text.replace("%", "%%")}
         if kind is bool:
             options["action"] = argparse.BooleanOptionalAction
         else:
             options["type"] = kind
             if field.metadata["choices"]:
                 options["choices"] = field.metadata["choices"]
+                # Dozens of names are in the text, and would hide the other flags in the usage.
+                if len(options["choices"]) > 8:
+                    options["metavar"] = "NAME"
             else:
                 options["metavar"] = {int: "N", float: "X", str: "VALUE"}[kind]
         parser.add_argument(f"--{field.name}", **options)

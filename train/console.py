@@ -19,17 +19,6 @@ def set_defaults() -> None:
     os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 
 
-def printable(text: str) -> str:
-    r"""Returns text that is safe to print: what is not printable becomes an escape such as `\x1b`.
-
-    A name of a file or class may hold control characters that set a terminal's title or colours.
-    """
-    return "".join(
-        character if character.isprintable() else character.encode("unicode_escape").decode("ascii")
-        for character in text
-    )
-
-
 @contextlib.contextmanager
 def hide_native_noise() -> Iterator[None]:
     """Holds back what is written to the error stream, and shows it only if the block fails.

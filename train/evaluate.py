@@ -1,8 +1,8 @@
 """Measures a trained model on a dataset: python train/evaluate.py --model RUN --data OTHER.
 
 For external validation: the same measures as those of the training run, on scans of another
-hospital, built by the same command with the same preprocessing. Exit codes: 0 measured, 2 wrong
-usage, or a dataset that the model does not fit.
+hospital, built by the same command with the same preprocessing. Exit codes: 0 measured, 1 an
+answer is not a number, 2 wrong usage, or a dataset that the model does not fit.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 
 import tfrecord_io
 from tfrecord_io.preprocess import Preprocessing
-from train import console, predict
+from train import console, metrics, predict
 from train.config import ConfigError
 
 _BATCH_SIZE = 64
@@ -54,6 +54,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ConfigError, tfrecord_io.ManifestError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except metrics.MetricsError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
     return 0
 
 
@@ -87,7 +90,7 @@ def evaluate(
         print("note: this is the dataset that the model was trained on, not an external one")
 
     # After the checks: these take seconds to import.
-    from train import evaluation, metrics
+    from train import evaluation
     from train.config import TrainConfig
     from train.parts import whole_split
     from train.workdir import METRICS_NAME, versions, write_json

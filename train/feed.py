@@ -21,7 +21,7 @@ from train.strategy import Devices
 if TYPE_CHECKING:
     import tensorflow as tf
 
-    from tfrecord_io.device_cache import DeviceSplit
+    from tfrecord_io.reading.device_cache import DeviceSplit
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,7 +114,7 @@ def training_batches(
     """
     import tensorflow as tf
 
-    from tfrecord_io.device_cache import DeviceDataset
+    from tfrecord_io.reading.device_cache import DeviceDataset
 
     global_batch_size = config.global_batch_size or 0
     dataset = tfrecord_io.make_dataset(

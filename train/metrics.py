@@ -13,8 +13,8 @@ import numpy as np
 
 import tfrecord_io
 from tfrecord_io.manifest import EXAMPLES_FILE_NAME
+from tfrecord_io.printing import csv_cell, printable
 from tfrecord_io.shards import atomic_write
-from train.console import printable
 from train.scores import (
     CONFIDENCE_LEVEL,
     VIEW_MEASURES,
@@ -411,7 +411,8 @@ def write_predictions(
     """Writes a row an example: key, path, patient, label, predicted, probabilities."""
     text = io.StringIO()
     writer = csv.writer(text)
-    writer.writerow(("key", "path", "patient", "label", "predicted", *label_names))
+    names = [csv_cell(name) for name in label_names]
+    writer.writerow(("key", "path", "patient", "label", "predicted", *names))
     unknown = ("",) * len(labels)
     for key, source, patient, label, row in zip(
         examples.keys,
@@ -421,9 +422,9 @@ def write_predictions(
         probabilities,
         strict=True,
     ):
-        answer = label_names[int(row.argmax())]
+        answer = names[int(row.argmax())]
         numbers = (f"{probability:.6f}" for probability in row)
-        writer.writerow((key, source, patient, label_names[label], answer, *numbers))
+        writer.writerow((key, csv_cell(source), csv_cell(patient), names[label], answer, *numbers))
     with atomic_write(path) as file:
         file.write(text.getvalue().encode("utf-8", "surrogateescape"))
 

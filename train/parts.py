@@ -8,7 +8,7 @@ import hashlib
 import numpy as np
 
 import tfrecord_io
-from tfrecord_io.mapped import MappedDataset
+from tfrecord_io.reading.mapped import MappedDataset
 from train import metrics
 from train.config import ConfigError, TrainConfig
 

@@ -17,7 +17,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from sklearn import metrics as sk_metrics
 
-from train.console import printable
+from tfrecord_io.printing import printable
 from train.scores import NUM_CALIBRATION_BINS, URGENT_CLASSES, calibration_bins
 
 #: Colour-blind safe. Source: Okabe and Ito 2008, "Color universal design".

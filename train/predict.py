@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tfrecord_io.preprocess import Preprocessing, Reject, decode_image, decoder_versions
+from tfrecord_io.printing import no_formula, printable
 from train import console
 from train.config import ConfigError
-from train.console import printable
 from train.saliency import occlusion_map
 
 if TYPE_CHECKING:
@@ -299,15 +299,15 @@ def _as_json(predictions: Sequence[Prediction], label_names: Sequence[str]) -> s
 def _as_csv(predictions: Sequence[Prediction], label_names: Sequence[str]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(("path", "predicted", *label_names, "reject"))
+    writer.writerow(("path", "predicted", *map(no_formula, label_names), "reject"))
     for row in _rows(predictions, label_names):
         numbers = row.get("probabilities", {})
         writer.writerow(
             (
-                row["path"],
-                row.get("predicted", ""),
+                no_formula(row["path"]),
+                no_formula(row.get("predicted", "")),
                 *(numbers.get(name, "") for name in label_names),
-                row.get("reject", ""),
+                no_formula(row.get("reject", "")),
             )
         )
     return text.getvalue().rstrip("\n")

@@ -16,10 +16,10 @@ import numpy as np
 from PIL import Image
 
 from tfrecord_io.manifest import Manifest
-from tfrecord_io.mapped import MappedDataset
+from tfrecord_io.printing import printable
+from tfrecord_io.reading.mapped import MappedDataset
 from tfrecord_io.shards import atomic_write
 from train import charts, saliency
-from train.console import printable
 from train.metrics import FEW_GROUPS, Examples, worst_classes
 from train.parts import Part
 from train.scores import URGENT_CLASSES

@@ -18,7 +18,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python train/run.py",
         description=__doc__.partition("\n")[0] if __doc__ else None,
-        epilog="Everything is written under --workdir: checkpoint, metrics.json, plots, export.",
+        epilog="All is written under --workdir: report.html, metrics.json, checkpoint, export.",
     )
     parser.add_argument("--workdir", required=True, metavar="RUN", help="folder of this run")
     parser.add_argument("--config", metavar="FILE", help="repeat the run of a RUN/config.json")
@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         chosen = config.from_arguments(arguments, file)
         with console.hide_native_noise():
             from tfrecord_io import ManifestError
-            from train import callbacks, checkpoint, export, trainer
+            from train import callbacks, checkpoint, export, metrics, trainer
     except config.ConfigError as error:
         return _complain(error, 2)
     try:
@@ -39,7 +39,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _complain(error, 2)
     except callbacks.StoppedError as error:
         return _complain(error, 128 + error.signal_number)
-    except (callbacks.TrainingError, checkpoint.CheckpointError, export.ExportError) as error:
+    except (
+        callbacks.TrainingError,
+        checkpoint.CheckpointError,
+        export.ExportError,
+        metrics.MetricsError,
+    ) as error:
         return _complain(error, 1)
     return 0
 

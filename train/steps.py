@@ -26,7 +26,7 @@ import keras
 import numpy as np
 
 from train import augmentation, feed
-from train.config import TrainConfig
+from train.config import ConfigError, TrainConfig
 from train.models import Network
 from train.strategy import Devices
 
@@ -145,6 +145,16 @@ def make_steps(
     return kind(network, optimizer, devices, objective, jit_compile)
 
 
+def _require_no_exchange(network: Network, devices: Devices) -> None:
+    """Refuses to compile a network whose replicas exchange statistics in the middle of a step."""
+    exchanges = any(getattr(layer, "synchronized", False) for layer in network.logits.layers)
+    if exchanges and devices.num_replicas > 1:
+        raise ConfigError(
+            "--jit_compile: the replicas of this network exchange statistics within a step, which "
+            "XLA cannot compile; leave it out, or train on one device"
+        )
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class _RepeatedBatch:
     """Looks like an iterator to the training graph."""
@@ -175,8 +185,12 @@ class TensorFlowSteps:
         self._objective = objective
         self._num_traces = 0
         self._variables = network.logits.trainable_variables
-        # Gradients alone are compiled: the exchange between replicas cannot be.
-        self._gradients = tf.function(self._compute_gradients, jit_compile=jit_compile)
+        # Gradients alone are compiled: the exchange between replicas cannot be. Without XLA they
+        # are part of the step's graph, because replicas exchange statistics inside of them.
+        self._gradients = self._compute_gradients
+        if jit_compile:
+            _require_no_exchange(network, devices)
+            self._gradients = tf.function(self._compute_gradients, jit_compile=True)
         self._predict_function = tf.function(self._compute_predictions)
         self._train_function = tf.function(self._train)
 

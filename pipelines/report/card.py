@@ -20,10 +20,11 @@ from PIL import Image
 
 from pipelines.report import charts
 from pipelines.sources.listing import RejectedFile
-from tfrecord_io import shortcuts
-from tfrecord_io.audit import LIMITS, MAX_LISTED, SEVERITIES, Audit
+from tfrecord_io.auditing import shortcuts
+from tfrecord_io.auditing.audit import LIMITS, MAX_LISTED, SEVERITIES, Audit
+from tfrecord_io.auditing.twins import ImageReader
 from tfrecord_io.manifest import Manifest
-from tfrecord_io.twins import ImageReader
+from tfrecord_io.printing import printable
 
 # Sizes that keep the page under some megabytes, whatever the dataset.
 _MAX_CLASSES = 24
@@ -43,6 +44,7 @@ def page_template() -> jinja2.Template:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=True,
+        finalize=_printable,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -99,9 +101,16 @@ def render(
     )
 
 
+def _printable(value: Any) -> Any:
+    """Escapes control characters in the names of classes and files; markup is the page's own."""
+    if isinstance(value, str) and not isinstance(value, markupsafe.Markup):
+        return printable(value)
+    return value
+
+
 def _with_flags(text: str) -> markupsafe.Markup:
     """Returns text, escaped, whose command-line flags do not break over lines."""
-    escaped = str(markupsafe.escape(text))
+    escaped = str(markupsafe.escape(printable(text)))
     flag = r"(--[a-z_]+(?: (?:patient|drop|keep|fail|auto|\d+))?)"
     return markupsafe.Markup(re.sub(flag, r'<code class="flag">\1</code>', escaped))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pipelines.planning import output_state
 from pipelines.stores.output import Storage, is_remote
 from tfrecord_io.manifest import REJECTS_FILE_NAME, Manifest
+from tfrecord_io.printing import printable
 
 
 def print_built(output: str, seconds: float, num_finished_before: int) -> None:
@@ -53,7 +54,7 @@ def _num_shards(found: Manifest) -> int:
 
 def _table(found: Manifest) -> str:
     """Returns examples by split and class, in columns."""
-    header = ["split", *found.label_names, "examples", "shards"]
+    header = ["split", *map(printable, found.label_names), "examples", "shards"]
     rows = [
         [name, *split.label_counts, split.num_examples, len(split.shards)]
         for name, split in found.splits.items()

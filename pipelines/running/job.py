@@ -21,7 +21,7 @@ from pipelines.shards.build import Build, find_finished
 from pipelines.sources.chosen import make_source
 from pipelines.sources.listing import Listing, iterate_refs
 from pipelines.sources.source import Source
-from pipelines.stores import prefetch
+from pipelines.stores import prefetch, remote
 from pipelines.stores.output import BUILD_DIR, Storage
 from tfrecord_io import augment, preprocess, schema
 from tfrecord_io.manifest import FILE_NAME, ManifestError
@@ -70,7 +70,7 @@ def prepared(options: BuildOptions) -> Iterator[Job | None]:
             return
         source = source.prepare(_scratch_dir(options, storage))
         started = time.monotonic()
-        _say(f"listing the images of {options.input or options.source}")
+        _say(f"listing the images of {remote.shown(options.input or options.source)}")
         listing = source.list(options.listing)
         _say(_describe(listing))
         for note in listing.notes:

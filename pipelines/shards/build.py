@@ -15,7 +15,8 @@ from pipelines.planning import plan, splits
 from pipelines.sources.listing import RejectedFile
 from pipelines.sources.source import Source
 from pipelines.stores.output import BUILD_DIR, Storage
-from tfrecord_io import audit, manifest, preprocess, schema, shards, twins
+from tfrecord_io import manifest, preprocess, schema, shards
+from tfrecord_io.auditing import audit, twins
 from tfrecord_io.statistics import PixelStatistics
 
 

@@ -22,8 +22,9 @@ from pipelines import errors
 from pipelines.planning import plan, splits
 from pipelines.shards.build import Build, DropOptions, Sidecar, rows_name
 from pipelines.stores.output import BUILD_DIR, Storage
-from tfrecord_io import audit, manifest, near_duplicates, schema, shards
-from tfrecord_io.twins import Twins, find_twins
+from tfrecord_io import manifest, schema, shards
+from tfrecord_io.auditing import audit, near_duplicates
+from tfrecord_io.auditing.twins import Twins, find_twins
 
 #: What the plan left out, and what the finishing step decided to; tables of `DROPPED_SCHEMA`,
 #: the second with the keys of the records.

@@ -24,7 +24,10 @@ from pipelines.shards.build import Build, Sidecar, require_sidecars, rows_name
 from pipelines.shards.write import EXAMPLE_SCHEMA
 from pipelines.sources.listing import RejectedFile
 from pipelines.stores.output import BUILD_DIR, Storage
-from tfrecord_io import audit, manifest, preprocess, tfds_metadata, twins
+from tfrecord_io import manifest, preprocess
+from tfrecord_io.auditing import audit, twins
+from tfrecord_io.printing import csv_cell
+from tfrecord_io.reading import tfds_metadata
 from tfrecord_io.statistics import PixelStatistics
 
 #: Holds the message of a build that must not become a dataset.
@@ -151,7 +154,7 @@ def _write_listing(storage: Storage, name: str, rows: Iterable[Sequence[str]]) -
     text = io.StringIO(newline="")
     writer = csv.writer(text)
     writer.writerow(["path", "reason", "detail"])
-    writer.writerows(rows)
+    writer.writerows(map(csv_cell, row) for row in rows)
     _write(storage, name, text.getvalue())
 
 

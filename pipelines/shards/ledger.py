@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Sequence
+from fractions import Fraction
 from typing import Any
 
 import pyarrow as pa
@@ -74,15 +75,24 @@ def judge_rejects(
     """
     table = build.storage.path(manifest.REJECTS_FILE_NAME)
     num_planned = sum(task.num_refs for task in tasks) - build.num_variants
-    num_images = num_planned + len(build.rejected_files)
+    num_listed = len(build.rejected_files)
+    num_images = num_planned + num_listed
     if len(rejects) == num_images:
         return f"all {num_images:,} images were rejected; {table} says why"
-    if len(rejects) <= build.max_reject_fraction * num_images:
+    # The files rejected while listing come from the whole source. Under a limit only a sample of
+    # the others was decoded, which therefore counts for all of them.
+    weight = Fraction(num_planned + build.over_limit, num_planned or 1)
+    num_expected = num_listed + weight * (len(rejects) - num_listed)
+    num_all = num_images + build.over_limit
+    # As the user wrote it: 0.29 is a little less as a binary number, and 29 of 100 too many.
+    allowed = Fraction(repr(build.max_reject_fraction))
+    if num_expected <= allowed * num_all:
         return None
     reasons = collections.Counter(reject.reason for reject in rejects).most_common()
+    sampled = f" of all {num_all:,}, by this sample" if build.over_limit else ""
     return (
         f"{len(rejects):,} of {num_images:,} images were rejected "
-        f"({len(rejects) / num_images:.2%}, allowed {build.max_reject_fraction:.2%}): "
+        f"({float(num_expected / num_all):.2%}{sampled}, allowed {float(allowed):.2%}): "
         + ", ".join(f"{count:,} {reason}" for reason, count in reasons)
         + f". See {table}; if you accept them, run again with a larger --max_reject_fraction"
     )

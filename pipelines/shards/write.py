@@ -20,7 +20,8 @@ from pipelines.sources.listing import ImageRef, RejectedFile, iterate_refs
 from pipelines.sources.source import Reader
 from pipelines.stores import prefetch
 from pipelines.stores.output import WriteBehind
-from tfrecord_io import augment, near_duplicates, preprocess, schema, shard_writer, shards
+from tfrecord_io import augment, preprocess, schema, shard_writer, shards
+from tfrecord_io.auditing import near_duplicates
 
 #: A row an example of examples.parquet. The hashes are XXH3-128: they tell whether two files or
 #: two pictures are the same, they do not protect against an adversary.

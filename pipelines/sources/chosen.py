@@ -11,13 +11,14 @@ from pathlib import Path
 from tqdm import tqdm
 
 from pipelines import errors
-from pipelines.sources import fashion_mnist, kaggle, staging, synthetic
+from pipelines.sources import fashion_mnist, staging
 from pipelines.sources.archive import ArchiveSource
 from pipelines.sources.directory import DirectorySource
 from pipelines.sources.downloads import CredentialsError, DownloadError
-from pipelines.sources.remote import RemoteZipSource
-from pipelines.sources.remote_directory import RemoteDirectorySource
+from pipelines.sources.kaggle import download as kaggle
+from pipelines.sources.remote import RemoteDirectorySource, RemoteZipSource
 from pipelines.sources.source import Source, SourceOptions
+from pipelines.sources.synthetic import tree as synthetic
 from pipelines.stores import remote
 
 
@@ -77,14 +78,16 @@ def _fashion_mnist(options: SourceOptions) -> Source:
 
 
 def _synthetic(options: SourceOptions) -> Source:
-    """Draws the synthetic tree, or what is missing of it; from then on it is a folder."""
+    """Draws the synthetic tree unless it is there; from then on it is a folder."""
     num_examples, seed = options.num_examples, options.seed
     directory = options.download_dir.absolute() / f"synthetic-{num_examples}-seed-{seed}"
     try:
         with tqdm(total=num_examples, unit=" images", desc="drawing", delay=1.0) as bar:
             synthetic.write_tree(directory, num_examples, seed, progress=bar.update)
-    except ValueError as error:
+    except (ValueError, BlockingIOError) as error:
         raise errors.UserError(str(error)) from None
+    except RuntimeError as error:
+        raise errors.BuildError(str(error)) from None
     return DirectorySource(directory, kind="synthetic")
 
 

@@ -10,6 +10,7 @@ import collections
 import dataclasses
 import functools
 import re
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -18,6 +19,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines import errors
+from tfrecord_io.preprocess import MAX_DETAIL_LENGTH
+from tfrecord_io.printing import printable
 
 #: The class folders of the Kermany OCT data, by which its tree is known among others.
 OCT_LABELS = frozenset({"CNV", "DME", "DRUSEN", "NORMAL"})
@@ -250,8 +253,13 @@ class _Sorter:
             or (None if is_plain else _name_problem(name, name.split("/")))
             or _size_problem(member)
         ):
+            reason, detail = problem
             self.rejects.append(
-                RejectedFile(source_path=printable(name), reason=problem[0], detail=problem[1])
+                RejectedFile(
+                    source_path=printable(name),
+                    reason=reason,
+                    detail=printable(detail, MAX_DETAIL_LENGTH),
+                )
             )
         elif folder.levels:
             self._with_split.add(member, _parent(folder.levels[0]))
@@ -289,11 +297,12 @@ class _Sorter:
         the outer one is the split and `train` a class.
         """
         # A note beside the inner folders, such as train/labels/labels.csv, makes no level.
-        chosen = self._image_levels | {
-            level
-            for level in self._other_levels
-            if not any(inner.startswith(f"{level}/") for inner in self._image_levels)
+        above = {
+            "/".join(parts[:depth])
+            for parts in (level.split("/") for level in self._image_levels)
+            for depth in range(1, len(parts))
         }
+        chosen = self._image_levels | (self._other_levels - above)
         columns = _Columns()
         for member in self._with_split.members():
             base = member.name.rpartition("/")[2]
@@ -398,11 +407,6 @@ def _parent(folder: str) -> str:
 
 def _is_plain(base: str) -> bool:
     return _PLAIN_NAME.fullmatch(base) is not None and base.lower() not in _SYSTEM_FILES
-
-
-def printable(name: str) -> str:
-    """Returns a file name that any file and terminal can hold: bytes that are no text escaped."""
-    return name.encode("utf-8", "backslashreplace").decode("utf-8").replace("\0", "\\x00")
 
 
 def _ignored_reason(parts: Sequence[str]) -> str | None:
@@ -561,6 +565,21 @@ def _label_notes(labels: Sequence[str]) -> Iterator[str]:
                 f"the class {label!a} has a split's name; if it is no class, give --input or "
                 "--tree the folder that holds the SPLIT or CLASS folders"
             )
+    alike: dict[str, list[str]] = collections.defaultdict(list)
+    for label in labels:
+        alike[_folded(label)].append(ascii(label))
+    for names in alike.values():
+        if len(names) > 1:
+            yield (
+                f"the classes {' and '.join(names)} differ only in case, spaces or Unicode form; "
+                "if they are one class, rename the folders"
+            )
+
+
+def _folded(label: str) -> str:
+    """Returns what a reader takes for the same name (Unicode Standard, D146: caseless matching)."""
+    folded = unicodedata.normalize("NFD", label).casefold()
+    return unicodedata.normalize("NFC", folded).strip()
 
 
 def _choose_classes(

@@ -1,4 +1,7 @@
-"""A zip on an object store, read by ranges: the directory at its end once, then single members."""
+"""Zips and folders of images on object stores; a zip on a web server, too.
+
+Of a zip only the directory at its end and single members are fetched, by exact ranges.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,13 @@ from typing import Any
 
 from pipelines import errors
 from pipelines.sources import zip_members
-from pipelines.sources.listing import ImageRef, Listing, ListingOptions, list_images
+from pipelines.sources.listing import ImageRef, Listing, ListingOptions, Member, list_images
 from pipelines.stores import remote
 
 
 @dataclasses.dataclass(frozen=True)
 class RemoteZipSource:
-    """Images in a .zip file on any file system that Beam knows.
+    """Images in a .zip file on an object store or a web server.
 
     Attributes:
         url: of the archive.
@@ -39,10 +42,10 @@ class RemoteZipSource:
             errors.UserError: if it is not there.
         """
         try:
-            size, mark = remote.open_store(self.url).describe(self.url)
+            found = remote.describe(self.url)
         except FileNotFoundError:
-            raise errors.UserError(f"--input {self.url} is no file") from None
-        return dataclasses.replace(self, size=size, mark=mark)
+            raise errors.UserError(f"--input {remote.shown(self.url)} is no file") from None
+        return dataclasses.replace(self, size=found.size, mark=found.mark)
 
     def list(self, options: ListingOptions) -> Listing:
         """Lists the images; refuses anything but a zip.
@@ -50,29 +53,30 @@ class RemoteZipSource:
         Raises:
             errors.UserError: if it is no zip, or holds no image.
         """
-        store = remote.open_store(self.url)
-        if (start := store.read(self.url, 0, 4, self.mark)) not in zip_members.SIGNATURES:
+        shown = remote.shown(self.url)
+        start = remote.read(self.url, 0, 4, self.mark)
+        if start not in zip_members.SIGNATURES:
             what = "a gzip file" if start[:2] == b"\x1f\x8b" else "no zip"
             raise errors.UserError(
-                f"{self.url} is {what}; only a zip has an index, so that it can be read from a "
+                f"{shown} is {what}; only a zip has an index, so that it can be read from a "
                 "store without fetching all of it. Copy the file to a local disk, or give a .zip"
             )
-        with remote.RangeFile(store, self.url, self.size, self.mark) as file:
-            members = zip_members.list_members(file, self.size, self.url)
+        archive = remote.RemoteFile(self.url, self.size, self.mark)
+        with remote.RangeFile(archive) as file:
+            members = zip_members.list_members(file, self.size, shown)
             return list_images(members, options, lambda a, b: a.version == b.version)
 
     @contextlib.contextmanager
-    def open(self) -> Iterator[_Reader]:
-        yield _Reader(remote.open_store(self.url), self)
+    def open(self) -> Iterator[_ZipReader]:
+        yield _ZipReader(self)
 
     def describe(self) -> dict[str, Any]:
-        facts = {"kind": self.kind, "name": self.url.rsplit("/", 1)[-1]}
+        facts = {"kind": self.kind, "name": remote.shown(self.url).rsplit("/", 1)[-1]}
         return facts | ({"dataset": self.dataset} if self.dataset else {})
 
 
 @dataclasses.dataclass(frozen=True)
-class _Reader:
-    store: remote.Store
+class _ZipReader:
     source: RemoteZipSource
 
     num_parallel_reads = remote.NUM_CONNECTIONS
@@ -86,6 +90,72 @@ class _Reader:
         if length <= 0:
             return b""
         try:
-            return self.store.read(self.source.url, start, length, self.source.mark)
+            return remote.read(self.source.url, start, length, self.source.mark)
         except FileNotFoundError:
-            raise errors.BuildError(f"{self.source.url} is gone since the build began") from None
+            raise _gone(self.source.url) from None
+
+
+@dataclasses.dataclass(frozen=True)
+class RemoteDirectorySource:
+    """Images in a folder on an object store: SPLIT/CLASS/files or CLASS/files.
+
+    Attributes:
+        url: of the folder.
+        kind: what the manifest calls the source.
+    """
+
+    url: str
+    kind: str = "directory"
+
+    def prepare(self, scratch_dir: Path) -> RemoteDirectorySource:
+        return self
+
+    def list(self, options: ListingOptions) -> Listing:
+        """Lists the images.
+
+        Raises:
+            errors.UserError: if there is no file, or none of them is an image.
+        """
+        found = remote.list_files(self.url, recursive=True)
+        if not found:
+            raise errors.UserError(f"--input {self.url} holds no file")
+        found.sort(key=lambda file: file.url)
+        with self.open() as reader:
+            return list_images(
+                (self._member(file) for file in found),
+                options,
+                lambda a, b: reader.read(a) == reader.read(b),
+            )
+
+    def _member(self, file: remote.RemoteFile) -> Member:
+        name = file.url.removeprefix(f"{self.url.rstrip('/')}/")
+        return Member(name, file.size, 0, file.size, file.version)
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[_DirectoryReader]:
+        yield _DirectoryReader(self.url.rstrip("/"))
+
+    def describe(self) -> dict[str, Any]:
+        return {"kind": self.kind, "name": self.url.rstrip("/").rsplit("/", 1)[-1]}
+
+
+@dataclasses.dataclass(frozen=True)
+class _DirectoryReader:
+    url: str
+
+    num_parallel_reads = remote.NUM_CONNECTIONS
+
+    def read(self, ref: ImageRef) -> bytes:
+        if not ref.size:
+            return b""
+        url = f"{self.url}/{ref.source_path}"
+        try:
+            return remote.read_file(url, ref.size, ref.version)
+        except FileNotFoundError:
+            raise _gone(url) from None
+
+
+def _gone(url: str) -> errors.BuildError:
+    return errors.BuildError(
+        f"{remote.shown(url)} is gone since the build began; start again with --overwrite"
+    )

@@ -15,7 +15,7 @@ class Reader(Protocol):
 
     One that waits for a network has an attribute `num_parallel_reads`, and its `read` is called
     by so many threads at once; one that waits for a disk may have a method `announce`, which is
-    called with a reference some time before it is read. See `prefetch`.
+    called with a reference some time before it is read. See `stores.prefetch`.
     """
 
     def read(self, ref: ImageRef) -> bytes:

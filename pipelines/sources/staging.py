@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import zlib
+import hashlib
 from pathlib import Path
+from typing import IO
 
 from pipelines import errors
+from pipelines.sources import zip_members
 from pipelines.sources.archive import ArchiveSource
 from pipelines.sources.downloads import byte_bar
 from pipelines.sources.remote import RemoteZipSource
 from pipelines.sources.source import Source, SourceOptions
 from pipelines.stores import remote
-
-# The end of a zip is its directory, with every member's CRC: another content has another end.
-_TAIL_BYTES = 64 * 1024
 
 
 def require_reachable(options: SourceOptions) -> None:
@@ -25,7 +24,13 @@ def require_reachable(options: SourceOptions) -> None:
     Raises:
         errors.UserError: if they will not; it says what to do.
     """
-    if options.workers != "dataflow" or remote.is_remote(options.input or ""):
+    given = options.input or ""
+    if remote.shown(given) != given and options.workers != "here":
+        raise errors.UserError(
+            f"--input {remote.shown(given)} was given with a signature or a password, which would "
+            "be written into the job's description; give a URL without, or copy the file first"
+        )
+    if options.workers != "dataflow" or remote.is_remote(given):
         return
     if options.source not in ("kaggle", "archive"):
         raise errors.UserError(
@@ -63,13 +68,14 @@ def staged(source: Source, options: SourceOptions) -> Source:
 
 def _upload_once(path: Path, staging: str) -> str:
     size = path.stat().st_size
-    url = f"{staging.rstrip('/')}/{size}-{_tail_crc(path, size):08x}/{path.name}"
-    store = remote.open_store(url)
-    if _size(store, url) == size:
-        return url
-    with path.open("rb") as file, byte_bar(f"uploading {path.name}", total=size) as bar:
-        store.write(url, file, bar.update)
-    if (uploaded := _size(store, url)) != size:
+    with path.open("rb") as file:
+        url = f"{staging.rstrip('/')}/{size}-{_index_digest(file, size, path)}/{path.name}"
+        if _size(url) == size:
+            return url
+        file.seek(0)
+        with byte_bar(f"uploading {path.name}", total=size) as bar:
+            remote.write(url, file, bar.update)
+    if (uploaded := _size(url)) != size:
         raise errors.BuildError(
             f"{url} should have {size:,} bytes after the upload, but has {uploaded}; run the same "
             "command again"
@@ -77,14 +83,17 @@ def _upload_once(path: Path, staging: str) -> str:
     return url
 
 
-def _size(store: remote.Store, url: str) -> int | None:
+def _index_digest(file: IO[bytes], size: int, path: Path) -> str:
+    """Returns a digest of what the zip's directory says of each file, its CRC among it."""
+    digest = hashlib.blake2b(digest_size=8)
+    for member in zip_members.list_members(file, size, str(path)):
+        facts = (member.name, member.size, member.offset, member.stored_size, member.version)
+        digest.update(repr(facts).encode())
+    return digest.hexdigest()
+
+
+def _size(url: str) -> int | None:
     try:
-        return store.describe(url)[0]
+        return remote.describe(url).size
     except FileNotFoundError:
         return None
-
-
-def _tail_crc(path: Path, size: int) -> int:
-    with path.open("rb") as file:
-        file.seek(max(size - _TAIL_BYTES, 0))
-        return zlib.crc32(file.read())

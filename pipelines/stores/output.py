@@ -1,4 +1,4 @@
-"""The files of an output folder, on a local disk or on any file system that Beam knows.
+"""The files of an output folder, on a local disk or on an object store.
 
 A local file takes its name by a rename. On an object store a rename is a copy, but an object
 appears whole once its upload ends, so there the final name is written at once.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import errno
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
@@ -63,7 +64,7 @@ class Storage:
             except FileNotFoundError:
                 return None
         try:
-            return remote.open_store(self.root).describe(self.path(name))[0]
+            return remote.describe(self.path(name)).size
         except FileNotFoundError:
             return None
 
@@ -78,15 +79,21 @@ class Storage:
         """
         if not self.remote:
             return Path(self.path(name)).read_bytes()
-        with self._open_ranges(name) as file:
-            return file.read()
+        return remote.read_file(self.path(name))
 
     @contextlib.contextmanager
     def create(self, name: str) -> Iterator[IO[bytes]]:
-        """Opens a file for writing that appears whole, under its name, or not at all."""
+        """Opens a file for writing that appears whole, under its name, or not at all.
+
+        A .json file says of others that they are there: a sidecar of its shard, the manifest of
+        the dataset. Whatever was created before it has its name on the disk before it has.
+        """
         if not self.remote:
             with shards.atomic_write(self.path(name), self.path(BUILD_DIR)) as file:
                 yield file
+                if name.endswith(".json"):
+                    _sync_folder(self.path(BUILD_DIR))
+                    _sync_folder(self.root)
             return
         with remote.create(self.path(name)) as file:
             yield file
@@ -98,13 +105,9 @@ class Storage:
             with pa.memory_map(self.path(name)) as file:
                 yield file
             return
-        with self._open_ranges(name) as raw, pa.PythonFile(raw, mode="r") as file:
+        ranges = remote.RangeFile(remote.describe(self.path(name)))
+        with ranges, pa.PythonFile(ranges, mode="r") as file:
             yield file
-
-    def _open_ranges(self, name: str) -> remote.RangeFile:
-        store, url = remote.open_store(self.root), self.path(name)
-        size, _ = store.describe(url)
-        return remote.RangeFile(store, url, size)
 
     def map(self, read: Callable[[_Item], _Result], items: Iterable[_Item]) -> Iterator[_Result]:
         """Yields what `read` makes of each item, in their order.
@@ -128,7 +131,7 @@ class Storage:
         if not self.remote:
             directory = Path(prefix)
             return sorted(p.name for p in directory.iterdir()) if directory.is_dir() else []
-        found = remote.open_store(prefix).list(prefix, recursive=False)
+        found = remote.list_files(prefix, recursive=False)
         return sorted(file.url.rsplit("/", 1)[-1] for file in found)
 
     def delete(self, names: list[str]) -> None:
@@ -137,17 +140,27 @@ class Storage:
             for name in names:
                 Path(self.path(name)).unlink(missing_ok=True)
             return
-        if names:
-            remote.open_store(self.root).delete([self.path(name) for name in names])
+        remote.delete([self.path(name) for name in names])
 
     def delete_build_dir(self) -> None:
         """Removes what a finished build no longer needs."""
         if not self.remote:
             shutil.rmtree(self.path(BUILD_DIR), ignore_errors=True)
             return
-        if names := self.names(BUILD_DIR):
-            urls = [self.path(f"{BUILD_DIR}/{name}") for name in names]
-            remote.open_store(self.root).delete(urls)
+        self.delete([f"{BUILD_DIR}/{name}" for name in self.names(BUILD_DIR)])
+
+
+def _sync_folder(path: str) -> None:
+    """Waits until the names in a folder are on the disk; without it a power cut may undo them."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        # Some network file systems cannot, and have no names of their own to lose.
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(descriptor)
 
 
 class WriteBehind:

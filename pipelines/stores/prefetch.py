@@ -7,10 +7,7 @@ import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
-
-from pipelines.sources.listing import ImageRef
-from pipelines.sources.source import Reader
+from typing import Protocol, TypeVar
 
 #: Bytes that may be on their way or wait to be decoded, in one process (one file always may).
 _MOST_BYTES_AHEAD = 64 * 1024 * 1024
@@ -22,9 +19,26 @@ _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
 
+class Stored(Protocol):
+    """Says where a file is; `stored_size` is the number of bytes that reading it fetches."""
+
+    @property
+    def stored_size(self) -> int: ...
+
+
+_Ref = TypeVar("_Ref", bound=Stored)
+_RefToRead = TypeVar("_RefToRead", bound=Stored, contravariant=True)
+
+
+class Reader(Protocol[_RefToRead]):
+    """Reads files by their references."""
+
+    def read(self, ref: _RefToRead) -> bytes: ...
+
+
 def read_in_order(
-    reader: Reader, refs: Iterable[ImageRef]
-) -> Iterator[tuple[ImageRef, Callable[[], bytes]]]:
+    reader: Reader[_Ref], refs: Iterable[_Ref]
+) -> Iterator[tuple[_Ref, Callable[[], bytes]]]:
     """Yields each image with a function that returns its bytes, or raises what reading it raised.
 
     A reader whose `num_parallel_reads` is more than one is read ahead of the consumer by so many
@@ -44,12 +58,10 @@ def read_in_order(
     return ahead(reader.read, refs, num_threads, lambda ref: ref.stored_size)
 
 
-def _announced(
-    announce: Callable[[ImageRef], None], refs: Iterable[ImageRef]
-) -> Iterator[ImageRef]:
+def _announced(announce: Callable[[_Ref], None], refs: Iterable[_Ref]) -> Iterator[_Ref]:
     # Some at a time: between two decoded images, each call costs several times what it costs here.
     rest = iter(refs)
-    announced: list[ImageRef] = []
+    announced: list[_Ref] = []
     while True:
         following = list(itertools.islice(rest, _NUM_ANNOUNCED))
         for ref in following:

@@ -1,11 +1,9 @@
-"""Exact byte ranges of files on an object store, and uploads that appear whole or not at all.
+"""Files on object stores and web servers, by URL: exact ranges, listings, uploads.
 
-Beam's own streams are made for reading a file from end to end: on S3 a read of a few bytes asks
-for everything up to the end of the file and hangs up (apache-beam 2.77), on both S3 and Google
-Cloud Storage the buffer is 16 MB, each opened file makes a client of its own, which costs up to
-half a second, and an upload that is dropped half-way is completed as if it were whole. So where
-the store is known, its client is used directly, with Beam's settings; for any other file system
-Beam's stream is opened and sought.
+Every store is reached through one library, obstore, which is Rust's object_store. Its threads do
+not survive a fork, so a store is opened by the process that uses it, when it is first used.
+
+Names of buckets and files are taken word for word: `*` and `[` stand for themselves.
 """
 
 from __future__ import annotations
@@ -13,32 +11,75 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
-import email.utils
-import functools
+import datetime
+import hashlib
 import io
-import math
+import itertools
 import os
+import re
 import tempfile
-import time
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import IO, Any, Protocol
+from pathlib import Path
+from typing import IO, Any
+from urllib.parse import urlsplit, urlunsplit
 
-from apache_beam.io.filesystem import BeamIOError, CompressionTypes
-from apache_beam.io.filesystems import FileSystems
+import obstore
+from obstore import exceptions
+from obstore import store as obstores
 
-from pipelines import errors, range_requests
+from pipelines import errors
+from pipelines.stores import credentials
 
-#: Reads that may wait for the network at the same time, in one process: the stores' clients keep
-#: so many connections, and would open and drop further ones.
+#: Reads that may wait for the network at the same time, in one process.
 NUM_CONNECTIONS = 10
 
-# Up to here a file waits in memory for its upload, beyond it on the local disk.
-_SPOOL_BYTES = 8 * 1024 * 1024
-_COPY_BYTES = 8 * 1024 * 1024
+#: Seconds that a server may be silent, and after which a request that failed is not tried again.
+#: Together they bound how long a server that does not answer holds up a build.
+SILENT_SECONDS = 60
+RETRY_SECONDS = 120
 
-_SIGNED_SECONDS = 1800
-_READ_ATTEMPTS = 4
+# For a whole answer, such as the directory of a zip of millions of images.
+_ANSWER_SECONDS = 3600
+
+# A larger file is uploaded in parts of this size; up to here a new file waits in memory.
+_PART_BYTES = 8 * 1024 * 1024
+_NUM_PARTS_AT_ONCE = 4
+
+_WEB = ("http", "https")
+_KINDS = {
+    "s3": obstores.S3Store,
+    "gs": obstores.GCSStore,
+    "az": obstores.AzureStore,
+    "http": obstores.HTTPStore,
+    "https": obstores.HTTPStore,
+}
+
+_open_stores: dict[str, Any] = {}
+_opened_by = 0
+_opening = threading.Lock()
+
+
+@dataclasses.dataclass(frozen=True)
+class RemoteFile:
+    """A file as its store describes it.
+
+    Attributes:
+        url: its address.
+        size: its bytes.
+        mark: differs for each version of the file: its ETag, or the time of its last change where
+            a web server gives no ETag.
+    """
+
+    url: str
+    size: int
+    mark: str
+
+    @property
+    def version(self) -> int:
+        """The mark as a number in 0..2**63-1, for a column of integers."""
+        return int.from_bytes(hashlib.blake2b(self.mark.encode(), digest_size=8).digest()) >> 1
 
 
 def is_remote(path: str) -> bool:
@@ -46,106 +87,130 @@ def is_remote(path: str) -> bool:
     return "://" in path
 
 
-Advance = Callable[[int], object]
+def shown(url: str) -> str:
+    """Returns a URL as it may be shown: without a password or a signature."""
+    if url.partition("://")[0] not in _WEB:
+        return url
+    parts = urlsplit(url)
+    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
 
-#: What tells one version of a file from another: a text that `describe` returns, or a number from
-#: a listing. Where a store has none it is empty or 0, and every version will do.
-Mark = str | int
 
+def use_flags(beam_args: Sequence[str]) -> tuple[str, ...]:
+    """Uses what Beam's flags say about stores; see `credentials.take_flags`.
 
-@dataclasses.dataclass(frozen=True)
-class RemoteFile:
-    """A file in a listing.
-
-    Attributes:
-        url: its address.
-        size: its bytes.
-        mark: a number that changes with the file, such as the time of its last change in
-            nanoseconds; 0 where the store does not say.
+    Returns:
+        the flags without those that hold a secret.
     """
-
-    url: str
-    size: int
-    mark: int
-
-
-class Store(Protocol):
-    """Reads and writes the files of one file system; safe to use from several threads."""
-
-    def describe(self, url: str) -> tuple[int, str]:
-        """Returns a file's size in bytes and a mark that changes with its content.
-
-        Raises:
-            FileNotFoundError: if there is no such file.
-        """
-        ...
-
-    def read(self, url: str, start: int, length: int, mark: Mark = "") -> bytes:
-        """Returns `length` bytes from `start`, fewer where the file ends.
-
-        Args:
-            url: the file.
-            start: first byte; the file has it.
-            length: number of bytes, at least one.
-            mark: what `describe` or `list` said, if the file must not have changed since.
-
-        Raises:
-            FileNotFoundError: if there is no such file.
-            errors.BuildError: if it has changed, or the store does not answer.
-        """
-        ...
-
-    def write(self, url: str, source: IO[bytes], advance: Advance | None = None) -> None:
-        """Copies an open file, from where it stands, to a URL.
-
-        Args:
-            url: where to.
-            source: the file.
-            advance: is told the number of bytes of each piece.
-
-        Raises:
-            errors.BuildError: if the store does not take it.
-        """
-        ...
-
-    def list(self, folder: str, *, recursive: bool) -> list[RemoteFile]:
-        """Returns the files of a folder, with those of the folders in it if `recursive`.
-
-        Raises:
-            errors.BuildError: if the store does not answer.
-        """
-        ...
-
-    def delete(self, urls: Sequence[str]) -> None:
-        """Deletes files of one bucket; those that are not there are passed over.
-
-        Raises:
-            errors.BuildError: if the store refuses.
-        """
-        ...
+    rest = credentials.take_flags(beam_args)
+    forget_stores()
+    return rest
 
 
-def open_store(url: str) -> Store:
-    """Returns the reader for the file system of a URL.
+def forget_stores() -> None:
+    """Has every store opened anew when it is next used, with the settings of that time."""
+    with _opening:
+        _open_stores.clear()
+
+
+def describe(url: str) -> RemoteFile:
+    """Looks a file up.
 
     Raises:
-        errors.UserError: if Beam has no such file system, its client is not installed, or the
-            client does not take its settings.
+        FileNotFoundError: if there is no such file.
+        errors.UserError: if the URL names no known kind of store.
+        errors.BuildError: if the store does not answer, or refuses.
     """
-    scheme = url.partition("://")[0]
+    store, path = _open(url)
+    with _clear_errors(url):
+        if url.partition("://")[0] in _WEB:
+            # Not HEAD: the signature of a URL is good for GET alone. And this shows at once
+            # whether the server gives ranges.
+            found = obstore.get(store, path, options={"range": (0, 1)})
+            found.bytes()
+            meta = found.meta
+        else:
+            meta = obstore.head(store, path)
+    return RemoteFile(url, meta["size"], _mark(meta))
+
+
+def read(url: str, start: int, length: int, mark: str = "") -> bytes:
+    """Returns `length` bytes of a file from `start`, fewer where the file ends.
+
+    Args:
+        url: the file.
+        start: the first byte; the file has it.
+        length: number of bytes, at least one.
+        mark: of the version that is wanted; empty if any will do.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        errors.BuildError: if the file has changed, or the store does not answer.
+    """
+    options: dict[str, Any] = {"range": (start, start + length)}
+    if mark and not mark.startswith(("W/", "time ")):  # Neither can be a condition.
+        options["if_match"] = f'"{mark}"'
+    store, path = _open(url)
+    with _clear_errors(url):
+        found = obstore.get(store, path, options=options)
+        # A web server may ignore the condition.
+        if mark and mark != _mark(found.meta):
+            raise _changed(url)
+        return bytes(found.bytes())
+
+
+def read_file(url: str, size: int | None = None, version: int | None = None) -> bytes:
+    """Returns a whole file.
+
+    Args:
+        url: the file.
+        size: its bytes, if it must have so many.
+        version: `RemoteFile.version` of the version that is wanted, if not any will do.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        errors.BuildError: if the file has changed, or the store does not answer.
+    """
+    store, path = _open(url)
+    with _clear_errors(url):
+        found = obstore.get(store, path)
+        is_now = RemoteFile(url, found.meta["size"], _mark(found.meta))
+        if size not in (None, is_now.size) or version not in (None, is_now.version):
+            raise _changed(url)
+        return bytes(found.bytes())
+
+
+def write(url: str, source: IO[bytes], advance: Callable[[int], object] | None = None) -> None:
+    """Copies an open file, from where it stands, to a URL, where it appears whole or not at all.
+
+    Args:
+        url: where to.
+        source: the file.
+        advance: is called with the number of bytes of each piece.
+
+    Raises:
+        errors.UserError: for a web server, which takes no files.
+        errors.BuildError: if the store does not take it.
+    """
+    store, path = _open(url, web=False)
+
+    def read_part() -> bytes:
+        part = source.read(_PART_BYTES)
+        if advance is not None:
+            advance(len(part))
+        return part
+
+    first, second = read_part(), read_part()
+    parts = itertools.chain((first, second), iter(read_part, b""))
     try:
-        file_system = FileSystems.get_filesystem(url)
-    except ValueError:
-        raise errors.UserError(f"cannot use {url}: {_missing(url)}") from None
-    options = FileSystems._pipeline_options
-    if scheme not in _STORES or _STORES[scheme][0] is not options:
-        try:
-            _STORES[scheme] = options, _KINDS.get(scheme, _AnyFileSystem)(file_system)
-        except ImportError:
-            raise errors.UserError(f"cannot use {url}: {_missing(url)}") from None
-        except ValueError as error:
-            raise errors.UserError(f"cannot use {url}: {error}") from None
-    return _STORES[scheme][1]
+        with _clear_errors(url):
+            if second:
+                obstore.put(
+                    store, path, parts, chunk_size=_PART_BYTES, max_concurrency=_NUM_PARTS_AT_ONCE
+                )
+            else:
+                obstore.put(store, path, first, use_multipart=False)
+    except FileNotFoundError as error:
+        raise errors.BuildError(f"cannot write {url}: there is no such bucket") from error
 
 
 @contextlib.contextmanager
@@ -154,17 +219,74 @@ def create(url: str) -> Iterator[IO[bytes]]:
 
     What is written waits locally until the block ends, in memory or on the disk.
     """
-    with tempfile.SpooledTemporaryFile(_SPOOL_BYTES) as spool:
+    with tempfile.SpooledTemporaryFile(_PART_BYTES) as spool:
         yield spool
         spool.seek(0)
-        open_store(url).write(url, spool)
+        write(url, spool)
+
+
+def list_files(folder: str, *, recursive: bool) -> list[RemoteFile]:
+    """Returns the files of a folder, with those of the folders in it if `recursive`.
+
+    The empty objects by which some tools represent folders are left out.
+
+    Raises:
+        errors.UserError: for a web server, which has no listing.
+        errors.BuildError: if the store does not answer, or an object has a name that no file
+            can have, such as one with an empty part.
+    """
+    store, prefix = _open(folder, web=False)
+    root, prefix = _split(folder)[0], prefix.strip("/")
+    with _clear_errors(folder):
+        if recursive:
+            found = [
+                meta for batch in obstore.list(store, prefix, chunk_size=1000) for meta in batch
+            ]
+        else:
+            found = list(obstore.list_with_delimiter(store, prefix)["objects"])
+    folders = {prefix}
+    if any(not meta["size"] for meta in found):
+        folders.update(
+            "/".join(parts[:depth])
+            for parts in (meta["path"].split("/") for meta in found)
+            for depth in range(1, len(parts))
+        )
+    return [
+        RemoteFile(f"{root}/{meta['path']}", meta["size"], _mark(meta))
+        for meta in found
+        if meta["size"] or meta["path"] not in folders
+    ]
+
+
+def delete(urls: Sequence[str]) -> None:
+    """Deletes files of one bucket; those that are not there are passed over.
+
+    Raises:
+        errors.BuildError: if the store refuses.
+    """
+    if not urls:
+        return
+    store, _ = _open(urls[0], web=False)
+    paths = [_split(url)[1] for url in urls]
+
+    def delete_one(path: str) -> None:
+        with contextlib.suppress(FileNotFoundError), _clear_errors(urls[0]):
+            obstore.delete(store, path)
+
+    try:
+        with _clear_errors(urls[0]):
+            obstore.delete(store, paths)
+    except FileNotFoundError:
+        # One was not there, and the store did not say what became of the others.
+        with ThreadPoolExecutor(NUM_CONNECTIONS) as pool:
+            collections.deque(pool.map(delete_one, paths), maxlen=0)
 
 
 class RangeFile(io.RawIOBase):
     """A remote file that can be sought; each read is one request for exactly those bytes."""
 
-    def __init__(self, store: Store, url: str, size: int, mark: Mark = "") -> None:
-        self._store, self._url, self._size, self._mark = store, url, size, mark
+    def __init__(self, file: RemoteFile) -> None:
+        self._file = file
         self._position = 0
 
     def readable(self) -> bool:
@@ -177,9 +299,9 @@ class RangeFile(io.RawIOBase):
         return self._position
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._file.size}[whence]
         if base + offset < 0:
-            raise OSError(f"cannot seek to {base + offset} in {self._url}")
+            raise OSError(f"cannot seek to {base + offset} in {shown(self._file.url)}")
         self._position = base + offset
         return self._position
 
@@ -189,12 +311,12 @@ class RangeFile(io.RawIOBase):
         view[: len(data)] = data
         return len(data)
 
-    def read(self, size: int = -1) -> bytes:
-        rest = max(self._size - self._position, 0)
+    def read(self, size: int | None = -1) -> bytes:
+        rest = max(self._file.size - self._position, 0)
         length = rest if size is None or size < 0 else min(size, rest)
         if not length:
             return b""
-        data = self._store.read(self._url, self._position, length, self._mark)
+        data = read(self._file.url, self._position, length, self._file.mark)
         self._position += len(data)
         return data
 
@@ -202,381 +324,125 @@ class RangeFile(io.RawIOBase):
         return self.read()
 
 
-class _S3:
-    def __init__(self, file_system: Any) -> None:
-        from apache_beam.io.aws.clients.s3 import boto3_client
+# --------------------------------------------------------------------------------------------------
+# Opening stores
+# --------------------------------------------------------------------------------------------------
 
-        if boto3_client.boto3 is None:
-            raise ImportError("boto3")
-        from botocore.exceptions import BotoCoreError
-        from botocore.httpsession import get_cert_path
 
-        try:
-            self._client = boto3_client.Client(file_system._options).client
-        except BotoCoreError as error:  # such as a profile that does not exist
-            raise ValueError(error) from None
-        self._signed_address = functools.lru_cache(256)(self._sign)
-        session = self._client._endpoint.http_session
-        verify = getattr(session, "_verify", True)
-        self._connections = range_requests.Connections(get_cert_path(verify) or None)
+def _split(url: str) -> tuple[str, str]:
+    """Returns what a store is opened by, and the path in it. Names are taken word for word."""
+    scheme, _, rest = url.partition("://")
+    if scheme in _WEB:
+        return url, ""
+    bucket, _, path = rest.partition("/")
+    return f"{scheme}://{bucket}", path
 
-    def _sign(self, url: str, period: int) -> str:
-        """Returns an address that is good for two periods; `period` only parts the cache."""
-        bucket, key = self._parts(url)
-        return self._client.generate_presigned_url(
-            "get_object", {"Bucket": bucket, "Key": key}, ExpiresIn=2 * _SIGNED_SECONDS
+
+def _open(url: str, *, web: bool = True) -> tuple[Any, str]:
+    """Returns the store of a URL, and the path in it.
+
+    Args:
+        url: of a file or a folder.
+        web: whether a web server will do.
+
+    Raises:
+        errors.UserError: if there is no such kind of store, or its settings are wrong.
+    """
+    global _opened_by
+    root, path = _split(url)
+    if _open_stores and _opened_by != os.getpid():
+        raise RuntimeError(
+            "a store was opened before this process was forked, and would wait for ever here; "
+            "open stores after the fork"
         )
-
-    def describe(self, url: str) -> tuple[int, str]:
-        found = self._call("head_object", url)
-        return found["ContentLength"], found["ETag"]
-
-    def read(self, url: str, start: int, length: int, mark: Mark = "") -> bytes:
-        wanted = {"Range": f"bytes={start}-{start + length - 1}"}
-        if isinstance(mark, str):
-            condition = {"If-Match": mark} if mark else {}
-        else:
-            since = email.utils.formatdate(mark // 1_000_000_000, usegmt=True)
-            condition = {"If-Unmodified-Since": since} if mark else {}
-        if (data := self._read_quickly(url, wanted | condition)) is not None:
-            return data
-        arguments = wanted | {name.replace("-", ""): value for name, value in condition.items()}
-        for attempts_left in reversed(range(_READ_ATTEMPTS)):
-            found = self._call("get_object", url, **arguments)
-            try:
-                # The client tries again what is not answered, but not an answer that is cut off.
-                with self._clear_errors(url):
-                    data = found["Body"].read()
-                break
-            except errors.BuildError:
-                if not attempts_left:
-                    raise
-        # A server may ignore the range.
-        return data if "ContentRange" in found else data[start : start + length]
-
-    def _read_quickly(self, url: str, headers: dict[str, str]) -> bytes | None:
-        """Reads by an address that is signed for all ranges of the file; None if that fails.
-
-        A call of the client takes about as much of a core as decoding a JPEG; this takes a tenth
-        of it (`benchmarks/range_cost.py`), or half where only the client knows the way. Whatever
-        goes wrong is left to the client, which tries again and explains.
-        """
-        from botocore.awsrequest import AWSPreparedRequest, HeadersDict
-        from botocore.exceptions import BotoCoreError
-
-        address = self._signed_address(url, int(time.monotonic() // _SIGNED_SECONDS))
-        if self._is_direct(address):
-            return self._connections.read(address, headers)
-        request = AWSPreparedRequest("GET", address, HeadersDict(headers), None, False)
-        try:
-            answer = self._client._endpoint.http_session.send(request)
-        except BotoCoreError:
-            return None
-        # Nothing else looks whether the answer was cut off.
-        whole = len(answer.content) == int(answer.headers.get("Content-Length", -1))
-        return answer.content if answer.status_code == 206 and whole else None
-
-    def _is_direct(self, address: str) -> bool:
-        """Tells whether a server is reached without a proxy or a certificate of the client."""
-        session = self._client._endpoint.http_session
-        try:
-            return not (
-                session._proxy_config.proxy_url_for(address)
-                or session._cert_file
-                or (session._verify is False and address.startswith("https:"))
-            )
-        except AttributeError:  # of another version, which keeps its settings elsewhere
-            return False
-
-    def write(self, url: str, source: IO[bytes], advance: Advance | None = None) -> None:
-        bucket, key = self._parts(url)
-        with self._clear_errors(url):
-            self._client.upload_fileobj(source, bucket, key, Callback=advance)
-
-    def list(self, folder: str, *, recursive: bool) -> list[RemoteFile]:
-        bucket, prefix = self._parts(_as_folder(folder))
-        arguments = {} if recursive else {"Delimiter": "/"}
-        with self._clear_errors(folder):
-            pages = self._client.get_paginator("list_objects_v2").paginate(
-                Bucket=bucket, Prefix=prefix, **arguments
-            )
-            return [
-                RemoteFile(
-                    f"s3://{bucket}/{item['Key']}",
-                    item["Size"],
-                    # In whole seconds, as headers have them, and not before the change itself.
-                    math.ceil(item["LastModified"].timestamp()) * 1_000_000_000,
-                )
-                for page in pages
-                for item in page.get("Contents", [])
-            ]
-
-    def delete(self, urls: Sequence[str]) -> None:
-        for batch in _batches(urls, 1000):
-            bucket, _ = self._parts(batch[0])
-            keys = [{"Key": self._parts(url)[1]} for url in batch]
-            with self._clear_errors(batch[0]):
-                answer = self._client.delete_objects(
-                    Bucket=bucket, Delete={"Objects": keys, "Quiet": True}
-                )
-            for refused in answer.get("Errors", []):
-                raise errors.BuildError(
-                    f"cannot delete s3://{bucket}/{refused['Key']}: {refused['Message']}"
-                )
-
-    @staticmethod
-    def _parts(url: str) -> tuple[str, str]:
-        bucket, _, key = url.removeprefix("s3://").partition("/")
-        return bucket, key
-
-    def _call(self, method: str, url: str, **arguments: Any) -> Any:
-        bucket, key = self._parts(url)
-        with self._clear_errors(url):
-            return getattr(self._client, method)(Bucket=bucket, Key=key, **arguments)
-
-    @staticmethod
-    @contextlib.contextmanager
-    def _clear_errors(url: str) -> Iterator[None]:
-        from boto3.exceptions import Boto3Error
-        from botocore.exceptions import BotoCoreError, ClientError
-
-        try:
-            yield
-        except ClientError as error:
-            status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode")
-            code = error.response.get("Error", {}).get("Code")
-            if status == 404 and code != "NoSuchBucket":
-                raise FileNotFoundError(url) from None
-            if status == 412:
-                raise _changed(url) from None
-            raise errors.BuildError(f"cannot use {url}: {error}") from None
-        except (Boto3Error, BotoCoreError) as error:
-            raise errors.BuildError(f"cannot use {url}: {error}") from None
+    if not web and root.partition("://")[0] in _WEB:
+        raise errors.UserError(
+            f"cannot use {shown(url)} as a folder: a web server gives single files and lists "
+            "none. Give --input a .zip with --source archive, and write to a local folder or a "
+            "bucket"
+        )
+    if root not in _open_stores:
+        with _opening:
+            if root not in _open_stores:
+                _opened_by = os.getpid()
+                _open_stores[root] = _opened(root)
+    return _open_stores[root], path
 
 
-class _GoogleCloudStorage:
-    def __init__(self, file_system: Any) -> None:
-        import google.auth.transport.requests
-        import requests
-        from apache_beam.io.gcp.gcsio import GcsIO
-
-        self._client = GcsIO(pipeline_options=file_system._pipeline_options).client
-        self._refresh = google.auth.transport.requests.Request()
-        certificates = os.environ.get("REQUESTS_CA_BUNDLE") or os.environ.get("CURL_CA_BUNDLE")
-        self._connections = range_requests.Connections(certificates or requests.certs.where())
-        self._is_direct = functools.lru_cache(8)(_is_direct)
-
-    def describe(self, url: str) -> tuple[int, str]:
-        bucket, name = self._parts(url)
-        with self._clear_errors(url):
-            blob = self._client.bucket(bucket).get_blob(name)
-        if blob is None:
-            raise FileNotFoundError(url)
-        return blob.size, str(blob.generation)
-
-    def read(self, url: str, start: int, length: int, mark: Mark = "") -> bytes:
-        # A bucket that keeps old versions goes on giving this one; any other has it no more.
-        blob = self._blob(url, generation=int(mark) if mark else None)
-        if (data := self._read_quickly(blob, start, length)) is not None:
-            return data
-        try:
-            with self._clear_errors(url):
-                return blob.download_as_bytes(
-                    start=start, end=start + length - 1, raw_download=True, checksum=None
-                )
-        except FileNotFoundError:
-            if mark:
-                raise _changed(url) from None
-            raise
-
-    def _read_quickly(self, blob: Any, start: int, length: int) -> bytes | None:
-        """Reads as the client would, in a fifth of its CPU time; None if that fails.
-
-        Whatever goes wrong is left to the client, which tries again and explains.
-        """
-        from google.auth.exceptions import GoogleAuthError
-
-        # What is stored compressed must come as it is stored: it has no ranges otherwise.
-        headers = {"Range": f"bytes={start}-{start + length - 1}", "Accept-Encoding": "gzip"}
-        try:
-            address = blob._get_download_url(self._client)
-            if not self._is_direct(address.partition("/download/")[0]):
-                return None
-            self._client._credentials.before_request(self._refresh, "GET", address, headers)
-        except (GoogleAuthError, AttributeError):  # or a client of another version
-            return None
-        return self._connections.read(address, headers)
-
-    def write(self, url: str, source: IO[bytes], advance: Advance | None = None) -> None:
-        told = source if advance is None else _Told(source, advance)
-        # Of a small file whose size it knows, the client makes one request instead of two.
-        start = source.tell()
-        size = source.seek(0, io.SEEK_END) - start
-        source.seek(start)
-        with self._clear_errors(url):
-            self._blob(url).upload_from_file(told, size=size)
-
-    def list(self, folder: str, *, recursive: bool) -> list[RemoteFile]:
-        bucket, prefix = self._parts(_as_folder(folder))
-        with self._clear_errors(folder):
-            blobs = self._client.list_blobs(
-                bucket, prefix=prefix, delimiter=None if recursive else "/"
-            )
-            return [
-                RemoteFile(
-                    f"gs://{bucket}/{blob.name}",
-                    blob.size,
-                    blob.generation or 0,
-                )
-                for blob in blobs
-            ]
-
-    def delete(self, urls: Sequence[str]) -> None:
-        # The store takes one a request; a large build leaves thousands.
-        with ThreadPoolExecutor(NUM_CONNECTIONS) as pool:
-            collections.deque(pool.map(self._delete, urls), maxlen=0)
-
-    def _delete(self, url: str) -> None:
-        with contextlib.suppress(FileNotFoundError), self._clear_errors(url):
-            self._blob(url).delete()
-
-    def _blob(self, url: str, generation: int | None = None) -> Any:
-        bucket, name = self._parts(url)
-        return self._client.bucket(bucket).blob(name, chunk_size=_COPY_BYTES, generation=generation)
-
-    @staticmethod
-    def _parts(url: str) -> tuple[str, str]:
-        bucket, _, name = url.removeprefix("gs://").partition("/")
-        return bucket, name
-
-    @staticmethod
-    @contextlib.contextmanager
-    def _clear_errors(url: str) -> Iterator[None]:
-        from google.api_core import exceptions
-        from google.auth.exceptions import GoogleAuthError
-        from google.cloud.exceptions import GoogleCloudError
-        from requests import RequestException
-
-        try:
-            yield
-        except exceptions.NotFound:
-            raise FileNotFoundError(url) from None
-        except (GoogleCloudError, GoogleAuthError, RequestException) as error:
-            raise errors.BuildError(f"cannot use {url}: {error}") from None
+def _opened(root: str) -> Any:
+    scheme = root.partition("://")[0]
+    if scheme not in _KINDS:
+        raise errors.UserError(
+            f"cannot use {root}: expected s3://, gs://, az:// or https://, received {scheme}://"
+        )
+    client_options: dict[str, Any] = {
+        "allow_http": True,  # for an endpoint that the user gave as http://
+        "connect_timeout": datetime.timedelta(seconds=min(SILENT_SECONDS, 10)),
+        "read_timeout": datetime.timedelta(seconds=SILENT_SECONDS),
+        "timeout": datetime.timedelta(seconds=_ANSWER_SECONDS),
+    }
+    for variable in ("AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"):
+        if file := os.environ.get(variable):
+            client_options["root_certificate"] = Path(file).read_bytes()
+            break
+    retries = {
+        "max_retries": 6,
+        "retry_timeout": datetime.timedelta(seconds=RETRY_SECONDS),
+    }
+    settings = credentials.settings(scheme)
+    try:
+        return _KINDS[scheme].from_url(
+            root, client_options=client_options, retry_config=retries, **settings
+        )
+    except (exceptions.BaseError, ValueError) as error:
+        raise errors.UserError(f"cannot use {shown(root)}: {_reason(error)}") from None
 
 
-def _is_direct(server: str) -> bool:
-    """Tells whether a server is reached without a proxy or a certificate of the client."""
-    from requests.utils import get_environ_proxies, select_proxy
-
-    with_certificate = os.environ.get("GOOGLE_API_USE_CLIENT_CERTIFICATE", "").lower() == "true"
-    return not (with_certificate or select_proxy(server, get_environ_proxies(server)))
+# --------------------------------------------------------------------------------------------------
+# What stores say
+# --------------------------------------------------------------------------------------------------
 
 
-class _AnyFileSystem:
-    """Beam's streams, opened for each read, as threads cannot share them."""
-
-    def __init__(self, file_system: Any) -> None:
-        pass
-
-    def describe(self, url: str) -> tuple[int, str]:
-        try:
-            found = FileSystems.match([url])[0].metadata_list
-        except BeamIOError as error:
-            raise errors.BuildError(f"cannot use {url}: {_reason(error)}") from None
-        if not found:
-            raise FileNotFoundError(url)
-        return found[0].size_in_bytes, str(found[0].last_updated_in_seconds or "")
-
-    def read(self, url: str, start: int, length: int, mark: Mark = "") -> bytes:
-        try:
-            with FileSystems.open(url, compression_type=CompressionTypes.UNCOMPRESSED) as stream:
-                stream.seek(start)
-                return stream.read(length)
-        except FileNotFoundError:
-            raise
-        except (BeamIOError, OSError) as error:
-            raise errors.BuildError(f"cannot use {url}: {_reason(error)}") from None
-
-    def write(self, url: str, source: IO[bytes], advance: Advance | None = None) -> None:
-        try:
-            # Not `with`: closing is what makes an object appear, and half a one must not.
-            target = FileSystems.create(url, compression_type=CompressionTypes.UNCOMPRESSED)
-            while piece := source.read(_COPY_BYTES):
-                target.write(piece)
-                if advance is not None:
-                    advance(len(piece))
-            target.close()
-        except (BeamIOError, OSError) as error:
-            raise errors.BuildError(f"cannot use {url}: {_reason(error)}") from None
-
-    def list(self, folder: str, *, recursive: bool) -> list[RemoteFile]:
-        try:
-            found = FileSystems.match([_as_folder(folder) + ("**" if recursive else "*")])
-        except BeamIOError as error:
-            raise errors.BuildError(f"cannot use {folder}: {_reason(error)}") from None
-        return [
-            RemoteFile(
-                file.path,
-                file.size_in_bytes,
-                int((file.last_updated_in_seconds or 0) * 1_000_000_000),
-            )
-            for file in found[0].metadata_list
-        ]
-
-    def delete(self, urls: Sequence[str]) -> None:
-        try:
-            FileSystems.delete([url for url in urls if FileSystems.exists(url)])
-        except BeamIOError as error:
-            raise errors.BuildError(f"cannot use {urls[0]}: {_reason(error)}") from None
+def _mark(meta: Any) -> str:
+    # A listing of Azure's has the ETag without the quotes that it has elsewhere.
+    if e_tag := meta["e_tag"]:
+        return e_tag.replace('"', "")
+    return f"time {meta['last_modified'].isoformat()}"
 
 
-class _Told:
-    """A file that tells how many bytes were read of it."""
-
-    def __init__(self, file: IO[bytes], advance: Advance) -> None:
-        self._file, self._advance = file, advance
-
-    def read(self, size: int = -1) -> bytes:
-        data = self._file.read(size)
-        self._advance(len(data))
-        return data
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._file, name)
-
-
-_KINDS: dict[str, Callable[[Any], Store]] = {"s3": _S3, "gs": _GoogleCloudStorage}
-
-# By scheme, with the options it was made for: a client costs up to half a second.
-_STORES: dict[str, tuple[Any, Store]] = {}
-
-
-def _as_folder(url: str) -> str:
-    return f"{url.rstrip('/')}/"
-
-
-def _batches(urls: Sequence[str], size: int) -> Iterator[Sequence[str]]:
-    for start in range(0, len(urls), size):
-        yield urls[start : start + size]
+@contextlib.contextmanager
+def _clear_errors(url: str) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError as error:
+        if re.search("NoSuchBucket|ContainerNotFound", str(error)):
+            raise errors.BuildError(f"cannot use {shown(url)}: {_reason(error)}") from None
+        raise FileNotFoundError(shown(url)) from None
+    except exceptions.PreconditionError:
+        raise _changed(url) from None
+    except (exceptions.BaseError, ValueError) as error:
+        raise errors.BuildError(f"cannot use {shown(url)}: {_reason(error)}") from None
 
 
 def _changed(url: str) -> errors.BuildError:
-    return errors.BuildError(f"{url} changed since the build began; start again with --overwrite")
+    return errors.BuildError(
+        f"{shown(url)} changed since the build began; start again with --overwrite"
+    )
 
 
 def _reason(error: Exception) -> str:
-    """Returns what a store said; Beam hides it in a dictionary by URL."""
-    details = getattr(error, "exception_details", None)
-    return "; ".join(str(detail) for detail in details.values()) if details else str(error)
-
-
-def _missing(url: str) -> str:
-    scheme = url.partition("://")[0]
-    extra = {"s3": "aws", "gs": "gcp", "abfs": "azure", "azfs": "azure"}.get(scheme)
-    if extra is None:
-        return f"Beam knows no file system {scheme}://"
-    return (
-        f"the client for {scheme}:// is not installed; install it with pip install "
-        f"'apache-beam[{extra}]'"
-    )
+    """Returns what a store said, in one line, without signatures."""
+    text = str(error).partition("\n\nDebug source")[0]
+    # The first are the words for stores, the others those for web servers.
+    if re.search("non-partial response|[Rr]ange request", text):
+        return (
+            "the server sent the whole file where a part of it was asked for; copy the file to a "
+            "local disk"
+        )
+    head, found, body = text.partition("<?xml")
+    if found:
+        said = [re.search(f"<{tag}>([^<]*)", body) for tag in ("Code", "Message")]
+        text = head + ": ".join(match[1] for match in said if match)
+    if "169.254.169.254" in text:
+        text = f"no credentials were found, and this machine has no role of its own ({text})"
+    return " ".join(re.sub(r"\?[^\s()]*=[^\s()]*", "", text).split())

@@ -20,8 +20,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from tfrecord_io import manifest, near_duplicates, shortcuts
-from tfrecord_io.twins import ImageReader, Twins, find_twins
+from tfrecord_io import manifest
+from tfrecord_io.auditing import near_duplicates, shortcuts
+from tfrecord_io.auditing.twins import ImageReader, Twins, find_twins
+from tfrecord_io.printing import printable
 
 Severity = Literal["problem", "warning", "note", "good"]
 SEVERITIES: tuple[Severity, ...] = ("problem", "warning", "note", "good")
@@ -818,7 +820,8 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps({**result.to_dict(), "violations": violations}, indent=1))
     else:
         for finding in result.findings:
-            print(f"{finding.severity.upper():8} {finding.title}\n         {finding.detail}")
+            print(f"{finding.severity.upper():8} {printable(finding.title)}")
+            print(f"         {printable(finding.detail)}")
         for line in violations:
             print(f"FAILED   {line}")
     return 1 if violations else 0

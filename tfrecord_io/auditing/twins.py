@@ -12,7 +12,8 @@ import numpy as np
 import pyarrow as pa
 from PIL import Image
 
-from tfrecord_io import near_duplicates, schema
+from tfrecord_io import schema
+from tfrecord_io.auditing import near_duplicates
 
 #: Proposed pairs whose pixels are looked at; each takes about half a millisecond.
 MAX_CHECKED = 50_000

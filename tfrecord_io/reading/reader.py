@@ -17,13 +17,14 @@ from typing import Literal
 import numpy as np
 import tensorflow as tf
 
-from tfrecord_io import device_cache, schema
-from tfrecord_io.device_cache import DeviceDataset, DeviceSplit
+from tfrecord_io import schema
 from tfrecord_io.manifest import Manifest, ManifestError
-from tfrecord_io.mapped import MappedSplit, RowIndex
-from tfrecord_io.opening import Verify, is_remote, open_split, shard_path
-from tfrecord_io.order import BatchOrder
-from tfrecord_io.stream_order import RUN_LENGTH, Segments, StreamOrder
+from tfrecord_io.reading import device_cache
+from tfrecord_io.reading.device_cache import DeviceDataset, DeviceSplit
+from tfrecord_io.reading.mapped import MappedSplit, RowIndex
+from tfrecord_io.reading.opening import Verify, is_remote, open_split, shard_path
+from tfrecord_io.reading.order import BatchOrder
+from tfrecord_io.reading.stream_order import RUN_LENGTH, Segments, StreamOrder
 
 Engine = Literal["auto", "mmap", "stream"]
 Cache = Literal["device"]

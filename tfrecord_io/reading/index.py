@@ -12,7 +12,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from tfrecord_io import opening, shards
+from tfrecord_io import shards
+from tfrecord_io.reading import opening
 
 _SUFFIX = ".idx"
 

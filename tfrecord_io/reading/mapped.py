@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from tfrecord_io import schema
-from tfrecord_io.opening import Verify, open_split, shard_path
+from tfrecord_io.reading.opening import Verify, open_split, shard_path
 
 # Not in Python's mmap module. Source: sys/mman.h, the same on Linux and macOS.
 _MAP_FIXED = 0x10

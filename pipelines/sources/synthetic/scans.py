@@ -1,4 +1,4 @@
-"""Synthetic source: OCT-like retinal B-scans in the shape of the real archive.
+"""OCT-like retinal B-scans, drawn as the real archive has them.
 
 A stand-in for the Kermany data where that cannot be downloaded: for tests, benchmarks and first
 runs. The scans are drawn, not learnt, and hold no patient's data. A person tells clear cases
@@ -14,20 +14,12 @@ and NORMAL). One thing is better than in the real archive: no patient is in two 
 from __future__ import annotations
 
 import io
-import json
 import math
-import multiprocessing
-import os
-import shutil
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import NormalDist
 
 import numpy as np
-import PIL
 from numpy.random import PCG64, Generator, SeedSequence
 from numpy.typing import NDArray
 from PIL import Image
@@ -37,21 +29,9 @@ Floats = NDArray[np.float64]
 # Part of the completeness marker: raise it whenever the same arguments give other bytes.
 GENERATOR_VERSION = 1
 LABEL_NAMES = ("CNV", "DME", "DRUSEN", "NORMAL")
-SPLITS = ("train", "val", "test")
-ARCHIVE_FOLDER = "OCT2017 "  # The trailing space is the real archive's.
-COMPLETE_MARKER = ".complete.json"
-STARTED_MARKER = ".started.json"
-# 2018-01-01T00:00:00Z. Constant, because a source is identified by the sizes and times of files.
-FILE_MTIME = 1_514_764_800
-
-# Images a class in the real train folder (Kermany et al. 2018, Kaggle's edition).
-_TRAIN_WEIGHTS = {"CNV": 37_205, "DME": 11_348, "DRUSEN": 8_616, "NORMAL": 26_315}
-_HELD_OUT_FRACTION = 0.1
-_MAX_IMAGES_A_PATIENT = 12
-_SECOND_CLASS_PROBABILITY = 0.06
 
 # The first word of every seed, so that two draws for the same patient share no stream.
-_PATIENT_STREAM, _SCAN_STREAM, _TREE_STREAM = 1, 2, 3
+_PATIENT_STREAM, _SCAN_STREAM, TREE_STREAM = 1, 2, 3
 
 # --------------------------------------------------------------------------------------------------
 # Random numbers. NumPy promises the raw bits of PCG64 and SeedSequence for ever, but not what
@@ -60,7 +40,8 @@ _PATIENT_STREAM, _SCAN_STREAM, _TREE_STREAM = 1, 2, 3
 # --------------------------------------------------------------------------------------------------
 
 
-def _generator(*words: int) -> Generator:
+def generator(*words: int) -> Generator:
+    """Returns a generator of its own for these words, the same on every machine."""
     return Generator(PCG64(SeedSequence(words)))
 
 
@@ -68,12 +49,13 @@ def _between(rng: Generator, low: float, high: float) -> float:
     return low + (high - low) * float(rng.random())
 
 
-def _whole(rng: Generator, low: int, high: int) -> int:
+def whole(rng: Generator, low: int, high: int) -> int:
     """Draws an int from low to high, both included."""
     return low + int(rng.random() * (high - low + 1))
 
 
-def _chance(rng: Generator, probability: float) -> bool:
+def chance(rng: Generator, probability: float) -> bool:
+    """Draws True with a probability."""
     return bool(rng.random() < probability)
 
 
@@ -159,7 +141,7 @@ class _Patient:
 
 
 def _draw_patient(patient: int, seed: int) -> _Patient:
-    rng = _generator(_PATIENT_STREAM, seed, patient)
+    rng = generator(_PATIENT_STREAM, seed, patient)
     return _Patient(
         curvature=0.2 + 6.5 * _between(rng, 0, 1) ** 2.2,
         tilt=_between(rng, -9, 9),
@@ -173,7 +155,7 @@ def _draw_patient(patient: int, seed: int) -> _Patient:
         floor=_between(rng, 8, 20),
         severity=0.02 + 0.98 * _between(rng, 0, 1) ** 0.9,
         lesion_mm=_between(rng, -1.3, 1.3),
-        is_levelled=_chance(rng, 0.45),
+        is_levelled=chance(rng, 0.45),
     )
 
 
@@ -262,14 +244,14 @@ def _with_neovascularisation(
     height = 1.5 + severity * _between(rng, 8, 48)
     membrane = height * irregular * _dome(x_mm, centre, half_width)
     fluid = np.zeros_like(x_mm)
-    if _chance(rng, 0.25 + 0.65 * severity):
+    if chance(rng, 0.25 + 0.65 * severity):
         pool = _dome(x_mm, centre + _between(rng, -0.8, 0.8), half_width * _between(rng, 0.8, 1.5))
         fluid = (1.5 + severity * _between(rng, 8, 36)) * pool**1.5
     deposit = np.zeros_like(x_mm)
-    if _chance(rng, 0.5):
+    if chance(rng, 0.5):
         patch = _dome(x_mm, centre + _between(rng, -0.4, 0.4), half_width * _between(rng, 0.4, 0.9))
         deposit = severity * _between(rng, 5, 22) * patch * irregular
-    cysts = _draw_cysts(rng, severity, centre, 4) if _chance(rng, 0.3 * severity) else ()
+    cysts = _draw_cysts(rng, severity, centre, 4) if chance(rng, 0.3 * severity) else ()
     return _Lesions(
         elevation=np.maximum(healthy.elevation, membrane),
         fluid=fluid,
@@ -294,7 +276,7 @@ def _with_macular_oedema(
     """A thickened retina with dark cysts and bright exudates; now and then a little fluid."""
     cysts = _draw_cysts(rng, severity, 0.6 * centre, 9)
     fluid = np.zeros_like(x_mm)
-    if _chance(rng, 0.15):
+    if chance(rng, 0.15):
         fluid = severity * _between(rng, 4, 20) * _dome(x_mm, 0.3 * centre, 0.9) ** 1.5
     return _Lesions(
         elevation=healthy.elevation,
@@ -344,7 +326,7 @@ def _draw_lesions(
         return _with_drusen(rng, x_mm, healthy, severity, centre)
     if label == "DME":
         return _with_macular_oedema(rng, x_mm, healthy, severity, centre)
-    if _chance(rng, 0.3):  # Neovascularisation often grows where drusen were.
+    if chance(rng, 0.3):  # Neovascularisation often grows where drusen were.
         drusen = _with_drusen(rng, x_mm, healthy, 0.5 * severity, centre)
         return _with_neovascularisation(rng, x_mm, drusen, severity, centre)
     return _with_neovascularisation(rng, x_mm, healthy, severity, centre)
@@ -450,7 +432,7 @@ def _back_wall(rng: Generator, patient: _Patient, x_mm: Floats, height: int) -> 
 def _vessel_shadows(rng: Generator, x_mm: Floats) -> Floats:
     """Share of light that is left below the retina's vessels, float64 [width]."""
     light = np.ones_like(x_mm)
-    for _ in range(_whole(rng, 1, 7)):
+    for _ in range(whole(rng, 1, 7)):
         x = _between(rng, float(x_mm[0]), float(x_mm[-1]))
         if abs(x) > 0.5:  # The fovea has no vessels.
             darkest = 0.08 + 0.5 * float(rng.random()) ** 2
@@ -654,7 +636,7 @@ def draw_bscan(label: str, patient: int, index: int, seed: int) -> np.ndarray:
         if number < 0:
             raise ValueError(f"{name} must be 0 or more, got {number}")
     anatomy = _draw_patient(patient, seed)
-    rng = _generator(_SCAN_STREAM, seed, patient, LABEL_NAMES.index(label), index)
+    rng = generator(_SCAN_STREAM, seed, patient, LABEL_NAMES.index(label), index)
     scan = _FORMATS[_weighted(rng, _FORMAT_WEIGHTS[label])]
     mm_a_pixel = scan.field_mm / scan.width
     x_mm = (np.arange(scan.width) - scan.width / 2) * mm_a_pixel + _between(rng, -0.6, 0.6)
@@ -677,7 +659,7 @@ def draw_bscan(label: str, patient: int, index: int, seed: int) -> np.ndarray:
     bottom = bounds[_LAYER_NAMES.index("external_membrane")]
     for spot in lesions.spots:
         _paint_spot(image, spot, x_mm, top, bottom)
-    if _chance(rng, 0.2):
+    if chance(rng, 0.2):
         _paint_hyaloid(image, rng, x_mm, bounds[0])
     vignette = 1 - _between(rng, 0.05, 0.35) * ((x_mm - x_mm.mean()) / (scan.field_mm / 2)) ** 2
     image *= _on_grid(anatomy.brightness * _between(rng, 0.9, 1.1) * vignette)[:, None]
@@ -685,117 +667,6 @@ def draw_bscan(label: str, patient: int, index: int, seed: int) -> np.ndarray:
     if anatomy.is_levelled:
         return _levelled(pixels, rng, float(bounds[-1][-1] - bounds[-1][0]) / scan.width)
     return pixels
-
-
-# --------------------------------------------------------------------------------------------------
-# The tree
-# --------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class _ImageTask:
-    """One file to draw: everything a worker process needs to know."""
-
-    split: str
-    label: str
-    patient: int
-    index: int
-    seed: int
-
-    def path(self, directory: Path) -> Path:
-        name = f"{self.label}-{self.patient}-{self.index}.jpeg"
-        return directory / ARCHIVE_FOLDER / self.split / self.label / name
-
-
-def split_sizes(num_examples: int) -> dict[tuple[str, str], int]:
-    """Shares a number of images out among splits and classes as the real archive does.
-
-    val and test get about a tenth each and are balanced, train has the real classes' proportions;
-    no share is empty.
-
-    Args:
-        num_examples: images in all.
-
-    Returns:
-        Number of images by (split, label); they add up to num_examples.
-
-    Raises:
-        ValueError: if there are too few images for one in every class of every split.
-    """
-    smallest = len(SPLITS) * len(LABEL_NAMES)
-    if num_examples < smallest:
-        raise ValueError(
-            f"num_examples must be at least {smallest}, one for each of {len(LABEL_NAMES)} classes "
-            f"in each of {len(SPLITS)} splits, got {num_examples}; ask for more synthetic examples"
-        )
-    held_out = max(1, round(num_examples * _HELD_OUT_FRACTION / len(LABEL_NAMES)))
-    # One image a class is set aside, the rest is dealt by weight, the largest remainders first.
-    num_train = num_examples - 2 * len(LABEL_NAMES) * held_out
-    spare = num_train - len(LABEL_NAMES)
-    total_weight = sum(_TRAIN_WEIGHTS.values())
-    train = {label: 1 + spare * _TRAIN_WEIGHTS[label] // total_weight for label in LABEL_NAMES}
-    by_remainder = sorted(
-        LABEL_NAMES, key=lambda label: -(spare * _TRAIN_WEIGHTS[label] % total_weight)
-    )
-    for label in by_remainder[: num_train - sum(train.values())]:
-        train[label] += 1
-    sizes = {("train", label): train[label] for label in LABEL_NAMES}
-    sizes |= {(split, label): held_out for split in ("val", "test") for label in LABEL_NAMES}
-    return sizes
-
-
-def _plan_tree(num_examples: int, seed: int) -> list[_ImageTask]:
-    """Which patients there are and which of their scans lie where, in a fixed order."""
-    sizes_by_share = split_sizes(num_examples)
-    rng = _generator(_TREE_STREAM, seed, num_examples)
-    patients = _patient_numbers(rng)
-    tasks: list[_ImageTask] = []
-    for split in SPLITS:
-        sizes = {label: sizes_by_share[split, label] for label in LABEL_NAMES}
-        for position, label in enumerate(LABEL_NAMES):
-            while sizes[label]:
-                patient = next(patients)
-                indices = _scan_indices(rng)
-                shown = [label]
-                if position + 1 < len(LABEL_NAMES) and _chance(rng, _SECOND_CLASS_PROBABILITY):
-                    shown.append(LABEL_NAMES[_whole(rng, position + 1, len(LABEL_NAMES) - 1)])
-                for each in shown:
-                    for _ in range(min(sizes[each], _images_of_a_patient(rng, each))):
-                        tasks.append(
-                            _ImageTask(
-                                split=split,
-                                label=each,
-                                patient=patient,
-                                index=next(indices),
-                                seed=seed,
-                            )
-                        )
-                        sizes[each] -= 1
-    return tasks
-
-
-def _patient_numbers(rng: Generator) -> Iterator[int]:
-    """Numbers of up to seven digits that look random and never come twice."""
-    # A step that shares no factor with the modulus visits every number before it repeats one.
-    modulus, step = 9_999_991, 3_814_279
-    number = _whole(rng, 0, modulus - 1)
-    while True:
-        number = (number + step) % modulus
-        yield number + 1
-
-
-def _scan_indices(rng: Generator) -> Iterator[int]:
-    """Rising scan numbers with gaps: the real archive holds only some of each volume."""
-    index = 0
-    while True:
-        index += _whole(rng, 1, 25)
-        yield index
-
-
-def _images_of_a_patient(rng: Generator, label: str) -> int:
-    """1 to 12, mostly few; disease is scanned more often than health."""
-    spread = 3.0 if label == "NORMAL" else 1.6
-    return 1 + int((_MAX_IMAGES_A_PATIENT - 1) * float(rng.random()) ** spread)
 
 
 def encode_jpeg(pixels: np.ndarray) -> bytes:
@@ -812,167 +683,3 @@ def encode_jpeg(pixels: np.ndarray) -> bytes:
     buffer = io.BytesIO()
     Image.fromarray(pixels).save(buffer, format="JPEG", quality=quality)
     return buffer.getvalue()
-
-
-def _write_image(task: _ImageTask, directory: Path) -> None:
-    """Draws one file under a temporary name and renames it, its time set before."""
-    path = task.path(directory)
-    # No .jpeg at the end: no listing may ever see a half-written file.
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    partial.write_bytes(encode_jpeg(draw_bscan(task.label, task.patient, task.index, task.seed)))
-    os.utime(partial, (FILE_MTIME, FILE_MTIME))
-    partial.replace(path)
-
-
-def _write_images(tasks: Sequence[_ImageTask], directory: Path) -> int:
-    for task in tasks:
-        _write_image(task, directory)
-    return len(tasks)
-
-
-def _is_written(path: Path) -> bool:
-    """Whether this module finished the file: the time is set before the final name is."""
-    try:
-        stat = path.stat()
-    except FileNotFoundError:
-        return False
-    return stat.st_size > 0 and stat.st_mtime == FILE_MTIME
-
-
-def _read_marker(path: Path) -> dict[str, object] | None:
-    try:
-        return json.loads(path.read_text())
-    except (FileNotFoundError, ValueError):
-        return None
-
-
-def _write_marker(path: Path, settings: dict[str, object]) -> None:
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    partial.write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")
-    partial.replace(path)
-
-
-def _prepare_tree(directory: Path, settings: dict[str, object], tasks: list[_ImageTask]) -> None:
-    """Leaves only finished files of these settings, and the folders for the others."""
-    tree = directory / ARCHIVE_FOLDER
-    started = directory / STARTED_MARKER
-    if tree.exists() and not started.exists():
-        raise FileExistsError(
-            f"{tree!s} exists and was not written by the synthetic source (no {STARTED_MARKER} "
-            "beside it); name another directory, or delete that folder if it is not needed"
-        )
-    (directory / COMPLETE_MARKER).unlink(missing_ok=True)
-    if _read_marker(started) != settings:
-        # The old tree goes before the new marker comes: killed between the two, this only
-        # loses work, and never takes old files for new ones.
-        if tree.exists():
-            shutil.rmtree(tree)
-        _write_marker(started, settings)
-    planned = {task.path(directory) for task in tasks}
-    for path in tree.rglob("*"):
-        if path.is_file() and path not in planned:
-            path.unlink()
-    for folder in {path.parent for path in planned}:
-        folder.mkdir(parents=True, exist_ok=True)
-
-
-def _write_in_processes(
-    chunks: list[Sequence[_ImageTask]],
-    directory: Path,
-    num_workers: int,
-    progress: Callable[[int], None] | None,
-) -> None:
-    # spawn, not fork: the caller may have threads, and a forked copy of them can deadlock.
-    context = multiprocessing.get_context("spawn")
-    executor = ProcessPoolExecutor(num_workers, mp_context=context)
-    try:
-        futures = [executor.submit(_write_images, chunk, directory) for chunk in chunks]
-        for future in as_completed(futures):
-            written = future.result()
-            if progress is not None:
-                progress(written)
-    except BrokenProcessPool as error:
-        raise RuntimeError(
-            f"a worker process died while it drew into {directory}. Either the calling script "
-            'lacks `if __name__ == "__main__":`, or memory ran out. Finished images are kept; '
-            "run again, with num_workers=1 to draw in this process"
-        ) from error
-    finally:
-        executor.shutdown(cancel_futures=True)
-
-
-_CHUNK_SIZE = 32
-# Below this many images, starting processes takes longer than they save.
-_SMALLEST_PARALLEL_RUN = 256
-
-
-def _default_num_workers(num_images: int) -> int:
-    if num_images < _SMALLEST_PARALLEL_RUN:
-        return 1
-    if hasattr(os, "sched_getaffinity"):  # Linux; respects containers' and taskset's limits.
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def write_tree(
-    directory: Path,
-    num_examples: int,
-    seed: int,
-    *,
-    num_workers: int | None = None,
-    progress: Callable[[int], None] | None = None,
-) -> Path:
-    """Writes a tree of synthetic scans in the shape of the real archive.
-
-    The files are `directory/OCT2017 /{train,val,test}/CLASS/CLASS-PATIENT-INDEX.jpeg`. The same
-    num_examples, seed and Pillow version give the same bytes and modification times, however many
-    workers draw. A finished tree is left as it is; a killed run is completed; a tree of other
-    settings is replaced. One process at a time may write to a directory.
-
-    Args:
-        directory: where the archive's folder goes; made if it is missing.
-        num_examples: images in all, at least 12.
-        seed: of the whole dataset, not negative.
-        num_workers: processes that draw; 1 draws in this process. By default one a core, or
-            1 where so few images are missing that starting processes would not pay. The calling
-            script must guard its main code with `if __name__ == "__main__":` if there are several.
-        progress: called with the number of images newly written, each time some are.
-
-    Returns:
-        `directory`, as a Path.
-
-    Raises:
-        ValueError: if num_examples, seed or num_workers is too small.
-        FileExistsError: if the archive's folder is there and this function did not write it.
-        RuntimeError: if a worker process died.
-    """
-    directory = Path(directory)
-    if seed < 0:
-        raise ValueError(f"seed must be 0 or more, got {seed}")
-    if num_workers is not None and num_workers < 1:
-        raise ValueError(f"num_workers must be at least 1, got {num_workers}; leave it out for all")
-    tasks = _plan_tree(num_examples, seed)
-    settings: dict[str, object] = {
-        "generator_version": GENERATOR_VERSION,
-        "num_examples": num_examples,
-        "pillow_version": PIL.__version__,
-        "seed": seed,
-    }
-    missing = [task for task in tasks if not _is_written(task.path(directory))]
-    if not missing and _read_marker(directory / COMPLETE_MARKER) == settings:
-        return directory
-    directory.mkdir(parents=True, exist_ok=True)
-    _prepare_tree(directory, settings, tasks)
-    # Again, for files of other settings may have had the same names.
-    missing = [task for task in tasks if not _is_written(task.path(directory))]
-    chunks = [missing[i : i + _CHUNK_SIZE] for i in range(0, len(missing), _CHUNK_SIZE)]
-    num_workers = num_workers or _default_num_workers(len(missing))
-    if num_workers > 1 and len(chunks) > 1:
-        _write_in_processes(chunks, directory, min(num_workers, len(chunks)), progress)
-    else:
-        for chunk in chunks:
-            written = _write_images(chunk, directory)
-            if progress is not None:
-                progress(written)
-    _write_marker(directory / COMPLETE_MARKER, settings)
-    return directory

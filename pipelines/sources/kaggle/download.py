@@ -1,6 +1,6 @@
 """Kaggle source: a dataset's whole archive, through the official client, kept, resumed and checked.
 
-`download_archive` is all that a build needs. The official client does the talking; `kaggle_client`
+`download_archive` is all that a build needs. The official client does the talking; `client`
 guards it where it would lose data, wait for ever or show a secret. What is said about the client
 below was read in, and tried with, kaggle 2.2.4; tests/test_sources_kaggle*.py hold each point
 with the real client.
@@ -29,7 +29,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from pipelines.sources.archive_check import is_verified, remember, verification_path, verify_archive
 from pipelines.sources.downloads import (
     CredentialsError,
     DownloadError,
@@ -42,9 +41,15 @@ from pipelines.sources.downloads import (
     raise_disk_error,
     read_json,
 )
-from pipelines.sources.kaggle_client import guarded_requests, load_client, quiet_client
-from pipelines.sources.kaggle_credentials import Credentials, refused_text, require_credentials
-from pipelines.sources.kaggle_problems import Problem, diagnose
+from pipelines.sources.kaggle.archive_check import (
+    is_verified,
+    remember,
+    verification_path,
+    verify_archive,
+)
+from pipelines.sources.kaggle.client import guarded_requests, load_client, quiet_client
+from pipelines.sources.kaggle.credentials import Credentials, refused_text, require_credentials
+from pipelines.sources.kaggle.problems import Problem, diagnose
 from pipelines.stores import file_lock
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tfrecord_io.order import BatchOrder, draw, permute
+from tfrecord_io.reading.order import BatchOrder, draw, permute
 
 #: Records of a run, so a window has this many batches.
 RUN_LENGTH = 128

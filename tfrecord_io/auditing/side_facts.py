@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tfrecord_io import near_duplicates
+from tfrecord_io.auditing import near_duplicates
 
 # JPEG leaves a white area a little below 255.
 _WHITE = 250

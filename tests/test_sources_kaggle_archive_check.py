@@ -18,9 +18,9 @@ from kaggle_stand_in import (
     DATASET,
 )
 
-from pipelines.sources.archive_check import read_verification, verify_archive
 from pipelines.sources.downloads import DownloadError
-from pipelines.sources.kaggle import download_archive
+from pipelines.sources.kaggle.archive_check import read_verification, verify_archive
+from pipelines.sources.kaggle.download import download_archive
 from pipelines.stores import file_lock
 
 
@@ -166,6 +166,16 @@ def test_a_zip_whose_directory_lost_a_member_is_refused(tmp_path):
 
     with pytest.raises(DownloadError, match="3 members promised, 2 listed"):
         verify_archive(archive, dataset=DATASET, progress=False)
+
+
+def test_a_name_that_is_not_the_utf8_it_claims_does_not_make_an_archive_corrupt(tmp_path):
+    archive = tmp_path / NAME
+    with zipfile.ZipFile(archive, "w") as file:
+        file.writestr("ä.jpeg", b"1")
+        file.writestr("b.jpeg", b"2")
+    archive.write_bytes(archive.read_bytes().replace("ä".encode(), b"\xff\xfe"))
+
+    assert verify_archive(archive, dataset=DATASET, progress=False).num_members == 2
 
 
 SMALL = make_archive(num_members=3, member_bytes=400)

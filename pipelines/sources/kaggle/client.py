@@ -23,7 +23,7 @@ from pipelines.sources.downloads import (
     partial_note,
     read_json,
 )
-from pipelines.sources.kaggle_credentials import legacy_folder
+from pipelines.sources.kaggle.credentials import legacy_folder
 
 if TYPE_CHECKING:
     from kaggle.api.kaggle_api_extended import KaggleApi

@@ -1,0 +1,320 @@
+"""The tree of synthetic scans: which patients there are, and which of their scans lie where.
+
+The tree is drawn beside its place and moved there when it is whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import multiprocessing
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from pathlib import Path
+
+import PIL
+from numpy.random import Generator
+
+from pipelines.sources.synthetic.scans import (
+    GENERATOR_VERSION,
+    LABEL_NAMES,
+    TREE_STREAM,
+    chance,
+    draw_bscan,
+    encode_jpeg,
+    generator,
+    whole,
+)
+from pipelines.stores import file_lock
+
+SPLITS = ("train", "val", "test")
+ARCHIVE_FOLDER = "OCT2017 "  # The trailing space is the real archive's.
+COMPLETE_MARKER = ".complete.json"
+# 2018-01-01T00:00:00Z. Constant, because a source is identified by the sizes and times of files.
+FILE_MTIME = 1_514_764_800
+
+_DRAWING_FOLDER = ".drawing"
+# An earlier version left it beside a tree that it had not finished.
+_OLD_STARTED_MARKER = ".started.json"
+
+# Images a class in the real train folder (Kermany et al. 2018, Kaggle's edition).
+_TRAIN_WEIGHTS = {"CNV": 37_205, "DME": 11_348, "DRUSEN": 8_616, "NORMAL": 26_315}
+_HELD_OUT_FRACTION = 0.1
+_MAX_IMAGES_A_PATIENT = 12
+_SECOND_CLASS_PROBABILITY = 0.06
+
+_CHUNK_SIZE = 32
+# Below this many images, starting processes takes longer than they save.
+_SMALLEST_PARALLEL_RUN = 256
+
+
+def write_tree(
+    directory: Path,
+    num_examples: int,
+    seed: int,
+    *,
+    num_workers: int | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> Path:
+    """Writes a tree of synthetic scans in the shape of the real archive.
+
+    The files are `directory/OCT2017 /{train,val,test}/CLASS/CLASS-PATIENT-INDEX.jpeg`. The same
+    num_examples, seed and Pillow version give the same bytes and modification times, however many
+    workers draw. A finished tree is left as it is; one of other settings, or with a file that is
+    missing, is drawn anew. A second process that would draw into the same directory is refused.
+
+    Args:
+        directory: where the archive's folder goes; made if it is missing.
+        num_examples: images in all, at least 12.
+        seed: of the whole dataset, not negative.
+        num_workers: processes that draw; 1 draws in this process. By default one a core, or
+            1 where there are so few images that starting processes would not pay. The calling
+            script must guard its main code with `if __name__ == "__main__":` if there are several.
+        progress: called with the number of images newly written, each time some are.
+
+    Returns:
+        `directory`, as a Path.
+
+    Raises:
+        ValueError: if num_examples, seed or num_workers is too small.
+        FileExistsError: if the archive's folder is there and this function did not write it.
+        BlockingIOError: if another process draws into the directory.
+        RuntimeError: if a worker process died.
+    """
+    directory = Path(directory)
+    if seed < 0:
+        raise ValueError(f"seed must be 0 or more, got {seed}")
+    if num_workers is not None and num_workers < 1:
+        raise ValueError(f"num_workers must be at least 1, got {num_workers}; leave it out for all")
+    tasks = _plan_tree(num_examples, seed)
+    settings: dict[str, object] = {
+        "generator_version": GENERATOR_VERSION,
+        "num_examples": num_examples,
+        "pillow_version": PIL.__version__,
+        "seed": seed,
+    }
+    if not _is_complete(directory, settings, tasks):
+        directory.mkdir(parents=True, exist_ok=True)
+        with _locked(directory):
+            # Another process may have drawn it meanwhile.
+            if not _is_complete(directory, settings, tasks):
+                _draw_tree(directory, settings, tasks, num_workers, progress)
+    return directory
+
+
+def _draw_tree(
+    directory: Path,
+    settings: dict[str, object],
+    tasks: list[_ImageTask],
+    num_workers: int | None,
+    progress: Callable[[int], None] | None,
+) -> None:
+    """Draws all files in a folder of its own, and moves them to their place at once."""
+    tree, marker = directory / ARCHIVE_FOLDER, directory / COMPLETE_MARKER
+    if tree.exists() and not (marker.exists() or (directory / _OLD_STARTED_MARKER).exists()):
+        raise FileExistsError(
+            f"{tree!s} exists and was not written by the synthetic source (no {COMPLETE_MARKER} "
+            "beside it); name another directory, or delete that folder if it is not needed"
+        )
+    drawing = directory / _DRAWING_FOLDER
+    shutil.rmtree(drawing, ignore_errors=True)
+    for folder in {task.path(drawing).parent for task in tasks}:
+        folder.mkdir(parents=True)
+    chunks = [tasks[i : i + _CHUNK_SIZE] for i in range(0, len(tasks), _CHUNK_SIZE)]
+    num_workers = num_workers or _default_num_workers(len(tasks))
+    if num_workers > 1 and len(chunks) > 1:
+        _write_in_processes(chunks, drawing, min(num_workers, len(chunks)), progress)
+    else:
+        for chunk in chunks:
+            written = _write_images(chunk, drawing)
+            if progress is not None:
+                progress(written)
+    if tree.exists():
+        shutil.rmtree(tree)
+    # The marker first: a tree without one would not be known as ours after a kill in between, and
+    # a marker without its tree is no complete tree.
+    marker.write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")
+    (drawing / ARCHIVE_FOLDER).rename(tree)
+    drawing.rmdir()
+    (directory / _OLD_STARTED_MARKER).unlink(missing_ok=True)
+
+
+def _is_complete(directory: Path, settings: dict[str, object], tasks: list[_ImageTask]) -> bool:
+    """Tells whether every file of these settings is there, as it was written."""
+    try:
+        if json.loads((directory / COMPLETE_MARKER).read_text()) != settings:
+            return False
+        stats = [task.path(directory).stat() for task in tasks]
+    except (FileNotFoundError, ValueError):
+        return False
+    return all(stat.st_size > 0 and stat.st_mtime == FILE_MTIME for stat in stats)
+
+
+@contextlib.contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    """Holds a directory against other processes; the lock lies beside it, for it is no data."""
+    path = directory.with_name(f".{directory.name}.lock")
+    try:
+        descriptor = file_lock.acquire(path)
+    except BlockingIOError:
+        raise BlockingIOError(
+            f"another process (process id {file_lock.holder(path)}) is drawing into {directory}; "
+            "wait for it, or choose another folder"
+        ) from None
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)  # While it is still held: see file_lock.
+        os.close(descriptor)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _ImageTask:
+    """One file to draw: everything a worker process needs to know."""
+
+    split: str
+    label: str
+    patient: int
+    index: int
+    seed: int
+
+    def path(self, directory: Path) -> Path:
+        name = f"{self.label}-{self.patient}-{self.index}.jpeg"
+        return directory / ARCHIVE_FOLDER / self.split / self.label / name
+
+
+def split_sizes(num_examples: int) -> dict[tuple[str, str], int]:
+    """Shares a number of images out among splits and classes as the real archive does.
+
+    val and test get about a tenth each and are balanced, train has the real classes' proportions;
+    no share is empty.
+
+    Args:
+        num_examples: images in all.
+
+    Returns:
+        Number of images by (split, label); they add up to num_examples.
+
+    Raises:
+        ValueError: if there are too few images for one in every class of every split.
+    """
+    smallest = len(SPLITS) * len(LABEL_NAMES)
+    if num_examples < smallest:
+        raise ValueError(
+            f"num_examples must be at least {smallest}, one for each of {len(LABEL_NAMES)} classes "
+            f"in each of {len(SPLITS)} splits, got {num_examples}; ask for more synthetic examples"
+        )
+    held_out = max(1, round(num_examples * _HELD_OUT_FRACTION / len(LABEL_NAMES)))
+    # One image a class is set aside, the rest is dealt by weight, the largest remainders first.
+    num_train = num_examples - 2 * len(LABEL_NAMES) * held_out
+    spare = num_train - len(LABEL_NAMES)
+    total_weight = sum(_TRAIN_WEIGHTS.values())
+    train = {label: 1 + spare * _TRAIN_WEIGHTS[label] // total_weight for label in LABEL_NAMES}
+    by_remainder = sorted(
+        LABEL_NAMES, key=lambda label: -(spare * _TRAIN_WEIGHTS[label] % total_weight)
+    )
+    for label in by_remainder[: num_train - sum(train.values())]:
+        train[label] += 1
+    sizes = {("train", label): train[label] for label in LABEL_NAMES}
+    sizes |= {(split, label): held_out for split in ("val", "test") for label in LABEL_NAMES}
+    return sizes
+
+
+def _plan_tree(num_examples: int, seed: int) -> list[_ImageTask]:
+    """Which patients there are and which of their scans lie where, in a fixed order."""
+    sizes_by_share = split_sizes(num_examples)
+    rng = generator(TREE_STREAM, seed, num_examples)
+    patients = _patient_numbers(rng)
+    tasks: list[_ImageTask] = []
+    for split in SPLITS:
+        sizes = {label: sizes_by_share[split, label] for label in LABEL_NAMES}
+        for position, label in enumerate(LABEL_NAMES):
+            while sizes[label]:
+                patient = next(patients)
+                indices = _scan_indices(rng)
+                shown = [label]
+                if position + 1 < len(LABEL_NAMES) and chance(rng, _SECOND_CLASS_PROBABILITY):
+                    shown.append(LABEL_NAMES[whole(rng, position + 1, len(LABEL_NAMES) - 1)])
+                for each in shown:
+                    for _ in range(min(sizes[each], _images_of_a_patient(rng, each))):
+                        tasks.append(
+                            _ImageTask(
+                                split=split,
+                                label=each,
+                                patient=patient,
+                                index=next(indices),
+                                seed=seed,
+                            )
+                        )
+                        sizes[each] -= 1
+    return tasks
+
+
+def _patient_numbers(rng: Generator) -> Iterator[int]:
+    """Numbers of up to seven digits that look random and never come twice."""
+    # A step that shares no factor with the modulus visits every number before it repeats one.
+    modulus, step = 9_999_991, 3_814_279
+    number = whole(rng, 0, modulus - 1)
+    while True:
+        number = (number + step) % modulus
+        yield number + 1
+
+
+def _scan_indices(rng: Generator) -> Iterator[int]:
+    """Rising scan numbers with gaps: the real archive holds only some of each volume."""
+    index = 0
+    while True:
+        index += whole(rng, 1, 25)
+        yield index
+
+
+def _images_of_a_patient(rng: Generator, label: str) -> int:
+    """1 to 12, mostly few; disease is scanned more often than health."""
+    spread = 3.0 if label == "NORMAL" else 1.6
+    return 1 + int((_MAX_IMAGES_A_PATIENT - 1) * float(rng.random()) ** spread)
+
+
+def _write_images(tasks: Sequence[_ImageTask], directory: Path) -> int:
+    """Draws some files and gives them their constant time; returns how many."""
+    for task in tasks:
+        path = task.path(directory)
+        path.write_bytes(encode_jpeg(draw_bscan(task.label, task.patient, task.index, task.seed)))
+        os.utime(path, (FILE_MTIME, FILE_MTIME))
+    return len(tasks)
+
+
+def _write_in_processes(
+    chunks: list[Sequence[_ImageTask]],
+    directory: Path,
+    num_workers: int,
+    progress: Callable[[int], None] | None,
+) -> None:
+    # spawn, not fork: the caller may have threads, and a forked copy of them can deadlock.
+    context = multiprocessing.get_context("spawn")
+    executor = ProcessPoolExecutor(num_workers, mp_context=context)
+    try:
+        futures = [executor.submit(_write_images, chunk, directory) for chunk in chunks]
+        for future in as_completed(futures):
+            written = future.result()
+            if progress is not None:
+                progress(written)
+    except BrokenProcessPool as error:
+        raise RuntimeError(
+            f"a worker process died while it drew into {directory}. Either the calling script "
+            'lacks `if __name__ == "__main__":`, or memory ran out. Run again, with num_workers=1 '
+            "to draw in this process"
+        ) from error
+    finally:
+        executor.shutdown(cancel_futures=True)
+
+
+def _default_num_workers(num_images: int) -> int:
+    if num_images < _SMALLEST_PARALLEL_RUN:
+        return 1
+    if hasattr(os, "sched_getaffinity"):  # Linux; respects containers' and taskset's limits.
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

@@ -1,0 +1,168 @@
+"""Where a store's settings and credentials come from: the places where its own tools look.
+
+obstore itself reads environment variables, Google's files and the role of a machine. What is here
+is what it does not read: the files of the AWS tools, the variables of `az`, and Beam's flags.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import re
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from pipelines import errors
+
+#: Beam's flags for stores, and the environment variables that say the same.
+_SECRET_FLAGS = {
+    "s3_access_key_id": "AWS_ACCESS_KEY_ID",
+    "s3_secret_access_key": "AWS_SECRET_ACCESS_KEY",
+    "s3_session_token": "AWS_SESSION_TOKEN",
+    "azure_connection_string": "AZURE_STORAGE_CONNECTION_STRING",
+}
+_FLAGS = {
+    "s3_endpoint_url": "AWS_ENDPOINT_URL_S3",
+    "s3_region_name": "AWS_REGION",
+    "s3_verify": "AWS_CA_BUNDLE",
+    "blob_service_endpoint": "AZURE_STORAGE_ENDPOINT",
+}
+
+
+def take_flags(beam_args: Sequence[str]) -> tuple[str, ...]:
+    """Puts what Beam's flags say about stores into the environment of this process.
+
+    Stores that are opened from now on use it, and processes that are started inherit it.
+
+    Args:
+        beam_args: Beam's flags.
+
+    Returns:
+        the flags without those that hold a secret: Beam would copy them into the job's
+        description. Workers on other machines find credentials in their own environment.
+    """
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for flag in (*_SECRET_FLAGS, *_FLAGS):
+        parser.add_argument(f"--{flag}")
+    given, rest = parser.parse_known_args(list(beam_args))
+    values = {flag: value for flag, value in vars(given).items() if value is not None}
+    if "s3_secret_access_key" in values:
+        os.environ.pop("AWS_SESSION_TOKEN", None)  # It belongs to another key.
+    os.environ.update({(_SECRET_FLAGS | _FLAGS)[flag]: value for flag, value in values.items()})
+    return (*rest, *(f"--{flag}={value}" for flag, value in values.items() if flag in _FLAGS))
+
+
+def _take_flags_of_job() -> None:
+    """Takes from Beam what the user's flags say about stores, on a worker of a remote engine."""
+    beam = sys.modules.get("apache_beam.options.value_provider")
+    if beam is None:
+        return
+    for flag, variable in _FLAGS.items():
+        if value := beam.RuntimeValueProvider.get_value(flag, str, None):
+            os.environ.setdefault(variable, value)
+
+
+def settings(scheme: str) -> dict[str, Any]:
+    """Returns what obstore is told about a kind of store, beside what it finds itself.
+
+    Args:
+        scheme: such as "s3".
+
+    Raises:
+        errors.UserError: if the credentials that are there cannot be used.
+    """
+    _take_flags_of_job()
+    make = _SETTINGS.get(scheme)
+    return make() if make else {}
+
+
+def _s3_settings() -> dict[str, Any]:
+    """Looks for credentials where the AWS tools do: the library does not read their files."""
+    for variable in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"):
+        address = os.environ.get(variable, "")
+        if address and not address.startswith(("http://", "https://")):
+            raise errors.UserError(
+                f"the address of the S3 server ({variable}, --s3_endpoint_url): expected "
+                f"http://… or https://…, received {address!r}"
+            )
+    if "AWS_ACCESS_KEY_ID" in os.environ or "AWS_SKIP_SIGNATURE" in os.environ:
+        return {}
+    if importlib.util.find_spec("boto3") is None:
+        file = Path(os.environ.get("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials"))
+        if "AWS_PROFILE" in os.environ or file.expanduser().exists():
+            raise errors.UserError(
+                f"the credentials in {file} are read by boto3, which is not installed; run "
+                "pip install -e '.[aws]', or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+            )
+        return {}
+    import boto3
+    from botocore.exceptions import BotoCoreError
+    from obstore.auth.boto3 import Boto3CredentialProvider
+
+    try:
+        session = boto3.Session(region_name=os.environ.get("AWS_REGION"))
+        if session.get_credentials() is None:
+            return {}
+    except BotoCoreError as error:  # such as a profile that does not exist
+        raise errors.UserError(f"cannot use s3://: {error}") from None
+    return {"credential_provider": Boto3CredentialProvider(session)}
+
+
+def _gcs_settings() -> dict[str, Any]:
+    if emulator := os.environ.get("STORAGE_EMULATOR_HOST"):
+        address = emulator if "://" in emulator else f"http://{emulator}"
+        return {"base_url": address, "bearer_token": "emulator"}
+    folder = os.environ.get("CLOUDSDK_CONFIG", "~/.config/gcloud")
+    file = Path(
+        os.environ.get("GOOGLE_APPLICATION_CREDENTIALS")
+        or f"{folder}/application_default_credentials.json"
+    ).expanduser()
+    try:
+        kind = json.loads(file.read_text(encoding="utf-8"))["type"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+    if kind in ("service_account", "authorized_user"):  # These the library reads itself.
+        return {"application_credentials": str(file)}
+    try:
+        import google.auth
+        from obstore.auth.google import GoogleCredentialProvider
+    except ImportError:
+        raise errors.UserError(
+            f"the credentials in {file} are of the kind {kind}, which needs google-auth; run "
+            "pip install google-auth requests aiohttp"
+        ) from None
+    scope = "https://www.googleapis.com/auth/devstorage.read_write"
+    return {"credential_provider": GoogleCredentialProvider(google.auth.default([scope])[0])}
+
+
+def _azure_settings() -> dict[str, Any]:
+    """Reads the variables of the `az` command, where the library has names of its own."""
+    settings = {
+        "account_name": os.environ.get("AZURE_STORAGE_ACCOUNT"),
+        "account_key": os.environ.get("AZURE_STORAGE_KEY"),
+    }
+    if text := os.environ.get("AZURE_STORAGE_CONNECTION_STRING"):
+        given = dict(part.split("=", 1) for part in text.split(";") if "=" in part)
+        settings = {
+            "account_name": given.get("AccountName"),
+            "account_key": given.get("AccountKey"),
+            "sas_key": given.get("SharedAccessSignature"),
+            "endpoint": given.get("BlobEndpoint"),
+        }
+    settings = {name: value for name, value in settings.items() if value}
+    named = re.compile("AZURE_.*(KEY|TOKEN|SECRET|FILE|ENDPOINT|CLIENT_ID|SKIP_SIGNATURE|EMULATOR)")
+    if not settings.keys() & {"account_key", "sas_key"} and not any(map(named.match, os.environ)):
+        settings |= {"use_azure_cli": True} if shutil.which("az") else {}
+    return settings
+
+
+_SETTINGS: dict[str, Callable[[], dict[str, Any]]] = {
+    "s3": _s3_settings,
+    "gs": _gcs_settings,
+    "az": _azure_settings,
+}

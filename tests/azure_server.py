@@ -1,0 +1,213 @@
+"""Azure's Blob Storage on loopback: Azurite where it is installed, or else a small stand-in.
+
+    npm install --global azurite
+
+The stand-in speaks what object_store asks of a container: blobs whole and in blocks, ranges,
+If-Match, listings and batches of deletes. It checks that a request is signed, not how.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import email
+import hashlib
+import hmac
+import os
+import re
+import shutil
+import socket
+import subprocess
+import tempfile
+import threading
+import urllib.request
+from collections.abc import Iterator
+from email.utils import formatdate
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from unittest import mock
+from urllib.parse import parse_qs, unquote, urlsplit
+from xml.sax.saxutils import escape
+
+import builds
+
+from pipelines.stores import remote
+
+CONTAINER = "scans"
+# Azurite's own, which its documentation publishes.
+ACCOUNT = "devstoreaccount1"
+KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+
+
+@contextlib.contextmanager
+def running_azure() -> Iterator[None]:
+    """Runs a server with an empty container, found by the variables of Azure's own tools."""
+    started = _azurite() if shutil.which("azurite-blob") else _stand_in()
+    with started as port:
+        variables = {
+            "AZURE_STORAGE_CONNECTION_STRING": (
+                f"DefaultEndpointsProtocol=http;AccountName={ACCOUNT};AccountKey={KEY};"
+                f"BlobEndpoint=http://127.0.0.1:{port}/{ACCOUNT};"
+            ),
+            "no_proxy": "127.0.0.1",
+            "NO_PROXY": "127.0.0.1",
+        }
+        with mock.patch.dict(os.environ, variables):
+            remote.forget_stores()
+            yield
+        remote.forget_stores()
+
+
+class _Blobs(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: _Server
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def _request(self) -> tuple[str, dict[str, str], bytes]:
+        parts = urlsplit(self.path)
+        name = unquote(parts.path).removeprefix(f"/{ACCOUNT}/{CONTAINER}").lstrip("/")
+        query = {key: values[0] for key, values in parse_qs(parts.query, True).items()}
+        return name, query, self.rfile.read(int(self.headers.get("Content-Length", 0)))
+
+    def _answer(self, status: int, body: bytes = b"", /, **headers: str) -> None:
+        self.send_response(status)
+        for key, value in headers.items():
+            self.send_header(key.replace("_", "-"), value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def do_PUT(self) -> None:
+        name, query, body = self._request()
+        if not self.headers.get("Authorization", "").startswith(f"SharedKey {ACCOUNT}:"):
+            return self._answer(403)
+        if query.get("comp") == "block":
+            self.server.blocks[name, query["blockid"]] = body
+            return self._answer(201)
+        if query.get("comp") == "blocklist":
+            blocks = re.findall(r"<(?:Latest|Uncommitted)>([^<]*)<", body.decode())
+            body = b"".join(self.server.blocks.pop((name, block)) for block in blocks)
+        self.server.count += 1
+        self.server.blobs[name] = (body, f"0x{self.server.count:X}")
+        return self._answer(201, ETag=f'"0x{self.server.count:X}"')
+
+    def do_GET(self) -> None:
+        name, query, _ = self._request()
+        if query.get("comp") == "list":
+            return self._answer(200, self._listing(query), Content_Type="application/xml")
+        if name not in self.server.blobs:
+            return self._answer(404, b"<?xml?><Error><Code>BlobNotFound</Code></Error>")
+        body, e_tag = self.server.blobs[name]
+        if self.headers.get("If-Match", f'"{e_tag}"') != f'"{e_tag}"':
+            return self._answer(412)
+        headers = {"ETag": f'"{e_tag}"', "Last_Modified": formatdate(0, usegmt=True)}
+        wanted = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+        if not wanted:
+            return self._answer(200, body, **headers)
+        start, end = int(wanted[1]), min(int(wanted[2]) + 1, len(body))
+        if start >= len(body):
+            return self._answer(416)
+        headers["Content_Range"] = f"bytes {start}-{end - 1}/{len(body)}"
+        return self._answer(206, body[start:end], **headers)
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def do_POST(self) -> None:
+        _, _, body = self._request()
+        head = f"Content-Type: {self.headers['Content-Type']}\r\n\r\n".encode()
+        answers = []
+        for index, part in enumerate(email.message_from_bytes(head + body).get_payload()):
+            target = re.search(r"DELETE (\S+)", part.get_payload())[1]
+            name = unquote(urlsplit(target).path).partition(f"/{CONTAINER}/")[2]
+            status = "202 Accepted" if self.server.blobs.pop(name, None) else "404 Not Found"
+            answers.append(
+                f"--answer\r\nContent-Type: application/http\r\nContent-ID: {index}\r\n\r\n"
+                f"HTTP/1.1 {status}\r\nx-ms-error-code: BlobNotFound\r\n\r\n\r\n"
+            )
+        self._answer(
+            202,
+            ("".join(answers) + "--answer--\r\n").encode(),
+            Content_Type="multipart/mixed; boundary=answer",
+        )
+
+    def _listing(self, query: dict[str, str]) -> bytes:
+        prefix, found = query.get("prefix", ""), []
+        for name, (body, e_tag) in sorted(self.server.blobs.items()):
+            deeper = "/" in name[len(prefix) :] and "delimiter" in query
+            if name.startswith(prefix) and not deeper:
+                found.append(
+                    f"<Blob><Name>{escape(name)}</Name><Properties>"
+                    f"<Last-Modified>{formatdate(0, usegmt=True)}</Last-Modified>"
+                    f"<Etag>{e_tag}</Etag><Content-Length>{len(body)}</Content-Length>"
+                    "<Content-Type>text/plain</Content-Type></Properties></Blob>"
+                )
+        blobs = f"<Blobs>{''.join(found)}</Blobs><NextMarker />"
+        return f"<EnumerationResults>{blobs}</EnumerationResults>".encode()
+
+
+class _Server(ThreadingHTTPServer):
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Blobs)
+        self.blobs: dict[str, tuple[bytes, str]] = {}
+        self.blocks: dict[tuple[str, str], bytes] = {}
+        self.count = 0
+
+
+@contextlib.contextmanager
+def _stand_in() -> Iterator[int]:
+    with _Server() as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+        thread.start()
+        try:
+            yield server.server_address[1]
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@contextlib.contextmanager
+def _azurite() -> Iterator[int]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    words = ["azurite-blob", f"--blobPort={port}", "--inMemoryPersistence", "--silent"]
+    words += ["--skipApiVersionCheck", "--disableTelemetry"]
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        subprocess.Popen(words, cwd=folder, stdout=subprocess.DEVNULL) as process,
+    ):
+        try:
+            builds.wait_until(lambda: _listens(port), process)
+            _make_container(port)
+            yield port
+        finally:
+            process.kill()
+
+
+def _make_container(port: int) -> None:
+    date, version = formatdate(usegmt=True), "2021-08-06"
+    text = (
+        f"PUT{chr(10) * 12}x-ms-date:{date}\nx-ms-version:{version}\n"
+        f"/{ACCOUNT}/{ACCOUNT}/{CONTAINER}\nrestype:container"
+    )
+    signature = hmac.new(base64.b64decode(KEY), text.encode(), hashlib.sha256).digest()
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}/{ACCOUNT}/{CONTAINER}?restype=container",
+        method="PUT",
+        headers={
+            "x-ms-date": date,
+            "x-ms-version": version,
+            "Authorization": f"SharedKey {ACCOUNT}:{base64.b64encode(signature).decode()}",
+        },
+    )
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(request, timeout=20):
+        pass
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0

@@ -1,0 +1,101 @@
+"""Where stores' settings come from, and where they do not go."""
+
+import json
+import os
+
+import pytest
+from apache_beam.options.value_provider import RuntimeValueProvider
+from s3_server import BUCKET, KEY_ID, SECRET_KEY, running_s3
+
+from pipelines import errors
+from pipelines.stores import credentials, remote
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch, tmp_path):
+    """No settings but those of the test; they are forgotten afterwards."""
+    for name in list(os.environ):
+        if name.startswith(("AWS_", "AZURE_", "GOOGLE_", "CLOUDSDK_", "STORAGE_")):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    # What a test sets is unset again only if it is known before.
+    for name in (
+        "ACCESS_KEY_ID",
+        "SECRET_ACCESS_KEY",
+        "SESSION_TOKEN",
+        "ENDPOINT_URL_S3",
+        "REGION",
+    ):
+        monkeypatch.setenv(f"AWS_{name}", "x")
+        del os.environ[f"AWS_{name}"]
+
+
+FLAGS = ["--s3_secret_access_key=hidden", "--s3_access_key_id", "key", "--runner=FlinkRunner",
+         "--s3_region_name=eu-central-1", "--s3_endpoint_url=https://store"]  # fmt: skip
+
+
+def test_flags_reach_this_process_and_the_secret_ones_no_job(monkeypatch):
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "of another key")
+
+    rest = credentials.take_flags(FLAGS)
+
+    assert set(rest) == {
+        "--runner=FlinkRunner",
+        "--s3_region_name=eu-central-1",
+        "--s3_endpoint_url=https://store",
+    }
+    found = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
+    assert found == {
+        "AWS_ACCESS_KEY_ID": "key",
+        "AWS_SECRET_ACCESS_KEY": "hidden",
+        "AWS_REGION": "eu-central-1",
+        "AWS_ENDPOINT_URL_S3": "https://store",
+    }
+
+
+def test_a_worker_of_a_remote_engine_takes_region_and_server_from_the_jobs_flags(monkeypatch):
+    monkeypatch.setattr(
+        RuntimeValueProvider, "runtime_options", {"s3_region_name": "eu-central-1", "other": "1"}
+    )
+    credentials.settings("s3")
+    assert os.environ["AWS_REGION"] == "eu-central-1"
+
+
+@pytest.mark.parametrize("profile", ["default", "clinic"])
+def test_keys_in_the_files_of_the_aws_tools_are_found(tmp_path, monkeypatch, profile):
+    (tmp_path / ".aws").mkdir()
+    (tmp_path / ".aws" / "credentials").write_text(
+        f"[{profile}]\naws_access_key_id = {KEY_ID}\naws_secret_access_key = {SECRET_KEY}\n"
+    )
+    with running_s3() as server:
+        if profile != "default":
+            monkeypatch.setenv("AWS_PROFILE", profile)
+        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", server.endpoint)
+        remote.forget_stores()
+        with remote.create(f"s3://{BUCKET}/file") as file:
+            file.write(b"signed")
+        assert remote.read_file(f"s3://{BUCKET}/file") == b"signed"
+
+
+def test_a_profile_that_does_not_exist_is_named(monkeypatch):
+    monkeypatch.setenv("AWS_PROFILE", "nobody")
+    with pytest.raises(errors.UserError, match="nobody"):
+        credentials.settings("s3")
+
+
+def test_googles_files_are_read_by_the_library_if_it_knows_their_kind(tmp_path):
+    file = tmp_path / ".config" / "gcloud" / "application_default_credentials.json"
+    file.parent.mkdir(parents=True)
+    assert credentials.settings("gs") == {}
+    file.write_text(json.dumps({"type": "authorized_user"}))
+    assert credentials.settings("gs") == {"application_credentials": str(file)}
+
+
+def test_the_variables_of_the_az_command_are_known(monkeypatch):
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT", "clinic")
+    monkeypatch.setenv("AZURE_STORAGE_KEY", "key=")
+    assert credentials.settings("az") == {"account_name": "clinic", "account_key": "key="}
+    monkeypatch.setenv(
+        "AZURE_STORAGE_CONNECTION_STRING", "AccountName=other;AccountKey=k==;EndpointSuffix=x"
+    )
+    assert credentials.settings("az") == {"account_name": "other", "account_key": "k=="}

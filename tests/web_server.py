@@ -1,0 +1,130 @@
+"""A web server on loopback that gives files by ranges, or fails in the ways that servers do."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import re
+import ssl
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from unittest import mock
+from urllib.parse import unquote, urlsplit
+
+from pipelines.stores import remote
+
+
+@dataclasses.dataclass
+class WebFile:
+    """A file that is served.
+
+    Attributes:
+        content: its bytes.
+        e_tag: its version with quotes, or empty for a server that gives none.
+        modified: its Last-Modified header.
+        query: what the URL must end in, as a signature; anything else is refused.
+    """
+
+    content: bytes
+    e_tag: str = '"1"'
+    modified: str = "Mon, 01 Jan 2018 00:00:00 GMT"
+    query: str = ""
+
+
+class WebServer(ThreadingHTTPServer):
+    """A running server; its files and faults can be changed while it runs.
+
+    Attributes:
+        files: by their path.
+        fault: "", or what is wrong with each answer: "cut" (it ends early), "whole" (it ignores
+            the range), "silent" (there is none), "unconditional" (it ignores If-Match).
+        paths: what was asked for.
+        bytes_sent: bytes of files.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Files)
+        self.files: dict[str, WebFile] = {}
+        self.fault = ""
+        self.paths: list[str] = []
+        self.bytes_sent = 0
+        self.woken = threading.Event()
+        self.scheme = "http"
+
+    def url(self, path: str = "") -> str:
+        return f"{self.scheme}://127.0.0.1:{self.server_address[1]}/{path}"
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A client that closes a connection is no error."""
+
+
+class _Files(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: WebServer
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def _answer(
+        self, status: int, body: bytes = b"", headers: dict[str, str] | None = None
+    ) -> None:
+        self.send_response(status)
+        for key, value in (headers or {}).items():
+            self.send_header(key, value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.server.fault == "cut" and body:
+            body, self.close_connection = body[:-1], True
+        self.server.bytes_sent += len(body)
+        self.wfile.write(body)
+
+    def do_GET(self) -> None:
+        parts = urlsplit(self.path)
+        self.server.paths.append(self.path)
+        if self.server.fault == "silent":
+            self.server.woken.wait(60)
+            self.close_connection = True
+            return None
+        file = self.server.files.get(unquote(parts.path)[1:])
+        if file is None:
+            return self._answer(404)
+        if parts.query != file.query:
+            return self._answer(403, b"the signature has expired")
+        condition = self.headers.get("If-Match", file.e_tag)
+        if condition != file.e_tag and self.server.fault != "unconditional":
+            return self._answer(412)
+        headers = {"Last-Modified": file.modified}
+        if file.e_tag:
+            headers["ETag"] = file.e_tag
+        wanted = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+        if not wanted or self.server.fault == "whole":
+            return self._answer(200, file.content, headers)
+        start, end = int(wanted[1]), min(int(wanted[2]) + 1, len(file.content))
+        headers["Content-Range"] = f"bytes {start}-{end - 1}/{len(file.content)}"
+        return self._answer(206, file.content[start:end], headers)
+
+
+@contextlib.contextmanager
+def running_web(context: ssl.SSLContext | None = None) -> Iterator[WebServer]:
+    """Runs a server until the block ends, over TLS if a context is given."""
+    with (
+        mock.patch.dict(os.environ, {"no_proxy": "127.0.0.1", "NO_PROXY": "127.0.0.1"}),
+        WebServer() as server,
+    ):
+        if context is not None:
+            server.scheme = "https"
+            server.socket = context.wrap_socket(
+                server.socket, server_side=True, do_handshake_on_connect=False
+            )
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+        thread.start()
+        remote.forget_stores()
+        try:
+            yield server
+        finally:
+            server.woken.set()
+            remote.forget_stores()
+            server.shutdown()
+            thread.join()
