@@ -14,6 +14,7 @@ from marked_images import (
     KERAS_ARRAY_WARNING,
     OCT_NAMES,
     QUICK,
+    flags,
     history_of,
     write_marked_dataset,
 )
@@ -202,15 +203,20 @@ def test_without_validation_the_last_epoch_is_kept_and_without_patients_images_a
 # Keras doubts that a network of one class is what was meant.
 @pytest.mark.filterwarnings("ignore:.*(num_classes > 1|This axis has size 1)")
 @pytest.mark.parametrize(
-    ("num_examples", "label_names"), [(1, ("NORMAL",)), (5, OCT_NAMES)], ids=str
+    ("num_examples", "label_names", "fields"),
+    [(1, ("NORMAL",), {}), (5, OCT_NAMES, QUICK)],
+    ids=("one image, all defaults", "few images"),
 )
 def test_without_validation_and_test_images_a_run_says_so_and_ends_with_the_export(
-    tmp_path, capsys, num_examples, label_names
+    tmp_path, capsys, num_examples, label_names, fields
 ):
-    """With all defaults; one class may have one image, or none."""
+    """One class may have one image, or none."""
     data, workdir = tmp_path / "data", tmp_path / "run"
     write_marked_dataset(data, num_examples={"train": num_examples}, label_names=label_names)
-    arguments = [f"--data={data}", f"--workdir={workdir}", "--epochs=2", "--strategy=single"]
+    arguments = [
+        f"--data={data}", f"--workdir={workdir}", "--epochs=2", "--strategy=single",
+        *flags(**fields),
+    ]  # fmt: skip
     assert run.main(arguments) == 0
     before, _, after = capsys.readouterr().out.partition("epoch 1/2")
     assert "note: there are no test images either" in before
