@@ -149,7 +149,7 @@ def run_script(
         env=environment(**variables),
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=600,
         check=False,
     )
 

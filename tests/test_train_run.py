@@ -121,14 +121,14 @@ def test_killed_at_two_moments_it_ends_with_the_weights_of_an_undisturbed_run(
             stderr=subprocess.PIPE,
             text=True,
         )
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 600
         while not checkpoint.exists() or checkpoint.stat().st_mtime_ns == before:
             assert process.poll() is None, process.stderr.read()
             assert time.monotonic() < deadline
             time.sleep(0.005)
         time.sleep(delay)
         process.send_signal(number)
-        _, errors = process.communicate(timeout=120)
+        _, errors = process.communicate(timeout=600)
         assert process.returncode in (128 + number, -number)
         if process.returncode > 0:
             assert "stopped by SIGTERM after step" in errors
@@ -177,7 +177,7 @@ def test_two_workers_learn_what_one_process_learns(tmp_path):
                 text=True,
             )
         )
-    outputs = [worker.communicate(timeout=240)[0] for worker in workers]
+    outputs = [worker.communicate(timeout=600)[0] for worker in workers]
     assert [worker.returncode for worker in workers] == [0, 0], outputs
     assert "2 x CPU" in outputs[0]
     assert run.main([f"--data={data}", f"--workdir={tmp_path / 'one'}", *common]) == 0

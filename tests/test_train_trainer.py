@@ -22,7 +22,6 @@ from tfrecord_io.shards import atomic_write
 from train import callbacks, checkpoint, metrics, predict, run
 from train.callbacks import StoppedError, TrainingError
 from train.config import ConfigError, TrainConfig
-from train.export import ExportError
 from train.trainer import Progress, plan_phases, train_and_evaluate
 
 pytestmark = pytest.mark.filterwarnings(KERAS_ARRAY_WARNING)
@@ -180,12 +179,12 @@ def test_the_first_step_that_is_no_number_is_named(data, tmp_path):
         )
 
 
-def test_weights_that_went_out_of_range_in_the_last_step_are_not_exported(data, tmp_path):
+def test_weights_that_went_out_of_range_in_the_last_step_are_a_failed_run(data, tmp_path):
     """Nobody sees the loss of the step that would come next."""
     config = config_of(data, epochs=1, replica_batch_size=90, learning_rate=1e30, optimizer="sgd")
-    with pytest.raises(ExportError, match="probabilities that are not numbers"):
+    with pytest.raises(TrainingError, match="probabilities that are not numbers on val"):
         train_and_evaluate(config, tmp_path / "run")
-    assert not list((tmp_path / "run" / "export").iterdir())
+    assert not (tmp_path / "run" / "export").exists()
 
 
 def test_without_validation_the_last_epoch_is_kept_and_without_patients_images_are_drawn(
@@ -200,6 +199,8 @@ def test_without_validation_the_last_epoch_is_kept_and_without_patients_images_a
     assert "does not say which patient" in output
 
 
+# Keras doubts that a network of one class is what was meant.
+@pytest.mark.filterwarnings("ignore:.*(num_classes > 1|This axis has size 1)")
 @pytest.mark.parametrize(
     ("num_examples", "label_names"), [(1, ("NORMAL",)), (5, OCT_NAMES)], ids=str
 )

@@ -53,12 +53,24 @@ class DeviceBatches:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class DeviceIterator:
-    """Looks like an iterator of (images, labels, weights, draws) to the training graph."""
+    """Looks like an iterator of (images, labels, weights, draws) to the training graph.
+
+    It tells TensorFlow what it is made of, so that a second one does not need a second graph.
+    """
 
     strategy: tf.distribute.Strategy
     order: Any
     images: Any
     labels: Any
+
+    def __tf_flatten__(self) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        return (self.strategy,), (self.order, self.images, self.labels)
+
+    @classmethod
+    def __tf_unflatten__(
+        cls, metadata: tuple[Any, ...], components: tuple[Any, ...]
+    ) -> DeviceIterator:
+        return cls(*metadata, *components)
 
     def get_next(self) -> tuple[Any, Any, Any, Any]:
         import tensorflow as tf

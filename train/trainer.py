@@ -564,7 +564,14 @@ class _Run:
         steps = make_steps(
             self._network, None, self._devices, objective=self._objective, jit_compile=False
         )
-        return _predict(steps, self._config, self._devices, part)
+        probabilities, labels = _predict(steps, self._config, self._devices, part)
+        if not np.isfinite(probabilities).all():
+            raise callbacks.TrainingError(
+                f"the network answers with probabilities that are not numbers on {part.name}: its "
+                "weights went out of range in the last steps. Train again, in another --workdir, "
+                "with a lower --learning_rate, more --warmup_steps, or --precision float32"
+            )
+        return probabilities, labels
 
 
 @dataclasses.dataclass
