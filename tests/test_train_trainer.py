@@ -339,7 +339,7 @@ def test_what_is_reported_is_what_predict_says_of_the_same_files(
     ],
 )
 def test_phases_follow_from_the_configuration(fields, has_backbone, expected):
-    config = TrainConfig(data="x", epochs=5, **fields).resolve(
+    config = TrainConfig(data="x", epochs=5, learning_rate=1e-3, **fields).resolve(
         num_examples=1000, num_replicas=1, precision="float32", jit_compile=False
     )
     phases = plan_phases(config, has_backbone=has_backbone)
