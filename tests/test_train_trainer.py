@@ -330,12 +330,12 @@ def test_what_is_reported_is_what_predict_says_of_the_same_files(
 @pytest.mark.parametrize(
     ("fields", "has_backbone", "expected"),
     [
-        ({"model": "convnet"}, False, [("all", 0, 4, 2e-3)]),
-        ({"model": "vgg16", "weights": "none"}, True, [("all", 0, 4, 2e-3)]),
-        ({"model": "vgg16"}, True, [("head", 0, 0, 2e-3), ("all", 1, 4, 1e-4)]),
+        ({"model": "convnet"}, False, [("all", 0, 4, 1e-3)]),
+        ({"model": "vgg16", "weights": "none"}, True, [("all", 0, 4, 1e-3)]),
+        ({"model": "vgg16"}, True, [("head", 0, 0, 1e-3), ("all", 1, 4, 1e-4)]),
         ({"model": "vgg16", "head_epochs": 0}, True, [("all", 0, 4, 1e-4)]),
-        ({"model": "vgg16", "head_epochs": 5}, True, [("head", 0, 4, 2e-3)]),
-        ({"model": "vgg16", "trainable_layers": 0}, True, [("head", 0, 4, 2e-3)]),
+        ({"model": "vgg16", "head_epochs": 5}, True, [("head", 0, 4, 1e-3)]),
+        ({"model": "vgg16", "trainable_layers": 0}, True, [("head", 0, 4, 1e-3)]),
     ],
 )
 def test_phases_follow_from_the_configuration(fields, has_backbone, expected):
