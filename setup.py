@@ -60,7 +60,14 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.11,<3.14",
     packages=find_packages(include=["pipelines*", "tfrecord_io*", "train*"]),
-    package_data={"pipelines.report": ["*.html.jinja"], "train": ["*.html.jinja"]},
+    py_modules=["scan_tfrecords"],
+    entry_points={"console_scripts": ["scan-tfrecords=scan_tfrecords:main"]},
+    package_data={
+        "pipelines": ["py.typed"],
+        "pipelines.report": ["*.html.jinja"],
+        "tfrecord_io": ["py.typed"],
+        "train": ["py.typed", "*.html.jinja"],
+    },
     install_requires=BUILD,
     extras_require=EXTRAS,
 )

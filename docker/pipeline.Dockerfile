@@ -25,6 +25,7 @@ RUN pip install --no-compile --constraint requirements/lock.txt '.[kaggle,gcp]' 
     && pip uninstall --yes scan-tfrecords
 COPY pipelines pipelines
 COPY tfrecord_io tfrecord_io
+COPY scan_tfrecords.py ./
 # Compiled here, for a worker may not write; by hash, so that no time of day is in the image.
 RUN pip install --no-compile --no-deps . \
     && pip check \

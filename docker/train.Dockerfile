@@ -19,6 +19,7 @@ COPY requirements/lock.txt requirements/lock.txt
 RUN pip install --no-compile --constraint requirements/lock.txt ".[${TRAIN_EXTRAS}]" \
     && pip uninstall --yes scan-tfrecords
 COPY tfrecord_io tfrecord_io
+COPY scan_tfrecords.py ./
 COPY train train
 # Compiled here, for the user may not write; by hash, so that no time of day is in the image.
 RUN pip install --no-compile --no-deps . \

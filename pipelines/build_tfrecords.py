@@ -96,10 +96,10 @@ def _import_beam() -> None:
     gc.enable()
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit code: 0 built, 1 failed, 2 wrong usage."""
     try:
-        build(sys.argv[1:])
+        build(sys.argv[1:] if argv is None else argv)
     except errors.UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

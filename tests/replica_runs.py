@@ -49,6 +49,7 @@ def losses(config: TrainConfig) -> dict[str, object]:
             image_shape=manifest.image_shape,
             num_classes=manifest.num_classes,
             statistics=parts.read_statistics(config.data, chosen.train),
+            synchronized=devices.must_synchronize,
         )
         optimizer = make_optimizer(config, learning_rate=config.learning_rate, num_steps=num_steps)
     weights = class_weights(chosen.train.label_counts, power=config.class_weight_power)

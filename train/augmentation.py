@@ -16,7 +16,7 @@ import numpy as np
 NUM_DRAWS = 21
 
 # The largest changes at strength 1. A retinal scan is taken from another angle and distance each
-# time; these ranges were chosen by cross-validation on real scans (benchmarks/README.md).
+# time; the ranges were tried on scans of held-out patients (benchmarks/README.md).
 _MAX_TURN = 0.26  # radians
 _MAX_ZOOM = 0.23  # of the logarithm of the scale
 _MAX_STRETCH = 0.13  # of the logarithm of width to height

@@ -106,6 +106,7 @@ def measure(config: TrainConfig, *, replicas: int, num_steps: int, num_rounds: i
             image_shape=manifest.image_shape,
             num_classes=manifest.num_classes,
             statistics=pixels,
+            synchronized=devices.must_synchronize,
         )
         set_trainable(network, phase="all", trainable_layers=config.trainable_layers)
         optimizer = make_optimizer(config, learning_rate=1e-4, num_steps=num_steps)

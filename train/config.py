@@ -492,8 +492,8 @@ def _choose_epochs(num_examples: int, fine_tunes: bool) -> int:
     """Returns how many epochs suit a training split.
 
     The images shown grow with the square root of the data: 147 epochs of 537 images, 76 of 2,000,
-    12 of 84,000. Found by cross-validation at the small end (benchmarks/README.md); the large end
-    is what networks of this size are commonly trained for.
+    12 of 84,000. At the small end that is what was tried on real scans (benchmarks/README.md); no
+    other length was compared with it.
     """
     num_shown = 3400 * math.sqrt(num_examples)
     if fine_tunes:

@@ -54,6 +54,7 @@ def build_network(
     num_classes: int,
     statistics: tfrecord_io.PixelStatistics | None = None,
     temperature: float = 1.0,
+    synchronized: bool = False,
 ) -> Network:
     """Builds the network of a configuration.
 
@@ -63,6 +64,8 @@ def build_network(
         num_classes: outputs.
         statistics: of the training pixels; wanted with `--normalize data`.
         temperature: what the logarithms of the probabilities are divided by, see `calibration`.
+        synchronized: whether the replicas of small_resnet exchange their statistics in training,
+            see `Devices.must_synchronize`.
 
     Raises:
         ConfigError: if the image does not suit the network or the weights cannot be had.
@@ -73,7 +76,10 @@ def build_network(
         features, backbone = _backbone(images, config, image_shape)
     else:
         features = _normalize(images, config.normalize or "unit", statistics)
-        features = _FROM_SCRATCH[config.model](features)
+        if config.model == "convnet":
+            features = _convnet(features)
+        else:
+            features = _small_resnet(features, synchronized)
     if config.head_units:
         features = keras.layers.Dense(config.head_units, activation="relu", name="head")(features)
     if config.dropout:
@@ -162,7 +168,7 @@ def _normalize(images, kind: str, statistics: tfrecord_io.PixelStatistics | None
     )(images)
 
 
-def _small_resnet(features):
+def _small_resnet(features, synchronized: bool):
     """A residual network of 1.5 million parameters for a few hundred images and more.
 
     Blocks are pre-activated (He et al. 2016, "Identity mappings in deep residual networks"), and
@@ -183,7 +189,8 @@ def _small_resnet(features):
     features = _conv(_STAGES[0][0], max(3, 2 * stride - 1), stride)(features)
     for stage, (filters, num_blocks) in enumerate(_STAGES):
         for block in range(num_blocks):
-            features = _residual_block(features, filters, 2 if stage and not block else 1)
+            stride = 2 if stage and not block else 1
+            features = _residual_block(features, filters, stride, synchronized)
     features = layers.Activation("relu")(features)
     return layers.Concatenate()(
         [
@@ -200,8 +207,9 @@ _STAGES = ((32, 1), (64, 1), (128, 2), (256, 1))
 _LARGEST_SIDE = 289
 
 
-def _residual_block(features, filters: int, stride: int):
-    normalized = keras.layers.BatchNormalization(momentum=0.9, synchronized=True)(features)
+def _residual_block(features, filters: int, stride: int, synchronized: bool):
+    normalize = keras.layers.BatchNormalization(momentum=0.9, synchronized=synchronized)
+    normalized = normalize(features)
     activated = keras.layers.Activation("relu")(normalized)
     shortcut = features
     if stride > 1 or features.shape[-1] != filters:
@@ -245,10 +253,6 @@ def _padding(features) -> str:
 def _pool(features):
     size = tuple(min(2, side) for side in features.shape[1:3])
     return keras.layers.MaxPooling2D(size)(features)
-
-
-#: Networks that are not in keras.applications, by the name of the flag.
-_FROM_SCRATCH = {"small_resnet": _small_resnet, "convnet": _convnet}
 
 
 def _backbone(images, config: TrainConfig, image_shape: tuple[int, int, int]):

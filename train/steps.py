@@ -109,9 +109,11 @@ class Objective:
         logits = ops.cast(logits, "float32")
         class_weights = ops.matmul(labels, np.asarray(self.class_weights, np.float32))
         smooth = labels * (1 - self.label_smoothing) + self.label_smoothing / labels.shape[-1]
-        losses = keras.losses.categorical_crossentropy(smooth, logits, from_logits=True)
+        # Not Keras' loss, which warns of a dataset of one class.
+        log_probabilities = ops.log_softmax(logits)
+        losses = -ops.sum(smooth * log_probabilities, axis=-1)
         loss = ops.sum(losses * weights * class_weights)
-        cross_entropy = keras.losses.categorical_crossentropy(labels, logits, from_logits=True)
+        cross_entropy = -ops.sum(labels * log_probabilities, axis=-1)
         is_real = ops.cast(weights > 0, "float32")
         is_correct = ops.cast(ops.argmax(labels, -1) == ops.argmax(logits, -1), "float32")
         # A product with zero would turn the infinity of a filling copy into NaN.

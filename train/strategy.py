@@ -57,6 +57,14 @@ class Devices:
         return self.num_local_replicas * self.num_workers
 
     @property
+    def must_synchronize(self) -> bool:
+        """Whether layers must ask for the statistics of the other replicas.
+
+        TensorFlow's replicas see their own share of a batch; JAX's see all of it.
+        """
+        return self.backend == "tensorflow" and self.num_replicas > 1
+
+    @property
     def is_chief(self) -> bool:
         """Whether this process writes the files of the run."""
         return self.worker_index == 0

@@ -216,7 +216,12 @@ class _Run:
         return self._network.model.variables
 
     def _build_network(
-        self, precision: str, *, weights: str | None = "none", temperature: float = 1.0
+        self,
+        precision: str,
+        *,
+        weights: str | None = "none",
+        temperature: float = 1.0,
+        is_final: bool = False,
     ) -> Network:
         """Builds the network; `weights` are "none" where a checkpoint overrides them all."""
         keras.config.set_dtype_policy(precision if precision == "float32" else f"mixed_{precision}")
@@ -227,6 +232,8 @@ class _Run:
                 num_classes=self._manifest.num_classes,
                 statistics=self._statistics,
                 temperature=temperature,
+                # Not in what is exported: other backends refuse to load it.
+                synchronized=self._devices.must_synchronize and not is_final,
             )
 
     def _announce(self) -> None:
@@ -556,7 +563,7 @@ class _Run:
 
     def _load_best(self, temperature: float = 1.0) -> None:
         """Makes the network the one to export: float32, with the weights that were kept."""
-        self._network = self._build_network("float32", temperature=temperature)
+        self._network = self._build_network("float32", temperature=temperature, is_final=True)
         for variable, value in zip(self._variables, self._best, strict=True):
             variable.assign(value)
 
