@@ -38,6 +38,12 @@ def cross_validate(config: TrainConfig, workdir: Path, devices: Devices) -> dict
     manifest = tfrecord_io.Manifest.load(config.data)
     splits = parts.fold_splits(config, manifest)
     with claim(workdir, config, manifest, devices):
+        if metrics.read_examples(config.data, splits).patients is None:
+            devices.say(
+                "warning: the dataset does not name the patient of every image, so the folds are "
+                "cut by image, and scans of one patient may be on both sides. Build it with "
+                "--group_regex"
+            )
         runs = [
             (fold, seed)
             for seed in range(config.seed, config.seed + config.seeds)
