@@ -82,7 +82,7 @@ def run(job: Job, pipeline: beam.Pipeline, num_processes: int | None = None) -> 
 
 
 def _import_beam() -> None:
-    """Imports Beam in silence, and without looking for garbage, of which imports make none."""
+    """Imports Beam without its messages, and with the garbage collector off: imports make none."""
     # Beam logs that a library for another product is missing, and the error of each worker, which
     # the job raises anyway.
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")

@@ -90,7 +90,7 @@ def evaluate(
         print("note: this is the dataset that the model was trained on, not an external one")
 
     # After the checks: these take seconds to import.
-    from train import evaluation
+    from train import evaluation, report
     from train.config import TrainConfig
     from train.parts import whole_split
     from train.workdir import METRICS_NAME, versions, write_json
@@ -104,11 +104,12 @@ def evaluate(
         part=whole_split(manifest, split),
     )
     config = TrainConfig(data=data, bootstrap_samples=num_samples)
+    own_results = _own_metrics(run)
     results: dict[str, Any] = {
         "split": split,
         "dataset": {"name": manifest.name, "fingerprint": manifest.fingerprint},
         "model": str(run),
-        "best_epoch": _own_metrics(run).get("best_epoch"),
+        "best_epoch": own_results.get("best_epoch"),
         **evaluation.measure(predictions, classifier.label_names, config),
     }
     output = output or run / "evaluation" / f"{manifest.name}-{split}"
@@ -123,8 +124,8 @@ def evaluate(
         versions=versions(),
     )
     write_json(output / METRICS_NAME, results)
-    print(_side_by_side(_own_metrics(run), results))
-    print(f"The metrics and {evaluation.REPORT_NAME} are in {output}")
+    print(_side_by_side(own_results, results))
+    print(f"The metrics and {report.FILE_NAME} are in {output}")
     return results
 
 

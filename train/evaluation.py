@@ -15,7 +15,6 @@ from train.config import TrainConfig
 from train.parts import Part
 
 PREDICTIONS_NAME = "predictions.csv"
-REPORT_NAME = "report.html"
 PLOTS_NAME = "plots"
 
 
@@ -151,7 +150,7 @@ def write_results(
                 predictions.examples,
             )
     report.write_report(
-        directory / REPORT_NAME,
+        directory / report.FILE_NAME,
         report.RunReport(
             title=directory.resolve().name,
             manifest=manifest,

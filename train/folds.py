@@ -14,7 +14,7 @@ import keras
 import numpy as np
 
 import tfrecord_io
-from train import calibration, evaluation, metrics, parts, scores, trainer
+from train import calibration, evaluation, metrics, parts, report, scores, trainer
 from train.config import TrainConfig
 from train.strategy import Devices
 from train.workdir import METRICS_NAME, claim, versions, write_json
@@ -116,7 +116,7 @@ def _pool(
     )
     write_json(workdir / METRICS_NAME, results)
     print(metrics.describe(results))
-    print(f"The metrics and {evaluation.REPORT_NAME} of all folds are in {workdir}")
+    print(f"The metrics and {report.FILE_NAME} of all folds are in {workdir}")
     return results
 
 

@@ -189,8 +189,8 @@ def _small_resnet(features, synchronized: bool):
     features = _conv(_STAGES[0][0], max(3, 2 * stride - 1), stride)(features)
     for stage, (filters, num_blocks) in enumerate(_STAGES):
         for block in range(num_blocks):
-            stride = 2 if stage and not block else 1
-            features = _residual_block(features, filters, stride, synchronized)
+            halving = 2 if stage and not block else 1
+            features = _residual_block(features, filters, halving, synchronized)
     features = layers.Activation("relu")(features)
     return layers.Concatenate()(
         [

@@ -21,7 +21,17 @@ import keras
 import numpy as np
 
 import tfrecord_io
-from train import calibration, callbacks, checkpoint, evaluation, export, feed, metrics, tracing
+from train import (
+    calibration,
+    callbacks,
+    checkpoint,
+    evaluation,
+    export,
+    feed,
+    metrics,
+    report,
+    tracing,
+)
 from train.config import TrainConfig
 from train.models import Network, build_network, set_trainable
 from train.optimizers import averaged_weights, make_optimizer
@@ -539,7 +549,7 @@ class _Run:
         write_json(self._workdir / METRICS_NAME, results)
         if predictions is not None:
             print(metrics.describe(results))
-        print(f"The model, its metrics and {evaluation.REPORT_NAME} are in {self._workdir}")
+        print(f"The model, its metrics and {report.FILE_NAME} are in {self._workdir}")
         return results
 
     def _predictions_of(self, part: Part, temperature: float) -> evaluation.Predictions:

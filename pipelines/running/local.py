@@ -30,7 +30,7 @@ _NEEDS_NO_WORKER = ("--runner", "--direct_running_mode")
 
 _context = multiprocessing.get_context("forkserver")
 
-#: In a worker, the place of the next task that nobody has begun; all workers share it.
+#: In a worker, the index of the next task to begin; all workers share it.
 _next_task: Synchronized[int]
 
 
@@ -127,7 +127,7 @@ def _start(next_task: Synchronized[int], environment: Mapping[str, str]) -> None
 
 
 def _write_next(build: Build, tasks: Sequence[ShardTask]) -> None:
-    """Writes the next task that nobody has begun, until there is none."""
+    """Takes the next task and writes it, until all tasks are taken."""
     try:
         with TaskWriter(build) as writer:
             while (place := _take_one()) < len(tasks):

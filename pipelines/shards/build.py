@@ -29,7 +29,7 @@ class DropOptions:
         leaks: pictures of one split that are in another too, also as a near duplicate.
 
     Raises:
-        ValueError: if a value is no policy.
+        ValueError: if a value is not one of the policies.
     """
 
     duplicates: splits.Policy = "keep"
@@ -57,7 +57,7 @@ class Build:
         max_reject_fraction: more rejects than this share of the images fail the build.
         num_files: files seen in the source.
         copies: files found twice.
-        ignored: files that are no data, by reason.
+        ignored: number of files that are not data, by reason.
         over_limit: images left out by the limit.
         rejected_files: images already rejected while listing.
         num_variants: augmented copies that are planned.

@@ -88,7 +88,7 @@ def leave_out(
 
 
 def _variants_of(build: Build, decided: pa.Table) -> list[dict[str, Any]]:
-    """Returns shard and key of the augmented copies of what goes: they go too."""
+    """Returns shard and key of the augmented copies of dropped images, which are dropped too."""
     if not build.num_variants:
         return []
     with build.storage.open_arrow(manifest.EXAMPLES_FILE_NAME) as file:
