@@ -16,7 +16,7 @@ help:
 	@echo "make test   set up and pass the tests"
 	@echo "make search try the property tests on many new random examples"
 	@echo "make flink  build on a Flink cluster of this machine and compare the bytes"
-	@echo "make lint   check style and format"
+	@echo "make lint   check style, format and types"
 	@echo "make clean  remove the virtual environment; datasets in data/ and runs/ stay"
 
 run: $(VENV)/installed
@@ -47,6 +47,8 @@ flink-parts: $(VENV)/installed
 lint: $(VENV)/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/pyrefly check --preset strict tfrecord_io
+	$(BIN)/pyrefly check --preset basic pipelines train scan_tfrecords.py
 
 clean:
 	rm -rf $(VENV) build *.egg-info

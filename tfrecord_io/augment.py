@@ -72,7 +72,7 @@ def vary(pixels: bytes, image_shape: tuple[int, int, int], key: str) -> bytes:
     moved = _moved(picture, angle, shift_y, shift_x).astype(np.float32)
     # Speckle is the same in all channels of a grey picture that was stored as RGB. The sum of
     # three even draws is near enough to normal, with a deviation of one half.
-    noise = sum(rng.random((height, width, 1)) for _ in range(3)) - 1.5
+    noise = rng.random((3, height, width, 1)).sum(axis=0) - 1.5
     factor = (gain * (1 + 2 * RECIPE["speckle_deviation"] * noise)).astype(np.float32)
     varied = np.clip(np.rint(moved * factor), 0, 255)
     # White is what a scan was padded with, and no tissue.

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import PIL
-from PIL import Image, ImageOps, features
+from PIL import Image, ImageFile, ImageOps, TiffImagePlugin, features
 
 from tfrecord_io.printing import printable
 
@@ -167,7 +167,8 @@ def _decode(data: bytes, preprocessing: Preprocessing) -> DecodedImage:
         _check_depth(image)
         _check_sample_format(image)
         if getattr(image, "is_animated", False):
-            raise Reject("multiple_frames", f"{image.format} with {image.n_frames} frames")
+            num_frames = getattr(image, "n_frames", "several")
+            raise Reject("multiple_frames", f"{image.format} with {num_frames} frames")
         mode, file_format = image.mode, image.format or ""
         quantization = sum(getattr(image, "quantization", {}).get(0, ()))
         image.load()
@@ -193,7 +194,7 @@ def _check_size(image: Image.Image) -> None:
         )
 
 
-def _check_depth(image: Image.Image) -> None:
+def _check_depth(image: ImageFile.ImageFile) -> None:
     """Refuses more than eight bits a sample, also where Pillow would cut them off silently."""
     if image.format == "JPEG":  # which Pillow does not open with more
         return
@@ -215,7 +216,7 @@ def _check_depth(image: Image.Image) -> None:
 
 def _check_sample_format(image: Image.Image) -> None:
     """Refuses signed samples, which Pillow reads as unsigned ones."""
-    if image.format != "TIFF":
+    if not isinstance(image, TiffImagePlugin.TiffImageFile):
         return
     formats = set(image.tag_v2.get(_TIFF_SAMPLE_FORMAT, (1,)))
     if formats != {1}:

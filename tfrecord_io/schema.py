@@ -245,7 +245,7 @@ class RecordLayout:
         """
         import tensorflow as tf
 
-        features = tf.io.parse_example(records, self.feature_spec())
+        features: dict[str, Any] = tf.io.parse_example(records, self.feature_spec())
         pixels = tf.io.decode_raw(features[IMAGE], tf.uint8, fixed_length=self.image_length)
         features[IMAGE] = tf.reshape(pixels, (-1, *self.image_shape))
         return features

@@ -34,7 +34,7 @@ class ShardWriter:
         self._layout = layout
         num_records = max(BLOCK_BYTES // layout.stride, 1)
         self._block = np.empty((num_records, layout.stride), np.uint8)
-        self._records = [memoryview(record) for record in self._block]
+        self._records = [record.data for record in self._block]
         slot = layout.features[schema.IMAGE]
         pixels = self._block[:, slot.offset : slot.offset + slot.length]
         self._pictures = pixels.reshape(num_records, *layout.image_shape)
@@ -76,7 +76,7 @@ class ShardWriter:
     def _write_block(self) -> None:
         if not self._num_waiting:
             return
-        block = memoryview(self._block[: self._num_waiting]).cast("B")
+        block = self._block[: self._num_waiting].data.cast("B")
         self._digest.update(block)
         self._file.write(block)
         self._facts.add(self._pictures[: self._num_waiting])

@@ -15,6 +15,7 @@ import matplotlib
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from sklearn import metrics as sk_metrics
 
 from tfrecord_io.printing import printable
@@ -96,7 +97,7 @@ def draw_curves(history: Sequence[Mapping[str, Any]], best_epoch: int) -> Figure
         axes.axvline(best_epoch, color="0.6", linestyle=":", label="kept epoch")
         axes.set_xlabel("epoch")
         axes.set_title("cross-entropy in nats" if quantity == "loss" else quantity)
-        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.grid(alpha=0.3)
         axes.legend()
     return figure

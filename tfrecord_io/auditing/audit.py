@@ -223,7 +223,7 @@ def _check_patients(
         codes.patient[known], codes.split[known], len(codes.patients), len(codes.splits)
     )
     leaked = (images > 0).sum(1) > 1
-    pairs = []
+    pairs: list[dict[str, Any]] = []
     for a, b in _pairs_of_splits(codes.splits):
         both = (images[:, a] > 0) & (images[:, b] > 0)
         if both.any():

@@ -161,7 +161,7 @@ def find_twins(examples: pa.Table, images: ImageReader) -> Twins:
     # Dictionary indices follow first appearance, so the first row of each group is this.
     _, first_rows = np.unique(groups, return_index=True)
     hashes = _hashes(examples.column("perceptual_hash").take(pa.array(first_rows)))
-    blank = ~hashes.any(axis=1)
+    blank = ~np.any(hashes, axis=1)
     candidates = np.flatnonzero(~blank)
     pairs = near_duplicates.find_pairs(hashes[candidates])
     first, second = candidates[pairs.first], candidates[pairs.second]

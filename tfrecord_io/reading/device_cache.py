@@ -7,7 +7,7 @@ The images of a split are read one time and stay on the device (84,484 scans of 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import psutil
@@ -28,7 +28,11 @@ class DeviceSplit:
     """
 
     def __init__(
-        self, batches: tf.data.Dataset, manifest: Manifest, num_examples: int, device: str
+        self,
+        batches: Iterable[tuple[tf.Tensor, ...]],
+        manifest: Manifest,
+        num_examples: int,
+        device: str,
     ) -> None:
         """Copies examples to a device.
 

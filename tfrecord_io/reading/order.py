@@ -197,9 +197,13 @@ class BatchOrder:
     @property
     def num_steps(self) -> int | None:
         """Number of batches; None if endless."""
-        if self.epochs is None:
-            return None
-        return self.num_full_steps + (self.remainder > 0)
+        full = self.num_full_steps
+        return None if full is None else full + (self.remainder > 0)
+
+    @property
+    def remainder_step(self) -> int | None:
+        """The step of a last batch that is not full; None if there is none."""
+        return self.num_full_steps if self.remainder else None
 
     def examples_at(self, position: np.ndarray) -> np.ndarray:
         """Returns the examples at places of the endless sequence of epochs.

@@ -288,13 +288,13 @@ class _Features:
             first: where in the record that part begins.
             names: of the features, in their order in a record.
         """
-        lengths = []
+        lengths: list[int] = []
         for name in names:
             slot = self.layout.features[name]
             lengths += [slot.offset - first, slot.length]
             first = slot.offset + slot.length
         # One split costs less than as many slices: it copies whole rows.
-        parts = tf.split(batch, [*lengths, batch.shape[1] - sum(lengths)], axis=1)
+        parts = tf.split(batch, [*lengths, -1], axis=1)
         return dict(zip(names, parts[1::2], strict=True))
 
     def _finish(self, parts: dict[str, tf.Tensor], weights: tf.Tensor) -> tuple[tf.Tensor, ...]:
@@ -377,7 +377,7 @@ def _streamed_batches(
     stream_order = StreamOrder(order, sizes)
     full = _num_full_steps(order)
 
-    def plan(window: np.ndarray) -> Segments:
+    def plan(window: np.ndarray) -> Segments[np.ndarray]:
         return stream_order.window_segments(int(window), start_step, full)
 
     def read_window(window: tf.Tensor) -> tf.data.Dataset:
@@ -393,8 +393,10 @@ def _streamed_batches(
         )
     batches = tf.data.Dataset.range(*windows).flat_map(read_window)
     batches = batches.batch(order.replica_batch_size, drop_remainder=True)
-    if order.remainder and start_step < order.num_steps:
-        batches = batches.concatenate(reader.read_batch(stream_order.remainder_segments()))
+    last_step = order.remainder_step
+    if last_step is not None and start_step <= last_step:
+        last = stream_order.remainder_segments(last_step)
+        batches = batches.concatenate(reader.read_batch(last))
     batches = batches.map(lambda records: tf.ensure_shape(records, (_share(order),)))
     return _map_in_order(
         lambda records, weights: features.cut(reader.as_tensor(records), weights),
@@ -409,7 +411,7 @@ class _SegmentReader:
         self._paths = paths
         self._layout = layout
 
-    def read(self, segments: Segments, *, by_turns: bool = False) -> tf.data.Dataset:
+    def read(self, segments: Segments[tf.Tensor], *, by_turns: bool = False) -> tf.data.Dataset:
         """Returns one string a record, taken by turns from each run, or run after run."""
         num_runs = tf.size(segments.run_splits, tf.int64) - 1
         num_readers = tf.maximum(tf.minimum(num_runs, _NUM_STREAM_READS), 1)
@@ -437,7 +439,7 @@ class _SegmentReader:
         )
         return turns.unbatch()
 
-    def read_batch(self, segments: Segments) -> tf.data.Dataset:
+    def read_batch(self, segments: Segments[np.ndarray]) -> tf.data.Dataset:
         """Returns one element, string [records]; there may be none."""
         if not len(segments.shards):
             return tf.data.Dataset.from_tensors(tf.zeros([0], tf.string))
@@ -448,7 +450,7 @@ class _SegmentReader:
         """Returns the bytes of serialized examples, uint8 [records, length of an example]."""
         return tf.reshape(tf.io.decode_raw(records, tf.uint8), (-1, self._layout.length))
 
-    def _read_run(self, segments: Segments, run: tf.Tensor) -> tf.data.Dataset:
+    def _read_run(self, segments: Segments[tf.Tensor], run: tf.Tensor) -> tf.data.Dataset:
         mine = slice(segments.run_splits[run], segments.run_splits[run + 1])
         return tf.data.Dataset.from_tensor_slices(
             (segments.shards[mine], segments.first_records[mine], segments.num_records[mine])
@@ -499,8 +501,9 @@ def _row_batches(
         blocks = start_step // steps_per_block, -(-full // steps_per_block)
     rows = tf.data.Dataset.range(*blocks).map(compute_in_graph).prefetch(1)
     rows = rows.flat_map(tf.data.Dataset.from_tensor_slices)
-    if order.remainder and start_step < order.num_steps:
-        last = row_index(order.examples_at(order.positions(full, full + 1)))
+    last_step = order.remainder_step
+    if last_step is not None and start_step <= last_step:
+        last = row_index(order.examples_at(order.positions(last_step, last_step + 1)))
         rows = rows.concatenate(tf.data.Dataset.from_tensor_slices(last))
     return tf.data.Dataset.zip(rows, _weight_batches(order, start_step))
 
@@ -508,10 +511,11 @@ def _row_batches(
 def _weight_batches(order: BatchOrder, start_step: int) -> tf.data.Dataset:
     """Elements float32 [replica_batch_size]: 1 for an example, 0 for a copy; one for each batch."""
     ones = tf.data.Dataset.from_tensors(tf.ones([order.replica_batch_size]))
-    if not (order.remainder and start_step < order.num_steps):
+    last_step = order.remainder_step
+    if last_step is None or start_step > last_step:
         return ones.repeat()
-    last = order.weights(order.num_full_steps, order.num_steps)
-    ones = ones.repeat(order.num_full_steps - start_step)
+    last = order.weights(last_step, last_step + 1)
+    ones = ones.repeat(last_step - start_step)
     return ones.concatenate(tf.data.Dataset.from_tensor_slices(last))
 
 

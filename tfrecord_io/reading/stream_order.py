@@ -8,7 +8,7 @@ read disjoint parts of the files.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -22,7 +22,11 @@ _SHARD_KEYS = 1 << 61
 _ROTATION_KEYS = 1 << 62
 
 
-class Segments(NamedTuple):
+# Arrays on the way to a graph, tensors in it.
+Array = TypeVar("Array")
+
+
+class Segments(NamedTuple, Generic[Array]):
     """Neighbouring records that are read one after the other.
 
     Attributes:
@@ -33,10 +37,10 @@ class Segments(NamedTuple):
             records come in turn from each run.
     """
 
-    shards: np.ndarray
-    first_records: np.ndarray
-    num_records: np.ndarray
-    run_splits: np.ndarray
+    shards: Array
+    first_records: Array
+    num_records: Array
+    run_splits: Array
 
 
 class StreamOrder:
@@ -78,7 +82,7 @@ class StreamOrder:
         epoch, place = divmod(position, self._order.num_examples)
         return epoch * self._windows_per_epoch + place // self._window
 
-    def window_segments(self, window: int, first_step: int, last_step: int) -> Segments:
+    def window_segments(self, window: int, first_step: int, last_step: int) -> Segments[np.ndarray]:
         """Returns what this replica reads of a window, for the batches first_step..last_step-1.
 
         Raises:
@@ -105,10 +109,9 @@ class StreamOrder:
         run_starts = np.searchsorted(run[by_run], np.arange(num_runs))
         return self._segments(mine[by_run], run_starts)
 
-    def remainder_segments(self) -> Segments:
+    def remainder_segments(self, step: int) -> Segments[np.ndarray]:
         """Returns what this replica reads for a last batch that is not full: record by record."""
-        steps = self._order.num_full_steps, self._order.num_steps
-        (positions,) = self._order.positions(*steps)
+        (positions,) = self._order.positions(step, step + 1)
         return self._segments(positions, np.arange(len(positions)))
 
     def _mix(self, position: np.ndarray) -> np.ndarray:
@@ -151,7 +154,7 @@ class StreamOrder:
             records[here] = places[here] - (ends - self._sizes[shard_order])[slot]
         return epochs, shards, records
 
-    def _segments(self, positions: np.ndarray, run_starts: np.ndarray) -> Segments:
+    def _segments(self, positions: np.ndarray, run_starts: np.ndarray) -> Segments[np.ndarray]:
         """Joins neighbouring records of each run."""
         _, shards, records = self._locate(self._mix(positions))
         is_first = np.zeros(len(positions), bool)
