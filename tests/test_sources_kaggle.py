@@ -123,12 +123,12 @@ def test_the_bare_client_makes_a_folder_and_asks_the_network_when_it_is_imported
 
 
 def test_cut_connection_resumes_from_the_partial_file(work):
-    work.server.storage_faults += [Cut(after=2 * CHUNK + 1000)]
+    work.server.storage_faults += [None, Cut(after=2 * CHUNK + 1000)]
 
     outcome = work.run()
 
     work.assert_downloaded(outcome)
-    assert work.ranges() == [None, None, f"bytes={2 * CHUNK}-"]
+    assert work.ranges() == [None, None, None, f"bytes={2 * CHUNK}-"]
     resumed = work.server.calls("GET")[-1]
     assert resumed.status == 206
     assert resumed.sent == len(ARCHIVE) - 2 * CHUNK
@@ -137,8 +137,8 @@ def test_cut_connection_resumes_from_the_partial_file(work):
 
 
 def test_cuts_are_endless_as_long_as_each_attempt_brings_new_bytes(work):
-    # An attempt is two requests: the client opens the archive, then asks for the missing range.
-    work.server.storage_faults += [Cut(CHUNK + 1), *[None, Cut(CHUNK + 1)] * 3]
+    # An attempt is two requests: the client's, whose body nobody reads, and then the transfer's.
+    work.server.storage_faults += [None, Cut(CHUNK + 1)] * 4
 
     outcome = work.run(retries={"max_retries": 1})
 
@@ -162,7 +162,7 @@ def test_cuts_that_bring_no_new_bytes_end_in_an_error_that_keeps_the_partial_fil
 
 
 def test_a_killed_download_resumes_in_the_next_process(work):
-    work.server.storage_faults += [Stall(after=3 * CHUNK)]
+    work.server.storage_faults += [None, Stall(after=3 * CHUNK)]
     process = work.start()
     wait_until(lambda: work.archive.exists() and work.archive.stat().st_size == 3 * CHUNK)
     process.send_signal(signal.SIGKILL)
@@ -170,12 +170,12 @@ def test_a_killed_download_resumes_in_the_next_process(work):
 
     work.assert_downloaded(work.run())
 
-    assert work.ranges() == [None, None, f"bytes={3 * CHUNK}-"]
+    assert work.ranges() == [None, None, None, f"bytes={3 * CHUNK}-"]
     assert work.server.calls("GET")[-1].sent == len(ARCHIVE) - 3 * CHUNK
 
 
 def test_control_c_keeps_the_partial_file_and_gives_the_lock_back(work):
-    work.server.storage_faults += [Stall(after=CHUNK)]
+    work.server.storage_faults += [None, Stall(after=CHUNK)]
     process = work.start()
     wait_until(lambda: work.archive.exists() and work.archive.stat().st_size == CHUNK)
     process.send_signal(signal.SIGINT)
@@ -289,7 +289,7 @@ def test_an_archive_that_changed_on_kaggle_is_downloaded_anew(work):
 
     work.assert_downloaded(work.run())
 
-    assert work.ranges() == [None]
+    assert work.ranges() == [None, None]
 
 
 @pytest.mark.parametrize("missing", ["ranges", "ETag"])
@@ -298,11 +298,12 @@ def test_a_storage_without_ranges_or_without_an_etag_still_gives_the_archive(wor
         work.server.accepts_ranges = False
     else:
         work.server.etag = None  # The client then goes by Last-Modified.
-    work.server.storage_faults += [Cut(CHUNK + 1)]
+    work.server.storage_faults += [None, Cut(CHUNK + 1)]
 
     work.assert_downloaded(work.run())
 
-    assert work.ranges() == [None, None] + ([f"bytes={CHUNK}-"] if missing == "ETag" else [])
+    resumed = f"bytes={CHUNK}-" if missing == "ETag" else None
+    assert work.ranges() == [None, None, None, resumed]
 
 
 @pytest.mark.parametrize("where", ["the login", "the API", "the storage", "the range"])
@@ -312,7 +313,7 @@ def test_a_connection_that_falls_silent_is_given_up_and_tried_again(work, where)
     elif where == "the API":
         work.server.api_faults += [Stall(after=None)]
     elif where == "the storage":
-        work.server.storage_faults += [Stall(after=CHUNK + 1)]
+        work.server.storage_faults += [None, Stall(after=CHUNK + 1)]
     else:
         work.keep_partial(CHUNK)
         work.server.storage_faults += [None, Stall(after=CHUNK)]
@@ -365,7 +366,7 @@ def test_a_file_in_the_folder_s_place_is_explained(work):
 
 
 def test_a_second_download_at_once_is_refused_and_names_the_first(work):
-    work.server.storage_faults += [Stall(after=CHUNK)]
+    work.server.storage_faults += [None, Stall(after=CHUNK)]
     first = work.start()
     wait_until(lambda: work.archive.exists() and work.archive.stat().st_size == CHUNK)
     calls_before = len(work.server.requests)

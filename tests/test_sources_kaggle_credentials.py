@@ -207,7 +207,7 @@ def test_the_bare_client_shows_credentials_where_the_environment_is_verbose(work
 
 def test_a_client_that_was_imported_verbose_does_not_read_the_archive_into_memory(work):
     # It would then lose at a cut what it has read, instead of resuming.
-    work.server.storage_faults += [Cut(after=CHUNK + 1)]
+    work.server.storage_faults += [None, Cut(after=CHUNK + 1)]
 
     outcome = work.run(import_client_first=True, environment={"VERBOSE": "1"})
 

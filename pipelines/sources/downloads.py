@@ -87,7 +87,9 @@ def byte_text(count: int) -> str:
     return f"{count} bytes"
 
 
-def byte_bar(description: str, *, total: int | None = None, initial: int = 0) -> tqdm:
+def byte_bar(
+    description: str, *, total: int | None = None, initial: int = 0, disable: bool = False
+) -> tqdm:
     """Returns a progress bar in bytes, on stderr."""
     seconds = 0.2 if sys.stderr.isatty() else 30.0  # A log file wants a line now and then.
     return tqdm(
@@ -98,6 +100,7 @@ def byte_bar(description: str, *, total: int | None = None, initial: int = 0) ->
         maxinterval=max(10.0, seconds),
         unit="B",
         unit_scale=True,
+        disable=disable,
     )
 
 

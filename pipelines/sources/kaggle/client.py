@@ -1,119 +1,160 @@
-"""The official Kaggle client, guarded where it would lose data, wait for ever or show a secret."""
+"""Asks the official Kaggle client where a dataset's archive lies.
+
+The client reads the credentials, logs in and asks Kaggle's API for the archive's address, which is
+signed for some minutes. The bytes come through `transfer`, because the client's own download
+appends to files that it does not check, writes a refusal's body into the archive, and waits for
+ever on a silent connection. What is said about the client was read in, and tried with, kaggle
+2.2.4; the tests whose names begin with `test_the_bare_client` show it.
+"""
 
 import contextlib
 import io
 import logging
 import os
-import re
-import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, TypeVar
 
 import requests
-import requests.adapters
 
-from pipelines.sources.downloads import (
-    DownloadError,
-    byte_text,
-    file_size,
-    marker_path,
-    partial_note,
-    read_json,
-)
-from pipelines.sources.kaggle.credentials import legacy_folder
+from pipelines.sources.downloads import CredentialsError, DownloadError
+from pipelines.sources.kaggle.credentials import Credentials, legacy_folder, refused_text
+from pipelines.sources.kaggle.transfer import RemoteArchive
 
 if TYPE_CHECKING:
     from kaggle.api.kaggle_api_extended import KaggleApi
 
 _LOG = logging.getLogger(__name__)
-# A cut connection loses the chunk that it cut, so small ones bring a bad line further.
-_DOWNLOAD_CHUNK_BYTES = 1 << 18
+_Result = TypeVar("_Result")
+
+# Where the import would find a login or its settings, and what makes it verbose.
+_HIDDEN_AT_IMPORT = (
+    "KAGGLE_API_TOKEN",
+    "KAGGLE_API_V1_TOKEN",
+    "KAGGLE_USERNAME",
+    "KAGGLE_KEY",
+    "KAGGLE_CONFIG_DIR",
+    "XDG_CONFIG_HOME",
+    "VERBOSE",
+    "VERBOSE_OUTPUT",
+)
 
 
-class WrongAnswerError(requests.RequestException):
-    """A storage host answered with something that must not be written into the archive."""
+class Client:
+    """The official client, imported without its side effects and asked for addresses only."""
+
+    def __init__(self, credentials: Credentials, timeout_s: float) -> None:
+        """Imports the client.
+
+        Args:
+            credentials: where they are, for the message when Kaggle refuses them.
+            timeout_s: seconds within which Kaggle has to name an address.
+
+        Raises:
+            DownloadError: The package is missing or cannot be imported.
+        """
+        self._credentials = credentials
+        self._timeout_s = timeout_s
+        try:
+            with _no_credentials():
+                from kaggle.api.kaggle_api_extended import KaggleApi
+        except ImportError as error:
+            raise DownloadError(
+                f"The official Kaggle client could not be imported ({error}).\n"
+                "Install it with: pip install kaggle six"
+            ) from None
+        self._api_class = _locating(KaggleApi)
+
+    def locate(self, dataset: str) -> RemoteArchive:
+        """Logs in and returns the archive's present address.
+
+        Args:
+            dataset: OWNER/NAME.
+
+        Raises:
+            CredentialsError: Kaggle refused the credentials.
+            requests.RequestException: The API or the storage refused, or did not answer in time.
+        """
+        return _within(self._timeout_s, lambda: self._locate(dataset))
+
+    def _locate(self, dataset: str) -> RemoteArchive:
+        api = self._api_class()
+        # In each attempt: an OAuth token can expire in the hours that a download takes.
+        try:
+            api.authenticate()
+        except SystemExit:  # The client's way to say that no credentials worked.
+            raise CredentialsError(refused_text(self._credentials)) from None
+        api.dataset_download_files(dataset, path=os.devnull, quiet=True, unzip=False)
+        return RemoteArchive.from_response(api.answer)
 
 
-def load_client(timeout_s: float) -> "KaggleApi":
-    """Imports the official client, without its side effects, and returns an instance.
+def _locating(api_class: "type[KaggleApi]") -> "type[KaggleApi]":
+    """Returns a client that keeps the storage's answer instead of downloading its body."""
 
-    Args:
-        timeout_s: seconds without a byte after which a connection counts as dead.
-
-    Raises:
-        DownloadError: The package is missing or cannot be imported.
-    """
-    try:
-        with _clean_import(), _replaced_send(_refuse_to_send):
-            from kaggle.api.kaggle_api_extended import KaggleApi
-    except ImportError as error:
-        raise DownloadError(
-            f"The official Kaggle client could not be imported ({error}).\n"
-            "Install it with: pip install kaggle six"
-        ) from None
-
-    class GuardedKaggleApi(KaggleApi):
-        """The official client with its retries off (ours get a fresh address) and checks on."""
-
+    class LocatingApi(api_class):
         # Without --verbose, which prints the Authorization header and reads the archive's bytes
-        # as text; another importer of the client may have left it there.
-        args = [arg for arg in KaggleApi.args if arg != "--verbose"]  # noqa: RUF012
+        # as text; the environment or another importer of the client may have set it.
+        args = [arg for arg in api_class.args if arg != "--verbose"]  # noqa: RUF012
+        # The client computes these at import, which `_no_credentials` hides the real ones from.
+        config_dir = str(legacy_folder(os.environ))
+        config = str(legacy_folder(os.environ) / "kaggle.json")
+        answer: requests.Response
 
         def download_needed(
             self, response: requests.Response, outfile: str, quiet: bool = True
         ) -> bool:
-            _check_is_archive(response)
-            _check_free_space(response, Path(outfile))
-            return not _is_whole(response, Path(outfile))
+            self.answer = response
+            response.close()
+            return False
 
-        def download_file(
-            self,
-            response: requests.Response,
-            outfile: str,
-            http_client: object,
-            quiet: bool = True,
-            resume: bool = False,
-        ) -> None:
-            with response:
-                super().download_file(
-                    response,
-                    outfile,
-                    http_client,
-                    quiet,
-                    resume,
-                    chunk_size=_DOWNLOAD_CHUNK_BYTES,
-                    max_retries=0,
-                    timeout=timeout_s,
-                )
-
-    return GuardedKaggleApi()
+    return LocatingApi
 
 
 @contextlib.contextmanager
-def _clean_import() -> Iterator[None]:
-    """Environment for the client's import: not verbose, and with a settings folder that exists.
+def _no_credentials() -> Iterator[None]:
+    """An environment in which the client's import finds no login, so that it uses no network.
 
-    The import makes the settings folder if it is missing, and `VERBOSE` sets the root logger to
-    DEBUG. A missing folder holds no kaggle.json, so an empty stand-in changes nothing else.
+    The import logs in, makes a settings folder in the user's home, and with `VERBOSE` sets the
+    root logger to DEBUG.
     """
-    changed = ("VERBOSE", "VERBOSE_OUTPUT", "KAGGLE_CONFIG_DIR")
-    before = {name: os.environ.get(name) for name in changed}
+    before = dict(os.environ)
     with tempfile.TemporaryDirectory() as empty:
-        os.environ.pop("VERBOSE", None)
-        os.environ.pop("VERBOSE_OUTPUT", None)
-        if not legacy_folder(os.environ).exists():
-            os.environ["KAGGLE_CONFIG_DIR"] = empty
+        for name in _HIDDEN_AT_IMPORT:
+            os.environ.pop(name, None)
+        os.environ["HOME"] = empty
         try:
             yield
         finally:
-            for name, value in before.items():
-                if value is None:
-                    os.environ.pop(name, None)
-                else:
-                    os.environ[name] = value
+            os.environ.clear()
+            os.environ.update(before)
+
+
+def _within(timeout_s: float, function: Callable[[], _Result]) -> _Result:
+    """Returns what a function returns in time.
+
+    The client gives its requests no time-out, so they are made in a thread, which is left behind
+    where a connection stays silent.
+
+    Raises:
+        requests.Timeout: if it takes longer than `timeout_s` seconds.
+        Exception: whatever the function raises.
+    """
+    outcome: Future[_Result] = Future()
+
+    def run() -> None:
+        try:
+            outcome.set_result(function())
+        except BaseException as error:
+            outcome.set_exception(error)
+
+    threading.Thread(target=run, daemon=True, name="kaggle-client").start()
+    try:
+        return outcome.result(timeout_s)
+    except TimeoutError:
+        request = requests.Request("POST", "https://api.kaggle.com/").prepare()
+        raise requests.Timeout("Kaggle's API did not answer", request=request) from None
 
 
 @contextlib.contextmanager
@@ -136,127 +177,3 @@ def quiet_client() -> Iterator[None]:
         for line in dict.fromkeys(output.getvalue().splitlines()):
             if line.startswith("Warning: "):
                 _LOG.warning("The Kaggle client says: %s", line.removeprefix("Warning: "))
-
-
-_Send = Callable[..., requests.Response]
-
-
-@contextlib.contextmanager
-def _replaced_send(replacement: Callable[..., requests.Response]) -> Iterator[None]:
-    """Sends this thread's HTTP requests through `replacement(send, request, **options)`.
-
-    The client makes sessions of its own in several places, so the adapter, through which all of
-    them go, is the one place to stand.
-    """
-    adapter_class = requests.adapters.HTTPAdapter
-    original = adapter_class.send
-    thread = threading.get_ident()
-
-    def send(
-        adapter: requests.adapters.HTTPAdapter, request: requests.PreparedRequest, **options: Any
-    ) -> requests.Response:
-        if threading.get_ident() != thread:
-            return original(adapter, request, **options)
-        return replacement(lambda *a, **o: original(adapter, *a, **o), request, **options)
-
-    adapter_class.send = send
-    try:
-        yield
-    finally:
-        adapter_class.send = original
-
-
-def _refuse_to_send(
-    send: _Send, request: requests.PreparedRequest, **options: Any
-) -> requests.Response:
-    raise requests.ConnectionError("the client's import needs no network")
-
-
-@contextlib.contextmanager
-def guarded_requests(timeout_s: float) -> Iterator[None]:
-    """Gives every request a time-out, and lets no refusal through as if it were the file."""
-
-    def guarded(
-        send: _Send, request: requests.PreparedRequest, **options: Any
-    ) -> requests.Response:
-        options["timeout"] = options.get("timeout") or timeout_s
-        response = send(request, **options)
-        # POST goes to the API, whose refusals the client reads itself; GET goes to the storage.
-        if request.method == "GET" and not response.is_redirect:
-            try:
-                _check_storage_answer(request, response)
-            except requests.RequestException:
-                response.close()
-                raise
-        return response
-
-    with _replaced_send(guarded):
-        yield
-
-
-def _check_storage_answer(request: requests.PreparedRequest, response: requests.Response) -> None:
-    """Raises where the client would write a body that is no part of the object it asked for."""
-    if response.status_code >= 400:
-        raise requests.HTTPError("refused", request=request, response=response)
-    asked = re.fullmatch(r"bytes=(\d+)-", request.headers.get("Range", ""))
-    if asked is None:
-        return
-    if response.status_code == 206:
-        content_range = response.headers.get("Content-Range", "")
-        if not re.match(rf"bytes {asked[1]}-", content_range):
-            raise WrongAnswerError(
-                f"asked for bytes from {asked[1]}, got {content_range!r}",
-                request=request,
-                response=response,
-            )
-    # 200 says "the object has changed, here it is from the start", and the client then empties the
-    # partial file. But the object was there a moment ago; so anything else came from a third party.
-    elif request.headers.get("If-Range") != _validator(response):
-        raise WrongAnswerError(
-            "the answer is of another object", request=request, response=response
-        )
-
-
-def _validator(response: requests.Response) -> str | None:
-    return response.headers.get("ETag") or response.headers.get("Last-Modified")
-
-
-def _check_is_archive(response: requests.Response) -> None:
-    """Raises on a 200 that is a page: a company's proxy or a hotel's login, say."""
-    kind = response.headers.get("Content-Type", "").split(";")[0].strip().lower()
-    if kind.startswith("text/") or kind in ("application/json", "application/xml"):
-        response.close()
-        raise WrongAnswerError(
-            f"expected a zip archive, got {kind}", request=response.request, response=response
-        )
-
-
-def _content_length(response: requests.Response) -> int | None:
-    length = response.headers.get("Content-Length", "")
-    return int(length) if length.isdecimal() else None
-
-
-def _is_whole(response: requests.Response, archive: Path) -> bool:
-    """Whether all bytes of this very object are on disk, and only the marker was left to clear."""
-    length, validator = _content_length(response), _validator(response)
-    if None in (length, validator):
-        return False
-    marker = read_json(marker_path(archive))
-    return marker == {"validator": validator, "size": length} and file_size(archive) == length
-
-
-def _check_free_space(response: requests.Response, archive: Path) -> None:
-    """Raises before the first byte where the file system has no room for the missing ones.
-
-    Whether the download resumes or starts anew, the bytes on disk are part of the room.
-    """
-    missing = (_content_length(response) or 0) - file_size(archive)
-    free = shutil.disk_usage(archive.parent).free
-    if missing > free:
-        response.close()
-        raise DownloadError(
-            f"{archive.parent} has {byte_text(free)} free, but {archive.name} needs "
-            f"{byte_text(missing)} more.\n"
-            "Free some space, or choose another folder with --download_dir.\n"
-            f"{partial_note(archive)}".rstrip()
-        )

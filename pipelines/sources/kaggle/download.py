@@ -1,20 +1,8 @@
-"""Kaggle source: a dataset's whole archive, through the official client, kept, resumed and checked.
+"""Kaggle source: a dataset's whole archive, kept, resumed and checked.
 
-`download_archive` is all that a build needs. The official client does the talking; `client`
-guards it where it would lose data, wait for ever or show a secret. What is said about the client
-below was read in, and tried with, kaggle 2.2.4; tests/test_sources_kaggle*.py hold each point
-with the real client.
-
-- Importing the client authenticates, may use the network and makes a folder in the user's home.
-  So it is imported only where a download begins, with the network and both side effects off.
-- Its API calls and its first storage stream have no time-out: here every request has one.
-- If a resumed request is refused (an expired storage address, a 503) it writes the error's body
-  over the partial file, and a later run resumes on top of that. Here such an answer is an error
-  before a byte of it is written, and the next attempt asks Kaggle for a fresh address.
-- It raises 429 at once and checks nothing but the archive's size. Here Retry-After is honoured,
-  and every member's CRC is checked once and remembered.
-- `VERBOSE=1` in the environment makes it print the Authorization header and read the whole
-  archive into memory. Here that is off.
+`download_archive` is all that a build needs. `client` asks the official client for the archive's
+address, `transfer` brings the bytes, `problems` says what went wrong, and `archive_check` reads
+every member once and remembers that it did.
 """
 
 import contextlib
@@ -22,15 +10,13 @@ import errno
 import logging
 import os
 import re
-import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from pipelines.sources.downloads import (
-    CredentialsError,
     DownloadError,
     byte_bar,
     file_size,
@@ -39,21 +25,17 @@ from pipelines.sources.downloads import (
     marker_path,
     partial_note,
     raise_disk_error,
-    read_json,
 )
 from pipelines.sources.kaggle.archive_check import (
     is_verified,
     remember,
-    verification_path,
     verify_archive,
 )
-from pipelines.sources.kaggle.client import guarded_requests, load_client, quiet_client
-from pipelines.sources.kaggle.credentials import Credentials, refused_text, require_credentials
+from pipelines.sources.kaggle.client import Client, quiet_client
+from pipelines.sources.kaggle.credentials import Credentials, require_credentials
 from pipelines.sources.kaggle.problems import Problem, diagnose
+from pipelines.sources.kaggle.transfer import transfer
 from pipelines.stores import file_lock
-
-if TYPE_CHECKING:
-    from kaggle.api.kaggle_api_extended import KaggleApi
 
 DEFAULT_DATASET = "paultimothymooney/kermany2018"
 
@@ -93,6 +75,7 @@ def download_archive(
     *,
     progress: bool = True,
     retries: Retries | None = None,
+    check_members: bool = True,
 ) -> Path:
     """Returns a dataset's complete, checked zip archive, after downloading what is missing of it.
 
@@ -109,6 +92,7 @@ def download_archive(
         download_dir: Folder for the archive, made where it is missing.
         progress: Whether to draw progress bars on stderr.
         retries: Time-outs and retries; `Retries()` by default.
+        check_members: Whether to read every member and compare its CRC.
 
     Raises:
         CredentialsError: No credentials were found, or Kaggle refused them.
@@ -116,7 +100,11 @@ def download_archive(
     """
     name = _archive_name(dataset)
     archive = Path(download_dir) / name
-    if is_finished(archive) and is_verified(archive, dataset):
+
+    def is_checked() -> bool:
+        return not check_members or is_verified(archive, dataset)
+
+    if is_finished(archive) and is_checked():
         _LOG.info("Using %s, downloaded and checked before.", archive)
         return archive
     # Before anything is made on disk: without credentials nothing at all is left behind.
@@ -124,36 +112,8 @@ def download_archive(
     with made_folder(archive.parent), _locked(archive):
         if not is_finished(archive):
             _fetch(dataset, archive, credentials or require_credentials(), progress, retries)
-        if not is_verified(archive, dataset):
+        if not is_checked():
             remember(archive, verify_archive(archive, dataset=dataset, progress=progress))
-    return archive
-
-
-def fetch_archive(
-    dataset: str,
-    download_dir: Path,
-    *,
-    progress: bool = True,
-    retries: Retries | None = None,
-) -> Path:
-    """Downloads or resumes as `download_archive` does, but leaves the members unchecked.
-
-    Args:
-        dataset: OWNER/NAME.
-        download_dir: Folder for the archive, made where it is missing.
-        progress: Whether to draw a progress bar on stderr.
-        retries: Time-outs and retries; `Retries()` by default.
-
-    Raises:
-        CredentialsError: No credentials were found, or Kaggle refused them.
-        DownloadError: The archive could not be downloaded.
-    """
-    archive = Path(download_dir) / _archive_name(dataset)
-    if not is_finished(archive):
-        credentials = require_credentials()
-        with made_folder(archive.parent), _locked(archive):
-            if not is_finished(archive):
-                _fetch(dataset, archive, credentials, progress, retries)
     return archive
 
 
@@ -216,17 +176,19 @@ def _fetch(
 ) -> None:
     """Downloads or resumes until all bytes are there; each attempt gets a fresh storage address."""
     retries = retries or Retries()
-    # The client gives a file the remote one's time, so a new download of the same size would pass
-    # for one that was checked before.
-    verification_path(archive).unlink(missing_ok=True)
+    retries = retries or Retries()
+    description = f"downloading {archive.name}"
     try:
         with (
             quiet_client(),
-            guarded_requests(retries.timeout_s),
-            _download_bar(archive, progress),
+            byte_bar(description, initial=file_size(archive), disable=not progress) as bar,
         ):
-            api = load_client(retries.timeout_s)
-            _attempt_until_done(dataset, archive, api, credentials, retries)
+            client = Client(credentials, retries.timeout_s)
+
+            def attempt() -> None:
+                transfer(client.locate(dataset), archive, bar, retries.timeout_s)
+
+            _attempt_until_done(attempt, dataset, archive, credentials, retries)
     except BaseException:
         _drop_empty(archive)
         raise
@@ -234,13 +196,17 @@ def _fetch(
 
 
 def _attempt_until_done(
-    dataset: str, archive: Path, api: "KaggleApi", credentials: Credentials, retries: Retries
+    attempt: Callable[[], None],
+    dataset: str,
+    archive: Path,
+    credentials: Credentials,
+    retries: Retries,
 ) -> None:
     failures = 0
     furthest = file_size(archive)
     while True:
         try:
-            _attempt(dataset, archive, api, credentials)
+            attempt()
             return
         except DownloadError:
             raise
@@ -273,53 +239,9 @@ def _raise_problem(problem: Problem, addition: str, archive: Path) -> NoReturn:
     raise problem.error("\n".join(filter(None, lines))) from None
 
 
-def _attempt(dataset: str, archive: Path, api: "KaggleApi", credentials: Credentials) -> None:
-    # Anew in each attempt: an OAuth token can expire in the hours that a download takes.
-    try:
-        api.authenticate()
-    except SystemExit:  # The client's way to say that no credentials worked.
-        raise CredentialsError(refused_text(credentials)) from None
-    api.dataset_download_files(dataset, path=str(archive.parent), quiet=True, unzip=False)
-
-
 def _drop_empty(archive: Path) -> None:
     """Removes a file of no bytes and its marker, so that a failed start leaves nothing behind."""
     with contextlib.suppress(OSError):
         if file_size(archive) == 0:
             archive.unlink(missing_ok=True)
             marker_path(archive).unlink(missing_ok=True)
-
-
-@contextlib.contextmanager
-def _download_bar(archive: Path, progress: bool) -> Iterator[None]:
-    """Draws the file's growth, from a thread that looks at its size.
-
-    The client's own bar cannot be had without its other output, starts anew at each attempt, and
-    redraws ten times a second where stderr is a log file.
-    """
-    if not progress:
-        yield
-        return
-    done = threading.Event()
-    with byte_bar(f"downloading {archive.name}", initial=file_size(archive)) as bar:
-
-        def look() -> None:
-            size = file_size(archive)
-            if is_finished(archive):
-                bar.total = size
-            else:
-                bar.total = read_json(marker_path(archive)).get("size") or bar.total
-            bar.update(size - bar.n)
-
-        def watch() -> None:
-            while not done.wait(0.2):
-                look()
-
-        watcher = threading.Thread(target=watch, daemon=True)
-        watcher.start()
-        try:
-            yield
-        finally:
-            done.set()
-            watcher.join()
-            look()

@@ -18,8 +18,8 @@ import requests
 import urllib3.exceptions
 
 from pipelines.sources.downloads import CredentialsError, DownloadError, raise_disk_error
-from pipelines.sources.kaggle.client import WrongAnswerError
 from pipelines.sources.kaggle.credentials import Credentials, redacted, refused_text
+from pipelines.sources.kaggle.transfer import WrongAnswerError
 
 _LOG = logging.getLogger(__name__)
 
