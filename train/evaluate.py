@@ -120,6 +120,7 @@ def evaluate(
         config=config,
         results=results,
         predictions=predictions,
+        own_metrics=own_results,
         predict=lambda images: predict.predict_images(classifier, images),
         versions=versions(),
     )

@@ -103,6 +103,7 @@ def write_results(
     predictions: Predictions | None,
     predict: saliency.Predict | None = None,
     history: Sequence[Mapping[str, Any]] = (),
+    own_metrics: Mapping[str, Any] | None = None,
     notes: Sequence[str] = (),
     versions: Mapping[str, str] | None = None,
 ) -> None:
@@ -117,6 +118,7 @@ def write_results(
         predictions: that were measured; None if there was nothing to measure on.
         predict: uint8 images → probabilities, to explain mistakes with; None for no maps.
         history: a row an epoch.
+        own_metrics: of the training run, if this is another dataset.
         notes: what limits the result.
         versions: of the software.
     """
@@ -161,6 +163,7 @@ def write_results(
             uncalibrated=predictions.uncalibrated if predictions else None,
             labels=predictions.labels if predictions else None,
             mistakes=mistakes,
+            own_metrics=own_metrics,
             notes=notes,
             versions=versions or {},
         ),

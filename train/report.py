@@ -86,6 +86,7 @@ class RunReport:
         uncalibrated: likewise, before the temperature; None if there is no temperature.
         labels: int [num_examples].
         mistakes: to be shown, the worst first.
+        own_metrics: of the training run, to stand beside those of another dataset.
         notes: sentences about what limits the result, besides those that follow from the rest.
         versions: of the software.
     """
@@ -99,6 +100,7 @@ class RunReport:
     uncalibrated: np.ndarray | None = None
     labels: np.ndarray | None = None
     mistakes: Sequence[Mistake] = ()
+    own_metrics: Mapping[str, Any] | None = None
     notes: Sequence[str] = ()
     versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
@@ -192,6 +194,7 @@ def render(report: RunReport) -> str:
         warnings=_warnings(report),
         tiles=_tiles(report),
         classes=_class_rows(metrics) if metrics else [],
+        comparison=_comparison_rows(report),
         num_more_classes=max(report.manifest.num_classes - MAX_CLASSES, 0),
         confusion=_confusion(metrics) if metrics else None,
         mistakes=[_pictures(mistake) for mistake in report.mistakes[:MAX_MISTAKES]],
@@ -258,6 +261,22 @@ def _hundredths(value: float | None) -> str:
 
 def _count(number: int, noun: str, plural: str | None = None) -> str:
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
+def _comparison_rows(report: RunReport) -> list[dict[str, Any]]:
+    """Returns each measure of the training run beside that of this dataset; none without both."""
+    if report.own_metrics is None or report.metrics is None:
+        return []
+    own, here = report.own_metrics.get("scores", {}), report.metrics["scores"]
+    shown = {row["name"] for row in _class_rows(report.metrics)}
+    rows = []
+    for name in here:
+        first, _, second = name.partition("/")
+        measure, group = (second, "urgent referral") if first == "urgent" else (first, second)
+        if name in own and (not group or group == "urgent referral" or group in shown):
+            title = measure.replace("_", " ") + (f", {group}" if group else "")
+            rows.append({"name": title, "own": own[name], "here": here[name]})
+    return rows
 
 
 def _summary(report: RunReport) -> list[str]:

@@ -1,0 +1,124 @@
+"""Tests of train/evaluate.py: a finished run, measured on the scans of another hospital."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+from marked_images import KERAS_ARRAY_WARNING, OCT_NAMES, QUICK, write_marked_dataset
+
+from train import evaluate, predict
+from train.config import TrainConfig
+from train.trainer import train_and_evaluate
+
+pytestmark = pytest.mark.filterwarnings(KERAS_ARRAY_WARNING)
+
+#: Another order of the classes than in training, and one fewer.
+OTHER_NAMES = ("NORMAL", "CNV", "DME")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    path = tmp_path_factory.mktemp("data")
+    write_marked_dataset(path, num_examples={"train": 60, "test": 20})
+    return path
+
+
+@pytest.fixture(scope="module")
+def trained(data, tmp_path_factory):
+    config = TrainConfig(
+        data=str(data), **QUICK, epochs=2, replica_batch_size=16, seed=1, learning_rate=0.01,
+        strategy="single", bootstrap_samples=20,
+    )  # fmt: skip
+    workdir = tmp_path_factory.mktemp("runs") / "run"
+    train_and_evaluate(config, workdir)
+    return workdir
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory):
+    path = tmp_path_factory.mktemp("other")
+    write_marked_dataset(path, num_examples={"train": 4, "test": 30}, label_names=OTHER_NAMES)
+    return path
+
+
+@pytest.fixture(scope="module")
+def measured(trained, other, tmp_path_factory):
+    output = tmp_path_factory.mktemp("measured")
+    code = evaluate.main(
+        [f"--model={trained}", f"--data={other}", f"--output={output}", "--bootstrap_samples=20"]
+    )
+    assert code == 0
+    return output
+
+
+def rows_of(path):
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_each_image_gets_the_probabilities_that_the_export_gives_it(trained, other, measured):
+    import tfrecord_io
+
+    classifier = predict.load_classifier(trained)
+    dataset = tfrecord_io.make_dataset(other, split="test", batch_size=30, shuffle=False)
+    ((images, _),) = dataset.as_numpy_iterator()
+    expected = predict.predict_images(classifier, images)
+    rows = rows_of(measured / "predictions.csv")
+    found = np.array([[float(row[name]) for name in OCT_NAMES] for row in rows])
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+def test_classes_are_matched_by_name_and_not_by_place(measured):
+    rows = rows_of(measured / "predictions.csv")
+    # The path of each image names its class.
+    assert [row["label"] for row in rows] == [row["path"].split("/")[1] for row in rows]
+    metrics = json.loads((measured / "metrics.json").read_text())
+    right = np.mean([row["label"] == row["predicted"] for row in rows])
+    assert metrics["scores"]["accuracy"]["value"] == pytest.approx(right, abs=1e-6)
+    assert metrics["label_counts"]["DRUSEN"] == 0
+    assert sum(metrics["label_counts"].values()) == 30
+
+
+def test_the_page_shows_the_training_run_beside_this_dataset(trained, measured):
+    page = (measured / "report.html").read_text()
+    assert "Beside the training run" in page
+    own = json.loads((trained / "metrics.json").read_text())["scores"]["accuracy"]["value"]
+    here = json.loads((measured / "metrics.json").read_text())["scores"]["accuracy"]["value"]
+    section = page.partition('id="comparison"')[2].partition("</section>")[0]
+    row = section.partition("accuracy")[2].partition("</tr>")[0]
+    assert f"{100 * own:.1f} %" in row
+    assert f"{100 * here:.1f} %" in row
+
+
+def test_the_page_of_the_training_run_compares_with_nothing(trained):
+    assert "Beside the training run" not in (trained / "report.html").read_text()
+
+
+def test_the_dataset_of_the_training_is_named_as_such(trained, data, tmp_path, capsys):
+    code = evaluate.main([f"--model={trained}", f"--data={data}", f"--output={tmp_path / 'out'}"])
+    assert code == 0
+    assert "not an external one" in capsys.readouterr().out
+
+
+def test_another_preprocessing_is_refused_with_the_difference(trained, tmp_path, capsys):
+    write_marked_dataset(tmp_path, num_examples={"test": 8}, image_shape=(16, 12, 1))
+    assert evaluate.main([f"--model={trained}", f"--data={tmp_path}"]) == 2
+    assert "height: 12 in training, 16 here" in capsys.readouterr().err
+
+
+def test_a_class_that_the_model_does_not_know_is_refused(trained, tmp_path, capsys):
+    write_marked_dataset(tmp_path, num_examples={"test": 8}, label_names=("CNV", "GLAUCOMA"))
+    assert evaluate.main([f"--model={trained}", f"--data={tmp_path}"]) == 2
+    message = capsys.readouterr().err
+    assert "GLAUCOMA" in message
+    assert "--classes" in message
+
+
+def test_a_split_that_is_missing_and_a_run_that_is_not_finished_are_refused(
+    trained, other, tmp_path, capsys
+):
+    assert evaluate.main([f"--model={trained}", f"--data={other}", "--split=val"]) == 2
+    assert "val" in capsys.readouterr().err
+    assert evaluate.main([f"--model={tmp_path}", f"--data={other}"]) == 2
+    assert str(tmp_path) in capsys.readouterr().err

@@ -1,0 +1,101 @@
+"""Tests of train/folds.py: cross-validation by patient, resumed and pooled."""
+
+import csv
+import json
+from collections import Counter
+
+import numpy as np
+import pytest
+from marked_images import KERAS_ARRAY_WARNING, QUICK, flags, write_marked_dataset
+from test_train_trainer import stop_at
+
+from train import run
+
+pytestmark = pytest.mark.filterwarnings(KERAS_ARRAY_WARNING)
+
+NUM_IMAGES = 60  # of train and val together
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    path = tmp_path_factory.mktemp("data")
+    write_marked_dataset(path, num_examples={"train": 44, "val": 16, "test": 8})
+    return path
+
+
+def cross_validate(data, workdir, **fields):
+    settings = {
+        **QUICK, "epochs": 2, "replica_batch_size": 16, "seed": 1, "strategy": "single",
+        "learning_rate": 0.01, "bootstrap_samples": 20, "folds": 2, "seeds": 2,
+    } | fields  # fmt: skip
+    return run.main([f"--data={data}", f"--workdir={workdir}", *flags(**settings)])
+
+
+@pytest.fixture(scope="module")
+def finished(data, tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("runs") / "folds"
+    assert cross_validate(data, workdir) == 0
+    return workdir
+
+
+def rows_of(folder):
+    with (folder / "predictions.csv").open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_every_image_is_predicted_once_for_each_seed_and_test_stays_out(finished):
+    counts = Counter(row["path"] for row in rows_of(finished))
+    assert set(counts.values()) == {2}
+    assert len(counts) == NUM_IMAGES
+    assert not [path for path in counts if path.startswith("test/")]
+
+
+def test_no_patient_is_in_two_folds(finished):
+    folds = [
+        {row["patient"] for row in rows_of(finished / "seed-1" / f"fold-{fold}")}
+        for fold in range(2)
+    ]
+    assert all(folds)
+    assert not folds[0] & folds[1]
+
+
+def test_a_fold_holds_the_same_patients_for_every_seed(finished):
+    first, second = (rows_of(finished / f"seed-{seed}" / "fold-0") for seed in (1, 2))
+    assert [row["key"] for row in first] == [row["key"] for row in second]
+    assert [row["CNV"] for row in first] != [row["CNV"] for row in second]
+
+
+def test_the_metrics_pool_all_runs_and_tell_their_spread(finished):
+    metrics = json.loads((finished / "metrics.json").read_text())
+    rows = rows_of(finished)
+    right = np.mean([row["label"] == row["predicted"] for row in rows])
+    assert metrics["num_images"] == NUM_IMAGES
+    assert metrics["scores"]["accuracy"]["value"] == pytest.approx(right, abs=1e-6)
+    assert metrics["scores"]["accuracy"]["low"] <= right <= metrics["scores"]["accuracy"]["high"]
+    runs = {(one["fold"], one["seed"]) for one in metrics["folds"]}
+    assert runs == {(0, 1), (0, 2), (1, 1), (1, 2)}
+    assert metrics["spread"]["accuracy"]["std_over_folds"] is not None
+    assert "cross-validation" in (finished / "report.html").read_text()
+
+
+def test_a_stopped_cross_validation_goes_on_at_its_fold_and_step(
+    data, finished, tmp_path, monkeypatch
+):
+    steps = json.loads((finished / "seed-1" / "fold-0" / "metrics.json").read_text())["steps"]
+    workdir = tmp_path / "folds"
+    with monkeypatch.context() as patch:
+        stop_at(patch, workdir, steps + 2)
+        assert cross_validate(data, workdir, seeds=1, deterministic=True) == 143
+    assert (workdir / "seed-1" / "fold-0" / "metrics.json").exists()
+    assert not (workdir / "seed-1" / "fold-1" / "metrics.json").exists()
+    before = (workdir / "seed-1" / "fold-0" / "checkpoint.npz").stat().st_mtime_ns
+    assert cross_validate(data, workdir, seeds=1, deterministic=True) == 0
+    assert (workdir / "seed-1" / "fold-0" / "checkpoint.npz").stat().st_mtime_ns == before
+    undisturbed = tmp_path / "undisturbed"
+    assert cross_validate(data, undisturbed, seeds=1, deterministic=True) == 0
+    assert rows_of(workdir) == rows_of(undisturbed)
+
+
+def test_more_folds_than_patients_are_refused(data, tmp_path, capsys):
+    assert cross_validate(data, tmp_path / "run", folds=60, fold=0, seeds=1) == 2
+    assert "too few patients" in capsys.readouterr().err
