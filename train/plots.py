@@ -49,14 +49,14 @@ def write_plots(
     labels: np.ndarray,
     label_names: Sequence[str],
 ) -> None:
-    """Writes curves.png, confusion.png, roc.png and reliability.png.
+    """Writes confusion.png, roc.png and reliability.png, and curves.png if there is a history.
 
     A picture that cannot be drawn or written is left out with a warning: a run of hours does not
     fail for it.
 
     Args:
         directory: made if it is missing.
-        history: a row an epoch.
+        history: a row for each epoch; none for a cross-validation or another dataset.
         metrics: what `evaluate_predictions` returned, with its `split`.
         probabilities: float32 [num_examples, num_classes].
         labels: int [num_examples].
@@ -64,11 +64,12 @@ def write_plots(
     """
     matrix, split = np.asarray(metrics["confusion_matrix"]), metrics["split"]
     pictures: dict[str, Callable[[], Figure]] = {
-        "curves": lambda: draw_curves(history, metrics["best_epoch"]),
         "confusion": lambda: draw_confusion(matrix, label_names, split),
         "roc": lambda: draw_roc(probabilities, labels, label_names, metrics),
         "reliability": lambda: draw_reliability(probabilities, labels, metrics),
     }
+    if history:
+        pictures["curves"] = lambda: draw_curves(history, metrics["best_epoch"])
     for name, draw in pictures.items():
         path = directory / f"{name}.png"
         try:
