@@ -172,6 +172,14 @@ class BuildOptions:
         "finds the patient in a file's name, as the first group (default: %(default)s)",
         metavar="REGEX",
     )
+    labels: Path | None = _flag(  # noqa: RUF009 - it makes a field
+        None,
+        _IN,
+        "table with the columns path and label, and patient and split if known, a row for each "
+        "image: a .csv or .parquet file. Folders then say nothing about the class",
+        kind=Path,
+        metavar="FILE",
+    )
     limit: int | None = _flag(
         None,
         _IN,
@@ -319,6 +327,8 @@ class BuildOptions:
                 f"--source {self.source} takes no --input; for a file of your own give --source "
                 "archive, for a folder --source directory"
             )
+        if self.labels and self.source == "fashion_mnist":
+            raise ValueError("--source fashion_mnist has labels of its own; leave --labels out")
         kaggle.check_dataset_name(self.kaggle_dataset)
         if self.staging and not is_remote(self.staging):
             raise ValueError(
@@ -368,7 +378,12 @@ class BuildOptions:
     @property
     def listing(self) -> ListingOptions:
         """Classes, tree and patients."""
-        return ListingOptions(classes=self.classes, tree=self.tree, group_regex=self.group_regex)
+        return ListingOptions(
+            classes=self.classes,
+            tree=self.tree,
+            group_regex=self.group_regex,
+            labels=self.labels,
+        )
 
     @property
     def preprocessing(self) -> Preprocessing:

@@ -19,6 +19,7 @@ from pipelines.planning import output_state, plan, splits
 from pipelines.shards import drops, finish
 from pipelines.shards.build import Build, find_finished
 from pipelines.sources.chosen import make_source
+from pipelines.sources.label_table import read_label_table
 from pipelines.sources.listing import Listing, iterate_refs
 from pipelines.sources.source import Source
 from pipelines.stores import prefetch, remote
@@ -209,6 +210,7 @@ def _identity(
         "classes": list(labels),
         **_tree(options, source),
         "group_regex": options.listing.group_regex,
+        **({"labels": read_label_table(options.labels).digest} if options.labels else {}),
         "image_size": [options.preprocessing.height, options.preprocessing.width],
         "channels": options.preprocessing.channels,
         "resize": options.preprocessing.resize,

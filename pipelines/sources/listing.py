@@ -9,9 +9,11 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
+import itertools
 import re
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines import errors
+from pipelines.sources.label_table import LabelTable, match_files, read_label_table
 from tfrecord_io.preprocess import MAX_DETAIL_LENGTH
 from tfrecord_io.printing import printable
 
@@ -151,11 +154,13 @@ class ListingOptions:
         classes: class folders to use, in the order of their label indices; all, sorted, if empty.
         tree: the folder that holds the SPLIT or CLASS folders, if the source has several.
         group_regex: finds the patient in a file's name, as its first group.
+        labels: a table with the label of each image, instead of class folders.
     """
 
     classes: tuple[str, ...] = ()
     tree: str | None = None
     group_regex: str = DEFAULT_GROUP_REGEX
+    labels: Path | None = None
 
     def __post_init__(self) -> None:
         try:
@@ -192,11 +197,14 @@ def list_images(
     Raises:
         errors.UserError: if there is no image, or several unrelated trees and none was chosen.
     """
-    sorter = _Sorter()
+    labels = read_label_table(options.labels) if options.labels else None
+    sorter = _Sorter(has_folders=labels is None)
     for member in members:
         sorter.add(member)
-    table = sorter.place()
     rejects, ignored = sorter.rejects, sorter.ignored
+    if labels:
+        return _list_labelled(sorter, labels, options, same_content)
+    table = sorter.place()
     if not table.num_rows:
         raise errors.UserError(
             f"found no image in SPLIT/CLASS or CLASS folders among {sorter.num_files:,} files; "
@@ -206,16 +214,50 @@ def list_images(
     table = _choose_classes(table, options.classes, ignored)
     table, copies = _drop_copies(table, same_content, rejects)
     patients = _find_patients(table["path"], options.group_regex)
-    table = table.append_column("patient", patients).select(REF_SCHEMA.names)
+    return _listing(sorter, table.append_column("patient", patients), copies)
+
+
+def _listing(sorter: _Sorter, table: pa.Table, copies: int, notes: Sequence[str] = ()) -> Listing:
+    """Returns what was sorted, with the images in `table`."""
     labels = sorted(pc.unique(pc.cast(table["label"], pa.string())).to_pylist())
     return Listing(
-        refs=table.cast(REF_SCHEMA).combine_chunks(),
-        rejects=tuple(sorted(rejects, key=lambda reject: (reject.source_path, reject.reason))),
+        refs=table.select(REF_SCHEMA.names).cast(REF_SCHEMA).combine_chunks(),
+        rejects=tuple(
+            sorted(sorter.rejects, key=lambda reject: (reject.source_path, reject.reason))
+        ),
         copies=copies,
-        ignored=dict(sorted(ignored.items())),
+        ignored=dict(sorted(sorter.ignored.items())),
         num_files=sorter.num_files,
-        notes=tuple(_label_notes(labels)),
+        notes=(*_label_notes(labels), *notes),
     )
+
+
+def _list_labelled(
+    sorter: _Sorter,
+    labels: LabelTable,
+    options: ListingOptions,
+    same_content: Callable[[ImageRef, ImageRef], bool],
+) -> Listing:
+    """Gives every file the label, patient and split of its row in a table.
+
+    A file without a row, and a row without a file, are rejects; such a row counts as a file.
+    """
+    table = sorter.place_by_table(labels, options.tree)
+    if not table.num_rows:
+        raise errors.UserError(
+            f"no row of --labels {labels.name} names one of the {sorter.num_files:,} files; its "
+            "`path` should be a file's path in the input, or the end of it"
+        )
+    table = _choose_classes(table, options.classes, sorter.ignored)
+    table = table.sort_by([("path", "ascending"), ("offset", "ascending")])
+    table, copies = _drop_copies(table, same_content, sorter.rejects)
+    if labels.patient is None:
+        patients = _find_patients(table["path"], options.group_regex)
+        table = table.drop_columns("patient").append_column("patient", patients)
+    notes = []
+    if labels.unused:
+        notes.append(f"the columns {', '.join(labels.unused)!a} of {labels.name} are not used")
+    return _listing(sorter, table, copies, notes)
 
 
 def iterate_refs(table: pa.Table | pa.RecordBatch) -> Iterator[ImageRef]:
@@ -229,7 +271,8 @@ def iterate_refs(table: pa.Table | pa.RecordBatch) -> Iterator[ImageRef]:
 class _Sorter:
     """First pass over the files: sets aside what is no image, remembers the rest in columns."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, has_folders: bool = True) -> None:
+        self._has_folders = has_folders
         self.num_files = 0
         self.rejects: list[RejectedFile] = []
         self.ignored: collections.Counter[str] = collections.Counter()
@@ -253,15 +296,8 @@ class _Sorter:
             or (None if is_plain else _name_problem(name, name.split("/")))
             or _size_problem(member)
         ):
-            reason, detail = problem
-            self.rejects.append(
-                RejectedFile(
-                    source_path=printable(name),
-                    reason=reason,
-                    detail=printable(detail, MAX_DETAIL_LENGTH),
-                )
-            )
-        elif folder.levels:
+            self._reject(name, *problem)
+        elif folder.levels and self._has_folders:
             self._with_split.add(member, _parent(folder.levels[0]))
             self._note_level(folder, name)
         else:
@@ -326,6 +362,55 @@ class _Sorter:
         table = columns.table()
         split = pa.chunked_array([pa.array(["train"] * table.num_rows, pa.string())])
         return _with_columns(table, split, _folder(table, 0))
+
+    def place_by_table(self, labels: LabelTable, tree: str | None) -> pa.Table:
+        """Gives every remaining file the label of its row, or a reason why it has none."""
+        members = list(self._without_split.members())
+        if tree is not None:
+            inside = [
+                member
+                for member in members
+                if f"/{member.name}".startswith(f"/{tree.strip(' /')}/")
+            ]
+            self.ignored["other_tree"] += len(members) - len(inside)
+            members = inside
+        names = [member.name for member in members]
+        matches = match_files(names, labels)
+        for row, why in matches.rows_without_file:
+            self.num_files += 1
+            self._reject(labels.path[row], "missing_file", f"row {row + 1} of {labels.name}: {why}")
+        chosen: list[tuple[Member, int]] = []
+        for member, row in zip(members, matches.row_of_file.tolist(), strict=True):
+            if row < 0:
+                self._set_aside(member.name, f"{labels.name} has no row for it")
+            elif not labels.label[row]:
+                self._reject(
+                    member.name, "no_label", f"row {row + 1} of {labels.name} has no label"
+                )
+            else:
+                chosen.append((member, row))
+        root = _common_folder([member.name for member, _ in chosen])
+        columns = _Columns()
+        for member, _ in chosen:
+            columns.add(member, root)
+        rows = [row for _, row in chosen]
+        split = [_split_of(labels, row) for row in rows]
+        label = [labels.label[row] for row in rows]
+        patient = [labels.patient[row] for row in rows] if labels.patient else [None] * len(rows)
+        return _with_columns(
+            columns.table(),
+            pa.chunked_array([pa.array(split, pa.string())]),
+            pa.chunked_array([pa.array(label, pa.string())]),
+        ).append_column("patient", pa.array(patient, pa.large_string()))
+
+    def _reject(self, name: str, reason: str, detail: str) -> None:
+        self.rejects.append(
+            RejectedFile(
+                source_path=printable(name),
+                reason=reason,
+                detail=printable(detail, MAX_DETAIL_LENGTH),
+            )
+        )
 
     def _set_aside(self, name: str, detail: str) -> None:
         if _looks_like_image(name):
@@ -463,6 +548,30 @@ def _common_depth(names: Sequence[str]) -> int:
         depth += 1
     # All in one folder: that folder is the class.
     return max(min(depth, min(map(len, folders)) - 1), 0)
+
+
+def _common_folder(names: Sequence[str]) -> str:
+    """Returns the innermost folder that holds all files, "" if they share none."""
+    folders = [name.split("/")[:-1] for name in names]
+    if not folders:
+        return ""
+    first, last = min(folders), max(folders)
+    shared = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(first, last, strict=False))
+    return "/".join(name for name, _ in shared)
+
+
+def _split_of(labels: LabelTable, row: int) -> str:
+    """Returns the split that a row names; `train` in a table without splits."""
+    if labels.split is None:
+        return "train"
+    name = labels.split[row] or ""
+    split = _SPLITS.get(name.lower(), name)
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", split):
+        raise errors.UserError(
+            f"--labels {labels.name}: row {row + 1:,} has the split {name!a}; expected train, val, "
+            "test or another name of lower-case letters, digits and underscores"
+        )
+    return split
 
 
 def _folder(table: pa.Table, depth: int) -> pa.ChunkedArray:
@@ -636,8 +745,9 @@ def _drop_copies(
 
 
 def _iterate_without_patient(table: pa.Table) -> Iterator[ImageRef]:
-    patients = pa.nulls(table.num_rows, pa.large_string())
-    return iterate_refs(table.append_column("patient", patients).select(REF_SCHEMA.names))
+    if "patient" not in table.column_names:
+        table = table.append_column("patient", pa.nulls(table.num_rows, pa.large_string()))
+    return iterate_refs(table.select(REF_SCHEMA.names))
 
 
 def _find_patients(paths: pa.ChunkedArray, group_regex: str) -> pa.ChunkedArray:

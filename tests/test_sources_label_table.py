@@ -1,0 +1,252 @@
+"""Labels from a table: matched by path, counted in the ledger, part of the fingerprint."""
+
+import csv
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from builds import IN_MEMORY
+from hypothesis import given
+from hypothesis import strategies as st
+from image_files import png, write_tree, write_zip
+
+from pipelines import build_tfrecords, errors
+from pipelines.sources.label_table import match_files, read_label_table
+from pipelines.sources.listing import ListingOptions, Member, iterate_refs, list_images
+
+#: Images without class folders, by file name.
+IMAGES = {f"scan{number}.png": png(number) for number in range(8)}
+ROWS = [
+    {
+        "path": name,
+        "label": ("sick", "well")[number % 2],
+        "patient": f"00{number // 2}",
+        "split": "Training" if number < 6 else "test",
+    }
+    for number, name in enumerate(IMAGES)
+]
+
+
+def write_csv(path, rows, delimiter=","):
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]), delimiter=delimiter)
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
+def table_of(folder, rows, **options):
+    return read_label_table(write_csv(folder / "labels.csv", rows, **options))
+
+
+def build(source, labels, output, *more):
+    kind = "archive" if source.is_file() else "directory"
+    return build_tfrecords.main(
+        [f"--source={kind}", f"--input={source}", f"--labels={labels}", f"--output={output}",
+         "--name=labelled", "--image_size=8", IN_MEMORY, *more]
+    )  # fmt: skip
+
+
+def examples_of(output):
+    rows = pq.read_table(output / "examples.parquet").to_pylist()
+    return {row["path"]: (row["split"], row["label"], row["patient"]) for row in rows}
+
+
+EXPECTED = {
+    row["path"]: ({"Training": "train"}.get(row["split"], "test"), row["label"], row["patient"])
+    for row in ROWS
+}
+
+
+# ---- reading
+
+
+@pytest.mark.parametrize("delimiter", [",", ";", "\t"])
+def test_a_csv_is_read_with_its_delimiter_and_a_patient_keeps_its_zeros(tmp_path, delimiter):
+    table = table_of(tmp_path, ROWS, delimiter=delimiter)
+    assert table.path == [row["path"] for row in ROWS]
+    assert table.patient == [row["patient"] for row in ROWS]
+
+
+def test_a_parquet_file_has_the_digest_of_the_same_csv_in_any_order(tmp_path):
+    pq.write_table(pa.Table.from_pylist(ROWS[::-1]), tmp_path / "labels.parquet")
+    table = read_label_table(tmp_path / "labels.parquet")
+    assert table.digest == table_of(tmp_path, ROWS).digest
+    changed = [ROWS[0] | {"label": "well"}, *ROWS[1:]]
+    assert table_of(tmp_path, changed).digest != table.digest
+
+
+def test_a_byte_order_mark_of_a_spreadsheet_does_not_hide_the_first_column(tmp_path):
+    path = write_csv(tmp_path / "labels.csv", ROWS)
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert read_label_table(path).label[0] == "sick"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"file,label\na.png,x\n", "needs path"),
+        (b"", "could not be read"),
+        (b"path,label\na.png\n", "could not be read"),
+        (b"path,label\n\xff.png,x\n", "could not be read"),
+        (None, "could not be read"),
+    ],
+    ids=["no path column", "empty", "a short row", "not UTF-8", "missing"],
+)
+def test_a_table_that_cannot_be_used_is_an_error_that_names_it(tmp_path, content, message):
+    path = tmp_path / "labels.csv"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(errors.UserError, match=message) as raised:
+        read_label_table(path)
+    assert str(path) in str(raised.value)
+
+
+# ---- matching
+
+NAMES = ["a/1.png", "a/2.png", "b/1.png", "b/c/3.png"]
+
+
+@pytest.mark.parametrize(
+    ("path", "place"),
+    [("a/1.png", 0), ("./a/1.png", 0), ("\\b\\1.png", 2), ("2.png", 1), ("c/3.png", 3)],
+)
+def test_a_row_matches_a_whole_path_or_an_end_that_only_one_file_has(tmp_path, path, place):
+    matches = match_files(NAMES, table_of(tmp_path, [{"path": path, "label": "x"}]))
+    assert matches.row_of_file.tolist() == [0 if k == place else -1 for k in range(4)]
+    assert matches.rows_without_file == []
+
+
+def test_a_row_that_several_files_or_none_could_be_matches_none_and_says_so(tmp_path):
+    rows = [{"path": path, "label": "x"} for path in ("1.png", "9.png", "ng", "")]
+    matches = match_files(NAMES, table_of(tmp_path, rows))
+    assert matches.row_of_file.tolist() == [-1] * 4
+    why = dict(matches.rows_without_file)
+    assert "2 files end with this path, such as 'a/1.png', 'b/1.png'" in why[0]
+    assert why[1] == why[2] == why[3] == "the source has no such file"
+
+
+def test_two_rows_for_one_file_are_an_error_that_names_both(tmp_path):
+    rows = [{"path": path, "label": "x"} for path in ("a/1.png", "2.png", "a/2.png")]
+    with pytest.raises(errors.UserError, match=r"rows 2 and 3 both name 'a/2\.png'"):
+        match_files(NAMES, table_of(tmp_path, rows))
+
+
+@given(
+    files=st.sets(st.text("ab/", min_size=1, max_size=5).map(lambda t: f"d/{t.strip('/') or 'a'}")),
+    rows=st.sets(st.text("ab/", min_size=1, max_size=5).map(lambda t: t.strip("/") or "a")),
+)
+def test_every_row_is_matched_once_or_named(tmp_path_factory, files, rows):
+    folder = tmp_path_factory.mktemp("table")
+    names = sorted(name for name in files if "//" not in name)
+    table = table_of(folder, [{"path": path, "label": "x"} for path in sorted(rows)] or ROWS)
+    try:
+        matches = match_files(names, table)
+    except errors.UserError:
+        return
+    matched = [row for row in matches.row_of_file.tolist() if row >= 0]
+    unmatched = [row for row, _ in matches.rows_without_file]
+    assert sorted(matched + unmatched) == list(range(len(table.path)))
+    for name, row in zip(names, matches.row_of_file.tolist(), strict=True):
+        assert row < 0 or f"/{name}".endswith(f"/{table.path[row]}")
+
+
+# ---- listing
+
+
+def test_what_the_table_and_the_source_do_not_share_is_counted(tmp_path):
+    labels = write_csv(
+        tmp_path / "labels.csv",
+        [{"path": "1.png", "label": "x"}, {"path": "2.png", "label": ""},
+         {"path": "gone.png", "label": "y"}],
+    )  # fmt: skip
+    members = [Member(f"images/{name}", 5) for name in ("1.png", "2.png", "3.png", "notes.txt")]
+    listing = list_images(members, ListingOptions(labels=labels), lambda a, b: True)
+    assert [ref.path for ref in iterate_refs(listing.refs)] == ["1.png"]
+    assert {reject.source_path: reject.reason for reject in listing.rejects} == {
+        "images/2.png": "no_label",
+        "images/3.png": "no_label",
+        "gone.png": "missing_file",
+    }
+    assert listing.ignored == {"no_image_name": 1}
+    assert listing.num_files == 5
+
+
+def test_without_a_patient_column_the_file_name_tells_the_patient(tmp_path):
+    labels = write_csv(tmp_path / "labels.csv", [{"path": "CNV-77-1.jpeg", "label": "x"}])
+    listing = list_images(
+        [Member("CNV-77-1.jpeg", 5)], ListingOptions(labels=labels), lambda a, b: True
+    )
+    assert [ref.patient for ref in iterate_refs(listing.refs)] == ["77"]
+
+
+def test_a_split_that_cannot_be_a_name_is_an_error_with_its_row(tmp_path):
+    labels = write_csv(tmp_path / "labels.csv", [ROWS[0] | {"split": "Fold 1"}])
+    with pytest.raises(errors.UserError, match="row 1 has the split 'Fold 1'"):
+        list_images([Member("scan0.png", 5)], ListingOptions(labels=labels), lambda a, b: True)
+
+
+# ---- the command
+
+
+@pytest.mark.parametrize("kind", ["folder", "zip"])
+def test_a_build_takes_labels_patients_and_splits_from_the_table(tmp_path, kind, capsys):
+    files = {f"export/images/{name}": content for name, content in IMAGES.items()}
+    source = (
+        write_tree(tmp_path / "in", files)
+        if kind == "folder"
+        else write_zip(tmp_path / "in.zip", files)
+    )
+    labels = write_csv(tmp_path / "labels.csv", ROWS)
+    output = tmp_path / "out"
+    assert build(source, labels, output) == 0
+    expected = {f"export/images/{name}": row for name, row in EXPECTED.items()}
+    assert examples_of(output) == expected
+    manifest = json.loads((output / "manifest.json").read_text())
+    assert manifest["label_names"] == ["sick", "well"]
+    assert manifest["splits"]["train"]["label_counts"] == [3, 3]
+    # Again it is complete; with another label it is another dataset.
+    assert build(source, labels, output) == 0
+    write_csv(labels, [ROWS[0] | {"label": "well"}, *ROWS[1:]])
+    assert build(source, labels, output) == 2
+    assert "labels" in capsys.readouterr().err
+
+
+def test_splits_by_patient_follow_the_patients_of_the_table(tmp_path):
+    source = write_tree(tmp_path / "in", IMAGES)
+    rows = [{name: row[name] for name in ("path", "label", "patient")} for row in ROWS]
+    labels = write_csv(tmp_path / "labels.csv", rows)
+    output = tmp_path / "out"
+    shares = "--split_fractions=train=0.5,test=0.5"
+    assert build(source, labels, output, "--splits=patient", shares, "--split_seed=auto") == 0
+    splits = {}
+    for split, _, patient in examples_of(output).values():
+        splits.setdefault(patient, set()).add(split)
+    assert all(len(found) == 1 for found in splits.values())
+    assert set().union(*splits.values()) == {"train", "test"}
+
+
+def test_too_many_rows_without_a_file_fail_the_build(tmp_path, capsys):
+    source = write_tree(tmp_path / "in", IMAGES)
+    missing = [{**ROWS[0], "path": f"gone{number}.png"} for number in range(3)]
+    labels = write_csv(tmp_path / "labels.csv", ROWS + missing)
+    assert build(source, labels, tmp_path / "out") == 1
+    assert "missing_file" in capsys.readouterr().err
+    assert build(source, labels, tmp_path / "out", "--max_reject_fraction=0.5", "--overwrite") == 0
+    rejects = (tmp_path / "out" / "rejects.csv").read_text()
+    assert "gone0.png,missing_file" in rejects
+
+
+def test_columns_that_are_not_used_are_named(tmp_path, capsys):
+    source = write_tree(tmp_path / "in", IMAGES)
+    labels = write_csv(tmp_path / "labels.csv", [row | {"device": "A"} for row in ROWS])
+    assert build(source, labels, tmp_path / "out") == 0
+    assert "the columns 'device' of labels.csv are not used" in capsys.readouterr().err
+
+
+def test_a_table_beside_fashion_mnist_is_refused(tmp_path, capsys):
+    labels = write_csv(tmp_path / "labels.csv", ROWS)
+    code = build_tfrecords.main(["--source=fashion_mnist", f"--labels={labels}"])
+    assert code == 2
+    assert "leave --labels out" in capsys.readouterr().err
