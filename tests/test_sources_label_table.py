@@ -205,7 +205,7 @@ def test_a_build_takes_labels_patients_and_splits_from_the_table(tmp_path, kind,
     assert examples_of(output) == expected
     manifest = json.loads((output / "manifest.json").read_text())
     assert manifest["label_names"] == ["sick", "well"]
-    assert manifest["splits"]["train"]["label_counts"] == [3, 3]
+    assert manifest["splits"]["train"]["label_counts"] == {"sick": 3, "well": 3}
     # Again it is complete; with another label it is another dataset.
     assert build(source, labels, output) == 0
     write_csv(labels, [ROWS[0] | {"label": "well"}, *ROWS[1:]])
