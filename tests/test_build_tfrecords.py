@@ -639,7 +639,7 @@ def test_a_killed_build_resumes_without_loss(large_archive, large_undisturbed, t
     assert finished >= 14
     done = run_command(words)
     assert done.returncode == 0, done.stderr
-    assert f"going on: {finished} of 27 shards are finished" in done.stderr
+    assert f"resuming: {finished} of 27 shards are finished" in done.stderr
     assert files_of(output) == large_undisturbed
 
 
@@ -706,7 +706,7 @@ def test_an_interrupted_build_says_how_to_go_on(large_archive, tmp_path, whole_g
             process.send_signal(signal.SIGINT)
         text, _ = process.communicate(timeout=60)
         assert process.returncode == 130, text
-        assert text.splitlines()[-1] == "stopped; run the same command again to go on"
+        assert text.splitlines()[-1] == "stopped; run the same command again to resume"
         assert "Traceback" not in text
         assert nothing_left_running(process)
     if second is not None:

@@ -250,7 +250,7 @@ def test_a_build_goes_on_where_it_stopped(scans, complete, tmp_path, capsys):
     before = finished_files(output)
     assert 0 < len(before) < len(shards_of(complete))
     build_here(scans, output, "--num_shards=4")
-    assert "going on: " in capsys.readouterr().err
+    assert "resuming: " in capsys.readouterr().err
     assert before.items() <= finished_files(output).items()
     expected, found = files_of(complete), files_of(output)
     assert found == expected

@@ -328,7 +328,7 @@ def test_a_shard_all_of_whose_images_are_rejects_is_an_empty_file(tmp_path):
 
 
 def test_an_engine_that_only_says_it_is_done_is_not_believed(job):
-    with pytest.raises(errors.BuildError, match=r"manifest\.json is not there"):
+    with pytest.raises(errors.BuildError, match=r"manifest\.json is missing"):
         require_finished(job)
 
 
