@@ -1,1 +1,1 @@
-"""The build job: image collections in, TFRecords out."""
+"""The build job, which turns image collections into TFRecords."""

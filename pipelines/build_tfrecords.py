@@ -2,8 +2,8 @@
 
     python pipelines/build_tfrecords.py --source archive --input kermany2018.zip --output data/oct
 
-The job is a Beam batch pipeline. It runs on all cores of this machine, or with Beam's own flags
-on a cluster, and leaves the same bytes either way.
+The job is a Beam batch pipeline. It runs on all cores of this machine by default, or on a cluster
+with Beam's own flags, and writes the same bytes either way.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pipelines.running.job import Job, prepared, require_finished
 from pipelines.shards.finish import finish_dataset
 from pipelines.stores import remote
 
-# Beam is imported within the functions: each local worker runs this module again, and needs none.
+# Beam is imported inside functions: each local worker imports this module and does not need Beam.
 if TYPE_CHECKING:
     import apache_beam as beam
 
@@ -31,12 +31,15 @@ if TYPE_CHECKING:
 def build(argv: Sequence[str]) -> None:
     """Lists the images, plans the shards, writes them and finishes the dataset.
 
+    Args:
+        argv: the command line without the program's name.
+
     Raises:
-        errors.UserError: if the user can set it right.
+        errors.UserError: if the usage or the input is wrong.
         errors.BuildError: if the build could not be finished.
     """
     chosen = options.parse_options(argv)
-    # Before there is a worker, which inherits what is said of stores.
+    # Before any worker starts: workers inherit the store settings through the environment.
     chosen = dataclasses.replace(chosen, beam_args=remote.use_flags(chosen.beam_args))
     local.start_ahead(chosen.beam_args)
     _import_beam()
@@ -51,19 +54,22 @@ def build(argv: Sequence[str]) -> None:
         with progress.progress_bar(job.storage, job.todo, job.num_finished, job.record_stride):
             run(job, pipeline, engine.num_processes(chosen.beam_args))
         if engine.returns_early(pipeline.options):
-            print(f"not waiting for the job; once it is done, {chosen.output} has a manifest.json")
+            print(f"not waiting for the job; when it is done, {chosen.output} has a manifest.json")
             return
         require_finished(job)
     summary.print_built(chosen.output, time.monotonic() - job.started, job.num_finished)
 
 
 def run(job: Job, pipeline: beam.Pipeline, num_processes: int | None = None) -> None:
-    """Runs what is left to do of a job as a Beam pipeline.
+    """Writes the remaining shards in a Beam pipeline, then finishes the dataset.
 
     Args:
-        job: the build and its tasks.
-        pipeline: an empty one, see `engine.make_pipeline`.
-        num_processes: worker processes of this machine, see `engine.num_processes`.
+        job: the build and its remaining tasks.
+        pipeline: an empty pipeline, see `engine.make_pipeline`.
+        num_processes: number of local worker processes, see `engine.num_processes`.
+
+    Raises:
+        errors.BuildError: if a shard could not be written or the engine failed.
     """
     import apache_beam as beam
 
@@ -82,9 +88,13 @@ def run(job: Job, pipeline: beam.Pipeline, num_processes: int | None = None) -> 
 
 
 def _import_beam() -> None:
-    """Imports Beam without its messages, and with the garbage collector off: imports make none."""
-    # Beam logs that a library for another product is missing, and the error of each worker, which
-    # the job raises anyway.
+    """Imports Beam without its log messages.
+
+    The garbage collector is off meanwhile: imports create no garbage, so collecting only costs
+    time.
+    """
+    # Beam warns that an optional library is missing, and logs each worker's error, which the job
+    # raises anyway.
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
     logging.getLogger().addFilter(lambda record: "apitools not found" not in record.getMessage())
     for name in ("common", "portability", "worker.data_plane"):
@@ -97,7 +107,14 @@ def _import_beam() -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command; returns its exit code: 0 built, 1 failed, 2 wrong usage."""
+    """Runs the command and returns its exit code.
+
+    Args:
+        argv: the command line without the program's name; by default that of this process.
+
+    Returns:
+        0 if the dataset was built, 1 if the build failed, 2 for wrong usage, 130 after Ctrl-C.
+    """
     try:
         build(sys.argv[1:] if argv is None else argv)
     except errors.UserError as error:
@@ -107,13 +124,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("\nstopped; run the same command again to go on", file=sys.stderr)
+        print("\nstopped; run the same command again to resume", file=sys.stderr)
         return 130
     return 0
 
 
 if __name__ == "__main__":
     code = main()
-    # Nothing is worth looking for when the program ends, which would take half a second.
+    # Skips the garbage collection at exit, which would take half a second.
     gc.freeze()
     sys.exit(code)

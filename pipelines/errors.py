@@ -1,4 +1,4 @@
-"""What may go wrong in a build, as the user is told."""
+"""The errors of a build, whose messages are shown to the user."""
 
 from __future__ import annotations
 
@@ -9,22 +9,28 @@ from tfrecord_io.printing import printable
 
 
 class _ToldError(Exception):
-    """An error whose message is printed alone, and may name files of a stranger."""
+    """An error whose message is printed without a traceback.
+
+    The message may contain file names from an untrusted archive, so control characters are escaped.
+    """
 
     def __str__(self) -> str:
-        # The lines of the message itself stay.
+        # Line by line, because `printable` would escape the message's own line breaks.
         return "\n".join(printable(line) for line in super().__str__().split("\n"))
 
 
 class UserError(_ToldError):
-    """Something the user can set right: wrong usage, or input that is not what was said.
+    """An error that the user can correct: wrong usage, or unsuitable input.
 
-    The entry point prints the message alone and exits with code 2.
+    The entry point prints only the message and exits with code 2.
     """
 
 
 class BuildError(_ToldError):
-    """A build that could not be finished. The message alone is printed; the exit code is 1."""
+    """A build that could not be finished.
+
+    The entry point prints only the message and exits with code 1.
+    """
 
 
 @contextlib.contextmanager
@@ -32,7 +38,10 @@ def clear_write_errors(output: str) -> Iterator[None]:
     """Turns an error of the output's file system, such as a full disk, into a `BuildError`.
 
     Args:
-        output: folder or URL, for the message.
+        output: the output folder or URL, named in the message.
+
+    Raises:
+        BuildError: if the block raises an OSError.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""The command line of the build, as one frozen value; what is left goes to Beam."""
+"""The build's command line as one frozen dataclass; all other flags go to Beam."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from pipelines.sources.source import SourceOptions
 from pipelines.stores.remote import is_remote
 from tfrecord_io.preprocess import RESIZE_FILTERS, Preprocessing
 
-#: Names under which a user may ask for Beam's own engine on this machine, in lower case.
+#: Values of `--runner`, in lower case, that mean the engine in this process.
 LOCAL_RUNNERS = ("directrunner", "fnapirunner", "bundlebaseddirectrunner", "direct")
 
 SOURCES = ("kaggle", "archive", "directory", "fashion_mnist", "synthetic")
 
 DEFAULT_IMAGE_SIZE = (224, 224)
 
-#: Headings of the help, and what the flags below them decide.
-_IN = "what goes in"
-_SPLITS = "who is in which split"
-_MADE = "what is made of it"
-_OUT = "what comes out"
+#: Headings of the groups of flags in --help.
+_IN = "input"
+_SPLITS = "splits"
+_MADE = "images"
+_OUT = "output"
 
-# What a source does with --input: a description where it needs one, None where it takes none.
+# What --input must be for a source that requires it; None for a source that accepts no --input.
 _INPUTS = {
     "archive": "a .zip, .tar or .tar.gz file",
     "directory": "a folder",
@@ -45,7 +45,7 @@ _DESCRIPTION = """\
 Turns an image collection into training-ready TFRecords, once.
 
 The images are listed, shuffled over each split, decoded, resized, one-hot labelled and written as
-shards of equal records. Kill it at any time: the same command goes on where it stopped.
+shards of equal records. Kill it at any time: the same command resumes where it stopped.
 """
 
 _EXAMPLES = """\
@@ -103,12 +103,12 @@ def _flag(
     """Declares a field and its flag.
 
     Args:
-        default: of both.
-        group: heading of the help under which the flag stands.
-        text: of the help.
-        kind: makes the value of the flag's text; `bool` for a flag that takes none.
-        choices: all values there are, if that is few.
-        metavar: what the help calls the value.
+        default: the default of the field and the flag.
+        group: the heading in --help under which the flag is listed.
+        text: the help text.
+        kind: converts the flag's text to the field's value; `bool` for a flag without a value.
+        choices: the allowed values; any value is allowed if None.
+        metavar: the name of the value in --help.
     """
     settings: dict[str, Any] = {"default": default, "help": text}
     if kind is bool:
@@ -120,25 +120,27 @@ def _flag(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BuildOptions:
-    """Everything the user chose. Each field is a flag of the same name, `beam_args` apart.
+    """Everything the user chose.
+
+    Each field except `beam_args` is a flag of the same name.
 
     Raises:
-        ValueError: if a value is out of range, or choices contradict each other.
+        ValueError: if a value is out of range, or two options contradict each other.
     """
 
     source: str = _flag(
         "kaggle",
         _IN,
         "where the images come from (default: %(default)s, which downloads them and needs a "
-        "free account; synthetic draws them and needs nothing)",
+        "free account; synthetic draws them and needs no account)",
         choices=SOURCES,
     )
     input: str | None = _flag(
         None,
         _IN,
         "archive: the .zip, .tar or .tar.gz file; directory: the folder; fashion_mnist: the "
-        "folder with its four files, which are downloaded without it. A zip or folder may be a URL "
-        "such as s3://bucket/scans.zip",
+        "folder with its four files (default: download them). A zip or folder may be a URL such "
+        "as s3://bucket/scans.zip",
         metavar="PATH",
     )
     kaggle_dataset: str = _flag(
@@ -150,7 +152,7 @@ class BuildOptions:
     fashion_mnist_url: str = _flag(
         fashion_mnist.BASE_URL,
         _IN,
-        "fashion_mnist: where to download the four files (default: %(default)s)",
+        "fashion_mnist: where to download the four files from (default: %(default)s)",
         metavar="URL",
     )
     classes: tuple[str, ...] = _flag(
@@ -163,13 +165,13 @@ class BuildOptions:
     tree: str | None = _flag(
         None,
         _IN,
-        "the folder in the input that holds train/, val/, test/, if there are several",
+        "the folder in the input that holds train/, val/ and test/, if several folders do",
         metavar="FOLDER",
     )
     group_regex: str = _flag(
         DEFAULT_GROUP_REGEX,
         _IN,
-        "finds the patient in a file's name, as the first group (default: %(default)s)",
+        "pattern whose first group is the patient in a file's name (default: %(default)s)",
         metavar="REGEX",
     )
     labels: Path | None = _flag(  # noqa: RUF009 - it makes a field
@@ -193,22 +195,23 @@ class BuildOptions:
     download_dir: Path = _flag(  # noqa: RUF009 - it makes a field
         Path("data/downloads"),
         _IN,
-        "where downloads and drawn images are kept and found again (default: %(default)s)",
+        "where downloads and drawn images are kept for later builds (default: %(default)s)",
         kind=Path,
         metavar="DIR",
     )
     staging: str | None = _flag(
         None,
         _IN,
-        "for an engine whose workers do not see this machine's disk, such as Dataflow: folder "
-        "like gs://bucket/folder to which a local or downloaded zip is uploaded once",
+        "for workers that cannot read this machine's disk, such as Dataflow's: folder such as "
+        "gs://bucket/folder to which a local or downloaded zip is uploaded once",
         metavar="URL",
     )
 
     splits: Literal["source", "patient"] = _flag(
         "source",
         _SPLITS,
-        "as the source's folders say, or anew, each patient in one split (default: %(default)s)",
+        "source: keep the splits of the source's folders; patient: make new splits, with each "
+        "patient in one split (default: %(default)s)",
         choices=("source", "patient"),
     )
     split_fractions: tuple[tuple[str, float], ...] | None = _flag(
@@ -223,23 +226,23 @@ class BuildOptions:
     split_seed: int | None = _flag(
         0,
         _SPLITS,
-        "decides, with the patient's name, who goes where; auto looks for one that gives "
-        "every class its share (default: %(default)s)",
+        "decides, with the patient's name, which split a patient is in; auto searches for a seed "
+        "that gives every class its share (default: %(default)s)",
         kind=_split_seed,
         metavar="N|auto",
     )
     keep_split: str | None = _flag(
         None,
         _SPLITS,
-        "leave this split of the source as it is, and what shares its patients out of the others",
+        "keep this split of the source as it is, and leave its patients out of the other splits",
         metavar="SPLIT",
     )
     leaks: Policy = _flag(  # noqa: RUF009 - it makes a field
         "keep",
         _SPLITS,
         "what to do with patients and pictures that are in several splits: keep and report "
-        "them, drop them from the less protected split (test keeps its own, then val), or fail "
-        "(default: %(default)s)",
+        "them, drop them from the less protected split (test is protected most, then val), or "
+        "fail (default: %(default)s)",
         choices=POLICIES,
     )
     duplicates: Policy = _flag(  # noqa: RUF009 - it makes a field
@@ -253,8 +256,8 @@ class BuildOptions:
     image_size: tuple[int, int] = _flag(
         None,
         _MADE,
-        "height and width in pixels; the picture is stretched to fit (default: 224, for "
-        "fashion_mnist its own 28)",
+        "height and width in pixels; the picture is stretched to fit (default: 224; 28 for "
+        "fashion_mnist)",
         kind=_image_size,
         metavar="N|HxW",
     )
@@ -264,18 +267,20 @@ class BuildOptions:
     resize: str = _flag(
         "bilinear",
         _MADE,
-        "filter, always with antialiasing (default: %(default)s)",
+        "resize filter, always with antialiasing (default: %(default)s)",
         choices=tuple(RESIZE_FILTERS),
     )
     variants: int = _flag(
         0,
         _MADE,
-        "augmented copies of each image of the train split, made once: mirrored, turned and "
-        "moved a little, brighter or darker, with speckle (default: %(default)s)",
+        "augmented copies of each image of the train split, made once: mirrored, rotated and "
+        "shifted a little, brighter or darker, with speckle (default: %(default)s)",
         kind=int,
         metavar="K",
     )
-    seed: int = _flag(0, _MADE, "of the shuffle and the drawing (default: %(default)s)", kind=int)
+    seed: int = _flag(
+        0, _MADE, "seed of the shuffle and of synthetic images (default: %(default)s)", kind=int
+    )
 
     output: str = _flag(
         "data/tfrecords",
@@ -284,20 +289,21 @@ class BuildOptions:
         metavar="DIR",
     )
     name: str = _flag(
-        None, _OUT, "what the dataset is called (default: after the source or the input)"
+        None, _OUT, "name of the dataset (default: made from the source or the input)"
     )
     shard_size_mb: float | None = _flag(
         None,
         _OUT,
         f"wanted size of a shard (default: {DEFAULT_SHARD_SIZE_MB}, which a network store "
-        "streams at full speed; less for a small split, so that all cores share it)",
+        "streams at full speed; smaller for a small split, so that all cores get work)",
         kind=float,
         metavar="MB",
     )
     num_shards: int | None = _flag(
         None,
         _OUT,
-        "shards of the largest split instead of a size; the others get their share",
+        "number of shards of the largest split, instead of a size; the other splits get "
+        "proportionally fewer",
         kind=int,
         metavar="N",
     )
@@ -311,7 +317,7 @@ class BuildOptions:
     overwrite: bool = _flag(
         False,
         _OUT,
-        "replace a dataset in the output folder that was made of other input or options",
+        "replace a dataset in the output folder that was made from other input or options",
         kind=bool,
     )
 
@@ -324,8 +330,8 @@ class BuildOptions:
             raise ValueError(f"--source {self.source} needs --input, {needed}")
         if needed is None and self.input:
             raise ValueError(
-                f"--source {self.source} takes no --input; for a file of your own give --source "
-                "archive, for a folder --source directory"
+                f"--source {self.source} takes no --input; use --source archive for your own "
+                "archive, or --source directory for a folder"
             )
         if self.labels and self.source == "fashion_mnist":
             raise ValueError("--source fashion_mnist has labels of its own; leave --labels out")
@@ -344,11 +350,11 @@ class BuildOptions:
             raise ValueError(
                 f"--name must be lower-case letters, digits and underscores, received {self.name!r}"
             )
-        # Each of these validates itself.
+        # Each of these properties makes a dataclass that checks its own values.
         _ = self.listing, self.preprocessing, self.splitting, self.drops, self.plan
 
     def _fill_in(self) -> None:
-        """Decides what the user left to the source."""
+        """Fills in the defaults that depend on the source."""
         is_fashion = self.source == "fashion_mnist"
         chosen = {
             "name": self.name or _default_name(self),
@@ -357,11 +363,11 @@ class BuildOptions:
             or (fashion_mnist.IMAGE_SIZE if is_fashion else DEFAULT_IMAGE_SIZE),
         }
         for field, value in chosen.items():
-            object.__setattr__(self, field, value)  # frozen from here on
+            object.__setattr__(self, field, value)  # the dataclass is frozen
 
     @property
     def workers(self) -> Literal["here", "cluster", "dataflow"]:
-        """Where the images are decoded, by Beam's `--runner`."""
+        """Where the images are decoded, which follows from Beam's `--runner`."""
         parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
         parser.add_argument("--runner", default="direct")
         runner = parser.parse_known_args(self.beam_args)[0].runner.rsplit(".", 1)[-1].lower()
@@ -371,13 +377,13 @@ class BuildOptions:
 
     @property
     def source_options(self) -> SourceOptions:
-        """Where the images come from, and who reads them."""
+        """The options of the source."""
         names = {field.name for field in dataclasses.fields(SourceOptions)}
         return SourceOptions(**{name: getattr(self, name) for name in names})
 
     @property
     def listing(self) -> ListingOptions:
-        """Classes, tree and patients."""
+        """The options of the listing: classes, tree, patients and labels."""
         return ListingOptions(
             classes=self.classes,
             tree=self.tree,
@@ -387,13 +393,13 @@ class BuildOptions:
 
     @property
     def preprocessing(self) -> Preprocessing:
-        """Size, channels and filter."""
+        """The options of the decoder: size, channels and filter."""
         height, width = self.image_size
         return Preprocessing(height=height, width=width, channels=self.channels, resize=self.resize)
 
     @property
     def splitting(self) -> SplitOptions:
-        """Who decides the splits, and what happens to patients in several of them."""
+        """How the splits are made, and what happens to patients who are in several."""
         return SplitOptions(
             splits=self.splits,
             fractions=self.split_fractions,
@@ -404,12 +410,12 @@ class BuildOptions:
 
     @property
     def drops(self) -> DropOptions:
-        """What happens to pictures that are there more than once."""
+        """What happens to pictures that occur more than once."""
         return DropOptions(duplicates=self.duplicates, leaks=self.leaks)
 
     @property
     def plan(self) -> PlanOptions:
-        """Seed, shards, limit and variants."""
+        """The options of the plan: seed, shards, limit and variants."""
         return PlanOptions(
             seed=self.seed,
             shard_size_mb=self.shard_size_mb,
@@ -421,6 +427,9 @@ class BuildOptions:
 
 def parse_options(argv: Sequence[str]) -> BuildOptions:
     """Parses the command line.
+
+    Args:
+        argv: the command line without the program's name.
 
     Raises:
         errors.UserError: if a value is wrong.
@@ -448,7 +457,7 @@ def _parser() -> argparse.ArgumentParser:
         description=_DESCRIPTION,
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        # An abbreviated flag of ours might be one of Beam's.
+        # An abbreviation of a build flag could be one of Beam's flags.
         allow_abbrev=False,
     )
     groups = {title: parser.add_argument_group(title) for title in (_IN, _SPLITS, _MADE, _OUT)}

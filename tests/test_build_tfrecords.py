@@ -315,7 +315,7 @@ def test_a_folder_that_is_no_class_fails_and_the_message_tells_what_to_do(
     argv = arguments(scans, tmp_path / "out", "--num_shards=2", IN_MEMORY)
     assert exit_code(monkeypatch, argv) == 1
     message = capsys.readouterr().err.splitlines()[-1]
-    assert message.startswith("error: no image is left of class 'labels': all its files were")
+    assert message.startswith("error: class 'labels' has no image left: all its files were")
     assert "such as train/labels/labels.csv" in message
     assert not (tmp_path / "out" / "manifest.json").exists()
     advice = message.partition("run again with ")[2].split()
@@ -549,7 +549,7 @@ def test_whatever_the_tree_holds_every_file_is_accounted_for(tmp_path_factory, f
         return  # no image, or unrelated trees
     except errors.BuildError as error:
         # All of the images, or all of a class.
-        assert re.search("images were rejected|no image is left of class", str(error))  # noqa: PT017
+        assert re.search("images were rejected|has no image left: all its files", str(error))  # noqa: PT017
         return
     counts = Manifest.load(output).counts
     assert counts["files"] == len(files)
@@ -639,7 +639,7 @@ def test_a_killed_build_resumes_without_loss(large_archive, large_undisturbed, t
     assert finished >= 14
     done = run_command(words)
     assert done.returncode == 0, done.stderr
-    assert f"going on: {finished} of 27 shards are finished" in done.stderr
+    assert f"resuming: {finished} of 27 shards are finished" in done.stderr
     assert files_of(output) == large_undisturbed
 
 
@@ -706,7 +706,7 @@ def test_an_interrupted_build_says_how_to_go_on(large_archive, tmp_path, whole_g
             process.send_signal(signal.SIGINT)
         text, _ = process.communicate(timeout=60)
         assert process.returncode == 130, text
-        assert text.splitlines()[-1] == "stopped; run the same command again to go on"
+        assert text.splitlines()[-1] == "stopped; run the same command again to resume"
         assert "Traceback" not in text
         assert nothing_left_running(process)
     if second is not None:
@@ -740,7 +740,7 @@ def test_the_sample_of_the_real_archive_is_632_images_once(tmp_path):
     output = tmp_path / "out"
     done = run_build(SAMPLE, output, "--image_size=16")
     assert done.returncode == 0, done.stderr
-    assert "1,783 files = 632 examples + 632 copies + 519 that are no data" in done.stdout
+    assert "1,783 files = 632 examples + 632 copies + 519 ignored" in done.stdout
     found = Manifest.load(output)
     assert found.rejects == {}
     assert found.label_names == ("CNV", "DME", "DRUSEN", "NORMAL")

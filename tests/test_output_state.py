@@ -126,7 +126,7 @@ def test_a_folder_without_shards_is_free(storage, scans):
 
 def test_a_folder_with_shards_of_nobody_is_refused(storage):
     write_tree(Path(storage.root), {"train-00000-of-00001.tfrecord": b"theirs"})
-    with pytest.raises(errors.UserError, match=r"train-00000-of-00001\.tfrecord and no plan"):
+    with pytest.raises(errors.UserError, match=r"train-00000-of-00001\.tfrecord but no plan"):
         output_state.check_output(storage, {"seed": 0})
 
 
@@ -174,7 +174,7 @@ def test_a_lost_shard_of_a_complete_dataset_is_named(scans, complete, tmp_path):
     output = Path(shutil.copytree(complete, tmp_path / "out"))
     shard = next(output.glob("test-*.tfrecord"))
     shard.write_bytes(shard.read_bytes()[:-1])
-    with pytest.raises(errors.UserError, match=rf"{shard.name} has .*anew with --overwrite"):
+    with pytest.raises(errors.UserError, match=rf"{shard.name} has .*again with --overwrite"):
         identity_of(scans, output)
     shard.unlink()
     with pytest.raises(errors.UserError, match=rf"{shard.name} is missing"):
@@ -250,7 +250,7 @@ def test_a_build_goes_on_where_it_stopped(scans, complete, tmp_path, capsys):
     before = finished_files(output)
     assert 0 < len(before) < len(shards_of(complete))
     build_here(scans, output, "--num_shards=4")
-    assert "going on: " in capsys.readouterr().err
+    assert "resuming: " in capsys.readouterr().err
     assert before.items() <= finished_files(output).items()
     expected, found = files_of(complete), files_of(output)
     assert found == expected

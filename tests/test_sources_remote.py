@@ -153,7 +153,7 @@ def test_a_build_on_a_store_goes_on_where_it_stopped(s3, scans_zip, tmp_path, ca
 
     build(s3, "archive", str(scans_zip), url)
 
-    assert "going on: 3 of 3 shards are finished" in capsys.readouterr().err
+    assert "resuming: 3 of 3 shards are finished" in capsys.readouterr().err
     for key, time in times.items():
         assert s3.client.head_object(Bucket=BUCKET, Key=key)["LastModified"] == time
     local = build_here(scans_zip, tmp_path / "local", "--max_reject_fraction=0.5")

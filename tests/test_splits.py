@@ -139,11 +139,11 @@ def test_the_note_says_what_was_reached():
     (note,) = splits.apply(refs_of(population(60)), PATIENT).notes
     assert "split by patient with seed 0: test " in note
     assert "(wanted 10.0%)" in note
-    assert "--split_seed auto looks for a seed that comes closer" in note
+    assert "--split_seed auto searches for a seed that comes closer" in note
 
 
 def test_too_few_patients_for_the_fractions_is_an_error_that_says_so():
-    with pytest.raises(errors.UserError, match=r"no image falls to .*1 patients are too few"):
+    with pytest.raises(errors.UserError, match=r"would get no image: .*1 patients are too few"):
         splits.apply(refs_of([("train", "CNV", "1", 1)]), PATIENT)
 
 
@@ -357,7 +357,7 @@ def clean_tree(folder, splits=("train", "test")):
 def test_a_build_that_must_not_leak_is_refused_where_not_all_leaks_can_be_found(tmp_path):
     scans = clean_tree(tmp_path)
     with pytest.raises(
-        errors.UserError, match="--leaks fail cannot be held with --image_size 64x63"
+        errors.UserError, match="--leaks fail cannot be checked with --image_size 64x63"
     ):
         build_here(scans, tmp_path / "out", "--leaks=fail", "--image_size=64x63")
     assert not (tmp_path / "out").exists() or not list(tmp_path.glob("out/*.tfrecord"))

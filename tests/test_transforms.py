@@ -328,7 +328,7 @@ def test_a_shard_all_of_whose_images_are_rejects_is_an_empty_file(tmp_path):
 
 
 def test_an_engine_that_only_says_it_is_done_is_not_believed(job):
-    with pytest.raises(errors.BuildError, match=r"manifest\.json is not there"):
+    with pytest.raises(errors.BuildError, match=r"manifest\.json is missing"):
         require_finished(job)
 
 
@@ -417,6 +417,6 @@ def test_a_dataset_that_would_hold_an_image_twice_is_not_finished(job):
     )
     with job.storage.create(second) as file:
         file.write(job.storage.read(first))
-    with pytest.raises(errors.BuildError, match="repeat the key of another one"):
+    with pytest.raises(errors.BuildError, match="repeat the key of another example"):
         finish.finish_dataset(job.build)
     assert not job.storage.exists("manifest.json")

@@ -1,1 +1,1 @@
-"""A build on an engine: the job, its Beam transforms, and what runs them."""
+"""The job, its Beam transforms, and the engines that run them."""

@@ -1,4 +1,4 @@
-"""Which engine runs the job, and what the user is told of its errors."""
+"""Chooses the engine that runs the job, and turns its errors into readable messages."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from pipelines import errors
 from pipelines.options import LOCAL_RUNNERS
 
-#: How long a job server may take to answer. Beam would try six times, for a minute each.
+#: Seconds a job server has to answer. Beam alone would try six times, for a minute each.
 _JOB_SERVER_SECONDS = 20.0
 
 
@@ -41,11 +41,11 @@ def make_pipeline(beam_args: Sequence[str]) -> beam.Pipeline:
 
     Raises:
         errors.UserError: for a mode that loses records, or flags that the engine refuses.
-        errors.BuildError: if no job server answers.
+        errors.BuildError: if the job server does not answer.
     """
     options = PipelineOptions(list(beam_args), save_main_session=False)
     if not is_local(options):
-        # A remote engine tells where to look at the job on this level; of types it tells too much.
+        # A remote engine logs the job's address at INFO; its type checker logs too much there.
         logging.getLogger().setLevel(logging.INFO)
         logging.getLogger("apache_beam.typehints").setLevel(logging.WARNING)
         if is_dataflow(options):
@@ -55,31 +55,32 @@ def make_pipeline(beam_args: Sequence[str]) -> beam.Pipeline:
             return beam.Pipeline(options=options)
         except ValueError as error:
             raise errors.UserError(str(error)) from None
-    # Beam's `DirectRunner` is a switch that first tries to fetch another engine from the network,
-    # and hangs behind a proxy that answers nothing; this is the engine it would end with. It runs
-    # in this process and opens no port; `local` has the processes that work.
+    # Beam's `DirectRunner` first tries to download another engine, and hangs behind a proxy that
+    # does not answer; then it falls back to FnApiRunner, which is used here directly. It runs in
+    # this process and opens no port; `local` starts the worker processes.
     direct = options.view_as(DirectOptions)
     if direct.direct_running_mode == "multi_threading":
         raise errors.UserError(
-            "--direct_running_mode=multi_threading loses records without a word (apache-beam "
-            "2.77); leave the flag out for one process a core"
+            "--direct_running_mode=multi_threading silently loses records (apache-beam 2.77); "
+            "leave the flag out to get one process per core"
         )
     direct.direct_running_mode, direct.direct_num_workers = "in_memory", 1
     pipeline = beam.Pipeline(FnApiRunner(), options=options)
-    # Beam makes a folder for a pipeline and removes it when that has run; ours may not have to.
+    # Beam makes a temporary folder for a pipeline and removes it after the run, but a complete
+    # output needs no run.
     atexit.register(shutil.rmtree, pipeline.local_tempdir, ignore_errors=True)
     return pipeline
 
 
 def num_processes(beam_args: Sequence[str]) -> int | None:
-    """Returns how many worker processes of this machine the job gets; by default one a core.
+    """Returns the number of local worker processes; by default one per core.
 
     Args:
         beam_args: Beam's own flags.
 
     Returns:
-        The number, or None if tasks are to be written where their elements are: by another
-        engine's workers, or with `--direct_running_mode=in_memory` in the launcher itself.
+        The number, or None if Beam's own workers write the shards: those of a remote engine, or
+        the launcher itself with `--direct_running_mode=in_memory`.
     """
     options = PipelineOptions(list(beam_args))
     direct = options.view_as(DirectOptions)
@@ -88,26 +89,26 @@ def num_processes(beam_args: Sequence[str]) -> int | None:
     )
     if in_memory or not is_local(options):
         return None
-    # Beam's default is one worker, and its count of cores is the machine's, not those that this
-    # process may use (a container's share).
+    # Beam's default is one worker, and for 0 it counts all cores of the machine, also those that
+    # this process may not use, as in a container.
     if not _is_given(beam_args, "direct_num_workers") or direct.direct_num_workers < 1:
         return len(os.sched_getaffinity(0))
     return direct.direct_num_workers
 
 
 def is_local(options: PipelineOptions) -> bool:
-    """Tells whether the job runs on this machine, in processes of the launcher."""
+    """Returns whether the job runs on this machine, in processes that the launcher starts."""
     runner = options.view_as(StandardOptions).runner
     return runner is None or runner.rsplit(".", 1)[-1].lower() in LOCAL_RUNNERS
 
 
 def is_dataflow(options: PipelineOptions) -> bool:
-    """Tells whether the job runs on Dataflow, whose workers see no disk of this machine."""
+    """Returns whether the job runs on Dataflow, whose workers cannot read this machine's disk."""
     return "dataflow" in (options.view_as(StandardOptions).runner or "").lower()
 
 
 def returns_early(options: PipelineOptions) -> bool:
-    """Tells whether `run` ends before the job does: a template, a dry run, or no waiting."""
+    """Returns whether the pipeline's run ends before the job: a template, dry run or no waiting."""
     return bool(
         options.view_as(GoogleCloudOptions).template_location
         or options.view_as(TestOptions).dry_run
@@ -116,13 +117,13 @@ def returns_early(options: PipelineOptions) -> bool:
 
 
 def _require_package(options: PipelineOptions) -> None:
-    """Refuses a Dataflow job whose workers, minutes later, would not find this package."""
+    """Raises if Dataflow's workers would lack this package, which they report minutes later."""
     setup = options.view_as(SetupOptions)
     image = options.view_as(WorkerOptions).sdk_container_image
     if not (image or setup.setup_file or setup.extra_packages):
         raise errors.UserError(
-            "Dataflow's workers need this package: give --sdk_container_image, an image made of "
-            "docker/pipeline.Dockerfile, or --setup_file=./setup.py; docs/dataflow.md has both"
+            "Dataflow's workers need this package: give --sdk_container_image, an image built from "
+            "docker/pipeline.Dockerfile, or --setup_file=./setup.py; docs/dataflow.md explains both"
         )
     if not _has_dataflow_client():
         raise errors.UserError(
@@ -139,39 +140,40 @@ def _require_job_server(options: PipelineOptions) -> None:
             grpc.channel_ready_future(channel).result(timeout=_JOB_SERVER_SECONDS)
         except grpc.FutureTimeoutError:
             raise errors.BuildError(
-                f"no job server answers at --job_endpoint {endpoint}; is it running, and is that "
-                "its port? docs/flink.md says how to start one"
+                f"no job server answers at --job_endpoint {endpoint}; check that it is running and "
+                "that this is its port. docs/flink.md explains how to start one"
             ) from None
 
 
 def _has_dataflow_client() -> bool:
     try:
         return importlib.util.find_spec("google.cloud.dataflow") is not None
-    except ModuleNotFoundError:  # no google.cloud either
+    except ModuleNotFoundError:  # raised if google.cloud is missing too
         return False
 
 
 @contextlib.contextmanager
 def clear_errors(options: PipelineOptions) -> Iterator[None]:
-    """Turns what an engine makes of an error into the message that the user needs.
+    """Turns an engine's error into a readable message.
 
-    A worker's `BuildError` comes back as itself. Where a remote engine does not start, or gives
-    the job up, its own words are kept and this program's traceback is not; what an engine in this
-    process did not foresee is passed on as it is.
+    A worker's own error keeps its message. Any other error of a remote engine becomes a
+    `BuildError` with the engine's message. Any other error of the local engine is raised unchanged,
+    because it is a bug.
 
     Args:
-        options: Beam's, of the pipeline that runs in the block.
+        options: Beam's options of the pipeline that runs in the block.
 
     Raises:
-        errors.BuildError: with that message.
+        errors.BuildError: with the message for the user.
+        KeyboardInterrupt: if the user stopped the job.
     """
-    # Before the job: Beam's portable runners take their name out of the options.
+    # Read before the job runs: Beam's portable runners remove their name from the options.
     remote = None if is_local(options) else options.view_as(StandardOptions).runner
     try:
         yield
     except Exception as error:
         if any(isinstance(cause, KeyboardInterrupt) for cause in _causes(error)):
-            raise KeyboardInterrupt from None  # Beam makes a RuntimeError of it
+            raise KeyboardInterrupt from None  # Beam turns it into a RuntimeError
         message = _root_cause(error)
         if message is None and remote is not None:
             message = f"{remote} did not finish the job: {_summary(error)}"
@@ -181,14 +183,14 @@ def clear_errors(options: PipelineOptions) -> Iterator[None]:
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """Yields an error and those that led to it."""
+    """Yields an error, then its cause or context, then the cause of that, and so on."""
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__
 
 
 def _summary(error: Exception) -> str:
-    """Returns the beginning of an engine's message and its end, where a cause would stand."""
+    """Returns the first line of an engine's message and the last, which usually names the cause."""
     details = error.details() if isinstance(error, grpc.Call) else str(error)
     lines = [line.strip() for line in (details or "").splitlines() if line.strip()]
     if not lines:
@@ -198,9 +200,9 @@ def _summary(error: Exception) -> str:
 
 
 def _root_cause(error: BaseException) -> str | None:
-    """Returns the message of the build's own error that ended a job, if that was it.
+    """Returns the message of the build's own error that ended a job, or None for other errors.
 
-    Beam passes a worker's exception on as text, unless the worker is this process.
+    Beam reports an exception of another process as text, so the message is searched for in it.
     """
     if isinstance(error, errors.BuildError | errors.UserError):
         return str(error).split(" [while running")[0]
@@ -213,19 +215,19 @@ def _root_cause(error: BaseException) -> str | None:
 
 
 def check_flags(beam_args: Sequence[str], own_flags: Iterable[str]) -> None:
-    """Refuses a flag that neither the build nor Beam knows; Beam would only warn.
+    """Raises for a flag that neither the build nor Beam knows; Beam alone would only warn.
 
     Args:
-        beam_args: the arguments that the build did not take.
-        own_flags: the build's own, to suggest for a misspelled one.
+        beam_args: the arguments that are not flags of the build.
+        own_flags: the build's flags, as suggestions for a misspelled one.
 
     Raises:
-        errors.UserError: naming the flag and what may have been meant.
+        errors.UserError: naming the flag and the most similar known one.
     """
     parsers: list[argparse.ArgumentParser] = []
     PipelineOptions([]).get_all_options(add_extra_args_fn=parsers.append)
     (parser,) = parsers
-    # Without a usage of its own it would print all of Beam's flags with an error.
+    # Otherwise the parser prints all of Beam's flags with each error.
     parser.usage = "build_tfrecords.py [flags]; see --help"
     found, unknown = parser.parse_known_args(list(beam_args))
     if unknown:

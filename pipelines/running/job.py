@@ -1,4 +1,4 @@
-"""What the launcher does before the engine starts: list, plan, and look at the output."""
+"""What the launcher does before the engine starts: it lists, plans and checks the output."""
 
 from __future__ import annotations
 
@@ -33,10 +33,11 @@ class Job:
     """A build, ready to run.
 
     Attributes:
-        build: what every worker knows.
-        todo: tasks that are left.
-        num_finished: images in shards that were finished before.
-        started: when the listing began, by `time.monotonic`; drawing or unpacking came before.
+        build: what every worker needs to know.
+        todo: the tasks that are not finished yet.
+        num_finished: number of images in shards that an earlier run finished.
+        started: time when the listing began, from `time.monotonic`, in seconds. Downloading,
+            drawing and unpacking happen earlier.
     """
 
     build: Build
@@ -46,22 +47,29 @@ class Job:
 
     @property
     def storage(self) -> Storage:
+        """The output folder."""
         return self.build.storage
 
     @property
     def record_stride(self) -> int:
+        """Size of a record in bytes."""
         return self.build.layout.stride
 
 
 @contextlib.contextmanager
 def prepared(options: BuildOptions) -> Iterator[Job | None]:
-    """Lists and plans, and holds the output folder until the block ends.
+    """Lists the images and plans the shards, and locks the output folder until the block ends.
+
+    Args:
+        options: what the user chose.
 
     Yields:
-        what is to be done, or None if the output is complete.
+        the job, or None if the output is already complete.
 
     Raises:
-        errors.UserError: if the input is not usable or the output is not free.
+        errors.UserError: if the input is unusable, or the output is locked or holds another
+            dataset.
+        errors.BuildError: if a download fails, or a policy is to fail and the data violates it.
     """
     storage = Storage(options.output)
     source = make_source(options.source_options)
@@ -81,28 +89,32 @@ def prepared(options: BuildOptions) -> Iterator[Job | None]:
 
 
 def _scratch_dir(options: BuildOptions, storage: Storage) -> Path:
-    """Returns a local folder for what a source has to unpack."""
+    """Returns the local folder into which a source unpacks its archive."""
     folder = options.download_dir if storage.remote else Path(storage.path(BUILD_DIR))
     return folder.absolute()
 
 
 def require_finished(job: Job) -> None:
-    """Checks that the engine, which says it is done, has left a finished dataset.
+    """Checks that the job has left a finished dataset.
 
     Raises:
-        errors.BuildError: if it has not.
+        errors.BuildError: if the dataset was refused, or the manifest is missing.
     """
     if failure := finish.read_failure(job.storage):
         raise errors.BuildError(failure)
     if not job.storage.exists(FILE_NAME):
         raise errors.BuildError(
-            f"the engine says it is done, but {job.storage.path(FILE_NAME)} is not there; run the "
-            "same command again to go on"
+            f"the engine reports that the job is done, but {job.storage.path(FILE_NAME)} is "
+            "missing; run the same command again to resume"
         )
 
 
 def _is_known_complete(options: BuildOptions, storage: Storage, source: Source) -> bool:
-    """Tells whether the output is what this input gave before, where listing it takes minutes."""
+    """Returns whether the output is complete for this tar.gz, without listing it.
+
+    Listing a tar.gz means unpacking it, which takes minutes. Its size and gzip trailer, which the
+    manifest holds, identify it instead. Other sources are listed, so this returns False.
+    """
     if not getattr(source, "must_be_unpacked", False):
         return False
     try:
@@ -134,7 +146,7 @@ def _plan_job(
     identity = _identity(options, source, plan.listing_digest(listing.refs), labels)
     build = Build(
         name=options.name,
-        # A worker of another process or machine has a working directory of its own.
+        # Absolute, because a worker may have another working directory.
         output=options.output if storage.remote else str(Path(options.output).absolute()),
         source=source,
         preprocessing=options.preprocessing,
@@ -174,25 +186,25 @@ def _plan_job(
     todo = tuple(task for task in planned.tasks if task.index not in finished)
     num_finished = sum(sidecar.num_refs for sidecar in finished.values())
     if finished:
-        _say(f"going on: {len(finished)} of {len(planned.tasks)} shards are finished")
+        _say(f"resuming: {len(finished)} of {len(planned.tasks)} shards are finished")
     return Job(build=build, todo=todo, num_finished=num_finished)
 
 
 def _content_names(source: Source, refs: pa.Table) -> list[str]:
-    """Returns a name for the content of each file: the same for copies, whatever their names."""
+    """Returns a name for the content of each file, which is the same for copies of a file."""
     names = []
     with source.open() as reader:
         for ref, read in prefetch.read_in_order(reader, iterate_refs(refs)):
             try:
                 names.append(xxhash.xxh3_128_hexdigest(read()))
             except preprocess.Reject:
-                # It will be rejected again when it is decoded; until then it stands for itself.
+                # The decoder will reject it later; here its path serves as a unique name.
                 names.append(ref.source_path)
     return names
 
 
 def _require_policy(storage: Storage, options: BuildOptions) -> None:
-    """Fails for a dataset built with `keep` if now, with the same bytes, `fail` is wanted."""
+    """Raises if a complete dataset, which may be built with `keep`, violates a `fail` policy."""
     found = output_state.read_manifest(storage)
     failure = drops.judge(found.audit.get("measures", {}), options.drops)
     if failure:
@@ -202,7 +214,7 @@ def _require_policy(storage: Storage, options: BuildOptions) -> None:
 def _identity(
     options: BuildOptions, source: Source, listing_digest: str, labels: tuple[str, ...]
 ) -> dict[str, Any]:
-    """Returns everything that decides the bytes, named as the flags are."""
+    """Returns everything that decides the bytes of the dataset, by the names of the flags."""
     return {
         "source": source.describe()["kind"],
         "source_listing": listing_digest,
@@ -218,7 +230,7 @@ def _identity(
         "split_fractions": dict(options.split_fractions) if options.split_fractions else None,
         "split_seed": "auto" if options.split_seed is None else options.split_seed,
         "keep_split": options.keep_split,
-        # A build that would fail leaves the bytes of one that keeps, if it does not fail.
+        # `fail` writes the same bytes as `keep`, if the build succeeds.
         "leaks": "drop" if options.drops.leaks == "drop" else "keep",
         "duplicates": "drop" if options.drops.duplicates == "drop" else "keep",
         "seed": options.plan.seed,
@@ -231,9 +243,9 @@ def _identity(
 
 
 def _tree(options: BuildOptions, source: Source) -> dict[str, Any]:
-    """Returns the chosen tree where a dataset is recognised without listing its source.
+    """Returns the chosen tree for a source that `_is_known_complete` does not list.
 
-    Elsewhere it is part of the listing's digest, which holds the images' folders.
+    For other sources the listing's digest covers the tree, since it contains the images' folders.
     """
     tree = options.listing.tree
     if tree is None or not getattr(source, "must_be_unpacked", False):
@@ -246,7 +258,7 @@ def _augmentation(variants: int) -> dict[str, Any]:
 
 
 def _is_current(storage: Storage, identity: dict[str, Any]) -> bool:
-    """Tells whether the output already is, or is becoming, what is wanted."""
+    """Returns whether the output holds this dataset, complete or unfinished."""
     try:
         return output_state.check_output(storage, identity) is not output_state.OutputState.EMPTY
     except errors.UserError:

@@ -1,8 +1,8 @@
 """The worker processes of a build on this machine.
 
-They know no Beam and open no port: a pool of them shares the shard tasks, each taking the next one
-that is left. They are forked from a server process that has imported what they need, so they start
-at once and share that memory; and they never outlive the launcher.
+The workers do not import Beam and open no port. Each takes the next task that no other worker has
+taken. They are forked from a server process that has already imported their modules, so they start
+at once and share that memory. They end when the launcher dies.
 """
 
 from __future__ import annotations
@@ -25,57 +25,60 @@ from pipelines.shards.build import Build
 from pipelines.shards.finish import finish_dataset
 from pipelines.shards.write import TaskWriter
 
-#: Flags that ask for no worker of this machine, or for one within the launcher.
+#: Flags with which the job may need no local worker process.
 _NEEDS_NO_WORKER = ("--runner", "--direct_running_mode")
 
 _context = multiprocessing.get_context("forkserver")
 
-#: In a worker, the index of the next task to begin; all workers share it.
+#: In a worker, the index of the next task to take, shared by all workers.
 _next_task: Synchronized[int]
 
 
 def start_ahead(beam_args: Sequence[str]) -> None:
-    """Starts the server process, so that it imports while this process imports Beam.
+    """Starts the server process early, so that it imports while this process imports Beam.
 
-    Without it the server starts with the first worker.
+    Otherwise the server starts with the first worker.
 
     Args:
-        beam_args: Beam's flags; some tell that there will be no worker.
+        beam_args: Beam's flags; with some of them there are no local workers and no server.
     """
-    # Each worker runs the main module again, which is the command; one of them draws the card.
+    # Each worker imports the main module, which is the command; one of them renders the card.
     _context.set_forkserver_preload(["pipelines.build_tfrecords", "pipelines.report.card"])
     if not any(arg.split("=")[0] in _NEEDS_NO_WORKER for arg in beam_args):
         forkserver.ensure_running()
 
 
 def write_shards(build: Build, tasks: Sequence[ShardTask], num_processes: int) -> None:
-    """Writes shards in worker processes, and returns when all of them are there.
+    """Writes shards in worker processes, and returns when all of them are written.
 
     Args:
         build: the whole build.
         tasks: the shards to write.
-        num_processes: how many workers share them.
+        num_processes: number of workers that share the tasks.
 
     Raises:
-        errors.BuildError: the first error of a worker, or if a worker died. Shards that were begun
-            are finished, no other is begun.
-        KeyboardInterrupt: after all workers were killed.
+        errors.BuildError: the first error of a worker, or if a worker died. After an error the
+            other workers finish the shards they have begun and take no more tasks.
+        KeyboardInterrupt: after Ctrl-C, once all workers are killed.
     """
     _run_in_each(min(num_processes, len(tasks)), _write_next, build, tasks)
 
 
 def finish_in_worker(build: Build) -> None:
-    """Finishes the dataset in a worker process, beside the memory that the launcher has taken.
+    """Finishes the dataset in a worker process, which does not hold the listing in memory.
+
+    Args:
+        build: the whole build.
 
     Raises:
         errors.BuildError: as `finish_dataset` does, or if the worker died.
-        KeyboardInterrupt: after the worker was killed.
+        KeyboardInterrupt: after Ctrl-C, once the worker is killed.
     """
     _run_in_each(1, finish_dataset, build)
 
 
 def _run_in_each(num_processes: int, function: Callable[..., None], *args: object) -> None:
-    """Has each of some worker processes call a function; raises the first error."""
+    """Calls a function once in each of some worker processes; raises the first error."""
     others = multiprocessing.active_children()
     workers: list[BaseProcess] = []
     next_task = _context.Value("q", 0)
@@ -99,12 +102,12 @@ def _run_in_each(num_processes: int, function: Callable[..., None], *args: objec
 
 
 def _dead_worker_message(workers: Sequence[BaseProcess]) -> str:
-    # The pool ends the other workers with SIGTERM.
+    # SIGTERM is left out: the pool ends the other workers with it.
     codes = {worker.exitcode for worker in workers} - {None, 0, -signal.SIGTERM}
     detail = f" (exit code {', '.join(map(str, sorted(codes)))})" if codes else ""
     return (
         f"a worker process died{detail}, most likely because the memory was full; the shards that "
-        "were finished are kept.\nRun the same command again to go on, with fewer workers "
+        "were finished are kept.\nRun the same command again to resume, with fewer workers "
         "(--direct_num_workers=1) if memory is short."
     )
 
@@ -114,14 +117,15 @@ def _start(next_task: Synchronized[int], environment: Mapping[str, str]) -> None
 
     Args:
         next_task: the counter that all workers share.
-        environment: the launcher's variables; the server process may be older than some of them.
+        environment: the launcher's environment variables; the server process may have started
+            before some of them were set.
     """
     global _next_task
     _next_task = next_task
     os.environ.update(environment)
-    # What the server process imported stays: looking through it would copy its memory.
+    # A garbage collection would write to the memory shared with the server, and so copy it.
     gc.freeze()
-    # Ctrl-C in a terminal goes to every process; the launcher alone says what becomes of it.
+    # Ctrl-C in a terminal reaches every process; only the launcher handles it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_die_with_launcher, daemon=True).start()
 
@@ -134,7 +138,7 @@ def _write_next(build: Build, tasks: Sequence[ShardTask]) -> None:
                 writer.write(tasks[place])
             writer.wait()
     except BaseException:
-        _next_task.value = len(tasks)  # leaves nothing to the other workers
+        _next_task.value = len(tasks)  # so that the other workers stop
         raise
 
 
@@ -146,7 +150,7 @@ def _take_one() -> int:
 
 
 def _die_with_launcher() -> None:
-    """A killed launcher must not leave workers that write into the next build's folder."""
+    """Kills this process when the launcher dies, before it can disturb the next build."""
     launcher = multiprocessing.parent_process()
     if launcher is not None:
         connection.wait([launcher.sentinel])

@@ -1,4 +1,4 @@
-"""A progress bar in images, read from the files that the workers write."""
+"""A progress bar that counts images by the files that the workers write."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ _REMOTE_SECONDS = 15.0
 def progress_bar(
     storage: Storage, tasks: Sequence[ShardTask], num_finished: int, record_stride: int
 ) -> Iterator[None]:
-    """Shows how many images are done, the rate and the time left, until the block ends.
+    """Shows the number of images done, the rate and the time left until the block ends.
 
-    No engine reports progress in images while `run` blocks, but the output folder does: a
-    finished shard has a sidecar, and a temporary file has grown by one stride an image.
+    No engine reports images while the pipeline runs, so they are counted in the output folder: a
+    finished shard has a sidecar, and a temporary file grows by one record per image.
 
     Args:
         storage: the output folder.
         tasks: the tasks to be done.
-        num_finished: images that were done before.
-        record_stride: bytes of a record.
+        num_finished: number of images that an earlier run finished.
+        record_stride: size of a record in bytes.
     """
     total = num_finished + sum(task.num_refs for task in tasks)
     terminal = sys.stderr.isatty()
@@ -41,7 +41,7 @@ def progress_bar(
         initial=num_finished,
         unit=" images",
         desc="writing",
-        # In a log file every refresh is a line of its own.
+        # In a log file every refresh is a new line.
         mininterval=0.1 if terminal else 10.0,
         dynamic_ncols=terminal,
         smoothing=0.1,

@@ -1,7 +1,7 @@
 """The two steps of the job as Beam transforms: write the shards, and finish the dataset.
 
-Both leave their results in files and are harmless to repeat: an engine may retry a task, or run it
-twice at once.
+Both write their results to files and are safe to repeat: an engine may retry a task, or run it
+twice at the same time.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class WriteShards(beam.PTransform):
 
     Args:
         build: the whole build.
-        num_processes: worker processes that an engine within this process shall use. None for an
-            engine with workers of its own: there a task is written where its element is.
+        num_processes: number of local worker processes, for the engine in this process. None if
+            the engine's own workers write the shards.
     """
 
     def __init__(self, build: Build, num_processes: int | None = None) -> None:
@@ -34,13 +34,14 @@ class WriteShards(beam.PTransform):
         self._build, self._num_processes = build, num_processes
 
     def expand(self, tasks: beam.PCollection) -> beam.PCollection:
+        """Applies the transform to a collection of `ShardTask`."""
         if self._num_processes is None:
             return tasks | beam.ParDo(_WriteHere(self._build))
         return tasks | beam.ParDo(_WriteInProcesses(self._build, self._num_processes))
 
 
 class _WriteHere(beam.DoFn):
-    """Writes each task in the process that has its element."""
+    """Writes each shard in the process to which Beam gives its task."""
 
     def __init__(self, build: Build) -> None:
         self._build = build
@@ -54,7 +55,7 @@ class _WriteHere(beam.DoFn):
         yield self._build.name, task.index
 
     def finish_bundle(self) -> None:
-        # What was yielded counts only if the bundle ends well.
+        # Beam keeps the yielded elements only if the bundle succeeds, so it waits for the files.
         self._writer.wait()
 
     def teardown(self) -> None:
@@ -62,9 +63,9 @@ class _WriteHere(beam.DoFn):
 
 
 class _WriteInProcesses(beam.DoFn):
-    """Gathers the tasks of a bundle, which are all there are, and has worker processes write them.
+    """Collects the tasks of the only bundle, then writes them in local worker processes.
 
-    An engine within one process would run one element after another.
+    The engine in this process would write them one after another.
     """
 
     def __init__(self, build: Build, num_processes: int) -> None:
@@ -88,7 +89,7 @@ class FinishDataset(beam.PTransform):
 
     Args:
         build: the whole build.
-        num_processes: as in `WriteShards`; one of them finishes.
+        num_processes: as in `WriteShards`; unless it is None, a local worker process finishes.
     """
 
     def __init__(self, build: Build, num_processes: int | None = None) -> None:
@@ -97,6 +98,7 @@ class FinishDataset(beam.PTransform):
         self._finish = finish_dataset if num_processes is None else local.finish_in_worker
 
     def expand(self, done: beam.PCollection) -> beam.PCollection:
+        """Applies the transform to the output of `WriteShards`."""
         finish = self._finish
         return (
             done
