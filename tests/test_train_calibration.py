@@ -153,7 +153,7 @@ def test_without_positives_there_is_no_threshold():
 
 @pytest.mark.parametrize("wanted", [0, -0.1, 1.01, float("nan")])
 def test_an_impossible_sensitivity_is_refused(wanted):
-    with pytest.raises(ValueError, match="above 0 and up to 1"):
+    with pytest.raises(ValueError, match="above 0 and at most 1"):
         calibration.threshold_for_sensitivity(np.ones(3), np.ones(3, bool), wanted)
 
 

@@ -34,7 +34,9 @@ def test_no_file_means_no_facts(tmp_path):
 def test_another_network_is_refused(tmp_path):
     path = tmp_path / "checkpoint.npz"
     checkpoint.save(path, {"model": variables_of([1.0])}, {})
-    with pytest.raises(CheckpointError, match="has 1 variables of the model, this network has 2"):
+    with pytest.raises(
+        CheckpointError, match="1 variables in the group model, but this network has 2"
+    ):
         checkpoint.restore(path, {"model": variables_of([1.0], [2.0])})
     with pytest.raises(CheckpointError, match=r"has shape \(2,\)"):
         checkpoint.restore(path, {"model": variables_of([1.0, 2.0])})

@@ -30,19 +30,22 @@ def resolve(config, num_examples=1000, num_replicas=1):
         ({"replica_batch_size": 0}, "--replica_batch_size must be at least 1"),
         ({"learning_rate": 0.0}, "--learning_rate must be above 0"),
         ({"learning_rate": float("nan")}, "--learning_rate must be above 0"),
-        ({"dropout": 1.0}, "--dropout must be in 0..1"),
-        ({"label_smoothing": 1.0}, "--label_smoothing must be in 0..1"),
-        ({"ema_decay": -0.1}, "--ema_decay must be in 0..1"),
+        ({"dropout": 1.0}, "--dropout must be at least 0 and below 1"),
+        ({"label_smoothing": 1.0}, "--label_smoothing must be at least 0 and below 1"),
+        ({"ema_decay": -0.1}, "--ema_decay must be at least 0 and below 1"),
         ({"augment_strength": -1.0}, "--augment_strength must be at least 0"),
         ({"mixup": float("nan")}, "--mixup must be at least 0"),
         ({"weight_decay": -0.1}, "--weight_decay must be at least 0"),
         ({"normalize": "batch"}, "--normalize must be one of data, image, unit"),
-        ({"normalize": "data", "model": "vgg16"}, "--normalize is for small_resnet and convnet"),
+        (
+            {"normalize": "data", "model": "vgg16"},
+            "--normalize is only for small_resnet and convnet",
+        ),
         ({"best_by": "loss"}, "--best_by must be one of last, val_loss, val_accuracy"),
         ({"folds": 1}, "--folds must be at least 2"),
-        ({"fold": 0}, "--fold, --fold_splits and --seeds go with --folds"),
-        ({"fold_splits": "train"}, "--fold, --fold_splits and --seeds go with --folds"),
-        ({"seeds": 2}, "--fold, --fold_splits and --seeds go with --folds"),
+        ({"fold": 0}, "--fold, --fold_splits and --seeds need --folds"),
+        ({"fold_splits": "train"}, "--fold, --fold_splits and --seeds need --folds"),
+        ({"seeds": 2}, "--fold, --fold_splits and --seeds need --folds"),
         ({"folds": 5, "fold": 5}, r"--fold must be in 0\.\.4, received 5"),
         ({"folds": 5, "fold": -1}, "--fold must be at least 0; received -1"),
         ({"epochs": 2, "head_epochs": 3}, "--head_epochs 3 is more than --epochs 2"),
@@ -184,7 +187,7 @@ def test_a_batch_that_cannot_be_split_evenly_is_refused():
 
 
 def test_a_batch_larger_than_the_training_split_is_refused():
-    with pytest.raises(ConfigError, match="takes 64 images, the training split has 10"):
+    with pytest.raises(ConfigError, match="takes 64 images, but the training split has only 10"):
         resolve(TrainConfig(data="x", replica_batch_size=64), num_examples=10)
 
 
@@ -208,4 +211,4 @@ def test_a_file_that_is_no_configuration_is_refused(tmp_path, text):
 def test_differences_name_what_changes_learning_and_leave_out_what_does_not():
     ours = TrainConfig(data="x", epochs=2, gpus=2, step_timeout=5.0).to_dict()
     theirs = TrainConfig(data="y", epochs=3).to_dict()
-    assert train_config.differences(ours, theirs) == ["epochs: 3 there, 2 asked for"]
+    assert train_config.differences(ours, theirs) == ["epochs: 3 in the folder, 2 requested"]

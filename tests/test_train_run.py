@@ -63,7 +63,7 @@ def test_wrong_flags_end_with_code_2_and_the_usage(arguments, message, capsys):
     [
         ([], "error: --data is missing"),
         (["--data=x", "--epochs=0"], "error: --epochs must be at least 1; received 0"),
-        (["--config=nowhere.json"], "error: there is no nowhere.json"),
+        (["--config=nowhere.json"], "error: nowhere.json does not exist"),
         (["--data=/nowhere"], "error: /nowhere/manifest.json is missing"),
     ],
 )

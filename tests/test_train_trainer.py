@@ -153,8 +153,8 @@ def test_a_folder_of_another_configuration_is_refused_with_what_differs(finished
     workdir, _ = finished
     with pytest.raises(ConfigError) as raised:
         train_and_evaluate(config_of(data, seed=2, learning_rate=0.5), workdir)
-    assert "seed: 1 there, 2 asked for" in str(raised.value)
-    assert "learning_rate: 0.01 there, 0.5 asked for" in str(raised.value)
+    assert "seed: 1 in the folder, 2 requested" in str(raised.value)
+    assert "learning_rate: 0.01 in the folder, 0.5 requested" in str(raised.value)
 
 
 def test_a_folder_of_other_data_is_refused(finished, tmp_path):

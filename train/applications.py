@@ -1,4 +1,4 @@
-"""The classifiers of keras.applications, each with the input that its published weights expect."""
+"""The classifiers of keras.applications, and the input that their published weights expect."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-# Imported where it is used: the names are also wanted for --help, which should not take seconds.
+# Keras takes seconds to import and --help needs only the names, so functions import it.
 if TYPE_CHECKING:
     import keras
 
-#: Means of ImageNet in 0..255, blue, green, red: what VGG and ResNet (version 1) were trained
-#: less. Source: keras.applications.imagenet_utils (`mode="caffe"`).
+#: ImageNet's channel means in 0..255, in the order blue, green, red. VGG and ResNet (version 1)
+#: were trained with these subtracted. Source: keras.applications.imagenet_utils (`mode="caffe"`).
 CAFFE_MEANS = (103.939, 116.779, 123.68)
 
-#: Means and standard deviations of ImageNet in 0..1, red, green, blue: what DenseNet was trained
-#: with. Source: keras.applications.imagenet_utils (`mode="torch"`).
+#: ImageNet's channel means and standard deviations in 0..1, in the order red, green, blue. DenseNet
+#: was trained with these. Source: keras.applications.imagenet_utils (`mode="torch"`).
 TORCH_MEANS = (0.485, 0.456, 0.406)
 TORCH_STDS = (0.229, 0.224, 0.225)
 
@@ -27,9 +27,9 @@ class Application:
     """A network of keras.applications.
 
     Attributes:
-        name: of its constructor in keras.applications.
-        scale: turns RGB in 0..255 into the input that its published weights expect.
-        smallest: least height and width in pixels.
+        name: name of the constructor in keras.applications.
+        scale: converts RGB in 0..255 to the input that the published weights expect.
+        smallest: smallest height and width that the network accepts, in pixels.
     """
 
     name: str
@@ -38,9 +38,9 @@ class Application:
 
 
 def _scale_caffe(images: keras.KerasTensor) -> keras.KerasTensor:
-    """RGB in 0..255 → BGR less the means, with Keras' own layers, so that any Keras loads it.
+    """Converts RGB to BGR and subtracts the means; Keras' own layers need no custom code to load.
 
-    The 2018 tutorial fed pixels in 0..1 to weights trained on this, and lost accuracy by it.
+    The 2018 tutorial fed pixels in 0..1 to weights trained with this scaling, which cost accuracy.
     """
     import keras
 
@@ -51,7 +51,7 @@ def _scale_caffe(images: keras.KerasTensor) -> keras.KerasTensor:
 
 
 def _scale_tf(images: keras.KerasTensor) -> keras.KerasTensor:
-    """0..255 → -1..1. Source: keras.applications.imagenet_utils (`mode="tf"`)."""
+    """Scales 0..255 to -1..1. Source: keras.applications.imagenet_utils (`mode="tf"`)."""
     import keras
 
     return keras.layers.Rescaling(1 / 127.5, offset=-1.0, name="imagenet_scaling")(images)
@@ -68,11 +68,11 @@ def _scale_torch(images: keras.KerasTensor) -> keras.KerasTensor:
 
 
 def _scale_inside(images: keras.KerasTensor) -> keras.KerasTensor:
-    """These networks begin with layers that scale 0..255."""
+    """Returns the images unchanged: these networks contain layers that scale 0..255."""
     return images
 
 
-# (constructors, scaling, least side). Sources: `preprocess_input` and the docstrings of each.
+# (constructors, scaling, smallest side). Sources: `preprocess_input` and the docstring of each.
 _FAMILIES: tuple[tuple[tuple[str, ...], _Scale, int], ...] = (
     (("VGG16", "VGG19", "ResNet50", "ResNet101", "ResNet152"), _scale_caffe, 32),
     (("ResNet50V2", "ResNet101V2", "ResNet152V2"), _scale_tf, 32),
@@ -88,7 +88,7 @@ _FAMILIES: tuple[tuple[tuple[str, ...], _Scale, int], ...] = (
      _scale_inside, 32),
 )  # fmt: skip
 
-#: By the name of the flag: the constructor's, in lower case.
+#: Applications by the value of --model: the constructor's name in lower case.
 APPLICATIONS = {
     name.lower(): Application(name=name, scale=scale, smallest=smallest)
     for names, scale, smallest in _FAMILIES

@@ -1,8 +1,8 @@
-"""Random changes of training images, computed on the device from numbers that come with a batch.
+"""Random augmentation of training images on the device, from random numbers in the batch.
 
-Each example brings its own random numbers, which depend on the seed and the step alone. So a step
-gives the same images on one replica or on many, on TensorFlow or on JAX, and after a resume;
-nothing random has to be saved.
+Each example comes with its own random numbers, which depend only on the seed and the step. A step
+therefore gives the same images on one replica or on many, on TensorFlow or on JAX, and after a
+resume, and no random state has to be saved.
 """
 
 from __future__ import annotations
@@ -12,33 +12,33 @@ import math
 import keras
 import numpy as np
 
-#: Random numbers that come with each example: one for each choice below, and one for MixUp.
+#: Random numbers per example: one for each random choice in this module, and one for MixUp.
 NUM_DRAWS = 21
 
-# The largest changes at strength 1. A retinal scan is taken from another angle and distance each
-# time; the ranges were tried on scans of held-out patients (benchmarks/README.md).
+# The largest changes at strength 1. The angle and the distance differ between scans of one retina.
+# These ranges were chosen on scans of held-out patients (benchmarks/README.md).
 _MAX_TURN = 0.26  # radians
-_MAX_ZOOM = 0.23  # of the logarithm of the scale
-_MAX_STRETCH = 0.13  # of the logarithm of width to height
-_MAX_SHIFT = 0.13  # of the side
-_MAX_CONTRAST = 0.4  # of the logarithm of the factor
+_MAX_ZOOM = 0.23  # logarithm of the scale
+_MAX_STRETCH = 0.13  # logarithm of the factor of x; y gets the inverse factor
+_MAX_SHIFT = 0.13  # share of the side
+_MAX_CONTRAST = 0.4  # logarithm of the factor
 _MAX_BRIGHTNESS = 22.0  # grey levels of 256
 _MAX_NOISE = 10.0  # standard deviation in grey levels of 256
 _NUM_ERASED = 2
 _ERASE_CHANCE = 0.5
-_MIN_ERASED, _MAX_ERASED = 0.05, 0.4  # of the side
+_MIN_ERASED, _MAX_ERASED = 0.05, 0.4  # share of the side
 
 
 def augment(images, draws, strength: float):
-    """Returns the images changed at random: mirrored, moved, turned, scaled, lit, erased, noisy.
+    """Mirrors, warps, lights and partly erases images at random, and adds noise.
 
     Args:
         images: float32 [batch, height, width, channels] in 0..255.
         draws: float32 [batch, NUM_DRAWS], uniform in 0..1.
-        strength: 1 for the ranges of this module, 0 for no change except the mirroring.
+        strength: factor of the ranges of this module; 0 leaves only the mirroring.
 
     Returns:
-        float32, of the shape of the images; values may leave 0..255.
+        float32 images of the same shape; values may lie outside 0..255.
     """
     next_draw = iter(keras.ops.unstack(draws[:, : NUM_DRAWS - 1], axis=1)).__next__
     images = _warp(images, next_draw, strength)
@@ -50,16 +50,16 @@ def augment(images, draws, strength: float):
 
 
 def mix(images, labels, draws):
-    """Returns MixUp of each example with its neighbour in the batch, 0 with 1, 2 with 3, ...
+    """Applies MixUp: blends each example with its neighbour in the batch, 0 with 1, 2 with 3, ...
 
-    Source: Zhang et al. 2018, "mixup: Beyond Empirical Risk Minimization". A neighbour is the
-    same example on any number of replicas of an even batch; the last example of an odd batch
-    stays as it is.
+    If the batch of each replica is even, the pairs do not depend on the number of replicas. The
+    last example of an odd batch stays unchanged. Source: Zhang et al. 2018, "mixup: Beyond
+    Empirical Risk Minimization".
 
     Args:
         images: float32 [batch, height, width, channels].
         labels: float32 [batch, num_classes].
-        draws: float32 [batch], each the share that an example keeps of itself, in 0..1.
+        draws: float32 [batch] in 0..1, the share that each example keeps of itself.
 
     Returns:
         (images, labels) of the same shapes.
@@ -80,7 +80,7 @@ def _between(draw, low: float, high: float):
 
 
 def _warp(images, next_draw, strength: float):
-    """Mirrors, turns, scales, stretches and shifts, in one interpolation."""
+    """Mirrors, turns, scales, stretches and shifts images with a single interpolation."""
     ops = keras.ops
     height, width = images.shape[1:3]
     mirror = ops.where(next_draw() < 0.5, -1.0, 1.0)
@@ -90,10 +90,10 @@ def _warp(images, next_draw, strength: float):
     )
     scale = ops.exp(zoom)
     cosine, sine = ops.cos(turn) * scale, ops.sin(turn) * scale
-    # Where each pixel of the result is taken from: x' = a x + b y + c, y' = d x + e y + f.
+    # Maps a pixel of the result to its place in the image: x' = a x + b y + c, y' = d x + e y + f.
     a, b = cosine * mirror * ops.exp(stretch), -sine
     d, e = sine * mirror, cosine * ops.exp(-stretch)
-    # The centre stays where it is, apart from the shift.
+    # Turn and scale around the centre of the image.
     x, y = (width - 1) / 2, (height - 1) / 2
     c = x - a * x - b * y + shift_x * width
     f = y - d * x - e * y + shift_y * height
@@ -116,7 +116,7 @@ def _change_light(images, next_draw, strength: float):
 
 
 def _erase(images, next_draw, strength: float):
-    """Covers rectangles with the image's mean. Source: Zhong et al. 2020, "Random erasing"."""
+    """Fills rectangles with the mean colour. Source: Zhong et al. 2020, "Random erasing"."""
     ops = keras.ops
     height, width = images.shape[1:3]
     rows, columns = ((np.arange(side, dtype=np.float32) + 0.5) / side for side in (height, width))
@@ -135,10 +135,10 @@ def _erase(images, next_draw, strength: float):
 
 
 def _noise(shape: tuple[int, ...], next_draw, strength: float):
-    """Returns normal noise [batch, *shape] of a random level for each example.
+    """Returns normal noise [batch, *shape] with a random standard deviation for each example.
 
-    It is one fixed field of noise, begun at another pixel for each example: as good as new noise
-    for training, and it needs one random number instead of one for each pixel.
+    All examples read one fixed noise field, each from a random start. That trains as well as fresh
+    noise, and needs one random number per example instead of one per pixel.
     """
     ops = keras.ops
     size = math.prod(shape)
@@ -150,5 +150,5 @@ def _noise(shape: tuple[int, ...], next_draw, strength: float):
 
 
 def _by_example(values):
-    """Returns [batch] values so that they apply to [batch, height, width, channels]."""
+    """Reshapes [batch] values so that they broadcast to [batch, height, width, channels]."""
     return keras.ops.reshape(values, (-1, 1, 1, 1))

@@ -1,6 +1,6 @@
-"""Probabilities that can be trusted, and thresholds that reach a wanted sensitivity.
+"""Calibrated probabilities, and thresholds that reach a wanted sensitivity.
 
-Both are chosen on the validation split alone; what they give is then measured on the test split.
+Both are fitted on the validation split alone and then measured on the test split.
 """
 
 from __future__ import annotations
@@ -21,36 +21,35 @@ from train.scores import (
     ratios,
 )
 
-#: Temperatures that can be fitted: no network needs its logits changed by more than this, and a
-#: fit that wants to is a fit to too few images.
+#: Limits of a fitted temperature. A fit that reaches them has too few images; the logits of a
+#: trained network do not need so large a change.
 MIN_TEMPERATURE, MAX_TEMPERATURE = 0.25, 4.0
 
-#: How much is known of a temperature before any image is seen, see `fit_temperature`.
+#: Weight of the prior belief in a temperature of 1, see `fit_temperature`.
 _PRIOR_STRENGTH = 2.0
 
-#: Rows of logits in memory as float64 at once.
+#: Rows of logits that are converted to float64 at a time.
 _CHUNK = 8192
 
-#: Classes that each get a threshold of their own; of more, only the urgent view does.
+#: With more classes than this, only the urgent view gets a threshold.
 MAX_VIEWS = 40
 
 
 def fit_temperature(scores: np.ndarray, labels: np.ndarray) -> float:
-    """Returns the temperature T for which softmax(scores / T) is the most likely to be right.
+    """Returns the temperature T that minimizes the cross-entropy of softmax(scores / T).
 
-    Minimizes the cross-entropy on the labels. Source: Guo et al. 2017, "On calibration of modern
-    neural networks", section 4.2. Added to it is a weak belief in T = 1, worth about two to ten
-    images: a Gamma distribution of 1/T whose mode is 1. It does not matter for a hundred images,
-    and it keeps the answer sensible for a few: where all of them are right, or there is only one
-    class, or none was given at all (then T is 1), the cross-entropy alone has no minimum. The sum
-    is convex in 1/T, so that the one minimum is found, the same each time.
+    Source: Guo et al. 2017, "On calibration of modern neural networks", section 4.2. A weak prior
+    is added: a Gamma distribution of 1/T with mode 1, worth about two to ten images. With a hundred
+    images it hardly matters. With few it keeps the result sensible: the cross-entropy alone has no
+    minimum if all answers are right or there is only one class. Without any image, T is 1. The sum
+    is convex in 1/T, so the minimum is unique.
 
     Args:
-        scores: float [num_examples, num_classes], logits or logarithms of probabilities.
+        scores: float [num_examples, num_classes], logits or log probabilities.
         labels: int [num_examples].
 
     Returns:
-        T, from 0.25 to 4; above 1 for a network that is too sure of itself.
+        T in 0.25..4; above 1 for an overconfident network.
 
     Raises:
         ValueError: if a score is NaN or positive infinity, or the true class has minus infinity.
@@ -58,8 +57,8 @@ def fit_temperature(scores: np.ndarray, labels: np.ndarray) -> float:
     of_truth = scores[np.arange(len(labels)), labels]
     if np.isnan(scores).any() or np.isposinf(scores).any() or not np.isfinite(of_truth).all():
         raise ValueError(
-            "expected finite logits or log probabilities to fit a temperature to, received some "
-            "that are not; see log_probabilities"
+            "expected finite logits or log probabilities to fit a temperature, received NaN or "
+            "infinity; log_probabilities makes finite ones from probabilities"
         )
 
     def loss(log_temperature: float) -> float:
@@ -67,7 +66,7 @@ def fit_temperature(scores: np.ndarray, labels: np.ndarray) -> float:
         total = _PRIOR_STRENGTH * (inverse - 1 + log_temperature)
         for start in range(0, len(labels), _CHUNK):
             rows = scores[start : start + _CHUNK].astype(np.float64)
-            # Against the true class, where the cross-entropy is the logarithm of a sum.
+            # Relative to the true class, the cross-entropy of a row is its log-sum-exp.
             rows -= of_truth[start : start + _CHUNK, None]
             total += np.logaddexp.reduce(rows * inverse, axis=-1).sum()
         return float(total)
@@ -80,19 +79,25 @@ def fit_temperature(scores: np.ndarray, labels: np.ndarray) -> float:
 
 
 def log_probabilities(probabilities: np.ndarray) -> np.ndarray:
-    """Returns float64 logarithms, finite even where a probability was rounded down to nothing."""
+    """Returns the logarithms of probabilities; they stay finite for a probability of 0.
+
+    Args:
+        probabilities: float, of any shape; values below the smallest normal float32 count as that.
+
+    Returns:
+        float64 of the same shape.
+    """
     tiny = np.finfo(np.float32).tiny
     return np.log(np.maximum(probabilities.astype(np.float64), tiny))
 
 
 def apply_temperature(probabilities: np.ndarray, temperature: float) -> np.ndarray:
-    """Returns what softmax(logits / T) gives where softmax(logits) gave these probabilities.
+    """Returns softmax(logits / T), computed from softmax(logits).
 
-    The order of the classes stays, except that two which come closer than a float can tell may
-    become equal.
+    The classes keep their order, but two close probabilities may become equal by rounding.
 
     Args:
-        probabilities: [..., num_classes], each row summing to 1.
+        probabilities: [..., num_classes], each row sums to 1.
         temperature: T.
 
     Returns:
@@ -111,14 +116,18 @@ def describe_calibration(
     probabilities: np.ndarray,
     labels: np.ndarray,
 ) -> dict[str, Any]:
-    """Returns what metrics.json says of the temperature.
+    """Returns the entry `calibration` of metrics.json.
 
     Args:
-        temperature: that was fitted.
-        fitted_on: name of the split it was fitted on.
+        temperature: the fitted temperature.
+        fitted_on: name of the split that it was fitted on.
         num_examples: images in that split.
         probabilities: [num_examples, num_classes] of the evaluated split, before the temperature.
         labels: int [num_examples] of the evaluated split.
+
+    Returns:
+        JSON values: the first three arguments, and the expected calibration error before and after
+        the temperature.
     """
     errors = [
         calibration_error(rows, labels)
@@ -134,7 +143,12 @@ def describe_calibration(
 
 
 def calibration_error(probabilities: np.ndarray, labels: np.ndarray) -> float:
-    """Returns the expected calibration error of probabilities [num_examples, num_classes]."""
+    """Returns the expected calibration error, see `scores.expected_calibration_error`.
+
+    Args:
+        probabilities: [num_examples, num_classes].
+        labels: int [num_examples].
+    """
     is_correct = probabilities.argmax(-1) == labels
     ones = np.ones(len(labels))
     return float(expected_calibration_error(probabilities.max(-1), is_correct, ones))
@@ -143,8 +157,11 @@ def calibration_error(probabilities: np.ndarray, labels: np.ndarray) -> float:
 def default_views(label_names: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """Returns the classes that count as positive, by the name of the view.
 
-    Each class against the rest, and before them for OCT the urgent classes; of very many classes,
-    none.
+    Each class is a view against the rest. The OCT classes also have the view `urgent`, which comes
+    first. With one class, or with more than `MAX_VIEWS`, there are no views of single classes.
+
+    Args:
+        label_names: names of the classes.
     """
     urgent = {"urgent": URGENT_CLASSES} if set(label_names) == OCT_CLASSES else {}
     if not 2 <= len(label_names) <= MAX_VIEWS:
@@ -155,25 +172,25 @@ def default_views(label_names: Sequence[str]) -> dict[str, tuple[str, ...]]:
 def threshold_for_sensitivity(
     ranking: np.ndarray, is_positive: np.ndarray, wanted: float
 ) -> float | None:
-    """Returns the largest threshold at which enough positives rank at or above it.
+    """Returns the largest threshold that reaches a sensitivity.
 
     Args:
-        ranking: [num_examples], such as the probability of the class.
+        ranking: [num_examples], a score such as the probability of the class.
         is_positive: bool [num_examples].
-        wanted: share of the positives, above 0 and up to 1.
+        wanted: the sensitivity, above 0 and at most 1.
 
     Returns:
-        the ranking of one of the positives, or None if there is none.
+        the score of one of the positives, or None if there are no positives.
 
     Raises:
-        ValueError: if the wanted share is out of range.
+        ValueError: if the wanted sensitivity is out of range.
     """
     if not 0 < wanted <= 1:
-        raise ValueError(f"a wanted sensitivity is above 0 and up to 1; received {wanted}")
+        raise ValueError(f"expected a sensitivity above 0 and at most 1, received {wanted}")
     of_positives = np.sort(ranking[is_positive])[::-1]
     if not len(of_positives):
         return None
-    # 0.95 of 20 is 19, also where the product is a hair above it.
+    # Round first: 0.95 * 20 must give 19, even if the float product is slightly larger.
     num_wanted = int(np.ceil(round(wanted * len(of_positives), 9)))
     return float(of_positives[num_wanted - 1])
 
@@ -181,16 +198,16 @@ def threshold_for_sensitivity(
 def at_threshold(
     ranking: np.ndarray, is_positive: np.ndarray, threshold: float, weights: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """Returns what a threshold gives: `sensitivity` and `specificity`, NaN where undefined.
+    """Returns the sensitivity and the specificity of a threshold; NaN where undefined.
 
     Args:
-        ranking: [num_examples]; at or above the threshold counts as called positive.
+        ranking: [num_examples]; a score at or above the threshold means positive.
         is_positive: bool [num_examples].
         threshold: in the unit of the ranking.
         weights: float64 [..., num_examples], how often each example counts.
 
     Returns:
-        float64 [...] by name.
+        `sensitivity` and `specificity`, float64 [...] each.
     """
     is_called = ranking >= threshold
     return {
@@ -210,24 +227,27 @@ def choose_thresholds(
     num_samples: int,
     seed: int,
 ) -> list[dict[str, Any]]:
-    """Returns what metrics.json says of thresholds: chosen on validation, measured on test.
+    """Returns the entry `thresholds` of metrics.json: chosen on validation, measured on test.
 
     Args:
-        views: the classes that count as positive, by the name of the view; a view whose classes
-            have no validation image is left out.
-        label_names: of the classes.
+        views: the positive classes by the name of the view; a view is left out if its classes have
+            no validation image.
+        label_names: names of the classes.
         val: (probabilities [num_examples, num_classes], labels int [num_examples]), with the
             temperature applied.
-        test: likewise, or None if there is no test split.
-        groups: the patient of each test example, or None: then intervals are by image.
+        test: the same for the test split, or None if there is none.
+        groups: the patient of each test example; None for intervals by image.
         wanted: sensitivity to reach on validation.
         num_samples: bootstrap resamples; 0 for no intervals.
-        seed: of the bootstrap.
+        seed: seed of the bootstrap.
 
     Returns:
-        a list of `view`, `wanted_sensitivity`, `threshold`, `val` and `test`; each of the last
-        two is None, or has `num_positives`, `sensitivity` and `specificity`, on test with `low`
-        and `high`.
+        a list of dicts with `view`, `wanted_sensitivity`, `threshold`, `val` and `test`. `val` and
+        `test` have `num_positives`, `sensitivity` and `specificity`; the measures of `test` have
+        intervals (`low` and `high`). `test` is None without a test split.
+
+    Raises:
+        ValueError: if the wanted sensitivity is out of range.
     """
     found = []
     for view, classes in views.items():
@@ -255,9 +275,9 @@ def choose_thresholds(
 def _view(
     split: tuple[np.ndarray, np.ndarray], is_member: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns (probability of the view's classes, whether an example is of one of them)."""
+    """Returns each example's (probability of the view's classes, whether it is of one of them)."""
     probabilities, labels = split
-    # In float64, so that a threshold read back from JSON compares as it did here.
+    # float64 survives the round trip through JSON, so a stored threshold gives the same answers.
     return probabilities[:, is_member].astype(np.float64).sum(-1), is_member[labels]
 
 
@@ -270,7 +290,7 @@ def _reached(
     num_samples: int,
     seed: int,
 ) -> dict[str, Any]:
-    """Returns what a threshold gives on a split, with intervals where groups are given."""
+    """Returns what a threshold gives on a split; with intervals if groups are given."""
 
     def measure(weights: np.ndarray) -> dict[str, np.ndarray]:
         return at_threshold(ranking, is_positive, threshold, weights)

@@ -1,7 +1,6 @@
-"""What watches a run: stop signals, NaN, hanging steps, retracing, progress, TensorBoard.
+"""Monitors of a run: stop signals, NaN, hanging steps, retracing, progress, TensorBoard.
 
-Each is a small object that the training loop calls by name; none of them can change what is
-learnt.
+Each is a small object that the training loop calls by name. None of them changes what is learnt.
 """
 
 from __future__ import annotations
@@ -23,31 +22,31 @@ from tqdm import tqdm
 
 from train.steps import StepResults
 
-#: Above this share of the time spent waiting for input, the input is the bottleneck.
+#: The input is the bottleneck if a run waits for it for more than this share of its time.
 INPUT_BOUND_SHARE = 0.1
 
 
 class TrainingError(RuntimeError):
-    """A run that failed; the message says at which step and what to do."""
+    """A run failed; the message names the step and says what to do."""
 
 
 class StoppedError(Exception):
-    """A run that was asked to stop and has saved its state.
+    """A run was asked to stop and has saved its state.
 
     Attributes:
-        signal_number: the signal that asked.
+        signal_number: the signal that was received.
     """
 
     def __init__(self, signal_number: int, step: int) -> None:
         super().__init__(
             f"stopped by {signal.Signals(signal_number).name} after step {step}; the state is "
-            "saved, the same command goes on from there"
+            "saved; run the same command again to continue"
         )
         self.signal_number = signal_number
 
 
 class StopSignal:
-    """Remembers SIGTERM and SIGINT until the step that is running has ended."""
+    """Records SIGTERM and SIGINT, so that the running step can end first."""
 
     def __init__(self, *, enabled: bool = True) -> None:
         self.received: int | None = None
@@ -65,55 +64,59 @@ class StopSignal:
 
     def _remember(self, number: int, frame: FrameType | None) -> None:
         if self.received is not None:
-            # Asked twice: do not wait for the step.
+            # A second signal stops the run at once.
             raise KeyboardInterrupt
         self.received = number
 
 
 def check_finite(results: StepResults, first_step: int) -> None:
-    """Ends the run at the first step whose loss is not a finite number.
+    """Raises an error for the first step whose loss is not finite.
 
     Args:
-        results: of some steps.
-        first_step: the number of the first of them, counted from 1.
+        results: results of consecutive steps.
+        first_step: number of the first of these steps, counted from 1.
 
     Raises:
-        TrainingError: names the step.
+        TrainingError: if a loss is NaN or infinite; the message names the step.
     """
     bad = np.flatnonzero(~np.isfinite(results.loss_sums))
     if bad.size:
         raise TrainingError(
             f"the loss is {results.loss_sums[bad[0]]} at step {first_step + bad[0]}: the weights "
-            "went out of range before it. Lower --learning_rate, add --warmup_steps, or use "
-            "--precision float32; the last checkpoint is from before that step"
+            "went out of range before it. Lower --learning_rate, raise --warmup_steps, or use "
+            "--precision float32. The last checkpoint is older than that step"
         )
 
 
 class RetraceGuard:
-    """Notices when a training graph is built again, which costs minutes and leaks memory."""
+    """Detects that a training graph is traced again, which costs minutes and leaks memory.
+
+    Args:
+        action: `warn` or `fail`.
+    """
 
     def __init__(self, action: str) -> None:
         self._action = action
         self._num_traces: int | None = None
 
     def check(self, num_traces: int, step: int) -> None:
-        """Compares with the last count.
+        """Compares the number of traces with that of the last call.
 
         Args:
-            num_traces: how often the graph of this phase was built so far.
-            step: named in the message.
+            num_traces: how often the graph of this phase has been traced so far.
+            step: the next step, for the message.
 
         Raises:
-            TrainingError: if the graph was built again and the action is `fail`.
+            TrainingError: if the graph was traced again and the action is `fail`.
         """
         expected = self._num_traces if self._num_traces is not None else 1
         self._num_traces = num_traces
         if num_traces <= expected:
             return
         message = (
-            f"the training graph was traced again before step {step} ({num_traces} times by "
-            "now): finalize your graph, that is, feed it tensors of one shape and type and no "
-            "Python numbers that change"
+            f"the training graph was traced again before step {step} ({num_traces} traces so "
+            "far); finalize your graph: feed it tensors of one shape and dtype, and no Python "
+            "numbers that change"
         )
         if self._action == "fail":
             raise TrainingError(message)
@@ -121,10 +124,14 @@ class RetraceGuard:
 
 
 class Watchdog:
-    """Writes the stacks of all threads down when no step has ended for some time.
+    """Writes the stacks of all threads to a file when no step has ended for some time.
 
-    TensorFlow's own operation time-outs exist in `compat.v1` sessions alone. The timer is C code
-    that needs no Python lock, so it works although the main thread hangs in a native call.
+    TensorFlow has timeouts of operations only in `compat.v1` sessions. This timer is C code that
+    does not need the GIL, so it works while the main thread hangs in a native call.
+
+    Args:
+        seconds: time without a finished step; 0 for no watchdog.
+        path: the file for the stacks; removed if it stays empty.
     """
 
     def __init__(self, seconds: float, path: Path) -> None:
@@ -139,7 +146,7 @@ class Watchdog:
         return self
 
     def restart(self) -> None:
-        """Starts to count anew: a step has ended."""
+        """Restarts the timer, because a step has ended."""
         if self._file is not None:
             faulthandler.dump_traceback_later(self._seconds, repeat=True, file=self._file)
 
@@ -163,7 +170,7 @@ class Watchdog:
 
 
 class EpochMeter:
-    """Measures an epoch: examples, time, waiting for input, memory."""
+    """Measures an epoch: loss, accuracy, speed and the time spent waiting for input."""
 
     def __init__(self) -> None:
         self.loss_sum = 0.0
@@ -175,14 +182,14 @@ class EpochMeter:
         self._wait_seconds = 0.0
 
     def add(self, results: StepResults, seconds: float, *, timed: bool) -> None:
-        """Adds some steps.
+        """Adds the results of some steps.
 
         Args:
-            results: of the steps.
-            seconds: they took, waiting included.
-            timed: False for those that built a graph: they tell nothing about speed.
+            results: results of the steps.
+            seconds: duration of the steps, including the wait for input.
+            timed: False if the steps included tracing a graph; they do not count for the speed.
         """
-        # In float64 and in order: a resumed epoch adds up to the same bits.
+        # Summing float64 in order gives a resumed epoch the same bits.
         for loss, correct, examples in zip(
             results.loss_sums, results.num_correct, results.num_examples, strict=True
         ):
@@ -196,7 +203,7 @@ class EpochMeter:
             self._wait_seconds += results.wait_seconds
 
     def totals(self) -> dict[str, float]:
-        """What a checkpoint keeps of an unfinished epoch."""
+        """Returns the sums that a checkpoint stores of an unfinished epoch."""
         return {
             "loss_sum": self.loss_sum,
             "num_correct": self.num_correct,
@@ -205,7 +212,7 @@ class EpochMeter:
 
     @classmethod
     def from_totals(cls, totals: Mapping[str, float]) -> EpochMeter:
-        """Goes on where a checkpoint stopped; speed is measured from here on."""
+        """Continues an epoch from a checkpoint; the speed is measured from here on."""
         meter = cls()
         meter.loss_sum = totals["loss_sum"]
         meter.num_correct = totals["num_correct"]
@@ -214,17 +221,20 @@ class EpochMeter:
 
     @property
     def loss(self) -> float:
-        """Mean cross-entropy in nats."""
+        """Mean cross-entropy of an example, in nats."""
         return self.loss_sum / max(self.num_examples, 1.0)
 
     @property
     def accuracy(self) -> float:
+        """Share of the examples that were classified correctly."""
         return self.num_correct / max(self.num_examples, 1.0)
 
     def speed(self) -> dict[str, float | None]:
-        """Images a second, milliseconds a step, share of the time spent waiting for input.
+        """Returns the speed and the wait for input.
 
-        None where nothing was timed, or where no clock can be read inside the graph.
+        Returns:
+            `images_per_second`, `step_ms` and `input_wait_share` (of the time, 0 to 1). All are
+            None if no step was timed; the share is also None if the graph cannot read a clock.
         """
         if not self._timed_seconds:
             return {"images_per_second": None, "step_ms": None, "input_wait_share": None}
@@ -237,8 +247,16 @@ class EpochMeter:
 
 
 def memory_megabytes(backend: str, on_gpu: bool) -> dict[str, float]:
-    """Returns the peak memory of this process, and of its first GPU if it has one, in MB."""
-    # Linux counts in kilobytes, macOS in bytes.
+    """Returns the peak memory of this process, and of its first GPU if it uses one.
+
+    Args:
+        backend: `tensorflow` or `jax`.
+        on_gpu: whether the run uses a GPU.
+
+    Returns:
+        `peak_rss_mb` and, on a GPU, `peak_gpu_mb`, in MB.
+    """
+    # getrusage counts in kilobytes on Linux, in bytes on macOS.
     unit = 1e6 if sys.platform == "darwin" else 1e3
     memory = {"peak_rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit}
     if on_gpu and backend == "tensorflow":
@@ -254,7 +272,12 @@ def memory_megabytes(backend: str, on_gpu: bool) -> dict[str, float]:
 
 
 class ProgressBar:
-    """Images done, rate and time left of a whole run; silent where nobody watches."""
+    """Shows the images done, the rate and the time left of a run, on a terminal only.
+
+    Args:
+        total: images of the whole run.
+        done: images that earlier parts of the run have trained on.
+    """
 
     def __init__(self, *, total: int, done: int) -> None:
         self._bar = tqdm(
@@ -268,6 +291,12 @@ class ProgressBar:
         )
 
     def update(self, num_examples: int, loss: float) -> None:
+        """Advances the bar.
+
+        Args:
+            num_examples: images since the last call.
+            loss: latest mean loss, shown beside the bar.
+        """
         self._bar.set_postfix_str(f"loss {loss:.4f}", refresh=False)
         self._bar.update(num_examples)
 
@@ -281,14 +310,18 @@ class ProgressBar:
 
 
 class TensorBoardWriter:
-    """Writes an epoch's numbers as scalars for TensorBoard."""
+    """Writes the numbers of an epoch as TensorBoard scalars.
+
+    Args:
+        directory: for the event files; None to write nothing.
+    """
 
     def __init__(self, directory: Path | None) -> None:
         self._writer = None
         if directory is None:
             return
         if importlib.util.find_spec("tensorboard") is None:
-            print("note: no TensorBoard scalars (pip install tensorboard)", file=sys.stderr)
+            print("note: TensorBoard scalars need `pip install tensorboard`", file=sys.stderr)
             return
         import tensorflow as tf
 
@@ -296,7 +329,7 @@ class TensorBoardWriter:
         self._writer = tf.summary.create_file_writer(os.fspath(directory))
 
     def write(self, row: Mapping[str, Any], step: int) -> None:
-        """Writes the numbers of a row at a step."""
+        """Writes all numbers of a history row at a step."""
         if self._writer is None:
             return
         with self._writer.as_default():
@@ -311,17 +344,18 @@ class TensorBoardWriter:
 
 
 class Stopwatch:
-    """Seconds since it was made or last read."""
+    """Measures the seconds since its creation or the last lap."""
 
     def __init__(self) -> None:
         self._since = time.monotonic()
 
     @property
     def seconds(self) -> float:
-        """Since it was made or last read."""
+        """Seconds since the creation or the last lap."""
         return time.monotonic() - self._since
 
     def lap(self) -> float:
+        """Returns the seconds since the creation or the last lap, and starts a new lap."""
         now = time.monotonic()
         seconds, self._since = now - self._since, now
         return seconds

@@ -1,4 +1,4 @@
-"""The charts of a run's page: what is drawn, as numbers; `report.html.jinja` draws it."""
+"""The charts of a run's page as numbers; `report.html.jinja` draws them."""
 
 from __future__ import annotations
 
@@ -12,24 +12,28 @@ from sklearn import metrics as sk_metrics
 
 from train.scores import URGENT_CLASSES
 
-#: Colours of the page.
+#: Most lines in a chart; the page has this many colours.
 NUM_SERIES = 8
 
-#: Images whose share of right answers makes a point of the reliability chart, about, and how many
-#: points there are at most.
+#: Images behind each point of the reliability chart, about, and the most points it has.
 _IMAGES_A_POINT = 20
 _MAX_RELIABILITY_POINTS = 12
 
-#: Epochs that each have a dot.
+#: With more epochs than this, the training curves have no dots.
 _MAX_DOTS = 20
 
-#: Points of a line that a page of this width can show.
+#: Most points of a line; the page is too narrow to show more.
 _MAX_POINTS = 200
 
 
 @dataclasses.dataclass(frozen=True)
 class Tick:
-    """A mark on an axis: its place, 0 to 1, and what stands at it."""
+    """A mark on an axis.
+
+    Attributes:
+        place: position along the axis, 0 to 1.
+        text: its label.
+    """
 
     place: float
     text: str
@@ -40,8 +44,8 @@ class Series:
     """A line of a chart.
 
     Attributes:
-        name: what it shows.
-        points: (x, y), each 0 to 1; y is upwards.
+        name: its name in the legend.
+        points: (x, y), each 0 to 1; y points upwards.
     """
 
     name: str
@@ -53,16 +57,16 @@ class Lines:
     """Lines on one pair of axes.
 
     Attributes:
-        title: of the chart.
-        description: what it says, for those who do not see it.
-        x_axis: what is drawn to the right.
-        y_axis: what is drawn upwards.
+        title: title of the chart.
+        description: the content in words, for screen readers.
+        x_axis: label of the horizontal axis.
+        y_axis: label of the vertical axis.
         series: the lines.
-        x_ticks: marks of the axis to the right.
-        y_ticks: marks of the axis upwards.
-        diagonal: name of the line from corner to corner, or nothing.
+        x_ticks: marks of the horizontal axis.
+        y_ticks: marks of the vertical axis.
+        diagonal: name of the line from corner to corner; empty for no such line.
         mark: name and place, 0 to 1, of a vertical line, or None.
-        dots: whether the points themselves are shown.
+        dots: whether each point has a dot.
     """
 
     title: str
@@ -78,11 +82,11 @@ class Lines:
 
 
 def training_curves(history: Sequence[Mapping[str, Any]], best_epoch: int) -> list[Lines]:
-    """Returns loss and accuracy by epoch, as far as they are known and finite.
+    """Returns the charts of loss and accuracy by epoch; unknown and infinite values are left out.
 
     Args:
-        history: a row an epoch.
-        best_epoch: the one whose weights were kept, counted from 1; 0 if none is known.
+        history: one row per epoch.
+        best_epoch: the epoch whose weights were kept, counted from 1; 0 if unknown.
     """
     charts = []
     last = max((row["epoch"] for row in history), default=0)
@@ -126,16 +130,18 @@ def roc_curves(
     label_names: Sequence[str],
     scores: Mapping[str, Mapping[str, Any]],
 ) -> Lines | None:
-    """Returns a curve a class, and the urgent view's; of many classes, those of smallest area.
+    """Returns the ROC curve of each class, and of the urgent view.
+
+    If there are more curves than colours, the chart has those with the smallest areas.
 
     Args:
         probabilities: float [num_examples, num_classes].
         labels: int [num_examples].
-        label_names: of the classes.
-        scores: of metrics.json.
+        label_names: names of the classes.
+        scores: the entry `scores` of metrics.json.
 
     Returns:
-        the chart, or None if no class has both sides.
+        the chart, or None if no class has both positive and negative examples.
     """
     views = [
         (name, labels == index, probabilities[:, index], scores[f"auc/{name}"]["value"])
@@ -171,13 +177,13 @@ def roc_curves(
 
 
 def reliability(named: Sequence[tuple[str, np.ndarray]], labels: np.ndarray) -> Lines:
-    """Returns accuracy by confidence, a line for each set of probabilities.
+    """Returns accuracy by confidence, one line per set of probabilities.
 
-    A point stands for equally many images. (The expected calibration error has bins of equal
-    width; of few images most would hold one or two, and the line would show noise.)
+    Each point stands for the same number of images. (The expected calibration error uses bins of
+    equal width. With few images, most of those would hold one or two, and a line would show noise.)
 
     Args:
-        named: name, and probabilities [num_examples, num_classes].
+        named: (name, probabilities [num_examples, num_classes]) of each line.
         labels: int [num_examples].
     """
     num_bins = int(np.clip(len(labels) // _IMAGES_A_POINT, 1, _MAX_RELIABILITY_POINTS))
@@ -210,7 +216,7 @@ def reliability(named: Sequence[tuple[str, np.ndarray]], labels: np.ndarray) -> 
 
 
 def _thinned(points: Sequence[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
-    """Returns at most some points of a line, its ends among them."""
+    """Returns at most `_MAX_POINTS` points of a line, including both ends."""
     if len(points) <= _MAX_POINTS:
         return tuple(points)
     chosen = np.linspace(0, len(points) - 1, _MAX_POINTS).round().astype(int)
@@ -218,7 +224,7 @@ def _thinned(points: Sequence[tuple[float, float]]) -> tuple[tuple[float, float]
 
 
 def _ticks(top: float) -> tuple[Tick, ...]:
-    """Returns up to seven marks from 0, whose distance is 1, 2 or 5 times a power of ten."""
+    """Returns up to seven marks from 0, at distances of 1, 2 or 5 times a power of ten."""
     power = 10.0 ** math.floor(math.log10(top / 6))
     step = next(power * factor for factor in (1, 2, 5, 10) if power * factor * 6 >= top)
     return tuple(
@@ -228,6 +234,6 @@ def _ticks(top: float) -> tuple[Tick, ...]:
 
 
 def _epoch_ticks(last: int) -> tuple[Tick, ...]:
-    """Returns up to seven whole epochs, the first and the last among them."""
+    """Returns marks at up to six epochs, including the first and the last."""
     chosen = np.unique(np.linspace(1, last, min(last, 6)).round().astype(int)).tolist()
     return tuple(Tick((epoch - 1) / max(last - 1, 1), str(epoch)) for epoch in chosen)

@@ -1,8 +1,8 @@
-"""Checkpoints: all variables and where the run stood, in one file that is whole or not there.
+"""Checkpoints: all variables and the position of the run, in one file that is written atomically.
 
-A plain .npz of arrays in the order Keras lists its variables, plus a JSON text. Keras' own
-`.weights.h5` knows nothing of the position in the data, is written in place (a kill in the middle
-leaves half a file) and leaves out the states of random generators.
+The file is a plain .npz of arrays, in the order in which Keras lists its variables, and a JSON
+text. Keras' own `.weights.h5` does not store the position in the data or the states of random
+generators, and a kill while it is written leaves half a file.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _FACTS = "facts"
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint that is damaged or does not belong to this network."""
+    """A checkpoint is damaged or does not belong to this network."""
 
 
 def save(
@@ -32,12 +32,12 @@ def save(
     groups: Mapping[str, Sequence[keras.Variable | np.ndarray]],
     facts: Mapping[str, Any],
 ) -> None:
-    """Writes variables and facts; the file appears complete, in place of an older one.
+    """Writes variables and facts atomically; an existing file is replaced.
 
     Args:
         path: ends in .npz.
-        groups: variables or arrays by a name of the group, such as `model` and `optimizer`.
-        facts: what JSON can hold.
+        groups: variables or arrays by the name of the group, such as `model` and `optimizer`.
+        facts: JSON values.
     """
     arrays = {
         f"{group}/{index:05d}": variable if isinstance(variable, np.ndarray) else variable.numpy()
@@ -50,7 +50,10 @@ def save(
 
 
 def load_facts(path: str | os.PathLike[str]) -> dict[str, Any] | None:
-    """Returns the facts of a checkpoint, or None where there is no file.
+    """Returns the facts of a checkpoint, or None if there is no file.
+
+    Args:
+        path: path of the checkpoint.
 
     Raises:
         CheckpointError: if the file is damaged.
@@ -62,7 +65,11 @@ def load_facts(path: str | os.PathLike[str]) -> dict[str, Any] | None:
 
 
 def load_arrays(path: str | os.PathLike[str], group: str) -> list[np.ndarray]:
-    """Returns the arrays of a group in the order in which they were saved.
+    """Returns the arrays of a group, in the order in which they were saved.
+
+    Args:
+        path: path of an existing checkpoint.
+        group: name of the group.
 
     Raises:
         CheckpointError: if the file is damaged.
@@ -73,29 +80,30 @@ def load_arrays(path: str | os.PathLike[str], group: str) -> list[np.ndarray]:
 
 
 def restore(path: str | os.PathLike[str], groups: Mapping[str, Sequence[keras.Variable]]) -> None:
-    """Sets variables to what `save` wrote.
+    """Sets variables to the values that `save` wrote.
 
     Args:
-        path: of an existing checkpoint.
-        groups: variables to set, by the names given to `save`; a group may be left out.
+        path: path of an existing checkpoint.
+        groups: variables by the group names given to `save`; groups may be left out.
 
     Raises:
-        CheckpointError: if the file is damaged, or holds other variables than these.
+        CheckpointError: if the file is damaged, or its variables differ in number or shape.
     """
     with _open(path) as arrays:
         for group, variables in groups.items():
             saved = sorted(name for name in arrays.files if name.startswith(f"{group}/"))
             if len(saved) != len(variables):
                 raise CheckpointError(
-                    f"{path} has {len(saved)} variables of the {group}, this network has "
-                    f"{len(variables)}; it belongs to another configuration"
+                    f"{path} has {len(saved)} variables in the group {group}, but this network has "
+                    f"{len(variables)}; the checkpoint belongs to another configuration"
                 )
             for name, variable in zip(saved, variables, strict=True):
                 value = _read(arrays, name, path)
                 if value.shape != tuple(variable.shape):
                     raise CheckpointError(
-                        f"{path}: {variable.path} has shape {tuple(variable.shape)}, the "
-                        f"checkpoint's has {value.shape}; it belongs to another configuration"
+                        f"{path}: {variable.path} has shape {tuple(variable.shape)} in this "
+                        f"network, but {value.shape} in the checkpoint, which belongs to another "
+                        "configuration"
                     )
                 variable.assign(value)
 
@@ -103,7 +111,7 @@ def restore(path: str | os.PathLike[str], groups: Mapping[str, Sequence[keras.Va
 @contextlib.contextmanager
 def _open(path: str | os.PathLike[str]) -> Iterator[Any]:
     with Path(path).open("rb") as file:
-        # Opened here, because NumPy leaves a file open that turns out to be damaged.
+        # The file is opened here because np.load does not close a damaged file.
         try:
             arrays = np.load(file, allow_pickle=False)
         except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
@@ -120,5 +128,5 @@ def _read(arrays: Any, name: str, path: str | os.PathLike[str]) -> np.ndarray:
 
 def _damaged(path: str | os.PathLike[str], error: Exception) -> CheckpointError:
     return CheckpointError(
-        f"{path} cannot be read ({error}); remove it to start this run again from its beginning"
+        f"{path} cannot be read ({error}); remove it to start this run again from the beginning"
     )

@@ -1,9 +1,9 @@
-"""The configuration of a training run: one frozen dataclass, its flags, and its file.
+"""The configuration of a training run: a frozen dataclass, its command-line flags and its file.
 
-argv → `parse_arguments` → `TrainConfig`, which validates itself → `resolve` fills in what
-depends on the dataset and the devices → RUN/config.json, from which the run can be repeated.
-Facts about the data (image size, classes, counts) come from the dataset's manifest, never from
-here.
+`add_arguments` declares the flags. `from_arguments` returns a `TrainConfig`, which validates
+itself. `resolve` decides what depends on the dataset and the devices. The result is written to
+RUN/config.json, from which the run can be repeated. Facts about the data (image size, classes,
+counts) come only from the dataset's manifest.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from train.applications import APPLICATIONS
 
 FILE_NAME = "config.json"
 
-#: Networks built here; they start from random weights.
+#: Networks of this project; they start from random weights.
 OWN_MODELS = ("small_resnet", "convnet")
 MODELS = (*OWN_MODELS, *sorted(APPLICATIONS))
 STRATEGIES = ("auto", "single", "mirrored", "multi_worker")
@@ -31,7 +31,7 @@ PRECISIONS = ("auto", "float32", "bfloat16", "float16")
 
 
 class ConfigError(ValueError):
-    """A wrong use of the trainer: the message says what was expected and what to do."""
+    """The trainer was used wrongly; the message says what was expected and what to do."""
 
 
 def _flag(default: Any, text: str, choices: Sequence[str] | None = None, **kwargs: Any) -> Any:
@@ -41,16 +41,16 @@ def _flag(default: Any, text: str, choices: Sequence[str] | None = None, **kwarg
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """Everything that decides a run. Each field is a flag of the same name.
+    """All settings of a run. Each field is a flag of the same name.
 
-    A value of None means "decide from the data and the devices"; `resolve` replaces it, and the
-    decision is written to RUN/config.json.
+    None means "decide from the data and the devices": `resolve` replaces it, and the decision is
+    written to RUN/config.json.
 
     Raises:
-        ConfigError: if a value is out of range or two of them contradict each other.
+        ConfigError: if a value is out of range or two values contradict each other.
     """
 
-    data: str = _flag("", "folder of a finished dataset (it has a manifest.json)")
+    data: str = _flag("", "folder of a finished dataset (it contains manifest.json)")
     model: str = _flag(
         "small_resnet",
         "network to train: small_resnet, convnet (the 2018 tutorial's), or any of "
@@ -59,138 +59,148 @@ class TrainConfig:
     )
     weights: str | None = _flag(
         None,
-        "starting weights: imagenet, none, or a weights file [imagenet for the networks of "
+        "initial weights: imagenet, none, or a weights file [imagenet for the networks of "
         "keras.applications, else none]",
     )
     trainable_layers: int | None = _flag(
         None,
-        "layers at the end of a pretrained network that are trained after the head; the others "
-        "stay frozen [4; all when the weights are none]",
+        "number of layers at the end of a pretrained network that are trained after the head; the "
+        "others stay frozen [4; all if the weights are none]",
     )
     normalize: str | None = _flag(
         None,
-        "scaling of the pixels before small_resnet or convnet. data: by mean and standard "
-        "deviation of the training split; image: by those of each image; unit: to 0..1 "
-        "[small_resnet data, convnet unit]",
+        "pixel scaling before small_resnet or convnet. data: by the mean and standard deviation of "
+        "the training split; image: by those of each image; unit: to 0..1 [small_resnet: data, "
+        "convnet: unit]",
         ("data", "image", "unit"),
     )
     head_units: int | None = _flag(
-        None, "width of a dense layer before the classes; 0: none [convnet and vgg16 64, else 0]"
+        None,
+        "units of a dense layer before the output layer; 0: no such layer [convnet and vgg16: 64, "
+        "else 0]",
     )
     dropout: float | None = _flag(
         None,
-        "share of the features before the classes dropped in training [convnet and vgg16 0, "
+        "share of the features before the output layer that training drops [convnet and vgg16: 0, "
         "else 0.3]",
     )
     test_time_flip: bool = _flag(
-        True, "predict by the mean over an image and its mirror image, also in the export"
+        True, "average the predictions for an image and its mirror image, also in the export"
     )
 
     epochs: int | None = _flag(
         None,
-        "passes over the training split, those of the head included [as many as show about "
-        "3,400 x the square root of its size; a quarter of that with pretrained weights]",
+        "passes over the training split, including those of the head [so many that the run shows "
+        "about 3,400 x the square root of the number of images; a quarter of that with "
+        "pretrained weights]",
     )
     head_epochs: int | None = _flag(
         None,
-        "of these, epochs that train the new head alone before layers below are unfrozen "
+        "how many of the epochs train only the new head, before the layers below are unfrozen "
         "[1 with pretrained weights, else 0]",
     )
-    seed: int = _flag(0, "of weights, order and augmentation")
+    seed: int = _flag(0, "seed of the weights, the order and the augmentation")
     replica_batch_size: int | None = _flag(
         None,
-        "images a step and replica; global = this x replicas [32; 64 from 10,000 training "
-        "images; less for fewer images than that]",
+        "images per step and replica; the global batch size is this x replicas [64 for 10,000 or "
+        "more training images, else 32; at most the training images per replica]",
     )
     global_batch_size: int | None = _flag(
-        None, "images a step over all replicas; overrides --replica_batch_size"
+        None, "images per step over all replicas; overrides --replica_batch_size"
     )
 
     augment: bool = _flag(
-        True, "mirror, move, light, erase and blur training images at random, on the device"
+        True,
+        "mirror, warp, light and partly erase training images at random, and add noise, on the "
+        "device",
     )
     augment_strength: float = _flag(
-        1.0, "factor of all ranges of the augmentation; 0 leaves only the mirroring"
+        1.0, "factor for the ranges of the augmentation; 0 leaves only the mirroring"
     )
     mixup: float = _flag(
-        0.3, "train on mixtures of two images, with shares from Beta(this, this); 0: never"
+        0.3, "train on mixtures of two images, with shares drawn from Beta(X, X); 0: no mixtures"
     )
     label_smoothing: float = _flag(
         0.1, "share of each label that is spread evenly over all classes, in training"
     )
     class_weights: str = _flag(
-        "balanced", "weight of a class in the loss: the same, or inverse to its frequency",
+        "balanced", "weight of a class in the loss; none: equal, balanced: inverse to frequency",
         ("none", "balanced"),
     )  # fmt: skip
     class_weight_power: float = _flag(
-        0.5, "exponent of the balanced class weights: 1 in full, 0.5 their square roots"
+        0.5, "exponent of the balanced class weights; 1: unchanged, 0.5: their square roots"
     )
 
     optimizer: str = _flag("adamw", "update rule", ("adamw", "adam", "sgd"))
-    learning_rate: float = _flag(2e-3, "peak learning rate of the head (and of networks from none)")
-    fine_tune_learning_rate: float = _flag(1e-4, "peak learning rate once pretrained layers train")
+    learning_rate: float = _flag(
+        2e-3, "peak learning rate of the head, and of all layers without pretrained weights"
+    )
+    fine_tune_learning_rate: float = _flag(1e-4, "peak learning rate while pretrained layers train")
     weight_decay: float | None = _flag(
-        None, "share of each kernel taken off a step, times the learning rate [adamw 0.05, else 0]"
+        None,
+        "weight decay: a step shrinks each kernel by this x learning rate [adamw: 0.05, else 0]",
     )
     ema_decay: float | None = _flag(
         None,
-        "evaluate and export a moving average of the weights with this decay a step; 0: the "
+        "evaluate and export a moving average of the weights with this decay per step; 0: the "
         "weights themselves [an average over about 4 % of the steps]",
     )
     schedule: str = _flag("cosine", "learning rate after the warm-up", ("constant", "cosine"))
     warmup_steps: int | None = _flag(
         None,
-        "steps over which the learning rate rises linearly from zero [5 % of all; with "
-        "--scale_learning_rate five epochs, at most half of all]",
+        "steps over which the learning rate rises linearly from zero [5 % of all steps; with "
+        "--scale_learning_rate five epochs, but at most half of all steps]",
     )
     scale_learning_rate: bool = _flag(
         False, "multiply the learning rates by the number of replicas (Goyal et al. 2017)"
     )
     best_by: str = _flag(
         "last",
-        "which epoch is kept: the last, or the best in validation. The best of many epochs on a "
-        "few validation images is chosen by chance, and a cosine ends at its best",
+        "the epoch whose weights are kept: the last, or the best on the validation split. With few "
+        "validation images, the best of many epochs is best by chance; with a cosine schedule the "
+        "last epoch is usually as good",
         ("last", "val_loss", "val_accuracy"),
     )
 
     folds: int | None = _flag(
-        None, "cross-validate: cut the patients into this many folds and hold each out in turn"
+        None, "cross-validate: divide the patients into this many folds and hold out each in turn"
     )
-    seeds: int = _flag(1, "with --folds: repeat it with this many seeds, counted from --seed")
+    seeds: int = _flag(
+        1, "with --folds: repeat the cross-validation with this many seeds, starting at --seed"
+    )
     fold_splits: str | None = _flag(
-        None, "with --folds: the splits to cut, such as train,val,test [train,val]"
+        None, "with --folds: the splits to divide, such as train,val,test [train,val]"
     )
     fold: int | None = _flag(
-        None, "with --folds: hold out this fold alone, counted from 0, as one run of its own"
+        None, "with --folds: a single run that holds out this fold, counted from 0"
     )
 
     precision: str = _flag(
         "auto", "arithmetic of the layers in training; weights, evaluation and export are float32 "
-        "[bfloat16 on a GPU or CPU that has it in hardware, else float32]", PRECISIONS,
+        "[bfloat16 on a GPU or CPU with hardware support, else float32]", PRECISIONS,
     )  # fmt: skip
     jit_compile: bool | None = _flag(
-        None, "compile the step with XLA [yes on one GPU, else no; JAX always does]"
+        None, "compile the step with XLA [yes on one GPU, else no; JAX always compiles]"
     )
-    steps_per_execution: int = _flag(
-        1, "steps run in one go inside the graph, without return to Python"
-    )
+    steps_per_execution: int = _flag(1, "steps that the graph runs per call from Python")
     deterministic: bool = _flag(
-        False, "only operations that give the same bits every time; slower on a GPU"
+        False, "use only operations that give the same bits every time; slower on a GPU"
     )
 
     strategy: str = _flag(
         "auto",
-        "auto: mirrored where there is more than one device, multi_worker where TF_CONFIG is set",
+        "auto: multi_worker if TF_CONFIG is set, mirrored with more than one device, else single",
         STRATEGIES,
     )
-    gpus: int | None = _flag(None, "devices to train on [all that are visible]")
+    gpus: int | None = _flag(None, "number of devices to train on [all visible ones]")
     visible_gpus: str | None = _flag(None, "indices of the GPUs to use, such as 0,2 [all]")
     gpu_memory: str = _flag(
-        "growth", "growth: take memory as needed; all: take it at the start; a number: at most MB"
+        "growth",
+        "growth: allocate as needed; all: allocate all at the start; a number: limit in MB",
     )
     gpu_allocator: str = _flag("bfc", "TensorFlow's GPU allocator", ("bfc", "cuda_malloc_async"))
     cpu_devices: int | None = _flag(
-        None, "split the CPU into this many devices, to try replicas without a GPU"
+        None, "split the CPU into this many devices, to test replicas without a GPU"
     )
 
     engine: str = _flag("auto", "how shards are read", ("auto", "mmap", "stream"))
@@ -198,12 +208,13 @@ class TrainConfig:
         "none", "device: keep the training images in each device's memory", ("none", "device")
     )
 
-    checkpoint_seconds: float = _flag(120.0, "time between checkpoints within an epoch")
+    checkpoint_seconds: float = _flag(120.0, "seconds between checkpoints within an epoch")
     step_timeout: float = _flag(
-        0.0, "seconds without a finished step after which all stacks are written down; 0: never"
+        0.0,
+        "seconds without a finished step after which the stacks are written to a file; 0: never",
     )
     profile: str | None = _flag(
-        None, "first and last step to trace, such as 10,20; see RUN/profile afterwards"
+        None, "first and last step to trace, such as 10,20; the trace is written to RUN/profile"
     )
     on_retrace: str = _flag(
         "warn", "what to do if a graph is traced again after the first epoch", ("warn", "fail")
@@ -211,7 +222,7 @@ class TrainConfig:
     sensitivity: float = _flag(
         0.95, "sensitivity that the thresholds of metrics.json reach on the validation split"
     )
-    bootstrap_samples: int = _flag(1000, "resamples behind each confidence interval")
+    bootstrap_samples: int = _flag(1000, "bootstrap resamples for each confidence interval")
 
     def __post_init__(self) -> None:
         for name, allowed in _CHOICES.items():
@@ -230,19 +241,19 @@ class TrainConfig:
         for name in ("dropout", "label_smoothing", "ema_decay"):
             value = getattr(self, name)
             if value is not None and not 0 <= value < 1:
-                raise ConfigError(f"--{name} must be in 0..1, below 1; received {value}")
+                raise ConfigError(f"--{name} must be at least 0 and below 1; received {value}")
         if self.folds is None and (self.fold is not None or self.fold_splits or self.seeds > 1):
-            raise ConfigError("--fold, --fold_splits and --seeds go with --folds; give that, too")
+            raise ConfigError("--fold, --fold_splits and --seeds need --folds; add --folds")
         if self.fold is not None and self.fold >= (self.folds or 0):
             raise ConfigError(f"--fold must be in 0..{(self.folds or 0) - 1}, received {self.fold}")
         if not 0 < self.sensitivity <= 1:
             raise ConfigError(
-                f"--sensitivity must be above 0, at most 1; received {self.sensitivity}"
+                f"--sensitivity must be above 0 and at most 1; received {self.sensitivity}"
             )
         if None not in (self.head_epochs, self.epochs) and self.head_epochs > self.epochs:
             raise ConfigError(
-                f"--head_epochs {self.head_epochs} is more than --epochs {self.epochs}: the "
-                "epochs of the head are among the epochs"
+                f"--head_epochs {self.head_epochs} is more than --epochs {self.epochs}; "
+                "--epochs includes the epochs of the head"
             )
         if self.gpu_memory not in ("growth", "all") and not self.gpu_memory.isdigit():
             raise ConfigError(
@@ -255,15 +266,15 @@ class TrainConfig:
             )
         if self.normalize and self.model not in OWN_MODELS:
             raise ConfigError(
-                f"--normalize is for {' and '.join(OWN_MODELS)}: {self.model} gets the input that "
-                "its ImageNet weights expect; leave --normalize out"
+                f"--normalize is only for {' and '.join(OWN_MODELS)}: {self.model} always gets the "
+                "input that its ImageNet weights expect; remove --normalize"
             )
         _parse_range(self.profile)
         _parse_indices(self.visible_gpus)
 
     @property
     def pretrained(self) -> bool:
-        """Whether the network starts from weights of another task (or of an earlier run)."""
+        """Whether the network starts from weights of another task or of an earlier run."""
         return (self.weights or _default_weights(self.model)) != "none"
 
     @property
@@ -273,6 +284,7 @@ class TrainConfig:
 
     @property
     def visible_gpu_indices(self) -> tuple[int, ...] | None:
+        """Indices of the GPUs to use; None for all."""
         return _parse_indices(self.visible_gpus)
 
     def resolve(
@@ -280,14 +292,15 @@ class TrainConfig:
     ) -> TrainConfig:
         """Returns the configuration with every open decision made.
 
-        The linear rule is applied here: the result has the scaled learning rates and no wish to
-        scale, so that a run repeated from it is the same on any number of replicas.
+        The learning rates of the result are already scaled by the number of replicas, and
+        `scale_learning_rate` is False, so that a repeated run is the same on any number of
+        replicas. Source of the scaling: Goyal et al. 2017, "Accurate, large minibatch SGD".
 
         Args:
-            num_examples: in the training split.
+            num_examples: examples of the training split.
             num_replicas: devices that train together.
-            precision: arithmetic that suits the devices, taken where the field says auto.
-            jit_compile: likewise, taken where the field is None.
+            precision: arithmetic that suits the devices; used if the field is `auto`.
+            jit_compile: whether XLA suits the devices; used if the field is None.
 
         Raises:
             ConfigError: if the global batch size cannot be split evenly over the replicas, or is
@@ -304,11 +317,11 @@ class TrainConfig:
             )
         if global_batch_size > num_examples:
             raise ConfigError(
-                f"a step takes {global_batch_size} images, the training split has "
-                f"{num_examples}; use a smaller --replica_batch_size, or fewer replicas"
+                f"a step takes {global_batch_size} images, but the training split has only "
+                f"{num_examples}; use a smaller --replica_batch_size or fewer replicas"
             )
         is_tutorial = self.model in _TUTORIAL_MODELS
-        # Only a pretrained network has a head that is newer than the rest.
+        # Only networks of keras.applications keep pretrained layers below a new head.
         fine_tunes = self.pretrained and self.model not in OWN_MODELS
         epochs = self.epochs or _choose_epochs(num_examples, fine_tunes)
         num_steps = math.ceil(epochs * num_examples / global_batch_size)
@@ -329,7 +342,7 @@ class TrainConfig:
             "dropout": 0.0 if is_tutorial else 0.3,
             "weight_decay": 0.05 if self.optimizer == "adamw" else 0.0,
             "warmup_steps": warmup_steps,
-            # The mean age of what an average holds is 1 / (1 - decay) steps.
+            # An average with this decay covers about 1 / (1 - decay) steps.
             "ema_decay": max(0.0, round(1 - 25 / num_steps, 6)),
             "head_epochs": min(1, epochs) if fine_tunes else 0,
         }
@@ -345,6 +358,7 @@ class TrainConfig:
         return dataclasses.replace(self, **chosen)
 
     def to_dict(self) -> dict[str, Any]:
+        """Returns the fields as JSON values."""
         return dataclasses.asdict(self)
 
 
@@ -377,8 +391,9 @@ _CHOICES: Mapping[str, Sequence[str]] = {
     if field.metadata["choices"]
 }
 
-#: Fields that do not change what is learnt: a run may go on with others. `replica_batch_size`
-#: is here because the global batch size is what counts: a run may go on with more replicas.
+#: Fields that do not change what is learnt, so a run may continue with other values.
+#: `replica_batch_size` is one of them because only the global batch size matters: a run may
+#: continue on another number of replicas.
 OPERATIONAL_FIELDS = frozenset(
     {
         "data",
@@ -403,24 +418,27 @@ OPERATIONAL_FIELDS = frozenset(
 
 
 def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
-    """Returns a line for each setting that would change what is learnt.
+    """Returns a line for each differing setting that changes what is learnt.
 
     Args:
-        ours: fields of the configuration asked for, resolved.
-        theirs: those a folder was made with.
+        ours: fields of the requested configuration, resolved.
+        theirs: fields of the configuration in the run folder.
     """
     return [
-        f"{name}: {theirs.get(name)!r} there, {ours.get(name)!r} asked for"
+        f"{name}: {theirs.get(name)!r} in the folder, {ours.get(name)!r} requested"
         for name in sorted(ours.keys() | theirs.keys())
         if name not in OPERATIONAL_FIELDS and ours.get(name) != theirs.get(name)
     ]
 
 
 def load_fields(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Reads the fields of a configuration from a RUN/config.json.
+    """Returns the fields of a configuration file.
+
+    Args:
+        path: a config.json, or the folder that contains it.
 
     Raises:
-        ConfigError: if there is no such file or it is not a configuration.
+        ConfigError: if the file does not exist, is not a configuration, or has unknown settings.
     """
     path = Path(path)
     if path.is_dir():
@@ -429,23 +447,29 @@ def load_fields(path: str | os.PathLike[str]) -> dict[str, Any]:
         fields = json.loads(path.read_text(encoding="utf-8"))["config"]
         unknown = set(fields) - {field.name for field in dataclasses.fields(TrainConfig)}
     except FileNotFoundError:
-        raise ConfigError(f"there is no {path}; name the config.json of a run") from None
+        raise ConfigError(f"{path} does not exist; give the config.json of a run") from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{path} is not the configuration of a run: {error!r}") from error
     if unknown:
-        raise ConfigError(f"{path} has settings this program does not know: {sorted(unknown)}")
+        raise ConfigError(f"{path} has settings that this version does not know: {sorted(unknown)}")
     return fields
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds a flag for each field; a flag that is not given leaves no trace in the namespace."""
+    """Adds a flag for each field.
+
+    The namespace contains only the flags that were given, so a file can supply the others.
+
+    Args:
+        parser: the parser of a command.
+    """
     hints = typing.get_type_hints(TrainConfig)
     for field in dataclasses.fields(TrainConfig):
         kind = _value_type(hints[field.name])
         text = field.metadata["help"]
         if field.default not in (None, "", False):
             text += f" [{field.default}]"
-        # argparse takes a single % for a placeholder.
+        # argparse reads a single % as a placeholder.
         options: dict[str, Any] = {"default": argparse.SUPPRESS, "help": text.replace("%", "%%")}
         if kind is bool:
             options["action"] = argparse.BooleanOptionalAction
@@ -453,7 +477,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             options["type"] = kind
             if field.metadata["choices"]:
                 options["choices"] = field.metadata["choices"]
-                # Dozens of names are in the text, and would hide the other flags in the usage.
+                # The help text lists all names; in the usage they would hide other flags.
                 if len(options["choices"]) > 8:
                     options["metavar"] = "NAME"
             else:
@@ -462,23 +486,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def from_arguments(given: Mapping[str, Any], file: str | None) -> TrainConfig:
-    """Returns the configuration of a file with the given flags laid over it.
+    """Returns the configuration of a file, overridden by the given flags.
+
+    Args:
+        given: values by field.
+        file: path of a config.json, or None for the defaults.
 
     Raises:
-        ConfigError: if the file cannot be used or a value is out of range.
+        ConfigError: if the file cannot be used, a value is out of range, or `data` is missing.
     """
     fields = load_fields(file) if file else {}
     config = TrainConfig(**{**fields, **given})
     if not config.data:
         raise ConfigError(
-            "--data is missing: name the folder of a finished dataset, such as the --output of "
+            "--data is missing; give the folder of a finished dataset, such as the --output of "
             "python pipelines/build_tfrecords.py"
         )
     return config
 
 
 def _value_type(hint: Any) -> type:
-    """The one type besides None in an annotation such as `int | None`."""
+    """Returns the type besides None in an annotation such as `int | None`."""
     if isinstance(hint, types.UnionType):
         (hint,) = (part for part in typing.get_args(hint) if part is not types.NoneType)
     return hint
@@ -491,9 +519,9 @@ def _default_weights(model: str) -> str:
 def _choose_epochs(num_examples: int, fine_tunes: bool) -> int:
     """Returns how many epochs suit a training split.
 
-    The images shown grow with the square root of the data: 147 epochs of 537 images, 76 of 2,000,
-    12 of 84,000. At the small end that is what was tried on real scans (benchmarks/README.md); no
-    other length was compared with it.
+    The number of images shown grows with the square root of the split: 147 epochs of 537 images, 76
+    of 2,000, 12 of 84,000. Only the length for the smallest split was tried on real scans
+    (benchmarks/README.md); no other length was compared with it.
     """
     num_shown = 3400 * math.sqrt(num_examples)
     if fine_tunes:
@@ -501,11 +529,11 @@ def _choose_epochs(num_examples: int, fine_tunes: bool) -> int:
     return min(max(round(num_shown / num_examples), _FEWEST_EPOCHS), _MOST_EPOCHS)
 
 
-# Of an automatic length.
+# Limits of `_choose_epochs`.
 _FEWEST_EPOCHS = 3
 _MOST_EPOCHS = 300
 
-#: The two of the 2018 tutorial, with its head.
+#: The two networks of the 2018 tutorial; their default head is the tutorial's.
 _TUTORIAL_MODELS = ("convnet", "vgg16")
 
 

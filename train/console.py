@@ -1,4 +1,4 @@
-"""A console that shows what the user asked for, and nothing of what libraries say at import."""
+"""A console without the messages that libraries print at import."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from train.config import ConfigError
 
 def set_defaults() -> None:
     """Sets the environment variables that Keras and TensorFlow read when they are imported."""
-    # What a user has set stays. TensorFlow counts 0 all, 1 no info, 2 no warnings, 3 no errors;
-    # errors stay.
+    # Settings of the user take precedence. Level 2 hides TensorFlow's infos and warnings, and shows
+    # its errors.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 
 
 @contextlib.contextmanager
 def hide_native_noise() -> Iterator[None]:
-    """Holds back what is written to the error stream, and shows it only if the block fails.
+    """Hides what the block writes to standard error, and shows it only if the block fails.
 
-    TensorFlow's C++ code writes about oneDNN and missing CUDA drivers before its log level is
-    read, past Python's `sys.stderr`: only the file descriptor can be turned away.
+    TensorFlow's C++ code reports oneDNN and missing CUDA drivers before it reads its log level. It
+    does not use Python's `sys.stderr`, so the file descriptor itself is redirected.
 
     Raises:
-        BaseException: whatever the block raises, after what it wrote has been shown; a message
-            made for users (`ConfigError`) comes without.
+        BaseException: whatever the block raises, after the hidden text was shown. A `ConfigError`
+            is raised without the hidden text, because its message is meant for users.
     """
     sys.stderr.flush()
     with tempfile.TemporaryFile() as held_back:
