@@ -12,6 +12,7 @@ import csv
 import dataclasses
 import io
 import json
+import os
 import statistics
 import sys
 import time
@@ -81,11 +82,11 @@ def measure(config: TrainConfig, *, replicas: int, num_steps: int, num_rounds: i
     from train.optimizers import make_optimizer
     from train.parts import choose_parts, read_statistics
     from train.steps import Objective, make_steps
-    from train.strategy import configure_devices
+    from train.strategy import configure_devices, set_seed
 
     manifest = tfrecord_io.Manifest.load(config.data)
     config = dataclasses.replace(config, gpus=replicas)
-    keras.utils.set_random_seed(config.seed)
+    set_seed(config.seed)
     devices = configure_devices(config)
     part = choose_parts(config, manifest).train
     config = config.resolve(
@@ -225,6 +226,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         # depend on how many there are.
         common = {"weights": "none", "replica_batch_size": 64}
         config = train_config.from_arguments(common | arguments, None)
+        console.check_backend(os.environ["KERAS_BACKEND"])
         with console.hide_native_noise():
             from tfrecord_io import ManifestError
             from train import trainer  # noqa: F401 - imports all that writes notes at import

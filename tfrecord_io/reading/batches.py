@@ -116,7 +116,8 @@ class Batches:
 
     Attributes:
         dataset: the split.
-        order: which examples each batch holds.
+        order: which examples each batch holds: places in `examples`.
+        examples: int64, places in the split; None for all, in their order.
     """
 
     def __init__(
@@ -131,7 +132,7 @@ class Batches:
     ) -> None:
         self.dataset = dataset
         self.order = order
-        self._examples = examples
+        self.examples = examples
         self._start_step = start_step
         self._with_keys = with_keys
         self._prefetch = prefetch
@@ -145,7 +146,7 @@ class Batches:
 
     def _read(self) -> Iterator[tuple[np.ndarray, ...]]:
         for step, places in enumerate(self.order.batches(self._start_step), self._start_step):
-            examples = places if self._examples is None else self._examples[places]
+            examples = places if self.examples is None else self.examples[places]
             batch = self.dataset[examples]
             if self.order.pad_remainder:
                 batch += (self.order.weights(step, step + 1)[0],)
