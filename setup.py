@@ -19,17 +19,20 @@ BUILD = [
     "tqdm>=4.66",
     "xxhash>=3.4",
 ]
+# What a trainer needs besides its backend.
+TRAIN = [
+    "keras>=3.12,<4",
+    "matplotlib>=3.9",
+    "scikit-learn>=1.6",
+    "scipy>=1.14",
+    "tensorboard>=2.20",
+]
 EXTRAS = {
     "kaggle": ["kaggle>=2.2,<3", "six"],  # kaggle imports six without declaring it
-    "train": [
-        "tensorflow>=2.21,<2.22",
-        "tensorboard>=2.20",
-        "scikit-learn>=1.6",
-        "scipy>=1.14",
-        "matplotlib>=3.9",
-    ],
+    "train": ["tensorflow>=2.21,<2.22", *TRAIN],
     "test": [
         "cryptography",
+        "grain",  # reads mapped shards as its own data source
         "hypothesis",
         "moto[server]>=5",  # an S3 server on loopback
         "pytest>=8",
@@ -41,7 +44,7 @@ EXTRAS = {
     "aws": ["boto3"],  # reads the credentials in the files of the AWS tools
 }
 EXTRAS["all"] = sorted({package for extra in EXTRAS.values() for package in extra})
-EXTRAS["jax"] = ["jax>=0.6"]  # KERAS_BACKEND=jax
+EXTRAS["jax"] = ["jax>=0.6", *TRAIN]  # KERAS_BACKEND=jax, without TensorFlow
 # Apart from the rest, for its size: what Beam needs to start a Dataflow job.
 EXTRAS["gcp"] = ["apache-beam[gcp]>=2.77,<2.78"]
 EXTRAS["cuda"] = ["tensorflow[and-cuda]>=2.21,<2.22"]

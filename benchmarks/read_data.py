@@ -72,7 +72,9 @@ def speckled(generator: np.random.Generator, height: int, width: int) -> np.ndar
     return np.clip(speckle, 0, 255).astype(np.uint8)
 
 
-def draw_records(directory: Path, num_examples: int) -> Path:
+def draw_records(
+    directory: Path, num_examples: int, image_shape: tuple[int, int, int] = IMAGE_SHAPE
+) -> Path:
     """Writes a dataset of drawn images in the project's format; `directory` if it is there.
 
     Each image is one of a few drawn ones, shifted by a number of its own: all differ.
@@ -80,16 +82,17 @@ def draw_records(directory: Path, num_examples: int) -> Path:
     generator = np.random.default_rng(0)
 
     def pixels() -> Iterator[bytes]:
-        drawn = [speckled(generator, *IMAGE_SHAPE[:2]) for _ in range(64)]
+        drawn = [speckled(generator, *image_shape[:2]) for _ in range(64)]
         for example in range(num_examples):
             yield np.roll(drawn[example % 64], example // 64, axis=(0, 1)).tobytes()
 
-    layout = RecordLayout(image_shape=IMAGE_SHAPE, num_classes=len(LABEL_NAMES))
+    layout = RecordLayout(image_shape=image_shape, num_classes=len(LABEL_NAMES))
     records = (
         layout.encode_record(image, example % len(LABEL_NAMES), image_key(str(example)))
         for example, image in enumerate(pixels())
     )
-    return _write_records(directory, records, num_examples, -(-num_examples // _SHARD_SIZE))
+    num_shards = -(-num_examples // _SHARD_SIZE)
+    return _write_records(directory, records, num_examples, num_shards, image_shape)
 
 
 def cut_records(records: Path, directory: Path, *, num_shards: int, num_examples: int) -> Path:
@@ -107,7 +110,11 @@ def cut_records(records: Path, directory: Path, *, num_shards: int, num_examples
 
 
 def _write_records(
-    directory: Path, records: Iterator[bytes], num_examples: int, num_shards: int
+    directory: Path,
+    records: Iterator[bytes],
+    num_examples: int,
+    num_shards: int,
+    image_shape: tuple[int, int, int] = IMAGE_SHAPE,
 ) -> Path:
     def write(directory: Path) -> None:
         shards = []
@@ -125,7 +132,7 @@ def _write_records(
         label_counts = (num_examples,) + (0,) * (len(LABEL_NAMES) - 1)
         manifest = Manifest(
             name="read_speed",
-            image_shape=IMAGE_SHAPE,
+            image_shape=image_shape,
             label_names=LABEL_NAMES,
             splits={"train": Split(label_counts=label_counts, shards=tuple(shards))},
             preprocessing={},

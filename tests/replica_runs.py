@@ -12,8 +12,7 @@ from train import console
 
 console.set_defaults()
 
-import keras  # noqa: E402 - after the settings that it reads
-import numpy as np  # noqa: E402
+import numpy as np  # noqa: E402 - after the settings that Keras reads
 
 import tfrecord_io  # noqa: E402
 from train import feed, parts  # noqa: E402
@@ -21,7 +20,7 @@ from train.config import TrainConfig  # noqa: E402
 from train.models import build_network  # noqa: E402
 from train.optimizers import averaged_weights, make_optimizer  # noqa: E402
 from train.steps import Objective, make_steps  # noqa: E402
-from train.strategy import configure_devices  # noqa: E402
+from train.strategy import configure_devices, set_seed  # noqa: E402
 from train.trainer import class_weights  # noqa: E402
 
 
@@ -30,8 +29,8 @@ def losses(config: TrainConfig) -> dict[str, object]:
     manifest = tfrecord_io.Manifest.load(config.data)
     chosen = parts.choose_parts(config, manifest)
     num_examples = chosen.train.num_examples
-    keras.utils.set_random_seed(config.seed)
     devices = configure_devices(config)
+    set_seed(config.seed)
     config = config.resolve(
         num_examples=num_examples,
         num_replicas=devices.num_replicas,

@@ -1,9 +1,11 @@
 """The benchmarks run; what they measure on so little says nothing."""
 
+import json
 import os
 import subprocess
 import sys
 import zipfile
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -43,6 +45,17 @@ def test_a_benchmark_runs_on_a_small_scale(folder, command, shown):
     check(folder, command, shown)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_what_is_measured_on_a_gpu_runs_on_a_cpu(folder):
+    backend = "jax" if find_spec("jax") else "tensorflow"
+    check(folder, f"gpu.py --quick --backend {backend}", "largest difference of a weight 0.")
+    (result,) = json.loads((folder / "gpu.json").read_text())["backends"]
+    (row,) = result["models"]
+    assert set(row["images_per_second"]) == {"device", "reader", "cache", "decode"}
+    assert result["resume"]["was_killed"]
+
+
 def check(folder, command, shown):
     script, *flags = command.split()
     done = subprocess.run(
@@ -51,7 +64,7 @@ def check(folder, command, shown):
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=800,
     )
     assert done.returncode == 0, done.stderr
     assert shown in done.stdout

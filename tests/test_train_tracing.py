@@ -3,48 +3,45 @@ import gzip
 import json
 
 import pytest
-from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
 from train import tracing
 
 
-def space_of(events):
-    """An XSpace with one thread of (name, start, duration, bytes allocated) in picoseconds."""
-    space = xplane_pb2.XSpace()
-    plane = space.planes.add(name="/host:CPU")
-    plane.stat_metadata[1].id = 1
-    plane.stat_metadata[1].name = "allocation_bytes"
-    line = plane.lines.add(name="thread", timestamp_ns=5000)
-    for index, (name, start, duration, allocated) in enumerate(events, start=1):
-        plane.event_metadata[index].id = index
-        plane.event_metadata[index].name = name
-        event = line.events.add(metadata_id=index, offset_ps=start, duration_ps=duration)
-        if allocated:
-            event.stats.add(metadata_id=1, int64_value=allocated)
-    return space
+def planes_of(events):
+    """A trace with one thread of (name, start, duration, bytes allocated) in microseconds."""
+    made = [
+        tracing.Event(
+            name,
+            5000 + start * 1e3,
+            duration * 1e3,
+            {"allocation_bytes": allocated} if allocated else {},
+        )
+        for name, start, duration, allocated in events
+    ]
+    return [tracing.Plane("/host:CPU", [tracing.Line("thread", made)])]
 
 
 def test_time_and_memory_are_added_up_by_operation():
-    space = space_of(
+    planes = planes_of(
         [
-            ("conv/a:Conv2D", 0, 4_000_000, 0),
-            ("MemoryAllocation", 1_000_000, 0, 512),
-            ("conv/b:Conv2D", 5_000_000, 2_000_000, 0),
-            ("MemoryAllocation", 9_000_000, 0, 4096),  # between operations: nobody's
-            ("relu:Relu", 10_000_000, 1_000_000, 0),
-            ("ExecutorState::Process", 0, 20_000_000, 0),
-            ("EagerExecute: train", 0, 20_000_000, 0),
-            ("$trainer.py:12 train", 0, 20_000_000, 0),
+            ("conv/a:Conv2D", 0, 4, 0),
+            ("MemoryAllocation", 1, 0, 512),
+            ("conv/b:Conv2D", 5, 2, 0),
+            ("MemoryAllocation", 9, 0, 4096),  # between operations: nobody's
+            ("relu:Relu", 10, 1, 0),
+            ("ExecutorState::Process", 0, 20, 0),
+            ("EagerExecute: train", 0, 20, 0),
+            ("$trainer.py:12 train", 0, 20, 0),
         ]
     )
-    assert tracing.operation_table(space) == [
+    assert tracing.operation_table(planes) == [
         ("Conv2D", "/host:CPU", 2, 6.0, 3.0, 512),
         ("Relu", "/host:CPU", 1, 1.0, 1.0, 0),
     ]
 
 
 def test_events_are_in_microseconds_under_named_processes_and_threads():
-    events = list(tracing.trace_events(space_of([("relu:Relu", 3_000_000, 1_500_000, 7)])))
+    events = list(tracing.trace_events(planes_of([("relu:Relu", 3, 1.5, 7)])))
     assert [event["ph"] for event in events] == ["M", "M", "X"]
     assert events[0]["args"] == {"name": "/host:CPU"}
     assert (events[2]["ts"], events[2]["dur"]) == (8.0, 1.5)

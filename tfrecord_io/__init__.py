@@ -1,7 +1,7 @@
 """Training-ready TFRecords: the format, its reader and its checks.
 
 The whole public API. TensorFlow is imported only by what needs it, so that a build worker, a
-checker or a PyTorch process never pays for it.
+checker or a process that trains with JAX or PyTorch never pays for it.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from tfrecord_io.manifest import Manifest, ManifestError, Shard, Split
+from tfrecord_io.reading.batches import make_batches
 from tfrecord_io.reading.opening import read_statistics
 from tfrecord_io.schema import FeatureSlot, RecordLayout, image_key
 from tfrecord_io.statistics import PixelStatistics
@@ -26,6 +27,7 @@ __all__ = [
     "Shard",
     "Split",
     "image_key",
+    "make_batches",
     "make_dataset",
     "read_statistics",
 ]

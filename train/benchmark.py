@@ -12,10 +12,11 @@ import csv
 import dataclasses
 import io
 import json
+import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +27,9 @@ from train.config import ConfigError, TrainConfig
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from train.steps import StepResults
+    from train.parts import Part
+    from train.steps import JaxSteps, TensorFlowSteps
+    from train.strategy import Devices
 
 COLUMNS = (
     "replicas",
@@ -61,14 +64,37 @@ class Speed:
         return self.images_per_second / self.images_per_second_on_device
 
 
-def measure(config: TrainConfig, *, replicas: int, num_steps: int, num_rounds: int) -> Speed:
-    """Measures training steps on some replicas.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Session:
+    """A network on its devices, ready to train, with what it takes to feed it.
+
+    Attributes:
+        config: resolved.
+        devices: that train.
+        part: to train on.
+        steps: of the backend.
+    """
+
+    config: TrainConfig
+    devices: Devices
+    part: Part
+    steps: TensorFlowSteps | JaxSteps
+
+    def batches(self, **fields: Any) -> Any:
+        """Returns the training batches from the first step on, with fields changed."""
+        from train import feed
+
+        config = dataclasses.replace(self.config, **fields)
+        return feed.training_batches(config, self.devices, self.part, start_step=0)
+
+
+def prepare(config: TrainConfig, *, replicas: int, num_steps: int) -> Session:
+    """Builds a network to measure.
 
     Args:
         config: not resolved; its `replica_batch_size` stays, the global one grows.
         replicas: how many devices to use.
-        num_steps: of a round.
-        num_rounds: of each kind; the median counts.
+        num_steps: that its batches last for.
 
     Raises:
         ConfigError: if there are fewer devices.
@@ -76,16 +102,15 @@ def measure(config: TrainConfig, *, replicas: int, num_steps: int, num_rounds: i
     import keras
 
     import tfrecord_io
-    from train import feed
     from train.models import build_network, set_trainable
     from train.optimizers import make_optimizer
     from train.parts import choose_parts, read_statistics
     from train.steps import Objective, make_steps
-    from train.strategy import configure_devices
+    from train.strategy import configure_devices, set_seed
 
     manifest = tfrecord_io.Manifest.load(config.data)
     config = dataclasses.replace(config, gpus=replicas)
-    keras.utils.set_random_seed(config.seed)
+    set_seed(config.seed)
     devices = configure_devices(config)
     part = choose_parts(config, manifest).train
     config = config.resolve(
@@ -94,8 +119,7 @@ def measure(config: TrainConfig, *, replicas: int, num_steps: int, num_rounds: i
         precision=devices.best_precision,
         jit_compile=devices.best_jit_compile,
     )
-    # Enough passes that neither kind runs dry: (1 to warm up + rounds) of num_steps each.
-    wanted = (num_rounds + 1) * num_steps * (config.global_batch_size or 0)
+    wanted = num_steps * (config.global_batch_size or 0)
     config = dataclasses.replace(config, epochs=wanted // part.num_examples + 1)
     pixels = read_statistics(config.data, part) if config.normalize == "data" else None
     if config.precision != "float32":
@@ -117,33 +141,72 @@ def measure(config: TrainConfig, *, replicas: int, num_steps: int, num_rounds: i
         objective=Objective.from_config(config, (1.0,) * manifest.num_classes),
         jit_compile=bool(config.jit_compile),
     )
+    return Session(config=config, devices=devices, part=part, steps=steps)
 
-    def batches() -> Any:
-        return feed.training_batches(config, devices, part, start_step=0)
 
-    fed, repeated = steps.iterate(batches()), steps.repeat_first(batches())
+def time_rounds(
+    steps: TensorFlowSteps | JaxSteps,
+    sources: Mapping[str, Any],
+    *,
+    num_steps: int,
+    num_rounds: int,
+) -> dict[str, tuple[float, float]]:
+    """Trains on batches of several sources by turns, after a round of each that does not count.
 
-    def run(source: Any) -> tuple[float, StepResults]:
-        started = time.perf_counter()
-        results = steps.train(source, num_steps)
-        return time.perf_counter() - started, results
+    Args:
+        steps: that train.
+        sources: iterators of the steps, by name.
+        num_steps: of a round.
+        num_rounds: of each source.
 
-    for source in (fed, repeated):
-        run(source)  # builds the graph
-    seconds: dict[str, list[float]] = {"fed": [], "repeated": []}
-    wait_seconds = 0.0
+    Returns:
+        for each source the median seconds of a round, and the share of all its seconds in which
+        steps waited for input.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in sources}
+    waited = dict.fromkeys(sources, 0.0)
+    for source in sources.values():
+        steps.train(source, num_steps)  # builds the graph
     for _ in range(num_rounds):
-        taken, results = run(fed)
-        seconds["fed"].append(taken)
-        wait_seconds += results.wait_seconds
-        taken, _ = run(repeated)
-        seconds["repeated"].append(taken)
-    images = num_steps * (config.global_batch_size or 0)
+        for name, source in sources.items():
+            started = time.perf_counter()
+            waited[name] += steps.train(source, num_steps).wait_seconds
+            seconds[name].append(time.perf_counter() - started)
+    return {
+        name: (statistics.median(taken), waited[name] / sum(taken))
+        for name, taken in seconds.items()
+    }
+
+
+def measure(config: TrainConfig, *, replicas: int, num_steps: int, num_rounds: int) -> Speed:
+    """Measures training steps on some replicas.
+
+    Args:
+        config: not resolved; its `replica_batch_size` stays, the global one grows.
+        replicas: how many devices to use.
+        num_steps: of a round.
+        num_rounds: of each kind; the median counts.
+
+    Raises:
+        ConfigError: if there are fewer devices.
+    """
+    session = prepare(config, replicas=replicas, num_steps=(num_rounds + 1) * num_steps)
+    steps = session.steps
+    times = time_rounds(
+        steps,
+        {
+            "fed": steps.iterate(session.batches()),
+            "repeated": steps.repeat_first(session.batches()),
+        },
+        num_steps=num_steps,
+        num_rounds=num_rounds,
+    )
+    images = num_steps * (session.config.global_batch_size or 0)
     return Speed(
         replicas=replicas,
-        images_per_second=images / statistics.median(seconds["fed"]),
-        images_per_second_on_device=images / statistics.median(seconds["repeated"]),
-        input_wait_share=wait_seconds / sum(seconds["fed"]),
+        images_per_second=images / times["fed"][0],
+        images_per_second_on_device=images / times["repeated"][0],
+        input_wait_share=times["fed"][1],
     )
 
 
@@ -225,6 +288,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         # depend on how many there are.
         common = {"weights": "none", "replica_batch_size": 64}
         config = train_config.from_arguments(common | arguments, None)
+        console.check_backend(os.environ["KERAS_BACKEND"])
         with console.hide_native_noise():
             from tfrecord_io import ManifestError
             from train import trainer  # noqa: F401 - imports all that writes notes at import

@@ -10,6 +10,8 @@ import importlib.util
 import os
 import resource
 import signal
+import socket
+import struct
 import sys
 import time
 from collections.abc import Mapping
@@ -20,6 +22,7 @@ from typing import Any, Self
 import numpy as np
 from tqdm import tqdm
 
+from tfrecord_io import schema
 from train.steps import StepResults
 
 #: The input is the bottleneck if a run waits for it for more than this share of its time.
@@ -317,30 +320,41 @@ class TensorBoardWriter:
     """
 
     def __init__(self, directory: Path | None) -> None:
-        self._writer = None
+        self._file: Any = None
         if directory is None:
             return
         if importlib.util.find_spec("tensorboard") is None:
             print("note: TensorBoard scalars need `pip install tensorboard`", file=sys.stderr)
             return
-        import tensorflow as tf
-
-        self._summary = tf.summary
-        self._writer = tf.summary.create_file_writer(os.fspath(directory))
+        directory.mkdir(parents=True, exist_ok=True)
+        name = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{os.getpid()}"
+        self._file = (directory / name).open("ab")
+        self._append(file_version="brain.Event:2")
 
     def write(self, row: Mapping[str, Any], step: int) -> None:
         """Writes all numbers of a history row at a step."""
-        if self._writer is None:
+        if self._file is None:
             return
-        with self._writer.as_default():
-            for name, value in row.items():
-                if isinstance(value, int | float) and name not in ("epoch", "step"):
-                    self._summary.scalar(name, value, step=step)
-        self._writer.flush()
+        from tensorboard.plugins.scalar.summary_v2 import scalar_pb
+
+        for name, value in row.items():
+            if isinstance(value, int | float) and name not in ("epoch", "step"):
+                self._append(step=step, summary=scalar_pb(name, value))
+        self._file.flush()
 
     def close(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
+        if self._file is not None:
+            self._file.close()
+
+    def _append(self, **fields: Any) -> None:
+        # The file is a TFRecord of events. Written here, because TensorBoard's own writer imports
+        # TensorFlow wherever it is installed.
+        from tensorboard.compat.proto.event_pb2 import Event
+
+        event = Event(wall_time=time.time(), **fields).SerializeToString()
+        length = struct.pack("<Q", len(event))
+        for part in (length, event):
+            self._file.write(part + struct.pack("<I", schema.masked_crc32c(part)))
 
 
 class Stopwatch:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import sys
 import tempfile
@@ -12,11 +13,38 @@ from train.config import ConfigError
 
 
 def set_defaults() -> None:
-    """Sets the environment variables that Keras and TensorFlow read when they are imported."""
+    """Sets the environment variables that Keras and TensorFlow read when they are imported.
+
+    The backend is TensorFlow, or JAX where only that is installed.
+    """
     # Settings of the user take precedence. Level 2 hides TensorFlow's infos and warnings, and shows
     # its errors.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    os.environ.setdefault("KERAS_BACKEND", "tensorflow")
+    only_jax = _is_installed("jax") and not _is_installed("tensorflow")
+    os.environ.setdefault("KERAS_BACKEND", "jax" if only_jax else "tensorflow")
+
+
+def check_backend(backend: str) -> None:
+    """Refuses a backend of Keras that cannot train here.
+
+    Raises:
+        ConfigError: if it is neither TensorFlow nor JAX, or is not installed.
+    """
+    if backend not in ("tensorflow", "jax"):
+        raise ConfigError(
+            f"KERAS_BACKEND={backend} is not supported; use tensorflow or jax. PyTorch reads the "
+            "data with tfrecord_io.make_batches (docs/reader.md)"
+        )
+    if not _is_installed(backend):
+        extra = "train" if backend == "tensorflow" else "jax"
+        raise ConfigError(
+            f"KERAS_BACKEND={backend}: {backend} is not installed; "
+            f"pip install 'scan-tfrecords[{extra}]'"
+        )
+
+
+def _is_installed(name: str) -> bool:
+    return importlib.util.find_spec(name) is not None
 
 
 @contextlib.contextmanager

@@ -183,9 +183,9 @@ def _predict_split(
     classifier: predict.Classifier, data: str, split: str
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns (probabilities of the model's classes, label indices of the dataset's)."""
-    dataset = tfrecord_io.make_dataset(data, split=split, batch_size=_BATCH_SIZE, shuffle=False)
+    batches = tfrecord_io.make_batches(data, split=split, batch_size=_BATCH_SIZE, shuffle=False)
     probabilities, labels = [], []
-    for images, one_hot in dataset.as_numpy_iterator():
+    for images, one_hot in batches:
         probabilities.append(predict.predict_images(classifier, images))
         labels.append(one_hot.argmax(-1))
     return np.concatenate(probabilities), np.concatenate(labels)

@@ -1,7 +1,8 @@
 """The trained model in every form that somebody asks for, each tried before it counts.
 
     model.keras         the whole model, for Keras
-    saved_model/        TensorFlow's serving format; `serving_default` takes uint8 images
+    saved_model/        TensorFlow's serving format; `serving_default` takes uint8 images. Only
+                        where TensorFlow is installed
     model.weights.h5    weights alone
     architecture.json   layers alone
     preprocessing.json  how a file becomes the model's input, and what its outputs are called
@@ -12,6 +13,7 @@ Nothing of this project is needed to load them: the models are built of Keras' o
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import logging
 from collections.abc import Iterator
@@ -45,7 +47,7 @@ class ExportError(RuntimeError):
 
 def export_model(
     model: keras.Model, directory: Path, manifest: tfrecord_io.Manifest, *, precision: str
-) -> None:
+) -> bool:
     """Writes the model in every form, loads each again and compares their predictions.
 
     Args:
@@ -54,6 +56,9 @@ def export_model(
         manifest: of the training data, for preprocessing and names.
         precision: arithmetic of the model, `float32`, `bfloat16` or `float16`: decides how far
             a copy's predictions may be off.
+
+    Returns:
+        whether there is a `saved_model/`: TensorFlow is needed to write it.
 
     Raises:
         ExportError: if a form predicts something else than the model, or the model predicts no
@@ -86,10 +91,12 @@ def export_model(
     rebuilt.load_weights(directory / WEIGHTS_NAME)
     _compare(WEIGHTS_NAME, _predict(rebuilt, images), expected, tolerance)
 
-    # The reloaded copy lies on one device; the trained model may be spread over replicas.
-    _export_saved_model(copy, directory / SAVED_MODEL_NAME)
-    served = _predict_saved_model(directory / SAVED_MODEL_NAME, images)
-    _compare(SAVED_MODEL_NAME, served, expected, tolerance)
+    has_saved_model = importlib.util.find_spec("tensorflow") is not None
+    if has_saved_model:
+        # The reloaded copy lies on one device; the trained model may be spread over replicas.
+        _export_saved_model(copy, directory / SAVED_MODEL_NAME)
+        served = _predict_saved_model(directory / SAVED_MODEL_NAME, images)
+        _compare(SAVED_MODEL_NAME, served, expected, tolerance)
 
     content = {
         "input": {"shape": list(manifest.image_shape), "dtype": "uint8", "name": "image"},
@@ -105,6 +112,7 @@ def export_model(
     }
     with atomic_write(directory / PREPROCESSING_NAME) as file:
         file.write((json.dumps(content, indent=1) + "\n").encode("utf-8"))
+    return has_saved_model
 
 
 def load_preprocessing(directory: Path) -> dict[str, Any]:

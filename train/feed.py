@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import tfrecord_io
@@ -95,7 +96,7 @@ def end_step(epoch: int, *, num_examples: int, global_batch_size: int) -> int:
 
 def training_batches(
     config: TrainConfig, devices: Devices, part: Part, *, start_step: int
-) -> tf.data.Dataset | DeviceBatches:
+) -> tf.data.Dataset | DeviceBatches | Iterator[tuple[Any, ...]]:
     """Returns the training batches of this worker from a step on, to the end of the run.
 
     Args:
@@ -110,8 +111,14 @@ def training_batches(
         [replica_batch_size, augmentation.NUM_DRAWS]). The weights of the replica batches of one
         step add up to 1 over all replicas. The draws are random numbers that depend on the seed,
         the step and the place in the global batch alone. With `--cache device` the same as
-        `DeviceBatches`, if the training images fit.
+        `DeviceBatches`, if the training images fit. On JAX an iterator of the same four, as
+        arrays that lie on the devices, each of all local replicas together.
     """
+    if devices.backend == "jax":
+        from train import jax_feed
+
+        return jax_feed.training_batches(config, devices, part, start_step=start_step)
+
     import tensorflow as tf
 
     from tfrecord_io.reading.device_cache import DeviceDataset
@@ -148,13 +155,19 @@ def training_batches(
     return DeviceBatches(dataset, splits) if splits else dataset
 
 
-def evaluation_batches(config: TrainConfig, devices: Devices, part: Part) -> tf.data.Dataset:
+def evaluation_batches(
+    config: TrainConfig, devices: Devices, part: Part
+) -> tf.data.Dataset | Iterator[tuple[Any, ...]]:
     """Returns one pass over a part in its stored order, on each worker the whole part.
 
     Returns:
-        a dataset like that of `training_batches`, but each example's weight is 1 and that of
-        a copy 0.
+        what `training_batches` returns, without draws, but each example's weight is 1 and that
+        of a copy 0.
     """
+    if devices.backend == "jax":
+        from train import jax_feed
+
+        return jax_feed.evaluation_batches(config, devices, part)
     dataset = tfrecord_io.make_dataset(
         config.data,
         split=part.splits,

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-import tfrecord_io
 from tfrecord_io.manifest import EXAMPLES_FILE_NAME
 from tfrecord_io.printing import csv_cell, printable
+from tfrecord_io.reading.mapped import MappedDataset
 from tfrecord_io.shards import atomic_write
 from train.scores import (
     CONFIDENCE_LEVEL,
@@ -68,7 +68,7 @@ def read_examples(
 ) -> Examples:
     """Returns the identities of a split's examples, or of some of them.
 
-    The reader gives the order and the keys; patients and paths are joined to them from the table
+    The shards give the order and the keys; patients and paths are joined to them from the table
     of examples, if the dataset has one.
 
     Args:
@@ -76,16 +76,8 @@ def read_examples(
         split: name of the split, or of several that are read as one.
         places: int64, places in the split of the examples wanted; all if not given.
     """
-    dataset = tfrecord_io.make_dataset(
-        directory,
-        split=split,
-        batch_size=1024,
-        seed=0,
-        shuffle=False,
-        with_keys=True,
-        examples=places,
-    )
-    keys = tuple(key.decode("ascii") for *_, batch in dataset.as_numpy_iterator() for key in batch)
+    dataset = MappedDataset(directory, split)
+    keys = tuple(dataset.keys(range(len(dataset)) if places is None else places))
     path = Path(directory) / EXAMPLES_FILE_NAME
     if not path.exists():
         return Examples(keys=keys, patients=None, paths=None)

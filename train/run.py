@@ -7,6 +7,7 @@ Called again with the same flags it goes on where it stopped. Exit codes: 0 the 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
@@ -28,6 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     console.set_defaults()
     try:
         chosen = config.from_arguments(arguments, file)
+        console.check_backend(os.environ["KERAS_BACKEND"])
         with console.hide_native_noise():
             from tfrecord_io import ManifestError
             from train import callbacks, checkpoint, export, metrics, trainer

@@ -306,12 +306,9 @@ class JaxSteps:
         self._optimizer = optimizer
         self._objective = objective
         self._num_traces = 0
-        self._num_replicas = devices.num_replicas
-        mesh = jax.sharding.Mesh(
-            np.array(jax.devices()[: devices.num_replicas]), axis_names=("batch",)
+        self._copy = jax.jit(
+            lambda state: jax.tree.map(jax.numpy.copy, state), out_shardings=devices.copied
         )
-        self._sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("batch"))
-        self._replicated = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
         self._train_function = jax.jit(self._train, donate_argnums=0)
         self._predict_function = jax.jit(self._compute_predictions)
         self._state: tuple[list[Any], list[Any], list[Any]] | None = None
@@ -321,32 +318,26 @@ class JaxSteps:
         """How often the step was traced; more than once wastes time and memory."""
         return self._num_traces
 
-    def iterate(self, dataset: tf.data.Dataset) -> Iterator[Any]:
-        """Returns an iterator that brings a dataset of replica batches to the devices."""
-        if self._num_replicas > 1:
-            # A mesh takes the global batch and cuts it itself.
-            dataset = dataset.batch(self._num_replicas, drop_remainder=True).map(
-                lambda *batch: tuple(self._flatten_replicas(tensor) for tensor in batch)
-            )
-        return (
-            tuple(self._jax.device_put(part, self._sharding) for part in batch)
-            for batch in dataset.as_numpy_iterator()
-        )
+    def iterate(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Returns the batches: `jax_feed` has brought them to the devices."""
+        return batches
 
-    def repeat_first(self, dataset: tf.data.Dataset) -> Iterator[Any]:
+    def repeat_first(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Returns an endless iterator of one batch that stays on the devices, to measure by."""
-        return itertools.repeat(next(self.iterate(dataset)))
+        return itertools.repeat(next(batches))
 
     def train(self, batches: Iterator[Any], num_steps: int) -> StepResults:
         """Runs training steps; the devices work on one while the host prepares the next."""
         if self._state is None:
             self._state = self._read_state()
         wait_seconds = 0.0
-        totals = []
+        totals: list[Any] = []
         for _ in range(num_steps):
             asked_at = time.perf_counter()
             batch = next(batches)
-            wait_seconds += time.perf_counter() - asked_at
+            # As long as the devices work on the last step, nobody waits for the input.
+            if not totals or totals[-1].is_ready():
+                wait_seconds += time.perf_counter() - asked_at
             self._state, step_totals = self._train_function(self._state, *batch)
             totals.append(step_totals)
         loss_sums, num_correct, num_examples = np.asarray(self._jax.device_get(totals)).T
@@ -391,14 +382,9 @@ class JaxSteps:
     def _read_state(self) -> tuple[list[Any], list[Any], list[Any]]:
         # Copies, because a step gives its input away; placed as a step's results are placed,
         # because another placement means another trace.
-        trainable, other, optimizer = (
-            [
-                self._jax.device_put(self._jax.numpy.copy(variable.value), self._replicated)
-                for variable in variables
-            ]
-            for variables in self._state_variables()
+        return self._copy(
+            tuple([variable.value for variable in group] for group in self._state_variables())
         )
-        return trainable, other, optimizer
 
     def _train(
         self, state: Any, images: Any, labels: Any, weights: Any, draws: Any
@@ -429,9 +415,3 @@ class JaxSteps:
             trainable, other, images, training=False
         )
         return probabilities
-
-    @staticmethod
-    def _flatten_replicas(tensor: tf.Tensor) -> tf.Tensor:
-        import tensorflow as tf
-
-        return tf.reshape(tensor, [-1, *tensor.shape[2:]])

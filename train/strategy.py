@@ -10,11 +10,13 @@ import contextlib
 import dataclasses
 import json
 import os
+import random
 import sys
 from pathlib import Path
 from typing import Any
 
 import keras
+import numpy as np
 
 from train import console
 from train.config import ConfigError, TrainConfig
@@ -34,6 +36,7 @@ class Devices:
         num_workers: processes that train together.
         worker_index: this one.
         strategy: TensorFlow's distribution, or None on JAX.
+        mesh: JAX's devices in their order, or None on TensorFlow.
         on_gpu: whether the replicas are GPUs.
         best_precision: arithmetic that suits them.
         deterministic: whether TensorFlow allows operations with the same result each time only.
@@ -44,6 +47,7 @@ class Devices:
     num_workers: int = 1
     worker_index: int = 0
     strategy: Any = None
+    mesh: Any = None
     on_gpu: bool = False
     best_precision: str = "float32"
     deterministic: bool = False
@@ -74,6 +78,20 @@ class Devices:
         """XLA pays on a GPU; on a CPU compiling takes longer than it saves in a short run."""
         return self.backend == "jax" or (self.on_gpu and self.num_replicas == 1)
 
+    @property
+    def batch_sharding(self) -> Any:
+        """JAX: how a batch lies on the devices, cut along its first axis."""
+        import jax
+
+        return jax.sharding.NamedSharding(self.mesh, jax.sharding.PartitionSpec("batch"))
+
+    @property
+    def copied(self) -> Any:
+        """JAX: how lies what is on every device as a whole."""
+        import jax
+
+        return jax.sharding.NamedSharding(self.mesh, jax.sharding.PartitionSpec())
+
     def say(self, text: str) -> None:
         """Prints a line, once for all workers; a warning goes to the error stream."""
         if self.is_chief:
@@ -97,12 +115,9 @@ def configure_devices(config: TrainConfig) -> Devices:
 
 
 def _configure(config: TrainConfig) -> Devices:
+    console.check_backend(keras.backend.backend())
     if keras.backend.backend() == "jax":
         return _configure_jax(config)
-    if keras.backend.backend() != "tensorflow":
-        raise ConfigError(
-            f"KERAS_BACKEND={keras.backend.backend()} is not supported; use tensorflow or jax"
-        )
     return _configure_tensorflow(config)
 
 
@@ -203,16 +218,13 @@ def _multi_worker(tf: Any, config: TrainConfig, has_gpus: bool) -> Devices:
 
 def _configure_jax(config: TrainConfig) -> Devices:
     import jax
-    import tensorflow as tf
 
-    # TensorFlow only reads the data here; it must not take memory of JAX's devices.
-    tf.config.set_visible_devices([], "GPU")
-    for flag, value, default in (
-        ("gpu_allocator", config.gpu_allocator, "bfc"),
-        ("deterministic", config.deterministic, False),
-        ("cache", config.cache, "none"),
+    for flag, is_set in (
+        ("gpu_allocator", config.gpu_allocator != "bfc"),
+        ("deterministic", config.deterministic),
+        ("engine stream", config.engine == "stream"),
     ):
-        if value != default:
+        if is_set:
             raise ConfigError(
                 f"--{flag} is TensorFlow's alone; leave it out, or use KERAS_BACKEND=tensorflow"
             )
@@ -233,20 +245,32 @@ def _configure_jax(config: TrainConfig) -> Devices:
     if config.visible_gpu_indices is not None:
         devices = _choose_visible(devices, config)
     chosen = _choose(tuple(str(device) for device in devices), kind, config)
-    if len(chosen) > 1:
-        # The data parallelism of Keras: every variable on every device.
-        keras.distribution.set_distribution(
-            keras.distribution.DataParallel(
-                devices=devices[: len(chosen)], auto_shard_dataset=False
-            )
-        )
+    devices = devices[: len(chosen)]
+    jax.config.update("jax_default_device", devices[0])
+    # The data parallelism of Keras: every variable on every device.
+    keras.distribution.set_distribution(
+        keras.distribution.DataParallel(devices=devices, auto_shard_dataset=False)
+        if len(devices) > 1
+        else None
+    )
     on_gpu = devices[0].platform == "gpu"
     return Devices(
         backend="jax",
         names=chosen,
+        mesh=jax.sharding.Mesh(np.array(devices), ("batch",)),
         on_gpu=on_gpu,
         best_precision="bfloat16" if on_gpu else "float32",
     )
+
+
+def set_seed(seed: int) -> None:
+    """Makes everything random in Keras depend on a seed."""
+    if keras.backend.backend() == "tensorflow":
+        keras.utils.set_random_seed(seed)
+    else:
+        # Keras' own function imports TensorFlow wherever it is installed.
+        random.seed(seed)
+        np.random.seed(seed)
 
 
 def _strategy_kind(config: TrainConfig) -> str:

@@ -1,8 +1,8 @@
 """Traces of a few steps: for TensorBoard, for a browser's trace viewer, and as a table.
 
-TensorFlow and JAX both write an XSpace protocol buffer, which TensorBoard's profile plugin reads.
-From it are made `trace.json.gz`, which chrome://tracing and ui.perfetto.dev open, and
-`operations.csv`: time and memory by operation.
+TensorFlow and JAX both write an XSpace protocol buffer, which TensorBoard's profile plugin reads,
+and each brings what parses it. From it are made `trace.json.gz`, which chrome://tracing and
+ui.perfetto.dev open, and `operations.csv`: time and memory by operation.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ from __future__ import annotations
 import bisect
 import collections
 import csv
+import dataclasses
 import gzip
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -23,7 +24,39 @@ TRACE_NAME = "trace.json.gz"
 OPERATIONS_NAME = "operations.csv"
 
 _ALLOCATION = "MemoryAllocation"
-_PICOSECONDS_IN_MICROSECOND = 1_000_000
+
+
+@dataclasses.dataclass(frozen=True)
+class Event:
+    """Something that took time.
+
+    Attributes:
+        name: of the operation or function.
+        start_ns: nanoseconds, all events of a trace on one clock.
+        duration_ns: nanoseconds.
+        statistics: what the profiler noted.
+    """
+
+    name: str
+    start_ns: float
+    duration_ns: float
+    statistics: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Line:
+    """The events of one thread, or of one stream of a device."""
+
+    name: str
+    events: Sequence[Event]
+
+
+@dataclasses.dataclass(frozen=True)
+class Plane:
+    """The threads of a host, or the streams of a device."""
+
+    name: str
+    lines: Sequence[Line]
 
 
 class Tracer:
@@ -86,40 +119,99 @@ class Tracer:
             import tensorflow as tf
 
             tf.profiler.experimental.stop()
-        write_views(self._directory)
+        write_views(self._directory, self._backend)
         print(f"trace written: {self._directory / TRACE_NAME}, {OPERATIONS_NAME} beside it")
 
 
-def write_views(directory: Path) -> None:
+def write_views(directory: Path, backend: str) -> None:
     """Writes the trace and the table from the newest XSpace under a folder.
+
+    Args:
+        directory: where the profiler wrote.
+        backend: `tensorflow` or `jax`, which parses the file.
 
     Raises:
         FileNotFoundError: if the profiler left none.
     """
-    from tensorflow.tsl.profiler.protobuf import xplane_pb2
-
     paths = sorted(directory.rglob("*.xplane.pb"), key=lambda path: path.stat().st_mtime)
     if not paths:
         raise FileNotFoundError(f"the profiler wrote no *.xplane.pb under {directory}")
-    space = xplane_pb2.XSpace.FromString(paths[-1].read_bytes())
-    events = list(trace_events(space))
+    read = _read_with_jax if backend == "jax" else _read_with_tensorflow
+    planes = read(paths[-1])
+    events = list(trace_events(planes))
     trace = json.dumps({"displayTimeUnit": "ms", "traceEvents": events}).encode("utf-8")
     with atomic_write(directory / TRACE_NAME) as file:
         file.write(gzip.compress(trace))
     text = io.StringIO()
     writer = csv.writer(text)
     writer.writerow(("operation", "where", "calls", "total_us", "mean_us", "allocated_bytes"))
-    writer.writerows(operation_table(space))
+    writer.writerows(operation_table(planes))
     with atomic_write(directory / OPERATIONS_NAME) as file:
         file.write(text.getvalue().encode("utf-8"))
 
 
-def trace_events(space: Any) -> Iterator[dict[str, Any]]:
-    """Yields the events of an XSpace in Chrome's Trace Event Format, times in microseconds.
+def _read_with_jax(path: Path) -> list[Plane]:
+    from jax.profiler import ProfileData
+
+    return [
+        Plane(
+            plane.name,
+            [
+                Line(
+                    line.name,
+                    [
+                        Event(
+                            event.name,
+                            event.start_ns,
+                            event.duration_ns,
+                            {
+                                name: value
+                                for name, value in event.stats
+                                if isinstance(value, int | float | str)
+                            },
+                        )
+                        for event in line.events
+                    ],
+                )
+                for line in plane.lines
+            ],
+        )
+        for plane in ProfileData.from_file(str(path)).planes
+    ]
+
+
+def _read_with_tensorflow(path: Path) -> list[Plane]:
+    from tensorflow.tsl.profiler.protobuf import xplane_pb2
+
+    return [
+        Plane(
+            plane.name,
+            [
+                Line(
+                    line.display_name or line.name,
+                    [
+                        Event(
+                            plane.event_metadata[event.metadata_id].name,
+                            line.timestamp_ns + event.offset_ps / 1e3,
+                            event.duration_ps / 1e3,
+                            _statistics(plane, event),
+                        )
+                        for event in line.events
+                    ],
+                )
+                for line in plane.lines
+            ],
+        )
+        for plane in xplane_pb2.XSpace.FromString(path.read_bytes()).planes
+    ]
+
+
+def trace_events(planes: Sequence[Plane]) -> Iterator[dict[str, Any]]:
+    """Yields the events of a trace in Chrome's Trace Event Format, times in microseconds.
 
     Source of the format: the Trace Event Format document of the Chromium project.
     """
-    for process, plane in enumerate(space.planes):
+    for process, plane in enumerate(planes):
         if not plane.lines:
             continue
         yield {"ph": "M", "pid": process, "name": "process_name", "args": {"name": plane.name}}
@@ -129,59 +221,60 @@ def trace_events(space: Any) -> Iterator[dict[str, Any]]:
                 "pid": process,
                 "tid": thread,
                 "name": "thread_name",
-                "args": {"name": line.display_name or line.name},
+                "args": {"name": line.name},
             }
             for event in line.events:
                 yield {
                     "ph": "X",
                     "pid": process,
                     "tid": thread,
-                    "name": plane.event_metadata[event.metadata_id].name,
-                    "ts": line.timestamp_ns / 1e3 + event.offset_ps / _PICOSECONDS_IN_MICROSECOND,
-                    "dur": event.duration_ps / _PICOSECONDS_IN_MICROSECOND,
-                    "args": _statistics(plane, event),
+                    "name": event.name,
+                    "ts": event.start_ns / 1e3,
+                    "dur": event.duration_ns / 1e3,
+                    "args": dict(event.statistics),
                 }
 
 
-def operation_table(space: Any) -> list[tuple[str, str, int, float, float, int]]:
+def operation_table(
+    planes: Sequence[Plane],
+) -> list[tuple[str, str, int, float, float, int]]:
     """Returns (operation, where, calls, total µs, mean µs, bytes allocated), longest first.
 
     An operation is an event named `node:Type` on the host, where an allocation counts for the
     operation that runs on its thread at that time, and any event on a GPU.
     """
     calls: collections.Counter[tuple[str, str]] = collections.Counter()
-    picoseconds: collections.Counter[tuple[str, str]] = collections.Counter()
+    nanoseconds: collections.Counter[tuple[str, str]] = collections.Counter()
     allocated: collections.Counter[tuple[str, str]] = collections.Counter()
-    for plane in space.planes:
-        names = {key: value.name for key, value in plane.event_metadata.items()}
+    for plane in planes:
         on_device = plane.name.startswith("/device:")
         for line in plane.lines:
             spans = []
             for event in line.events:
-                operation = _operation(names[event.metadata_id], on_device)
+                operation = _operation(event.name, on_device)
                 if operation is not None:
                     key = (operation, plane.name)
                     calls[key] += 1
-                    picoseconds[key] += event.duration_ps
-                    spans.append((event.offset_ps, event.offset_ps + event.duration_ps, key))
+                    nanoseconds[key] += event.duration_ns
+                    spans.append((event.start_ns, event.start_ns + event.duration_ns, key))
             spans.sort()
             starts = [start for start, _, _ in spans]
             for event in line.events:
-                if names[event.metadata_id] == _ALLOCATION:
-                    index = bisect.bisect_right(starts, event.offset_ps) - 1
-                    if index >= 0 and event.offset_ps <= spans[index][1]:
-                        size = _statistics(plane, event).get("allocation_bytes", 0)
+                if event.name == _ALLOCATION:
+                    index = bisect.bisect_right(starts, event.start_ns) - 1
+                    if index >= 0 and event.start_ns <= spans[index][1]:
+                        size = event.statistics.get("allocation_bytes", 0)
                         allocated[spans[index][2]] += int(size)
     return [
         (
             operation,
             where,
             calls[operation, where],
-            round(total / _PICOSECONDS_IN_MICROSECOND, 3),
-            round(total / _PICOSECONDS_IN_MICROSECOND / calls[operation, where], 3),
+            round(total / 1e3, 3),
+            round(total / 1e3 / calls[operation, where], 3),
             allocated[operation, where],
         )
-        for (operation, where), total in picoseconds.most_common()
+        for (operation, where), total in nanoseconds.most_common()
     ]
 
 

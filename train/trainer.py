@@ -15,7 +15,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import keras
 import numpy as np
@@ -37,7 +37,7 @@ from train.models import Network, build_network, set_trainable
 from train.optimizers import averaged_weights, make_optimizer
 from train.parts import Part, Parts, choose_parts, read_statistics
 from train.steps import JaxSteps, Objective, TensorFlowSteps, make_steps
-from train.strategy import Devices, configure_devices
+from train.strategy import Devices, configure_devices, set_seed
 from train.workdir import (
     BEST_NAME,
     CHECKPOINT_NAME,
@@ -47,9 +47,6 @@ from train.workdir import (
     versions,
     write_json,
 )
-
-if TYPE_CHECKING:
-    import tensorflow as tf
 
 # Steps that are timed before a run, and the length of a run that is worth it.
 _TIMED_STEPS = 5
@@ -163,7 +160,7 @@ def train_once(config: TrainConfig, workdir: Path, devices: Devices) -> dict[str
     """Does what `train_and_evaluate` says for one network, on devices that are set up."""
     manifest = tfrecord_io.Manifest.load(config.data)
     parts = choose_parts(config, manifest)
-    keras.utils.set_random_seed(config.seed)
+    set_seed(config.seed)
     config = config.resolve(
         num_examples=parts.train.num_examples,
         num_replicas=devices.num_replicas,
@@ -367,7 +364,7 @@ class _Run:
             f"{self._config.epochs} epochs; --epochs N makes it shorter or longer",
         )
 
-    def _training_batches(self) -> tf.data.Dataset | feed.DeviceBatches:
+    def _training_batches(self) -> Any:
         return feed.training_batches(
             self._config,
             self._devices,
@@ -503,12 +500,16 @@ class _Run:
             self._load_best(temperature)
         # Before the evaluation: whatever may fail in it, the model is not lost.
         if devices.is_chief:
-            export.export_model(
+            has_saved_model = export.export_model(
                 self._network.model,
                 self._workdir / export.FOLDER_NAME,
                 manifest,
                 precision="float32",
             )
+            if not has_saved_model:
+                devices.say(
+                    f"note: the export has no {export.SAVED_MODEL_NAME}, which TensorFlow writes"
+                )
             checkpoint.save(
                 self._workdir / BEST_NAME,
                 {"model": self._variables},

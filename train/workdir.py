@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import importlib.metadata
 import json
 import sys
 from collections.abc import Iterator
@@ -92,16 +93,10 @@ def claim(
 
 def versions() -> dict[str, str]:
     """Returns the versions of the software that a run rests on."""
-    import tensorflow as tf
-
-    versions = {
+    backend = keras.backend.backend()
+    return {
         "python": sys.version.split()[0],
         "keras": keras.__version__,
-        "tensorflow": tf.__version__,
+        backend: importlib.metadata.version(backend),
         "numpy": np.__version__,
     }
-    if keras.backend.backend() == "jax":
-        import jax
-
-        versions["jax"] = jax.__version__
-    return versions

@@ -9,10 +9,13 @@ import operator
 import os
 import struct
 from collections.abc import Callable, Sequence
-from typing import BinaryIO, Literal
+from typing import Any, BinaryIO, Literal
+
+import numpy as np
 
 from tfrecord_io import schema
 from tfrecord_io.manifest import FILE_NAME, STATISTICS_SPLIT, Manifest, ManifestError, Shard
+from tfrecord_io.reading.order import BatchOrder
 from tfrecord_io.statistics import PixelStatistics
 
 #: How much of each shard is checked: its size; also each record's checksum; or the file's digest.
@@ -59,6 +62,48 @@ def open_split(
         for check in checks:
             check.result()
     return manifest
+
+
+def open_order(
+    directory: str | os.PathLike[str],
+    split: str | Sequence[str],
+    *,
+    verify: Verify,
+    examples: Sequence[int] | np.ndarray | None,
+    start_step: int,
+    **options: Any,
+) -> tuple[Manifest, BatchOrder, np.ndarray | None]:
+    """Opens a split, and checks the order in which its batches are wanted.
+
+    Args:
+        directory: of the dataset; a local folder, or a URL that `tf.io.gfile` reads.
+        split: name of the split, or of several that follow each other.
+        verify: see `open_split`.
+        examples: places in the split of the examples to read; None for all.
+        start_step: the first batch to read.
+        **options: fields of `BatchOrder`, except `num_examples`.
+
+    Returns:
+        (manifest, order, examples as int64 [num_examples] or None): the order is over the places
+        in `examples`, or over the whole split.
+
+    Raises:
+        ManifestError: as `open_split`; or if there are fewer examples than a batch takes, where
+            all batches must be full.
+        ValueError: if an argument is out of range, or the arguments do not fit together.
+    """
+    manifest = open_split(directory, split, verify)
+    num_examples = manifest.split(split).num_examples
+    chosen = None if examples is None else _check_examples(examples, num_examples)
+    order = BatchOrder(num_examples=num_examples if chosen is None else len(chosen), **options)
+    order.check_start(start_step)
+    if order.num_examples < order.batch_size and (order.drop_remainder or order.epochs is None):
+        raise ManifestError(
+            f"split {split!r} of {os.fspath(directory)} has {order.num_examples} examples, fewer "
+            f"than a batch of {order.batch_size}; use a smaller batch_size, or finite epochs "
+            "without drop_remainder"
+        )
+    return manifest, order, chosen
 
 
 def load_manifest(directory: str | os.PathLike[str]) -> Manifest:
@@ -117,6 +162,17 @@ def read_statistics(
 def shard_path(directory: str | os.PathLike[str], shard: Shard) -> str:
     """Returns the name under which a shard is opened."""
     return f"{os.fspath(directory).rstrip('/')}/{shard.name}"
+
+
+def _check_examples(examples: Sequence[int] | np.ndarray, num_examples: int) -> np.ndarray:
+    chosen = np.asarray(examples, np.int64)
+    if chosen.ndim != 1 or not chosen.size:
+        raise ValueError(f"examples must be a list of places, received shape {chosen.shape}")
+    if chosen.min() < 0 or chosen.max() >= num_examples:
+        raise ValueError(
+            f"examples must be in 0..{num_examples - 1}, received {chosen.min()}..{chosen.max()}"
+        )
+    return chosen
 
 
 def _check_shard(path: str, shard: Shard, manifest: Manifest, verify: Verify) -> None:

@@ -22,7 +22,7 @@ from tfrecord_io.manifest import Manifest, ManifestError
 from tfrecord_io.reading import device_cache
 from tfrecord_io.reading.device_cache import DeviceDataset, DeviceSplit
 from tfrecord_io.reading.mapped import MappedSplit, RowIndex
-from tfrecord_io.reading.opening import Verify, is_remote, open_split, shard_path
+from tfrecord_io.reading.opening import Verify, is_remote, open_order, shard_path
 from tfrecord_io.reading.order import BatchOrder
 from tfrecord_io.reading.stream_order import RUN_LENGTH, Segments, StreamOrder
 
@@ -121,11 +121,12 @@ def make_dataset(
         ValueError: if an argument is out of range, or the arguments do not fit together.
         OSError: if `mmap` was asked for and the operating system cannot map the files.
     """
-    manifest = open_split(directory, split, verify)
-    num_examples = manifest.split(split).num_examples
-    chosen = None if examples is None else _check_examples(examples, num_examples)
-    order = BatchOrder(
-        num_examples=num_examples if chosen is None else len(chosen),
+    manifest, order, chosen = open_order(
+        directory,
+        split,
+        verify=verify,
+        examples=examples,
+        start_step=start_step,
         batch_size=batch_size,
         seed=seed,
         shuffle=shuffle,
@@ -135,15 +136,8 @@ def make_dataset(
         num_replicas=num_replicas,
         replica_index=replica_index,
     )
-    order.check_start(start_step)
     if cache not in (None, "device"):
         raise ValueError(f"cache must be None or 'device', received {cache!r}")
-    if order.num_examples < batch_size and (drop_remainder or epochs is None):
-        raise ManifestError(
-            f"split {split!r} of {os.fspath(directory)} has {order.num_examples} examples, fewer "
-            f"than a batch of {batch_size}; use a smaller batch_size, or finite epochs without "
-            "drop_remainder"
-        )
     engine = _choose_engine(engine, directory, split)
     if cache is not None:
         on_device = _load_to_device(directory, split, manifest, engine)
@@ -161,17 +155,6 @@ def make_dataset(
     else:
         dataset = _streamed_batches(directory, split, manifest, order, start_step, features)
     return _finish(dataset, order, start_step)
-
-
-def _check_examples(examples: Sequence[int] | np.ndarray, num_examples: int) -> np.ndarray:
-    chosen = np.asarray(examples, np.int64)
-    if chosen.ndim != 1 or not chosen.size:
-        raise ValueError(f"examples must be a list of places, received shape {chosen.shape}")
-    if chosen.min() < 0 or chosen.max() >= num_examples:
-        raise ValueError(
-            f"examples must be in 0..{num_examples - 1}, received {chosen.min()}..{chosen.max()}"
-        )
-    return chosen
 
 
 def _choose(chosen: np.ndarray | None) -> Callable[[np.ndarray], np.ndarray]:

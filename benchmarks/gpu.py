@@ -1,0 +1,403 @@
+"""What does the input cost on a GPU? One command, without network: a table and a JSON file.
+
+    python benchmarks/gpu.py [--output gpu.json] [--backend jax] [--quick]
+
+It draws its own data under --work, needs JAX or TensorFlow (it measures with each that is
+installed) and takes about five minutes a network and backend; `--quick` tries all of it on a CPU
+in two. Four ways of feeding the same compiled step take turns, and medians count:
+
+- device: one batch that lies on the device, the limit.
+- reader: the mapped shards, as in training.
+- cache: the whole split in the device's memory, as with `--cache device`.
+- decode: JPEGs of 512x496, decoded and resized in each step by the build's own code, on all cores.
+
+Each measurement is a process of its own, so that one that fails (memory) costs its row alone, and
+a peak of memory is of one network. The steps are bare: no augmentation, SGD, one output.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import importlib.metadata
+import importlib.util
+import itertools
+import json
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+# The packages need not be installed: what builds a dataset is not wanted here.
+sys.path.insert(0, str(ROOT))
+
+from train import console  # noqa: E402
+
+console.set_defaults()
+with console.hide_native_noise():
+    import numpy as np
+    import psutil
+    from read_data import LABEL_NAMES, ReadData, draw_records, draw_scans
+
+    from tfrecord_io.preprocess import Preprocessing, decode_image
+    from tfrecord_io.reading.batches import read_ahead
+    from train import augmentation, benchmark, callbacks
+    from train import config as train_config
+    from train.config import TrainConfig
+
+MODELS = ("small_resnet", "vgg16", "resnet50", "efficientnetv2b0")
+WAYS = ("device", "reader", "cache", "decode")
+
+#: ResNet-50 in mixed precision on one A100, images/s. Source: NVIDIA's DeepLearningExamples,
+#: the tables of TensorFlow and MXNet.
+PUBLISHED = {"NVIDIA's tuned TensorFlow, one A100": 2375, "NVIDIA's MXNet, one A100": 3660}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--backend", choices=("jax", "tensorflow"), help="[each that is installed]")
+    parser.add_argument("--models", nargs="+", default=MODELS, metavar="NAME")
+    parser.add_argument("--batch_size", type=int, default=256, help="of a GPU [256]")
+    parser.add_argument("--image_size", type=int, default=224, help="[224]")
+    parser.add_argument("--num_images", type=int, default=16_384, help="[16384, 0.8 GB]")
+    parser.add_argument("--precision", default="bfloat16", help="[bfloat16]")
+    parser.add_argument("--steps", type=int, default=20, help="of a round [20]")
+    parser.add_argument("--rounds", type=int, default=5, help="[5]")
+    parser.add_argument("--work", default="data/gpu", help="folder of the drawn data [data/gpu]")
+    parser.add_argument("--output", default="gpu.json", help="JSON file of all figures [gpu.json]")
+    parser.add_argument("--quick", action="store_true", help="a tiny network and few tiny images")
+    parser.add_argument("--measure", nargs="+", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.quick:
+        arguments.models = ("convnet",)
+        arguments.batch_size, arguments.image_size, arguments.num_images = 8, 32, 64
+        arguments.steps, arguments.rounds, arguments.precision = 2, 1, "float32"
+    if arguments.measure:
+        # One measurement, in a process that `measure_backend` started.
+        name, *values = arguments.measure
+        print(json.dumps(_MEASUREMENTS[name](arguments, *values)))
+        return 0
+    data = read_data(arguments)
+    draw_records(data.records, arguments.num_images, image_shape(arguments))
+    draw_scans(data)
+    installed = [name for name in ("jax", "tensorflow") if importlib.util.find_spec(name)]
+    backends = [arguments.backend] if arguments.backend else installed
+    results = [measure_backend(backend, arguments) for backend in backends]
+    content = {
+        "machine": {"system": platform.platform(), "cores": os.cpu_count()},
+        "settings": {name: getattr(arguments, name) for name in _SETTINGS},
+        "published": PUBLISHED,
+        "backends": results,
+    }
+    Path(arguments.output).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    for result in results:
+        print(describe(result, arguments))
+    print(f"All figures are in {arguments.output}")
+    return 0
+
+
+_SETTINGS = ("models", "batch_size", "image_size", "num_images", "precision", "steps", "rounds")
+
+
+def read_data(arguments: argparse.Namespace) -> ReadData:
+    work = Path(arguments.work)
+    return ReadData(work / f"records-{arguments.num_images}-{arguments.image_size}", work)
+
+
+def image_shape(arguments: argparse.Namespace) -> tuple[int, int, int]:
+    return arguments.image_size, arguments.image_size, 1
+
+
+def measure_backend(backend: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Returns all figures of a backend, each from a process of its own."""
+
+    def measure(name: str, *values: object) -> dict[str, Any]:
+        shown = [name, *map(str, values)]
+        print(f"measuring {backend}: {' '.join(shown)}", file=sys.stderr, flush=True)
+        done = subprocess.run(
+            [sys.executable, __file__, *sys.argv[1:], "--measure", *shown],
+            env=environment(KERAS_BACKEND=backend),
+            stdout=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            return {"failed": f"exit code {done.returncode}"}
+        return json.loads(done.stdout.splitlines()[-1])
+
+    facts = measure("devices")
+    count = len(facts.get("devices", "1"))
+    # One, twice as many each time, and all.
+    replicas = sorted({*(1 << power for power in range(count.bit_length())), count})
+    return {
+        "backend": backend,
+        **facts,
+        "input": measure("input"),
+        "resume": measure("resume"),
+        "models": [
+            {"model": model, "replicas": number, **measure("model", model, number)}
+            for model, number in itertools.product(arguments.models, replicas)
+        ],
+    }
+
+
+def environment(**variables: str) -> dict[str, str]:
+    paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
+    found = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    return found | {"TF_CPP_MIN_LOG_LEVEL": "2"} | variables
+
+
+def config_of(arguments: argparse.Namespace, model: str) -> TrainConfig:
+    return TrainConfig(
+        data=str(read_data(arguments).records),
+        model=model,
+        weights="none",
+        normalize="unit" if model in train_config.OWN_MODELS else None,
+        replica_batch_size=arguments.batch_size,
+        precision=arguments.precision,
+        optimizer="sgd",
+        ema_decay=0.0,
+        augment=False,
+        mixup=0.0,
+        label_smoothing=0.0,
+        test_time_flip=False,
+    )
+
+
+def measure_devices(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Returns the names of the devices and the versions of the software."""
+    from train.strategy import configure_devices
+
+    devices = configure_devices(config_of(arguments, "convnet"))
+    if devices.backend == "jax":
+        names = [device.device_kind for device in devices.mesh.devices.flat]
+    else:
+        import tensorflow as tf
+
+        gpus = tf.config.list_physical_devices("GPU")
+        details = [tf.config.experimental.get_device_details(gpu) for gpu in gpus]
+        names = [detail.get("device_name", "GPU") for detail in details] or list(devices.names)
+    packages = (devices.backend, "keras", "numpy")
+    versions = {name: importlib.metadata.version(name) for name in packages}
+    return {"devices": names, "versions": {"python": platform.python_version(), **versions}}
+
+
+def measure_input(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Returns images/s onto one device while nothing is trained, and the time of a first batch."""
+    num_batches = arguments.steps * arguments.rounds
+    session = benchmark.prepare(
+        config_of(arguments, "convnet"), replicas=1, num_steps=num_batches + 2
+    )
+    batches = session.steps.iterate(session.batches())
+    take = getattr(batches, "get_next", None) or batches.__next__
+    wait_for(take())
+    started, worked = time.perf_counter(), time.process_time()
+    for _ in range(num_batches):
+        wait_for(take())
+    seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - worked
+    program = (
+        "import time; started = time.perf_counter(); import sys, tfrecord_io; "
+        "next(iter(tfrecord_io.make_batches(sys.argv[1], split='train', batch_size=8))); "
+        "print(time.perf_counter() - started)"
+    )
+    first = subprocess.run(
+        [sys.executable, "-c", program, session.config.data],
+        env=environment(), capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    return {
+        "images_per_second": num_batches * arguments.batch_size / seconds,
+        "cpu_cores": cpu_seconds / seconds,
+        "import_to_first_batch_seconds": float(first.stdout),
+    }
+
+
+def wait_for(batch: Any) -> None:
+    """Waits until a batch lies on its device."""
+    if os.environ["KERAS_BACKEND"] == "jax":
+        import jax
+
+        jax.block_until_ready(batch)
+    else:
+        import tensorflow as tf
+
+        tf.test.experimental.sync_devices()
+
+
+def measure_model(arguments: argparse.Namespace, model: str, replicas: str) -> dict[str, Any]:
+    """Returns images/s by way of feeding; with several devices without cache and decode."""
+    num_steps, num_rounds = arguments.steps, arguments.rounds
+    session = benchmark.prepare(
+        config_of(arguments, model),
+        replicas=int(replicas),
+        # One step more, for the time to the first, and a round for the share of the CPU.
+        num_steps=(num_rounds + 2) * num_steps + 1,
+    )
+    steps = session.steps
+    sources = {
+        "reader": steps.iterate(session.batches()),
+        "device": steps.repeat_first(session.batches()),
+    }
+    steps.train(sources["reader"], 1)
+    first_step = time.time() - psutil.Process().create_time()
+    if replicas == "1":
+        sources["cache"] = steps.iterate(session.batches(cache="device"))
+        sources["decode"] = decoded(arguments, session)
+    times = benchmark.time_rounds(steps, sources, num_steps=num_steps, num_rounds=num_rounds)
+    started, worked = time.perf_counter(), time.process_time()
+    steps.train(sources["reader"], num_steps)
+    cores = (time.process_time() - worked) / (time.perf_counter() - started)
+    images = num_steps * (session.config.global_batch_size or 0)
+    return {
+        "step_ms": 1000 * times["device"][0] / num_steps,
+        "images_per_second": {name: images / seconds for name, (seconds, _) in times.items()},
+        "input_wait_share": {name: share for name, (_, share) in times.items()},
+        "reader_cpu_cores": cores,
+        "first_step_seconds": first_step,
+        **callbacks.memory_megabytes(session.devices.backend, session.devices.on_gpu),
+    }
+
+
+def decoded(arguments: argparse.Namespace, session: benchmark.Session) -> Any:
+    """Returns batches whose images are decoded when they are wanted, by a thread a core."""
+    paths = sorted(read_data(arguments).scans.rglob("*.jpeg"))
+    preprocessing = Preprocessing(height=arguments.image_size, width=arguments.image_size)
+    size = arguments.batch_size
+    labels = np.eye(len(LABEL_NAMES), dtype=np.float32)[np.arange(size) % len(LABEL_NAMES)]
+    weights = np.full(size, 1 / size, np.float32)
+    draws = np.zeros((size, augmentation.NUM_DRAWS), np.float32)
+
+    def decode(path: Path) -> np.ndarray:
+        pixels = decode_image(path.read_bytes(), preprocessing).pixels
+        return np.frombuffer(pixels, np.uint8).reshape(preprocessing.image_shape)
+
+    def batches() -> Iterator[tuple[np.ndarray, ...]]:
+        names = itertools.cycle(paths)
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            ahead: collections.deque[Any] = collections.deque()
+            while True:
+                # `map` submits all of a batch at once, and waits when it is read.
+                while len(ahead) < 3:
+                    ahead.append(pool.map(decode, itertools.islice(names, size)))
+                yield np.stack(list(ahead.popleft())), labels, weights, draws
+
+    if session.devices.backend == "jax":
+        import jax
+
+        sharding = session.devices.batch_sharding
+        return read_ahead((jax.device_put(batch, sharding) for batch in batches()), 2)
+    import tensorflow as tf
+
+    signature = tuple(tf.TensorSpec(part.shape, part.dtype) for part in next(batches()))
+    dataset = tf.data.Dataset.from_generator(batches, output_signature=signature)
+    return session.steps.iterate(dataset.prefetch(2))
+
+
+def measure_resume(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Returns how far a run that was killed and went on ends from one that was not."""
+    folder = Path(arguments.work) / f"resume-{os.environ['KERAS_BACKEND']}"
+    shutil.rmtree(folder, ignore_errors=True)
+    num_images = min(arguments.num_images, 1024)
+    records = draw_records(
+        Path(arguments.work) / f"records-{num_images}-{arguments.image_size}",
+        num_images,
+        image_shape(arguments),
+    )
+    flags = ["--data", records, "--model", arguments.models[0], "--epochs=2"]
+    flags += ["--replica_batch_size=16", "--gpus=1", "--checkpoint_seconds=0"]
+    variables = {}
+    # Sums in an order that is the same each time.
+    if os.environ["KERAS_BACKEND"] == "jax":
+        options = os.environ.get("XLA_FLAGS", "")
+        variables["XLA_FLAGS"] = f"{options} --xla_gpu_deterministic_ops=true".strip()
+    else:
+        flags.append("--deterministic")
+
+    def start(name: str) -> subprocess.Popen[bytes]:
+        command = [sys.executable, ROOT / "train" / "run.py", *flags, "--workdir", folder / name]
+        return subprocess.Popen(command, env=environment(**variables), stdout=subprocess.DEVNULL)
+
+    folder.mkdir(parents=True)
+    if start("whole").wait():
+        raise RuntimeError("the undisturbed run failed")
+    process = start("killed")
+    while process.poll() is None and not (folder / "killed" / "checkpoint.npz").exists():
+        time.sleep(0.005)
+    process.send_signal(signal.SIGKILL)
+    was_killed = process.wait() == -signal.SIGKILL
+    if start("killed").wait():
+        raise RuntimeError("the run that was killed did not go on")
+    with np.load(folder / "whole/best.npz") as whole, np.load(folder / "killed/best.npz") as other:
+        names = [name for name in whole.files if name.startswith("model/")]
+        differences = [float(np.abs(whole[name] - other[name]).max()) for name in names]
+    return {"was_killed": was_killed, "largest_difference": max(differences)}
+
+
+_MEASUREMENTS = {
+    "devices": measure_devices,
+    "input": measure_input,
+    "model": measure_model,
+    "resume": measure_resume,
+}
+
+
+def describe(result: dict[str, Any], arguments: argparse.Namespace) -> str:
+    """Returns the figures of a backend as Markdown."""
+    if "failed" in result:
+        return f"{result['backend']}: no device could be set up ({result['failed']})"
+    versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
+    lines = [
+        f"\n### {result['backend']} on {len(result['devices'])} x {result['devices'][0]}\n",
+        f"{versions}; {os.cpu_count()} CPU cores; {arguments.image_size} px, "
+        f"{arguments.precision}, {arguments.batch_size} images a device.\n",
+    ]
+    one = result["input"]
+    if "failed" not in one:
+        lines.append(
+            f"Input alone: {one['images_per_second']:,.0f} images/s onto the device, with "
+            f"{one['cpu_cores']:.2f} CPU cores; {one['import_to_first_batch_seconds']:.2f} s from "
+            "the import to the first batch."
+        )
+    resumed = result["resume"]
+    if "failed" not in resumed:
+        lines.append(
+            "A run that was killed and went on: largest difference of a weight "
+            f"{resumed['largest_difference']:g}."
+        )
+    lines += [
+        "",
+        "| network | devices | step, ms | device, images/s | reader | cache | decode "
+        "| input wait | first step, s | device memory, MB |",
+        "| --- |" + " --- |" * 9,
+    ]
+    for row in result["models"]:
+        head = f"| {row['model']} | {row['replicas']} |"
+        if "failed" in row:
+            lines.append(f"{head} failed: {row['failed']} |" + " |" * 7)
+            continue
+        speeds = row["images_per_second"]
+        ratios = " | ".join(
+            f"{speeds[way] / speeds['device']:.3f}" if way in speeds else "" for way in WAYS[1:]
+        )
+        memory = f"{row['peak_gpu_mb']:,.0f}" if "peak_gpu_mb" in row else ""
+        lines.append(
+            f"{head} {row['step_ms']:.1f} | {speeds['device']:,.0f} | {ratios} "
+            f"| {row['input_wait_share']['reader']:.2%} | {row['first_step_seconds']:.1f} "
+            f"| {memory} |"
+        )
+    lines.append(
+        "\nreader, cache, decode: as shares of the images/s of a batch on the device. "
+        + "; ".join(f"{name}: resnet50 {speed:,} images/s" for name, speed in PUBLISHED.items())
+    )
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,164 @@
+"""A machine with JAX alone: everything the trainer does, without an import of TensorFlow."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from marked_images import ALL_ON, REPOSITORY, environment, flags, history_of, write_marked_dataset
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="JAX is not installed"),
+]
+
+# A machine where TensorFlow is not installed: nothing finds it.
+WITHOUT_TENSORFLOW = """
+import importlib.machinery, json, os, sys
+
+class NoTensorFlow(importlib.machinery.PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        if name.partition(".")[0] == "tensorflow":
+            return None
+        return super().find_spec(name, path, target)
+
+sys.meta_path = [
+    NoTensorFlow if finder is importlib.machinery.PathFinder else finder
+    for finder in sys.meta_path
+]
+"""
+
+PROGRAM = (
+    WITHOUT_TENSORFLOW
+    + """
+import signal
+from train import benchmark, callbacks, evaluate, predict, run
+
+data, out, *flags = sys.argv[1:]
+# The same command again and again: undisturbed, cached, stopped at a step, and gone on with.
+codes = [run.main(["--data", data, "--workdir", out + "/whole", *flags])]
+codes.append(
+    run.main(["--data", data, "--workdir", out + "/cached", "--cache=device",
+              "--profile=2,3", *flags])
+)
+
+class Stop(callbacks.RetraceGuard):
+    def check(self, num_traces, step):
+        super().check(num_traces, step)
+        if step == 5:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+plain, callbacks.RetraceGuard = callbacks.RetraceGuard, Stop
+codes.append(run.main(["--data", data, "--workdir", out + "/resumed", *flags]))
+callbacks.RetraceGuard = plain
+codes.append(run.main(["--data", data, "--workdir", out + "/resumed", *flags]))
+codes.append(
+    predict.main(["--model", out + "/whole", "--input", out + "/scan.png", "--format=json"])
+)
+codes.append(
+    evaluate.main(["--model", out + "/whole", "--data", data, "--bootstrap_samples=20"])
+)
+codes.append(
+    benchmark.main(["--data", data, "--steps=2", "--rounds=1", "--output", out + "/scaling",
+                    "--model=convnet", "--replica_batch_size=8"])
+)
+print(json.dumps({"codes": codes, "tensorflow": "tensorflow" in sys.modules}))
+"""
+)
+
+
+def run_program(program, *arguments):
+    result = subprocess.run(
+        [sys.executable, "-c", program, *map(str, arguments)],
+        cwd=REPOSITORY,
+        env=environment(KERAS_BACKEND="jax"),
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    return result
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    path = tmp_path_factory.mktemp("jax")
+    write_marked_dataset(path, num_examples={"train": 30, "val": 10, "test": 12})
+    return path
+
+
+@pytest.fixture(scope="module")
+def out(data, tmp_path_factory):
+    import PIL.Image
+
+    path = tmp_path_factory.mktemp("jax_runs")
+    pixels = np.random.default_rng(0).integers(256, size=(12, 12), dtype=np.uint8)
+    PIL.Image.fromarray(pixels).save(path / "scan.png")
+    settings = {**ALL_ON, "epochs": 3, "global_batch_size": 8, "replica_batch_size": 8}
+    settings["bootstrap_samples"] = 20
+    result = run_program(PROGRAM, data, path, *flags(**settings))
+    (path / "stdout.txt").write_text(result.stdout)
+    return path
+
+
+def losses_of(workdir):
+    return [(row["loss"], row["val_loss"]) for row in history_of(workdir)]
+
+
+def weights_of(workdir):
+    with np.load(workdir / "best.npz") as arrays:
+        return [arrays[name] for name in arrays.files if name.startswith("model/")]
+
+
+def test_every_command_ends_well_and_none_imports_tensorflow(out):
+    printed = (out / "stdout.txt").read_text()
+    facts = json.loads(printed.splitlines()[-1])
+    assert facts == {"codes": [0, 0, 143, 0, 0, 0, 0], "tensorflow": False}
+    assert "no saved_model" in printed
+    written = json.loads((out / "whole" / "config.json").read_text())
+    assert written["backend"] == "jax"
+    assert set(written["versions"]) == {"python", "keras", "jax", "numpy"}
+
+
+def test_a_run_leaves_what_one_on_tensorflow_leaves_but_its_format(out):
+    for name in ("report.html", "predictions.csv", "export/model.keras", "export/model.weights.h5"):
+        assert (out / "whole" / name).stat().st_size
+    assert list((out / "whole" / "tensorboard").glob("events.out.tfevents.*"))
+    assert not (out / "whole" / "export" / "saved_model").exists()
+    assert all(0 <= row["input_wait_share"] <= 1 for row in history_of(out / "whole"))
+
+
+def test_a_stopped_run_goes_on_to_the_weights_of_an_undisturbed_one(out):
+    assert losses_of(out / "resumed") == losses_of(out / "whole")
+    for ours, theirs in zip(weights_of(out / "resumed"), weights_of(out / "whole"), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_images_cached_on_the_device_give_the_losses_of_the_files(out):
+    np.testing.assert_allclose(losses_of(out / "cached"), losses_of(out / "whole"), rtol=1e-5)
+
+
+def test_steps_are_traced_by_jax_alone(out):
+    assert (out / "cached" / "profile" / "trace.json.gz").stat().st_size
+    assert (out / "cached" / "profile" / "operations.csv").stat().st_size
+
+
+def test_a_backend_that_is_not_supported_or_not_installed_ends_with_code_2(data, tmp_path):
+    program = (
+        WITHOUT_TENSORFLOW
+        + """
+from train import run
+
+for backend in ("torch", "tensorflow"):
+    os.environ["KERAS_BACKEND"] = backend
+    print(run.main(["--data", sys.argv[1], "--workdir", sys.argv[2]]))
+"""
+    )
+    result = run_program(program, data, tmp_path / "run")
+    assert result.stdout.split() == ["2", "2"]
+    assert "KERAS_BACKEND=torch is not supported; use tensorflow or jax" in result.stderr
+    assert "pip install 'scan-tfrecords[train]'" in result.stderr

@@ -1,0 +1,179 @@
+"""Batches as NumPy arrays, for JAX, PyTorch and whoever else has no TensorFlow.
+
+The order and the bytes are those of `reader.make_dataset` with `engine="mmap"`: a batch is one
+gather out of the mapped shards. A thread gathers ahead; it holds no Python lock while it copies.
+"""
+
+from __future__ import annotations
+
+import collections
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import numpy as np
+
+from tfrecord_io.reading.mapped import MappedDataset
+from tfrecord_io.reading.opening import Verify, is_remote, open_order
+from tfrecord_io.reading.order import BatchOrder
+
+Item = TypeVar("Item")
+
+
+def make_batches(
+    directory: str | os.PathLike[str],
+    *,
+    split: str | Sequence[str],
+    batch_size: int,
+    seed: int = 0,
+    shuffle: bool = True,
+    epochs: int | None = 1,
+    drop_remainder: bool = False,
+    pad_remainder: bool = False,
+    num_replicas: int = 1,
+    replica_index: int = 0,
+    start_step: int = 0,
+    with_keys: bool = False,
+    verify: Verify = "size",
+    examples: Sequence[int] | np.ndarray | None = None,
+    prefetch: int = 2,
+) -> Batches:
+    """Returns the batches of a split as NumPy arrays, in an order that the seed names.
+
+    They are those that `make_dataset` gives for the same arguments; TensorFlow is not imported.
+    Each loop over the result begins anew and gives the same batches; `iter(result)` is an
+    ordinary iterator.
+
+    Args:
+        directory: of a finished dataset, on a local disk.
+        split: name of the split, such as `train`; or several, such as `("train", "val")`, which
+            are then read as one whose second part follows the first.
+        batch_size: examples of a global batch, over all replicas.
+        seed: names the order.
+        shuffle: if False, examples come in the order of the shards.
+        epochs: how often each example occurs; None for endless batches.
+        drop_remainder: leave out a last batch that is not full.
+        pad_remainder: fill up a last batch that is not full with copies of its last example, and
+            give each example a weight: 1, or 0 for a copy.
+        num_replicas: readers (such as processes) that share each global batch in equal slices.
+        replica_index: which slice this reader gets.
+        start_step: batches to skip, at no cost: the state of a reader is its number of steps.
+        with_keys: give each example's key, too.
+        verify: how much of the shards is checked now: `size`, `crc` or `sha256`.
+        examples: places in the split, counted from 0 in the order of the shards, of the examples
+            to read; all if not given.
+        prefetch: batches that a thread makes ahead; 0 to make them in the thread that asks.
+
+    Returns:
+        an iterable of (image, label), then weight with `pad_remainder`, then key with
+        `with_keys`: image uint8 [batch, height, width, channels], label float32 [batch,
+        num_classes] one-hot, weight float32 [batch], key bytes [batch]. The arrays are copies,
+        the caller's own. `batch` is batch_size / num_replicas; in a last batch that is neither
+        dropped nor padded it is less, and may be 0 for a replica.
+
+    Raises:
+        ManifestError: if the dataset is unfinished, of a newer format or has no such split; if
+            the split is smaller than a batch where all batches must be full; if a shard is
+            missing or not as the manifest says.
+        ValueError: if an argument is out of range, or the arguments do not fit together.
+        OSError: if the operating system cannot map the files.
+    """
+    if prefetch < 0:
+        raise ValueError(f"prefetch must be at least 0, received {prefetch}")
+    if is_remote(directory):
+        raise ValueError(
+            f"make_batches reads a local folder, received {os.fspath(directory)}; copy the "
+            "dataset here, or read it with make_dataset(engine='stream')"
+        )
+    _, order, chosen = open_order(
+        directory,
+        split,
+        verify=verify,
+        examples=examples,
+        start_step=start_step,
+        batch_size=batch_size,
+        seed=seed,
+        shuffle=shuffle,
+        epochs=epochs,
+        drop_remainder=drop_remainder,
+        pad_remainder=pad_remainder,
+        num_replicas=num_replicas,
+        replica_index=replica_index,
+    )
+    return Batches(
+        MappedDataset(directory, split),
+        order,
+        chosen,
+        start_step=start_step,
+        with_keys=with_keys,
+        prefetch=prefetch,
+    )
+
+
+class Batches:
+    """What `make_batches` returns: an iterable that can be gone through again and again.
+
+    Attributes:
+        dataset: the split.
+        order: which examples each batch holds: places in `examples`.
+        examples: int64, places in the split; None for all, in their order.
+    """
+
+    def __init__(
+        self,
+        dataset: MappedDataset,
+        order: BatchOrder,
+        examples: np.ndarray | None,
+        *,
+        start_step: int,
+        with_keys: bool,
+        prefetch: int,
+    ) -> None:
+        self.dataset = dataset
+        self.order = order
+        self.examples = examples
+        self._start_step = start_step
+        self._with_keys = with_keys
+        self._prefetch = prefetch
+
+    def __iter__(self) -> Iterator[tuple[np.ndarray, ...]]:
+        return read_ahead(self._read(), self._prefetch) if self._prefetch else self._read()
+
+    def __len__(self) -> int:
+        """Returns the number of batches; raises TypeError if they are endless."""
+        return len(self.order) - self._start_step
+
+    def _read(self) -> Iterator[tuple[np.ndarray, ...]]:
+        for step, places in enumerate(self.order.batches(self._start_step), self._start_step):
+            examples = places if self.examples is None else self.examples[places]
+            batch = self.dataset[examples]
+            if self.order.pad_remainder:
+                batch += (self.order.weights(step, step + 1)[0],)
+            if self._with_keys:
+                batch += (np.array(self.dataset.keys(examples), "S"),)
+            yield batch
+
+
+def read_ahead(items: Iterable[Item], size: int) -> Iterator[Item]:
+    """Yields items that a thread takes from an iterable before they are asked for.
+
+    What the iterable raises is raised here, in its turn. The thread ends with this iterator: when
+    it is exhausted, closed, or not used any more.
+
+    Args:
+        items: taken from in one thread, one after the other.
+        size: how many are taken ahead, at least 1.
+    """
+    iterator = iter(items)
+    end = object()
+    # A worker that waits for work needs no care at the end of the program, unlike a thread that
+    # waits for room in a queue.
+    with ThreadPoolExecutor(1, thread_name_prefix="read_ahead") as executor:
+        ahead = collections.deque(executor.submit(next, iterator, end) for _ in range(size))
+        try:
+            while (item := ahead.popleft().result()) is not end:
+                ahead.append(executor.submit(next, iterator, end))
+                yield item  # type: ignore[misc]
+        finally:
+            executor.shutdown(wait=False, cancel_futures=True)

@@ -1,0 +1,114 @@
+"""Batches for JAX: gathered in NumPy by a thread, which brings them to the devices ahead of time.
+
+The same examples, weights and random numbers as those of `feed`, without TensorFlow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+import psutil
+
+import tfrecord_io
+from tfrecord_io.reading.batches import Batches, read_ahead
+from train.config import TrainConfig
+from train.draws import draw_step
+from train.parts import Part
+from train.strategy import Devices
+
+# Batches that wait on the devices while these work on another.
+_NUM_AHEAD = 2
+
+
+def training_batches(
+    config: TrainConfig, devices: Devices, part: Part, *, start_step: int
+) -> Iterator[tuple[jax.Array, ...]]:
+    """Yields what `feed.training_batches` says: global batches, cut over the devices."""
+    global_batch_size = config.global_batch_size or 0
+    batches = tfrecord_io.make_batches(
+        config.data,
+        split=part.splits,
+        batch_size=global_batch_size,
+        seed=config.seed,
+        epochs=config.epochs,
+        pad_remainder=True,
+        num_replicas=devices.num_workers,
+        replica_index=devices.worker_index,
+        start_step=start_step,
+        examples=part.examples,
+    )
+    order = batches.order
+    share = slice(order.first_column, order.first_column + order.replica_batch_size)
+    fetch = _fetcher(config, devices, batches)
+
+    def read() -> Iterator[tuple[jax.Array, ...]]:
+        for step, places in enumerate(order.batches(start_step), start_step):
+            in_step = order.batch_size if step < (order.num_full_steps or 0) else order.remainder
+            weights = order.weights(step, step + 1)[0] / np.float32(in_step)
+            draws = draw_step(config.seed, step, batch_size=global_batch_size, mixup=config.mixup)[
+                share
+            ]
+            yield *fetch(places), *jax.device_put((weights, draws), devices.batch_sharding)
+
+    return read_ahead(read(), _NUM_AHEAD)
+
+
+def evaluation_batches(
+    config: TrainConfig, devices: Devices, part: Part
+) -> Iterator[tuple[Any, ...]]:
+    """Yields what `feed.evaluation_batches` says; the images are on the devices."""
+    batches = tfrecord_io.make_batches(
+        config.data,
+        split=part.splits,
+        batch_size=config.replica_batch_size * devices.num_local_replicas,
+        shuffle=False,
+        pad_remainder=True,
+        examples=part.examples,
+        prefetch=0,
+    )
+    return read_ahead(
+        ((jax.device_put(images, devices.batch_sharding), *others) for images, *others in batches),
+        _NUM_AHEAD,
+    )
+
+
+def _fetcher(
+    config: TrainConfig, devices: Devices, batches: Batches
+) -> Callable[[np.ndarray], tuple[jax.Array, jax.Array]]:
+    """Returns what brings (images, labels) of a batch to the devices, given its places."""
+    examples = batches.examples
+    if config.cache == "device":
+        if examples is None:
+            examples = np.arange(len(batches.dataset))
+        manifest = batches.dataset.mapped.manifest
+        needed = len(examples) * (np.prod(manifest.image_shape) + 4 * manifest.num_classes)
+        if 2 * needed <= _free_memory(devices):
+            images, labels = jax.device_put(batches.dataset[examples], devices.copied)
+            gather = jax.jit(
+                lambda images, labels, places: (images[places], labels[places]),
+                out_shardings=devices.batch_sharding,
+            )
+            return lambda places: gather(
+                images, labels, jax.device_put(places.astype(np.int32), devices.batch_sharding)
+            )
+        devices.say(
+            f"warning: the training images take {needed / 1e9:.1f} GB, more than half of the "
+            f"free memory of {devices.names[0]}; reading them from the files instead of "
+            "--cache device"
+        )
+        examples = batches.examples
+    return lambda places: jax.device_put(
+        batches.dataset[places if examples is None else examples[places]],
+        devices.batch_sharding,
+    )
+
+
+def _free_memory(devices: Devices) -> int:
+    """Returns the free bytes of the first device; a CPU's are those of the machine."""
+    statistics = devices.mesh.devices.flat[0].memory_stats()
+    if not statistics or "bytes_limit" not in statistics:
+        return psutil.virtual_memory().available
+    return statistics["bytes_limit"] - statistics["bytes_in_use"]
