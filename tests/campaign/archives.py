@@ -48,7 +48,7 @@ def try_case(rng: random.Random, folder: Path, how: str) -> tuple[str, list[str]
             return "refused", [f"a valid {kind} is refused: {refusal}"], what
         return "refused", list(_about(refusal)), what
     found = oracle.found_by_tools(path)
-    problems = list(oracle.complaints(found, ledger))
+    problems = list(oracle.complaints(found, ledger, [entry.content for entry in entries]))
     if not done:
         problems += _about_whole(entries, ledger)
     unharmed = not ledger.rejects or not done
@@ -135,7 +135,9 @@ def _read_ledger(output: Path) -> oracle.Ledger:
     with (output / "rejects.csv").open(newline="", encoding="utf-8") as file:
         rejects = [(row["path"], row["reason"]) for row in csv.DictReader(file)]
     # What could be a formula has a quote before it.
-    rejects = [(name[1:] if name[:2] in ("'=", "'+", "'-", "'@") else name, r) for name, r in rejects]
+    rejects = [
+        (name[1:] if name[:2] in ("'=", "'+", "'-", "'@") else name, r) for name, r in rejects
+    ]
     return oracle.Ledger(
         {row["path"]: row["file_xxh3"] for row in rows},
         rejects,

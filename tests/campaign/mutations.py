@@ -139,7 +139,9 @@ def change_directory(rng: random.Random, data: bytearray) -> bytes:
 
 def change_tar_header(rng: random.Random, data: bytearray) -> bytearray:
     """Changes a field of a tar's header and makes its checksum right again."""
-    blocks = [place for place in range(0, len(data), 512) if data[place + 257 : place + 262] == b"ustar"]
+    blocks = [
+        place for place in range(0, len(data), 512) if data[place + 257 : place + 262] == b"ustar"
+    ]
     if not blocks:
         return flip_bits(rng, data)
     start = rng.choice(blocks)
@@ -218,5 +220,3 @@ def _near_mark(rng: random.Random, data: bytearray, reach: int = 64) -> int:
         return rng.randrange(len(data))
     start = rng.choice(places) - (257 if mark == b"ustar" else 0)
     return min(max(start, 0) + rng.randrange(reach), len(data) - 1)
-
-

@@ -17,7 +17,7 @@ import stat
 import tarfile
 import unicodedata
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -91,7 +91,9 @@ def _zipfile(path: Path) -> list[Found] | None:
     found = []
     with archive:
         for info in archive.infolist():
-            if not info.filename.endswith("/") and not stat.S_ISLNK(info.external_attr >> 16):
+            if (info.file_size or not info.filename.endswith("/")) and not stat.S_ISLNK(
+                info.external_attr >> 16
+            ):
                 content = None
                 if info.file_size < _MOST_BYTES:
                     with contextlib.suppress(Exception), archive.open(info) as file:
@@ -133,7 +135,7 @@ def _libarchive(path: Path) -> list[Found] | None:
     reader = ctypes.c_void_p(lib.archive_read_new())
     lib.archive_read_support_filter_gzip(reader)
     lib.archive_read_support_format_tar(reader)
-    lib.archive_read_support_format_zip(reader)
+    lib.archive_read_support_format_zip_seekable(reader)
     data = path.read_bytes()
     entry = ctypes.c_void_p()
     buffer = ctypes.create_string_buffer(1 << 16)
@@ -161,8 +163,16 @@ def _libarchive(path: Path) -> list[Found] | None:
     return found
 
 
-def complaints(found: Mapping[str, list[Found]], ledger: Ledger) -> Iterator[str]:
-    """Yields what the tools found and the ledger does not hold, and what only the ledger holds."""
+def complaints(
+    found: Mapping[str, list[Found]], ledger: Ledger, packed: Iterable[bytes]
+) -> Iterator[str]:
+    """Yields what the tools found and the ledger does not hold, and what only the ledger holds.
+
+    Args:
+        found: see `found_by_tools`.
+        ledger: of the build.
+        packed: contents of the files before anything was damaged.
+    """
     unnamed = ledger.copies + sum(ledger.ignored.values())
     total = len(ledger.examples) + len(ledger.rejects) + unnamed
     if total != ledger.num_files:
@@ -173,7 +183,7 @@ def complaints(found: Mapping[str, list[Found]], ledger: Ledger) -> Iterator[str
     for files in found.values():
         for name, content in files:
             contents[_same(name)].add(content)
-    seen = {content for some in contents.values() for content in some}
+    seen = {content for some in contents.values() for content in some} | set(map(digest, packed))
     for name, content in ledger.examples.items():
         if found and content not in seen:
             yield f"no tool finds the content of the example {name!r}"
@@ -182,14 +192,16 @@ def complaints(found: Mapping[str, list[Found]], ledger: Ledger) -> Iterator[str
     for tool, files in found.items():
         if len(files) > ledger.num_files:
             yield f"{tool} lists {len(files)} files, the ledger has {ledger.num_files}"
+        names = {_same(escaped(file.name)) for file in files}
         missing = [f for f in files if _same(escaped(f.name)) not in examples | rejected]
-        # libarchive takes the name before a member, zipfile the one in the directory.
-        names = {_same(file.name) for file in files}
-        renamed = {c for name, c in ledger.examples.items() if _same(name) not in names}
+        # libarchive takes the name before a member, not the one in the directory, and where the
+        # two differ, the ledger has the file under a name that this tool does not know.
+        renamed = {c for name, c in ledger.examples.items() if _same(escaped(name)) not in names}
         missing = [file for file in missing if file.digest not in renamed]
-        if len(missing) > unnamed:
+        spare = sum(_same(name) not in names for name, _ in ledger.rejects)
+        if len(missing) > unnamed + spare:
             yield f"{tool} lists {len(missing)} files of no name in the ledger, it counts {unnamed}"
-        for name, content in missing:
+        for name, content in missing if tool != "libarchive" else ():
             if content is None or _may_be_ignored(name) or "other_tree" in ledger.ignored:
                 continue
             if not (ledger.copies and _is_copy(name, content, ledger)):

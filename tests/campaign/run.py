@@ -24,7 +24,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from campaign import archives  # noqa: E402 - found by the line above
+from campaign import archives
 
 #: (what came of a case, complaints, what was done).
 Outcome = tuple[str, list[str], str]
@@ -53,7 +53,9 @@ def run_case(area: str, seed: int, number: int) -> Outcome:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with tempfile.TemporaryDirectory(prefix="campaign-") as folder, _at_most(seconds):
         try:
-            outcome, problems, what = try_case(random.Random(f"{area} {seed} {number}"), Path(folder))
+            outcome, problems, what = try_case(
+                random.Random(f"{area} {seed} {number}"), Path(folder)
+            )
         except _TooLong:
             outcome, problems, what = "hung", [f"not done after {seconds} seconds"], ""
         except Exception:
@@ -95,10 +97,14 @@ def run_area(area: str, seed: int, numbers: range, is_verbose: bool = False) -> 
         if problems:
             num_failed += 1
             print("\n".join(f"  {line}" for p in problems for line in p.splitlines()[-12:]))
-            print(f"  python tests/campaign/run.py {area} --seed {seed} --case {number}", flush=True)
+            print(
+                f"  python tests/campaign/run.py {area} --seed {seed} --case {number}", flush=True
+            )
     seconds = time.monotonic() - start
     summary = ", ".join(f"{count:,} {outcome}" for outcome, count in outcomes.most_common())
-    print(f"{area}, seed {seed}: {len(numbers):,} cases, {num_failed} failed ({summary}); {seconds:.0f} s")
+    print(
+        f"{area}, seed {seed}: {len(numbers):,} cases, {num_failed} failed ({summary}); {seconds:.0f} s"
+    )
     return num_failed
 
 
