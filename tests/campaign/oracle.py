@@ -63,7 +63,7 @@ def digest(content: bytes) -> str:
 
 
 def found_by_tools(path: Path) -> dict[str, list[Found]]:
-    """Returns what each tool lists of an archive or a folder; a tool that refuses it is left out."""
+    """Returns what each tool lists of an archive or a folder; one that refuses it is left out."""
     if path.is_dir():
         return {"the file system": list(_walk(path))}
     tools = {"libarchive": _libarchive} if _archive_library() else {}

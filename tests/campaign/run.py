@@ -24,7 +24,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from campaign import archives
+from campaign import archives, images
 
 #: (what came of a case, complaints, what was done).
 Outcome = tuple[str, list[str], str]
@@ -44,6 +44,7 @@ def areas() -> dict[str, tuple[Try, int]]:
         "archives": (lambda rng, folder: archives.try_case(rng, folder, "list"), _MOST_SECONDS),
         "builds": (lambda rng, folder: archives.try_case(rng, folder, "build"), _MOST_SECONDS),
         "commands": (lambda rng, folder: archives.try_case(rng, folder, "command"), 300),
+        "images": (images.try_case, _MOST_SECONDS),
     }
 
 
@@ -102,9 +103,8 @@ def run_area(area: str, seed: int, numbers: range, is_verbose: bool = False) -> 
             )
     seconds = time.monotonic() - start
     summary = ", ".join(f"{count:,} {outcome}" for outcome, count in outcomes.most_common())
-    print(
-        f"{area}, seed {seed}: {len(numbers):,} cases, {num_failed} failed ({summary}); {seconds:.0f} s"
-    )
+    cases = f"{len(numbers):,} cases, {num_failed} failed"
+    print(f"{area}, seed {seed}: {cases} ({summary}); {seconds:.0f} s", flush=True)
     return num_failed
 
 
