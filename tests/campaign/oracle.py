@@ -155,7 +155,10 @@ def _libarchive(path: Path) -> list[Found] | None:
                 if len(content) > _MOST_BYTES:
                     count = -1
                     break
-            found.append(Found(os.fsdecode(name), digest(bytes(content)) if count == 0 else None))
+            # Before a member a folder is an empty file whose name ends in `/`, if that is intact.
+            if content or count:
+                value = digest(bytes(content)) if count == 0 else None
+                found.append(Found(os.fsdecode(name), value))
             if len(found) > 1000:
                 break
     finally:

@@ -24,7 +24,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from campaign import archives, images
+from campaign import archives, images, kills, reader, two
 
 #: (what came of a case, complaints, what was done).
 Outcome = tuple[str, list[str], str]
@@ -45,6 +45,10 @@ def areas() -> dict[str, tuple[Try, int]]:
         "builds": (lambda rng, folder: archives.try_case(rng, folder, "build"), _MOST_SECONDS),
         "commands": (lambda rng, folder: archives.try_case(rng, folder, "command"), 300),
         "images": (images.try_case, _MOST_SECONDS),
+        "kills": (kills.try_case, 600),
+        "stores": (kills.try_store_case, 600),
+        "two": (two.try_case, 600),
+        "reader": (reader.try_case, 120),
     }
 
 
@@ -85,25 +89,25 @@ def _at_most(seconds: int) -> Iterator[None]:
 
 
 def run_area(area: str, seed: int, numbers: range, is_verbose: bool = False) -> int:
-    """Runs cases and prints what came of them; returns the number of those that failed."""
+    """Runs cases, until Ctrl-C, and prints what came of them; returns how many failed."""
     outcomes: collections.Counter[str] = collections.Counter()
     num_failed, start = 0, time.monotonic()
-    for number in numbers:
-        said = io.StringIO()
-        with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
-            outcome, problems, what = run_case(area, seed, number)
-        outcomes[outcome] += 1
-        if problems or is_verbose:
-            print(f"{area} {number}: {outcome} ({what})")
-        if problems:
-            num_failed += 1
-            print("\n".join(f"  {line}" for p in problems for line in p.splitlines()[-12:]))
-            print(
-                f"  python tests/campaign/run.py {area} --seed {seed} --case {number}", flush=True
-            )
+    with contextlib.suppress(KeyboardInterrupt):
+        for number in numbers:
+            said = io.StringIO()
+            with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
+                outcome, problems, what = run_case(area, seed, number)
+            outcomes[outcome] += 1
+            if problems or is_verbose:
+                print(f"{area} {number}: {outcome} ({what})")
+            if problems:
+                num_failed += 1
+                print("\n".join(f"  {line}" for p in problems for line in p.splitlines()[-12:]))
+                command = f"python tests/campaign/run.py {area} --seed {seed} --case {number}"
+                print(f"  {command}", flush=True)
     seconds = time.monotonic() - start
     summary = ", ".join(f"{count:,} {outcome}" for outcome, count in outcomes.most_common())
-    cases = f"{len(numbers):,} cases, {num_failed} failed"
+    cases = f"{outcomes.total():,} cases, {num_failed} failed"
     print(f"{area}, seed {seed}: {cases} ({summary}); {seconds:.0f} s", flush=True)
     return num_failed
 
@@ -115,6 +119,8 @@ def main() -> int:
     parser.add_argument("--cases", type=int, default=100, help="of each area")
     parser.add_argument("--first", type=int, default=0, help="number of the first case")
     parser.add_argument("--case", type=int, help="runs this one alone, and says what it did")
+    # A shell that starts this in the background has it ignore Ctrl-C.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     chosen = parser.parse_args()
     if unknown := set(chosen.area) - set(areas()):
         parser.error(f"no area {', '.join(sorted(unknown))}; there are {', '.join(areas())}")
@@ -124,6 +130,7 @@ def main() -> int:
     if chosen.case is not None:
         numbers = range(chosen.case, chosen.case + 1)
     failed = [run_area(a, chosen.seed, numbers, chosen.case is not None) for a in chosen.area]
+    kills.close_store()
     return 1 if sum(failed) else 0
 
 
