@@ -1,10 +1,15 @@
 """What a build imports, imported once for all the processes of the campaign."""
 
+# ruff: noqa: F401
 import gc
 
-import builds  # noqa: F401
-import numpy  # noqa: F401
+import builds
+import numpy
 
-import tfrecord_io.reading.mapped  # noqa: F401
+import pipelines.build_tfrecords
+import pipelines.report.card
+import pipelines.running.engine
+import pipelines.running.transforms
+import tfrecord_io.reading.mapped
 
 gc.freeze()

@@ -123,8 +123,8 @@ def _delete(path: Path, number: int) -> None:
 
 
 _VALUES: tuple[Any, ...] = (
-    None, 0, 1, -1, 2**31, 2**63, 2**70, 0.5, 1e308, "", "x", "../../etc/passwd", "\0", [], {}, True,
-    [1, 2], {"a": 1}, "train-00000-of-00003.tfrecord", "9" * 400,
+    None, 0, 1, -1, 2**31, 2**63, 2**70, 0.5, 1e308, "", "x", "../../etc/passwd", "\0", [], {},
+    True, [1, 2], {"a": 1}, "train-00000-of-00003.tfrecord", "9" * 400,
 )  # fmt: skip
 
 
