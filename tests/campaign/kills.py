@@ -104,12 +104,10 @@ def try_case(rng: random.Random, folder: Path) -> tuple[str, list[str], str]:
         # Mostly in one process, which is quick; now and then with workers as by default.
         workers = "--direct_num_workers=2" if rng.random() < 0.15 else builds.IN_MEMORY
         words.append(workers)
-        done, problems = [], []
+        done, problems, way = [], [], rng.choice(ways)
         for _ in range(rng.choice((1, 1, 2, 3))):
-            way = rng.choice(ways)
-            done.append(way.__name__.strip("_"))
             code, text = way(rng, words, seconds)
-            done[-1] += f" ({code})"
+            done.append(code)
             problems += complaints(code, text)
         if ways == [_full_disk]:
             subprocess.run(["mount", "-o", "remount,size=64m", disk], check=True)
@@ -118,8 +116,12 @@ def try_case(rng: random.Random, folder: Path) -> tuple[str, list[str], str]:
         if code:
             problems.append(f"the last run ends with {code}: {text}")
         problems += differences(builds.files_of(output), wanted)
-    what = f"{source.name} {' '.join(flags)} {workers}, {', '.join(done)}"
-    return "the same in the end", problems, what
+    what = f"{source.name} {' '.join(flags)} {workers}, {way.__name__} {done}"
+    return f"{way.__name__.strip('_')}: {_effect(done)}", problems, what
+
+
+def _effect(codes: list[int]) -> str:
+    return f"ended {sum(code != 0 for code in codes)} times" if any(codes) else "too late"
 
 
 def complaints(code: int, text: str) -> list[str]:
@@ -307,29 +309,30 @@ def try_store_case(rng: random.Random, folder: Path) -> tuple[str, list[str], st
     words = builds.arguments(source, output, "--num_shards=5", *flags, *server.flags)
     words += [builds.IN_MEMORY, f"--download_dir={folder / 'scratch'}"]
     done, problems = [], []
+    fault = rng.choice((*_STATUSES, "half", "half", "kill"))
+    num_failing = rng.choice((1, 1, 2, 3, 10**6))
     for _ in range(rng.choice((1, 1, 2))):
-        if rng.random() < 0.3:
+        if fault == "kill":
             code, text = _kill(rng, words, 2 * seconds)
-            done.append(f"kill ({code})")
         else:
-            status, num_failing = rng.choice((*_STATUSES, "half")), rng.choice((1, 1, 2, 3, 10**6))
             with server.failing(
-                status=status, requests_before=rng.randrange(60), failing_requests=num_failing
+                status=fault, requests_before=rng.randrange(60), failing_requests=num_failing
             ):
                 run = Run(words)
                 # Of a store that fails for good, half a minute is enough to see.
-                run.process.join(20)
+                run.process.join(30)
                 if run.process.is_alive():
                     run.process.kill()
                 code, text = run.wait()
-            done.append(f"{num_failing} times {status} ({code})")
+        done.append(code)
         problems += complaints(code, text)
     code, text = Run(words).wait()
     problems += complaints(code, text)
     if code:
         problems.append(f"the last run ends with {code}: {text}")
     problems += differences(objects(server, prefix), wanted)
-    return "the same in the end", problems, f"{source.name} {' '.join(flags)}, {', '.join(done)}"
+    what = f"{source.name} {' '.join(flags)}, {num_failing} times {fault} {done}"
+    return f"{fault[:4]}: {_effect(done)}", problems, what
 
 
 def objects(server: s3_server.S3Server, prefix: str) -> dict[str, bytes]:
