@@ -24,7 +24,7 @@ def test_a_short_search_finds_no_fault(area):
 
 @pytest.mark.slow
 def test_a_fault_is_found_and_the_command_that_repeats_it_is_printed(tmp_path):
-    # The fault is in the copy of the library that this run imports: it passes over every third file.
+    # In this process alone the listing passes over every third file.
     broken = """
 import sys
 from pipelines.sources import archive, listing
