@@ -22,11 +22,17 @@ _REFUSAL = b"""<DeleteResult><Error><Key>kept</Key><Code>AccessDenied</Code>
 
 @dataclasses.dataclass
 class Faults:
-    """What the server does wrong: it cuts so many answers, ignores ranges, refuses to delete."""
+    """What the server does wrong: it cuts so many answers, ignores ranges, refuses to delete.
+
+    After some requests it answers others with a status, or with `half` of what it should say.
+    """
 
     answers_to_cut: int = 0
     ignores_ranges: bool = False
     refuses_deletes: bool = False
+    status: str = ""
+    requests_before: int = 0
+    failing_requests: int = 0
 
 
 class S3Server:
@@ -39,7 +45,7 @@ class S3Server:
         self._faults = faults
 
     @contextlib.contextmanager
-    def failing(self, **faults: int | bool) -> Iterator[None]:
+    def failing(self, **faults: int | bool | str) -> Iterator[None]:
         """Makes the server do some of its `Faults` until the block ends."""
         for name, value in faults.items():
             setattr(self._faults, name, value)
@@ -91,6 +97,16 @@ def running_s3() -> Iterator[S3Server]:
         if faults.refuses_deletes and environ["QUERY_STRING"] == "delete":
             start_response("200 OK", [("Content-Length", str(len(_REFUSAL)))])
             yield _REFUSAL
+            return
+        faults.requests_before -= 1
+        if faults.status and faults.requests_before < 0 < faults.failing_requests:
+            faults.failing_requests -= 1
+            if faults.status != "half":
+                start_response(faults.status, [("Content-Length", "0")])
+                yield b""
+                return
+            whole = b"".join(application(environ, start_response))
+            yield whole[: len(whole) // 2]
             return
         body = application(environ, start_response)
         if environ["REQUEST_METHOD"] != "GET" or "list-type" in environ["QUERY_STRING"]:

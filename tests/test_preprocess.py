@@ -344,6 +344,19 @@ def test_a_file_cut_anywhere_is_rejected_or_shows_the_whole_picture(kind, data):
     assert found.pixels == decode_image(whole, SAME_SIZE).pixels
 
 
+def test_a_png_whose_pixels_do_not_fit_their_checksum_is_a_reject():
+    # Near their end Pillow has all rows before the compressed stream turns out to be damaged.
+    data = bytearray(encoded(GREY))
+    end = data.index(b"IEND") - 8
+    data[end - 48 : end - 32] = bytes(16)
+    assert reason(bytes(data)) == "undecodable"
+
+
+def test_a_png_that_ends_before_its_checksum_is_truncated():
+    data = encoded(GREY)
+    assert reason(data[: data.index(b"IEND") - 6]) == "truncated"
+
+
 def test_a_jpeg_cut_in_its_scan_is_called_truncated():
     whole = jpeg()
     assert reason(whole[: len(whole) * 3 // 4]) == "truncated"

@@ -335,6 +335,12 @@ def test_an_unusual_compression_is_a_reject_that_names_it(tmp_path, method):
         reader.read(next(iterate_refs(listing.refs)))
 
 
+def test_a_member_that_is_named_like_a_folder_and_has_content_is_a_reject(tmp_path):
+    path = write_zip(tmp_path / "a.zip", {**TREE, "train/CNV/": b"content", "train/empty/": b""})
+    found = read_archive(path, tmp_path / "scratch")
+    assert found == {**TREE, "train/CNV/": "unsafe_name"}
+
+
 def test_a_member_without_a_name_is_a_reject(tmp_path):
     # zipfile ends a name at a zero byte, here at its first.
     path = write_zip(tmp_path / "a.zip", {**TREE, "?/CNV.jpeg": b"1"})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import zlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -32,6 +33,8 @@ MAX_PIXELS = 89_478_485
 MAX_DETAIL_LENGTH = 200
 
 _EXIF_ORIENTATION = 0x0112
+
+_PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
 # TIFF 6.0, section 19: 1 stands for unsigned integers, the default; 2 for signed ones.
 _TIFF_SAMPLE_FORMAT = 339
@@ -169,6 +172,8 @@ def _decode(data: bytes, preprocessing: Preprocessing) -> DecodedImage:
         if getattr(image, "is_animated", False):
             num_frames = getattr(image, "n_frames", "several")
             raise Reject("multiple_frames", f"{image.format} with {num_frames} frames")
+        if image.format == "PNG":
+            _check_png(data)
         mode, file_format = image.mode, image.format or ""
         quantization = sum(getattr(image, "quantization", {}).get(0, ()))
         image.load()
@@ -212,6 +217,25 @@ def _check_depth(image: ImageFile.ImageFile) -> None:
         or (image.format == "PPM" and any(isinstance(a, int) and a > 255 for a in arguments))
     ):
         raise Reject("more_than_8_bits", f"{image.format} of mode {raw_modes or image.mode}")
+
+
+def _check_png(data: bytes) -> None:
+    """Compares the checksums of a PNG's pixels, which Pillow reads past.
+
+    Pillow also stops before the checksum of the compressed stream, once it has all rows.
+    """
+    place = len(_PNG_SIGNATURE)
+    while place < len(data):
+        length = int.from_bytes(data[place : place + 4], "big")
+        name = data[place + 4 : place + 8]
+        end = place + 8 + length
+        if name == b"IDAT":
+            if len(data) < end + 4:
+                raise Reject("truncated", "the PNG ends within its pixels")
+            found = zlib.crc32(memoryview(data)[place + 4 : end])
+            if found != int.from_bytes(data[end : end + 4], "big"):
+                raise Reject("undecodable", "the PNG's pixels do not fit their checksum")
+        place = end + 4
 
 
 def _check_sample_format(image: Image.Image) -> None:

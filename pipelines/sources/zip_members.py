@@ -65,8 +65,8 @@ def list_members(file: IO[bytes], size: int, shown: str) -> Iterator[Member]:
             f"{shown} is not a complete zip archive ({error}); download or copy it again"
         ) from None
     for info, name in zip(infos, names, strict=True):
-        # Not `is_dir`, which fails on an empty name.
-        if not name.endswith("/"):
+        # Not `is_dir`, which fails on an empty name. A damaged name can end like a folder's.
+        if info.file_size or not name.endswith("/"):
             yield Member(
                 name,
                 info.file_size,

@@ -1,0 +1,240 @@
+"""What well-known tools find in an archive or a folder, against what a build says of it.
+
+`zipfile`, `tarfile` and, where it is installed, libarchive (the library below bsdtar). Whatever one
+of them lists and reads must be in the build's ledger, unless the build refuses the whole archive.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import ctypes
+import ctypes.util
+import dataclasses
+import functools
+import os
+import stat
+import tarfile
+import unicodedata
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import xxhash
+
+_MOST_BYTES = 1 << 24
+_IMAGE_SUFFIXES = ("jpeg", "jpg", "png", "tif", "tiff", "bmp", "gif", "webp", "jp2", "pgm", "ppm")
+
+
+class Found(NamedTuple):
+    """A regular file that a tool lists.
+
+    Attributes:
+        name: as the tool decodes it.
+        digest: of its content; None if the tool cannot read it.
+    """
+
+    name: str
+    digest: str | None
+
+
+@dataclasses.dataclass
+class Ledger:
+    """What a build says became of every file.
+
+    Attributes:
+        examples: digest of the file by its name in the source.
+        rejects: (name, reason), the name escaped where it is not printable.
+        copies: number of files that are in twice.
+        ignored: number of files that are no data, by reason.
+        num_files: files seen.
+    """
+
+    examples: Mapping[str, str]
+    rejects: Sequence[tuple[str, str]]
+    copies: int
+    ignored: Mapping[str, int]
+    num_files: int
+
+
+def digest(content: bytes) -> str:
+    return xxhash.xxh3_128_hexdigest(content)
+
+
+def found_by_tools(path: Path) -> dict[str, list[Found]]:
+    """Returns what each tool lists of an archive or a folder; one that refuses it is left out."""
+    if path.is_dir():
+        return {"the file system": list(_walk(path))}
+    tools = {"libarchive": _libarchive} if _archive_library() else {}
+    tools |= {"tarfile": _tarfile} if ".tar" in path.suffixes else {"zipfile": _zipfile}
+    found = {name: tool(path) for name, tool in tools.items()}
+    return {name: files for name, files in found.items() if files is not None}
+
+
+def _walk(folder: Path) -> Iterator[Found]:
+    for where, _, names in os.walk(folder):
+        for name in names:
+            path = Path(where, name)
+            with contextlib.suppress(OSError):
+                if stat.S_ISREG(path.stat().st_mode):
+                    small = path.stat().st_size < _MOST_BYTES
+                    shown = path.relative_to(folder).as_posix()
+                    yield Found(shown, digest(path.read_bytes()) if small else None)
+
+
+def _zipfile(path: Path) -> list[Found] | None:
+    try:
+        archive = zipfile.ZipFile(path)
+    except Exception:  # whatever it raises, it refuses
+        return None
+    found = []
+    with archive:
+        for info in archive.infolist():
+            if (info.file_size or not info.filename.endswith("/")) and not stat.S_ISLNK(
+                info.external_attr >> 16
+            ):
+                content = None
+                if info.file_size < _MOST_BYTES:
+                    with contextlib.suppress(Exception), archive.open(info) as file:
+                        content = file.read(_MOST_BYTES)
+                found.append(Found(info.filename, None if content is None else digest(content)))
+    return found
+
+
+def _tarfile(path: Path) -> list[Found] | None:
+    found = []
+    with contextlib.suppress(Exception), tarfile.open(path) as archive:
+        for number, info in enumerate(archive):
+            if number > 1000:  # some damage makes it go round in circles
+                break
+            if info.isreg():
+                content = None
+                if info.size < _MOST_BYTES:
+                    with contextlib.suppress(Exception):
+                        content = archive.extractfile(info).read()
+                found.append(Found(info.name, None if content is None else digest(content)))
+    return found
+
+
+@functools.cache
+def _archive_library() -> ctypes.CDLL | None:
+    name = ctypes.util.find_library("archive")
+    if name is None:
+        return None
+    library = ctypes.CDLL(name)
+    library.archive_read_new.restype = ctypes.c_void_p
+    library.archive_entry_pathname.restype = ctypes.c_char_p
+    library.archive_entry_hardlink.restype = ctypes.c_char_p
+    library.archive_read_data.restype = ctypes.c_ssize_t
+    return library
+
+
+def _libarchive(path: Path) -> list[Found] | None:
+    lib = _archive_library()
+    reader = ctypes.c_void_p(lib.archive_read_new())
+    lib.archive_read_support_filter_gzip(reader)
+    lib.archive_read_support_format_tar(reader)
+    lib.archive_read_support_format_zip_seekable(reader)
+    data = path.read_bytes()
+    entry = ctypes.c_void_p()
+    buffer = ctypes.create_string_buffer(1 << 16)
+    found = []
+    try:
+        if lib.archive_read_open_memory(reader, data, ctypes.c_size_t(len(data))):
+            return None
+        # 0 is a good entry and -20 one with a warning.
+        while lib.archive_read_next_header(reader, ctypes.byref(entry)) in (0, -20):
+            name = lib.archive_entry_pathname(entry)
+            is_link = lib.archive_entry_hardlink(entry) is not None
+            if lib.archive_entry_filetype(entry) != stat.S_IFREG or is_link or not name:
+                continue
+            content = bytearray()
+            while (count := lib.archive_read_data(reader, buffer, len(buffer))) > 0:
+                content += buffer.raw[:count]
+                if len(content) > _MOST_BYTES:
+                    count = -1
+                    break
+            # Before a member a folder is an empty file whose name ends in `/`, if that is intact.
+            if content or count:
+                value = digest(bytes(content)) if count == 0 else None
+                found.append(Found(os.fsdecode(name), value))
+            if len(found) > 1000:
+                break
+    finally:
+        lib.archive_read_free(reader)
+    return found
+
+
+def complaints(
+    found: Mapping[str, list[Found]], ledger: Ledger, packed: Iterable[bytes]
+) -> Iterator[str]:
+    """Yields what the tools found and the ledger does not hold, and what only the ledger holds.
+
+    Args:
+        found: see `found_by_tools`.
+        ledger: of the build.
+        packed: contents of the files before anything was damaged.
+    """
+    unnamed = ledger.copies + sum(ledger.ignored.values())
+    total = len(ledger.examples) + len(ledger.rejects) + unnamed
+    if total != ledger.num_files:
+        yield f"{ledger.num_files} files seen, {total} in the ledger"
+    rejected = {_same(name) for name, _ in ledger.rejects}
+    examples = {_same(escaped(name)) for name in ledger.examples}
+    contents = collections.defaultdict(set)
+    for files in found.values():
+        for name, content in files:
+            contents[_same(name)].add(content)
+    seen = {content for some in contents.values() for content in some} | set(map(digest, packed))
+    for name, content in ledger.examples.items():
+        if found and content not in seen:
+            yield f"no tool finds the content of the example {name!r}"
+        elif not {content, None} & contents.get(_same(name), {content}):
+            yield f"{name!r} has the content of another file"
+    for tool, files in found.items():
+        if len(files) > ledger.num_files:
+            yield f"{tool} lists {len(files)} files, the ledger has {ledger.num_files}"
+        names = {_same(escaped(file.name)) for file in files}
+        missing = [f for f in files if _same(escaped(f.name)) not in examples | rejected]
+        # libarchive takes the name before a member, not the one in the directory, and where the
+        # two differ, the ledger has the file under a name that this tool does not know.
+        renamed = {c for name, c in ledger.examples.items() if _same(escaped(name)) not in names}
+        missing = [file for file in missing if file.digest not in renamed]
+        spare = sum(_same(name) not in names for name, _ in ledger.rejects)
+        if len(missing) > unnamed + spare:
+            yield f"{tool} lists {len(missing)} files of no name in the ledger, it counts {unnamed}"
+        for name, content in missing if tool != "libarchive" else ():
+            if content is None or _may_be_ignored(name) or "other_tree" in ledger.ignored:
+                continue
+            if not (ledger.copies and _is_copy(name, content, ledger)):
+                yield f"{tool} reads {name!r}, which is not in the ledger"
+
+
+def _same(name: str) -> str:
+    # libarchive gives names in this form.
+    return unicodedata.normalize("NFC", name)
+
+
+def _may_be_ignored(name: str) -> bool:
+    parts = name.split("/")
+    return (
+        any(part.startswith(".") for part in parts)
+        or "__MACOSX" in parts
+        or parts[-1].lower() in ("thumbs.db", "desktop.ini")
+        or parts[-1].lower().rpartition(".")[2] not in _IMAGE_SUFFIXES
+    )
+
+
+def _is_copy(name: str, content: str, ledger: Ledger) -> bool:
+    """Tells whether the first file with the end of this name has this content, or is a reject."""
+    tail = "/" + "/".join(_same(escaped(name)).split("/")[-2:])
+    return any(
+        f"/{_same(escaped(first))}".endswith(tail) and found in (content, None)
+        for first, found in [*ledger.examples.items(), *((n, None) for n, _ in ledger.rejects)]
+    )
+
+
+def escaped(name: str) -> str:
+    """Returns a name as the tables show it."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)
