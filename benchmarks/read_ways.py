@@ -60,6 +60,15 @@ def mmap(data: ReadData, **options: Any) -> Iterator[Any]:
     )
 
 
+def numpy(data: ReadData) -> Iterator[Any]:
+    """The same batches without TensorFlow."""
+    import tfrecord_io
+
+    return iter(
+        tfrecord_io.make_batches(data.records, split="train", batch_size=BATCH_SIZE, epochs=None)
+    )
+
+
 def stream(data: ReadData, **options: Any) -> Iterator[Any]:
     return mmap(data, engine="stream", **options)
 
@@ -200,6 +209,7 @@ def mosaicml(data: ReadData) -> Iterator[Any]:
 WAYS: dict[str, Way] = {
     "limit": limit,
     "mmap": mmap,
+    "numpy": numpy,
     "stream": stream,
     "tfrecord": tfrecord,
     "decode": decode,
