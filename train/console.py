@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import os
 import sys
 import tempfile
@@ -12,7 +13,13 @@ from train.config import ConfigError
 
 
 def set_defaults() -> None:
-    """Sets the environment variables that Keras and TensorFlow read when they are imported."""
+    """Sets the environment variables that Keras and TensorFlow read when they are imported.
+
+    Also has a crash of native code say where it was. The kernel ends a process with SIGBUS that
+    reads a mapped shard which was cut off meanwhile, and the shell would say `Bus error` at most.
+    """
+    if sys.__stderr__ is not None:
+        faulthandler.enable(sys.__stderr__)
     # What a user has set stays. TensorFlow counts 0 all, 1 no info, 2 no warnings, 3 no errors;
     # errors stay.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
