@@ -85,10 +85,9 @@ def _differences(workdir: Path, wanted: Path) -> str:
     names = []
     with np.load(workdir / "checkpoint.npz") as ours, np.load(wanted / "checkpoint.npz") as theirs:
         # The facts hold times.
-        for name in {*ours.files, *theirs.files} - {"facts"}:
-            if name not in ours or name not in theirs:
-                names.append(name)
-            elif not np.array_equal(ours[name], theirs[name], equal_nan=True):
+        names += {*ours.files} ^ {*theirs.files}
+        for name in {*ours.files} & {*theirs.files} - {"facts"}:
+            if not np.array_equal(ours[name], theirs[name], equal_nan=True):
                 names.append(name)
     if (workdir / "predictions.csv").read_bytes() != (wanted / "predictions.csv").read_bytes():
         names.append("predictions.csv")
