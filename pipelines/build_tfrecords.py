@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from pipelines import errors, options
 from pipelines.report import summary
 from pipelines.running import local, progress
-from pipelines.running.job import Job, prepared, require_finished
+from pipelines.running.job import Job, prepared, require_finished, was_finished_elsewhere
 from pipelines.shards.finish import finish_dataset
 from pipelines.stores import remote
 
@@ -51,8 +51,14 @@ def build(argv: Sequence[str]) -> None:
         if job is None:
             summary.print_complete(chosen.output)
             return
-        with progress.progress_bar(job.storage, job.todo, job.num_finished, job.record_stride):
-            run(job, pipeline, engine.num_processes(chosen.beam_args))
+        try:
+            with progress.progress_bar(job.storage, job.todo, job.num_finished, job.record_stride):
+                run(job, pipeline, engine.num_processes(chosen.beam_args))
+        except errors.BuildError:
+            if not was_finished_elsewhere(job):
+                raise
+            summary.print_complete(chosen.output)
+            return
         if engine.returns_early(pipeline.options):
             print(f"not waiting for the job; when it is done, {chosen.output} has a manifest.json")
             return

@@ -8,7 +8,7 @@ from builds import ROOT
 
 CASES = {
     "archives": 300, "builds": 10, "commands": 2, "images": 300,
-    "kills": 6, "stores": 3, "two": 3, "reader": 30,
+    "kills": 6, "stores": 3, "two": 3, "reader": 30, "trainings": 1,
 }  # fmt: skip
 
 

@@ -143,6 +143,22 @@ def test_a_second_build_on_a_store_has_nothing_to_do(s3, scans_zip, capsys):
     assert f"{url} is complete" in capsys.readouterr().out
 
 
+def test_a_build_that_another_one_overtakes_on_a_store_ends_with_the_same_dataset(
+    s3, scans_zip, monkeypatch, capsys
+):
+    run = build_tfrecords.run
+
+    def overtaken(*arguments):
+        monkeypatch.setattr(build_tfrecords, "run", run)
+        build(s3, "archive", scans_zip, f"s3://{BUCKET}/out")
+        # Its plan went with the other build's, so it cannot go on.
+        run(*arguments)
+
+    monkeypatch.setattr(build_tfrecords, "run", overtaken)
+    build(s3, "archive", scans_zip, f"s3://{BUCKET}/out")
+    assert capsys.readouterr().out.endswith("nothing to do\n")
+
+
 def test_a_build_on_a_store_goes_on_where_it_stopped(s3, scans_zip, tmp_path, capsys):
     url = f"s3://{BUCKET}/resumed"
     with pytest.raises(errors.BuildError, match="rejected"):

@@ -1,4 +1,5 @@
 import os
+import signal
 import subprocess
 import sys
 
@@ -59,3 +60,28 @@ def test_help_needs_no_tensorflow():
     )
     assert result.returncode == 0, result.stderr
     assert "--workdir" in result.stdout
+
+
+def test_reading_a_mapped_file_that_was_cut_off_says_where_it_was(tmp_path):
+    path = tmp_path / "shard"
+    path.write_bytes(bytes(100_000))
+    program = """
+import mmap, os, sys
+from train import console
+console.set_defaults()
+with open(sys.argv[1], "rb") as file:
+    mapped = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+os.truncate(sys.argv[1], 0)
+mapped[50_000]
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", program, path],
+        cwd=REPOSITORY,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == -signal.SIGBUS
+    assert "Bus error" in ended.stderr
+    assert 'File "<string>", line 8' in ended.stderr

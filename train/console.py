@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import importlib.util
 import os
 import sys
@@ -15,8 +16,12 @@ from train.config import ConfigError
 def set_defaults() -> None:
     """Sets the environment variables that Keras and TensorFlow read when they are imported.
 
-    The backend is TensorFlow, or JAX where only that is installed.
+    The backend is TensorFlow, or JAX where only that is installed. A crash of native code then
+    prints where it was: if a mapped shard is cut off while it is read, the kernel ends the process
+    with SIGBUS, and the shell would say `Bus error` at most.
     """
+    if sys.__stderr__ is not None:
+        faulthandler.enable(sys.__stderr__)
     # Settings of the user take precedence. Level 2 hides TensorFlow's infos and warnings, and shows
     # its errors.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")

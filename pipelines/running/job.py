@@ -109,6 +109,21 @@ def require_finished(job: Job) -> None:
         )
 
 
+def was_finished_elsewhere(job: Job) -> bool:
+    """Tells whether another build has finished this dataset meanwhile.
+
+    That can be on an object store, which has no lock. The other build has then removed the plan
+    and the parts of tables, so that this one cannot go on.
+    """
+    if not job.storage.remote:
+        return False
+    try:
+        found = output_state.check_output(job.storage, job.build.identity)
+    except (errors.UserError, errors.BuildError):
+        return False
+    return found is output_state.OutputState.COMPLETE
+
+
 def _is_known_complete(options: BuildOptions, storage: Storage, source: Source) -> bool:
     """Returns whether the output is complete for this tar.gz, without listing it.
 

@@ -138,10 +138,10 @@ def differences(found: dict[str, bytes], wanted: dict[str, bytes]) -> list[str]:
 
 
 @functools.cache
-def _home() -> Path:
+def home() -> Path:
     """Returns a folder for sources and undisturbed datasets, which is removed at the end."""
     folder = tempfile.TemporaryDirectory(prefix="campaign-home-")
-    _home.folder = folder  # type: ignore[attr-defined]
+    home.folder = folder  # type: ignore[attr-defined]
     return Path(folder.name)
 
 
@@ -160,7 +160,7 @@ def undisturbed(number: int) -> tuple[Path, tuple[str, ...], dict[str, bytes], f
     files[names[3]] = files[names[7]]  # a duplicate in one split
     files[names[-1]] = files[names[8]]  # and one in two
     files["train/CNV/CNV-9-1.jpeg"] = b"no image"
-    where = _home() / str(number)
+    where = home() / str(number)
     where.mkdir()
     source = where / f"scans.{kind}"
     if kind == "folder":

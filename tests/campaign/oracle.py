@@ -155,10 +155,10 @@ def _libarchive(path: Path) -> list[Found] | None:
                 if len(content) > _MOST_BYTES:
                     count = -1
                     break
-            # Before a member a folder is an empty file whose name ends in `/`, if that is intact.
-            if content or count:
-                value = digest(bytes(content)) if count == 0 else None
-                found.append(Found(os.fsdecode(name), value))
+            # It takes names from before the members, which may be damaged, not from the directory.
+            # So a folder can look like an empty file, and of what it cannot read it knows little.
+            if content and count == 0:
+                found.append(Found(os.fsdecode(name), digest(bytes(content))))
             if len(found) > 1000:
                 break
     finally:

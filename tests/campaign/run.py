@@ -24,7 +24,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from campaign import archives, images, kills, reader, two
+from campaign import archives, images, kills, reader, trainings, two
 
 #: (what came of a case, complaints, what was done).
 Outcome = tuple[str, list[str], str]
@@ -49,6 +49,7 @@ def areas() -> dict[str, tuple[Try, int]]:
         "stores": (kills.try_store_case, 600),
         "two": (two.try_case, 600),
         "reader": (reader.try_case, 120),
+        "trainings": (trainings.try_case, 1200),
     }
 
 
