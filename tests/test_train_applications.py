@@ -85,5 +85,5 @@ def test_a_name_builds_its_network(name, num_parameters):
 @pytest.mark.parametrize(("name", "smallest"), [("xception", 71), ("inceptionv3", 75)])
 def test_an_image_too_small_for_a_network_is_refused(name, smallest):
     config = TrainConfig(data="x", model=name, weights="none")
-    with pytest.raises(ConfigError, match=f"at least {smallest} pixels a side"):
+    with pytest.raises(ConfigError, match=f"at least {smallest} pixels per side"):
         build_network(config, image_shape=(smallest - 1, smallest, 1), num_classes=3)

@@ -61,7 +61,7 @@ def measured(labels, predicted=None, names=OCT_NAMES, **arguments):
 def test_one_patient_gives_values_without_intervals_and_says_so():
     result = measured([0, 1, 2, 3], [0, 1, 2, 0], groups=["p"] * 4)
     assert result["scores"]["accuracy"] == {"value": 0.75, "low": None, "high": None}
-    assert "all images are of one patient, so no interval can be told" in result["notes"]
+    assert "all images are of one patient, so there are no intervals" in result["notes"]
 
 
 def test_few_patients_give_intervals_with_a_note():
@@ -81,7 +81,7 @@ def test_a_class_of_one_patient_has_no_interval():
     assert result["scores"]["sensitivity/NORMAL"]["value"] == pytest.approx(6 / 8)
     assert result["scores"]["sensitivity/NORMAL"]["low"] is None
     assert result["scores"]["sensitivity/CNV"]["low"] is not None
-    assert "NORMAL: no interval, for all images are of one patient" in result["notes"]
+    assert "NORMAL: no interval, because all images are of one patient" in result["notes"]
 
 
 def test_all_right_is_no_certainty():
@@ -99,7 +99,7 @@ def test_all_right_is_no_certainty():
 
 def test_an_absent_class_is_named():
     (note,) = [note for note in measured([0, 1, 2] * 10)["notes"] if "no image" in note]
-    assert note.startswith("no image of NORMAL;")
+    assert note.startswith("there is no image of NORMAL;")
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
@@ -131,7 +131,7 @@ def test_many_classes_are_measured_with_fewer_resamples_of_areas():
     cost = 300 * 1200
     result = measured(labels, predicted, names, num_samples=200, max_area_cost=120 * cost)
     assert result["auc_bootstrap_samples"] == 120
-    assert any("from 120 resamples instead of 200" in note for note in result["notes"])
+    assert any("use 120 resamples instead of 200" in note for note in result["notes"])
     assert result["scores"]["auc/class 0"]["low"] is not None
     result = measured(labels, predicted, names, num_samples=200, max_area_cost=99 * cost)
     assert result["auc_bootstrap_samples"] == 0
@@ -140,7 +140,7 @@ def test_many_classes_are_measured_with_fewer_resamples_of_areas():
     assert result["scores"]["accuracy"]["low"] is not None
     text = measures.describe(result | {"split": "test", "best_epoch": 1})
     assert len(text.splitlines()) < 80
-    assert "and 280 classes of higher sensitivity" in text
+    assert "metrics.json has 280 more classes, of higher sensitivity" in text
 
 
 def test_the_spread_of_a_cross_validation_is_told_over_folds_and_over_seeds():

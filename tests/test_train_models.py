@@ -220,7 +220,7 @@ def test_weights_come_from_a_file(tmp_path):
 
 
 def test_a_weights_file_that_is_missing_or_does_not_fit_is_named(tmp_path):
-    with pytest.raises(ConfigError, match="there is no such file"):
+    with pytest.raises(ConfigError, match="this file does not exist"):
         build(model="vgg16", weights=str(tmp_path / "none.h5"))
     path = tmp_path / "other.weights.h5"
     keras.Sequential([keras.Input((2,)), keras.layers.Dense(2)]).save_weights(path)
@@ -229,7 +229,7 @@ def test_a_weights_file_that_is_missing_or_does_not_fit_is_named(tmp_path):
 
 
 def test_images_too_small_for_a_network_are_refused_with_advice():
-    with pytest.raises(ConfigError, match="at least 32 pixels a side, this dataset has 16x40"):
+    with pytest.raises(ConfigError, match="32 pixels per side, but this dataset has 16x40"):
         build((16, 40, 1), model="resnet50")
 
 

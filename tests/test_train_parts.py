@@ -112,7 +112,7 @@ def test_a_fold_without_anyone_is_refused(tmp_path):
     write_marked_dataset(tmp_path, num_examples={"train": 4})  # two patients
     everyone = metrics.read_examples(str(tmp_path), "train")
     empty = set(range(9)) - set(parts.patient_folds(everyone, 9).tolist())
-    with pytest.raises(ConfigError, match="too few patients for so many --folds"):
+    with pytest.raises(ConfigError, match="too few patients; use fewer --folds"):
         choose(str(tmp_path), folds=9, fold=min(empty))
 
 

@@ -1,4 +1,4 @@
-"""What is written about predictions: metrics, a table, pictures for papers and a page."""
+"""Measures predictions and writes the results: metrics, a table, plots and the page of the run."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ PLOTS_NAME = "plots"
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Predictions:
-    """What a network says of some examples.
+    """The predictions of a network for some examples.
 
     Attributes:
-        probabilities: float32 [num_examples, num_classes], as the export gives them.
+        probabilities: float32 [num_examples, num_classes], with the temperature applied.
         labels: int [num_examples].
-        examples: who they are.
-        part: where they lie in the dataset; None where they come from several runs.
-        uncalibrated: probabilities before the temperature, or None if there is none.
+        examples: keys, patients and paths of the examples.
+        part: the examples' place in the dataset; None if they come from several runs.
+        uncalibrated: probabilities before the temperature; None if there is no temperature.
     """
 
     probabilities: np.ndarray
@@ -40,7 +40,19 @@ class Predictions:
 def measure(
     predictions: Predictions, label_names: Sequence[str], config: TrainConfig
 ) -> dict[str, Any]:
-    """Returns what metrics.json says of predictions, see `metrics.evaluate_predictions`."""
+    """Returns the entries of metrics.json that follow from predictions alone.
+
+    Args:
+        predictions: the predictions to measure.
+        label_names: names of the classes.
+        config: supplies the number of resamples and the seed.
+
+    Returns:
+        see `metrics.evaluate_predictions`.
+
+    Raises:
+        MetricsError: if there are no examples, or a probability is not finite.
+    """
     return metrics.evaluate_predictions(
         predictions.probabilities,
         predictions.labels,
@@ -59,14 +71,14 @@ def measure_calibration(
     label_names: Sequence[str],
     config: TrainConfig,
 ) -> dict[str, Any]:
-    """Returns the parts of metrics.json that rest on the validation part.
+    """Returns the entries of metrics.json that are fitted on the validation part.
 
     Args:
-        predictions: of the test part, the temperature applied.
+        predictions: predictions on the test part, with the temperature applied.
         val: (probabilities, labels) of the validation part, before the temperature.
-        temperature: fitted to them.
-        label_names: of the classes.
-        config: gives the wanted sensitivity, the resamples and the seed.
+        temperature: the temperature that was fitted to `val`.
+        label_names: names of the classes.
+        config: supplies the wanted sensitivity, the number of resamples and the seed.
 
     Returns:
         `calibration` and `thresholds`, see the module `calibration`.
@@ -107,20 +119,20 @@ def write_results(
     notes: Sequence[str] = (),
     versions: Mapping[str, str] | None = None,
 ) -> None:
-    """Writes predictions.csv, plots/ and report.html; metrics.json is the caller's.
+    """Writes predictions.csv, plots/ and report.html; the caller writes metrics.json.
 
     Args:
-        directory: made if it is missing.
-        data: folder of the dataset that the predictions are of.
-        manifest: of that dataset.
-        config: of the run.
-        results: what metrics.json holds.
-        predictions: that were measured; None if there was nothing to measure on.
-        predict: uint8 images → probabilities, to explain mistakes with; None for no maps.
-        history: a row an epoch.
-        own_metrics: of the training run, if this is another dataset.
-        notes: what limits the result.
-        versions: of the software.
+        directory: created if it is missing.
+        data: folder of the evaluated dataset.
+        manifest: manifest of that dataset.
+        config: configuration of the run.
+        results: content of metrics.json.
+        predictions: the measured predictions; None if there was no example to predict.
+        predict: uint8 images → probabilities, for the maps of the mistakes; None for no maps.
+        history: one row per epoch.
+        own_metrics: metrics of the training run, if this is another dataset.
+        notes: sentences about what limits the result.
+        versions: versions of the software, by name.
     """
     directory.mkdir(parents=True, exist_ok=True)
     mistakes: Sequence[report.Mistake] = ()

@@ -1,7 +1,7 @@
-"""Cross-validation by patient: each fold held out in turn, for each of several seeds.
+"""Cross-validation by patient: each fold is held out in turn, for each of several seeds.
 
-Every run lies in a folder of its own, RUN/seed-S/fold-F, and goes on where it stopped; RUN itself
-holds what they say together.
+Each run has its own folder, RUN/seed-S/fold-F, and can be resumed. RUN itself holds the results of
+all runs together.
 """
 
 from __future__ import annotations
@@ -21,19 +21,20 @@ from train.workdir import METRICS_NAME, claim, versions, write_json
 
 
 def cross_validate(config: TrainConfig, workdir: Path, devices: Devices) -> dict[str, Any]:
-    """Trains every fold for every seed and measures all held-out predictions together.
+    """Trains every fold with every seed and measures all held-out predictions together.
 
     Args:
-        config: with `folds` and without `fold`.
-        workdir: the folder of the run, made if it is missing.
-        devices: set up.
+        config: has `folds`, but no `fold`.
+        workdir: folder of the cross-validation, created if it is missing.
+        devices: the configured devices.
 
     Returns:
-        the content of RUN/metrics.json: the measures of all held-out predictions, in which every
-        image counts once for each seed; `folds` and `spread`, see `metrics.describe_folds`.
+        the content of RUN/metrics.json: the measures of all held-out predictions, where every image
+        counts once per seed, and `folds` and `spread`, see `metrics.describe_folds`. Empty on a
+        worker that is not the chief.
 
     Raises:
-        what `trainer.train_and_evaluate` raises.
+        ConfigError, TrainingError, StoppedError: see `trainer.train_and_evaluate`.
     """
     manifest = tfrecord_io.Manifest.load(config.data)
     splits = parts.fold_splits(config, manifest)
@@ -41,8 +42,8 @@ def cross_validate(config: TrainConfig, workdir: Path, devices: Devices) -> dict
         if metrics.read_examples(config.data, splits).patients is None:
             devices.say(
                 "warning: the dataset does not name the patient of every image, so the folds are "
-                "cut by image, and scans of one patient may be on both sides. Build it with "
-                "--group_regex"
+                "divided by image: scans of one patient may be in the training and the held-out "
+                "part. Build the dataset with --group_regex"
             )
         runs = [
             (fold, seed)
@@ -57,7 +58,7 @@ def cross_validate(config: TrainConfig, workdir: Path, devices: Devices) -> dict
             devices.say(f"\nrun {number} of {len(runs)}: fold {fold}, seed {seed}")
             single = dataclasses.replace(config, fold=fold, seed=seed, seeds=1)
             trainer.train_once(single, _folder(workdir, fold, seed), devices)
-            # Otherwise the graphs of all runs stay in memory.
+            # Without this, the graphs of all runs stay in memory.
             keras.utils.clear_session()
         if not devices.is_chief:
             return {}
@@ -75,7 +76,7 @@ def _pool(
     splits: tuple[str, ...],
     runs: list[tuple[int, int]],
 ) -> dict[str, Any]:
-    """Measures the held-out predictions of all runs together, and writes RUN's files."""
+    """Measures the held-out predictions of all runs together and writes the files of RUN."""
     tables = [
         metrics.read_predictions(
             _folder(workdir, fold, seed) / evaluation.PREDICTIONS_NAME, manifest.num_classes
@@ -116,12 +117,12 @@ def _pool(
     )
     write_json(workdir / METRICS_NAME, results)
     print(metrics.describe(results))
-    print(f"The metrics and {report.FILE_NAME} of all folds are in {workdir}")
+    print(f"the metrics and {report.FILE_NAME} of all folds are in {workdir}")
     return results
 
 
 def _temperatures(raw: np.ndarray, labels: np.ndarray, fold_of: np.ndarray) -> dict[int, float]:
-    """Returns the temperature of each fold, fitted to the predictions of the others."""
+    """Returns the temperature of each fold, fitted to the predictions on the other folds."""
     logarithms = calibration.log_probabilities(raw)
     return {
         fold: calibration.fit_temperature(logarithms[fold_of != fold], labels[fold_of != fold])
@@ -150,7 +151,7 @@ def _describe_calibration(
 
 
 def _join(examples: list[metrics.Examples]) -> metrics.Examples:
-    """Returns the examples of all runs; a patient or path that one lacks, none has."""
+    """Returns the examples of all runs; patients and paths only if every run has them."""
 
     def joined(name: str) -> tuple[str, ...] | None:
         values = [getattr(part, name) for part in examples]

@@ -1,4 +1,4 @@
-"""What metrics.json and predictions.csv hold of a split."""
+"""The contents of metrics.json and predictions.csv."""
 
 from __future__ import annotations
 
@@ -24,38 +24,39 @@ from train.scores import (
     scores,
 )
 
-#: Groups below which an interval is reported with a note: a bootstrap of few clusters tends to be
-#: too narrow. Source: Cameron, Gelbach and Miller 2008, "Bootstrap-based improvements for
-#: inference with clustered errors", who call fewer than 5 to 30 few.
+#: With fewer groups than this, intervals get a note: a bootstrap over few clusters tends to give
+#: too narrow ones. Source: Cameron, Gelbach and Miller 2008, "Bootstrap-based improvements for
+#: inference with clustered errors", who call 5 to 30 clusters few.
 FEW_GROUPS = 20
 
+# Smallest probability of the true class in the cross-entropy, which keeps its logarithm finite.
 _EPSILON = 1e-7
 
 _NO_INTERVAL = (float("nan"), float("nan"))
 
-#: Classes whose measures are printed; of more, the worst.
+#: With more classes than this, only the measures of the worst are printed.
 _MAX_CLASSES_TOLD = 20
 
-#: Examples x classes x resamples of the areas under the curve that an evaluation pays for: up to
-#: a minute on one core.
+#: Limit on examples x classes x resamples for the areas under the curve; it takes up to a minute on
+#: one core.
 MAX_AREA_COST = 6_000_000_000
 
-#: Fewer resamples than this do not tell a 95 % interval.
+#: Fewer resamples than this are too few for a 95 % interval.
 _MIN_RESAMPLES = 100
 
 
 class MetricsError(ValueError):
-    """Predictions that cannot be evaluated."""
+    """The predictions cannot be evaluated."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Examples:
-    """Who the examples of a split are, in the order of the reader without shuffling.
+    """The identities of the examples of a split, in the order of the reader without shuffling.
 
     Attributes:
-        keys: of the examples.
-        patients: of the examples, or None where the dataset does not say.
-        paths: of the source files, or None likewise.
+        keys: keys of the examples.
+        patients: patient of each example, or None if the dataset does not name them all.
+        paths: source file of each example, or None if the dataset does not name them all.
     """
 
     keys: tuple[str, ...]
@@ -68,13 +69,13 @@ def read_examples(
 ) -> Examples:
     """Returns the identities of a split's examples, or of some of them.
 
-    The shards give the order and the keys; patients and paths are joined to them from the table
-    of examples, if the dataset has one.
+    The shards give the order and the keys. Patients and paths come from the dataset's table of
+    examples, if there is one.
 
     Args:
-        directory: of the dataset.
+        directory: folder of the dataset.
         split: name of the split, or of several that are read as one.
-        places: int64, places in the split of the examples wanted; all if not given.
+        places: int64, places of the wanted examples in the split; None for all.
     """
     dataset = MappedDataset(directory, split)
     keys = tuple(dataset.keys(range(len(dataset)) if places is None else places))
@@ -99,7 +100,7 @@ def read_examples(
 
 
 def cross_entropy(probabilities: np.ndarray, labels: np.ndarray) -> float:
-    """Returns the mean negative logarithm of the probability of the true class, in nats.
+    """Returns the mean negative log probability of the true class, in nats.
 
     Args:
         probabilities: [num_examples, num_classes].
@@ -119,27 +120,27 @@ def evaluate_predictions(
     seed: int,
     max_area_cost: int = MAX_AREA_COST,
 ) -> dict[str, Any]:
-    """Returns what metrics.json holds of a split.
+    """Returns the measures of predictions for metrics.json.
 
     Args:
         probabilities: float32 [num_examples, num_classes].
         labels: int [num_examples].
-        label_names: of the classes.
-        groups: the patient of each example, or None: then intervals are by image.
+        label_names: names of the classes.
+        groups: the patient of each example; None for intervals by image.
         num_samples: bootstrap resamples; 0 for no intervals.
-        seed: of the bootstrap.
-        max_area_cost: examples x classes x resamples of the areas under the curve, at most.
+        seed: seed of the bootstrap.
+        max_area_cost: limit on examples x classes x resamples for the areas under the curve.
 
     Returns:
-        a dict of JSON values: `num_examples`, `num_patients`, `loss`, `bootstrap_by`,
-        `bootstrap_samples`, `auc_bootstrap_samples` (fewer, where that many would take hours),
-        `confusion_matrix` (rows are the truth), `label_counts`, `scores`: by name, `value`
-        with `low` and `high` of the 95 % interval, None where a measure is not defined or rests
-        on a single patient (see `score_entry`); and `notes`: sentences about what limits these
-        figures.
+        a dict of JSON values: `num_examples`, `num_patients`, `bootstrap_by`, `bootstrap_samples`,
+        `auc_bootstrap_samples` (fewer if that many would take hours), `confidence_level`, `loss`,
+        `label_counts`, `confusion_matrix` (rows are the true classes), `scores` and `notes`.
+        `scores` has `value`, `low` and `high` of the 95 % interval by the name of the measure; an
+        entry is None if it is undefined or rests on a single patient (see `score_entry`). `notes`
+        are sentences about what limits these figures.
 
     Raises:
-        MetricsError: if there is no example, or a probability is not a number.
+        MetricsError: if there are no examples, or a probability is not finite.
     """
     check_predictions(probabilities, labels, len(label_names))
     indices = group_indices(groups, len(labels))
@@ -174,10 +175,15 @@ def evaluate_predictions(
 
 
 def check_predictions(probabilities: np.ndarray, labels: np.ndarray, num_classes: int) -> None:
-    """Refuses predictions of which no measure would mean anything.
+    """Raises an error if predictions cannot be measured.
+
+    Args:
+        probabilities: [num_examples, num_classes].
+        labels: int [num_examples].
+        num_classes: classes of the dataset.
 
     Raises:
-        MetricsError: if there is no example, a shape is wrong, or a probability is not finite.
+        MetricsError: if there are no examples, a shape is wrong, or a probability is not finite.
     """
     if not len(labels) or probabilities.shape != (len(labels), num_classes):
         raise MetricsError(
@@ -197,19 +203,22 @@ def check_predictions(probabilities: np.ndarray, labels: np.ndarray, num_classes
 def score_entry(
     value: float, low: float, high: float, *, num_groups: int, is_share: bool
 ) -> dict[str, Any]:
-    """Returns a measure as metrics.json has it.
+    """Returns the entry of a measure in metrics.json.
 
-    Where all examples are right, or all are wrong, every draw of a bootstrap gives the same, and
-    its interval has no width. A share then gets the exact binomial interval of its groups instead
+    If all examples are right, or all are wrong, every bootstrap draw gives the same value and the
+    interval has no width. A share then gets the exact binomial interval for its number of groups
     (Clopper and Pearson 1934, "The use of confidence or fiducial limits illustrated in the case of
-    the binomial"), and any other measure none.
+    the binomial"). Any other measure gets no interval.
 
     Args:
-        value: NaN if it is not defined.
-        low: of its interval, or NaN.
-        high: likewise.
-        num_groups: that it rests on; below two there is no interval.
+        value: the measure; NaN if it is undefined.
+        low: lower end of its interval, or NaN.
+        high: upper end of its interval, or NaN.
+        num_groups: groups that the measure rests on; with fewer than two there is no interval.
         is_share: whether it is a share of examples, such as a sensitivity.
+
+    Returns:
+        `value`, `low` and `high`, rounded to 6 digits; None for NaN.
     """
     if num_groups < 2:
         low = high = np.nan
@@ -230,7 +239,15 @@ def _is_share(name: str) -> bool:
 
 
 def group_indices(groups: Sequence[str] | None, num_examples: int) -> np.ndarray:
-    """Returns the group of each example, 0..num_groups-1; without groups, each is its own."""
+    """Returns the group of each example as an index in 0..num_groups-1.
+
+    Args:
+        groups: name of each example's group; None if each example is its own group.
+        num_examples: number of examples.
+
+    Returns:
+        int [num_examples].
+    """
     if groups is None:
         return np.arange(num_examples)
     return np.unique(np.asarray(groups), return_inverse=True)[1]
@@ -239,16 +256,17 @@ def group_indices(groups: Sequence[str] | None, num_examples: int) -> np.ndarray
 def describe_folds(
     results: Sequence[tuple[int, int, Mapping[str, float]]],
 ) -> dict[str, list[dict[str, Any]] | dict[str, dict[str, Any]]]:
-    """Returns what metrics.json says of the runs of a cross-validation, and how far they spread.
+    """Returns the results of each run of a cross-validation, and their spread.
 
     Args:
-        results: (fold, seed, scores by name) of each run; a score that is not defined is NaN.
+        results: (fold, seed, scores by name) of each run; an undefined score is NaN.
 
     Returns:
-        `folds`: the runs in order; `spread`: by score `mean` over all runs, `std_over_folds`, the
-        standard deviation over folds of their means over seeds, and `std_over_seeds`, over seeds
-        of their means over folds: how far the whole cross-validation moves if it is repeated.
-        None where fewer than two folds or seeds define the score.
+        `folds` has the scores of each run, in order. `spread` has by score: `mean` over all runs;
+        `std_over_folds`, the standard deviation over folds of the mean over seeds; and
+        `std_over_seeds`, the standard deviation over seeds of the mean over folds, which is how
+        much the whole cross-validation changes when it is repeated. A standard deviation is None if
+        fewer than two folds or seeds define the score.
     """
     ordered = sorted(results, key=lambda result: result[:2])
     names = list(dict.fromkeys(name for *_, by_name in ordered for name in by_name))
@@ -280,7 +298,7 @@ def describe_folds(
 
 
 def _deviation(values: Sequence[tuple[int, float]]) -> float | None:
-    """Returns the standard deviation of the groups' means, or None below two groups."""
+    """Returns the standard deviation of the groups' means, or None for fewer than two groups."""
     by_group: dict[int, list[float]] = {}
     for group, value in values:
         by_group.setdefault(group, []).append(value)
@@ -289,7 +307,7 @@ def _deviation(values: Sequence[tuple[int, float]]) -> float | None:
 
 
 def _num_area_samples(wanted: int, affordable: int) -> int:
-    """Returns how many resamples of areas to draw; 0 if too few can be paid for."""
+    """Returns how many resamples of areas to draw; 0 if too few are affordable."""
     if affordable >= wanted:
         return wanted
     return affordable if affordable >= _MIN_RESAMPLES else 0
@@ -302,11 +320,11 @@ def _notes(result: Mapping[str, Any], behind: Mapping[str, int]) -> list[str]:
     num_groups = max(behind.values())
     if by == "image":
         notes.append(
-            "the dataset does not say which patient an image is of; these intervals take images "
-            "for independent and are too narrow if a patient has several"
+            "the dataset does not name the patient of every image; these intervals treat images as "
+            "independent and are too narrow if a patient has several"
         )
     if num_groups < 2:
-        notes.append(f"all images are of one {by}, so no interval can be told")
+        notes.append(f"all images are of one {by}, so there are no intervals")
     elif num_samples and num_groups < FEW_GROUPS:
         notes.append(
             f"the intervals rest on {num_groups} {by}s; with fewer than {FEW_GROUPS} they tend to "
@@ -315,8 +333,8 @@ def _notes(result: Mapping[str, Any], behind: Mapping[str, int]) -> list[str]:
     absent = [name for name, count in result["label_counts"].items() if not count]
     if absent:
         notes.append(
-            f"no image of {_listed(absent)}; the balanced accuracy is the mean over the other "
-            "classes"
+            f"there is no image of {_listed(absent)}; the balanced accuracy is the mean over the "
+            "other classes"
         )
     single = [
         name
@@ -324,27 +342,31 @@ def _notes(result: Mapping[str, Any], behind: Mapping[str, int]) -> list[str]:
         if num_samples and count and behind[f"sensitivity/{name}"] == 1 < num_groups
     ]
     if single:
-        notes.append(f"{_listed(single)}: no interval, for all images are of one {by}")
+        notes.append(f"{_listed(single)}: no interval, because all images are of one {by}")
     num_area_samples = result["auc_bootstrap_samples"]
     if num_area_samples < num_samples:
         cost = f"{result['num_examples']:,} images in {len(result['label_counts']):,} classes"
         notes.append(
-            f"intervals of areas under the curve are from {num_area_samples} resamples instead of "
-            f"{num_samples}, to bound the time for {cost}"
+            f"the intervals of the areas under the curve use {num_area_samples} resamples instead "
+            f"of {num_samples}, to limit the time for {cost}"
             if num_area_samples
-            else f"no intervals of areas under the curve: they would take too long for {cost}"
+            else f"the areas under the curve have no intervals: they would take too long for {cost}"
         )
     return notes
 
 
 def _listed(names: Sequence[str], most: int = 5) -> str:
-    """Returns names in a sentence, the first of them if there are many."""
+    """Returns up to `most` names for a sentence, and the number of the others."""
     shown = ", ".join(printable(name) for name in names[:most])
     return shown if len(names) <= most else f"{shown} and {len(names) - most:,} more classes"
 
 
 def describe(metrics: Mapping[str, Any]) -> str:
-    """Returns the metrics as a few lines of text."""
+    """Returns the metrics as a few lines of text.
+
+    Args:
+        metrics: content of metrics.json.
+    """
     by = metrics["bootstrap_by"]
     people = f" of {metrics['num_patients']:,} patients" if metrics["num_patients"] else ""
     weights = f", weights of epoch {metrics['best_epoch']}" if metrics.get("best_epoch") else ""
@@ -363,14 +385,18 @@ def describe(metrics: Mapping[str, Any]) -> str:
             text += f"  [{_percent(score['low'])}, {_percent(score['high'])}]"
         lines.append(f"  {printable(name):<{width}} {text}")
     if hidden:
-        lines.append(f"  and {hidden:,} classes of higher sensitivity, all in metrics.json")
+        lines.append(f"  metrics.json has {hidden:,} more classes, of higher sensitivity")
     return "\n".join(lines)
 
 
 def worst_classes(metrics: Mapping[str, Any], most: int) -> list[str]:
-    """Returns the classes of lowest sensitivity, the worst first, of equal ones the largest.
+    """Returns the classes with the lowest sensitivity, the worst first.
 
-    Those without images come last.
+    Of classes with equal sensitivity, the larger comes first. Classes without images come last.
+
+    Args:
+        metrics: content of metrics.json.
+        most: the largest number of classes to return.
     """
     counts = metrics["label_counts"]
 
@@ -400,7 +426,15 @@ def write_predictions(
     label_names: Sequence[str],
     examples: Examples,
 ) -> None:
-    """Writes a row an example: key, path, patient, label, predicted, probabilities."""
+    """Writes predictions.csv: key, path, patient, label, predicted class and probabilities.
+
+    Args:
+        path: path of the table.
+        probabilities: float [num_examples, num_classes].
+        labels: int [num_examples].
+        label_names: names of the classes.
+        examples: identities of the examples, in the same order.
+    """
     text = io.StringIO()
     writer = csv.writer(text)
     names = [csv_cell(name) for name in label_names]
@@ -422,11 +456,14 @@ def write_predictions(
 
 
 def read_predictions(path: Path, num_classes: int) -> tuple[np.ndarray, np.ndarray, Examples]:
-    """Returns (probabilities, labels, examples) of a table that `write_predictions` wrote.
+    """Returns the content of a table that `write_predictions` wrote.
 
     Args:
-        path: of the table.
-        num_classes: of the dataset; the last so many columns are the probabilities.
+        path: path of the table.
+        num_classes: classes of the dataset; that many last columns are the probabilities.
+
+    Returns:
+        (probabilities float32 [num_examples, num_classes], labels int64 [num_examples], examples).
     """
     with path.open(encoding="utf-8", errors="surrogateescape", newline="") as file:
         header, *rows = csv.reader(file)

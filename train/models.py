@@ -1,9 +1,9 @@
 """The networks: uint8 images in, class probabilities out, all on the device.
 
-Everything between the stored bytes and the answer is a layer of the model: the cast to float,
-the normalization, grey widened to three channels, the mean over an image and its mirror image,
-the temperature. So a saved model needs no recipe beside it, and a host thread never touches a
-pixel. Pure Keras 3: the same code runs on TensorFlow and on JAX.
+Everything between the stored bytes and the answer is a layer of the model: the cast to float, the
+normalization, the conversion of grey to three channels, the mean over an image and its mirror
+image, and the temperature. A saved model therefore needs no preprocessing code, and the host never
+changes a pixel. The networks are pure Keras 3 and run on TensorFlow and on JAX.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ import tfrecord_io
 from train import applications
 from train.config import ConfigError, TrainConfig
 
-#: Keras downloads and checks the hash of the files of `weights="imagenet"`.
+#: With this value, Keras downloads the weights and checks their hash.
 _IMAGENET = "imagenet"
 
 LOGITS_LAYER = "logits"
 
-# Keeps a standard deviation of zero, an image of one grey level, from dividing by zero.
+# An image of a single grey level has a standard deviation of 0; this avoids the division by 0.
 _LEAST_STD = 1.0
 
-# Below this a probability has no logarithm worth the name.
+# Smallest probability whose logarithm is taken.
 _LEAST_PROBABILITY = 1e-7
 
 
 @dataclasses.dataclass(frozen=True)
 class Network:
-    """A model with the parts that training needs to tell apart.
+    """A model and the parts of it that training needs.
 
     Attributes:
         logits: float32 [batch, height, width, channels] in 0..255 → logits [batch, num_classes].
-            Training runs it on augmented images, and computes the loss from the logits, because
-            the logarithm of a rounded probability loses the gradient of confident mistakes.
+            Training runs it on augmented images and computes the loss from the logits: the
+            logarithm of a rounded probability loses the gradient of confident mistakes.
         model: uint8 [batch, height, width, channels] → float32 [batch, num_classes]
-            probabilities: what is evaluated and exported, made of the same layers.
-        backbone: the pretrained part, or None.
+            probabilities. Evaluation and export use it; it shares the layers of `logits`.
+        backbone: the network of keras.applications inside, or None.
     """
 
     logits: keras.Model
@@ -59,16 +59,16 @@ def build_network(
     """Builds the network of a configuration.
 
     Args:
-        config: names the model, its weights, normalization and head.
+        config: supplies the model, its weights, the normalization and the head.
         image_shape: (height, width, channels) of the stored uint8 images.
-        num_classes: outputs.
-        statistics: of the training pixels; wanted with `--normalize data`.
-        temperature: what the logarithms of the probabilities are divided by, see `calibration`.
-        synchronized: whether the replicas of small_resnet exchange their statistics in training,
-            see `Devices.must_synchronize`.
+        num_classes: number of outputs.
+        statistics: statistics of the training pixels; needed for `--normalize data`.
+        temperature: divisor of the log probabilities, see `calibration`.
+        synchronized: whether the replicas of small_resnet exchange their batch statistics in
+            training, see `Devices.must_synchronize`.
 
     Raises:
-        ConfigError: if the image does not suit the network or the weights cannot be had.
+        ConfigError: if the images do not suit the network or the weights cannot be loaded.
     """
     images = keras.Input(image_shape, dtype="float32", name="pixels")
     backbone = None
@@ -86,7 +86,7 @@ def build_network(
         features = keras.layers.Dropout(config.dropout, seed=config.seed + 1, name="dropout")(
             features
         )
-    # Small weights: the first answer is that every class is as likely, whatever the features.
+    # With small weights, the untrained network finds all classes about equally likely.
     classes = keras.layers.Dense(
         num_classes,
         kernel_initializer=keras.initializers.RandomNormal(stddev=0.01, seed=config.seed),
@@ -102,10 +102,10 @@ def build_network(
 def _classifier(
     logits: keras.Model, config: TrainConfig, image_shape: tuple[int, int, int], temperature: float
 ) -> keras.Model:
-    """Returns uint8 images → probabilities, by the mean over mirrored images if asked for."""
+    """Returns the model uint8 images → probabilities, see `Network.model`."""
     images = keras.Input(image_shape, dtype="uint8", name="image")
     pixels = keras.layers.Rescaling(1.0, dtype="float32", name="to_float")(images)
-    # In reduced precision a softmax would round; probabilities are always float32.
+    # Probabilities are always float32: a softmax in reduced precision rounds too much.
     softmax = keras.layers.Softmax(dtype="float32", name="softmax")
     probabilities = softmax(logits(pixels))
     if config.test_time_flip:
@@ -125,14 +125,14 @@ def set_trainable(network: Network, *, phase: str, trainable_layers: int | None)
 
     Batch normalization inside a pretrained backbone stays frozen in every phase: its statistics
     were computed over ImageNet, and a few steps on small batches would destroy what the layers
-    above rely on (Keras' guide to transfer learning says the same).
+    above rely on. Source: Keras' guide "Transfer learning & fine-tuning".
 
     Args:
-        network: what `build_network` returned.
-        phase: `head` trains what is new alone; `all` the last layers of the backbone too.
-        trainable_layers: layers counted from the backbone's end, pooling included (4 is block 5
-            of VGG16, as in the 2018 tutorial's `layers[:-4]`); None means all, for a network
-            that starts from nothing.
+        network: the result of `build_network`.
+        phase: `head` trains only the new layers, `all` also the last layers of the backbone.
+        trainable_layers: number of layers from the backbone's end, including pooling layers (4 is
+            block 5 of VGG16, the 2018 tutorial's `layers[:-4]`); None for all layers, for a network
+            that starts from random weights.
     """
     if network.backbone is None:
         return
@@ -151,7 +151,7 @@ def set_trainable(network: Network, *, phase: str, trainable_layers: int | None)
 
 
 def _normalize(images, kind: str, statistics: tfrecord_io.PixelStatistics | None):
-    """Scales pixels in 0..255 as `--normalize` says."""
+    """Scales pixels in 0..255 according to `--normalize`."""
     if kind == "unit":
         return keras.layers.Rescaling(1 / 255, name="to_unit_range")(images)
     if kind == "image":
@@ -169,15 +169,16 @@ def _normalize(images, kind: str, statistics: tfrecord_io.PixelStatistics | None
 
 
 def _small_resnet(features, synchronized: bool):
-    """A residual network of 1.5 million parameters for a few hundred images and more.
+    """A residual network with 1.5 million parameters, for a few hundred images and more.
 
     Blocks are pre-activated (He et al. 2016, "Identity mappings in deep residual networks"), and
-    their branches begin at zero (Goyal et al. 2017, section 5.1). One batch normalization a block
-    is enough to learn faint differences, and costs a CPU less than the usual two; its statistics
-    are those of the global batch, so that any number of replicas learns the same.
+    their branches start at zero (Goyal et al. 2017, "Accurate, large minibatch SGD", section 5.1).
+    One batch normalization per block is enough to learn faint differences, and takes less CPU time
+    than the usual two. Its statistics are those of the global batch, so that any number of replicas
+    learns the same.
 
-    The first convolution brings the image to a grid of 28 to 72 cells a side: larger images are
-    averaged down before it. The head sees the mean and the maximum over the last grid, because a
+    The first convolution reduces the image to a grid of 28 to 72 cells per side. Larger images are
+    averaged down before it. The head gets the mean and the maximum over the last grid, because a
     finding may fill the scan or a single cell.
     """
     layers = keras.layers
@@ -200,10 +201,10 @@ def _small_resnet(features, synchronized: bool):
     )
 
 
-# (filters, blocks) of the small residual network; each stage after the first halves the grid.
+# (filters, blocks) of each stage of small_resnet; stages after the first halve the grid.
 _STAGES = ((32, 1), (64, 1), (128, 2), (256, 1))
 
-# Images from this side on are averaged down to less.
+# Images with a side of at least this are averaged down first.
 _LARGEST_SIDE = 289
 
 
@@ -229,10 +230,10 @@ def _conv(filters: int, size: int, stride: int = 1, **options: object) -> keras.
 
 
 def _convnet(features):
-    """Convolutions of 32, 64, 64 with pooling between: the 2018 tutorial's Fashion-MNIST network.
+    """The 2018 tutorial's network for Fashion-MNIST: convolutions of 32, 64 and 64 filters.
 
-    There the last 3x3x64 map was flattened. Larger images are pooled further until at most 8x8
-    is left, so that the dense layer stays small at any input size (28x28 gives the original).
+    The tutorial flattened the last 3x3x64 map. Larger images are pooled further, to at most 8x8, so
+    that the dense layer stays small at any input size. 28x28 images give the original network.
     """
     for filters in (32, 64):
         features = keras.layers.Conv2D(filters, 3, activation="relu", padding=_padding(features))(
@@ -246,7 +247,7 @@ def _convnet(features):
 
 
 def _padding(features) -> str:
-    # Tiny images would vanish under valid convolutions.
+    # Valid convolutions would leave nothing of tiny images.
     return "valid" if min(features.shape[1:3]) >= 5 else "same"
 
 
@@ -260,9 +261,9 @@ def _backbone(images, config: TrainConfig, image_shape: tuple[int, int, int]):
     height, width, channels = image_shape
     if min(height, width) < application.smallest:
         raise ConfigError(
-            f"--model {config.model} needs images of at least {application.smallest} pixels a "
-            f"side, this dataset has {height}x{width}; use --model small_resnet or build larger "
-            "images"
+            f"--model {config.model} needs images of at least {application.smallest} pixels per "
+            f"side, but this dataset has {height}x{width}; use --model small_resnet or build "
+            "larger images"
         )
     features = images
     if channels == 1:
@@ -278,13 +279,13 @@ def _backbone(images, config: TrainConfig, image_shape: tuple[int, int, int]):
             input_shape=(height, width, 3),
         )
     except Exception as error:
-        # Keras raises a bare Exception when its download fails.
+        # Keras raises a plain Exception if a download fails.
         if weights != _IMAGENET:
             raise
         raise ConfigError(
-            f"the ImageNet weights of {config.model} could not be had: {error}\n"
-            "Use --weights FILE with a file fetched elsewhere (Keras names it "
-            f"{config.model}_..._notop.h5), or --weights none to start from nothing"
+            f"the ImageNet weights of {config.model} could not be downloaded: {error}\n"
+            "Use --weights FILE with a file that was downloaded elsewhere (Keras names it "
+            f"{config.model}_..._notop.h5), or --weights none for random weights"
         ) from error
     if weights not in (_IMAGENET, "none"):
         _load_weights(backbone, weights)
@@ -295,12 +296,12 @@ def _backbone(images, config: TrainConfig, image_shape: tuple[int, int, int]):
 
 
 def _load_weights(model: keras.Model, path: str) -> None:
-    """Loads a weights file: Keras' own .weights.h5, or the .h5 that Keras publishes."""
+    """Loads a weights file: a .weights.h5 that Keras saved, or an .h5 that Keras publishes."""
     if not Path(path).is_file():
         raise ConfigError(
-            f"--weights {path}: there is no such file; expected imagenet, none or a weights file"
+            f"--weights {path}: this file does not exist; expected imagenet, none or a weights file"
         )
     try:
         model.load_weights(path)
-    except Exception as error:  # h5py and Keras raise many kinds for a file that does not fit
+    except Exception as error:  # h5py and Keras raise many types for a wrong file
         raise ConfigError(f"--weights {path} does not fit {model.name}: {error}") from error

@@ -1,4 +1,4 @@
-"""Update rules and learning rates."""
+"""Optimizers and learning-rate schedules."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class WarmupSchedule(keras.optimizers.schedules.LearningRateSchedule):
 
     Attributes:
         peak: learning rate after the warm-up.
-        warmup_steps: steps until then; 0 for none.
-        decay_steps: steps from then on until zero; None to stay at the peak.
+        warmup_steps: length of the warm-up; 0 for none.
+        decay_steps: steps of the cosine from the peak to zero; None to stay at the peak.
     """
 
     def __init__(self, peak: float, warmup_steps: int, decay_steps: int | None) -> None:
@@ -32,7 +32,7 @@ class WarmupSchedule(keras.optimizers.schedules.LearningRateSchedule):
         self.decay_steps = decay_steps
 
     def __call__(self, step):
-        """Returns the learning rate of a step, counted from 0, as a float32 scalar."""
+        """Returns the learning rate of a step (counted from 0) as a float32 scalar."""
         ops = keras.ops
         step = ops.cast(step, "float32")
         rate = ops.convert_to_tensor(self.peak, dtype="float32")
@@ -44,6 +44,7 @@ class WarmupSchedule(keras.optimizers.schedules.LearningRateSchedule):
         return rate
 
     def get_config(self):
+        """Returns the arguments of the constructor, for Keras' serialization."""
         return {
             "peak": self.peak,
             "warmup_steps": self.warmup_steps,
@@ -57,17 +58,17 @@ def make_optimizer(
     """Returns a fresh optimizer for one phase of training.
 
     Args:
-        config: resolved.
-        learning_rate: peak.
-        num_steps: of the phase; a cosine ends there.
+        config: the resolved configuration.
+        learning_rate: peak of the schedule.
+        num_steps: steps of the phase; a cosine reaches zero at their end.
     """
     warmup_steps = min(config.warmup_steps or 0, num_steps)
     rate: float | WarmupSchedule = learning_rate
     if warmup_steps or config.schedule == "cosine":
         decay_steps = num_steps - warmup_steps if config.schedule == "cosine" else None
         rate = WarmupSchedule(learning_rate, warmup_steps, decay_steps)
-    # Keras averages only the variables that the optimizer updates; nothing else of the default
-    # network changes in training.
+    # Keras averages only the variables that the optimizer updates. The other variables that
+    # training changes, the statistics of batch normalization, are moving averages already.
     options: dict[str, Any] = {"weight_decay": config.weight_decay or None}
     if config.ema_decay:
         options |= {"use_ema": True, "ema_momentum": config.ema_decay}
@@ -75,14 +76,14 @@ def make_optimizer(
     if config.optimizer == "sgd":
         optimizer = keras.optimizers.SGD(rate, momentum=0.9, **options)
     elif config.optimizer == "adam" or not config.weight_decay:
-        # Keras' AdamW refuses to go without a decay; without one it is Adam.
+        # Keras' AdamW requires a decay; without one it is the same as Adam.
         optimizer = keras.optimizers.Adam(rate, **options)
     else:
         optimizer = keras.optimizers.AdamW(rate, **options)
-    # Decay holds kernels back from growing; a bias or a scale has no such need.
+    # Only kernels decay; biases and scales do not need it.
     optimizer.exclude_from_weight_decay(var_names=["bias", "beta", "gamma"])
     if config.precision == "float16":
-        # Small gradients would vanish in half precision; bfloat16 has float32's range.
+        # Small gradients underflow in float16, but not in bfloat16, which has the range of float32.
         optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
     return optimizer
 
@@ -91,11 +92,11 @@ def make_optimizer(
 def averaged_weights(
     optimizer: keras.optimizers.Optimizer, variables: Sequence[keras.Variable]
 ) -> Iterator[None]:
-    """Lets trainable variables have their moving averages inside the block, if there are any.
+    """Sets trainable variables to their moving averages inside the block, if there are any.
 
     Args:
-        optimizer: has updated the variables.
-        variables: all that it updates.
+        optimizer: the optimizer that updates the variables.
+        variables: all variables that it updates.
     """
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     if not inner.use_ema:

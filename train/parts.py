@@ -1,4 +1,4 @@
-"""Which examples a run trains on, watches and is measured on: splits, or folds of patients."""
+"""Which examples a run trains on, validates on and tests on: splits, or folds of patients."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class Part:
     """Some examples of a dataset.
 
     Attributes:
-        name: what messages and metrics call it.
-        splits: the splits that hold them, which are read as one.
-        examples: int64, their places in these splits; None for all.
-        label_counts: examples of each class.
+        name: name of the part in messages and metrics.
+        splits: the splits that contain the examples; they are read as one.
+        examples: int64, places of the examples in these splits; None for all.
+        label_counts: number of examples of each class.
     """
 
     name: str
@@ -31,17 +31,19 @@ class Part:
 
     @property
     def num_examples(self) -> int:
+        """Number of examples in the part."""
         return sum(self.label_counts)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Parts:
-    """The parts of a run; None where there is no such example.
+    """The parts of a run.
 
     Attributes:
-        train: learnt from.
-        val: looked at during training; the temperature and the thresholds are fitted to it.
-        test: evaluated once, at the end.
+        train: the examples to learn from.
+        val: the examples to watch during training, and to fit the temperature and the thresholds
+            on; None if there are none.
+        test: the examples to evaluate once, at the end; None if there are none.
     """
 
     train: Part
@@ -50,16 +52,20 @@ class Parts:
 
     @property
     def evaluated(self) -> Part | None:
-        """What the metrics are of: the test part, or without one the validation part."""
+        """The part that the metrics measure: test, or validation if there is no test part."""
         return self.test or self.val
 
 
 def choose_parts(config: TrainConfig, manifest: tfrecord_io.Manifest) -> Parts:
-    """Returns the parts that a configuration asks for.
+    """Returns the parts of a run.
+
+    Args:
+        config: names the dataset, and the fold if there is one.
+        manifest: manifest of the dataset.
 
     Raises:
-        ConfigError: if there is nothing to train on, or a fold would be empty.
-        ManifestError: if a split that was named does not exist.
+        ConfigError: if there is nothing to train on, a fold would be empty, or a split of
+            `fold_splits` does not exist.
     """
     if config.fold is None:
         parts = {name: whole_split(manifest, name) for name in ("train", "val", "test")}
@@ -72,7 +78,7 @@ def choose_parts(config: TrainConfig, manifest: tfrecord_io.Manifest) -> Parts:
     if is_held_out.all() or not is_held_out.any():
         raise ConfigError(
             f"fold {config.fold} of {config.folds} has {is_held_out.sum()} of the "
-            f"{len(folds)} images: there are too few patients for so many --folds"
+            f"{len(folds)} images: there are too few patients; use fewer --folds"
         )
     labels = MappedDataset(config.data, splits).labels(range(len(folds))).argmax(-1)
     learnt, held_out = (
@@ -93,10 +99,10 @@ def choose_parts(config: TrainConfig, manifest: tfrecord_io.Manifest) -> Parts:
 
 
 def fold_splits(config: TrainConfig, manifest: tfrecord_io.Manifest) -> tuple[str, ...]:
-    """Returns the splits that are cut into folds: those named, or train and val.
+    """Returns the splits that are divided into folds: those of `fold_splits`, or train and val.
 
     Raises:
-        ConfigError: if a split that was named does not exist.
+        ConfigError: if a split of `fold_splits` does not exist.
     """
     named = (config.fold_splits or "train,val").split(",")
     missing = [name for name in named if name not in manifest.splits]
@@ -109,11 +115,17 @@ def fold_splits(config: TrainConfig, manifest: tfrecord_io.Manifest) -> tuple[st
 
 
 def patient_folds(examples: metrics.Examples, num_folds: int) -> np.ndarray:
-    """Returns int64 [num_examples]: the fold of each example, the same for all of a patient.
+    """Returns the fold of each example; all examples of a patient have the same fold.
 
-    It is a hash of the patient (where the dataset does not name patients, of the image), so a
-    patient stays in its fold when images are added, and with the same number of folds on every
-    machine.
+    The fold is a hash of the patient, or of the example's key if the dataset does not name
+    patients. A patient therefore stays in its fold when images are added, and on every machine.
+
+    Args:
+        examples: identities of the examples.
+        num_folds: number of folds.
+
+    Returns:
+        int64 [num_examples] in 0..num_folds-1.
     """
     fold_of = {
         identity: int.from_bytes(hashlib.sha256(identity.encode("utf-8")).digest()[:8], "big")
@@ -124,7 +136,15 @@ def patient_folds(examples: metrics.Examples, num_folds: int) -> np.ndarray:
 
 
 def read_statistics(data: str, part: Part) -> tfrecord_io.PixelStatistics:
-    """Returns the sums over the pixels of a part; chosen examples are read once."""
+    """Returns the pixel statistics of a part.
+
+    The statistics of the whole split `train` come with the dataset. For other parts all images are
+    read.
+
+    Args:
+        data: folder of the dataset.
+        part: the examples to measure.
+    """
     if part.examples is None and part.splits == ("train",):
         return tfrecord_io.read_statistics(data)
     mapped = MappedDataset(data, part.splits)
@@ -137,7 +157,7 @@ def read_statistics(data: str, part: Part) -> tfrecord_io.PixelStatistics:
 
 
 def whole_split(manifest: tfrecord_io.Manifest, name: str) -> Part | None:
-    """Returns a split as a part, or None if the dataset has none of that name, or it is empty."""
+    """Returns a split as a part, or None if it does not exist or is empty."""
     split = manifest.splits.get(name)
     if split is None or not split.num_examples:
         return None

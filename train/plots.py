@@ -1,6 +1,6 @@
-"""The pictures of a run for papers and slides: curves, confusion matrix, ROC, reliability.
+"""The plots of a run for papers and slides: curves, confusion matrix, ROC, reliability.
 
-Their size is bounded, whatever the number of classes; `report.html` is the place to look first.
+Their size is limited for any number of classes. To look at a result first, open `report.html`.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from sklearn import metrics as sk_metrics
 from tfrecord_io.printing import printable
 from train.scores import NUM_CALIBRATION_BINS, URGENT_CLASSES, calibration_bins
 
-#: Colour-blind safe. Source: Okabe and Ito 2008, "Color universal design".
+#: Colours that colour-blind readers can tell apart. Source: Okabe and Ito 2008, "Color universal
+#: design".
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 
-
-#: Classes up to which each cell of the confusion matrix shows its count.
+#: With at most this many classes, each cell of the confusion matrix shows its count.
 MAX_CLASSES_WITH_TEXT = 40
 
-#: Classes up to which each has its name beside the confusion matrix; of more, some have.
+#: Most class names beside the confusion matrix; with more classes, some have no name.
 _MAX_NAMES = 60
 
-#: ROC curves that can be told apart.
+#: Most ROC curves in a plot.
 _MAX_CURVES = 10
 
 _MAX_NAME_LENGTH = 28
 
-#: Names of classes and files are text: matplotlib would read `$x^2$` as a formula.
+#: Keeps matplotlib from reading a name such as `$x^2$` as a formula.
 _plain_text = matplotlib.rc_context({"text.parse_math": False})
 
 
@@ -51,16 +51,16 @@ def write_plots(
 ) -> None:
     """Writes confusion.png, roc.png and reliability.png, and curves.png if there is a history.
 
-    A picture that cannot be drawn or written is left out with a warning: a run of hours does not
-    fail for it.
+    A plot that cannot be drawn or written is left out with a warning, because a long run must not
+    fail for a plot.
 
     Args:
-        directory: made if it is missing.
-        history: a row for each epoch; none for a cross-validation or another dataset.
-        metrics: what `evaluate_predictions` returned, with its `split`.
+        directory: created if it is missing.
+        history: one row per epoch; none for a cross-validation or another dataset.
+        metrics: content of metrics.json.
         probabilities: float32 [num_examples, num_classes].
         labels: int [num_examples].
-        label_names: of the classes.
+        label_names: names of the classes.
     """
     matrix, split = np.asarray(metrics["confusion_matrix"]), metrics["split"]
     pictures: dict[str, Callable[[], Figure]] = {
@@ -75,7 +75,7 @@ def write_plots(
         try:
             directory.mkdir(exist_ok=True)
             with warnings.catch_warnings():
-                # matplotlib's font lacks the letters of many languages; boxes stand for them.
+                # matplotlib's font lacks the letters of many languages and shows boxes instead.
                 warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)
                 draw().savefig(path, dpi=120)
         except Exception as error:
@@ -83,7 +83,7 @@ def write_plots(
 
 
 def draw_curves(history: Sequence[Mapping[str, Any]], best_epoch: int) -> Figure:
-    """Loss and accuracy by epoch, training and validation, the kept epoch marked."""
+    """Draws loss and accuracy of training and validation by epoch, and marks the kept epoch."""
     figure = _figure(10, 4)
     epochs = [row["epoch"] for row in history]
     for place, quantity in enumerate(("loss", "accuracy")):
@@ -106,9 +106,9 @@ def draw_curves(history: Sequence[Mapping[str, Any]], best_epoch: int) -> Figure
 
 @_plain_text
 def draw_confusion(matrix: np.ndarray, label_names: Sequence[str], split: str) -> Figure:
-    """Counts by true and predicted class; the shade is the share of the true class."""
+    """Draws counts by true and predicted class; the shade is the share of the true class."""
     num_classes = len(label_names)
-    # Without texts in the cells, a large matrix needs no more room than its names do.
+    # A large matrix has no text in its cells, so it only needs space for the names.
     side = min(max(4.5, 0.8 * num_classes + 2), 20 if num_classes <= MAX_CLASSES_WITH_TEXT else 12)
     figure = _figure(side + 0.8, side)
     axes = figure.add_subplot()
@@ -139,9 +139,9 @@ def draw_roc(
     label_names: Sequence[str],
     metrics: Mapping[str, Any],
 ) -> Figure:
-    """Each class against the rest; for OCT also urgent cases against the rest.
+    """Draws the ROC curve of each class against the rest, and of urgent cases for OCT.
 
-    Of many classes, those with the smallest area.
+    Of many classes, those with the smallest areas are drawn.
     """
     figure = _figure(6, 5.5)
     axes = figure.add_subplot()
@@ -182,7 +182,7 @@ def draw_roc(
 def draw_reliability(
     probabilities: np.ndarray, labels: np.ndarray, metrics: Mapping[str, Any]
 ) -> Figure:
-    """Accuracy by confidence, and how many images have it."""
+    """Draws accuracy by confidence, above a histogram of the confidence."""
     is_correct = probabilities.argmax(-1) == labels
     total, _, correct = calibration_bins(probabilities.max(-1), is_correct, np.ones(len(labels)))
     edges = np.linspace(0, 1, NUM_CALIBRATION_BINS + 1)
@@ -215,12 +215,12 @@ def draw_reliability(
 
 @_plain_text
 def draw_occlusion(image: np.ndarray, drops: np.ndarray, title: str) -> Figure:
-    """The image, and beside it the image under its occlusion map.
+    """Draws an image, and beside it the image under its occlusion map.
 
     Args:
         image: uint8 [height, width, channels].
         drops: float [height, width], see `saliency.occlusion_map`.
-        title: of the map.
+        title: title of the map.
     """
     figure = _figure(9, 4.2)
     plain, covered = figure.subplots(1, 2)
@@ -242,7 +242,7 @@ def _short(name: str) -> str:
 
 
 def _figure(width: float, height: float) -> Figure:
-    # The object interface: no global state, no window, no display needed.
+    # matplotlib's object interface has no global state and needs no display.
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     return figure
