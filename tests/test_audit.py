@@ -262,7 +262,7 @@ def test_failing_on_leaks_is_refused_where_copies_cannot_be_found(flawed_tree, t
     (scans / planted.LEAKED_PATIENT).unlink()  # or it would fail for the patient
     done = run_build(scans, tmp_path / "out", "--leaks=fail", "--image_size=28")
     assert done.returncode == 2
-    assert "--leaks fail cannot be held with --image_size 28x28" in done.stderr
+    assert "--leaks fail cannot be checked with --image_size 28x28" in done.stderr
     assert not list(tmp_path.glob("out/*.tfrecord"))
 
 

@@ -315,7 +315,7 @@ def test_a_folder_that_is_no_class_fails_and_the_message_tells_what_to_do(
     argv = arguments(scans, tmp_path / "out", "--num_shards=2", IN_MEMORY)
     assert exit_code(monkeypatch, argv) == 1
     message = capsys.readouterr().err.splitlines()[-1]
-    assert message.startswith("error: no image is left of class 'labels': all its files were")
+    assert message.startswith("error: class 'labels' has no image left: all its files were")
     assert "such as train/labels/labels.csv" in message
     assert not (tmp_path / "out" / "manifest.json").exists()
     advice = message.partition("run again with ")[2].split()
@@ -549,7 +549,7 @@ def test_whatever_the_tree_holds_every_file_is_accounted_for(tmp_path_factory, f
         return  # no image, or unrelated trees
     except errors.BuildError as error:
         # All of the images, or all of a class.
-        assert re.search("images were rejected|no image is left of class", str(error))  # noqa: PT017
+        assert re.search("images were rejected|has no image left: all its files", str(error))  # noqa: PT017
         return
     counts = Manifest.load(output).counts
     assert counts["files"] == len(files)

@@ -357,7 +357,7 @@ def clean_tree(folder, splits=("train", "test")):
 def test_a_build_that_must_not_leak_is_refused_where_not_all_leaks_can_be_found(tmp_path):
     scans = clean_tree(tmp_path)
     with pytest.raises(
-        errors.UserError, match="--leaks fail cannot be held with --image_size 64x63"
+        errors.UserError, match="--leaks fail cannot be checked with --image_size 64x63"
     ):
         build_here(scans, tmp_path / "out", "--leaks=fail", "--image_size=64x63")
     assert not (tmp_path / "out").exists() or not list(tmp_path.glob("out/*.tfrecord"))

@@ -1,1 +1,1 @@
-"""What is made of a plan: shards with their sidecars, and the finished dataset."""
+"""Writes the shards of a plan with their sidecars, and finishes the dataset."""

@@ -1,4 +1,4 @@
-"""What every worker knows of a build, and what lies beside each shard that it wrote."""
+"""The facts of a build that every worker gets, and the sidecar of each written shard."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class DropOptions:
     """What happens to pictures that are in the dataset more than once.
 
     Attributes:
-        duplicates: pictures with the same stored pixels, wherever they are.
-        leaks: pictures of one split that are in another too, also as a near duplicate.
+        duplicates: policy for pictures with the same stored pixels, in any split.
+        leaks: policy for pictures that are in several splits, near duplicates included.
 
     Raises:
         ValueError: if a value is not one of the policies.
@@ -45,24 +45,24 @@ class DropOptions:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Build:
-    """All that a worker must know, besides its task.
+    """Everything that a worker must know besides its task.
 
     Attributes:
-        name: what the dataset is called.
-        output: folder or URL the dataset goes to.
+        name: name of the dataset.
+        output: folder or URL of the dataset.
         source: where the images come from.
         preprocessing: how a file becomes pixels.
         label_names: class names in the order of their indices.
-        identity: what decides the bytes, by name.
-        max_reject_fraction: more rejects than this share of the images fail the build.
-        num_files: files seen in the source.
-        copies: files found twice.
+        identity: everything that decides the bytes of the dataset, by name.
+        max_reject_fraction: the build fails if more than this share of the images is rejected.
+        num_files: number of files seen in the source.
+        copies: number of files that repeat another one in a second folder tree.
         ignored: number of files that are not data, by reason.
-        over_limit: images left out by the limit.
-        rejected_files: images already rejected while listing.
-        num_variants: augmented copies that are planned.
-        drops: what happens to pictures that are there more than once.
-        notes: what the user should know about the splits.
+        over_limit: number of images left out by the limit.
+        rejected_files: images already rejected by the listing.
+        num_variants: number of augmented copies planned.
+        drops: what happens to pictures that occur more than once.
+        notes: what the user should know about the classes and the splits.
     """
 
     name: str
@@ -83,14 +83,17 @@ class Build:
 
     @property
     def storage(self) -> Storage:
+        """The output folder."""
         return Storage(self.output)
 
     @property
     def fingerprint(self) -> str:
+        """Digest of the identity, see `plan.fingerprint`."""
         return plan.fingerprint(self.identity)
 
     @property
     def layout(self) -> schema.RecordLayout:
+        """The layout of every record."""
         return schema.RecordLayout(
             image_shape=self.preprocessing.image_shape, num_classes=len(self.label_names)
         )
@@ -107,20 +110,20 @@ class Build:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sidecar:
-    """What is known of one written shard; lies beside it as JSON.
+    """The facts of one written shard, stored as JSON beside it.
 
     Attributes:
-        fingerprint: of the build it belongs to.
+        fingerprint: fingerprint of the build that wrote the shard.
         shard: name of the shard file.
-        num_refs: images planned into it.
-        num_examples: records in it.
+        num_refs: number of images planned into the shard.
+        num_examples: number of records in the shard.
         num_bytes: size of the shard file.
         sha256: hexadecimal digest of the shard file.
-        label_counts: examples of each class, in the order of the label names.
+        label_counts: number of examples of each class, in the order of the label names.
         rejects: the images left out.
-        num_dropped: records that were taken out again as duplicates.
-        statistics: sums over the pixels of its records. None if an older release wrote the
-            shard, or if records were taken out of it.
+        num_dropped: number of records that were removed again as duplicates.
+        statistics: sums over the pixels of the records. None if an older release wrote the
+            shard, or if records were removed from it.
     """
 
     fingerprint: str
@@ -135,6 +138,7 @@ class Sidecar:
     statistics: PixelStatistics | None = None
 
     def to_json(self) -> str:
+        """Returns the sidecar as JSON text."""
         return json.dumps(dataclasses.asdict(self), indent=1) + "\n"
 
     @classmethod
@@ -142,7 +146,7 @@ class Sidecar:
         """Parses what `to_json` returned.
 
         Raises:
-            ValueError: if it is something else.
+            ValueError: if the text is not a sidecar.
         """
         try:
             content = json.loads(text)
@@ -152,11 +156,11 @@ class Sidecar:
                 content["statistics"] = PixelStatistics.from_dict(content["statistics"])
             return cls(**content)
         except (KeyError, TypeError) as error:
-            raise ValueError(f"no sidecar of a shard: {error!r}") from error
+            raise ValueError(f"not the sidecar of a shard: {error!r}") from error
 
 
 def find_finished(build: Build, tasks: Iterable[plan.ShardTask]) -> dict[int, Sidecar]:
-    """Returns the sidecars of the tasks whose shard is already there, by task index."""
+    """Returns the sidecars of the tasks whose shard is already written, by task index."""
     names = set(build.storage.names())
     there = [task for task in tasks if shards.sidecar_name(task.shard_name) in names]
     found = build.storage.map(functools.partial(read_sidecar, build), there)
@@ -168,12 +172,12 @@ def find_finished(build: Build, tasks: Iterable[plan.ShardTask]) -> dict[int, Si
 
 
 def rows_name(task: plan.ShardTask) -> str:
-    """Returns the name of a shard's part of the examples table."""
+    """Returns the name of the file with a shard's rows of the examples table."""
     return f"{BUILD_DIR}/{task.shard_name.removesuffix('.tfrecord')}.parquet"
 
 
 def read_sidecar(build: Build, task: plan.ShardTask) -> Sidecar | None:
-    """Returns a task's sidecar if it belongs to this build and its files are there."""
+    """Returns a task's sidecar, or None if it does not fit the build and its files."""
     try:
         sidecar = Sidecar.from_json(build.storage.read(shards.sidecar_name(task.shard_name)))
     except (FileNotFoundError, ValueError):
@@ -191,8 +195,8 @@ def _require_sidecar(build: Build, task: plan.ShardTask) -> Sidecar:
     sidecar = read_sidecar(build, task)
     if sidecar is None:
         raise errors.BuildError(
-            f"{build.storage.path(task.shard_name)} was written but is not there, or not as its "
-            "sidecar says; run the same command again to write it anew"
+            f"{build.storage.path(task.shard_name)} was written, but is missing or does not match "
+            "its sidecar; run the same command to write it again"
         )
     return sidecar
 
@@ -201,6 +205,6 @@ def require_sidecars(build: Build, tasks: Iterable[plan.ShardTask]) -> list[Side
     """Returns the sidecars of all tasks, in their order.
 
     Raises:
-        errors.BuildError: if one is missing, or its shard is not as it says.
+        errors.BuildError: if one is missing or does not match its shard.
     """
     return list(build.storage.map(functools.partial(_require_sidecar, build), tasks))

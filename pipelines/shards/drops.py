@@ -1,9 +1,9 @@
-"""Leaves out of a written dataset what is in it twice.
+"""Removes duplicate pictures from the written shards.
 
-Which pictures are the same is known only once all are decoded, when the shards are written. So
-the finishing step decides, writes the decision down, and copies each shard that is concerned
-without the records that go: no decoding, for a shard is an array of equal records. A build that
-is killed in between takes up the written decision, so its result is the same.
+Which pictures are the same is known only when all of them are decoded and the shards are written.
+So the finishing step decides which records to drop, saves the decision, and copies each affected
+shard without them. Nothing is decoded again, because a shard is an array of equal records. A build
+that is killed meanwhile reads the saved decision when it resumes, so its result is the same.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from tfrecord_io import manifest, schema, shards
 from tfrecord_io.auditing import audit, near_duplicates
 from tfrecord_io.auditing.twins import Twins, find_twins
 
-#: What the plan left out, and what the finishing step decided to; tables of `DROPPED_SCHEMA`,
-#: the second with the keys of the records.
+#: Tables of `DROPPED_SCHEMA`: the images that the plan dropped, and those that the finishing step
+#: decided to drop, with their keys and shards.
 PLANNED_FILE = f"{BUILD_DIR}/dropped.arrow"
 DECIDED_FILE = f"{BUILD_DIR}/duplicates.arrow"
 
@@ -37,16 +37,20 @@ _DECIDED_SCHEMA = pa.schema([*splits.DROPPED_SCHEMA, ("key", pa.string()), ("sha
 def leave_out(
     build: Build, tasks: Sequence[plan.ShardTask], sidecars: Sequence[Sidecar]
 ) -> pa.Table:
-    """Takes duplicates out of the shards if the policies say so.
+    """Removes duplicates from the shards if the policies say so.
+
+    A shard that loses records is replaced, with its sidecar.
 
     Args:
         build: the whole build.
         tasks: all tasks.
-        sidecars: of their shards, in the same order; those of shards that shrink are replaced.
+        sidecars: the sidecars of their shards, in the same order.
 
     Returns:
-        all images that were dropped, also those that the plan left out: a table of
-        `DROPPED_SCHEMA`.
+        all dropped images, including those that the plan dropped: a table of `DROPPED_SCHEMA`.
+
+    Raises:
+        errors.BuildError: if a shard changes while it is copied.
     """
     planned = read_table(build.storage, PLANNED_FILE)
     if planned is None:
@@ -88,7 +92,7 @@ def leave_out(
 
 
 def _variants_of(build: Build, decided: pa.Table) -> list[dict[str, Any]]:
-    """Returns shard and key of the augmented copies of dropped images, which are dropped too."""
+    """Returns shard and key of each augmented copy of a dropped image, which is dropped too."""
     if not build.num_variants:
         return []
     with build.storage.open_arrow(manifest.EXAMPLES_FILE_NAME) as file:
@@ -98,17 +102,17 @@ def _variants_of(build: Build, decided: pa.Table) -> list[dict[str, Any]]:
 
 
 def decide(examples: pa.Table, twins: Twins, options: DropOptions) -> pa.Table:
-    """Returns the examples that go, and why.
+    """Returns the examples to drop, with the reasons.
 
-    Of pictures with the same pixels one stays: in the most protected split (test, val, others,
-    train), there the one whose path sorts first. If their labels differ all of them go, for
-    nobody knows which label is right. Of near duplicates in several splits those in the most
-    protected one stay.
+    Of several pictures with the same pixels, the one in the most protected split stays (the order
+    is test, val, others, train), and among those in the same split the one whose path sorts first.
+    If their labels differ, all are dropped, because it is unknown which label is right. Of near
+    duplicates in several splits, those in the most protected split stay.
 
     Args:
-        examples: with the columns of the examples table.
+        examples: the examples table.
         twins: the pictures found to be the same.
-        options: the policies; only `drop` does anything here.
+        options: the policies; only `drop` has an effect here.
 
     Returns:
         a table of `DROPPED_SCHEMA` and the columns `key` and `shard`, in the order of `examples`.
@@ -154,7 +158,7 @@ def _decide_near(
     rank: Mapping[str, int],
     reasons: dict[int, tuple[str, str]],
 ) -> None:
-    """Adds the near duplicates of what is in a more protected split, the most protected first."""
+    """Adds near duplicates of pictures in a more protected split, the most protected first."""
     pairs = []
     for a, b in twins.near_rows():
         if rank[names[a]] > rank[names[b]]:
@@ -162,7 +166,7 @@ def _decide_near(
         if names[a] != names[b]:
             pairs.append((rank[names[a]], paths[a], paths[b], a, b))
     for _, _, _, kept, other in sorted(pairs):
-        # What is gone itself takes nobody with it.
+        # A picture that is dropped itself is no reason to drop another one.
         if kept not in reasons and other not in reasons:
             reasons[other] = (f"picture_in_{names[kept]}", f"near duplicate of {paths[kept]}")
 
@@ -175,21 +179,21 @@ def copy_without(
     layout: schema.RecordLayout,
     label_names: Sequence[str],
 ) -> tuple[int, str, tuple[int, ...]]:
-    """Writes a shard and its rows of the examples table anew, without some of the records.
+    """Replaces a shard, and its rows of the examples table, by copies without some records.
 
     Args:
-        storage: of the dataset.
-        shard_name: the shard.
-        rows_name: its part of the examples table.
-        dropped_keys: of the records that go.
-        layout: of the records.
-        label_names: in the order of their indices.
+        storage: the dataset's folder.
+        shard_name: name of the shard file.
+        rows_name: name of the file with its rows of the examples table.
+        dropped_keys: keys of the records to leave out.
+        layout: layout of the records.
+        label_names: class names in the order of their indices.
 
     Returns:
         num_examples, sha256 and label_counts of the new shard, for its sidecar.
 
     Raises:
-        errors.BuildError: if the shard is not the one that the rows describe.
+        errors.BuildError: if the rows do not describe the shard.
     """
     with storage.open_arrow(rows_name) as file:
         rows = pq.read_table(file)
@@ -202,11 +206,11 @@ def copy_without(
         for row in kept.tolist():
             old.seek(row * layout.stride)
             record = old.read(layout.stride)
-            # A second attempt of this step, running at once, may have replaced one of the two.
+            # Another attempt of this step may have replaced the shard or the rows meanwhile.
             if record[slot.offset : slot.offset + slot.length] != keys[row].encode():
                 raise errors.BuildError(
                     f"{storage.path(shard_name)} changed while it was copied; run the same "
-                    "command again to go on"
+                    "command again to resume"
                 )
             new.write(record)
             digest.update(record)
@@ -220,31 +224,31 @@ def copy_without(
 
 
 def check_searchable(image_shape: Sequence[int], options: DropOptions) -> None:
-    """Refuses a policy that cannot be held at the stored size, before anything is decoded.
+    """Refuses `--leaks fail` for images stored too small, before anything is decoded.
 
     Args:
-        image_shape: (height, width, channels) of the stored images, of several splits.
+        image_shape: (height, width, channels) of the stored images.
         options: the policies.
 
     Raises:
-        errors.UserError: if leaks must fail and near duplicates cannot be looked for.
+        errors.UserError: if leaks must fail and the images are too small to find near duplicates.
     """
     height, width = image_shape[:2]
     if options.leaks == "fail" and min(height, width) < near_duplicates.MIN_SIDE:
         raise errors.UserError(
-            f"--leaks fail cannot be held with --image_size {height}x{width}: copies that were "
-            "saved anew, brightened or resized are found only in images stored with at least "
-            f"{near_duplicates.MIN_SIDE} pixels a side. Choose a larger --image_size; or "
+            f"--leaks fail cannot be checked with --image_size {height}x{width}: copies that were "
+            "saved again, brightened or resized are found only in images stored with at least "
+            f"{near_duplicates.MIN_SIDE} pixels per side. Choose a larger --image_size; or choose "
             "--leaks keep, and check patients and exact copies with python -m tfrecord_io audit "
             "--max_leaked_patients 0 --max_duplicates 0"
         )
 
 
 def judge(measures: Mapping[str, Any], options: DropOptions) -> str | None:
-    """Returns why a dataset must not be, by the policies that say `fail`; None if it may.
+    """Returns why a dataset violates a policy that is `fail`, or None if it does not.
 
     Args:
-        measures: of the audit, see `audit.Audit`.
+        measures: the audit's measures, see `audit.Audit`.
         options: the policies.
     """
     wrong = []
@@ -268,13 +272,13 @@ def judge(measures: Mapping[str, Any], options: DropOptions) -> str | None:
 
 
 def write_table(storage: Storage, name: str, table: pa.Table) -> None:
-    """Writes an Arrow file that appears whole or not at all."""
+    """Writes a table as an Arrow file, which appears under its name only when it is complete."""
     with storage.create(name) as file, pa.ipc.new_file(file, table.schema) as writer:
         writer.write_table(table)
 
 
 def read_table(storage: Storage, name: str) -> pa.Table | None:
-    """Returns what `write_table` wrote, or None if there is nothing."""
+    """Returns the table that `write_table` wrote, or None if the file does not exist."""
     if not storage.exists(name):
         return None
     return pa.ipc.open_file(pa.py_buffer(storage.read(name))).read_all()

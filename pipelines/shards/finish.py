@@ -1,4 +1,4 @@
-"""Turns written shards into a finished dataset: accounted for, audited, published."""
+"""Finishes a dataset: counts every file, audits the images, writes the report and the manifest."""
 
 from __future__ import annotations
 
@@ -30,19 +30,22 @@ from tfrecord_io.printing import csv_cell
 from tfrecord_io.reading import tfds_metadata
 from tfrecord_io.statistics import PixelStatistics
 
-#: Holds the message of a build that must not become a dataset.
+#: Holds the reason why the dataset was refused.
 FAILURE_FILE = f"{BUILD_DIR}/failure.json"
 
 
 def finish_dataset(build: Build) -> None:
-    """Counts what came of every image, audits, and writes the tables, the card and the manifest.
+    """Counts what became of every file, audits, and writes the tables, the card and the manifest.
 
-    It reads files, not an engine's counters. If too many images were rejected, or a policy says
-    so, it writes no manifest but the evidence and a note of the failure, which `read_failure`
-    returns: an engine would try again what raises an error.
+    The counts come from files, not from an engine's counters. If too many images were rejected or
+    a policy is violated, the tables and the reason are written, but no manifest; `read_failure`
+    returns the reason. That is not raised as an error, because an engine would retry the step.
+
+    Args:
+        build: the whole build.
 
     Raises:
-        errors.BuildError: if a shard is missing, an image is unaccounted for, or the output cannot
+        errors.BuildError: if a shard is missing, a file is unaccounted for, or the output cannot
             be written.
     """
     with errors.clear_write_errors(build.output):
@@ -54,7 +57,7 @@ def finish_dataset(build: Build) -> None:
 
 
 def read_failure(storage: Storage) -> str | None:
-    """Returns why the build failed, if `finish_dataset` found that it did."""
+    """Returns why `finish_dataset` refused the dataset, or None if it did not."""
     try:
         return json.loads(storage.read(FAILURE_FILE))["message"]
     except FileNotFoundError:
@@ -80,7 +83,7 @@ def _finish(build: Build) -> None:
 
 
 class _RefusedError(Exception):
-    """The dataset must not be; the message says why."""
+    """The dataset is refused; the message says why."""
 
 
 def _refuse(reason: str | None) -> None:
@@ -89,7 +92,7 @@ def _refuse(reason: str | None) -> None:
 
 
 def _collect_rejects(build: Build, sidecars: Sequence[Sidecar]) -> list[RejectedFile]:
-    """Returns all images that were left out, and writes them down."""
+    """Returns all rejected images, and writes them to rejects.csv."""
     rejects = [*build.rejected_files, *(r for sidecar in sidecars for r in sidecar.rejects)]
     rejects.sort(key=lambda reject: (reject.source_path, reject.reason))
     rows = map(dataclasses.astuple, rejects)
@@ -98,7 +101,7 @@ def _collect_rejects(build: Build, sidecars: Sequence[Sidecar]) -> list[Rejected
 
 
 def _drop(build: Build, tasks: Sequence[plan.ShardTask], sidecars: Sequence[Sidecar]) -> pa.Table:
-    """Leaves duplicates out, if the policies say so; returns them, and writes them down."""
+    """Drops duplicates if the policies say so; returns all dropped images, and lists them."""
     dropped = drops.leave_out(build, tasks, sidecars)
     if dropped.num_rows:
         _join_examples(build.storage, tasks)
@@ -108,7 +111,7 @@ def _drop(build: Build, tasks: Sequence[plan.ShardTask], sidecars: Sequence[Side
 
 
 def _join_examples(storage: Storage, tasks: Sequence[plan.ShardTask]) -> None:
-    """Joins the shards' rows into one table, a row group a shard, never all in memory."""
+    """Joins the shards' rows into one table, one row group per shard, one shard in memory."""
     with (
         storage.create(manifest.EXAMPLES_FILE_NAME) as file,
         pq.ParquetWriter(file, EXAMPLE_SCHEMA) as writer,
@@ -119,7 +122,7 @@ def _join_examples(storage: Storage, tasks: Sequence[plan.ShardTask]) -> None:
 
 def _read_rows(storage: Storage, task: plan.ShardTask) -> pa.Table:
     with storage.open_arrow(rows_name(task)) as part:
-        # `read_table` would look for a whole folder's dataset, which takes longer than reading.
+        # `read_table` would set up a dataset of many files, which takes longer than reading.
         return pq.ParquetFile(part).read()
 
 
@@ -129,8 +132,8 @@ def _audit_and_report(
     rejects: Sequence[RejectedFile],
     dropped: pa.Table,
 ) -> manifest.Manifest:
-    """Returns the manifest with its audit, and writes the dataset's card."""
-    # Only here: who starts the job on a cluster draws no card.
+    """Returns the manifest with the audit in it, and writes the dataset's card."""
+    # Imported here because a launcher that starts the job on a cluster does not render the card.
     from pipelines.report import card
 
     examples = build.read_examples()
@@ -144,7 +147,7 @@ def _audit_and_report(
 
 
 def _publish(storage: Storage, found: manifest.Manifest) -> None:
-    """Writes what describes the dataset; the manifest comes last, and makes it complete."""
+    """Writes the files that describe the dataset; the manifest comes last and marks it complete."""
     for name, text in tfds_metadata.describe(found).items():
         _write(storage, name, text)
     _write(storage, manifest.FILE_NAME, found.to_json())
@@ -209,7 +212,7 @@ def _make_manifest(
 
 
 def _statistics(build: Build, sidecars: Sequence[Sidecar]) -> PixelStatistics | None:
-    """Returns the sums over the pixels of all these shards, or None if they hold no example."""
+    """Returns the sums over the pixels of these shards, or None if they hold no example."""
     if not any(sidecar.num_examples for sidecar in sidecars):
         return None
     counted = build.storage.map(functools.partial(_shard_statistics, build), sidecars)

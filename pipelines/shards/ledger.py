@@ -1,4 +1,4 @@
-"""The ledger: what came of every file, and whether the dataset may be used."""
+"""The ledger: what became of every file, and whether the dataset may be used."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from tfrecord_io import manifest
 def account(
     build: Build, sidecars: Sequence[Sidecar], num_rejects: int, dropped: pa.Table
 ) -> dict[str, Any]:
-    """Returns the ledger of all files seen, by what came of them.
+    """Returns the number of files seen, and their number by what became of them.
 
     Args:
         build: the whole build.
-        sidecars: of all shards.
-        num_rejects: images left out, those that the listing rejected included.
-        dropped: what was left out as a duplicate or for its patient, a row a file.
+        sidecars: the sidecars of all shards.
+        num_rejects: number of rejected images, including those that the listing rejected.
+        dropped: images dropped as duplicates or because of their patient, one row each.
 
     Raises:
-        errors.BuildError: if what came in is not what went out.
+        errors.BuildError: if the numbers do not add up to the files seen.
     """
     num_examples = sum(sidecar.num_examples for sidecar in sidecars)
     num_variants = _count_variants(build.storage) if build.num_variants else 0
     counts = {
         "files": build.num_files,
         "examples": num_examples,
-        # They are examples, and no files.
+        # Variants are examples, but not files of the source.
         **({"variants": num_variants} if build.num_variants else {}),
         "rejects": num_rejects,
         "copies": build.copies,
@@ -57,8 +57,8 @@ def account(
     )
     if accounted != build.num_files:
         raise errors.BuildError(
-            f"{build.num_files:,} files went in and {accounted:,} are accounted for: {counts}; "
-            "no manifest was written; this is a bug, please report it"
+            f"the source has {build.num_files:,} files, but {accounted:,} are accounted for: "
+            f"{counts}; no manifest was written; this is a bug, please report it"
         )
     return counts
 
@@ -66,25 +66,25 @@ def account(
 def judge_rejects(
     build: Build, tasks: Sequence[plan.ShardTask], rejects: Sequence[RejectedFile]
 ) -> str | None:
-    """Returns why there are too many rejects for the dataset to be used; None if there are not.
+    """Returns why the dataset has too many rejects, or None if it has not.
 
     Args:
         build: the whole build.
         tasks: all tasks.
-        rejects: all images left out, those that the listing rejected included.
+        rejects: all rejected images, including those that the listing rejected.
     """
     table = build.storage.path(manifest.REJECTS_FILE_NAME)
     num_planned = sum(task.num_refs for task in tasks) - build.num_variants
     num_listed = len(build.rejected_files)
     num_images = num_planned + num_listed
     if len(rejects) == num_images:
-        return f"all {num_images:,} images were rejected; {table} says why"
-    # The files rejected while listing come from the whole source. Under a limit only a sample of
-    # the others was decoded, which therefore counts for all of them.
+        return f"all {num_images:,} images were rejected; {table} gives the reasons"
+    # The listing rejects files of the whole source, but with --limit only a sample of the other
+    # files is decoded. So the rejects of the sample are scaled up to all of them.
     weight = Fraction(num_planned + build.over_limit, num_planned or 1)
     num_expected = num_listed + weight * (len(rejects) - num_listed)
     num_all = num_images + build.over_limit
-    # As the user wrote it: 0.29 is a little less as a binary number, and 29 of 100 too many.
+    # The exact decimal number: the binary 0.29 is slightly smaller, so 29 of 100 would be too many.
     allowed = Fraction(repr(build.max_reject_fraction))
     if num_expected <= allowed * num_all:
         return None
@@ -94,16 +94,21 @@ def judge_rejects(
         f"{len(rejects):,} of {num_images:,} images were rejected "
         f"({float(num_expected / num_all):.2%}{sampled}, allowed {float(allowed):.2%}): "
         + ", ".join(f"{count:,} {reason}" for reason, count in reasons)
-        + f". See {table}; if you accept them, run again with a larger --max_reject_fraction"
+        + f". See {table}; to accept them, run again with a larger --max_reject_fraction"
     )
 
 
 def judge_classes(
     build: Build, tasks: Sequence[plan.ShardTask], sidecars: Sequence[Sidecar]
 ) -> str | None:
-    """Returns why the dataset must not be used if all files of a class were rejected.
+    """Returns why the dataset is unusable if all images of a class were rejected, else None.
 
-    Such a class is a folder of something else beside the classes' folders, or lost as a whole.
+    Such a folder either is not a class at all, or all of its files are damaged.
+
+    Args:
+        build: the whole build.
+        tasks: all tasks.
+        sidecars: the sidecars of their shards, in the same order.
     """
     counts = [sum(column) for column in zip(*(s.label_counts for s in sidecars), strict=True)]
     without = {name for name, count in zip(build.label_names, counts, strict=True) if not count}
@@ -124,14 +129,17 @@ def judge_classes(
     name, path = next(iter(lost.items()))
     rest = ",".join(label for label in build.label_names if label not in lost)
     return (
-        f"no image is left of class {name!r}: all its files were rejected, such as {path} "
-        f"({build.storage.path(manifest.REJECTS_FILE_NAME)} has them). Repair the files; or, if "
-        f"that folder is no class, run again with --classes={rest} --overwrite"
+        f"class {name!r} has no image left: all its files were rejected, such as {path} "
+        f"({build.storage.path(manifest.REJECTS_FILE_NAME)} lists them). Repair the files; or, if "
+        f"that folder is not a class, run again with --classes={rest} --overwrite"
     )
 
 
 def require_unique_keys(storage: Storage) -> None:
-    """Refuses a dataset that holds an image twice, whatever the shards' own counts say.
+    """Refuses a dataset that holds an image twice, which the shards' counts cannot show.
+
+    Args:
+        storage: the output folder, with its examples table.
 
     Raises:
         errors.BuildError: if two examples have the same key.
@@ -142,7 +150,8 @@ def require_unique_keys(storage: Storage) -> None:
     if repeated:
         raise errors.BuildError(
             f"{repeated:,} of {len(rows):,} examples in {storage.root} repeat the key of another "
-            "one: its shards do not belong to one plan. Build the dataset anew with --overwrite"
+            "example: the shards come from different plans. Build the dataset again with "
+            "--overwrite"
         )
 
 

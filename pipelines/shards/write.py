@@ -1,4 +1,4 @@
-"""Writes shards: decodes the images of a task, an image at a time."""
+"""Writes shards: decodes the images of a task one at a time."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from pipelines.stores.output import WriteBehind
 from tfrecord_io import augment, preprocess, schema, shard_writer, shards
 from tfrecord_io.auditing import near_duplicates
 
-#: A row an example of examples.parquet. The hashes are XXH3-128: they tell whether two files or
-#: two pictures are the same, they do not protect against an adversary.
+#: Columns of examples.parquet, which has one row per example. The hashes are XXH3-128: they show
+#: whether two files or two pictures are the same, but do not protect against an adversary.
 EXAMPLE_SCHEMA = pa.schema(
     [
         ("split", pa.string()),
@@ -45,8 +45,7 @@ EXAMPLE_SCHEMA = pa.schema(
         ("brightness", pa.float32()),
         ("white_border", pa.float32()),
         ("perceptual_hash", pa.binary(near_duplicates.HASH_LENGTH)),
-        # 0 is the image itself; of an augmented copy, what is known of the file is that of its
-        # original.
+        # 0 is the image itself. An augmented copy has the file facts of its original.
         ("variant", pa.int32()),
     ]
 )
@@ -58,19 +57,23 @@ def write_shard(
     reader: Reader,
     create: Callable[[str], contextlib.AbstractContextManager[IO[bytes]]] | None = None,
 ) -> Sidecar:
-    """Decodes the images of one task into one shard, an image at a time.
+    """Decodes the images of one task into one shard, one image at a time.
 
-    Files appear in this order, each whole: shard, rows of the examples table, sidecar. So a
-    sidecar that fits the build proves the other two.
+    The files appear in this order, each only when it is complete: shard, rows of the examples
+    table, sidecar. So a sidecar that fits the build proves that the other two files exist.
 
     Args:
         build: the whole build.
         task: the shard to write.
-        reader: of the source, open.
-        create: opens a file by its name, as the storage's `create` does, which is the default.
+        reader: an open reader of the source.
+        create: opens a file for writing by its name; by default the storage's `create`.
+
+    Returns:
+        the sidecar that was written.
 
     Raises:
-        errors.BuildError: if the source is gone or has changed, or Pillow is another version.
+        errors.BuildError: if the source is gone or has changed, or this worker's Pillow or libjpeg
+            differs from the launcher's.
     """
     _check_decoder(build)
     storage, layout = build.storage, build.layout
@@ -90,7 +93,7 @@ def write_shard(
         shard_writer.ShardWriter(file, layout) as shard,
         warnings.catch_warnings(),
     ):
-        # Pillow warns of odd metadata; what matters about an image is its reject, if it is one.
+        # Pillow warns about odd metadata; an image that is unusable is rejected in any case.
         warnings.simplefilter("ignore")
         reads = prefetch.read_in_order(reader, refs)
         for (ref, read), variant, key in zip(reads, variants, keys, strict=True):
@@ -98,7 +101,7 @@ def write_shard(
                 data = _read(read, ref)
                 pixels, *original = preprocess.decode_image(data, build.preprocessing)
             except preprocess.Reject as reject:
-                # A file is rejected once, whatever was to be made of it.
+                # A file is rejected only once, not again for each of its variants.
                 if not variant:
                     rejects.append(
                         RejectedFile(
@@ -133,7 +136,7 @@ def write_shard(
 class TaskWriter:
     """Writes one task after another, for use in a `with` block.
 
-    It keeps the source open, and decodes for a task while the files of the one before are finished.
+    It keeps the source open, and decodes a task while the files of earlier tasks reach the disk.
     """
 
     def __init__(self, build: Build) -> None:
@@ -149,18 +152,23 @@ class TaskWriter:
         self._open.close()
 
     def write(self, task: plan.ShardTask) -> None:
-        """Writes a shard, unless it is there already; `wait` tells whether that went well.
+        """Writes a shard unless it is already written.
+
+        Its files may still be unfinished on return; call `wait` before relying on them.
+
+        Args:
+            task: the shard to write.
 
         Raises:
             errors.BuildError: as `write_shard` does, or if the output cannot be written.
         """
-        # A retried task of an engine, or one of a resumed build, may be done already.
+        # An engine may retry a task that is already done.
         if read_sidecar(self._build, task) is None:
             with errors.clear_write_errors(self._build.output):
                 write_shard(self._build, task, self._reader, self._files.create)
 
     def wait(self) -> None:
-        """Returns once the files of all tasks have their names.
+        """Waits until the files of all tasks are finished.
 
         Raises:
             errors.BuildError: if one of them could not be finished.
@@ -179,7 +187,7 @@ def _read(read: Callable[[], bytes], ref: ImageRef) -> bytes:
 
 
 class _Example(NamedTuple):
-    """What is known of an example by itself; the names are those of `EXAMPLE_SCHEMA`."""
+    """The facts of one example that are found one by one, named as in `EXAMPLE_SCHEMA`."""
 
     ref: ImageRef
     key: str
@@ -196,7 +204,13 @@ class _Example(NamedTuple):
 def _examples_table(
     task: plan.ShardTask, examples: Sequence[_Example], facts: Mapping[str, np.ndarray]
 ) -> pa.Table:
-    """Returns the rows of a shard with what is the same in all, and what is found for all."""
+    """Returns the shard's rows of the examples table.
+
+    Args:
+        task: the shard.
+        examples: the facts of each example.
+        facts: columns computed for all examples together, see `side_facts.SideFacts.columns`.
+    """
     columns: dict[str, Any] = {
         name: [getattr(example, name) for example in examples] for name in _Example._fields
     }
@@ -219,6 +233,6 @@ def _check_decoder(build: Build) -> None:
     here, planned = preprocess.decoder_versions(), build.identity["decoder"]
     if here != planned:
         raise errors.BuildError(
-            f"this worker decodes with {here}, the launcher planned with {planned}; install the "
-            "launcher's versions on the workers, so that all shards hold the same kind of pixels"
+            f"this worker decodes with {here}, but the launcher planned with {planned}; install "
+            "the launcher's versions on the workers, because other versions give other pixels"
         )
