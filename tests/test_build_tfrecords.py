@@ -740,7 +740,7 @@ def test_the_sample_of_the_real_archive_is_632_images_once(tmp_path):
     output = tmp_path / "out"
     done = run_build(SAMPLE, output, "--image_size=16")
     assert done.returncode == 0, done.stderr
-    assert "1,783 files = 632 examples + 632 copies + 519 that are no data" in done.stdout
+    assert "1,783 files = 632 examples + 632 copies + 519 ignored" in done.stdout
     found = Manifest.load(output)
     assert found.rejects == {}
     assert found.label_names == ("CNV", "DME", "DRUSEN", "NORMAL")

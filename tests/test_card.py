@@ -122,7 +122,7 @@ def test_a_card_of_small_pictures_says_that_near_duplicates_were_not_looked_for(
     files = scan_tree({"train": 4, "test": 2}, classes=("CNV", "NORMAL"))
     out = build_here(write_tree(tmp_path / "in", files), tmp_path / "out", "--image_size=28")
     page = (out / "report.html").read_text()
-    assert "It could not look for near duplicates" in page[: page.index("<main")]
+    assert "The audit could not look for near duplicates" in page[: page.index("<main")]
 
 
 def test_a_short_list_of_cases_is_not_called_the_first_of_more(tmp_path):

@@ -31,7 +31,7 @@ def test_the_end_says_what_there_is_and_what_became_of_every_file(output: Path, 
     assert f"{num_files} files = {num_examples} examples + " in text
     assert "25 copies" in text
     assert "2 over limit" in text
-    assert "19 that are no data" in text
+    assert "19 ignored" in text
     assert f"{output}" in lines[-3]
     assert lines[-2].strip() == f"python -m tfrecord_io verify {output}"
 

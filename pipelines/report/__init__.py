@@ -1,1 +1,1 @@
-"""What a person reads of a build: the dataset's card, and the summary in the terminal."""
+"""The reports of a build: the dataset's card and the summary in the terminal."""

@@ -1,4 +1,4 @@
-"""The dataset's card: one HTML file, without network or script, for a person to read first."""
+"""The dataset's card: one HTML file that needs no network and no script."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tfrecord_io.auditing.twins import ImageReader
 from tfrecord_io.manifest import Manifest
 from tfrecord_io.printing import printable
 
-# Sizes that keep the page under some megabytes, whatever the dataset.
+# Limits that keep the page within a few megabytes for any dataset.
 _MAX_CLASSES = 24
 _MAX_PICTURES = 48
 _PICTURE_SIDE = 112
@@ -34,13 +34,13 @@ _MAX_PAIRS = 12
 _PAIR_SIDE = 224
 _MAX_FILES = 50
 
-# Names of what `shortcuts.WHITE_BORDER_EDGES` divides.
+# Names of the intervals between `shortcuts.WHITE_BORDER_EDGES`.
 _BORDERS = ("none", "up to 10 %", "10 to 30 %", "over 30 %")
 
 
 @functools.cache
 def page_template() -> jinja2.Template:
-    """Returns the page, compiled; a process that calls it early has it at hand later."""
+    """Returns the compiled template of the page, which is cached for later calls."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -63,15 +63,18 @@ def render(
     rejects: Sequence[RejectedFile],
     dropped: pa.Table,
 ) -> str:
-    """Returns the page.
+    """Renders the card.
 
     Args:
         found: the manifest as it will be written.
-        audit: of this dataset.
-        examples: what `audit.read_examples` returns.
+        audit: the audit of this dataset.
+        examples: the table that `audit.read_examples` returns.
         images: reads the stored pictures that the page shows.
         rejects: images that could not be used.
         dropped: images that a policy left out; columns `path`, `reason`, `detail`.
+
+    Returns:
+        the HTML text.
     """
     severities = collections.Counter(finding.severity for finding in audit.findings)
     return page_template().render(
@@ -102,21 +105,21 @@ def render(
 
 
 def _printable(value: Any) -> Any:
-    """Escapes control characters in the names of classes and files; markup is the page's own."""
+    """Escapes control characters in names from the data; the page's own markup is kept."""
     if isinstance(value, str) and not isinstance(value, markupsafe.Markup):
         return printable(value)
     return value
 
 
 def _with_flags(text: str) -> markupsafe.Markup:
-    """Returns text, escaped, whose command-line flags do not break over lines."""
+    """Returns the escaped text with each command-line flag in an element that does not wrap."""
     escaped = str(markupsafe.escape(printable(text)))
     flag = r"(--[a-z_]+(?: (?:patient|drop|keep|fail|auto|\d+))?)"
     return markupsafe.Markup(re.sub(flag, r'<code class="flag">\1</code>', escaped))
 
 
 def _summary(found: Manifest, audit: Audit) -> list[str]:
-    """Returns the first paragraph's sentences."""
+    """Returns the sentences at the top of the page."""
     patients = audit.measures["patients"]
     splits = ", ".join(f"{split.num_examples:,} {name}" for name, split in found.splits.items())
     height, width, channels = found.image_shape
@@ -130,18 +133,18 @@ def _summary(found: Manifest, audit: Audit) -> list[str]:
     warnings = [finding for finding in audit.findings if finding.severity == "warning"]
     if problems:
         sentences.append(
-            "Results on this data would mislead until the problems below are dealt with."
+            "Results on this data would be misleading until the problems below are fixed."
             if len(problems) > 1
-            else "Results on this data would mislead until the problem below is dealt with."
+            else "Results on this data would be misleading until the problem below is fixed."
         )
     elif warnings:
         sentences.append("No problem was found, but read the warnings before you trust a result.")
     else:
-        sentences.append("The audit found nothing that speaks against training on it.")
+        sentences.append("The audit found no reason not to train on this data.")
     if audit.measures.get("near_duplicate_pairs") is None:
         sentences.append(
-            "It could not look for near duplicates, so copies that were saved again or resized "
-            "may be in several splits."
+            "The audit could not look for near duplicates, so copies that were saved again or "
+            "resized may be in several splits."
         )
     return sentences
 
@@ -151,7 +154,7 @@ def _count(number: int, noun: str, plural: str | None = None) -> str:
 
 
 def _side_facts(found: Manifest, examples: pa.Table) -> list[dict[str, Any]]:
-    """Returns, for each fact of the files that may give the class away, counts by class."""
+    """Returns counts by class of each fact about the files that may reveal the class."""
     if found.num_classes > _MAX_CLASSES:
         return []
     if "white_border" in examples.column_names:
@@ -178,7 +181,7 @@ def _side_facts(found: Manifest, examples: pa.Table) -> list[dict[str, Any]]:
 def _count_by_label(
     examples: pa.Table, columns: Sequence[str], show: Callable[..., str]
 ) -> collections.Counter[tuple[str, str]]:
-    """Counts examples by what is shown of some columns' values, and label."""
+    """Counts examples by label and by the text that `show` makes of some columns' values."""
     keys = [*columns, "label"]
     plain = pa.table({name: _without_dictionary(examples[name]) for name in keys})
     counts: collections.Counter[tuple[str, str]] = collections.Counter()
@@ -241,7 +244,7 @@ def _contact_sheets(
 
 
 def _pairs(listed: Iterable[Mapping[str, Any]], images: ImageReader) -> list[dict[str, Any]]:
-    """Returns the pictures of near duplicates, to be shown side by side."""
+    """Returns pairs of near duplicates, with the pictures to show side by side."""
     pairs = []
     for pair in list(listed)[:_MAX_PAIRS]:
         sides = []

@@ -1,7 +1,7 @@
-"""The card's charts: what is drawn, as numbers; `charts.html.jinja` draws it in the page's colours.
+"""The card's charts as numbers, which `charts.html.jinja` draws in the page's colours.
 
-A plotting library would be the longest import of a worker and half of the time in which a build
-ends, for bars and a histogram that a page shows by itself.
+No plotting library is used: importing it and drawing would take half of the time that finishing a
+build takes, and HTML can show bars and a histogram by itself.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ import pyarrow.compute as pc
 
 from tfrecord_io.manifest import Manifest
 
-#: Classes that each have a bar; more are a list that nobody reads.
+#: With more classes than this, the charts of class sizes are left out, as nobody would read them.
 _MAX_BARS = 40
 
-#: Colours of the page.
+#: Number of series colours that the page defines.
 _NUM_SERIES = 8
 
 _NUM_BINS = 32
@@ -32,10 +32,10 @@ class Bar:
     """A bar of a chart.
 
     Attributes:
-        name: what stands before it.
-        length: its share of the chart's length, 0 to 1.
-        value: what stands behind it.
-        series: index of its colour.
+        name: text in front of the bar.
+        length: share of the chart's length, 0 to 1.
+        value: text behind the bar.
+        series: index of the bar's colour.
     """
 
     name: str
@@ -46,13 +46,13 @@ class Bar:
 
 @dataclasses.dataclass(frozen=True)
 class Bars:
-    """Bars beside or above each other.
+    """A bar chart.
 
     Attributes:
-        description: what they say, for those who do not see them.
+        description: the content of the chart as text, for screen readers.
         rows: the bars.
-        title: what they are, or nothing.
-        mark: name and place, 0 to 1, of a line across all bars.
+        title: heading of the chart; may be empty.
+        mark: label and position, 0 to 1, of a line across all bars; None for no line.
     """
 
     description: str
@@ -63,7 +63,7 @@ class Bars:
 
 @dataclasses.dataclass(frozen=True)
 class Tick:
-    """A mark on an axis: its place, 0 to 1, and what stands at it."""
+    """A mark on an axis: its position, 0 to 1, and its label."""
 
     place: float
     text: str
@@ -74,9 +74,10 @@ class Histogram:
     """Histograms on one pair of axes.
 
     Attributes:
-        description: what they show, for those who do not see them.
-        series: name, and the corners (x, y) of its outline, each 0 to 1; y is upwards.
-        filled: whether the area under it has the colour; else the outline.
+        description: the content of the chart as text, for screen readers.
+        series: the name of each histogram, and the corners (x, y) of its outline, each 0 to 1; y
+            points upwards.
+        filled: True to colour the area under the outline, False to colour the outline.
         x_ticks: marks of the axis of values.
         y_ticks: marks of the axis of shares.
     """
@@ -89,7 +90,11 @@ class Histogram:
 
 
 def classes_of_splits(found: Manifest) -> list[Bars]:
-    """Returns the class sizes of each split, or nothing if there are too many classes."""
+    """Returns a chart of the class sizes for each split, or no chart if there are too many classes.
+
+    Args:
+        found: the manifest.
+    """
     if found.num_classes > _MAX_BARS:
         return []
     charts = []
@@ -113,7 +118,11 @@ def classes_of_splits(found: Manifest) -> list[Bars]:
 
 
 def images_of_patients(examples: pa.Table) -> Bars | None:
-    """Returns how many patients have how many images, or None if no patient is known."""
+    """Returns a chart of patients by their number of images, or None if no patient is known.
+
+    Args:
+        examples: the examples table.
+    """
     sizes = pc.value_counts(examples["patient"].drop_null()).field("counts").to_numpy()
     if not len(sizes):
         return None
@@ -130,10 +139,13 @@ def images_of_patients(examples: pa.Table) -> Bars | None:
 
 
 def shortcuts(measured: Mapping[str, Any] | None) -> Bars | None:
-    """Returns how well side facts tell the class, beside guessing.
+    """Returns a chart of how well side facts predict the class, compared with guessing.
 
     Args:
-        measured: what the audit's `shortcuts` says.
+        measured: the audit's measure `shortcuts`, or None if it was not measured.
+
+    Returns:
+        the chart, or None without a measure.
     """
     if measured is None:
         return None
@@ -148,14 +160,24 @@ def shortcuts(measured: Mapping[str, Any] | None) -> Bars | None:
     guessing = f"guessing {100 * chance:.0f} %"
     told = ", ".join(f"{row.name} {row.value}" for row in rows)
     return Bars(
-        f"Classes told right from side facts: {told}; {guessing}",
+        f"Classes predicted correctly from side facts: {told}; {guessing}",
         rows,
         mark=(guessing, chance / longest),
     )
 
 
 def brightness(found: Manifest, examples: pa.Table) -> Histogram | None:
-    """Returns the classes' histograms of mean brightness, 0 to 255, or None if it is not known."""
+    """Returns a histogram of mean brightness, 0 to 255, for each class.
+
+    With more classes than colours, all classes share one histogram.
+
+    Args:
+        found: the manifest.
+        examples: the examples table.
+
+    Returns:
+        the histograms, or None if the table has no brightness.
+    """
     if "brightness" not in examples.column_names:
         return None
     values = examples["brightness"].to_numpy()
@@ -182,7 +204,7 @@ def brightness(found: Manifest, examples: pa.Table) -> Histogram | None:
 
 
 def _outline(heights: np.ndarray) -> tuple[tuple[float, float], ...]:
-    """Returns the corners of steps from the axis and back to it; equal neighbours are one step."""
+    """Returns the corners of a step curve that starts and ends at the axis; merges equal steps."""
     corners = [(0.0, 0.0)]
     left = 0
     for height, steps in itertools.groupby(heights.tolist()):
@@ -193,7 +215,7 @@ def _outline(heights: np.ndarray) -> tuple[tuple[float, float], ...]:
 
 
 def _ticks(top: float) -> tuple[Tick, ...]:
-    """Returns up to seven marks from 0, whose distance is 1, 2 or 5 times a power of ten."""
+    """Returns up to seven marks from 0, spaced by 1, 2 or 5 times a power of ten."""
     power = 10.0 ** math.floor(math.log10(top / 6))
     step = next(power * factor for factor in (1, 2, 5, 10) if power * factor * 6 >= top)
     return tuple(

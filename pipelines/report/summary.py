@@ -1,4 +1,4 @@
-"""What the user reads at the end."""
+"""The summary that the build prints when it ends."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ def print_built(output: str, seconds: float, num_finished_before: int) -> None:
     """Prints what a finished build made.
 
     Args:
-        output: the dataset's folder.
-        seconds: the whole command took.
-        num_finished_before: images that an earlier, interrupted run had done.
+        output: folder or URL of the dataset.
+        seconds: duration of the whole command.
+        num_finished_before: number of images that an earlier, interrupted run finished.
     """
     found = output_state.read_manifest(Storage(output))
     counts = found.counts
@@ -30,7 +30,7 @@ def print_built(output: str, seconds: float, num_finished_before: int) -> None:
     for reason, count in counts.get("dropped", {}).items():
         accounted += f" + {count:,} left out ({reason.replace('_', ' ')})"
     if counts["ignored"]:
-        accounted += f" + {sum(counts['ignored'].values()):,} that are no data"
+        accounted += f" + {sum(counts['ignored'].values()):,} ignored"
     print(accounted)
     print(
         f"{found.num_bytes / 1e6:,.1f} MB in {_num_shards(found)} shards, "
@@ -40,7 +40,11 @@ def print_built(output: str, seconds: float, num_finished_before: int) -> None:
 
 
 def print_complete(output: str) -> None:
-    """Prints that there is nothing to do."""
+    """Prints that the output was already complete.
+
+    Args:
+        output: folder or URL of the dataset.
+    """
     found = output_state.read_manifest(Storage(output))
     print(
         f"{output} is complete: {found.num_examples:,} examples in {_num_shards(found)} shards; "
@@ -53,7 +57,7 @@ def _num_shards(found: Manifest) -> int:
 
 
 def _table(found: Manifest) -> str:
-    """Returns examples by split and class, in columns."""
+    """Returns a text table of the number of examples by split and class."""
     header = ["split", *map(printable, found.label_names), "examples", "shards"]
     rows = [
         [name, *split.label_counts, split.num_examples, len(split.shards)]
@@ -78,7 +82,7 @@ def _print_rejects(found: Manifest, output: str) -> None:
 
 def _next_steps(output: str) -> str:
     if is_remote(output):
-        return "  copy it to a disk and run python -m tfrecord_io verify, or train on it from there"
+        return "  copy it to a disk and run python -m tfrecord_io verify, or train from the store"
     return (
         f"  python -m tfrecord_io verify {output}\n"
         f"  python -m tfrecord_io show {output} --output grid.png"
