@@ -276,7 +276,7 @@ def test_a_train_split_of_rejects_alone_has_no_sums(tmp_path):
 def test_a_missing_shard_is_no_finished_dataset(job):
     write_all(job)
     job.storage.delete([job.todo[1].shard_name])
-    with pytest.raises(errors.BuildError, match=f"{job.todo[1].shard_name} was written but is"):
+    with pytest.raises(errors.BuildError, match=f"{job.todo[1].shard_name} was written, but is"):
         finish.finish_dataset(job.build)
     assert not job.storage.exists("manifest.json")
 
@@ -284,7 +284,7 @@ def test_a_missing_shard_is_no_finished_dataset(job):
 @pytest.mark.parametrize("change", [{"num_files": 99}, {"copies": 1}, {"rejected_files": ()}])
 def test_a_ledger_that_does_not_add_up_is_no_finished_dataset(job, change):
     write_all(job)
-    with pytest.raises(errors.BuildError, match=r"went in and .* are accounted for"):
+    with pytest.raises(errors.BuildError, match=r"the source has .* are accounted for"):
         finish.finish_dataset(dataclasses.replace(job.build, **change))
     assert not job.storage.exists("manifest.json")
 
