@@ -1,10 +1,13 @@
 """How close is the whole build job to the limit, a pool that only decodes and resizes?
 
     python benchmarks/build_speed.py --num_images 20000
+    python benchmarks/build_speed.py --num_images 84484 --stored
 
-Both read the same zip on the same cores in one run. The job's time is that of the whole command:
-interpreter, imports, listing, planning, engine, writing, checking, manifest. The pool runs before
-and after each job, and the limit is the mean of both: a shared machine's speed drifts.
+A deflated zip flatters the job, which inflates faster than the pool; with `--stored` the zip is
+not compressed. Both read the same zip on the same cores in one run. The job's time is that of the
+whole command: interpreter, imports, listing, planning, engine, writing, checking, manifest. The
+pool runs before and after each job, and the limit is the mean of both, because the speed of a
+shared machine drifts.
 """
 
 from __future__ import annotations
@@ -56,20 +59,24 @@ def pool_seconds(path: Path) -> float:
     return time.perf_counter() - start
 
 
-def job_seconds(path: Path) -> float:
+def run_job(path: Path) -> tuple[float, float]:
+    """Returns the seconds of the whole command, and the MB of its largest process."""
     output = sample_archive.WORK_DIR / "build_speed"
     shutil.rmtree(output, ignore_errors=True)
     command = [sys.executable, "pipelines/build_tfrecords.py", "--source", "archive"]
     start = time.perf_counter()
-    subprocess.run(
+    process = subprocess.Popen(
         [*command, "--input", str(path), "--output", str(output)],
-        check=True,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
+    _, status, usage = os.wait4(process.pid, 0)
     seconds = time.perf_counter() - start
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        sys.exit(f"the build failed with exit code {process.returncode}")
     shutil.rmtree(output)
-    return seconds
+    return seconds, usage.ru_maxrss * 1024 / 1e6
 
 
 def cost_table(path: Path, num_images: int) -> str:
@@ -119,24 +126,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--num_images", type=int, default=20_000)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--stored", action="store_true", help="a zip without compression")
     parser.add_argument(
         "--sample", type=Path, default=Path("../shared/data/kermany2018-sample.zip")
     )
     args = parser.parse_args()
-    path = sample_archive.make_archive(args.sample, args.num_images)
+    path = sample_archive.make_archive(args.sample, args.num_images, stored=args.stored)
     print(cost_table(path, 1000))
     print(f"\n{args.num_images:,} images, in images/s:\n")
-    print("| run | pool before | job | pool after | ratio |")
-    print("| --- | --- | --- | --- | --- |")
+    print("| run | pool before | job | pool after | ratio | largest process, MB |")
+    print("| --- | --- | --- | --- | --- | --- |")
     ratios = []
     before = pool_seconds(path)
     for run in range(args.repeats):
-        job, after = job_seconds(path), pool_seconds(path)
+        job, megabytes = run_job(path)
+        after = pool_seconds(path)
         ratios.append((before + after) / 2 / job)
         rates = " | ".join(f"{args.num_images / seconds:.0f}" for seconds in (before, job, after))
-        print(f"| {run + 1} | {rates} | {ratios[-1]:.3f} |", flush=True)
+        print(f"| {run + 1} | {rates} | {ratios[-1]:.3f} | {megabytes:.0f} |", flush=True)
         before = after
-    print(f"\nmedian ratio {statistics.median(ratios):.3f} (wanted: 0.90)")
+    wanted = 0.86 if args.stored else 0.90
+    print(f"\nmedian ratio {statistics.median(ratios):.3f} (wanted: {wanted})")
 
 
 if __name__ == "__main__":

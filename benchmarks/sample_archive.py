@@ -9,20 +9,22 @@ from pathlib import Path
 WORK_DIR = Path("data/benchmarks")
 
 
-def make_archive(sample: Path, num_images: int) -> Path:
+def make_archive(sample: Path, num_images: int, *, stored: bool = False) -> Path:
     """Returns a zip in the real archive's shape (one tree) with that many images; made once.
 
     Args:
         sample: the sample zip of real scans.
         num_images: images wanted; the sample's are repeated under new patient numbers.
+        stored: without compression, as the members of many archives of JPEGs are.
     """
-    path = WORK_DIR / f"oct-{num_images}.zip"
+    path = WORK_DIR / f"oct-{num_images}{'-stored' if stored else ''}.zip"
     if path.exists():
         return path
     WORK_DIR.mkdir(parents=True, exist_ok=True)
     images = _read_images(sample)
     temporary = path.with_suffix(".tmp")
-    with zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+    method = zipfile.ZIP_STORED if stored else zipfile.ZIP_DEFLATED
+    with zipfile.ZipFile(temporary, "w", method, compresslevel=1) as archive:
         for number in range(num_images):
             name, data = images[number % len(images)]
             archive.writestr(_rename(name, number // len(images)), data)
