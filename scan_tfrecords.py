@@ -1,7 +1,8 @@
 """`scan-tfrecords COMMAND ...`: every command of the project under one name.
 
-A command is imported when it is called, so that none pays for another's libraries: the build for
-TensorFlow, or the trainer for Beam. The scripts in pipelines/ and train/ are the same commands.
+A command's module is imported only when the command is called, so that the build does not import
+TensorFlow and the trainer does not import Beam. The scripts in pipelines/ and train/ are the same
+commands.
 """
 
 from __future__ import annotations
@@ -10,10 +11,10 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-#: By command: the module whose `main` it calls, and what it does. `tfrecord_io` holds several
-#: commands, and is told which.
+#: By command: the module whose `main` it calls, and its purpose. `tfrecord_io` has several
+#: commands, so it also gets the command's name.
 COMMANDS = {
-    "build": ("pipelines.build_tfrecords", "make a dataset of an image collection"),
+    "build": ("pipelines.build_tfrecords", "make a dataset from an image collection"),
     "verify": ("tfrecord_io.__main__", "recount and re-hash a dataset"),
     "show": ("tfrecord_io.__main__", "write a labelled contact sheet"),
     "audit": ("tfrecord_io.__main__", "look for leaks, copies, contradictions and shortcuts"),
@@ -21,7 +22,7 @@ COMMANDS = {
     "train": ("train.run", "train a network on a dataset"),
     "evaluate": ("train.evaluate", "measure a trained network on another dataset"),
     "predict": ("train.predict", "give the class probabilities of image files"),
-    "benchmark": ("train.benchmark", "measure images a second by number of replicas"),
+    "benchmark": ("train.benchmark", "measure images per second by number of replicas"),
 }
 
 
@@ -29,10 +30,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command.
 
     Args:
-        argv: the command's name and its own arguments; by default the process's.
+        argv: the command's name and its arguments; None for those of the process.
 
     Returns:
-        The command's exit code; 0 after the list of commands, 2 for a command that does not exist.
+        the exit code of the command; 0 after the list of commands, 2 for an unknown command.
     """
     name, *arguments = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     listed = "\n".join(f"  {command:<10} {purpose}" for command, (_, purpose) in COMMANDS.items())

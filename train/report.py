@@ -1,4 +1,4 @@
-"""The page of a run: one HTML file, without network or script, for a person to read first."""
+"""The page of a run: one HTML file without scripts or external files, to read first."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ from train.scores import URGENT_CLASSES
 
 FILE_NAME = "report.html"
 
-#: Mistakes that the page shows: with two pictures each they are most of its bytes.
+#: Most mistakes on the page; their pictures, two each, take most of its bytes.
 MAX_MISTAKES = 12
 
-#: Classes that a table lists; of more, the worst.
+#: Most classes in a table; with more classes, it has the worst.
 MAX_CLASSES = 20
 
 _MAX_CONFUSIONS = 20
 _MAX_RUNS = 60
 _PICTURE_SIDE = 224
 
-#: Positive validation images below which a threshold is called a rough one: a sensitivity of
+#: With fewer positive validation images than this, a threshold is marked as rough: a sensitivity of
 #: 95 % then depends on a single image.
 _FEW_POSITIVES = 20
 
-#: Training images of a class below which the page warns.
+#: The page warns of classes with fewer training images than this.
 _FEW_IMAGES = 50
 
-#: Settings that the page shows at once; the others can be unfolded.
+#: Settings that the page always shows; a click shows the others.
 _MAIN_SETTINGS = (
     "model", "weights", "epochs", "global_batch_size", "optimizer", "learning_rate",
     "schedule", "class_weights", "augment", "precision", "seed",
@@ -56,11 +56,11 @@ class Mistake:
 
     Attributes:
         image: uint8 [height, width, channels], as the network sees it.
-        drops: float [height, width], what `saliency.occlusion_map` says, or None.
-        true: name of its class.
-        predicted: name of the class that the network gave.
-        probability: that the network gave to its answer.
-        path: of the file, or of its key where the dataset names no files.
+        drops: float [height, width], see `saliency.occlusion_map`; None for no map.
+        true: name of the true class.
+        predicted: name of the predicted class.
+        probability: probability of the predicted class.
+        path: the source file, or the key if the dataset does not name files.
     """
 
     image: np.ndarray
@@ -73,22 +73,22 @@ class Mistake:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunReport:
-    """What the page of a run says.
+    """The content of the page of a run.
 
     Attributes:
         title: name of the run.
-        manifest: of the dataset.
+        manifest: manifest of the dataset.
         config: settings of the run, see config.json.
-        history: a row an epoch, see history.json; nothing after a cross-validation.
-        metrics: see metrics.json; None if there was nothing to evaluate on.
-        probabilities: float [num_examples, num_classes] of the evaluated split, as the export
-            gives them; None without metrics.
-        uncalibrated: likewise, before the temperature; None if there is no temperature.
-        labels: int [num_examples].
-        mistakes: to be shown, the worst first.
-        own_metrics: of the training run, to stand beside those of another dataset.
-        notes: sentences about what limits the result, besides those that follow from the rest.
-        versions: of the software.
+        history: one row per epoch, see history.json; empty for a cross-validation.
+        metrics: see metrics.json; None if there was nothing to evaluate.
+        probabilities: float [num_examples, num_classes] of the evaluated split, with the
+            temperature applied; None without metrics.
+        uncalibrated: the same before the temperature; None if there is no temperature.
+        labels: int [num_examples]; None without metrics.
+        mistakes: the mistakes to show, the worst first.
+        own_metrics: metrics of the training run, to show beside those of another dataset.
+        notes: further sentences about what limits the result.
+        versions: versions of the software, by name.
     """
 
     title: str
@@ -111,7 +111,7 @@ class RunReport:
 
     @property
     def num_shared_patients(self) -> int:
-        """Patients of the evaluated split of whom the network has seen other images."""
+        """Number of patients of the evaluated split who also have images in the training split."""
         if self.metrics is None or self.is_cross_validation:
             return 0
         pairs = self.manifest.audit.get("measures", {}).get("shared_patients", ())
@@ -122,12 +122,12 @@ class RunReport:
 def worst_mistakes(
     probabilities: np.ndarray, labels: np.ndarray, most: int = MAX_MISTAKES
 ) -> list[int]:
-    """Returns the places of the wrong answers of highest probability, the surest first.
+    """Returns the indices of the wrong answers, those with the highest probability first.
 
     Args:
         probabilities: [num_examples, num_classes].
         labels: int [num_examples].
-        most: how many at most.
+        most: the largest number of indices to return.
     """
     wrong = np.flatnonzero(probabilities.argmax(-1) != labels)
     surest = np.argsort(-probabilities[wrong].max(-1), kind="stable")
@@ -143,18 +143,18 @@ def find_mistakes(
     label_names: Sequence[str],
     examples: Examples,
 ) -> list[Mistake]:
-    """Returns the worst mistakes on a split, with the map of what mattered in each.
+    """Returns the worst mistakes on a split, each with its occlusion map.
 
-    Costs some 150 predictions a mistake, at most `MAX_MISTAKES` times.
+    It costs about 150 predictions per mistake, for at most `MAX_MISTAKES` mistakes.
 
     Args:
-        predict: of uint8 images, the same as gave the probabilities.
-        directory: of the dataset.
-        part: what was evaluated.
+        predict: the function of uint8 images that gave the probabilities.
+        directory: folder of the dataset.
+        part: the evaluated part.
         probabilities: [num_examples, num_classes], in the order of the reader without shuffling.
         labels: int [num_examples].
-        label_names: of the classes.
-        examples: what `metrics.read_examples` returned for the part.
+        label_names: names of the classes.
+        examples: result of `metrics.read_examples` for the part.
     """
     wanted = worst_mistakes(probabilities, labels)
     if not wanted:
@@ -179,13 +179,13 @@ def find_mistakes(
 
 
 def write_report(path: Path, report: RunReport) -> None:
-    """Writes the page."""
+    """Writes the page atomically."""
     with atomic_write(path) as file:
         file.write(render(report).encode("utf-8"))
 
 
 def render(report: RunReport) -> str:
-    """Returns the page."""
+    """Returns the HTML of the page."""
     metrics = report.metrics
     return _page_template().render(
         report=report,
@@ -228,7 +228,7 @@ def _page_template() -> jinja2.Template:
 
 
 def _visible(value: object) -> object:
-    """Returns text whose control characters are shown as escapes, and anything else as it is."""
+    """Replaces control characters of text by escapes; returns other values unchanged."""
     if isinstance(value, str) and not isinstance(value, markupsafe.Markup):
         return printable(value)
     return value
@@ -242,8 +242,8 @@ def _of_hundred(score: Mapping[str, float | None], told: str = "") -> str:
     """Returns a share and its interval, such as `90 of 100 (84 to 95)`.
 
     Args:
-        score: of metrics.json.
-        told: what stands before the interval.
+        score: an entry of `scores` in metrics.json.
+        told: text before the interval.
     """
     text = f"{_hundredths(score['value'])} of 100"
     if score["low"] is None:
@@ -252,7 +252,7 @@ def _of_hundred(score: Mapping[str, float | None], told: str = "") -> str:
 
 
 def _hundredths(value: float | None) -> str:
-    """Returns a share in hundredths; never 0 or 100 for what is only near it."""
+    """Returns a share in hundredths; only an exact 0 or 1 becomes 0 or 100."""
     if value is None:
         return "–"
     rounded = round(100 * value)
@@ -280,12 +280,12 @@ def _comparison_rows(report: RunReport) -> list[dict[str, Any]]:
 
 
 def _summary(report: RunReport) -> list[str]:
-    """Returns the result in plain words."""
+    """Returns the sentences at the top of the page."""
     metrics = report.metrics
     if metrics is None:
         return [
-            "How good this network is cannot be said: the dataset has no image that it was not "
-            "trained on. Build it with a test split, or evaluate the run on another dataset."
+            "There is no result for this network: the dataset has no images besides the training "
+            "images. Build it with a test split, or evaluate the run on another dataset."
         ]
     scores, counts = metrics["scores"], metrics["label_counts"]
     images = _count(metrics["num_examples"], "image")
@@ -295,8 +295,8 @@ def _summary(report: RunReport) -> list[str]:
         num_folds = len({run["fold"] for run in metrics["folds"]})
         who = "patient" if people else "image"
         first = (
-            f"In a cross-validation with {num_folds} folds, {images}{people} were judged by "
-            f"networks that had not seen that {who}. The right class was named for {accuracy}."
+            f"In a cross-validation with {num_folds} folds, {images}{people} were classified by "
+            f"networks that had not seen that {who}. They named the right class for {accuracy}."
         )
     elif metrics["split"] == "val":
         first = (
@@ -334,7 +334,7 @@ def _summary(report: RunReport) -> list[str]:
 
 
 def _warnings(report: RunReport) -> list[str]:
-    """Returns what a reader must know before believing the summary."""
+    """Returns the warnings below the summary."""
     metrics, found = report.metrics, []
     if metrics is None:
         return found
@@ -342,26 +342,26 @@ def _warnings(report: RunReport) -> list[str]:
         found.append(
             f"{_count(report.num_shared_patients, 'patient')} of the {metrics['split']} split also "
             f"{'has' if report.num_shared_patients == 1 else 'have'} images in the training "
-            "split. The network may recognise the eye instead of the disease, so this result is "
-            "too good. Build the data with --splits patient."
+            "split. The network may recognise the eye instead of the disease, so the result is "
+            "probably too good. Build the data with --splits patient."
         )
     low = metrics["scores"]["accuracy"]["low"]
     present = [count for count in metrics["label_counts"].values() if count]
     if len(present) > 1 and low is not None and low <= max(present) / sum(present):
         found.append(
-            "This is not proven to be better than always giving the most frequent answer: the "
-            "interval reaches down to that."
+            "This result may be no better than always giving the most frequent answer: the "
+            "interval includes the accuracy of that answer."
         )
     if metrics["split"] == "val" and not report.is_cross_validation:
         found.append(
-            "The dataset has no test split. These are the images by which the weights were "
-            "chosen, so the result flatters the network."
+            "The dataset has no test split. The run also made its choices with these validation "
+            "images, so the result is probably too good."
         )
     return found
 
 
 def _tiles(report: RunReport) -> list[tuple[str, str]]:
-    """Returns (what it is, figure) of the figures at the top."""
+    """Returns (name, value) of the figures at the top."""
     found, metrics = report.manifest, report.metrics
     if metrics is None:
         return [
@@ -380,7 +380,7 @@ def _tiles(report: RunReport) -> list[tuple[str, str]]:
 
 
 def _class_rows(metrics: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Returns the measures of each class; of many, of the worst."""
+    """Returns the measures of each class, or of the worst classes if there are many."""
     names = list(metrics["label_counts"])
     if len(names) > MAX_CLASSES:
         names = worst_classes(metrics, MAX_CLASSES)
@@ -410,7 +410,7 @@ def _row_of_view(
 
 
 def _confusion(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the matrix if a page can show it, else its most frequent mistakes."""
+    """Returns the confusion matrix, or its most frequent mistakes if there are many classes."""
     names = list(metrics["label_counts"])
     matrix = np.asarray(metrics["confusion_matrix"])
     totals = matrix.sum(1)
@@ -447,7 +447,7 @@ def _num_mistakes(metrics: Mapping[str, Any]) -> int:
 
 
 def _pictures(mistake: Mistake) -> dict[str, Any]:
-    """Returns a mistake with its pictures as URLs."""
+    """Returns a mistake with its pictures as data URLs."""
     pictures = [(_data_url(mistake.image), "what the network sees")]
     if mistake.drops is not None:
         colours = saliency.overlay(mistake.image, mistake.drops)
@@ -462,7 +462,7 @@ def _pictures(mistake: Mistake) -> dict[str, Any]:
 
 
 def _data_url(pixels: np.ndarray) -> str:
-    """Returns uint8 [height, width, channels] as a PNG in a URL."""
+    """Returns uint8 [height, width, channels] as a PNG in a data URL."""
     image = Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
     image.thumbnail((_PICTURE_SIDE, _PICTURE_SIDE), Image.Resampling.LANCZOS)
     with io.BytesIO() as file:
@@ -494,7 +494,7 @@ def _threshold_rows(metrics: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _overall(metrics: Mapping[str, Any]) -> list[str]:
-    """Returns the measures that are not of a single class, and of few classes those, too."""
+    """Returns the overall measures, and the sensitivities unless there are many classes."""
     names = list(metrics["label_counts"])
     of_classes = {f"{measure}/{name}" for name in names for measure in ("specificity", "auc")}
     if len(names) > MAX_CLASSES:
@@ -503,7 +503,7 @@ def _overall(metrics: Mapping[str, Any]) -> list[str]:
 
 
 def _spread_rows(metrics: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Returns mean and spread of a cross-validation's measures."""
+    """Returns the mean and the spread of each measure of a cross-validation."""
     spread = metrics.get("spread") or {}
     return [{"name": name, **spread[name]} for name in _overall(metrics) if name in spread]
 
@@ -521,7 +521,7 @@ def _run_rows(metrics: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _split_rows(found: Manifest) -> list[dict[str, Any]]:
-    """Returns the images of each split, by class if a page can show that."""
+    """Returns the number of images of each split, by class unless there are many classes."""
     return [
         {
             "name": name,
@@ -533,37 +533,37 @@ def _split_rows(found: Manifest) -> list[dict[str, Any]]:
 
 
 def _settings(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Returns the settings, those that matter most apart."""
+    """Returns the most important settings (`main`) and the `others`."""
     main = {name: config[name] for name in _MAIN_SETTINGS if name in config}
     others = {name: value for name, value in config.items() if name not in main}
     return {"main": main, "others": others}
 
 
 def _limits(report: RunReport) -> list[str]:
-    """Returns what this result does not say, the most important first."""
+    """Returns the limits of the result, the most important first."""
     found, metrics = report.manifest, report.metrics
     limits = [
         "This is not a medical device. Nobody may be diagnosed or treated by it.",
     ]
     if metrics is not None:
         limits.append(
-            "All images are of one collection. On those of another clinic or device a network is "
-            "often worse; evaluate it on such a dataset before you rely on it elsewhere."
+            "All images come from one collection. A network is often worse on images of another "
+            "clinic or device; evaluate it on such a dataset before you rely on it elsewhere."
         )
         limits += [_sentence(note) for note in metrics.get("notes") or ()]
         patients = metrics["num_patients"]
         if patients and patients < FEW_GROUPS:
-            limits.append(f"{_count(patients, 'patient')} cannot stand for all patients.")
+            limits.append(f"{_count(patients, 'patient')} cannot represent all patients.")
         rough = [entry["view"] for entry in _threshold_rows(metrics) if entry["is_rough"]]
         if rough:
             limits.append(
                 f"Thresholds for {_joined(rough)} were chosen on fewer than {_FEW_POSITIVES} "
-                "positive images, where a single image moves them."
+                "positive images; a single image can change them."
             )
         if not report.is_cross_validation:
             limits.append(
                 "This is one run. Another seed or another choice of patients gives another "
-                "figure; a cross-validation (--folds 5 --seeds 3) tells how far it moves."
+                "result; a cross-validation (--folds 5 --seeds 3) shows how much it varies."
             )
     rare = [
         name
@@ -572,16 +572,16 @@ def _limits(report: RunReport) -> list[str]:
     ]
     if rare:
         limits.append(
-            f"Fewer than {_FEW_IMAGES} training images of {_joined(rare)}: more of them would "
-            "likely help most."
+            f"There are fewer than {_FEW_IMAGES} training images of {_joined(rare)}. More of them "
+            "would probably help most."
         )
     for finding in found.audit.get("findings", ()):
         if finding["severity"] in ("problem", "warning"):
             limits.append(f"The dataset's audit says: {_sentence(finding['title'])}")
     if report.mistakes:
         limits.append(
-            "A map shows where covering the image changes the answer of this network. It does not "
-            "show why, and not what a doctor would look at."
+            "A map shows where covering the image changes the answer of this network. It does "
+            "not show why, or what a doctor would look at."
         )
     return limits + [_sentence(note) for note in report.notes]
 

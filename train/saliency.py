@@ -1,4 +1,4 @@
-"""Maps of what mattered to a classifier: cover a part of the image and see what is lost."""
+"""Occlusion maps: which parts of an image a classifier's answer depends on."""
 
 from __future__ import annotations
 
@@ -11,32 +11,33 @@ import numpy as np
 #: probabilities.
 Predict = Callable[[np.ndarray], np.ndarray]
 
-#: Colours of the overlay: what spoke for the answer, and what spoke against it. Red and blue of
-#: the ends of ColorBrewer's RdBu, which colour-blind readers can tell apart.
+#: Colours of the overlay, for parts that speak for the answer and against it: the red and the blue
+#: ends of ColorBrewer's RdBu, which colour-blind readers can tell apart.
 _FOR, _AGAINST = np.array([202, 0, 32]), np.array([5, 113, 176])
 
-#: Opacity of the overlay where the map is largest.
+#: Opacity of the overlay at the largest value of the map.
 _MAX_OPACITY = 0.65
 
 
 def occlusion_map(
     predict: Predict, image: np.ndarray, *, patch: int, stride: int, batch_size: int = 64
 ) -> np.ndarray:
-    """Returns how much the likeliest class loses when a patch of the image is covered.
+    """Returns how much the probability of the likeliest class drops if a part is covered.
 
-    The patch has the image's mean colour. A pixel's value is the mean over the patches that cover
-    it. Source: Zeiler and Fergus 2014, "Visualizing and understanding convolutional networks".
+    A patch with the mean colour of the image covers one place after another. The value of a pixel
+    is the mean over all patches that cover it. Source: Zeiler and Fergus 2014, "Visualizing and
+    understanding convolutional networks".
 
     Args:
-        predict: gives probabilities; always asked for `batch_size` images, so that one graph
-            serves all.
+        predict: gives probabilities. It always gets `batch_size` images, so that one graph is
+            enough.
         image: uint8 [height, width, channels].
-        patch: side of the patch in pixels; no longer than a side of the image.
-        stride: pixels from one place of the patch to the next.
-        batch_size: images that are predicted at a time.
+        patch: side of the patch in pixels; at most the shorter side of the image.
+        stride: distance between neighbouring places of the patch, in pixels.
+        batch_size: images per call of `predict`.
 
     Returns:
-        float64 [height, width] drop in probability; below 0 where covering helps the class.
+        float64 [height, width] drop in probability; negative where covering raises it.
     """
     height, width, _ = image.shape
     fill = image.mean(axis=(0, 1)).astype(np.uint8)
@@ -45,7 +46,7 @@ def occlusion_map(
         for top in _starts(height, patch, stride)
         for left in _starts(width, patch, stride)
     ]
-    # The image itself is the first of them; copies of it fill up the last batch.
+    # The first image is the original; copies of it fill the last batch.
     num_images = -(-(1 + len(places)) // batch_size) * batch_size
     rows = []
     for start in range(0, num_images, batch_size):
@@ -59,16 +60,19 @@ def occlusion_map(
     for place, row in zip(places, probabilities[1:], strict=False):
         drops[place] += probabilities[0, likeliest] - row[likeliest]
         covers[place] += 1
-    # A stride longer than the patch leaves pixels that nothing covers.
+    # With a stride longer than the patch, some pixels are never covered.
     return np.divide(drops, covers, out=np.zeros_like(drops), where=covers > 0)
 
 
 def patch_and_stride(image_shape: tuple[int, ...], *, max_places: int = 144) -> tuple[int, int]:
-    """Returns a patch and a stride of half of it that need about so many places, or fewer.
+    """Returns a patch side, and a stride of half of it, for about `max_places` places.
 
     Args:
         image_shape: (height, width, ...) in pixels.
-        max_places: of the patch, give or take those at the edges.
+        max_places: approximate limit on the places; those at the edges may exceed it.
+
+    Returns:
+        (patch, stride) in pixels.
     """
     height, width = image_shape[:2]
     stride = max(1, math.ceil(math.sqrt(height * width / max_places)))
@@ -76,11 +80,11 @@ def patch_and_stride(image_shape: tuple[int, ...], *, max_places: int = 144) -> 
 
 
 def overlay(image: np.ndarray, drops: np.ndarray) -> np.ndarray:
-    """Returns an image in grey, with red where it spoke for the answer and blue where against.
+    """Returns an image in grey, coloured red where it speaks for the answer and blue where against.
 
     Args:
         image: uint8 [height, width, channels].
-        drops: float [height, width], what `occlusion_map` returned.
+        drops: float [height, width], the result of `occlusion_map`.
 
     Returns:
         uint8 [height, width, 3].
@@ -95,5 +99,5 @@ def overlay(image: np.ndarray, drops: np.ndarray) -> np.ndarray:
 
 
 def _starts(length: int, patch: int, stride: int) -> list[int]:
-    """Places of a patch along a side; the last one ends at the edge."""
+    """Returns the places of a patch along a side; the last patch ends at the edge."""
     return [*range(0, length - patch, stride), length - patch]

@@ -1,11 +1,11 @@
-"""What a classifier is worth: measures of its predictions, and how far they can be trusted.
+"""Measures of a classifier's predictions, and their confidence intervals.
 
-Confidence intervals come from a bootstrap over patients, not images: images of one eye are alike,
-and intervals that take them for independent are too narrow. Every measure takes weights, because
-a patient drawn twice is an example that counts twice.
+The intervals come from a bootstrap over patients, not over images: the images of one eye are alike,
+and intervals that treat them as independent are too narrow. Every measure takes weights, because an
+example of a patient who is drawn twice counts twice.
 
-Cost: a resample takes some 20 ns an example for all measures but the areas under the curve,
-which take 2 to 6 ns an example and class.
+Cost of a resample: about 20 ns per example for all measures except the areas under the curve, which
+take 2 to 6 ns per example and class.
 """
 
 from __future__ import annotations
@@ -17,37 +17,37 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-#: Classes of the OCT data set, and those whose patients must see a doctor at once.
+#: Classes of the OCT dataset, and those that need urgent referral to a doctor.
 #: Source: Kermany et al. 2018, "Identifying medical diagnoses and treatable diseases by
 #: image-based deep learning", Cell 172.
 OCT_CLASSES = frozenset({"CNV", "DME", "DRUSEN", "NORMAL"})
 URGENT_CLASSES = ("CNV", "DME")
 
-#: Penalty points of a mistake (true class, predicted class) in the paper's weighted error; any
+#: Penalty points for an urgent case, by the predicted class, in the paper's weighted error. Any
 #: other mistake costs 1. Source: Kermany et al. 2018.
 URGENT_PENALTIES: Mapping[str, int] = {"NORMAL": 4, "DRUSEN": 2}
 
-#: Equal-width bins of confidence. Source: Guo et al. 2017, "On calibration of modern neural
-#: networks", section 2 (they use 15).
+#: Number of equal-width bins of confidence. Source: Guo et al. 2017, "On calibration of modern
+#: neural networks", section 2 (they use 15).
 NUM_CALIBRATION_BINS = 15
 
 CONFIDENCE_LEVEL = 0.95
 
-#: Measures of each class, and of the urgent view.
+#: Measures of each class and of the urgent view.
 VIEW_MEASURES = ("sensitivity", "specificity", "auc")
 
-#: Examples x resamples that are weighed at once: 32 MB an array.
+#: Examples x resamples that are weighted at a time; an array of this size takes 32 MB.
 _CHUNK = 4_000_000
 
 
 @dataclasses.dataclass(frozen=True)
 class Scorer:
-    """All measures of one set of predictions, for as many weightings of its examples as wanted.
+    """Computes all measures of one set of predictions, for many weightings of its examples.
 
     Attributes:
         probabilities: [num_examples, num_classes].
         labels: int [num_examples].
-        label_names: of the classes.
+        label_names: names of the classes.
     """
 
     probabilities: np.ndarray
@@ -61,7 +61,7 @@ class Scorer:
 
     @property
     def names(self) -> list[str]:
-        """The measures, in the order of metrics.json."""
+        """Names of the measures, in the order of metrics.json."""
         names = ["accuracy", "ece"]
         for label in self.label_names:
             names += [f"{measure}/{label}" for measure in VIEW_MEASURES]
@@ -72,7 +72,7 @@ class Scorer:
 
     @property
     def has_urgent_view(self) -> bool:
-        """Whether the classes are OCT's, of which two are urgent."""
+        """Whether the classes are those of OCT, two of which are urgent."""
         return set(self.label_names) == OCT_CLASSES
 
     @functools.cached_property
@@ -81,7 +81,7 @@ class Scorer:
         return np.isin(self.label_names, URGENT_CLASSES)
 
     def score(self, weights: np.ndarray) -> dict[str, np.ndarray]:
-        """Returns every measure but the areas, float64 [num_weightings] each.
+        """Returns all measures except the areas, float64 [num_weightings] by name.
 
         Args:
             weights: float64 [num_weightings, num_examples], how often each example counts.
@@ -120,10 +120,12 @@ class Scorer:
         return result
 
     def num_groups_behind(self, groups: np.ndarray) -> dict[str, int]:
-        """Returns how many groups a measure rests on, by name; the smaller side where it has two.
+        """Returns how many groups each measure rests on, by name.
+
+        An area rests on the positive and the negative examples; the smaller number counts.
 
         Args:
-            groups: int [num_examples], the group of each, 0..num_groups-1.
+            groups: int [num_examples], the group of each example, 0..num_groups-1.
         """
         behind = dict.fromkeys(self.names, int(groups.max()) + 1)
         num_with, num_without = num_groups_by_class(self.labels, groups, len(self.label_names))
@@ -140,10 +142,10 @@ class Scorer:
         return behind
 
     def areas(self, weights: np.ndarray) -> dict[str, np.ndarray]:
-        """Returns the areas under the ROC curves, float64 [num_weightings] each.
+        """Returns the areas under the ROC curves, float64 [num_weightings] by name.
 
         Args:
-            weights: float64 [num_weightings, num_examples].
+            weights: float64 [num_weightings, num_examples], how often each example counts.
         """
         result = {}
         for index, name in enumerate(self.label_names):
@@ -163,15 +165,15 @@ def scores(
 ) -> dict[str, float]:
     """Returns all measures by name, such as `accuracy` or `auc/CNV`.
 
-    A measure that is not defined, such as the sensitivity of a class without examples, is NaN.
+    An undefined measure, such as the sensitivity of a class without examples, is NaN.
     `balanced_accuracy` is the mean sensitivity of the classes that have examples, as in
     scikit-learn.
 
     Args:
         probabilities: [num_examples, num_classes].
         labels: int [num_examples].
-        label_names: of the classes.
-        weights: [num_examples], how often each example counts; once if not given.
+        label_names: names of the classes.
+        weights: [num_examples], how often each example counts; None for once each.
     """
     scorer = Scorer(probabilities, labels, tuple(label_names))
     rows = (np.ones(len(labels)) if weights is None else weights)[None]
@@ -194,13 +196,13 @@ def bootstrap(
     Args:
         measure: takes how often each example counts, float64 [num_draws, num_examples], and
             returns float64 [num_draws] by name.
-        groups: int [num_examples], the group of each, 0..num_groups-1.
-        num_samples: how often to draw.
-        seed: of the draws; fewer samples are the first of more.
+        groups: int [num_examples], the group of each example, 0..num_groups-1.
+        num_samples: number of draws.
+        seed: seed of the draws; the first draws do not depend on `num_samples`.
 
     Returns:
-        (low, high) at the confidence level, by name; NaN where no draw defines the measure.
-        Nothing if there are fewer than two groups: each draw would be the same.
+        (low, high) at the confidence level, by name; NaN if no draw defines the measure. Empty
+        if there are fewer than two groups, because all draws would be the same.
     """
     num_groups = int(groups.max()) + 1
     if num_groups < 2:
@@ -227,16 +229,25 @@ def bootstrap(
 
 
 def confusion_matrix(labels: np.ndarray, predicted: np.ndarray, num_classes: int) -> np.ndarray:
-    """Returns int64 [num_classes, num_classes]: number of examples by (true, predicted)."""
+    """Returns int64 [num_classes, num_classes], the number of examples by (true, predicted).
+
+    Args:
+        labels: int [num_examples].
+        predicted: int [num_examples].
+        num_classes: number of classes.
+    """
     places = labels * num_classes + predicted
     return np.bincount(places, minlength=num_classes**2).reshape(num_classes, num_classes)
 
 
 def penalty_matrix(label_names: Sequence[str]) -> np.ndarray:
-    """Returns [num_classes, num_classes]: penalty points by (true, predicted).
+    """Returns float64 [num_classes, num_classes], the penalty points by (true, predicted).
 
-    Source: Kermany et al. 2018: an urgent case called NORMAL costs 4, called DRUSEN 2, any other
-    mistake 1.
+    An urgent case called NORMAL costs 4, called DRUSEN 2, and any other mistake 1. Source: Kermany
+    et al. 2018.
+
+    Args:
+        label_names: names of the classes.
     """
     penalties = 1.0 - np.eye(len(label_names))
     for row, truth in enumerate(label_names):
@@ -249,23 +260,23 @@ def penalty_matrix(label_names: Sequence[str]) -> np.ndarray:
 def area_under_curve(
     is_positive: np.ndarray, ranking: np.ndarray, weights: np.ndarray
 ) -> np.ndarray:
-    """Returns areas under the ROC curve, one a row of weights; NaN where one side has no weight.
+    """Returns the area under the ROC curve for each weighting; NaN if one side has no weight.
 
-    It is the chance that a positive ranks above a negative, ties half. Source: Hanley and McNeil
-    1982, "The meaning and use of the area under a ROC curve". scikit-learn's `roc_auc_score`
-    gives the same (a test compares them), but sorts for each row of weights, and a bootstrap asks
-    for thousands.
+    The area is the chance that a positive ranks above a negative; a tie counts half. Source: Hanley
+    and McNeil 1982, "The meaning and use of the area under a ROC curve". scikit-learn's
+    `roc_auc_score` gives the same values (a test compares them), but it sorts for each weighting,
+    and a bootstrap needs thousands of them.
 
     Args:
         is_positive: bool [num_examples].
-        ranking: [num_examples], higher for what looks positive.
+        ranking: [num_examples], the score; higher means more likely positive.
         weights: float64 [..., num_examples], how often each example counts.
 
     Returns:
         float64 [...].
     """
     levels = np.unique(ranking[is_positive])
-    # An odd place ties with positives; an even one lies between two levels of them.
+    # An odd place equals a level of the positives; an even place lies between two levels.
     places = np.searchsorted(levels, ranking, "left") + np.searchsorted(levels, ranking, "right")
     num_places = 2 * len(levels) + 1
     positive = _sums_by_place(places[is_positive], weights[..., is_positive], num_places)
@@ -277,14 +288,14 @@ def area_under_curve(
 def expected_calibration_error(
     confidences: np.ndarray, is_correct: np.ndarray, weights: np.ndarray
 ) -> np.ndarray:
-    """Returns the mean distance of confidence and accuracy over bins of confidence.
+    """Returns the mean distance between confidence and accuracy over bins of confidence.
 
     Source: Guo et al. 2017, equation 3.
 
     Args:
         confidences: [num_examples], the probability of the predicted class.
         is_correct: bool [num_examples].
-        weights: float64 [..., num_examples].
+        weights: float64 [..., num_examples], how often each example counts.
 
     Returns:
         float64 [...].
@@ -296,8 +307,18 @@ def expected_calibration_error(
 def calibration_bins(
     confidences: np.ndarray, is_correct: np.ndarray, weights: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns [..., num_bins] each: weight of examples, sum of confidence, sum of correct ones."""
-    # Guo's bins are open on the left: ((m-1)/M, m/M].
+    """Returns the sums of each bin of confidence.
+
+    Args:
+        confidences: [num_examples], the probability of the predicted class.
+        is_correct: bool [num_examples].
+        weights: float64 [..., num_examples], how often each example counts.
+
+    Returns:
+        (sum of weights, weighted sum of confidences, weight of correct examples), each [...,
+        NUM_CALIBRATION_BINS].
+    """
+    # The paper's bins are open on the left: ((m-1)/M, m/M].
     bins = np.clip(np.ceil(confidences * NUM_CALIBRATION_BINS) - 1, 0, NUM_CALIBRATION_BINS - 1)
     bins = bins.astype(np.int64)
     total, confidence_sums, correct_sums = (
@@ -310,7 +331,16 @@ def calibration_bins(
 def num_groups_by_class(
     labels: np.ndarray, groups: np.ndarray, num_classes: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns int [num_classes] each: groups with an example of the class, and of another."""
+    """Returns how many groups have an example of each class, and of any other class.
+
+    Args:
+        labels: int [num_examples].
+        groups: int [num_examples], the group of each example, 0..num_groups-1.
+        num_classes: number of classes.
+
+    Returns:
+        (groups with the class, groups with another class), int [num_classes] each.
+    """
     places = np.unique(groups * num_classes + labels)
     of_groups, of_labels = places // num_classes, places % num_classes
     is_only_class = np.bincount(of_groups)[of_groups] == 1
@@ -322,12 +352,17 @@ def num_groups_by_class(
 def _sums_by_place(places: np.ndarray, values: np.ndarray, num_places: int) -> np.ndarray:
     """Returns [..., num_places]: the sums of values [..., n] by their place, int [n]."""
     rows = values.reshape(math.prod(values.shape[:-1]), len(places))
-    # Row by row, because a row's few sums then stay in the processor's nearest cache.
+    # Row by row, the few sums of a row stay in the CPU's first-level cache.
     sums = np.stack([np.bincount(places, row, num_places) for row in rows])
     return sums.reshape(*values.shape[:-1], num_places)
 
 
 def ratios(parts: np.ndarray, wholes: np.ndarray) -> np.ndarray:
-    """Returns part / whole by place; NaN where the whole is nothing."""
+    """Returns parts / wholes; NaN where the whole is 0.
+
+    Args:
+        parts: array that broadcasts with `wholes`.
+        wholes: array of non-negative values.
+    """
     undefined = np.full(np.broadcast_shapes(np.shape(parts), np.shape(wholes)), np.nan)
     return np.divide(parts, wholes, out=undefined, where=np.asarray(wholes) > 0)

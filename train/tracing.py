@@ -1,4 +1,4 @@
-"""Traces of a few steps: for TensorBoard, for a browser's trace viewer, and as a table.
+"""Traces of a few steps: for TensorBoard, for a trace viewer in the browser, and as a table.
 
 TensorFlow and JAX both write an XSpace protocol buffer, which TensorBoard's profile plugin reads,
 and each brings what parses it. From it are made `trace.json.gz`, which chrome://tracing and
@@ -60,7 +60,13 @@ class Plane:
 
 
 class Tracer:
-    """Traces the steps from a first to a last one, both included."""
+    """Traces a range of steps.
+
+    Args:
+        steps: first and last step to trace, counted from 1; None for no trace.
+        directory: folder of the trace, created if it is missing.
+        backend: `tensorflow` or `jax`.
+    """
 
     def __init__(self, steps: tuple[int, int] | None, directory: Path, backend: str) -> None:
         self._steps = steps
@@ -72,11 +78,11 @@ class Tracer:
         return self
 
     def before(self, first_step: int, num_steps: int) -> None:
-        """Starts the trace if one of the coming steps is wanted.
+        """Starts the trace if the coming steps include one to trace.
 
         Args:
             first_step: the next step, counted from 1.
-            num_steps: that run in one go.
+            num_steps: steps that run before the next call.
         """
         if self._steps is None or self._running:
             return
@@ -85,10 +91,10 @@ class Tracer:
             self._start()
 
     def after(self, step: int) -> None:
-        """Ends the trace once the last step wanted is done.
+        """Ends the trace after the last step to trace.
 
         Args:
-            step: steps done.
+            step: number of steps done.
         """
         if self._running and self._steps is not None and step >= self._steps[1]:
             self._stop()
@@ -131,7 +137,7 @@ def write_views(directory: Path, backend: str) -> None:
         backend: `tensorflow` or `jax`, which parses the file.
 
     Raises:
-        FileNotFoundError: if the profiler left none.
+        FileNotFoundError: if there is no XSpace.
     """
     paths = sorted(directory.rglob("*.xplane.pb"), key=lambda path: path.stat().st_mtime)
     if not paths:
@@ -209,7 +215,10 @@ def _read_with_tensorflow(path: Path) -> list[Plane]:
 def trace_events(planes: Sequence[Plane]) -> Iterator[dict[str, Any]]:
     """Yields the events of a trace in Chrome's Trace Event Format, times in microseconds.
 
-    Source of the format: the Trace Event Format document of the Chromium project.
+    Source: the document "Trace Event Format" of the Chromium project.
+
+    Args:
+        space: an XSpace protocol buffer.
     """
     for process, plane in enumerate(planes):
         if not plane.lines:
@@ -240,8 +249,14 @@ def operation_table(
 ) -> list[tuple[str, str, int, float, float, int]]:
     """Returns (operation, where, calls, total µs, mean µs, bytes allocated), longest first.
 
-    An operation is an event named `node:Type` on the host, where an allocation counts for the
-    operation that runs on its thread at that time, and any event on a GPU.
+    On a GPU every event is an operation. On the host an operation is an event named `node:Type`; an
+    allocation counts for the operation that runs on its thread at that time.
+
+    Args:
+        space: an XSpace protocol buffer.
+
+    Returns:
+        rows of (operation, device, calls, total µs, mean µs, allocated bytes).
     """
     calls: collections.Counter[tuple[str, str]] = collections.Counter()
     nanoseconds: collections.Counter[tuple[str, str]] = collections.Counter()
@@ -279,12 +294,12 @@ def operation_table(
 
 
 def _operation(name: str, on_device: bool) -> str | None:
-    """The type of the operation that an event stands for, or None if it stands for none."""
+    """Returns the type of the operation of an event, or None for another event."""
     if on_device:
         return name
     _, colon, kind = name.partition(":")
     # C++ scopes (`ExecutorState::Process`), phrases (`EagerExecute: f`) and Python's frames
-    # (`$file.py:12 function`) are no operations.
+    # (`$file.py:12 function`) are not operations.
     if not colon or not kind or kind.startswith(":") or " " in name or name.startswith("$"):
         return None
     return kind.split("#")[0]

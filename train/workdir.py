@@ -1,4 +1,4 @@
-"""The folder of a run: what its files are called, and whose it is."""
+"""The folder of a run: its file names, and the lock and checks that protect it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,12 @@ METRICS_NAME = "metrics.json"
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Writes JSON values as a file that is complete or not there."""
+    """Writes JSON values to a file atomically.
+
+    Args:
+        path: path of the file.
+        content: JSON values.
+    """
     with atomic_write(path) as file:
         file.write((json.dumps(content, indent=1) + "\n").encode("utf-8"))
 
@@ -36,10 +41,19 @@ def write_json(path: Path, content: Any) -> None:
 def claim(
     workdir: Path, config: TrainConfig, manifest: tfrecord_io.Manifest, devices: Devices
 ) -> Iterator[None]:
-    """Makes the folder this run's own, or refuses one that belongs to another.
+    """Locks the folder of a run and writes its config.json.
+
+    Only the chief does so.
+
+    Args:
+        workdir: the folder, created if it is missing.
+        config: the resolved configuration of the run.
+        manifest: manifest of the dataset.
+        devices: devices of the run.
 
     Raises:
-        ConfigError: if the folder has another configuration, or another process trains in it.
+        ConfigError: if the folder cannot be written, belongs to a run of another configuration, is
+            not a run folder, or another process trains in it.
     """
     if not devices.is_chief:
         yield
@@ -54,9 +68,9 @@ def claim(
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise ConfigError(
-                f"another process trains in {workdir}; wait for it, or use another --workdir"
+                f"another process trains in {workdir}; wait until it ends, or use another --workdir"
             ) from None
-        # A killed process leaves them behind; the lock says that no other one is writing now.
+        # A killed process leaves temporary files; the lock ensures that no other process writes.
         for leftover in workdir.glob(".*.tmp"):
             leftover.unlink(missing_ok=True)
         path = workdir / train_config.FILE_NAME
@@ -71,14 +85,14 @@ def claim(
             changed = train_config.differences(ours, theirs)
             if changed:
                 raise ConfigError(
-                    f"{workdir} holds a run of another configuration:\n  "
+                    f"{workdir} contains a run with another configuration:\n  "
                     + "\n  ".join(changed)
                     + "\nUse another --workdir, or remove that folder"
                 )
         elif any(entry.name != ".lock" for entry in workdir.iterdir()):
             raise ConfigError(
-                f"{workdir} is not empty and holds no {train_config.FILE_NAME}: it is not a "
-                "run folder. Use another --workdir"
+                f"{workdir} is not empty and has no {train_config.FILE_NAME}: it is not a run "
+                "folder. Use another --workdir"
             )
         content = {
             "config": config.to_dict(),
@@ -92,7 +106,7 @@ def claim(
 
 
 def versions() -> dict[str, str]:
-    """Returns the versions of the software that a run rests on."""
+    """Returns the versions of Python, Keras, the backend and NumPy, by name."""
     backend = keras.backend.backend()
     return {
         "python": sys.version.split()[0],
