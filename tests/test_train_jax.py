@@ -20,6 +20,7 @@ from marked_images import (
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.timeout(900),
     pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="JAX is not installed"),
 ]
 
@@ -94,7 +95,7 @@ def run_program(program, *arguments):
         env=environment(KERAS_BACKEND="jax"),
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=850,
         check=False,
     )
     assert result.returncode == 0, result.stderr
@@ -199,7 +200,7 @@ def test_two_processes_learn_what_one_learns(data, out, tmp_path):
                 text=True,
             )
         )  # fmt: skip
-    outputs = [worker.communicate(timeout=600)[0] for worker in workers]
+    outputs = [worker.communicate(timeout=400)[0] for worker in workers]
     assert [worker.returncode for worker in workers] == [0, 0], outputs
     assert "2 x cpu on jax" in outputs[0]
     np.testing.assert_allclose(losses_of(tmp_path / "two"), losses_of(out / "whole"), rtol=1e-4)
