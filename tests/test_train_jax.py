@@ -2,17 +2,35 @@
 
 import importlib.util
 import json
+import socket
 import subprocess
 import sys
 
 import numpy as np
 import pytest
-from marked_images import ALL_ON, REPOSITORY, environment, flags, history_of, write_marked_dataset
+from marked_images import (
+    ALL_ON,
+    REPOSITORY,
+    command,
+    environment,
+    flags,
+    history_of,
+    write_marked_dataset,
+)
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.timeout(900),
     pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="JAX is not installed"),
 ]
+
+SETTINGS = {
+    **ALL_ON,
+    "epochs": 3,
+    "global_batch_size": 8,
+    "replica_batch_size": 8,
+    "bootstrap_samples": 20,
+}
 
 # A machine where TensorFlow is not installed: nothing finds it.
 WITHOUT_TENSORFLOW = """
@@ -77,7 +95,7 @@ def run_program(program, *arguments):
         env=environment(KERAS_BACKEND="jax"),
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=850,
         check=False,
     )
     assert result.returncode == 0, result.stderr
@@ -98,9 +116,7 @@ def out(data, tmp_path_factory):
     path = tmp_path_factory.mktemp("jax_runs")
     pixels = np.random.default_rng(0).integers(256, size=(12, 12), dtype=np.uint8)
     PIL.Image.fromarray(pixels).save(path / "scan.png")
-    settings = {**ALL_ON, "epochs": 3, "global_batch_size": 8, "replica_batch_size": 8}
-    settings["bootstrap_samples"] = 20
-    result = run_program(PROGRAM, data, path, *flags(**settings))
+    result = run_program(PROGRAM, data, path, *flags(**SETTINGS))
     (path / "stdout.txt").write_text(result.stdout)
     return path
 
@@ -162,3 +178,29 @@ for backend in ("torch", "tensorflow"):
     assert result.stdout.split() == ["2", "2"]
     assert "KERAS_BACKEND=torch is not supported; use tensorflow or jax" in result.stderr
     assert "pip install 'scan-tfrecords[train]'" in result.stderr
+
+
+def test_two_processes_learn_what_one_learns(data, out, tmp_path):
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        addresses = [f"127.0.0.1:{one.getsockname()[1]}", "127.0.0.1:1"]
+    workers = []
+    for index in range(2):
+        cluster = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
+        workers.append(
+            subprocess.Popen(
+                command(
+                    "run", "--data", data, "--workdir", tmp_path / "two", "--cache=device",
+                    *flags(**SETTINGS | {"replica_batch_size": 4}),
+                ),
+                cwd=REPOSITORY,
+                env=environment(KERAS_BACKEND="jax", TF_CONFIG=json.dumps(cluster)),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+        )  # fmt: skip
+    outputs = [worker.communicate(timeout=400)[0] for worker in workers]
+    assert [worker.returncode for worker in workers] == [0, 0], outputs
+    assert "2 x cpu on jax" in outputs[0]
+    np.testing.assert_allclose(losses_of(tmp_path / "two"), losses_of(out / "whole"), rtol=1e-4)

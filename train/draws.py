@@ -1,8 +1,9 @@
 """The random numbers of a training step, in NumPy: those that TensorFlow's generator gives.
 
-A run on JAX needs no TensorFlow, and yet sees the images that a run on TensorFlow sees, bit by
-bit: `tf.random.stateless_uniform` and `stateless_gamma` on a CPU are a counter-based generator
-and plain arithmetic, which are written down here.
+A run on JAX needs no TensorFlow, and yet sees the images that a run on TensorFlow sees:
+`tf.random.stateless_uniform` and `stateless_gamma` on a CPU are a counter-based generator and
+plain arithmetic, which are written down here. Uniform numbers are the same to the bit; the others
+go through logarithms, whose last bit is the library's.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ def training_batches(
             draws = draw_step(config.seed, step, batch_size=global_batch_size, mixup=config.mixup)[
                 share
             ]
-            yield *fetch(places), *jax.device_put((weights, draws), devices.batch_sharding)
+            yield *fetch(places), *devices.put_batch((weights, draws))
 
     return read_ahead(read(), _NUM_AHEAD)
 
@@ -60,18 +60,21 @@ def evaluation_batches(
     config: TrainConfig, devices: Devices, part: Part
 ) -> Iterator[tuple[Any, ...]]:
     """Yields what `feed.evaluation_batches` says; the images are on the devices."""
+    num_local = config.replica_batch_size * devices.num_local_replicas
     batches = tfrecord_io.make_batches(
         config.data,
         split=part.splits,
-        batch_size=config.replica_batch_size * devices.num_local_replicas,
+        batch_size=num_local * devices.num_workers,
         shuffle=False,
         pad_remainder=True,
         examples=part.examples,
         prefetch=0,
     )
+    share = slice(devices.worker_index * num_local, (devices.worker_index + 1) * num_local)
+    if devices.num_workers == 1:
+        share = slice(None)
     return read_ahead(
-        ((jax.device_put(images, devices.batch_sharding), *others) for images, *others in batches),
-        _NUM_AHEAD,
+        ((devices.put_batch(images[share]), *others) for images, *others in batches), _NUM_AHEAD
     )
 
 
@@ -91,24 +94,21 @@ def _fetcher(
                 lambda images, labels, places: (images[places], labels[places]),
                 out_shardings=devices.batch_sharding,
             )
-            return lambda places: gather(
-                images, labels, jax.device_put(places.astype(np.int32), devices.batch_sharding)
-            )
+            return lambda places: gather(images, labels, devices.put_batch(places.astype(np.int32)))
         devices.say(
             f"warning: the training images take {needed / 1e9:.1f} GB, more than half of the "
             f"free memory of {devices.names[0]}; reading them from the files instead of "
             "--cache device"
         )
         examples = batches.examples
-    return lambda places: jax.device_put(
-        batches.dataset[places if examples is None else examples[places]],
-        devices.batch_sharding,
+    return lambda places: devices.put_batch(
+        batches.dataset[places if examples is None else examples[places]]
     )
 
 
 def _free_memory(devices: Devices) -> int:
     """Returns the free bytes of the first device; a CPU's are those of the machine."""
-    statistics = devices.mesh.devices.flat[0].memory_stats()
+    statistics = devices.mesh.local_devices[0].memory_stats()
     if not statistics or "bytes_limit" not in statistics:
         return psutil.virtual_memory().available
     return statistics["bytes_limit"] - statistics["bytes_in_use"]

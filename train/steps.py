@@ -309,8 +309,9 @@ class JaxSteps:
         self._copy = jax.jit(
             lambda state: jax.tree.map(jax.numpy.copy, state), out_shardings=devices.copied
         )
-        self._train_function = jax.jit(self._train, donate_argnums=0)
-        self._predict_function = jax.jit(self._compute_predictions)
+        # On every device, so that each worker has all results.
+        self._train_function = jax.jit(self._train, donate_argnums=0, out_shardings=devices.copied)
+        self._predict_function = jax.jit(self._compute_predictions, out_shardings=devices.copied)
         self._state: tuple[list[Any], list[Any], list[Any]] | None = None
 
     @property

@@ -92,6 +92,31 @@ class Devices:
 
         return jax.sharding.NamedSharding(self.mesh, jax.sharding.PartitionSpec())
 
+    def put_batch(self, arrays: Any) -> Any:
+        """JAX: brings this worker's share of a batch, arrays in any structure, to the devices."""
+        import jax
+
+        if self.num_workers == 1:
+            return jax.device_put(arrays, self.batch_sharding)
+        return jax.tree.map(
+            lambda array: jax.make_array_from_process_local_data(self.batch_sharding, array),
+            arrays,
+        )
+
+    def alone(self) -> Devices:
+        """Returns the devices of this process, for what the workers do without each other.
+
+        On JAX what is built from now on lies on these alone.
+        """
+        if self.mesh is None or self.num_workers == 1:
+            return self
+        import jax
+
+        local = self.mesh.local_devices
+        keras.distribution.set_distribution(None)
+        mesh = jax.sharding.Mesh(np.array(local[:1]), ("batch",))
+        return dataclasses.replace(self, names=self.names[:1], num_workers=1, mesh=mesh)
+
     def say(self, text: str) -> None:
         """Prints a line, once for all workers; a warning goes to the error stream."""
         if self.is_chief:
@@ -178,18 +203,18 @@ def _configure_tensorflow(config: TrainConfig) -> Devices:
     )
 
 
-def _multi_worker(tf: Any, config: TrainConfig, has_gpus: bool) -> Devices:
-    """Sets up this process as one of several, as TF_CONFIG says."""
+def _read_cluster(config: TrainConfig) -> tuple[list[str], int]:
+    """Returns (addresses of the workers, index of this one), as TF_CONFIG says."""
     example = (
         '\'{"cluster": {"worker": ["host1:2222", "host2:2222"]}, '
         '"task": {"type": "worker", "index": 0}}\''
     )
     try:
         cluster = json.loads(os.environ.get("TF_CONFIG") or "{}")
-        num_workers = len(cluster["cluster"]["worker"])
+        addresses = list(cluster["cluster"]["worker"])
         worker_index = int(cluster["task"]["index"])
-        if cluster["task"]["type"] != "worker" or not 0 <= worker_index < num_workers:
-            raise ValueError(f"task {cluster['task']} is none of {num_workers} workers")
+        if cluster["task"]["type"] != "worker" or not 0 <= worker_index < len(addresses):
+            raise ValueError(f"task {cluster['task']} is none of {len(addresses)} workers")
     except KeyError as error:
         raise ConfigError(
             f"--strategy multi_worker: the environment variable TF_CONFIG has no {error}; set it "
@@ -199,6 +224,13 @@ def _multi_worker(tf: Any, config: TrainConfig, has_gpus: bool) -> Devices:
         raise ConfigError(f"TF_CONFIG is no description of a cluster: {error}") from None
     if config.gpus is not None:
         raise ConfigError("--gpus goes with one machine; with several use --visible_gpus on each")
+    return addresses, worker_index
+
+
+def _multi_worker(tf: Any, config: TrainConfig, has_gpus: bool) -> Devices:
+    """Sets up this process as one of several."""
+    addresses, worker_index = _read_cluster(config)
+    num_workers = len(addresses)
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     # Every worker has equally many batches, so nobody has to ask the others before each step
     # whether they have one; the question would count as waiting for input, too.
@@ -228,9 +260,6 @@ def _configure_jax(config: TrainConfig) -> Devices:
             raise ConfigError(
                 f"--{flag} is TensorFlow's alone; leave it out, or use KERAS_BACKEND=tensorflow"
             )
-    kind = _strategy_kind(config)
-    if kind == "multi_worker":
-        raise ConfigError("--strategy multi_worker is TensorFlow's alone; use it without JAX")
     # JAX reads these when it opens its devices. See "GPU memory allocation" in its manual.
     if config.gpu_memory == "growth":
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
@@ -241,12 +270,19 @@ def _configure_jax(config: TrainConfig) -> Devices:
             jax.config.update("jax_num_cpu_devices", config.cpu_devices)
         except RuntimeError as error:
             raise ConfigError(f"JAX has opened its devices already: {error}") from error
+    kind = _strategy_kind(config)
+    num_workers, worker_index = 1, 0
+    if kind == "multi_worker":
+        addresses, worker_index = _read_cluster(config)
+        num_workers = len(addresses)
+        jax.distributed.initialize(addresses[0], num_workers, worker_index)
     devices = jax.devices()
-    if config.visible_gpu_indices is not None:
-        devices = _choose_visible(devices, config)
-    chosen = _choose(tuple(str(device) for device in devices), kind, config)
-    devices = devices[: len(chosen)]
-    jax.config.update("jax_default_device", devices[0])
+    if num_workers == 1:
+        if config.visible_gpu_indices is not None:
+            devices = _choose_visible(devices, config)
+        devices = devices[: len(_choose(tuple(map(str, devices)), kind, config))]
+    local = [device for device in devices if device.process_index == worker_index]
+    jax.config.update("jax_default_device", local[0])
     # The data parallelism of Keras: every variable on every device.
     keras.distribution.set_distribution(
         keras.distribution.DataParallel(devices=devices, auto_shard_dataset=False)
@@ -256,7 +292,9 @@ def _configure_jax(config: TrainConfig) -> Devices:
     on_gpu = devices[0].platform == "gpu"
     return Devices(
         backend="jax",
-        names=chosen,
+        names=tuple(map(str, local)),
+        num_workers=num_workers,
+        worker_index=worker_index,
         mesh=jax.sharding.Mesh(np.array(devices), ("batch",)),
         on_gpu=on_gpu,
         best_precision="bfloat16" if on_gpu else "float32",

@@ -489,6 +489,7 @@ class _Run:
         Both are done in float32, whatever the training used, with the network that is exported:
         so what is reported is exactly what the export and `predict` compute.
         """
+        self._devices = self._devices.alone()
         devices, manifest = self._devices, self._manifest
         self._load_best()
         parts = self._parts
