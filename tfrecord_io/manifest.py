@@ -270,6 +270,8 @@ class Manifest:
                 f"{self.image_shape} and {self.num_classes} classes; if the file was not changed, "
                 "a version before the first release wrote it: build the data anew"
             )
+        if not self.splits:
+            raise ManifestError(f"{file_name} is damaged: it names no split")
         for name, split in self.splits.items():
             if split.num_examples != content["splits"][name]["num_examples"] or (
                 split.num_examples != sum(split.label_counts)
