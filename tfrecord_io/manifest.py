@@ -138,9 +138,8 @@ class Manifest:
         names = (name,) if isinstance(name, str) else tuple(name)
         for wanted in names:
             if wanted not in self.splits:
-                raise ManifestError(
-                    f"no split {wanted!r} in this dataset; it has {', '.join(sorted(self.splits))}"
-                )
+                found = ", ".join(sorted(self.splits)) or "none"
+                raise ManifestError(f"no split {wanted!r} in this dataset; it has {found}")
         if len(names) == 1:
             return self.splits[names[0]]
         parts = [self.splits[wanted] for wanted in names]
@@ -270,8 +269,6 @@ class Manifest:
                 f"{self.image_shape} and {self.num_classes} classes; if the file was not changed, "
                 "a version before the first release wrote it: build the data anew"
             )
-        if not self.splits:
-            raise ManifestError(f"{file_name} is damaged: it names no split")
         for name, split in self.splits.items():
             if split.num_examples != content["splits"][name]["num_examples"] or (
                 split.num_examples != sum(split.label_counts)
