@@ -61,8 +61,10 @@ def try_case(rng: random.Random, folder: Path) -> tuple[str, list[str], str]:
         problems = [f"the error names no file: {outcome}"]
     if outcome.startswith("traceback") or not outcome:
         problems = [outcome or "no answer"]
-    kept = (verify == "size" and done == "overwrite") or when == "mapped" or "manifest" in done
-    if outcome == "wrong" and not kept:
+    # Only a checksum tells other bytes of the same number, and only before the shards are mapped.
+    unseen = when == "mapped" or "manifest" in done
+    unseen |= verify == "size" and done in ("overwrite", "replace")
+    if outcome == "wrong" and not unseen:
         problems = ["a batch is wrong, and nothing was said"]
     return f"{done.split(':')[0]} {when}: {outcome.partition(':')[0]}", problems, what
 

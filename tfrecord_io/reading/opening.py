@@ -51,7 +51,10 @@ def open_split(
     if verify not in _LEVELS:
         raise ValueError(f"verify must be one of {', '.join(_LEVELS)}, received {verify!r}")
     manifest = load_manifest(directory)
-    shards = manifest.split(split).shards
+    try:
+        shards = manifest.split(split).shards
+    except ManifestError as error:
+        raise ManifestError(f"{os.fspath(directory)}: {error}") from None
     if not manifest.split(split).num_examples:
         raise ManifestError(f"split {split!r} of {directory} has no examples")
     with concurrent.futures.ThreadPoolExecutor(_NUM_THREADS) as executor:
