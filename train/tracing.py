@@ -218,7 +218,7 @@ def trace_events(planes: Sequence[Plane]) -> Iterator[dict[str, Any]]:
     Source: the document "Trace Event Format" of the Chromium project.
 
     Args:
-        space: an XSpace protocol buffer.
+        planes: the planes of a trace, one for each device or host.
     """
     for process, plane in enumerate(planes):
         if not plane.lines:
@@ -247,16 +247,16 @@ def trace_events(planes: Sequence[Plane]) -> Iterator[dict[str, Any]]:
 def operation_table(
     planes: Sequence[Plane],
 ) -> list[tuple[str, str, int, float, float, int]]:
-    """Returns (operation, where, calls, total µs, mean µs, bytes allocated), longest first.
+    """Returns one row for each operation, those of the longest total time first.
 
     On a GPU every event is an operation. On the host an operation is an event named `node:Type`; an
     allocation counts for the operation that runs on its thread at that time.
 
     Args:
-        space: an XSpace protocol buffer.
+        planes: the planes of a trace, one for each device or host.
 
     Returns:
-        rows of (operation, device, calls, total µs, mean µs, allocated bytes).
+        rows of (operation, device or host, calls, total µs, mean µs, allocated bytes).
     """
     calls: collections.Counter[tuple[str, str]] = collections.Counter()
     nanoseconds: collections.Counter[tuple[str, str]] = collections.Counter()
