@@ -1,10 +1,11 @@
-"""How close is the whole build job to the limit, a pool that only decodes and resizes?
+"""How close is the build to the limit, a process pool that only decodes and resizes?
 
     python benchmarks/build_speed.py --num_images 20000
 
-Both read the same zip on the same cores in one run. The job's time is that of the whole command:
-interpreter, imports, listing, planning, engine, writing, checking, manifest. The pool runs before
-and after each job, and the limit is the mean of both: a shared machine's speed drifts.
+Both read the same zip on the same cores in one run. The time of the build is that of the whole
+command, including interpreter start, imports, listing, planning and verification. The speed of a
+shared machine drifts, so the pool runs before and after each build and the limit is the mean of
+both.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def _open_archive(path: Path) -> None:
 
 
 def _decode(name: str) -> int:
-    """The job's Pillow calls and nothing else."""
+    """Makes only the Pillow calls of the build; returns the number of bytes."""
     with Image.open(io.BytesIO(_archive.read(name))) as image:
         image.load()
         resized = image.resize((224, 224), preprocess.RESIZE_FILTERS["bilinear"])
@@ -46,6 +47,7 @@ def _decode(name: str) -> int:
 
 
 def pool_seconds(path: Path) -> float:
+    """Returns the wall time of the pool for all images of a zip."""
     with zipfile.ZipFile(path) as archive:
         names = [name for name in archive.namelist() if name.endswith(".jpeg")]
     start = time.perf_counter()
@@ -57,6 +59,7 @@ def pool_seconds(path: Path) -> float:
 
 
 def job_seconds(path: Path) -> float:
+    """Returns the wall time of the build command for a zip."""
     output = sample_archive.WORK_DIR / "build_speed"
     shutil.rmtree(output, ignore_errors=True)
     command = [sys.executable, "pipelines/build_tfrecords.py", "--source", "archive"]
@@ -73,7 +76,7 @@ def job_seconds(path: Path) -> float:
 
 
 def cost_table(path: Path, num_images: int) -> str:
-    """Where a worker's time goes, in ms an image of one core."""
+    """Returns a table of a worker's steps, in ms per image on one core."""
     source = ArchiveSource(path)
     listing = source.list(ListingOptions())
     refs = list(iterate_refs(listing.refs.slice(0, num_images)))
@@ -112,7 +115,7 @@ def cost_table(path: Path, num_images: int) -> str:
         ("XXH3 of the file", naming),
     ]
     lines = [f"| {name} | {ms:.3f} |" for name, ms in rows]
-    return "\n".join(["| step | ms an image |", "| --- | --- |", *lines])
+    return "\n".join(["| step | ms per image |", "| --- | --- |", *lines])
 
 
 def main() -> None:
@@ -136,7 +139,7 @@ def main() -> None:
         rates = " | ".join(f"{args.num_images / seconds:.0f}" for seconds in (before, job, after))
         print(f"| {run + 1} | {rates} | {ratios[-1]:.3f} |", flush=True)
         before = after
-    print(f"\nmedian ratio {statistics.median(ratios):.3f} (wanted: 0.90)")
+    print(f"\nmedian ratio {statistics.median(ratios):.3f} (goal: 0.90)")
 
 
 if __name__ == "__main__":
