@@ -1,10 +1,10 @@
-"""What does the audit add to a build?
+"""How much time does the audit add to a build?
 
     python benchmarks/audit_cost.py --sample kermany2018-sample.zip --num_images 10000
 
-It times a whole build; within it, for each image, the hash and the side facts; and at the end
-the audit and the card. The build's images repeat the sample's, so the search for near duplicates
-is timed on as many hashes that all differ.
+It times a whole build. Within the build it times the hash and the side facts of each image, and the
+audit and the dataset card at the end. The images repeat those of the sample, so the search for near
+duplicates is timed on the same number of different hashes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tfrecord_io.manifest import Manifest
 
 
 def microseconds_an_image(files: list[bytes]) -> tuple[float, float]:
-    """Returns CPU time of decoding, and of what is found for the audit."""
+    """Returns the CPU time per image of decoding, and of the hash and the side facts."""
     options = preprocess.Preprocessing()
     start = time.process_time()
     images = [preprocess.decode_image(data, options).pixels for data in files]
@@ -40,7 +40,7 @@ def microseconds_an_image(files: list[bytes]) -> tuple[float, float]:
     pictures = np.frombuffer(b"".join(images), np.uint8).reshape(-1, *options.image_shape)
     start = time.process_time()
     collected = side_facts.SideFacts()
-    # As many at a time as a worker looks at.
+    # The block size of a worker.
     block = shard_writer.BLOCK_BYTES // pictures[0].nbytes
     for first in range(0, len(pictures), block):
         collected.add(pictures[first : first + block])
@@ -50,7 +50,13 @@ def microseconds_an_image(files: list[bytes]) -> tuple[float, float]:
 
 
 def seconds_at_the_end(directory: Path, files: list[bytes], num_images: int) -> dict[str, float]:
-    """Returns wall time of each part of the last step, on a table of that many different images."""
+    """Returns the wall time of each part of the last step, for a table of different images.
+
+    Args:
+        directory: folder of a finished dataset.
+        files: scans to make different hashes from.
+        num_images: rows of the table, at most.
+    """
     found = Manifest.load(directory)
     examples = audit.read_examples(directory / "examples.parquet")
     examples = examples.slice(0, num_images)
@@ -106,12 +112,12 @@ def main() -> None:
     cores = len(os.sched_getaffinity(0))
     in_workers = facts * args.num_images / 1e6 / cores
     print(f"{args.num_images:,} images, {cores} cores; whole build {build:.1f} s")
-    print(f"decoding {decode:,.0f} µs an image, hash and side facts {facts:,.0f} µs")
+    print(f"decoding {decode:,.0f} µs per image, hash and side facts {facts:,.0f} µs")
     print(f"in the workers: {in_workers:.1f} s of the build")
     for name, seconds in parts.items():
         print(f"at the end: {name} {seconds:.2f} s")
     total = in_workers + sum(parts.values())
-    print(f"in all {total:.1f} s, {total / build:.1%} of the build")
+    print(f"total {total:.1f} s, {total / build:.1%} of the build")
 
 
 if __name__ == "__main__":

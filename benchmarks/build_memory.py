@@ -1,8 +1,8 @@
-"""Does the memory of the build stay flat when the data grows tenfold?
+"""Does the memory of the build stay constant if the data grows tenfold?
 
     python benchmarks/build_memory.py
 
-Builds 2,000 and 20,000 images and samples the resident memory of the launcher and of its workers.
+It builds 2,000 and 20,000 images and samples the resident memory of the launcher and its workers.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def peaks(path: Path) -> tuple[float, float]:
             launcher = max(launcher, process.memory_info().rss)
             for child in process.children(recursive=True):
                 worker = max(worker, child.memory_info().rss)
-        except psutil.Error:  # a process that ended between two looks
+        except psutil.Error:  # a process ended between two samples
             pass
         try:
             if process.wait(_SECONDS):

@@ -1,4 +1,4 @@
-"""How close is the whole build job to the limit, a pool that only decodes and resizes?
+"""How close is the build to the limit, a process pool that only decodes and resizes?
 
     python benchmarks/build_speed.py --num_images 20000
     python benchmarks/build_speed.py --num_images 84484 --stored
@@ -41,7 +41,7 @@ def _open_archive(path: Path) -> None:
 
 
 def _decode(name: str) -> int:
-    """The job's Pillow calls and nothing else."""
+    """Makes only the Pillow calls of the build; returns the number of bytes."""
     with Image.open(io.BytesIO(_archive.read(name))) as image:
         image.load()
         resized = image.resize((224, 224), preprocess.RESIZE_FILTERS["bilinear"])
@@ -49,6 +49,7 @@ def _decode(name: str) -> int:
 
 
 def pool_seconds(path: Path) -> float:
+    """Returns the wall time of the pool for all images of a zip."""
     with zipfile.ZipFile(path) as archive:
         names = [name for name in archive.namelist() if name.endswith(".jpeg")]
     start = time.perf_counter()
@@ -80,7 +81,7 @@ def run_job(path: Path) -> tuple[float, float]:
 
 
 def cost_table(path: Path, num_images: int) -> str:
-    """Where a worker's time goes, in ms an image of one core."""
+    """Returns a table of a worker's steps, in ms per image on one core."""
     source = ArchiveSource(path)
     listing = source.list(ListingOptions())
     refs = list(iterate_refs(listing.refs.slice(0, num_images)))
@@ -119,7 +120,7 @@ def cost_table(path: Path, num_images: int) -> str:
         ("XXH3 of the file", naming),
     ]
     lines = [f"| {name} | {ms:.3f} |" for name, ms in rows]
-    return "\n".join(["| step | ms an image |", "| --- | --- |", *lines])
+    return "\n".join(["| step | ms per image |", "| --- | --- |", *lines])
 
 
 def main() -> None:

@@ -1,8 +1,8 @@
-"""How fast is the guarded download through the Kaggle client, against a plain `requests` stream?
+"""How fast is the checked download from Kaggle, compared with a plain `requests` stream?
 
-Both fetch the same file from the same server, a process of its own on loopback, to the same disk,
+Both download the same file from the same server, a separate process on loopback, to the same disk,
 in turns within one run. The goal is a ratio of at least 0.8. The check of the archive, which a
-plain stream has not, is timed apart.
+plain stream does not have, is timed separately.
 
     python benchmarks/download_speed.py                # 1 GB, 3 rounds: about a minute
     python benchmarks/download_speed.py --megabytes 200
@@ -42,7 +42,7 @@ with StandIn(Path(sys.argv[1])) as server:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--megabytes", type=int, default=1000, help="size of the archive")
-    parser.add_argument("--rounds", type=int, default=3, help="turns of each way; medians count")
+    parser.add_argument("--rounds", type=int, default=3, help="downloads of each kind")
     options = parser.parse_args()
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -64,14 +64,14 @@ def main() -> None:
     ratio = median(rates["through the client"]) / median(rates["plain requests"])
     verdict = "reached" if ratio >= GOAL else "missed"
     print(f"{'ratio':20} {ratio:6.2f}        (goal {GOAL}: {verdict})")
-    print(f"{'check of the archive':20} {check:6.0f} MB/s   (CRC of each member, and sha256)")
+    print(f"{'check of the archive':20} {check:6.0f} MB/s   (CRC of each member, and SHA-256)")
 
 
 @contextlib.contextmanager
 def _server(folder: Path, megabytes: int) -> Iterator[tuple[str, str]]:
-    """Serves an archive from another process; gives the proxy's address and the archive's."""
+    """Serves an archive from another process; yields the addresses of proxy and archive."""
     archive = folder / "served.zip"
-    with zipfile.ZipFile(archive, "w") as file:  # Stored: JPEGs hardly get smaller.
+    with zipfile.ZipFile(archive, "w") as file:  # Not compressed, because JPEGs hardly shrink.
         for index in range(megabytes):
             file.writestr(f"OCT2017 /train/CNV/CNV-{index}-1.jpeg", os.urandom(10**6))
     process = subprocess.Popen(
@@ -83,7 +83,7 @@ def _server(folder: Path, megabytes: int) -> Iterator[tuple[str, str]]:
     )
     try:
         proxy, address = process.stdout.readline().split()
-        # The client looks at these when it is imported, so before the first round.
+        # The client reads these when it is imported, so they are set before the first round.
         for name in ("KAGGLE_USERNAME", "KAGGLE_KEY", "no_proxy", "NO_PROXY"):
             os.environ.pop(name, None)
         os.environ |= {
@@ -99,7 +99,7 @@ def _server(folder: Path, megabytes: int) -> Iterator[tuple[str, str]]:
 
 
 def _plain(proxy: str, address: str, folder: Path) -> float:
-    """Streams the archive to disk in the plainest way; returns MB/s."""
+    """Streams the archive to disk without any checks; returns MB/s."""
     target = folder / "plain.zip"
     started = time.perf_counter()
     with (
@@ -116,7 +116,7 @@ def _plain(proxy: str, address: str, folder: Path) -> float:
 
 
 def _through_client(folder: Path) -> float:
-    """Downloads the archive as a build does, import and login included; returns MB/s."""
+    """Downloads the archive as a build does, including import and login; returns MB/s."""
     from pipelines.sources.kaggle.download import download_archive
 
     started = time.perf_counter()
@@ -125,6 +125,7 @@ def _through_client(folder: Path) -> float:
 
 
 def _check(folder: Path) -> float:
+    """Checks the downloaded archive as a build does; returns MB/s."""
     from pipelines.sources.kaggle.download import download_archive
 
     started = time.perf_counter()

@@ -1,11 +1,11 @@
-"""How fast is the build on a Flink cluster of this machine, against the local engine?
+"""How fast is the build on a local Flink cluster, compared with the local engine?
 
     python benchmarks/flink_speed.py --num_images 20000
 
-Both read the same zip with two workers, one run after the other, over and over. The rate is taken
-between the first finished shard and the last, so that no start-up is in it: a JobManager and two
-TaskManagers that start on the cores they then compete for tell nothing about a cluster that is
-there already. `scripts/flink_cluster.py` says what has to be installed.
+Both read the same zip with two workers, in alternating runs. The rate is measured between the first
+and the last finished shard, so that it excludes the start: starting a JobManager and two
+TaskManagers on the cores of the workers says nothing about a cluster that is already running. See
+`scripts/flink_cluster.py` for what must be installed.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from scripts import flink_cluster
 from scripts.flink_cluster import Cluster
 
 NUM_WORKERS = 2
-# Fine enough that the shards in work at the first finish do not matter.
+# So many that the unfinished shards at the start of the measurement hardly matter.
 NUM_SHARDS = 100
 
 
 class Run(NamedTuple):
-    """What a build took.
+    """The cost of a build.
 
     Attributes:
-        rate: images/s, without start-up.
-        seconds: of the whole command.
-        cpu_ms: milliseconds of processor time an image, of the command and its workers, start-up
-            included; on a machine that others use as well it tells more than the rate.
-        digests: SHA-256 of the shards.
+        rate: images/s, without the start.
+        seconds: wall time of the whole command.
+        cpu_ms: CPU time per image of the command and its workers, in ms, including the start. On a
+            shared machine it is more reliable than the rate.
+        digests: SHA-256 of the shards, by file name.
     """
 
     rate: float
@@ -52,6 +52,13 @@ class Run(NamedTuple):
 
 
 def build(path: Path, output: Path, flags: Sequence[str]) -> Run:
+    """Runs a build and measures it.
+
+    Args:
+        path: the zip to build from.
+        output: folder of the dataset, removed if it exists.
+        flags: flags that choose the engine.
+    """
     shutil.rmtree(output, ignore_errors=True)
     words = ["--source=archive", f"--input={path.resolve()}", f"--num_shards={NUM_SHARDS}"]
     start, cpu = time.perf_counter(), cpu_seconds()
@@ -73,7 +80,7 @@ def build(path: Path, output: Path, flags: Sequence[str]) -> Run:
 
 
 def cpu_seconds() -> float:
-    """Returns the processor time that the machine has spent: workers are not all our children."""
+    """Returns the CPU time of the whole machine: not all workers are our child processes."""
     spent = psutil.cpu_times()
     return spent.user + spent.system
 
@@ -91,7 +98,7 @@ def main() -> None:
     ratios = []
     print(
         f"| run of {args.num_images:,} | ratio | local, images/s | Flink, images/s | local, s "
-        "| Flink, s | local, CPU ms an image | Flink, CPU ms an image |\n" + "| --- " * 8 + "|"
+        "| Flink, s | local, CPU ms per image | Flink, CPU ms per image |\n" + "| --- " * 8 + "|"
     )
     with (
         tempfile.TemporaryDirectory(prefix="flink-speed-") as folder,
@@ -109,7 +116,7 @@ def main() -> None:
             cells += [f"{kind.seconds:.0f}" for kind in (local, flink)]
             cells += [f"{kind.cpu_ms:.2f}" for kind in (local, flink)]
             print(f"| {run + 1} | " + " | ".join(cells) + " |", flush=True)
-    print(f"\nmedian ratio {statistics.median(ratios):.2f} (wanted: 0.8)")
+    print(f"\nmedian ratio {statistics.median(ratios):.2f} (goal: 0.8)")
 
 
 if __name__ == "__main__":

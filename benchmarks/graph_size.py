@@ -1,10 +1,10 @@
-"""How large are the plan, Beam's graph and Dataflow's job request, from 84,484 images on?
+"""How large are the plan, Beam's graph and Dataflow's job request, from 84,484 images upwards?
 
     python benchmarks/graph_size.py
 
-The graph holds the tasks, one a shard, and nothing of the images; the plan, a file, holds the
-images. Shards have their default size. The plan's bytes are measured up to 1.3 million images,
-and beyond that computed with the same bytes an image.
+The graph has one task per shard and no images; the images are in the plan, which is a file. Shards
+have the default size. The size of the plan is measured up to 1.3 million images, and beyond that
+computed from the same number of bytes per image.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MORE_SHARDS = (1_000, 10_000, 100_000)
 
 
 def plan_bytes(num_images: int) -> int:
-    """Returns the size of the plan file, written as the launcher writes it."""
+    """Returns the size of the plan file, which is written as in a build."""
     listing = list_images(plan_scale.members(num_images), ListingOptions(), lambda a, b: True)
     made = plan.make_plan(listing, STRIDE, (), plan.PlanOptions())
     size = plan_scale.CountedBytes()
@@ -42,13 +42,14 @@ def plan_bytes(num_images: int) -> int:
 
 
 def make_tasks(num_shards: int) -> tuple[plan.ShardTask, ...]:
+    """Returns the tasks of a build with this number of shards."""
     return tuple(
         plan.ShardTask(index, "train", index, num_shards, 1272) for index in range(num_shards)
     )
 
 
 def graph(num_shards: int) -> beam.Pipeline:
-    """Returns the job of the build for so many shards."""
+    """Returns the pipeline of a build with this number of shards."""
     build = Build(
         name="oct",
         output="gs://bucket/oct",
@@ -74,7 +75,7 @@ def graph(num_shards: int) -> beam.Pipeline:
 
 
 def request_bytes(pipeline: beam.Pipeline) -> int | None:
-    """Returns the size of the request that starts a Dataflow job, or None without its client."""
+    """Returns the size of the request for a Dataflow job; None if its client is not installed."""
     try:
         from apache_beam.options.pipeline_options import GoogleCloudOptions, PipelineOptions
         from apache_beam.runners.dataflow.dataflow_runner import DataflowRunner
@@ -99,6 +100,7 @@ def request_bytes(pipeline: beam.Pipeline) -> int | None:
 
 
 def graph_row(name: str, num_shards: int) -> str:
+    """Returns a row of the table: the sizes for this number of shards."""
     start = time.perf_counter()
     pipeline = graph(num_shards)
     size = len(pipeline.to_runner_api().SerializeToString())
@@ -120,7 +122,7 @@ def main() -> None:
             bytes_per_image, how = plan_bytes(num_images) / num_images, "measured"
         print(f"| {num_images:,} | {bytes_per_image * num_images / 1e6:,.1f} | {how} |", flush=True)
     print(
-        "\n| images | shards | graph, kB | B a shard | built in, s | Dataflow's request, kB |\n"
+        "\n| images | shards | graph, kB | B per shard | built in, s | Dataflow's request, kB |\n"
         "| --- | --- | --- | --- | --- | --- |"
     )
     for num_images in SIZES:

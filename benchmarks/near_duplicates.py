@@ -4,11 +4,11 @@
     python benchmarks/near_duplicates.py --input kermany2018-sample.zip --search 100000 1000000
     python benchmarks/near_duplicates.py --input SCANS --sizes 28 48 64 96 128 224
 
-The first measures recall on copies made of real scans, and precision against all pairs of
-different scans, by the very functions that the build and the audit use. The second plants one
-copy of each real scan in a crowd of hashes and times the search for them. The third shows for
-several stored sizes how far copies and different scans are apart, which is where the thresholds
-come from; SCANS is the sample, or a folder that the synthetic source drew.
+The first command measures recall on copies of real scans, and precision on all pairs of different
+scans, with the functions of the build and the audit. The second adds one copy of each real scan to
+many other hashes and times the search for the copies. The third shows for several stored sizes how
+far copies and different scans are apart; the thresholds come from it. SCANS is the sample, or a
+folder that the synthetic source wrote.
 """
 
 from __future__ import annotations
@@ -31,24 +31,28 @@ Change = Callable[[Image.Image], Image.Image]
 
 
 def shifted(image: Image.Image, by: int) -> Image.Image:
+    """Returns a grey image with a constant added to its pixels."""
     return image.point(lambda value: min(max(value + by, 0), 255))
 
 
 def scaled(image: Image.Image, by: float) -> Image.Image:
+    """Returns a grey image with its pixels multiplied by a factor."""
     return image.point(lambda value: min(round(value * by), 255))
 
 
 def resized(image: Image.Image, by: float) -> Image.Image:
+    """Returns an image resized by a factor."""
     size = round(image.width * by), round(image.height * by)
     return image.resize(size, Image.Resampling.BICUBIC)
 
 
 def cropped(image: Image.Image, share: float) -> Image.Image:
+    """Returns an image without this share of its width and height."""
     x, y = round(image.width * share / 2), round(image.height * share / 2)
     return image.crop((x, y, image.width - x, image.height - y))
 
 
-#: (name, change, JPEG quality) of copies that have to be found.
+#: (name, change, JPEG quality) of copies that must be found.
 COPIES: list[tuple[str, Change, int]] = [
     *((f"quality {q}", lambda image: image, q) for q in (50, 60, 75, 85, 95)),
     *(
@@ -59,7 +63,7 @@ COPIES: list[tuple[str, Change, int]] = [
     *((f"size ×{by}", lambda image, by=by: resized(image, by), 90) for by in (0.5, 0.75, 1.5)),
     ("512×512", lambda image: image.resize((512, 512), Image.Resampling.BILINEAR), 85),
 ]
-#: Copies that are beyond what is promised.
+#: Copies that need not be found.
 BEYOND: list[tuple[str, Change, int]] = [
     ("gamma 1.5", lambda i: i.point(lambda v: round(255 * (v / 255) ** (1 / 1.5))), 90),
     ("2 % cropped", lambda image: cropped(image, 0.02), 90),
@@ -70,7 +74,12 @@ BEYOND: list[tuple[str, Change, int]] = [
 
 
 class Pictures:
-    """Decoded pictures with their hashes and fine detail."""
+    """Decoded pictures with their hashes and fine detail.
+
+    Args:
+        decoded: the pictures.
+        shape: (height, width) of all pictures.
+    """
 
     def __init__(self, decoded: list[DecodedImage], shape: tuple[int, int]) -> None:
         images = [Image.frombytes("L", shape[::-1], image.pixels) for image in decoded]
@@ -79,16 +88,19 @@ class Pictures:
 
 
 def hashes_of(decoded: list[DecodedImage], shape: tuple[int, int]) -> np.ndarray:
+    """Returns the perceptual hashes of pictures of one shape (height, width)."""
     pictures = np.frombuffer(b"".join(image.pixels for image in decoded), np.uint8)
     thumbnails = near_duplicates.thumbnails(pictures.reshape(-1, *shape, 1))
     return near_duplicates.perceptual_hash(thumbnails)
 
 
 def distances(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Returns the number of bits in which hashes differ."""
     return np.bitwise_count(a ^ b).sum(axis=-1)
 
 
 def report_copies(names: list[str], files: list[bytes], preprocessing: Preprocessing) -> None:
+    """Prints how far copies are from their originals, and which are found."""
     shape = preprocessing.height, preprocessing.width
     originals = Pictures([decode_image(data, preprocessing) for data in files], shape)
     print(f"{len(files)} scans, stored as {shape[1]}×{shape[0]}\n")
@@ -116,12 +128,13 @@ def report_copies(names: list[str], files: list[bytes], preprocessing: Preproces
 
 
 def taken_for_copies(bits: np.ndarray, alike: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
-    """Tells, as the audit does, which pairs are near duplicates."""
+    """Returns which pairs are near duplicates by the rules of the audit."""
     is_alike = alike >= near_duplicates.min_similarity(min(shape))
     return (bits <= near_duplicates.MAX_DISTANCE) & is_alike
 
 
 def patients_of(names: list[str]) -> np.ndarray:
+    """Returns the patient of each scan, from its file name."""
     return np.array([name.rsplit("/", 1)[-1].split("-")[1] for name in names])
 
 
@@ -134,7 +147,7 @@ def compare_all(originals: Pictures) -> tuple[np.ndarray, np.ndarray]:
 
 
 def report_others(names: list[str], originals: Pictures, shape: tuple[int, int]) -> None:
-    """Looks at all pairs of different scans, those of one patient apart."""
+    """Prints how far different scans are apart, separately for pairs of one patient."""
     patients = patients_of(names)
     first, second = np.triu_indices(len(names), 1)
     bits, alike = compare_all(originals)
@@ -161,7 +174,7 @@ def _join(values: np.ndarray) -> str:
 
 
 def report_sizes(names: list[str], files: list[bytes], sizes: list[int], num_copied: int) -> None:
-    """Shows for each stored size how far copies and scans of different patients are apart."""
+    """Prints for each stored size how far copies and scans of different patients are apart."""
     chosen = np.sort(np.random.default_rng(0).permutation(len(files))[:num_copied])
     copies = []
     for _, change, quality in COPIES:
@@ -189,7 +202,7 @@ def report_sizes(names: list[str], files: list[bytes], sizes: list[int], num_cop
         bits, alike = bits[differ], alike[differ]
         proposed = alike[bits <= near_duplicates.MAX_DISTANCE]
         taken = taken_for_copies(bits, alike, shape).sum()
-        # Smaller ones are shown to explain why the audit leaves them alone.
+        # Smaller sizes are shown to explain why the audit does not search in them.
         looked_for = size >= near_duplicates.MIN_SIDE
         needed = f"{near_duplicates.min_similarity(size):.2f}" if looked_for else "–"
         print(
@@ -202,7 +215,12 @@ def report_sizes(names: list[str], files: list[bytes], sizes: list[int], num_cop
 
 
 def crowd(files: list[bytes], num_hashes: int) -> np.ndarray:
-    """Returns hashes of real scans, each moved, stretched, sheared or mirrored in its own way."""
+    """Returns hashes of real scans, each moved, stretched, sheared and perhaps mirrored at random.
+
+    Args:
+        files: the scans, as image files.
+        num_hashes: number of hashes.
+    """
     random = np.random.default_rng(0)
     small = []
     for data in files:
@@ -227,6 +245,7 @@ def crowd(files: list[bytes], num_hashes: int) -> np.ndarray:
 
 
 def report_search(files: list[bytes], sizes: list[int], preprocessing: Preprocessing) -> None:
+    """Prints the time and the recall of a search for planted copies among other hashes."""
     random = np.random.default_rng(1)
     originals = [decode_image(data, preprocessing) for data in files]
     copies = []
@@ -255,7 +274,7 @@ def report_search(files: list[bytes], sizes: list[int], preprocessing: Preproces
 
 
 def read_scans(path: Path, most: int) -> tuple[list[str], list[bytes]]:
-    """Returns names and contents of the scans in the sample's archive or in a folder."""
+    """Returns names and contents of the scans in the sample archive or in a folder."""
     if path.is_dir():
         paths = sorted(path.rglob("*.jpeg"))[:most]
         return [file.relative_to(path).as_posix() for file in paths], [
@@ -274,8 +293,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--input", required=True, help="kermany2018-sample.zip, or a folder")
     parser.add_argument("--image_size", type=int, default=224)
-    parser.add_argument("--num_images", type=int, default=1_000_000, help="use fewer scans")
-    parser.add_argument("--search", type=int, nargs="*", help="time a search among so many")
+    parser.add_argument("--num_images", type=int, default=1_000_000, help="most scans to use")
+    parser.add_argument("--search", type=int, nargs="*", help="search so many hashes")
     parser.add_argument("--sizes", type=int, nargs="*", help="compare these stored sizes")
     parser.add_argument("--num_copied", type=int, default=150, help="scans copied for --sizes")
     args = parser.parse_args()

@@ -1,9 +1,10 @@
-"""How long do listing and planning take, and how much memory, from 84,484 to 10 million images?
+"""How much time and memory do listing and planning take, from 84,484 to 10 million images?
 
     python benchmarks/plan_scale.py
 
-The listing is simulated: names and sizes as in the real archive, made on the fly, passed through
-the very code that lists a real one. Every size runs in a process of its own, for its own peak.
+The listing is simulated: names and sizes like those of the real archive are generated and passed
+through the code that lists a real archive. Each size runs in its own process, so that the peaks of
+memory are independent.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ _LABELS = ("CNV", "DME", "DRUSEN", "NORMAL")
 
 
 def members(num_images: int) -> Iterator[Member]:
+    """Yields the members of a simulated archive."""
     for number in range(num_images):
         split = ("train", "train", "train", "val", "test")[number % 5]
         label = _LABELS[number % 4]
@@ -31,6 +33,7 @@ def members(num_images: int) -> Iterator[Member]:
 
 
 def measure(num_images: int) -> str:
+    """Returns a row of the table: time and memory for this number of images."""
     start = time.perf_counter()
     listing = list_images(members(num_images), ListingOptions(), lambda a, b: True)
     listed = time.perf_counter()
@@ -56,16 +59,18 @@ def measure(num_images: int) -> str:
 
 
 class CountedBytes(io.RawIOBase):
-    """Takes the plan's bytes and keeps only their number."""
+    """A file that counts the bytes written to it and drops them."""
 
     def __init__(self) -> None:
         super().__init__()
         self.num_bytes = 0
 
     def writable(self) -> bool:
+        """Returns True, as `io` requires of a file to write to."""
         return True
 
     def write(self, data: bytes) -> int:
+        """Counts the bytes and drops them."""
         self.num_bytes += len(data)
         return len(data)
 

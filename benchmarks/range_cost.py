@@ -1,10 +1,10 @@
-"""What does reading a range of a remote file cost this process, beside boto3 and a bare connection?
+"""How much CPU time does reading a range of a remote file take, compared with boto3?
 
     python benchmarks/range_cost.py
 
-CPU time of one read of 64 KiB, most of an image's member, from `range_server.py` on loopback:
-through boto3's call, over a connection of the standard library, and as the build reads. Wanted: at
-most 0.5 of boto3.
+It measures a read of 64 KiB, the size of most images, from `range_server.py` on loopback: with
+boto3, with a plain connection of the standard library, and with the reader of the build. Goal: at
+most 0.5 of boto3's time.
 """
 
 from __future__ import annotations
@@ -67,6 +67,7 @@ def _range(start: int) -> str:
 
 
 def milliseconds_a_read(read: Read, starts: list[int]) -> float:
+    """Returns the CPU time of a read in ms, the mean over the ranges from these first bytes."""
     read(0)
     begun = time.process_time()
     for start in starts:
@@ -81,7 +82,7 @@ def main() -> None:
     args = parser.parse_args()
     os.environ["no_proxy"] = os.environ["NO_PROXY"] = "127.0.0.1"
     with readers() as ways:
-        print(f"| round | {' | '.join(f'{name}, ms of CPU a read' for name in ways)} | ratio |")
+        print(f"| round | {' | '.join(f'{name}, CPU ms per read' for name in ways)} | ratio |")
         print("| --- " * (len(ways) + 2) + "|")
         for number in range(1, args.rounds + 1):
             draw = random.Random(number)
@@ -89,7 +90,7 @@ def main() -> None:
             spent = {name: milliseconds_a_read(read, starts) for name, read in ways.items()}
             figures = " | ".join(f"{each:.3f}" for each in spent.values())
             print(f"| {number} | {figures} | {spent['build'] / spent['boto3']:.2f} |", flush=True)
-    print(f"\nratio: the build's to boto3's (wanted: at most {GOAL})")
+    print(f"\nratio: the build's time to boto3's (goal: at most {GOAL})")
 
 
 if __name__ == "__main__":

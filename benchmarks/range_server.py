@@ -1,8 +1,8 @@
-"""The reading half of an object store, as light as Python allows, in a process of its own.
+"""A minimal object store for reading, as fast as Python allows, in its own process.
 
-It answers what reading one bucket of S3 takes: HEAD, and GET of a byte range, without asking who
-is there. A full emulator spends more of a core on a request than decoding an image takes, and
-would measure itself.
+It answers the requests that reading a bucket of S3 needs, HEAD and GET of a byte range, without
+authentication. A full emulator uses more CPU time per request than decoding an image, so a
+benchmark would measure the emulator.
 
     python benchmarks/range_server.py FOLDER LATENCY_MS    # prints its port; objects: FOLDER/KEY
 """
@@ -93,23 +93,28 @@ class _Server(ThreadingTCPServer):
             return count
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A client that closes a connection it keeps is no error."""
+        """Ignores errors: a client may close a connection that it kept open."""
 
 
 class RunningServer:
-    """A server in a process of its own; `take_count` gives the bytes sent since it was asked."""
+    """A running server.
+
+    Attributes:
+        endpoint: its URL.
+    """
 
     def __init__(self, port: int) -> None:
         self.endpoint = f"http://127.0.0.1:{port}"
 
     def take_count(self) -> int:
+        """Returns the number of bytes of objects sent since the last call."""
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         with opener.open(self.endpoint + _COUNT_PATH, timeout=10) as answer:
             return int(answer.read())
 
     @property
     def flags(self) -> list[str]:
-        """What a user gives to reach it."""
+        """The flags that make a build read from this server."""
         return [
             f"--s3_endpoint_url={self.endpoint}",
             "--s3_access_key_id=nobody",
@@ -120,7 +125,12 @@ class RunningServer:
 
 @contextlib.contextmanager
 def running(folder: Path, latency_ms: float = 0.0) -> Iterator[RunningServer]:
-    """Serves the files of a folder until the block ends; every answer waits for `latency_ms`."""
+    """Serves the files of a folder until the block ends.
+
+    Args:
+        folder: its files are the objects of the bucket.
+        latency_ms: delay of every answer, in ms.
+    """
     with subprocess.Popen(
         [sys.executable, __file__, str(folder), str(latency_ms)], stdout=subprocess.PIPE, text=True
     ) as process:

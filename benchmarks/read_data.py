@@ -1,6 +1,6 @@
-"""The data of `read_speed.py`: the same pixels in the form that each way of reading wants.
+"""The data of `read_speed.py`: the same pixels in the format of each reader.
 
-Everything is made once, under a folder that git ignores, and found again by the next run.
+The data is written once, to a folder that git ignores, and reused by later runs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tfrecord_io.shards import shard_name
 LABEL_NAMES = ("CNV", "DME", "DRUSEN", "NORMAL")
 IMAGE_SHAPE = (224, 224, 1)
 
-# Of the original scans: most have this size, and about 65 kB as JPEG of this quality.
+# Most original scans have this size; at this JPEG quality they take about 65 kB.
 SCAN_WIDTH, SCAN_HEIGHT, SCAN_QUALITY = 512, 496, 75
 _NUM_SCANS = 256
 _SHARD_SIZE = 1024
@@ -32,11 +32,11 @@ _SHARD_SIZE = 1024
 
 @dataclasses.dataclass(frozen=True)
 class ReadData:
-    """Where the data lies.
+    """Paths of the data.
 
     Attributes:
         records: a finished dataset.
-        work: folder of everything that is made from it.
+        work: folder of the data that is made from it.
     """
 
     records: Path
@@ -44,23 +44,26 @@ class ReadData:
 
     @property
     def manifest(self) -> Manifest:
+        """The manifest of the dataset."""
         return Manifest.load(self.records)
 
     @property
     def num_examples(self) -> int:
+        """The number of training examples."""
         return self.manifest.split("train").num_examples
 
     @property
     def shard_paths(self) -> list[str]:
+        """The paths of the training shards."""
         return [str(self.records / shard.name) for shard in self.manifest.split("train").shards]
 
     @property
     def scans(self) -> Path:
-        """A folder of classes of JPEG files, as many as there are examples."""
+        """A folder with a subfolder of JPEG files per class; one file per example."""
         return self.work / f"scans-{self.num_examples}"
 
     def peer(self, name: str) -> Path:
-        """The folder of the same pixels in another project's format."""
+        """Returns the folder of the same pixels in another format."""
         return self.work / f"{name}-{self.num_examples}"
 
 
@@ -77,7 +80,15 @@ def draw_records(
 ) -> Path:
     """Writes a dataset of drawn images in the project's format; `directory` if it is there.
 
-    Each image is one of a few drawn ones, shifted by a number of its own: all differ.
+    Every image is different: one of 64 drawn images, shifted by its own number of pixels.
+
+    Args:
+        directory: folder of the dataset.
+        num_examples: number of images.
+        image_shape: (height, width, channels) in pixels.
+
+    Returns:
+        the folder.
     """
     generator = np.random.default_rng(0)
 
@@ -96,7 +107,7 @@ def draw_records(
 
 
 def cut_records(records: Path, directory: Path, *, num_shards: int, num_examples: int) -> Path:
-    """Writes the first records of a dataset's split `train` again, in another number of shards."""
+    """Writes the first training records of a dataset again, with another number of shards."""
     manifest = Manifest.load(records)
     stride = manifest.layout.stride
 
@@ -128,7 +139,7 @@ def _write_records(
             shards.append(
                 Shard(name=name, num_examples=count, num_bytes=len(content), sha256=digest)
             )
-        # Nothing here reads the counts of the classes, but they must add up.
+        # The benchmark does not read the counts of the classes, but their sum must be right.
         label_counts = (num_examples,) + (0,) * (len(LABEL_NAMES) - 1)
         manifest = Manifest(
             name="read_speed",
@@ -151,7 +162,7 @@ def _write_records(
 
 
 def draw_scans(data: ReadData) -> None:
-    """Draws JPEG files of the original size; a few hundred, each under many names."""
+    """Draws JPEG files of the original size: `_NUM_SCANS` images, linked under many names."""
 
     def write(directory: Path) -> None:
         generator = np.random.default_rng(1)
@@ -170,11 +181,11 @@ def draw_scans(data: ReadData) -> None:
 
 
 def write_array_record(data: ReadData) -> None:
-    """Pixels and label behind each other, as Grain's users store arrays."""
+    """Writes ArrayRecord files for Grain; a record is the pixels and the label as raw bytes."""
     from array_record.python.array_record_module import ArrayRecordWriter
 
     def write(directory: Path) -> None:
-        # One record a group: what Grain asks for where records are drawn at random.
+        # Grain recommends one record per group for random access.
         writers = [
             ArrayRecordWriter(str(directory / f"{index:02d}.array_record"), "group_size:1")
             for index in range(16)
@@ -188,7 +199,7 @@ def write_array_record(data: ReadData) -> None:
 
 
 def write_webdataset(data: ReadData) -> None:
-    """Tar files of .npy and .cls."""
+    """Writes tar files of .npy and .cls for WebDataset."""
     import webdataset
 
     def write(directory: Path) -> None:
@@ -201,7 +212,7 @@ def write_webdataset(data: ReadData) -> None:
 
 
 def write_mosaicml(data: ReadData) -> None:
-    """Arrays of one shape in MosaicML's own shards, not compressed."""
+    """Writes MosaicML's shards, with arrays of a fixed shape and without compression."""
     from streaming import MDSWriter
 
     def write(directory: Path) -> None:
@@ -215,7 +226,7 @@ def write_mosaicml(data: ReadData) -> None:
 
 
 def flatten(data: ReadData) -> None:
-    """All pixels behind each other, nothing between them: what the limit reads."""
+    """Writes the pixels of all images to one file without headers, for the limit."""
 
     def write(directory: Path) -> None:
         with (directory / "pixels").open("wb") as file:
@@ -231,7 +242,7 @@ def _examples(data: ReadData) -> Iterator[tuple[np.ndarray, np.ndarray]]:
 
 
 def make_once(directory: Path, write: Callable[[Path], None]) -> Path:
-    """Calls `write` with a new folder that gets its name when it is complete."""
+    """Calls `write` with a temporary folder and renames it when it is complete; once only."""
     if not directory.exists():
         unfinished = directory.with_name(f"{directory.name}.unfinished")
         shutil.rmtree(unfinished, ignore_errors=True)
@@ -241,7 +252,7 @@ def make_once(directory: Path, write: Callable[[Path], None]) -> Path:
     return directory
 
 
-#: What must be made before a way can read.
+#: What each way needs before it can read, besides the records.
 WRITERS: dict[str, Callable[[ReadData], None]] = {
     "limit": flatten,
     "decode": draw_scans,
@@ -252,7 +263,7 @@ WRITERS: dict[str, Callable[[ReadData], None]] = {
     "mosaicml": write_mosaicml,
 }
 
-#: Folder of the files that a way reads; any other way reads the records.
+#: The folder that a way reads; the other ways read the records.
 _FOLDERS: dict[str, Callable[[ReadData], Path]] = {
     "limit": lambda data: data.peer("flat"),
     "decode": lambda data: data.scans,
@@ -265,7 +276,7 @@ _FOLDERS: dict[str, Callable[[ReadData], Path]] = {
 
 
 def warm(data: ReadData, way: str) -> None:
-    """Brings a way's files back into the system's cache, which may let go of them meanwhile."""
+    """Reads a way's files into the page cache, which may have dropped them meanwhile."""
     folder = _FOLDERS.get(way, lambda data: data.records)(data)
     for path in folder.rglob("*"):
         if path.is_file():

@@ -1,10 +1,11 @@
-"""What else does the reader promise, and does it keep it?
+"""Does the reader keep its other promises?
 
     python benchmarks/read_promises.py
 
-On the drawn data of `read_speed.py`: the time to the first batch, also when a run is resumed a
-million steps in; memory when the data grows; a thousand shards against sixteen; two processes
-that read their halves, each on a core of its own, against one on one core.
+On the drawn data of `read_speed.py` it measures: the time to the first batch, also after resuming
+at step one million; the memory with more data; the speed with a thousand shards compared with
+sixteen; and the speed of two processes that read one half each, on one core each, compared with one
+process on one core.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ NUM_RESUMED = 1_000_000
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=2.0, help="of a round")
-    parser.add_argument("--prepare", action="store_true", help="only make the data")
+    parser.add_argument("--seconds", type=float, default=2.0, help="duration of a round")
+    parser.add_argument("--prepare", action="store_true", help="only write the data")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.one:
@@ -75,7 +76,7 @@ def main() -> None:
 
 
 def print_halves(data: ReadData, arguments: argparse.Namespace) -> None:
-    """Compares one process on one core with two that share each batch, on a core each."""
+    """Compares one process on one core with two processes that share the batches, on two."""
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:
         print("mmap: two processes need two cores, this machine has one")
@@ -99,7 +100,7 @@ def print_halves(data: ReadData, arguments: argparse.Namespace) -> None:
 
 
 def compare(processes: list[WayProcess], arguments: argparse.Namespace) -> list[float]:
-    """Returns the median images/s of each, in alternating rounds."""
+    """Returns the median images/s of each process, from alternating rounds."""
     rounds = [
         [process.read_for(arguments.seconds)["images_per_second"] for process in processes]
         for _ in range(arguments.rounds + 1)
@@ -110,13 +111,14 @@ def compare(processes: list[WayProcess], arguments: argparse.Namespace) -> list[
 
 
 def in_new_process(**options: Any) -> dict[str, float]:
+    """Calls `read_once` in a new process."""
     command = [sys.executable, __file__, "--one", json.dumps(options)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     return json.loads(done.stdout.splitlines()[-1])
 
 
 def read_once(records: str, **options: Any) -> dict[str, float]:
-    """Returns seconds to the first batch, imports not counted, and memory after two epochs."""
+    """Returns the seconds to the first batch, without imports, and the memory after two epochs."""
     from tfrecord_io.reading.reader import make_dataset
 
     started = time.perf_counter()
@@ -127,7 +129,7 @@ def read_once(records: str, **options: Any) -> dict[str, float]:
     first_batch = time.perf_counter() - started
     for _ in range(2 * ReadData(Path(records), Path()).num_examples // BATCH_SIZE):
         next(batches)
-    # Pages of mapped files are the system's cache, not the reader's memory.
+    # RssAnon leaves out the pages of mapped files, which belong to the page cache.
     status = Path("/proc/self/status").read_text(encoding="ascii")
     (own_kib,) = (line.split()[1] for line in status.splitlines() if line.startswith("RssAnon"))
     return {"first_batch": first_batch, "own_mib": int(own_kib) / 1024}

@@ -1,12 +1,12 @@
-"""How fast are batches read, against the limit of the machine and against other readers?
+"""How fast are batches read, compared with the limit of the machine and with other readers?
 
     python benchmarks/read_speed.py [--data OUT] [--ways mmap stream ...] [--output FILE]
 
-It needs the extras `train`, `test` and `bench`; a way whose packages are missing is left out, with
-the reason. Without `--data` it draws 13,056 images of 224x224x1. Every way reads the same pixels,
-warm, in batches of 64, in a process of its own that is stopped while others have their turns, so
-that none disturbs another; rounds alternate between the ways, and the median of the rounds counts:
-a machine that slows down slows all.
+It needs the extras `train`, `test` and `bench`. A way whose packages are missing is left out, and
+the reason is printed. Without `--data`, 13,056 images of 224x224x1 are drawn. Every way reads the
+same pixels from the page cache in batches of 64. Each way has its own process, which is stopped
+while others read, so that they do not disturb each other. The rounds alternate between the ways and
+the medians of the rounds are compared, so a machine that slows down affects all ways alike.
 
 The ways (`read_ways.py`): `limit` is one thread that gathers from one memory map into memory that
 it has already; `mmap` and `stream` are the engines of `make_dataset`, `numpy` is `make_batches`;
@@ -34,7 +34,7 @@ from sample_archive import WORK_DIR
 
 NUM_IMAGES = 204 * BATCH_SIZE
 
-#: What is to be reached: a way, the one it is compared with, and at least which ratio.
+#: The goals: a way, the way it is compared with, and the smallest ratio of their speeds.
 GOALS = (
     ("mmap", "limit", 0.5),
     ("numpy", "limit", 0.9),
@@ -46,7 +46,7 @@ GOALS = (
 
 
 class WayProcess:
-    """A way in a process of its own, stopped with its workers unless it is its turn."""
+    """A way in its own process, which is stopped with its workers unless it reads."""
 
     def __init__(
         self, name: str, data: ReadData, *, cpu: int | None = None, **options: int
@@ -66,30 +66,32 @@ class WayProcess:
             os.sched_setaffinity(self._process.pid, {cpu})
 
     def read_for(self, seconds: float) -> dict[str, float]:
-        """Lets it read; raises as `figures` does."""
+        """Reads for some seconds and returns the figures; raises what `figures` raises."""
         self.start(seconds)
         return self.figures()
 
     def start(self, seconds: float) -> None:
+        """Lets the way read for some seconds, without waiting for it."""
         self._signal(signal.SIGCONT)
-        with contextlib.suppress(BrokenPipeError):  # `figures` says why it is gone
+        with contextlib.suppress(BrokenPipeError):  # `figures` reports why the process ended
             self._process.stdin.write(f"{seconds}\n")
             self._process.stdin.flush()
 
     def figures(self) -> dict[str, float]:
-        """Waits for what `start` began, and stops the process.
+        """Waits for the reading that `start` began, and returns its figures.
 
         Raises:
-            RuntimeError: if the way cannot read; the message is its last line.
+            RuntimeError: if the way failed; the message is the last line of its error output.
         """
         while line := self._process.stdout.readline():
-            if line.startswith("{"):  # some packages print
+            if line.startswith("{"):  # other lines come from packages that print
                 self._signal(signal.SIGSTOP)
                 return json.loads(line)
         self._errors.seek(0)
         raise RuntimeError((self._errors.read().strip().splitlines() or ["no reason given"])[-1])
 
     def end(self) -> None:
+        """Ends the process."""
         self._signal(signal.SIGCONT)
         self._process.stdin.close()
         try:
@@ -107,11 +109,11 @@ class WayProcess:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--data", type=Path, help="finished dataset; drawn if not given")
+    parser.add_argument("--data", type=Path, help="finished dataset [a drawn one]")
     parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=list(WAYS))
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--seconds", type=float, default=1.0, help="of a round, for each way")
-    parser.add_argument("--prepare", action="store_true", help="only make the data")
+    parser.add_argument("--seconds", type=float, default=1.0, help="duration of a round of a way")
+    parser.add_argument("--prepare", action="store_true", help="only write the data")
     parser.add_argument("--output", type=Path, help="JSON file for the figures")
     arguments = parser.parse_args()
     data = prepare(arguments.data)
@@ -132,7 +134,7 @@ def prepare(records: Path | None) -> ReadData:
 
 
 def write_peers(data: ReadData, ways: list[str]) -> dict[str, str]:
-    """Makes each way's data; returns the reason for each that cannot be made."""
+    """Writes the data of each way; returns the reason by way where that is impossible."""
     reasons = {}
     for name in ways:
         try:
@@ -145,11 +147,11 @@ def write_peers(data: ReadData, ways: list[str]) -> dict[str, str]:
 def compare(
     data: ReadData, ways: list[str], num_rounds: int, seconds: float, reasons: dict[str, str]
 ) -> dict[str, dict[str, float]]:
-    """Returns the medians by way; adds to `reasons` the ways that failed."""
+    """Returns the medians by way; adds the ways that fail to `reasons`."""
     processes: dict[str, WayProcess] = {}
     rounds: dict[str, list[dict[str, float]]] = {name: [] for name in ways}
     try:
-        for _ in range(num_rounds + 1):  # the first warms up
+        for _ in range(num_rounds + 1):  # the first round warms up
             for name in ways:
                 if name not in reasons:
                     if name not in processes:
@@ -170,9 +172,10 @@ def compare(
 
 
 def report(rows: dict[str, dict[str, float]], reasons: dict[str, str], data: ReadData) -> None:
+    """Prints the speed of each way, and which goals are reached."""
     shape = "x".join(str(size) for size in data.manifest.image_shape)
     print(f"{data.num_examples:,} images {shape}, batches of {BATCH_SIZE}\n")
-    print("| way | images/s | CPU µs an image | mmap is x times | stream is x times |")
+    print("| way | images/s | CPU µs per image | mmap is x times | stream is x times |")
     print("| --- | --- | --- | --- | --- |")
     ours = [rows.get(name, {}).get("images_per_second") for name in ("mmap", "stream")]
     for name, row in rows.items():

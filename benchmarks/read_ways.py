@@ -1,9 +1,9 @@
-"""The ways to read that `read_speed.py` compares, each tuned as its own documentation says.
+"""The ways to read that `read_speed.py` compares, each tuned as its documentation recommends.
 
     python benchmarks/read_ways.py WAY OUT WORK OPTIONS
 
-runs one of them in a process of its own: for each line on its standard input, a number of
-seconds, it reads for so long and writes a line of figures. OPTIONS are the way's own, as JSON.
+It runs one way. Each line on standard input is a number of seconds; the way reads for that time and
+prints a line of figures. OPTIONS are arguments of the way, as JSON.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tfrecord_io import schema
 from tfrecord_io.reading.order import BatchOrder
 
 BATCH_SIZE = 64
-# Records behind each other are mixed among so many, by the ways that cannot jump to one.
+# The size of the shuffle buffer of ways without random access to records.
 SHUFFLE_BUFFER = 2048
 NUM_WORKERS = os.cpu_count() or 1
 
@@ -35,12 +35,12 @@ Way = Callable[..., Iterator[Any]]
 
 
 def limit(data: ReadData) -> Iterator[Any]:
-    """One thread gathers rows of pixels from one map into memory that it owns already."""
+    """Gathers rows of pixels from a memory map into a preallocated array, in one thread."""
     rows = int(np.prod(data.manifest.image_shape))
     pixels = np.memmap(data.peer("flat") / "pixels", np.uint8, "r").reshape(-1, rows)
     batch = np.empty((BATCH_SIZE, rows), np.uint8)
     order = BatchOrder(num_examples=len(pixels), batch_size=BATCH_SIZE, epochs=None)
-    # In blocks of batches, so that the order, which is not part of the limit, costs little.
+    # Computing the order in blocks keeps its cost small; it is not part of the limit.
     step = 0
     while True:
         for examples in order.examples_at(order.positions(step, step + 1024)):
@@ -50,6 +50,7 @@ def limit(data: ReadData) -> Iterator[Any]:
 
 
 def mmap(data: ReadData, **options: Any) -> Iterator[Any]:
+    """Reads with this project's engine `mmap`."""
     import tfrecord_io
 
     return iter(
@@ -70,11 +71,12 @@ def numpy(data: ReadData) -> Iterator[Any]:
 
 
 def stream(data: ReadData, **options: Any) -> Iterator[Any]:
+    """Reads with this project's engine `stream`."""
     return mmap(data, engine="stream", **options)
 
 
 def tfrecord(data: ReadData) -> Iterator[Any]:
-    """TFRecordDataset, batched before it is parsed, in any order that is fastest."""
+    """Reads with TFRecordDataset, which parses whole batches and need not be deterministic."""
     import tensorflow as tf
 
     layout = data.manifest.layout
@@ -97,7 +99,7 @@ def tfrecord(data: ReadData) -> Iterator[Any]:
 
 
 def decode(data: ReadData, channels: int = 3) -> Iterator[Any]:
-    """Reads, decodes and resizes in each step, as the input_fn of the 2018 tutorial did."""
+    """Reads, decodes and resizes JPEGs in each step, like the input_fn of the 2018 tutorial."""
     import tensorflow as tf
 
     height, width, _ = data.manifest.image_shape
@@ -119,6 +121,7 @@ def decode(data: ReadData, channels: int = 3) -> Iterator[Any]:
 
 
 def keras(data: ReadData) -> Iterator[Any]:
+    """Reads JPEGs with Keras' `image_dataset_from_directory`."""
     import keras
     import tensorflow as tf
 
@@ -135,7 +138,7 @@ def keras(data: ReadData) -> Iterator[Any]:
 
 
 def tfds(data: ReadData) -> Iterator[Any]:
-    """TFDS reads this project's own files, which hold raw bytes: its fastest case."""
+    """Reads this project's shards with TFDS; raw pixels are its fastest case."""
     import tensorflow as tf
     import tensorflow_datasets
 
@@ -150,6 +153,7 @@ def tfds(data: ReadData) -> Iterator[Any]:
 
 
 def grain(data: ReadData) -> Iterator[Any]:
+    """Reads ArrayRecord files with Grain."""
     import grain.python
 
     shape = data.manifest.image_shape
@@ -172,6 +176,7 @@ def grain(data: ReadData) -> Iterator[Any]:
 
 
 def webdataset(data: ReadData) -> Iterator[Any]:
+    """Reads tar files with WebDataset."""
     import torch.utils.data
     import webdataset
 
@@ -192,6 +197,7 @@ def webdataset(data: ReadData) -> Iterator[Any]:
 
 
 def mosaicml(data: ReadData) -> Iterator[Any]:
+    """Reads MosaicML's shards with its StreamingDataset."""
     import streaming
     import torch.utils.data
 
@@ -223,7 +229,7 @@ WAYS: dict[str, Way] = {
 
 
 def cpu_seconds() -> float:
-    """CPU time of this process and of its workers so far."""
+    """Returns the CPU time of this process and its workers so far."""
     process = psutil.Process()
     times = [one.cpu_times() for one in [process, *process.children(recursive=True)]]
     return sum(one.user + one.system for one in times)
@@ -238,7 +244,7 @@ def main() -> None:
 
 
 def read_for(batches: Iterator[Any], seconds: float) -> dict[str, float]:
-    """Reads for some seconds; what other ways' turns let pile up is read before."""
+    """Reads for some seconds, after emptying the queues that filled up since the last turn."""
     end = time.perf_counter() + seconds / 4
     while time.perf_counter() < end:
         next(batches)

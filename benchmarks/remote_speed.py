@@ -1,12 +1,12 @@
-"""How much slower is a build from an object store than one from the disk, and what does it fetch?
+"""How much slower is a build from an object store than from the disk, and how much does it fetch?
 
     python benchmarks/remote_speed.py --num_images 6000
 
 Both builds read the same zip and write to the same disk, in turns within one run, on the same
-cores; the store is a small server on loopback in a process of its own, which takes its share of
-them. Wanted: at least 0.8 of the local rate, and at most 1.1 bytes fetched for each one needed
-(the stored bytes of all images and the zip's directory). `--latency_ms` makes the store as slow to
-answer as a distant one.
+cores. The store is a small server on loopback in its own process; it uses some of the CPU time.
+Goals: at least 0.8 of the local rate, and at most 1.1 bytes fetched per byte needed (the stored
+bytes of all images and the zip's directory). `--latency_ms` delays every answer, as a distant store
+would.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ GOAL, MOST_FETCHED = 0.8, 1.1
 
 
 def build_seconds(given: str, flags: list[str], output: Path) -> tuple[float, float]:
-    """Returns seconds on the clock and of the machine's CPU; the dataset is left in `output`."""
+    """Builds into `output`; returns the wall time and the CPU time of the machine, in s."""
     shutil.rmtree(output, ignore_errors=True)
     command = [sys.executable, "pipelines/build_tfrecords.py", "--source", "archive"]
     start, cpu_start = time.perf_counter(), _cpu_seconds()
@@ -48,20 +48,20 @@ def build_seconds(given: str, flags: list[str], output: Path) -> tuple[float, fl
 
 
 def _cpu_seconds() -> float:
-    """Returns what the machine has spent, the store included."""
+    """Returns the CPU time of the whole machine, which includes the store."""
     spent = psutil.cpu_times()
     return spent.user + spent.system
 
 
 def needed_bytes(path: Path) -> int:
-    """Returns the bytes that any reader must fetch: each image as it is stored, and the index."""
+    """Returns the bytes that any reader must fetch: the stored images and the zip's directory."""
     listing = ArchiveSource(path).list(ListingOptions())
     stored = sum(listing.refs["stored_size"].to_pylist())
     with path.open("rb") as file:
         last = max(
             list_members(file, path.stat().st_size, str(path)), key=lambda member: member.offset
         )
-    # From the end of the last member on there is nothing but the index.
+    # After the last member, the file contains only the directory.
     return stored + path.stat().st_size - last.offset - last.stored_size
 
 
@@ -81,7 +81,7 @@ def main() -> None:
         url = f"s3://{range_server.BUCKET}/{path.name}"
         print(
             f"| run of {args.num_images:,} images | local, images/s | store, images/s | ratio | "
-            "local, CPU ms an image | store, CPU ms an image |"
+            "local, CPU ms per image | store, CPU ms per image |"
         )
         print("| --- | --- | --- | --- | --- | --- |")
         for run in range(args.repeats):
@@ -103,10 +103,10 @@ def main() -> None:
     for output in outputs:
         shutil.rmtree(output)
     needed = needed_bytes(path)
-    print(f"\nmedian ratio {statistics.median(ratios):.3f} (wanted: {GOAL})")
+    print(f"\nmedian ratio {statistics.median(ratios):.3f} (goal: {GOAL})")
     print(
         f"fetched {fetched:,} bytes for {needed:,} needed: {fetched / needed:.4f} "
-        f"(at most: {MOST_FETCHED})"
+        f"(goal: at most {MOST_FETCHED})"
     )
     print(f"same shards: {digests[0] == digests[1]}")
 

@@ -1,11 +1,11 @@
-"""Large archives made of the real sample: its images again and again under new names."""
+"""Large archives made from the real sample, by repeating its images under new names."""
 
 from __future__ import annotations
 
 import zipfile
 from pathlib import Path
 
-#: Where benchmarks keep what they make; ignored by git.
+#: Folder for the files of benchmarks; git ignores it.
 WORK_DIR = Path("data/benchmarks")
 
 
@@ -42,7 +42,7 @@ def _read_images(sample: Path) -> list[tuple[str, bytes]]:
 
 
 def _rename(name: str, round_number: int) -> str:
-    """`…/CNV-1016042-1.jpeg` becomes another patient's in every round."""
+    """Changes the patient number in a name like `…/CNV-1016042-1.jpeg` for each round."""
     folder, _, file_name = name.rpartition("/")
     label, patient, index = file_name.split("-")
     return f"{folder}/{label}-{round_number}{patient}-{index}"

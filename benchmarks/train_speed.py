@@ -1,16 +1,17 @@
-"""What does the input cost a training step? Keras `fit` and our loop, fed four ways in one run.
+"""How much time of a training step does the input take? Four inputs for Keras `fit`, and our loop.
 
     python benchmarks/train_speed.py --data OUT [--images DIR] [--model convnet]
 
-- memory: the same batches, already in memory as tensors: the limit.
+- memory: the same batches as tensors in memory; this is the limit.
 - reader: `tfrecord_io.make_dataset`.
-- tfrecord: tf.data's own TFRecordDataset, shuffled, batched, parsed.
-- decode: the input function of the 2018 tutorial: read, decode, resize in every step. It gets
-  `--images`, a folder of image files of any kind of JPEG; if there is none, the benchmark draws
-  some of 512x496, the usual size of the OCT scans.
+- tfrecord: tf.data's TFRecordDataset, shuffled, batched and parsed.
+- decode: the input function of the 2018 tutorial, which reads, decodes and resizes in every step.
+  It reads `--images`, a folder of JPEG files; without it, the benchmark draws files of 512x496, the
+  usual size of the OCT scans.
 
-Rounds alternate between the ways, and the median of the rounds counts: a machine that slows down
-slows all. `trainer` is this project's own loop, with the share of time it waited for input.
+`trainer` is this project's own loop, with the share of time that it waits for input. The rounds
+alternate between the ways and the medians are compared, so a machine that slows down affects all
+ways alike.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def main() -> None:
     parser.add_argument("--images", help="folder of JPEG files for the per-step decode")
     parser.add_argument("--model", default="convnet", choices=train_config.MODELS)
     parser.add_argument("--batch_size", type=int, default=64)
-    parser.add_argument("--steps", type=int, default=8, help="of a round")
+    parser.add_argument("--steps", type=int, default=8, help="steps of a round")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--output", help="JSON file for the figures")
     arguments = parser.parse_args()
@@ -66,7 +67,7 @@ def main() -> None:
 
 
 def compare(arguments: argparse.Namespace, images: Path) -> dict[str, dict[str, float]]:
-    """Returns images/s and the ratio to the limit by way of feeding."""
+    """Returns images/s and the ratio to the limit, by the name of the way."""
     manifest = tfrecord_io.Manifest.load(arguments.data)
     config = train_config.TrainConfig(
         data=arguments.data,
@@ -74,10 +75,10 @@ def compare(arguments: argparse.Namespace, images: Path) -> dict[str, dict[str, 
         weights="none",
         replica_batch_size=arguments.batch_size,
         strategy="single",
-        # What Keras' own step does not do.
+        # Keras' own step does neither of these.
         augment=False,
         label_smoothing=0.0,
-        # So that no way needs the mean of the pixels.
+        # Avoids reading the statistics of the pixels.
         normalize="unit" if arguments.model in train_config.OWN_MODELS else None,
         test_time_flip=False,
     )
@@ -147,10 +148,15 @@ def compare(arguments: argparse.Namespace, images: Path) -> dict[str, dict[str, 
 def fit_round(
     model: keras.Model, batches: object, arguments: argparse.Namespace
 ) -> Callable[[], float]:
-    """Returns a function that trains some steps with Keras' own compiled step, and its seconds.
+    """Returns a function that trains some steps with Keras' compiled step and returns the seconds.
 
-    `fit` takes a dataset, not an iterator, and would start it anew in each round; so the rounds
-    call the train function that `fit` calls, which is all that `fit` does in a step.
+    `fit` takes a dataset, not an iterator, and would restart it in each round. The rounds therefore
+    call the train function that `fit` calls, which does all of the work of a step.
+
+    Args:
+        model: the model to compile and train.
+        batches: iterator over (images, labels).
+        arguments: supplies the number of steps.
     """
     model.compile(keras.optimizers.Adam(1e-4), "categorical_crossentropy", jit_compile=False)
     model.make_train_function()
@@ -166,6 +172,7 @@ def fit_round(
 
 
 def reader_batches(config: train_config.TrainConfig) -> tf.data.Dataset:
+    """Returns batches from this project's reader."""
     return tfrecord_io.make_dataset(
         config.data, split="train", batch_size=config.replica_batch_size, seed=0, epochs=None
     )
@@ -174,7 +181,7 @@ def reader_batches(config: train_config.TrainConfig) -> tf.data.Dataset:
 def memory_batches(
     config: train_config.TrainConfig, manifest: tfrecord_io.Manifest
 ) -> tf.data.Dataset:
-    """The reader's first batches, as tensors that a dataset hands out over and over."""
+    """Returns the reader's first batches, kept in memory and repeated."""
     batches = list(reader_batches(config).take(8))
     images = tf.stack([image for image, _ in batches])
     labels = tf.stack([label for _, label in batches])
@@ -184,6 +191,7 @@ def memory_batches(
 def plain_batches(
     config: train_config.TrainConfig, manifest: tfrecord_io.Manifest
 ) -> tf.data.Dataset:
+    """Returns batches from tf.data's TFRecordDataset."""
     paths = [str(Path(config.data) / shard.name) for shard in manifest.split("train").shards]
 
     def parse(records: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -203,7 +211,7 @@ def plain_batches(
 def decode_batches(
     folder: Path, config: train_config.TrainConfig, manifest: tfrecord_io.Manifest
 ) -> tf.data.Dataset:
-    """Reads, decodes and resizes each image in each step, as the 2018 tutorial's input_fn did."""
+    """Returns batches decoded and resized in each step, as by the 2018 tutorial's input_fn."""
     paths = sorted(str(path) for path in folder.rglob("*.jp*g") if not path.name.startswith("."))
     height, width, channels = manifest.image_shape
     labels = np.eye(manifest.num_classes, dtype=np.float32)[

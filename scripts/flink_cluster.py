@@ -1,19 +1,19 @@
-"""A whole Apache Flink cluster on this machine, and the build job on it.
+"""An Apache Flink cluster on this machine, and the build job on it.
 
     python scripts/flink_cluster.py compare --source archive --input kermany2018.zip
     python scripts/flink_cluster.py compare --kill task_manager --source synthetic
     python scripts/flink_cluster.py serve
     python scripts/flink_cluster.py fetch
 
-`compare` builds a dataset twice, with the local engine and on the cluster, and compares every
-shard; with `--kill` it kills a part of the cluster once the first shard is there. `serve` keeps a
-cluster up and prints the flags that run a build on it. `fetch` only gets the job server.
+`compare` builds a dataset with the local engine and again on the cluster, and compares every shard;
+with `--kill` it kills a part of the cluster after the first finished shard. `serve` keeps a cluster
+running and prints the flags for a build on it. `fetch` only downloads the job server.
 
-The cluster is the real thing in small: a JobManager and two TaskManagers as Java processes of
-their own, Beam's Flink job server, and a Beam worker pool that starts Python workers beside the
-TaskManagers. All of them listen on the loopback address alone. It needs Java 11 or 17,
-`pip install apache-flink-libraries==1.19.3`, and once `mvn` to fetch the job server; docs/flink.md
-says more.
+The cluster has the parts of a real one: a JobManager and two TaskManagers as separate Java
+processes, Beam's Flink job server, and a Beam worker pool that starts the Python workers. All of
+them listen only on the loopback address. The cluster needs Java 11 or 17 and
+`pip install apache-flink-libraries==1.19.3`; the first run also needs `mvn` to download the job
+server. See docs/flink.md.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ FLINK_PACKAGE = "apache-flink-libraries==1.19.3"
 
 _START_SECONDS = 60.0
 _FIRST_SHARD_SECONDS = 300.0
-# How long Beam keeps Python workers that have no task. A dead one is kept as long, and handed the
-# restarted tasks, unless they come later: so the pause before a restart has to be longer.
+# How long Beam keeps idle Python workers. It also keeps dead ones that long and gives them
+# restarted tasks, so the pause before a restart must be longer.
 _WORKER_CACHE_SECONDS = 2
 _RESTARTS, _RESTART_SECONDS = 5, 5
 _LOOPBACK = "127.0.0.1"
 
-# Flink 1.19's own default configuration opens these to Java 17.
+# Flink 1.19's default configuration opens these packages for Java 17.
 _JAVA_FLAGS = (
-    # No Java does any of the work: quick to start matters more than quick in the long run.
+    # Java does none of the work here, so a fast start matters more than fast code.
     "-XX:+UseSerialGC",
     "-XX:TieredStopAtLevel=1",
     "--add-exports=java.base/sun.net.util=ALL-UNNAMED",
@@ -77,8 +77,8 @@ _JAVA_FLAGS = (
     ),
 )
 
-# A TaskManager that Flink's shell scripts did not start must be told all of its memory. The job
-# sends it nothing but task tuples.
+# Flink's shell scripts would compute these sizes; without them a TaskManager needs all of them. The
+# job sends only small task tuples through Java.
 _MEMORY = """\
 taskmanager.cpu.cores: 1
 taskmanager.memory.framework.heap.size: 128m
@@ -95,19 +95,19 @@ taskmanager.memory.jvm-overhead.max: 64m
 
 
 class MissingPartError(Exception):
-    """Something the cluster is made of is not installed; the message says how to get it."""
+    """A part of the cluster is not installed; the message says how to install it."""
 
 
 class Cluster(contextlib.AbstractContextManager["Cluster"]):
-    """A running cluster; the block's end stops all of it.
+    """A running cluster; leaving the `with` block stops all of it.
 
     Args:
-        work_dir: for configuration, logs and Flink's temporary files.
-        job_server: Beam's Flink job server: one jar, or a folder of jars.
-        num_task_managers: how many TaskManagers to start; each could do the work of all.
+        work_dir: folder for configuration, logs and Flink's temporary files.
+        job_server: Beam's Flink job server: a jar, or a folder of jars.
+        num_task_managers: number of TaskManagers; each has enough slots for the whole job.
 
     Raises:
-        MissingPartError: if Java, Flink or the job server is not there.
+        MissingPartError: if Java, Flink or the job server is missing.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class Cluster(contextlib.AbstractContextManager["Cluster"]):
         self._flink_lib = find_flink()
         if not job_server.exists():
             raise MissingPartError(
-                f"{job_server} is not there; fetch it with\n  mvn -f {JOB_SERVER_POM} "
+                f"{job_server} does not exist; fetch it with\n  mvn -f {JOB_SERVER_POM} "
                 f"dependency:copy-dependencies -DoutputDirectory={job_server}"
             )
         self._job_server = job_server
@@ -144,18 +144,19 @@ class Cluster(contextlib.AbstractContextManager["Cluster"]):
 
     @property
     def beam_flags(self) -> list[str]:
-        """Returns what to add to a build's command line to run it here."""
+        """The flags that make a build run on this cluster."""
         return [
             "--runner=PortableRunner",
             f"--job_endpoint=localhost:{self._job_port}",
             "--environment_type=EXTERNAL",
             f"--environment_config=localhost:{self._pool_port}",
             f"--parallelism={self._num_task_managers}",
-            # Without it every stage starts Python workers anew.
+            # Without it, every stage starts new Python workers.
             f"--environment_cache_millis={_WORKER_CACHE_SECONDS * 1000}",
         ]
 
     def start_task_manager(self) -> None:
+        """Starts another TaskManager; its number is that of the TaskManagers before it."""
         number = len(self._task_managers)
         self._task_managers.append(
             self._start_java(
@@ -167,10 +168,20 @@ class Cluster(contextlib.AbstractContextManager["Cluster"]):
         )
 
     def kill_task_manager(self, number: int) -> None:
-        """Kills a TaskManager, in the order of their starts, as the kernel would."""
+        """Kills a TaskManager with SIGKILL.
+
+        Args:
+            number: index of the TaskManager, in the order of their starts.
+        """
         _kill(self._task_managers[number])
 
     def start_worker_pool(self) -> None:
+        """Starts the worker pool and waits until it listens.
+
+        Raises:
+            RuntimeError: if it ends while starting.
+            TimeoutError: if it does not listen in time.
+        """
         script = str(REPOSITORY / "scripts" / "worker_pool.py")
         self._pool = self._start_process(
             "worker_pool",
@@ -186,7 +197,7 @@ class Cluster(contextlib.AbstractContextManager["Cluster"]):
 
     @property
     def num_registered(self) -> int:
-        """Returns how many TaskManagers the JobManager counts at this moment."""
+        """Number of TaskManagers that are registered at the JobManager now."""
         try:
             return self._ask("overview")["taskmanagers"]
         except (OSError, urllib.error.URLError, KeyError, ValueError):
@@ -194,7 +205,7 @@ class Cluster(contextlib.AbstractContextManager["Cluster"]):
 
     @property
     def num_restarted_tasks(self) -> int:
-        """Returns how many tasks of the newest job Flink has started more than once."""
+        """Number of tasks of the newest job that Flink has restarted."""
         job = max(self._ask("jobs/overview")["jobs"], key=lambda job: job["start-time"])["jid"]
         attempts = [
             subtask["attempt"]
@@ -204,6 +215,7 @@ class Cluster(contextlib.AbstractContextManager["Cluster"]):
         return len([attempt for attempt in attempts if attempt > 0])
 
     def close(self) -> None:
+        """Kills all processes of the cluster."""
         pool = [] if self._pool is None else [self._pool]
         for process in [*self._others, *self._task_managers, *pool]:
             _kill(process)
@@ -247,12 +259,12 @@ class Cluster(contextlib.AbstractContextManager["Cluster"]):
 
     @property
     def _jar_dir(self) -> Path:
-        # Beam's job server sends all jars on its class path along with every job: 200 MB, of
-        # which the cluster has each one. It leaves out what lies in a folder of this name.
+        # Beam's job server uploads all jars on its class path with every job: 200 MB that the
+        # cluster already has. It skips jars in a folder of this name.
         return self._work_dir / "gradle" / "wrapper"
 
     def _gather_jars(self) -> None:
-        """Puts Flink's and Beam's jars into one folder, the class path of all processes."""
+        """Links the jars of Flink and Beam into one folder, the class path of all processes."""
         jars = [*self._flink_lib.glob("flink-dist-*.jar"), *self._flink_lib.glob("log4j-*.jar")]
         jars += self._job_server.glob("*.jar") if self._job_server.is_dir() else [self._job_server]
         self._jar_dir.mkdir(parents=True)
@@ -274,11 +286,12 @@ rest.bind-address: localhost
 rest.port: {self._rest_port}
 taskmanager.host: localhost
 taskmanager.bind-host: localhost
-# Two slots each, so that one TaskManager can take over from the other; until then work is spread.
+# Each TaskManager has slots for the whole job, so one can replace the other; SLOTS spreads the
+# work.
 taskmanager.numberOfTaskSlots: {self._num_task_managers}
 taskmanager.load-balance.mode: SLOTS
 io.tmp.dirs: {self._work_dir}
-# A lost TaskManager is noticed within five seconds, and its tasks start again elsewhere.
+# Flink notices a lost TaskManager within five seconds and restarts its tasks elsewhere.
 heartbeat.interval: 1000
 heartbeat.timeout: 5000
 restart-strategy.type: fixed-delay
@@ -316,7 +329,7 @@ restart-strategy.fixed-delay.delay: {_RESTART_SECONDS} s
     ) -> subprocess.Popen[bytes]:
         self._num_logs += 1
         with (self._work_dir / f"{self._num_logs}_{name}.log").open("wb") as log:
-            # A session of its own: a worker pool is killed together with its workers.
+            # In a separate session, a worker pool can be killed together with its workers.
             return subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -340,7 +353,7 @@ restart-strategy.fixed-delay.delay: {_RESTART_SECONDS} s
         await_condition(listens, f"port {port} (logs: {self._work_dir})", _START_SECONDS)
 
     def _ask(self, what: str) -> dict[str, Any]:
-        # No proxy of the environment may come between this machine and itself.
+        # Ignore proxy settings of the environment: they cannot reach this machine's loopback.
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         with opener.open(f"http://localhost:{self._rest_port}/{what}", timeout=5) as answer:
             return json.load(answer)
@@ -350,7 +363,7 @@ def find_flink() -> Path:
     """Returns the folder of Flink's jars.
 
     Raises:
-        MissingPartError: if the package that holds them is not installed.
+        MissingPartError: if Flink's package is not installed.
     """
     spec = importlib.util.find_spec("pyflink")
     for root in spec.submodule_search_locations or () if spec else ():
@@ -360,7 +373,10 @@ def find_flink() -> Path:
 
 
 def fetch_job_server(folder: Path) -> None:
-    """Fetches Beam's Flink job server from Maven Central, unless it is there.
+    """Downloads Beam's Flink job server from Maven Central, unless the folder exists.
+
+    Args:
+        folder: folder for the jars.
 
     Raises:
         MissingPartError: if `mvn` is missing or fails.
@@ -369,13 +385,13 @@ def fetch_job_server(folder: Path) -> None:
         return
     maven = shutil.which("mvn")
     if maven is None:
-        raise MissingPartError(f"{folder} is not there, and neither is `mvn` to fetch it")
+        raise MissingPartError(f"{folder} does not exist; install `mvn` to fetch it")
     print(f"fetching Beam's Flink job server into {folder}", file=sys.stderr, flush=True)
     part = folder.with_name(f"{folder.name}.part")
     command = [maven, "-B", "-q", "-f", str(JOB_SERVER_POM), "dependency:copy-dependencies"]
     done = subprocess.run([*command, "-DincludeScope=runtime", f"-DoutputDirectory={part}"])
     if done.returncode:
-        raise MissingPartError("mvn could not fetch the job server; see its messages above")
+        raise MissingPartError("mvn could not download the job server; see its messages above")
     part.rename(folder)
 
 
@@ -390,18 +406,23 @@ def shard_digests(folder: Path) -> dict[str, str]:
 def await_condition(condition: Callable[[], bool], what: str, seconds: float) -> None:
     """Polls until a condition holds.
 
+    Args:
+        condition: called about 20 times per second.
+        what: what the condition means, for the message.
+        seconds: time limit.
+
     Raises:
-        TimeoutError: if it does not in time, naming what was waited for.
+        TimeoutError: if the condition does not hold in time.
     """
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
-            raise TimeoutError(f"waited {seconds:.0f} s in vain for {what}")
+            raise TimeoutError(f"gave up after waiting {seconds:.0f} s for {what}")
         time.sleep(0.05)
 
 
 def free_ports(count: int) -> list[int]:
-    """Returns ports that nobody listens on now, all different."""
+    """Returns `count` different ports that no process listens on now."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for each in sockets:
@@ -410,16 +431,25 @@ def free_ports(count: int) -> list[int]:
 
 
 def build_command(output: Path, build_args: Sequence[str]) -> list[str]:
-    """Returns the words that start a build."""
+    """Returns the command line of a build.
+
+    Args:
+        output: folder of the dataset.
+        build_args: other arguments of the build.
+    """
     script = REPOSITORY / "pipelines" / "build_tfrecords.py"
     return [sys.executable, str(script), *build_args, f"--output={output}"]
 
 
 def kill_part(cluster: Cluster, victim: str) -> None:
-    """Kills a part of a cluster as the kernel would, a worker pool with all its workers.
+    """Kills a part of a cluster with SIGKILL.
 
-    The pool is started again, as the service manager of a real host would do; the other
-    TaskManager has to take over from a dead one.
+    A killed worker pool is started again, as a host's service manager would do. A killed
+    TaskManager is not: another one must take over its tasks.
+
+    Args:
+        cluster: the running cluster.
+        victim: `task_manager`, or `worker_pool` for the pool and its workers.
     """
     if victim == "task_manager":
         cluster.kill_task_manager(0)
@@ -429,7 +459,7 @@ def kill_part(cluster: Cluster, victim: str) -> None:
 
 
 def finished_shards(output: Path) -> int:
-    """Returns how many shards of a build have their sidecar."""
+    """Returns how many shards of a build are finished, which have a sidecar."""
     return len(list(output.glob("*-of-*.json")))
 
 
@@ -460,19 +490,19 @@ def _compare(
     if build.returncode:
         return build.returncode
     if victim is not None:
-        print(f"\ntasks that Flink started again: {cluster.num_restarted_tasks}")
+        print(f"\ntasks that Flink restarted: {cluster.num_restarted_tasks}")
     local, flink = (shard_digests(output) for output in outputs.values())
     if local != flink:
         names = sorted(n for n in local.keys() | flink.keys() if local.get(n) != flink.get(n))
         print(f"{len(names)} shards differ: {', '.join(names[:5])}", file=sys.stderr)
         return 1
-    print(f"\nall {len(local)} shards have the same SHA-256 from Flink as from this machine alone")
+    print(f"\nall {len(local)} shards have the same SHA-256 from Flink as from the local engine")
     return 0
 
 
 def _serve(cluster: Cluster) -> int:
-    print("the cluster is up; run a build on it with\n  " + " ".join(cluster.beam_flags))
-    print("Ctrl-C ends it", flush=True)
+    print("the cluster is running; run a build on it with\n  " + " ".join(cluster.beam_flags))
+    print("Ctrl-C stops the cluster", flush=True)
     with contextlib.suppress(KeyboardInterrupt):
         signal.pause()
     return 0
@@ -495,7 +525,7 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 
 
 def main() -> int:
-    """Runs the command; returns its exit code: 0 done, 1 other bytes, 2 a part is missing."""
+    """Runs the command; returns 0 for success, 1 for differing shards, 2 for a missing part."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -503,7 +533,7 @@ def main() -> int:
     parser.add_argument("--job_server", type=Path, default=DEFAULT_JOB_SERVER)
     parser.add_argument("--task_managers", type=int, default=2)
     parser.add_argument("--kill", choices=("task_manager", "worker_pool"))
-    parser.add_argument("--work_dir", type=Path, help="kept, with all logs (default: a temporary)")
+    parser.add_argument("--work_dir", type=Path, help="folder for the logs [a temporary one]")
     args, build_args = parser.parse_known_args()
     try:
         fetch_job_server(args.job_server)

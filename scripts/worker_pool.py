@@ -1,11 +1,11 @@
-"""Beam's worker pool, on this machine's loopback address alone.
+"""Beam's worker pool, listening only on this machine's loopback address.
 
     python scripts/worker_pool.py --port 50000
 
 It starts a Python worker whenever an engine on this machine asks for one
 (`--environment_type=EXTERNAL --environment_config=localhost:50000`). A worker runs the code that it
-is sent, and nobody has to log in. Beam's own command for it (`worker_pool_main`) listens on all
-addresses, so that whoever reaches the port can run code; this one cannot be reached from elsewhere.
+receives, without authentication. Beam's own command (`worker_pool_main`) listens on all addresses,
+so anyone who reaches the port can run code; this one cannot be reached from other machines.
 """
 
 from __future__ import annotations
@@ -26,12 +26,15 @@ _NUM_THREADS = 16
 
 
 def serve(port: int) -> None:
-    """Starts workers on demand until the process is ended; they are ended with it.
+    """Starts workers on demand until the process ends; the workers end with it.
+
+    Args:
+        port: port on the loopback address.
 
     Raises:
         RuntimeError: if another program listens on the port.
     """
-    # Beam starts its workers as bare `python`.
+    # Beam starts its workers as `python`, which must be this interpreter.
     os.environ["PATH"] = os.pathsep.join(
         [str(Path(sys.executable).parent), os.environ.get("PATH", "")]
     )
@@ -57,7 +60,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--port", type=int, required=True, help="where it listens")
+    parser.add_argument("--port", type=int, required=True, help="port to listen on")
     try:
         serve(parser.parse_args().port)
     except RuntimeError as error:
