@@ -132,7 +132,7 @@ def test_sums_of_pixels_that_are_wrong_in_the_manifest_are_found(dataset: Path) 
         content["statistics"]["sums"][0] -= 1
 
     _rewrite_manifest(dataset, darken)
-    assert "of split 'train', the shards hold" in _messages(dataset)[manifest.FILE_NAME]
+    assert "of split 'train', but the shards hold" in _messages(dataset)[manifest.FILE_NAME]
 
 
 def test_a_dataset_of_a_release_that_did_not_count_pixels_has_no_finding(dataset: Path) -> None:
