@@ -350,7 +350,7 @@ def _warnings(report: RunReport) -> list[str]:
     if len(present) > 1 and low is not None and low <= max(present) / sum(present):
         found.append(
             "This result may be no better than always giving the most frequent answer: the "
-            "interval includes the accuracy of that answer."
+            "interval reaches down to the accuracy of that answer."
         )
     if metrics["split"] == "val" and not report.is_cross_validation:
         found.append(
