@@ -126,7 +126,7 @@ def test_a_folder_without_shards_is_free(storage, scans):
 
 def test_a_folder_with_shards_of_nobody_is_refused(storage):
     write_tree(Path(storage.root), {"train-00000-of-00001.tfrecord": b"theirs"})
-    with pytest.raises(errors.UserError, match=r"train-00000-of-00001\.tfrecord and no plan"):
+    with pytest.raises(errors.UserError, match=r"train-00000-of-00001\.tfrecord but no plan"):
         output_state.check_output(storage, {"seed": 0})
 
 
@@ -174,7 +174,7 @@ def test_a_lost_shard_of_a_complete_dataset_is_named(scans, complete, tmp_path):
     output = Path(shutil.copytree(complete, tmp_path / "out"))
     shard = next(output.glob("test-*.tfrecord"))
     shard.write_bytes(shard.read_bytes()[:-1])
-    with pytest.raises(errors.UserError, match=rf"{shard.name} has .*anew with --overwrite"):
+    with pytest.raises(errors.UserError, match=rf"{shard.name} has .*again with --overwrite"):
         identity_of(scans, output)
     shard.unlink()
     with pytest.raises(errors.UserError, match=rf"{shard.name} is missing"):

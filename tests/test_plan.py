@@ -193,7 +193,7 @@ def test_a_plan_of_another_build_is_not_read(tmp_path):
     made.write(file, "theirs")
     with (
         pa.BufferReader(file.getvalue()) as reader,
-        pytest.raises(errors.BuildError, match=r"belongs to build theirs, this build is mine: ano"),
+        pytest.raises(errors.BuildError, match=r"belongs to build theirs, but this build is mine"),
     ):
         plan.read_task_refs(reader, made.tasks[0], "mine")
 

@@ -139,11 +139,11 @@ def test_the_note_says_what_was_reached():
     (note,) = splits.apply(refs_of(population(60)), PATIENT).notes
     assert "split by patient with seed 0: test " in note
     assert "(wanted 10.0%)" in note
-    assert "--split_seed auto looks for a seed that comes closer" in note
+    assert "--split_seed auto searches for a seed that comes closer" in note
 
 
 def test_too_few_patients_for_the_fractions_is_an_error_that_says_so():
-    with pytest.raises(errors.UserError, match=r"no image falls to .*1 patients are too few"):
+    with pytest.raises(errors.UserError, match=r"would get no image: .*1 patients are too few"):
         splits.apply(refs_of([("train", "CNV", "1", 1)]), PATIENT)
 
 

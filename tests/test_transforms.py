@@ -417,6 +417,6 @@ def test_a_dataset_that_would_hold_an_image_twice_is_not_finished(job):
     )
     with job.storage.create(second) as file:
         file.write(job.storage.read(first))
-    with pytest.raises(errors.BuildError, match="repeat the key of another one"):
+    with pytest.raises(errors.BuildError, match="repeat the key of another example"):
         finish.finish_dataset(job.build)
     assert not job.storage.exists("manifest.json")

@@ -1,1 +1,1 @@
-"""Decided before any image is read: splits, shards, and what the output still lacks."""
+"""What is decided before any image is decoded: the splits, the shards and the output's state."""

@@ -1,4 +1,4 @@
-"""The output folder before a build: who may write there, and what is there already."""
+"""The state of the output folder before a build: its lock, and what it already holds."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _OWN_FILES = re.compile(
 
 
 class OutputState(enum.Enum):
-    """What an output folder holds, seen from the build that is wanted."""
+    """What an output folder holds of the wanted dataset."""
 
     EMPTY = enum.auto()
     UNFINISHED = enum.auto()
@@ -35,13 +35,17 @@ class OutputState(enum.Enum):
 
 @contextlib.contextmanager
 def locked(storage: Storage) -> Iterator[None]:
-    """Holds the output folder against a second build at the same time.
+    """Locks the output folder until the block ends.
 
-    The lock dies with the process, so a killed build leaves none behind. A remote output has
-    no such lock; there, two builds of the same plan write the same bytes.
+    The lock ends with the process, so a killed build does not block the next one. A remote output
+    has no lock; two builds of the same plan write the same bytes there.
+
+    Args:
+        storage: the output folder.
 
     Raises:
-        errors.UserError: if another build holds it, or nothing can be written there.
+        errors.UserError: if another build holds the lock, or the folder cannot be written or
+            listed.
     """
     if storage.remote:
         try:
@@ -62,15 +66,18 @@ def locked(storage: Storage) -> Iterator[None]:
 
 
 def check_output(storage: Storage, identity: Mapping[str, Any]) -> OutputState:
-    """Compares what is there with what is wanted.
+    """Compares the content of the output folder with the wanted dataset.
 
     Args:
         storage: the output folder.
-        identity: of the wanted build, see `plan.fingerprint`.
+        identity: identity of the wanted dataset, see `plan.fingerprint`.
+
+    Returns:
+        whether the folder holds nothing, an unfinished build or the complete dataset.
 
     Raises:
-        errors.UserError: if the folder holds something else, or a complete dataset that has lost
-            a file.
+        errors.UserError: if the folder holds another dataset, shards without a plan, a damaged
+            plan or manifest, or a dataset that lacks a shard.
     """
     names = storage.names()
     if manifest.FILE_NAME in names:
@@ -87,14 +94,14 @@ def check_output(storage: Storage, identity: Mapping[str, Any]) -> OutputState:
             found_identity, found_fingerprint = planned["identity"], planned["fingerprint"]
         except (ValueError, KeyError, TypeError):
             raise errors.UserError(
-                f"{storage.path(PLAN_JSON)} is damaged; --overwrite begins anew"
+                f"{storage.path(PLAN_JSON)} is damaged; use --overwrite to start again"
             ) from None
         _refuse_other(storage, found_identity, identity, found_fingerprint)
         return OutputState.UNFINISHED
     strangers = [name for name in names if name.endswith(".tfrecord")]
     if strangers:
         raise errors.UserError(
-            f"{storage.root} holds {strangers[0]} and no plan of a build; choose another "
+            f"{storage.root} holds {strangers[0]} but no plan of a build; choose another "
             "--output, or replace its shards with --overwrite"
         )
     return OutputState.EMPTY
@@ -103,20 +110,23 @@ def check_output(storage: Storage, identity: Mapping[str, Any]) -> OutputState:
 def read_manifest(storage: Storage) -> manifest.Manifest:
     """Returns the manifest of a complete output.
 
+    Args:
+        storage: the output folder.
+
     Raises:
-        FileNotFoundError: if the output has none.
-        manifest.ManifestError: if it cannot be used.
+        FileNotFoundError: if the output has no manifest.
+        manifest.ManifestError: if the manifest is damaged or of another version.
     """
     path = storage.path(manifest.FILE_NAME)
     try:
         text = storage.read(manifest.FILE_NAME).decode()
     except UnicodeDecodeError:
-        raise manifest.ManifestError(f"{path} is no text") from None
+        raise manifest.ManifestError(f"{path} is not UTF-8 text") from None
     return manifest.Manifest.from_json(text, path)
 
 
 def clear(storage: Storage) -> None:
-    """Removes a dataset, its manifest first, so that at no time it looks complete."""
+    """Removes a dataset, its manifest first, so that a partly removed one never looks complete."""
     names = [name for name in storage.names() if _OWN_FILES.fullmatch(name)]
     names.sort(key=lambda name: name != manifest.FILE_NAME)
     storage.delete(names)
@@ -124,13 +134,13 @@ def clear(storage: Storage) -> None:
 
 
 def remove_leftovers(storage: Storage) -> None:
-    """Removes the temporary files of attempts that were killed."""
+    """Removes the temporary files that killed builds left."""
     leftovers = [name for name in _build_files(storage) if name.endswith(".tmp")]
     storage.delete([f"{BUILD_DIR}/{name}" for name in leftovers])
 
 
 def _build_files(storage: Storage) -> list[str]:
-    # The lock stays: it is held, and another build may be looking at it.
+    # The lock file stays: this build holds it, and another build may be about to open it.
     return [
         name for name in storage.names(BUILD_DIR) if name != "lock" and not name.endswith(".tar")
     ]
@@ -154,8 +164,8 @@ def _require_shards(storage: Storage, found: manifest.Manifest) -> None:
         if size != shard.num_bytes:
             state = "is missing" if size is None else f"has {size:,} bytes"
             raise errors.UserError(
-                f"{storage.path(shard.name)} {state}, the manifest says {shard.num_bytes:,} "
-                "bytes; build the dataset anew with --overwrite"
+                f"{storage.path(shard.name)} {state}, but the manifest says {shard.num_bytes:,} "
+                "bytes; build the dataset again with --overwrite"
             )
 
 
@@ -175,7 +185,7 @@ def _take_lock(storage: Storage) -> int:
 
 
 def _tidy(storage: Storage, made: bool) -> None:
-    """Leaves no empty folder behind a build that never began or that needs its files no more."""
+    """Removes the build folder of a finished build, and the folders of one that wrote nothing."""
     if storage.exists(manifest.FILE_NAME):
         storage.delete_build_dir()
     elif storage.names(BUILD_DIR) == ["lock"]:

@@ -1,8 +1,8 @@
-"""The plan: which image goes into which record of which shard, before any pixel is read.
+"""The plan: which image goes into which record of which shard, decided before any pixel is read.
 
-Plain arithmetic on the listing, the same on every machine. It is written beside the output as an
-Arrow file with one batch a shard, so that a worker reads the few kilobytes of its own task and
-neither Beam's graph nor a worker's memory grows with the data.
+The plan depends only on the listing and the options, so it is the same on every machine. It is
+written to the output folder as an Arrow file with one batch per shard. A worker reads only the few
+kilobytes of its own task, so neither Beam's graph nor a worker's memory grows with the data.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ from pipelines.sources.listing import REF_SCHEMA, Listing
 from pipelines.stores.output import BUILD_DIR, Storage
 from tfrecord_io import manifest, shards
 
-#: The references, a record batch a task; and beside it the tasks and what decides the bytes.
+#: The references, one record batch per task; and a JSON file with the tasks and the identity.
 PLAN_FILE = f"{BUILD_DIR}/plan.arrow"
 PLAN_JSON = f"{BUILD_DIR}/plan.json"
 
-#: Bytes of a shard unless the user says otherwise: large enough that a network store streams it
-#: at full speed (tens of megabytes), small enough that the real data gives some 70 tasks to share.
+#: Default size of a shard in megabytes: large enough that a network store streams it at full speed
+#: (tens of megabytes), small enough that the Kermany data gives about 70 tasks to share.
 DEFAULT_SHARD_SIZE_MB = 64
 
-#: A split too small for that many shards of the default size is cut finer, so that the cores of
-#: one machine can share it, but not below this many images a shard.
+#: A split with fewer than `_MIN_SHARDS` shards of the default size gets smaller shards, so that
+#: all cores get work, but each has at least `_MIN_SHARD_EXAMPLES` images.
 _MIN_SHARDS = 16
 _MIN_SHARD_EXAMPLES = 64
 
-#: More augmented copies than this are better made by the trainer, anew in each epoch.
+#: For more augmented copies than this, augment in the trainer, which makes new ones in each epoch.
 MAX_VARIANTS = 100
 _AUGMENTED_SPLIT = "train"
 
-#: A row a record: the image, and which variant of it (0 is the image itself).
+#: One row per record: the image, and the number of its variant (0 is the image itself).
 PLAN_SCHEMA = REF_SCHEMA.append(pa.field("variant", pa.int32()))
 
-# In the metadata of the plan file's schema.
+# Key of the fingerprint in the metadata of the plan file's schema.
 _FINGERPRINT_KEY = b"fingerprint"
 
 _SPLIT_ORDER = ("train", "val", "test")
@@ -56,11 +56,12 @@ class PlanOptions:
     """How the images are shuffled and cut into shards.
 
     Attributes:
-        seed: of the shuffle; the same seed gives the same order everywhere.
+        seed: seed of the shuffle; the same seed gives the same order on every machine.
         shard_size_mb: wanted size of a shard in megabytes (10**6 bytes).
-        num_shards: of the largest split; the others get their share. Overrides the size.
-        limit: at most this many images of each split, drawn by the seed.
-        variants: augmented copies that are made of each image of the train split.
+        num_shards: number of shards of the largest split, instead of a size; the other splits get
+            proportionally fewer.
+        limit: largest number of images of each split, chosen by the seed.
+        variants: number of augmented copies of each image of the train split.
 
     Raises:
         ValueError: if a value is out of range.
@@ -92,11 +93,11 @@ class ShardTask:
     """One element of the Beam job: one shard to write.
 
     Attributes:
-        index: its batch in the plan file.
+        index: number of the task, and of its batch in the plan file.
         split: name of the split.
-        shard_index: place of the shard in its split.
-        num_shards: shards of the split.
-        num_refs: images planned into it; rejects make it hold fewer.
+        shard_index: number of the shard in its split.
+        num_shards: number of shards of the split.
+        num_refs: number of images planned into the shard; without the rejects it holds fewer.
     """
 
     index: int
@@ -107,19 +108,20 @@ class ShardTask:
 
     @property
     def shard_name(self) -> str:
+        """Name of the shard file."""
         return shards.shard_name(self.split, self.shard_index, self.num_shards)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Plan:
-    """A whole build, decided.
+    """The records and shards of a whole build.
 
     Attributes:
-        refs: images in the order of the records, a table of `PLAN_SCHEMA`.
-        tasks: in the order of `refs`; together they cover it exactly.
-        label_names: in the order of their indices.
-        over_limit: images left out because of the limit.
-        num_variants: rows of `refs` that are a variant of another row's image.
+        refs: the images in the order of the records, a table of `PLAN_SCHEMA`.
+        tasks: the tasks in the order of `refs`; together they cover it exactly.
+        label_names: class names in the order of their indices.
+        over_limit: number of images left out because of the limit.
+        num_variants: number of rows of `refs` that are augmented copies.
     """
 
     refs: pa.Table
@@ -129,17 +131,17 @@ class Plan:
     num_variants: int = 0
 
     def write(self, file: IO[bytes], fingerprint: str) -> None:
-        """Writes the references as an Arrow IPC file, one record batch a task.
+        """Writes the references as an Arrow IPC file with one record batch per task.
 
         Args:
-            file: where to.
-            fingerprint: of the build, by which `read_task_refs` knows its own plan.
+            file: the file, open for writing.
+            fingerprint: fingerprint of the build, which `read_task_refs` checks.
         """
         schema = PLAN_SCHEMA.with_metadata({_FINGERPRINT_KEY: fingerprint})
         with pa.ipc.new_file(file, schema) as writer:
             start = 0
             for task in self.tasks:
-                # An Arrow file allows one dictionary a column, so the batches are slices.
+                # An Arrow file allows one dictionary per column, so the batches are slices of it.
                 rows = self.refs.slice(start, task.num_refs)
                 writer.write_table(rows.replace_schema_metadata(schema.metadata))
                 start += task.num_refs
@@ -149,9 +151,12 @@ def read_task_refs(file: pa.NativeFile, task: ShardTask, fingerprint: str) -> pa
     """Returns the references of one task from the file that `Plan.write` wrote.
 
     Args:
-        file: the plan file, open.
+        file: the plan file, open for reading.
         task: one of the plan's tasks.
-        fingerprint: of the build that the plan must belong to.
+        fingerprint: fingerprint of the build that the plan must belong to.
+
+    Returns:
+        a batch of `PLAN_SCHEMA`, in the order of the records.
 
     Raises:
         errors.BuildError: if the plan belongs to another build.
@@ -162,32 +167,32 @@ def read_task_refs(file: pa.NativeFile, task: ShardTask, fingerprint: str) -> pa
 
 
 def require_own(found: str, fingerprint: str) -> None:
-    """Checks that a plan in the output's folder belongs to the build that reads it.
+    """Checks that a plan in the output folder belongs to the build that reads it.
 
-    Where the output has no lock, as on an object store, another launcher can replace the plan.
+    Another launcher can replace the plan if the output has no lock, as on an object store.
 
     Args:
         found: fingerprint in the plan.
-        fingerprint: of the build.
+        fingerprint: fingerprint of the build.
 
     Raises:
         errors.BuildError: if they differ.
     """
     if found != fingerprint:
         raise errors.BuildError(
-            f"the plan in the output belongs to build {found[:12] or 'unknown'}, this build is "
+            f"the plan in the output belongs to build {found[:12] or 'unknown'}, but this build is "
             f"{fingerprint[:12]}: another command writes to the same --output. Stop one of the "
             "two, and run the other again"
         )
 
 
 def write_plan(storage: Storage, plan: Plan, identity: Mapping[str, Any]) -> None:
-    """Writes a plan beside the output, for `read_tasks`, `read_task_refs` and a later run.
+    """Writes a plan to the output folder, for `read_tasks`, `read_task_refs` and a later run.
 
     Args:
         storage: the output folder.
-        plan: what is to be written.
-        identity: of the build, see `fingerprint`.
+        plan: the plan.
+        identity: identity of the dataset, see `fingerprint`.
     """
     with storage.create(PLAN_FILE) as file:
         plan.write(file, fingerprint(identity))
@@ -205,7 +210,7 @@ def read_tasks(storage: Storage, fingerprint: str) -> list[ShardTask]:
 
     Args:
         storage: the output folder.
-        fingerprint: of the build that the plan must belong to.
+        fingerprint: fingerprint of the build that the plan must belong to.
 
     Raises:
         errors.BuildError: if the plan belongs to another build.
@@ -218,13 +223,13 @@ def read_tasks(storage: Storage, fingerprint: str) -> list[ShardTask]:
 def make_plan(
     listing: Listing, record_stride: int, classes: Sequence[str], options: PlanOptions
 ) -> Plan:
-    """Shuffles each split over all its images and cuts it into shards of equal count (±1).
+    """Shuffles all images of each split and cuts the split into shards of equal size (±1 image).
 
     Args:
-        listing: what the source holds.
-        record_stride: bytes of a record, which turn a shard's size into a count.
-        classes: label names in their order; sorted names of the listing's classes if empty.
-        options: seed, shard size and limit.
+        listing: the images of the source, with their final splits.
+        record_stride: size of a record in bytes.
+        classes: class names in the order of their indices; if empty, the listing's, sorted.
+        options: seed, shard size, limit and variants.
     """
     names = pc.unique(listing.refs["split"].cast(pa.string())).to_pylist()
     splits = sorted(names, key=lambda name: (_split_rank(name), name))
@@ -267,14 +272,14 @@ def make_plan(
 
 
 def _with_variants(rows: np.ndarray, options: PlanOptions) -> tuple[np.ndarray, np.ndarray]:
-    """Returns rows and variants, each image as often as it is wanted, in a new shuffled order."""
+    """Repeats each row once per variant, and returns rows and variant numbers, shuffled again."""
     copies = options.variants + 1
     order = np.argsort(_random_ranks(len(rows) * copies, options.seed), kind="stable")
     return np.repeat(rows, copies)[order], np.tile(np.arange(copies), len(rows))[order]
 
 
 def shard_counts(num_examples: int, num_shards: int) -> list[int]:
-    """Returns the number of examples of each shard: equal, the remainder spread evenly."""
+    """Returns the number of examples of each shard: equal, with the remainder spread evenly."""
     bounds = [num_examples * index // num_shards for index in range(num_shards + 1)]
     return [end - start for start, end in itertools.pairwise(bounds)]
 
@@ -284,7 +289,7 @@ def listing_digest(refs: pa.Table) -> str:
     digest = hashlib.sha256()
     for batch in refs.to_batches(_ROWS_AT_ONCE):
         for name in ("root", "path"):
-            # No name holds a zero byte (see `listing`), so that it ends each of them for certain.
+            # The listing rejects names with a zero byte, so it can mark the end of each name.
             digest.update("\0".join([*batch.column(name).to_pylist(), ""]).encode())
         for name in ("size", "version"):
             digest.update(batch.column(name).to_numpy().astype("<i8").tobytes())
@@ -295,14 +300,19 @@ def fingerprint(identity: Mapping[str, Any]) -> str:
     """Returns the digest of everything that decides the bytes of a dataset.
 
     Args:
-        identity: JSON values by name; the same content gives the same digest.
+        identity: JSON values by name; their order does not matter.
     """
     content = {"format_version": manifest.FORMAT_VERSION, **identity}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Returns a line for each entry in which two identities differ."""
+    """Returns a line for each entry in which two identities differ.
+
+    Args:
+        old: identity of the dataset in the output.
+        new: identity of the wanted dataset.
+    """
     return [
         f"{name}: {old.get(name)!r} there, {new.get(name)!r} now"
         for name in sorted(old.keys() | new.keys())
@@ -315,15 +325,15 @@ def _split_rank(name: str) -> int:
 
 
 def _codes(column: pa.ChunkedArray, names: Sequence[str]) -> np.ndarray:
-    """Returns int64 [rows], the place of each value in `names`."""
+    """Returns int64 [rows], the position of each value in `names`."""
     return pc.index_in(column.cast(pa.string()), pa.array(names)).to_numpy().astype(np.int64)
 
 
 def _random_ranks(num_rows: int, seed: int) -> np.ndarray:
-    """Returns uint64 [num_rows], pseudo-random and never to change.
+    """Returns pseudo-random uint64 [num_rows], the same for a seed in every version.
 
-    NumPy promises no stable stream of its generators' `permutation` (NEP 19), so the shuffle
-    sorts by SplitMix64 of the row's number (Steele, Lea, Flood 2014, OOPSLA, fig. 16).
+    NumPy may change the stream of its generators' `permutation` (NEP 19), so the shuffle sorts by
+    SplitMix64 of the row's number (Steele, Lea, Flood 2014, OOPSLA, fig. 16).
     """
     with np.errstate(over="ignore"):
         start = splitmix64(np.array([seed], np.uint64))
@@ -331,7 +341,14 @@ def _random_ranks(num_rows: int, seed: int) -> np.ndarray:
 
 
 def splitmix64(state: np.ndarray) -> np.ndarray:
-    """Returns well mixed uint64 numbers, one for each of `state`; the same ones everywhere."""
+    """Returns a well-mixed number for each element of `state`, the same on every machine.
+
+    Args:
+        state: uint64, of any shape.
+
+    Returns:
+        uint64 of the same shape.
+    """
     mixed = state * np.uint64(0x9E3779B97F4A7C15) + np.uint64(0x9E3779B97F4A7C15)
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -345,7 +362,7 @@ def _num_shards(
         share = options.num_shards * num_examples / largest_split
         return min(max(1, round(share)), num_examples)
     size_mb = options.shard_size_mb or DEFAULT_SHARD_SIZE_MB
-    # A size near zero would make it infinitely many.
+    # At most one shard per image: a shard size near zero would give infinitely many.
     by_size = math.ceil(min(num_examples, num_examples * record_stride / (size_mb * 1_000_000)))
     if options.shard_size_mb is None:
         by_size = max(by_size, min(_MIN_SHARDS, num_examples // _MIN_SHARD_EXAMPLES))

@@ -1,10 +1,10 @@
-"""Splits without leaks: whose images go to train, val and test, decided before any is decoded.
+"""Splits without leaks: decides for each patient the split, before any image is decoded.
 
-A patient's split is a function of the patient's name and a seed alone: a hash turns it into a
-number from 0 to 1, and fixed bounds at the wanted fractions turn that into a split. So images
-that come later move nobody. The price is that the fractions, of each class as of the whole, are
-met only as well as chance allows; `--split_seed auto` therefore tries many seeds, takes the one
-that meets them best in every class, and names it, to be given from then on.
+A patient's split depends only on the patient's name and a seed: a hash turns them into a number
+from 0 to 1, and bounds at the wanted fractions turn the number into a split. So images added later
+do not move a patient to another split. The fractions are therefore met only by chance, over all
+images and in each class. `--split_seed auto` tries many seeds, chooses the one that comes closest
+in every class, and prints it, so that later builds can use the same seed.
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ from pipelines.sources.listing import REF_SCHEMA
 #: Fractions of `--splits patient` unless the user gives others.
 DEFAULT_FRACTIONS = (("train", 0.8), ("val", 0.1), ("test", 0.1))
 
-#: A row an image that a policy left out.
+#: One row per image that a policy left out.
 DROPPED_SCHEMA = pa.schema(
     [("path", pa.large_string()), ("reason", pa.string()), ("detail", pa.string())]
 )
 
-#: What `auto` may cost: so many places of patients, some two seconds, for at most so many seeds.
-#: Of a few thousand patients in four classes one seed in thousands is right within a point.
+#: Limits of the search for a seed: the number of patients times seeds, about two seconds, and the
+#: number of seeds. With a few thousand patients in four classes, about one seed in thousands meets
+#: all fractions within one percentage point.
 _MAX_PLACES = 50_000_000
 _MAX_SEEDS = 10_000
 _SEEDS_AT_ONCE = 20
@@ -43,18 +44,18 @@ POLICIES: tuple[Policy, ...] = ("keep", "drop", "fail")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SplitOptions:
-    """Who decides the splits, and what happens to patients who are in several.
+    """How the splits are made, and what happens to patients who are in several.
 
     Attributes:
-        splits: `source` (as the folders say) or `patient` (by patient, at random).
-        fractions: (split, share) pairs of `patient`; `DEFAULT_FRACTIONS` if None.
-        keep_split: a split of the source that stays as it is; what shares a patient with it is
-            left out of the others.
-        seed: of `patient`; None looks for one that balances the classes.
-        leaks: what happens to patients who are in several splits.
+        splits: `source` (keep the source's splits) or `patient` (new splits by patient).
+        fractions: (split, share) pairs for `patient`; `DEFAULT_FRACTIONS` if None.
+        keep_split: a split of the source that stays as it is. Images of its patients are left
+            out of the other splits.
+        seed: seed for `patient`; None searches for one that balances the classes.
+        leaks: policy for patients who are in several splits.
 
     Raises:
-        ValueError: if a value is out of range or the choices contradict each other.
+        ValueError: if a value is out of range or two options contradict each other.
     """
 
     splits: Literal["source", "patient"] = "source"
@@ -95,10 +96,10 @@ class SplitResult:
     """Images with their final split.
 
     Attributes:
-        refs: the images kept, a table of `REF_SCHEMA` in the order it came in.
+        refs: the images kept, a table of `REF_SCHEMA` in the original order.
         dropped: the images left out, a table of `DROPPED_SCHEMA`.
-        notes: what the user should know, a sentence each.
-        seed: that decided, under `patient`.
+        notes: what the user should know, one sentence each.
+        seed: the seed used with `patient`, else None.
     """
 
     refs: pa.Table
@@ -112,18 +113,18 @@ def apply(
     options: SplitOptions,
     read_group: Callable[[pa.Table], Sequence[str]] | None = None,
 ) -> SplitResult:
-    """Decides every image's split and leaves out what the options do not want.
+    """Decides every image's split and drops the images that the options exclude.
 
     Args:
-        refs: a table of `REF_SCHEMA`.
+        refs: the images, a table of `REF_SCHEMA`.
         options: what the user chose.
-        read_group: returns, for refs without a patient, the name of the group that each belongs
-            to: the same for files of the same content. Called under `patient` alone; without it
-            each such image is a group of its own.
+        read_group: returns a group name for each image without a patient, which is the same for
+            files of the same content. Called only with `patient`; without it each such image is a
+            group by itself.
 
     Raises:
-        errors.UserError: if there is no split to keep, or too few patients for the fractions.
-        errors.BuildError: if patients are in several splits and the policy is to fail.
+        errors.UserError: if the split to keep does not exist, or a split would be empty.
+        errors.BuildError: if patients are in several splits and the policy is `fail`.
     """
     dropped = [DROPPED_SCHEMA.empty_table()]
     notes: list[str] = []
@@ -144,15 +145,22 @@ def apply(
 
 
 def protected_first(names: Sequence[str]) -> list[str]:
-    """Returns splits in the order in which they keep what several want: test, val, rest, train."""
+    """Returns split names, the most protected first: test, val, others by name, train."""
     ranks = {"test": 0, "val": 1, "train": 3}
     return sorted(names, key=lambda name: (ranks.get(name, 2), name))
 
 
 def positions(groups: Sequence[str], seed: int) -> np.ndarray:
-    """Returns each group's place in [0, 1), float64: a hash of its name and the seed.
+    """Returns a position in [0, 1) for each group, computed from its name and the seed.
 
-    XXH3-64 of the UTF-8 name, mixed with the seed by SplitMix64; its upper 53 bits.
+    It is the upper 53 bits of the XXH3-64 of the UTF-8 name, mixed with the seed by SplitMix64.
+
+    Args:
+        groups: names of the groups.
+        seed: seed of the splits.
+
+    Returns:
+        float64 [num_groups].
     """
     names = (group.encode("utf-8", "surrogateescape") for group in groups)
     hashes = np.fromiter((xxhash.xxh3_64_intdigest(name) for name in names), np.uint64)
@@ -172,7 +180,7 @@ def _assign(
     read_group: Callable[[pa.Table], Sequence[str]] | None,
     notes: list[str],
 ) -> tuple[pa.Table, int]:
-    """Returns the refs with the splits of `--splits patient`, and the seed that decided."""
+    """Returns the refs with the splits of `--splits patient`, and the seed used."""
     fractions = dict(options.fractions or DEFAULT_FRACTIONS)
     splits = refs["split"].cast(pa.string()).combine_chunks()
     free = pa.array(np.ones(refs.num_rows, bool))
@@ -180,7 +188,9 @@ def _assign(
         free = pc.not_equal(splits, options.keep_split)
         fractions.pop(options.keep_split, None)
         if not fractions:
-            raise errors.UserError("--split_fractions names no split besides --keep_split's")
+            raise errors.UserError(
+                "--split_fractions must name a split other than that of --keep_split"
+            )
     candidates = refs.filter(free)
     groups = _groups(candidates, read_group, notes)
     names = protected_first(list(fractions))
@@ -225,9 +235,8 @@ def _groups(
         return patients
     rows = refs.filter(unknown)
     notes.append(
-        f"{num_unknown:,} of {refs.num_rows:,} images have no patient in their names "
-        "(--group_regex says where to look); they are split by their content, so that "
-        "copies of a file stay together"
+        f"{num_unknown:,} of {refs.num_rows:,} images have no patient in their names (see "
+        "--group_regex); they are split by their content, so that copies of a file stay together"
     )
     names = read_group(rows) if read_group else rows["path"].to_pylist()
     contents = pa.array([f"content:{name}" for name in names], pa.large_string())
@@ -235,7 +244,7 @@ def _groups(
 
 
 def _counts_by_class(refs: pa.Table, members: np.ndarray, num_groups: int) -> np.ndarray:
-    """Returns int64 [num_groups, num_classes], images."""
+    """Returns int64 [num_groups, num_classes], the number of images."""
     labels = pc.dictionary_encode(refs["label"].cast(pa.string())).combine_chunks()
     num_labels = len(labels.dictionary)
     codes = members * num_labels + labels.indices.to_numpy()
@@ -243,7 +252,7 @@ def _counts_by_class(refs: pa.Table, members: np.ndarray, num_groups: int) -> np
 
 
 def _best_seed(hashes: np.ndarray, counts: np.ndarray, shares: np.ndarray) -> int:
-    """Returns the seed whose worst class and split is nearest to the wanted share."""
+    """Returns the seed with the smallest error of the share, taken at its worst class and split."""
     bounds = np.cumsum(shares)
     totals = np.maximum(counts.sum(0), 1)
     best_seed, best_error = 0, np.inf
@@ -251,7 +260,7 @@ def _best_seed(hashes: np.ndarray, counts: np.ndarray, shares: np.ndarray) -> in
     for start in range(0, num_seeds, _SEEDS_AT_ONCE):
         seeds = np.arange(start, start + _SEEDS_AT_ONCE, dtype=np.uint64)
         places = _positions(hashes, seeds)
-        # Errors of the cumulative shares bound those of the shares, and need one product each.
+        # One matrix product per bound gives the cumulative counts; their differences follow.
         below = [(places < bound).astype(np.float64) @ counts for bound in bounds[:-1]]
         edges = np.stack([np.zeros_like(below[0]), *below, np.tile(totals, (len(seeds), 1))], 1)
         share = np.diff(edges, axis=1) / totals
@@ -268,7 +277,7 @@ def _check_not_empty(
     if empty:
         wanted = ", ".join(f"{n}={s:g}" for n, s in zip(names, shares.round(4), strict=True))
         raise errors.UserError(
-            f"no image falls to {', '.join(empty)}: {num_groups:,} patients are too few for "
+            f"{', '.join(empty)} would get no image: {num_groups:,} patients are too few for "
             f"{wanted} with this seed; choose other --split_fractions, or --split_seed auto"
         )
 
@@ -283,21 +292,26 @@ def _describe_balance(
     )
     by_class = achieved / np.maximum(achieved.sum(0), 1)
     worst = np.abs(by_class - shares[:, None]).max()
-    text = f"split by patient with seed {seed}: {parts}; in no class off by more than {worst:.1%}"
+    text = f"split by patient with seed {seed}: {parts}; off by at most {worst:.1%} in each class"
     if searched:
-        return f"{text}. Give --split_seed {seed} from now on, so that later images move nobody"
+        return f"{text}. Use --split_seed {seed} from now on, so that no patient changes split"
     if worst > 0.01:
-        return f"{text}. --split_seed auto looks for a seed that comes closer"
+        return f"{text}. --split_seed auto searches for a seed that comes closer"
     return text
 
 
 def _drop_shared_with(
     refs: pa.Table, kept: str, less_protected_only: bool = False
 ) -> tuple[pa.Table, pa.Table]:
-    """Leaves out the other splits' images of patients who are in split `kept`.
+    """Drops images of patients who are in split `kept` from the other splits.
+
+    Args:
+        refs: the images, a table of `REF_SCHEMA`.
+        kept: the split that keeps its images.
+        less_protected_only: whether to drop only from splits that are less protected than `kept`.
 
     Returns:
-        the images left, and a table of `DROPPED_SCHEMA`.
+        the images that are left, and the dropped ones as a table of `DROPPED_SCHEMA`.
     """
     names = _split_names(refs)
     if kept not in names:
@@ -328,7 +342,7 @@ def _drop_shared_with(
 
 
 def _leaks(refs: pa.Table) -> dict[tuple[str, ...], int]:
-    """Returns how many patients are in several splits, by those splits."""
+    """Returns the number of patients who are in several splits, by the names of these splits."""
     known = refs.filter(pc.is_valid(refs["patient"]))
     pairs = pa.table({"patient": known["patient"], "split": known["split"].cast(pa.string())})
     pairs = pairs.group_by(["patient", "split"]).aggregate([])
@@ -348,8 +362,8 @@ def _describe_leaks(leaks: Mapping[tuple[str, ...], int]) -> str:
     parts = ", ".join(f"{count:,} in {' and '.join(key)}" for key, count in sorted(leaks.items()))
     return (
         f"{sum(leaks.values()):,} patients are in several splits ({parts}), and --leaks is fail; "
-        "--leaks drop leaves their images out of the less protected split, --splits patient "
-        "splits anew"
+        "use --leaks drop to leave their images out of the less protected split, or --splits "
+        "patient to make new splits"
     )
 
 
