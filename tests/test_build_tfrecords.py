@@ -234,7 +234,7 @@ def test_a_second_build_at_once_is_refused_with_exit_code_2(archive, tmp_path, m
         (["--classes=CNV,AMD"], "'AMD'"),
         (["--direct_running_mode=multi_threading"], "loses records"),
         (["--num_shards=0"], "num_shards must be at least 1"),
-        (["--input=nowhere.zip"], "nowhere.zip is no file"),
+        (["--input=nowhere.zip"], "nowhere.zip is not a file"),
         (["--runner=NoSuchRunner"], "Unexpected pipeline runner"),
         (["--output=nostore://bucket/out"], "cannot use --output nostore://bucket/out"),
     ],
@@ -346,7 +346,7 @@ def test_a_class_with_the_name_of_a_split_is_warned_of_and_noted(tmp_path, monke
     files = {f"{split}/{n}.jpeg": jpeg(n) for n, split in enumerate(["train", "test"] * 3)}
     scans = write_tree(tmp_path / "scans", files)
     assert exit_code(monkeypatch, arguments(scans, tmp_path / "out", IN_MEMORY)) == 0
-    assert "warning: the class 'test' has a split's name" in capsys.readouterr().err
+    assert "warning: the class 'test' has the name of a split" in capsys.readouterr().err
     assert "the class 'train' has" in " ".join(Manifest.load(tmp_path / "out").audit["notes"])
 
 
@@ -412,7 +412,7 @@ def test_a_zip_that_hides_members_is_refused_and_leaves_no_output(tmp_path, monk
     struct.pack_into("<H", data, entries[10] + 32, len(data) - 22 - entries[11])
     path.write_bytes(data)
     assert exit_code(monkeypatch, arguments(path, tmp_path / "out")) == 2
-    assert "20 members promised, 11 listed" in capsys.readouterr().err
+    assert "expected 20 members, found 11" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
@@ -421,7 +421,7 @@ def test_joined_tars_are_refused_and_leave_no_output(tmp_path, monkeypatch, caps
     second = write_tar(tmp_path / "more.tar", scan_tree({"test": 2}))
     first.write_bytes(first.read_bytes() + second.read_bytes())
     assert exit_code(monkeypatch, arguments(first, tmp_path / "out")) == 2
-    assert "other data follow" in capsys.readouterr().err
+    assert "other data follows" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
@@ -573,7 +573,7 @@ def test_a_worker_whose_source_is_gone_ends_the_build_with_that_message_alone(tm
     with prepared(options) as job:
         next(scans.rglob("*.jpeg")).unlink()
         pipeline = engine.make_pipeline(options.beam_args)
-        with pytest.raises(errors.BuildError, match=r"^\S+\.jpeg is gone since .*--overwrite$"):
+        with pytest.raises(errors.BuildError, match=r"^\S+\.jpeg was removed since .*--overwrite$"):
             build_tfrecords.run(job, pipeline, num_processes=1)
 
 

@@ -101,14 +101,14 @@ def fail_with(error):
 
 @pytest.mark.parametrize("kind", [errors.BuildError, errors.UserError])
 def test_a_workers_own_error_comes_back_as_its_message_alone(kind):
-    error = kind("/data/scans.zip is gone; every worker must see it")
+    error = kind("/data/scans.zip is gone; every worker must be able to read it")
     with (
         pytest.raises(errors.BuildError) as raised,
         engine.clear_errors(PipelineOptions([])),
         engine.make_pipeline([IN_MEMORY]) as pipeline,
     ):
         pipeline | beam.Create([1]) | beam.Map(fail_with(error))
-    assert str(raised.value) == "/data/scans.zip is gone; every worker must see it"
+    assert str(raised.value) == "/data/scans.zip is gone; every worker must be able to read it"
 
 
 def test_ctrl_c_within_a_step_is_not_taken_for_an_error_of_it():

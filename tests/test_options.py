@@ -85,7 +85,7 @@ def test_an_abbreviated_flag_is_not_taken_for_one_of_ours():
         (["--num_shards=0"], "num_shards must be at least 1"),
         (["--num_shards=2", "--shard_size_mb=1"], "either shard_size_mb or num_shards"),
         (["--shard_size_mb=-1"], "shard_size_mb must be positive"),
-        (["--group_regex=("], "no valid pattern"),
+        (["--group_regex=("], "not a valid pattern"),
         (["--classes=A,B,A"], "classes must differ"),
         (["--output="], "--output must be a folder of its own, received ''"),
         (["--output=/"], "--output must be a folder of its own, received '/'"),

@@ -319,6 +319,6 @@ def test_a_download_of_fashion_mnist_that_fails_is_no_output(tmp_path, monkeypat
 def test_an_output_inside_the_input_folder_is_refused_before_it_becomes_a_class(tmp_path):
     inside = tmp_path / "scans" / "tfrecords"
     arguments = ["--source=directory", f"--input={tmp_path / 'scans'}", f"--output={inside}"]
-    with pytest.raises(errors.UserError, match=r"tfrecords lies in --input .*scans"):
+    with pytest.raises(errors.UserError, match=r"tfrecords is inside --input .*scans"):
         chosen.make_source(options.parse_options(arguments).source_options)
     assert not inside.exists()

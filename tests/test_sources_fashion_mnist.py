@@ -246,7 +246,7 @@ def test_a_wrong_address_is_explained(server, tmp_path):
 def test_a_cut_connection_leaves_nothing_half_made(server, tmp_path):
     server.cut = 5
 
-    with pytest.raises(DownloadError, match="failed or was cut"):
+    with pytest.raises(DownloadError, match="failed or broke"):
         source.download(tmp_path, server.url)
     assert contents(tmp_path) == {}
 
@@ -263,7 +263,7 @@ def test_a_server_that_is_not_there_is_explained_without_its_password(tmp_path):
     server = Server()
     server.http.server_close()
 
-    with pytest.raises(DownloadError, match="failed or was cut") as error:
+    with pytest.raises(DownloadError, match="failed or broke") as error:
         source.download(tmp_path, server.url.replace("http://", "http://me:secret@"))
     assert "secret" not in str(error.value)
 
@@ -271,7 +271,7 @@ def test_a_server_that_is_not_there_is_explained_without_its_password(tmp_path):
 def test_a_file_in_the_folder_s_place_is_explained(server, tmp_path):
     (tmp_path / "taken").write_text("a file")
 
-    with pytest.raises(DownloadError, match="taken: cannot be a folder"):
+    with pytest.raises(DownloadError, match=r"cannot make the folder .*taken"):
         source.download(tmp_path / "taken", server.url)
 
 

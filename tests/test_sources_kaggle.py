@@ -133,7 +133,7 @@ def test_cut_connection_resumes_from_the_partial_file(work):
     assert resumed.status == 206
     assert resumed.sent == len(ARCHIVE) - 2 * CHUNK
     assert resumed.headers["If-Range"] == work.server.etag
-    assert "the connection to the storage host was cut" in outcome.stderr
+    assert "the connection to the storage host broke" in outcome.stderr
 
 
 def test_cuts_are_endless_as_long_as_each_attempt_brings_new_bytes(work):
@@ -153,7 +153,7 @@ def test_cuts_that_bring_no_new_bytes_end_in_an_error_that_keeps_the_partial_fil
     outcome = work.run()
 
     work.assert_failed(
-        outcome, "was cut", "Tried 3 times.", "262.1 kB of 1.2 MB are kept", "to resume"
+        outcome, "broke", "Tried 3 times.", "262.1 kB of 1.2 MB are kept", "to resume"
     )
     assert len(work.server.calls("DownloadDataset")) == 3
     assert work.archive.read_bytes() == partial

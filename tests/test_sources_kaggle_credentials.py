@@ -121,7 +121,7 @@ UNUSABLE = {
     "a token too long for the client": (
         {},
         {"KAGGLE_API_TOKEN": TOKEN * 30},
-        "KAGGLE_API_TOKEN: longer than a path may be",
+        "KAGGLE_API_TOKEN: it is longer than a path may be",
     ),
     "kaggle.json cut short": (
         {".kaggle/kaggle.json": f'{{"username": "{USERNAME}", "key": "{KEY}'},

@@ -41,7 +41,7 @@ def test_too_many_requests_without_end_is_an_error(work):
 def test_too_long_a_wait_is_an_error_that_says_when_to_come_back(work):
     work.server.api_faults += [Refuse(429, headers={"Retry-After": "3600"})]
 
-    work.assert_failed(work.run(), "HTTP 429", "asks to wait 3600 s: run the same command again")
+    work.assert_failed(work.run(), "HTTP 429", "asks to wait 3600 s; run the same command again")
 
     assert len(work.server.calls("DownloadDataset")) == 1
 

@@ -157,7 +157,7 @@ def test_a_class_with_the_name_of_a_split_is_taken_and_said(files, places_of):
     assert places(listing) == places_of
     suspicious = {label for _, label in places_of.values()} & {"train", "test"}
     assert [
-        f"the class '{name}' has a split's name" in note
+        f"the class '{name}' has the name of a split" in note
         for note, name in zip(listing.notes, sorted(suspicious), strict=True)
     ] == [True] * len(suspicious)
 
@@ -304,8 +304,8 @@ def test_another_naming_of_patients_can_be_told():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"group_regex": "("}, "is no valid pattern"),
-        ({"group_regex": "CNV-"}, "needs a group in parentheses that is the patient"),
+        ({"group_regex": "("}, "is not a valid pattern"),
+        ({"group_regex": "CNV-"}, "needs a group in parentheses for the patient"),
         ({"classes": ("A", "B", "A")}, "classes must differ, received A, B, A"),
     ],
 )

@@ -253,9 +253,9 @@ def test_a_tar_on_a_store_is_refused_with_the_way_out(s3, tmp_path):
 
 
 def test_an_archive_that_is_not_there_is_named(s3, tmp_path):
-    with pytest.raises(errors.UserError, match=r"--input s3://scans/none\.zip is no file"):
+    with pytest.raises(errors.UserError, match=r"--input s3://scans/none\.zip is not a file"):
         build(s3, "archive", f"s3://{BUCKET}/none.zip", tmp_path / "out")
-    with pytest.raises(errors.UserError, match="--input s3://scans/none holds no file"):
+    with pytest.raises(errors.UserError, match="--input s3://scans/none holds no files"):
         build(s3, "directory", f"s3://{BUCKET}/none", tmp_path / "out")
 
 
@@ -357,7 +357,7 @@ def test_staging_changes_nothing_for_local_workers(scans_zip):
 
 def test_a_tar_cannot_be_staged(tmp_path):
     path = write_tar(tmp_path / "a.tar", scan_tree({"train": 1}))
-    with pytest.raises(errors.UserError, match="only a zip can be read from --staging"):
+    with pytest.raises(errors.UserError, match="only a zip can be read in parts from --staging"):
         staging.staged(ArchiveSource(path), parsed("--staging=gs://b/x", *DATAFLOW))
 
 

@@ -178,7 +178,7 @@ def test_train_is_out_of_balance_as_the_real_one_and_val_and_test_are_balanced()
 
 @pytest.mark.parametrize("num_examples", [11, 0, -5])
 def test_too_few_examples_are_refused_with_advice(num_examples: int, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=f"at least 12.* got {num_examples}; ask for more"):
+    with pytest.raises(ValueError, match=f"at least 12.* got {num_examples}; choose a larger"):
         write_tree(tmp_path, num_examples, seed=0)
     assert not list(tmp_path.iterdir())
 

@@ -1,1 +1,1 @@
-"""Where images come from: one module a source."""
+"""The sources of images."""

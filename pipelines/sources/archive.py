@@ -1,9 +1,9 @@
-"""An archive read in place: zip and tar at random, tar.gz by way of one unpacked tar.
+"""Images in a local archive: zip and tar are read in place, a tar.gz is first unpacked to a tar.
 
-Names, sizes and offsets come from the standard library's own readers; workers read one member by
-the offset that the launcher found. A zip stores a CRC-32 of each member. A tar stores none, so the
-launcher reads it once from front to back and computes them: names, sizes and times can be the same
-for other images.
+The standard library's readers give names, sizes and offsets; workers read one member by the offset
+that the launcher found. A zip stores a CRC-32 of each member. A tar stores none, so the launcher
+reads the whole tar once and computes them: without a CRC, a changed member with the same name, size
+and time would go unnoticed.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ from pipelines.sources.listing import (
 )
 from tfrecord_io import shards
 
-#: A gzip stream that grows more than this is a bomb: JPEGs hardly compress at all. A tar of few
-#: and tiny files does, being mostly padding, and does no harm.
+#: A gzip stream with a larger ratio is taken for a decompression bomb, because JPEGs hardly
+#: compress. A tar of a few tiny files does compress, being mostly padding, so a small result is
+#: always accepted.
 _MAX_GZIP_RATIO = 50
 _HARMLESS_BYTES = 64 * 1024 * 1024
 _COPY_BYTES = 4 * 1024 * 1024
@@ -42,13 +43,13 @@ _COPY_BYTES = 4 * 1024 * 1024
 
 @dataclasses.dataclass(frozen=True)
 class ArchiveSource:
-    """Images in a .zip, .tar or .tar.gz file on a disk that every worker sees.
+    """Images in a .zip, .tar or .tar.gz file on a disk that every worker can read.
 
     Attributes:
         path: the archive.
-        random_access_path: the uncompressed tar to read from, if `path` cannot be read at random.
-        kind: what the manifest calls the source.
-        dataset: OWNER/NAME, if it came from Kaggle.
+        random_access_path: the unpacked tar, if `path` is a tar.gz.
+        kind: name of the source in the manifest.
+        dataset: OWNER/NAME of a dataset from Kaggle, else None.
     """
 
     path: Path
@@ -57,13 +58,19 @@ class ArchiveSource:
     dataset: str | None = None
 
     def prepare(self, scratch_dir: Path) -> ArchiveSource:
-        """Unpacks a gzip stream once into `scratch_dir`; other archives are read as they are.
+        """Unpacks a tar.gz into `scratch_dir`, unless it is already there; keeps other archives.
+
+        Args:
+            scratch_dir: local folder for the unpacked tar.
+
+        Returns:
+            the source to read from.
 
         Raises:
-            errors.UserError: if the file is not there, damaged, or there is no room.
+            errors.UserError: if the file is missing or damaged, or the disk is full.
         """
         if not self.path.is_file():
-            raise errors.UserError(f"--input {self.path} is no file")
+            raise errors.UserError(f"--input {self.path} is not a file")
         if not self.must_be_unpacked:
             return self
         mark = "-".join(str(value) for value in _describe_gzip(self.path).values())
@@ -74,6 +81,7 @@ class ArchiveSource:
         return dataclasses.replace(self, random_access_path=unpacked)
 
     def list(self, options: ListingOptions) -> Listing:
+        """Lists the images; see `Source.list`."""
         members = self._zip_members() if self.is_zip else _tar_members(self._data_path, self.path)
         return list_images(members, options, lambda a, b: a.version == b.version)
 
@@ -93,16 +101,18 @@ class ArchiveSource:
     @property
     def is_zip(self) -> bool:
         """Whether the file is a zip, by its name or its first bytes."""
-        # Not `zipfile.is_zipfile`, which takes a tar for a zip if a zip is its last member.
+        # `zipfile.is_zipfile` would take a tar for a zip if the tar's last member is a zip.
         return self.path.suffix.lower() == ".zip" or _start(self.path) in zip_members.SIGNATURES
 
     @contextlib.contextmanager
     def open(self) -> Iterator[_ZipReader | _TarReader]:
+        """Opens the archive on a worker; see `Source.open`."""
         try:
             descriptor = os.open(self._data_path, os.O_RDONLY)
         except OSError as error:
             raise errors.BuildError(
-                f"cannot open {self._data_path} ({error.strerror}); every worker must see it"
+                f"cannot open {self._data_path} ({error.strerror}); every worker must be able to "
+                "read it"
             ) from None
         try:
             yield (
@@ -112,6 +122,7 @@ class ArchiveSource:
             os.close(descriptor)
 
     def describe(self) -> dict[str, Any]:
+        """Returns the source's entry in the manifest; see `Source.describe`."""
         facts: dict[str, Any] = {"kind": self.kind, "name": self.path.name}
         if self.must_be_unpacked:
             facts["gzip"] = _describe_gzip(self.path)
@@ -123,9 +134,9 @@ class _Reader:
     descriptor: int
 
     def announce(self, ref: ImageRef) -> None:
-        """Lets the system fetch a member from the disk, where it has a way of being told."""
+        """Asks the operating system to read a member into its cache, if it supports that."""
         if hasattr(os, "posix_fadvise"):
-            # What cannot be had, a place behind the end for instance, the reading will tell.
+            # An invalid offset is reported when the member is read.
             with contextlib.suppress(OSError, OverflowError):
                 os.posix_fadvise(
                     self.descriptor, ref.offset, ref.stored_size, os.POSIX_FADV_WILLNEED
@@ -147,8 +158,8 @@ class _TarReader(_Reader):
         data = os.pread(self.descriptor, ref.size, ref.offset)
         if len(data) != ref.size or deflate.crc32(data) != ref.version:
             raise errors.BuildError(
-                f"{self.shown} changed since the build began ({ref.source_path} is no longer what "
-                "it was); start again with --overwrite"
+                f"{self.shown} changed since the build began ({ref.source_path} differs); start "
+                "again with --overwrite"
             )
         return data
 
@@ -158,14 +169,14 @@ def _tar_members(data_path: Path, path: Path) -> Iterator[Member]:
         with tarfile.open(data_path, "r:") as archive, data_path.open("rb") as file:
             for info in archive:
                 if archive.offset <= info.offset:
-                    raise tarfile.ReadError("a header that leads back to itself")
+                    raise tarfile.ReadError("a header points back to itself")
                 if not info.isdir():
                     problem = _tar_problem(info)
-                    # What is too large to be an image will not be read.
+                    # A file that is too large to be an image is not read.
                     is_read = problem is None and info.size <= MAX_FILE_BYTES
                     crc = _crc32(file, info.offset_data, info.size) if is_read else 0
                     yield Member(info.name, info.size, info.offset_data, info.size, crc, problem)
-                # The library remembers every member it has seen; the listing needs none twice.
+                # tarfile keeps every member in memory, and none is needed again.
                 archive.members.clear()
             _check_tar_end(data_path, archive.offset)
     except (tarfile.TarError, EOFError, OSError, ValueError, OverflowError) as error:
@@ -184,10 +195,10 @@ def _crc32(file: IO[bytes], start: int, length: int) -> int:
 
 
 def _check_tar_end(data_path: Path, end: int) -> None:
-    """Refuses a tar that is cut off, damaged between two members, or followed by another one.
+    """Refuses a tar that is cut off, damaged between two members, or followed by other data.
 
-    The library takes a block of zeros for the end of the archive, and a damaged header, too. What
-    follows the end must be zeros, which pad the file.
+    tarfile stops at a block of zeros, which marks the end, and also at a damaged header. Only zeros
+    may follow the end, as padding.
     """
     with data_path.open("rb") as file:
         file.seek(end)
@@ -195,11 +206,11 @@ def _check_tar_end(data_path: Path, end: int) -> None:
         if len(block) < tarfile.BLOCKSIZE:
             raise tarfile.ReadError("it is cut off: it has no end mark")
         if block.strip(b"\0"):
-            raise tarfile.ReadError(f"damaged at byte {end:,}")
+            raise tarfile.ReadError(f"it is damaged at byte {end:,}")
         while block := file.read(_COPY_BYTES):
             if block.strip(b"\0"):
                 raise tarfile.ReadError(
-                    f"it ends at byte {end:,} and other data follow; if archives were joined, "
+                    f"it ends at byte {end:,} but other data follows; if archives were joined, "
                     "unpack them one by one and give the folder"
                 )
 
@@ -215,16 +226,16 @@ def _tar_problem(info: tarfile.TarInfo) -> tuple[str, str] | None:
 
 
 def _start(path: Path) -> bytes:
-    """Returns the first four bytes of a file, by which its kind is known."""
+    """Returns the first four bytes of a file, which identify its format."""
     with path.open("rb") as file:
         return file.read(4)
 
 
 def _describe_gzip(path: Path) -> dict[str, Any]:
-    """Returns what tells a gzip file from another without unpacking it.
+    """Returns facts that identify a gzip file without unpacking it.
 
-    Its last eight bytes are a CRC-32 of what was packed, and its length modulo 2**32 (RFC 1952).
-    bgzip writes many streams, of which the last is empty: there the file's time has to tell.
+    Its last eight bytes are the CRC-32 of the unpacked data and its length modulo 2**32 (RFC 1952).
+    bgzip writes many streams, the last of which is empty, so the file's time is used instead.
     """
     with path.open("rb") as file:
         num_bytes = file.seek(0, os.SEEK_END)
@@ -237,7 +248,7 @@ def _describe_gzip(path: Path) -> dict[str, Any]:
 
 
 def _gunzip(path: Path, unpacked: Path) -> None:
-    """A gzip stream has no places to start from, so random reads need it unpacked, once."""
+    """Unpacks a gzip stream to a file, because a stream can be read only from its beginning."""
     limit = max(path.stat().st_size * _MAX_GZIP_RATIO, _HARMLESS_BYTES)
     written = 0
     try:
@@ -246,13 +257,13 @@ def _gunzip(path: Path, unpacked: Path) -> None:
                 written += len(block)
                 if written > limit:
                     raise errors.UserError(
-                        f"{path} unpacks to more than {_MAX_GZIP_RATIO} times its size; "
-                        "that is no archive of images"
+                        f"{path} unpacks to more than {_MAX_GZIP_RATIO} times its size, which an "
+                        "archive of images does not"
                     )
                 if shutil.disk_usage(unpacked.parent).free < len(block):
                     raise errors.UserError(
-                        f"no room to unpack {path} beside the output; free some space or give "
-                        "a .tar or .zip, which are read in place"
+                        f"not enough disk space to unpack {path}; free some space or give a .tar "
+                        "or .zip, which are read in place"
                     )
                 file.write(block)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:

@@ -1,6 +1,6 @@
-"""The source that the user chose, downloaded or drawn where it has to be.
+"""Makes the source that the user chose, after downloading or drawing its images.
 
-Its paths are absolute: a worker of another process or machine has a working directory of its own.
+The paths in it are absolute, because a worker may have another working directory.
 """
 
 from __future__ import annotations
@@ -23,13 +23,16 @@ from pipelines.stores import remote
 
 
 def make_source(options: SourceOptions) -> Source:
-    """Returns the source the user chose; what has to be downloaded or drawn is there by then.
+    """Returns the source that the user chose, after downloading or drawing its images.
 
-    It does not touch the output, so that a download that fails leaves nothing half made.
+    The output folder is not touched, so a failed download leaves nothing there.
+
+    Args:
+        options: what the user chose.
 
     Raises:
-        errors.UserError: if credentials are missing, or a choice makes no sense.
-        errors.BuildError: if the data could not be downloaded.
+        errors.UserError: if credentials are missing, or an option does not fit the source.
+        errors.BuildError: if the data could not be downloaded or drawn.
     """
     staging.require_reachable(options)
     return staging.staged(_MAKERS[options.source](options), options)
@@ -49,14 +52,14 @@ def _directory(options: SourceOptions) -> Source:
         output = Path(options.output).resolve()
         if output.is_relative_to(directory.resolve()):
             raise errors.UserError(
-                f"--output {options.output} lies in --input {options.input}: the next build would "
-                "take the dataset for a class; give a folder elsewhere"
+                f"--output {options.output} is inside --input {options.input}: the next build "
+                "would list the dataset as a class; choose an --output outside --input"
             )
     return DirectorySource(directory)
 
 
 def _kaggle(options: SourceOptions) -> Source:
-    """Downloads the archive, or what is missing of it; from then on it is one like any other."""
+    """Downloads the archive, unless it is already complete, and returns it as a local archive."""
     try:
         path = kaggle.download_archive(options.kaggle_dataset, options.download_dir.absolute())
     except CredentialsError as error:
@@ -78,7 +81,7 @@ def _fashion_mnist(options: SourceOptions) -> Source:
 
 
 def _synthetic(options: SourceOptions) -> Source:
-    """Draws the synthetic tree unless it is there; from then on it is a folder."""
+    """Draws the synthetic scans, unless they are already complete, and returns their folder."""
     num_examples, seed = options.num_examples, options.seed
     directory = options.download_dir.absolute() / f"synthetic-{num_examples}-seed-{seed}"
     try:
@@ -99,7 +102,7 @@ def _input(options: SourceOptions) -> Path:
             f"--source {options.source} reads a local folder, received {options.input}; copy the "
             "files to a disk of this machine first"
         )
-    # A worker of another process may have a working directory of its own.
+    # A worker may have another working directory.
     return Path(options.input).absolute()
 
 

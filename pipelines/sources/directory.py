@@ -1,4 +1,4 @@
-"""A folder of images: SPLIT/CLASS/files or CLASS/files."""
+"""Images in a local folder, as SPLIT/CLASS/files or CLASS/files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pipelines import errors
 from pipelines.sources.listing import ImageRef, Listing, ListingOptions, Member, list_images
 from tfrecord_io.preprocess import Reject
 
-# What the system says of one path: that it may not be read, leads nowhere, or is no file.
+# Errors that concern one path only: it may not be read, does not exist, or is not a file.
 _ERRORS_OF_A_FILE = frozenset(
     {
         errno.EACCES,
@@ -32,22 +32,24 @@ _ERRORS_OF_A_FILE = frozenset(
 
 @dataclasses.dataclass(frozen=True)
 class DirectorySource:
-    """Images in a folder on a disk that every worker sees.
+    """Images in a folder on a disk that every worker can read.
 
     Attributes:
         directory: the folder.
-        kind: what the manifest calls the source.
+        kind: name of the source in the manifest.
     """
 
     directory: Path
     kind: str = "directory"
 
     def prepare(self, scratch_dir: Path) -> DirectorySource:
+        """Returns the source itself, which needs no preparation."""
         return self
 
     def list(self, options: ListingOptions) -> Listing:
+        """Lists the images; see `Source.list`."""
         if not self.directory.is_dir():
-            raise errors.UserError(f"--input {self.directory} is no folder")
+            raise errors.UserError(f"--input {self.directory} is not a folder")
         return list_images(_walk(self.directory), options, self._same_content)
 
     def _same_content(self, a: ImageRef, b: ImageRef) -> bool:
@@ -56,9 +58,11 @@ class DirectorySource:
 
     @contextlib.contextmanager
     def open(self) -> Iterator[_DirectoryReader]:
+        """Opens the folder on a worker; see `Source.open`."""
         yield _DirectoryReader(self.directory)
 
     def describe(self) -> dict[str, Any]:
+        """Returns the source's entry in the manifest; see `Source.describe`."""
         return {"kind": self.kind, "name": self.directory.name}
 
 
@@ -73,41 +77,42 @@ class _DirectoryReader:
                 found = os.fstat(file.fileno())
                 if (found.st_size, found.st_mtime_ns) != (ref.size, ref.version):
                     raise errors.BuildError(
-                        f"{path} changed since the build began (it had {ref.size:,} bytes, now "
-                        f"{found.st_size:,}, or another time); start again with --overwrite"
+                        f"{path} changed since the build began (it had {ref.size:,} bytes and now "
+                        f"has {found.st_size:,}, or its time changed); start again with --overwrite"
                     )
                 return file.read()
         except FileNotFoundError:
             if not self.directory.is_dir():
                 raise errors.BuildError(
-                    f"{self.directory} is not there on this worker; every worker must see it"
+                    f"{self.directory} does not exist on this worker; every worker must be able to "
+                    "read it"
                 ) from None
             raise errors.BuildError(
-                f"{path} is gone since the build began; start again with --overwrite"
+                f"{path} was removed since the build began; start again with --overwrite"
             ) from None
         except OSError as error:
             raise _unreadable(error, str(path)) from None
 
 
 def _unreadable(error: OSError, shown: str) -> Reject | errors.BuildError:
-    """Returns a reject for an error that lies in the file, and an end of the build for others.
+    """Returns a reject for an error of the file itself, and a `BuildError` for any other error.
 
-    An exhausted machine, a stale mount or a failing disk would otherwise cost images that are
-    good, and a resumed build would keep them out.
+    Otherwise an exhausted machine, a stale mount or a failing disk would reject good images, and a
+    resumed build would keep the rejects.
     """
     if error.errno in _ERRORS_OF_A_FILE:
         return Reject("unreadable_member", error.strerror or str(error))
     return errors.BuildError(
-        f"cannot read {shown}: {error.strerror or error}. Look after the disk or the machine, then "
-        "run the same command again to go on"
+        f"cannot read {shown}: {error.strerror or error}. Check the disk and the machine, then run "
+        "the same command again to resume"
     )
 
 
 def _walk(directory: Path) -> Iterator[Member]:
-    """Yields every file below a folder; links to folders are not followed but named."""
+    """Yields every file below a folder; links to folders are reported, but not followed."""
 
     def fail(error: OSError) -> None:
-        # os.walk skips what it may not read; a skipped folder would be images lost in silence.
+        # By default os.walk silently skips a folder that it cannot list, and so its images.
         raise errors.UserError(f"cannot list {error.filename}: {error.strerror}")
 
     for folder, folders, files in os.walk(directory, onerror=fail):

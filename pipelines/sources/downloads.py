@@ -1,4 +1,4 @@
-"""What all downloads share: their errors, the state of a file on its way, and a progress bar."""
+"""What all downloads share: their errors, the state of a partial file, and a progress bar."""
 
 import contextlib
 import errno
@@ -12,11 +12,11 @@ from tqdm import tqdm
 
 
 class DownloadError(Exception):
-    """No checked archive could be had. The message says why and what to do, in full sentences."""
+    """A download failed. The message says why and what to do, in full sentences."""
 
 
 class CredentialsError(DownloadError):
-    """Kaggle credentials are missing, unusable or refused: for the user to mend."""
+    """Kaggle credentials are missing, unusable or refused, which the user must correct."""
 
 
 def read_text(path: Path) -> str:
@@ -28,7 +28,7 @@ def read_text(path: Path) -> str:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Returns the JSON object in a file; {} if there is none."""
+    """Returns the JSON object in a file, or {} if the file is missing or holds none."""
     try:
         value = json.loads(read_text(path))
     except ValueError:
@@ -38,7 +38,14 @@ def read_json(path: Path) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def made_folder(folder: Path) -> Iterator[None]:
-    """Makes `folder`, and takes away what it made where the block fails and leaves it empty."""
+    """Makes a folder; if the block fails and leaves it empty, removes it again.
+
+    Args:
+        folder: the folder, made with its parents.
+
+    Raises:
+        DownloadError: if it cannot be made.
+    """
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -47,29 +54,32 @@ def made_folder(folder: Path) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        with contextlib.suppress(OSError):  # It holds something by now: a partial download, say.
+        with contextlib.suppress(OSError):  # raised if it holds a partial download, for instance
             for path in made:
                 path.rmdir()
         raise
 
 
 def is_finished(archive: Path) -> bool:
-    """Whether all bytes are there: the client keeps its marker beside a file until they are."""
+    """Returns whether an archive is complete: a partial one has a marker file beside it."""
     return archive.is_file() and not marker_path(archive).exists()
 
 
 def marker_path(archive: Path) -> Path:
-    """The client's own note on a partial file: the remote object's ETag and size, no secret."""
+    """Returns the path of the marker beside a partial file.
+
+    It holds the remote file's ETag and size, and no secret. The Kaggle client uses the same file.
+    """
     return archive.with_name(archive.name + ".kaggle-partial")
 
 
 def file_size(path: Path) -> int:
-    """Returns a file's bytes; 0 if there is none."""
+    """Returns the size of a file in bytes, or 0 if it does not exist."""
     return path.stat().st_size if path.is_file() else 0
 
 
 def partial_note(archive: Path) -> str:
-    """Returns a sentence on what is kept of a download, or "" if nothing is."""
+    """Returns a sentence that says how much of a download is kept, or "" if nothing is."""
     size = file_size(archive)
     if size == 0:
         return ""
@@ -80,7 +90,7 @@ def partial_note(archive: Path) -> str:
 
 
 def byte_text(count: int) -> str:
-    """Returns a number of bytes as a person reads it, such as 10.9 GB."""
+    """Returns a number of bytes in readable units, such as 10.9 GB."""
     for unit, factor in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
         if count >= factor:
             return f"{count / factor:.1f} {unit}"
@@ -90,8 +100,15 @@ def byte_text(count: int) -> str:
 def byte_bar(
     description: str, *, total: int | None = None, initial: int = 0, disable: bool = False
 ) -> tqdm:
-    """Returns a progress bar in bytes, on stderr."""
-    seconds = 0.2 if sys.stderr.isatty() else 30.0  # A log file wants a line now and then.
+    """Returns a progress bar in bytes, on stderr.
+
+    Args:
+        description: text in front of the bar.
+        total: bytes in all, if known.
+        initial: bytes that are already done.
+        disable: whether to show nothing.
+    """
+    seconds = 0.2 if sys.stderr.isatty() else 30.0  # In a log file each refresh is a new line.
     return tqdm(
         desc=description,
         total=total,
@@ -113,7 +130,11 @@ _FULL_DISK = {
 
 
 def raise_disk_error(error: OSError, path: Path) -> NoReturn:
-    """Says what is wrong with the disk and what to do.
+    """Raises a `DownloadError` that says what is wrong with the disk and what to do.
+
+    Args:
+        error: the error of the file system.
+        path: the file that could not be written.
 
     Raises:
         DownloadError: always.
@@ -121,6 +142,6 @@ def raise_disk_error(error: OSError, path: Path) -> NoReturn:
     reason = _FULL_DISK.get(error.errno or 0) or error.strerror or type(error).__name__
     raise DownloadError(
         f"{path} could not be written: {reason}.\n"
-        "Free some space or mend its permissions, or choose another folder with --download_dir.\n"
+        "Free some space or fix its permissions, or choose another folder with --download_dir.\n"
         f"{partial_note(path)}".rstrip()
     ) from None

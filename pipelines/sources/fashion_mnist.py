@@ -1,9 +1,9 @@
-"""Fashion-MNIST source: four IDX files, gzipped, read from a folder or downloaded.
+"""Fashion-MNIST: four gzipped IDX files, read from a folder or downloaded.
 
-Each image reaches the build as a PGM file in memory, so that it goes the way of all others.
+It has 70,000 grey images of 28 x 28 pixels in 10 classes, 31 MB in all. Each image reaches the
+build as a PGM file in memory, so that it takes the same path as images of other sources.
 
-70,000 grey images of 28 x 28 in 10 classes, 31 MB in all: the pipeline's quick second data set.
-Names, counts, classes, address and MD5 sums are those of the data set's own README,
+Names, counts, classes, address and MD5 sums are from the dataset's README,
 https://github.com/zalandoresearch/fashion-mnist.
 """
 
@@ -46,12 +46,12 @@ BASE_URL = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedFile:
-    """A file of the data set as its README gives it.
+    """A file of the dataset, as its README describes it.
 
     Attributes:
-        name: File name.
-        shape: Dimensions of its array.
-        md5: Of the gzip file, 32 hex digits.
+        name: file name.
+        shape: dimensions of its array.
+        md5: MD5 of the gzip file, 32 hexadecimal digits.
     """
 
     name: str
@@ -59,7 +59,7 @@ class PublishedFile:
     md5: str
 
 
-# By the key that `find_files` uses. The split is called test here, and t10k in the names.
+# By the keys of `find_files`. The file names call the test split t10k.
 PUBLISHED_FILES = {
     "train_images": PublishedFile(
         name="train-images-idx3-ubyte.gz",
@@ -87,15 +87,18 @@ _CHUNK_BYTES = 1 << 18
 
 
 def find_files(directory: Path) -> dict[str, Path]:
-    """Returns the four files of a folder by key: train_images, train_labels and the test pair.
+    """Returns the paths of the four files in a folder.
 
-    Each may be as published or unpacked, that is without `.gz`.
+    Each may be as published, or unpacked and named without `.gz`.
 
     Args:
-        directory: Folder that holds them.
+        directory: folder that holds them.
+
+    Returns:
+        the paths by the keys train_images, train_labels, test_images and test_labels.
 
     Raises:
-        FileNotFoundError: The folder or some of the files are missing; all of these are named.
+        FileNotFoundError: if the folder or a file is missing; the message names all of them.
     """
     directory = Path(directory)
     if not directory.is_dir():
@@ -121,16 +124,16 @@ def read_split(directory: Path, split: str) -> tuple[NDArray[np.uint8], NDArray[
     """Reads the images and labels of a split, and checks that they belong together.
 
     Args:
-        directory: Folder that holds the four files.
+        directory: folder that holds the four files.
         split: "train" or "test".
 
     Returns:
-        Images uint8 [num_images, height, width] and labels uint8 [num_images], each an index of
+        images uint8 [num_images, height, width], and labels uint8 [num_images], each an index of
         `LABEL_NAMES`.
 
     Raises:
-        FileNotFoundError: A file is missing.
-        ValueError: A file is damaged, or the two do not fit each other or the data set.
+        FileNotFoundError: if a file is missing.
+        ValueError: if a file is damaged, or images and labels do not match.
     """
     if split not in ("train", "test"):
         raise ValueError(f"Fashion-MNIST has the splits train and test, got {split!r}.")
@@ -155,10 +158,10 @@ def read_split(directory: Path, split: str) -> tuple[NDArray[np.uint8], NDArray[
 
 @dataclass(frozen=True)
 class FashionMnistSource:
-    """The four files in a folder that every worker sees.
+    """The four files in a folder that every worker can read.
 
-    They are small, so each worker unpacks those of the splits it meets into its memory: 47 MB for
-    train, 8 MB for test.
+    They are small, so each worker unpacks the splits that it reads into memory: 47 MB for train, 8
+    MB for test.
 
     Attributes:
         directory: the folder.
@@ -167,13 +170,17 @@ class FashionMnistSource:
     directory: Path
 
     def prepare(self, scratch_dir: Path) -> "FashionMnistSource":
+        """Returns the source itself, which needs no preparation."""
         return self
 
     def list(self, options: ListingOptions) -> Listing:
-        """Lists every image of both splits; an image's path is its file and its place in it.
+        """Lists every image of both splits; an image's path is its file and its number there.
+
+        Args:
+            options: the classes to use.
 
         Raises:
-            errors.UserError: if a file is missing or damaged, or a class is none of the ten.
+            errors.UserError: if a file is missing or damaged, or a class is not one of the ten.
         """
         wanted = options.classes or LABEL_NAMES
         if unknown := sorted(set(wanted) - set(LABEL_NAMES)):
@@ -218,9 +225,11 @@ class FashionMnistSource:
 
     @contextlib.contextmanager
     def open(self) -> Iterator["_Reader"]:
+        """Opens the files on a worker; see `Source.open`."""
         yield _Reader(self.directory)
 
     def describe(self) -> dict[str, Any]:
+        """Returns the source's entry in the manifest; see `Source.describe`."""
         return {"kind": "fashion_mnist", "name": "fashion-mnist"}
 
 
@@ -234,7 +243,9 @@ class _Reader:
             try:
                 self._splits[ref.split] = read_split(self._directory, ref.split)
             except (OSError, ValueError) as error:
-                raise errors.BuildError(f"{error}; every worker must see the folder") from None
+                raise errors.BuildError(
+                    f"{error}; every worker must be able to read the folder"
+                ) from None
         images, labels = self._splits[ref.split]
         if (
             ref.offset >= len(images)
@@ -252,7 +263,7 @@ def _version(image: NDArray[np.uint8], label: int) -> int:
 
 
 def _pgm(image: NDArray[np.uint8]) -> bytes:
-    """Returns an image uint8 [height, width] as a file (netpbm's "plain grey map", binary P5)."""
+    """Returns an image uint8 [height, width] as a binary PGM file (netpbm's P5)."""
     height, width = image.shape
     return b"P5 %d %d 255\n" % (width, height) + image.tobytes()
 
@@ -264,29 +275,29 @@ def download(
     check_md5: bool = True,
     timeout_s: float = 60.0,
 ) -> dict[str, Path]:
-    """Downloads the files that are not in a folder yet, each whole and checked or not at all.
+    """Downloads the files that are not in a folder yet.
 
-    A file comes under a temporary name, is checked, and is then renamed. What is there already
-    stays, unless its MD5 is wrong.
+    Each file is downloaded under a temporary name, checked, and then renamed. A file that is
+    already in the folder is downloaded again only if its check fails.
 
     Args:
-        directory: Folder for the files, made where it is missing.
-        base_url: Address that the file names are put after.
-        check_md5: Whether the files must be the published ones, which also tells a file that is
-            there already from a damaged one; without it, any whole IDX file is taken.
-        timeout_s: Seconds without a byte after which a connection counts as dead.
+        directory: folder for the files, made if it is missing.
+        base_url: address of the folder with the published files.
+        check_md5: whether each file must have the published MD5; otherwise any undamaged IDX file
+            is accepted.
+        timeout_s: seconds without a byte after which a connection is given up.
 
     Returns:
-        The four files, by the keys of `find_files`.
+        the paths of the four files, by the keys of `find_files`.
 
     Raises:
-        DownloadError: A file could not be had, or is not what it should be.
+        DownloadError: if a file could not be downloaded or written, or fails its check.
     """
     directory = Path(directory)
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise DownloadError(f"{directory}: cannot be a folder for files: {error}.") from None
+        raise DownloadError(f"cannot make the folder {directory}: {error}.") from None
     for published in PUBLISHED_FILES.values():
         path = directory / published.name
         if not (path.is_file() and _problem(path, published, check_md5) is None):
@@ -302,10 +313,10 @@ def download(
 
 
 def _problem(path: Path, published: PublishedFile, check_md5: bool) -> str | None:
-    """What keeps a file from being the published one (or a whole IDX file), or None."""
+    """Returns why a file is not the published one (or not a valid IDX file), or None if it is."""
     if check_md5:
         with path.open("rb") as file:
-            # MD5 guards against damage and mix-ups, not against malice: it is what is published.
+            # MD5 is what is published; it finds damage and wrong files, not manipulation.
             md5 = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
         if md5 != published.md5:
             return f"expected the published MD5 {published.md5}, got {md5}"
@@ -328,7 +339,7 @@ def _download_file(
         with requests.get(url, stream=True, timeout=timeout_s) as response:
             response.raise_for_status()
             with temporary.open("wb") as file:
-                # As sent: some servers call the file's own gzip an encoding, to be undone.
+                # Not decoded: some servers declare the file's own gzip as a transfer encoding.
                 for chunk in response.raw.stream(_CHUNK_BYTES, decode_content=False):
                     file.write(chunk)
         if problem := _problem(temporary, published, check_md5):
@@ -347,7 +358,7 @@ def _download_file(
         ) from None
     except (requests.RequestException, urllib3.exceptions.HTTPError) as error:
         raise DownloadError(
-            f"{shown}: the connection failed or was cut ({type(error).__name__}).\n{_BY_HAND}"
+            f"{shown}: the connection failed or broke ({type(error).__name__}).\n{_BY_HAND}"
         ) from None
     except OSError as error:
         raise DownloadError(f"{path} could not be written: {error.strerror}.") from None
@@ -361,7 +372,7 @@ def _without_password(url: str) -> str:
 
 
 _BY_HAND = (
-    "Check the network and the address, or fetch the four files by other means "
+    "Check the network and the address, or download the four files by other means "
     "(https://github.com/zalandoresearch/fashion-mnist, folder data/fashion) and give their folder "
     "with --input."
 )

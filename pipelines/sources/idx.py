@@ -1,7 +1,7 @@
-"""IDX files of unsigned bytes, the format of MNIST and Fashion-MNIST.
+"""Reads IDX files of unsigned bytes, the format of MNIST and Fashion-MNIST.
 
-Described at http://yann.lecun.com/exdb/mnist/: two zero bytes, a type code, the number of
-dimensions, each dimension as a big-endian uint32, then the values in row-major order.
+The format is described at http://yann.lecun.com/exdb/mnist/: two zero bytes, a type code, the
+number of dimensions, each dimension as a big-endian uint32, then the values in row-major order.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-_UNSIGNED_BYTE = 0x08  # The type code of uint8, the only one here.
+_UNSIGNED_BYTE = 0x08  # The type code of uint8, the only supported one.
 _TYPE_NAMES = {
     0x08: "uint8",
     0x09: "int8",
@@ -24,8 +24,7 @@ _TYPE_NAMES = {
     0x0E: "float64",
 }
 _MOST_DIMENSIONS = 3
-# A damaged header can claim any size; this bounds what is allocated on its word. The largest
-# published file is 47 MB.
+# Limits the memory allocated for a damaged header. The largest published file has 47 MB.
 _MOST_BYTES = 1 << 30
 
 
@@ -33,16 +32,16 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
     """Reads an IDX file of unsigned bytes, gzipped or not.
 
     Args:
-        path: The file; gzip is known by its first two bytes, not by its name.
+        path: the file; gzip is recognised by the first two bytes, not by the name.
 
     Returns:
-        uint8 array of the shape that the header gives: [num_images, height, width] for images,
-        [num_labels] for labels.
+        uint8 array of the header's shape: [num_images, height, width] for images, [num_labels]
+        for labels.
 
     Raises:
-        FileNotFoundError: There is no such file.
-        ValueError: It is no IDX file of unsigned bytes, is cut short, has bytes left over, or is
-            damaged as a gzip file. The message names the file, what was expected and what came.
+        FileNotFoundError: if the file does not exist.
+        ValueError: if it is not an IDX file of unsigned bytes, is too short or too long, or is a
+            damaged gzip file. The message names the file, what was expected and what was found.
     """
     try:
         with _opened(path) as file:
@@ -54,7 +53,7 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
                     f"{path}: expected {num_bytes} bytes of values for shape {list(shape)}, "
                     f"got {len(values)}: the file is cut short. Download it again."
                 )
-            # To the end, because gzip compares its CRC there.
+            # Reads to the end, because gzip compares its CRC there.
             if file.read(1):
                 raise ValueError(
                     f"{path}: expected the file to end after {num_bytes} bytes of values for shape "

@@ -1,7 +1,7 @@
-"""From the files of a source to image references: who is an image, in which split, of what class.
+"""Turns the files of a source into image references, with split, class and patient.
 
-A reference is about a hundred bytes and holds no pixels, so the whole listing is an Arrow table in
-the launcher's memory: 84,484 rows take a second, ten million about a gigabyte.
+A reference takes about a hundred bytes and holds no pixels, so the whole listing is an Arrow table
+in the launcher's memory: 84,484 rows take a second, ten million rows about a gigabyte.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from pipelines import errors
 from tfrecord_io.preprocess import MAX_DETAIL_LENGTH
 from tfrecord_io.printing import printable
 
-#: The class folders of the Kermany OCT data, by which its tree is known among others.
+#: The class folders of the Kermany OCT data, by which its tree is recognised among others.
 OCT_LABELS = frozenset({"CNV", "DME", "DRUSEN", "NORMAL"})
 
-#: Kermany's file names, CLASS-PATIENT-INDEX.jpeg. The class is left out of the group on purpose:
-#: one patient appears under several classes.
+#: Kermany's file names are CLASS-PATIENT-INDEX.jpeg. The group excludes the class on purpose,
+#: because a patient can appear in several classes.
 DEFAULT_GROUP_REGEX = r"^[A-Za-z]+-(\d+)-\d+\.[A-Za-z]+$"
 
-#: A larger file is no scan; reading it would cost a worker its memory.
+#: A larger file is rejected as not a scan, because reading it could exhaust a worker's memory.
 MAX_FILE_BYTES = 256 * 1024 * 1024
 
 _SPLITS = {
@@ -40,14 +40,14 @@ _SPLITS = {
 
 _SYSTEM_FILES = frozenset({".ds_store", "thumbs.db", "desktop.ini"})
 
-# Neither hidden nor unsafe in any folder that is not.
+# A name that needs no further check if its folder is neither hidden nor unsafe.
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_. ()-]*")
 
 _BATCH_ROWS = 65_536
 
-#: One row an image. `root` + "/" + `path` is the member's name in the source; `path` alone, from
-#: the split or class folder on, is its identity. `offset` and `stored_size` say where an archive
-#: holds it, `version` is what changes when the file does (a CRC-32, or a time in ns).
+#: One row per image. `root` + "/" + `path` is its name in the source. `path`, which starts at the
+#: split or class folder, is its identity. `offset` and `stored_size` locate it in an archive.
+#: `version` changes when the file changes (a CRC-32, or a time in ns).
 REF_SCHEMA = pa.schema(
     [
         ("root", pa.dictionary(pa.int32(), pa.string())),
@@ -64,15 +64,15 @@ REF_SCHEMA = pa.schema(
 
 
 class Member(NamedTuple):
-    """One file of a source, before anybody knows whether it is an image.
+    """One file of a source, which may be an image or not.
 
     Attributes:
         name: its path in the source, with `/` between folders.
-        size: bytes of the file once read.
-        offset: where an archive holds it; 0 for files on a disk.
-        stored_size: bytes it takes up there.
-        version: a number that changes when the content does.
-        problem: (reason, detail) if it is already known that it cannot be read.
+        size: size of the file's content in bytes.
+        offset: position in the archive in bytes; 0 for files on a disk.
+        stored_size: size in the archive in bytes, compressed or not.
+        version: a number that changes when the content changes.
+        problem: (reason, detail) if it is already known that the file cannot be read.
     """
 
     name: str
@@ -84,7 +84,7 @@ class Member(NamedTuple):
 
 
 class ImageRef(NamedTuple):
-    """A row of `REF_SCHEMA`, as a reader of the source gets it."""
+    """A row of `REF_SCHEMA`, which a reader of the source takes to read the image."""
 
     root: str
     path: str
@@ -104,7 +104,7 @@ class ImageRef(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RejectedFile:
-    """A file left out, and why."""
+    """A file left out, with the reason."""
 
     source_path: str
     reason: str
@@ -113,16 +113,19 @@ class RejectedFile:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Listing:
-    """What a source holds. Every file is in exactly one of refs, rejects, copies and ignored.
+    """The files of a source. Each is counted once: in refs, rejects, copies, ignored or dropped.
 
     Attributes:
         refs: the images, a table of `REF_SCHEMA` sorted by path.
-        rejects: files that should be images of a class but cannot be.
-        copies: number of files that are the same as a listed one in a second tree.
-        ignored: number of files that are no part of the data, by reason.
-        num_files: files seen in all.
+        rejects: files that should be images of a class but cannot be used.
+        copies: number of files in a second tree that repeat a listed one.
+        ignored: number of files that are not data, by reason.
+        num_files: number of files seen.
         dropped: number of images that a policy left out.
-        notes: what the user should know about the classes, a sentence each.
+        notes: what the user should know about the classes, one sentence each.
+
+    Raises:
+        RuntimeError: if the numbers do not add up to `num_files`.
     """
 
     refs: pa.Table
@@ -138,8 +141,8 @@ class Listing:
         parts += self.dropped
         if parts != self.num_files:
             raise RuntimeError(
-                f"the listing lost files: {self.num_files} seen, {parts} accounted for; "
-                "this is a bug, please report it"
+                f"the listing saw {self.num_files} files, but {parts} are accounted for; this is "
+                "a bug, please report it"
             )
 
 
@@ -148,9 +151,13 @@ class ListingOptions:
     """What the user says about the layout.
 
     Attributes:
-        classes: class folders to use, in the order of their label indices; all, sorted, if empty.
-        tree: the folder that holds the SPLIT or CLASS folders, if the source has several.
-        group_regex: finds the patient in a file's name, as its first group.
+        classes: class folders to use, in the order of their label indices; if empty, all of them,
+            sorted.
+        tree: the folder that holds the SPLIT or CLASS folders, if several folders do.
+        group_regex: pattern whose first group is the patient in a file's name.
+
+    Raises:
+        ValueError: if the pattern is invalid or has no group, or a class is repeated.
     """
 
     classes: tuple[str, ...] = ()
@@ -162,11 +169,11 @@ class ListingOptions:
             groups = re.compile(self.group_regex).groups
         except re.error as error:
             raise ValueError(
-                f"group_regex {self.group_regex!r} is no valid pattern: {error}"
+                f"group_regex {self.group_regex!r} is not a valid pattern: {error}"
             ) from None
         if groups < 1:
             raise ValueError(
-                f"group_regex {self.group_regex!r} needs a group in parentheses that is the patient"
+                f"group_regex {self.group_regex!r} needs a group in parentheses for the patient"
             )
         if len(set(self.classes)) != len(self.classes):
             raise ValueError(f"classes must differ, received {', '.join(self.classes)}")
@@ -177,20 +184,22 @@ def list_images(
     options: ListingOptions,
     same_content: Callable[[ImageRef, ImageRef], bool],
 ) -> Listing:
-    """Sorts a source's files into images, copies of images, rejects and what is no data.
+    """Sorts a source's files into images, copies of images, rejects and ignored files.
 
-    Two layouts are known, below any folder: SPLIT/CLASS/files and, where no split folder exists,
-    CLASS/files, which is one split, `train`. Files may lie deeper under their class. Where all
-    images of a folder with a split's name lie in further such folders, as in train/train/CNV or
-    dev/scans/train/CNV, the inner ones are the splits.
+    Two layouts are recognised, below any folder: SPLIT/CLASS/files and, if there is no split
+    folder, CLASS/files, whose images all go to the split `train`. Files may be in subfolders of
+    their class. If all images below a folder with a split's name are in further such folders, as
+    in train/train/CNV or dev/scans/train/CNV, the inner ones are the splits.
 
     Args:
         members: the files of the source, in any order.
         options: what the user says about the layout.
-        same_content: tells whether two files of one size and path, in two trees, are the same.
+        same_content: returns whether two files have the same content; it is called for files of
+            the same size and path in two trees.
 
     Raises:
-        errors.UserError: if there is no image, or several unrelated trees and none was chosen.
+        errors.UserError: if there is no image, if the chosen tree or classes do not exist, or if
+            there are several unrelated trees and none was chosen.
     """
     sorter = _Sorter()
     for member in members:
@@ -219,7 +228,7 @@ def list_images(
 
 
 def iterate_refs(table: pa.Table | pa.RecordBatch) -> Iterator[ImageRef]:
-    """Yields the rows of a table of `REF_SCHEMA`, a batch at a time."""
+    """Yields the rows of a table of `REF_SCHEMA`, converting one batch at a time."""
     batches = [table] if isinstance(table, pa.RecordBatch) else table.to_batches(_BATCH_ROWS)
     for batch in batches:
         columns = [batch.column(name).to_pylist() for name in ImageRef._fields]
@@ -227,7 +236,7 @@ def iterate_refs(table: pa.Table | pa.RecordBatch) -> Iterator[ImageRef]:
 
 
 class _Sorter:
-    """First pass over the files: sets aside what is no image, remembers the rest in columns."""
+    """The first pass over the files: sets aside those that are not images, and keeps the others."""
 
     def __init__(self) -> None:
         self.num_files = 0
@@ -244,7 +253,7 @@ class _Sorter:
         name = member.name
         base = name.rpartition("/")[2]
         folder = _folder_of(name[: len(name) - len(base)])
-        # Nearly all names are plain ones, in which there is nothing to look for.
+        # A fast path: nearly all names are plain and need no further check.
         is_plain = folder.is_plain and _is_plain(base)
         if not is_plain and (reason := _ignored_reason(name.split("/"))):
             self.ignored[reason] += 1
@@ -268,7 +277,7 @@ class _Sorter:
             self._without_split.add(member, "")
 
     def place(self) -> pa.Table:
-        """Gives every remaining file its tree, split and class, or a reason why it has none."""
+        """Returns the remaining files with their tree, split and class; sets aside the others."""
         if self._has_nested_levels:
             self._choose_levels()
         if self._with_split.num_rows:
@@ -282,7 +291,7 @@ class _Sorter:
         return self._place_by_class()
 
     def _note_level(self, folder: _Folder, name: str) -> None:
-        """Remembers the innermost split folder of a file, which is the split if all agree."""
+        """Remembers the innermost split folder of a file, the split if all images agree."""
         self._has_nested_levels |= len(folder.levels) > 1
         innermost = folder.levels[-1]
         if innermost in self._image_levels:
@@ -291,12 +300,13 @@ class _Sorter:
         levels.add(innermost)
 
     def _choose_levels(self) -> None:
-        """Gives every file the outermost split folder that is the innermost one of an image.
+        """Chooses the split folder of each file: the outermost that is some image's innermost one.
 
-        So train/train/CNV/1.png lies in the inner `train`, unless there is a train/DME/2.png: then
-        the outer one is the split and `train` a class.
+        So train/train/CNV/1.png is in the inner `train`, unless there is a train/DME/2.png: then
+        the outer folder is the split and the inner `train` is a class.
         """
-        # A note beside the inner folders, such as train/labels/labels.csv, makes no level.
+        # A file that is not an image, such as train/labels/labels.csv, must not choose a folder
+        # above those of the images.
         above = {
             "/".join(parts[:depth])
             for parts in (level.split("/") for level in self._image_levels)
@@ -335,7 +345,7 @@ class _Sorter:
 
 
 class _Columns:
-    """Members in columns: some forty bytes each instead of Python's four hundred."""
+    """Stores members in Arrow columns: 40 bytes per member instead of 400 as Python objects."""
 
     def __init__(self) -> None:
         self.num_rows = 0
@@ -343,7 +353,7 @@ class _Columns:
         self._rows: list[tuple[str, str, int, int, int, int]] = []
 
     def add(self, member: Member, root: str) -> None:
-        """Adds a member whose tree is the folder `root`; the source itself if that is empty."""
+        """Adds a member of the tree `root`, which is empty for the top folder of the source."""
         path = member.name[len(root) + 1 :] if root else member.name
         self._rows.append(
             (root, path, member.offset, member.stored_size, member.size, member.version)
@@ -376,12 +386,13 @@ class _Columns:
 
 
 class _Folder(NamedTuple):
-    """What the files of a folder have in common.
+    """Facts that all files of a folder share.
 
     Attributes:
-        levels: the folders on its path that have a split's name and a folder below, outermost
-            first, each with the folders above it.
-        is_plain: whether it is neither hidden nor a problem, so that a plain name in it is not.
+        levels: full paths of the folders on its path that have a split's name and contain the
+            next folder of the path, outermost first.
+        is_plain: whether a plain file name in it needs no further check: the folder is neither
+            hidden nor unsafe.
     """
 
     levels: tuple[str, ...]
@@ -390,9 +401,9 @@ class _Folder(NamedTuple):
 
 @functools.lru_cache(maxsize=65_536)
 def _folder_of(prefix: str) -> _Folder:
-    """Returns what is known of a folder, given a file's name up to its last `/`, with it."""
+    """Returns the facts of a folder, given as a file's name up to and including its last `/`."""
     parts = prefix.split("/")
-    # The last part is empty, where the file's own name was; the class folder is before it.
+    # The last part is the empty place of the file's name; the part before it is the class folder.
     depths = (depth for depth in range(len(parts) - 2) if parts[depth].lower() in _SPLITS)
     likely = [*parts[:-1], "a"]
     return _Folder(
@@ -412,9 +423,7 @@ def _is_plain(base: str) -> bool:
 def _ignored_reason(parts: Sequence[str]) -> str | None:
     name = parts[-1]
     if "__MACOSX" in parts or name.startswith("._"):
-        return (
-            "apple_double"  # macOS keeps a file's attributes there; it ends in .jpeg all the same
-        )
+        return "apple_double"  # macOS stores a file's attributes there, also under a name in .jpeg
     if name.lower() in _SYSTEM_FILES:
         return "system_file"
     if any(part.startswith(".") and part not in (".", "..") for part in parts):
@@ -431,7 +440,7 @@ def _name_problem(name: str, parts: Sequence[str]) -> tuple[str, str] | None:
         or "" in parts
         or "." in parts[1:]
     ):
-        return "unsafe_name", "absolute, leads out of the archive, or is no plain path"
+        return "unsafe_name", "the path is absolute, leads out of the archive, or is not plain"
     try:
         name.encode("utf-8")
     except UnicodeEncodeError:
@@ -453,7 +462,7 @@ def _looks_like_image(name: str) -> bool:
 
 
 def _common_depth(names: Sequence[str]) -> int:
-    """Returns how many leading folders all images share, so that what follows is the class."""
+    """Returns the number of leading folders that all images share; the class folder comes next."""
     folders = {tuple(name.split("/")[:-1]) for name in names if _looks_like_image(name)}
     if not folders:
         return 0
@@ -461,7 +470,7 @@ def _common_depth(names: Sequence[str]) -> int:
     depth = 0
     while depth < min(len(first), len(last)) and first[depth] == last[depth]:
         depth += 1
-    # All in one folder: that folder is the class.
+    # If all images are in one folder, that folder is the class.
     return max(min(depth, min(map(len, folders)) - 1), 0)
 
 
@@ -484,7 +493,7 @@ def _with_columns(table: pa.Table, split: pa.ChunkedArray, label: pa.ChunkedArra
 
 
 def _choose_tree(table: pa.Table, tree: str | None, ignored: collections.Counter[str]) -> pa.Table:
-    """Keeps one tree and its copies; the leader comes first in the dictionary order of roots."""
+    """Keeps one tree and its copies; sorts the files of the chosen tree before their copies."""
     table = table.append_column("tree", _trees(table))
     counts = table.group_by(["tree", "label"]).aggregate([([], "count_all")]).to_pylist()
     labels: dict[str, set[str]] = collections.defaultdict(set)
@@ -505,7 +514,7 @@ def _choose_tree(table: pa.Table, tree: str | None, ignored: collections.Counter
     if others and tree is None and labels[leader] != OCT_LABELS:
         raise errors.UserError(
             f"the source holds {len(others) + 1} unrelated trees: {_quote([leader, *others])}; "
-            "say which one to build with --tree"
+            "choose one with --tree"
         )
     ignored["other_tree"] += sum(sizes[root] for root in others)
     if not others:
@@ -524,8 +533,8 @@ def _choose_tree(table: pa.Table, tree: str | None, ignored: collections.Counter
 def _trees(table: pa.Table) -> pa.ChunkedArray:
     """Returns the tree of every file: the folder above its split folder.
 
-    Where an archive wraps every split in a folder of its name, as in train/train and test/test,
-    the tree is the folder above these, so that the splits stay together.
+    If an archive wraps each split in a folder of the same name, as in train/train and test/test,
+    the tree is the folder above both, so that the splits stay together.
     """
     splits: dict[str, set[str]] = collections.defaultdict(set)
     for row in table.group_by(["root", "split"]).aggregate([]).to_pylist():
@@ -540,9 +549,9 @@ def _trees(table: pa.Table) -> pa.ChunkedArray:
 
 
 def _trees_like(table: pa.Table, leader: str) -> set[str]:
-    """Returns the leader and the trees that have at least half of their paths in common with it.
+    """Returns the leader and the trees that share at least half of their paths with it.
 
-    The real archive holds its whole tree twice; the copy may be incomplete.
+    Kaggle's archive of the Kermany data holds its whole tree twice, and a copy may be incomplete.
     """
     names = table["tree"]
     trees = pc.unique(names).to_pylist()
@@ -558,12 +567,12 @@ def _trees_like(table: pa.Table, leader: str) -> set[str]:
 
 
 def _label_notes(labels: Sequence[str]) -> Iterator[str]:
-    """Yields what is suspicious about the names of the classes, a sentence each."""
+    """Yields a sentence for each suspicious name of a class."""
     for label in labels:
         if label.lower() in _SPLITS:
             yield (
-                f"the class {label!a} has a split's name; if it is no class, give --input or "
-                "--tree the folder that holds the SPLIT or CLASS folders"
+                f"the class {label!a} has the name of a split; if it is not a class, give --input "
+                "or --tree the folder that holds the SPLIT or CLASS folders"
             )
     alike: dict[str, list[str]] = collections.defaultdict(list)
     for label in labels:
@@ -577,7 +586,7 @@ def _label_notes(labels: Sequence[str]) -> Iterator[str]:
 
 
 def _folded(label: str) -> str:
-    """Returns what a reader takes for the same name (Unicode Standard, D146: caseless matching)."""
+    """Returns a form that is equal for names that look alike (Unicode D146: caseless matching)."""
     folded = unicodedata.normalize("NFD", label).casefold()
     return unicodedata.normalize("NFC", folded).strip()
 
@@ -605,9 +614,12 @@ def _drop_copies(
     same_content: Callable[[ImageRef, ImageRef], bool],
     rejects: list[RejectedFile],
 ) -> tuple[pa.Table, int]:
-    """Of the files of one path, sorted together, keeps the first.
+    """Keeps the first of several files of the same path, which are adjacent in the table.
 
-    Another one is a copy if its content is the same, and a reject if not.
+    Each of the others is a copy if its content is the same, and a reject otherwise.
+
+    Returns:
+        the files that are kept, and the number of copies.
     """
     paths = table["path"].combine_chunks()
     is_first = np.ones(len(paths), bool)
@@ -628,7 +640,7 @@ def _drop_copies(
         if ref.size == first.size and same_content(ref, first):
             copies += 1
         else:
-            detail = f"same path as {first.source_path}, but other content"
+            detail = f"same path as {first.source_path}, but different content"
             rejects.append(
                 RejectedFile(source_path=ref.source_path, reason="path_conflict", detail=detail)
             )

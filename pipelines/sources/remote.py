@@ -1,6 +1,6 @@
-"""Zips and folders of images on object stores; a zip on a web server, too.
+"""Images in zips and folders on object stores, and in zips on web servers.
 
-Of a zip only the directory at its end and single members are fetched, by exact ranges.
+A zip is never downloaded as a whole: exact ranges are read of its directory and its members.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ class RemoteZipSource:
     """Images in a .zip file on an object store or a web server.
 
     Attributes:
-        url: of the archive.
-        kind: what the manifest calls the source.
-        dataset: OWNER/NAME, if it came from Kaggle.
-        size: bytes of the archive.
-        mark: what the store calls this version of it, so that no other is read for it.
+        url: address of the archive.
+        kind: name of the source in the manifest.
+        dataset: OWNER/NAME of a dataset from Kaggle, else None.
+        size: size of the archive in bytes.
+        mark: the store's identifier of this version, so that no other version is read.
     """
 
     url: str
@@ -36,30 +36,38 @@ class RemoteZipSource:
     mark: str = ""
 
     def prepare(self, scratch_dir: Path) -> RemoteZipSource:
-        """Looks the archive up.
+        """Returns the source with the archive's size and version.
+
+        Args:
+            scratch_dir: not used.
 
         Raises:
-            errors.UserError: if it is not there.
+            errors.UserError: if the archive does not exist.
+            errors.BuildError: if the store does not answer.
         """
         try:
             found = remote.describe(self.url)
         except FileNotFoundError:
-            raise errors.UserError(f"--input {remote.shown(self.url)} is no file") from None
+            raise errors.UserError(f"--input {remote.shown(self.url)} is not a file") from None
         return dataclasses.replace(self, size=found.size, mark=found.mark)
 
     def list(self, options: ListingOptions) -> Listing:
-        """Lists the images; refuses anything but a zip.
+        """Lists the images; see `Source.list`.
+
+        Args:
+            options: what the user says about the layout.
 
         Raises:
-            errors.UserError: if it is no zip, or holds no image.
+            errors.UserError: if the file is not a zip, or holds no image.
+            errors.BuildError: if the store does not answer.
         """
         shown = remote.shown(self.url)
         start = remote.read(self.url, 0, 4, self.mark)
         if start not in zip_members.SIGNATURES:
-            what = "a gzip file" if start[:2] == b"\x1f\x8b" else "no zip"
+            what = "a gzip file" if start[:2] == b"\x1f\x8b" else "not a zip"
             raise errors.UserError(
-                f"{shown} is {what}; only a zip has an index, so that it can be read from a "
-                "store without fetching all of it. Copy the file to a local disk, or give a .zip"
+                f"{shown} is {what}; only a zip has an index and can be read from a store without "
+                "downloading all of it. Copy the file to a local disk, or give a .zip"
             )
         archive = remote.RemoteFile(self.url, self.size, self.mark)
         with remote.RangeFile(archive) as file:
@@ -68,9 +76,11 @@ class RemoteZipSource:
 
     @contextlib.contextmanager
     def open(self) -> Iterator[_ZipReader]:
+        """Opens the archive on a worker; see `Source.open`."""
         yield _ZipReader(self)
 
     def describe(self) -> dict[str, Any]:
+        """Returns the source's entry in the manifest; see `Source.describe`."""
         facts = {"kind": self.kind, "name": remote.shown(self.url).rsplit("/", 1)[-1]}
         return facts | ({"dataset": self.dataset} if self.dataset else {})
 
@@ -85,7 +95,7 @@ class _ZipReader:
         return zip_members.read_member(self._read_at, ref)
 
     def _read_at(self, start: int, length: int) -> bytes:
-        # Beyond the end some stores give an error instead of what is left.
+        # Some stores refuse a range that ends beyond the file.
         length = min(length, self.source.size - start)
         if length <= 0:
             return b""
@@ -100,25 +110,30 @@ class RemoteDirectorySource:
     """Images in a folder on an object store: SPLIT/CLASS/files or CLASS/files.
 
     Attributes:
-        url: of the folder.
-        kind: what the manifest calls the source.
+        url: address of the folder.
+        kind: name of the source in the manifest.
     """
 
     url: str
     kind: str = "directory"
 
     def prepare(self, scratch_dir: Path) -> RemoteDirectorySource:
+        """Returns the source itself, which needs no preparation."""
         return self
 
     def list(self, options: ListingOptions) -> Listing:
-        """Lists the images.
+        """Lists the images; see `Source.list`.
+
+        Args:
+            options: what the user says about the layout.
 
         Raises:
-            errors.UserError: if there is no file, or none of them is an image.
+            errors.UserError: if the folder holds no image.
+            errors.BuildError: if the store does not answer.
         """
         found = remote.list_files(self.url, recursive=True)
         if not found:
-            raise errors.UserError(f"--input {self.url} holds no file")
+            raise errors.UserError(f"--input {self.url} holds no files")
         found.sort(key=lambda file: file.url)
         with self.open() as reader:
             return list_images(
@@ -133,9 +148,11 @@ class RemoteDirectorySource:
 
     @contextlib.contextmanager
     def open(self) -> Iterator[_DirectoryReader]:
+        """Opens the folder on a worker; see `Source.open`."""
         yield _DirectoryReader(self.url.rstrip("/"))
 
     def describe(self) -> dict[str, Any]:
+        """Returns the source's entry in the manifest; see `Source.describe`."""
         return {"kind": self.kind, "name": self.url.rstrip("/").rsplit("/", 1)[-1]}
 
 
@@ -157,5 +174,5 @@ class _DirectoryReader:
 
 def _gone(url: str) -> errors.BuildError:
     return errors.BuildError(
-        f"{remote.shown(url)} is gone since the build began; start again with --overwrite"
+        f"{remote.shown(url)} was removed since the build began; start again with --overwrite"
     )

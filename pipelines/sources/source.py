@@ -1,4 +1,4 @@
-"""What every source of images offers the build."""
+"""The interface of a source of images."""
 
 from __future__ import annotations
 
@@ -13,65 +13,85 @@ from pipelines.sources.listing import ImageRef, Listing, ListingOptions
 class Reader(Protocol):
     """Reads files on a worker.
 
-    One that waits for a network has an attribute `num_parallel_reads`, and its `read` is called
-    by so many threads at once; one that waits for a disk may have a method `announce`, which is
-    called with a reference some time before it is read. See `stores.prefetch`.
+    A reader that waits for a network has an attribute `num_parallel_reads`: the number of threads
+    that call `read` at the same time. A reader that waits for a disk may have a method `announce`,
+    which is called with a reference some time before it is read. See `stores.prefetch`.
     """
 
     def read(self, ref: ImageRef) -> bytes:
         """Returns a file's bytes.
 
+        Args:
+            ref: a reference from the source's listing.
+
         Raises:
-            tfrecord_io.preprocess.Reject: if this file cannot be read; the others still can.
-            errors.BuildError: if the source itself is gone or has changed.
+            tfrecord_io.preprocess.Reject: if only this file cannot be read.
+            errors.BuildError: if the source is gone or has changed.
         """
         ...
 
 
 class Source(Protocol):
-    """A place images come from. It travels to the workers, so it holds only plain values.
+    """A place where images come from. It is pickled for the workers, so it holds plain values only.
 
-    One that takes minutes to be listed has an attribute `must_be_unpacked` that is true, and its
-    description differs whenever its content does.
+    A source that takes minutes to list has an attribute `must_be_unpacked` that is True. Its
+    description must differ whenever its content differs.
     """
 
     def prepare(self, scratch_dir: Path) -> Source:
-        """Makes the source ready for random reads, on the launcher; may use `scratch_dir`."""
+        """Makes the source ready for random reads, on the launcher.
+
+        Args:
+            scratch_dir: local folder that the source may use.
+
+        Returns:
+            the source to list and open.
+
+        Raises:
+            errors.UserError: if the input is missing or damaged.
+        """
         ...
 
     def list(self, options: ListingOptions) -> Listing:
         """Lists the images, on the launcher.
 
+        Args:
+            options: the classes, the tree and the pattern of the patients.
+
         Raises:
-            errors.UserError: if there is nothing usable.
+            errors.UserError: if the input is damaged or holds no image.
         """
         ...
 
     def open(self) -> AbstractContextManager[Reader]:
-        """Opens the source on a worker."""
+        """Opens the source on a worker.
+
+        Raises:
+            errors.BuildError: if this worker cannot read the source.
+        """
         ...
 
     def describe(self) -> dict[str, Any]:
-        """Returns what the manifest says about the source; no secrets, no local paths."""
+        """Returns the source's entry in the manifest, without secrets and local paths."""
         ...
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SourceOptions:
-    """Where the images come from, and from where the workers have to read them.
+    """Where the images come from, and where the workers are that read them.
 
     Attributes:
         source: the kind of source, such as `archive`.
-        input: the archive or folder, a path or a URL; sources that fetch or draw need none.
-        output: folder or URL of the dataset, which must not lie in the input.
-        kaggle_dataset: OWNER/NAME of the dataset that is downloaded from Kaggle.
+        input: path or URL of the archive or folder; None for sources that download or draw.
+        output: folder or URL of the dataset, which must not be inside the input.
+        kaggle_dataset: OWNER/NAME of the dataset to download from Kaggle.
         fashion_mnist_url: address of the folder with Fashion-MNIST's four files.
-        num_examples: images that the synthetic source draws.
-        seed: of its drawing.
-        download_dir: where what is downloaded or drawn is kept.
+        num_examples: number of images that the synthetic source draws.
+        seed: seed of the synthetic images.
+        download_dir: folder in which downloads and drawn images are kept.
         staging: URL of a folder to which a local archive is uploaded for remote workers.
-        workers: `here` on this machine; on a `cluster`, which may see its disk; or on `dataflow`,
-            which does not.
+        workers: `here` for this machine; `cluster` for machines that may share its disk;
+            `dataflow` for machines that do not.
     """
 
     source: str

@@ -1,4 +1,4 @@
-"""Brings a local archive to where workers on other machines can read it, once."""
+"""Uploads a local archive once to a place that workers on other machines can read."""
 
 from __future__ import annotations
 
@@ -16,50 +16,60 @@ from pipelines.stores import remote
 
 
 def require_reachable(options: SourceOptions) -> None:
-    """Checks that the engine's workers will see the images, before they are fetched or drawn.
+    """Checks that the workers will be able to read the images, before downloading or drawing them.
 
-    Dataflow's workers never see a disk of this machine. Those of other clusters may share one
-    with it; if they do not, the first worker says so.
+    Dataflow's workers cannot read this machine's disk. The workers of another cluster may share a
+    disk with it; if they do not, the first worker raises an error.
+
+    Args:
+        options: what the user chose.
 
     Raises:
-        errors.UserError: if they will not; it says what to do.
+        errors.UserError: if the workers cannot read the images; the message says what to do.
     """
     given = options.input or ""
     if remote.shown(given) != given and options.workers != "here":
         raise errors.UserError(
             f"--input {remote.shown(given)} was given with a signature or a password, which would "
-            "be written into the job's description; give a URL without, or copy the file first"
+            "be written into the job's description; give a URL without one, or copy the file first"
         )
     if options.workers != "dataflow" or remote.is_remote(given):
         return
     if options.source not in ("kaggle", "archive"):
         raise errors.UserError(
             f"--source {options.source} reads from a disk of this machine, which Dataflow's "
-            "workers do not see; copy the images to gs:// and give that folder or zip as --input "
-            "of --source directory or archive"
+            "workers cannot read; copy the images to gs:// and give that folder or zip as --input "
+            "with --source directory or archive"
         )
     if not options.staging:
         raise errors.UserError(
-            "Dataflow's workers do not see the disk of this machine: give --staging "
+            "Dataflow's workers cannot read this machine's disk; give --staging "
             "gs://BUCKET/FOLDER, to which the archive is then uploaded once"
         )
 
 
 def staged(source: Source, options: SourceOptions) -> Source:
-    """Uploads a local zip where the engine has remote workers and the user said where to.
+    """Uploads a local zip to `--staging` if the engine has remote workers.
+
+    Args:
+        source: the source that the user chose.
+        options: what the user chose.
+
+    Returns:
+        the uploaded zip as a source, or `source` itself if nothing has to be uploaded.
 
     Raises:
-        errors.UserError: if the archive is no zip, or the place cannot be used.
+        errors.UserError: if the archive is not a zip, or `--staging` cannot be used.
         errors.BuildError: if the upload fails.
     """
     if not isinstance(source, ArchiveSource) or not options.staging:
         return source
-    # That the file is not there is said where all sources are prepared.
+    # A missing file is reported later, by `ArchiveSource.prepare`.
     if options.workers == "here" or not source.path.is_file():
         return source
     if not source.is_zip:
         raise errors.UserError(
-            f"{source.path} is no zip, and only a zip can be read from --staging in parts; "
+            f"{source.path} is not a zip, and only a zip can be read in parts from --staging; "
             "pack the images as a .zip"
         )
     url = _upload_once(source.path, options.staging)
@@ -84,7 +94,7 @@ def _upload_once(path: Path, staging: str) -> str:
 
 
 def _index_digest(file: IO[bytes], size: int, path: Path) -> str:
-    """Returns a digest of what the zip's directory says of each file, its CRC among it."""
+    """Returns a digest of the zip's directory: name, sizes, offset and CRC of each member."""
     digest = hashlib.blake2b(digest_size=8)
     for member in zip_members.list_members(file, size, str(path)):
         facts = (member.name, member.size, member.offset, member.stored_size, member.version)

@@ -1,8 +1,8 @@
-"""The members of a zip: listed once, read one by one from anything that gives ranges of bytes.
+"""Lists the members of a zip once, and reads them one by one by their byte ranges.
 
-Names, sizes and offsets come from the standard library. What is written here is only the worker's
-part, which reads one member by the offset the launcher found: opening a zip of 170,000 members
-anew in every worker costs a second and a hundred megabytes each.
+Names, sizes and offsets come from the standard library. A worker then reads a member by the offset
+that the launcher found, because opening a zip of 170,000 members takes a second and a hundred
+megabytes in each worker.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from pipelines import errors
 from pipelines.sources.listing import ImageRef, Member
 from tfrecord_io.preprocess import Reject
 
-# APPNOTE.TXT 4.3.7: a local header is 30 bytes, then the name and an extra field, whose lengths
-# stand at its end.
+# APPNOTE.TXT 4.3.7: a local header has 30 bytes, the last of which give the lengths of the name and
+# the extra field that follow.
 _ZIP_HEADER_LENGTH = 30
 _ZIP_HEADER_SIGNATURE = b"PK\x03\x04"
 _ENCRYPTED = 0x1
 
-# APPNOTE.TXT 4.3.12: an entry of the directory. Its flags, and the lengths of what follows it:
-# name, extra field and comment. One flag says that the name is UTF-8.
+# APPNOTE.TXT 4.3.12: an entry of the directory: its flags, and the lengths of the name, the extra
+# field and the comment that follow. One flag says that the name is UTF-8.
 _ENTRY = struct.Struct("<8xH18xHHH12x")
 _UTF_8 = 0x800
 
@@ -41,20 +41,20 @@ _LOCATOR_64_LENGTH = 20
 _SHORTEST_END = 56 + _LOCATOR_64_LENGTH + _END_LENGTH
 _LONGEST_END = _SHORTEST_END + 0xFFFF
 
-#: What a zip begins with: a member, or the end record of one without members.
+#: The first bytes of a zip: those of a member, or of the end record if it has no members.
 SIGNATURES = (_ZIP_HEADER_SIGNATURE, _END_SIGNATURE)
 
 
 def list_members(file: IO[bytes], size: int, shown: str) -> Iterator[Member]:
-    """Yields every file of a zip, from the directory at its end.
+    """Yields every file of a zip, as listed in the directory at its end.
 
     Args:
-        file: the archive, which can be sought.
-        size: its bytes.
-        shown: what it is called in an error.
+        file: the archive, seekable.
+        size: size of the archive in bytes.
+        shown: name of the archive in an error.
 
     Raises:
-        errors.UserError: if it is no complete zip.
+        errors.UserError: if the archive is not a complete zip.
     """
     try:
         with open_zip(file) as archive:
@@ -65,7 +65,7 @@ def list_members(file: IO[bytes], size: int, shown: str) -> Iterator[Member]:
             f"{shown} is not a complete zip archive ({error}); download or copy it again"
         ) from None
     for info, name in zip(infos, names, strict=True):
-        # Not `is_dir`, which fails on an empty name.
+        # `ZipInfo.is_dir` fails on an empty name.
         if not name.endswith("/"):
             yield Member(
                 name,
@@ -78,17 +78,17 @@ def list_members(file: IO[bytes], size: int, shown: str) -> Iterator[Member]:
 
 
 def open_zip(file: IO[bytes]) -> zipfile.ZipFile:
-    """Opens a zip whose directory lists as many members as its end record counts.
+    """Opens a zip, and checks that its directory lists as many members as its end record counts.
 
-    `zipfile` does not compare the two, and a damaged length in one entry of the directory hides
-    the entries that follow it. It also refuses the whole zip for one name that is marked as UTF-8
-    and is not; here such a name is left undecoded, see `member_names`.
+    `zipfile` does not compare the two numbers, so a damaged length in an entry of the directory
+    would hide the entries that follow it. `zipfile` also refuses the whole zip if a name is marked
+    as UTF-8 but is not valid; here such a name is left undecoded, see `member_names`.
 
     Args:
-        file: the archive, which can be sought.
+        file: the archive, seekable.
 
     Raises:
-        zipfile.BadZipFile: if it is no zip, or members are missing from its directory.
+        zipfile.BadZipFile: if the file is not a zip, or members are missing from its directory.
     """
     try:
         archive = zipfile.ZipFile(file)
@@ -98,15 +98,19 @@ def open_zip(file: IO[bytes]) -> zipfile.ZipFile:
         renamed.change_headers(archive.infolist())
     num_listed = len(archive.infolist())
     num_promised = _find_end(file).num_members
-    # Without a zip64 record the count has 16 bits; some writers let it wrap around instead.
+    # The count has 16 bits unless there is a zip64 record, and some writers let it wrap around.
     if num_promised not in (num_listed, num_listed % (1 << 16)):
         archive.close()
-        raise zipfile.BadZipFile(f"{num_promised:,} members promised, {num_listed:,} listed")
+        raise zipfile.BadZipFile(f"expected {num_promised:,} members, found {num_listed:,}")
     return archive
 
 
 def member_names(archive: zipfile.ZipFile) -> list[str]:
-    """Returns the members' names in order; bytes that are no text are surrogates, as in a path."""
+    """Returns the members' names in order, with undecodable bytes as surrogates, as in a path.
+
+    Args:
+        archive: a zip that `open_zip` opened.
+    """
     names = [info.filename for info in archive.infolist()]
     if isinstance(archive.fp, _WithLegacyNames):
         for index in archive.fp.indices:
@@ -115,12 +119,12 @@ def member_names(archive: zipfile.ZipFile) -> list[str]:
 
 
 class _WithLegacyNames(io.RawIOBase):
-    """A zip in which the names that are marked as UTF-8 and are not have lost that mark.
+    """A view of a zip that clears the UTF-8 flag of names that are not valid UTF-8.
 
-    `zipfile` then decodes them as code page 437, in which every byte is a character.
+    `zipfile` then decodes these names as code page 437, in which every byte is a character.
 
     Attributes:
-        indices: of these members in the zip's directory.
+        indices: positions of these members in the zip's directory.
     """
 
     def __init__(self, file: IO[bytes]) -> None:
@@ -129,10 +133,10 @@ class _WithLegacyNames(io.RawIOBase):
         file.seek(end.directory_start)
         directory = file.read(end.directory_length)
         self.indices: list[int] = []
-        # Bytes to be read instead of the file's own, by their place.
+        # Bytes that replace those of the file, by position.
         self._changes: dict[int, int] = {}
         place, index = 0, 0
-        # zipfile itself complains of a directory that ends before its entries do.
+        # zipfile itself raises an error if the directory ends within an entry.
         while len(directory) - place >= _ENTRY.size:
             flags, *lengths = _ENTRY.unpack_from(directory, place)
             name = directory[place + _ENTRY.size :][: lengths[0]]
@@ -144,7 +148,7 @@ class _WithLegacyNames(io.RawIOBase):
             index += 1
 
     def change_headers(self, infos: list[zipfile.ZipInfo]) -> None:
-        """Takes the mark from the members' own headers, too, which `zipfile` reads with them."""
+        """Clears the flag in the members' local headers too, which `zipfile` compares."""
         for index in self.indices:
             self._changes[infos[index].header_offset + 7] = infos[index].flag_bits >> 8
 
@@ -179,7 +183,7 @@ def _is_utf_8(name: bytes) -> bool:
 
 
 class _End(NamedTuple):
-    """What the end record of a zip says of its directory."""
+    """The facts about a zip's directory in its end record."""
 
     num_members: int
     directory_start: int
@@ -187,7 +191,7 @@ class _End(NamedTuple):
 
 
 def _find_end(file: IO[bytes]) -> _End:
-    """Reads the end record; of a zip without a comment it needs the last hundred bytes."""
+    """Reads the end record, first in the last hundred bytes, where it is without a comment."""
     size = file.seek(0, io.SEEK_END)
     for length in (_SHORTEST_END, _LONGEST_END):
         file.seek(max(0, size - length))
@@ -207,27 +211,27 @@ def _find_end(file: IO[bytes]) -> _End:
 
 def _problem(info: zipfile.ZipInfo, archive_size: int) -> tuple[str, str] | None:
     if not 0 <= info.header_offset <= archive_size - info.compress_size:
-        return "unreadable_member", "the index of the archive points outside it"
+        return "unreadable_member", "the index of the archive points outside the archive"
     if info.flag_bits & _ENCRYPTED:
         return "encrypted", "the member is encrypted"
-    # The upper half of the attributes is the Unix mode, if the archive was made there.
+    # The upper half of the attributes is the file mode if the archive was made on Unix.
     if stat.S_ISLNK(info.external_attr >> 16):
         return "link", "a symbolic link"
     return None
 
 
 def read_member(read_at: Callable[[int, int], bytes], ref: ImageRef) -> bytes:
-    """Returns a member's content, in one read unless its header is uncommonly long.
+    """Returns a member's content, in one read unless its header is unusually long.
 
     Args:
-        read_at: returns bytes of the archive, given the first one and their number; fewer where
-            the archive ends.
+        read_at: returns bytes of the archive, given their start and number; fewer at the end of
+            the archive.
         ref: the member.
 
     Raises:
-        Reject: if it is damaged, or compressed in a way that is not supported.
+        Reject: if the member is damaged, or its compression method is not supported.
     """
-    # One read a member: the local header's variable part is guessed to be short.
+    # A guess at the length of the local header's variable part, so that one read is enough.
     guess = len(ref.source_path.encode()) + 64
     wanted = _ZIP_HEADER_LENGTH + guess + ref.stored_size
     block = read_at(ref.offset, wanted)
@@ -244,12 +248,12 @@ def read_member(read_at: Callable[[int, int], bytes], ref: ImageRef) -> bytes:
         stored = memoryview(read_at(ref.offset + start, ref.stored_size))
     data = _inflate(stored, method, ref.size)
     if len(data) != ref.size or deflate.crc32(data) != ref.version:
-        raise Reject("unreadable_member", "damaged in the archive: its CRC-32 does not fit")
+        raise Reject("unreadable_member", "damaged in the archive: its CRC-32 does not match")
     return data
 
 
 def _inflate(stored: memoryview, method: int, size: int) -> bytes:
-    """Undoes a member's compression, into no more memory than its declared size."""
+    """Decompresses a member, using no more memory than its declared size."""
     if method == zipfile.ZIP_STORED:
         return bytes(stored)
     if method != zipfile.ZIP_DEFLATED:

@@ -1,1 +1,1 @@
-"""Kaggle source: a dataset's whole archive, through the official client, kept and checked."""
+"""Kaggle source: downloads a dataset's whole archive, checks it and keeps it."""

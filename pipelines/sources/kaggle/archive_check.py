@@ -1,6 +1,6 @@
-"""The check of a downloaded zip: every member's CRC, read once and remembered in a sidecar.
+"""Checks the CRC of every member of a downloaded zip, and records the check in a sidecar file.
 
-The archive is known again by its size and time. A corrupt one is moved aside.
+An archive with the recorded size and time is not checked again. A corrupt archive is renamed.
 """
 
 import contextlib
@@ -23,21 +23,21 @@ from pipelines.sources.downloads import DownloadError, byte_bar, byte_text, file
 
 _LOG = logging.getLogger(__name__)
 _READ_BYTES = 1 << 20
-_NAMED_MEMBERS = 5  # Members that an error names before it counts the rest.
+_NAMED_MEMBERS = 5  # Corrupt members that an error names; it counts the others.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verification:
-    """What is remembered of an archive whose every member was read and had the right CRC.
+    """The record of a successful check.
 
     Attributes:
-        dataset: OWNER/NAME that the archive was downloaded as.
-        size: Bytes of the archive.
-        mtime_ns: Its modification time in nanoseconds since 1970. Size and time together are how
-            the archive is known again without reading it.
-        sha256: Of the whole archive, 64 hex digits.
-        num_members: Members in the zip, folders included.
-        member_bytes: Bytes of all members, unpacked.
+        dataset: OWNER/NAME of the archive's dataset.
+        size: size of the archive in bytes.
+        mtime_ns: modification time of the archive in nanoseconds since 1970. Size and time
+            identify the archive without reading it.
+        sha256: SHA-256 of the whole archive, 64 hexadecimal digits.
+        num_members: number of members in the zip, folders included.
+        member_bytes: size of all members unpacked, in bytes.
     """
 
     dataset: str
@@ -51,19 +51,19 @@ class Verification:
 def verify_archive(archive: Path, *, dataset: str, progress: bool = True) -> Verification:
     """Reads every member of a zip and compares its CRC; hashes the archive at the same time.
 
-    Streams: memory holds a chunk of one member, and the zip's directory (about 0.7 kB a member).
+    Memory holds a chunk of one member, and the zip's directory (about 0.7 kB per member).
 
-    A corrupt archive is moved aside to `NAME.zip.corrupt`, over an older one, instead of deleted
-    or left: the next run starts a fresh download, 11 GB are not thrown away unasked, and not more
-    than one such file is ever there.
+    A corrupt archive is renamed to `NAME.zip.corrupt` and replaces an older file of that name. So
+    the next run starts a new download, 11 GB are not deleted without the user's consent, and at
+    most one such file is kept.
 
     Args:
-        archive: The zip file.
-        dataset: OWNER/NAME, to be remembered.
-        progress: Whether to draw a progress bar on stderr.
+        archive: the zip file.
+        dataset: OWNER/NAME, for the record.
+        progress: whether to show a progress bar on stderr.
 
     Raises:
-        DownloadError: The archive is corrupt, and the message names the members; or the disk
+        DownloadError: if the archive is corrupt (the message names the members), or the disk
             failed.
     """
     give_up = threading.Event()
@@ -73,7 +73,7 @@ def verify_archive(archive: Path, *, dataset: str, progress: bool = True) -> Ver
             _check_bar(archive, before.st_size, progress) as advance,
             ThreadPoolExecutor(max_workers=1) as pool,
         ):
-            # Beside the CRCs, not after them: hashlib and zlib both let other threads run.
+            # In parallel with the CRCs: hashlib and zlib both release the GIL.
             digest = pool.submit(_sha256, archive, advance, give_up)
             try:
                 members, corrupt = _check_members(archive, advance)
@@ -100,10 +100,10 @@ def verify_archive(archive: Path, *, dataset: str, progress: bool = True) -> Ver
 
 
 def read_verification(archive: Path) -> Verification | None:
-    """Returns what is remembered of an archive, or None where it has changed or was never checked.
+    """Returns the record of an archive's check, or None if it was never checked or has changed.
 
     Args:
-        archive: The zip file; the sidecar `NAME.zip.verified.json` is read beside it.
+        archive: the zip file; the record is in `NAME.zip.verified.json` beside it.
     """
     try:
         verification = Verification(**read_json(verification_path(archive)))
@@ -115,15 +115,19 @@ def read_verification(archive: Path) -> Verification | None:
 
 
 def verification_path(archive: Path) -> Path:
-    """Returns where the check of an archive is remembered."""
+    """Returns the path of the record of an archive's check."""
     return archive.with_name(archive.name + ".verified.json")
 
 
 def is_verified(archive: Path, dataset: str) -> bool:
-    """Tells whether an archive was checked and has not changed since.
+    """Returns whether an archive was checked and has not changed since.
+
+    Args:
+        archive: the zip file.
+        dataset: OWNER/NAME of the wanted dataset.
 
     Raises:
-        DownloadError: if it was checked as the archive of another dataset of the same NAME.
+        DownloadError: if the archive belongs to another dataset of the same NAME.
     """
     verification = read_verification(archive)
     if verification is None:
@@ -137,13 +141,18 @@ def is_verified(archive: Path, dataset: str) -> bool:
 
 
 def remember(archive: Path, verification: Verification) -> None:
-    """Writes the sidecar; where that is not possible, only warns, as the archive is good."""
+    """Writes the record of a check; only warns if that fails, because the archive is good.
+
+    Args:
+        archive: the zip file.
+        verification: the record.
+    """
     path = verification_path(archive)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         temporary.write_text(json.dumps(asdict(verification), indent=1) + "\n", encoding="utf-8")
         temporary.replace(path)
-    except OSError as error:  # A folder that others keep: the archive is good all the same.
+    except OSError as error:  # such as a read-only folder
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
         _LOG.warning(
@@ -159,10 +168,9 @@ _Advance = Callable[[float], None]
 
 @contextlib.contextmanager
 def _check_bar(archive: Path, size: int, progress: bool) -> Iterator[_Advance]:
-    """Gives a function that takes a share of the archive, 1 for all of it, from any thread.
+    """Yields a function that advances the bar by a share of the archive; any thread may call it.
 
-    The archive is read twice at once, for the CRCs and for the hash. Either may be the slower, so
-    each counts for half.
+    Two threads read the whole archive, for the CRCs and for the hash, so each counts for half.
     """
     if not progress:
         yield lambda share: None
@@ -188,7 +196,7 @@ def _sha256(path: Path, advance: _Advance, give_up: threading.Event) -> str:
 
 
 def _check_members(archive: Path, advance: _Advance) -> tuple[list[zipfile.ZipInfo], list[str]]:
-    """Returns all members, and a line for each that is corrupt (one for a file that is no zip)."""
+    """Returns all members, and a line for each corrupt one (a single line if it is not a zip)."""
     try:
         with archive.open("rb") as raw, zip_members.open_zip(raw) as file:
             members = file.infolist()
@@ -196,14 +204,14 @@ def _check_members(archive: Path, advance: _Advance) -> tuple[list[zipfile.ZipIn
     except (*_NOT_A_ZIP, OSError) as error:
         if _is_disk_failure(error):
             raise
-        return [], [f"the file itself: no readable zip directory ({error})"]
+        return [], [f"the file itself: its zip directory cannot be read ({error})"]
 
 
 def _is_disk_failure(error: Exception) -> bool:
-    """Tells whether the disk failed, and not the archive.
+    """Returns whether the disk is at fault, and not the archive.
 
-    A decompressor's OSError has no number, and EINVAL comes from seeking to a negative offset,
-    which a damaged directory asks for.
+    An OSError of a decompressor has no errno. EINVAL means a seek to a negative offset, which comes
+    from a damaged directory.
     """
     return isinstance(error, OSError) and error.errno not in (None, errno.EINVAL)
 
@@ -225,7 +233,7 @@ def _corrupt_members(
     return corrupt
 
 
-# What zipfile and the decompressors raise on damaged bytes; bz2's is an OSError without a number.
+# What zipfile and the decompressors raise for damaged bytes; bz2 raises an OSError without errno.
 _NOT_A_ZIP = (zipfile.BadZipFile, ValueError, OverflowError, NotImplementedError)
 _BAD_MEMBER = (*_NOT_A_ZIP, zlib.error, EOFError, RuntimeError, OSError)
 

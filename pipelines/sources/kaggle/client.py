@@ -1,10 +1,10 @@
-"""Asks the official Kaggle client where a dataset's archive lies.
+"""Asks the official Kaggle client for the address of a dataset's archive.
 
 The client reads the credentials, logs in and asks Kaggle's API for the archive's address, which is
-signed for some minutes. The bytes come through `transfer`, because the client's own download
-appends to files that it does not check, writes a refusal's body into the archive, and waits for
-ever on a silent connection. What is said about the client was read in, and tried with, kaggle
-2.2.4; the tests whose names begin with `test_the_bare_client` show it.
+signed and valid for some minutes. `transfer` downloads the bytes, because the client's own download
+appends to files that it does not check, writes the body of an error into the archive, and waits
+forever on a silent connection. The statements about the client here hold for kaggle 2.2.4; the
+tests whose names begin with `test_the_bare_client` prove them.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
 
-# Where the import would find a login or its settings, and what makes it verbose.
+# Variables through which the import would find a login or settings, or become verbose.
 _HIDDEN_AT_IMPORT = (
     "KAGGLE_API_TOKEN",
     "KAGGLE_API_V1_TOKEN",
@@ -49,11 +49,11 @@ class Client:
         """Imports the client.
 
         Args:
-            credentials: where they are, for the message when Kaggle refuses them.
-            timeout_s: seconds within which Kaggle has to name an address.
+            credentials: where the credentials are, for the message if Kaggle refuses them.
+            timeout_s: seconds that Kaggle has to answer.
 
         Raises:
-            DownloadError: The package is missing or cannot be imported.
+            DownloadError: if the package is missing or cannot be imported.
         """
         self._credentials = credentials
         self._timeout_s = timeout_s
@@ -68,23 +68,24 @@ class Client:
         self._api_class = _locating(KaggleApi)
 
     def locate(self, dataset: str) -> RemoteArchive:
-        """Logs in and returns the archive's present address.
+        """Logs in and returns the archive's current address.
 
         Args:
             dataset: OWNER/NAME.
 
         Raises:
-            CredentialsError: Kaggle refused the credentials.
-            requests.RequestException: The API or the storage refused, or did not answer in time.
+            CredentialsError: if Kaggle refuses the credentials.
+            requests.RequestException: if the API or the storage refuses, or does not answer in
+                time.
         """
         return _within(self._timeout_s, lambda: self._locate(dataset))
 
     def _locate(self, dataset: str) -> RemoteArchive:
         api = self._api_class()
-        # In each attempt: an OAuth token can expire in the hours that a download takes.
+        # In each attempt, because an OAuth token can expire during a long download.
         try:
             api.authenticate()
-        except SystemExit:  # The client's way to say that no credentials worked.
+        except SystemExit:  # raised by the client if no credentials worked
             raise CredentialsError(refused_text(self._credentials)) from None
         api.dataset_download_files(dataset, path=os.devnull, quiet=True, unzip=False)
         return RemoteArchive.from_response(api.answer)
@@ -94,10 +95,10 @@ def _locating(api_class: "type[KaggleApi]") -> "type[KaggleApi]":
     """Returns a client that keeps the storage's answer instead of downloading its body."""
 
     class LocatingApi(api_class):
-        # Without --verbose, which prints the Authorization header and reads the archive's bytes
-        # as text; the environment or another importer of the client may have set it.
+        # Removes --verbose, which prints the Authorization header and decodes the archive as text;
+        # the environment or another importer of the client may have set it.
         args = [arg for arg in api_class.args if arg != "--verbose"]  # noqa: RUF012
-        # The client computes these at import, which `_no_credentials` hides the real ones from.
+        # The client computes these at import, when `_no_credentials` hides the real folder.
         config_dir = str(legacy_folder(os.environ))
         config = str(legacy_folder(os.environ) / "kaggle.json")
         answer: requests.Response
@@ -114,10 +115,10 @@ def _locating(api_class: "type[KaggleApi]") -> "type[KaggleApi]":
 
 @contextlib.contextmanager
 def _no_credentials() -> Iterator[None]:
-    """An environment in which the client's import finds no login, so that it uses no network.
+    """Hides all credentials from the client's import, so that it does not use the network.
 
-    The import logs in, makes a settings folder in the user's home, and with `VERBOSE` sets the
-    root logger to DEBUG.
+    The import logs in if it can, makes a settings folder in the user's home, and with `VERBOSE`
+    sets the root logger to DEBUG.
     """
     before = dict(os.environ)
     with tempfile.TemporaryDirectory() as empty:
@@ -132,14 +133,14 @@ def _no_credentials() -> Iterator[None]:
 
 
 def _within(timeout_s: float, function: Callable[[], _Result]) -> _Result:
-    """Returns what a function returns in time.
+    """Calls a function with a time limit and returns its result.
 
-    The client gives its requests no time-out, so they are made in a thread, which is left behind
-    where a connection stays silent.
+    The client sets no timeout for its requests, so the function runs in a daemon thread, which is
+    abandoned if the connection stays silent.
 
     Raises:
-        requests.Timeout: if it takes longer than `timeout_s` seconds.
-        Exception: whatever the function raises.
+        requests.Timeout: if the function takes longer than `timeout_s` seconds.
+        Exception: any error of the function.
     """
     outcome: Future[_Result] = Future()
 
@@ -159,9 +160,9 @@ def _within(timeout_s: float, function: Callable[[], _Result]) -> _Result:
 
 @contextlib.contextmanager
 def quiet_client() -> Iterator[None]:
-    """Keeps the client's prints, and the addresses that urllib3 logs at DEBUG, to ourselves.
+    """Suppresses what the client prints, and the addresses that urllib3 logs at DEBUG.
 
-    A storage address is signed: whoever has it can download with it.
+    A storage address is signed, so anyone who reads it can download the archive.
     """
     output = io.StringIO()
     connections = logging.getLogger("urllib3")
@@ -173,7 +174,7 @@ def quiet_client() -> Iterator[None]:
             yield
     finally:
         connections.setLevel(level)
-        # Readable by others, outdated client: worth a user's while, and free of secrets.
+        # Warnings help the user (a readable credentials file, an old client) and hold no secret.
         for line in dict.fromkeys(output.getvalue().splitlines()):
             if line.startswith("Warning: "):
                 _LOG.warning("The Kaggle client says: %s", line.removeprefix("Warning: "))

@@ -1,4 +1,4 @@
-"""Kaggle credentials: every way the client knows, looked up without the client."""
+"""Finds Kaggle credentials in all places where the client looks, without using the client."""
 
 import os
 import re
@@ -14,20 +14,20 @@ Kaggle needs credentials, and they are free: sign in at https://www.kaggle.com, 
 https://www.kaggle.com/settings/api and generate a token. Then do one of these:
   export KAGGLE_API_TOKEN=TOKEN        the token itself, or the path of a file that holds it
   save it as ~/.kaggle/access_token    (chmod 600)
-  kaggle auth login                    logs in with the browser (OAuth), no token to copy
+  kaggle auth login                    log in with the browser (OAuth), no token to copy
 or, with a legacy API key (a user name and a key):
   export KAGGLE_USERNAME=NAME KAGGLE_KEY=KEY
   save its kaggle.json as ~/.kaggle/kaggle.json    (chmod 600)
-To try everything without an account, run with --source synthetic: it needs no credentials."""
+To try the build without an account, run with --source synthetic, which needs no credentials."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Credentials:
-    """Where credentials were found, never what they are.
+    """The places where credentials were found, without the credentials themselves.
 
     Attributes:
-        found: Places that hold complete credentials, in the client's order of preference.
-        problems: Places that were meant to hold some and do not, each with the reason.
+        found: places that hold complete credentials, in the client's order of preference.
+        problems: places that should hold credentials but do not, each with the reason.
     """
 
     found: tuple[str, ...]
@@ -37,11 +37,11 @@ class Credentials:
 def find_credentials(environ: Mapping[str, str] | None = None) -> Credentials:
     """Looks in every place where the official client looks, in its order, without the network.
 
-    The order was read in `KaggleApi.authenticate` and `kagglesdk.get_access_token_from_env`:
-    access token (environment, then file), legacy key (environment over kaggle.json), OAuth.
+    The order is that of `KaggleApi.authenticate` and `kagglesdk.get_access_token_from_env`:
+    access token (environment, then file), legacy key (environment before kaggle.json), OAuth.
 
     Args:
-        environ: Environment variables; `os.environ` by default.
+        environ: the environment variables; `os.environ` by default.
     """
     environ = os.environ if environ is None else environ
     found: list[str] = []
@@ -59,14 +59,14 @@ def _find_token(environ: Mapping[str, str], found: list[str], problems: list[str
         return
     value = environ.get("KAGGLE_API_TOKEN")
     if value:
-        # The client asks whether the value is a file's path, and fails, token in hand, where it is
-        # too long to be one.
+        # The client tests whether the value is the path of a file, and its error for a value that
+        # is too long to be a path shows the token.
         try:
             is_path = Path(value).exists()
         except OSError:
             problems.append(
-                "KAGGLE_API_TOKEN: longer than a path may be, which the client cannot take. "
-                "Save the token as ~/.kaggle/access_token and unset the variable."
+                "KAGGLE_API_TOKEN: it is longer than a path may be, which the client cannot "
+                "handle. Save the token as ~/.kaggle/access_token and unset the variable."
             )
             return
         if is_path and not read_text(Path(value)):
@@ -95,7 +95,7 @@ def _find_legacy_key(environ: Mapping[str, str], found: list[str], problems: lis
     else:
         missing = [key for key in from_environment if not from_environment[key]]
         if len(missing) == 1:
-            problems.append(f"KAGGLE_{missing[0].upper()}: not set, though its partner is.")
+            problems.append(f"KAGGLE_{missing[0].upper()}: not set, but the other of the two is.")
         if path.exists():
             problems.append(f'{path}: expected a JSON object with "username" and "key".')
 
@@ -109,10 +109,10 @@ def _find_oauth(environ: Mapping[str, str], found: list[str], problems: list[str
 
 
 def require_credentials() -> Credentials:
-    """Returns where credentials are.
+    """Returns where the credentials are.
 
     Raises:
-        CredentialsError: if there are none; it says how to get and set them.
+        CredentialsError: if there are none; the message says how to get and set them.
     """
     credentials = find_credentials()
     if not credentials.found:
@@ -130,7 +130,11 @@ def _home(environ: Mapping[str, str]) -> Path:
 
 
 def legacy_folder(environ: Mapping[str, str]) -> Path:
-    """Where the client looks for kaggle.json; the rule is that of `KaggleApi.config_dir`."""
+    """Returns the folder where the client looks for kaggle.json, as `KaggleApi.config_dir` does.
+
+    Args:
+        environ: the environment variables.
+    """
     if environ.get("KAGGLE_CONFIG_DIR"):
         return Path(environ["KAGGLE_CONFIG_DIR"])
     folder = _home(environ) / ".kaggle"
@@ -141,7 +145,10 @@ def legacy_folder(environ: Mapping[str, str]) -> Path:
 
 
 def redacted(text: str) -> str:
-    """One short line of a foreign text, without credentials, in case a server echoes them."""
+    """Returns another program's text as one short line, with all credentials hidden.
+
+    A server may repeat the credentials in its answer.
+    """
     home = _home(os.environ) / ".kaggle"
     texts = [os.environ.get(name, "") for name in ("KAGGLE_API_TOKEN", "KAGGLE_KEY")]
     texts += [read_text(home / name) for name in ("access_token", "access_token.txt")]
@@ -160,11 +167,9 @@ _SECRET_KEYS = ("key", "refresh_token", "access_token")
 
 
 def refused_text(credentials: Credentials) -> str:
-    """Returns what to say where Kaggle does not accept the credentials that were found."""
+    """Returns the message for credentials that Kaggle does not accept."""
     lines = ["Kaggle refused the credentials. They were found in:"]
     lines += [f"  {place}" for place in credentials.found]
     lines += [f"  {problem}" for problem in credentials.problems]
-    lines.append(
-        "They may be mistyped, expired or revoked; the first of them goes before the rest."
-    )
+    lines.append("They may be mistyped, expired or revoked; the client uses the first of them.")
     return "\n".join([*lines, _HOW_TO_AUTHENTICATE])

@@ -1,8 +1,8 @@
-"""Kaggle source: a dataset's whole archive, kept, resumed and checked.
+"""Downloads a Kaggle dataset's archive: resumes, retries, checks and keeps it.
 
-`download_archive` is all that a build needs. `client` asks the official client for the archive's
-address, `transfer` brings the bytes, `problems` says what went wrong, and `archive_check` reads
-every member once and remembers that it did.
+A build calls `download_archive` only. `client` asks the official client for the archive's address,
+`transfer` downloads the bytes, `problems` explains errors, and `archive_check` reads every member
+once and records the check.
 """
 
 import contextlib
@@ -45,14 +45,18 @@ _LONGEST_BACKOFF_S = 60.0
 
 @dataclass(frozen=True, kw_only=True)
 class Retries:
-    """How long to wait for Kaggle, and how often.
+    """How long to wait for Kaggle, and how often to retry.
 
     Attributes:
-        timeout_s: Seconds without a byte after which a connection counts as dead.
-        max_retries: Attempts in a row that may bring no new byte before it is an error. Attempts
-            that bring the file further do not count, so a bad line still ends with the archive.
-        backoff_s: Seconds before the first retry; doubled for each further one, 60 at most.
-        longest_wait_s: A Retry-After longer than this is an error that says when to come back.
+        timeout_s: seconds without a byte after which a connection is given up.
+        max_retries: number of retries in a row that may fail without a new byte. An attempt that
+            makes progress resets the count, so a bad connection still completes the archive.
+        backoff_s: seconds before the first retry, doubled for each further one, 60 at most.
+        longest_wait_s: longest Retry-After, in seconds, that is obeyed; a longer one is an error
+            that says how long to wait.
+
+    Raises:
+        ValueError: if a value is out of range.
     """
 
     timeout_s: float = 60.0
@@ -61,7 +65,7 @@ class Retries:
     longest_wait_s: float = 300.0
 
     def __post_init__(self):
-        """Refuses values that make no sense, with a ValueError that names them."""
+        """Checks the values."""
         if not self.timeout_s > 0:
             raise ValueError(f"timeout_s must be more than 0, got {self.timeout_s}.")
         for name in ("max_retries", "backoff_s", "longest_wait_s"):
@@ -77,26 +81,27 @@ def download_archive(
     retries: Retries | None = None,
     check_members: bool = True,
 ) -> Path:
-    """Returns a dataset's complete, checked zip archive, after downloading what is missing of it.
+    """Downloads what is missing of a dataset's zip archive, checks it and returns its path.
 
-    An archive that was checked before is returned at once, without network or credentials; so is,
-    after its check, one that was put there by hand. A partial download is resumed, the client's own
-    included. The archive is `download_dir/NAME.zip`; what is known of it lies beside it in
-    `NAME.zip.verified.json`, and a corrupt one is moved aside to `NAME.zip.corrupt`.
+    The archive is `download_dir/NAME.zip`. An archive that was checked before is returned at once,
+    without network or credentials. A complete archive that the user put there is checked first. A
+    partial download is resumed, also one of the client. The check is recorded in
+    `NAME.zip.verified.json`, and a corrupt archive is renamed to `NAME.zip.corrupt`.
 
-    A second process on the same archive does not wait, which could take hours in silence: it gets
-    an error that names the first one's process id.
+    If another process is downloading the same archive, an error names its process id at once,
+    because waiting silently could take hours.
 
     Args:
         dataset: OWNER/NAME, as in https://www.kaggle.com/datasets/OWNER/NAME.
-        download_dir: Folder for the archive, made where it is missing.
-        progress: Whether to draw progress bars on stderr.
-        retries: Time-outs and retries; `Retries()` by default.
-        check_members: Whether to read every member and compare its CRC.
+        download_dir: folder for the archive, made if it is missing.
+        progress: whether to show progress bars on stderr.
+        retries: timeouts and retries; `Retries()` by default.
+        check_members: whether to read every member and compare its CRC.
 
     Raises:
-        CredentialsError: No credentials were found, or Kaggle refused them.
-        DownloadError: Anything else that keeps the archive from being there and whole.
+        CredentialsError: if no credentials were found, or Kaggle refused them.
+        DownloadError: if the archive could not be downloaded, is corrupt, or is in use by another
+            process.
     """
     name = _archive_name(dataset)
     archive = Path(download_dir) / name
@@ -107,7 +112,7 @@ def download_archive(
     if is_finished(archive) and is_checked():
         _LOG.info("Using %s, downloaded and checked before.", archive)
         return archive
-    # Before anything is made on disk: without credentials nothing at all is left behind.
+    # Before any folder is made, so that an error about credentials leaves nothing on the disk.
     credentials = None if is_finished(archive) else require_credentials()
     with made_folder(archive.parent), _locked(archive):
         if not is_finished(archive):
@@ -121,7 +126,7 @@ def check_dataset_name(dataset: str) -> None:
     """Checks that a dataset's name has the form OWNER/NAME.
 
     Raises:
-        ValueError: if it has not.
+        ValueError: if it does not.
     """
     slug = r"[A-Za-z0-9][A-Za-z0-9_-]*"
     if not re.fullmatch(f"{slug}/{slug}", dataset):
@@ -141,9 +146,9 @@ def _archive_name(dataset: str) -> str:
 
 @contextlib.contextmanager
 def _locked(archive: Path) -> Iterator[None]:
-    """Holds the archive's lock: two clients would write into one file (kaggle-cli issue 516).
+    """Locks the archive, because two clients would write into one file (kaggle-cli issue 516).
 
-    The system drops a flock with its process, so a killed download locks nobody out.
+    The lock ends with the process, so a killed download does not block the next one.
     """
     path = archive.with_name(f".{archive.name}.lock")
     try:
@@ -152,10 +157,10 @@ def _locked(archive: Path) -> Iterator[None]:
         raise DownloadError(
             f"{archive} is being downloaded or checked by another process "
             f"(process id {file_lock.holder(path)}).\n"
-            "Wait until it has finished, then run the same command again: it will use that archive."
+            "Wait until it has finished, then run the same command again to use that archive."
         ) from None
     except OSError as error:
-        # A finished archive in a folder that others keep: there is nothing to write, so no lock.
+        # A finished archive in a read-only folder needs no lock, as nothing is written.
         if error.errno not in (errno.EACCES, errno.EROFS) or not is_finished(archive):
             raise_disk_error(error, path)
         yield
@@ -163,7 +168,7 @@ def _locked(archive: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        path.unlink(missing_ok=True)  # While it is still held: see file_lock.
+        path.unlink(missing_ok=True)  # before the lock is released; see file_lock
         os.close(descriptor)
 
 
@@ -174,7 +179,7 @@ def _fetch(
     progress: bool,
     retries: Retries | None,
 ) -> None:
-    """Downloads or resumes until all bytes are there; each attempt gets a fresh storage address."""
+    """Downloads or resumes until the archive is complete; each attempt asks for a new address."""
     retries = retries or Retries()
     retries = retries or Retries()
     description = f"downloading {archive.name}"
@@ -222,7 +227,7 @@ def _attempt_until_done(
             tries = f" Tried {failures} times." if failures > 1 else ""
             _raise_problem(problem, tries, archive)
         if wait_s > retries.longest_wait_s:
-            asked = f" It asks to wait {wait_s:.0f} s: run the same command again after that."
+            asked = f" It asks to wait {wait_s:.0f} s; run the same command again after that."
             _raise_problem(problem, asked, archive)
         _LOG.warning(
             "%s Trying again in %.1f s (retry %d of %d).",
@@ -240,7 +245,7 @@ def _raise_problem(problem: Problem, addition: str, archive: Path) -> NoReturn:
 
 
 def _drop_empty(archive: Path) -> None:
-    """Removes a file of no bytes and its marker, so that a failed start leaves nothing behind."""
+    """Removes an empty archive and its marker, so that a failed start leaves no files."""
     with contextlib.suppress(OSError):
         if file_size(archive) == 0:
             archive.unlink(missing_ok=True)

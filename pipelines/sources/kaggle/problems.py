@@ -1,6 +1,6 @@
-"""What went wrong with a download from Kaggle, in words.
+"""Turns the errors of a Kaggle download into messages for the user.
 
-No exception's own text is shown: it may hold a signed address.
+The text of most exceptions is not shown, because it may contain a signed address.
 """
 
 import logging
@@ -26,7 +26,15 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """Why an attempt failed. `wait_s` is what the server asked for, None where it did not."""
+    """Why an attempt failed, and whether to retry.
+
+    Attributes:
+        message: what happened.
+        advice: what the user can do; may be empty.
+        is_transient: whether a retry may succeed.
+        wait_s: seconds that the server asks to wait, or None if it does not ask.
+        error: the class of error to raise.
+    """
 
     message: str
     advice: str = ""
@@ -42,7 +50,18 @@ def diagnose(
     credentials: Credentials,
     timeout_s: float,
 ) -> Problem:
-    """Turns whatever the client raised into a message, and says whether it may pass."""
+    """Returns the message for an error of an attempt, and whether a retry may succeed.
+
+    Args:
+        error: the error.
+        dataset: OWNER/NAME.
+        archive: the file being downloaded.
+        credentials: where the credentials are.
+        timeout_s: seconds without a byte after which a connection was given up.
+
+    Raises:
+        DownloadError: if the disk failed.
+    """
     if isinstance(error, requests.HTTPError) and error.response is not None:
         if error.response.request is not None and error.response.request.method == "GET":
             return _diagnose_storage(error.response)
@@ -50,8 +69,8 @@ def diagnose(
     if isinstance(error, WrongAnswerError):
         return Problem(
             message=f"{_host(error)} did not send the archive: {error}.",
-            advice="Something between this machine and Kaggle may answer in its place: a proxy, "
-            "or a network that wants a login in the browser first.",
+            advice="A proxy, or a network that requires a login in the browser, may answer in "
+            "place of Kaggle.",
             is_transient=True,
         )
     if isinstance(error, requests.RequestException | urllib3.exceptions.HTTPError):
@@ -62,8 +81,8 @@ def diagnose(
     return Problem(
         message=f"The Kaggle client failed on {dataset} with {type(error).__name__}"
         f" ({redacted(str(error))}).",
-        advice="Check its version (`pip show kaggle`; this was made for 2.2.4), and try the "
-        f"download with the client alone: kaggle datasets download {dataset}",
+        advice="Check its version (`pip show kaggle`; tested with 2.2.4), and try the download "
+        f"with the client alone: kaggle datasets download {dataset}",
     )
 
 
@@ -79,8 +98,8 @@ def _diagnose_api(response: requests.Response, dataset: str, credentials: Creden
         return Problem(
             message=f"Kaggle does not let this account download {dataset} (HTTP 403: {said}).",
             advice=f"Open {address} in a browser, signed in to the same account.\n"
-            "If it asks to accept terms or rules, or to verify the account's phone number, do so. "
-            "If it does not open, check the name,\nor ask its owner for access: a private dataset "
+            "If the page asks you to accept terms or rules, or to verify your phone number, do so. "
+            "If it does not open, check the name,\nor ask the owner for access: a private dataset "
             "is refused in the same way.",
         )
     if status == 404:
@@ -90,14 +109,14 @@ def _diagnose_api(response: requests.Response, dataset: str, credentials: Creden
         )
     if status == 429:
         return Problem(
-            message="Kaggle has had too many requests from this account or address (HTTP 429).",
+            message="Kaggle received too many requests from this account or address (HTTP 429).",
             is_transient=True,
             wait_s=_retry_after(response),
         )
     if status >= 500 or status == 408:
         return Problem(
-            message=f"Kaggle's API has a fault of its own (HTTP {status}: {said}).",
-            advice="It is likely to pass: run the same command again later.",
+            message=f"Kaggle's API has an internal error (HTTP {status}: {said}).",
+            advice="This is probably temporary; run the same command again later.",
             is_transient=True,
             wait_s=_retry_after(response),
         )
@@ -109,11 +128,11 @@ def _diagnose_storage(response: requests.Response) -> Problem:
     host = urlsplit(response.url).hostname
     if status == 429 or status >= 500:
         return Problem(
-            message=f"The storage host {host} is busy or has a fault of its own (HTTP {status}).",
+            message=f"The storage host {host} is busy or has an internal error (HTTP {status}).",
             is_transient=True,
             wait_s=_retry_after(response),
         )
-    # An address is signed for a limited time; Kaggle gives a fresh one to each attempt.
+    # An address is signed for a limited time; Kaggle gives each attempt a new one.
     return Problem(
         message=f"The storage host {host} refused the archive's address (HTTP {status}), as it "
         "does when the address has expired.",
@@ -130,8 +149,9 @@ def _diagnose_connection(error: Exception, timeout_s: float) -> Problem:
 
     if has(ssl.SSLCertVerificationError):
         return Problem(
-            message=f"The certificate of {host} is not trusted here.",
-            advice="If a company's proxy signs its own, name its file in REQUESTS_CA_BUNDLE.",
+            message=f"The certificate of {host} is not trusted on this machine.",
+            advice="If a company's proxy uses its own certificates, set REQUESTS_CA_BUNDLE to "
+            "their file.",
         )
     if has(requests.exceptions.ProxyError):
         what = "the proxy named in http_proxy, https_proxy or all_proxy could not be used"
@@ -142,7 +162,7 @@ def _diagnose_connection(error: Exception, timeout_s: float) -> Problem:
     elif has(requests.Timeout, urllib3.exceptions.TimeoutError, TimeoutError):
         what = f"{host} sent nothing for {timeout_s:g} s"
     elif has(urllib3.exceptions.ProtocolError, ConnectionError):
-        what = f"the connection to {host} was cut"
+        what = f"the connection to {host} broke"
     else:
         what = f"the connection to {host} failed ({type(error).__name__})"
     return Problem(
@@ -155,11 +175,11 @@ def _diagnose_connection(error: Exception, timeout_s: float) -> Problem:
 def _host(error: Exception) -> str:
     request = getattr(error, "request", None)
     host = urlsplit(getattr(request, "url", None) or "").hostname
-    return host or "the storage host"  # Only reading an answer's body fails without its request.
+    return host or "the storage host"  # An error while reading the body has no request.
 
 
 def _chain(error: BaseException) -> list[BaseException]:
-    """An exception with all that it came from, which requests and urllib3 put in several places."""
+    """Returns an exception and all its causes; requests and urllib3 keep them in several places."""
     seen: list[BaseException] = []
     waiting: list[object] = [error]
     while waiting:
@@ -179,7 +199,10 @@ def _json_answer(response: requests.Response) -> dict[str, Any]:
 
 
 def _retry_after(response: requests.Response) -> float | None:
-    """Seconds that the answer asks to wait: a number or a date (RFC 9110, section 10.2.3)."""
+    """Returns the seconds that an answer asks to wait, given there as a number or a date.
+
+    Source: RFC 9110, section 10.2.3.
+    """
     value = response.headers.get("Retry-After", "").strip()
     if value.isdecimal():
         return float(value)

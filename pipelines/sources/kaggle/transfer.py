@@ -1,8 +1,8 @@
-"""Brings a file from a storage host to the disk: resumed, checked, never longer silent than said.
+"""Downloads a file from a storage host, resuming a partial one, with a limit on silence.
 
-A partial file has a note beside it, `NAME.kaggle-partial`, with the remote object's validator (its
-ETag, or else its time) and size. The official client writes the same note, so each resumes what
-the other began. A file without a note is complete.
+A partial file has a marker beside it, `NAME.kaggle-partial`, with the remote file's validator (its
+ETag, or else its time) and size. The official client writes the same marker, so each can resume the
+other's download. A file without a marker is complete.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pipelines.sources.downloads import (
     read_json,
 )
 
-# A cut connection loses the chunk that it cut, so small ones bring a bad line further.
+# A broken connection loses the current chunk, so small chunks lose less on a bad connection.
 _CHUNK_BYTES = 1 << 18
 
 
@@ -39,10 +39,10 @@ class RemoteArchive:
     """An archive on a storage host, as the host described it.
 
     Attributes:
-        url: its address, signed: whoever has it can download with it, for some minutes.
-        size: bytes, or None if the host did not say.
-        validator: ETag or Last-Modified, which name this version; None if there is neither.
-        accepts_ranges: whether a part of it can be asked for.
+        url: its signed address, with which anyone can download it for some minutes.
+        size: size in bytes, or None if the host does not send it.
+        validator: ETag or Last-Modified, which identifies this version; None without both.
+        accepts_ranges: whether the host sends parts of it.
     """
 
     url: str
@@ -52,10 +52,13 @@ class RemoteArchive:
 
     @classmethod
     def from_response(cls, response: requests.Response) -> RemoteArchive:
-        """Reads an answer's headers.
+        """Reads the headers of an answer.
+
+        Args:
+            response: the storage host's answer.
 
         Raises:
-            WrongAnswerError: if it is a page: a company's proxy or a hotel's login, say.
+            WrongAnswerError: if the answer is a web page, for example of a proxy or a login.
         """
         kind = response.headers.get("Content-Type", "").split(";")[0].strip().lower()
         if kind.startswith("text/") or kind in ("application/json", "application/xml"):
@@ -74,20 +77,20 @@ class RemoteArchive:
 def transfer(remote: RemoteArchive, archive: Path, bar: tqdm, timeout_s: float) -> None:
     """Downloads what is missing of an archive.
 
-    Bytes on the disk are kept if they belong to this very version; otherwise it begins anew. The
-    note beside the file stays; the caller removes it.
+    Bytes on the disk are kept if they belong to the same version; otherwise the download starts
+    again. The marker beside the file stays; the caller removes it.
 
     Args:
-        remote: where it is.
+        remote: the archive on its host.
         archive: the file to write.
-        bar: follows the file's bytes.
-        timeout_s: seconds without a byte after which a connection counts as dead.
+        bar: the progress bar to advance.
+        timeout_s: seconds without a byte after which a connection is given up.
 
     Raises:
-        DownloadError: The disk has no room for it.
-        requests.RequestException: The host refused, fell silent, was cut off or sent something
-            else. The file keeps the bytes that it has.
-        OSError: The disk failed.
+        DownloadError: if the disk has too little space.
+        requests.RequestException: if the host refuses, stops sending or sends something else. The
+            file keeps the bytes that arrived.
+        OSError: if the disk failed.
     """
     _check_free_space(remote, archive)
     note = {"validator": remote.validator, "size": remote.size}
@@ -104,7 +107,7 @@ def transfer(remote: RemoteArchive, archive: Path, bar: tqdm, timeout_s: float) 
         _check_answer(response, remote, start)
         if response.status_code == 200:
             start = 0
-        # First the note: without one, a file that was cut off would pass for complete.
+        # The marker is written first: without it, a partial file would count as complete.
         marker_path(archive).write_text(json.dumps(note), encoding="utf-8")
         with archive.open("ab" if start else "wb") as file:
             bar.update(start - bar.n)
@@ -114,11 +117,11 @@ def transfer(remote: RemoteArchive, archive: Path, bar: tqdm, timeout_s: float) 
 
 
 def _check_answer(response: requests.Response, remote: RemoteArchive, start: int) -> None:
-    """Raises where the body is not the rest of the archive, or all of it."""
+    """Raises if the body is neither the rest of the archive nor all of it."""
     if response.status_code >= 400:
         raise requests.HTTPError("refused", request=response.request, response=response)
     if RemoteArchive.from_response(response).validator != remote.validator:
-        problem = "the answer is of another object"
+        problem = "the answer is a different version of the file"
     elif response.status_code == 206 and not _begins_at(response.headers, start):
         problem = f"asked for bytes from {start}, got {response.headers.get('Content-Range')!r}"
     elif response.status_code not in (200, 206):
@@ -133,9 +136,9 @@ def _begins_at(headers: Mapping[str, str], start: int) -> bool:
 
 
 def _check_free_space(remote: RemoteArchive, archive: Path) -> None:
-    """Raises before the first byte where the file system has no room for the missing ones.
+    """Raises before the download if the file system has too little space for the missing bytes.
 
-    Whether the download resumes or starts anew, the bytes on disk are part of the room.
+    The bytes on the disk count as available, because a new download overwrites them.
     """
     missing = (remote.size or 0) - file_size(archive)
     free = shutil.disk_usage(archive.parent).free

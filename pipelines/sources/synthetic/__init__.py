@@ -1,1 +1,1 @@
-"""Synthetic source: OCT-like scans that are drawn, in the shape of the real archive."""
+"""Synthetic source: drawn OCT-like scans, in the folder structure of the Kermany archive."""

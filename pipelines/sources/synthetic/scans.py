@@ -1,14 +1,15 @@
-"""OCT-like retinal B-scans, drawn as the real archive has them.
+"""Draws OCT-like retinal B-scans that resemble those of the Kermany archive.
 
-A stand-in for the Kermany data where that cannot be downloaded: for tests, benchmarks and first
-runs. The scans are drawn, not learnt, and hold no patient's data. Every disease is drawn severe
-enough to be seen, as the real labels were given by graders who saw it. **A model trained on these
-scans says nothing about real eyes.**
+They replace the Kermany data in tests, benchmarks and first runs. The scans are drawn, not learnt,
+and contain no patient's data. Every disease is drawn severe enough to be visible, because the
+graders of the real scans saw it too. **A model trained on these scans says nothing about real
+eyes.**
 
-Three things are as in the real archive, so that code meets them early: several images a patient
-and a few patients under two classes; classes out of balance in train; and a *mild* correlation
-between class and image size (512x512 leans to DME and is compressed less, 1536-wide leans to CNV
-and NORMAL). One thing is better than in the real archive: no patient is in two splits.
+Three properties match the Kermany archive, so that they are tested early: patients have several
+images, and a few patients are in two classes; the classes of train are unbalanced; and class and
+image size are *mildly* correlated (512x512 is more often DME and less compressed, a width of 1536
+is more often CNV or NORMAL). One property is better than in the Kermany archive: no patient is in
+two splits.
 """
 
 from __future__ import annotations
@@ -26,22 +27,22 @@ from PIL import Image
 
 Floats = NDArray[np.float64]
 
-# Part of the completeness marker: raise it whenever the same arguments give other bytes.
+# Part of the completeness marker; raise it whenever the same arguments give different bytes.
 GENERATOR_VERSION = 2
 LABEL_NAMES = ("CNV", "DME", "DRUSEN", "NORMAL")
 
-# The first word of every seed, so that two draws for the same patient share no stream.
+# The first word of each seed, so that different draws for a patient use different streams.
 _PATIENT_STREAM, _SCAN_STREAM, TREE_STREAM = 1, 2, 3
 
 # --------------------------------------------------------------------------------------------------
-# Random numbers. NumPy promises the raw bits of PCG64 and SeedSequence for ever, but not what
-# Generator's methods make of them (NEP 19). So only Generator.random, which is a shift and a
-# product, and raw bits are used here.
+# Random numbers. NumPy keeps the raw bits of PCG64 and SeedSequence stable, but not the results of
+# Generator's methods (NEP 19). So only raw bits and Generator.random, which is a shift and a
+# product of them, are used here.
 # --------------------------------------------------------------------------------------------------
 
 
 def generator(*words: int) -> Generator:
-    """Returns a generator of its own for these words, the same on every machine."""
+    """Returns a generator seeded with these words, which gives the same stream on every machine."""
     return Generator(PCG64(SeedSequence(words)))
 
 
@@ -50,17 +51,17 @@ def _between(rng: Generator, low: float, high: float) -> float:
 
 
 def whole(rng: Generator, low: int, high: int) -> int:
-    """Draws an int from low to high, both included."""
+    """Returns a random integer from low to high, both included."""
     return low + int(rng.random() * (high - low + 1))
 
 
 def chance(rng: Generator, probability: float) -> bool:
-    """Draws True with a probability."""
+    """Returns True with the given probability."""
     return bool(rng.random() < probability)
 
 
 def _weighted(rng: Generator, weights: Sequence[float]) -> int:
-    """Draws a position of `weights`, each as likely as its weight."""
+    """Returns a random index of `weights`, with probabilities proportional to the weights."""
     rest = float(rng.random()) * sum(weights)
     for position, weight in enumerate(weights):
         rest -= weight
@@ -70,10 +71,10 @@ def _weighted(rng: Generator, weights: Sequence[float]) -> int:
 
 
 def _noise_table() -> NDArray[np.float32]:
-    """Quantiles of a left-skewed noise of mean 0 and standard deviation 1, a byte each.
+    """Returns 256 quantiles of a left-skewed noise with mean 0 and standard deviation 1.
 
-    Speckle has exponential intensity, and a scanner shows about its logarithm: hence the black
-    dots in dark areas. Averaging frames makes it more normal, so a mixture is taken.
+    The intensity of speckle is exponential, and a scanner shows roughly its logarithm, which gives
+    the black dots in dark areas. Averaging frames makes it more normal, so a mixture is used.
     """
     levels = [(k + 0.5) / 256 for k in range(256)]
     log_speckle = np.array([math.log(-math.log(1 - level)) for level in levels])
@@ -86,7 +87,7 @@ _NOISE_TABLE = _noise_table()
 
 
 def _noise(rng: Generator, rows: int, columns: int) -> NDArray[np.float32]:
-    """White noise float32 [rows, columns], mean 0, standard deviation 1, a random byte each."""
+    """Returns white noise float32 [rows, columns], with mean 0 and standard deviation 1."""
     words = rng.bit_generator.random_raw((rows * columns + 7) // 8)
     octets = words.astype("<u8", copy=False).view(np.uint8)[: rows * columns]
     return _NOISE_TABLE[octets].reshape(rows, columns)
@@ -112,7 +113,7 @@ _FORMATS = (
     _ScanFormat(width=512, height=512, field_mm=6.0),
     _ScanFormat(width=384, height=496, field_mm=4.5),
 )
-# Milder than the real correlation, where 512x512 is DME alone: see the module's docstring.
+# Milder than the real correlation, where 512x512 is only DME; see the module's docstring.
 _FORMAT_WEIGHTS = {
     "CNV": (58, 24, 3, 10, 3, 2),
     "DME": (56, 18, 3, 3, 18, 2),
@@ -123,21 +124,21 @@ _FORMAT_WEIGHTS = {
 
 @dataclass(frozen=True, kw_only=True)
 class _Patient:
-    """What all scans of one patient share; lengths in mm, or in pixels of 3.87 um depth."""
+    """What all scans of a patient share; lengths are in mm, or in pixels of 3.87 um depth."""
 
-    curvature: float  # px/mm^2, the eye's back wall
+    curvature: float  # of the eye's back wall, px/mm^2
     tilt: float  # px/mm
     thickness: float  # factor on every layer
     choroid_px: float
     pit_depth: float  # 0..1
     pit_mm: float
     brightness: float
-    retina_gain: float  # inner retina against the pigment epithelium
+    retina_gain: float  # brightness of the inner retina relative to the pigment epithelium
     speckle: float  # relative standard deviation in tissue
     floor: float  # grey level of the vitreous
-    severity: float  # 0.3..1, of whatever disease; fainter ones no network told from none
-    lesion_mm: float  # where the disease sits, from the fovea
-    is_levelled: bool  # scans rotated level afterwards, the corners white
+    severity: float  # of any disease, 0.3..1; networks did not detect fainter disease
+    lesion_mm: float  # position of the disease relative to the fovea
+    is_levelled: bool  # whether the scans are rotated to be level, with white corners
 
 
 def _draw_patient(patient: int, seed: int) -> _Patient:
@@ -172,7 +173,7 @@ class _Spot:
 
 @dataclass(frozen=True, kw_only=True)
 class _Lesions:
-    """Disease as curves over the columns, float64 [width], in pixels unless said otherwise."""
+    """Disease as curves over the columns, float64 [width], in pixels unless noted otherwise."""
 
     elevation: Floats  # pigment epithelium above Bruch's membrane
     fluid: Floats  # under the retina
@@ -184,7 +185,7 @@ class _Lesions:
 
 
 def _waves(rng: Generator, x_mm: Floats, shortest_mm: float, longest_mm: float) -> Floats:
-    """A smooth random curve over `x_mm`, about -1 to 1: a sum of five sines."""
+    """Returns a smooth random curve over `x_mm`, about -1 to 1: a sum of five sines."""
     total = np.zeros_like(x_mm)
     for _ in range(5):
         length = shortest_mm * (longest_mm / shortest_mm) ** float(rng.random())
@@ -197,12 +198,12 @@ def _bell(x_mm: Floats, centre: float, half_width: float) -> Floats:
 
 
 def _dome(x_mm: Floats, centre: float, half_width: float) -> Floats:
-    """A half ellipse with a foot: 1 at the centre, 0 beyond the half width."""
+    """Returns a half ellipse: 1 at the centre, 0 beyond the half width."""
     return np.sqrt(np.maximum(0.0, 1 - ((x_mm - centre) / half_width) ** 2))
 
 
 def _healthy(rng: Generator, x_mm: Floats) -> _Lesions:
-    """No disease but the small unevenness that every eye has."""
+    """Returns curves without disease, with the small unevenness of every eye."""
     return _Lesions(
         elevation=np.maximum(0.0, _between(rng, 0.3, 1.6) * _waves(rng, x_mm, 0.25, 1.5)),
         fluid=np.zeros_like(x_mm),
@@ -217,7 +218,7 @@ def _healthy(rng: Generator, x_mm: Floats) -> _Lesions:
 def _with_drusen(
     rng: Generator, x_mm: Floats, healthy: _Lesions, severity: float, centre: float
 ) -> _Lesions:
-    """Bumps of the pigment epithelium, of medium grey inside."""
+    """Adds bumps of the pigment epithelium with a medium grey inside."""
     elevation = healthy.elevation
     for _ in range(1 + int(severity * _between(rng, 3, 12))):
         half_width = _between(rng, 0.08, 0.14) + 0.16 * severity * float(rng.random())
@@ -238,7 +239,7 @@ def _with_drusen(
 def _with_neovascularisation(
     rng: Generator, x_mm: Floats, healthy: _Lesions, severity: float, centre: float
 ) -> _Lesions:
-    """An irregular detachment of the pigment epithelium, fluid over it, bright deposits."""
+    """Adds an irregular detachment of the pigment epithelium, fluid above it, bright deposits."""
     half_width = _between(rng, 0.2, 0.5) + 1.1 * severity * float(rng.random())
     irregular = np.maximum(0.15, 1 + 0.45 * _waves(rng, x_mm, 0.4, 1.6))
     height = 1.5 + severity * _between(rng, 8, 48)
@@ -273,7 +274,7 @@ def _with_neovascularisation(
 def _with_macular_oedema(
     rng: Generator, x_mm: Floats, healthy: _Lesions, severity: float, centre: float
 ) -> _Lesions:
-    """A thickened retina with dark cysts and bright exudates; now and then a little fluid."""
+    """Adds a thickened retina with dark cysts and bright exudates, and sometimes a little fluid."""
     cysts = _draw_cysts(rng, severity, 0.6 * centre, 9)
     fluid = np.zeros_like(x_mm)
     if chance(rng, 0.15):
@@ -326,7 +327,7 @@ def _draw_lesions(
         return _with_drusen(rng, x_mm, healthy, severity, centre)
     if label == "DME":
         return _with_macular_oedema(rng, x_mm, healthy, severity, centre)
-    if chance(rng, 0.3):  # Neovascularisation often grows where drusen were.
+    if chance(rng, 0.3):  # Neovascularisation often grows in eyes with drusen.
         drusen = _with_drusen(rng, x_mm, healthy, 0.5 * severity, centre)
         return _with_neovascularisation(rng, x_mm, drusen, severity, centre)
     return _with_neovascularisation(rng, x_mm, healthy, severity, centre)
@@ -334,21 +335,21 @@ def _draw_lesions(
 
 # --------------------------------------------------------------------------------------------------
 # From layers to pixels. Images are built as [width, height], so that a column of the scan is
-# contiguous; they are turned at the end.
+# contiguous in memory, and transposed at the end.
 # --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Layer:
-    """One band of the healthy retina; thicknesses are of the usual order for adult eyes."""
+    """One band of the healthy retina, with a typical thickness for adult eyes."""
 
     micrometres: float
     grey: float
-    pit: float  # share that is missing in the middle of the fovea, negative: thicker there
+    pit: float  # share that is missing at the centre of the fovea; negative if thicker there
     swells: float  # share of a swelling that this layer takes
 
 
-_MICROMETRES_A_PIXEL = 3.87  # The real scanner's, in depth.
+_MICROMETRES_A_PIXEL = 3.87  # depth of a pixel, as in the real scans
 _LAYERS = {
     "nerve_fibre": _Layer(micrometres=30, grey=150, pit=0.97, swells=0.3),
     "ganglion": _Layer(micrometres=78, grey=92, pit=0.95, swells=0.5),
@@ -367,7 +368,7 @@ _LAYERS = {
 }
 _LAYER_NAMES = tuple(_LAYERS)
 _OUTER_BANDS = ("ellipsoid", "outer_segment", "pigment")
-# Grey below Bruch's membrane by depth in choroid thicknesses: full, then fading into the dark.
+# Share of the choroid's grey, by depth below Bruch's membrane in thicknesses of the choroid.
 _CHOROID_FADE = (
     (0.05, 0.8),
     (0.3, 0.75),
@@ -378,18 +379,19 @@ _CHOROID_FADE = (
     (4.5, 0.0),
 )
 _CHOROID_GREY = 85.0
-# Half the depth in pixels over which one layer turns into the next: blurred inside, crisp outside.
+# Half the depth in pixels of the transition between layers: blurred in the inner retina, sharp in
+# the outer one.
 _INNER_EDGE, _OUTER_EDGE = 2.2, 0.9
 
 
 def _layer_thicknesses(
     rng: Generator, patient: _Patient, lesions: _Lesions, x_mm: Floats, slice_mm: float
 ) -> Floats:
-    """Thickness of each of `_LAYERS`, float64 [layer, width], in pixels."""
+    """Returns the thickness of each of `_LAYERS`, float64 [layer, width], in pixels."""
     radius = np.sqrt(x_mm**2 + slice_mm**2)
     pit = patient.pit_depth * np.exp(-((radius / patient.pit_mm) ** 2))
     rim = 1 + 0.2 * np.exp(-(((radius - 1.1) / 0.6) ** 2)) - 0.05 * np.maximum(0, radius - 1.5)
-    # Nerve fibres gather towards the optic nerve, which is at one side of the image.
+    # Nerve fibres converge towards the optic nerve, which is at one side of the image.
     fibres = np.clip(1 + 0.35 * x_mm, 0.5, 2.2)
     thicknesses = np.empty((len(_LAYERS), x_mm.size))
     for row, (name, layer) in enumerate(_LAYERS.items()):
@@ -402,8 +404,7 @@ def _layer_thicknesses(
     thicknesses[_LAYER_NAMES.index("elevation")] = lesions.elevation
     thicknesses[_LAYER_NAMES.index("fluid")] = lesions.fluid
     thicknesses[_LAYER_NAMES.index("deposit")] = lesions.deposit
-    # What rises from below presses on the outer nuclear layer, and the layers above that follow
-    # it only smoothly.
+    # A bump from below compresses the outer nuclear layer; the layers above it rise smoothly.
     rise = lesions.elevation + lesions.fluid + lesions.deposit
     outer = thicknesses[_LAYER_NAMES.index("outer_nuclear")]
     pressed = outer + 0.65 * _smooth(rise, 0.4 / float(x_mm[1] - x_mm[0])) - rise
@@ -412,7 +413,7 @@ def _layer_thicknesses(
 
 
 def _smooth(curve: Floats, columns: float) -> Floats:
-    """The curve after two running means over about so many columns."""
+    """Returns the curve after two running means over about `columns` columns."""
     half = max(1, round(columns / 2))
     window = np.full(2 * half + 1, 1 / (2 * half + 1))
     for _ in range(2):
@@ -421,16 +422,16 @@ def _smooth(curve: Floats, columns: float) -> Floats:
 
 
 def _back_wall(rng: Generator, patient: _Patient, x_mm: Floats, height: int) -> Floats:
-    """Depth of Bruch's membrane, float64 [width], in pixels from the top."""
+    """Returns the depth of Bruch's membrane, float64 [width], in pixels from the top."""
     tilt = patient.tilt + _between(rng, -4, 4)
     wall = tilt * x_mm - patient.curvature * x_mm**2 + 2.0 * _waves(rng, x_mm, 2.5, 8.0)
-    # Room for about 95 px of retina above, and the deepest point on the image.
+    # Keeps about 95 px for the retina above, and the deepest point inside the image.
     wall -= wall.mean()
     return wall + np.clip(_between(rng, 0.36, 0.62) * height, 100 - wall.min(), 0.86 * height)
 
 
 def _vessel_shadows(rng: Generator, x_mm: Floats) -> Floats:
-    """Share of light that is left below the retina's vessels, float64 [width]."""
+    """Returns the share of light that is left below the retina's vessels, float64 [width]."""
     light = np.ones_like(x_mm)
     for _ in range(whole(rng, 1, 7)):
         x = _between(rng, float(x_mm[0]), float(x_mm[-1]))
@@ -443,7 +444,7 @@ def _vessel_shadows(rng: Generator, x_mm: Floats) -> Floats:
 def _layer_greys(
     patient: _Patient, lesions: _Lesions, thicknesses: Floats, light: Floats
 ) -> Floats:
-    """Grey level of each of `_LAYERS`, float64 [layer, width]."""
+    """Returns the grey level of each of `_LAYERS`, float64 [layer, width]."""
     greys = np.empty_like(thicknesses)
     for row, (name, layer) in enumerate(_LAYERS.items()):
         is_inner = row < _LAYER_NAMES.index("external_membrane")
@@ -452,7 +453,7 @@ def _layer_greys(
         if name in _OUTER_BANDS:
             greys[row] *= lesions.roughness
     greys[_LAYER_NAMES.index("elevation")] = lesions.elevation_grey * light
-    # From below, for a layer of no thickness must look like the one under it.
+    # From the bottom up, because a layer without thickness must look like the layer below it.
     for row in range(len(_LAYERS) - 2, -1, -1):
         if _LAYERS[_LAYER_NAMES[row]].micrometres == 0:
             presence = np.minimum(1.0, thicknesses[row] / 3)
@@ -466,12 +467,12 @@ def _paint_layers(
     """Paints each column's grey levels by depth.
 
     Args:
-        bounds: float64 [layer + 1, width], upper bound of each layer and the last lower one.
-        greys: float64 [layer, width].
+        bounds: float64 [layer + 1, width], upper bound of each layer and lower bound of the last.
+        greys: float64 [layer, width], grey level of each layer.
         choroid_px: thickness of the choroid in pixels.
         light: float64 [width], share of light that reaches the choroid.
-        floor: grey level outside of tissue.
-        height: of the image in pixels.
+        floor: grey level outside tissue.
+        height: height of the image in pixels.
 
     Returns:
         float32 [width, height].
@@ -480,18 +481,18 @@ def _paint_layers(
     above = np.vstack([np.full((1, width), floor), greys])
     choroid = floor + _CHOROID_GREY * light * np.array([[fade] for _, fade in _CHOROID_FADE])
     below = np.vstack([greys, choroid[:1]])
-    # Two knots a bound, just above and just below it, then the choroid's.
+    # Two knots per bound, just above and just below it, then the knots of the choroid.
     edges = np.full((bounds.shape[0], 1), _OUTER_EDGE)
     edges[1 : _LAYER_NAMES.index("external_membrane")] = _INNER_EDGE
     layers_y = np.stack([bounds - edges, bounds + edges], axis=1).reshape(-1, width)
     layers_grey = np.stack([above, below], axis=1).reshape(-1, width)
     choroid_y = bounds[-1] + choroid_px * np.array([[depth] for depth, _ in _CHOROID_FADE])
-    # On a grid, because sin and exp may differ in the last bit between processors; from here on
-    # there is only arithmetic that IEEE 754 fixes, so the pixels do not differ.
+    # Rounded to a grid, because sin and exp may differ in the last bit between processors. From
+    # here on, IEEE 754 determines every result, so the pixels are the same everywhere.
     knots_y = _on_grid(np.vstack([layers_y, choroid_y]))
     knots_grey = _on_grid(np.vstack([layers_grey, choroid]))
     knots_y = np.maximum.accumulate(np.clip(knots_y, -2.0, height + 1.0), axis=0)
-    # One interpolation for all columns: each has its own stretch of one long axis.
+    # One interpolation for all columns, which are laid out one after another on a long axis.
     stretch = height + 4
     starts = stretch * np.arange(width, dtype=np.float64)
     depths = (starts[:, None] + np.arange(height)).ravel()
@@ -533,11 +534,11 @@ def _paint_spot(
 def _paint_choroid_vessels(
     image: NDArray[np.float32], rng: Generator, bruch: Floats, choroid_px: float, mm_a_pixel: float
 ) -> None:
-    """Mottles the choroid, in place: dark vessels in brighter tissue, along the back wall."""
+    """Paints the choroid's dark vessels in brighter tissue along the back wall, in place."""
     width, height = image.shape
     depth = int(1.8 * choroid_px)
     mottle = np.zeros((depth, width), np.float32)
-    # Small vessels lie in larger ones' gaps, so two grains; all fade out with depth.
+    # Two scales, because small vessels are between large ones; both fade out with depth.
     for cell_mm, cell_rows, strength in ((0.2, 9, 0.13), (0.55, 20, 0.17)):
         cell_columns = max(4, int(cell_mm / mm_a_pixel))
         coarse = _noise(rng, depth // cell_rows + 2, width // cell_columns + 2)
@@ -554,7 +555,7 @@ def _paint_choroid_vessels(
 def _paint_hyaloid(
     image: NDArray[np.float32], rng: Generator, x_mm: Floats, surface: Floats
 ) -> None:
-    """Paints the thin grey membrane that floats before some retinas, in place."""
+    """Paints the thin grey membrane in front of some retinas, in place."""
     gap = _between(rng, 6, 70) + _between(rng, 4, 14) * (x_mm - _between(rng, -2, 2))
     line = surface.min() - gap + 3 * _waves(rng, x_mm, 1.5, 5)
     rows = np.round(line).astype(np.intp)
@@ -567,10 +568,10 @@ def _paint_hyaloid(
 
 
 def _speckled(image: NDArray[np.float32], rng: Generator, patient: _Patient) -> NDArray[np.uint8]:
-    """Turns clean float32 grey levels into uint8 ones with a scanner's noise, same shape."""
+    """Adds a scanner's noise to float32 grey levels; returns uint8 of the same shape."""
     width, height = image.shape
     fine = _noise(rng, width + 1, height + 1)
-    # Neighbours share noise: the correlation of the real scans' vitreous is about 0.35 across.
+    # Neighbours share noise: horizontally it correlates by about 0.35 in the real scans' vitreous.
     grain = fine[:-1, :-1] + 0.4 * fine[1:, :-1] + 0.3 * fine[:-1, 1:]
     noisy = image * (1 + np.float32(patient.speckle * 0.88) * grain)
     noisy += np.float32(0.4 * patient.floor) * grain
@@ -578,12 +579,12 @@ def _speckled(image: NDArray[np.float32], rng: Generator, patient: _Patient) -> 
 
 
 def _levelled(pixels: NDArray[np.uint8], rng: Generator, slope: float) -> NDArray[np.uint8]:
-    """Rotates and shifts a scan as the real archive does, its new corners white.
+    """Rotates a scan to be level and shifts it, as the Kermany archive does, with white corners.
 
     Args:
         pixels: uint8 [height, width].
-        rng: draws the angle's rest and the shift.
-        slope: of the retina in pixels a pixel; about this is taken out.
+        rng: gives the error of the angle and the shift.
+        slope: slope of the retina in pixels per pixel, which the rotation roughly removes.
 
     Returns:
         uint8 [height, width].
@@ -593,7 +594,7 @@ def _levelled(pixels: NDArray[np.uint8], rng: Generator, slope: float) -> NDArra
     cosine, sine = round(math.cos(angle), 6), round(math.sin(angle), 6)
     middle_x, middle_y = width / 2, height / 2
     down = _between(rng, -1, 1) ** 3 * 0.16 * height
-    # Pillow asks for the way back: from a place in the result to its place in the source.
+    # Pillow takes the inverse transform, from a position in the result to one in the source.
     way_back = (
         cosine,
         -sine,
@@ -603,7 +604,7 @@ def _levelled(pixels: NDArray[np.uint8], rng: Generator, slope: float) -> NDArra
         middle_y - sine * middle_x - cosine * middle_y - down,
     )
     image = Image.fromarray(pixels)
-    # Nearest, as in the real ones: anything smoother would wash the speckle out.
+    # Nearest neighbour, as in the real scans; interpolation would smooth the speckle.
     turned = image.transform(
         image.size, Image.Transform.AFFINE, way_back, Image.Resampling.NEAREST, fillcolor=255
     )
@@ -611,21 +612,21 @@ def _levelled(pixels: NDArray[np.uint8], rng: Generator, slope: float) -> NDArra
 
 
 def draw_bscan(label: str, patient: int, index: int, seed: int) -> np.ndarray:
-    """Draws one OCT-like B-scan, a pure function of its arguments.
+    """Draws one OCT-like B-scan, which depends only on the arguments.
 
-    The same pixels come back on every machine: of NumPy only the raw stream of PCG64 and
-    `Generator.random` are used, which have not changed since 1.17. Pillow does the rotation and
-    one resize, so another version of it may change a pixel.
+    The pixels are the same on every machine: of NumPy's random numbers only the raw stream of PCG64
+    and `Generator.random` are used, which have not changed since version 1.17. Pillow does the
+    rotation and a resize, so another version of Pillow may change a pixel.
 
     Args:
         label: one of `LABEL_NAMES`.
-        patient: the patient's number, not negative; scans of one share anatomy and severity.
+        patient: number of the patient, not negative; its scans share anatomy and severity.
         index: number of the scan within the patient, not negative.
-        seed: of the whole dataset, not negative.
+        seed: seed of the whole dataset, not negative.
 
     Returns:
         uint8 [height, width], grey; mostly 496 x 512, else 496 x {384, 768, 1024, 1536} or
-        512 x 512. A depth pixel stands for 3.87 um.
+        512 x 512. A pixel is 3.87 um deep.
 
     Raises:
         ValueError: if the label is unknown or a number is negative.
@@ -670,14 +671,14 @@ def draw_bscan(label: str, patient: int, index: int, seed: int) -> np.ndarray:
 
 
 def encode_jpeg(pixels: np.ndarray) -> bytes:
-    """Encodes a scan as the real archive does.
+    """Encodes a scan as the Kermany archive does.
 
     Args:
         pixels: uint8 [height, width], grey.
 
     Returns:
-        A JPEG file of mode L. Quality is 75, but 90 for 512 x 512: the real ones of that size
-        have a finer quantization table too.
+        a JPEG file of mode L. The quality is 75, but 90 for 512 x 512, because real scans of that
+        size also have a finer quantization table.
     """
     quality = 90 if pixels.shape[0] == 512 else 75
     buffer = io.BytesIO()

@@ -1,6 +1,6 @@
-"""The tree of synthetic scans: which patients there are, and which of their scans lie where.
+"""Writes the folder tree of synthetic scans, with their patients, classes and splits.
 
-The tree is drawn beside its place and moved there when it is whole.
+The tree is drawn in a temporary folder and renamed when it is complete.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ from pipelines.sources.synthetic.scans import (
 from pipelines.stores import file_lock
 
 SPLITS = ("train", "val", "test")
-ARCHIVE_FOLDER = "OCT2017 "  # The trailing space is the real archive's.
+ARCHIVE_FOLDER = "OCT2017 "  # with a trailing space, as in the Kermany archive
 COMPLETE_MARKER = ".complete.json"
-# 2018-01-01T00:00:00Z. Constant, because a source is identified by the sizes and times of files.
+# 2018-01-01T00:00:00Z. Constant, because sizes and times of files identify a source.
 FILE_MTIME = 1_514_764_800
 
 _DRAWING_FOLDER = ".drawing"
-# An earlier version left it beside a tree that it had not finished.
+# An earlier version left this file beside an unfinished tree.
 _OLD_STARTED_MARKER = ".started.json"
 
-# Images a class in the real train folder (Kermany et al. 2018, Kaggle's edition).
+# Images of each class in the real train folder (Kermany et al. 2018, Kaggle's edition).
 _TRAIN_WEIGHTS = {"CNV": 37_205, "DME": 11_348, "DRUSEN": 8_616, "NORMAL": 26_315}
 _HELD_OUT_FRACTION = 0.1
 _MAX_IMAGES_A_PATIENT = 12
 _SECOND_CLASS_PROBABILITY = 0.06
 
 _CHUNK_SIZE = 32
-# Below this many images, starting processes takes longer than they save.
+# With fewer images than this, starting processes costs more time than they save.
 _SMALLEST_PARALLEL_RUN = 256
 
 
@@ -60,29 +60,29 @@ def write_tree(
     num_workers: int | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Path:
-    """Writes a tree of synthetic scans in the shape of the real archive.
+    """Writes a tree of synthetic scans with the structure of the Kermany archive.
 
     The files are `directory/OCT2017 /{train,val,test}/CLASS/CLASS-PATIENT-INDEX.jpeg`. The same
-    num_examples, seed and Pillow version give the same bytes and modification times, however many
-    workers draw. A finished tree is left as it is; one of other settings, or with a file that is
-    missing, is drawn anew. A second process that would draw into the same directory is refused.
+    num_examples, seed and Pillow version give the same bytes and modification times, with any
+    number of workers. A complete tree is kept; a tree with other settings or missing files is drawn
+    again. A second process that wants to draw into the same directory gets an error.
 
     Args:
-        directory: where the archive's folder goes; made if it is missing.
-        num_examples: images in all, at least 12.
-        seed: of the whole dataset, not negative.
-        num_workers: processes that draw; 1 draws in this process. By default one a core, or
-            1 where there are so few images that starting processes would not pay. The calling
-            script must guard its main code with `if __name__ == "__main__":` if there are several.
-        progress: called with the number of images newly written, each time some are.
+        directory: parent of the archive's folder; made if it is missing.
+        num_examples: number of images in all, at least 12.
+        seed: seed of the whole dataset, not negative.
+        num_workers: number of processes that draw; 1 draws in this process. By default one per
+            core, or 1 for so few images that starting processes would not pay. With several, the
+            calling script must guard its main code with `if __name__ == "__main__":`.
+        progress: is called with the number of images written since the last call.
 
     Returns:
         `directory`, as a Path.
 
     Raises:
         ValueError: if num_examples, seed or num_workers is too small.
-        FileExistsError: if the archive's folder is there and this function did not write it.
-        BlockingIOError: if another process draws into the directory.
+        FileExistsError: if the archive's folder exists and this function did not write it.
+        BlockingIOError: if another process is drawing into the directory.
         RuntimeError: if a worker process died.
     """
     directory = Path(directory)
@@ -100,7 +100,7 @@ def write_tree(
     if not _is_complete(directory, settings, tasks):
         directory.mkdir(parents=True, exist_ok=True)
         with _locked(directory):
-            # Another process may have drawn it meanwhile.
+            # Another process may have drawn the tree before this one got the lock.
             if not _is_complete(directory, settings, tasks):
                 _draw_tree(directory, settings, tasks, num_workers, progress)
     return directory
@@ -113,12 +113,12 @@ def _draw_tree(
     num_workers: int | None,
     progress: Callable[[int], None] | None,
 ) -> None:
-    """Draws all files in a folder of its own, and moves them to their place at once."""
+    """Draws all files in a temporary folder, then renames it."""
     tree, marker = directory / ARCHIVE_FOLDER, directory / COMPLETE_MARKER
     if tree.exists() and not (marker.exists() or (directory / _OLD_STARTED_MARKER).exists()):
         raise FileExistsError(
             f"{tree!s} exists and was not written by the synthetic source (no {COMPLETE_MARKER} "
-            "beside it); name another directory, or delete that folder if it is not needed"
+            "beside it); choose another directory, or delete that folder if it is not needed"
         )
     drawing = directory / _DRAWING_FOLDER
     shutil.rmtree(drawing, ignore_errors=True)
@@ -135,8 +135,8 @@ def _draw_tree(
                 progress(written)
     if tree.exists():
         shutil.rmtree(tree)
-    # The marker first: a tree without one would not be known as ours after a kill in between, and
-    # a marker without its tree is no complete tree.
+    # The marker is written first: after a kill in between, a tree without a marker would look like
+    # a foreign one, while a marker without a tree counts as incomplete.
     marker.write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")
     (drawing / ARCHIVE_FOLDER).rename(tree)
     drawing.rmdir()
@@ -144,7 +144,7 @@ def _draw_tree(
 
 
 def _is_complete(directory: Path, settings: dict[str, object], tasks: list[_ImageTask]) -> bool:
-    """Tells whether every file of these settings is there, as it was written."""
+    """Returns whether the tree has these settings and every file has its size and time."""
     try:
         if json.loads((directory / COMPLETE_MARKER).read_text()) != settings:
             return False
@@ -156,7 +156,7 @@ def _is_complete(directory: Path, settings: dict[str, object], tasks: list[_Imag
 
 @contextlib.contextmanager
 def _locked(directory: Path) -> Iterator[None]:
-    """Holds a directory against other processes; the lock lies beside it, for it is no data."""
+    """Locks a directory; the lock file is beside it, so that it is not listed as data."""
     path = directory.with_name(f".{directory.name}.lock")
     try:
         descriptor = file_lock.acquire(path)
@@ -168,13 +168,13 @@ def _locked(directory: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        path.unlink(missing_ok=True)  # While it is still held: see file_lock.
+        path.unlink(missing_ok=True)  # before the lock is released; see file_lock
         os.close(descriptor)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _ImageTask:
-    """One file to draw: everything a worker process needs to know."""
+    """One file to draw, with everything a worker process needs to know."""
 
     split: str
     label: str
@@ -188,16 +188,16 @@ class _ImageTask:
 
 
 def split_sizes(num_examples: int) -> dict[tuple[str, str], int]:
-    """Shares a number of images out among splits and classes as the real archive does.
+    """Distributes a number of images over splits and classes as in the Kermany archive.
 
-    val and test get about a tenth each and are balanced, train has the real classes' proportions;
-    no share is empty.
+    val and test get about a tenth each, with equal classes; train has the real proportions of
+    classes. Each class of each split gets at least one image.
 
     Args:
-        num_examples: images in all.
+        num_examples: number of images in all.
 
     Returns:
-        Number of images by (split, label); they add up to num_examples.
+        number of images by (split, label); they add up to num_examples.
 
     Raises:
         ValueError: if there are too few images for one in every class of every split.
@@ -206,10 +206,10 @@ def split_sizes(num_examples: int) -> dict[tuple[str, str], int]:
     if num_examples < smallest:
         raise ValueError(
             f"num_examples must be at least {smallest}, one for each of {len(LABEL_NAMES)} classes "
-            f"in each of {len(SPLITS)} splits, got {num_examples}; ask for more synthetic examples"
+            f"in each of {len(SPLITS)} splits, got {num_examples}; choose a larger number"
         )
     held_out = max(1, round(num_examples * _HELD_OUT_FRACTION / len(LABEL_NAMES)))
-    # One image a class is set aside, the rest is dealt by weight, the largest remainders first.
+    # Each class gets one image; the rest is distributed by weight, largest remainders first.
     num_train = num_examples - 2 * len(LABEL_NAMES) * held_out
     spare = num_train - len(LABEL_NAMES)
     total_weight = sum(_TRAIN_WEIGHTS.values())
@@ -225,7 +225,7 @@ def split_sizes(num_examples: int) -> dict[tuple[str, str], int]:
 
 
 def _plan_tree(num_examples: int, seed: int) -> list[_ImageTask]:
-    """Which patients there are and which of their scans lie where, in a fixed order."""
+    """Returns all files to draw, in a fixed order, with their patients, classes and splits."""
     sizes_by_share = split_sizes(num_examples)
     rng = generator(TREE_STREAM, seed, num_examples)
     patients = _patient_numbers(rng)
@@ -255,8 +255,8 @@ def _plan_tree(num_examples: int, seed: int) -> list[_ImageTask]:
 
 
 def _patient_numbers(rng: Generator) -> Iterator[int]:
-    """Numbers of up to seven digits that look random and never come twice."""
-    # A step that shares no factor with the modulus visits every number before it repeats one.
+    """Yields distinct numbers of up to seven digits that look random."""
+    # The step and the modulus have no common factor, so every number comes before one repeats.
     modulus, step = 9_999_991, 3_814_279
     number = whole(rng, 0, modulus - 1)
     while True:
@@ -265,7 +265,7 @@ def _patient_numbers(rng: Generator) -> Iterator[int]:
 
 
 def _scan_indices(rng: Generator) -> Iterator[int]:
-    """Rising scan numbers with gaps: the real archive holds only some of each volume."""
+    """Yields increasing scan numbers with gaps: the real archive holds only some of each volume."""
     index = 0
     while True:
         index += whole(rng, 1, 25)
@@ -273,13 +273,13 @@ def _scan_indices(rng: Generator) -> Iterator[int]:
 
 
 def _images_of_a_patient(rng: Generator, label: str) -> int:
-    """1 to 12, mostly few; disease is scanned more often than health."""
+    """Returns a random number from 1 to 12, mostly small; larger with disease than without."""
     spread = 3.0 if label == "NORMAL" else 1.6
     return 1 + int((_MAX_IMAGES_A_PATIENT - 1) * float(rng.random()) ** spread)
 
 
 def _write_images(tasks: Sequence[_ImageTask], directory: Path) -> int:
-    """Draws some files and gives them their constant time; returns how many."""
+    """Draws some files and sets their constant time; returns their number."""
     for task in tasks:
         path = task.path(directory)
         path.write_bytes(encode_jpeg(draw_bscan(task.label, task.patient, task.index, task.seed)))
@@ -293,7 +293,7 @@ def _write_in_processes(
     num_workers: int,
     progress: Callable[[int], None] | None,
 ) -> None:
-    # spawn, not fork: the caller may have threads, and a forked copy of them can deadlock.
+    # spawn instead of fork, because a fork of a caller with threads can deadlock.
     context = multiprocessing.get_context("spawn")
     executor = ProcessPoolExecutor(num_workers, mp_context=context)
     try:
@@ -315,6 +315,6 @@ def _write_in_processes(
 def _default_num_workers(num_images: int) -> int:
     if num_images < _SMALLEST_PARALLEL_RUN:
         return 1
-    if hasattr(os, "sched_getaffinity"):  # Linux; respects containers' and taskset's limits.
+    if hasattr(os, "sched_getaffinity"):  # on Linux; respects the limits of containers and taskset
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
