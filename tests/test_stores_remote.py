@@ -313,7 +313,7 @@ def test_settings_that_cannot_be_used_are_a_clear_error(s3, monkeypatch):
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "no-url")
     remote.forget_stores()
 
-    with pytest.raises(errors.UserError, match=r"expected http.*received 'no-url'"):
+    with pytest.raises(errors.UserError, match=r"must start with http.*received 'no-url'"):
         remote.read("s3://b/file", 0, 1)
 
 
@@ -420,7 +420,7 @@ def test_a_web_server_is_no_folder(web):
         lambda: write(web.url("file"), b"1"),
         lambda: remote.delete([web.url("file")]),
     ):
-        with pytest.raises(errors.UserError, match="a web server gives single files"):
+        with pytest.raises(errors.UserError, match="a web server serves single files"):
             use()
 
 

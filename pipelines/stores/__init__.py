@@ -1,1 +1,1 @@
-"""Files on local disks and object stores: reading ranges, writing whole files, locking."""
+"""Files on local disks and object stores: reads byte ranges, writes whole files, and locks."""

@@ -1,7 +1,7 @@
-"""Where a store's settings and credentials come from: the places where its own tools look.
+"""Finds the settings and credentials of object stores where the stores' own tools look.
 
-obstore itself reads environment variables, Google's files and the role of a machine. What is here
-is what it does not read: the files of the AWS tools, the variables of `az`, and Beam's flags.
+obstore itself reads environment variables, Google's files and the role of a machine. This module
+adds the files of the AWS tools, the variables of `az`, and Beam's flags.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 from pipelines import errors
 
-#: Beam's flags for stores, and the environment variables that say the same.
+#: Beam's flags for stores, with the equivalent environment variables.
 _SECRET_FLAGS = {
     "s3_access_key_id": "AWS_ACCESS_KEY_ID",
     "s3_secret_access_key": "AWS_SECRET_ACCESS_KEY",
@@ -35,16 +35,16 @@ _FLAGS = {
 
 
 def take_flags(beam_args: Sequence[str]) -> tuple[str, ...]:
-    """Puts what Beam's flags say about stores into the environment of this process.
+    """Copies Beam's flags for stores into this process's environment variables.
 
-    Stores that are opened from now on use it, and processes that are started inherit it.
+    Stores opened afterwards use them, and child processes inherit them.
 
     Args:
         beam_args: Beam's flags.
 
     Returns:
-        the flags without those that hold a secret: Beam would copy them into the job's
-        description. Workers on other machines find credentials in their own environment.
+        the flags without those that hold a secret, which Beam would copy into the job's
+        description. Workers on other machines use the credentials of their own environment.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     for flag in (*_SECRET_FLAGS, *_FLAGS):
@@ -52,13 +52,13 @@ def take_flags(beam_args: Sequence[str]) -> tuple[str, ...]:
     given, rest = parser.parse_known_args(list(beam_args))
     values = {flag: value for flag, value in vars(given).items() if value is not None}
     if "s3_secret_access_key" in values:
-        os.environ.pop("AWS_SESSION_TOKEN", None)  # It belongs to another key.
+        os.environ.pop("AWS_SESSION_TOKEN", None)  # it belongs to another key
     os.environ.update({(_SECRET_FLAGS | _FLAGS)[flag]: value for flag, value in values.items()})
     return (*rest, *(f"--{flag}={value}" for flag, value in values.items() if flag in _FLAGS))
 
 
 def _take_flags_of_job() -> None:
-    """Takes from Beam what the user's flags say about stores, on a worker of a remote engine."""
+    """On a worker of a remote engine, copies the user's flags for stores into the environment."""
     beam = sys.modules.get("apache_beam.options.value_provider")
     if beam is None:
         return
@@ -68,13 +68,16 @@ def _take_flags_of_job() -> None:
 
 
 def settings(scheme: str) -> dict[str, Any]:
-    """Returns what obstore is told about a kind of store, beside what it finds itself.
+    """Returns the settings of a kind of store that obstore does not find itself.
 
     Args:
-        scheme: such as "s3".
+        scheme: the scheme of the store's URLs, such as "s3".
+
+    Returns:
+        keyword arguments for the store's constructor.
 
     Raises:
-        errors.UserError: if the credentials that are there cannot be used.
+        errors.UserError: if the credentials cannot be used.
     """
     _take_flags_of_job()
     make = _SETTINGS.get(scheme)
@@ -82,13 +85,13 @@ def settings(scheme: str) -> dict[str, Any]:
 
 
 def _s3_settings() -> dict[str, Any]:
-    """Looks for credentials where the AWS tools do: the library does not read their files."""
+    """Looks for credentials in the files of the AWS tools, which obstore does not read."""
     for variable in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"):
         address = os.environ.get(variable, "")
         if address and not address.startswith(("http://", "https://")):
             raise errors.UserError(
-                f"the address of the S3 server ({variable}, --s3_endpoint_url): expected "
-                f"http://… or https://…, received {address!r}"
+                f"the address of the S3 server ({variable}, --s3_endpoint_url) must start with "
+                f"http:// or https://, received {address!r}"
             )
     if "AWS_ACCESS_KEY_ID" in os.environ or "AWS_SKIP_SIGNATURE" in os.environ:
         return {}
@@ -126,7 +129,7 @@ def _gcs_settings() -> dict[str, Any]:
         kind = json.loads(file.read_text(encoding="utf-8"))["type"]
     except (OSError, ValueError, KeyError, TypeError):
         return {}
-    if kind in ("service_account", "authorized_user"):  # These the library reads itself.
+    if kind in ("service_account", "authorized_user"):  # obstore reads these itself
         return {"application_credentials": str(file)}
     try:
         import google.auth
@@ -141,7 +144,7 @@ def _gcs_settings() -> dict[str, Any]:
 
 
 def _azure_settings() -> dict[str, Any]:
-    """Reads the variables of the `az` command, where the library has names of its own."""
+    """Reads the environment variables of the `az` command, whose names differ from obstore's."""
     settings = {
         "account_name": os.environ.get("AZURE_STORAGE_ACCOUNT"),
         "account_key": os.environ.get("AZURE_STORAGE_KEY"),

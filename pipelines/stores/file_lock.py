@@ -1,4 +1,4 @@
-"""A lock that dies with its process: a file that is held by flock and names its holder."""
+"""A lock that ends with its process: a file locked by flock that contains its holder's id."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from pathlib import Path
 def acquire(path: Path) -> int:
     """Takes the lock and writes this process's id into its file.
 
-    Whoever gives it back deletes the file, if at all, before the descriptor is closed.
+    The file may be deleted only before the descriptor is closed.
 
     Args:
-        path: the lock file; its folder is made if the last holder has deleted that too.
+        path: the lock file; its folder is made if it is missing.
 
     Returns:
-        A descriptor that holds the lock until it is closed, or until the process ends.
+        a descriptor that holds the lock until it is closed or the process ends.
 
     Raises:
-        BlockingIOError: if another process holds it; `holder` tells which.
+        BlockingIOError: if another process holds the lock; `holder` returns its id.
         OSError: if the file cannot be made.
     """
     while True:
@@ -27,8 +27,8 @@ def acquire(path: Path) -> int:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # The last holder may have deleted the file between our open and our lock; then this
-            # lock is on a file that nobody else will ever open.
+            # The last holder may have deleted the file after this process opened it. Then the lock
+            # is on a file that no other process can open, and a new file must be made.
             if path.exists() and os.path.samestat(os.fstat(descriptor), path.stat()):
                 os.truncate(descriptor, 0)
                 os.pwrite(descriptor, str(os.getpid()).encode(), 0)

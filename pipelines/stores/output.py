@@ -1,7 +1,7 @@
 """The files of an output folder, on a local disk or on an object store.
 
-A local file takes its name by a rename. On an object store a rename is a copy, but an object
-appears whole once its upload ends, so there the final name is written at once.
+A local file is written under a temporary name and then renamed. On an object store a rename is a
+copy, but an object appears only when its upload is complete, so it has its final name at once.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from pipelines.stores import prefetch, remote
 from pipelines.stores.remote import is_remote
 from tfrecord_io import shards
 
-#: Where a build keeps what is no part of the dataset: plan, lock, temporary and part files.
+#: Folder for files that are not part of the dataset: plan, lock, temporary files and tables.
 BUILD_DIR = ".build"
 
-# Files that wait to be finished, besides the one in hand: those of one task.
+# Largest number of files waiting to be finished, besides the current one: those of one task.
 _MOST_UNFINISHED = 3
 
 _Item = TypeVar("_Item")
@@ -45,6 +45,7 @@ class Storage:
 
     @property
     def remote(self) -> bool:
+        """Whether the folder is on an object store."""
         return is_remote(self.root)
 
     def path(self, name: str) -> str:
@@ -52,7 +53,7 @@ class Storage:
         return f"{self.root.rstrip('/')}/{name}"
 
     def make_folders(self) -> None:
-        """Makes the folder and its build folder; an object store needs neither."""
+        """Makes the folder and its build folder; an object store needs no folders."""
         if not self.remote:
             Path(self.path(BUILD_DIR)).mkdir(parents=True, exist_ok=True)
 
@@ -69,13 +70,14 @@ class Storage:
             return None
 
     def exists(self, name: str) -> bool:
+        """Returns whether a file exists."""
         return self.size(name) is not None
 
     def read(self, name: str) -> bytes:
         """Returns a file's content.
 
         Raises:
-            FileNotFoundError: if there is none.
+            FileNotFoundError: if the file does not exist.
         """
         if not self.remote:
             return Path(self.path(name)).read_bytes()
@@ -83,10 +85,14 @@ class Storage:
 
     @contextlib.contextmanager
     def create(self, name: str) -> Iterator[IO[bytes]]:
-        """Opens a file for writing that appears whole, under its name, or not at all.
+        """Opens a file for writing, which appears under its name only when it is complete.
 
-        A .json file says of others that they are there: a sidecar of its shard, the manifest of
-        the dataset. Whatever was created before it has its name on the disk before it has.
+        If the block fails, the file does not appear. A .json file promises that other files exist:
+        a sidecar its shard, the manifest the dataset. So the names of all files created before it
+        are on the disk before its own.
+
+        Args:
+            name: name of the file in this folder.
         """
         if not self.remote:
             with shards.atomic_write(self.path(name), self.path(BUILD_DIR)) as file:
@@ -100,7 +106,14 @@ class Storage:
 
     @contextlib.contextmanager
     def open_arrow(self, name: str) -> Iterator[pa.NativeFile]:
-        """Opens a file for Arrow, which reads only the parts it needs."""
+        """Opens a file for Arrow, which reads only the parts it needs.
+
+        Args:
+            name: name of the file in this folder.
+
+        Raises:
+            FileNotFoundError: if the file does not exist.
+        """
         if not self.remote:
             with pa.memory_map(self.path(name)) as file:
                 yield file
@@ -110,14 +123,14 @@ class Storage:
             yield file
 
     def map(self, read: Callable[[_Item], _Result], items: Iterable[_Item]) -> Iterator[_Result]:
-        """Yields what `read` makes of each item, in their order.
+        """Yields the result of `read` for each item, in order.
 
-        On an object store, where a small file is mostly waiting, several are read at once, and
-        somewhat ahead of the consumer.
+        On an object store, where reading a small file is mostly waiting, several threads read ahead
+        of the consumer.
 
         Args:
-            read: reads files of this folder; safe to use from several threads.
-            items: such as the files' names.
+            read: reads files of this folder; must be thread-safe.
+            items: the arguments for `read`, such as file names.
         """
         if not self.remote:
             yield from map(read, items)
@@ -135,7 +148,7 @@ class Storage:
         return sorted(file.url.rsplit("/", 1)[-1] for file in found)
 
     def delete(self, names: list[str]) -> None:
-        """Deletes files by name; those that do not exist are passed over."""
+        """Deletes files by name; ignores those that do not exist."""
         if not self.remote:
             for name in names:
                 Path(self.path(name)).unlink(missing_ok=True)
@@ -143,7 +156,7 @@ class Storage:
         remote.delete([self.path(name) for name in names])
 
     def delete_build_dir(self) -> None:
-        """Removes what a finished build no longer needs."""
+        """Removes the build folder, which a finished build no longer needs."""
         if not self.remote:
             shutil.rmtree(self.path(BUILD_DIR), ignore_errors=True)
             return
@@ -151,12 +164,12 @@ class Storage:
 
 
 def _sync_folder(path: str) -> None:
-    """Waits until the names in a folder are on the disk; without it a power cut may undo them."""
+    """Waits until the names in a folder are on the disk, so that a power cut cannot undo them."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
     except OSError as error:
-        # Some network file systems cannot, and have no names of their own to lose.
+        # Some network file systems do not support this; their server keeps the names.
         if error.errno not in (errno.EINVAL, errno.ENOTSUP):
             raise
     finally:
@@ -164,10 +177,10 @@ def _sync_folder(path: str) -> None:
 
 
 class WriteBehind:
-    """Finishes files while the caller goes on: waits for the disk, or uploads to the store.
+    """Finishes files in a thread, which waits for the disk or uploads to the store.
 
-    Files take their names in the order in which they were written. After one that could not be
-    finished none does, so that what stands for it is not there either.
+    Files appear in the order in which they were written. After one failure, later files are
+    discarded, so no sidecar outlives its shard.
     """
 
     def __init__(self, storage: Storage) -> None:
@@ -178,7 +191,10 @@ class WriteBehind:
 
     @contextlib.contextmanager
     def create(self, name: str) -> Iterator[IO[bytes]]:
-        """Opens a file for writing that will appear whole, under its name, or not at all.
+        """Opens a file for writing, which appears later, and only when it is complete.
+
+        Args:
+            name: name of the file in the folder.
 
         Raises:
             OSError, errors.BuildError: if an earlier file could not be finished.
@@ -190,7 +206,7 @@ class WriteBehind:
             self._unfinished.popleft().result()
 
     def wait(self) -> None:
-        """Returns once every file has its name.
+        """Waits until every file is finished.
 
         Raises:
             OSError, errors.BuildError: if one could not be finished.
@@ -203,7 +219,7 @@ class WriteBehind:
             each.result()
 
     def close(self) -> None:
-        """Ends the thread, which finishes what it was given."""
+        """Waits for the thread to finish its files, and ends it."""
         self._thread.shutdown()
 
     def _finish(self, block: contextlib.ExitStack) -> None:
@@ -218,4 +234,4 @@ class WriteBehind:
 
 
 class _EarlierFailureError(Exception):
-    """Has a file removed instead of finished."""
+    """Raised within a file's block, so that the file is removed instead of finished."""

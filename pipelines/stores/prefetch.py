@@ -1,4 +1,4 @@
-"""Reads ahead where reading means waiting for a network or a disk, in the order of the images."""
+"""Reads files ahead of their use, in order, while the caller waits for a network or a disk."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol, TypeVar
 
-#: Bytes that may be on their way or wait to be decoded, in one process (one file always may).
+#: Bytes that may be read ahead in one process; a single file may be larger.
 _MOST_BYTES_AHEAD = 64 * 1024 * 1024
 
-#: Images of which the operating system is told at once, while as many wait to be read.
+#: Number of images announced to the operating system together, while the previous group is read.
 _NUM_ANNOUNCED = 8
 
 _Item = TypeVar("_Item")
@@ -20,10 +20,12 @@ _Result = TypeVar("_Result")
 
 
 class Stored(Protocol):
-    """Says where a file is; `stored_size` is the number of bytes that reading it fetches."""
+    """A reference to a file."""
 
     @property
-    def stored_size(self) -> int: ...
+    def stored_size(self) -> int:
+        """Number of bytes that reading the file fetches."""
+        ...
 
 
 _Ref = TypeVar("_Ref", bound=Stored)
@@ -33,21 +35,23 @@ _RefToRead = TypeVar("_RefToRead", bound=Stored, contravariant=True)
 class Reader(Protocol[_RefToRead]):
     """Reads files by their references."""
 
-    def read(self, ref: _RefToRead) -> bytes: ...
+    def read(self, ref: _RefToRead) -> bytes:
+        """Returns the bytes of a file."""
+        ...
 
 
 def read_in_order(
     reader: Reader[_Ref], refs: Iterable[_Ref]
 ) -> Iterator[tuple[_Ref, Callable[[], bytes]]]:
-    """Yields each image with a function that returns its bytes, or raises what reading it raised.
+    """Yields each image with a function that returns its bytes, or raises the error of reading it.
 
-    A reader whose `num_parallel_reads` is more than one is read ahead of the consumer by so many
-    threads; any other is read when the function is called, by the caller itself. If it can
-    `announce` an image, it does so somewhat earlier: the images of a shard lie all over an
-    archive, and a disk that does not know the next place has the worker wait for each.
+    If the reader's `num_parallel_reads` is more than one, that many threads read ahead of the
+    consumer. Otherwise the caller reads the image by calling the function. Then, if the reader has
+    a method `announce`, it is called some images earlier: the images of a shard are scattered over
+    an archive, so the disk can fetch the next ones while the worker decodes.
 
     Args:
-        reader: of the source, open.
+        reader: an open reader of the source.
         refs: the images.
     """
     num_threads = getattr(reader, "num_parallel_reads", 1)
@@ -59,7 +63,8 @@ def read_in_order(
 
 
 def _announced(announce: Callable[[_Ref], None], refs: Iterable[_Ref]) -> Iterator[_Ref]:
-    # Some at a time: between two decoded images, each call costs several times what it costs here.
+    # In groups, because a call between two decoded images finds cold caches and takes several times
+    # longer.
     rest = iter(refs)
     announced: list[_Ref] = []
     while True:
@@ -78,20 +83,21 @@ def ahead(
     num_threads: int,
     num_bytes: Callable[[_Item], int] = lambda item: 0,
 ) -> Iterator[tuple[_Item, Callable[[], _Result]]]:
-    """Yields each item with a function that returns what `read` made of it, or raises its error.
+    """Yields each item with a function that returns the result of `read`, or raises its error.
 
     Args:
-        read: is called by several threads at once, somewhat ahead of the consumer.
-        items: what to read, in order.
-        num_threads: how many.
-        num_bytes: what reading an item will hold in memory; bounds how far ahead it goes.
+        read: reads an item; several threads call it, ahead of the consumer.
+        items: the items to read, in order.
+        num_threads: number of threads.
+        num_bytes: returns the memory in bytes that reading an item takes, which limits how far
+            ahead the threads read.
     """
     executor = ThreadPoolExecutor(num_threads, thread_name_prefix="prefetch")
     try:
         waiting: collections.deque[tuple[_Item, Callable[[], _Result]]] = collections.deque()
         bytes_ahead = 0
         for item in items:
-            # Twice as many as threads: a slow one must not leave the others without work.
+            # Twice as many items as threads, so that a slow read does not leave threads idle.
             while waiting and (
                 len(waiting) >= 2 * num_threads or bytes_ahead + num_bytes(item) > _MOST_BYTES_AHEAD
             ):

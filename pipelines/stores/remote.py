@@ -1,9 +1,9 @@
-"""Files on object stores and web servers, by URL: exact ranges, listings, uploads.
+"""Files on object stores and web servers, by URL: reads ranges, lists folders and uploads.
 
-Every store is reached through one library, obstore, which is Rust's object_store. Its threads do
-not survive a fork, so a store is opened by the process that uses it, when it is first used.
+Every store is used through obstore, which wraps Rust's object_store. Its threads do not survive a
+fork, so each process opens a store when it first uses it.
 
-Names of buckets and files are taken word for word: `*` and `[` stand for themselves.
+Names of buckets and files are literal: `*` and `[` are not patterns.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from obstore import store as obstores
 from pipelines import errors
 from pipelines.stores import credentials
 
-#: Reads that may wait for the network at the same time, in one process.
+#: Number of reads that one process makes at the same time.
 NUM_CONNECTIONS = 10
 
-#: Seconds that a server may be silent, and after which a request that failed is not tried again.
-#: Together they bound how long a server that does not answer holds up a build.
+#: Seconds that a server may be silent, and seconds after which a failed request is not retried.
+#: Together they limit the time a build waits for a server that does not answer.
 SILENT_SECONDS = 60
 RETRY_SECONDS = 120
 
-# For a whole answer, such as the directory of a zip of millions of images.
+# Seconds for a whole answer, such as the directory of a zip with millions of images.
 _ANSWER_SECONDS = 3600
 
-# A larger file is uploaded in parts of this size; up to here a new file waits in memory.
+# A larger file is uploaded in parts of this size, and buffered on the disk instead of in memory.
 _PART_BYTES = 8 * 1024 * 1024
 _NUM_PARTS_AT_ONCE = 4
 
@@ -66,10 +66,10 @@ class RemoteFile:
     """A file as its store describes it.
 
     Attributes:
-        url: its address.
-        size: its bytes.
-        mark: differs for each version of the file: its ETag, or the time of its last change where
-            a web server gives no ETag.
+        url: address of the file.
+        size: size of the file in bytes.
+        mark: identifier of the file's version: its ETag, or the time of its last change if a web
+            server gives no ETag.
     """
 
     url: str
@@ -78,17 +78,17 @@ class RemoteFile:
 
     @property
     def version(self) -> int:
-        """The mark as a number in 0..2**63-1, for a column of integers."""
+        """The mark as an integer in 0..2**63-1."""
         return int.from_bytes(hashlib.blake2b(self.mark.encode(), digest_size=8).digest()) >> 1
 
 
 def is_remote(path: str) -> bool:
-    """Tells whether a path is a URL such as gs://bucket/folder."""
+    """Returns whether a path is a URL such as gs://bucket/folder."""
     return "://" in path
 
 
 def shown(url: str) -> str:
-    """Returns a URL as it may be shown: without a password or a signature."""
+    """Returns a URL without its password and signature, for messages."""
     if url.partition("://")[0] not in _WEB:
         return url
     parts = urlsplit(url)
@@ -96,7 +96,10 @@ def shown(url: str) -> str:
 
 
 def use_flags(beam_args: Sequence[str]) -> tuple[str, ...]:
-    """Uses what Beam's flags say about stores; see `credentials.take_flags`.
+    """Uses Beam's flags for stores from now on; see `credentials.take_flags`.
+
+    Args:
+        beam_args: Beam's flags.
 
     Returns:
         the flags without those that hold a secret.
@@ -107,24 +110,27 @@ def use_flags(beam_args: Sequence[str]) -> tuple[str, ...]:
 
 
 def forget_stores() -> None:
-    """Has every store opened anew when it is next used, with the settings of that time."""
+    """Forgets all open stores, so that each is opened again with the current settings."""
     with _opening:
         _open_stores.clear()
 
 
 def describe(url: str) -> RemoteFile:
-    """Looks a file up.
+    """Returns the size and version of a file.
+
+    Args:
+        url: address of the file.
 
     Raises:
-        FileNotFoundError: if there is no such file.
-        errors.UserError: if the URL names no known kind of store.
+        FileNotFoundError: if the file does not exist.
+        errors.UserError: if the URL's scheme is unknown.
         errors.BuildError: if the store does not answer, or refuses.
     """
     store, path = _open(url)
     with _clear_errors(url):
         if url.partition("://")[0] in _WEB:
-            # Not HEAD: the signature of a URL is good for GET alone. And this shows at once
-            # whether the server gives ranges.
+            # GET instead of HEAD, because the signature of a URL is valid for GET only. It also
+            # shows whether the server supports ranges.
             found = obstore.get(store, path, options={"range": (0, 1)})
             found.bytes()
             meta = found.meta
@@ -134,20 +140,20 @@ def describe(url: str) -> RemoteFile:
 
 
 def read(url: str, start: int, length: int, mark: str = "") -> bytes:
-    """Returns `length` bytes of a file from `start`, fewer where the file ends.
+    """Returns `length` bytes of a file from `start`, or fewer at the end of the file.
 
     Args:
-        url: the file.
-        start: the first byte; the file has it.
+        url: address of the file.
+        start: position of the first byte, which must exist.
         length: number of bytes, at least one.
-        mark: of the version that is wanted; empty if any will do.
+        mark: `RemoteFile.mark` of the wanted version; empty for any version.
 
     Raises:
-        FileNotFoundError: if there is no such file.
+        FileNotFoundError: if the file does not exist.
         errors.BuildError: if the file has changed, or the store does not answer.
     """
     options: dict[str, Any] = {"range": (start, start + length)}
-    if mark and not mark.startswith(("W/", "time ")):  # Neither can be a condition.
+    if mark and not mark.startswith(("W/", "time ")):  # weak ETags and times cannot be conditions
         options["if_match"] = f'"{mark}"'
     store, path = _open(url)
     with _clear_errors(url):
@@ -162,12 +168,12 @@ def read_file(url: str, size: int | None = None, version: int | None = None) -> 
     """Returns a whole file.
 
     Args:
-        url: the file.
-        size: its bytes, if it must have so many.
-        version: `RemoteFile.version` of the version that is wanted, if not any will do.
+        url: address of the file.
+        size: expected size in bytes; None for any size.
+        version: `RemoteFile.version` of the wanted version; None for any version.
 
     Raises:
-        FileNotFoundError: if there is no such file.
+        FileNotFoundError: if the file does not exist.
         errors.BuildError: if the file has changed, or the store does not answer.
     """
     store, path = _open(url)
@@ -180,16 +186,16 @@ def read_file(url: str, size: int | None = None, version: int | None = None) -> 
 
 
 def write(url: str, source: IO[bytes], advance: Callable[[int], object] | None = None) -> None:
-    """Copies an open file, from where it stands, to a URL, where it appears whole or not at all.
+    """Uploads an open file from its current position; it appears only when it is complete.
 
     Args:
-        url: where to.
-        source: the file.
-        advance: is called with the number of bytes of each piece.
+        url: address of the new file.
+        source: the file to upload, open for reading.
+        advance: is called with the number of bytes of each part.
 
     Raises:
-        errors.UserError: for a web server, which takes no files.
-        errors.BuildError: if the store does not take it.
+        errors.UserError: for a web server, which does not accept files.
+        errors.BuildError: if the store refuses the file or does not answer.
     """
     store, path = _open(url, web=False)
 
@@ -215,9 +221,15 @@ def write(url: str, source: IO[bytes], advance: Callable[[int], object] | None =
 
 @contextlib.contextmanager
 def create(url: str) -> Iterator[IO[bytes]]:
-    """Opens a file for writing that appears whole, or not at all if the block fails.
+    """Opens a file for writing, which is uploaded when the block ends, unless the block fails.
 
-    What is written waits locally until the block ends, in memory or on the disk.
+    Until then its content is buffered in memory or on the local disk.
+
+    Args:
+        url: address of the new file.
+
+    Raises:
+        errors.UserError, errors.BuildError: as `write` does.
     """
     with tempfile.SpooledTemporaryFile(_PART_BYTES) as spool:
         yield spool
@@ -226,12 +238,16 @@ def create(url: str) -> Iterator[IO[bytes]]:
 
 
 def list_files(folder: str, *, recursive: bool) -> list[RemoteFile]:
-    """Returns the files of a folder, with those of the folders in it if `recursive`.
+    """Returns the files of a folder.
 
-    The empty objects by which some tools represent folders are left out.
+    Empty objects with which some tools represent folders are left out.
+
+    Args:
+        folder: address of the folder.
+        recursive: whether to include the files of its subfolders.
 
     Raises:
-        errors.UserError: for a web server, which has no listing.
+        errors.UserError: for a web server, which does not list files.
         errors.BuildError: if the store does not answer, or an object has a name that no file
             can have, such as one with an empty part.
     """
@@ -259,7 +275,10 @@ def list_files(folder: str, *, recursive: bool) -> list[RemoteFile]:
 
 
 def delete(urls: Sequence[str]) -> None:
-    """Deletes files of one bucket; those that are not there are passed over.
+    """Deletes files of one bucket; ignores those that do not exist.
+
+    Args:
+        urls: addresses of the files.
 
     Raises:
         errors.BuildError: if the store refuses.
@@ -277,28 +296,36 @@ def delete(urls: Sequence[str]) -> None:
         with _clear_errors(urls[0]):
             obstore.delete(store, paths)
     except FileNotFoundError:
-        # One was not there, and the store did not say what became of the others.
+        # A file did not exist, and the store does not report which of the others it deleted.
         with ThreadPoolExecutor(NUM_CONNECTIONS) as pool:
             collections.deque(pool.map(delete_one, paths), maxlen=0)
 
 
 class RangeFile(io.RawIOBase):
-    """A remote file that can be sought; each read is one request for exactly those bytes."""
+    """A seekable remote file, which requests exactly the bytes of each read.
+
+    Args:
+        file: the file and the version to read.
+    """
 
     def __init__(self, file: RemoteFile) -> None:
         self._file = file
         self._position = 0
 
     def readable(self) -> bool:
+        """Returns True."""
         return True
 
     def seekable(self) -> bool:
+        """Returns True."""
         return True
 
     def tell(self) -> int:
+        """Returns the position in bytes."""
         return self._position
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Sets the position; see `io.IOBase.seek`."""
         base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._file.size}[whence]
         if base + offset < 0:
             raise OSError(f"cannot seek to {base + offset} in {shown(self._file.url)}")
@@ -306,12 +333,19 @@ class RangeFile(io.RawIOBase):
         return self._position
 
     def readinto(self, buffer: Any) -> int:
+        """Reads bytes into a buffer; see `io.RawIOBase.readinto`."""
         view = memoryview(buffer).cast("B")
         data = self.read(len(view))
         view[: len(data)] = data
         return len(data)
 
     def read(self, size: int | None = -1) -> bytes:
+        """Returns up to `size` bytes, or all bytes that are left.
+
+        Raises:
+            FileNotFoundError: if the file does not exist.
+            errors.BuildError: if the file has changed, or the store does not answer.
+        """
         rest = max(self._file.size - self._position, 0)
         length = rest if size is None or size < 0 else min(size, rest)
         if not length:
@@ -321,6 +355,7 @@ class RangeFile(io.RawIOBase):
         return data
 
     def readall(self) -> bytes:
+        """Returns all bytes that are left."""
         return self.read()
 
 
@@ -330,7 +365,7 @@ class RangeFile(io.RawIOBase):
 
 
 def _split(url: str) -> tuple[str, str]:
-    """Returns what a store is opened by, and the path in it. Names are taken word for word."""
+    """Returns the address of a URL's store, and the path within the store."""
     scheme, _, rest = url.partition("://")
     if scheme in _WEB:
         return url, ""
@@ -339,27 +374,28 @@ def _split(url: str) -> tuple[str, str]:
 
 
 def _open(url: str, *, web: bool = True) -> tuple[Any, str]:
-    """Returns the store of a URL, and the path in it.
+    """Returns the store of a URL, and the path within the store.
 
     Args:
-        url: of a file or a folder.
-        web: whether a web server will do.
+        url: address of a file or a folder.
+        web: whether a web server is accepted.
 
     Raises:
-        errors.UserError: if there is no such kind of store, or its settings are wrong.
+        errors.UserError: if the URL's scheme is unknown, or the store's settings are wrong.
+        RuntimeError: if a store was opened before this process was forked.
     """
     global _opened_by
     root, path = _split(url)
     if _open_stores and _opened_by != os.getpid():
         raise RuntimeError(
-            "a store was opened before this process was forked, and would wait for ever here; "
-            "open stores after the fork"
+            "a store was opened before this process was forked, so it would hang here; open "
+            "stores after the fork"
         )
     if not web and root.partition("://")[0] in _WEB:
         raise errors.UserError(
-            f"cannot use {shown(url)} as a folder: a web server gives single files and lists "
-            "none. Give --input a .zip with --source archive, and write to a local folder or a "
-            "bucket"
+            f"cannot use {shown(url)} as a folder: a web server serves single files and does not "
+            "list them. Give --input a .zip with --source archive, and write to a local folder or "
+            "a bucket"
         )
     if root not in _open_stores:
         with _opening:
@@ -399,12 +435,12 @@ def _opened(root: str) -> Any:
 
 
 # --------------------------------------------------------------------------------------------------
-# What stores say
+# What stores answer
 # --------------------------------------------------------------------------------------------------
 
 
 def _mark(meta: Any) -> str:
-    # A listing of Azure's has the ETag without the quotes that it has elsewhere.
+    # In a listing, Azure gives the ETag without quotes; elsewhere it has quotes.
     if e_tag := meta["e_tag"]:
         return e_tag.replace('"', "")
     return f"time {meta['last_modified'].isoformat()}"
@@ -431,12 +467,12 @@ def _changed(url: str) -> errors.BuildError:
 
 
 def _reason(error: Exception) -> str:
-    """Returns what a store said, in one line, without signatures."""
+    """Returns the message of a store's error in one line, without signatures."""
     text = str(error).partition("\n\nDebug source")[0]
-    # The first are the words for stores, the others those for web servers.
+    # The first words come from object stores, the others from web servers.
     if re.search("non-partial response|[Rr]ange request", text):
         return (
-            "the server sent the whole file where a part of it was asked for; copy the file to a "
+            "the server sent the whole file instead of the requested part; copy the file to a "
             "local disk"
         )
     head, found, body = text.partition("<?xml")
@@ -444,5 +480,5 @@ def _reason(error: Exception) -> str:
         said = [re.search(f"<{tag}>([^<]*)", body) for tag in ("Code", "Message")]
         text = head + ": ".join(match[1] for match in said if match)
     if "169.254.169.254" in text:
-        text = f"no credentials were found, and this machine has no role of its own ({text})"
+        text = f"no credentials were found, and this machine has no role in the cloud ({text})"
     return " ".join(re.sub(r"\?[^\s()]*=[^\s()]*", "", text).split())
