@@ -128,7 +128,7 @@ def test_a_folder_without_a_manifest_is_an_unfinished_build(tmp_path):
 
 
 def test_a_folder_that_is_not_there_is_said_so(tmp_path):
-    with pytest.raises(ManifestError, match="there is no such folder"):
+    with pytest.raises(ManifestError, match="the folder does not exist"):
         Manifest.load(tmp_path / "nowhere")
 
 
@@ -144,7 +144,7 @@ def test_a_file_that_is_no_manifest_is_refused_by_name(tmp_path, content):
 
 def test_a_later_format_is_refused_with_what_to_do():
     text = A_MANIFEST.to_json().replace('"format_version": 1', '"format_version": 2')
-    with pytest.raises(ManifestError, match="format version 2, this program reads version 1"):
+    with pytest.raises(ManifestError, match="format version 2, but this program reads version 1"):
         Manifest.from_json(text)
 
 
@@ -161,9 +161,9 @@ def first_shard(content):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda c: c["record"].update(stride=1), "record layout does not follow"),
+        (lambda c: c["record"].update(stride=1), "record layout does not match"),
         (lambda c: c["record"]["features"]["image"].update(offset=0), "record layout does not"),
-        (lambda c: c["image"].update(shape=[4, 7, 1]), "record layout does not follow"),
+        (lambda c: c["image"].update(shape=[4, 7, 1]), "record layout does not match"),
         (lambda c: c["image"].update(shape=[10**6, 10**6, 1]), "smaller than 2 GiB"),
         (lambda c: c["label_names"].append("MORE"), "damaged"),
         (lambda c: c["splits"]["train"].update(num_examples=1), "'train' do not add up"),
@@ -249,8 +249,8 @@ def test_statistics_are_kept_with_the_name_of_their_split():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"split": "test"}, "should be of split 'train', 480 pixels in 1 channels"),
-        ({"num_pixels": 481}, "they are of split 'train', 481 pixels"),
+        ({"split": "test"}, "expected statistics of split 'train', 480 pixels in 1 channels"),
+        ({"num_pixels": 481}, "received statistics of split 'train', 481 pixels"),
         ({"sums": [1, 1], "sums_of_squares": [1, 1]}, "480 pixels in 2 channels"),
         ({"sums": [0]}, "damaged.*cannot have"),
         ({"sums": 960}, "damaged"),

@@ -168,8 +168,8 @@ def test_no_classes_are_refused():
         (bytes(7), 0, KEY, "expected 6 bytes of pixels"),
         (bytes(6), 4, KEY, "label_index must be in 0..3, received 4"),
         (bytes(6), -1, KEY, "label_index must be in 0..3, received -1"),
-        (bytes(6), 0, KEY[:-1], "a key has 32 characters"),
-        (bytes(6), 0, KEY + "0", "a key has 32 characters"),
+        (bytes(6), 0, KEY[:-1], "a key must have 32 characters"),
+        (bytes(6), 0, KEY + "0", "a key must have 32 characters"),
         (bytes(6), 0, "é" * 32, "ascii"),
     ],
 )

@@ -1,7 +1,7 @@
 """Training-ready TFRecords: the format, its reader and its checks.
 
-The whole public API. TensorFlow is imported only by what needs it, so that a build worker, a
-checker or a PyTorch process never pays for it.
+This module is the whole public API. TensorFlow is imported only when a function needs it, so that
+build workers, checks and PyTorch processes start without it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _LAZY = {"make_dataset": "tfrecord_io.reading.reader"}
 
 
 def __getattr__(name: str) -> Any:
-    """Imports what needs TensorFlow at its first use (PEP 562)."""
+    """Imports a name that needs TensorFlow when it is first used (PEP 562)."""
     if name in _LAZY:
         return getattr(importlib.import_module(_LAZY[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

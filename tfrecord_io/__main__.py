@@ -1,4 +1,4 @@
-"""`python -m tfrecord_io COMMAND OUT`: look at a finished dataset and check it."""
+"""`python -m tfrecord_io COMMAND DIRECTORY`: inspects and checks a finished dataset."""
 
 from __future__ import annotations
 
@@ -18,7 +18,14 @@ _COMMANDS = {
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs a command; returns 0 if all is well, 1 for findings, 2 for wrong usage."""
+    """Runs a command and returns its exit code.
+
+    Args:
+        argv: the command line without the program's name; by default that of this process.
+
+    Returns:
+        0 if nothing is wrong, 1 for findings or an unusable dataset, 2 for wrong usage.
+    """
     parser = argparse.ArgumentParser(prog="python -m tfrecord_io", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (module, purpose) in _COMMANDS.items():

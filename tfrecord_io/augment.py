@@ -1,8 +1,8 @@
-"""Variants of a picture, made once at build time: mirrored, turned, moved, brighter, noisier.
+"""Makes variants of a picture at build time: mirrored, rotated, shifted, brighter or with noise.
 
-The result depends on the picture and on the key of the example alone, so a build gives the same
-bytes on every machine. NumPy promises the raw bits of its generators for ever, but not what most
-of their methods make of them (NEP 19); so only `Generator.random`, a shift and a product, is used.
+The result depends only on the picture and on the key of the example, so a build gives the same
+bytes on every machine. NumPy keeps the raw bits of its generators stable, but not the results of
+most of their methods (NEP 19), so only `Generator.random`, a shift and a product of them, is used.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ import numpy as np
 from numpy.random import PCG64, Generator, SeedSequence
 from PIL import Image
 
-#: What a variant may differ by; part of a dataset's fingerprint. Raise `version` whenever the same
-#: picture and key give other bytes. A scan of the left eye is about the mirror image of one of the
-#: right; the rest is what two recordings of one eye differ by.
+#: The largest changes of a variant, and part of a dataset's fingerprint. Raise `version` whenever
+#: the same picture and key give different bytes. Mirroring is allowed because a scan of a left eye
+#: is roughly the mirror image of one of a right eye; the other changes also occur between two
+#: recordings of the same eye.
 RECIPE: Mapping[str, float] = {
     "version": 1,
     "mirror_probability": 0.5,
@@ -29,18 +30,18 @@ RECIPE: Mapping[str, float] = {
 
 _VARIANT_NAME = re.compile(r"#variant-\d+\Z")
 
-# JPEG leaves a white area a little below 255.
+# JPEG compression leaves a white area slightly below 255.
 _WHITE = 250
 
 
 def variant_path(path: str, variant: int) -> str:
-    """Returns the path whose `image_key` is the key of a variant in a dataset that has variants.
+    """Returns the path from which `image_key` makes the key of a variant.
 
-    No two images or variants share it: the original of a file that is itself named like a
-    variant, such as `a.jpeg#variant-1`, gets a mark of its own.
+    It is unique: even the original of a file named like a variant, such as `a.jpeg#variant-1`,
+    gets a suffix.
 
     Args:
-        path: of the image in its tree.
+        path: path of the image in its tree.
         variant: number of the copy; 0 is the image itself.
     """
     if not variant and not _VARIANT_NAME.search(path):
@@ -54,10 +55,10 @@ def vary(pixels: bytes, image_shape: tuple[int, int, int], key: str) -> bytes:
     Args:
         pixels: uint8, row-major [height, width, channels].
         image_shape: (height, width, channels) in pixels; channels is 1 or 3.
-        key: of the variant, 32 hexadecimal digits; it decides what is done.
+        key: key of the variant, 32 hexadecimal digits, which seeds the random changes.
 
     Returns:
-        pixels of the same shape.
+        uint8 pixels of the same shape.
     """
     rng = Generator(PCG64(SeedSequence(int(key, 16))))
     mirrored = rng.random() < RECIPE["mirror_probability"]
@@ -70,36 +71,36 @@ def vary(pixels: bytes, image_shape: tuple[int, int, int], key: str) -> bytes:
     if mirrored:
         picture = picture[:, ::-1]
     moved = _moved(picture, angle, shift_y, shift_x).astype(np.float32)
-    # Speckle is the same in all channels of a grey picture that was stored as RGB. The sum of
-    # three even draws is near enough to normal, with a deviation of one half.
+    # All channels get the same speckle, so that a grey picture stored as RGB stays grey. The sum of
+    # three uniform numbers is nearly normal, with a standard deviation of one half.
     noise = rng.random((3, height, width, 1)).sum(axis=0) - 1.5
     factor = (gain * (1 + 2 * RECIPE["speckle_deviation"] * noise)).astype(np.float32)
     varied = np.clip(np.rint(moved * factor), 0, 255)
-    # White is what a scan was padded with, and no tissue.
+    # White areas are padding and keep their value.
     return np.where(moved >= _WHITE, moved, varied).astype(np.uint8).tobytes()
 
 
 def _even(rng: Generator) -> float:
-    """Draws a float from -1 to 1."""
+    """Returns a uniform random number from -1 to 1."""
     return 2 * float(rng.random()) - 1
 
 
 def _moved(picture: np.ndarray, angle: float, shift_y: float, shift_x: float) -> np.ndarray:
-    """Turns a picture about its middle, by radians, and shifts it, by pixels.
+    """Rotates a picture about its centre by `angle` radians, and shifts it by pixels.
 
-    What comes into view mirrors what lies inside the border, so that no edge appears in it.
+    Areas from outside the picture are filled with its mirror image, so that no edge appears.
     """
     height, width, channels = picture.shape
     reach = math.sin(abs(angle)) * max(height, width) / 2 + max(abs(shift_y), abs(shift_x))
     margin = math.ceil(reach) + 1
-    # numpy mirrors as often as it takes, but a side of one pixel has nothing to mirror.
+    # numpy repeats the mirroring as needed, but a side of one pixel cannot be mirrored.
     mode = "reflect" if min(height, width) > 1 else "edge"
     padded = np.pad(picture, ((margin, margin), (margin, margin), (0, 0)), mode=mode)
     image = Image.fromarray(padded[:, :, 0] if channels == 1 else padded)
-    # In steps of 1/65,536, because the last bits of a cosine depend on the machine.
+    # Rounded to multiples of 1/65,536, because the last bits of a cosine depend on the machine.
     cos, sin = (round(value * 65_536) / 65_536 for value in (math.cos(angle), math.sin(angle)))
     middle_y, middle_x = height / 2, width / 2
-    # Pillow asks where in the padded picture each pixel of the result comes from.
+    # Pillow takes the inverse transform, from the result to the padded picture.
     coefficients = (
         cos, sin, margin + middle_x - shift_x - cos * middle_x - sin * middle_y,
         -sin, cos, margin + middle_y - shift_y + sin * middle_x - cos * middle_y,

@@ -1,4 +1,4 @@
-"""The manifest: what a finished dataset says about itself. Its presence means complete."""
+"""The manifest, which describes a finished dataset. If it exists, the dataset is complete."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from tfrecord_io.statistics import PixelStatistics
 FORMAT_VERSION = 1
 FILE_NAME = "manifest.json"
 
-#: Name of the table with a row an example, and of the table with a row an image left out.
+#: Names of the table with one row per example, and of the one with one row per rejected image.
 EXAMPLES_FILE_NAME = "examples.parquet"
 REJECTS_FILE_NAME = "rejects.csv"
 
-#: Name of the table with a row an image that a policy left out; it is there if any was.
+#: Name of the table with one row per image that a policy left out; it exists if there are any.
 DROPPED_FILE_NAME = "dropped.csv"
 
-#: The split whose pixels the manifest's statistics describe: inputs are normalized by what is
-#: trained on.
+#: The split whose pixels the manifest's statistics describe, because inputs are normalized by the
+#: statistics of the training data.
 STATISTICS_SPLIT = "train"
 
-#: Name of the dataset's card, a page to open in a browser.
+#: Name of the dataset's card, an HTML page.
 REPORT_FILE_NAME = "report.html"
 
 
 class ManifestError(ValueError):
-    """A dataset that cannot be used as it is: unfinished, of another version, or inconsistent."""
+    """A dataset that cannot be used: unfinished, damaged, inconsistent or of another version."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,7 @@ class Shard:
 
     Attributes:
         name: file name, relative to the dataset's folder.
-        num_examples: records in it; may be zero.
+        num_examples: number of records; may be zero.
         num_bytes: exact size of the file.
         sha256: hexadecimal digest of the file.
     """
@@ -57,8 +57,8 @@ class Split:
     """One split of a dataset.
 
     Attributes:
-        label_counts: examples of each class, in the order of the label names.
-        shards: in order; together they hold the split in its shuffled order.
+        label_counts: number of examples of each class, in the order of the label names.
+        shards: the shards in order; together they hold the split in its shuffled order.
     """
 
     label_counts: tuple[int, ...]
@@ -66,32 +66,34 @@ class Split:
 
     @property
     def num_examples(self) -> int:
+        """Number of examples in all shards."""
         return sum(shard.num_examples for shard in self.shards)
 
     @property
     def num_bytes(self) -> int:
+        """Size of all shards in bytes."""
         return sum(shard.num_bytes for shard in self.shards)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """All facts of a dataset that a reader, a trainer or a reviewer needs.
+    """The facts of a dataset that a reader, a trainer or a reviewer needs.
 
     Attributes:
-        name: what the dataset is called.
+        name: name of the dataset.
         image_shape: (height, width, channels) of every image, uint8.
-        label_names: class names; a label's index is its place here.
-        splits: by split name.
+        label_names: class names in the order of their indices.
+        splits: the splits by name.
         preprocessing: how a file became pixels; `predict` repeats it.
         source: where the images came from.
-        counts: what went in and what became of it, in images and files.
-        rejects: number of images left out, by reason.
-        options: the options that shaped the bytes.
-        fingerprint: hexadecimal digest of the source's listing, the options and the format.
-        versions: of the software that wrote it.
-        audit: findings about the data, if an audit was made.
+        counts: number of files in the source, and their number by what became of them.
+        rejects: number of rejected images, by reason.
+        options: everything that decides the bytes of the dataset.
+        fingerprint: hexadecimal digest of the options and the format.
+        versions: versions of the software that wrote the dataset.
+        audit: findings about the data; empty without an audit.
         statistics: sums over the pixels of the train split. None if that split is empty, or if
-            a release wrote the dataset that did not count them; see `opening.read_statistics`.
+            an older release wrote the dataset; see `opening.read_statistics`.
     """
 
     name: str
@@ -110,6 +112,7 @@ class Manifest:
 
     @property
     def num_classes(self) -> int:
+        """Number of classes."""
         return len(self.label_names)
 
     @property
@@ -119,18 +122,20 @@ class Manifest:
 
     @property
     def num_examples(self) -> int:
+        """Number of examples in all splits."""
         return sum(split.num_examples for split in self.splits.values())
 
     @property
     def num_bytes(self) -> int:
+        """Size of all shards in bytes."""
         return sum(split.num_bytes for split in self.splits.values())
 
     def split(self, name: str | Sequence[str]) -> Split:
         """Returns a split by name, or several splits as one.
 
         Args:
-            name: such as `train`; or several, such as `("train", "val")`: the examples of the
-                second follow those of the first.
+            name: a name such as `train`, or several such as `("train", "val")`, in which case the
+                examples of the second split follow those of the first.
 
         Raises:
             ManifestError: if the dataset has no such split.
@@ -154,13 +159,19 @@ class Manifest:
     def class_weights(self, split: str) -> tuple[float, ...]:
         """Returns balanced class weights: num_examples / (num_classes * examples of the class).
 
-        A class with no example gets 0. The formula is scikit-learn's `class_weight="balanced"`.
+        A class without examples gets 0. The formula is scikit-learn's `class_weight="balanced"`.
+
+        Args:
+            split: name of the split.
+
+        Raises:
+            ManifestError: if the dataset has no such split.
         """
         counts = self.split(split).label_counts
         return tuple(sum(counts) / (len(counts) * count) if count else 0.0 for count in counts)
 
     def to_json(self) -> str:
-        """Returns the manifest as JSON text, the same bytes for the same facts."""
+        """Returns the manifest as JSON text; equal manifests give equal bytes."""
         layout = self.layout
         statistics = {}
         if self.statistics is not None:
@@ -203,11 +214,12 @@ class Manifest:
         """Parses and checks a manifest.
 
         Args:
-            text: what `to_json` returned.
-            file_name: named in error messages.
+            text: the text that `to_json` returned.
+            file_name: name of the file in error messages.
 
         Raises:
-            ManifestError: if it is not a manifest, of a newer format, or contradicts itself.
+            ManifestError: if the text is not a manifest, has another format version, or
+                contradicts itself.
         """
         try:
             content = json.loads(text)
@@ -216,8 +228,8 @@ class Manifest:
             raise ManifestError(f"{file_name} is not a dataset manifest: {error}") from error
         if version != FORMAT_VERSION:
             raise ManifestError(
-                f"{file_name} has format version {version}, this program reads version "
-                f"{FORMAT_VERSION}; install the release that wrote it, or build the data anew"
+                f"{file_name} has format version {version}, but this program reads version "
+                f"{FORMAT_VERSION}; install the release that wrote it, or build the dataset again"
             )
         try:
             manifest = cls._from_content(content)
@@ -259,16 +271,16 @@ class Manifest:
         )
 
     def _check_consistency(self, content: Mapping[str, Any], file_name: str) -> None:
-        """Refuses a manifest whose parts disagree: a reader that trusts it would read garbage."""
+        """Refuses a manifest that contradicts itself, with which a reader would read garbage."""
         layout = self.layout
         slots = {
             name: schema.FeatureSlot(**slot) for name, slot in content["record"]["features"].items()
         }
         if content["record"]["stride"] != layout.stride or slots != dict(layout.features):
             raise ManifestError(
-                f"{file_name}: the record layout does not follow from image shape "
-                f"{self.image_shape} and {self.num_classes} classes; if the file was not changed, "
-                "a version before the first release wrote it: build the data anew"
+                f"{file_name}: the record layout does not match image shape {self.image_shape} "
+                f"and {self.num_classes} classes; if the file was not changed, a version before "
+                "the first release wrote it: build the dataset again"
             )
         for name, split in self.splits.items():
             if split.num_examples != content["splits"][name]["num_examples"] or (
@@ -276,13 +288,13 @@ class Manifest:
             ):
                 raise ManifestError(f"{file_name}: the counts of split {name!r} do not add up")
             for shard in split.shards:
-                # A manifest may come from a stranger: a shard lies in its own folder.
+                # A manifest may be untrusted, so a shard must be in the manifest's folder.
                 if not re.fullmatch(r"[\w.-]+", shard.name) or shard.name.startswith("."):
                     raise ManifestError(f"{file_name}: unsafe shard name {shard.name!r}")
                 if shard.num_bytes != shard.num_examples * layout.stride:
                     raise ManifestError(
                         f"{file_name}: {shard.name} should have {shard.num_examples} records of "
-                        f"{layout.stride} bytes, the manifest says {shard.num_bytes} bytes"
+                        f"{layout.stride} bytes, but the manifest says {shard.num_bytes} bytes"
                     )
         if self.statistics is not None:
             self._check_statistics(self.statistics, content["statistics"]["split"], file_name)
@@ -292,8 +304,8 @@ class Manifest:
         num_pixels = self.split(STATISTICS_SPLIT).num_examples * height * width
         if (split, found.num_pixels, len(found.sums)) != (STATISTICS_SPLIT, num_pixels, channels):
             raise ManifestError(
-                f"{file_name}: the statistics should be of split {STATISTICS_SPLIT!r}, "
-                f"{num_pixels} pixels in {channels} channels; they are of split {split!r}, "
+                f"{file_name}: expected statistics of split {STATISTICS_SPLIT!r}, {num_pixels} "
+                f"pixels in {channels} channels; received statistics of split {split!r}, "
                 f"{found.num_pixels} pixels in {len(found.sums)} channels"
             )
 
@@ -301,8 +313,11 @@ class Manifest:
     def load(cls, directory: str | os.PathLike[str]) -> Manifest:
         """Reads the manifest of a finished dataset on a local disk.
 
+        Args:
+            directory: folder of the dataset.
+
         Raises:
-            ManifestError: if there is none (the build did not finish) or it cannot be used.
+            ManifestError: if there is no manifest (the build did not finish) or it is unusable.
         """
         path = Path(directory) / FILE_NAME
         try:
@@ -311,7 +326,7 @@ class Manifest:
             hint = (
                 "the build did not finish; run the same build command again to resume it"
                 if Path(directory).is_dir()
-                else "there is no such folder"
+                else "the folder does not exist"
             )
             raise ManifestError(f"{path} is missing: {hint}") from None
         except (OSError, UnicodeDecodeError) as error:

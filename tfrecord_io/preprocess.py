@@ -1,4 +1,4 @@
-"""From a file's bytes to pixels: the one decode-and-resize of the build and of prediction."""
+"""Decodes and resizes an image file, in the same way for the build and for prediction."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from PIL import Image, ImageFile, ImageOps, TiffImagePlugin, features
 
 from tfrecord_io.printing import printable
 
-#: Pillow's filters by the name of the option. All of them widen with the reduction (antialias).
+#: Pillow's filters by the value of --resize. All of them antialias when they reduce a picture.
 RESIZE_FILTERS: Mapping[str, Image.Resampling] = {
     "bilinear": Image.Resampling.BILINEAR,
     "bicubic": Image.Resampling.BICUBIC,
@@ -20,15 +20,17 @@ RESIZE_FILTERS: Mapping[str, Image.Resampling] = {
     "box": Image.Resampling.BOX,
 }
 
-#: File formats that are decoded; Pillow guesses among many more, and each is attack surface.
-#: JPEG 2000 is left out because Pillow cuts its 16-bit colour to 8 bits and does not tell.
+#: File formats that are decoded. Pillow knows many more, but each is attack surface. JPEG 2000 is
+#: left out because Pillow silently reduces its 16-bit colour to 8 bits.
 FORMATS = ("JPEG", "PNG", "BMP", "TIFF", "GIF", "WEBP", "PPM")
 
-#: A picture with more pixels than this is taken for a decompression bomb (a third of a gigabyte
-#: in RGB). It is Pillow's own `MAX_IMAGE_PIXELS`, held here so that nobody's setting changes it.
+#: A picture with more pixels is rejected as a decompression bomb (it takes over a quarter of a
+#: gigabyte in RGB). The value is Pillow's default `MAX_IMAGE_PIXELS`, repeated here because a
+#: program can change that one.
 MAX_PIXELS = 89_478_485
 
-#: Characters of a reject's detail; what a stranger's file makes a library say can be longer.
+#: Largest number of characters of a reject's detail; a library's message about an untrusted file
+#: can be longer.
 MAX_DETAIL_LENGTH = 200
 
 _EXIF_ORIENTATION = 0x0112
@@ -37,12 +39,12 @@ _EXIF_ORIENTATION = 0x0112
 _TIFF_SAMPLE_FORMAT = 339
 
 
-class Reject(Exception):  # noqa: N818 - a verdict on an image, the field's word for it
-    """An image that is left out, with its reason.
+class Reject(Exception):  # noqa: N818 - the project's word for an image that is left out
+    """An image that is left out, with the reason.
 
     Attributes:
-        reason: one of a few fixed words, to count by.
-        detail: what was found in this file.
+        reason: one of a few fixed words, by which rejects are counted.
+        detail: what was found in the file.
     """
 
     def __init__(self, reason: str, detail: str) -> None:
@@ -60,10 +62,10 @@ class Preprocessing:
     """How a file becomes pixels.
 
     Attributes:
-        height: of the stored image, in pixels.
-        width: of the stored image, in pixels. The picture is stretched to fit, not cropped.
+        height: height of the stored image in pixels.
+        width: width of the stored image in pixels. The picture is stretched to fit, not cropped.
         channels: 1 (grey; colour becomes ITU-R 601-2 luma) or 3 (RGB; grey is repeated).
-        resize: a name in `RESIZE_FILTERS`.
+        resize: name of a filter in `RESIZE_FILTERS`.
 
     Raises:
         ValueError: if a value is out of range.
@@ -92,21 +94,27 @@ class Preprocessing:
         return self.height, self.width, self.channels
 
     def to_dict(self) -> dict[str, Any]:
+        """Returns JSON values by name, as the manifest keeps them."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Preprocessing:
-        """Restores what `to_dict` returned, as the manifest keeps it; ignores other entries."""
+        """Makes the options from the values that `to_dict` returned; ignores other entries.
+
+        Raises:
+            KeyError: if a value is missing.
+            ValueError: if a value is out of range.
+        """
         return cls(**{field.name: values[field.name] for field in dataclasses.fields(cls)})
 
 
 class DecodedImage(NamedTuple):
-    """A decoded, resized picture and what is known of the original.
+    """A decoded, resized picture with facts about the original.
 
     Attributes:
         pixels: uint8, row-major [height, width, channels] of the preprocessing.
-        width: of the original as it is viewed (after its EXIF rotation), in pixels.
-        height: likewise.
+        width: width of the original in pixels, after its EXIF rotation.
+        height: height of the original in pixels, after its EXIF rotation.
         mode: Pillow's name of the original's pixel format, such as `L` or `RGB`.
         file_format: Pillow's name of the file format, such as `JPEG`.
         quantization: sum of the JPEG's luminance quantization table, a measure of its
@@ -122,7 +130,7 @@ class DecodedImage(NamedTuple):
 
 
 def decoder_versions() -> dict[str, str]:
-    """Returns the versions that decide the pixels: the same ones give the same bytes."""
+    """Returns the library versions that decide the pixels; equal versions give equal bytes."""
     return {
         "pillow": PIL.__version__,
         "libjpeg": str(features.version("libjpeg_turbo") or features.version("jpg")),
@@ -130,15 +138,17 @@ def decoder_versions() -> dict[str, str]:
 
 
 def decode_image(data: bytes, preprocessing: Preprocessing) -> DecodedImage:
-    """Decodes an image file and brings it to the stored size and number of channels.
+    """Decodes an image file and converts it to the stored size and number of channels.
+
+    Pillow may emit warnings, for example about odd metadata.
 
     Args:
         data: the whole file.
-        preprocessing: the size, channels and filter wanted.
+        preprocessing: the wanted size, channels and filter.
 
     Raises:
-        Reject: if the file is no image, is damaged, or cannot be converted faithfully. Nothing
-            else is raised, whatever the bytes. Pillow may warn, of odd metadata for instance.
+        Reject: if the file is not an image, is damaged, or cannot be converted without loss of
+            information other than by resizing. No other exception is raised for any bytes.
     """
     if not data:
         raise Reject("empty", "the file has no bytes")
@@ -147,7 +157,7 @@ def decode_image(data: bytes, preprocessing: Preprocessing) -> DecodedImage:
     except Reject:
         raise
     except Image.UnidentifiedImageError:
-        # Not how it begins: a link in a folder may lead to a secret, and the reject is published.
+        # The detail quotes no bytes: a link may lead to a secret, and rejects are published.
         raise Reject("not_an_image", f"{len(data):,} bytes of no known format") from None
     except Image.DecompressionBombError as error:
         raise Reject("too_many_pixels", str(error)) from None
@@ -155,9 +165,9 @@ def decode_image(data: bytes, preprocessing: Preprocessing) -> DecodedImage:
         reason = "truncated" if "truncated" in str(error) else "undecodable"
         raise Reject(reason, str(error)) from None
     except Exception as error:
-        # Decoders of hostile or damaged bytes raise whatever they like (struct.error,
-        # SyntaxError, zlib.error, IndexError and more); one file must not end the job. Their
-        # messages are left out: some quote bytes of the file.
+        # For hostile or damaged bytes, decoders raise almost anything (struct.error, SyntaxError,
+        # zlib.error, IndexError and more), and one file must not end the job. Their messages are
+        # left out because some quote bytes of the file.
         raise Reject("undecodable", f"the decoder raised {type(error).__name__}") from None
 
 
@@ -195,11 +205,11 @@ def _check_size(image: Image.Image) -> None:
 
 
 def _check_depth(image: ImageFile.ImageFile) -> None:
-    """Refuses more than eight bits a sample, also where Pillow would cut them off silently."""
-    if image.format == "JPEG":  # which Pillow does not open with more
+    """Refuses more than eight bits per sample, also if Pillow would silently reduce them."""
+    if image.format == "JPEG":  # Pillow does not open a JPEG with more than eight bits
         return
-    # A 16-bit RGB file opens as mode RGB; only the arguments of its tiles' decoder tell: a raw
-    # mode such as RGB;16B, or the largest value of a netpbm file.
+    # Pillow opens a 16-bit RGB file as mode RGB. Only the arguments of the tiles' decoder show the
+    # depth: a raw mode such as RGB;16B, or the largest value of a netpbm file.
     arguments = [
         argument
         for tile in image.tile
@@ -215,7 +225,7 @@ def _check_depth(image: ImageFile.ImageFile) -> None:
 
 
 def _check_sample_format(image: Image.Image) -> None:
-    """Refuses signed samples, which Pillow reads as unsigned ones."""
+    """Refuses signed samples, which Pillow reads as if they were unsigned."""
     if not isinstance(image, TiffImagePlugin.TiffImageFile):
         return
     formats = set(image.tag_v2.get(_TIFF_SAMPLE_FORMAT, (1,)))
@@ -225,8 +235,8 @@ def _check_sample_format(image: Image.Image) -> None:
 
 
 def _turn_upright(image: Image.Image) -> Image.Image:
-    """Applies the EXIF orientation, which viewers apply too."""
-    # Looking for EXIF costs more than the test whether there can be any.
+    """Applies the EXIF orientation, as viewers do."""
+    # A fast path: looking for EXIF takes longer than this test.
     if "exif" not in image.info and image.format not in ("TIFF", "PNG", "WEBP"):
         return image
     if image.getexif().get(_EXIF_ORIENTATION, 1) == 1:
@@ -235,7 +245,7 @@ def _turn_upright(image: Image.Image) -> Image.Image:
 
 
 def _convert(image: Image.Image, channels: int) -> Image.Image:
-    """Brings any faithful 8-bit mode to grey or RGB."""
+    """Converts any supported 8-bit mode to grey or RGB."""
     wanted = "L" if channels == 1 else "RGB"
     if image.mode == wanted and "transparency" not in image.info:
         return image
@@ -246,6 +256,6 @@ def _convert(image: Image.Image, channels: int) -> Image.Image:
         if image.getchannel("A").getextrema() != (255, 255):
             raise Reject("transparency", "some pixels are not opaque")
     elif image.mode in ("P", "PA"):
-        # A palette holds colours: by way of RGB they keep their values.
+        # Palette colours keep their values if they are converted to RGB first.
         image = image.convert("RGB")
     return image.convert(wanted)

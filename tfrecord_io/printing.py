@@ -1,20 +1,21 @@
-"""Names and messages from strangers' files, made safe for a terminal, a table and a page."""
+"""Makes names and messages from untrusted files safe for a terminal, a table and a page."""
 
 from __future__ import annotations
 
-# What a spreadsheet takes for the beginning of a formula.
+# Characters with which a spreadsheet begins a formula.
 _FORMULA_STARTS = ("=", "+", "-", "@")
 
 
 def printable(text: str, max_length: int | None = None) -> str:
-    r"""Returns text in which all that is not printable is escaped, as in a Python string.
+    r"""Returns text with all unprintable characters escaped, as in a Python string.
 
-    Control characters, which can command a terminal, become such as `\x1b` and `\n`; bytes of a
-    file name that are no text (surrogates) such as `\udcff`. Letters of any script stay.
+    Control characters, which can control a terminal, become escapes such as `\x1b` and `\n`.
+    Undecodable bytes of a file name (surrogates) become escapes such as `\udcff`. Letters of any
+    script stay.
 
     Args:
         text: any text.
-        max_length: characters that are left of a longer one, the dots at its end included.
+        max_length: length to which longer text is cut, including the ellipsis at its end.
     """
     if not text.isprintable():
         text = "".join(
@@ -26,7 +27,7 @@ def printable(text: str, max_length: int | None = None) -> str:
 
 
 def csv_cell(text: str) -> str:
-    """Returns printable text that a spreadsheet does not take for a formula.
+    """Returns text as `printable` does, which a spreadsheet does not read as a formula.
 
     See `no_formula`.
     """
@@ -34,8 +35,9 @@ def csv_cell(text: str) -> str:
 
 
 def no_formula(text: str) -> str:
-    """Returns text that a spreadsheet does not take for a formula, otherwise as it is.
+    """Returns text that a spreadsheet does not read as a formula.
 
-    What begins with `=`, `+`, `-` or `@` gets a quote before it (OWASP, CSV injection).
+    Text that begins with `=`, `+`, `-` or `@` gets a quote in front (OWASP, CSV injection); other
+    text stays.
     """
     return f"'{text}" if text.startswith(_FORMULA_STARTS) else text

@@ -1,9 +1,9 @@
-"""The example: how one image, its label and its key become bytes, and how they come back.
+"""The example: encodes an image, its label and its key as a record, and parses records.
 
-Encoding and parsing stand side by side so that neither can change alone. Encoding needs no
-TensorFlow: pixels of one size make every serialized example of a dataset the same bytes but for
-three fixed places, so a record is a template with holes. That is also what makes a shard a
-strided array (see `RecordLayout`).
+Encoding and parsing are in one module so that they change together. Encoding does not need
+TensorFlow: all images of a dataset have the same size, so its serialized examples differ only in
+three fixed ranges of bytes, and a record is a template in which these are filled in. For the same
+reason a shard is a strided array (see `RecordLayout`).
 """
 
 from __future__ import annotations
@@ -26,16 +26,17 @@ IMAGE = "image"
 KEY = "key"
 LABEL = "label"
 
-# Zeros that bring image and stride to their places. The names sort before and behind all others.
+# Features of zeros that align the image and the stride. Their names sort before and after all
+# others.
 _HEAD_PADDING = "head_padding"
 _TAIL_PADDING = "tail_padding"
 
-# An image begins at a multiple of so many bytes: what TensorFlow asks of memory that it is to use
-# without a copy (EIGEN_MAX_ALIGN_BYTES with AVX-512, and what `tsl::Allocator` promises).
+# Each image begins at a multiple of this many bytes, the alignment that TensorFlow requires to use
+# memory without a copy (EIGEN_MAX_ALIGN_BYTES with AVX-512, as `tsl::Allocator` guarantees).
 _IMAGE_ALIGNMENT = 64
 
 # Blocks of this length are copied as fast as whole images (benchmarks/README.md), and smaller
-# ones waste less. Small images get smaller blocks, so that padding stays a small part of a record.
+# blocks need less padding. Small images get smaller blocks, so that padding stays a small share.
 _BLOCK_LENGTH = 512
 _BLOCKS_PER_IMAGE = 32
 
@@ -50,12 +51,13 @@ FOOTER_LENGTH = 4
 
 _CRC_MASK_DELTA = 0xA282EAD8
 
-# Protocol Buffers reads no message of 2 GiB or more; what is no pixel takes well below a MiB.
+# Protocol Buffers cannot read a message of 2 GiB or more; everything but the pixels takes much less
+# than a MiB.
 _MAX_IMAGE_LENGTH = 2**31 - 2**20
 
 
 def masked_crc32c(data: bytes | bytearray | memoryview) -> int:
-    """Returns the checksum a TFRecord stores for `data`: CRC-32C, rotated and offset.
+    """Returns the checksum that a TFRecord stores for `data`: CRC-32C, rotated and offset.
 
     Source of the formula: tensorflow/core/lib/hash/crc32c.h (`Mask`).
     """
@@ -77,11 +79,11 @@ def image_key(source_path: str) -> str:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FeatureSlot:
-    """Where one feature's payload lies in every record of a dataset.
+    """The position of one feature's payload in every record of a dataset.
 
     Attributes:
         offset: bytes from the start of the record's frame in the shard file.
-        length: bytes.
+        length: length of the payload in bytes.
     """
 
     offset: int
@@ -90,23 +92,23 @@ class FeatureSlot:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RecordLayout:
-    """The bytes of a record, fixed by the image's shape and the number of classes.
+    """The layout of a record, which follows from the image's shape and the number of classes.
 
-    Record r of a shard starts at byte `r * stride` of the file, and its features lie at constant
-    offsets in it, so a shard is at once a TFRecord file of `tf.train.Example` and an array with
-    a stride that can be mapped into memory.
+    Record r of a shard starts at byte `r * stride` of the file, and its features have constant
+    offsets in it. So a shard is both a TFRecord file of `tf.train.Example` and a strided array
+    that can be mapped into memory.
 
-    Two features of zeros, before and behind the others, put the image at a multiple of 64 bytes
-    and make the stride a multiple of `block_length`, which divides the image too. So a mapped
-    shard is an array of blocks as well, and a batch of images is one gather of blocks: nothing is
-    copied that is no pixel, and nothing is copied twice.
+    Two features of zeros, before and after the others, align the image to a multiple of 64 bytes
+    and make the stride a multiple of `block_length`, which also divides the image's length. So a
+    mapped shard is an array of blocks too, and a batch of images is one gather of blocks, which
+    copies each pixel once and nothing else.
 
     Attributes:
         image_shape: (height, width, channels) in pixels.
         num_classes: length of the one-hot label.
 
     Raises:
-        ValueError: if a dimension is not positive, or an image has 2 GiB.
+        ValueError: if a dimension is not positive, or an image takes 2 GiB or more.
     """
 
     image_shape: tuple[int, int, int]
@@ -128,17 +130,17 @@ class RecordLayout:
 
     @property
     def image_length(self) -> int:
-        """Bytes of the pixels: height * width * channels, one byte each."""
+        """Size of the pixels in bytes: height * width * channels."""
         return math.prod(self.image_shape)
 
     @property
     def label_length(self) -> int:
-        """Bytes of the one-hot label: four (float32) a class."""
+        """Size of the one-hot label in bytes: four (float32) per class."""
         return 4 * self.num_classes
 
     @functools.cached_property
     def block_length(self) -> int:
-        """Bytes of a block: the smallest divisor of `image_length` that is not too small."""
+        """Size of a block in bytes: the smallest divisor of `image_length` that is large enough."""
         least = min(_BLOCK_LENGTH, self.image_length // _BLOCKS_PER_IMAGE)
         small = [
             d for d in range(1, math.isqrt(self.image_length) + 1) if not self.image_length % d
@@ -147,7 +149,7 @@ class RecordLayout:
 
     @property
     def length(self) -> int:
-        """Bytes of a serialized example, without the TFRecord frame."""
+        """Size of a serialized example in bytes, without the TFRecord frame."""
         return self.stride - HEADER_LENGTH - FOOTER_LENGTH
 
     @property
@@ -159,7 +161,7 @@ class RecordLayout:
 
     @property
     def features(self) -> Mapping[str, FeatureSlot]:
-        """Where each feature's payload lies, by feature name."""
+        """Position of each feature's payload, by feature name."""
         return self._template.features
 
     @functools.cached_property
@@ -180,8 +182,8 @@ class RecordLayout:
 
         Args:
             image: uint8 pixels, row-major [height, width, channels].
-            label_index: position of the class in the dataset's label names.
-            key: the example's identity, see `image_key`.
+            label_index: index of the class in the dataset's label names.
+            key: the example's key, see `image_key`.
 
         Returns:
             bytes of length `stride`.
@@ -196,7 +198,17 @@ class RecordLayout:
     def encode_into(
         self, record: bytearray | memoryview, image: bytes, label_index: int, key: str
     ) -> None:
-        """Does what `encode_record` does, in memory that is there: `stride` bytes at `record`."""
+        """Writes one framed record into existing memory; otherwise as `encode_record`.
+
+        Args:
+            record: memory of `stride` bytes.
+            image: uint8 pixels, row-major [height, width, channels].
+            label_index: index of the class in the dataset's label names.
+            key: the example's key, see `image_key`.
+
+        Raises:
+            ValueError: if the image, the label or the key does not fit the layout.
+        """
         if len(image) != self.image_length:
             raise ValueError(
                 f"expected {self.image_length} bytes of pixels for shape {self.image_shape}, "
@@ -208,7 +220,7 @@ class RecordLayout:
             )
         key_bytes = key.encode("ascii")
         if len(key_bytes) != KEY_LENGTH:
-            raise ValueError(f"a key has {KEY_LENGTH} characters, received {key!r}")
+            raise ValueError(f"a key must have {KEY_LENGTH} characters, received {key!r}")
         template = self._template
         head_end = len(template.head)
         image_end = head_end + len(image)
@@ -217,14 +229,14 @@ class RecordLayout:
             slot = template.features[name]
             first = slot.offset - image_end
             tail[first : first + slot.length] = payload
-        # The checksum is made of parts, and the image copied once.
+        # The checksum is computed in parts, so that the image is copied only once.
         crc = google_crc32c.extend(google_crc32c.extend(template.head_crc, image), bytes(tail))
         record[:head_end] = template.head
         record[head_end:image_end] = image
         record[image_end:] = tail + struct.pack("<I", _mask(crc))
 
     def feature_spec(self) -> dict[str, Any]:
-        """Returns what `tf.io.parse_example` needs to read these records without this package."""
+        """Returns the specification with which `tf.io.parse_example` reads these records."""
         import tensorflow as tf
 
         return {
@@ -253,13 +265,13 @@ class RecordLayout:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Template:
-    """What all records of a dataset share: a framed record around the image.
+    """The bytes that all records of a dataset share.
 
     Attributes:
-        head: what lies before the image's pixels, with the frame's header.
-        head_crc: CRC-32C of the head without that header.
-        tail: what lies behind the pixels, zeros for the key and the label, without the footer.
-        features: where each feature's payload lies, by feature name.
+        head: the bytes before the pixels, including the frame's header.
+        head_crc: CRC-32C of the head without the frame's header.
+        tail: the bytes after the pixels without the footer, with zeros for key and label.
+        features: position of each feature's payload, by feature name.
     """
 
     head: bytes
@@ -271,7 +283,7 @@ class _Template:
 @functools.lru_cache
 def _make_template(image_length: int, label_length: int, block_length: int) -> _Template:
     head_padding, tail_padding = _find_padding(image_length, label_length, block_length)
-    # Sorted by name: the order of SerializeToString(deterministic=True).
+    # Sorted by name, as SerializeToString(deterministic=True) does.
     lengths = {
         _HEAD_PADDING: head_padding,
         IMAGE: image_length,
@@ -303,14 +315,14 @@ def _make_template(image_length: int, label_length: int, block_length: int) -> _
 
 
 def _find_padding(image_length: int, label_length: int, block_length: int) -> tuple[int, int]:
-    """Returns the lengths of the two features of zeros: the shortest that bring all to its place.
+    """Returns the smallest lengths of the two features of zeros that give the wanted alignment.
 
-    An image is to begin at a multiple of `_IMAGE_ALIGNMENT`, a record to have whole blocks.
+    The image must begin at a multiple of `_IMAGE_ALIGNMENT`, and a record must have whole blocks.
     """
     image_start = len(_entry_prefix(IMAGE, image_length))
     others = _entry_length(KEY, KEY_LENGTH) + _entry_length(LABEL, label_length)
-    # Where the entries start depends on their length, which takes one byte or more to say, and
-    # their length on where they start.
+    # The start of the entries depends on their length, which is encoded in one byte or more, and
+    # their length depends on their start. So each start is tried.
     for start in itertools.count(HEADER_LENGTH + 2):
         head = next(
             length
@@ -325,11 +337,11 @@ def _find_padding(image_length: int, label_length: int, block_length: int) -> tu
                 break
             if needed == start and (start + entries + FOOTER_LENGTH) % block_length == 0:
                 return head, tail
-    raise AssertionError  # a start that agrees with its length ends the loop
+    raise AssertionError  # not reached: some start always fits
 
 
 def _varint(value: int) -> bytes:
-    """Protocol Buffers' variable-length integer: seven bits a byte, least significant first."""
+    """Returns a Protocol Buffers varint: seven bits per byte, the least significant first."""
     encoded = bytearray()
     while value > 0x7F:
         encoded.append(value & 0x7F | 0x80)
@@ -339,12 +351,12 @@ def _varint(value: int) -> bytes:
 
 
 def _field(number: int, payload: bytes, more: int = 0) -> bytes:
-    """A length-delimited Protocol Buffers field, up to where `more` bytes of it follow."""
+    """Returns a length-delimited Protocol Buffers field without the last `more` bytes of it."""
     return bytes([number << 3 | 2]) + _varint(len(payload) + more) + payload
 
 
 def _entry_prefix(name: str, payload_length: int) -> bytes:
-    """A feature of an example up to its payload: floats for the label, bytes for any other.
+    """Returns the bytes of a feature before its payload: floats for the label, else bytes.
 
     Field numbers are from tensorflow/core/example/feature.proto and example.proto:
     Example.features = 1, Features.feature = 1 (map: key = 1, value = 2),

@@ -1,8 +1,8 @@
-"""Writes the records of a shard, and finds what is known of them all.
+"""Writes the records of a shard, and computes the side facts of their pictures.
 
-An image decoded between two steps leaves nothing of their code and data in a processor's caches:
-hashing, writing and looking at each record by itself costs several times what it costs for many.
-So records are encoded side by side into one block of memory, and the rest is done to the block.
+Records are encoded into one block of memory, and hashing, writing and the side facts are done once
+per block. Done for each record, they would take several times longer, because decoding an image in
+between evicts their code and data from the processor's caches.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from tfrecord_io import schema
 from tfrecord_io.auditing import side_facts
 from tfrecord_io.statistics import PixelStatistics
 
-#: Bytes of records that are dealt with together, few enough to stay in a processor's cache.
+#: Size of a block in bytes, small enough for a processor's cache.
 BLOCK_BYTES = 1024 * 1024
 
 
 class ShardWriter:
-    """Appends records to a file. Use it as a context, which ends with the last block written."""
+    """Appends records to a file, for use in a `with` block, whose end writes the last records."""
 
     def __init__(self, file: IO[bytes], layout: schema.RecordLayout) -> None:
-        """Begins with no records.
+        """Makes a writer without records.
 
         Args:
-            file: open for writing; stays open.
-            layout: of the records.
+            file: the file, open for writing; it stays open.
+            layout: layout of the records.
         """
         self._file = file
         self._layout = layout
@@ -44,9 +44,15 @@ class ShardWriter:
         self._statistics = PixelStatistics.from_images(self._pictures[:0])
 
     def write(self, image: bytes, label_index: int, key: str) -> None:
-        """Appends a record.
+        """Appends a record; see `schema.RecordLayout.encode_record`.
 
-        Args and errors are those of `schema.RecordLayout.encode_record`.
+        Args:
+            image: uint8 pixels, row-major [height, width, channels].
+            label_index: index of the class in the dataset's label names.
+            key: the example's key, see `schema.image_key`.
+
+        Raises:
+            ValueError: if the image, the label or the key does not fit the layout.
         """
         self._layout.encode_into(self._records[self._num_waiting], image, label_index, key)
         self._num_waiting += 1
@@ -55,15 +61,19 @@ class ShardWriter:
 
     @property
     def sha256(self) -> str:
-        """Hexadecimal digest of what is in the file: of all records, after the context."""
+        """Hexadecimal digest of the written blocks; of all records after the `with` block."""
         return self._digest.hexdigest()
 
     def facts(self) -> dict[str, np.ndarray]:
-        """Returns what `side_facts.SideFacts` found of all pictures, after the context."""
+        """Returns the side facts of all pictures; valid after the `with` block.
+
+        Returns:
+            arrays by name, as `side_facts.SideFacts.columns` returns them.
+        """
         return self._facts.columns()
 
     def statistics(self) -> PixelStatistics:
-        """Returns the sums over the pixels of all pictures, after the context."""
+        """Returns the sums over the pixels of all pictures; valid after the `with` block."""
         return self._statistics
 
     def __enter__(self) -> ShardWriter:

@@ -1,4 +1,4 @@
-"""Shard names, and files that appear whole or not at all."""
+"""Names of shards, and atomic writing of files."""
 
 from __future__ import annotations
 
@@ -18,6 +18,11 @@ _SHARD_NAME = re.compile(
 def shard_name(split: str, shard_index: int, num_shards: int) -> str:
     """Returns a shard's file name, such as `train-00000-of-00064.tfrecord`.
 
+    Args:
+        split: name of the split.
+        shard_index: number of the shard, from 0.
+        num_shards: number of shards of the split.
+
     Raises:
         ValueError: if `shard_index` is not in 0..num_shards-1.
     """
@@ -29,8 +34,11 @@ def shard_name(split: str, shard_index: int, num_shards: int) -> str:
 def parse_shard_name(name: str) -> tuple[str, int, int]:
     """Returns (split, shard_index, num_shards) of a shard's file name.
 
+    Args:
+        name: the file name.
+
     Raises:
-        ValueError: if `name` is not one that `shard_name` makes.
+        ValueError: if `shard_name` does not make such a name.
     """
     match = _SHARD_NAME.fullmatch(name)
     if match:
@@ -41,7 +49,7 @@ def parse_shard_name(name: str) -> tuple[str, int, int]:
 
 
 def sidecar_name(shard: str) -> str:
-    """Returns the name of the JSON file that lies beside a shard and describes it."""
+    """Returns the name of the JSON file beside a shard that describes it."""
     return shard.removesuffix(".tfrecord") + ".json"
 
 
@@ -49,15 +57,14 @@ def sidecar_name(shard: str) -> str:
 def atomic_write(
     path: str | os.PathLike[str], temp_dir: str | os.PathLike[str] | None = None
 ) -> Iterator[BinaryIO]:
-    """Opens a file that takes its name only when it is complete and on the disk.
+    """Opens a file for writing, which appears under its name only when it is complete on the disk.
 
-    Each call writes under a temporary name of its own, so two attempts at the same file never
-    mix: the last rename wins. Leaving the block by an exception removes the temporary file.
+    Each call uses its own temporary name, so two attempts at the same file do not mix: the last
+    rename wins. If the block raises an exception, the temporary file is removed.
 
     Args:
-        path: the final name.
-        temp_dir: where the temporary file lies meanwhile; beside `path` if not given. It must be
-            on the same file system.
+        path: path of the file.
+        temp_dir: folder of the temporary file, on the same file system; by default that of `path`.
 
     Yields:
         a binary file, open for writing.

@@ -1,4 +1,4 @@
-"""A contact sheet: what the records hold, for a person to look at."""
+"""Draws a contact sheet of a dataset's images."""
 
 from __future__ import annotations
 
@@ -19,16 +19,17 @@ _MAX_TILE = 224
 def contact_sheet(
     directory: str | Path, split: str, *, num_per_class: int = 6, tile_size: int = 160
 ) -> Image.Image:
-    """Returns a picture with a row of examples a class, each as stored.
+    """Returns a picture with one row of stored images per class.
 
     Args:
-        directory: the dataset.
-        split: whose examples to show, the first of each class in the stored (shuffled) order.
-        num_per_class: examples in a row.
-        tile_size: pixels of the longer side of a tile.
+        directory: folder of the dataset.
+        split: name of the split; its first examples of each class are shown, in stored order.
+        num_per_class: number of images in a row.
+        tile_size: longer side of a tile in pixels.
 
     Raises:
         manifest.ManifestError: if the dataset is unusable or has no such split.
+        OSError: if a shard cannot be read.
     """
     found = manifest.Manifest.load(directory)
     images = _first_of_each_class(Path(directory), found, split, num_per_class)

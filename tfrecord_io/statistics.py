@@ -1,7 +1,7 @@
-"""Mean and standard deviation of stored pixels, kept as sums that are exact.
+"""Mean and standard deviation of stored pixels, kept as exact sums of integers.
 
-Sums of whole numbers can be added in any order and give the same result, so each worker adds up
-its own shard and the total does not depend on how the work was divided.
+Integers give the same sum in any order, so each worker adds up its own shard, and the total does
+not depend on how the work was divided.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import numpy as np
 
 from tfrecord_io import schema
 
-# Rows of pixels added up at once. So many squares, at most 255² each, still fit into 32 bits, and
-# the rows of a scan stay in the processor's cache.
+# Rows of pixels added up at once: the sum of this many squares, at most 255² each, fits into 32
+# bits, and the rows of a scan fit into the processor's cache.
 _ROWS_AT_ONCE = 256
 
 # Bytes of a shard read at once.
@@ -28,7 +28,7 @@ class PixelStatistics:
     """Sums over the pixels of images, by channel.
 
     Attributes:
-        num_pixels: pixels of each channel.
+        num_pixels: number of pixels of each channel.
         sums: sum of the values 0..255 of each channel.
         sums_of_squares: sum of the squared values of each channel.
 
@@ -42,15 +42,15 @@ class PixelStatistics:
 
     def __post_init__(self) -> None:
         numbers = (self.num_pixels, *self.sums, *self.sums_of_squares)
-        # A float has lost digits, and True is not a number here.
+        # The exact type, because a float may have lost digits, and a bool is an int too.
         possible = all(type(number) is int and number >= 0 for number in numbers)
         if not possible or not self.sums or len(self.sums) != len(self.sums_of_squares):
             raise ValueError(
-                "expected whole numbers: pixels, and of each channel a sum and a sum of squares; "
-                f"received {self.num_pixels}, {self.sums} and {self.sums_of_squares}"
+                "expected integers: the number of pixels, and a sum and a sum of squares of each "
+                f"channel; received {self.num_pixels}, {self.sums} and {self.sums_of_squares}"
             )
         for total, squares in zip(self.sums, self.sums_of_squares, strict=True):
-            # Each value v has v <= v² <= 255 v; and a variance is not negative.
+            # v <= v² <= 255 v for each value v, and a variance is not negative.
             if not total <= squares <= 255 * total or total**2 > self.num_pixels * squares:
                 raise ValueError(
                     f"{self.num_pixels} pixels of 0..255 cannot have the sum {total} and the sum "
@@ -73,7 +73,7 @@ class PixelStatistics:
         Raises:
             ZeroDivisionError: if there are no pixels.
         """
-        # The difference of the two products is small beside them, so it is taken of integers.
+        # In integers, because the difference of the two large products may be small.
         return tuple(
             math.sqrt(self.num_pixels * squares - total**2) / self.num_pixels
             for total, squares in zip(self.sums, self.sums_of_squares, strict=True)
@@ -83,7 +83,7 @@ class PixelStatistics:
         """Returns the statistics of the pixels of both.
 
         Raises:
-            ValueError: if they have different numbers of channels.
+            ValueError: if the numbers of channels differ.
         """
         if len(self.sums) != len(other.sums):
             raise ValueError(
@@ -121,7 +121,7 @@ class PixelStatistics:
             for row in range(0, len(all_rows), _ROWS_AT_ONCE):
                 rows = all_rows[row : row + _ROWS_AT_ONCE]
                 sums += rows.sum(axis=0, dtype=np.uint32)
-                # Half the time of a histogram by `np.bincount`.
+                # Twice as fast as a histogram with `np.bincount`.
                 squares = np.multiply(rows, rows, dtype=np.uint16)
                 sums_of_squares += squares.sum(axis=0, dtype=np.uint32)
         return cls(
@@ -136,7 +136,7 @@ class PixelStatistics:
 
         Args:
             records: uint8 [num_records, layout.stride].
-            layout: of the records.
+            layout: layout of the records.
         """
         slot = layout.features[schema.IMAGE]
         pixels = records[:, slot.offset : slot.offset + slot.length]
@@ -148,7 +148,7 @@ class PixelStatistics:
 
         Args:
             file: the shard, open for reading at its beginning.
-            layout: of its records.
+            layout: layout of the records.
 
         Raises:
             ValueError: if the file does not hold whole records.
@@ -157,7 +157,7 @@ class PixelStatistics:
         while block := file.read(max(_BLOCK_BYTES // layout.stride, 1) * layout.stride):
             if len(block) % layout.stride:
                 raise ValueError(
-                    f"expected records of {layout.stride:,} bytes, the last one has "
+                    f"expected records of {layout.stride:,} bytes, but the last one has "
                     f"{len(block) % layout.stride:,}"
                 )
             records = np.frombuffer(block, np.uint8).reshape(-1, layout.stride)
@@ -174,7 +174,7 @@ class PixelStatistics:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> PixelStatistics:
-        """Parses what `to_dict` returned; other keys are ignored.
+        """Makes statistics from the values that `to_dict` returned; ignores other keys.
 
         Raises:
             KeyError: if a value is missing.

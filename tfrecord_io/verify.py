@@ -1,4 +1,4 @@
-"""Recounts and re-hashes a finished dataset, trusting nothing but the files."""
+"""Checks a finished dataset by reading, counting and hashing all of its files again."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from tfrecord_io import augment, manifest, preprocess, schema, shards
 from tfrecord_io.printing import printable
 from tfrecord_io.statistics import PixelStatistics
 
-#: Records read at once: some megabytes.
+#: Number of records read at once, a few megabytes.
 _CHUNK_RECORDS = 256
 
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """Something that is not as it should be.
+    """Something that is wrong.
 
     Attributes:
-        file_name: where it was found.
+        file_name: the file in which it was found.
         message: what was expected and what was found.
     """
 
@@ -53,19 +53,19 @@ def verify(
 ) -> list[Finding]:
     """Checks every byte of a dataset against its manifest, sidecars and tables.
 
-    Checked are sizes, SHA-256 and record CRCs of all shards, lengths and framing of all records,
+    It checks sizes, SHA-256 and record CRCs of all shards, lengths and framing of all records,
     one-hot labels, label counts, keys (unique, and the same as in the examples table), the sums
-    over the train split's pixels, and the ledger of the source's files. With the source at
-    hand a random sample is decoded anew and compared pixel by pixel.
+    over the train split's pixels, and the ledger of the source's files. With `source_input` it
+    also decodes a random sample of the source again and compares it pixel by pixel.
 
     Args:
-        directory: the dataset.
-        source_input: the archive or folder it was built from.
-        num_samples: images of the random sample.
-        seed: of the sample.
+        directory: folder of the dataset.
+        source_input: the archive or folder from which the dataset was built.
+        num_samples: number of images in the random sample.
+        seed: seed of the random sample.
 
     Returns:
-        what is wrong; empty if nothing is.
+        everything that is wrong; empty if nothing is.
 
     Raises:
         manifest.ManifestError: if there is no usable manifest.
@@ -78,7 +78,7 @@ def verify(
 def _verify(
     directory: Path, source_input: str | Path | None, num_samples: int, seed: int
 ) -> tuple[list[Finding], int]:
-    """Returns what is wrong, and the number of examples that were decoded anew and compared."""
+    """Returns the findings, and the number of examples that were decoded again and compared."""
     found = manifest.Manifest.load(directory)
     findings: list[Finding] = []
     keys: dict[str, list[str]] = {}
@@ -96,7 +96,7 @@ def _verify(
             findings.append(
                 Finding(
                     manifest.FILE_NAME,
-                    f"says {split.label_counts} examples a class, the shards hold "
+                    f"says {split.label_counts} examples per class, but the shards hold "
                     f"{tuple(label_counts.tolist())}",
                 )
             )
@@ -104,8 +104,8 @@ def _verify(
         findings.append(
             Finding(
                 manifest.FILE_NAME,
-                f"says {found.statistics} of split {manifest.STATISTICS_SPLIT!r}, the shards hold "
-                f"{statistics}",
+                f"says {found.statistics} of split {manifest.STATISTICS_SPLIT!r}, but the shards "
+                f"hold {statistics}",
             )
         )
     _check_strangers(directory, found, findings)
@@ -164,9 +164,9 @@ def _check_shard(
                     contents.label_counts[int(one_hot.argmax())] += 1
                 row += 1
     if row != shard.num_examples:
-        report(f"has {row} records, the manifest says {shard.num_examples}")
+        report(f"has {row} records, but the manifest says {shard.num_examples}")
     if digest.hexdigest() != shard.sha256:
-        report(f"has SHA-256 {digest.hexdigest()}, the manifest says {shard.sha256}")
+        report(f"has SHA-256 {digest.hexdigest()}, but the manifest says {shard.sha256}")
     return contents
 
 
@@ -184,19 +184,18 @@ def _record_problem(record: np.ndarray, layout: schema.RecordLayout) -> str | No
     if length != layout.length or length_crc != schema.masked_crc32c(frame[:8]):
         return f"its frame says {length} bytes, expected {layout.length}"
     if data_crc != schema.masked_crc32c(data):
-        return "its CRC does not fit its bytes"
+        return "its CRC does not match its bytes"
     one_hot = np.frombuffer(_payload(record, layout, schema.LABEL), "<f4")
     if sorted(one_hot.tolist()) != [0.0] * (layout.num_classes - 1) + [1.0]:
         return f"its label {one_hot.tolist()} is not one-hot"
     key = _payload(record, layout, schema.KEY)
-    # With its parts right, only the bytes between them are left, and a record written anew
-    # from the same parts has those too.
+    # Image, label and key are right. Encoding them again shows whether all other bytes are too.
     expected = layout.encode_record(
         _payload(record, layout, schema.IMAGE),
         int(one_hot.argmax()),
         key.decode("ascii", "replace").replace("\ufffd", "?"),
     )
-    return None if frame == expected else "it is not laid out as the manifest says"
+    return None if frame == expected else "its layout differs from that of the manifest"
 
 
 def _check_sidecar(
@@ -214,12 +213,14 @@ def _check_sidecar(
     expected = {key: getattr(shard, key) for key in facts}
     if facts != expected or content.get("fingerprint") != found.fingerprint:
         findings.append(
-            Finding(name, f"says {facts}, the manifest {expected}, or is of another build")
+            Finding(
+                name, f"says {facts}, but the manifest says {expected}, or it is of another build"
+            )
         )
 
 
 def _check_strangers(directory: Path, found: manifest.Manifest, findings: list[Finding]) -> None:
-    """Reports shards that the manifest does not know: a glob over the folder would read them."""
+    """Reports shards that are not in the manifest, which a glob over the folder would read."""
     known = {shard.name for split in found.splits.values() for shard in split.shards}
     for path in sorted(directory.glob("*.tfrecord")):
         if path.name not in known:
@@ -238,7 +239,10 @@ def _check_examples(
     ]
     if repeated:
         findings.append(
-            Finding(manifest.FILE_NAME, f"key {repeated[0]} stands in {len(repeated)} examples")
+            Finding(
+                manifest.FILE_NAME,
+                f"keys that occur in several examples: {len(repeated)}, such as {repeated[0]}",
+            )
         )
     try:
         table = pq.read_table(directory / name, columns=["shard", "row", "key"])
@@ -255,7 +259,7 @@ def _check_examples(
         rows[shard].append(key)
     for shard, expected in keys.items():
         if rows[shard] != expected:
-            findings.append(Finding(name, f"has other keys for {shard} than the shard itself"))
+            findings.append(Finding(name, f"has different keys for {shard} than the shard itself"))
 
 
 def _check_ledger(directory: Path, found: manifest.Manifest, findings: list[Finding]) -> None:
@@ -265,20 +269,20 @@ def _check_ledger(directory: Path, found: manifest.Manifest, findings: list[Find
         for name, value in counts.items()
         if name not in ("files", "variants")
     )
-    # Augmented copies are examples, and no files.
+    # Augmented copies are examples, but not files of the source.
     accounted -= counts.get("variants", 0)
     if accounted != counts["files"]:
         findings.append(
             Finding(
                 manifest.FILE_NAME,
-                f"{counts['files']} files went in, {accounted} are accounted for",
+                f"counts {counts['files']} files, but {accounted} are accounted for",
             )
         )
     if counts["examples"] != found.num_examples:
         findings.append(
             Finding(
                 manifest.FILE_NAME,
-                f"counts {counts['examples']} examples, its splits hold {found.num_examples}",
+                f"counts {counts['examples']} examples, but its splits hold {found.num_examples}",
             )
         )
     name = manifest.REJECTS_FILE_NAME
@@ -290,7 +294,9 @@ def _check_ledger(directory: Path, found: manifest.Manifest, findings: list[Find
         return
     if dict(reasons) != dict(found.rejects):
         findings.append(
-            Finding(name, f"has rejects {dict(reasons)}, the manifest says {dict(found.rejects)}")
+            Finding(
+                name, f"has rejects {dict(reasons)}, but the manifest says {dict(found.rejects)}"
+            )
         )
 
 
@@ -302,10 +308,10 @@ def _check_sample(
     seed: int,
     findings: list[Finding],
 ) -> int:
-    """Decodes some images of the source anew and compares them with their records.
+    """Decodes a sample of the source's images again and compares them with their records.
 
     Returns:
-        how many examples were compared, augmented copies included.
+        the number of examples that were compared, including augmented copies.
     """
     table = pq.read_table(directory / manifest.EXAMPLES_FILE_NAME)
     columns = ["shard", "row", "path", "key", "variant"]
@@ -332,7 +338,14 @@ def _check_sample(
 def _compare(
     directory: Path, found: manifest.Manifest, row: Mapping[str, Any], data: bytes
 ) -> list[Finding]:
-    """Decodes the file of an example, a row of the examples table, and compares the pixels."""
+    """Decodes the file of an example again and compares its pixels with the record.
+
+    Args:
+        directory: folder of the dataset.
+        found: the manifest.
+        row: the example's row of the examples table.
+        data: content of the example's file.
+    """
     layout = found.layout
     slot = layout.features[schema.IMAGE]
     with (directory / row["shard"]).open("rb") as file:
@@ -349,24 +362,26 @@ def _compare(
         pixels = augment.vary(pixels, layout.image_shape, row["key"])
     if pixels == stored:
         return []
-    return [Finding(row["shard"], f"record {row['row']} is not what {row['path']} decodes to")]
+    return [
+        Finding(row["shard"], f"record {row['row']} differs from what {row['path']} decodes to")
+    ]
 
 
 def _read_files(source_input: Path, paths: Sequence[str]) -> Iterator[tuple[str, bytes | None]]:
-    """Yields each file once, read with the standard library and not with the build's code."""
+    """Yields each file once, read with the standard library instead of the build's own code."""
     if source_input.is_dir():
         for path in paths:
             file = source_input / path
             yield path, file.read_bytes() if file.is_file() else None
     elif zipfile.is_zipfile(source_input):
         with zipfile.ZipFile(source_input) as archive:
-            # The build takes the first of several members of one name.
+            # The build uses the first of several members with the same name.
             members = sorted(archive.infolist(), key=lambda info: -info.header_offset)
             infos = {info.filename: info for info in members}
             for path in paths:
                 yield path, archive.read(infos[path]) if path in infos else None
     else:
-        # A tar may be compressed, so it is read once, from front to back.
+        # A tar may be compressed, so it is read once from beginning to end.
         missing = dict.fromkeys(paths)
         with tarfile.open(source_input) as archive:
             for info in archive:
@@ -384,16 +399,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--source_input",
         metavar="PATH",
-        help="the archive or folder it was built from: decode a random sample of it anew",
+        help="the archive or folder it was built from: decode a random sample of it again",
     )
     parser.add_argument(
-        "--num_samples", type=int, default=100, help="images of that sample (default: %(default)s)"
+        "--num_samples", type=int, default=100, help="size of that sample (default: %(default)s)"
     )
-    parser.add_argument("--seed", type=int, default=0, help="of that sample")
+    parser.add_argument("--seed", type=int, default=0, help="seed of that sample")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints the findings, one a line, or what was found right; returns the exit code."""
+    """Prints one finding per line, or that nothing is wrong; returns the exit code."""
     findings, num_compared = _verify(
         Path(args.directory), args.source_input, args.num_samples, args.seed
     )
@@ -404,9 +419,9 @@ def run(args: argparse.Namespace) -> int:
     found = manifest.Manifest.load(args.directory)
     sampled = ""
     if args.source_input:
-        sampled = f", and {num_compared} images decoded anew from {args.source_input} are the same"
+        sampled = f"; {num_compared} images decoded again from {args.source_input} are the same"
     print(
-        f"{args.directory} is as its manifest says: {found.num_examples:,} examples in "
+        f"{args.directory} matches its manifest: {found.num_examples:,} examples in "
         f"{sum(len(split.shards) for split in found.splits.values())} shards, "
         f"{found.num_bytes / 1e6:,.1f} MB{sampled}"
     )
