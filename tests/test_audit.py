@@ -160,7 +160,7 @@ def test_pictures_too_small_to_tell_are_not_compared_and_the_user_is_told(flawed
     out = build_here(flawed_tree, tmp_path / "out", "--image_size=28")
     found = finding(out, "near_duplicates")
     assert found.title == "Near duplicates were not looked for"
-    assert "Below 64 pixels a side" in found.detail
+    assert "Below 64 pixels per side" in found.detail
     assert audit.audit(out).measures["near_duplicate_pairs"] is None
 
 

@@ -1,1 +1,1 @@
-"""What may be wrong with a collection: leaks, copies, contradictions and shortcuts."""
+"""Finds leaks, duplicates, contradicting labels and shortcuts in a dataset."""

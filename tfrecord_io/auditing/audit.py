@@ -1,7 +1,7 @@
-"""What is wrong with the data: leaks between splits, copies, contradictions and shortcuts.
+"""Audits a dataset: finds leaks between splits, duplicates, contradicting labels and shortcuts.
 
-It looks at the examples table and the manifest, and at the pixels of pairs that look alike. What
-it does not find is no proof that it is not there; `LIMITS` says what it cannot see.
+The audit reads the examples table, the manifest, and the pixels of pairs that look alike. An audit
+without findings does not prove that the data is clean; `LIMITS` lists what it cannot see.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from tfrecord_io.printing import printable
 Severity = Literal["problem", "warning", "note", "good"]
 SEVERITIES: tuple[Severity, ...] = ("problem", "warning", "note", "good")
 
-#: What the audit cannot see, for every report.
+#: What the audit cannot see; every report lists it.
 LIMITS = (
-    "Patients are known by what the file names say. Two names for one person go unseen.",
-    "Near duplicates are found if saved anew, brightened, dimmed or resized. Cropped, turned, "
-    "mirrored or heavily edited copies are not looked for.",
-    "Near duplicates are looked for across splits and across labels only: within one split and "
-    "label, scans of one eye are alike by nature.",
-    "How well side facts tell the class is measured with a simple model. A stronger one may tell "
-    "more.",
-    "Nothing here checks whether the labels are medically right.",
+    "Patients are identified by the file names only. One person with two names is not noticed.",
+    "Near duplicates are found if they were saved again, brightened, dimmed or resized. Cropped, "
+    "rotated, mirrored or heavily edited copies are not looked for.",
+    "Near duplicates are looked for only across splits and across labels, because scans of one "
+    "eye look alike.",
+    "How well side facts predict the class is measured with a simple model. A stronger model may "
+    "predict more.",
+    "The audit does not check whether the labels are medically right.",
 )
 
-#: Columns of the examples table that the audit reads, as far as they are there.
+#: Columns of the examples table that the audit reads; an older table may lack some.
 COLUMNS = (
     "split",
     "shard",
@@ -63,7 +63,7 @@ COLUMNS = (
 )
 _REPEATED = ("split", "shard", "label", "mode", "file_format")
 
-#: Cases that a finding lists at most.
+#: Largest number of cases that a finding lists.
 MAX_LISTED = 20
 
 
@@ -72,13 +72,13 @@ class Finding:
     """One thing found, or one check passed.
 
     Attributes:
-        code: its fixed name, such as `patient_leak`.
-        severity: `problem` (results on this data would mislead), `warning` (they may), `note`
-            (good to know) or `good` (looked for and not found).
+        code: fixed name of the finding, such as `patient_leak`.
+        severity: `problem` (results on this data would be misleading), `warning` (they may be),
+            `note` (good to know) or `good` (looked for and not found).
         title: one short sentence with the number.
-        detail: what it means and what to do, in plain words.
-        count: how many, as the title says.
-        listed: up to twenty cases, each a mapping of column to value.
+        detail: what the finding means and what to do.
+        count: the number in the title.
+        listed: up to `MAX_LISTED` cases, each a mapping of column to value.
     """
 
     code: str
@@ -91,11 +91,11 @@ class Finding:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Audit:
-    """All that was found.
+    """The result of an audit.
 
     Attributes:
-        findings: worst first.
-        measures: the figures behind them, for programs.
+        findings: the findings, the worst first.
+        measures: the numbers behind the findings, by name.
     """
 
     findings: tuple[Finding, ...]
@@ -115,9 +115,12 @@ class Audit:
 def audit(directory: str | os.PathLike[str]) -> Audit:
     """Audits a finished dataset on a local disk.
 
+    Args:
+        directory: folder of the dataset.
+
     Raises:
         manifest.ManifestError: if the dataset is unfinished or unusable.
-        OSError: if a file of it is missing.
+        OSError: if a file of the dataset is missing.
     """
     found = manifest.Manifest.load(directory)
     directory = Path(directory)
@@ -127,10 +130,16 @@ def audit(directory: str | os.PathLike[str]) -> Audit:
 
 
 def read_examples(file: str | os.PathLike[str] | pa.NativeFile) -> pa.Table:
-    """Returns the columns of an examples table that the audit reads, as far as they are there.
+    """Returns the columns of an examples table that the audit reads, without augmented copies.
+
+    Args:
+        file: the table as a path or an open file.
+
+    Returns:
+        those of `COLUMNS` that the table has.
 
     Raises:
-        manifest.ManifestError: if the table lacks what every version of it has.
+        manifest.ManifestError: if the table lacks a column that every version has.
     """
     parquet = pq.ParquetFile(file, read_dictionary=list(_REPEATED))
     names = parquet.schema_arrow.names
@@ -143,18 +152,18 @@ def read_examples(file: str | os.PathLike[str] | pa.NativeFile) -> pa.Table:
     if "variant" not in names:
         return parquet.read(columns=columns).unify_dictionaries()
     table = parquet.read(columns=[*columns, "variant"])
-    # An augmented copy is meant to be like its original, and says nothing about the data.
+    # An augmented copy resembles its original on purpose, so it is not audited.
     is_original = pc.equal(table["variant"], 0)
     return table.filter(is_original).select(columns).unify_dictionaries()
 
 
 def audit_examples(examples: pa.Table, twins: Twins, found: manifest.Manifest) -> Audit:
-    """Draws the conclusions.
+    """Audits the examples of a dataset.
 
     Args:
-        examples: what `read_examples` returns.
-        twins: of these examples.
-        found: the manifest; it may still lack its own audit.
+        examples: the table that `read_examples` returns.
+        twins: the duplicates among these examples, see `find_twins`.
+        found: the manifest; its audit is not used.
     """
     codes = _Codes(examples, found)
     findings: list[Finding] = []
@@ -170,14 +179,15 @@ def audit_examples(examples: pa.Table, twins: Twins, found: manifest.Manifest) -
 
 
 class _Codes:
-    """Columns as whole numbers.
+    """Columns of the examples table as integers.
 
     Attributes:
         splits: names of the splits.
-        split: int64 [num_examples], place in `splits`.
-        label: int64 [num_examples], place in the manifest's label names.
+        labels: names of the classes.
+        split: int64 [num_examples], index in `splits`.
+        label: int64 [num_examples], index in `labels`.
         patients: names of the patients.
-        patient: int64 [num_examples], place in `patients`, or -1 for none.
+        patient: int64 [num_examples], index in `patients`, or -1 if unknown.
     """
 
     def __init__(self, examples: pa.Table, found: manifest.Manifest) -> None:
@@ -213,8 +223,8 @@ def _check_patients(
                 code="no_patient",
                 severity="warning",
                 title=f"{share} a patient",
-                detail="Whether their patients are in several splits cannot be checked. If the "
-                "file names say who it is, tell the build where with --group_regex.",
+                detail="The audit cannot check whether their patients are in several splits. If "
+                "the file names contain the patient, give the build a pattern with --group_regex.",
                 count=num_unknown,
             )
         )
@@ -252,9 +262,9 @@ def _check_patients(
                 severity="problem",
                 title=f"{_many(num_leaked, 'patient')} in more than one split",
                 detail=f"{parts[0].upper()}{parts[1:]}. A model can recognise an eye it was "
-                "trained on, so results on the other split come out too good. Build with --splits "
-                "patient to split anew, or with --leaks drop to keep the given splits and leave "
-                "these patients' images out of all but one (test before val before train).",
+                "trained on, so results on the other split are too good. Build with --splits "
+                "patient to make new splits, or with --leaks drop to keep the given splits and "
+                "leave these patients' images out of all but one (test before val before train).",
                 count=num_leaked,
                 listed=_list_patients(codes, np.flatnonzero(leaked), images[leaked], codes.splits),
             )
@@ -265,10 +275,11 @@ def _check_patients(
                 code="patient_leak",
                 severity="good",
                 title="No patient is in more than one split",
-                detail=f"{len(codes.patients):,} patients, by the names of the files.",
+                detail=f"The file names contain {len(codes.patients):,} patients.",
             )
         )
-    # Only of those concerned: a table of all patients and a thousand classes would be large.
+    # Only patients with several labels get a row in the table, because a table of all patients and
+    # a thousand classes would be large.
     pairs_of_labels = np.unique(codes.patient[known] * len(codes.labels) + codes.label[known])
     labels_each = np.bincount(pairs_of_labels // len(codes.labels), minlength=len(codes.patients))
     several = np.flatnonzero(labels_each > 1)
@@ -283,8 +294,8 @@ def _check_patients(
                 severity="note",
                 title=f"{_patients_have(len(several))} images in more than one class",
                 detail=f"Together they have {int(by_label.sum()):,} images. Two eyes may differ "
-                "and a disease changes, so this need not be wrong. But a split must keep a "
-                "patient together across classes, as --splits patient does.",
+                "and a disease changes, so this need not be wrong. But all images of a patient "
+                "must be in one split, whatever their class, as with --splits patient.",
                 count=len(several),
                 listed=_list_patients(codes, several, by_label, codes.labels),
             )
@@ -300,7 +311,7 @@ def _table(rows: np.ndarray, columns: np.ndarray, num_rows: int, num_columns: in
 def _list_patients(
     codes: _Codes, patients: np.ndarray, counts: np.ndarray, names: Sequence[str]
 ) -> tuple[dict[str, Any], ...]:
-    """Lists the patients with most images, and how many images they have under each name."""
+    """Lists the patients with the most images, and their number of images by `names`."""
     order = np.argsort(-counts.sum(1), kind="stable")[:MAX_LISTED]
     used = [i for i in range(len(names)) if counts[order][:, i].any()][:12]
     return tuple(
@@ -345,8 +356,8 @@ def _check_exact(
                 code="label_conflict",
                 severity="problem",
                 title=f"{_many(len(conflicts), 'picture')} under contradicting labels",
-                detail="The same pixels are filed under different classes, so at least one label "
-                "is wrong. --duplicates drop leaves all of them out.",
+                detail="The same pixels are in different classes, so at least one label is wrong. "
+                "--duplicates drop leaves all of them out.",
                 count=len(conflicts),
                 listed=_list_groups(examples, conflicts),
             )
@@ -358,8 +369,8 @@ def _check_exact(
                 code="duplicates",
                 severity="warning",
                 title=f"{_many(extra, 'image')} in the same split a second time",
-                detail=f"{_many(len(within), 'picture')} repeated under other names, and counted "
-                "as often. --duplicates drop keeps one of each.",
+                detail=f"{_many(len(within), 'picture')} repeated under other names, and each "
+                "repetition counts in every result. --duplicates drop keeps one of each.",
                 count=extra,
                 listed=_list_groups(examples, within),
             )
@@ -404,23 +415,23 @@ def _check_near(
     measures: dict[str, Any],
 ) -> None:
     if not twins.near_checked:
-        # Nothing is shared between splits where there is only one.
+        # With a single split, none can be across splits.
         measures["near_duplicate_pairs"] = 0 if len(np.unique(codes.split)) < 2 else None
         measures["near_duplicate_label_conflicts"] = None
         reason = (
-            f"The images are stored too small. Below {near_duplicates.MIN_SIDE} pixels a side, "
-            "different scans look so alike that copies cannot be told from them. Build with a "
-            "larger --image_size to have them compared."
+            f"The stored images are too small. Below {near_duplicates.MIN_SIDE} pixels per side, "
+            "different scans look so alike that copies cannot be distinguished from them. Build "
+            "with a larger --image_size to have them compared."
             if "perceptual_hash" in examples.column_names
-            else "An older release built the dataset and kept no perceptual hashes. Build it again "
-            "to have the images compared."
+            else "An older release built the dataset without perceptual hashes. Build it again to "
+            "have the images compared."
         )
         findings.append(
             Finding(
                 code="near_duplicates",
                 severity="note",
                 title="Near duplicates were not looked for",
-                detail=f"{reason} Copies that are equal pixel by pixel were looked for.",
+                detail=f"{reason} Copies with exactly the same pixels were looked for.",
             )
         )
         return
@@ -437,8 +448,8 @@ def _check_near(
                 severity="problem",
                 title=f"{_pairs(len(across))} of near duplicates across splits",
                 detail="Each pair is one picture that was saved again, brightened or resized, or "
-                "one place of an eye that was scanned twice. --leaks drop keeps the one in the "
-                "more protected split (test before val before train).",
+                "the same place of an eye scanned twice. --leaks drop keeps the one in the more "
+                "protected split (test before val before train).",
                 count=len(across),
                 listed=_list_pairs(examples, across),
             )
@@ -460,7 +471,7 @@ def _check_near(
                 code="near_label_conflict",
                 severity="warning",
                 title=f"{_pairs(len(conflicts))} of near duplicates under different labels",
-                detail="Nearly the same picture is filed under two classes. Look at both.",
+                detail="Nearly the same picture is in two classes. Look at both.",
                 count=len(conflicts),
                 listed=_list_pairs(examples, conflicts),
             )
@@ -472,14 +483,14 @@ def _check_near(
                 severity="warning",
                 title="So many images look alike that not all pairs were compared",
                 detail=f"{twins.num_unchecked:,} proposed pairs, the least alike ones, were left "
-                "out" + ("." if twins.complete else ", and the search itself was cut short."),
+                "out" + ("." if twins.complete else ", and the search itself stopped early."),
                 count=twins.num_unchecked,
             )
         )
 
 
 def _list_pairs(examples: pa.Table, pairs: Sequence[Any]) -> tuple[dict[str, Any], ...]:
-    """Lists pairs with all that is needed to show them side by side."""
+    """Lists pairs with the facts needed to show them side by side."""
     listed = []
     for pair in pairs[:MAX_LISTED]:
         first, second = (
@@ -509,22 +520,22 @@ def _check_shortcuts(
     ]
     text = (
         "A simple model that sees no pixels, only facts about each file such as its size and JPEG "
-        f"quality, names the right class in {result.accuracy:.0%} of the cases (95 % interval "
-        f"{result.low:.0%} to {result.high:.0%}; mean over the classes, for patients it did not "
-        f"learn from). Guessing gives {result.chance:.0%}. From one fact alone: {signals}."
+        f"quality, predicts the right class in {result.accuracy:.0%} of the cases (95 % interval "
+        f"{result.low:.0%} to {result.high:.0%}; mean over the classes, for patients not used in "
+        f"training). Guessing gives {result.chance:.0%}. With a single fact: {signals}."
     )
     if not result.reliable:
         severity: Severity = "note"
-        title = "Too few patients to say whether side facts give the class away"
+        title = "Too few patients to say whether side facts reveal the class"
         text += f" One class has {result.min_groups} patients; {shortcuts.MIN_GROUPS} are needed."
     elif result.low - result.chance > 0.25:
-        severity, title = "problem", "Side facts of the files give the class away"
+        severity, title = "problem", "Side facts of the files reveal the class"
     elif result.low - result.chance > 0.05:
-        severity, title = "warning", "Side facts of the files partly give the class away"
+        severity, title = "warning", "Side facts of the files partly reveal the class"
     else:
-        severity, title = "good", "Side facts of the files hardly tell the class"
+        severity, title = "good", "Side facts of the files hardly reveal the class"
     if giveaways and severity == "good":
-        severity, title = "warning", "Some side facts of the files occur in one class alone"
+        severity, title = "warning", "Some side facts of the files occur in one class only"
     if giveaways:
         text += (
             f" All {giveaways[0]['images']:,} images with {giveaways[0]['fact']} "
@@ -532,8 +543,8 @@ def _check_shortcuts(
         )
     if severity in ("problem", "warning"):
         text += (
-            " A network may learn these instead of the disease. Compare its results within one "
-            "image size and one JPEG quality."
+            " A network may learn these facts instead of the disease. Compare its results within "
+            "one image size and one JPEG quality."
         )
     findings.append(
         Finding(
@@ -565,8 +576,8 @@ def _check_classes(
                     code="class_missing",
                     severity="warning",
                     title=f"{_many(len(missing), 'class', 'classes')} missing from {name}",
-                    detail=f"{_join(missing)}: nothing can be learned or measured about "
-                    "them there.",
+                    detail=f"{_join(missing)}: this split cannot be used to learn or evaluate "
+                    "them.",
                     count=len(missing),
                 )
             )
@@ -578,7 +589,7 @@ def _check_classes(
                 severity="note",
                 title=f"The classes differ in size by a factor of {_ratio(totals):.1f}",
                 detail=f"{most} has {totals.max():,} images, {least} {totals.min():,}. Weight the "
-                "classes in training, and judge by figures for each class.",
+                "classes in training, and judge results by class.",
             )
         )
     shares = {name: values / max(values.sum(), 1) for name, values in counts.items()}
@@ -664,7 +675,7 @@ def _check_blank(twins: Twins, findings: list[Finding], measures: dict[str, Any]
                 code="blank",
                 severity="warning",
                 title=f"{_many(twins.num_blank, 'image')} of a single colour",
-                detail="Nothing can be seen on them.",
+                detail="They show nothing.",
                 count=twins.num_blank,
             )
         )
@@ -715,7 +726,7 @@ def _pairs_of_splits(splits: Sequence[str]) -> list[tuple[int, int]]:
 
 
 def _many(count: int, noun: str, plural: str | None = None) -> str:
-    """Returns such as `1 patient is` or `3 patients are`."""
+    """Returns a phrase such as `1 patient is` or `3 patients are`."""
     return f"{count:,} {noun} is" if count == 1 else f"{count:,} {plural or noun + 's'} are"
 
 
@@ -733,14 +744,15 @@ def _join(names: Sequence[str]) -> str:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What is accepted; None accepts anything.
+    """The largest accepted measures; None accepts any.
 
     Attributes:
-        max_leaked_patients: patients in several splits.
-        max_leaked_pictures: pictures in several splits, exact and near duplicates together.
-        max_duplicates: images with the same pixels as another one, the first not counted.
-        max_label_conflicts: pictures under contradicting labels, exact and near together.
-        max_shortcut_gain: balanced accuracy from side facts above chance, 0..1.
+        max_leaked_patients: number of patients in several splits.
+        max_leaked_pictures: number of pictures in several splits, including near duplicates.
+        max_duplicates: number of images with the same pixels as another one, without the first.
+        max_label_conflicts: number of pictures with contradicting labels, including near
+            duplicates.
+        max_shortcut_gain: balanced accuracy from side facts minus that of guessing, 0..1.
     """
 
     max_leaked_patients: int | None = None
@@ -750,7 +762,11 @@ class Limits:
     max_shortcut_gain: float | None = None
 
     def violations(self, measures: Mapping[str, Any]) -> list[str]:
-        """Returns a line for each limit that an audit's measures go over, or cannot be held to."""
+        """Returns a line for each limit that is exceeded or cannot be checked.
+
+        Args:
+            measures: the audit's measures, see `Audit`.
+        """
         shortcut = measures.get("shortcuts", {"accuracy": 0, "chance": 0})
         near = {
             "max_leaked_pictures": measures["near_duplicate_pairs"],
@@ -777,14 +793,14 @@ class Limits:
 
 
 def near_search_gap(num_pairs: int | None, measures: Mapping[str, Any]) -> str | None:
-    """Returns why a number of near duplicates proves nothing, or None if all were looked for.
+    """Returns why a number of near duplicates is incomplete, or None if it is complete.
 
     Args:
         num_pairs: one of the measures that count near duplicates.
-        measures: of the audit that counted them.
+        measures: all measures of the same audit.
     """
     if num_pairs is None:
-        return "near duplicates were not looked for, and the audit's findings say why"
+        return "near duplicates were not looked for; the audit's findings say why"
     if not measures.get("near_duplicates_complete", True):
         return "so many images look alike that not all pairs were compared"
     return None
@@ -806,7 +822,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--max_shortcut_gain",
         type=float,
         metavar="X",
-        help="exit with 1 if side facts tell the class better than chance by more (0..1)",
+        help="exit with 1 if side facts predict the class better than guessing by more (0..1)",
     )
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
 

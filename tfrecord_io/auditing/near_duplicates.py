@@ -1,9 +1,9 @@
-"""Finds pictures that are the same picture again: saved anew, brightened, or resized.
+"""Finds copies of a picture that were saved again, brightened or resized.
 
-Two steps. A perceptual hash, made while a shard is written, proposes pairs: it is 32 bytes an
-image, so a million of them are searched in memory. The stored pixels then decide about each
-proposed pair: copies of one picture share its finest detail, its noise, and two scans of one eye
-do not, however alike they look. docs/audit.md has the measurements behind the thresholds.
+First, perceptual hashes propose pairs. They are computed while a shard is written and take 32 bytes
+per image, so a million of them are searched in memory. Then the stored pixels decide about each
+pair: copies of a picture share its finest detail, its noise, while two scans of one eye do not,
+even if they look alike. docs/audit.md has the measurements behind the thresholds.
 """
 
 from __future__ import annotations
@@ -15,33 +15,33 @@ from collections.abc import Iterator
 import numpy as np
 from PIL import Image, ImageFilter
 
-#: Bytes of a perceptual hash.
+#: Length of a perceptual hash in bytes.
 HASH_LENGTH = 32
 
-#: Bits in which the hashes of two pictures may differ to be looked at. In the real sample, copies
-#: differ in at most 29 and different scans in at least 54, but for one scan that was taken twice.
+#: Largest number of different bits in the hashes of a proposed pair. In the real sample, copies
+#: differ in at most 29 bits and different scans in at least 54, except one scan taken twice.
 MAX_DISTANCE = 40
 
-#: Shorter side in pixels below which near duplicates are not looked for. At 48 pixels different
-#: scans correlate by up to 0.92 and copies by 0.98 or more, too close to each other to decide.
+#: Smallest shorter side in pixels for which near duplicates are looked for. At 48 pixels different
+#: scans correlate by up to 0.92 and copies by 0.98 or more, which is too close to decide.
 MIN_SIDE = 64
 
-# Side in pixels, and the correlation of the fine detail from which two pictures are the same one.
-# The smaller a picture, the coarser its finest detail, which different scans have in common more
-# often. Each value lies in the middle between the most alike scans and the least alike copies.
+# Sides in pixels, and the smallest correlation of the fine detail of two copies at each. The finest
+# detail of a smaller picture is coarser, so different scans share more of it. Each value is halfway
+# between the most similar scans and the least similar copies.
 _SIDES, _MIN_SIMILARITIES = (MIN_SIDE, 224), (0.93, 0.80)
 
-#: Rows and columns of what the hash sees.
+#: Rows and columns of the thumbnail from which the hash is computed.
 THUMBNAIL_SHAPE = (32, 32)
 
 _FREQUENCIES = 16
 _DETAIL_SIDE = 128
 _DETAIL_RADIUS = 2
-# Few enough pictures for a linear algebra library to start no threads, in each of many workers.
+# So few pictures that a linear algebra library starts no threads, as many workers run at once.
 _HASHED_AT_ONCE = 16
 
-# Rows of the DCT-II, rounded to integers: sums of products of integers this small are exact in
-# float64, so the hash is the same whatever the order in which a linear algebra library adds.
+# Rows of the DCT-II, rounded to integers. Sums of products of such small integers are exact in
+# float64, so the hash does not depend on the order in which a linear algebra library adds.
 _DCT = np.round(
     1024
     * np.cos(
@@ -52,21 +52,21 @@ _DCT = np.round(
     )
 )
 _DCT_OF_ONES = np.outer(_DCT.sum(axis=1), _DCT.sum(axis=1))
-# The hash leaves out the first coefficient, the mean. It takes the others in an order that gives
-# every byte low and high frequencies, for the search sorts by a few neighbouring bytes at a time.
+# The hash leaves out the first coefficient, the mean. The order of the others gives every byte low
+# and high frequencies, because the search sorts by a few neighbouring bytes at a time.
 _NUM_BITS = _FREQUENCIES * _FREQUENCIES - 1
 _BIT_ORDER = np.append(1 + (np.arange(_NUM_BITS) * 97) % _NUM_BITS, 0)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Pairs:
-    """Pairs of rows that are close.
+    """Pairs of rows whose hashes are close.
 
     Attributes:
-        first: int64 [num_pairs], rows.
-        second: int64 [num_pairs], rows, each larger than its `first`.
-        distance: int16 [num_pairs], bits in which the two hashes differ.
-        complete: False if there were more pairs than wanted and the search stopped.
+        first: int64 [num_pairs], the first row of each pair.
+        second: int64 [num_pairs], the second row, larger than the first.
+        distance: int16 [num_pairs], number of bits in which the two hashes differ.
+        complete: False if the search stopped because it found too many pairs.
     """
 
     first: np.ndarray
@@ -79,19 +79,19 @@ class Pairs:
 
 
 def thumbnails(pictures: np.ndarray) -> np.ndarray:
-    """Returns what the hash sees of pictures: each pixel the mean of its area, in grey.
+    """Returns small grey versions of pictures, in which each pixel is the mean of its area.
 
     Args:
-        pictures: uint8 [pictures, height, width, channels].
+        pictures: uint8 [num_pictures, height, width, channels].
 
     Returns:
-        uint8 [pictures, 32, 32].
+        uint8 [num_pictures, 32, 32].
     """
     num_pictures, height, width, channels = pictures.shape
     rows, columns = THUMBNAIL_SHAPE
     if channels == 1:
         grey = pictures[..., 0]
-    else:  # below each other, all pictures are one
+    else:  # converts all pictures at once, stacked into one
         colour = Image.fromarray(pictures.reshape(-1, width, channels))
         grey = np.asarray(colour.convert("L")).reshape(num_pictures, height, width)
     if height % rows == 0 and width % columns == 0:
@@ -103,17 +103,17 @@ def thumbnails(pictures: np.ndarray) -> np.ndarray:
 
 
 def _area_means(pictures: np.ndarray, rows: int, columns: int) -> np.ndarray:
-    """Returns the means of areas of whole pixels, a half rounded up.
+    """Returns the means of areas of whole pixels, with halves rounded up.
 
     Pillow's `reduce` takes twice as long, and rounds in fixed point.
 
     Args:
-        pictures: uint8 [pictures, height, width].
-        rows: of an area; divides the height.
-        columns: of an area; divides the width.
+        pictures: uint8 [num_pictures, height, width].
+        rows: rows of an area; divides the height.
+        columns: columns of an area; divides the width.
 
     Returns:
-        uint8 [pictures, height / rows, width / columns].
+        uint8 [num_pictures, height / rows, width / columns].
     """
     num_pictures, height, width = pictures.shape
     num_pixels = rows * columns
@@ -130,18 +130,18 @@ def _area_means(pictures: np.ndarray, rows: int, columns: int) -> np.ndarray:
 
 
 def perceptual_hash(thumbnails: np.ndarray) -> np.ndarray:
-    """Returns 255 bits for each picture, which a copy of it nearly shares, and a one.
+    """Returns the perceptual hash of each picture: 255 bits that copies nearly share, and a one.
 
-    A bit is the sign of one of the lowest 16x16 coefficients of the discrete cosine transform,
-    the mean left out, so brightness and contrast do not matter. Signs of DCT coefficients as a
-    hash: Zauner 2010, "Implementation and Benchmarking of Perceptual Image Hash Functions", ch. 3,
-    there with 64 bits and the median for zero.
+    Each bit is the sign of one of the lowest 16x16 coefficients of the discrete cosine transform
+    without the mean, so brightness and contrast do not matter. Source: Zauner 2010,
+    "Implementation and Benchmarking of Perceptual Image Hash Functions", ch. 3, which uses 64 bits
+    and compares with the median instead of zero.
 
     Args:
-        thumbnails: uint8 [pictures, 32, 32], see `thumbnails`.
+        thumbnails: uint8 [num_pictures, 32, 32], see `thumbnails`.
 
     Returns:
-        uint8 [pictures, HASH_LENGTH]; all zero for a picture of one colour.
+        uint8 [num_pictures, HASH_LENGTH]; all zero for a picture of one colour.
     """
     hashes = np.empty((len(thumbnails), HASH_LENGTH), np.uint8)
     for first in range(0, len(thumbnails), _HASHED_AT_ONCE):
@@ -154,18 +154,18 @@ def perceptual_hash(thumbnails: np.ndarray) -> np.ndarray:
 
 
 def _dct(thumbnails: np.ndarray) -> np.ndarray:
-    """Returns the lowest coefficients of pictures without their mean, in whole numbers.
+    """Returns the lowest coefficients of pictures minus their mean, as exact integers.
 
-    They are multiplied by the number of pixels, so that the mean is whole as well and a picture
-    of one colour is zero.
+    They are multiplied by the number of pixels, so that the mean is an integer too and a picture
+    of one colour gives zeros.
 
     Args:
-        thumbnails: uint8 [pictures, 32, 32].
+        thumbnails: uint8 [num_pictures, 32, 32].
 
     Returns:
-        float64 [pictures, 16, 16].
+        float64 [num_pictures, 16, 16].
     """
-    # In one direction sums stay below 2**24 and are exact in float32 too.
+    # The sums along the rows stay below 2**24, so they are exact in float32 too.
     rows = thumbnails.reshape(-1, THUMBNAIL_SHAPE[1]).astype(np.float32) @ _DCT.T.astype(np.float32)
     rows = rows.reshape(len(thumbnails), THUMBNAIL_SHAPE[0], _FREQUENCIES)
     sums = thumbnails.reshape(len(thumbnails), -1).sum(axis=1, dtype=np.int64)
@@ -179,20 +179,20 @@ def find_pairs(
     window: int = 8,
     max_pairs: int = 1_000_000,
 ) -> Pairs:
-    """Finds pairs of hashes that differ in few bits, without comparing all with all.
+    """Finds pairs of hashes that differ in few bits, without comparing all pairs.
 
-    The hashes are sorted 32 times, each time by the bits from another byte on, and each is
-    compared with the next `window` in that order. Close hashes share most bits, so at least one
-    of the orders brings them together. Time grows as n log n; memory is some 200 bytes a hash,
-    whatever the data. Source of the idea: Charikar 2002, "Similarity estimation techniques from
-    rounding algorithms", section 3 (sorted random permutations).
+    The hashes are sorted 32 times, each time by the bytes from another position on, and each hash
+    is compared with the next `window` hashes in that order. Close hashes share most bits, so they
+    are neighbours in at least one order. Time grows as n log n; memory is about 200 bytes per hash.
+    Source of the idea: Charikar 2002, "Similarity estimation techniques from rounding algorithms",
+    section 3 (sorted random permutations).
 
     Args:
         hashes: uint8 [num_hashes, HASH_LENGTH].
-        max_distance: bits.
-        window: neighbours compared in each order. It bounds the work where thousands are alike;
-            then not every pair is found, but each of them with one alike.
-        max_pairs: the search stops when it has found more.
+        max_distance: largest number of bits in which the hashes of a pair differ.
+        window: number of neighbours compared in each order. It limits the work if thousands of
+            hashes are close; then not every pair is found, but each hash is in some pair.
+        max_pairs: number of pairs after which the search stops.
 
     Returns:
         the pairs, ordered by `first`, then `second`.
@@ -232,13 +232,13 @@ def find_pairs(
 
 
 def detail(image: Image.Image) -> np.ndarray:
-    """Returns the finest structure of a picture, to compare by `similarity`.
+    """Returns the fine detail of a picture, for `similarity`.
 
-    It is what is left of a grey 128x128 version after its own 5x5 means are taken away, of mean
-    zero and length one, so that brightness and contrast do not matter.
+    It is a grey 128x128 version minus its 5x5 means, normalized to mean zero and length one, so
+    that brightness and contrast do not matter.
 
     Args:
-        image: grey or RGB, of any size.
+        image: a grey or RGB picture of any size.
 
     Returns:
         float32 [16384]; all zero for a picture of one colour.
@@ -253,31 +253,36 @@ def detail(image: Image.Image) -> np.ndarray:
 
 
 def min_similarity(side: int) -> float:
-    """Returns the correlation of the fine detail from which two pictures are the same one.
+    """Returns the smallest correlation of the fine detail at which two pictures count as copies.
 
     Args:
-        side: the shorter one of the stored pictures, in pixels.
+        side: shorter side of the stored pictures in pixels.
 
     Returns:
-        0.93 up to 64 pixels, falling evenly to 0.80 at 224 pixels and beyond.
+        0.93 up to 64 pixels, falling linearly to 0.80 at 224 pixels and more.
     """
     return float(np.interp(side, _SIDES, _MIN_SIMILARITIES))
 
 
 def similarity(detail_a: np.ndarray, detail_b: np.ndarray) -> float:
-    """Returns the correlation of two pictures' fine detail: 1 for copies, about 0 for others."""
+    """Returns the correlation of two pictures' fine detail: near 1 for copies, else near 0.
+
+    Args:
+        detail_a: float32 [16384], see `detail`.
+        detail_b: float32 [16384], of the other picture.
+    """
     return float(detail_a @ detail_b)
 
 
 def _sort_keys(hashes: np.ndarray) -> Iterator[np.ndarray]:
-    """Yields uint64 [n] for each starting byte: eight bytes from there on, the first leading."""
+    """Yields a sort key uint64 [num_hashes] for each position: the eight bytes from there on."""
     for start in range(HASH_LENGTH):
         columns = (start + np.arange(8)) % HASH_LENGTH
         yield np.ascontiguousarray(hashes[:, columns]).view(">u8").ravel().astype(np.uint64)
 
 
 def _close_rows(words: np.ndarray, shift: int, max_distance: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the rows that are close to the row `shift` further on, and their distances."""
+    """Returns the rows that are close to the row `shift` rows later, and their distances."""
     distance = np.zeros(len(words) - shift, np.int16)
     for column in range(words.shape[1]):
         distance += np.bitwise_count(words[shift:, column] ^ words[:-shift, column])

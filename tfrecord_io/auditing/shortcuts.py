@@ -1,7 +1,8 @@
-"""How well the class of an image can be told without looking at what it shows.
+"""Measures how well the class of an image can be predicted without looking at its content.
 
-A model learns whatever predicts the class, and if scanners, export settings or padding differ
-between classes it learns those. This measures how far they alone would take it.
+A model learns anything that predicts the class. If scanners, export settings or padding differ
+between classes, it learns these. This module measures how well they predict the class by
+themselves.
 """
 
 from __future__ import annotations
@@ -19,27 +20,28 @@ _BRIGHTNESS_BINS = 8
 _NUM_RESAMPLES = 200
 _MAX_SIDE = 1_000_000
 
-#: Shares of the outermost ring that is white, between which borders are told apart.
+#: Bounds of the bins of the white share of a picture's border.
 WHITE_BORDER_EDGES = (0.001, 0.1, 0.3)
 
-#: With fewer patients of a class than this, a figure would say more about them than about it.
+#: Smallest number of patients of each class for a reliable result. With fewer, the result depends
+#: more on these patients than on the class.
 MIN_GROUPS = 10
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Shortcuts:
-    """Predictability of the class from side facts.
+    """How well side facts predict the class.
 
     Attributes:
         chance: balanced accuracy of guessing, 1 / number of classes.
-        accuracy: balanced accuracy (the mean over classes of the share told right) from all
-            signals together, on patients not learned from.
-        low: lower end of its 95 % interval.
-        high: upper end.
+        accuracy: balanced accuracy (the mean over classes of the share predicted correctly) from
+            all signals together, on patients not used in training.
+        low: lower end of the 95 % interval of the accuracy.
+        high: upper end of the 95 % interval of the accuracy.
         by_signal: balanced accuracy from each signal alone.
-        giveaways: (signal, value, class position, images) of values that many images have, all
-            of one class.
-        min_groups: patients of the class that has fewest.
+        giveaways: (signal, value, class index, number of images) of values that images of many
+            patients have, but of one class only.
+        min_groups: number of patients of the class with the fewest.
     """
 
     chance: float
@@ -52,22 +54,23 @@ class Shortcuts:
 
     @property
     def reliable(self) -> bool:
+        """Whether every class has enough patients for the numbers to mean something."""
         return self.min_groups >= MIN_GROUPS
 
 
 def measure(examples: pa.Table, label_codes: np.ndarray) -> Shortcuts | None:
-    """Learns the class from side facts alone and tests it on other patients.
+    """Trains a model to predict the class from side facts alone, and tests it on other patients.
 
-    The model is naive Bayes on binned signals with equal class priors: a few lines, no tuning,
-    and on the real sample within three points of decision trees (docs/audit.md). Its figure is
-    what can at least be told; a cleverer model might tell more.
+    The model is naive Bayes on binned signals with equal class priors. It takes a few lines and no
+    tuning, and on the real sample it is within three percentage points of decision trees
+    (docs/audit.md). Its accuracy is a lower bound; a better model may predict more.
 
     Args:
-        examples: with the columns that the signals need, as far as it has them.
-        label_codes: int64 [num_examples], each example's class.
+        examples: the examples table; signals whose columns are missing are left out.
+        label_codes: int64 [num_examples], index of each example's class.
 
     Returns:
-        the figures, or None if there are fewer than two classes with examples or no signal.
+        the result, or None if fewer than two classes have examples or no signal varies.
     """
     signals = _signals(examples)
     present, labels = np.unique(label_codes, return_inverse=True)
@@ -105,9 +108,9 @@ class _Signal:
     """A side fact as categories.
 
     Attributes:
-        name: what it is.
-        codes: int64 [num_examples].
-        values: what each code stands for; the last may stand for all rare ones.
+        name: name of the fact.
+        codes: int64 [num_examples], the category of each example.
+        values: text of each category; a last code without a text stands for all rare values.
     """
 
     name: str
@@ -116,7 +119,7 @@ class _Signal:
 
 
 def _signals(examples: pa.Table) -> list[_Signal]:
-    """Returns the signals that are there and vary."""
+    """Returns the signals whose columns exist and that vary."""
     names = set(examples.column_names)
     signals = []
     if {"width", "height"} <= names:
@@ -148,10 +151,10 @@ def _binned(name: str, values: np.ndarray, edges: Sequence[float] | np.ndarray) 
 
 
 def _categories(values: np.ndarray) -> tuple[np.ndarray, list[int]]:
-    """Numbers the values by how frequent they are; rare ones share the last number.
+    """Numbers the values by frequency; all rare values share the last number.
 
     Returns:
-        int64 [num_examples] codes, and the value of each code that stands for one.
+        int64 [num_examples] codes, and the value of each code except that of the rare values.
     """
     unique, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
     order = np.argsort(-counts, kind="stable")
@@ -163,9 +166,9 @@ def _categories(values: np.ndarray) -> tuple[np.ndarray, list[int]]:
 def _giveaways(
     signal: _Signal, labels: np.ndarray, groups: np.ndarray, num_classes: int
 ) -> list[tuple[str, int, int]]:
-    """Returns (value, label, images) of values that only one class has, and many of its patients.
+    """Returns (value, label, number of images) of values that occur in one class only.
 
-    A value that a class has by chance is rare, and so is one that few patients have.
+    A value must occur in many patients, because a rare value is in one class only by chance.
     """
     num_values = len(signal.values)
     known = signal.codes < num_values
@@ -188,14 +191,17 @@ def _strings(column: pa.ChunkedArray) -> tuple[np.ndarray, list[str]]:
 
 
 def _groups(examples: pa.Table) -> np.ndarray:
-    """Returns int64 [num_examples]: images of one patient, or without one of the same pixels."""
+    """Returns int64 [num_examples], the same number for images of one patient.
+
+    Images without a patient are grouped by their pixels.
+    """
     patients = examples["patient"].to_pylist()
     pixels = examples["pixels_xxh3"].to_pylist()
     names = [
         f"patient:{patient}" if patient is not None else f"pixels:{content}"
         for patient, content in zip(patients, pixels, strict=True)
     ]
-    # A checksum rather than a position: the folds do not depend on what else is there.
+    # A checksum instead of an index, so that a group's fold does not depend on the other groups.
     return np.fromiter((zlib.crc32(name.encode("utf-8", "replace")) for name in names), np.int64)
 
 
@@ -206,7 +212,7 @@ def _folds(groups: np.ndarray) -> np.ndarray:
 def _cross_validate(
     columns: Sequence[np.ndarray], labels: np.ndarray, folds: np.ndarray, num_classes: int
 ) -> np.ndarray:
-    """Returns int64 [num_examples], each example's class as told by the other folds."""
+    """Returns int64 [num_examples], each example's class as predicted from the other folds."""
     predicted = np.zeros(len(labels), np.int64)
     for fold in range(_NUM_FOLDS):
         test = folds == fold
@@ -234,7 +240,7 @@ def _interval(
     num_groups = int(members.max()) + 1
     cells = members * num_classes + labels
     size = num_groups * num_classes
-    # Of each patient, by class: images, and images told right.
+    # For each patient and class: the number of images, and of images predicted correctly.
     total, told = (
         np.bincount(cells, weights=weights, minlength=size).reshape(num_groups, num_classes)
         for weights in (None, right)
@@ -244,7 +250,7 @@ def _interval(
     for _ in range(_NUM_RESAMPLES):
         weights = random.poisson(1.0, num_groups).astype(np.float64)
         resampled = weights @ total
-        # A resample of few patients may leave a class out, or all.
+        # A resample of few patients may lack a class, or all classes.
         if resampled.any():
             there = resampled > 0
             values.append(np.mean((weights @ told)[there] / resampled[there]))

@@ -1,4 +1,4 @@
-"""What is known of a stored picture beside its label, found for many pictures at a time."""
+"""Computes side facts of stored pictures, such as brightness, for many pictures at a time."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ import numpy as np
 
 from tfrecord_io.auditing import near_duplicates
 
-# JPEG leaves a white area a little below 255.
+# JPEG compression leaves a white area slightly below 255.
 _WHITE = 250
 
 
 class SideFacts:
-    """Collects the facts of pictures of one size, in the order in which they are added."""
+    """Collects the side facts of pictures of one size, in the order in which they are added."""
 
     def __init__(self) -> None:
         self._thumbnails = [np.empty((0, *near_duplicates.THUMBNAIL_SHAPE), np.uint8)]
         self._white_borders = [np.empty(0)]
 
     def add(self, pictures: np.ndarray) -> None:
-        """Looks at pictures and keeps none of them.
+        """Adds the facts of some pictures, without keeping the pictures.
 
         Args:
-            pictures: uint8 [pictures, height, width, channels].
+            pictures: uint8 [num_pictures, height, width, channels].
         """
         self._thumbnails.append(near_duplicates.thumbnails(pictures))
         self._white_borders.append(white_border(pictures))
@@ -30,9 +30,9 @@ class SideFacts:
         """Returns the facts of all pictures.
 
         Returns:
-            `brightness`: float64 [pictures], mean of the picture in grey, 0..255;
-            `white_border`: float64 [pictures], see `white_border`;
-            `perceptual_hash`: uint8 [pictures, 32], see `near_duplicates.perceptual_hash`.
+            `brightness`: float64 [num_pictures], mean of the picture in grey, 0..255;
+            `white_border`: float64 [num_pictures], see `white_border`;
+            `perceptual_hash`: uint8 [num_pictures, 32], see `near_duplicates.perceptual_hash`.
         """
         thumbnails = np.concatenate(self._thumbnails)
         return {
@@ -43,13 +43,13 @@ class SideFacts:
 
 
 def white_border(pictures: np.ndarray) -> np.ndarray:
-    """Returns the share of the outermost ring that is white: scans are padded with it.
+    """Returns the white share of each picture's border of one pixel, as scans are padded white.
 
     Args:
-        pictures: uint8 [pictures, height, width, channels].
+        pictures: uint8 [num_pictures, height, width, channels].
 
     Returns:
-        float64 [pictures], 0..1.
+        float64 [num_pictures], 0..1.
     """
     sides = (
         pictures[:, 0],

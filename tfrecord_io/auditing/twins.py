@@ -1,4 +1,4 @@
-"""The pictures of a dataset that are in it more than once, exactly or nearly."""
+"""Finds pictures that are in a dataset more than once, exactly or nearly."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from PIL import Image
 from tfrecord_io import schema
 from tfrecord_io.auditing import near_duplicates
 
-#: Proposed pairs whose pixels are looked at; each takes about half a millisecond.
+#: Largest number of proposed pairs whose pixels are compared; each takes about half a millisecond.
 MAX_CHECKED = 50_000
 
 _MAX_OPEN_SHARDS = 64
@@ -25,8 +25,8 @@ class ImageReader:
     """Reads single images out of the shards.
 
     Args:
-        layout: of the records.
-        open_shard: opens a shard by name for reading at random.
+        layout: layout of the records.
+        open_shard: opens a shard by name; the file must be seekable.
     """
 
     def __init__(
@@ -51,7 +51,11 @@ class ImageReader:
         return self._layout.image_shape
 
     def read(self, shard: str, row: int) -> Image.Image:
-        """Returns an image, grey or RGB, as it is stored.
+        """Returns a stored image, grey or RGB.
+
+        Args:
+            shard: name of the shard file.
+            row: number of the record in the shard.
 
         Raises:
             OSError: if the shard is missing or has no such record.
@@ -79,9 +83,10 @@ class NearPair:
     """Two pictures that are nearly the same.
 
     Attributes:
-        first: row of the examples table; where several have these pixels, the first.
-        second: likewise, of the other picture.
-        distance: bits in which the hashes differ.
+        first: row of the first picture in the examples table; if several rows have its pixels,
+            the first of them.
+        second: row of the second picture, chosen in the same way.
+        distance: number of bits in which the hashes differ.
         similarity: correlation of the fine detail, up to 1.
     """
 
@@ -97,13 +102,13 @@ class Twins:
 
     Attributes:
         groups: int64 [num_examples]; examples with the same pixels have the same number.
-        near: pairs of different pixels that are nearly the same picture and are in different
-            splits or have different labels, most alike first.
+        near: pairs with different pixels that are nearly the same picture and are in different
+            splits or have different labels, the most similar first.
         near_checked: whether near duplicates were looked for.
-        min_similarity: correlation of the fine detail from which a pair is in `near`.
-        num_blank: pictures of one colour, which are alike without being copies.
-        num_unchecked: proposed pairs that were too many to be looked at.
-        complete: False if the search for pairs was stopped.
+        min_similarity: smallest correlation of the fine detail of a pair in `near`.
+        num_blank: number of pictures of one colour, which look alike without being copies.
+        num_unchecked: number of proposed pairs beyond the limit, which were not compared.
+        complete: False if the search for pairs stopped early.
     """
 
     groups: np.ndarray
@@ -116,25 +121,25 @@ class Twins:
 
     @functools.cached_property
     def _order(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Rows sorted by group, and where each group starts and how long it is."""
+        """Rows sorted by group, the start of each group, and its number of rows."""
         order = np.argsort(self.groups, kind="stable")
         _, starts, counts = np.unique(self.groups[order], return_index=True, return_counts=True)
         return order, starts, counts
 
     def exact_groups(self) -> Iterator[np.ndarray]:
-        """Yields the rows, in order, of each picture that is there more than once."""
+        """Yields the rows, in order, of each picture that occurs more than once."""
         order, starts, counts = self._order
         for index in np.flatnonzero(counts > 1).tolist():
             yield order[starts[index] : starts[index] + counts[index]]
 
     def copies_of(self, row: int) -> np.ndarray:
-        """Returns the rows with the same pixels as `row`, itself among them."""
+        """Returns the rows with the same pixels as `row`, including `row`."""
         order, starts, counts = self._order
         group = int(self.groups[row])
         return order[starts[group] : starts[group] + counts[group]]
 
     def near_rows(self) -> Iterator[tuple[int, int]]:
-        """Yields all pairs of rows that are nearly the same, the copies of each included."""
+        """Yields all pairs of rows that are nearly the same, including exact copies of each."""
         for pair in self.near:
             for first in self.copies_of(pair.first).tolist():
                 for second in self.copies_of(pair.second).tolist():
@@ -142,14 +147,14 @@ class Twins:
 
 
 def find_twins(examples: pa.Table, images: ImageReader) -> Twins:
-    """Finds examples with the same pixels, and near duplicates that matter.
+    """Finds examples with the same pixels, and near duplicates across splits or labels.
 
-    A near duplicate matters where it is in another split or under another label; among the
-    images of one patient in one split there are many that are alike by nature.
+    Near duplicates within one split and label are left out, because many images of one patient
+    look alike.
 
     Args:
-        examples: with the columns `split`, `label`, `shard`, `row`, `pixels_xxh3` and, to look
-            for near duplicates, `perceptual_hash`.
+        examples: a table with the columns `split`, `label`, `shard`, `row`, `pixels_xxh3` and, to
+            look for near duplicates, `perceptual_hash`.
         images: reads the stored pixels of the proposed pairs.
     """
     encoded = examples["pixels_xxh3"].combine_chunks().dictionary_encode()
@@ -158,7 +163,7 @@ def find_twins(examples: pa.Table, images: ImageReader) -> Twins:
     large_enough = side >= near_duplicates.MIN_SIDE
     if "perceptual_hash" not in examples.column_names or not len(groups) or not large_enough:
         return Twins(groups=groups)
-    # Dictionary indices follow first appearance, so the first row of each group is this.
+    # Groups are numbered in the order of their first rows, which `return_index` gives.
     _, first_rows = np.unique(groups, return_index=True)
     hashes = _hashes(examples.column("perceptual_hash").take(pa.array(first_rows)))
     blank = ~np.any(hashes, axis=1)
@@ -170,7 +175,8 @@ def find_twins(examples: pa.Table, images: ImageReader) -> Twins:
         low, high = _range_by_group(examples.column(name), groups)
         matters |= np.maximum(high[first], high[second]) > np.minimum(low[first], low[second])
     chosen = np.flatnonzero(matters)
-    # The nearest first, should there be too many; then in order, so that a scan is read once.
+    # If there are too many pairs, the nearest are kept. They are compared in order of their rows,
+    # so that the details of a scan are computed only once.
     nearest = chosen[np.argsort(pairs.distance[chosen], kind="stable")][:MAX_CHECKED]
     min_similarity = near_duplicates.min_similarity(side)
     near = _check(
@@ -200,7 +206,7 @@ def _check(
     second: np.ndarray,
     distance: np.ndarray,
 ) -> tuple[NearPair, ...]:
-    """Compares the pixels of proposed pairs; returns those that hold, most alike first."""
+    """Compares the pixels of proposed pairs; returns the confirmed ones, most similar first."""
     shards, rows = examples.column("shard"), examples.column("row")
 
     @functools.lru_cache(maxsize=512)
@@ -225,7 +231,7 @@ def _hashes(column: pa.ChunkedArray) -> np.ndarray:
 
 
 def _range_by_group(column: pa.ChunkedArray, groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the least and largest code of a column's values in each group; int64 [groups]."""
+    """Returns the smallest and largest code of a column's values in each group; int64 [groups]."""
     array = column.combine_chunks()
     if not pa.types.is_dictionary(array.type):
         array = array.dictionary_encode()
