@@ -47,8 +47,8 @@ flink-parts: $(VENV)/installed
 lint: $(VENV)/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/pyrefly check --preset strict tfrecord_io
-	$(BIN)/pyrefly check --preset basic pipelines train scan_tfrecords.py
+	$(BIN)/pyrefly check --python-interpreter-path $(BIN)/python --preset strict tfrecord_io
+	$(BIN)/pyrefly check --python-interpreter-path $(BIN)/python --preset basic pipelines train scan_tfrecords.py
 
 clean:
 	rm -rf $(VENV) build *.egg-info

@@ -181,7 +181,6 @@ def _fetch(
 ) -> None:
     """Downloads or resumes until the archive is complete; each attempt asks for a new address."""
     retries = retries or Retries()
-    retries = retries or Retries()
     description = f"downloading {archive.name}"
     try:
         with (
