@@ -168,7 +168,14 @@ def audit_examples(examples: pa.Table, twins: Twins, found: manifest.Manifest) -
     codes = _Codes(examples, found)
     findings: list[Finding] = []
     measures: dict[str, Any] = {"examples": examples.num_rows}
-    for check in (_check_patients, _check_exact, _check_near, _check_shortcuts):
+    for check in (
+        _check_known_patients,
+        _check_patient_leaks,
+        _check_patient_labels,
+        _check_exact,
+        _check_near,
+        _check_shortcuts,
+    ):
         check(examples, codes, twins, findings, measures)
     _check_classes(found, findings, measures)
     _check_sizes(examples, found, findings, measures)
@@ -205,7 +212,7 @@ def _index(column: pa.ChunkedArray, names: Sequence[str]) -> np.ndarray:
     return found.to_numpy().astype(np.int64)
 
 
-def _check_patients(
+def _check_known_patients(
     examples: pa.Table,
     codes: _Codes,
     twins: Twins,
@@ -228,23 +235,22 @@ def _check_patients(
                 count=num_unknown,
             )
         )
-    # images[p, s] and by_label[p, c]: images of patient p in split s and of class c.
+
+
+def _check_patient_leaks(
+    examples: pa.Table,
+    codes: _Codes,
+    twins: Twins,
+    findings: list[Finding],
+    measures: dict[str, Any],
+) -> None:
+    known = codes.patient >= 0
+    # images[p, s]: number of images of patient p in split s.
     images = _table(
         codes.patient[known], codes.split[known], len(codes.patients), len(codes.splits)
     )
     leaked = (images > 0).sum(1) > 1
-    pairs: list[dict[str, Any]] = []
-    for a, b in _pairs_of_splits(codes.splits):
-        both = (images[:, a] > 0) & (images[:, b] > 0)
-        if both.any():
-            pairs.append(
-                {
-                    "splits": [codes.splits[a], codes.splits[b]],
-                    "patients": int(both.sum()),
-                    "images": [int(images[both, a].sum()), int(images[both, b].sum())],
-                    "patients_of_each": [int((images[:, s] > 0).sum()) for s in (a, b)],
-                }
-            )
+    pairs = _shared_patients(images, codes.splits)
     num_leaked = int(leaked.sum())
     measures["patients_in_several_splits"] = num_leaked
     measures["images_of_leaked_patients"] = int(images[leaked].sum())
@@ -278,6 +284,38 @@ def _check_patients(
                 detail=f"The file names contain {len(codes.patients):,} patients.",
             )
         )
+
+
+def _shared_patients(images: np.ndarray, splits: Sequence[str]) -> list[dict[str, Any]]:
+    """Returns a row for each pair of splits that share patients.
+
+    Args:
+        images: int64 [patients, splits], number of images.
+        splits: their names.
+    """
+    rows = []
+    for a, b in _pairs_of_splits(splits):
+        both = (images[:, a] > 0) & (images[:, b] > 0)
+        if both.any():
+            rows.append(
+                {
+                    "splits": [splits[a], splits[b]],
+                    "patients": int(both.sum()),
+                    "images": [int(images[both, a].sum()), int(images[both, b].sum())],
+                    "patients_of_each": [int((images[:, s] > 0).sum()) for s in (a, b)],
+                }
+            )
+    return rows
+
+
+def _check_patient_labels(
+    examples: pa.Table,
+    codes: _Codes,
+    twins: Twins,
+    findings: list[Finding],
+    measures: dict[str, Any],
+) -> None:
+    known = codes.patient >= 0
     # Only patients with several labels get a row in the table, because a table of all patients and
     # a thousand classes would be large.
     pairs_of_labels = np.unique(codes.patient[known] * len(codes.labels) + codes.label[known])
