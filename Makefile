@@ -28,9 +28,10 @@ run: $(VENV)/installed
 	  --augment_strength 0.25 --mixup 0 --class_weight_power 1
 	@echo "Open $(OUTPUT)/report.html and $(WORKDIR)/report.html; next: python train/predict.py --model $(WORKDIR) --input SCAN.jpeg"
 
-# What takes longer than ten seconds runs in .ci/run.
+# What takes longer than ten seconds runs in .ci/run. Two processes share the test files, because
+# much of the time goes into waiting for single-threaded starts.
 test: $(VENV)/installed
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m "not slow" --numprocesses 2 --dist loadfile
 
 # Property tests with new random examples, many of each; a failure prints how to run it again.
 search: $(VENV)/installed

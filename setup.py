@@ -37,6 +37,7 @@ EXTRAS = {
         "moto[server]>=5",  # an S3 server on loopback
         "pytest>=8",
         "pytest-timeout",
+        "pytest-xdist",
         "pyrefly>=1.4,<1.5",  # a new minor version may find more, and fail the build
         "ruff",
         "tensorflow-datasets",
