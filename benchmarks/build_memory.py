@@ -1,6 +1,7 @@
 """Does the memory of the build stay constant if the data grows tenfold?
 
     python benchmarks/build_memory.py
+    python benchmarks/build_memory.py --num_images 2000 84484 --stored
 
 It builds 2,000 and 20,000 images and samples the resident memory of the launcher and its workers.
 """
@@ -53,12 +54,13 @@ def main() -> None:
         "--sample", type=Path, default=Path("../shared/data/kermany2018-sample.zip")
     )
     parser.add_argument("--num_images", type=int, nargs=2, default=[2_000, 20_000])
+    parser.add_argument("--stored", action="store_true", help="a zip without compression")
     args = parser.parse_args()
     print("| images | launcher, MiB | largest worker, MiB |")
     print("| --- | --- | --- |")
     rows = {}
     for num_images in args.num_images:
-        path = sample_archive.make_archive(args.sample, num_images)
+        path = sample_archive.make_archive(args.sample, num_images, stored=args.stored)
         rows[num_images] = peaks(path)
         print(
             f"| {num_images:,} | {rows[num_images][0]:.0f} | {rows[num_images][1]:.0f} |",
