@@ -168,14 +168,10 @@ def audit_examples(examples: pa.Table, twins: Twins, found: manifest.Manifest) -
     codes = _Codes(examples, found)
     findings: list[Finding] = []
     measures: dict[str, Any] = {"examples": examples.num_rows}
-    for check in (
-        _check_known_patients,
-        _check_patient_leaks,
-        _check_patient_labels,
-        _check_exact,
-        _check_near,
-        _check_shortcuts,
-    ):
+    _check_known_patients(codes, findings, measures)
+    _check_patient_leaks(codes, findings, measures)
+    _check_patient_labels(codes, findings, measures)
+    for check in (_check_exact, _check_near, _check_shortcuts):
         check(examples, codes, twins, findings, measures)
     _check_classes(found, findings, measures)
     _check_sizes(examples, found, findings, measures)
@@ -212,13 +208,7 @@ def _index(column: pa.ChunkedArray, names: Sequence[str]) -> np.ndarray:
     return found.to_numpy().astype(np.int64)
 
 
-def _check_known_patients(
-    examples: pa.Table,
-    codes: _Codes,
-    twins: Twins,
-    findings: list[Finding],
-    measures: dict[str, Any],
-) -> None:
+def _check_known_patients(codes: _Codes, findings: list[Finding], measures: dict[str, Any]) -> None:
     known = codes.patient >= 0
     num_unknown = int((~known).sum())
     measures["patients"] = len(codes.patients)
@@ -237,13 +227,7 @@ def _check_known_patients(
         )
 
 
-def _check_patient_leaks(
-    examples: pa.Table,
-    codes: _Codes,
-    twins: Twins,
-    findings: list[Finding],
-    measures: dict[str, Any],
-) -> None:
+def _check_patient_leaks(codes: _Codes, findings: list[Finding], measures: dict[str, Any]) -> None:
     known = codes.patient >= 0
     # images[p, s]: number of images of patient p in split s.
     images = _table(
@@ -308,13 +292,7 @@ def _shared_patients(images: np.ndarray, splits: Sequence[str]) -> list[dict[str
     return rows
 
 
-def _check_patient_labels(
-    examples: pa.Table,
-    codes: _Codes,
-    twins: Twins,
-    findings: list[Finding],
-    measures: dict[str, Any],
-) -> None:
+def _check_patient_labels(codes: _Codes, findings: list[Finding], measures: dict[str, Any]) -> None:
     known = codes.patient >= 0
     # Only patients with several labels get a row in the table, because a table of all patients and
     # a thousand classes would be large.
