@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from pipelines.planning.splits import DEFAULT_FRACTIONS, POLICIES, Policy, Split
 from pipelines.shards.build import DropOptions
 from pipelines.sources import fashion_mnist
 from pipelines.sources.kaggle import download as kaggle
+from pipelines.sources.label_table import read_label_table
 from pipelines.sources.listing import DEFAULT_GROUP_REGEX, ListingOptions
 from pipelines.sources.source import SourceOptions
 from pipelines.stores.remote import is_remote
@@ -381,14 +383,14 @@ class BuildOptions:
         names = {field.name for field in dataclasses.fields(SourceOptions)}
         return SourceOptions(**{name: getattr(self, name) for name in names})
 
-    @property
+    @functools.cached_property
     def listing(self) -> ListingOptions:
         """The options of the listing: classes, tree, patients and labels."""
         return ListingOptions(
             classes=self.classes,
             tree=self.tree,
             group_regex=self.group_regex,
-            labels=self.labels,
+            labels=read_label_table(self.labels) if self.labels else None,
         )
 
     @property

@@ -162,7 +162,9 @@ def test_what_the_table_and_the_source_do_not_share_is_counted(tmp_path):
          {"path": "gone.png", "label": "y"}],
     )  # fmt: skip
     members = [Member(f"images/{name}", 5) for name in ("1.png", "2.png", "3.png", "notes.txt")]
-    listing = list_images(members, ListingOptions(labels=labels), lambda a, b: True)
+    listing = list_images(
+        members, ListingOptions(labels=read_label_table(labels)), lambda a, b: True
+    )
     assert [ref.path for ref in iterate_refs(listing.refs)] == ["1.png"]
     assert {reject.source_path: reject.reason for reject in listing.rejects} == {
         "images/2.png": "no_label",
@@ -176,7 +178,9 @@ def test_what_the_table_and_the_source_do_not_share_is_counted(tmp_path):
 def test_without_a_patient_column_the_file_name_tells_the_patient(tmp_path):
     labels = write_csv(tmp_path / "labels.csv", [{"path": "CNV-77-1.jpeg", "label": "x"}])
     listing = list_images(
-        [Member("CNV-77-1.jpeg", 5)], ListingOptions(labels=labels), lambda a, b: True
+        [Member("CNV-77-1.jpeg", 5)],
+        ListingOptions(labels=read_label_table(labels)),
+        lambda a, b: True,
     )
     assert [ref.patient for ref in iterate_refs(listing.refs)] == ["77"]
 
@@ -184,7 +188,11 @@ def test_without_a_patient_column_the_file_name_tells_the_patient(tmp_path):
 def test_a_split_that_cannot_be_a_name_is_an_error_with_its_row(tmp_path):
     labels = write_csv(tmp_path / "labels.csv", [ROWS[0] | {"split": "Fold 1"}])
     with pytest.raises(errors.UserError, match="row 1 has the split 'Fold 1'"):
-        list_images([Member("scan0.png", 5)], ListingOptions(labels=labels), lambda a, b: True)
+        list_images(
+            [Member("scan0.png", 5)],
+            ListingOptions(labels=read_label_table(labels)),
+            lambda a, b: True,
+        )
 
 
 # ---- the command

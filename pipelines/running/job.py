@@ -19,7 +19,6 @@ from pipelines.planning import output_state, plan, splits
 from pipelines.shards import drops, finish
 from pipelines.shards.build import Build, find_finished
 from pipelines.sources.chosen import make_source
-from pipelines.sources.label_table import read_label_table
 from pipelines.sources.listing import Listing, iterate_refs
 from pipelines.sources.source import Source
 from pipelines.stores import prefetch, remote
@@ -230,14 +229,15 @@ def _identity(
     options: BuildOptions, source: Source, listing_digest: str, labels: tuple[str, ...]
 ) -> dict[str, Any]:
     """Returns everything that decides the bytes of the dataset, by the names of the flags."""
+    listing = options.listing
     return {
         "source": source.describe()["kind"],
         "source_listing": listing_digest,
         "name": options.name,
         "classes": list(labels),
         **_tree(options, source),
-        "group_regex": options.listing.group_regex,
-        **({"labels": read_label_table(options.labels).digest} if options.labels else {}),
+        "group_regex": listing.group_regex,
+        **({"labels": listing.labels.digest} if listing.labels else {}),
         "image_size": [options.preprocessing.height, options.preprocessing.width],
         "channels": options.preprocessing.channels,
         "resize": options.preprocessing.resize,

@@ -13,7 +13,6 @@ import itertools
 import re
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines import errors
-from pipelines.sources.label_table import LabelTable, match_files, read_label_table
+from pipelines.sources.label_table import LabelTable, match_files
 from tfrecord_io.preprocess import MAX_DETAIL_LENGTH
 from tfrecord_io.printing import printable
 
@@ -167,7 +166,7 @@ class ListingOptions:
     classes: tuple[str, ...] = ()
     tree: str | None = None
     group_regex: str = DEFAULT_GROUP_REGEX
-    labels: Path | None = None
+    labels: LabelTable | None = None
 
     def __post_init__(self) -> None:
         try:
@@ -203,10 +202,10 @@ def list_images(
             the same size and path in two trees.
 
     Raises:
-        errors.UserError: if there is no image, if the chosen tree or classes do not exist, or if
-            there are several unrelated trees and none was chosen.
+        errors.UserError: if no image is found, the chosen tree or classes do not exist, or there
+            are several unrelated trees and none was chosen.
     """
-    labels = read_label_table(options.labels) if options.labels else None
+    labels = options.labels
     sorter = _Sorter(has_folders=labels is None)
     for member in members:
         sorter.add(member)
