@@ -8,6 +8,7 @@ other's download. A file without a marker is complete.
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 from collections.abc import Mapping
@@ -107,6 +108,9 @@ def transfer(remote: RemoteArchive, archive: Path, bar: tqdm, timeout_s: float) 
         _check_answer(response, remote, start)
         if response.status_code == 200:
             start = 0
+        if not start and file_size(archive):
+            # Before the marker names the new version, which would claim these bytes.
+            os.truncate(archive, 0)
         # The marker is written first: without it, a partial file would count as complete.
         marker_path(archive).write_text(json.dumps(note), encoding="utf-8")
         with archive.open("ab" if start else "wb") as file:
