@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from tfrecord_io.manifest import Manifest
 
-#: With more classes than this, the charts of class sizes are left out, as nobody would read them.
+#: With more classes than this, the charts of class sizes would be unreadable and are left out.
 _MAX_BARS = 40
 
 #: Number of series colours that the page defines.

@@ -40,7 +40,7 @@ def start_ahead(beam_args: Sequence[str]) -> None:
     Otherwise the server starts with the first worker.
 
     Args:
-        beam_args: Beam's flags; with some of them there are no local workers and no server.
+        beam_args: Beam's flags. Another engine or in-memory mode needs no server.
     """
     # Each worker imports the main module, which is the command; one of them renders the card.
     _context.set_forkserver_preload(["pipelines.build_tfrecords", "pipelines.report.card"])

@@ -166,7 +166,7 @@ def _decide_near(
         if names[a] != names[b]:
             pairs.append((rank[names[a]], paths[a], paths[b], a, b))
     for _, _, _, kept, other in sorted(pairs):
-        # A picture that is dropped itself is no reason to drop another one.
+        # Only a picture that stays is a reason to drop its near duplicate.
         if kept not in reasons and other not in reasons:
             reasons[other] = (f"picture_in_{names[kept]}", f"near duplicate of {paths[kept]}")
 

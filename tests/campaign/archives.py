@@ -57,7 +57,7 @@ def try_case(rng: random.Random, folder: Path, how: str) -> tuple[str, list[str]
 
 def _about(refusal: str) -> list[str]:
     if "Traceback" in refusal or not 20 < len(refusal) < 4000:
-        return [f"this is no message for a user: {refusal!r}"]
+        return [f"not a message for a user: {refusal!r}"]
     return []
 
 

@@ -29,7 +29,7 @@ import s3_server
 
 context = multiprocessing.get_context("forkserver")
 context.set_forkserver_preload(["campaign.preloaded"])
-# The server does not have this program's path, and says nothing of what it cannot import.
+# The fork server does not inherit sys.path, and ignores modules that it cannot import.
 os.environ["PYTHONPATH"] = str(Path(__file__).resolve().parents[1])
 
 _MOST_SECONDS = 120
