@@ -25,6 +25,7 @@ from pipelines import errors
 from pipelines.planning import splits
 from pipelines.sources.listing import REF_SCHEMA, Listing, RejectedFile, label_notes
 from pipelines.sources.source import Source
+from pipelines.stores.output import sync_folder
 from pipelines.stores.remote import is_remote
 from tfrecord_io import schema, shards
 
@@ -205,6 +206,7 @@ def write_names(names: pa.Table, secret: Secret, fingerprint: str) -> Path:
     with errors.clear_write_errors(str(path)), shards.atomic_write(path) as file:
         os.fchmod(file.fileno(), 0o600)
         pq.write_table(names, file)
+    sync_folder(path.parent)
     return path
 
 

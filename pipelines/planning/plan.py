@@ -204,6 +204,8 @@ def write_plan(storage: Storage, plan: Plan, identity: Mapping[str, Any]) -> Non
     }
     with storage.create(PLAN_JSON) as file:
         file.write(json.dumps(content).encode())
+    # A shard without a plan would be refused as a stranger's.
+    storage.sync_names()
 
 
 def read_tasks(storage: Storage, fingerprint: str) -> list[ShardTask]:
