@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tfrecord_io import schema
+from tfrecord_io.printing import printable
 from tfrecord_io.statistics import PixelStatistics
 
 FORMAT_VERSION = 1
@@ -32,7 +33,13 @@ REPORT_FILE_NAME = "report.html"
 
 
 class ManifestError(ValueError):
-    """A dataset that cannot be used: unfinished, damaged, inconsistent or of another version."""
+    """A dataset that cannot be used: unfinished, damaged, inconsistent or of another version.
+
+    The message may quote the manifest of a stranger, so control characters are escaped.
+    """
+
+    def __str__(self) -> str:
+        return "\n".join(printable(line) for line in super().__str__().split("\n"))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
