@@ -168,17 +168,17 @@ class MappedDataset:
             index: place in the split, or int64 [batch] of places.
 
         Returns:
-            (image, label): uint8 [height, width, channels] and float32 [num_classes] one-hot,
-            or uint8 [batch, height, width, channels] and float32 [batch, num_classes]. Copies
-            that may be written to.
+            (image, label): [height, width, channels] of the dataset's type and float32
+            [num_classes] one-hot, or [batch, height, width, channels] and float32 [batch,
+            num_classes]. Copies that may be written to.
 
         Raises:
             IndexError: if a place is not in 0..len-1, or from the end -len..-1.
         """
         examples = np.asarray(index)
         rows = self._rows(np.atleast_1d(examples))
-        height, width, channels = self.mapped.manifest.image_shape
-        images = self._images[rows].reshape(-1, height, width, channels)
+        layout = self.mapped.manifest.layout
+        images = self._images[rows].view(layout.numpy_dtype).reshape(-1, *layout.image_shape)
         labels = self._labels[rows].view("<f4")
         return (images, labels) if examples.ndim else (images[0], labels[0])
 
