@@ -123,10 +123,8 @@ class Preprocessing:
             KeyError: if a value is missing.
             ValueError: if a value is out of range.
         """
-        defaults = {"dtype": "uint8"}
-        return cls(
-            **{field.name: (defaults | values)[field.name] for field in dataclasses.fields(cls)}
-        )
+        values = {"dtype": "uint8", **values}
+        return cls(**{field.name: values[field.name] for field in dataclasses.fields(cls)})
 
 
 class DecodedImage(NamedTuple):

@@ -129,7 +129,7 @@ def _is_known_complete(options: BuildOptions, storage: Storage, source: Source) 
     Listing a tar.gz means unpacking it, which takes minutes. Its size and gzip trailer, which the
     manifest holds, identify it instead. Other sources are listed, so this returns False.
     """
-    if not getattr(source, "must_be_unpacked", False):
+    if not source.must_be_unpacked:
         return False
     try:
         found = output_state.read_manifest(storage)
@@ -261,7 +261,7 @@ def _tree(options: BuildOptions, source: Source) -> dict[str, Any]:
     For other sources the listing's digest covers the tree, since it contains the images' folders.
     """
     tree = options.listing.tree
-    if tree is None or not getattr(source, "must_be_unpacked", False):
+    if tree is None or not source.must_be_unpacked:
         return {}
     return {"tree": tree.strip(" /")}
 
