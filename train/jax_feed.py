@@ -90,7 +90,7 @@ def _fetcher(
         if examples is None:
             examples = np.arange(len(batches.dataset))
         manifest = batches.dataset.mapped.manifest
-        needed = len(examples) * (np.prod(manifest.image_shape) + 4 * manifest.num_classes)
+        needed = len(examples) * (manifest.layout.image_length + 4 * manifest.num_classes)
         if 2 * needed <= _free_memory(devices):
             images, labels = jax.device_put(batches.dataset[examples], devices.copied)
             gather = jax.jit(

@@ -167,9 +167,9 @@ class MappedDataset:
             index: place in the split, or int64 [batch] of places.
 
         Returns:
-            (image, label): uint8 [height, width, channels] and float32 [num_classes] one-hot,
-            or uint8 [batch, height, width, channels] and float32 [batch, num_classes]. Copies
-            that may be written to.
+            (image, label): [height, width, channels] of the dataset's type and float32
+            [num_classes] one-hot, or [batch, height, width, channels] and float32 [batch,
+            num_classes]. Copies that may be written to.
 
         Raises:
             IndexError: if a place is not in 0..len-1, or from the end -len..-1.
@@ -200,7 +200,8 @@ class MappedDataset:
         images = memory[: blocks.size * length]
         # All places exist, and with mode="raise" NumPy would write to a copy of `out` first.
         np.take(self.mapped.blocks, blocks, 0, images.reshape(-1, length), mode="clip")
-        return images.reshape(-1, *layout.image_shape), self._labels[rows].view("<f4")
+        images = images.view(layout.numpy_dtype).reshape(-1, *layout.image_shape)
+        return images, self._labels[rows].view("<f4")
 
     def __getitems__(self, indices: Sequence[int]) -> list[tuple[np.ndarray, np.ndarray]]:
         """Returns examples with one gather; PyTorch's DataLoader calls it for each batch."""
