@@ -21,7 +21,7 @@ from pipelines.sources.label_table import read_label_table
 from pipelines.sources.listing import DEFAULT_GROUP_REGEX, ListingOptions
 from pipelines.sources.source import SourceOptions
 from pipelines.stores.remote import is_remote
-from tfrecord_io.preprocess import RESIZE_FILTERS, Preprocessing
+from tfrecord_io.preprocess import DTYPES, RESIZE_FILTERS, Preprocessing
 
 #: Values of `--runner`, in lower case, that mean the engine in this process.
 LOCAL_RUNNERS = ("directrunner", "fnapirunner", "bundlebaseddirectrunner", "direct")
@@ -273,6 +273,13 @@ class BuildOptions:
         "resize filter, always with antialiasing (default: %(default)s)",
         choices=tuple(RESIZE_FILTERS),
     )
+    dtype: str = _flag(
+        "uint8",
+        _MADE,
+        "type of the stored pixels; uint16 keeps the depth of 16-bit files, which uint8 rejects "
+        "(default: %(default)s)",
+        choices=DTYPES,
+    )
     variants: int = _flag(
         0,
         _MADE,
@@ -357,6 +364,11 @@ class BuildOptions:
             raise ValueError(
                 f"--max_reject_fraction must be in 0..1, received {self.max_reject_fraction}"
             )
+        if self.variants and self.dtype != "uint8":
+            raise ValueError(
+                f"--variants copies images of uint8, not of {self.dtype}; leave it out: "
+                "train/run.py augments images of any type while it trains"
+            )
         if not re.fullmatch(r"[a-z][a-z0-9_]*", self.name):
             raise ValueError(
                 f"--name must be lower-case letters, digits and underscores, received {self.name!r}"
@@ -411,9 +423,15 @@ class BuildOptions:
 
     @property
     def preprocessing(self) -> Preprocessing:
-        """The options of the decoder: size, channels and filter."""
+        """The options of the decoder: size, channels, filter and type."""
         height, width = self.image_size
-        return Preprocessing(height=height, width=width, channels=self.channels, resize=self.resize)
+        return Preprocessing(
+            height=height,
+            width=width,
+            channels=self.channels,
+            resize=self.resize,
+            dtype=self.dtype,
+        )
 
     @property
     def splitting(self) -> SplitOptions:

@@ -22,6 +22,7 @@ def bare_manifest(
     splits: Mapping[str, Split],
     name: str = "tiny",
     preprocessing: Mapping[str, Any] | None = None,
+    dtype: str = "uint8",
 ) -> Manifest:
     """Returns the manifest of a dataset that no build made and of whose source nothing is said."""
     return Manifest(
@@ -36,6 +37,7 @@ def bare_manifest(
         options={},
         fingerprint="0" * 64,
         versions={},
+        dtype=dtype,
     )
 
 
@@ -48,6 +50,7 @@ def write_dataset(
     num_shards: int = 3,
     seed: int = 0,
     num_left_out: int = 0,
+    dtype: str = "uint8",
 ) -> Manifest:
     """Writes shards of random pixels, then the manifest.
 
@@ -60,6 +63,7 @@ def write_dataset(
         seed: of pixels and labels.
         num_left_out: examples missing from the first shards of each split, one a shard, as
             rejected images leave them.
+        dtype: type of the pixels; floats are normally distributed.
 
     Returns:
         the manifest, as written. Example i of split s has key `image_key(f"{s}/{i}")`, counted
@@ -67,7 +71,7 @@ def write_dataset(
     """
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
-    layout = RecordLayout(image_shape=image_shape, num_classes=len(label_names))
+    layout = RecordLayout(image_shape=image_shape, num_classes=len(label_names), dtype=dtype)
     generator = np.random.default_rng(seed)
     splits = {}
     for split, total in (num_examples or {"train": 23, "val": 7}).items():
@@ -81,7 +85,7 @@ def write_dataset(
             for _ in range(max(0, count - (shard_index < num_left_out))):
                 label_index = int(generator.integers(len(label_names)))
                 label_counts[label_index] += 1
-                pixels = generator.integers(256, size=image_shape, dtype=np.uint8).tobytes()
+                pixels = _random_pixels(generator, image_shape, layout.numpy_dtype).tobytes()
                 key = image_key(f"{split}/{example}")
                 records.append(layout.encode_record(pixels, label_index, key))
                 example += 1
@@ -97,6 +101,16 @@ def write_dataset(
                 )
             )
         splits[split] = Split(label_counts=tuple(label_counts), shards=tuple(shards))
-    manifest = bare_manifest(image_shape=image_shape, label_names=label_names, splits=splits)
+    manifest = bare_manifest(
+        image_shape=image_shape, label_names=label_names, splits=splits, dtype=dtype
+    )
     (directory / FILE_NAME).write_text(manifest.to_json(), encoding="utf-8")
     return manifest
+
+
+def _random_pixels(
+    generator: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype
+) -> np.ndarray:
+    if dtype.kind == "f":
+        return generator.standard_normal(shape).astype(dtype)
+    return generator.integers(np.iinfo(dtype).max + 1, size=shape, dtype=dtype)

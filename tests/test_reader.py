@@ -228,8 +228,8 @@ def test_a_missing_manifest_says_that_the_build_did_not_finish(tmp_path: Path) -
 def test_a_newer_format_names_both_versions_and_what_to_install(tmp_path: Path) -> None:
     write_dataset(tmp_path)
     path = tmp_path / FILE_NAME
-    path.write_text(json.dumps({**json.loads(path.read_text()), "format_version": 2}))
-    _assert_refused(tmp_path, str(path), "version 2", "version 1", "install the release")
+    path.write_text(json.dumps({**json.loads(path.read_text()), "format_version": 3}))
+    _assert_refused(tmp_path, str(path), "version 3", "versions up to 2", "install the release")
 
 
 def test_a_missing_shard_is_named_before_the_first_step(tmp_path: Path) -> None:

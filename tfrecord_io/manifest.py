@@ -10,11 +10,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from tfrecord_io import schema
 from tfrecord_io.printing import printable
 from tfrecord_io.statistics import PixelStatistics
 
-FORMAT_VERSION = 1
+#: The newest version of the format. A dataset has the oldest version that can describe it.
+FORMAT_VERSION = 2
 FILE_NAME = "manifest.json"
 
 #: Names of the table with one row per example, and of the one with one row per rejected image.
@@ -88,7 +91,7 @@ class Manifest:
 
     Attributes:
         name: name of the dataset.
-        image_shape: (height, width, channels) of every image, uint8.
+        image_shape: (height, width, channels) of every image.
         label_names: class names in the order of their indices.
         splits: the splits by name.
         preprocessing: how a file became pixels; `predict` repeats it.
@@ -100,7 +103,9 @@ class Manifest:
         versions: versions of the software that wrote the dataset.
         audit: findings about the data; empty without an audit.
         statistics: sums over the pixels of the train split. None if that split is empty, or if
-            an older release wrote the dataset; see `opening.read_statistics`.
+            an older release wrote the dataset, see `opening.read_statistics`; or if the images are
+            feature maps.
+        dtype: type of the values of images, one of `schema.DTYPES`.
     """
 
     name: str
@@ -116,6 +121,7 @@ class Manifest:
     versions: Mapping[str, str]
     audit: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     statistics: PixelStatistics | None = None
+    dtype: str = "uint8"
 
     @property
     def num_classes(self) -> int:
@@ -125,7 +131,14 @@ class Manifest:
     @property
     def layout(self) -> schema.RecordLayout:
         """The layout of every record of the dataset."""
-        return schema.RecordLayout(image_shape=self.image_shape, num_classes=self.num_classes)
+        return schema.RecordLayout(
+            image_shape=self.image_shape, num_classes=self.num_classes, dtype=self.dtype
+        )
+
+    @property
+    def format_version(self) -> int:
+        """The oldest version of the format that can describe this dataset."""
+        return self.layout.format_version
 
     @property
     def num_examples(self) -> int:
@@ -183,9 +196,9 @@ class Manifest:
         if self.statistics is not None:
             statistics["statistics"] = {"split": STATISTICS_SPLIT, **self.statistics.to_dict()}
         content = {
-            "format_version": FORMAT_VERSION,
+            "format_version": self.format_version,
             "name": self.name,
-            "image": {"shape": list(self.image_shape), "dtype": "uint8"},
+            "image": {"shape": list(self.image_shape), "dtype": self.dtype},
             "label_names": list(self.label_names),
             "record": {
                 "stride": layout.stride,
@@ -232,9 +245,9 @@ class Manifest:
             version = content["format_version"]
         except (ValueError, KeyError, TypeError) as error:
             raise ManifestError(f"{file_name} is not a dataset manifest: {error}") from error
-        if version != FORMAT_VERSION:
+        if version not in range(1, FORMAT_VERSION + 1):
             raise ManifestError(
-                f"{file_name} has format version {version}, but this program reads version "
+                f"{file_name} has format version {version}, but this program reads versions up to "
                 f"{FORMAT_VERSION}; install the release that wrote it, or build the dataset again"
             )
         try:
@@ -274,6 +287,7 @@ class Manifest:
                 if "statistics" in content
                 else None
             ),
+            dtype=content["image"]["dtype"],
         )
 
     def _check_consistency(self, content: Mapping[str, Any], file_name: str) -> None:
@@ -285,8 +299,8 @@ class Manifest:
         if content["record"]["stride"] != layout.stride or slots != dict(layout.features):
             raise ManifestError(
                 f"{file_name}: the record layout does not match image shape {self.image_shape} "
-                f"and {self.num_classes} classes; if the file was not changed, a version before "
-                "the first release wrote it: build the dataset again"
+                f"of {self.dtype} and {self.num_classes} classes; if the file was not changed, a "
+                "version before the first release wrote it: build the dataset again"
             )
         for name, split in self.splits.items():
             if split.num_examples != content["splits"][name]["num_examples"] or (
@@ -313,6 +327,11 @@ class Manifest:
                 f"{file_name}: expected statistics of split {STATISTICS_SPLIT!r}, {num_pixels} "
                 f"pixels in {channels} channels; received statistics of split {split!r}, "
                 f"{found.num_pixels} pixels in {len(found.sums)} channels"
+            )
+        if found.max_value != np.iinfo(self.dtype).max:
+            raise ManifestError(
+                f"{file_name}: expected statistics of {self.dtype} pixels, received those of "
+                f"values up to {found.max_value}"
             )
 
     @classmethod

@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import google_crc32c
+import numpy as np
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -39,6 +40,9 @@ _IMAGE_ALIGNMENT = 64
 # blocks need less padding. Small images get smaller blocks, so that padding stays a small share.
 _BLOCK_LENGTH = 512
 _BLOCKS_PER_IMAGE = 32
+
+#: Types of the values of images. uint8 is the default, and all that format version 1 knows.
+DTYPES = ("uint8", "uint16", "float16", "float32")
 
 #: Length in bytes of a key: 128 bits in hexadecimal digits.
 KEY_LENGTH = 32
@@ -104,17 +108,22 @@ class RecordLayout:
     copies each pixel once and nothing else.
 
     Attributes:
-        image_shape: (height, width, channels) in pixels.
+        image_shape: (height, width, channels) in pixels. Feature maps have any number of channels.
         num_classes: length of the one-hot label.
+        dtype: type of the image's values, one of `DTYPES`; they are stored little-endian.
 
     Raises:
-        ValueError: if a dimension is not positive, or an image takes 2 GiB or more.
+        ValueError: if a dimension is not positive, the type is unknown, or an image takes 2 GiB or
+            more.
     """
 
     image_shape: tuple[int, int, int]
     num_classes: int
+    dtype: str = "uint8"
 
     def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, received {self.dtype!r}")
         if len(self.image_shape) != 3 or min(self.image_shape) < 1:
             raise ValueError(
                 f"image_shape must be three positive numbers (height, width, channels), "
@@ -130,8 +139,23 @@ class RecordLayout:
 
     @property
     def image_length(self) -> int:
-        """Size of the pixels in bytes: height * width * channels."""
-        return math.prod(self.image_shape)
+        """Size of the pixels in bytes: height * width * channels values."""
+        return math.prod(self.image_shape) * self.numpy_dtype.itemsize
+
+    @property
+    def numpy_dtype(self) -> np.dtype[Any]:
+        """Type of the image's values as they are stored, which is little-endian."""
+        return np.dtype(self.dtype).newbyteorder("<")
+
+    @property
+    def format_version(self) -> int:
+        """The oldest version of the format that has such records."""
+        return 1 if self.dtype == "uint8" else 2
+
+    @property
+    def holds_pictures(self) -> bool:
+        """Whether the images are grey or RGB pictures of whole numbers, and not feature maps."""
+        return self.numpy_dtype.kind == "u" and self.image_shape[2] in (1, 3)
 
     @property
     def label_length(self) -> int:
@@ -174,6 +198,19 @@ class RecordLayout:
         rows = ([float(i == j) for j in range(self.num_classes)] for i in range(self.num_classes))
         return tuple(struct.pack(f"<{self.num_classes}f", *row) for row in rows)
 
+    def images_in(self, records: np.ndarray) -> np.ndarray:
+        """Returns the images of framed records, a view where NumPy can make one.
+
+        Args:
+            records: uint8 [num_records, stride].
+
+        Returns:
+            of type `numpy_dtype`, [num_records, height, width, channels].
+        """
+        slot = self.features[IMAGE]
+        pixels = records[:, slot.offset : slot.offset + slot.length]
+        return pixels.view(self.numpy_dtype).reshape(len(records), *self.image_shape)
+
     def encode_record(self, image: bytes, label_index: int, key: str) -> bytes:
         """Returns one framed record, ready to be appended to a shard.
 
@@ -181,7 +218,7 @@ class RecordLayout:
         `tf.train.Example.SerializeToString(deterministic=True)`.
 
         Args:
-            image: uint8 pixels, row-major [height, width, channels].
+            image: pixels of type `dtype`, little-endian, row-major [height, width, channels].
             label_index: index of the class in the dataset's label names.
             key: the example's key, see `image_key`.
 
@@ -202,7 +239,7 @@ class RecordLayout:
 
         Args:
             record: memory of `stride` bytes.
-            image: uint8 pixels, row-major [height, width, channels].
+            image: pixels of type `dtype`, little-endian, row-major [height, width, channels].
             label_index: index of the class in the dataset's label names.
             key: the example's key, see `image_key`.
 
@@ -211,8 +248,8 @@ class RecordLayout:
         """
         if len(image) != self.image_length:
             raise ValueError(
-                f"expected {self.image_length} bytes of pixels for shape {self.image_shape}, "
-                f"received {len(image)}"
+                f"expected {self.image_length} bytes of pixels for shape {self.image_shape} of "
+                f"{self.dtype}, received {len(image)}"
             )
         if not 0 <= label_index < self.num_classes:
             raise ValueError(
@@ -252,15 +289,32 @@ class RecordLayout:
             records: string [batch], each a serialized `tf.train.Example`.
 
         Returns:
-            `image` uint8 [batch, height, width, channels], `label` float32 [batch, num_classes]
-            one-hot, `key` string [batch].
+            `image` of type `dtype` [batch, height, width, channels], `label` float32 [batch,
+            num_classes] one-hot, `key` string [batch].
         """
         import tensorflow as tf
 
         features: dict[str, Any] = tf.io.parse_example(records, self.feature_spec())
         pixels = tf.io.decode_raw(features[IMAGE], tf.uint8, fixed_length=self.image_length)
-        features[IMAGE] = tf.reshape(pixels, (-1, *self.image_shape))
+        features[IMAGE] = self.images_of(pixels)
         return features
+
+    def images_of(self, pixels: tf.Tensor) -> tf.Tensor:
+        """Gives the bytes of images their type and shape, without a copy, also in a graph.
+
+        Args:
+            pixels: uint8 [batch, ...], `image_length` bytes an image.
+
+        Returns:
+            of type `dtype`, [batch, height, width, channels].
+        """
+        import tensorflow as tf
+
+        size = self.numpy_dtype.itemsize
+        if size > 1:
+            values = tf.reshape(pixels, (-1, self.image_length // size, size))
+            pixels = tf.bitcast(values, self.dtype)
+        return tf.reshape(pixels, (-1, *self.image_shape))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -35,19 +35,19 @@ class ShardWriter:
         num_records = max(BLOCK_BYTES // layout.stride, 1)
         self._block = np.empty((num_records, layout.stride), np.uint8)
         self._records = [record.data for record in self._block]
-        slot = layout.features[schema.IMAGE]
-        pixels = self._block[:, slot.offset : slot.offset + slot.length]
-        self._pictures = pixels.reshape(num_records, *layout.image_shape)
+        self._pictures = layout.images_in(self._block)
         self._num_waiting = 0
         self._digest = hashlib.sha256()
         self._facts = side_facts.SideFacts()
-        self._statistics = PixelStatistics.from_images(self._pictures[:0])
+        self._statistics = (
+            PixelStatistics.from_images(self._pictures[:0]) if layout.holds_pictures else None
+        )
 
     def write(self, image: bytes, label_index: int, key: str) -> None:
         """Appends a record; see `schema.RecordLayout.encode_record`.
 
         Args:
-            image: uint8 pixels, row-major [height, width, channels].
+            image: pixels of the layout's type, row-major [height, width, channels].
             label_index: index of the class in the dataset's label names.
             key: the example's key, see `schema.image_key`.
 
@@ -68,12 +68,17 @@ class ShardWriter:
         """Returns the side facts of all pictures; valid after the `with` block.
 
         Returns:
-            arrays by name, as `side_facts.SideFacts.columns` returns them.
+            arrays by name, as `side_facts.SideFacts.columns` returns them; of no pictures if the
+            layout does not hold pictures.
         """
         return self._facts.columns()
 
-    def statistics(self) -> PixelStatistics:
-        """Returns the sums over the pixels of all pictures; valid after the `with` block."""
+    def statistics(self) -> PixelStatistics | None:
+        """Returns the sums over the pixels of all pictures; valid after the `with` block.
+
+        Returns:
+            the sums, or None if the layout does not hold pictures.
+        """
         return self._statistics
 
     def __enter__(self) -> ShardWriter:
@@ -89,6 +94,7 @@ class ShardWriter:
         block = self._block[: self._num_waiting].data.cast("B")
         self._digest.update(block)
         self._file.write(block)
-        self._facts.add(self._pictures[: self._num_waiting])
-        self._statistics += PixelStatistics.from_images(self._pictures[: self._num_waiting])
+        if self._statistics is not None:
+            self._facts.add(self._pictures[: self._num_waiting])
+            self._statistics += PixelStatistics.from_images(self._pictures[: self._num_waiting])
         self._num_waiting = 0

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from tfrecord_io import manifest, schema
+from tfrecord_io import manifest, schema, visible
 from tfrecord_io.printing import printable
 
 _MARGIN = 6
@@ -53,7 +53,7 @@ def contact_sheet(
         caption = f"{printable(label)} · {split} · {counts[row]:,} examples"
         draw.text((_MARGIN, top), caption, fill="black", font=font)
         for column, pixels in enumerate(members):
-            picture = Image.fromarray(pixels.squeeze(-1) if pixels.shape[-1] == 1 else pixels)
+            picture = visible.picture(pixels)
             place = (_MARGIN + column * (tile[0] + _MARGIN), top + _CAPTION_HEIGHT)
             sheet.paste(picture.convert("RGB").resize(tile, Image.Resampling.LANCZOS), place)
     return sheet
@@ -62,9 +62,9 @@ def contact_sheet(
 def _first_of_each_class(
     directory: Path, found: manifest.Manifest, split: str, num_per_class: int
 ) -> list[list[np.ndarray]]:
-    """Returns, for each class, up to `num_per_class` images, uint8 [height, width, channels]."""
+    """Returns, for each class, up to `num_per_class` images, [height, width, channels]."""
     layout = found.layout
-    image, label = layout.features[schema.IMAGE], layout.features[schema.LABEL]
+    label = layout.features[schema.LABEL]
     images: list[list[np.ndarray]] = [[] for _ in found.label_names]
     for shard in found.split(split).shards:
         if shard.num_examples == 0:
@@ -73,8 +73,7 @@ def _first_of_each_class(
         one_hot = records[:, label.offset : label.offset + label.length].copy().view("<f4")
         for row, index in enumerate(one_hot.argmax(axis=1).tolist()):
             if len(images[index]) < num_per_class:
-                pixels = records[row, image.offset : image.offset + image.length]
-                images[index].append(pixels.reshape(found.image_shape).copy())
+                images[index].append(layout.images_in(records[row : row + 1])[0].copy())
         if all(len(members) == num_per_class for members in images):
             break
     return images

@@ -19,6 +19,12 @@ from tfrecord_io import schema
 # bits, and the rows of a scan fit into the processor's cache.
 _ROWS_AT_ONCE = 256
 
+# By the type of pixels: the smallest types that hold a square, and the sum of that many squares.
+_SUM_TYPES = {
+    np.dtype("<u1"): (np.uint16, np.uint32),
+    np.dtype("<u2"): (np.uint32, np.uint64),
+}
+
 # Bytes of a shard read at once.
 _BLOCK_BYTES = 1024 * 1024
 
@@ -29,8 +35,9 @@ class PixelStatistics:
 
     Attributes:
         num_pixels: number of pixels of each channel.
-        sums: sum of the values 0..255 of each channel.
+        sums: sum of the values of each channel.
         sums_of_squares: sum of the squared values of each channel.
+        max_value: largest value that a pixel can have: 255, or 65535 for uint16.
 
     Raises:
         ValueError: if no pixels can have these sums.
@@ -39,9 +46,10 @@ class PixelStatistics:
     num_pixels: int
     sums: tuple[int, ...]
     sums_of_squares: tuple[int, ...]
+    max_value: int = 255
 
     def __post_init__(self) -> None:
-        numbers = (self.num_pixels, *self.sums, *self.sums_of_squares)
+        numbers = (self.num_pixels, self.max_value, *self.sums, *self.sums_of_squares)
         # The exact type, because a float may have lost digits, and a bool is an int too.
         possible = all(type(number) is int and number >= 0 for number in numbers)
         if not possible or not self.sums or len(self.sums) != len(self.sums_of_squares):
@@ -51,15 +59,18 @@ class PixelStatistics:
             )
         for total, squares in zip(self.sums, self.sums_of_squares, strict=True):
             # v <= v² <= 255 v for each value v, and a variance is not negative.
-            if not total <= squares <= 255 * total or total**2 > self.num_pixels * squares:
+            if (
+                not total <= squares <= self.max_value * total
+                or total**2 > self.num_pixels * squares
+            ):
                 raise ValueError(
-                    f"{self.num_pixels} pixels of 0..255 cannot have the sum {total} and the sum "
-                    f"of squares {squares}"
+                    f"{self.num_pixels} pixels of 0..{self.max_value} cannot have the sum {total} "
+                    f"and the sum of squares {squares}"
                 )
 
     @property
     def mean(self) -> tuple[float, ...]:
-        """Mean of each channel, 0..255.
+        """Mean of each channel, 0..max_value.
 
         Raises:
             ZeroDivisionError: if there are no pixels.
@@ -68,7 +79,7 @@ class PixelStatistics:
 
     @property
     def std(self) -> tuple[float, ...]:
-        """Standard deviation of each channel over all pixels, 0..127.5.
+        """Standard deviation of each channel over all pixels, 0..max_value / 2.
 
         Raises:
             ZeroDivisionError: if there are no pixels.
@@ -83,13 +94,15 @@ class PixelStatistics:
         """Returns the statistics of the pixels of both.
 
         Raises:
-            ValueError: if the numbers of channels differ.
+            ValueError: if the numbers of channels or the types of the pixels differ.
         """
-        if len(self.sums) != len(other.sums):
+        if (len(self.sums), self.max_value) != (len(other.sums), other.max_value):
             raise ValueError(
-                f"cannot add statistics of {len(self.sums)} and {len(other.sums)} channels"
+                f"cannot add statistics of {len(self.sums)} and {len(other.sums)} channels of "
+                f"values to {self.max_value} and {other.max_value}"
             )
-        return PixelStatistics(
+        return dataclasses.replace(
+            self,
             num_pixels=self.num_pixels + other.num_pixels,
             sums=tuple(map(sum, zip(self.sums, other.sums, strict=True))),
             sums_of_squares=tuple(
@@ -102,16 +115,17 @@ class PixelStatistics:
         """Adds up the pixels of images.
 
         Args:
-            images: uint8 [num_images, height, width, channels]; num_images may be 0.
+            images: uint8 or uint16 [num_images, height, width, channels]; num_images may be 0.
 
         Raises:
             ValueError: if the images have another shape or type.
         """
-        if images.ndim != 4 or images.dtype != np.uint8:
+        if images.ndim != 4 or images.dtype not in _SUM_TYPES:
             raise ValueError(
-                "expected images of type uint8 and shape [num_images, height, width, channels], "
-                f"received {images.dtype} {images.shape}"
+                "expected images of type uint8 or uint16 and shape [num_images, height, width, "
+                f"channels], received {images.dtype} {images.shape}"
             )
+        square_type, sum_type = _SUM_TYPES[images.dtype]
         num_images, height, width, channels = images.shape
         sums = np.zeros(width * channels, np.uint64)
         sums_of_squares = np.zeros(width * channels, np.uint64)
@@ -122,12 +136,13 @@ class PixelStatistics:
                 rows = all_rows[row : row + _ROWS_AT_ONCE]
                 sums += rows.sum(axis=0, dtype=np.uint32)
                 # Twice as fast as a histogram with `np.bincount`.
-                squares = np.multiply(rows, rows, dtype=np.uint16)
-                sums_of_squares += squares.sum(axis=0, dtype=np.uint32)
+                squares = np.multiply(rows, rows, dtype=square_type)
+                sums_of_squares += squares.sum(axis=0, dtype=sum_type)
         return cls(
             num_pixels=num_images * height * width,
             sums=tuple(sums.reshape(width, channels).sum(axis=0).tolist()),
             sums_of_squares=tuple(sums_of_squares.reshape(width, channels).sum(axis=0).tolist()),
+            max_value=int(np.iinfo(images.dtype).max),
         )
 
     @classmethod
@@ -138,9 +153,7 @@ class PixelStatistics:
             records: uint8 [num_records, layout.stride].
             layout: layout of the records.
         """
-        slot = layout.features[schema.IMAGE]
-        pixels = records[:, slot.offset : slot.offset + slot.length]
-        return cls.from_images(pixels.reshape(len(records), *layout.image_shape))
+        return cls.from_images(layout.images_in(records))
 
     @classmethod
     def from_shard(cls, file: IO[bytes], layout: schema.RecordLayout) -> PixelStatistics:
@@ -153,7 +166,7 @@ class PixelStatistics:
         Raises:
             ValueError: if the file does not hold whole records.
         """
-        found = cls.from_images(np.empty((0, *layout.image_shape), np.uint8))
+        found = cls.from_images(np.empty((0, *layout.image_shape), layout.numpy_dtype))
         while block := file.read(max(_BLOCK_BYTES // layout.stride, 1) * layout.stride):
             if len(block) % layout.stride:
                 raise ValueError(
@@ -170,6 +183,7 @@ class PixelStatistics:
             "num_pixels": self.num_pixels,
             "sums": list(self.sums),
             "sums_of_squares": list(self.sums_of_squares),
+            **({"max_value": self.max_value} if self.max_value != 255 else {}),
         }
 
     @classmethod
@@ -185,4 +199,5 @@ class PixelStatistics:
             num_pixels=values["num_pixels"],
             sums=tuple(values["sums"]),
             sums_of_squares=tuple(values["sums_of_squares"]),
+            max_value=values.get("max_value", 255),
         )

@@ -96,7 +96,7 @@ def _verify(
             keys[shard.name] = contents.keys
             label_counts += contents.label_counts
             _check_sidecar(directory, shard, found, findings)
-            if split_name == manifest.STATISTICS_SPLIT:
+            if split_name == manifest.STATISTICS_SPLIT and statistics and contents.statistics:
                 statistics += contents.statistics
         if tuple(label_counts.tolist()) != split.label_counts:
             findings.append(
@@ -106,7 +106,7 @@ def _verify(
                     f"{tuple(label_counts.tolist())}",
                 )
             )
-    if found.statistics not in (None, statistics):
+    if found.statistics != statistics:
         findings.append(
             Finding(
                 manifest.FILE_NAME,
@@ -130,11 +130,14 @@ def _verify(
 class _Contents:
     keys: list[str]
     label_counts: np.ndarray
-    statistics: PixelStatistics
+    statistics: PixelStatistics | None
 
 
-def _no_statistics(found: manifest.Manifest) -> PixelStatistics:
-    return PixelStatistics.from_images(np.empty((0, *found.image_shape), np.uint8))
+def _no_statistics(found: manifest.Manifest) -> PixelStatistics | None:
+    """Returns the sums over no pixels, or None if the manifest has no sums to compare with."""
+    if found.statistics is None:
+        return None
+    return PixelStatistics.from_images(np.empty((0, *found.image_shape), found.layout.numpy_dtype))
 
 
 def _check_shard(
@@ -161,7 +164,8 @@ def _check_shard(
                 report(f"is cut off in record {row + whole}")
             records = np.frombuffer(chunk, np.uint8, whole * layout.stride)
             records = records.reshape(whole, layout.stride)
-            contents.statistics += PixelStatistics.from_records(records, layout)
+            if contents.statistics:
+                contents.statistics += PixelStatistics.from_records(records, layout)
             for record in records:
                 if problem := _record_problem(record, layout):
                     report(f"record {row}: {problem}")

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from pipelines import errors
 from pipelines.sources.listing import REF_SCHEMA, Listing
 from pipelines.stores.output import BUILD_DIR, Storage
-from tfrecord_io import manifest, shards
+from tfrecord_io import shards
 
 #: The references, one record batch per task; and a JSON file with the tasks and the identity.
 PLAN_FILE = f"{BUILD_DIR}/plan.arrow"
@@ -303,9 +303,10 @@ def fingerprint(identity: Mapping[str, Any]) -> str:
     """Returns the digest of everything that decides the bytes of a dataset.
 
     Args:
-        identity: JSON values by name; their order does not matter.
+        identity: JSON values by name; their order does not matter. `format_version` is there if
+            the dataset needs another version than the first.
     """
-    content = {"format_version": manifest.FORMAT_VERSION, **identity}
+    content = {"format_version": 1, **identity}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 

@@ -23,7 +23,7 @@ from pipelines.sources.listing import Listing, iterate_refs
 from pipelines.sources.source import Source
 from pipelines.stores import prefetch, remote
 from pipelines.stores.output import BUILD_DIR, Storage
-from tfrecord_io import augment, preprocess, schema
+from tfrecord_io import augment, preprocess
 from tfrecord_io.manifest import FILE_NAME, ManifestError
 
 
@@ -139,7 +139,7 @@ def _is_known_complete(options: BuildOptions, storage: Storage, source: Source) 
     Listing a tar.gz means unpacking it, which takes minutes. Its size and gzip trailer, which the
     manifest holds, identify it instead. Other sources are listed, so this returns False.
     """
-    if not getattr(source, "must_be_unpacked", False):
+    if not source.must_be_unpacked:
         return False
     try:
         found = output_state.read_manifest(storage)
@@ -169,9 +169,6 @@ def _plan_job(
     labels = options.listing.classes or tuple(
         sorted(set(listing.refs["label"].unique().to_pylist()))
     )
-    layout = schema.RecordLayout(
-        image_shape=options.preprocessing.image_shape, num_classes=len(labels)
-    )
     identity = _identity(options, source, plan.listing_digest(listing.refs), labels)
     build = Build(
         name=options.name,
@@ -200,10 +197,10 @@ def _plan_job(
     for note in split.notes:
         _say(note)
     if len(split.refs["split"].unique()) > 1:
-        drops.check_searchable(layout.image_shape, options.drops)
+        drops.check_searchable(build.layout.image_shape, options.drops)
     build = dataclasses.replace(build, notes=(*listing.notes, *split.notes))
     listing = dataclasses.replace(listing, refs=split.refs, dropped=split.dropped.num_rows)
-    planned = plan.make_plan(listing, layout.stride, labels, options.plan)
+    planned = plan.make_plan(listing, build.layout.stride, labels, options.plan)
     build = dataclasses.replace(
         build, over_limit=planned.over_limit, num_variants=planned.num_variants
     )
@@ -272,6 +269,7 @@ def _identity(
         "shard_size_mb": options.plan.shard_size_mb,
         "num_shards": options.plan.num_shards,
         "limit": options.plan.limit,
+        **_depth(options.preprocessing.dtype),
         **_augmentation(options.plan.variants),
         "decoder": preprocess.decoder_versions(),
     }
@@ -291,9 +289,13 @@ def _tree(options: BuildOptions, source: Source) -> dict[str, Any]:
     For other sources the listing's digest covers the tree, since it contains the images' folders.
     """
     tree = options.listing.tree
-    if tree is None or not getattr(source, "must_be_unpacked", False):
+    if tree is None or not source.must_be_unpacked:
         return {}
     return {"tree": tree.strip(" /")}
+
+
+def _depth(dtype: str) -> dict[str, Any]:
+    return {"dtype": dtype, "format_version": 2} if dtype != "uint8" else {}
 
 
 def _augmentation(variants: int) -> dict[str, Any]:

@@ -102,7 +102,9 @@ class Build:
     def layout(self) -> schema.RecordLayout:
         """The layout of every record."""
         return schema.RecordLayout(
-            image_shape=self.preprocessing.image_shape, num_classes=len(self.label_names)
+            image_shape=self.preprocessing.image_shape,
+            num_classes=len(self.label_names),
+            dtype=self.preprocessing.dtype,
         )
 
     def open_images(self) -> twins.ImageReader:

@@ -209,6 +209,7 @@ def _make_manifest(
             **preprocess.decoder_versions(),
         },
         statistics=_statistics(build, by_split.get(manifest.STATISTICS_SPLIT, [])),
+        dtype=build.preprocessing.dtype,
     )
 
 

@@ -17,7 +17,6 @@ from pipelines import errors
 from pipelines.planning import plan
 from pipelines.shards.build import Build, Sidecar, read_sidecar, rows_name
 from pipelines.sources.listing import ImageRef, RejectedFile, iterate_refs
-from pipelines.sources.source import Reader
 from pipelines.stores import prefetch
 from pipelines.stores.output import WriteBehind
 from tfrecord_io import augment, preprocess, schema, shard_writer, shards
@@ -54,7 +53,7 @@ EXAMPLE_SCHEMA = pa.schema(
 def write_shard(
     build: Build,
     task: plan.ShardTask,
-    reader: Reader,
+    reader: prefetch.Reader[ImageRef],
     create: Callable[[str], contextlib.AbstractContextManager[IO[bytes]]] | None = None,
 ) -> Sidecar:
     """Decodes the images of one task into one shard, one image at a time.

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 from PIL import Image
 
-from tfrecord_io import schema
+from tfrecord_io import schema, visible
 from tfrecord_io.auditing import near_duplicates
 
 #: Largest number of proposed pairs whose pixels are compared; each takes about half a millisecond.
@@ -51,7 +51,7 @@ class ImageReader:
         return self._layout.image_shape
 
     def read(self, shard: str, row: int) -> Image.Image:
-        """Returns a stored image, grey or RGB.
+        """Returns a stored image, grey or RGB, see `visible.picture`.
 
         Args:
             shard: name of the shard file.
@@ -70,8 +70,8 @@ class ImageReader:
         pixels = file.read(slot.length)
         if len(pixels) != slot.length:
             raise OSError(f"{shard} ends before its record {row}")
-        height, width, channels = self._layout.image_shape
-        return Image.frombytes("L" if channels == 1 else "RGB", (width, height), pixels)
+        values = np.frombuffer(pixels, self._layout.numpy_dtype)
+        return visible.picture(values.reshape(self._layout.image_shape))
 
     def _close(self) -> None:
         self._files.clear()

@@ -1,4 +1,4 @@
-"""A split in an accelerator's memory: uint8, once, and batches gathered where they are needed.
+"""A split in an accelerator's memory: as stored, once, and batches gathered where they are needed.
 
 The images of a split are read one time and stay on the device (84,484 scans of 224x224 take
 4.2 GB). A step then sends a few hundred bytes to the device, the places of its examples.
@@ -22,7 +22,7 @@ class DeviceSplit:
 
     Attributes:
         device: its name, such as `GPU:0`.
-        images: uint8 [num_examples, height, width, channels].
+        images: [num_examples, height, width, channels] of the dataset's type.
         labels: float32 [num_examples, num_classes] one-hot.
         keys: string [num_examples], in the host's memory: no accelerator holds strings.
     """
@@ -45,7 +45,7 @@ class DeviceSplit:
         Raises:
             tf.errors.ResourceExhaustedError: if the device has no room after all.
         """
-        images = np.empty((num_examples, *manifest.image_shape), np.uint8)
+        images = np.empty((num_examples, *manifest.image_shape), manifest.dtype)
         labels = np.empty((num_examples, manifest.num_classes), np.float32)
         keys = []
         first = 0
@@ -80,7 +80,8 @@ class DeviceSplit:
             examples: int64 [batch], places in the split.
 
         Returns:
-            (image, label): uint8 [batch, height, width, channels], float32 [batch, num_classes].
+            (image, label): [batch, height, width, channels] of the dataset's type, float32
+            [batch, num_classes].
         """
         with tf.device(self.device):
             return tf.gather(self.images, examples), tf.gather(self.labels, examples)

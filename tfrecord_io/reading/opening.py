@@ -146,9 +146,15 @@ def read_statistics(
         split: name of the split.
 
     Raises:
-        ManifestError: if the dataset cannot be used or the split is empty, see `open_split`.
+        ManifestError: if the dataset cannot be used or the split is empty, see `open_split`; or
+            if its images are feature maps.
     """
     manifest = load_manifest(directory)
+    if not manifest.layout.holds_pictures:
+        raise ManifestError(
+            f"{os.fspath(directory)} holds images of {manifest.dtype} in {manifest.image_shape[2]} "
+            "channels; statistics are only kept of grey and RGB pictures of whole numbers"
+        )
     if split == STATISTICS_SPLIT and manifest.statistics is not None:
         return manifest.statistics
     manifest = open_split(directory, split)

@@ -110,9 +110,10 @@ def make_dataset(
     Returns:
         a dataset (with `cache="device"` a `DeviceDataset`, which is iterated like one) of
         (image, label), then weight with `pad_remainder`, then key with `with_keys`:
-        image uint8 [batch, height, width, channels], label float32 [batch, num_classes] one-hot,
-        weight float32 [batch], key string [batch]. `batch` is batch_size / num_replicas; in a
-        last batch that is neither dropped nor padded it is less, and may be 0 for a replica.
+        image [batch, height, width, channels] of the dataset's type (uint8 by default), label
+        float32 [batch, num_classes] one-hot, weight float32 [batch], key string [batch]. `batch`
+        is batch_size / num_replicas; in a last batch that is neither dropped nor padded it is
+        less, and may be 0 for a replica.
 
     Raises:
         ManifestError: if the dataset is unfinished, of a newer format or has no such split; if
@@ -281,8 +282,9 @@ class _Features:
         return dict(zip(names, parts[1::2], strict=True))
 
     def _finish(self, parts: dict[str, tf.Tensor], weights: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        image = tf.reshape(parts[schema.IMAGE], (-1, *self.layout.image_shape))
-        label = tf.reshape(parts[schema.LABEL], (-1, self.layout.num_classes, 4))
+        layout = self.layout
+        image = layout.images_of(parts[schema.IMAGE])
+        label = tf.reshape(parts[schema.LABEL], (-1, layout.num_classes, 4))
         features = image, tf.bitcast(label, tf.float32)
         if self.with_weights:
             features += (weights,)

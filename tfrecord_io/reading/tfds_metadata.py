@@ -27,7 +27,7 @@ def _features(manifest: Manifest) -> dict[str, Any]:
         "pythonClassName": f"{_FEATURES}.features_dict.FeaturesDict",
         "featuresDict": {
             "features": {
-                schema.IMAGE: _tensor("uint8", "bytes", manifest.image_shape),
+                schema.IMAGE: _tensor(manifest.dtype, "bytes", manifest.image_shape),
                 schema.KEY: {"pythonClassName": f"{_FEATURES}.text_feature.Text", "text": {}},
                 schema.LABEL: _tensor("float32", "none", (manifest.num_classes,)),
             }

@@ -1,0 +1,296 @@
+"""Datasets of other types than uint8, through every way in which a dataset is read."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import itertools
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_datasets as tfds
+from builds import build_here
+from dataset_factory import write_dataset
+from image_files import encoded, write_tree
+
+import tfrecord_io
+from pipelines.errors import BuildError, UserError
+from tfrecord_io import Manifest, ManifestError, PixelStatistics, RecordLayout, show, visible
+from tfrecord_io.__main__ import main
+from tfrecord_io.auditing import side_facts
+from tfrecord_io.manifest import FILE_NAME
+from tfrecord_io.reading import tfds_metadata
+from tfrecord_io.reading.mapped import MappedDataset
+from tfrecord_io.shard_writer import ShardWriter
+from train import predict
+from train.config import TrainConfig
+from train.trainer import train_and_evaluate
+
+KINDS = [
+    ("uint16", (6, 5, 1)),
+    ("uint16", (4, 6, 3)),
+    ("float16", (1, 1, 17)),
+    ("float32", (3, 2, 8)),
+]
+
+
+@pytest.fixture(scope="module", params=KINDS, ids=lambda kind: f"{kind[0]}{kind[1]}")
+def dataset(tmp_path_factory, request) -> Path:
+    dtype, shape = request.param
+    path = tmp_path_factory.mktemp("typed")
+    manifest = write_dataset(path, num_examples={"train": 23}, image_shape=shape, dtype=dtype)
+    for name, text in tfds_metadata.describe(manifest).items():
+        (path / name).write_text(text)
+    return path
+
+
+def stored_images(dataset: Path) -> np.ndarray:
+    """Returns all images, read as docs/format.md says: by the manifest's numbers alone."""
+    manifest = json.loads((dataset / FILE_NAME).read_text())
+    stride, image = manifest["record"]["stride"], manifest["record"]["features"]["image"]
+    records = np.concatenate(
+        [
+            np.fromfile(dataset / shard["name"], np.uint8).reshape(-1, stride)
+            for shard in manifest["splits"]["train"]["shards"]
+        ]
+    )
+    pixels = records[:, image["offset"] : image["offset"] + image["length"]]
+    dtype = np.dtype(manifest["image"]["dtype"]).newbyteorder("<")
+    return pixels.view(dtype).reshape(-1, *manifest["image"]["shape"])
+
+
+def assert_same(found, expected: np.ndarray) -> None:
+    found = np.asarray(found)
+    assert found.dtype == expected.dtype
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_its_format_is_version_2_which_an_older_reader_refuses(dataset):
+    assert json.loads((dataset / FILE_NAME).read_text())["format_version"] == 2
+    assert Manifest.load(dataset).layout.format_version == 2
+
+
+@pytest.mark.parametrize("options", [{"engine": "mmap"}, {"engine": "stream"}, {"cache": "device"}])
+def test_tensorflow_gets_the_stored_values(dataset, options):
+    batches = tfrecord_io.make_dataset(
+        dataset, split="train", batch_size=10, shuffle=False, **options
+    )
+    assert_same(np.concatenate([image for image, _ in batches]), stored_images(dataset))
+
+
+def test_numpy_gets_the_stored_values_to_keep(dataset):
+    batches = list(tfrecord_io.make_batches(dataset, split="train", batch_size=10, shuffle=False))
+    assert_same(np.concatenate([image for image, _ in batches]), stored_images(dataset))
+    batches[0][0][:] = 0  # the caller's own
+
+
+def test_plain_tensorflow_parses_the_records(dataset):
+    layout = Manifest.load(dataset).layout
+    files = sorted(str(path) for path in dataset.glob("*.tfrecord"))
+    records = tf.data.TFRecordDataset(files).batch(100).get_single_element()
+    assert_same(layout.parse_batch(records)["image"], stored_images(dataset))
+
+
+# TFDS 4.9.10 asks protobuf 6 for a field's label, in the way of protobuf 5.
+@pytest.mark.filterwarnings(r"ignore:label\(\) is deprecated:DeprecationWarning")
+def test_tfds_reads_the_stored_values(dataset):
+    builder = tfds.builder_from_directory(dataset)
+    examples = tfds.as_numpy(builder.as_dataset(split="train", shuffle_files=False))
+    assert_same(np.stack([example["image"] for example in examples]), stored_images(dataset))
+
+
+def test_a_contact_sheet_shows_each_image_in_its_own_range(dataset):
+    manifest = Manifest.load(dataset)
+    height, width, _ = manifest.image_shape
+    sheet = show.contact_sheet(dataset, "train", num_per_class=1, tile_size=max(height, width))
+    tile = np.asarray(sheet)[24 : 24 + height, 6 : 6 + width]
+    first = next(
+        image
+        for image, label in tfrecord_io.make_batches(
+            dataset, split="train", batch_size=1, shuffle=False
+        )
+        if label[0, 0]
+    )[0]
+    assert_same(tile, np.asarray(visible.picture(first).convert("RGB")))
+
+
+def test_a_picture_of_16_bits_is_shown_from_its_darkest_to_its_brightest_value():
+    image = np.array([[[1000], [1001]], [[1051], [1100]]], np.uint16)
+    assert np.asarray(visible.picture(image)).tolist() == [[0, 3], [130, 255]]
+
+
+def test_an_image_of_one_value_is_shown_black():
+    assert not visible.eight_bits(np.full((2, 3, 3, 1), 7.5, np.float32)).any()
+
+
+def test_a_feature_map_is_shown_as_the_mean_of_its_channels():
+    image = np.zeros((1, 2, 4), np.float16)
+    image[0, 1] = 1, 2, 3, 4
+    shown = visible.picture(image)
+    assert (shown.mode, np.asarray(shown).tolist()) == ("L", [[0, 255]])
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_sums_of_16_bits_are_those_of_the_definition(channels):
+    images = np.random.default_rng(0).integers(
+        2**16, size=(3, 300, 5, channels), dtype=np.uint16, endpoint=False
+    )
+    images[0] = 65_535
+    found = PixelStatistics.from_images(images)
+    exact = images.reshape(-1, channels).astype(object)
+    assert found.sums == tuple(exact.sum(axis=0))
+    assert found.sums_of_squares == tuple((exact**2).sum(axis=0))
+    assert found.max_value == 65_535
+    assert PixelStatistics.from_dict(json.loads(json.dumps(found.to_dict()))) == found
+
+
+def test_sums_of_different_types_are_not_added():
+    eight, sixteen = (
+        PixelStatistics.from_images(np.zeros((1, 2, 2, 1), dtype)) for dtype in (np.uint8, "<u2")
+    )
+    with pytest.raises(ValueError, match="to 255 and 65535"):
+        _ = eight + sixteen
+
+
+def written(dtype, shape):
+    """Returns a writer that wrote five images, and the images."""
+    layout = RecordLayout(image_shape=shape, num_classes=2, dtype=dtype)
+    images = np.random.default_rng(0).integers(50_000, size=(5, *shape)).astype(dtype)
+    with ShardWriter(io.BytesIO(), layout) as shard:
+        for number, image in enumerate(images):
+            shard.write(image.tobytes(), 0, tfrecord_io.image_key(str(number)))
+    return shard, images
+
+
+def test_a_shard_of_16_bits_has_the_facts_of_its_pictures():
+    shard, images = written("uint16", (64, 64, 1))
+    assert shard.statistics() == PixelStatistics.from_images(images)
+    facts = shard.facts()
+    assert facts["brightness"] == pytest.approx(images.mean(axis=(1, 2, 3)) / 257)
+    in_eight_bits = side_facts.SideFacts()
+    in_eight_bits.add(visible.eight_bits(images))
+    assert_same(facts["perceptual_hash"], in_eight_bits.columns()["perceptual_hash"])
+
+
+def test_a_white_border_is_white_in_16_bits_too():
+    images = np.full((2, 8, 8, 1), 65_535, np.uint16)
+    images[1] = 255
+    assert side_facts.white_border(images).tolist() == [1, 0]
+
+
+@pytest.mark.parametrize(("dtype", "channels"), [("float16", 1), ("float32", 512), ("uint8", 8)])
+def test_feature_maps_have_no_facts_of_pictures(dtype, channels):
+    shard, _ = written(dtype, (2, 2, channels))
+    assert shard.statistics() is None
+    assert not any(len(column) for column in shard.facts().values())
+
+
+def test_the_statistics_of_feature_maps_are_refused_by_name(tmp_path):
+    write_dataset(tmp_path, image_shape=(1, 1, 9), dtype="float16")
+    with pytest.raises(ManifestError, match=f"{tmp_path} holds images of float16 in 9 channels"):
+        tfrecord_io.read_statistics(tmp_path)
+
+
+def test_statistics_of_another_type_are_refused(tmp_path):
+    manifest = write_dataset(tmp_path, num_examples={"train": 3}, dtype="uint16")
+    counted = dataclasses.replace(
+        manifest, statistics=tfrecord_io.read_statistics(tmp_path)
+    ).to_json()
+    assert Manifest.from_json(counted).statistics.max_value == 65_535
+    content = json.loads(counted)
+    content["statistics"] |= {"max_value": 255, "sums": [0], "sums_of_squares": [0]}
+    with pytest.raises(ManifestError, match=r"statistics of uint16 pixels, received .* up to 255"):
+        Manifest.from_json(json.dumps(content))
+
+
+def test_an_unknown_type_is_refused_with_those_there_are():
+    with pytest.raises(ValueError, match="uint8, uint16, float16, float32, received 'int8'"):
+        RecordLayout(image_shape=(2, 2, 1), num_classes=2, dtype="int8")
+
+
+def test_images_of_too_few_bytes_for_their_type_are_refused():
+    layout = RecordLayout(image_shape=(2, 3, 1), num_classes=2, dtype="uint16")
+    with pytest.raises(ValueError, match=r"expected 12 bytes of pixels .* of uint16, received 6"):
+        layout.encode_record(bytes(6), 0, tfrecord_io.image_key("a"))
+
+
+# ---- 16 bits from the files to a prediction
+
+
+def deep_scan(label: str, number: int) -> np.ndarray:
+    """Returns uint16 [40, 40] of 12 bits, in which one half is brighter."""
+    values = np.random.default_rng(number).integers(1_000, 1_400, (40, 40))
+    values[:20] += 900 * (label == "ABOVE")
+    values[20:] += 900 * (label == "BELOW")
+    return values.astype(np.uint16)
+
+
+@pytest.fixture(scope="module")
+def deep_tree(tmp_path_factory) -> Path:
+    files = {
+        f"{split}/{label}/{label}-{split}{number // 2}-{number}.{kind.lower()}": encoded(
+            deep_scan(label, number), kind
+        )
+        for split, count in (("train", 24), ("val", 4), ("test", 4))
+        for label in ("ABOVE", "BELOW")
+        for number, kind in zip(range(count), itertools.cycle(["PNG", "TIFF"]), strict=False)
+    }
+    return write_tree(tmp_path_factory.mktemp("deep") / "scans", files)
+
+
+@pytest.fixture(scope="module")
+def deep_dataset(deep_tree, tmp_path_factory) -> Path:
+    output = tmp_path_factory.mktemp("deep") / "out"
+    return build_here(deep_tree, output, "--image_size=40", "--dtype=uint16", "--num_shards=2")
+
+
+def test_a_build_keeps_every_value_of_16_bit_files(deep_tree, deep_dataset):
+    mapped = MappedDataset(deep_dataset, "test")
+    images, _ = mapped[range(len(mapped))]
+    found = dict(zip(mapped.keys(range(len(mapped))), images, strict=True))
+    for path in deep_tree.glob("test/*/*"):
+        key = tfrecord_io.image_key(path.relative_to(deep_tree).as_posix())
+        expected = deep_scan(path.parent.name, int(path.stem.rpartition("-")[2]))
+        np.testing.assert_array_equal(found[key][:, :, 0], expected)
+
+
+def test_verify_decodes_16_bit_files_again(deep_tree, deep_dataset, capsys):
+    assert main(["verify", str(deep_dataset), f"--source_input={deep_tree}"]) == 0
+    assert "64 images decoded again" in capsys.readouterr().out
+
+
+def test_16_bits_are_another_dataset_than_8(deep_tree, deep_dataset):
+    identity = Manifest.load(deep_dataset).options
+    assert (identity["dtype"], identity["format_version"]) == ("uint16", 2)
+    with pytest.raises(UserError, match="dtype: 'uint16' there, None now"):
+        build_here(deep_tree, deep_dataset, "--image_size=40", "--num_shards=2")
+
+
+def test_16_bit_files_are_rejected_where_uint8_is_stored(deep_tree, tmp_path):
+    with pytest.raises(BuildError, match="all 64 images were rejected"):
+        build_here(deep_tree, tmp_path / "out")
+    assert (tmp_path / "out" / "rejects.csv").read_text().count("more_than_8_bits") == 64
+
+
+def test_copies_made_once_are_only_of_8_bits(deep_tree, tmp_path):
+    with pytest.raises(UserError, match=r"leave it out: train/run\.py augments images of any type"):
+        build_here(deep_tree, tmp_path / "out", "--dtype=uint16", "--variants=1")
+
+
+def test_a_model_learns_from_12_bits_and_predicts_from_the_files(deep_tree, deep_dataset, tmp_path):
+    workdir = tmp_path / "run"
+    config = TrainConfig(
+        data=str(deep_dataset), model="convnet", epochs=12, replica_batch_size=12,
+        learning_rate=3e-3, strategy="single", bootstrap_samples=5,
+    )  # fmt: skip
+    train_and_evaluate(config, workdir)
+    content = json.loads((workdir / "export" / "preprocessing.json").read_text())
+    assert (content["input"]["dtype"], content["preprocessing"]["dtype"]) == ("uint16", "uint16")
+    classifier = predict.load_classifier(workdir / "export")
+    paths = sorted(deep_tree.glob("test/*/*"))
+    found = list(predict.predict_files(classifier, paths))
+    for path, prediction in zip(paths, found, strict=True):
+        assert classifier.label_names[prediction.probabilities.argmax()] == path.parent.name
