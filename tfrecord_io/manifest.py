@@ -41,8 +41,8 @@ class ManifestError(ValueError):
     The message may quote the manifest of a stranger, so control characters are escaped.
     """
 
-    def __str__(self) -> str:
-        return "\n".join(printable(line) for line in super().__str__().split("\n"))
+    def __init__(self, message: str) -> None:
+        super().__init__("\n".join(printable(line) for line in message.split("\n")))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
