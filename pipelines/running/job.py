@@ -1,4 +1,4 @@
-"""What the launcher does before the engine starts: it lists, plans and checks the output."""
+"""What the launcher does before the engine runs (list, plan, look at the output) and after it."""
 
 from __future__ import annotations
 
