@@ -401,7 +401,9 @@ def _read_files(source_input: Path, paths: Sequence[str]) -> Iterator[tuple[str,
     if source_input.is_dir():
         for path in paths:
             file = source_input / path
-            yield path, file.read_bytes() if file.is_file() else None
+            # The table of a stranger may name files elsewhere.
+            is_inside = ".." not in Path(path).parts and file.is_relative_to(source_input)
+            yield path, file.read_bytes() if is_inside and file.is_file() else None
     elif zipfile.is_zipfile(source_input):
         with zipfile.ZipFile(source_input) as archive:
             # The build uses the first of several members with the same name.
