@@ -22,6 +22,7 @@ import xxhash
 from pipelines import errors
 from pipelines.planning.plan import splitmix64
 from pipelines.sources.listing import REF_SCHEMA
+from tfrecord_io.preprocess import frame_path
 
 #: Fractions of `--splits patient` unless the user gives others.
 DEFAULT_FRACTIONS = (("train", 0.8), ("val", 0.1), ("test", 0.1))
@@ -372,7 +373,11 @@ def _source_paths(refs: pa.Table) -> pa.Array:
     joined = pc.binary_join_element_wise(
         roots, refs["path"].combine_chunks(), pa.scalar("/", pa.large_string())
     )
-    return pc.if_else(pc.equal(roots, ""), refs["path"].combine_chunks(), joined)
+    names = pc.if_else(pc.equal(roots, ""), refs["path"].combine_chunks(), joined)
+    if refs["frame"].null_count == refs.num_rows:
+        return names
+    frames = refs["frame"].to_pylist()
+    return pa.array(map(frame_path, names.to_pylist(), frames), pa.large_string())
 
 
 def _split_names(refs: pa.Table) -> list[str]:
