@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pipelines import errors
+from pipelines.planning.anonymous import Secret, read_secret
 from pipelines.planning.plan import DEFAULT_SHARD_SIZE_MB, PlanOptions
 from pipelines.planning.splits import DEFAULT_FRACTIONS, POLICIES, Policy, SplitOptions
 from pipelines.shards.build import DropOptions
@@ -339,6 +340,14 @@ class BuildOptions:
         kind=float,
         metavar="X",
     )
+    anonymize: Path | None = _flag(  # noqa: RUF009 - it makes a field
+        None,
+        _OUT,
+        "put no name or path of the input into any output: images and patients get codes, made "
+        "with the secret in FILE, which stays outside --output (docs/privacy.md)",
+        kind=Path,
+        metavar="FILE",
+    )
     overwrite: bool = _flag(
         False,
         _OUT,
@@ -381,7 +390,7 @@ class BuildOptions:
                 f"--name must be lower-case letters, digits and underscores, received {self.name!r}"
             )
         # Each of these properties makes a dataclass that checks its own values.
-        _ = self.listing, self.preprocessing, self.splitting, self.drops, self.plan
+        _ = self.secret, self.listing, self.preprocessing, self.splitting, self.drops, self.plan
 
     def _fill_in(self) -> None:
         """Fills in the defaults that depend on the source."""
@@ -410,6 +419,13 @@ class BuildOptions:
         """The options of the source."""
         names = {field.name for field in dataclasses.fields(SourceOptions)}
         return SourceOptions(**{name: getattr(self, name) for name in names})
+
+    @functools.cached_property
+    def secret(self) -> Secret | None:
+        """The secret that makes the dataset anonymous, if it is to be."""
+        if self.anonymize is None:
+            return None
+        return read_secret(self.anonymize, output=self.output, source=self.input)
 
     @functools.cached_property
     def listing(self) -> ListingOptions:
@@ -505,6 +521,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _default_name(options: BuildOptions) -> str:
+    if options.anonymize:
+        return "images"
     if options.source in ("synthetic", "fashion_mnist"):
         return {"synthetic": "synthetic_oct", "fashion_mnist": "fashion_mnist"}[options.source]
     path = options.kaggle_dataset if options.source == "kaggle" else options.input or ""

@@ -350,7 +350,7 @@ def folder(tmp_path_factory) -> Path:
     return write_tree(tmp_path_factory.mktemp("dicom") / "scans", tree())
 
 
-FLAGS = ("--splits=patient", "--split_fractions=train=0.5,test=0.5",
+FLAGS = ("--splits=patient", "--split_seed=auto", "--split_fractions=train=0.5,test=0.5",
          "--max_reject_fraction=0.5", "--dtype=uint16", "--num_shards=2")  # fmt: skip
 
 
@@ -466,3 +466,18 @@ def test_the_same_command_finds_a_tar_of_dicom_files_complete(tmp_path, capsys):
     build_here(archive, tmp_path / "out", *FLAGS)
     assert "is complete" in "".join(capsys.readouterr())
     assert Manifest.load(tmp_path / "out").num_examples == 61
+
+
+def test_an_anonymous_dataset_of_frames_has_no_name_and_can_be_verified(folder, tmp_path, capsys):
+    secret = tmp_path / "secret.txt"
+    secret.write_bytes(b"a secret of more than thirty-two bytes")
+    output = build_here(folder, tmp_path / "out", *FLAGS, f"--anonymize={secret}")
+    rows = pq.read_table(output / EXAMPLES_FILE_NAME).to_pylist()
+    assert len({row["key"] for row in rows}) == len(rows) == 61
+    assert sum(row["path"].endswith("#frame-4") for row in rows) == 12
+    outputs = b"".join(path.read_bytes() for path in output.rglob("*") if path.is_file())
+    for name in (b"volume", b"IM-0", b"Planted", b"PLANTED"):
+        assert name not in outputs
+    (names,) = tmp_path.glob("secret.txt.*.parquet")
+    assert main(["verify", str(output), f"--source_input={folder}", f"--names={names}"]) == 0
+    assert "61 images decoded again" in capsys.readouterr().out

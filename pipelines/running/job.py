@@ -1,4 +1,4 @@
-"""What the launcher does before the engine starts: it lists, plans and checks the output."""
+"""What the launcher does before the engine runs (list, plan, look at the output) and after it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import xxhash
 
 from pipelines import errors
 from pipelines.options import BuildOptions
-from pipelines.planning import output_state, plan, splits
+from pipelines.planning import anonymous, output_state, plan, splits
 from pipelines.shards import drops, finish
 from pipelines.shards.build import Build, find_finished
 from pipelines.sources import dicom_frames
@@ -72,24 +72,35 @@ def prepared(options: BuildOptions) -> Iterator[Job | None]:
         errors.BuildError: if a download fails, or a policy is to fail and the data violates it.
     """
     storage = Storage(options.output)
-    source = make_source(options.source_options)
+    with anonymous.private_errors(options.secret):
+        source = make_source(options.source_options)
     with output_state.locked(storage):
-        if _is_known_complete(options, storage, source):
-            yield None
-            return
-        source = source.prepare(_scratch_dir(options, storage))
-        started = time.monotonic()
-        _say(f"listing the images of {remote.shown(options.input or options.source)}")
-        listing = source.list(options.listing)
-        labels = options.listing.labels
-        listing = dicom_frames.expand(
-            listing, source, keep_patients=labels is not None and labels.patient is not None
-        )
-        _say(_describe(listing))
-        for note in listing.notes:
-            _say(f"warning: {note}")
-        job = _plan_job(options, storage, source, listing)
-        yield dataclasses.replace(job, started=started) if job else None
+        with anonymous.private_errors(options.secret):
+            job = _prepare(options, storage, source)
+        yield job
+
+
+def _prepare(options: BuildOptions, storage: Storage, source: Source) -> Job | None:
+    """Lists the images and plans the shards; returns None if the output is complete."""
+    if _is_known_complete(options, storage, source):
+        return None
+    source = source.prepare(_scratch_dir(options, storage))
+    started = time.monotonic()
+    shown = "the input" if options.secret else options.input or options.source
+    _say(f"listing the images of {remote.shown(shown)}")
+    labels, names = options.listing.labels, None
+    listing = dicom_frames.expand(
+        source.list(options.listing),
+        source,
+        keep_patients=labels is not None and labels.patient is not None,
+    )
+    if options.secret:
+        listing, names = anonymous.hide_names(listing, options.secret)
+    _say(_describe(listing))
+    for note in listing.notes:
+        _say(f"warning: {note}")
+    job = _plan_job(options, storage, source, listing, names)
+    return dataclasses.replace(job, started=started) if job else None
 
 
 def _scratch_dir(options: BuildOptions, storage: Storage) -> Path:
@@ -140,7 +151,7 @@ def _is_known_complete(options: BuildOptions, storage: Storage, source: Source) 
         found = output_state.read_manifest(storage)
     except (FileNotFoundError, ManifestError):
         return False
-    if found.source != source.describe():
+    if found.source != _source_facts(options, source):
         return False
     if not options.listing.classes and "class_not_chosen" in found.counts.get("ignored", {}):
         return False
@@ -160,8 +171,13 @@ def _is_known_complete(options: BuildOptions, storage: Storage, source: Source) 
 
 
 def _plan_job(
-    options: BuildOptions, storage: Storage, source: Source, listing: Listing
+    options: BuildOptions,
+    storage: Storage,
+    source: Source,
+    listing: Listing,
+    names: pa.Table | None,
 ) -> Job | None:
+    """Plans the shards; `names` is the private table of an anonymous dataset."""
     labels = options.listing.classes or tuple(
         sorted(set(listing.refs["label"].unique().to_pylist()))
     )
@@ -187,6 +203,7 @@ def _plan_job(
         over_limit=0,
         rejected_files=listing.rejects,
         drops=options.drops,
+        source_facts=_source_facts(options, source),
     )
     if options.overwrite and not _is_current(storage, identity):
         output_state.clear(storage)
@@ -208,6 +225,9 @@ def _plan_job(
     output_state.remove_leftovers(storage)
     storage.make_folders()
     storage.delete([finish.FAILURE_FILE])
+    if options.secret and names is not None:
+        path = anonymous.write_names(names, options.secret, build.fingerprint)
+        _say(f"the names behind the codes are in {path}: keep it as private as the secret")
     plan.write_plan(storage, planned, identity)
     drops.write_table(storage, drops.PLANNED_FILE, split.dropped)
     finished = find_finished(build, planned.tasks)
@@ -222,7 +242,8 @@ def _content_names(source: Source, refs: pa.Table) -> list[str]:
     """Returns a name for the content of each file, which is the same for copies of a file."""
     names = []
     with source.open() as reader:
-        for ref, read in prefetch.read_in_order(reader, iterate_refs(refs)):
+        to_read = (ref.to_read() for ref in iterate_refs(refs))
+        for ref, read in prefetch.read_in_order(reader, to_read):
             try:
                 names.append(xxhash.xxh3_128_hexdigest(read()))
             except preprocess.Reject:
@@ -249,7 +270,7 @@ def _identity(
 ) -> dict[str, Any]:
     """Returns everything that decides the bytes of the dataset, by the names of the flags."""
     listing = options.listing
-    return {
+    identity = {
         "source": source.describe()["kind"],
         "source_listing": listing_digest,
         "name": options.name,
@@ -278,6 +299,14 @@ def _identity(
             **(dicom_frames.require_codecs() if has_dicom else {}),
         },
     }
+    return anonymous.hide_identity(identity, options.secret) if options.secret else identity
+
+
+def _source_facts(options: BuildOptions, source: Source) -> dict[str, Any]:
+    """Returns the source's entry in the manifest."""
+    if options.secret:
+        return anonymous.describe(source, options.secret)
+    return source.describe()
 
 
 def _tree(options: BuildOptions, source: Source) -> dict[str, Any]:

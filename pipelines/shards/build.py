@@ -63,6 +63,7 @@ class Build:
         num_variants: number of augmented copies planned.
         drops: what happens to pictures that occur more than once.
         notes: what the user should know about the classes and the splits.
+        source_facts: the source's entry in the manifest; by default, what the source itself says.
     """
 
     name: str
@@ -80,6 +81,7 @@ class Build:
     num_variants: int = 0
     drops: DropOptions = DropOptions()
     notes: tuple[str, ...] = ()
+    source_facts: Mapping[str, Any] | None = None
 
     @property
     def storage(self) -> Storage:
@@ -90,6 +92,11 @@ class Build:
     def fingerprint(self) -> str:
         """Digest of the identity, see `plan.fingerprint`."""
         return plan.fingerprint(self.identity)
+
+    @property
+    def is_anonymous(self) -> bool:
+        """Whether no name of the input may reach the output or a log."""
+        return "anonymize" in self.identity
 
     @property
     def layout(self) -> schema.RecordLayout:

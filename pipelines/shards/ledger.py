@@ -1,9 +1,13 @@
-"""The ledger: what became of every file, and whether the dataset may be used."""
+"""The ledger: what became of every file, and whether the dataset may be used.
+
+`Listing` has checked the sum for the files that it listed; `tfrecord_io.verify` checks it again,
+from the files of a finished dataset.
+"""
 
 from __future__ import annotations
 
 import collections
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -19,7 +23,7 @@ from pipelines.stores.output import Storage
 from tfrecord_io import manifest
 
 
-def account(
+def check_ledger(
     build: Build, sidecars: Sequence[Sidecar], num_rejects: int, dropped: pa.Table
 ) -> dict[str, Any]:
     """Returns the number of files seen, and their number by what became of them.
@@ -135,6 +139,23 @@ def judge_classes(
     )
 
 
+def judge_drops(build: Build, counts: Mapping[str, Any]) -> str | None:
+    """Returns why the dataset is unusable if no image was left over, else None.
+
+    Args:
+        build: the whole build.
+        counts: the number of files by what became of them, see `check_ledger`.
+    """
+    if counts["examples"]:
+        return None
+    reasons = ", ".join(f"{count:,} {reason}" for reason, count in counts["dropped"].items())
+    table = build.storage.path(manifest.DROPPED_FILE_NAME)
+    return (
+        f"no image is left: {reasons} were dropped ({table} lists them). Correct the labels, or "
+        "choose --duplicates keep with --overwrite"
+    )
+
+
 def require_unique_keys(storage: Storage) -> None:
     """Refuses a dataset that holds an image twice, which the shards' counts cannot show.
 
@@ -150,8 +171,8 @@ def require_unique_keys(storage: Storage) -> None:
     if repeated:
         raise errors.BuildError(
             f"{repeated:,} of {len(rows):,} examples in {storage.root} repeat the key of another "
-            "example: the shards come from different plans. Build the dataset again with "
-            "--overwrite"
+            "example: the shards come from different plans. Delete the folder and build "
+            "again"
         )
 
 

@@ -94,8 +94,8 @@ def write_shard(
     ):
         # Pillow warns about odd metadata; an image that is unusable is rejected in any case.
         warnings.simplefilter("ignore")
-        reads = prefetch.read_in_order(reader, refs)
-        for (ref, read), variant, key in zip(reads, variants, keys, strict=True):
+        reads = prefetch.read_in_order(reader, (ref.to_read() for ref in refs))
+        for ref, (_, read), variant, key in zip(refs, reads, variants, keys, strict=True):
             try:
                 data = _read(read, ref)
                 pixels, *original = preprocess.decode_image(data, build.preprocessing, ref.frame)
@@ -104,7 +104,9 @@ def write_shard(
                 if not variant:
                     rejects.append(
                         RejectedFile(
-                            source_path=ref.image_name, reason=reject.reason, detail=reject.detail
+                            source_path=ref.image_name,
+                            reason=reject.reason,
+                            detail=reject.detail if ref.hidden is None else "",
                         )
                     )
                 continue
@@ -143,7 +145,14 @@ class TaskWriter:
         self._open = contextlib.ExitStack()
 
     def __enter__(self) -> TaskWriter:
-        self._reader = self._open.enter_context(self._build.source.open())
+        try:
+            self._reader = self._open.enter_context(self._build.source.open())
+        except errors.BuildError:
+            if self._build.is_anonymous:
+                raise errors.BuildError(
+                    "a worker cannot open the input; every worker must be able to read it"
+                ) from None
+            raise
         self._files = self._open.enter_context(contextlib.closing(WriteBehind(self._build.storage)))
         return self
 
@@ -179,7 +188,16 @@ class TaskWriter:
 def _read(read: Callable[[], bytes], ref: ImageRef) -> bytes:
     try:
         return read()
-    except OSError as error:
+    except (OSError, errors.BuildError) as error:
+        if ref.hidden is not None:
+            # The reader's own message, which names the file, must not reach a worker's log.
+            raise errors.BuildError(
+                f"image {ref.source_path} could not be read, or has changed since the build began; "
+                "the private table beside the secret gives its name. Run the same command again to "
+                "resume, or with --overwrite if the file has changed"
+            ) from None
+        if isinstance(error, errors.BuildError):
+            raise
         raise errors.BuildError(
             f"cannot read {ref.source_path} from the source: {error.strerror or error}"
         ) from error
