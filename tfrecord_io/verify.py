@@ -342,13 +342,17 @@ def _check_sample(
         the number of examples that were compared, including augmented copies.
     """
     table = pq.read_table(directory / manifest.EXAMPLES_FILE_NAME)
-    columns = ["shard", "row", "path", "key", "variant"]
+    columns = ["shard", "row", "path", "key", "variant", "file_format"]
     table = table.select([name for name in columns if name in table.column_names])
     rows = sorted(random.Random(seed).sample(range(len(table)), min(num_samples, len(table))))
-    # Several examples may be augmented copies of one file.
+    # Several examples may be frames or augmented copies of one file.
     wanted: dict[str, list[dict[str, Any]]] = {}
     for row in table.take(rows).to_pylist():
-        wanted.setdefault(source_paths.get(row["path"], row["path"]), []).append(row)
+        path, frame = row["path"], None
+        if row["file_format"] == "DICOM":
+            path, frame = preprocess.split_frame_path(path)
+        path = source_paths.get(row["path"], path)
+        wanted.setdefault(path, []).append({**row, "frame": frame})
     num_compared = 0
     try:
         for path, data in _read_files(source_input, list(wanted)):
@@ -382,7 +386,7 @@ def _compare(
         stored = file.read(slot.length)
     try:
         options = preprocess.Preprocessing.from_dict(found.preprocessing)
-        pixels = preprocess.decode_image(data, options).pixels
+        pixels = preprocess.decode_image(data, options, row["frame"]).pixels
     except preprocess.Reject as reject:
         return [
             Finding(row["shard"], f"record {row['row']}: {row['path']} is now rejected: {reject}")

@@ -24,6 +24,7 @@ import xxhash
 from pipelines import errors
 from pipelines.planning.plan import splitmix64
 from pipelines.sources.listing import REF_SCHEMA
+from tfrecord_io.preprocess import frame_path
 
 #: Fractions of `--splits patient` unless the user gives others.
 DEFAULT_FRACTIONS = (("train", 0.8), ("val", 0.1), ("test", 0.1))
@@ -332,7 +333,7 @@ def _drop_shared_with(
     )
     table = pa.table(
         {
-            "path": source_paths(left_out),
+            "path": _image_names(left_out),
             "reason": pa.array([f"patient_in_{kept}"] * left_out.num_rows, pa.string()),
             "detail": details,
         },
@@ -368,12 +369,18 @@ def _describe_leaks(leaks: Mapping[tuple[str, ...], int]) -> str:
 
 
 def source_paths(refs: pa.Table) -> pa.Array:
-    """Returns the full name of each image, as `ImageRef.source_path` does."""
+    """Returns the full name of each image's file, as `ImageRef.source_path` does."""
     roots = refs["root"].cast(pa.large_string()).combine_chunks()
     joined = pc.binary_join_element_wise(
         roots, refs["path"].combine_chunks(), pa.scalar("/", pa.large_string())
     )
     return pc.if_else(pc.equal(roots, ""), refs["path"].combine_chunks(), joined)
+
+
+def _image_names(refs: pa.Table) -> pa.Array:
+    """Returns the full name of each image, as `ImageRef.image_name` does."""
+    names = map(frame_path, source_paths(refs).to_pylist(), refs["frame"].to_pylist())
+    return pa.array(names, pa.large_string())
 
 
 def _split_names(refs: pa.Table) -> list[str]:

@@ -28,7 +28,7 @@ from pipelines.shards.build import Build, Sidecar, require_sidecars, rows_name
 from pipelines.shards.write import EXAMPLE_SCHEMA
 from pipelines.sources.listing import RejectedFile
 from pipelines.stores.output import BUILD_DIR, Storage
-from tfrecord_io import manifest, preprocess
+from tfrecord_io import manifest
 from tfrecord_io.auditing import audit, twins
 from tfrecord_io.printing import csv_cell
 from tfrecord_io.reading import tfds_metadata
@@ -211,7 +211,7 @@ def _make_manifest(
             "python": platform.python_version(),
             "apache_beam": importlib.metadata.version("apache-beam"),
             "pyarrow": pa.__version__,
-            **preprocess.decoder_versions(),
+            **build.identity["decoder"],
         },
         statistics=_statistics(build, by_split.get(manifest.STATISTICS_SPLIT, [])),
         dtype=build.preprocessing.dtype,

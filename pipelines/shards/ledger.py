@@ -123,10 +123,10 @@ def judge_classes(
     with build.storage.open_arrow(plan.PLAN_FILE) as file:
         for task in tasks:
             for ref in iterate_refs(plan.read_task_refs(file, task, build.fingerprint)):
-                if ref.source_path not in rejected:
+                if ref.image_name not in rejected:
                     without.discard(ref.label)  # dropped as a duplicate
                 elif ref.label in without:
-                    lost[ref.label] = ref.source_path
+                    lost[ref.label] = ref.image_name
     lost = {name: path for name, path in sorted(lost.items()) if name in without}
     if not lost:
         return None
