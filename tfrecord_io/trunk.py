@@ -59,13 +59,11 @@ class Trunk:
         Raises:
             KeyError: if a value is missing.
         """
-        known = {field.name: values[field.name] for field in dataclasses.fields(cls)}
-        return cls(
-            **{
-                name: tuple(value) if isinstance(value, list) else value
-                for name, value in known.items()
-            }
-        )
+        fields = {field.name: values[field.name] for field in dataclasses.fields(cls)}
+        for name in ("image_shape", "feature_shape"):
+            height, width, channels = values[name]
+            fields[name] = (height, width, channels)
+        return cls(**fields)
 
 
 def read_trunk(file: str | os.PathLike[str] | IO[bytes]) -> Trunk:
