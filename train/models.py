@@ -80,6 +80,21 @@ def build_network(
             features = _convnet(features)
         else:
             features = _small_resnet(features, synchronized)
+    logits = keras.Model(images, add_head(features, config, num_classes), name=config.model)
+    if backbone is None and config.weights not in (None, "none"):
+        _load_weights(logits, str(config.weights))
+    model = classifier(logits, config, image_shape, temperature)
+    return Network(logits=logits, model=model, backbone=backbone)
+
+
+def add_head(features, config: TrainConfig, num_classes: int):
+    """Returns logits [batch, num_classes] of flat features [batch, channels].
+
+    Args:
+        features: a symbolic tensor.
+        config: supplies the head's units, the dropout and the seed.
+        num_classes: number of outputs.
+    """
     if config.head_units:
         features = keras.layers.Dense(config.head_units, activation="relu", name="head")(features)
     if config.dropout:
@@ -87,23 +102,31 @@ def build_network(
             features
         )
     # With small weights, the untrained network finds all classes about equally likely.
-    classes = keras.layers.Dense(
+    return keras.layers.Dense(
         num_classes,
         kernel_initializer=keras.initializers.RandomNormal(stddev=0.01, seed=config.seed),
         name=LOGITS_LAYER,
-    )
-    logits = keras.Model(images, classes(features), name=config.model)
-    if backbone is None and config.weights not in (None, "none"):
-        _load_weights(logits, str(config.weights))
-    model = _classifier(logits, config, image_shape, temperature)
-    return Network(logits=logits, model=model, backbone=backbone)
+    )(features)
 
 
-def _classifier(
-    logits: keras.Model, config: TrainConfig, image_shape: tuple[int, int, int], temperature: float
+def classifier(
+    logits: keras.Model,
+    config: TrainConfig,
+    image_shape: tuple[int, int, int],
+    temperature: float,
+    *,
+    dtype: str = "uint8",
 ) -> keras.Model:
-    """Returns the model uint8 images → probabilities, see `Network.model`."""
-    images = keras.Input(image_shape, dtype="uint8", name="image")
+    """Returns the model stored images → probabilities, see `Network.model`.
+
+    Args:
+        logits: float32 images → logits.
+        config: says whether to average over an image and its mirror image.
+        image_shape: (height, width, channels) of the stored images.
+        temperature: divisor of the log probabilities; 1 adds no layer.
+        dtype: type of the stored images.
+    """
+    images = keras.Input(image_shape, dtype=dtype, name="image")
     pixels = keras.layers.Rescaling(1.0, dtype="float32", name="to_float")(images)
     # Probabilities are always float32: a softmax in reduced precision rounds too much.
     softmax = keras.layers.Softmax(dtype="float32", name="softmax")

@@ -181,12 +181,11 @@ def cut(logits: keras.Model, layer: str) -> tuple[keras.Model, keras.Model]:
         # Below the backbone are the layers that scale its input, above it the one that pools.
         frozen = keras.Model(body.input, frozen(body.layers[nested[0] - 1].output))
         rest = keras.Model(rest.input, body.layers[nested[0] + 1](rest.output))
-    if len(features.shape) == 2:
-        frozen = keras.Model(
-            frozen.input, keras.layers.Reshape((1, 1, features.shape[1]))(frozen.output)
-        )
-        grid = keras.Input((1, 1, features.shape[1]))
-        rest = keras.Model(grid, rest(keras.layers.Flatten()(grid)))
+    if features is body.output:
+        grid = keras.layers.Reshape((1, 1, features.shape[1]))
+        frozen = keras.Model(frozen.input, grid(frozen.output))
+        pooled = keras.Input((1, 1, features.shape[1]))
+        rest = keras.Model(pooled, keras.layers.Flatten()(pooled))
     if len(frozen.output.shape) != 4:
         raise ConfigError(
             f"--layer {layer}: expected a feature map of height, width and channels, or one number "
