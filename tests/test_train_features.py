@@ -17,6 +17,7 @@ from pipelines import extract_features
 from tfrecord_io.trunk import read_trunk
 from train import callbacks, evaluate, predict, run
 from train.config import ConfigError, TrainConfig
+from train.features import adapt, build_network
 from train.trainer import train_and_evaluate
 from train.trunk import write_trunk
 
@@ -105,11 +106,9 @@ def test_the_export_is_one_model_that_takes_the_files_of_images(finished, scans,
 def test_the_run_says_what_it_trained(finished, extracted):
     config = json.loads((finished / "config.json").read_text())["config"]
     assert (config["model"], config["weights"]) == ("mobilenet", "trunk")
-    assert (config["augment"], config["test_time_flip"], config["normalize"]) == (
-        False,
-        False,
-        None,
-    )
+    assert not config["augment"]
+    assert not config["test_time_flip"]
+    assert config["normalize"] is None
     assert (finished / "report.html").exists()
 
 
@@ -133,6 +132,21 @@ def test_a_run_that_was_stopped_ends_as_an_undisturbed_one(
         assert ours.files == theirs.files
         for name in ours.files:
             np.testing.assert_array_equal(ours[name], theirs[name], err_msg=name)
+
+
+def test_the_layers_above_the_trunk_have_the_precision_of_the_run(extracted):
+    trunk = read_trunk(extracted / "trunk.keras")
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    try:
+        network = build_network(
+            adapt(config_of(extracted), trunk), trunk, dtype="float32", num_classes=2
+        )
+    finally:
+        keras.config.set_dtype_policy(before)
+    convolutions = [each for each in network.backbone.layers if each.name.startswith("conv_dw")]
+    assert {each.compute_dtype for each in convolutions if each.weights} == {"bfloat16"}
+    assert {weight.dtype for weight in network.backbone.weights} == {"float32"}
 
 
 @pytest.mark.slow
