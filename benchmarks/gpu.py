@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import functools
 import importlib.metadata
 import importlib.util
 import itertools
@@ -48,7 +49,7 @@ with console.hide_native_noise():
     from read_data import LABEL_NAMES, ReadData, draw_records, draw_scans
 
     from tfrecord_io.preprocess import Preprocessing, decode_image
-    from tfrecord_io.reading.batches import read_ahead
+    from tfrecord_io.reading.batches import map_ahead
     from train import augmentation, benchmark, callbacks
     from train import config as train_config
     from train.config import TrainConfig
@@ -292,7 +293,8 @@ def decoded(arguments: argparse.Namespace, session: benchmark.Session) -> Any:
         import jax
 
         sharding = session.devices.batch_sharding
-        return read_ahead((jax.device_put(batch, sharding) for batch in batches()), 2)
+        put = functools.partial(jax.device_put, device=sharding)
+        return map_ahead(put, batches(), 2, num_threads=1)
     import tensorflow as tf
 
     signature = tuple(tf.TensorSpec(part.shape, part.dtype) for part in next(batches()))

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pipelines import errors
+from pipelines.planning.anonymous import Secret, read_secret
 from pipelines.planning.plan import DEFAULT_SHARD_SIZE_MB, PlanOptions
 from pipelines.planning.splits import DEFAULT_FRACTIONS, POLICIES, Policy, SplitOptions
 from pipelines.shards.build import DropOptions
@@ -20,7 +21,7 @@ from pipelines.sources.label_table import read_label_table
 from pipelines.sources.listing import DEFAULT_GROUP_REGEX, ListingOptions
 from pipelines.sources.source import SourceOptions
 from pipelines.stores.remote import is_remote
-from tfrecord_io.preprocess import RESIZE_FILTERS, Preprocessing
+from tfrecord_io.preprocess import DTYPES, RESIZE_FILTERS, Preprocessing
 
 #: Values of `--runner`, in lower case, that mean the engine in this process.
 LOCAL_RUNNERS = ("directrunner", "fnapirunner", "bundlebaseddirectrunner", "direct")
@@ -272,6 +273,13 @@ class BuildOptions:
         "resize filter, always with antialiasing (default: %(default)s)",
         choices=tuple(RESIZE_FILTERS),
     )
+    dtype: str = _flag(
+        "uint8",
+        _MADE,
+        "type of the stored pixels; uint16 keeps the depth of 16-bit files, which uint8 rejects "
+        "(default: %(default)s)",
+        choices=DTYPES,
+    )
     variants: int = _flag(
         0,
         _MADE,
@@ -316,6 +324,14 @@ class BuildOptions:
         kind=float,
         metavar="X",
     )
+    anonymize: Path | None = _flag(  # noqa: RUF009 - it makes a field
+        None,
+        _OUT,
+        "put no name or path of the input into any output: images and patients get codes, made "
+        "with the secret in FILE, which stays outside --output (docs/privacy.md)",
+        kind=Path,
+        metavar="FILE",
+    )
     overwrite: bool = _flag(
         False,
         _OUT,
@@ -348,12 +364,17 @@ class BuildOptions:
             raise ValueError(
                 f"--max_reject_fraction must be in 0..1, received {self.max_reject_fraction}"
             )
+        if self.variants and self.dtype != "uint8":
+            raise ValueError(
+                f"--variants copies images of uint8, not of {self.dtype}; leave it out: "
+                "train/run.py augments images of any type while it trains"
+            )
         if not re.fullmatch(r"[a-z][a-z0-9_]*", self.name):
             raise ValueError(
                 f"--name must be lower-case letters, digits and underscores, received {self.name!r}"
             )
         # Each of these properties makes a dataclass that checks its own values.
-        _ = self.listing, self.preprocessing, self.splitting, self.drops, self.plan
+        _ = self.secret, self.listing, self.preprocessing, self.splitting, self.drops, self.plan
 
     def _fill_in(self) -> None:
         """Fills in the defaults that depend on the source."""
@@ -384,6 +405,13 @@ class BuildOptions:
         return SourceOptions(**{name: getattr(self, name) for name in names})
 
     @functools.cached_property
+    def secret(self) -> Secret | None:
+        """The secret that makes the dataset anonymous, if it is to be."""
+        if self.anonymize is None:
+            return None
+        return read_secret(self.anonymize, output=self.output, source=self.input)
+
+    @functools.cached_property
     def listing(self) -> ListingOptions:
         """The options of the listing: classes, tree, patients and labels."""
         return ListingOptions(
@@ -395,9 +423,15 @@ class BuildOptions:
 
     @property
     def preprocessing(self) -> Preprocessing:
-        """The options of the decoder: size, channels and filter."""
+        """The options of the decoder: size, channels, filter and type."""
         height, width = self.image_size
-        return Preprocessing(height=height, width=width, channels=self.channels, resize=self.resize)
+        return Preprocessing(
+            height=height,
+            width=width,
+            channels=self.channels,
+            resize=self.resize,
+            dtype=self.dtype,
+        )
 
     @property
     def splitting(self) -> SplitOptions:
@@ -470,6 +504,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _default_name(options: BuildOptions) -> str:
+    if options.anonymize:
+        return "images"
     if options.source in ("synthetic", "fashion_mnist"):
         return {"synthetic": "synthetic_oct", "fashion_mnist": "fashion_mnist"}[options.source]
     path = options.kaggle_dataset if options.source == "kaggle" else options.input or ""

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Renews the lock from the ranges in setup.py. Run it, run the tests, commit both.
-# It keeps what it can of the old lock; --upgrade takes the newest of everything.
+# It needs uv (`pip install uv`). It keeps what it can of the old lock; --upgrade takes the newest of
+# everything.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 uv pip compile setup.py --extra all --extra cuda --extra flink --extra gcp --extra jax --extra lint \

@@ -15,6 +15,7 @@ from typing import Any
 from pipelines import errors
 from pipelines.sources.directory import DirectorySource
 from pipelines.sources.listing import ImageRef
+from pipelines.stores.prefetch import Reader
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +36,7 @@ class OddSource(DirectorySource):
             yield OddReader(self, reader)
 
 
-class OddReader:
+class OddReader(Reader[ImageRef]):
     def __init__(self, source: OddSource, reader: Any) -> None:
         self._source, self._reader = source, reader
 

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from dataset_factory import write_dataset
 import tfrecord_io
 from tfrecord_io import ManifestError
 from tfrecord_io.manifest import FILE_NAME
-from tfrecord_io.reading.batches import read_ahead
+from tfrecord_io.reading.batches import map_ahead
 from tfrecord_io.reading.mapped import MappedDataset
 
 NUM_EXAMPLES = 23
@@ -39,7 +38,7 @@ def _batches(directory: Path, **options: object) -> tfrecord_io.reading.batches.
 
 
 def _threads() -> int:
-    return sum(thread.name.startswith("read_ahead") for thread in threading.enumerate())
+    return sum(thread.name.startswith("map_ahead") for thread in threading.enumerate())
 
 
 @pytest.mark.parametrize(
@@ -115,41 +114,66 @@ def test_a_remote_folder_is_refused_with_what_reads_it() -> None:
         tfrecord_io.make_batches("gs://bucket/data", split="train", batch_size=2)
 
 
-def test_a_thread_takes_as_many_items_ahead_as_it_is_told() -> None:
-    taken = []
+def test_threads_compute_as_many_results_ahead_as_they_are_told() -> None:
+    called = []
 
-    def items() -> Iterator[int]:
-        for item in range(100):
-            taken.append((item, threading.current_thread().name))
-            yield item
+    def double(item: int) -> int:
+        called.append((item, threading.current_thread().name))
+        return 2 * item
 
-    iterator = read_ahead(items(), 3)
+    iterator = map_ahead(double, range(100), 3, num_threads=1)
     assert next(iterator) == 0
     deadline = time.monotonic() + 20
-    while len(taken) < 4 and time.monotonic() < deadline:
+    while len(called) < 4 and time.monotonic() < deadline:
         time.sleep(0.01)
     time.sleep(0.05)
-    assert [item for item, _ in taken] == [0, 1, 2, 3]
-    assert threading.current_thread().name not in {name for _, name in taken}
-    assert list(iterator) == list(range(1, 100))
+    assert [item for item, _ in called] == [0, 1, 2, 3]
+    assert threading.current_thread().name not in {name for _, name in called}
+    assert list(iterator) == list(range(2, 200, 2))
+
+
+def test_several_threads_compute_at_the_same_time_and_the_order_stays() -> None:
+    together = threading.Barrier(2, timeout=20)
+
+    def wait_for_the_other(item: int) -> int:
+        together.wait()
+        return item
+
+    assert list(map_ahead(wait_for_the_other, range(40), 2, num_threads=2)) == list(range(40))
 
 
 def test_an_error_of_the_thread_reaches_the_reader_in_its_turn() -> None:
-    def items() -> Iterator[int]:
-        yield 1
-        raise OSError("the disk is gone")
+    def invert(item: int) -> float:
+        return 1 / item
 
-    iterator = read_ahead(items(), 2)
+    iterator = map_ahead(invert, [1, 0, 1], 2, num_threads=2)
     assert next(iterator) == 1
-    with pytest.raises(OSError, match="the disk is gone"):
+    with pytest.raises(ZeroDivisionError):
         next(iterator)
     assert not _threads()
 
 
-def test_the_thread_ends_when_nobody_reads_any_more(directory: Path) -> None:
+def test_a_batch_that_is_kept_is_not_written_to_by_later_ones(directory: Path) -> None:
+    batches = _batches(directory, epochs=40, batch_size=2)
+    views = [images[1:, :1] for images, _ in batches]
+    expected = [images[1:, :1] for images, _ in _batches(directory, epochs=40, batch_size=2)]
+    assert len(views) == 460
+    np.testing.assert_array_equal(np.stack(views), np.stack(expected))
+
+
+def test_the_memory_of_a_dropped_batch_is_used_again(directory: Path) -> None:
+    addresses = set()
+    for images, _ in _batches(directory, epochs=40, batch_size=2):
+        addresses.add(images.ctypes.data)
+        del images
+    # Two that wait, two in the making, one in use.
+    assert len(addresses) <= 5
+
+
+def test_the_threads_end_when_nobody_reads_any_more(directory: Path) -> None:
     iterator = iter(_batches(directory, epochs=None))
     next(iterator)
-    assert _threads() == 1
+    assert _threads()
     del iterator
     assert not _threads()
     for _ in _batches(directory, epochs=None):

@@ -284,6 +284,15 @@ def test_too_many_rejects_fail_with_evidence_and_a_larger_limit_goes_on(
     assert Manifest.load(output).counts["rejects"] == 2
 
 
+def test_a_dataset_whose_labels_all_contradict_each_other_is_refused(tmp_path, capsys):
+    files = {f"train/{label}/{n}.jpeg": jpeg(n) for label in "ab" for n in range(3)}
+    source = write_tree(tmp_path / "in", files)
+    words = arguments(source, tmp_path / "out", "--duplicates=drop", IN_MEMORY)
+    assert build_tfrecords.main(words) == 1
+    assert "no image is left: 6 conflicting_label were dropped" in capsys.readouterr().err
+    assert not (tmp_path / "out" / "manifest.json").exists()
+
+
 @pytest.mark.parametrize(("num_bad", "code"), [(29, 0), (30, 1)])
 def test_a_share_of_rejects_that_is_just_allowed_is_allowed(tmp_path, monkeypatch, num_bad, code):
     files = {f"train/CNV/{n}.png": b"" for n in range(num_bad)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import itertools
 import json
 from pathlib import Path
 
@@ -11,14 +12,22 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tensorflow_datasets as tfds
+from builds import build_here
 from dataset_factory import write_dataset
+from image_files import encoded, write_tree
 
 import tfrecord_io
+from pipelines.errors import BuildError, UserError
 from tfrecord_io import Manifest, ManifestError, PixelStatistics, RecordLayout, show, visible
+from tfrecord_io.__main__ import main
 from tfrecord_io.auditing import side_facts
 from tfrecord_io.manifest import FILE_NAME
 from tfrecord_io.reading import tfds_metadata
+from tfrecord_io.reading.mapped import MappedDataset
 from tfrecord_io.shard_writer import ShardWriter
+from train import predict
+from train.config import TrainConfig
+from train.trainer import train_and_evaluate
 
 KINDS = [
     ("uint16", (6, 5, 1)),
@@ -206,3 +215,82 @@ def test_images_of_too_few_bytes_for_their_type_are_refused():
     layout = RecordLayout(image_shape=(2, 3, 1), num_classes=2, dtype="uint16")
     with pytest.raises(ValueError, match=r"expected 12 bytes of pixels .* of uint16, received 6"):
         layout.encode_record(bytes(6), 0, tfrecord_io.image_key("a"))
+
+
+# ---- 16 bits from the files to a prediction
+
+
+def deep_scan(label: str, number: int) -> np.ndarray:
+    """Returns uint16 [40, 40] of 12 bits, in which one half is brighter."""
+    values = np.random.default_rng(number).integers(1_000, 1_400, (40, 40))
+    values[:20] += 900 * (label == "ABOVE")
+    values[20:] += 900 * (label == "BELOW")
+    return values.astype(np.uint16)
+
+
+@pytest.fixture(scope="module")
+def deep_tree(tmp_path_factory) -> Path:
+    files = {
+        f"{split}/{label}/{label}-{split}{number // 2}-{number}.{kind.lower()}": encoded(
+            deep_scan(label, number), kind
+        )
+        for split, count in (("train", 24), ("val", 4), ("test", 4))
+        for label in ("ABOVE", "BELOW")
+        for number, kind in zip(range(count), itertools.cycle(["PNG", "TIFF"]), strict=False)
+    }
+    return write_tree(tmp_path_factory.mktemp("deep") / "scans", files)
+
+
+@pytest.fixture(scope="module")
+def deep_dataset(deep_tree, tmp_path_factory) -> Path:
+    output = tmp_path_factory.mktemp("deep") / "out"
+    return build_here(deep_tree, output, "--image_size=40", "--dtype=uint16", "--num_shards=2")
+
+
+def test_a_build_keeps_every_value_of_16_bit_files(deep_tree, deep_dataset):
+    mapped = MappedDataset(deep_dataset, "test")
+    images, _ = mapped[range(len(mapped))]
+    found = dict(zip(mapped.keys(range(len(mapped))), images, strict=True))
+    for path in deep_tree.glob("test/*/*"):
+        key = tfrecord_io.image_key(path.relative_to(deep_tree).as_posix())
+        expected = deep_scan(path.parent.name, int(path.stem.rpartition("-")[2]))
+        np.testing.assert_array_equal(found[key][:, :, 0], expected)
+
+
+def test_verify_decodes_16_bit_files_again(deep_tree, deep_dataset, capsys):
+    assert main(["verify", str(deep_dataset), f"--source_input={deep_tree}"]) == 0
+    assert "64 images decoded again" in capsys.readouterr().out
+
+
+def test_16_bits_are_another_dataset_than_8(deep_tree, deep_dataset):
+    identity = Manifest.load(deep_dataset).options
+    assert (identity["dtype"], identity["format_version"]) == ("uint16", 2)
+    with pytest.raises(UserError, match="dtype: 'uint16' there, None now"):
+        build_here(deep_tree, deep_dataset, "--image_size=40", "--num_shards=2")
+
+
+def test_16_bit_files_are_rejected_where_uint8_is_stored(deep_tree, tmp_path):
+    with pytest.raises(BuildError, match="all 64 images were rejected"):
+        build_here(deep_tree, tmp_path / "out")
+    assert (tmp_path / "out" / "rejects.csv").read_text().count("more_than_8_bits") == 64
+
+
+def test_copies_made_once_are_only_of_8_bits(deep_tree, tmp_path):
+    with pytest.raises(UserError, match=r"leave it out: train/run\.py augments images of any type"):
+        build_here(deep_tree, tmp_path / "out", "--dtype=uint16", "--variants=1")
+
+
+def test_a_model_learns_from_12_bits_and_predicts_from_the_files(deep_tree, deep_dataset, tmp_path):
+    workdir = tmp_path / "run"
+    config = TrainConfig(
+        data=str(deep_dataset), model="convnet", epochs=12, replica_batch_size=12,
+        learning_rate=3e-3, strategy="single", bootstrap_samples=5,
+    )  # fmt: skip
+    train_and_evaluate(config, workdir)
+    content = json.loads((workdir / "export" / "preprocessing.json").read_text())
+    assert (content["input"]["dtype"], content["preprocessing"]["dtype"]) == ("uint16", "uint16")
+    classifier = predict.load_classifier(workdir / "export")
+    paths = sorted(deep_tree.glob("test/*/*"))
+    found = list(predict.predict_files(classifier, paths))
+    for path, prediction in zip(paths, found, strict=True):
+        assert classifier.label_names[prediction.probabilities.argmax()] == path.parent.name

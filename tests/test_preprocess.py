@@ -232,6 +232,96 @@ def test_more_than_eight_bits_are_never_cut_off_in_silence(data, channels):
     assert reason(data, Preprocessing(channels=channels)) == "more_than_8_bits"
 
 
+# ---- sixteen bits
+
+DEEP = Preprocessing(height=4, width=4, dtype="uint16")
+
+
+def deep_pixels(data, preprocessing=DEEP):
+    pixels = np.frombuffer(decode_image(data, preprocessing).pixels, "<u2")
+    return pixels.reshape(preprocessing.image_shape)
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (sixteen_bit_png(1), [row.view(">u2") for row in np.arange(32, dtype="u1").reshape(4, 8)]),
+        (sixteen_bit_tiff(1), np.arange(32, dtype="u1").view("<u2").reshape(4, 4)),
+        (netpbm(b"P5", 65535, 1), np.arange(16).reshape(4, 4) * 7),
+    ],
+    ids=["png", "tiff", "pgm"],
+)
+def test_grey_of_16_bits_comes_out_as_it_is_where_uint16_is_stored(data, expected):
+    if data.startswith(b"\x89PNG"):  # each row of that file has the same bytes
+        expected = [expected[0]] * 4
+    assert deep_pixels(data)[:, :, 0].tolist() == np.array(expected).tolist()
+
+
+def test_a_big_endian_tiff_of_16_bits_has_the_same_values():
+    values = (GREY.astype(np.uint16) * 251 + 3)[:4, :4]
+    big = encoded(Image.frombytes("I;16B", (4, 4), values.astype(">u2").tobytes()), "TIFF")
+    assert big.startswith(b"MM")
+    np.testing.assert_array_equal(deep_pixels(big)[:, :, 0], values)
+
+
+def test_a_tiff_of_16_bits_in_which_zero_is_white_is_turned_round():
+    white = sixteen_bit_tiff(1).replace(
+        struct.pack("<HHII", 262, 3, 1, 1), struct.pack("<HHII", 262, 3, 1, 0)
+    )
+    turned = 65_535 - deep_pixels(sixteen_bit_tiff(1)).astype(int)
+    np.testing.assert_array_equal(deep_pixels(white), turned)
+
+
+def test_levels_of_eight_bits_are_spread_over_16():
+    eight = np.frombuffer(bytes(range(0, 256, 16)), np.uint8).reshape(4, 4)
+    np.testing.assert_array_equal(deep_pixels(encoded(eight))[:, :, 0], eight.astype(int) * 257)
+
+
+@pytest.mark.parametrize("resize", ["bilinear", "bicubic", "lanczos", "box"])
+def test_resizing_keeps_the_depth(resize):
+    values = np.add.outer(np.arange(40), np.arange(40)).astype(np.uint16) * 3 + 20_000
+    settings = Preprocessing(height=10, width=13, resize=resize, dtype="uint16")
+    in_floats = Image.fromarray(values.astype(np.float32)).resize(
+        (13, 10), preprocess.RESIZE_FILTERS[resize]
+    )
+    # Pillow rounds after each of its two passes.
+    assert np.abs(deep_pixels(encoded(values), settings)[:, :, 0] - in_floats).max() <= 1
+
+
+def test_grey_of_16_bits_is_repeated_and_colour_of_8_bits_keeps_its_channels():
+    settings = Preprocessing(height=HEIGHT, width=WIDTH, channels=3, dtype="uint16")
+    deep = GREY.astype(np.uint16) * 256
+    np.testing.assert_array_equal(
+        deep_pixels(encoded(deep), settings), deep[..., None].repeat(3, 2)
+    )
+    np.testing.assert_array_equal(deep_pixels(encoded(RGB), settings), RGB.astype(int) * 257)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        *(pytest.param(sixteen_bit_png(n), id=f"png of {n} channels") for n in (2, 3, 4)),
+        pytest.param(sixteen_bit_tiff(3), id="tiff in colour"),
+        pytest.param(encoded(GREY.astype(np.float32), "TIFF"), id="tiff of floats"),
+        pytest.param(encoded(GREY.astype(np.int32), "TIFF"), id="tiff of 32-bit integers"),
+        pytest.param(netpbm(b"P6", 65535, 3), id="ppm"),
+    ],
+)
+def test_depths_that_pillow_would_reduce_are_rejected_in_uint16_too(data):
+    assert reason(data, DEEP) == "more_than_8_bits"
+
+
+def test_a_16_bit_file_in_a_build_of_uint8_is_told_what_keeps_it():
+    with pytest.raises(Reject, match="--dtype uint16 keeps it"):
+        decode_image(sixteen_bit_png(1), Preprocessing())
+
+
+def test_uint8_is_not_named_in_the_settings_so_that_old_datasets_stay_the_same():
+    assert "dtype" not in Preprocessing().to_dict()
+    assert Preprocessing.from_dict(DEEP.to_dict()) == DEEP
+    assert Preprocessing.from_dict(Preprocessing().to_dict()).dtype == "uint8"
+
+
 @pytest.mark.parametrize(
     "data",
     [
@@ -395,6 +485,7 @@ def test_a_reject_travels_between_processes():
         ({"width": 16_385}, "received 224x16385"),
         ({"channels": 2}, "channels must be 1 or 3, received 2"),
         ({"resize": "nearest"}, "resize must be one of bilinear, bicubic, lanczos, box"),
+        ({"dtype": "float32"}, "dtype must be one of uint8, uint16, received 'float32'"),
     ],
 )
 def test_settings_out_of_range_are_refused(settings, message):

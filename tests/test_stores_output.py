@@ -154,9 +154,9 @@ def test_a_shard_has_its_name_on_the_disk_before_the_sidecar_that_proves_it(tmp_
         if os.path.samestat(os.fstat(descriptor), (tmp_path / "out").stat()):
             on_disk.append(set(os.listdir(descriptor)) - {BUILD_DIR})
 
-    monkeypatch.setattr(os, "fsync", record)
     storage = Storage(str(tmp_path / "out"))
     storage.make_folders()
+    monkeypatch.setattr(os, "fsync", record)
     with contextlib.closing(WriteBehind(storage)) as files:
         for name in ("a.tfrecord", "a.json", "b.tfrecord", "b.json", "manifest.json"):
             write(files, name, b"")

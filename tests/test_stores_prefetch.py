@@ -12,7 +12,7 @@ REF = ImageRef(
 )  # fmt: skip
 
 
-class CountingReader:
+class CountingReader(prefetch.Reader[ImageRef]):
     """Answers with the ref's offset; remembers how many reads ran at the same time."""
 
     def __init__(self, num_parallel_reads: int):
@@ -54,7 +54,7 @@ def test_large_files_are_not_read_far_ahead():
 
 
 def test_a_local_reader_is_asked_by_the_caller_itself():
-    class Local:
+    class Local(prefetch.Reader[ImageRef]):
         def read(self, ref: ImageRef) -> bytes:
             return threading.current_thread().name.encode()
 
@@ -65,7 +65,7 @@ def test_a_local_reader_is_asked_by_the_caller_itself():
 def test_a_reader_of_a_disk_announces_each_image_before_it_is_read():
     happened = []
 
-    class Disk:
+    class Disk(prefetch.Reader[ImageRef]):
         def announce(self, ref: ImageRef) -> None:
             happened.append(("announced", ref.offset))
 

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import signal
 import socket
 import subprocess
 import sys
@@ -11,7 +12,6 @@ import pytest
 from marked_images import (
     ALL_ON,
     REPOSITORY,
-    command,
     environment,
     flags,
     history_of,
@@ -180,27 +180,61 @@ for backend in ("torch", "tensorflow"):
     assert "pip install 'scan-tfrecords[train]'" in result.stderr
 
 
-def test_two_processes_learn_what_one_learns(data, out, tmp_path):
+UNDISTURBED = "import sys; from train import run; sys.exit(run.main(sys.argv[1:]))"
+
+KILLED_AT_STEP_5 = """
+import os, signal, sys
+from train import callbacks, run
+
+class Kill(callbacks.RetraceGuard):
+    def check(self, num_traces, step):
+        super().check(num_traces, step)
+        if step == 5:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+callbacks.RetraceGuard = Kill
+sys.exit(run.main(sys.argv[1:]))
+"""
+
+
+def start_two_processes(data, workdir, program=UNDISTURBED):
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         addresses = [f"127.0.0.1:{one.getsockname()[1]}", "127.0.0.1:1"]
-    workers = []
-    for index in range(2):
-        cluster = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
-        workers.append(
-            subprocess.Popen(
-                command(
-                    "run", "--data", data, "--workdir", tmp_path / "two", "--cache=device",
-                    *flags(**SETTINGS | {"replica_batch_size": 4}),
+    settings = flags(**SETTINGS | {"replica_batch_size": 4, "checkpoint_seconds": 0})
+    arguments = ["--data", data, "--workdir", workdir, "--cache=device", *settings]
+    return [
+        subprocess.Popen(
+            [sys.executable, "-c", program, *map(str, arguments)],
+            cwd=REPOSITORY,
+            env=environment(
+                KERAS_BACKEND="jax",
+                TF_CONFIG=json.dumps(
+                    {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
                 ),
-                cwd=REPOSITORY,
-                env=environment(KERAS_BACKEND="jax", TF_CONFIG=json.dumps(cluster)),
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
-        )  # fmt: skip
+            ),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for index in range(2)
+    ]
+
+
+def test_two_processes_learn_what_one_learns_and_go_on_when_both_were_killed(data, out, tmp_path):
+    workers = start_two_processes(data, tmp_path / "two")
     outputs = [worker.communicate(timeout=400)[0] for worker in workers]
     assert [worker.returncode for worker in workers] == [0, 0], outputs
     assert "2 x cpu on jax" in outputs[0]
     np.testing.assert_allclose(losses_of(tmp_path / "two"), losses_of(out / "whole"), rtol=1e-4)
+
+    first, second = start_two_processes(data, tmp_path / "resumed", KILLED_AT_STEP_5)
+    output = first.communicate(timeout=400)[0]
+    assert first.returncode == -signal.SIGKILL, output
+    second.kill()  # It waits for the first.
+    second.communicate()
+    assert len(history_of(tmp_path / "resumed")) == 1
+    workers = start_two_processes(data, tmp_path / "resumed")
+    outputs = [worker.communicate(timeout=400)[0] for worker in workers]
+    assert [worker.returncode for worker in workers] == [0, 0], outputs
+    assert losses_of(tmp_path / "resumed") == losses_of(tmp_path / "two")

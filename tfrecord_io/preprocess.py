@@ -8,6 +8,7 @@ import zlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
 import PIL
 from PIL import Image, ImageFile, ImageOps, TiffImagePlugin, features
 
@@ -20,6 +21,9 @@ RESIZE_FILTERS: Mapping[str, Image.Resampling] = {
     "lanczos": Image.Resampling.LANCZOS,
     "box": Image.Resampling.BOX,
 }
+
+#: Types of stored pixels.
+DTYPES = ("uint8", "uint16")
 
 #: File formats that are decoded. Pillow knows many more, but each is attack surface. JPEG 2000 is
 #: left out because Pillow silently reduces its 16-bit colour to 8 bits.
@@ -40,6 +44,9 @@ _PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
 # TIFF 6.0, section 19: 1 stands for unsigned integers, the default; 2 for signed ones.
 _TIFF_SAMPLE_FORMAT = 339
+
+# TIFF 6.0, section 8: 0 stands for grey in which zero is white.
+_TIFF_PHOTOMETRIC = 262
 
 
 class Reject(Exception):  # noqa: N818 - the project's word for an image that is left out
@@ -69,6 +76,8 @@ class Preprocessing:
         width: width of the stored image in pixels. The picture is stretched to fit, not cropped.
         channels: 1 (grey; colour becomes ITU-R 601-2 luma) or 3 (RGB; grey is repeated).
         resize: name of a filter in `RESIZE_FILTERS`.
+        dtype: one of `DTYPES`. uint16 keeps the depth of 16-bit grey files; the levels of eight-bit
+            files are spread over its range (times 257).
 
     Raises:
         ValueError: if a value is out of range.
@@ -78,6 +87,7 @@ class Preprocessing:
     width: int = 224
     channels: int = 1
     resize: str = "bilinear"
+    dtype: str = "uint8"
 
     def __post_init__(self) -> None:
         if min(self.height, self.width) < 1 or max(self.height, self.width) > 16_384:
@@ -90,6 +100,8 @@ class Preprocessing:
             raise ValueError(
                 f"resize must be one of {', '.join(RESIZE_FILTERS)}, received {self.resize!r}"
             )
+        if self.dtype not in DTYPES:
+            raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, received {self.dtype!r}")
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
@@ -97,8 +109,11 @@ class Preprocessing:
         return self.height, self.width, self.channels
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns JSON values by name, as the manifest keeps them."""
-        return dataclasses.asdict(self)
+        """Returns JSON values by name, as the manifest keeps them; `dtype` only if not uint8."""
+        values = dataclasses.asdict(self)
+        if self.dtype == "uint8":
+            del values["dtype"]
+        return values
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Preprocessing:
@@ -108,6 +123,7 @@ class Preprocessing:
             KeyError: if a value is missing.
             ValueError: if a value is out of range.
         """
+        values = {"dtype": "uint8", **values}
         return cls(**{field.name: values[field.name] for field in dataclasses.fields(cls)})
 
 
@@ -115,7 +131,7 @@ class DecodedImage(NamedTuple):
     """A decoded, resized picture with facts about the original.
 
     Attributes:
-        pixels: uint8, row-major [height, width, channels] of the preprocessing.
+        pixels: row-major [height, width, channels], little-endian, of the preprocessing's type.
         width: width of the original in pixels, after its EXIF rotation.
         height: height of the original in pixels, after its EXIF rotation.
         mode: Pillow's name of the original's pixel format, such as `L` or `RGB`.
@@ -177,7 +193,7 @@ def decode_image(data: bytes, preprocessing: Preprocessing) -> DecodedImage:
 def _decode(data: bytes, preprocessing: Preprocessing) -> DecodedImage:
     with Image.open(io.BytesIO(data), formats=FORMATS) as image:
         _check_size(image)
-        _check_depth(image)
+        _check_depth(image, preprocessing.dtype)
         _check_sample_format(image)
         if getattr(image, "is_animated", False):
             num_frames = getattr(image, "n_frames", "several")
@@ -188,12 +204,8 @@ def _decode(data: bytes, preprocessing: Preprocessing) -> DecodedImage:
         quantization = sum(getattr(image, "quantization", {}).get(0, ()))
         image.load()
         upright = _turn_upright(image)
-        converted = _convert(upright, preprocessing.channels)
-        resized = converted.resize(
-            (preprocessing.width, preprocessing.height), RESIZE_FILTERS[preprocessing.resize]
-        )
         return DecodedImage(
-            pixels=resized.tobytes(),
+            pixels=_resized(_convert(upright, preprocessing.channels), preprocessing),
             width=upright.width,
             height=upright.height,
             mode=mode,
@@ -209,8 +221,8 @@ def _check_size(image: Image.Image) -> None:
         )
 
 
-def _check_depth(image: ImageFile.ImageFile) -> None:
-    """Refuses more than eight bits per sample, also if Pillow would silently reduce them."""
+def _check_depth(image: ImageFile.ImageFile, dtype: str) -> None:
+    """Refuses samples that the type cannot hold, also if Pillow would silently reduce them."""
     if image.format == "JPEG":  # Pillow does not open a JPEG with more than eight bits
         return
     # Pillow opens a 16-bit RGB file as mode RGB. Only the arguments of the tiles' decoder show the
@@ -226,7 +238,11 @@ def _check_depth(image: ImageFile.ImageFile) -> None:
         or any(depth in raw for raw in raw_modes for depth in (";16", ";12", ";32"))
         or (image.format == "PPM" and any(isinstance(a, int) and a > 255 for a in arguments))
     ):
-        raise Reject("more_than_8_bits", f"{image.format} of mode {raw_modes or image.mode}")
+        is_grey = image.mode.startswith("I;16") or (image.format == "PPM" and image.mode == "I")
+        if dtype == "uint8" or not is_grey:
+            hint = "; --dtype uint16 keeps it" if is_grey else ""
+            found = f"{image.format} of mode {raw_modes or image.mode}"
+            raise Reject("more_than_8_bits", f"{found}{hint}")
 
 
 def _check_png(data: bytes) -> None:
@@ -269,10 +285,17 @@ def _turn_upright(image: Image.Image) -> Image.Image:
 
 
 def _convert(image: Image.Image, channels: int) -> Image.Image:
-    """Converts any supported 8-bit mode to grey or RGB."""
+    """Converts any supported mode to grey or RGB, or to 16-bit grey (I;16) if it is that deep."""
     wanted = "L" if channels == 1 else "RGB"
     if image.mode == wanted and "transparency" not in image.info:
         return image
+    if image.mode.startswith("I") and "transparency" not in image.info:
+        values = np.asarray(image).astype("<u2")
+        # Pillow turns white-is-zero round in files of eight bits only.
+        is_turned = isinstance(image, TiffImagePlugin.TiffImageFile) and (
+            image.tag_v2.get(_TIFF_PHOTOMETRIC) == 0
+        )
+        return Image.fromarray(65_535 - values if is_turned else values)
     if image.mode not in ("1", "L", "LA", "P", "PA", "RGB", "RGBA"):
         raise Reject("unsupported_mode", f"{image.format} of mode {image.mode}")
     if image.has_transparency_data:
@@ -283,3 +306,24 @@ def _convert(image: Image.Image, channels: int) -> Image.Image:
         # Palette colours keep their values if they are converted to RGB first.
         image = image.convert("RGB")
     return image.convert(wanted)
+
+
+def _resized(image: Image.Image, preprocessing: Preprocessing) -> bytes:
+    """Returns the pixels of a grey, RGB or 16-bit grey picture in the stored size and type."""
+    size = preprocessing.width, preprocessing.height
+    resize_filter = RESIZE_FILTERS[preprocessing.resize]
+    if preprocessing.dtype == "uint8":
+        return image.resize(size, resize_filter).tobytes()
+    # Each channel by itself, in Pillow's mode I;16: it has no mode of 16-bit colour.
+    planes = [
+        np.asarray(_deepened(channel).resize(size, resize_filter)) for channel in image.split()
+    ]
+    planes *= preprocessing.channels // len(planes)
+    return np.stack(planes, axis=-1).astype("<u2").tobytes()
+
+
+def _deepened(channel: Image.Image) -> Image.Image:
+    """Returns a channel of 8 or 16 bits as one of 16 bits; white becomes 65,535."""
+    if channel.mode != "L":
+        return channel
+    return Image.fromarray(np.multiply(np.asarray(channel), 257, dtype=np.uint16))

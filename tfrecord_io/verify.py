@@ -48,6 +48,7 @@ def verify(
     directory: str | Path,
     *,
     source_input: str | Path | None = None,
+    names: str | Path | None = None,
     num_samples: int = 100,
     seed: int = 0,
 ) -> list[Finding]:
@@ -62,6 +63,7 @@ def verify(
     Args:
         directory: folder of the dataset.
         source_input: the archive or folder from which the dataset was built.
+        names: the private table of an anonymous dataset, which `source_input` needs.
         num_samples: number of images in the random sample.
         seed: seed of the random sample.
 
@@ -70,14 +72,18 @@ def verify(
 
     Raises:
         manifest.ManifestError: if there is no usable manifest.
-        OSError: if the source cannot be read.
+        OSError: if the source or the private table cannot be read.
     """
-    findings, _ = _verify(Path(directory), source_input, num_samples, seed)
+    findings, _ = _verify(Path(directory), source_input, names, num_samples, seed)
     return findings
 
 
 def _verify(
-    directory: Path, source_input: str | Path | None, num_samples: int, seed: int
+    directory: Path,
+    source_input: str | Path | None,
+    names: str | Path | None,
+    num_samples: int,
+    seed: int,
 ) -> tuple[list[Finding], int]:
     """Returns the findings, and the number of examples that were decoded again and compared."""
     found = manifest.Manifest.load(directory)
@@ -118,8 +124,9 @@ def _verify(
     _check_ledger(directory, found, findings)
     num_compared = 0
     if source_input is not None and not findings:
+        source_paths = _read_names(found, names)
         num_compared = _check_sample(
-            directory, found, Path(source_input), num_samples, seed, findings
+            directory, found, Path(source_input), source_paths, num_samples, seed, findings
         )
     return findings, num_compared
 
@@ -309,10 +316,27 @@ def _check_ledger(directory: Path, found: manifest.Manifest, findings: list[Find
         )
 
 
+def _read_names(found: manifest.Manifest, names: str | Path | None) -> dict[str, str]:
+    """Returns the name in the source of each image of an anonymous dataset, by its code."""
+    if "anonymize" not in found.options:
+        return {}
+    if names is None:
+        raise OSError(
+            "the dataset is anonymous, so --source_input needs --names FILE, the table that the "
+            "build wrote beside the secret"
+        )
+    try:
+        table = pq.read_table(names, columns=["path", "source_path"])
+    except (ValueError, KeyError) as error:
+        raise OSError(f"cannot read --names {names}: {error}") from error
+    return dict(zip(table["path"].to_pylist(), table["source_path"].to_pylist(), strict=True))
+
+
 def _check_sample(
     directory: Path,
     found: manifest.Manifest,
     source_input: Path,
+    source_paths: Mapping[str, str],
     num_samples: int,
     seed: int,
     findings: list[Finding],
@@ -329,12 +353,13 @@ def _check_sample(
     # Several examples may be augmented copies of one file.
     wanted: dict[str, list[dict[str, Any]]] = {}
     for row in table.take(rows).to_pylist():
-        wanted.setdefault(row["path"], []).append(row)
+        wanted.setdefault(source_paths.get(row["path"], row["path"]), []).append(row)
     num_compared = 0
     try:
         for path, data in _read_files(source_input, list(wanted)):
             if data is None:
-                findings.append(Finding(str(source_input), f"has no file {path}"))
+                shown = wanted[path][0]["path"]
+                findings.append(Finding(str(source_input), f"has no file {shown}"))
                 continue
             for row in wanted[path]:
                 findings += _compare(directory, found, row, data)
@@ -411,6 +436,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the archive or folder it was built from: decode a random sample of it again",
     )
     parser.add_argument(
+        "--names",
+        metavar="FILE",
+        help="anonymous datasets: the table beside the secret, to find the images of that sample",
+    )
+    parser.add_argument(
         "--num_samples", type=int, default=100, help="size of that sample (default: %(default)s)"
     )
     parser.add_argument("--seed", type=int, default=0, help="seed of that sample")
@@ -419,7 +449,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Prints one finding per line, or that nothing is wrong; returns the exit code."""
     findings, num_compared = _verify(
-        Path(args.directory), args.source_input, args.num_samples, args.seed
+        Path(args.directory), args.source_input, args.names, args.num_samples, args.seed
     )
     for finding in findings:
         print(finding)

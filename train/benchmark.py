@@ -102,7 +102,7 @@ def prepare(config: TrainConfig, *, replicas: int, num_steps: int) -> Session:
     import keras
 
     import tfrecord_io
-    from train.models import build_network, set_trainable
+    from train.models import build_network, grey_factor_of, set_trainable
     from train.optimizers import make_optimizer
     from train.parts import choose_parts, read_statistics
     from train.steps import Objective, make_steps
@@ -129,6 +129,8 @@ def prepare(config: TrainConfig, *, replicas: int, num_steps: int) -> Session:
             config,
             image_shape=manifest.image_shape,
             num_classes=manifest.num_classes,
+            image_dtype=manifest.dtype,
+            grey_factor=grey_factor_of(manifest),
             statistics=pixels,
             synchronized=devices.must_synchronize,
         )
@@ -138,7 +140,9 @@ def prepare(config: TrainConfig, *, replicas: int, num_steps: int) -> Session:
         network,
         optimizer,
         devices,
-        objective=Objective.from_config(config, (1.0,) * manifest.num_classes),
+        objective=Objective.from_config(
+            config, (1.0,) * manifest.num_classes, grey_factor_of(manifest)
+        ),
         jit_compile=bool(config.jit_compile),
     )
     return Session(config=config, devices=devices, part=part, steps=steps)

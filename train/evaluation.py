@@ -128,7 +128,7 @@ def write_results(
         config: configuration of the run.
         results: content of metrics.json.
         predictions: the measured predictions; None if there was no example to predict.
-        predict: uint8 images → probabilities, for the maps of the mistakes; None for no maps.
+        predict: stored images → probabilities, for the maps of the mistakes; None for no maps.
         history: one row per epoch.
         own_metrics: metrics of the training run, if this is another dataset.
         notes: sentences about what limits the result.

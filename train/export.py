@@ -1,7 +1,7 @@
 """The trained model in every form that somebody asks for, each tried before it counts.
 
     model.keras         the whole model, for Keras
-    saved_model/        TensorFlow's serving format; `serving_default` takes uint8 images. Only
+    saved_model/        TensorFlow's serving format; `serving_default` takes stored images. Only
                         where TensorFlow is installed
     model.weights.h5    weights alone
     architecture.json   layers alone
@@ -51,7 +51,7 @@ def export_model(
     """Writes the model in every form, loads each again and compares their predictions.
 
     Args:
-        model: uint8 images → float32 probabilities.
+        model: images of the manifest's type → float32 probabilities.
         directory: made if it is missing.
         manifest: of the training data, for preprocessing and names.
         precision: arithmetic of the model, `float32`, `bfloat16` or `float16`: decides how far
@@ -67,7 +67,9 @@ def export_model(
     directory.mkdir(exist_ok=True)
     generator = np.random.default_rng(0)
     images = generator.integers(
-        256, size=(_NUM_TRIAL_IMAGES, *manifest.image_shape), dtype=np.uint8
+        np.iinfo(manifest.dtype).max + 1,
+        size=(_NUM_TRIAL_IMAGES, *manifest.image_shape),
+        dtype=manifest.dtype,
     )
     expected = _predict(model, images)
     if not np.isfinite(expected).all():
@@ -99,7 +101,7 @@ def export_model(
         _compare(SAVED_MODEL_NAME, served, expected, tolerance)
 
     content = {
-        "input": {"shape": list(manifest.image_shape), "dtype": "uint8", "name": "image"},
+        "input": {"shape": list(manifest.image_shape), "dtype": manifest.dtype, "name": "image"},
         "preprocessing": dict(manifest.preprocessing),
         "label_names": list(manifest.label_names),
         # What made the pixels of the files; predict warns where it differs.
@@ -137,7 +139,9 @@ def _export_saved_model(model: keras.Model, path: Path) -> None:
     archive.add_endpoint(
         "serve",
         lambda image: model(image, training=False),
-        input_signature=[tf.TensorSpec((None, *model.input_shape[1:]), tf.uint8, name="image")],
+        input_signature=[
+            tf.TensorSpec((None, *model.input_shape[1:]), model.inputs[0].dtype, name="image")
+        ],
     )
     with _quiet("absl"):
         archive.write_out(path, verbose=False)

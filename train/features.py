@@ -105,7 +105,9 @@ def build_network(
     features = keras.Input(trunk.feature_shape, dtype="float32", name="features")
     classes = models.add_head(rest(features), config, num_classes)
     logits = keras.Model(features, classes, name=config.model)
-    model = models.classifier(logits, config, trunk.feature_shape, temperature, dtype=dtype)
+    stored = keras.Input(trunk.feature_shape, dtype=dtype, name="image")
+    pixels = keras.layers.Rescaling(1.0, dtype="float32", name="to_float")(stored)
+    model = models.classifier(logits, config, stored, pixels, temperature)
     return models.Network(logits=logits, model=model, backbone=rest)
 
 

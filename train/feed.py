@@ -106,7 +106,7 @@ def training_batches(
         start_step: steps done before, over all epochs.
 
     Returns:
-        a dataset of (images uint8 [replica_batch_size, height, width, channels], labels float32
+        a dataset of (stored images [replica_batch_size, height, width, channels], labels float32
         [replica_batch_size, num_classes], weights float32 [replica_batch_size], draws float32
         [replica_batch_size, augmentation.NUM_DRAWS]). The weights of the replica batches of one
         step add up to 1 over all replicas. The draws are random numbers that depend on the seed,

@@ -13,7 +13,7 @@ import numpy as np
 import psutil
 
 import tfrecord_io
-from tfrecord_io.reading.batches import Batches, read_ahead
+from tfrecord_io.reading.batches import Batches, map_ahead
 from train.config import TrainConfig
 from train.draws import draw_step
 from train.parts import Part
@@ -44,16 +44,17 @@ def training_batches(
     share = slice(order.first_column, order.first_column + order.replica_batch_size)
     fetch = _fetcher(config, devices, batches)
 
-    def read() -> Iterator[tuple[jax.Array, ...]]:
-        for step, places in enumerate(order.batches(start_step), start_step):
-            in_step = order.batch_size if step < (order.num_full_steps or 0) else order.remainder
-            weights = order.weights(step, step + 1)[0] / np.float32(in_step)
-            draws = draw_step(config.seed, step, batch_size=global_batch_size, mixup=config.mixup)[
-                share
-            ]
-            yield *fetch(places), *devices.put_batch((weights, draws))
+    def read(step_and_places: tuple[int, np.ndarray]) -> tuple[jax.Array, ...]:
+        step, places = step_and_places
+        in_step = order.batch_size if step < (order.num_full_steps or 0) else order.remainder
+        weights = order.weights(step, step + 1)[0] / np.float32(in_step)
+        draws = draw_step(config.seed, step, batch_size=global_batch_size, mixup=config.mixup)[
+            share
+        ]
+        return *fetch(places), *devices.put_batch((weights, draws))
 
-    return read_ahead(read(), _NUM_AHEAD)
+    steps = enumerate(order.batches(start_step), start_step)
+    return map_ahead(read, steps, _NUM_AHEAD, num_threads=1)
 
 
 def evaluation_batches(
@@ -68,14 +69,16 @@ def evaluation_batches(
         shuffle=False,
         pad_remainder=True,
         examples=part.examples,
-        prefetch=0,
     )
     share = slice(devices.worker_index * num_local, (devices.worker_index + 1) * num_local)
     if devices.num_workers == 1:
         share = slice(None)
-    return read_ahead(
-        ((devices.put_batch(images[share]), *others) for images, *others in batches), _NUM_AHEAD
-    )
+
+    def put(batch: tuple[np.ndarray, ...]) -> tuple[Any, ...]:
+        images, *others = batch
+        return devices.put_batch(images[share]), *others
+
+    return map_ahead(put, batches, _NUM_AHEAD, num_threads=1)
 
 
 def _fetcher(
@@ -101,9 +104,13 @@ def _fetcher(
             "--cache device"
         )
         examples = batches.examples
-    return lambda places: devices.put_batch(
-        batches.dataset[places if examples is None else examples[places]]
-    )
+    pool = batches.buffer_pool()
+
+    def fetch(places: np.ndarray) -> tuple[jax.Array, jax.Array]:
+        rows = places if examples is None else examples[places]
+        return devices.put_batch(batches.dataset.gather(rows, pool.take()))
+
+    return fetch
 
 
 def _free_memory(devices: Devices) -> int:

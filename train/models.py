@@ -1,4 +1,4 @@
-"""The networks: uint8 images in, class probabilities out, all on the device.
+"""The networks: stored images in, class probabilities out, all on the device.
 
 Everything between the stored bytes and the answer is a layer of the model: the cast to float, the
 normalization, the conversion of grey to three channels, the mean over an image and its mirror
@@ -37,7 +37,7 @@ class Network:
         logits: float32 [batch, height, width, channels] in 0..255 → logits [batch, num_classes].
             Training runs it on augmented images and computes the loss from the logits: the
             logarithm of a rounded probability loses the gradient of confident mistakes.
-        model: uint8 [batch, height, width, channels] → float32 [batch, num_classes]
+        model: stored images [batch, height, width, channels] → float32 [batch, num_classes]
             probabilities. Evaluation and export use it; it shares the layers of `logits`.
         backbone: the network of keras.applications inside, or None.
     """
@@ -52,6 +52,8 @@ def build_network(
     *,
     image_shape: tuple[int, int, int],
     num_classes: int,
+    image_dtype: str = "uint8",
+    grey_factor: float = 1.0,
     statistics: tfrecord_io.PixelStatistics | None = None,
     temperature: float = 1.0,
     synchronized: bool = False,
@@ -60,8 +62,10 @@ def build_network(
 
     Args:
         config: supplies the model, its weights, the normalization and the head.
-        image_shape: (height, width, channels) of the stored uint8 images.
+        image_shape: (height, width, channels) of the stored images.
         num_classes: number of outputs.
+        image_dtype: type of the stored images.
+        grey_factor: what the stored values are multiplied by, see `grey_factor_of`.
         statistics: statistics of the training pixels; needed for `--normalize data`.
         temperature: divisor of the log probabilities, see `calibration`.
         synchronized: whether the replicas of small_resnet exchange their batch statistics in
@@ -75,7 +79,7 @@ def build_network(
     if config.model in applications.APPLICATIONS:
         features, backbone = _backbone(images, config, image_shape)
     else:
-        features = _normalize(images, config.normalize or "unit", statistics)
+        features = _normalize(images, config.normalize or "unit", statistics, grey_factor)
         if config.model == "convnet":
             features = _convnet(features)
         else:
@@ -83,7 +87,9 @@ def build_network(
     logits = keras.Model(images, add_head(features, config, num_classes), name=config.model)
     if backbone is None and config.weights not in (None, "none"):
         _load_weights(logits, str(config.weights))
-    model = classifier(logits, config, image_shape, temperature)
+    stored = keras.Input(image_shape, dtype=image_dtype, name="image")
+    pixels = keras.layers.Rescaling(grey_factor, dtype="float32", name="to_float")(stored)
+    model = classifier(logits, config, stored, pixels, temperature)
     return Network(logits=logits, model=model, backbone=backbone)
 
 
@@ -109,25 +115,31 @@ def add_head(features, config: TrainConfig, num_classes: int):
     )(features)
 
 
+def grey_factor_of(manifest: tfrecord_io.Manifest) -> float:
+    """Returns the factor that turns a dataset's stored values into grey levels of about 0..255.
+
+    Augmentation and published weights count in such levels. Few 16-bit images use their whole
+    range, so the factor maps the mean plus four standard deviations of the training pixels to 255.
+    """
+    if manifest.dtype != "uint16" or manifest.statistics is None:
+        return 1.0
+    statistics = manifest.statistics
+    top = max(mean + 4 * std for mean, std in zip(statistics.mean, statistics.std, strict=True))
+    return 255 / min(max(top, 1.0), 65_535.0)
+
+
 def classifier(
-    logits: keras.Model,
-    config: TrainConfig,
-    image_shape: tuple[int, int, int],
-    temperature: float,
-    *,
-    dtype: str = "uint8",
+    logits: keras.Model, config: TrainConfig, images, pixels, temperature: float
 ) -> keras.Model:
     """Returns the model stored images → probabilities, see `Network.model`.
 
     Args:
-        logits: float32 images → logits.
+        logits: the network up to the logits.
         config: says whether to average over an image and its mirror image.
-        image_shape: (height, width, channels) of the stored images.
+        images: the stored images, a Keras input.
+        pixels: what `logits` takes, computed from `images`.
         temperature: divisor of the log probabilities; 1 adds no layer.
-        dtype: type of the stored images.
     """
-    images = keras.Input(image_shape, dtype=dtype, name="image")
-    pixels = keras.layers.Rescaling(1.0, dtype="float32", name="to_float")(images)
     # Probabilities are always float32: a softmax in reduced precision rounds too much.
     softmax = keras.layers.Softmax(dtype="float32", name="softmax")
     probabilities = softmax(logits(pixels))
@@ -173,8 +185,10 @@ def set_trainable(network: Network, *, phase: str, trainable_layers: int | None)
         layer.trainable = index >= first and not keeps_statistics
 
 
-def _normalize(images, kind: str, statistics: tfrecord_io.PixelStatistics | None):
-    """Scales pixels in 0..255 according to `--normalize`."""
+def _normalize(
+    images, kind: str, statistics: tfrecord_io.PixelStatistics | None, grey_factor: float
+):
+    """Scales pixels in 0..255 according to `--normalize`; the statistics are of stored values."""
     if kind == "unit":
         return keras.layers.Rescaling(1 / 255, name="to_unit_range")(images)
     if kind == "image":
@@ -185,9 +199,10 @@ def _normalize(images, kind: str, statistics: tfrecord_io.PixelStatistics | None
         raise ConfigError(
             "--normalize data needs the mean and the standard deviation of the training pixels"
         )
-    stds = [max(std, _LEAST_STD) for std in statistics.std]
+    means = [grey_factor * mean for mean in statistics.mean]
+    stds = [max(grey_factor * std, _LEAST_STD) for std in statistics.std]
     return keras.layers.Normalization(
-        mean=statistics.mean, variance=[std**2 for std in stds], name="normalization"
+        mean=means, variance=[std**2 for std in stds], name="normalization"
     )(images)
 
 

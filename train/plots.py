@@ -18,6 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from sklearn import metrics as sk_metrics
 
+from tfrecord_io import visible
 from tfrecord_io.printing import printable
 from train.scores import NUM_CALIBRATION_BINS, URGENT_CLASSES, calibration_bins
 
@@ -218,13 +219,14 @@ def draw_occlusion(image: np.ndarray, drops: np.ndarray, title: str) -> Figure:
     """Draws an image, and beside it the image under its occlusion map.
 
     Args:
-        image: uint8 [height, width, channels].
+        image: [height, width, channels], as stored.
         drops: float [height, width], see `saliency.occlusion_map`.
         title: title of the map.
     """
     figure = _figure(9, 4.2)
     plain, covered = figure.subplots(1, 2)
-    grey = image.squeeze(-1) if image.shape[-1] == 1 else image
+    seen = visible.eight_bits(image)
+    grey = seen.squeeze(-1) if seen.shape[-1] == 1 else seen
     for axes in (plain, covered):
         axes.imshow(grey, cmap="gray", vmin=0, vmax=255)
         axes.set_axis_off()

@@ -39,7 +39,7 @@ class Classifier:
     """An exported model with what it needs to know about files.
 
     Attributes:
-        model: uint8 [batch, height, width, channels] → float32 [batch, num_classes].
+        model: stored images [batch, height, width, channels] → float32 [batch, num_classes].
         preprocessing: how a file becomes its input.
         label_names: of its outputs.
         decoder: versions of the libraries that decoded the training images, as far as known.
@@ -123,7 +123,7 @@ def other_decoder(classifier: Classifier) -> str | None:
 
 
 def read_pixels(path: Path, preprocessing: Preprocessing) -> np.ndarray:
-    """Returns the uint8 [height, width, channels] pixels of a file, as the build stores them.
+    """Returns the [height, width, channels] pixels of a file, as the build stores them.
 
     Raises:
         Reject: if the file is no image, is damaged, or cannot be read.
@@ -133,7 +133,7 @@ def read_pixels(path: Path, preprocessing: Preprocessing) -> np.ndarray:
     except OSError as error:
         raise Reject("unreadable", str(error)) from None
     pixels = decode_image(data, preprocessing).pixels
-    return np.frombuffer(pixels, np.uint8).reshape(preprocessing.image_shape)
+    return np.frombuffer(pixels, preprocessing.dtype).reshape(preprocessing.image_shape)
 
 
 def predict_files(
@@ -159,7 +159,7 @@ def predict_files(
 
 
 def predict_images(classifier: Classifier, images: np.ndarray) -> np.ndarray:
-    """Returns float32 [batch, num_classes] probabilities of uint8 images."""
+    """Returns float32 [batch, num_classes] probabilities of stored images."""
     import keras
 
     return keras.ops.convert_to_numpy(classifier.model(images, training=False))

@@ -15,6 +15,7 @@ import markupsafe
 import numpy as np
 from PIL import Image
 
+from tfrecord_io import visible
 from tfrecord_io.manifest import Manifest
 from tfrecord_io.printing import printable
 from tfrecord_io.reading.mapped import MappedDataset
@@ -55,7 +56,7 @@ class Mistake:
     """An image that the network got wrong.
 
     Attributes:
-        image: uint8 [height, width, channels], as the network sees it.
+        image: [height, width, channels], as the network sees it.
         drops: float [height, width], see `saliency.occlusion_map`; None for no map.
         true: name of the true class.
         predicted: name of the predicted class.
@@ -148,7 +149,7 @@ def find_mistakes(
     It costs about 150 predictions per mistake, for at most `MAX_MISTAKES` mistakes.
 
     Args:
-        predict: the function of uint8 images that gave the probabilities.
+        predict: the function of stored images that gave the probabilities.
         directory: folder of the dataset.
         part: the evaluated part.
         probabilities: [num_examples, num_classes], in the order of the reader without shuffling.
@@ -462,8 +463,8 @@ def _pictures(mistake: Mistake) -> dict[str, Any]:
 
 
 def _data_url(pixels: np.ndarray) -> str:
-    """Returns uint8 [height, width, channels] as a PNG in a data URL."""
-    image = Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
+    """Returns an image [height, width, channels] as a PNG in a data URL."""
+    image = visible.picture(pixels)
     image.thumbnail((_PICTURE_SIDE, _PICTURE_SIDE), Image.Resampling.LANCZOS)
     with io.BytesIO() as file:
         image.save(file, "PNG", optimize=True)

@@ -7,7 +7,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-#: Takes uint8 [num_images, height, width, channels], returns [num_images, num_classes]
+from tfrecord_io import visible
+
+#: Takes stored images [num_images, height, width, channels], returns [num_images, num_classes]
 #: probabilities.
 Predict = Callable[[np.ndarray], np.ndarray]
 
@@ -31,7 +33,7 @@ def occlusion_map(
     Args:
         predict: gives probabilities. It always gets `batch_size` images, so that one graph is
             enough.
-        image: uint8 [height, width, channels].
+        image: [height, width, channels], as stored.
         patch: side of the patch in pixels; at most the shorter side of the image.
         stride: distance between neighbouring places of the patch, in pixels.
         batch_size: images per call of `predict`.
@@ -40,7 +42,7 @@ def occlusion_map(
         float64 [height, width] drop in probability; negative where covering raises it.
     """
     height, width, _ = image.shape
-    fill = image.mean(axis=(0, 1)).astype(np.uint8)
+    fill = image.mean(axis=(0, 1)).astype(image.dtype)
     places = [
         (slice(top, top + patch), slice(left, left + patch))
         for top in _starts(height, patch, stride)
@@ -83,13 +85,13 @@ def overlay(image: np.ndarray, drops: np.ndarray) -> np.ndarray:
     """Returns an image in grey, coloured red where it speaks for the answer and blue where against.
 
     Args:
-        image: uint8 [height, width, channels].
+        image: [height, width, channels], as stored.
         drops: float [height, width], the result of `occlusion_map`.
 
     Returns:
         uint8 [height, width, 3].
     """
-    grey = image.mean(-1, keepdims=True).repeat(3, axis=-1)
+    grey = visible.eight_bits(image).mean(-1, keepdims=True).repeat(3, axis=-1)
     limit = np.abs(drops).max(initial=0)
     if not limit:
         return grey.round().astype(np.uint8)

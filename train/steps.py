@@ -62,32 +62,39 @@ class Objective:
             Source: Szegedy et al. 2016, "Rethinking the Inception architecture", section 7.
         augment_strength: see `augmentation.augment`; None for images as they are.
         mixup: whether to train on mixtures, see `augmentation.mix`.
+        grey_factor: what the stored values are multiplied by, see `models.grey_factor_of`.
     """
 
     class_weights: tuple[float, ...]
     label_smoothing: float = 0.0
     augment_strength: float | None = None
     mixup: bool = False
+    grey_factor: float = 1.0
 
     @classmethod
-    def from_config(cls, config: TrainConfig, class_weights: Sequence[float]) -> Objective:
+    def from_config(
+        cls, config: TrainConfig, class_weights: Sequence[float], grey_factor: float = 1.0
+    ) -> Objective:
         """Returns what a configuration asks for."""
         return cls(
             class_weights=tuple(class_weights),
             label_smoothing=config.label_smoothing,
             augment_strength=config.augment_strength if config.augment else None,
             mixup=config.mixup > 0,
+            grey_factor=grey_factor,
         )
 
     def prepare(self, images, labels, draws):
         """Returns augmented, mixed images (float32, 0..255) and mixed labels of a replica.
 
         Args:
-            images: uint8 [batch, height, width, channels].
+            images: [batch, height, width, channels], as stored.
             labels: float32 [batch, num_classes], one-hot.
             draws: float32 [batch, augmentation.NUM_DRAWS].
         """
         images = keras.ops.cast(images, "float32")
+        if self.grey_factor != 1:
+            images = images * self.grey_factor
         if self.augment_strength is not None:
             images = augmentation.augment(images, draws, self.augment_strength)
         if self.mixup:

@@ -35,7 +35,7 @@ from train import (
     tracing,
 )
 from train.config import TrainConfig
-from train.models import Network, build_network, set_trainable
+from train.models import Network, build_network, grey_factor_of, set_trainable
 from train.optimizers import averaged_weights, make_optimizer
 from train.parts import Part, Parts, choose_parts, read_statistics
 from train.steps import JaxSteps, Objective, TensorFlowSteps, make_steps
@@ -213,6 +213,7 @@ class _Run:
                 parts.train.label_counts,
                 power=config.class_weight_power if config.class_weights == "balanced" else 0.0,
             ),
+            grey_factor_of(manifest),
         )
         facts = checkpoint.load_facts(workdir / CHECKPOINT_NAME)
         self._progress = Progress(**facts) if facts else Progress()
@@ -256,6 +257,8 @@ class _Run:
                 dataclasses.replace(self._config, weights=weights),
                 image_shape=self._manifest.image_shape,
                 num_classes=self._manifest.num_classes,
+                image_dtype=self._manifest.dtype,
+                grey_factor=grey_factor_of(self._manifest),
                 statistics=self._statistics,
                 temperature=temperature,
                 # Not in what is exported: other backends refuse to load it.

@@ -223,7 +223,10 @@ def _load_run(run: Path) -> keras.Model:
             f"keras.applications: {', '.join(sorted(APPLICATIONS))}"
         )
     name = config.load_fields(run)["model"]
-    return predict.load_classifier(run).model.get_layer(name)
+    model = predict.load_classifier(run).model
+    if model.inputs[0].dtype != "uint8":
+        raise ConfigError(f"--model {run}: expected a run on uint8 images")
+    return model.get_layer(name)
 
 
 def _write(path: Path, trunk: keras.Model, rest: keras.Model, facts: Trunk) -> None:

@@ -41,7 +41,8 @@ _MIN_SHARD_EXAMPLES = 64
 MAX_VARIANTS = 100
 _AUGMENTED_SPLIT = "train"
 
-#: One row per record: the image, and the number of its variant (0 is the image itself).
+#: One row per record: the image, and the number of its variant (0 is the image itself). The rows of
+#: anonymous images also have their real names, see `ImageRef.hidden`.
 PLAN_SCHEMA = REF_SCHEMA.append(pa.field("variant", pa.int32()))
 
 # Key of the fingerprint in the metadata of the plan file's schema.
@@ -137,7 +138,7 @@ class Plan:
             file: the file, open for writing.
             fingerprint: fingerprint of the build, which `read_task_refs` checks.
         """
-        schema = PLAN_SCHEMA.with_metadata({_FINGERPRINT_KEY: fingerprint})
+        schema = self.refs.schema.with_metadata({_FINGERPRINT_KEY: fingerprint})
         with pa.ipc.new_file(file, schema) as writer:
             start = 0
             for task in self.tasks:
@@ -214,6 +215,8 @@ def write_tasks(storage: Storage, tasks: Sequence[ShardTask], identity: Mapping[
     }
     with storage.create(PLAN_JSON) as file:
         file.write(json.dumps(content).encode())
+    # A shard without a plan would be refused as a stranger's.
+    storage.sync_names()
 
 
 def read_tasks(storage: Storage, fingerprint: str) -> list[ShardTask]:

@@ -332,7 +332,7 @@ def _drop_shared_with(
     )
     table = pa.table(
         {
-            "path": _source_paths(left_out),
+            "path": source_paths(left_out),
             "reason": pa.array([f"patient_in_{kept}"] * left_out.num_rows, pa.string()),
             "detail": details,
         },
@@ -367,7 +367,8 @@ def _describe_leaks(leaks: Mapping[tuple[str, ...], int]) -> str:
     )
 
 
-def _source_paths(refs: pa.Table) -> pa.Array:
+def source_paths(refs: pa.Table) -> pa.Array:
+    """Returns the full name of each image, as `ImageRef.source_path` does."""
     roots = refs["root"].cast(pa.large_string()).combine_chunks()
     joined = pc.binary_join_element_wise(
         roots, refs["path"].combine_chunks(), pa.scalar("/", pa.large_string())

@@ -133,7 +133,8 @@ def _summary(found: Manifest, audit: Audit) -> list[str]:
     sentences = [
         f"{_count(found.num_examples, 'image')}{people} in "
         f"{_count(found.num_classes, 'class', 'classes')} ({splits}), each "
-        f"stored as {width}×{height} pixels in {'grey' if channels == 1 else 'colour'}."
+        f"stored as {width}×{height} pixels in {'grey' if channels == 1 else 'colour'}"
+        f"{' of 16 bits' if found.dtype == 'uint16' else ''}."
     ]
     problems = [finding for finding in audit.findings if finding.severity == "problem"]
     warnings = [finding for finding in audit.findings if finding.severity == "warning"]

@@ -15,7 +15,7 @@ import xxhash
 
 from pipelines import errors
 from pipelines.options import BuildOptions
-from pipelines.planning import output_state, plan, splits
+from pipelines.planning import anonymous, output_state, plan, splits
 from pipelines.shards import drops, finish
 from pipelines.shards.build import Build, Work, find_finished
 from pipelines.sources.chosen import make_source
@@ -23,7 +23,7 @@ from pipelines.sources.listing import Listing, iterate_refs
 from pipelines.sources.source import Source
 from pipelines.stores import prefetch, remote
 from pipelines.stores.output import BUILD_DIR, Storage
-from tfrecord_io import augment, preprocess, schema
+from tfrecord_io import augment, preprocess
 from tfrecord_io.manifest import FILE_NAME, ManifestError
 
 _Work = TypeVar("_Work", bound=Work)
@@ -73,20 +73,30 @@ def prepared(options: BuildOptions) -> Iterator[Job[Build] | None]:
         errors.BuildError: if a download fails, or a policy is to fail and the data violates it.
     """
     storage = Storage(options.output)
-    source = make_source(options.source_options)
+    with anonymous.private_errors(options.secret):
+        source = make_source(options.source_options)
     with output_state.locked(storage):
-        if _is_known_complete(options, storage, source):
-            yield None
-            return
-        source = source.prepare(_scratch_dir(options, storage))
-        started = time.monotonic()
-        _say(f"listing the images of {remote.shown(options.input or options.source)}")
-        listing = source.list(options.listing)
-        _say(_describe(listing))
-        for note in listing.notes:
-            _say(f"warning: {note}")
-        job = _plan_job(options, storage, source, listing)
-        yield dataclasses.replace(job, started=started) if job else None
+        with anonymous.private_errors(options.secret):
+            job = _prepare(options, storage, source)
+        yield job
+
+
+def _prepare(options: BuildOptions, storage: Storage, source: Source) -> Job[Build] | None:
+    """Lists the images and plans the shards; returns None if the output is complete."""
+    if _is_known_complete(options, storage, source):
+        return None
+    source = source.prepare(_scratch_dir(options, storage))
+    started = time.monotonic()
+    shown = "the input" if options.secret else options.input or options.source
+    _say(f"listing the images of {remote.shown(shown)}")
+    listing, names = source.list(options.listing), None
+    if options.secret:
+        listing, names = anonymous.hide_names(listing, options.secret)
+    _say(_describe(listing))
+    for note in listing.notes:
+        _say(f"warning: {note}")
+    job = _plan_job(options, storage, source, listing, names)
+    return dataclasses.replace(job, started=started) if job else None
 
 
 def _scratch_dir(options: BuildOptions, storage: Storage) -> Path:
@@ -131,13 +141,13 @@ def _is_known_complete(options: BuildOptions, storage: Storage, source: Source) 
     Listing a tar.gz means unpacking it, which takes minutes. Its size and gzip trailer, which the
     manifest holds, identify it instead. Other sources are listed, so this returns False.
     """
-    if not getattr(source, "must_be_unpacked", False):
+    if not source.must_be_unpacked:
         return False
     try:
         found = output_state.read_manifest(storage)
     except (FileNotFoundError, ManifestError):
         return False
-    if found.source != source.describe():
+    if found.source != _source_facts(options, source):
         return False
     if not options.listing.classes and "class_not_chosen" in found.counts.get("ignored", {}):
         return False
@@ -151,13 +161,15 @@ def _is_known_complete(options: BuildOptions, storage: Storage, source: Source) 
 
 
 def _plan_job(
-    options: BuildOptions, storage: Storage, source: Source, listing: Listing
+    options: BuildOptions,
+    storage: Storage,
+    source: Source,
+    listing: Listing,
+    names: pa.Table | None,
 ) -> Job[Build] | None:
+    """Plans the shards; `names` is the private table of an anonymous dataset."""
     labels = options.listing.classes or tuple(
         sorted(set(listing.refs["label"].unique().to_pylist()))
-    )
-    layout = schema.RecordLayout(
-        image_shape=options.preprocessing.image_shape, num_classes=len(labels)
     )
     identity = _identity(options, source, plan.listing_digest(listing.refs), labels)
     build = Build(
@@ -175,6 +187,7 @@ def _plan_job(
         over_limit=0,
         rejected_files=listing.rejects,
         drops=options.drops,
+        source_facts=_source_facts(options, source),
     )
     if options.overwrite and not output_state.is_current(storage, identity):
         output_state.clear(storage)
@@ -186,16 +199,19 @@ def _plan_job(
     for note in split.notes:
         _say(note)
     if len(split.refs["split"].unique()) > 1:
-        drops.check_searchable(layout.image_shape, options.drops)
+        drops.check_searchable(build.layout.image_shape, options.drops)
     build = dataclasses.replace(build, notes=(*listing.notes, *split.notes))
     listing = dataclasses.replace(listing, refs=split.refs, dropped=split.dropped.num_rows)
-    planned = plan.make_plan(listing, layout.stride, labels, options.plan)
+    planned = plan.make_plan(listing, build.layout.stride, labels, options.plan)
     build = dataclasses.replace(
         build, over_limit=planned.over_limit, num_variants=planned.num_variants
     )
     output_state.remove_leftovers(storage)
     storage.make_folders()
     storage.delete([finish.FAILURE_FILE])
+    if options.secret and names is not None:
+        path = anonymous.write_names(names, options.secret, build.fingerprint)
+        _say(f"the names behind the codes are in {path}: keep it as private as the secret")
     plan.write_plan(storage, planned, identity)
     drops.write_table(storage, drops.PLANNED_FILE, split.dropped)
     finished = find_finished(build, planned.tasks)
@@ -210,7 +226,8 @@ def _content_names(source: Source, refs: pa.Table) -> list[str]:
     """Returns a name for the content of each file, which is the same for copies of a file."""
     names = []
     with source.open() as reader:
-        for ref, read in prefetch.read_in_order(reader, iterate_refs(refs)):
+        to_read = (ref.to_read() for ref in iterate_refs(refs))
+        for ref, read in prefetch.read_in_order(reader, to_read):
             try:
                 names.append(xxhash.xxh3_128_hexdigest(read()))
             except preprocess.Reject:
@@ -232,7 +249,7 @@ def _identity(
 ) -> dict[str, Any]:
     """Returns everything that decides the bytes of the dataset, by the names of the flags."""
     listing = options.listing
-    return {
+    identity = {
         "source": source.describe()["kind"],
         "source_listing": listing_digest,
         "name": options.name,
@@ -254,9 +271,18 @@ def _identity(
         "shard_size_mb": options.plan.shard_size_mb,
         "num_shards": options.plan.num_shards,
         "limit": options.plan.limit,
+        **_depth(options.preprocessing.dtype),
         **_augmentation(options.plan.variants),
         "decoder": preprocess.decoder_versions(),
     }
+    return anonymous.hide_identity(identity, options.secret) if options.secret else identity
+
+
+def _source_facts(options: BuildOptions, source: Source) -> dict[str, Any]:
+    """Returns the source's entry in the manifest."""
+    if options.secret:
+        return anonymous.describe(source, options.secret)
+    return source.describe()
 
 
 def _tree(options: BuildOptions, source: Source) -> dict[str, Any]:
@@ -265,9 +291,13 @@ def _tree(options: BuildOptions, source: Source) -> dict[str, Any]:
     For other sources the listing's digest covers the tree, since it contains the images' folders.
     """
     tree = options.listing.tree
-    if tree is None or not getattr(source, "must_be_unpacked", False):
+    if tree is None or not source.must_be_unpacked:
         return {}
     return {"tree": tree.strip(" /")}
+
+
+def _depth(dtype: str) -> dict[str, Any]:
+    return {"dtype": dtype, "format_version": 2} if dtype != "uint8" else {}
 
 
 def _augmentation(variants: int) -> dict[str, Any]:

@@ -68,6 +68,11 @@ class Work:
         return plan.fingerprint(self.identity)
 
     @property
+    def is_anonymous(self) -> bool:
+        """Whether no name of the input may reach the output or a log."""
+        return "anonymize" in self.identity
+
+    @property
     def layout(self) -> schema.RecordLayout:
         """The layout of every record."""
         raise NotImplementedError
@@ -94,6 +99,7 @@ class Build(Work):
         num_variants: number of augmented copies planned.
         drops: what happens to pictures that occur more than once.
         notes: what the user should know about the classes and the splits.
+        source_facts: the source's entry in the manifest; by default, what the source itself says.
     """
 
     source: Source
@@ -108,12 +114,15 @@ class Build(Work):
     num_variants: int = 0
     drops: DropOptions = DropOptions()
     notes: tuple[str, ...] = ()
+    source_facts: Mapping[str, Any] | None = None
 
     @property
     def layout(self) -> schema.RecordLayout:
         """The layout of every record."""
         return schema.RecordLayout(
-            image_shape=self.preprocessing.image_shape, num_classes=len(self.label_names)
+            image_shape=self.preprocessing.image_shape,
+            num_classes=len(self.label_names),
+            dtype=self.preprocessing.dtype,
         )
 
     def parts(self, task: plan.ShardTask) -> tuple[str, ...]:

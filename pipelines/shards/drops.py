@@ -214,6 +214,8 @@ def copy_without(
                 )
             new.write(record)
             digest.update(record)
+    # The rows must not be on the disk before their shard; the sidecar's size shows the reverse.
+    storage.sync_names()
     rows = rows.filter(keep)
     place = rows.schema.get_field_index("row")
     rows = rows.set_column(place, rows.schema.field("row"), pa.array(range(len(rows)), pa.int32()))

@@ -75,6 +75,7 @@ def _finish(build: Build) -> None:
     dropped = _drop(build, tasks, sidecars)
     sidecars = require_sidecars(build, tasks) if dropped.num_rows else sidecars
     counts = ledger.account(build, sidecars, len(rejects), dropped)
+    _refuse(ledger.judge_drops(build, counts))
     found = _make_manifest(build, tasks, sidecars, counts, rejects)
     found = _audit_and_report(build, found, rejects, dropped)
     refusal = drops.judge(found.audit["measures"], build.drops)
@@ -208,7 +209,7 @@ def _make_manifest(
             for split, members in by_split.items()
         },
         preprocessing=build.preprocessing.to_dict(),
-        source=build.source.describe(),
+        source=build.source_facts or build.source.describe(),
         counts=counts,
         rejects=dict(sorted(collections.Counter(r.reason for r in rejects).items())),
         options=build.identity,
@@ -220,6 +221,7 @@ def _make_manifest(
             **preprocess.decoder_versions(),
         },
         statistics=_statistics(build, by_split.get(manifest.STATISTICS_SPLIT, [])),
+        dtype=build.preprocessing.dtype,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -132,6 +132,23 @@ def judge_classes(
         f"class {name!r} has no image left: all its files were rejected, such as {path} "
         f"({build.storage.path(manifest.REJECTS_FILE_NAME)} lists them). Repair the files; or, if "
         f"that folder is not a class, run again with --classes={rest} --overwrite"
+    )
+
+
+def judge_drops(build: Build, counts: Mapping[str, Any]) -> str | None:
+    """Returns why the dataset is unusable if no image was left over, else None.
+
+    Args:
+        build: the whole build.
+        counts: the number of files by what became of them, see `account`.
+    """
+    if counts["examples"]:
+        return None
+    reasons = ", ".join(f"{count:,} {reason}" for reason, count in counts["dropped"].items())
+    table = build.storage.path(manifest.DROPPED_FILE_NAME)
+    return (
+        f"no image is left: {reasons} were dropped ({table} lists them). Correct the labels, or "
+        "choose --duplicates keep with --overwrite"
     )
 
 

@@ -17,7 +17,6 @@ from pipelines import errors
 from pipelines.planning import plan
 from pipelines.shards.build import Build, Sidecar, Work, read_sidecar, rows_name
 from pipelines.sources.listing import ImageRef, RejectedFile, iterate_refs
-from pipelines.sources.source import Reader
 from pipelines.stores import prefetch
 from pipelines.stores.output import WriteBehind
 from tfrecord_io import augment, preprocess, schema, shard_writer, shards
@@ -59,7 +58,7 @@ EXAMPLE_SCHEMA = pa.schema(
 def write_shard(
     build: Build,
     task: plan.ShardTask,
-    reader: Reader,
+    reader: prefetch.Reader[ImageRef],
     create: Create | None = None,
 ) -> Sidecar:
     """Decodes the images of one task into one shard, one image at a time.
@@ -100,8 +99,8 @@ def write_shard(
     ):
         # Pillow warns about odd metadata; an image that is unusable is rejected in any case.
         warnings.simplefilter("ignore")
-        reads = prefetch.read_in_order(reader, refs)
-        for (ref, read), variant, key in zip(reads, variants, keys, strict=True):
+        reads = prefetch.read_in_order(reader, (ref.to_read() for ref in refs))
+        for ref, (_, read), variant, key in zip(refs, reads, variants, keys, strict=True):
             try:
                 data = _read(read, ref)
                 pixels, *original = preprocess.decode_image(data, build.preprocessing)
@@ -110,7 +109,9 @@ def write_shard(
                 if not variant:
                     rejects.append(
                         RejectedFile(
-                            source_path=ref.source_path, reason=reject.reason, detail=reject.detail
+                            source_path=ref.source_path,
+                            reason=reject.reason,
+                            detail=reject.detail if ref.hidden is None else "",
                         )
                     )
                 continue
@@ -163,7 +164,14 @@ class TaskWriter(Generic[_Work]):
         raise NotImplementedError
 
     def __enter__(self) -> Self:
-        self._input = self._open.enter_context(self.open_input())
+        try:
+            self._input = self._open.enter_context(self.open_input())
+        except errors.BuildError:
+            if self._build.is_anonymous:
+                raise errors.BuildError(
+                    "a worker cannot open the input; every worker must be able to read it"
+                ) from None
+            raise
         self._files = self._open.enter_context(contextlib.closing(WriteBehind(self._build.storage)))
         return self
 
@@ -199,17 +207,28 @@ class TaskWriter(Generic[_Work]):
 class ImageWriter(TaskWriter[Build]):
     """Writes the shards of a build, see `write_shard`."""
 
-    def open_input(self) -> contextlib.AbstractContextManager[Reader]:
+    def open_input(self) -> contextlib.AbstractContextManager[prefetch.Reader[ImageRef]]:
         return self._build.source.open()
 
-    def write_task(self, task: plan.ShardTask, opened: Reader, create: Create) -> None:
+    def write_task(
+        self, task: plan.ShardTask, opened: prefetch.Reader[ImageRef], create: Create
+    ) -> None:
         write_shard(self._build, task, opened, create)
 
 
 def _read(read: Callable[[], bytes], ref: ImageRef) -> bytes:
     try:
         return read()
-    except OSError as error:
+    except (OSError, errors.BuildError) as error:
+        if ref.hidden is not None:
+            # The reader's own message, which names the file, must not reach a worker's log.
+            raise errors.BuildError(
+                f"image {ref.source_path} could not be read, or has changed since the build began; "
+                "the private table beside the secret gives its name. Run the same command again to "
+                "resume, or with --overwrite if the file has changed"
+            ) from None
+        if isinstance(error, errors.BuildError):
+            raise
         raise errors.BuildError(
             f"cannot read {ref.source_path} from the source: {error.strerror or error}"
         ) from error

@@ -31,6 +31,8 @@ from pipelines.sources.listing import (
     Member,
     list_images,
 )
+from pipelines.sources.source import Source
+from pipelines.stores.prefetch import Reader
 from tfrecord_io import shards
 
 #: A gzip stream with a larger ratio is taken for a decompression bomb, because JPEGs hardly
@@ -42,7 +44,7 @@ _COPY_BYTES = 4 * 1024 * 1024
 
 
 @dataclasses.dataclass(frozen=True)
-class ArchiveSource:
+class ArchiveSource(Source):
     """Images in a .zip, .tar or .tar.gz file on a disk that every worker can read.
 
     Attributes:
@@ -130,7 +132,7 @@ class ArchiveSource:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Reader:
+class _Reader(Reader[ImageRef]):
     descriptor: int
 
     def announce(self, ref: ImageRef) -> None:

@@ -14,6 +14,8 @@ from typing import Any
 
 from pipelines import errors
 from pipelines.sources.listing import ImageRef, Listing, ListingOptions, Member, list_images
+from pipelines.sources.source import Source
+from pipelines.stores.prefetch import Reader
 from tfrecord_io.preprocess import Reject
 
 # Errors that concern one path only: it may not be read, does not exist, or is not a file.
@@ -31,7 +33,7 @@ _ERRORS_OF_A_FILE = frozenset(
 
 
 @dataclasses.dataclass(frozen=True)
-class DirectorySource:
+class DirectorySource(Source):
     """Images in a folder on a disk that every worker can read.
 
     Attributes:
@@ -41,10 +43,6 @@ class DirectorySource:
 
     directory: Path
     kind: str = "directory"
-
-    def prepare(self, scratch_dir: Path) -> DirectorySource:
-        """Returns the source itself, which needs no preparation."""
-        return self
 
     def list(self, options: ListingOptions) -> Listing:
         """Lists the images; see `Source.list`."""
@@ -67,7 +65,7 @@ class DirectorySource:
 
 
 @dataclasses.dataclass(frozen=True)
-class _DirectoryReader:
+class _DirectoryReader(Reader[ImageRef]):
     directory: Path
 
     def read(self, ref: ImageRef) -> bytes:

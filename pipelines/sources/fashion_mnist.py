@@ -27,6 +27,8 @@ from pipelines import errors
 from pipelines.sources.downloads import DownloadError
 from pipelines.sources.idx import read_idx
 from pipelines.sources.listing import REF_SCHEMA, ImageRef, Listing, ListingOptions
+from pipelines.sources.source import Source
+from pipelines.stores.prefetch import Reader
 
 LABEL_NAMES = (
     "T-shirt/top",
@@ -157,7 +159,7 @@ def read_split(directory: Path, split: str) -> tuple[NDArray[np.uint8], NDArray[
 
 
 @dataclass(frozen=True)
-class FashionMnistSource:
+class FashionMnistSource(Source):
     """The four files in a folder that every worker can read.
 
     They are small, so each worker unpacks the splits that it reads into memory: 47 MB for train, 8
@@ -168,10 +170,6 @@ class FashionMnistSource:
     """
 
     directory: Path
-
-    def prepare(self, scratch_dir: Path) -> "FashionMnistSource":
-        """Returns the source itself, which needs no preparation."""
-        return self
 
     def list(self, options: ListingOptions) -> Listing:
         """Lists every image of both splits; an image's path is its file and its number there.
@@ -233,7 +231,7 @@ class FashionMnistSource:
         return {"kind": "fashion_mnist", "name": "fashion-mnist"}
 
 
-class _Reader:
+class _Reader(Reader[ImageRef]):
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._splits: dict[str, tuple[NDArray[np.uint8], NDArray[np.uint8]]] = {}

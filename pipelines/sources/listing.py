@@ -49,7 +49,8 @@ _BATCH_ROWS = 65_536
 
 #: One row per image. `root` + "/" + `path` is its name in the source. `path`, which starts at the
 #: split or class folder, is its identity. `offset` and `stored_size` locate it in an archive.
-#: `version` changes when the file changes (a CRC-32, or a time in ns).
+#: `version` changes when the file changes (a CRC-32, or a time in ns). A table of anonymous images
+#: has a tenth column, `hidden`, with the name in the source.
 REF_SCHEMA = pa.schema(
     [
         ("root", pa.dictionary(pa.int32(), pa.string())),
@@ -86,7 +87,7 @@ class Member(NamedTuple):
 
 
 class ImageRef(NamedTuple):
-    """A row of `REF_SCHEMA`, which a reader of the source takes to read the image."""
+    """A row of `REF_SCHEMA`; see `to_read` for the one that a reader of the source takes."""
 
     root: str
     path: str
@@ -97,11 +98,16 @@ class ImageRef(NamedTuple):
     stored_size: int
     size: int
     version: int
+    hidden: str | None = None
 
     @property
     def source_path(self) -> str:
-        """The image's full name in the source."""
+        """The image's full name in the source, or its code if it is anonymous."""
         return f"{self.root}/{self.path}" if self.root else self.path
+
+    def to_read(self) -> ImageRef:
+        """Returns the reference by which a reader finds the image: with its name in the source."""
+        return self if self.hidden is None else self._replace(root="", path=self.hidden)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,7 +242,7 @@ def _listing(sorter: _Sorter, table: pa.Table, copies: int, notes: Sequence[str]
         copies=copies,
         ignored=dict(sorted(sorter.ignored.items())),
         num_files=sorter.num_files,
-        notes=(*_label_notes(labels), *notes),
+        notes=(*label_notes(labels), *notes),
     )
 
 
@@ -272,8 +278,9 @@ def iterate_refs(table: pa.Table | pa.RecordBatch) -> Iterator[ImageRef]:
     """Yields the rows of a table of `REF_SCHEMA`, converting one batch at a time."""
     batches = [table] if isinstance(table, pa.RecordBatch) else table.to_batches(_BATCH_ROWS)
     for batch in batches:
-        columns = [batch.column(name).to_pylist() for name in ImageRef._fields]
-        yield from map(ImageRef._make, zip(*columns, strict=True))
+        names = [name for name in ImageRef._fields if name in batch.schema.names]
+        columns = [batch.column(name).to_pylist() for name in names]
+        yield from itertools.starmap(ImageRef, zip(*columns, strict=True))
 
 
 class _Sorter:
@@ -674,7 +681,7 @@ def _trees_like(table: pa.Table, leader: str) -> set[str]:
     return same
 
 
-def _label_notes(labels: Sequence[str]) -> Iterator[str]:
+def label_notes(labels: Sequence[str]) -> Iterator[str]:
     """Yields a sentence for each suspicious name of a class."""
     for label in labels:
         if label.lower() in _SPLITS:

@@ -14,11 +14,13 @@ from typing import Any
 from pipelines import errors
 from pipelines.sources import zip_members
 from pipelines.sources.listing import ImageRef, Listing, ListingOptions, Member, list_images
+from pipelines.sources.source import Source
 from pipelines.stores import remote
+from pipelines.stores.prefetch import Reader
 
 
 @dataclasses.dataclass(frozen=True)
-class RemoteZipSource:
+class RemoteZipSource(Source):
     """Images in a .zip file on an object store or a web server.
 
     Attributes:
@@ -86,7 +88,7 @@ class RemoteZipSource:
 
 
 @dataclasses.dataclass(frozen=True)
-class _ZipReader:
+class _ZipReader(Reader[ImageRef]):
     source: RemoteZipSource
 
     num_parallel_reads = remote.NUM_CONNECTIONS
@@ -106,7 +108,7 @@ class _ZipReader:
 
 
 @dataclasses.dataclass(frozen=True)
-class RemoteDirectorySource:
+class RemoteDirectorySource(Source):
     """Images in a folder on an object store: SPLIT/CLASS/files or CLASS/files.
 
     Attributes:
@@ -116,10 +118,6 @@ class RemoteDirectorySource:
 
     url: str
     kind: str = "directory"
-
-    def prepare(self, scratch_dir: Path) -> RemoteDirectorySource:
-        """Returns the source itself, which needs no preparation."""
-        return self
 
     def list(self, options: ListingOptions) -> Listing:
         """Lists the images; see `Source.list`.
@@ -157,7 +155,7 @@ class RemoteDirectorySource:
 
 
 @dataclasses.dataclass(frozen=True)
-class _DirectoryReader:
+class _DirectoryReader(Reader[ImageRef]):
     url: str
 
     num_parallel_reads = remote.NUM_CONNECTIONS

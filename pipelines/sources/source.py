@@ -8,38 +8,25 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from pipelines.sources.listing import ImageRef, Listing, ListingOptions
-
-
-class Reader(Protocol):
-    """Reads files on a worker.
-
-    A reader that waits for a network has an attribute `num_parallel_reads`: the number of threads
-    that call `read` at the same time. A reader that waits for a disk may have a method `announce`,
-    which is called with a reference some time before it is read. See `stores.prefetch`.
-    """
-
-    def read(self, ref: ImageRef) -> bytes:
-        """Returns a file's bytes.
-
-        Args:
-            ref: a reference from the source's listing.
-
-        Raises:
-            tfrecord_io.preprocess.Reject: if only this file cannot be read.
-            errors.BuildError: if the source is gone or has changed.
-        """
-        ...
+from pipelines.stores.prefetch import Reader
 
 
 class Source(Protocol):
     """A place where images come from. It is pickled for the workers, so it holds plain values only.
 
-    A source that takes minutes to list has an attribute `must_be_unpacked` that is True. Its
-    description must differ whenever its content differs.
+    Sources inherit from this class, which has the defaults.
     """
 
+    @property
+    def must_be_unpacked(self) -> bool:
+        """Whether listing the source takes minutes, because it must be unpacked first.
+
+        The description of such a source must differ whenever its content differs.
+        """
+        return False
+
     def prepare(self, scratch_dir: Path) -> Source:
-        """Makes the source ready for random reads, on the launcher.
+        """Makes the source ready for random reads, on the launcher. By default it is.
 
         Args:
             scratch_dir: local folder that the source may use.
@@ -50,7 +37,7 @@ class Source(Protocol):
         Raises:
             errors.UserError: if the input is missing or damaged.
         """
-        ...
+        return self
 
     def list(self, options: ListingOptions) -> Listing:
         """Lists the images, on the launcher.
@@ -63,8 +50,11 @@ class Source(Protocol):
         """
         ...
 
-    def open(self) -> AbstractContextManager[Reader]:
+    def open(self) -> AbstractContextManager[Reader[ImageRef]]:
         """Opens the source on a worker.
+
+        Its reader raises `tfrecord_io.preprocess.Reject` if only this file cannot be read, and
+        `errors.BuildError` if the source is gone or has changed.
 
         Raises:
             errors.BuildError: if this worker cannot read the source.

@@ -83,7 +83,7 @@ def _upload_once(path: Path, staging: str) -> str:
         if _size(url) == size:
             return url
         file.seek(0)
-        with byte_bar(f"uploading {path.name}", total=size) as bar:
+        with byte_bar("uploading to --staging", total=size) as bar:
             remote.write(url, file, bar.update)
     if (uploaded := _size(url)) != size:
         raise errors.BuildError(

@@ -56,6 +56,8 @@ class Storage:
         """Makes the folder and its build folder; an object store needs no folders."""
         if not self.remote:
             Path(self.path(BUILD_DIR)).mkdir(parents=True, exist_ok=True)
+            sync_folder(Path(self.root).absolute().parent)
+            self.sync_names()
 
     def size(self, name: str) -> int | None:
         """Returns a file's size in bytes, or None if it does not exist."""
@@ -98,11 +100,19 @@ class Storage:
             with shards.atomic_write(self.path(name), self.path(BUILD_DIR)) as file:
                 yield file
                 if name.endswith(".json"):
-                    _sync_folder(self.path(BUILD_DIR))
-                    _sync_folder(self.root)
+                    self.sync_names()
             return
         with remote.create(self.path(name)) as file:
             yield file
+
+    def sync_names(self) -> None:
+        """Waits until all files created so far have their names on the disk.
+
+        Without it, a power cut could keep the name of a later file and lose that of an earlier one.
+        """
+        if not self.remote:
+            sync_folder(self.path(BUILD_DIR))
+            sync_folder(self.root)
 
     @contextlib.contextmanager
     def open_arrow(self, name: str) -> Iterator[pa.NativeFile]:
@@ -158,14 +168,19 @@ class Storage:
     def delete_build_dir(self) -> None:
         """Removes the build folder, which a finished build no longer needs."""
         if not self.remote:
+            # The plan must not go before the manifest has its name on the disk.
+            self.sync_names()
             shutil.rmtree(self.path(BUILD_DIR), ignore_errors=True)
             return
         self.delete([f"{BUILD_DIR}/{name}" for name in self.names(BUILD_DIR)])
 
 
-def _sync_folder(path: str) -> None:
+def sync_folder(path: str | Path) -> None:
     """Waits until the names in a folder are on the disk, so that a power cut cannot undo them."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    except PermissionError:
+        return  # a folder that may be entered, but not read, cannot be synced
     try:
         os.fsync(descriptor)
     except OSError as error:

@@ -33,7 +33,18 @@ _RefToRead = TypeVar("_RefToRead", bound=Stored, contravariant=True)
 
 
 class Reader(Protocol[_RefToRead]):
-    """Reads files by their references."""
+    """Reads files by their references, on a worker. Readers inherit from this class.
+
+    Attributes:
+        num_parallel_reads: number of threads that call `read` at the same time; more than one for
+            a reader that waits for a network.
+    """
+
+    num_parallel_reads: int = 1
+
+    def announce(self, ref: _RefToRead) -> None:
+        """Is told about a file some time before it is read, so that a disk can fetch it."""
+        return
 
     def read(self, ref: _RefToRead) -> bytes:
         """Returns the bytes of a file."""
@@ -46,20 +57,18 @@ def read_in_order(
     """Yields each image with a function that returns its bytes, or raises the error of reading it.
 
     If the reader's `num_parallel_reads` is more than one, that many threads read ahead of the
-    consumer. Otherwise the caller reads the image by calling the function. Then, if the reader has
-    a method `announce`, it is called some images earlier: the images of a shard are scattered over
-    an archive, so the disk can fetch the next ones while the worker decodes.
+    consumer. Otherwise the caller reads the image by calling the function, and the image is
+    announced some images earlier: the images of a shard are scattered over an archive, so the disk
+    can fetch the next ones while the worker decodes.
 
     Args:
         reader: an open reader of the source.
         refs: the images.
     """
-    num_threads = getattr(reader, "num_parallel_reads", 1)
-    if num_threads == 1:
-        if announce := getattr(reader, "announce", None):
-            refs = _announced(announce, refs)
-        return ((ref, functools.partial(reader.read, ref)) for ref in refs)
-    return ahead(reader.read, refs, num_threads, lambda ref: ref.stored_size)
+    if reader.num_parallel_reads == 1:
+        announced = _announced(reader.announce, refs)
+        return ((ref, functools.partial(reader.read, ref)) for ref in announced)
+    return ahead(reader.read, refs, reader.num_parallel_reads, lambda ref: ref.stored_size)
 
 
 def _announced(announce: Callable[[_Ref], None], refs: Iterable[_Ref]) -> Iterator[_Ref]:

@@ -1,24 +1,30 @@
 """Batches as NumPy arrays, for JAX, PyTorch and whoever else has no TensorFlow.
 
 The order and the bytes are those of `reader.make_dataset` with `engine="mmap"`: a batch is one
-gather out of the mapped shards. A thread gathers ahead; it holds no Python lock while it copies.
+gather out of the mapped shards. Two threads gather ahead; they copy without holding the GIL.
 """
 
 from __future__ import annotations
 
 import collections
+import functools
 import os
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
 import numpy as np
 
+from tfrecord_io.reading.buffers import BufferPool
 from tfrecord_io.reading.mapped import MappedDataset
 from tfrecord_io.reading.opening import Verify, is_remote, open_order
 from tfrecord_io.reading.order import BatchOrder
 
 Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+# One thread that copies does not use all of the bandwidth of the memory.
+_NUM_THREADS = 2
 
 
 def make_batches(
@@ -63,7 +69,7 @@ def make_batches(
         verify: how much of the shards is checked now: `size`, `crc` or `sha256`.
         examples: places in the split, counted from 0 in the order of the shards, of the examples
             to read; all if not given.
-        prefetch: batches that a thread makes ahead; 0 to make them in the thread that asks.
+        prefetch: batches that threads make ahead; 0 to make them in the thread that asks.
 
     Returns:
         an iterable of (image, label), then weight with `pad_remainder`, then key with
@@ -138,42 +144,59 @@ class Batches:
         self._prefetch = prefetch
 
     def __iter__(self) -> Iterator[tuple[np.ndarray, ...]]:
-        return read_ahead(self._read(), self._prefetch) if self._prefetch else self._read()
+        steps = enumerate(self.order.batches(self._start_step), self._start_step)
+        gather = functools.partial(self._gather, self.buffer_pool())
+        return map_ahead(gather, steps, self._prefetch, num_threads=_NUM_THREADS)
+
+    def buffer_pool(self) -> BufferPool:
+        """Returns memory for the images of a batch, for `MappedDataset.gather`."""
+        layout = self.dataset.mapped.manifest.layout
+        return BufferPool(self.order.replica_batch_size * layout.image_length)
 
     def __len__(self) -> int:
         """Returns the number of batches; raises TypeError if they are endless."""
         return len(self.order) - self._start_step
 
-    def _read(self) -> Iterator[tuple[np.ndarray, ...]]:
-        for step, places in enumerate(self.order.batches(self._start_step), self._start_step):
-            examples = places if self.examples is None else self.examples[places]
-            batch = self.dataset[examples]
-            if self.order.pad_remainder:
-                batch += (self.order.weights(step, step + 1)[0],)
-            if self._with_keys:
-                batch += (np.array(self.dataset.keys(examples), "S"),)
-            yield batch
+    def _gather(
+        self, pool: BufferPool, step_and_places: tuple[int, np.ndarray]
+    ) -> tuple[np.ndarray, ...]:
+        step, places = step_and_places
+        examples = places if self.examples is None else self.examples[places]
+        batch: tuple[np.ndarray, ...] = self.dataset.gather(examples, pool.take())
+        if self.order.pad_remainder:
+            batch += (self.order.weights(step, step + 1)[0],)
+        if self._with_keys:
+            batch += (np.array(self.dataset.keys(examples), "S"),)
+        return batch
 
 
-def read_ahead(items: Iterable[Item], size: int) -> Iterator[Item]:
-    """Yields items that a thread takes from an iterable before they are asked for.
+def map_ahead(
+    function: Callable[[Item], Result], items: Iterable[Item], num_ahead: int, *, num_threads: int
+) -> Iterator[Result]:
+    """Yields the result of a function for each item, in order, computed before it is asked for.
 
-    What the iterable raises is raised here, in its turn. The thread ends with this iterator: when
+    What the function raises is raised here, in its turn. The threads end with this iterator: when
     it is exhausted, closed, or not used any more.
 
     Args:
-        items: taken from in one thread, one after the other.
-        size: how many are taken ahead, at least 1.
+        function: called in a thread.
+        items: taken from in the thread that asks.
+        num_ahead: how many results are computed ahead; with 0 there are no threads.
+        num_threads: threads that call the function at the same time.
     """
-    iterator = iter(items)
-    end = object()
+    if not num_ahead:
+        yield from map(function, items)
+        return
     # A worker that waits for work needs no care at the end of the program, unlike a thread that
     # waits for room in a queue.
-    with ThreadPoolExecutor(1, thread_name_prefix="read_ahead") as executor:
-        ahead = collections.deque(executor.submit(next, iterator, end) for _ in range(size))
+    with ThreadPoolExecutor(num_threads, thread_name_prefix="map_ahead") as executor:
+        ahead: collections.deque[Future[Result]] = collections.deque()
         try:
-            while (item := ahead.popleft().result()) is not end:
-                ahead.append(executor.submit(next, iterator, end))
-                yield item  # type: ignore[misc]
+            for item in items:
+                ahead.append(executor.submit(function, item))
+                if len(ahead) > num_ahead:
+                    yield ahead.popleft().result()
+            while ahead:
+                yield ahead.popleft().result()
         finally:
             executor.shutdown(wait=False, cancel_futures=True)

@@ -147,7 +147,6 @@ class MappedDataset:
 
     def _open(self, verify: Verify) -> None:
         self.mapped = MappedSplit(self.directory, self.split, verify=verify)
-        self._images = self.mapped.feature(schema.IMAGE)
         self._labels = self.mapped.feature(schema.LABEL)
         self._keys = self.mapped.feature(schema.KEY)
 
@@ -176,11 +175,33 @@ class MappedDataset:
             IndexError: if a place is not in 0..len-1, or from the end -len..-1.
         """
         examples = np.asarray(index)
-        rows = self._rows(np.atleast_1d(examples))
-        layout = self.mapped.manifest.layout
-        images = self._images[rows].view(layout.numpy_dtype).reshape(-1, *layout.image_shape)
-        labels = self._labels[rows].view("<f4")
+        images, labels = self.gather(np.atleast_1d(examples))
         return (images, labels) if examples.ndim else (images[0], labels[0])
+
+    def gather(
+        self, examples: np.ndarray, memory: np.ndarray | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Returns a batch, as `dataset[examples]` does, in memory of the caller's.
+
+        Args:
+            examples: int64 [batch] of places in the split.
+            memory: uint8 [at least the bytes of the images]; new memory if not given.
+
+        Raises:
+            IndexError: see `__getitem__`.
+        """
+        rows = self._rows(examples)
+        layout = self.mapped.manifest.layout
+        length = layout.block_length
+        firsts = rows[:, np.newaxis] * (layout.stride // length)
+        blocks = (firsts + np.arange(layout.image_length // length)).ravel()
+        if memory is None:
+            memory = np.empty(blocks.size * length, np.uint8)
+        images = memory[: blocks.size * length]
+        # All places exist, and with mode="raise" NumPy would write to a copy of `out` first.
+        np.take(self.mapped.blocks, blocks, 0, images.reshape(-1, length), mode="clip")
+        images = images.view(layout.numpy_dtype).reshape(-1, *layout.image_shape)
+        return images, self._labels[rows].view("<f4")
 
     def __getitems__(self, indices: Sequence[int]) -> list[tuple[np.ndarray, np.ndarray]]:
         """Returns examples with one gather; PyTorch's DataLoader calls it for each batch."""

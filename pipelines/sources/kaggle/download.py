@@ -36,6 +36,7 @@ from pipelines.sources.kaggle.credentials import Credentials, require_credential
 from pipelines.sources.kaggle.problems import Problem, diagnose
 from pipelines.sources.kaggle.transfer import transfer
 from pipelines.stores import file_lock
+from pipelines.stores.output import sync_folder
 
 DEFAULT_DATASET = "paultimothymooney/kermany2018"
 
@@ -196,7 +197,14 @@ def _fetch(
     except BaseException:
         _drop_empty(archive)
         raise
-    marker_path(archive).unlink(missing_ok=True)
+    # The marker goes when every byte is on the disk, because a file without one counts as complete.
+    try:
+        with archive.open("rb") as file:
+            os.fsync(file.fileno())
+        marker_path(archive).unlink(missing_ok=True)
+        sync_folder(archive.parent)
+    except OSError as error:
+        raise_disk_error(error, archive)
 
 
 def _attempt_until_done(

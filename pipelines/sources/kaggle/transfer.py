@@ -26,6 +26,7 @@ from pipelines.sources.downloads import (
     partial_note,
     read_json,
 )
+from pipelines.stores.output import sync_folder
 
 # A broken connection loses the current chunk, so small chunks lose less on a bad connection.
 _CHUNK_BYTES = 1 << 18
@@ -110,9 +111,14 @@ def transfer(remote: RemoteArchive, archive: Path, bar: tqdm, timeout_s: float) 
             start = 0
         if not start and file_size(archive):
             # Before the marker names the new version, which would claim these bytes.
-            os.truncate(archive, 0)
-        # The marker is written first: without it, a partial file would count as complete.
-        marker_path(archive).write_text(json.dumps(note), encoding="utf-8")
+            with archive.open("wb") as file:
+                os.fsync(file.fileno())
+        # The marker is on the disk first: without it, a partial file would count as complete.
+        with marker_path(archive).open("w", encoding="utf-8") as marker:
+            marker.write(json.dumps(note))
+            marker.flush()
+            os.fsync(marker.fileno())
+        sync_folder(archive.parent)
         with archive.open("ab" if start else "wb") as file:
             bar.update(start - bar.n)
             for chunk in response.iter_content(_CHUNK_BYTES):

@@ -1,0 +1,235 @@
+"""Replaces the names of an input by codes, before anything is planned.
+
+A code is the HMAC-SHA256 of a name with a secret (RFC 2104). Without the secret nobody can test
+whether a guessed name belongs to a code, as with a plain hash of a path or a patient's number.
+The secret stays on the launcher. Each image keeps its real name in the plan, by which the workers
+read it; the plan is removed when the dataset is complete.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hmac
+import json
+import os
+import traceback
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipelines import errors
+from pipelines.planning import splits
+from pipelines.sources.listing import REF_SCHEMA, Listing, RejectedFile, label_notes
+from pipelines.sources.source import Source
+from pipelines.stores.output import sync_folder
+from pipelines.stores.remote import is_remote
+from tfrecord_io import schema, shards
+
+#: The digest of the secret is in the manifest, so a short secret could be found by trying.
+MIN_SECRET_BYTES = 32
+
+_CODE_DIGITS = 32
+
+#: Entries of a build's identity that are names of the input, or plain hashes of them.
+_NAMING_ENTRIES = ("labels", "tree", "group_regex")
+
+#: The private table: the code of each file and patient, and what it stands for.
+NAMES_SCHEMA = pa.schema(
+    [
+        ("key", pa.string()),
+        ("path", pa.string()),
+        ("source_path", pa.large_string()),
+        ("patient", pa.string()),
+        ("source_patient", pa.large_string()),
+        ("detail", pa.large_string()),
+    ]
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Secret:
+    """The secret of `--anonymize`, and the file that holds it.
+
+    Attributes:
+        file: the file; the private files of a build appear beside it.
+        key: its content.
+    """
+
+    file: Path
+    key: bytes = dataclasses.field(repr=False)
+
+    def code(self, kind: str, text: str) -> str:
+        """Returns the code of a name: 32 hexadecimal digits.
+
+        Args:
+            kind: what the name is of; the same text of another kind has another code.
+            text: the name.
+        """
+        message = f"{kind}\0{text}".encode("utf-8", "surrogatepass")
+        return hmac.digest(self.key, message, "sha256").hex()[:_CODE_DIGITS]
+
+    def beside(self, ending: str) -> Path:
+        """Returns the path of a private file beside the secret."""
+        return self.file.with_name(f"{self.file.name}.{ending}")
+
+
+def read_secret(file: Path, *, output: str, source: str | None) -> Secret:
+    """Reads the secret of `--anonymize`.
+
+    Args:
+        file: the file with the secret; every byte of it counts.
+        output: folder or URL of the dataset.
+        source: path or URL of the input, if it has one.
+
+    Raises:
+        errors.UserError: if the file cannot be read, is too short, or is inside the output or the
+            input.
+    """
+    advice = "make one with: openssl rand -hex 32 > secret.txt"
+    place = file.resolve()
+    for flag, folder in (("--output", output), ("--input", source)):
+        if folder and not is_remote(folder) and place.is_relative_to(Path(folder).resolve()):
+            raise errors.UserError(
+                f"--anonymize {file} is inside {flag}, with which it could be passed on; move the "
+                "secret to a private folder elsewhere"
+            )
+    try:
+        key = file.read_bytes()
+    except OSError as error:
+        raise errors.UserError(
+            f"--anonymize {file} could not be read: {error.strerror}; {advice}"
+        ) from None
+    if len(key) < MIN_SECRET_BYTES:
+        raise errors.UserError(
+            f"--anonymize {file} holds {len(key)} bytes, expected at least {MIN_SECRET_BYTES} "
+            f"random ones; {advice}"
+        )
+    return Secret(place, key)
+
+
+def hide_names(listing: Listing, secret: Secret) -> tuple[Listing, pa.Table]:
+    """Replaces the names of all files and patients by codes.
+
+    The images are sorted by their codes, because their order would show that of their names.
+
+    Args:
+        listing: the files of the source.
+        secret: the secret of the codes.
+
+    Returns:
+        the listing, whose references have the real names in a column `hidden`, and a private table
+        of `NAMES_SCHEMA` with what each code stands for.
+    """
+    refs = listing.refs
+    names = splits.source_paths(refs).to_pylist()
+    patients = refs["patient"].to_pylist()
+    columns = {
+        "root": [""] * len(names),
+        "path": [secret.code("image", path) for path in refs["path"].to_pylist()],
+        "patient": [p if p is None else secret.code("patient", p) for p in patients],
+    }
+    for name, values in columns.items():
+        field = REF_SCHEMA.field(name)
+        index = REF_SCHEMA.get_field_index(name)
+        refs = refs.set_column(index, field, pa.array(values, field.type))
+    refs = refs.append_column("hidden", pa.array(names, pa.large_string()))
+    rejects = [
+        dataclasses.replace(
+            reject, source_path=secret.code("reject", reject.source_path), detail=""
+        )
+        for reject in listing.rejects
+    ]
+    hidden = dataclasses.replace(
+        listing,
+        refs=refs.sort_by("path").combine_chunks(),
+        rejects=tuple(sorted(rejects, key=lambda reject: (reject.source_path, reject.reason))),
+        # The other notes are about the table of labels.
+        notes=tuple(label_notes(sorted(refs["label"].unique().to_pylist()))),
+    )
+    images = pa.table(
+        {
+            "key": [schema.image_key(path) for path in columns["path"]],
+            "path": columns["path"],
+            "source_path": names,
+            "patient": columns["patient"],
+            "source_patient": patients,
+            "detail": pa.nulls(len(names)),
+        }
+    )
+    return hidden, pa.concat_tables([images.cast(NAMES_SCHEMA), _rejected(listing, rejects)])
+
+
+def _rejected(listing: Listing, hidden: list[RejectedFile]) -> pa.Table:
+    """Returns the rows of rejected files for the private table."""
+    rows = [
+        {"path": code.source_path, "source_path": reject.source_path, "detail": reject.detail}
+        for code, reject in zip(hidden, listing.rejects, strict=True)
+    ]
+    return pa.Table.from_pylist(rows, NAMES_SCHEMA)
+
+
+def hide_identity(identity: Mapping[str, Any], secret: Secret) -> dict[str, Any]:
+    """Returns a build's identity without names of the input, and with the secret's digest."""
+    codes = {
+        name: secret.code(name, json.dumps(identity[name]))
+        for name in _NAMING_ENTRIES
+        if name in identity
+    }
+    return {**identity, **codes, "anonymize": secret.code("secret", "")}
+
+
+def describe(source: Source, secret: Secret) -> dict[str, Any]:
+    """Returns a source's entry in the manifest, with a code instead of its name."""
+    facts = source.describe()
+    return {"kind": facts["kind"], "code": secret.code("source", json.dumps(facts, sort_keys=True))}
+
+
+def write_names(names: pa.Table, secret: Secret, fingerprint: str) -> Path:
+    """Writes the private table beside the secret, readable by its owner only.
+
+    Args:
+        names: a table of `NAMES_SCHEMA`.
+        secret: the secret of the codes.
+        fingerprint: fingerprint of the build, the first digits of which name the file.
+
+    Returns:
+        the path of the file.
+
+    Raises:
+        errors.BuildError: if it cannot be written.
+    """
+    path = secret.beside(f"{fingerprint[:12]}.parquet")
+    with errors.clear_write_errors(str(path)), shards.atomic_write(path) as file:
+        os.fchmod(file.fileno(), 0o600)
+        pq.write_table(names, file)
+    sync_folder(path.parent)
+    return path
+
+
+@contextlib.contextmanager
+def private_errors(secret: Secret | None) -> Iterator[None]:
+    """Writes the message of an error to a file beside the secret, because it may name the input.
+
+    Args:
+        secret: the secret; without one, errors are raised unchanged.
+
+    Raises:
+        errors.UserError, errors.BuildError: with the path of that file, instead of the error.
+    """
+    try:
+        yield
+    except Exception as error:
+        if secret is None:
+            raise
+        is_told = isinstance(error, errors.UserError | errors.BuildError | OSError)
+        path = secret.beside("error.txt")
+        with errors.clear_write_errors(str(path)), shards.atomic_write(path) as file:
+            os.fchmod(file.fileno(), 0o600)
+            file.write(f"{error if is_told else traceback.format_exc()}\n".encode())
+        kind = errors.UserError if isinstance(error, errors.UserError) else errors.BuildError
+        message = f"the reason may name files of the input, so it was written to {path}"
+        raise kind(message) from None

@@ -1,0 +1,116 @@
+"""What a power cut may leave of a folder, by what a program has synced.
+
+A file's content is sure once fsync has returned for it, and a folder's names once fsync has
+returned for the folder. Everything later may be there or not, each name by itself; content that was
+not synced may be cut off or zeros. Real file systems keep more order than that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import random
+import stat
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from unittest import mock
+
+State = dict[str, bytes]
+
+
+class Disk:
+    """Watches this process's syncs, renames and deletions below a folder.
+
+    Attributes:
+        folder: the folder, which is there after every cut.
+    """
+
+    def __init__(self, folder: Path, rng: random.Random) -> None:
+        self.folder = folder
+        self._rng = rng
+        self._lock = threading.RLock()
+        self._contents: dict[int, bytes] = {}
+        self._names: dict[Path, dict[str, int]] = {}
+        self._kept: list[int] = []
+
+    def close(self) -> None:
+        for descriptor in self._kept:
+            os.close(descriptor)
+
+    @contextlib.contextmanager
+    def watched(self, moment: Callable[[], None]) -> Iterator[None]:
+        """Calls a function before and after each change, until the block ends."""
+
+        def around(real: Callable[..., object]) -> Callable[..., object]:
+            def call(*arguments: object, **named: object) -> object:
+                with self._lock:
+                    moment()
+                    result = real(*arguments, **named)
+                    moment()
+                return result
+
+            return call
+
+        fsync, replace, unlink = os.fsync, pathlib.Path.replace, pathlib.Path.unlink
+
+        def noted(descriptor: int) -> None:
+            fsync(descriptor)
+            self._note(descriptor)
+
+        with (
+            mock.patch.object(os, "fsync", around(noted)),
+            mock.patch.object(pathlib.Path, "replace", around(replace)),
+            mock.patch.object(pathlib.Path, "unlink", around(unlink)),
+        ):
+            yield
+
+    def _note(self, descriptor: int) -> None:
+        found = os.fstat(descriptor)
+        path = Path(f"/proc/self/fd/{descriptor}").readlink()
+        if stat.S_ISDIR(found.st_mode):
+            self._names[path] = _names(path)
+        elif found.st_ino not in self._contents:
+            # Held open, so that no other file gets its number.
+            self._kept.append(os.dup(descriptor))
+        if stat.S_ISREG(found.st_mode):
+            with open(f"/proc/self/fd/{descriptor}", "rb") as file:  # noqa: PTH123
+                self._contents[found.st_ino] = file.read()
+
+    def sure(self) -> State:
+        """Returns the files that no power cut can take any more."""
+        return dict(self._files(self.folder, lambda now, synced: synced))
+
+    def after_cut(self) -> State:
+        """Returns the files that a power cut in this moment may leave, drawn at random."""
+        with self._lock:
+            return dict(self._files(self.folder, lambda *either: self._rng.choice(either)))
+
+    def _files(
+        self, folder: Path, choose: Callable[[int | None, int | None], int | None]
+    ) -> Iterator[tuple[str, bytes]]:
+        now, synced = _names(folder), self._names.get(folder, {})
+        for name in sorted(now.keys() | synced.keys()):
+            number, path = choose(now.get(name), synced.get(name)), folder / name
+            if number is not None and path.is_dir():
+                yield from self._files(path, choose)
+            elif number is not None and (content := self._content(number, path)) is not None:
+                yield path.relative_to(self.folder).as_posix(), content
+
+    def _content(self, number: int, path: Path) -> bytes | None:
+        if number in self._contents:
+            return self._contents[number]
+        try:
+            content = path.read_bytes()
+        except OSError:  # another thread has just renamed it, or it was deleted
+            return None
+        kept = content[: self._rng.randrange(len(content) + 1)]
+        return self._rng.choice((content, kept, kept.ljust(len(content), b"\0")))
+
+
+def _names(folder: Path) -> dict[str, int]:
+    try:
+        return {entry.name: entry.inode() for entry in os.scandir(folder)}
+    except FileNotFoundError:
+        return {}

@@ -1,0 +1,307 @@
+"""Anonymous datasets: no name of the input in any output, the same bytes for the same secret."""
+
+import contextlib
+import csv
+import io
+import os
+import pickle
+import re
+import stat
+
+import pyarrow.parquet as pq
+import pytest
+from builds import IN_MEMORY, arguments, build_here, files_of, run_build, shards_of
+from image_files import TIME, encoded, grey_pixels, jpeg, tar_info, write_tar, write_tree, write_zip
+from PIL import Image, PngImagePlugin
+
+from pipelines import build_tfrecords, errors
+from pipelines.options import parse_options
+from pipelines.running.job import prepared
+from pipelines.shards.write import TaskWriter
+from tfrecord_io import __main__, image_key, verify
+
+SECRET = "correct horse battery staple, but from a random generator"
+
+
+class Names:
+    """Gives identifiers that occur nowhere else, and remembers them."""
+
+    def __init__(self):
+        self.given = []
+
+    def new(self):
+        self.given.append(f"q{len(self.given):04d}zyx")
+        return self.given[-1]
+
+    def found_in(self, content):
+        """Returns the identifiers in some bytes."""
+        content = content.lower()
+        return [name for name in self.given if name.encode() in content]
+
+
+def photo(names, seed):
+    """Returns a JPEG with identifiers in its EXIF, XMP and comment."""
+    image = Image.fromarray(grey_pixels(seed))
+    exif = Image.Exif()
+    exif[0x010E], exif[0x013B] = f"patient {names.new()}", names.new()
+    settings = {"exif": exif, "xmp": f"<x>{names.new()}</x>".encode(), "comment": names.new()}
+    return encoded(image, "JPEG", **settings)
+
+
+def screenshot(names, seed):
+    """Returns a PNG with an identifier in a text chunk."""
+    text = PngImagePlugin.PngInfo()
+    text.add_text("Patient", names.new())
+    return encoded(Image.fromarray(grey_pixels(seed)), pnginfo=text)
+
+
+def planted_tree(names):
+    """Returns files by name: identifiers in folders, files, patients and contents."""
+    files = {}
+    ward = names.new()
+    for number in range(40):
+        split = ("train", "train", "val", "test")[number % 4]
+        label = ("CNV", "NORMAL")[number // 4 % 2]
+        folder = f"{ward}/{split}/{label}/{names.new()}"
+        make, ending = ((photo, "jpeg"), (screenshot, "png"))[number % 3 == 0]
+        files[f"{folder}/{label}-{names.new()}-1.{ending}"] = make(names, number)
+    some = list(files)
+    # A copy in the same split, one in another, a patient in two splits, and two files of no use.
+    files[f"{ward}/train/CNV/CNV-{names.new()}-1.jpeg"] = files[some[0]]
+    files[f"{ward}/test/CNV/CNV-{names.new()}-1.jpeg"] = files[some[1]]
+    files[f"{ward}/test/CNV/{some[4].rpartition('/')[2]}"] = jpeg(99)
+    files[f"{ward}/train/CNV/CNV-{names.new()}-1.jpeg"] = f"damaged {names.new()}".encode()
+    files[f"{ward}/train/CNV/{names.new()}.txt"] = names.new().encode()
+    files[f"{ward}/{names.new()}.jpeg"] = jpeg(98)
+    return files
+
+
+def source_of(kind, names, folder):
+    """Writes an input of some kind; returns its path and the flags that it needs."""
+    files = planted_tree(names)
+    place = folder / names.new()
+    place.mkdir()
+    flags = [rf"--group_regex=-(q[0-9]+zyx)-|{names.new()}", "--max_reject_fraction=0.5"]
+    flags += ["--num_shards=2", "--leaks=drop", "--duplicates=drop"]
+    if kind == "folder":
+        write_tree(place, files)
+        (place / next(iter(files))).parent.joinpath(names.new()).symlink_to(place)
+        return place, [*flags, "--image_size=64", "--variants=1"]
+    if kind == "tar.gz":
+        link = tar_info(f"{names.new()}/train/CNV/a.jpeg", kind=b"2")
+        link.linkname = names.new()
+        other = {f"{names.new()}/train/{names.new()}/{n}.png": jpeg(n) for n in range(2)}
+        archive = write_tar(place / f"{names.new()}.tar.gz", {**files, **other}, [link])
+        return archive, [*flags, f"--tree={next(iter(files)).partition('/')[0]}"]
+    table = place / f"{names.new()}.csv"
+    with table.open("w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(["path", "label", "patient", "split", names.new()])
+        for number, name in enumerate(files):
+            split = ("train", "train", "val", "test")[number % 4]
+            rows.writerow([name, "ab"[number % 2], names.new(), split, names.new()])
+        rows.writerow([f"{names.new()}.png", "a", names.new(), "train", names.new()])
+    return write_zip(place / f"{names.new()}.zip", files), [*flags, f"--labels={table}"]
+
+
+@pytest.fixture
+def secret(tmp_path):
+    file = tmp_path / "private" / "secret.txt"
+    file.parent.mkdir()
+    file.write_text(SECRET)
+    return file
+
+
+def everything(folder):
+    """Returns all bytes of a dataset's files, with their names, and the tables also unpacked."""
+    content = io.BytesIO()
+    for name, data in files_of(folder).items():
+        content.write(name.encode() + data)
+        if name.endswith(".parquet"):
+            table = pq.read_table(folder / name)
+            content.write(repr((table.schema.metadata, table.to_pylist())).encode())
+    return content.getvalue()
+
+
+@pytest.mark.parametrize("kind", ["folder", "zip and table", "tar.gz"])
+def test_no_name_of_the_input_is_in_an_output_or_on_the_terminal(kind, secret, tmp_path, capfd):
+    names = Names()
+    source, flags = source_of(kind, names, tmp_path)
+    assert len(names.given) > 200
+    plain, hidden = tmp_path / "plain", tmp_path / "hidden"
+    build_here(source, plain, *flags)
+    assert len(names.found_in(everything(plain))) > 40  # so this test would see them
+    assert names.found_in("".join(capfd.readouterr()).encode())
+    for _ in range(2):
+        build_here(source, hidden, *flags, f"--anonymize={secret}")
+        said = "".join(capfd.readouterr())
+        assert names.found_in(said.encode()) == []
+    assert "is complete" in said
+    content = everything(hidden)
+    assert names.found_in(content) == []
+    assert SECRET.encode() not in content
+    # Nor is there a plain hash of a name, which could be guessed.
+    rows = pq.read_table(plain / "examples.parquet", columns=["key"])["key"].to_pylist()
+    assert not [key for key in rows if key.encode() in content]
+    assert (hidden / "rejects.csv").read_text().count("\n") > 2
+    assert (hidden / "dropped.csv").read_text().count("\n") > 2
+
+
+def test_workers_of_the_command_say_no_name_either(secret, tmp_path):
+    names = Names()
+    source, flags = source_of("folder", names, tmp_path)
+    done = run_build(source, tmp_path / "out", *flags, f"--anonymize={secret}")
+    assert done.returncode == 0, done.stderr
+    assert names.found_in((done.stdout + done.stderr).encode()) == []
+    assert names.found_in(everything(tmp_path / "out")) == []
+
+
+def test_the_secret_and_the_names_of_files_stay_out_of_the_job(secret, tmp_path):
+    names = Names()
+    source, flags = source_of("tar.gz", names, tmp_path)
+    words = arguments(source, tmp_path / "out", *flags, f"--anonymize={secret}")
+    with prepared(parse_options(words)) as job:
+        content = pickle.dumps((job.build, job.todo))
+    assert SECRET.encode() not in content
+    # A worker must know where the input is, but nothing else.
+    assert set(names.found_in(content)) <= {name for name in names.given if name in str(source)}
+
+
+def test_the_same_secret_gives_the_same_bytes_and_another_one_other_keys(secret, tmp_path):
+    files = {f"train/{c}/{c}-1-{n}.jpeg": jpeg(n) for n in range(9) for c in "ab"}
+    source = write_zip(tmp_path / "in.zip", files)
+    built = [
+        build_here(source, tmp_path / name, f"--anonymize={file}")
+        for name, file in (("1", secret), ("2", secret))
+    ]
+    assert files_of(built[0]) == files_of(built[1])
+    secret.write_text(SECRET.upper())
+    with pytest.raises(errors.UserError, match=r"error\.txt"):
+        build_here(source, tmp_path / "1", f"--anonymize={secret}")
+    assert "anonymize:" in secret.with_name("secret.txt.error.txt").read_text()
+    other = build_here(source, tmp_path / "3", f"--anonymize={secret}")
+    keys = [set(_column(folder, "key")) for folder in (built[0], other)]
+    assert not keys[0] & keys[1]
+
+
+def _column(dataset, name):
+    return pq.read_table(dataset / "examples.parquet")[name].to_pylist()
+
+
+def test_the_images_are_not_in_the_order_of_their_names(secret, tmp_path):
+    names = [f"a/a-{number:02d}-1.png" for number in range(40)]
+    source = write_tree(tmp_path / "in", {name: jpeg(n) for n, name in enumerate(names)})
+    built = build_here(source, tmp_path / "out", "--num_shards=1", f"--anonymize={secret}")
+    plain = build_here(source, tmp_path / "plain", "--num_shards=1")
+    hashes = [_column(folder, "file_xxh3") for folder in (built, plain)]
+    assert sorted(hashes[0]) == sorted(hashes[1])
+    # The public seed undoes the shuffle, so the order before it must not be that of the names.
+    assert hashes[0] != hashes[1]
+
+
+def test_the_private_table_tells_what_each_code_stands_for(secret, source_tree, tmp_path):
+    (source := tmp_path / "in").symlink_to(source_tree)
+    built = build_here(source, tmp_path / "out", f"--anonymize={secret}", "--max_reject_fraction=1")
+    (file,) = secret.parent.glob("*.parquet")
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    table = {row["path"]: row for row in pq.read_table(file).to_pylist()}
+    for row in pq.read_table(built / "examples.parquet").to_pylist():
+        name = table[row["path"]]["source_path"]
+        assert (source_tree / name).stat().st_size == row["file_bytes"]
+        assert table[row["path"]]["key"] == row["key"] != image_key(name)
+        assert table[row["path"]]["patient"] == row["patient"]
+        assert table[row["path"]]["source_patient"] == name.split("-")[1]
+    with (built / "rejects.csv").open() as lines:
+        (reject,) = csv.DictReader(lines)
+    assert table[reject["path"]]["source_path"] == "train/CNV/CNV-1-1.jpeg"
+
+
+def test_verify_decodes_an_anonymous_dataset_again(secret, source_tree, tmp_path, capsys):
+    flags = (f"--anonymize={secret}", "--max_reject_fraction=0.5")
+    built = build_here(source_tree, tmp_path / "out", *flags)
+    (names,) = secret.parent.glob("*.parquet")
+    words = ["verify", str(built), f"--source_input={source_tree}"]
+    assert __main__.main(words) == 1
+    assert "needs --names FILE" in capsys.readouterr().err
+    assert __main__.main([*words, f"--names={names}"]) == 0
+    assert "images decoded again" in capsys.readouterr().out
+    moved = write_tree(tmp_path / "moved", {"train/CNV/CNV-1-1.jpeg": b""})
+    findings = verify.verify(built, source_input=moved, names=names)
+    assert findings
+    assert not [line for line in map(str, findings) if "CNV-" in line]
+
+
+@pytest.mark.parametrize(
+    ("content", "place", "message"),
+    [
+        (b"", "private/secret.txt", "holds 0 bytes, expected at least 32"),
+        (b"x" * 31, "private/secret.txt", "holds 31 bytes"),
+        (b"x" * 32, "out/secret.txt", "is inside --output"),
+        (b"x" * 32, "in/secret.txt", "is inside --input"),
+        (None, "private/secret.txt", "could not be read"),
+    ],
+)
+def test_a_secret_that_protects_nothing_is_refused(content, place, message, tmp_path, capsys):
+    source = write_tree(tmp_path / "in", {"a/1.png": jpeg(1), "b/2.png": jpeg(2)})
+    file = tmp_path / place
+    file.parent.mkdir(exist_ok=True)
+    if content is not None:
+        file.write_bytes(content)
+    link = tmp_path / "link"
+    link.symlink_to(file)
+    words = arguments(source, tmp_path / "out", f"--anonymize={link}", IN_MEMORY)
+    assert build_tfrecords.main(words) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "out" / "manifest.json").exists()
+
+
+def test_an_error_that_names_the_input_is_written_beside_the_secret(secret, tmp_path, capfd):
+    names = Names()
+    trees = {f"{names.new()}/train/{label}/1.png": jpeg(1) for label in "ab"}
+    source = write_tree(tmp_path / names.new(), trees)
+    words = arguments(source, tmp_path / "out", f"--anonymize={secret}", IN_MEMORY)
+    assert build_tfrecords.main(words) == 2
+    said = "".join(capfd.readouterr())
+    file = secret.with_name("secret.txt.error.txt")
+    assert str(file) in said
+    assert names.found_in(said.encode()) == []
+    assert "unrelated trees" in file.read_text()
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize("change", ["a file grows", "the input is gone"])
+def test_a_worker_that_cannot_read_an_image_does_not_name_it(change, secret, tmp_path):
+    names = Names()
+    files = {f"train/{label}/{names.new()}.png": jpeg(1) for label in "ab"}
+    archive = write_tar(tmp_path / f"{names.new()}.tar", files)
+    words = arguments(archive, tmp_path / "out", f"--anonymize={secret}")
+    with prepared(parse_options(words)) as job, contextlib.ExitStack() as stack:
+        if change == "a file grows":
+            archive.write_bytes(b"\0" * archive.stat().st_size)
+        else:
+            archive.unlink()
+        with pytest.raises(errors.BuildError) as caught:
+            stack.enter_context(TaskWriter(job.build)).write(job.todo[0])
+    assert names.found_in(str(caught.value).encode()) == []
+    assert caught.value.__suppress_context__
+    if change == "a file grows":
+        code = re.search(r"image ([0-9a-f]{32}) could not", str(caught.value))[1]
+        (table,) = secret.parent.glob("*.parquet")
+        assert code in pq.read_table(table)["path"].to_pylist()
+
+
+def test_an_anonymous_build_goes_on_where_it_was_stopped(secret, tmp_path):
+    files = {f"train/{c}/{c}-1-{n}.jpeg": jpeg(n) for n in range(9) for c in "ab"}
+    source = write_tree(tmp_path / "in", files)
+    for name in files:
+        os.utime(source / name, (TIME, TIME))
+    flags = ("--num_shards=3", f"--anonymize={secret}")
+    whole = build_here(source, tmp_path / "whole", *flags)
+    words = arguments(source, tmp_path / "out", *flags)
+    with prepared(parse_options(words)) as job, TaskWriter(job.build) as writer:
+        writer.write(job.todo[1])
+        writer.wait()
+    with prepared(parse_options(words)) as job:
+        assert len(job.todo) == 2
+    build_here(source, tmp_path / "out", *flags)
+    assert shards_of(tmp_path / "out") == shards_of(whole)
