@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
-from tfrecord_io import augment, manifest, preprocess, schema, shards
+from tfrecord_io import augment, manifest, preprocess, schema, shards, trunk
 from tfrecord_io.printing import printable
 from tfrecord_io.statistics import PixelStatistics
 
@@ -56,8 +56,9 @@ def verify(
 
     It checks sizes, SHA-256 and record CRCs of all shards, lengths and framing of all records,
     one-hot labels, label counts, keys (unique, and the same as in the examples table), the sums
-    over the train split's pixels, and the ledger of the source's files. With `source_input` it
-    also decodes a random sample of the source again and compares it pixel by pixel.
+    over the train split's pixels, the trunk of feature maps, and the ledger of the source's files.
+    With `source_input` it also decodes a random sample of the source again and compares it pixel
+    by pixel.
 
     Args:
         directory: folder of the dataset.
@@ -115,6 +116,10 @@ def _verify(
             )
         )
     _check_strangers(directory, found, findings)
+    try:
+        trunk.find_trunk(directory, found)
+    except manifest.ManifestError as error:
+        findings.append(Finding(trunk.FILE_NAME, str(error)))
     _check_examples(directory, found, keys, findings)
     _check_ledger(directory, found, findings)
     num_compared = 0
@@ -342,13 +347,17 @@ def _check_sample(
         the number of examples that were compared, including augmented copies.
     """
     table = pq.read_table(directory / manifest.EXAMPLES_FILE_NAME)
-    columns = ["shard", "row", "path", "key", "variant"]
+    columns = ["shard", "row", "path", "key", "variant", "file_format"]
     table = table.select([name for name in columns if name in table.column_names])
     rows = sorted(random.Random(seed).sample(range(len(table)), min(num_samples, len(table))))
-    # Several examples may be augmented copies of one file.
+    # Several examples may be frames or augmented copies of one file.
     wanted: dict[str, list[dict[str, Any]]] = {}
     for row in table.take(rows).to_pylist():
-        wanted.setdefault(source_paths.get(row["path"], row["path"]), []).append(row)
+        path, frame = row["path"], None
+        if row["file_format"] == "DICOM":
+            path, frame = preprocess.split_frame_path(path)
+        path = source_paths.get(row["path"], path)
+        wanted.setdefault(path, []).append({**row, "frame": frame})
     num_compared = 0
     try:
         for path, data in _read_files(source_input, list(wanted)):
@@ -382,7 +391,7 @@ def _compare(
         stored = file.read(slot.length)
     try:
         options = preprocess.Preprocessing.from_dict(found.preprocessing)
-        pixels = preprocess.decode_image(data, options).pixels
+        pixels = preprocess.decode_image(data, options, row["frame"]).pixels
     except preprocess.Reject as reject:
         return [
             Finding(row["shard"], f"record {row['row']}: {row['path']} is now rejected: {reject}")

@@ -1,4 +1,4 @@
-"""What the launcher does before the engine starts: it lists, plans and checks the output."""
+"""What the launcher does before the engine runs (list, plan, look at the output) and after it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import pyarrow as pa
 import xxhash
@@ -17,7 +17,8 @@ from pipelines import errors
 from pipelines.options import BuildOptions
 from pipelines.planning import anonymous, output_state, plan, splits
 from pipelines.shards import drops, finish
-from pipelines.shards.build import Build, find_finished
+from pipelines.shards.build import Build, Work, find_finished
+from pipelines.sources import dicom_frames
 from pipelines.sources.chosen import make_source
 from pipelines.sources.listing import Listing, iterate_refs
 from pipelines.sources.source import Source
@@ -26,10 +27,12 @@ from pipelines.stores.output import BUILD_DIR, Storage
 from tfrecord_io import augment, preprocess
 from tfrecord_io.manifest import FILE_NAME, ManifestError
 
+_Work = TypeVar("_Work", bound=Work)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Job:
-    """A build, ready to run.
+class Job(Generic[_Work]):
+    """A build or an extraction, ready to run.
 
     Attributes:
         build: what every worker needs to know.
@@ -39,7 +42,7 @@ class Job:
             drawing and unpacking happen earlier.
     """
 
-    build: Build
+    build: _Work
     todo: tuple[plan.ShardTask, ...] = ()
     num_finished: int = 0
     started: float = 0.0
@@ -56,7 +59,7 @@ class Job:
 
 
 @contextlib.contextmanager
-def prepared(options: BuildOptions) -> Iterator[Job | None]:
+def prepared(options: BuildOptions) -> Iterator[Job[Build] | None]:
     """Lists the images and plans the shards, and locks the output folder until the block ends.
 
     Args:
@@ -79,7 +82,7 @@ def prepared(options: BuildOptions) -> Iterator[Job | None]:
         yield job
 
 
-def _prepare(options: BuildOptions, storage: Storage, source: Source) -> Job | None:
+def _prepare(options: BuildOptions, storage: Storage, source: Source) -> Job[Build] | None:
     """Lists the images and plans the shards; returns None if the output is complete."""
     if _is_known_complete(options, storage, source):
         return None
@@ -87,7 +90,12 @@ def _prepare(options: BuildOptions, storage: Storage, source: Source) -> Job | N
     started = time.monotonic()
     shown = "the input" if options.secret else options.input or options.source
     _say(f"listing the images of {remote.shown(shown)}")
-    listing, names = source.list(options.listing), None
+    labels, names = options.listing.labels, None
+    listing = dicom_frames.expand(
+        source.list(options.listing),
+        source,
+        keep_patients=labels is not None and labels.patient is not None,
+    )
     if options.secret:
         listing, names = anonymous.hide_names(listing, options.secret)
     _say(_describe(listing))
@@ -103,7 +111,7 @@ def _scratch_dir(options: BuildOptions, storage: Storage) -> Path:
     return folder.absolute()
 
 
-def require_finished(job: Job) -> None:
+def require_finished(job: Job[Any]) -> None:
     """Checks that the job has left a finished dataset.
 
     Raises:
@@ -118,7 +126,7 @@ def require_finished(job: Job) -> None:
         )
 
 
-def was_finished_elsewhere(job: Job) -> bool:
+def was_finished_elsewhere(job: Job[Any]) -> bool:
     """Tells whether another build has finished this dataset meanwhile.
 
     That can be on an object store, which has no lock. The other build has then removed the plan
@@ -150,7 +158,13 @@ def _is_known_complete(options: BuildOptions, storage: Storage, source: Source) 
     if not options.listing.classes and "class_not_chosen" in found.counts.get("ignored", {}):
         return False
     labels = options.listing.classes or found.label_names
-    identity = _identity(options, source, found.options.get("source_listing", ""), labels)
+    identity = _identity(
+        options,
+        source,
+        found.options.get("source_listing", ""),
+        labels,
+        has_dicom="pydicom" in found.options.get("decoder", {}),
+    )
     if plan.fingerprint(identity) != found.fingerprint:
         return False
     output_state.check_output(storage, identity)
@@ -164,12 +178,18 @@ def _plan_job(
     source: Source,
     listing: Listing,
     names: pa.Table | None,
-) -> Job | None:
+) -> Job[Build] | None:
     """Plans the shards; `names` is the private table of an anonymous dataset."""
     labels = options.listing.classes or tuple(
         sorted(set(listing.refs["label"].unique().to_pylist()))
     )
-    identity = _identity(options, source, plan.listing_digest(listing.refs), labels)
+    identity = _identity(
+        options,
+        source,
+        plan.listing_digest(listing.refs),
+        labels,
+        has_dicom=dicom_frames.has_dicom(listing.refs),
+    )
     build = Build(
         name=options.name,
         # Absolute, because a worker may have another working directory.
@@ -187,7 +207,7 @@ def _plan_job(
         drops=options.drops,
         source_facts=_source_facts(options, source),
     )
-    if options.overwrite and not _is_current(storage, identity):
+    if options.overwrite and not output_state.is_current(storage, identity):
         output_state.clear(storage)
     state = output_state.check_output(storage, identity)
     if state is output_state.OutputState.COMPLETE:
@@ -230,7 +250,7 @@ def _content_names(source: Source, refs: pa.Table) -> list[str]:
                 names.append(xxhash.xxh3_128_hexdigest(read()))
             except preprocess.Reject:
                 # The decoder will reject it later; here its path serves as a unique name.
-                names.append(ref.source_path)
+                names.append(ref.image_name)
     return names
 
 
@@ -243,7 +263,12 @@ def _require_policy(storage: Storage, options: BuildOptions) -> None:
 
 
 def _identity(
-    options: BuildOptions, source: Source, listing_digest: str, labels: tuple[str, ...]
+    options: BuildOptions,
+    source: Source,
+    listing_digest: str,
+    labels: tuple[str, ...],
+    *,
+    has_dicom: bool,
 ) -> dict[str, Any]:
     """Returns everything that decides the bytes of the dataset, by the names of the flags."""
     listing = options.listing
@@ -269,9 +294,12 @@ def _identity(
         "shard_size_mb": options.plan.shard_size_mb,
         "num_shards": options.plan.num_shards,
         "limit": options.plan.limit,
-        **_depth(options.preprocessing.dtype),
+        **_depth(options.preprocessing),
         **_augmentation(options.plan.variants),
-        "decoder": preprocess.decoder_versions(),
+        "decoder": {
+            **preprocess.decoder_versions(),
+            **(dicom_frames.require_codecs() if has_dicom else {}),
+        },
     }
     return anonymous.hide_identity(identity, options.secret) if options.secret else identity
 
@@ -294,20 +322,17 @@ def _tree(options: BuildOptions, source: Source) -> dict[str, Any]:
     return {"tree": tree.strip(" /")}
 
 
-def _depth(dtype: str) -> dict[str, Any]:
-    return {"dtype": dtype, "format_version": 2} if dtype != "uint8" else {}
+def _depth(preprocessing: preprocess.Preprocessing) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    if preprocessing.dtype != "uint8":
+        found = {"dtype": preprocessing.dtype, "format_version": 2}
+    if preprocessing.window:
+        found["window"] = list(preprocessing.window)
+    return found
 
 
 def _augmentation(variants: int) -> dict[str, Any]:
     return {"variants": variants, "augmentation": dict(augment.RECIPE)} if variants else {}
-
-
-def _is_current(storage: Storage, identity: dict[str, Any]) -> bool:
-    """Returns whether the output holds this dataset, complete or unfinished."""
-    try:
-        return output_state.check_output(storage, identity) is not output_state.OutputState.EMPTY
-    except errors.UserError:
-        return False
 
 
 def _describe(listing: Listing) -> str:
