@@ -159,13 +159,17 @@ def disturbed(
 
 
 def try_case(
-    rng: random.Random, folder: Path, numbers: tuple[int, ...] = tuple(range(NUM_JOBS))
+    rng: random.Random,
+    folder: Path,
+    numbers: tuple[int, ...] = tuple(range(NUM_JOBS)),
+    only: Way | None = None,
 ) -> tuple[str, list[str], str]:
-    """Disturbs one of some builds onto a local disk; see `archives.try_case`."""
+    """Disturbs one of some builds onto a local disk, in any or in one way; see `disturbed`."""
     source, flags, wanted, seconds = undisturbed(rng.choice(numbers))
     with contextlib.ExitStack() as stack:
-        ways, output, before_last = [kill, kill, kill, *FAULTS], folder / "output", None
-        if _can_mount() and rng.random() < 0.3:
+        ways = [only] if only else [kill, kill, kill, *FAULTS]
+        output, before_last = folder / "output", None
+        if not only and _can_mount() and rng.random() < 0.3:
             disk = stack.enter_context(_small_disk(folder / "disk", rng.randrange(20, 400) << 10))
             output, ways = disk / "output", [_full_disk]
             grow = ["mount", "-o", "remount,size=64m", str(disk)]
@@ -179,7 +183,7 @@ def try_case(
 
 
 def _effect(codes: list[int]) -> str:
-    return f"ended {sum(code != 0 for code in codes)} times" if any(codes) else "too late"
+    return f"ended {sum(code != 0 for code in codes)} times" if any(codes) else "never ended"
 
 
 def complaints(code: int, text: str) -> list[str]:
@@ -263,7 +267,7 @@ def _full_disk(rng: random.Random, job: Job) -> tuple[int, str]:
     return job.start().wait()
 
 
-def _power_cut(rng: random.Random, job: Job) -> tuple[int, str]:
+def cut(rng: random.Random, job: Job) -> tuple[int, str]:
     left = job.folder.with_name(f"{job.folder.name}.left")
     fault = functools.partial(cut_power, job.folder, left, rng.randrange(150), rng.random())
     outcome = job.start(fault).wait()
@@ -276,7 +280,7 @@ def _power_cut(rng: random.Random, job: Job) -> tuple[int, str]:
 
 
 #: Disturbances of any job that writes to a local disk.
-FAULTS: list[Way] = [_failing_write, _failing_sync, _small_files, _power_cut]
+FAULTS: list[Way] = [_failing_write, _failing_sync, _small_files, cut]
 
 
 @contextlib.contextmanager

@@ -47,6 +47,7 @@ def areas() -> dict[str, tuple[Try, int]]:
         "images": (images.try_case, _MOST_SECONDS),
         "kills": (kills.try_case, 600),
         "drops": (lambda rng, folder: kills.try_case(rng, folder, kills.DROPS), 600),
+        "cuts": (lambda rng, folder: kills.try_case(rng, folder, only=kills.cut), 600),
         "stores": (kills.try_store_case, 600),
         "uploads": (lambda rng, folder: kills.try_store_case(rng, folder, True), 600),
         "downloads": (downloads.try_case, 600),
