@@ -68,12 +68,37 @@ def try_case(rng: random.Random, folder: Path) -> tuple[str, list[str], str]:
         return kills.disturbed(rng, job, ways, server.storage_faults.clear)
 
 
-def _words(folder: Path) -> list[str]:
+def try_two(rng: random.Random, folder: Path) -> tuple[str, list[str], str]:
+    """Two builds that download one archive into one folder; see `archives.try_case`."""
+    whole, wanted, seconds = _undisturbed()
+    with kaggle_stand_in.StandIn(whole) as server:
+        variables, runs = _variables(server, folder), []
+        # A cut costs the first download a second, in which the other begins.
+        server.storage_faults += [None, Cut(after=rng.randrange(len(whole)))]
+        delay = rng.random() * seconds
+        for name in ("a", "b"):
+            words = _words(folder, name)
+            runs.append((words, kills.Run(words, None, variables)))
+            time.sleep(delay if name == "a" else 0)
+        ended = [run.wait() for _, run in runs]
+        problems = [line for code, text in ended for line in kills.complaints(code, text)]
+        for (words, _), (code, text) in zip(runs, ended, strict=True):
+            if code and "another process" not in text:
+                problems.append(f"it ends with {code}: {text}")
+            if code:
+                problems += [t for c, t in [kills.Run(words, None, variables).wait()] if c]
+    for name in ("a", "b"):
+        problems += kills.differences(_files(folder, name), wanted)
+    codes = sorted(code for code, _ in ended)
+    return f"download: {codes}", problems, f"{delay:.2f} s apart"
+
+
+def _words(folder: Path, output: str = "output") -> list[str]:
     return [
         "--source=kaggle",
         f"--kaggle_dataset={kaggle_stand_in.DATASET}",
         f"--download_dir={folder / 'downloads'}",
-        f"--output={folder / 'output'}",
+        f"--output={folder / output}",
         "--image_size=8",
         "--num_shards=3",
         builds.IN_MEMORY,
@@ -85,15 +110,11 @@ def _variables(server: kaggle_stand_in.StandIn, home: Path) -> dict[str, str]:
     return server.environment(home, **variables)
 
 
-def _files(folder: Path) -> dict[str, bytes]:
-    """Returns the archive and the dataset; the record of the check holds a time."""
-    found = builds.files_of(folder)
-    ours = ("output/", f"downloads/{_NAME}")
-    return {
-        name: content
-        for name, content in found.items()
-        if name.startswith(ours) and not name.endswith((".verified.json", ".corrupt"))
-    }
+def _files(folder: Path, output: str = "output") -> dict[str, bytes]:
+    """Returns the dataset's files and the archive."""
+    archive = folder / "downloads" / _NAME
+    found = {_NAME: archive.read_bytes()} if archive.exists() else {}
+    return found | builds.files_of(folder / output)
 
 
 @functools.cache

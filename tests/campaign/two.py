@@ -8,14 +8,16 @@ from pathlib import Path
 
 import builds
 
-from campaign import kills
+from campaign import downloads, kills
 
 
 def try_case(rng: random.Random, folder: Path) -> tuple[str, list[str], str]:
     """Starts a job twice, one somewhat after the other; see `archives.try_case`."""
-    where = rng.choice(("folder", "folder", "store", "drawing"))
+    where = rng.choice(("folder", "folder", "store", "drawing", "download"))
     if where == "drawing":
         return _two_drawings(rng, folder)
+    if where == "download":
+        return downloads.try_two(rng, folder)
     number = rng.randrange(kills.NUM_JOBS)
     source, flags, wanted, seconds = kills.undisturbed(number)
     output: Path | str = folder / "output"
