@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pydicom
 import pytest
-from builds import build_here, run_build
+from builds import ROOT, build_here, run_build
 from dicom_files import dicom_file
 from image_files import grey_pixels, png, write_tar, write_tree, write_zip
 from pydicom.pixels import apply_color_lut, apply_modality_lut, apply_voi, pixel_array
@@ -157,6 +157,15 @@ def test_monochrome1_is_turned_round_within_its_stored_bits():
     data = dicom_file(stored, photometric="MONOCHROME1", bits=12)
     np.testing.assert_array_equal(decoded(data, dtype="uint16"), 4095 - stored)
     assert np.abs(decoded(data) - (4095 - stored) / 4095 * 255).max() <= 0.51
+
+
+@pytest.mark.parametrize("syntax", ["201", "202", "203"])
+def test_htj2k_is_decoded(syntax):
+    """The codestream is that of OpenJPH, through imagecodecs 2026.3.6 (`htj2k_encode`)."""
+    expected = np.add.outer(np.arange(20) * 100, np.arange(28) * 17).astype(np.uint16)
+    codestream = (ROOT / "tests" / "testdata" / "ramp_htj2k.j2c").read_bytes()
+    data = dicom_file(expected, syntax=f"1.2.840.10008.1.2.4.{syntax}", compressed=[codestream])
+    np.testing.assert_array_equal(decoded(data, dtype="uint16"), expected)
 
 
 def test_unused_high_bits_are_left_out():
