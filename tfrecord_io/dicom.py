@@ -162,7 +162,6 @@ def read_frame(data: bytes, frame: int, preprocessing: Preprocessing) -> tuple[I
             window. A damaged frame may raise any other exception.
         ModuleNotFoundError: if pydicom or a codec is not installed.
     """
-    codec_versions()
     pydicom = _pydicom()
     _check_inflated(data)
     dataset = pydicom.dcmread(io.BytesIO(data))
@@ -201,6 +200,7 @@ def read_frame(data: bytes, frame: int, preprocessing: Preprocessing) -> tuple[I
 @functools.cache
 def _pydicom() -> Any:
     """Imports pydicom and silences it: it quotes odd values, and names of people are among them."""
+    codec_versions()
     import pydicom
 
     pydicom.config.settings.reading_validation_mode = pydicom.config.IGNORE
@@ -264,49 +264,60 @@ def _grey(
     bits = dataset.BitsStored
     lowest = -(1 << bits - 1) if dataset.PixelRepresentation else 0
     span = (1 << bits) - 1
-    levels = np.clip(pixels, lowest, lowest + span).astype(np.int32) - lowest
+    levels = np.clip(pixels, lowest, lowest + span)
+    if lowest:
+        levels = np.subtract(levels, lowest, dtype=np.int32)
+    levels = levels.astype(np.uint16, copy=False)
     is_inverted = dataset.PhotometricInterpretation == "MONOCHROME1"
     if preprocessing.dtype == "uint16":
-        return Image.fromarray((span - levels if is_inverted else levels).astype(np.uint16))
-    shares = _windowed(pixels, dataset, index, preprocessing.window)
-    if shares is None:
-        shares = levels / span
-    return Image.fromarray(np.rint(255 * (1 - shares if is_inverted else shares)).astype(np.uint8))
+        return Image.fromarray(span - levels if is_inverted else levels)
+    # The window of each value that can be stored: there are fewer of them than pixels.
+    shares = _windowed(np.arange(lowest, lowest + span + 1), dataset, index, preprocessing.window)
+    table = np.rint(255 * (1 - shares if is_inverted else shares)).astype(np.uint8)
+    return Image.fromarray(table[levels])
 
 
 def _windowed(
-    pixels: np.ndarray, dataset: Dataset, index: int, window: tuple[float, float] | None
-) -> np.ndarray | None:
-    """Returns the place of each value in the window, 0..1; None if there is no window.
+    stored: np.ndarray, dataset: Dataset, index: int, window: tuple[float, float] | None
+) -> np.ndarray:
+    """Returns the place of each value in the window, 0..1.
 
     The window is the given one, or else the file's first, and counts in rescaled values, such as
-    Hounsfield units.
+    Hounsfield units. Without a window it is the whole range.
+
+    Args:
+        stored: all values that can be stored, in order.
+        dataset: the file.
+        index: number of the frame, from 0.
+        window: center and width.
     """
     from pydicom.pixels import apply_modality_lut, apply_voi
 
     rescaling = _of_frame(dataset, index, "PixelValueTransformationSequence")
     view = _of_frame(dataset, index, "FrameVOILUTSequence")
-    values = apply_modality_lut(pixels, rescaling)
-    if window is None and "VOILUTSequence" in view:
-        table = view.VOILUTSequence[0].LUTDescriptor
-        return apply_voi(values, view) / ((1 << table[2]) - 1)
     function = "LINEAR"
     if window is None:
-        centers, widths = (
-            np.atleast_1d(view.get(name) if view.get(name) is not None else [])
-            for name in ("WindowCenter", "WindowWidth")
-        )
-        if not len(centers) or not len(widths) or not widths[0] > 0:
-            return None
-        window = float(centers[0]), float(widths[0])
+        if "VOILUTSequence" in view:
+            entry_bits = view.VOILUTSequence[0].LUTDescriptor[2]
+            return apply_voi(apply_modality_lut(stored, rescaling), view) / ((1 << entry_bits) - 1)
+        center, width = (_first(view.get(name)) for name in ("WindowCenter", "WindowWidth"))
+        if center is None or width is None or not width > 0:
+            return np.linspace(0, 1, len(stored))
+        window = center, width
         function = view.get("VOILUTFunction") or function
     center, width = window
-    values = values.astype(np.float64) - center
+    values = apply_modality_lut(stored, rescaling).astype(np.float64) - center
     if function == "SIGMOID":  # section C.11.2.1.3.1
         return 1 / (1 + np.exp(-4 * values / width))
     if function == "LINEAR":  # section C.11.2.1.2.1
         values, width = values + 0.5, max(width - 1, 1e-6)
     return np.clip(values / width + 0.5, 0, 1)
+
+
+def _first(value: Any) -> float | None:
+    """Returns the first of the values of an element, None without one."""
+    values = np.atleast_1d([] if value is None else value)
+    return float(values[0]) if len(values) else None
 
 
 def _of_frame(dataset: Dataset, index: int, name: str) -> Dataset:
