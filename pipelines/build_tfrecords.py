@@ -10,16 +10,14 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-import logging
 import sys
-import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from pipelines import errors, options
-from pipelines.report import summary
-from pipelines.running import local, progress
-from pipelines.running.job import Job, prepared, require_finished, was_finished_elsewhere
+from pipelines import options
+from pipelines.running import launch
+from pipelines.running.job import Job, prepared
+from pipelines.shards.build import Build
 from pipelines.shards.finish import finish_dataset
 from pipelines.stores import remote
 
@@ -41,32 +39,12 @@ def build(argv: Sequence[str]) -> None:
     chosen = options.parse_options(argv)
     # Before any worker starts: workers inherit the store settings through the environment.
     chosen = dataclasses.replace(chosen, beam_args=remote.use_flags(chosen.beam_args))
-    local.start_ahead(chosen.beam_args)
-    _import_beam()
-    from pipelines.running import engine
-
-    engine.check_flags(chosen.beam_args, options.flag_names())
-    pipeline = engine.make_pipeline(chosen.beam_args)
-    with prepared(chosen) as job:
-        if job is None:
-            summary.print_complete(chosen.output)
-            return
-        try:
-            with progress.progress_bar(job.storage, job.todo, job.num_finished, job.record_stride):
-                run(job, pipeline, engine.num_processes(chosen.beam_args))
-        except errors.BuildError:
-            if not was_finished_elsewhere(job):
-                raise
-            summary.print_complete(chosen.output)
-            return
-        if engine.returns_early(pipeline.options):
-            print(f"not waiting for the job; when it is done, {chosen.output} has a manifest.json")
-            return
-        require_finished(job)
-    summary.print_built(chosen.output, time.monotonic() - job.started, job.num_finished)
+    launch.launch(
+        chosen.output, chosen.beam_args, options.flag_names(), lambda: prepared(chosen), run
+    )
 
 
-def run(job: Job, pipeline: beam.Pipeline, num_processes: int | None = None) -> None:
+def run(job: Job[Build], pipeline: beam.Pipeline, num_processes: int | None = None) -> None:
     """Writes the remaining shards in a Beam pipeline, then finishes the dataset.
 
     Args:
@@ -93,25 +71,6 @@ def run(job: Job, pipeline: beam.Pipeline, num_processes: int | None = None) -> 
         )
 
 
-def _import_beam() -> None:
-    """Imports Beam without its log messages.
-
-    The garbage collector is off meanwhile: imports create no garbage, so collecting only costs
-    time.
-    """
-    # Beam warns that an optional library is missing, and logs each worker's error, which the job
-    # raises anyway.
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
-    logging.getLogger().addFilter(lambda record: "apitools not found" not in record.getMessage())
-    for name in ("common", "portability", "worker.data_plane"):
-        logging.getLogger(f"apache_beam.runners.{name}").setLevel(logging.CRITICAL)
-    gc.disable()
-    import pipelines.running.transforms  # noqa: F401
-
-    gc.freeze()
-    gc.enable()
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit code.
 
@@ -121,18 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         0 if the dataset was built, 1 if the build failed, 2 for wrong usage, 130 after Ctrl-C.
     """
-    try:
-        build(sys.argv[1:] if argv is None else argv)
-    except errors.UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except (errors.BuildError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("\nstopped; run the same command again to resume", file=sys.stderr)
-        return 130
-    return 0
+    return launch.exit_code(build, sys.argv[1:] if argv is None else argv)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ def test_without_a_command_it_lists_each_in_one_line(words):
     listed = [line.split()[0] for line in done.stdout.splitlines() if line.startswith("  ")]
     assert listed == [
         *("build", "verify", "show", "audit", "index"),
-        *("train", "evaluate", "predict", "benchmark"),
+        *("trunk", "features", "train", "evaluate", "predict", "benchmark"),
     ]
 
 
@@ -42,7 +42,13 @@ def test_each_command_gets_its_own_arguments(command):
     assert done.returncode == 0, done.stderr
     flag = {"build": "--image_size", "train": "--workdir", "benchmark": "--replicas"}
     flag |= {"evaluate": "--model", "predict": "--model", "verify": "--source_input"}
-    flag |= {"show": "--output", "audit": "--max_leaked_patients", "index": "--index_dir"}
+    flag |= {
+        "trunk": "--layer",
+        "features": "--dtype",
+        "show": "--output",
+        "audit": "--max_leaked_patients",
+        "index": "--index_dir",
+    }
     assert flag[command] in done.stdout
 
 

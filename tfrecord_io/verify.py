@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
-from tfrecord_io import augment, manifest, preprocess, schema, shards
+from tfrecord_io import augment, manifest, preprocess, schema, shards, trunk
 from tfrecord_io.printing import printable
 from tfrecord_io.statistics import PixelStatistics
 
@@ -56,8 +56,9 @@ def verify(
 
     It checks sizes, SHA-256 and record CRCs of all shards, lengths and framing of all records,
     one-hot labels, label counts, keys (unique, and the same as in the examples table), the sums
-    over the train split's pixels, and the ledger of the source's files. With `source_input` it
-    also decodes a random sample of the source again and compares it pixel by pixel.
+    over the train split's pixels, the trunk of feature maps, and the ledger of the source's files.
+    With `source_input` it also decodes a random sample of the source again and compares it pixel
+    by pixel.
 
     Args:
         directory: folder of the dataset.
@@ -115,6 +116,10 @@ def _verify(
             )
         )
     _check_strangers(directory, found, findings)
+    try:
+        trunk.find_trunk(directory, found)
+    except manifest.ManifestError as error:
+        findings.append(Finding(trunk.FILE_NAME, str(error)))
     _check_examples(directory, found, keys, findings)
     _check_ledger(directory, found, findings)
     num_compared = 0

@@ -26,6 +26,8 @@ FILE_NAME = "config.json"
 #: Networks of this project; they start from random weights.
 OWN_MODELS = ("small_resnet", "convnet")
 MODELS = (*OWN_MODELS, *sorted(APPLICATIONS))
+#: Value of `weights` for a network whose trunk made the features; nobody gives it as a flag.
+TRUNK_WEIGHTS = "trunk"
 STRATEGIES = ("auto", "single", "mirrored", "multi_worker")
 PRECISIONS = ("auto", "float32", "bfloat16", "float16")
 
@@ -321,8 +323,10 @@ class TrainConfig:
                 f"{num_examples}; use a smaller --replica_batch_size or fewer replicas"
             )
         is_tutorial = self.model in _TUTORIAL_MODELS
-        # Only networks of keras.applications keep pretrained layers below a new head.
-        fine_tunes = self.pretrained and self.model not in OWN_MODELS
+        # Only networks of keras.applications, and those above a trunk, keep pretrained layers below
+        # a new head.
+        has_trunk = self.weights == TRUNK_WEIGHTS
+        fine_tunes = self.pretrained and (has_trunk or self.model not in OWN_MODELS)
         epochs = self.epochs or _choose_epochs(num_examples, fine_tunes)
         num_steps = math.ceil(epochs * num_examples / global_batch_size)
         warmup_steps = math.ceil(num_steps / 20)
@@ -346,7 +350,7 @@ class TrainConfig:
             "ema_decay": max(0.0, round(1 - 25 / num_steps, 6)),
             "head_epochs": min(1, epochs) if fine_tunes else 0,
         }
-        if self.model in OWN_MODELS:
+        if self.model in OWN_MODELS and not has_trunk:
             decisions["normalize"] = "unit" if is_tutorial else "data"
         if fine_tunes:
             decisions["trainable_layers"] = 4

@@ -19,6 +19,7 @@ import numpy as np
 
 import tfrecord_io
 from tfrecord_io.preprocess import Preprocessing
+from tfrecord_io.trunk import SOURCE_KIND
 from train import console, metrics, predict
 from train.config import ConfigError
 
@@ -83,6 +84,11 @@ def evaluate(
     manifest = tfrecord_io.Manifest.load(data)
     if not manifest.split(split).num_examples:
         raise ConfigError(f"split {split!r} of {data} is empty; name another --split")
+    if manifest.source.get("kind") == SOURCE_KIND:
+        raise ConfigError(
+            f"{data} holds features, but the exported model takes images; give the dataset of "
+            f"images, {manifest.source['dataset']['name']}"
+        )
     classifier = predict.load_classifier(run)
     _check_preprocessing(classifier.preprocessing, manifest, run, data)
     columns = _match_classes(classifier.label_names, manifest.label_names, run, data)

@@ -84,6 +84,23 @@ def build_network(
             features = _convnet(features)
         else:
             features = _small_resnet(features, synchronized)
+    logits = keras.Model(images, add_head(features, config, num_classes), name=config.model)
+    if backbone is None and config.weights not in (None, "none"):
+        _load_weights(logits, str(config.weights))
+    stored = keras.Input(image_shape, dtype=image_dtype, name="image")
+    pixels = keras.layers.Rescaling(grey_factor, dtype="float32", name="to_float")(stored)
+    model = classifier(logits, config, stored, pixels, temperature)
+    return Network(logits=logits, model=model, backbone=backbone)
+
+
+def add_head(features, config: TrainConfig, num_classes: int):
+    """Returns logits [batch, num_classes] of flat features [batch, channels].
+
+    Args:
+        features: a symbolic tensor.
+        config: supplies the head's units, the dropout and the seed.
+        num_classes: number of outputs.
+    """
     if config.head_units:
         features = keras.layers.Dense(config.head_units, activation="relu", name="head")(features)
     if config.dropout:
@@ -91,18 +108,11 @@ def build_network(
             features
         )
     # With small weights, the untrained network finds all classes about equally likely.
-    classes = keras.layers.Dense(
+    return keras.layers.Dense(
         num_classes,
         kernel_initializer=keras.initializers.RandomNormal(stddev=0.01, seed=config.seed),
         name=LOGITS_LAYER,
-    )
-    logits = keras.Model(images, classes(features), name=config.model)
-    if backbone is None and config.weights not in (None, "none"):
-        _load_weights(logits, str(config.weights))
-    stored = keras.Input(image_shape, dtype=image_dtype, name="image")
-    pixels = keras.layers.Rescaling(grey_factor, dtype="float32", name="to_float")(stored)
-    model = _classifier(logits, config, stored, pixels, temperature)
-    return Network(logits=logits, model=model, backbone=backbone)
+    )(features)
 
 
 def grey_factor_of(manifest: tfrecord_io.Manifest) -> float:
@@ -118,10 +128,18 @@ def grey_factor_of(manifest: tfrecord_io.Manifest) -> float:
     return 255 / min(max(top, 1.0), 65_535.0)
 
 
-def _classifier(
+def classifier(
     logits: keras.Model, config: TrainConfig, images, pixels, temperature: float
 ) -> keras.Model:
-    """Returns the model stored images → probabilities, see `Network.model`."""
+    """Returns the model stored images → probabilities, see `Network.model`.
+
+    Args:
+        logits: the network up to the logits.
+        config: says whether to average over an image and its mirror image.
+        images: the stored images, a Keras input.
+        pixels: what `logits` takes, computed from `images`.
+        temperature: divisor of the log probabilities; 1 adds no layer.
+    """
     # Probabilities are always float32: a softmax in reduced precision rounds too much.
     softmax = keras.layers.Softmax(dtype="float32", name="softmax")
     probabilities = softmax(logits(pixels))

@@ -21,12 +21,14 @@ import keras
 import numpy as np
 
 import tfrecord_io
+from tfrecord_io.trunk import Trunk, find_trunk
 from train import (
     calibration,
     callbacks,
     checkpoint,
     evaluation,
     export,
+    features,
     feed,
     metrics,
     report,
@@ -149,6 +151,13 @@ def train_and_evaluate(config: TrainConfig, workdir: str | os.PathLike[str]) -> 
         StoppedError: after SIGTERM or SIGINT, with the state saved.
     """
     devices = configure_devices(config)
+    trunk = find_trunk(config.data, tfrecord_io.Manifest.load(config.data))
+    if trunk is not None:
+        config = features.adapt(config, trunk)
+        devices.say(
+            f"features of {trunk.model} up to {trunk.layer}: the layers above are trained; "
+            "augmentation and the mirror image need images and are off"
+        )
     if config.folds and config.fold is None:
         from train import folds
 
@@ -171,7 +180,7 @@ def train_once(config: TrainConfig, workdir: Path, devices: Devices) -> dict[str
         if (workdir / METRICS_NAME).exists():
             devices.say(f"{workdir} holds this run complete; nothing to do")
             return json.loads((workdir / METRICS_NAME).read_text(encoding="utf-8"))
-        run = _Run(config, workdir, manifest, parts, devices)
+        run = _Run(config, workdir, manifest, parts, devices, find_trunk(config.data, manifest))
         run.train()
         return run.finish()
 
@@ -186,8 +195,10 @@ class _Run:
         manifest: tfrecord_io.Manifest,
         parts: Parts,
         devices: Devices,
+        trunk: Trunk | None,
     ) -> None:
         self._config = config
+        self._trunk = trunk
         self._workdir = workdir
         self._manifest = manifest
         self._devices = devices
@@ -234,6 +245,14 @@ class _Run:
         """Builds the network; `weights` are "none" where a checkpoint overrides them all."""
         keras.config.set_dtype_policy(precision if precision == "float32" else f"mixed_{precision}")
         with self._devices.scope():
+            if self._trunk is not None:
+                return features.build_network(
+                    self._config,
+                    self._trunk,
+                    dtype=self._manifest.dtype,
+                    num_classes=self._manifest.num_classes,
+                    temperature=temperature,
+                )
             return build_network(
                 dataclasses.replace(self._config, weights=weights),
                 image_shape=self._manifest.image_shape,
@@ -251,7 +270,8 @@ class _Run:
         shape = "x".join(str(side) for side in self._manifest.image_shape)
         devices.say(
             f"{config.model}, {self._network.model.count_params():,} parameters, "
-            f"{self._num_examples:,} training images of {shape}, "
+            f"{self._num_examples:,} training {'images' if self._trunk is None else 'features'} "
+            f"of {shape}, "
             f"{self._manifest.num_classes} classes",
         )
         devices.say(
@@ -504,12 +524,7 @@ class _Run:
             self._load_best(temperature)
         # Before the evaluation: whatever may fail in it, the model is not lost.
         if devices.is_chief:
-            has_saved_model = export.export_model(
-                self._network.model,
-                self._workdir / export.FOLDER_NAME,
-                manifest,
-                precision="float32",
-            )
+            has_saved_model = self._export()
             if not has_saved_model:
                 devices.say(
                     f"note: the export has no {export.SAVED_MODEL_NAME}, which TensorFlow writes"
@@ -546,7 +561,8 @@ class _Run:
             config=self._config,
             results=results,
             predictions=predictions,
-            predict=self._predict_images,
+            # Pictures of the mistakes need images.
+            predict=self._predict_images if self._trunk is None else None,
             history=self._progress.history,
             versions=versions(),
         )
@@ -556,6 +572,17 @@ class _Run:
             print(metrics.describe(results))
         print(f"The model, its metrics and {report.FILE_NAME} are in {self._workdir}")
         return results
+
+    def _export(self) -> bool:
+        """Exports the network, with the trunk below it if there is one; see `export_model`."""
+        model, manifest = self._network.model, self._manifest
+        if self._trunk is not None:
+            with self._devices.scope():
+                model = features.whole_model(self._config, self._network)
+            manifest = features.manifest_of_images(manifest, self._trunk)
+        return export.export_model(
+            model, self._workdir / export.FOLDER_NAME, manifest, precision="float32"
+        )
 
     def _predictions_of(self, part: Part, temperature: float) -> evaluation.Predictions:
         """Returns what the network that is exported says of a part."""

@@ -21,7 +21,7 @@ _LOCK = f"{BUILD_DIR}/lock"
 _OWN_FILES = re.compile(
     r"[a-z][a-z0-9_]*-\d{5,}-of-\d{5,}\.(tfrecord|json)"
     r"|manifest\.json|examples\.parquet|rejects\.csv|dropped\.csv|report\.html"
-    r"|features\.json|dataset_info\.json"
+    r"|features\.json|dataset_info\.json|trunk\.keras"
 )
 
 
@@ -105,6 +105,19 @@ def check_output(storage: Storage, identity: Mapping[str, Any]) -> OutputState:
             "--output, or replace its shards with --overwrite"
         )
     return OutputState.EMPTY
+
+
+def is_current(storage: Storage, identity: Mapping[str, Any]) -> bool:
+    """Returns whether the output holds this dataset, complete or unfinished.
+
+    Args:
+        storage: the output folder.
+        identity: identity of the wanted dataset.
+    """
+    try:
+        return check_output(storage, identity) is not OutputState.EMPTY
+    except errors.UserError:
+        return False
 
 
 def read_manifest(storage: Storage) -> manifest.Manifest:

@@ -197,10 +197,21 @@ def write_plan(storage: Storage, plan: Plan, identity: Mapping[str, Any]) -> Non
     """
     with storage.create(PLAN_FILE) as file:
         plan.write(file, fingerprint(identity))
+    write_tasks(storage, plan.tasks, identity)
+
+
+def write_tasks(storage: Storage, tasks: Sequence[ShardTask], identity: Mapping[str, Any]) -> None:
+    """Writes the tasks alone, for `read_tasks` and a later run.
+
+    Args:
+        storage: the output folder.
+        tasks: all tasks.
+        identity: identity of the dataset, see `fingerprint`.
+    """
     content = {
         "fingerprint": fingerprint(identity),
         "identity": identity,
-        "tasks": [dataclasses.astuple(task) for task in plan.tasks],
+        "tasks": [dataclasses.astuple(task) for task in tasks],
     }
     with storage.create(PLAN_JSON) as file:
         file.write(json.dumps(content).encode())

@@ -41,7 +41,14 @@ _BORDERS = ("none", "up to 10 %", "10 to 30 %", "over 30 %")
 @functools.cache
 def page_template() -> jinja2.Template:
     """Returns the compiled template of the page, which is cached for later calls."""
-    environment = jinja2.Environment(
+    templates = environment()
+    templates.get_template("charts.html.jinja")
+    return templates.get_template("card.html.jinja")
+
+
+def environment() -> jinja2.Environment:
+    """Returns what compiles the templates of this folder."""
+    templates = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=True,
         finalize=_printable,
@@ -49,10 +56,9 @@ def page_template() -> jinja2.Template:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["number"] = lambda value: f"{value:,}"
-    environment.filters["with_flags"] = _with_flags
-    environment.get_template("charts.html.jinja")
-    return environment.get_template("card.html.jinja")
+    templates.filters["number"] = lambda value: f"{value:,}"
+    templates.filters["with_flags"] = _with_flags
+    return templates
 
 
 def render(
@@ -96,7 +102,7 @@ def render(
         classes=_contact_sheets(found, examples, images),
         num_more_classes=max(found.num_classes - _MAX_CLASSES, 0),
         pairs=functools.partial(_pairs, images=images),
-        ledger=_ledger(found.counts),
+        ledger=ledger(found.counts),
         rejects=_listing((r.source_path, r.reason, r.detail) for r in rejects),
         num_rejects=len(rejects),
         dropped=_listing(tuple(row.values()) for row in dropped.slice(0, _MAX_FILES).to_pylist()),
@@ -265,8 +271,12 @@ def _data_url(image: Image.Image, side: int) -> str:
         return f"data:image/jpeg;base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
-def _ledger(counts: Mapping[str, Any]) -> list[tuple[str, int]]:
-    """Returns what became of every file, in lines that add up."""
+def ledger(counts: Mapping[str, Any]) -> list[tuple[str, int]]:
+    """Returns what became of every file, in lines that add up.
+
+    Args:
+        counts: the manifest's counts.
+    """
     rows = [("examples in the dataset", counts.get("examples", 0))]
     rows += [("rejected", counts.get("rejects", 0))]
     rows += [

@@ -228,7 +228,7 @@ def check_flags(beam_args: Sequence[str], own_flags: Iterable[str]) -> None:
     PipelineOptions([]).get_all_options(add_extra_args_fn=parsers.append)
     (parser,) = parsers
     # Otherwise the parser prints all of Beam's flags with each error.
-    parser.usage = "build_tfrecords.py [flags]; see --help"
+    parser.usage = "%(prog)s [flags]; see --help"
     found, unknown = parser.parse_known_args(list(beam_args))
     if unknown:
         flag = unknown[0].split("=")[0]

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import pyarrow as pa
 import xxhash
@@ -17,7 +17,7 @@ from pipelines import errors
 from pipelines.options import BuildOptions
 from pipelines.planning import anonymous, output_state, plan, splits
 from pipelines.shards import drops, finish
-from pipelines.shards.build import Build, find_finished
+from pipelines.shards.build import Build, Work, find_finished
 from pipelines.sources import dicom_frames
 from pipelines.sources.chosen import make_source
 from pipelines.sources.listing import Listing, iterate_refs
@@ -27,10 +27,12 @@ from pipelines.stores.output import BUILD_DIR, Storage
 from tfrecord_io import augment, preprocess
 from tfrecord_io.manifest import FILE_NAME, ManifestError
 
+_Work = TypeVar("_Work", bound=Work)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Job:
-    """A build, ready to run.
+class Job(Generic[_Work]):
+    """A build or an extraction, ready to run.
 
     Attributes:
         build: what every worker needs to know.
@@ -40,7 +42,7 @@ class Job:
             drawing and unpacking happen earlier.
     """
 
-    build: Build
+    build: _Work
     todo: tuple[plan.ShardTask, ...] = ()
     num_finished: int = 0
     started: float = 0.0
@@ -57,7 +59,7 @@ class Job:
 
 
 @contextlib.contextmanager
-def prepared(options: BuildOptions) -> Iterator[Job | None]:
+def prepared(options: BuildOptions) -> Iterator[Job[Build] | None]:
     """Lists the images and plans the shards, and locks the output folder until the block ends.
 
     Args:
@@ -80,7 +82,7 @@ def prepared(options: BuildOptions) -> Iterator[Job | None]:
         yield job
 
 
-def _prepare(options: BuildOptions, storage: Storage, source: Source) -> Job | None:
+def _prepare(options: BuildOptions, storage: Storage, source: Source) -> Job[Build] | None:
     """Lists the images and plans the shards; returns None if the output is complete."""
     if _is_known_complete(options, storage, source):
         return None
@@ -109,7 +111,7 @@ def _scratch_dir(options: BuildOptions, storage: Storage) -> Path:
     return folder.absolute()
 
 
-def require_finished(job: Job) -> None:
+def require_finished(job: Job[Any]) -> None:
     """Checks that the job has left a finished dataset.
 
     Raises:
@@ -124,7 +126,7 @@ def require_finished(job: Job) -> None:
         )
 
 
-def was_finished_elsewhere(job: Job) -> bool:
+def was_finished_elsewhere(job: Job[Any]) -> bool:
     """Tells whether another build has finished this dataset meanwhile.
 
     That can be on an object store, which has no lock. The other build has then removed the plan
@@ -176,7 +178,7 @@ def _plan_job(
     source: Source,
     listing: Listing,
     names: pa.Table | None,
-) -> Job | None:
+) -> Job[Build] | None:
     """Plans the shards; `names` is the private table of an anonymous dataset."""
     labels = options.listing.classes or tuple(
         sorted(set(listing.refs["label"].unique().to_pylist()))
@@ -205,7 +207,7 @@ def _plan_job(
         drops=options.drops,
         source_facts=_source_facts(options, source),
     )
-    if options.overwrite and not _is_current(storage, identity):
+    if options.overwrite and not output_state.is_current(storage, identity):
         output_state.clear(storage)
     state = output_state.check_output(storage, identity)
     if state is output_state.OutputState.COMPLETE:
@@ -331,14 +333,6 @@ def _depth(preprocessing: preprocess.Preprocessing) -> dict[str, Any]:
 
 def _augmentation(variants: int) -> dict[str, Any]:
     return {"variants": variants, "augmentation": dict(augment.RECIPE)} if variants else {}
-
-
-def _is_current(storage: Storage, identity: dict[str, Any]) -> bool:
-    """Returns whether the output holds this dataset, complete or unfinished."""
-    try:
-        return output_state.check_output(storage, identity) is not output_state.OutputState.EMPTY
-    except errors.UserError:
-        return False
 
 
 def _describe(listing: Listing) -> str:

@@ -19,12 +19,13 @@ from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import connection, forkserver
 from multiprocessing.process import BaseProcess
 from multiprocessing.sharedctypes import Synchronized
+from typing import Any
 
 from pipelines import errors
 from pipelines.planning.plan import ShardTask
-from pipelines.shards.build import Build
+from pipelines.shards.build import Work
 from pipelines.shards.finish import finish_dataset
-from pipelines.shards.write import TaskWriter
+from pipelines.shards.write import ImageWriter, TaskWriter
 
 #: Flags with which the job may need no local worker process.
 _NEEDS_NO_WORKER = ("--runner", "--direct_running_mode")
@@ -49,33 +50,40 @@ def start_ahead(beam_args: Sequence[str]) -> None:
         forkserver.ensure_running()
 
 
-def write_shards(build: Build, tasks: Sequence[ShardTask], num_processes: int) -> None:
+def write_shards(
+    build: Work,
+    tasks: Sequence[ShardTask],
+    num_processes: int,
+    writer: type[TaskWriter[Any]] = ImageWriter,
+) -> None:
     """Writes shards in worker processes, and returns when all of them are written.
 
     Args:
         build: the whole build.
         tasks: the shards to write.
         num_processes: number of workers that share the tasks.
+        writer: kind of writer that writes the shards.
 
     Raises:
         errors.BuildError: the first error of a worker; the others finish the shards they have
             begun and take no more tasks. Also if a worker died; that ends the others at once.
         KeyboardInterrupt: after Ctrl-C, once all workers are killed.
     """
-    _run_in_each(min(num_processes, len(tasks)), _write_next, build, tasks)
+    _run_in_each(min(num_processes, len(tasks)), _write_next, build, tasks, writer)
 
 
-def finish_in_worker(build: Build) -> None:
+def finish_in_worker(build: Work, finish: Callable[[Any], None] = finish_dataset) -> None:
     """Finishes the dataset in a worker process, which does not hold the listing in memory.
 
     Args:
         build: the whole build.
+        finish: finishes a dataset whose shards are written.
 
     Raises:
-        errors.BuildError: as `finish_dataset` does, or if the worker died.
+        errors.BuildError: as `finish` does, or if the worker died.
         KeyboardInterrupt: after Ctrl-C, once the worker is killed.
     """
-    _run_in_each(1, finish_dataset, build)
+    _run_in_each(1, finish, build)
 
 
 def _run_in_each(num_processes: int, function: Callable[..., None], *args: object) -> None:
@@ -131,13 +139,13 @@ def _start(next_task: Synchronized[int], environment: Mapping[str, str]) -> None
     threading.Thread(target=_die_with_launcher, daemon=True).start()
 
 
-def _write_next(build: Build, tasks: Sequence[ShardTask]) -> None:
+def _write_next(build: Work, tasks: Sequence[ShardTask], writer: type[TaskWriter[Any]]) -> None:
     """Takes the next task and writes it, until all tasks are taken."""
     try:
-        with TaskWriter(build) as writer:
+        with writer(build) as opened:
             while (place := _take_one()) < len(tasks):
-                writer.write(tasks[place])
-            writer.wait()
+                opened.write(tasks[place])
+            opened.wait()
     except BaseException:
         _next_task.value = len(tasks)  # so that the other workers stop
         raise

@@ -44,44 +44,18 @@ class DropOptions:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Build:
-    """Everything that a worker must know besides its task.
+class Work:
+    """A dataset that workers write, as the engine sees it.
 
     Attributes:
         name: name of the dataset.
         output: folder or URL of the dataset.
-        source: where the images come from.
-        preprocessing: how a file becomes pixels.
-        label_names: class names in the order of their indices.
         identity: everything that decides the bytes of the dataset, by name.
-        max_reject_fraction: the build fails if more than this share of the images is rejected.
-        num_files: number of files seen in the source.
-        copies: number of files that repeat another one in a second folder tree.
-        ignored: number of files that are not data, by reason.
-        over_limit: number of images left out by the limit.
-        rejected_files: images already rejected by the listing.
-        num_variants: number of augmented copies planned.
-        drops: what happens to pictures that occur more than once.
-        notes: what the user should know about the classes and the splits.
-        source_facts: the source's entry in the manifest; by default, what the source itself says.
     """
 
     name: str
     output: str
-    source: Source
-    preprocessing: preprocess.Preprocessing
-    label_names: tuple[str, ...]
     identity: Mapping[str, Any]
-    max_reject_fraction: float
-    num_files: int
-    copies: int
-    ignored: Mapping[str, int]
-    over_limit: int
-    rejected_files: tuple[RejectedFile, ...]
-    num_variants: int = 0
-    drops: DropOptions = DropOptions()
-    notes: tuple[str, ...] = ()
-    source_facts: Mapping[str, Any] | None = None
 
     @property
     def storage(self) -> Storage:
@@ -101,11 +75,59 @@ class Build:
     @property
     def layout(self) -> schema.RecordLayout:
         """The layout of every record."""
+        raise NotImplementedError
+
+    def parts(self, task: plan.ShardTask) -> tuple[str, ...]:
+        """Returns the names of the files of a finished task besides its shard and sidecar."""
+        raise NotImplementedError
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Build(Work):
+    """Everything that a worker must know besides its task.
+
+    Attributes:
+        source: where the images come from.
+        preprocessing: how a file becomes pixels.
+        label_names: class names in the order of their indices.
+        max_reject_fraction: the build fails if more than this share of the images is rejected.
+        num_files: number of files seen in the source.
+        copies: number of files that repeat another one in a second folder tree.
+        ignored: number of files that are not data, by reason.
+        over_limit: number of images left out by the limit.
+        rejected_files: images already rejected by the listing.
+        num_variants: number of augmented copies planned.
+        drops: what happens to pictures that occur more than once.
+        notes: what the user should know about the classes and the splits.
+        source_facts: the source's entry in the manifest; by default, what the source itself says.
+    """
+
+    source: Source
+    preprocessing: preprocess.Preprocessing
+    label_names: tuple[str, ...]
+    max_reject_fraction: float
+    num_files: int
+    copies: int
+    ignored: Mapping[str, int]
+    over_limit: int
+    rejected_files: tuple[RejectedFile, ...]
+    num_variants: int = 0
+    drops: DropOptions = DropOptions()
+    notes: tuple[str, ...] = ()
+    source_facts: Mapping[str, Any] | None = None
+
+    @property
+    def layout(self) -> schema.RecordLayout:
+        """The layout of every record."""
         return schema.RecordLayout(
             image_shape=self.preprocessing.image_shape,
             num_classes=len(self.label_names),
             dtype=self.preprocessing.dtype,
         )
+
+    def parts(self, task: plan.ShardTask) -> tuple[str, ...]:
+        """Returns the name of the task's rows of the examples table."""
+        return (rows_name(task),)
 
     def open_images(self) -> twins.ImageReader:
         """Returns a reader of the images in the written shards, for use in a `with` block."""
@@ -133,6 +155,8 @@ class Sidecar:
         num_dropped: number of records that were removed again as duplicates.
         statistics: sums over the pixels of the records. None if an older release wrote the
             shard, or if records were removed from it.
+        computed_by: kind of device and versions of the libraries that computed the records, for
+            feature maps alone; their last digits depend on it.
     """
 
     fingerprint: str
@@ -145,10 +169,14 @@ class Sidecar:
     rejects: tuple[RejectedFile, ...]
     num_dropped: int = 0
     statistics: PixelStatistics | None = None
+    computed_by: Mapping[str, str] | None = None
 
     def to_json(self) -> str:
         """Returns the sidecar as JSON text."""
-        return json.dumps(dataclasses.asdict(self), indent=1) + "\n"
+        content = dataclasses.asdict(self)
+        if self.computed_by is None:
+            del content["computed_by"]
+        return json.dumps(content, indent=1) + "\n"
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Sidecar:
@@ -168,7 +196,7 @@ class Sidecar:
             raise ValueError(f"not the sidecar of a shard: {error!r}") from error
 
 
-def find_finished(build: Build, tasks: Iterable[plan.ShardTask]) -> dict[int, Sidecar]:
+def find_finished(build: Work, tasks: Iterable[plan.ShardTask]) -> dict[int, Sidecar]:
     """Returns the sidecars of the tasks whose shard is already written, by task index."""
     names = set(build.storage.names())
     there = [task for task in tasks if shards.sidecar_name(task.shard_name) in names]
@@ -185,7 +213,7 @@ def rows_name(task: plan.ShardTask) -> str:
     return f"{BUILD_DIR}/{task.shard_name.removesuffix('.tfrecord')}.parquet"
 
 
-def read_sidecar(build: Build, task: plan.ShardTask) -> Sidecar | None:
+def read_sidecar(build: Work, task: plan.ShardTask) -> Sidecar | None:
     """Returns a task's sidecar, or None if it does not fit the build and its files."""
     try:
         sidecar = Sidecar.from_json(build.storage.read(shards.sidecar_name(task.shard_name)))
@@ -195,12 +223,12 @@ def read_sidecar(build: Build, task: plan.ShardTask) -> Sidecar | None:
         sidecar.fingerprint == build.fingerprint
         and sidecar.num_refs == task.num_refs
         and build.storage.size(task.shard_name) == sidecar.num_bytes
-        and build.storage.exists(rows_name(task))
+        and all(build.storage.exists(name) for name in build.parts(task))
     )
     return sidecar if fits else None
 
 
-def _require_sidecar(build: Build, task: plan.ShardTask) -> Sidecar:
+def _require_sidecar(build: Work, task: plan.ShardTask) -> Sidecar:
     sidecar = read_sidecar(build, task)
     if sidecar is None:
         raise errors.BuildError(
@@ -210,7 +238,7 @@ def _require_sidecar(build: Build, task: plan.ShardTask) -> Sidecar:
     return sidecar
 
 
-def require_sidecars(build: Build, tasks: Iterable[plan.ShardTask]) -> list[Sidecar]:
+def require_sidecars(build: Work, tasks: Iterable[plan.ShardTask]) -> list[Sidecar]:
     """Returns the sidecars of all tasks, in their order.
 
     Raises:

@@ -58,7 +58,7 @@ def finish_dataset(build: Build) -> None:
             _finish(build)
         except _RefusedError as refusal:
             content = json.dumps({"message": str(refusal)})
-            _write(build.storage, FAILURE_FILE, content)
+            write_text(build.storage, FAILURE_FILE, content)
 
 
 def read_failure(storage: Storage) -> str | None:
@@ -85,7 +85,7 @@ def _finish(build: Build) -> None:
     made = _audit_and_report(build, made, rejects, dropped)
     if refusal := drops.judge(made.audit["measures"], build.drops):
         _refuse(f"{refusal}. See {build.storage.path(manifest.REPORT_FILE_NAME)}")
-    _publish(build.storage, made)
+    publish(build.storage, made)
 
 
 class _RefusedError(Exception):
@@ -148,15 +148,20 @@ def _audit_and_report(
         content = {"notes": list(build.notes), **result.to_dict()}
         found = dataclasses.replace(found, audit=content)
         page = card.render(found, result, examples, images, rejects, dropped)
-    _write(build.storage, manifest.REPORT_FILE_NAME, page)
+    write_text(build.storage, manifest.REPORT_FILE_NAME, page)
     return found
 
 
-def _publish(storage: Storage, found: manifest.Manifest) -> None:
-    """Writes the files that describe the dataset; the manifest comes last and marks it complete."""
+def publish(storage: Storage, found: manifest.Manifest) -> None:
+    """Writes the files that describe the dataset; the manifest comes last and marks it complete.
+
+    Args:
+        storage: the output folder.
+        found: the manifest.
+    """
     for name, text in tfds_metadata.describe(found).items():
-        _write(storage, name, text)
-    _write(storage, manifest.FILE_NAME, found.to_json())
+        write_text(storage, name, text)
+    write_text(storage, manifest.FILE_NAME, found.to_json())
 
 
 def _write_reasons(storage: Storage, name: str, rows: Iterable[Sequence[str]]) -> None:
@@ -164,10 +169,17 @@ def _write_reasons(storage: Storage, name: str, rows: Iterable[Sequence[str]]) -
     writer = csv.writer(text)
     writer.writerow(["path", "reason", "detail"])
     writer.writerows(map(csv_cell, row) for row in rows)
-    _write(storage, name, text.getvalue())
+    write_text(storage, name, text.getvalue())
 
 
-def _write(storage: Storage, name: str, text: str) -> None:
+def write_text(storage: Storage, name: str, text: str) -> None:
+    """Writes a text file of the output.
+
+    Args:
+        storage: the output folder.
+        name: name of the file.
+        text: its content.
+    """
     with storage.create(name) as file:
         file.write(text.encode())
 

@@ -6,7 +6,7 @@ import collections
 import contextlib
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, Generic, NamedTuple, Self, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -15,12 +15,17 @@ import xxhash
 
 from pipelines import errors
 from pipelines.planning import plan
-from pipelines.shards.build import Build, Sidecar, read_sidecar, rows_name
+from pipelines.shards.build import Build, Sidecar, Work, read_sidecar, rows_name
 from pipelines.sources.listing import ImageRef, RejectedFile, iterate_refs
 from pipelines.stores import prefetch
 from pipelines.stores.output import WriteBehind
 from tfrecord_io import augment, preprocess, schema, shard_writer, shards
 from tfrecord_io.auditing import near_duplicates
+
+#: Opens a file of the output for writing by its name.
+Create = Callable[[str], contextlib.AbstractContextManager[IO[bytes]]]
+
+_Work = TypeVar("_Work", bound=Work)
 
 #: Columns of examples.parquet, which has one row per example. The hashes are XXH3-128: they show
 #: whether two files or two pictures are the same, but do not protect against an adversary.
@@ -54,7 +59,7 @@ def write_shard(
     build: Build,
     task: plan.ShardTask,
     reader: prefetch.Reader[ImageRef],
-    create: Callable[[str], contextlib.AbstractContextManager[IO[bytes]]] | None = None,
+    create: Create | None = None,
 ) -> Sidecar:
     """Decodes the images of one task into one shard, one image at a time.
 
@@ -134,19 +139,33 @@ def write_shard(
     return sidecar
 
 
-class TaskWriter:
+class TaskWriter(Generic[_Work]):
     """Writes one task after another, for use in a `with` block.
 
-    It keeps the source open, and decodes a task while the files of earlier tasks reach the disk.
+    It keeps its input open, and makes a shard while the files of earlier tasks reach the disk.
     """
 
-    def __init__(self, build: Build) -> None:
+    def __init__(self, build: _Work) -> None:
         self._build = build
         self._open = contextlib.ExitStack()
 
-    def __enter__(self) -> TaskWriter:
+    def open_input(self) -> contextlib.AbstractContextManager[Any]:
+        """Opens what all tasks need, which `write_task` gets."""
+        raise NotImplementedError
+
+    def write_task(self, task: plan.ShardTask, opened: Any, create: Create) -> None:
+        """Writes the files of a task, its sidecar last.
+
+        Args:
+            task: the shard to write.
+            opened: what `open_input` returned.
+            create: opens a file for writing by its name.
+        """
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
         try:
-            self._reader = self._open.enter_context(self._build.source.open())
+            self._input = self._open.enter_context(self.open_input())
         except errors.BuildError:
             if self._build.is_anonymous:
                 raise errors.BuildError(
@@ -173,7 +192,7 @@ class TaskWriter:
         # An engine may retry a task that is already done.
         if read_sidecar(self._build, task) is None:
             with errors.clear_write_errors(self._build.output):
-                write_shard(self._build, task, self._reader, self._files.create)
+                self.write_task(task, self._input, self._files.create)
 
     def wait(self) -> None:
         """Waits until the files of all tasks are finished.
@@ -183,6 +202,18 @@ class TaskWriter:
         """
         with errors.clear_write_errors(self._build.output):
             self._files.wait()
+
+
+class ImageWriter(TaskWriter[Build]):
+    """Writes the shards of a build, see `write_shard`."""
+
+    def open_input(self) -> contextlib.AbstractContextManager[prefetch.Reader[ImageRef]]:
+        return self._build.source.open()
+
+    def write_task(
+        self, task: plan.ShardTask, opened: prefetch.Reader[ImageRef], create: Create
+    ) -> None:
+        write_shard(self._build, task, opened, create)
 
 
 def _read(read: Callable[[], bytes], ref: ImageRef) -> bytes:

@@ -1,0 +1,44 @@
+"""The card of a dataset of feature maps: one HTML file that says what they are and of what."""
+
+from __future__ import annotations
+
+from pipelines.report import card
+from tfrecord_io.manifest import Manifest
+
+
+def render(found: Manifest) -> str:
+    """Renders the card.
+
+    Args:
+        found: the manifest as it will be written; its source is an extraction.
+
+    Returns:
+        the HTML text.
+    """
+    trunk, images = found.source["trunk"], found.source["dataset"]
+    height, width, channels = found.image_shape
+    stride = found.layout.stride
+    facts = [
+        ("Dataset of images", f"{images['name']}, fingerprint {images['fingerprint'][:12]}…"),
+        ("Network", f"{trunk['model']}, weights {trunk['weights']}, frozen up to {trunk['layer']}"),
+        ("Trunk", f"trunk.keras, SHA-256 {trunk['sha256'][:12]}…"),
+        ("Image", "×".join(map(str, trunk["image_shape"])) + " uint8"),
+        ("Feature map", f"{height}×{width}×{channels} {found.dtype}, {stride:,} bytes an example"),
+        ("Size", f"{found.num_bytes / 1e6:,.1f} MB"),
+        ("Fingerprint", found.fingerprint),
+    ]
+    facts += [
+        ("Computed by", ", ".join(f"{name} {value}" for name, value in computed_by.items()))
+        for computed_by in found.source["computed_by"]
+    ]
+    return (
+        card.environment()
+        .get_template("features.html.jinja")
+        .render(
+            found=found,
+            images=images["name"],
+            network=trunk["model"],
+            facts=facts,
+            ledger=card.ledger(found.counts),
+        )
+    )

@@ -1,0 +1,148 @@
+"""What the launcher of an extraction does before the engine starts."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import io
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from pipelines import errors
+from pipelines.planning import output_state, plan
+from pipelines.running.job import Job
+from pipelines.shards import finish
+from pipelines.shards.build import find_finished
+from pipelines.shards.features import DTYPES, Extraction
+from pipelines.stores.output import Storage
+from tfrecord_io.manifest import Manifest, ManifestError
+from tfrecord_io.trunk import FILE_NAME, Trunk, read_trunk
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FeatureOptions:
+    """Everything the user chose.
+
+    Attributes:
+        data: folder or URL of a finished dataset of images.
+        trunk: path of a file that `train/trunk.py` wrote.
+        output: folder or URL of the dataset of feature maps.
+        dtype: type in which they are stored.
+        overwrite: whether to replace another dataset in the output folder.
+
+    Raises:
+        ValueError: if a value is out of range.
+    """
+
+    data: str
+    trunk: Path
+    output: str
+    dtype: str = "float16"
+    overwrite: bool = False
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise ValueError(f"--dtype must be {' or '.join(DTYPES)}, received {self.dtype!r}")
+        if _absolute(self.data) == _absolute(self.output):
+            raise ValueError(f"--output must be another folder than --data, received {self.output}")
+
+
+@contextlib.contextmanager
+def prepared_features(options: FeatureOptions) -> Iterator[Job[Extraction] | None]:
+    """Plans the shards, copies the trunk, and locks the output folder until the block ends.
+
+    Args:
+        options: what the user chose.
+
+    Yields:
+        the job, or None if the output is already complete.
+
+    Raises:
+        errors.UserError: if the dataset or the trunk is unusable, or the output is locked or holds
+            another dataset.
+    """
+    started = time.monotonic()
+    trunk, content = _read_trunk(options.trunk)
+    found = _read_images(options.data, trunk)
+    storage = Storage(
+        options.output if Storage(options.output).remote else _absolute(options.output)
+    )
+    extraction = Extraction(
+        name=f"{found.name}_features",
+        output=storage.root,
+        identity={
+            "dataset": found.fingerprint,
+            "trunk": hashlib.sha256(content).hexdigest(),
+            "dtype": options.dtype,
+            "format_version": 2,
+        },
+        data=_absolute(options.data),
+        found=found,
+        trunk=trunk,
+        dtype=options.dtype,
+    )
+    with output_state.locked(storage):
+        if options.overwrite and not output_state.is_current(storage, extraction.identity):
+            output_state.clear(storage)
+        state = output_state.check_output(storage, extraction.identity)
+        if state is output_state.OutputState.COMPLETE:
+            yield None
+            return
+        tasks = extraction.tasks()
+        output_state.remove_leftovers(storage)
+        storage.make_folders()
+        storage.delete([finish.FAILURE_FILE])
+        plan.write_tasks(storage, tasks, extraction.identity)
+        with storage.create(FILE_NAME) as file:
+            file.write(content)
+        finished = find_finished(extraction, tasks)
+        if finished:
+            print(
+                f"resuming: {len(finished)} of {len(tasks)} shards are finished",
+                file=sys.stderr,
+                flush=True,
+            )
+        yield Job(
+            build=extraction,
+            todo=tuple(task for task in tasks if task.index not in finished),
+            num_finished=sum(sidecar.num_refs for sidecar in finished.values()),
+            started=started,
+        )
+
+
+def _absolute(folder: str) -> str:
+    # A worker may have another working directory.
+    return folder.rstrip("/") if Storage(folder).remote else str(Path(folder).resolve())
+
+
+def _read_trunk(path: Path) -> tuple[Trunk, bytes]:
+    """Returns the facts of a trunk file, and its content."""
+    try:
+        content = path.read_bytes()
+        return read_trunk(io.BytesIO(content)), content
+    except OSError as error:
+        raise errors.UserError(f"cannot read --trunk {path}: {error.strerror}") from None
+    except ValueError as error:
+        raise errors.UserError(f"--trunk {path}: {error}") from None
+
+
+def _read_images(data: str, trunk: Trunk) -> Manifest:
+    """Returns the manifest of the dataset of images, checked against the trunk."""
+    try:
+        found = output_state.read_manifest(Storage(data))
+    except FileNotFoundError:
+        raise errors.UserError(
+            f"--data {data} has no manifest.json: expected the folder of a finished dataset"
+        ) from None
+    except ManifestError as error:
+        raise errors.UserError(str(error)) from None
+    if found.dtype != "uint8" or found.image_shape != trunk.image_shape:
+        raise errors.UserError(
+            f"the trunk takes uint8 images of shape {trunk.image_shape}, but those of {data} are "
+            f"{found.dtype} of shape {found.image_shape}; write a trunk for this dataset with "
+            f"python train/trunk.py --data {data}"
+        )
+    return found

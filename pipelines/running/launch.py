@@ -1,0 +1,111 @@
+"""Runs a job as a command: starts the engine, shows the progress, and returns the exit code."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+from pipelines import errors
+from pipelines.report import summary
+from pipelines.running import local, progress
+from pipelines.running.job import Job, require_finished, was_finished_elsewhere
+
+# Beam is imported inside functions: each local worker imports this module and does not need Beam.
+if TYPE_CHECKING:
+    import apache_beam as beam
+
+#: Runs a job in an empty pipeline, with a number of local worker processes.
+Run = Callable[[Any, "beam.Pipeline", int | None], None]
+
+
+def launch(
+    output: str,
+    beam_args: Sequence[str],
+    flag_names: Iterable[str],
+    prepared: Callable[[], AbstractContextManager[Job[Any] | None]],
+    run: Run,
+) -> None:
+    """Prepares a job, runs it and prints what became of it.
+
+    Args:
+        output: folder or URL of the dataset.
+        beam_args: Beam's own flags.
+        flag_names: the command's own flags, as suggestions for a misspelled one.
+        prepared: locks the output and returns the job, or None if the dataset is complete.
+        run: runs it.
+
+    Raises:
+        errors.UserError: if the usage or the input is wrong.
+        errors.BuildError: if the job could not be finished.
+    """
+    local.start_ahead(beam_args)
+    _import_beam()
+    from pipelines.running import engine
+
+    engine.check_flags(beam_args, flag_names)
+    pipeline = engine.make_pipeline(beam_args)
+    with prepared() as job:
+        if job is None:
+            summary.print_complete(output)
+            return
+        try:
+            with progress.progress_bar(job.storage, job.todo, job.num_finished, job.record_stride):
+                run(job, pipeline, engine.num_processes(beam_args))
+        except errors.BuildError:
+            if not was_finished_elsewhere(job):
+                raise
+            summary.print_complete(output)
+            return
+        if engine.returns_early(pipeline.options):
+            print(f"not waiting for the job; when it is done, {output} has a manifest.json")
+            return
+        require_finished(job)
+    summary.print_built(output, time.monotonic() - job.started, job.num_finished)
+
+
+def exit_code(command: Callable[[Sequence[str]], None], argv: Sequence[str]) -> int:
+    """Calls a command and prints its error, if there is one.
+
+    Args:
+        command: takes the command line.
+        argv: the command line without the program's name.
+
+    Returns:
+        0 if the dataset is there, 1 if the job failed, 2 for wrong usage, 130 after Ctrl-C.
+    """
+    try:
+        command(argv)
+    except errors.UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except (errors.BuildError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\nstopped; run the same command again to resume", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _import_beam() -> None:
+    """Imports Beam without its log messages.
+
+    The garbage collector is off meanwhile: imports create no garbage, so collecting only costs
+    time.
+    """
+    # Beam warns that an optional library is missing, and logs each worker's error, which the job
+    # raises anyway.
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
+    logging.getLogger().addFilter(lambda record: "apitools not found" not in record.getMessage())
+    for name in ("common", "portability", "worker.data_plane"):
+        logging.getLogger(f"apache_beam.runners.{name}").setLevel(logging.CRITICAL)
+    gc.disable()
+    import pipelines.running.transforms  # noqa: F401
+
+    gc.freeze()
+    gc.enable()

@@ -1,0 +1,301 @@
+"""Runs a trunk over the shards of a dataset: each image becomes a feature map, record by record.
+
+A shard of the dataset makes one shard of the same name, with the same rows, keys and labels. Only
+this module of the package imports Keras, in the workers alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import importlib.metadata
+import importlib.util
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pipelines import errors
+from pipelines.planning import plan
+from pipelines.shards import finish
+from pipelines.shards.build import Sidecar, Work, require_sidecars
+from pipelines.shards.write import Create, TaskWriter
+from pipelines.stores.output import Storage
+from tfrecord_io import manifest, schema, shard_writer, shards
+from tfrecord_io.trunk import FILE_NAME, SOURCE_KIND, Trunk
+
+#: Images that the trunk gets at once. The last images of a shard are filled up to as many, because
+#: another number would need another graph.
+BATCH_SIZE = 32
+
+#: Types in which feature maps are stored.
+DTYPES = ("float16", "float32")
+
+# Workers may share a GPU, so TensorFlow and JAX must not take all of its memory.
+_KERAS_SETTINGS = {
+    "TF_CPP_MIN_LOG_LEVEL": "2",
+    "TF_FORCE_GPU_ALLOW_GROWTH": "true",
+    "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+}
+
+# Tables that describe images, and so also their feature maps.
+_CARRIED_OVER = (
+    manifest.EXAMPLES_FILE_NAME,
+    manifest.REJECTS_FILE_NAME,
+    manifest.DROPPED_FILE_NAME,
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Extraction(Work):
+    """Everything that a worker must know besides its task.
+
+    Attributes:
+        data: folder or URL of the dataset of images.
+        found: its manifest.
+        trunk: facts of the trunk, whose copy is in the output folder.
+        dtype: type in which the features are stored, one of `DTYPES`.
+    """
+
+    data: str
+    found: manifest.Manifest
+    trunk: Trunk
+    dtype: str
+
+    @property
+    def layout(self) -> schema.RecordLayout:
+        """The layout of every record of the output."""
+        return schema.RecordLayout(
+            image_shape=self.trunk.feature_shape,
+            num_classes=self.found.num_classes,
+            dtype=self.dtype,
+        )
+
+    def parts(self, task: plan.ShardTask) -> tuple[str, ...]:
+        """Returns nothing: a task has no files besides its shard and sidecar."""
+        return ()
+
+    def shard(self, task: plan.ShardTask) -> manifest.Shard:
+        """Returns the dataset's shard of which a task makes its own."""
+        return self.found.splits[task.split].shards[task.shard_index]
+
+    def tasks(self) -> list[plan.ShardTask]:
+        """Returns a task for each shard of the dataset."""
+        tasks: list[plan.ShardTask] = []
+        for split, content in self.found.splits.items():
+            for index, shard in enumerate(content.shards):
+                task = plan.ShardTask(
+                    index=len(tasks),
+                    split=split,
+                    shard_index=index,
+                    num_shards=len(content.shards),
+                    num_refs=shard.num_examples,
+                )
+                tasks.append(task)
+        return tasks
+
+
+class FeatureWriter(TaskWriter[Extraction]):
+    """Writes the shards of an extraction; it keeps the trunk loaded."""
+
+    def open_input(self) -> contextlib.AbstractContextManager[Any]:
+        return _load_trunk(self._build)
+
+    def write_task(self, task: plan.ShardTask, opened: Any, create: Create) -> None:
+        write_features(self._build, task, opened.predict_on_batch, create, _describe_device())
+
+
+def write_features(
+    extraction: Extraction,
+    task: plan.ShardTask,
+    trunk: Callable[[np.ndarray], np.ndarray],
+    create: Create,
+    computed_by: dict[str, str],
+) -> None:
+    """Writes the feature maps of one shard, and its sidecar.
+
+    Args:
+        extraction: the whole job.
+        task: the shard to write.
+        trunk: uint8 images [BATCH_SIZE, height, width, channels] → float32 features [BATCH_SIZE,
+            ...] of the trunk's shape.
+        create: opens a file for writing by its name.
+        computed_by: device and versions, for the sidecar.
+
+    Raises:
+        errors.BuildError: if the dataset's shard is not what its manifest says, or a feature is
+            not a number or too large for the dtype.
+    """
+    source, layout = extraction.shard(task), extraction.layout
+    label_counts = np.zeros(layout.num_classes, np.int64)
+    with (
+        create(task.shard_name) as file,
+        shard_writer.ShardWriter(file, layout) as writer,
+    ):
+        for images, labels, keys in _read_batches(extraction, source):
+            filled = np.zeros((BATCH_SIZE, *images.shape[1:]), np.uint8)
+            filled[: len(images)] = images
+            features = _as_stored(trunk(filled)[: len(images)], extraction, source.name)
+            for feature, label, key in zip(features, labels, keys, strict=True):
+                writer.write(feature.tobytes(), int(label), key)
+                label_counts[label] += 1
+    sidecar = Sidecar(
+        fingerprint=extraction.fingerprint,
+        shard=task.shard_name,
+        num_refs=task.num_refs,
+        num_examples=task.num_refs,
+        num_bytes=task.num_refs * layout.stride,
+        sha256=writer.sha256,
+        label_counts=tuple(label_counts.tolist()),
+        rejects=(),
+        computed_by=computed_by,
+    )
+    with create(shards.sidecar_name(task.shard_name)) as file:
+        file.write(sidecar.to_json().encode())
+
+
+def finish_features(extraction: Extraction) -> None:
+    """Writes the tables, the card and the manifest of the feature maps.
+
+    What is known of the images holds for their features: tables, ledger and audit are carried over.
+
+    Args:
+        extraction: the whole job.
+
+    Raises:
+        errors.BuildError: if a shard is missing, or the output cannot be written.
+    """
+    # Imported here because a launcher that starts the job on a cluster does not render the card.
+    from pipelines.report import feature_card
+
+    storage, data = extraction.storage, Storage(extraction.data)
+    with errors.clear_write_errors(extraction.output):
+        tasks = plan.read_tasks(storage, extraction.fingerprint)
+        sidecars = require_sidecars(extraction, tasks)
+        found = _make_manifest(extraction, sidecars)
+        for name in _CARRIED_OVER:
+            if data.exists(name):
+                with storage.create(name) as file:
+                    file.write(data.read(name))
+        finish.write_text(storage, manifest.REPORT_FILE_NAME, feature_card.render(found))
+        finish.publish(storage, found)
+
+
+def _make_manifest(extraction: Extraction, sidecars: list[Sidecar]) -> manifest.Manifest:
+    found, trunk = extraction.found, extraction.trunk
+    rest = iter(sidecars)
+    computed_by = [
+        dict(facts) for facts in {tuple((s.computed_by or {}).items()) for s in sidecars}
+    ]
+    return dataclasses.replace(
+        found,
+        name=extraction.name,
+        image_shape=trunk.feature_shape,
+        dtype=extraction.dtype,
+        splits={
+            name: dataclasses.replace(
+                split,
+                shards=tuple(
+                    manifest.Shard(
+                        name=sidecar.shard,
+                        num_examples=sidecar.num_examples,
+                        num_bytes=sidecar.num_bytes,
+                        sha256=sidecar.sha256,
+                    )
+                    for sidecar in (next(rest) for _ in split.shards)
+                ),
+            )
+            for name, split in found.splits.items()
+        },
+        source={
+            "kind": SOURCE_KIND,
+            "dataset": {"name": found.name, "fingerprint": found.fingerprint},
+            "images": found.source,
+            "trunk": {**trunk.to_dict(), "sha256": extraction.identity["trunk"]},
+            "computed_by": sorted(computed_by, key=str),
+        },
+        options=extraction.identity,
+        fingerprint=extraction.fingerprint,
+        statistics=None,
+    )
+
+
+@contextlib.contextmanager
+def _load_trunk(extraction: Extraction) -> Iterator[Any]:
+    """Loads the copy of the trunk that is in the output folder."""
+    storage = extraction.storage
+    for name, value in _KERAS_SETTINGS.items():
+        os.environ.setdefault(name, value)
+    if importlib.util.find_spec("tensorflow") is None:
+        os.environ.setdefault("KERAS_BACKEND", "jax")
+    try:
+        import keras
+    except ImportError as error:
+        raise errors.BuildError(
+            f"the worker needs Keras and TensorFlow or JAX, but {error}; "
+            "pip install 'scan-tfrecords[train]'"
+        ) from error
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(storage.path(FILE_NAME))
+        if storage.remote:
+            path = Path(folder) / FILE_NAME
+            path.write_bytes(storage.read(FILE_NAME))
+        try:
+            model = keras.saving.load_model(path, compile=False)
+        except (ValueError, OSError, TypeError) as error:
+            raise errors.BuildError(f"Keras cannot load the trunk: {error}") from error
+    yield model
+
+
+def _describe_device() -> dict[str, str]:
+    """Returns the kind of device and the versions that decide the last digits of the features."""
+    import keras
+
+    backend = keras.backend.backend()
+    kinds = {name.split(":")[0] for name in keras.distribution.list_devices()}
+    return {
+        "device": ",".join(sorted(kinds - {"cpu"} or {"cpu"})),
+        "keras": keras.__version__,
+        backend: importlib.metadata.version(backend),
+    }
+
+
+def _read_batches(
+    extraction: Extraction, shard: manifest.Shard
+) -> Iterator[tuple[np.ndarray, np.ndarray, list[str]]]:
+    """Yields (uint8 images, label indices, keys) of a shard, up to BATCH_SIZE at once."""
+    data, layout = Storage(extraction.data), extraction.found.layout
+    key, label = layout.features[schema.KEY], layout.features[schema.LABEL]
+    digest = hashlib.sha256()
+    with data.open_arrow(shard.name) as file:
+        while block := file.read(BATCH_SIZE * layout.stride):
+            digest.update(block)
+            whole = len(block) // layout.stride
+            records = np.frombuffer(block, np.uint8, whole * layout.stride)
+            records = records.reshape(whole, layout.stride)
+            labels = records[:, label.offset : label.offset + label.length].copy().view("<f4")
+            keys = records[:, key.offset : key.offset + key.length]
+            yield layout.images_in(records), labels.argmax(-1), [bytes(k).decode() for k in keys]
+    if digest.hexdigest() != shard.sha256:
+        raise errors.BuildError(
+            f"{data.path(shard.name)} has SHA-256 {digest.hexdigest()[:12]}…, but the dataset's "
+            f"manifest says {shard.sha256[:12]}…; check it with python -m tfrecord_io verify "
+            f"{extraction.data}, and build it again"
+        )
+
+
+def _as_stored(features: np.ndarray, extraction: Extraction, name: str) -> np.ndarray:
+    """Returns features in the stored type; raises if one is not finite in it."""
+    with np.errstate(over="ignore"):
+        stored = features.astype(extraction.layout.numpy_dtype)
+    if not np.isfinite(stored).all():
+        advice = "; use --dtype float32" if np.isfinite(features).all() else ""
+        raise errors.BuildError(
+            f"{extraction.data}/{name}: the trunk gives values that {extraction.dtype} cannot hold "
+            f"(up to {np.abs(features).max():g}){advice}"
+        )
+    return stored

@@ -1,0 +1,218 @@
+"""Features that a frozen network computes once, through the command, on real small builds."""
+
+import json
+import os
+import shutil
+import sys
+
+import keras
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from builds import IN_MEMORY, ROOT, build_here, files_of, run_command, shards_of
+from image_files import scan_tree, write_tree
+from marked_images import KERAS_ARRAY_WARNING
+
+from pipelines import extract_features
+from pipelines.shards import features
+from tfrecord_io import Manifest
+from tfrecord_io.reading.mapped import MappedDataset
+from tfrecord_io.trunk import read_trunk
+from tfrecord_io.verify import verify
+from train.trunk import write_trunk
+
+pytestmark = pytest.mark.filterwarnings(KERAS_ARRAY_WARNING)
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    """A build of 40 scans of 32 pixels, with a variant of each training scan."""
+    folder = tmp_path_factory.mktemp("images")
+    files = scan_tree({"train": 12, "val": 3, "test": 5}, classes=("CNV", "NORMAL"))
+    files["train/CNV/broken.jpeg"] = b"no image at all"
+    flags = ("--image_size=32", "--num_shards=2", "--variants=1", "--max_reject_fraction=0.5")
+    return build_here(write_tree(folder / "scans", files), folder / "out", *flags)
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory):
+    path = tmp_path_factory.mktemp("weights") / "mobilenet.weights.h5"
+    keras.utils.set_random_seed(1)
+    keras.applications.MobileNet(
+        include_top=False, weights=None, input_shape=(32, 32, 3)
+    ).save_weights(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def trunk(images, weights, tmp_path_factory):
+    path = tmp_path_factory.mktemp("trunk") / "trunk.keras"
+    write_trunk(str(images), "mobilenet", "conv_pw_3_relu", path, weights=str(weights))
+    return path
+
+
+def extract(images, trunk, output, *more):
+    words = ["--data", images, "--trunk", trunk, "--output", output, IN_MEMORY, *more]
+    return extract_features.main([str(word) for word in words])
+
+
+@pytest.fixture(scope="module")
+def extracted(images, trunk, tmp_path_factory):
+    output = tmp_path_factory.mktemp("features") / "out"
+    assert extract(images, trunk, output) == 0
+    return output
+
+
+def expected_features(images, trunk, split):
+    """Returns what the trunk gives for the images of a split, one by one."""
+    model = keras.saving.load_model(trunk, compile=False)
+    stored = MappedDataset(images, split)[
+        np.arange(Manifest.load(images).splits[split].num_examples)
+    ]
+    return np.concatenate(
+        [keras.ops.convert_to_numpy(model(image[None], training=False)) for image in stored[0]]
+    )
+
+
+@pytest.mark.parametrize("split", ["train", "val", "test"])
+def test_each_example_is_what_the_trunk_gives_for_its_image(images, trunk, extracted, split):
+    expected = expected_features(images, trunk, split)
+    ours, theirs = MappedDataset(extracted, split), MappedDataset(images, split)
+    places = np.arange(len(theirs))
+    found, labels = ours[places]
+    assert found.dtype == np.float16
+    np.testing.assert_allclose(found, expected, rtol=2e-3, atol=2e-3)
+    np.testing.assert_array_equal(labels, theirs[places][1])
+    assert ours.keys(places) == theirs.keys(places)
+
+
+def test_what_is_known_of_the_images_is_carried_over(images, trunk, extracted):
+    ours, theirs = Manifest.load(extracted), Manifest.load(images)
+    for name in ("label_names", "preprocessing", "counts", "rejects", "audit", "versions"):
+        assert getattr(ours, name) == getattr(theirs, name), name
+    for name in ("examples.parquet", "rejects.csv"):
+        assert (extracted / name).read_bytes() == (images / name).read_bytes()
+    assert ours.image_shape == (8, 8, 128) == read_trunk(trunk).feature_shape
+    assert (extracted / "trunk.keras").read_bytes() == trunk.read_bytes()
+    assert ours.source["dataset"]["fingerprint"] == theirs.fingerprint
+    (computed_by,) = ours.source["computed_by"]
+    assert computed_by["device"] == "cpu"
+    assert computed_by["keras"] == keras.__version__
+    assert 1 in pq.read_table(extracted / "examples.parquet")["variant"].to_pylist()
+
+
+def test_it_is_verified_like_every_dataset(extracted, tmp_path):
+    assert verify(extracted) == []
+    copy = shutil.copytree(extracted, tmp_path / "copy")
+    with (copy / "trunk.keras").open("ab") as file:
+        file.write(b"?")
+    (finding,) = verify(copy)
+    assert "trunk.keras" in str(finding)
+
+
+def test_its_card_says_what_it_is_and_of_what(images, extracted):
+    page = (extracted / "report.html").read_text()
+    assert "These are not images." in page
+    assert Manifest.load(images).fingerprint[:12] in page
+    assert "frozen up to conv_pw_3_relu" in page
+    assert "Feature maps are not anonymous" in page
+
+
+def test_once_means_once(images, trunk, extracted, monkeypatch, capsys):
+    monkeypatch.setattr(features, "write_features", None)
+    before = files_of(extracted)
+    assert extract(images, trunk, extracted) == 0
+    assert "nothing to do" in capsys.readouterr().out
+    assert files_of(extracted) == before
+
+
+def test_a_job_that_was_killed_goes_on_with_the_shards_that_are_missing(
+    images, trunk, extracted, tmp_path, monkeypatch, capsys
+):
+    output = tmp_path / "out"
+    real, written = features.write_features, []
+
+    def write(extraction, task, *more):
+        if len(written) == 2:
+            raise KeyboardInterrupt
+        written.append(task.shard_name)
+        real(extraction, task, *more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(features, "write_features", write)
+        assert extract(images, trunk, output) == 130
+    assert not (output / "manifest.json").exists()
+    assert extract(images, trunk, output) == 0
+    assert "resuming: 2 of" in capsys.readouterr().err
+    assert shards_of(output) == shards_of(extracted)
+    assert (output / "manifest.json").read_text() == (extracted / "manifest.json").read_text()
+
+
+def test_another_trunk_or_type_is_another_dataset(images, weights, trunk, tmp_path, capsys):
+    output = tmp_path / "out"
+    assert extract(images, trunk, output) == 0
+    assert extract(images, trunk, output, "--dtype=float32") == 2
+    assert "dtype: 'float16' there, 'float32' now" in capsys.readouterr().err
+    other = tmp_path / "other.keras"
+    write_trunk(str(images), "mobilenet", "conv_pw_5_relu", other, weights=str(weights))
+    assert extract(images, other, output) == 2
+    assert extract(images, other, output, "--overwrite") == 0
+    assert Manifest.load(output).image_shape == (4, 4, 256)
+    assert verify(output) == []
+
+
+def test_a_damaged_shard_of_images_makes_no_features(images, trunk, tmp_path, capsys):
+    copy = shutil.copytree(images, tmp_path / "images")
+    shard = min(copy.glob("test-*.tfrecord"))
+    content = bytearray(shard.read_bytes())
+    content[200] ^= 1
+    shard.write_bytes(content)
+    assert extract(copy, trunk, tmp_path / "out") == 1
+    assert f"{shard.name} has SHA-256" in capsys.readouterr().err
+    assert not (tmp_path / "out" / shard.name).exists()
+
+
+def test_a_value_too_large_for_the_type_is_an_error_and_not_infinity(images, tmp_path, capsys):
+    network = keras.applications.MobileNet(include_top=False, weights=None, input_shape=(32, 32, 3))
+    network.get_layer("conv_pw_1_bn").beta.assign(np.full(64, 1e5))
+    network.save_weights(tmp_path / "large.weights.h5")
+    path = tmp_path / "trunk.keras"
+    weights = str(tmp_path / "large.weights.h5")
+    write_trunk(str(images), "mobilenet", "conv_pw_1_bn", path, weights=weights)
+    assert extract(images, path, tmp_path / "out") == 1
+    assert "float16 cannot hold (up to 100000); use --dtype float32" in capsys.readouterr().err
+    assert extract(images, path, tmp_path / "out", "--dtype=float32", "--overwrite") == 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--data=nowhere"], "has no manifest.json"),
+        (["--trunk=nowhere.keras"], "cannot read --trunk nowhere.keras"),
+        (["--trunk=README.md"], "that train/trunk.py wrote"),
+        (["--clases=a"], "unknown flag --clases"),
+    ],
+)
+def test_wrong_usage_ends_with_code_2(flags, message, images, trunk, tmp_path, capsys):
+    assert extract(images, trunk, tmp_path / "out", *flags) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_images_are_never_overwritten_with_their_features(images, trunk, capsys):
+    assert extract(images, trunk, f"{images}/", "--overwrite") == 2
+    assert "another folder than --data" in capsys.readouterr().err
+    assert verify(images) == []
+
+
+@pytest.mark.slow
+def test_a_user_runs_it_with_worker_processes(images, trunk, extracted, tmp_path):
+    output = tmp_path / "out"
+    words = ["--data", images, "--trunk", trunk, "--output", output]
+    program = ROOT / "pipelines" / "extract_features.py"
+    done = run_command(
+        [sys.executable, str(program), *map(str, words)], {"PYTHONPATH": os.fspath(ROOT)}
+    )
+    assert done.returncode == 0, done.stderr
+    assert shards_of(output) == shards_of(extracted)
+    assert json.loads((output / "manifest.json").read_text())["image"]["dtype"] == "float16"

@@ -1,0 +1,199 @@
+"""Training on features that a trunk made, through the commands that a user types."""
+
+import csv
+import json
+import os
+import shutil
+import signal
+
+import keras
+import numpy as np
+import pytest
+from builds import IN_MEMORY, build_here
+from image_files import scan_tree, write_tree
+from marked_images import KERAS_ARRAY_WARNING, QUICK, flags, history_of
+
+from pipelines import extract_features
+from tfrecord_io.trunk import read_trunk
+from train import callbacks, evaluate, predict, run
+from train.config import ConfigError, TrainConfig
+from train.features import adapt, build_network
+from train.trainer import train_and_evaluate
+from train.trunk import write_trunk
+
+pytestmark = pytest.mark.filterwarnings(KERAS_ARRAY_WARNING)
+
+#: What is off in training on features is off, too, in the run on images that it is compared with.
+COMMON = {name: value for name, value in QUICK.items() if name != "model"} | {
+    "epochs": 3, "head_epochs": 1, "replica_batch_size": 8, "seed": 3, "strategy": "single",
+    "dropout": 0.0, "learning_rate": 0.01, "fine_tune_learning_rate": 0.001,
+    "bootstrap_samples": 5,
+}  # fmt: skip
+LAYER = "conv_pw_11_relu"
+
+
+@pytest.fixture(scope="module")
+def scans(tmp_path_factory):
+    files = scan_tree({"train": 12, "val": 4, "test": 6}, classes=("CNV", "NORMAL"))
+    return write_tree(tmp_path_factory.mktemp("scans") / "scans", files)
+
+
+@pytest.fixture(scope="module")
+def images(scans, tmp_path_factory):
+    return build_here(scans, tmp_path_factory.mktemp("images") / "out", "--image_size=32")
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory):
+    path = tmp_path_factory.mktemp("weights") / "mobilenet.weights.h5"
+    keras.utils.set_random_seed(1)
+    keras.applications.MobileNet(
+        include_top=False, weights=None, input_shape=(32, 32, 3)
+    ).save_weights(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def extracted(images, weights, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("features")
+    trunk = folder / "trunk.keras"
+    write_trunk(str(images), "mobilenet", LAYER, trunk, weights=str(weights))
+    words = ["--data", images, "--trunk", trunk, "--output", folder / "out", IN_MEMORY]
+    assert extract_features.main([*map(str, words), "--dtype=float32"]) == 0
+    return folder / "out"
+
+
+def config_of(data, **fields):
+    return TrainConfig(data=str(data), **(COMMON | fields))
+
+
+@pytest.fixture(scope="module")
+def finished(extracted, tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("run") / "run"
+    words = ["--data", extracted, "--workdir", workdir, *flags(**COMMON)]
+    assert run.main([str(word) for word in words]) == 0
+    return workdir
+
+
+def test_its_losses_are_those_of_training_on_images(finished, images, extracted, weights, tmp_path):
+    layers = read_trunk(extracted / "trunk.keras").rest_layers - 2  # without input and pooling
+    config = config_of(images, model="mobilenet", weights=str(weights), trainable_layers=layers)
+    train_and_evaluate(config, tmp_path / "run")
+    for ours, theirs in zip(history_of(finished), history_of(tmp_path / "run"), strict=True):
+        assert ours["phase"] == theirs["phase"]
+        assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-3)
+        assert ours["val_loss"] == pytest.approx(theirs["val_loss"], rel=1e-3)
+        assert ours["seconds"] > 0
+
+
+def test_the_export_is_one_model_that_takes_the_files_of_images(finished, scans, capsys):
+    words = ["--model", finished, "--input", scans / "test", "--format=csv"]
+    assert predict.main([str(word) for word in words]) == 0
+    answers = {
+        row["path"].split("/scans/")[1]: [float(row[name]) for name in ("CNV", "NORMAL")]
+        for row in csv.DictReader(capsys.readouterr().out.splitlines())
+    }
+    with (finished / "predictions.csv").open() as file:
+        measured = list(csv.DictReader(file))
+    assert len(measured) == len(answers) == 12
+    for row in measured:
+        expected = [float(row[name]) for name in row if name.startswith(("p_", "CNV", "NORMAL"))]
+        np.testing.assert_allclose(answers[row["path"]], expected[-2:], atol=1e-4)
+    loaded = keras.saving.load_model(finished / "export" / "model.keras", compile=False)
+    assert loaded.input_shape == (None, 32, 32, 1)
+
+
+def test_the_run_says_what_it_trained(finished, extracted):
+    config = json.loads((finished / "config.json").read_text())["config"]
+    assert (config["model"], config["weights"]) == ("mobilenet", "trunk")
+    assert not config["augment"]
+    assert not config["test_time_flip"]
+    assert config["normalize"] is None
+    assert (finished / "report.html").exists()
+
+
+def test_a_run_that_was_stopped_ends_as_an_undisturbed_one(
+    finished, extracted, tmp_path, monkeypatch
+):
+    real_add, steps = callbacks.EpochMeter.add, []
+
+    def add(meter, *more, **options):
+        steps.append(None)
+        if len(steps) == 4:
+            os.kill(os.getpid(), signal.SIGTERM)
+        real_add(meter, *more, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(callbacks.EpochMeter, "add", add)
+        with pytest.raises(callbacks.StoppedError, match="after step 4;"):
+            train_and_evaluate(config_of(extracted), tmp_path / "run")
+    train_and_evaluate(config_of(extracted), tmp_path / "run")
+    with np.load(finished / "best.npz") as ours, np.load(tmp_path / "run" / "best.npz") as theirs:
+        assert ours.files == theirs.files
+        for name in ours.files:
+            np.testing.assert_array_equal(ours[name], theirs[name], err_msg=name)
+
+
+def test_the_layers_above_the_trunk_have_the_precision_of_the_run(extracted):
+    trunk = read_trunk(extracted / "trunk.keras")
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    try:
+        network = build_network(
+            adapt(config_of(extracted), trunk), trunk, dtype="float32", num_classes=2
+        )
+    finally:
+        keras.config.set_dtype_policy(before)
+    convolutions = [each for each in network.backbone.layers if each.name.startswith("conv_dw")]
+    assert {each.compute_dtype for each in convolutions if each.weights} == {"bfloat16"}
+    assert {weight.dtype for weight in network.backbone.weights} == {"float32"}
+
+
+@pytest.mark.slow
+def test_folds_hold_out_the_patients_of_the_images(extracted, tmp_path):
+    config = config_of(extracted, folds=2, epochs=1, bootstrap_samples=0)
+    results = train_and_evaluate(config, tmp_path / "run")
+    assert results["num_images"] == 32
+    assert len(results["folds"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        (["--model=small_resnet"], "remove --model"),
+        (["--weights=none", "--augment"], "remove --weights, --augment"),
+        (["--normalize=unit"], "remove --normalize"),
+    ],
+)
+def test_what_the_trunk_decides_is_no_flag(given, named, extracted, tmp_path, capsys):
+    workdir = tmp_path / "run"
+    assert run.main(["--data", str(extracted), "--workdir", str(workdir), *given]) == 2
+    message = capsys.readouterr().err
+    assert named in message
+    assert f"mobilenet up to {LAYER}" in message
+    assert not workdir.exists()
+
+
+def test_a_configuration_of_another_network_is_refused(extracted, tmp_path):
+    with pytest.raises(ConfigError, match="remove --model, --weights and --normalize"):
+        train_and_evaluate(config_of(extracted, model="resnet50"), tmp_path / "run")
+
+
+def test_a_trunk_that_is_not_the_recorded_one_is_refused(extracted, tmp_path, capsys):
+    copy = shutil.copytree(extracted, tmp_path / "features")
+    with (copy / "trunk.keras").open("r+b") as file:
+        file.seek(1000)
+        file.write(b"?")
+    assert run.main(["--data", str(copy), "--workdir", str(tmp_path / "run")]) == 2
+    assert "is not the trunk that made these features" in capsys.readouterr().err
+
+
+def test_the_export_is_measured_on_images_and_not_on_features(finished, images, extracted, capsys):
+    assert evaluate.main(["--model", str(finished), "--data", str(extracted)]) == 2
+    assert "give the dataset of images" in capsys.readouterr().err
+    assert evaluate.main(["--model", str(finished), "--data", str(images)]) == 0
+    assert "the dataset that the model was trained on" in capsys.readouterr().out
+    (output,) = (finished / "evaluation").iterdir()
+    ours = json.loads((finished / "metrics.json").read_text())["scores"]
+    theirs = json.loads((output / "metrics.json").read_text())["scores"]
+    assert ours["accuracy"]["value"] == theirs["accuracy"]["value"]

@@ -1,0 +1,113 @@
+"""The frozen part of a network as a file, and the datasets of feature maps that it makes.
+
+A trunk file is a Keras file (uint8 image in, feature map out) with two more members: the facts of
+this module as JSON, and the layers above the cut, with which training starts. `train/trunk.py`
+writes it, and this module reads it without Keras.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import zipfile
+from pathlib import Path
+from typing import IO, Any
+
+from tfrecord_io.manifest import Manifest, ManifestError
+
+#: Name of the trunk's copy in a dataset of feature maps.
+FILE_NAME = "trunk.keras"
+
+#: Members of a trunk file besides those of Keras: the facts, and the layers above the cut.
+FACTS_NAME = "trunk.json"
+REST_NAME = "rest.keras"
+
+#: The `kind` of such a dataset's source in its manifest.
+SOURCE_KIND = "features"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Trunk:
+    """What a trunk file says about itself.
+
+    Attributes:
+        model: name of the network, such as `vgg16`.
+        layer: name of the last frozen layer.
+        weights: where its weights are from, such as `imagenet`; no path.
+        image_shape: (height, width, channels) of the uint8 images that it takes.
+        feature_shape: (height, width, channels) of the feature map that it returns.
+        rest_layers: number of layers between the cut and the head; 0 if none of them has weights.
+    """
+
+    model: str
+    layer: str
+    weights: str
+    image_shape: tuple[int, int, int]
+    feature_shape: tuple[int, int, int]
+    rest_layers: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns JSON values by name."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Trunk:
+        """Makes the facts from the values that `to_dict` returned; ignores other entries.
+
+        Raises:
+            KeyError: if a value is missing.
+        """
+        fields = {field.name: values[field.name] for field in dataclasses.fields(cls)}
+        for name in ("image_shape", "feature_shape"):
+            height, width, channels = values[name]
+            fields[name] = (height, width, channels)
+        return cls(**fields)
+
+
+def read_trunk(file: str | os.PathLike[str] | IO[bytes]) -> Trunk:
+    """Returns the facts of a trunk file.
+
+    Args:
+        file: its path, or the file open for reading.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ValueError: if it is not a trunk file.
+    """
+    try:
+        with zipfile.ZipFile(file) as archive:
+            return Trunk.from_dict(json.loads(archive.read(FACTS_NAME)))
+    except (zipfile.BadZipFile, KeyError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"expected a file that train/trunk.py wrote, with the member {FACTS_NAME}: {error}"
+        ) from error
+
+
+def find_trunk(directory: str | os.PathLike[str], found: Manifest) -> Trunk | None:
+    """Returns the trunk that made a dataset's feature maps, or None for a dataset of images.
+
+    Args:
+        directory: folder of the dataset.
+        found: its manifest.
+
+    Raises:
+        ManifestError: if the trunk's copy in the folder is not the recorded file.
+    """
+    if found.source.get("kind") != SOURCE_KIND:
+        return None
+    path = Path(directory) / FILE_NAME
+    recorded = found.source["trunk"]["sha256"]
+    try:
+        with path.open("rb") as file:
+            received = hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise ManifestError(f"cannot read {path}: {error.strerror}; copy the trunk back") from error
+    if received != recorded:
+        raise ManifestError(
+            f"{path} is not the trunk that made these features: its SHA-256 is {received[:12]}…, "
+            f"but the manifest says {recorded[:12]}…; copy the right file back, or extract the "
+            "features again"
+        )
+    return Trunk.from_dict(found.source["trunk"])

@@ -1,0 +1,154 @@
+"""Training on features that a trunk made: the layers above the trunk, and the whole model.
+
+A dataset of features has a copy of its trunk, with the layers above the cut inside. Training starts
+with these, and the export puts the trunk below them again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import keras
+
+import tfrecord_io
+from tfrecord_io.trunk import FILE_NAME, REST_NAME, SOURCE_KIND, Trunk
+from train import models
+from train.config import TRUNK_WEIGHTS, ConfigError, TrainConfig
+
+# Settings that a trunk decides, and those that change images before the network.
+_DECIDED = ("model", "weights", "normalize")
+_NEED_IMAGES = ("augment", "test_time_flip")
+
+
+def refuse_flags(data: str, given: Mapping[str, Any]) -> None:
+    """Refuses flags that mean nothing for a dataset of features; other datasets pass.
+
+    Args:
+        data: folder of the dataset.
+        given: the flags of the command line, by field of `TrainConfig`.
+
+    Raises:
+        ConfigError: naming the flags.
+        tfrecord_io.ManifestError: if the dataset cannot be used.
+    """
+    source = tfrecord_io.Manifest.load(data).source
+    if source.get("kind") != SOURCE_KIND:
+        return
+    wrong = [name for name in _DECIDED if given.get(name) is not None]
+    wrong += [name for name in _NEED_IMAGES if given.get(name)]
+    if wrong:
+        trunk = source["trunk"]
+        raise ConfigError(
+            f"{data} holds features of {trunk['model']} up to {trunk['layer']}, which decide the "
+            "network and its weights, and cannot be augmented or mirrored; remove "
+            + ", ".join(f"--{name}" for name in wrong)
+        )
+
+
+def adapt(config: TrainConfig, trunk: Trunk) -> TrainConfig:
+    """Returns a configuration with the trunk's network, and without what needs images.
+
+    Args:
+        config: as the user gave it, or as a run on the same features resolved it.
+        trunk: the trunk of the dataset.
+
+    Raises:
+        ConfigError: if it asks for another network, weights or normalization.
+    """
+    if (
+        config.model not in (TrainConfig.model, trunk.model)
+        or config.weights not in (None, TRUNK_WEIGHTS)
+        or config.normalize
+    ):
+        raise ConfigError(
+            f"{config.data} holds features of {trunk.model} up to {trunk.layer}: remove --model, "
+            "--weights and --normalize, because the layers above it are trained"
+        )
+    layers = trunk.rest_layers if config.trainable_layers is None else config.trainable_layers
+    return dataclasses.replace(
+        config,
+        model=trunk.model,
+        weights=TRUNK_WEIGHTS,
+        trainable_layers=min(layers, trunk.rest_layers),
+        augment=False,
+        test_time_flip=False,
+    )
+
+
+def build_network(
+    config: TrainConfig,
+    trunk: Trunk,
+    *,
+    dtype: str,
+    num_classes: int,
+    temperature: float = 1.0,
+) -> models.Network:
+    """Builds the network from a feature map on; the layers above the trunk have its weights.
+
+    Args:
+        config: adapted; supplies the dataset and the head.
+        trunk: the trunk of the dataset.
+        dtype: type of the stored features.
+        num_classes: number of outputs.
+        temperature: divisor of the log probabilities, see `calibration`.
+
+    Returns:
+        a network whose inputs are feature maps of `dtype`. Its `backbone` is the layers between
+        the trunk and the head.
+    """
+    rest = _load_rest(Path(config.data) / FILE_NAME)
+    features = keras.Input(trunk.feature_shape, dtype="float32", name="features")
+    classes = models.add_head(rest(features), config, num_classes)
+    logits = keras.Model(features, classes, name=config.model)
+    stored = keras.Input(trunk.feature_shape, dtype=dtype, name="image")
+    pixels = keras.layers.Rescaling(1.0, dtype="float32", name="to_float")(stored)
+    model = models.classifier(logits, config, stored, pixels, temperature)
+    return models.Network(logits=logits, model=model, backbone=rest)
+
+
+def whole_model(config: TrainConfig, network: models.Network) -> keras.Model:
+    """Returns the trunk and the trained layers as one model: uint8 images → probabilities.
+
+    It rounds the features as the dataset stores them, so it answers what the evaluation measured.
+
+    Args:
+        config: adapted; supplies the dataset.
+        network: the result of `build_network`.
+    """
+    trunk = keras.saving.load_model(Path(config.data) / FILE_NAME, compile=False)
+    trunk.trainable = False
+    images = keras.Input(trunk.input_shape[1:], dtype="uint8", name="image")
+    stored = keras.layers.Rescaling(1.0, dtype=network.model.input.dtype, name="as_stored")
+    probabilities = network.model(stored(trunk(images)))
+    return keras.Model(images, probabilities, name=f"{config.model}_whole")
+
+
+def manifest_of_images(manifest: tfrecord_io.Manifest, trunk: Trunk) -> tfrecord_io.Manifest:
+    """Returns the manifest of features with the facts of the images that the trunk takes."""
+    images = manifest.source["dataset"]
+    return dataclasses.replace(
+        manifest,
+        name=images["name"],
+        fingerprint=images["fingerprint"],
+        image_shape=trunk.image_shape,
+        dtype="uint8",
+    )
+
+
+def _load_rest(path: Path) -> keras.Model:
+    """Returns the layers between the trunk and the head, in the precision that is set."""
+    with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(path) as archive:
+        saved = keras.saving.load_model(archive.extract(REST_NAME, folder), compile=False)
+
+    def copy(layer: keras.layers.Layer) -> keras.layers.Layer:
+        # Keras saves the precision with each layer.
+        return type(layer).from_config(layer.get_config() | {"dtype": keras.config.dtype_policy()})
+
+    rest = keras.models.clone_model(saved, clone_function=copy)
+    rest.set_weights(saved.get_weights())
+    return rest

@@ -1,0 +1,275 @@
+"""Writes the frozen part of a network: python train/trunk.py --data OUT --model vgg16 ...
+
+    python train/trunk.py --data OUT --model vgg16 --layer block4_pool --output trunk.keras
+
+Layers that do not learn compute the same numbers in every epoch. `pipelines/extract_features.py`
+runs them once over a dataset, and `train/run.py` trains the layers above them. Exit codes: 0 the
+file is written, 2 wrong usage.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import re
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import tfrecord_io
+from tfrecord_io.shards import atomic_write
+from tfrecord_io.trunk import FACTS_NAME, REST_NAME, Trunk
+from train import config, console, predict
+from train.applications import APPLICATIONS
+from train.config import ConfigError
+
+if TYPE_CHECKING:
+    import keras
+
+# Layers of `models.build_network` that belong to the head, in their order.
+_HEAD_LAYERS = ("head", "dropout", "logits")
+
+# Members of a Keras file.
+_METADATA = "metadata.json"
+_CONFIG = "config.json"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command; returns its exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python train/trunk.py",
+        description="Writes the frozen part of a network, up to a layer, as one Keras file.",
+    )
+    parser.add_argument("--data", required=True, metavar="OUT", help="folder of a finished dataset")
+    parser.add_argument(
+        "--model",
+        required=True,
+        metavar="NAME|RUN",
+        help=f"a network of keras.applications ({', '.join(sorted(APPLICATIONS))}), or the folder "
+        "of a finished run",
+    )
+    parser.add_argument(
+        "--weights", metavar="FILE", help="weights of a named network [imagenet, downloaded]"
+    )
+    parser.add_argument(
+        "--layer",
+        required=True,
+        metavar="NAME",
+        help="the last frozen layer, such as block4_pool of vgg16; pool: the mean of each channel",
+    )
+    parser.add_argument("--output", required=True, metavar="FILE", help="such as trunk.keras")
+    arguments = parser.parse_args(argv)
+    console.set_defaults()
+    try:
+        facts = write_trunk(
+            arguments.data,
+            arguments.model,
+            arguments.layer,
+            Path(arguments.output),
+            weights=arguments.weights,
+        )
+    except (ConfigError, tfrecord_io.ManifestError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    shapes = ("x".join(map(str, shape)) for shape in (facts.image_shape, facts.feature_shape))
+    print(f"{arguments.output}: {facts.model} up to {facts.layer}, {' → '.join(shapes)}")
+    return 0
+
+
+def write_trunk(
+    data: str, model: str, layer: str, output: Path, *, weights: str | None = None
+) -> Trunk:
+    """Cuts a network at a layer and writes the part below it, with the rest beside it.
+
+    The same network gives the same bytes, so its features are not computed again.
+
+    Args:
+        data: folder of the dataset; its images decide the shapes.
+        model: name of a network of keras.applications, or folder of a finished run.
+        layer: name of the last frozen layer.
+        output: path of the file; it ends in .keras.
+        weights: a weights file for a named network; None for ImageNet's weights.
+
+    Returns:
+        the facts that the file holds.
+
+    Raises:
+        ConfigError: if the network or the layer does not exist, the weights cannot be loaded, the
+            network cannot be cut there, or its images have another shape.
+        tfrecord_io.ManifestError: if the dataset cannot be used.
+    """
+    if output.suffix != ".keras":
+        raise ConfigError(f"--output must end in .keras, received {output}")
+    manifest = tfrecord_io.Manifest.load(data)
+    if manifest.dtype != "uint8":
+        raise ConfigError(f"--data {data}: expected uint8 images, received {manifest.dtype}")
+    with console.hide_native_noise():
+        import keras
+    if model in APPLICATIONS:
+        logits = _build(model, weights, manifest)
+        name, source = model, Path(weights).name if weights else "imagenet"
+    else:
+        logits = _load_run(Path(model))
+        if weights:
+            raise ConfigError("--weights is for a named network; a run has weights of its own")
+        name, source = logits.name, f"run {Path(model).resolve().name}"
+    if logits.input_shape[1:] != manifest.image_shape:
+        raise ConfigError(
+            f"--model {model} takes inputs of shape {logits.input_shape[1:]}, but the images of "
+            f"{data} have {manifest.image_shape}; give the dataset that the run was trained on"
+        )
+    frozen, rest = cut(logits, layer)
+    images = keras.Input(manifest.image_shape, dtype="uint8", name="image")
+    pixels = keras.layers.Rescaling(1.0, dtype="float32", name="to_float")(images)
+    trunk = keras.Model(images, frozen(pixels), name="trunk")
+    facts = Trunk(
+        model=name,
+        layer=layer,
+        weights=source,
+        image_shape=manifest.image_shape,
+        feature_shape=trunk.output_shape[1:],
+        rest_layers=len(rest.layers) if rest.weights else 0,
+    )
+    _write(output, trunk, rest, facts)
+    return facts
+
+
+def cut(logits: keras.Model, layer: str) -> tuple[keras.Model, keras.Model]:
+    """Cuts a network in two below its head.
+
+    Args:
+        logits: a network of `models.build_network`: float32 images → logits.
+        layer: name of the last layer of the first part; it may be inside the backbone.
+
+    Returns:
+        (frozen, rest): float32 images → feature map [batch, height, width, channels], which is
+        [batch, 1, 1, channels] if the layer's output is flat; feature map → flat features
+        [batch, channels]. Both share the layers of `logits`.
+
+    Raises:
+        ConfigError: if there is no such layer below the head, its output is no feature map, or
+            data flows past it.
+    """
+    import keras
+
+    names = [each.name for each in logits.layers]
+    first_of_head = min(names.index(name) for name in _HEAD_LAYERS if name in names)
+    body = keras.Model(logits.input, logits.layers[first_of_head].input)
+    nested = [place for place, each in enumerate(body.layers) if isinstance(each, keras.Model)]
+    is_nested = bool(nested) and layer not in names
+    inside = body.layers[nested[0]] if is_nested else body
+    known = [each.name for each in inside.layers]
+    if layer not in known:
+        raise ConfigError(
+            f"--layer {layer}: {logits.name} has no such layer below its head; it has "
+            f"{', '.join(known)}"
+        )
+    features = inside.get_layer(layer).output
+    frozen = keras.Model(inside.input, features)
+    try:
+        rest = _above(features, inside.output)
+    except ValueError:  # Keras' answer to a graph that needs more than one tensor
+        raise ConfigError(
+            f"--layer {layer}: {logits.name} cannot be cut there, because data flows past this "
+            "layer; choose the last layer of a block"
+        ) from None
+    if is_nested:
+        # Below the backbone are the layers that scale its input, above it the one that pools.
+        frozen = keras.Model(body.input, frozen(body.layers[nested[0] - 1].output))
+        rest = keras.Model(rest.input, body.layers[nested[0] + 1](rest.output))
+    if features is body.output:
+        grid = keras.layers.Reshape((1, 1, features.shape[1]))
+        frozen = keras.Model(frozen.input, grid(frozen.output))
+        pooled = keras.Input((1, 1, features.shape[1]))
+        rest = keras.Model(pooled, keras.layers.Flatten()(pooled))
+    if len(frozen.output.shape) != 4:
+        raise ConfigError(
+            f"--layer {layer}: expected a feature map of height, width and channels, or one number "
+            f"for each channel; received shape {features.shape[1:]}"
+        )
+    return frozen, rest
+
+
+def _above(features: keras.KerasTensor, end: keras.KerasTensor) -> keras.Model:
+    """Returns the part of a network between two of its tensors."""
+    import keras
+
+    if features is end:
+        same = keras.Input(features.shape[1:])
+        return keras.Model(same, same)
+    return keras.Model(features, end)
+
+
+def _build(model: str, weights: str | None, manifest: tfrecord_io.Manifest) -> keras.Model:
+    """Returns a network of keras.applications, whose head does not matter."""
+    from train.models import build_network
+
+    chosen = config.TrainConfig(model=model, weights=weights, dropout=0.0, head_units=0)
+    network = build_network(
+        chosen, image_shape=manifest.image_shape, num_classes=manifest.num_classes
+    )
+    return network.logits
+
+
+def _load_run(run: Path) -> keras.Model:
+    """Returns the network of a finished run, without the layers that make probabilities."""
+    if not run.is_dir():
+        raise ConfigError(
+            f"--model {run}: expected the folder of a finished run, or a network of "
+            f"keras.applications: {', '.join(sorted(APPLICATIONS))}"
+        )
+    name = config.load_fields(run)["model"]
+    model = predict.load_classifier(run).model
+    if model.inputs[0].dtype != "uint8":
+        raise ConfigError(f"--model {run}: expected a run on uint8 images")
+    return model.get_layer(name)
+
+
+def _write(path: Path, trunk: keras.Model, rest: keras.Model, facts: Trunk) -> None:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        atomic_write(path) as file,
+        zipfile.ZipFile(file, "w") as archive,
+    ):
+        for name, content in _members(trunk, Path(folder)):
+            archive.writestr(zipfile.ZipInfo(name), content)
+        inner = io.BytesIO()
+        with zipfile.ZipFile(inner, "w") as rest_archive:
+            for name, content in _members(rest, Path(folder)):
+                rest_archive.writestr(zipfile.ZipInfo(name), content)
+        archive.writestr(zipfile.ZipInfo(REST_NAME), inner.getvalue())
+        archive.writestr(zipfile.ZipInfo(FACTS_NAME), json.dumps(facts.to_dict(), indent=1))
+
+
+def _members(model: keras.Model, folder: Path) -> Iterator[tuple[str, bytes]]:
+    """Yields the members of a model's Keras file, without the date and with ids that repeat."""
+    path = folder / "model.keras"
+    model.save(path)
+    with zipfile.ZipFile(path) as archive:
+        for name in archive.namelist():
+            content = archive.read(name)
+            if name == _METADATA:
+                facts = json.loads(content)
+                facts.pop("date_saved", None)
+                content = json.dumps(facts).encode()
+            if name == _CONFIG:
+                content = _with_repeatable_ids(content)
+            yield name, content
+
+
+def _with_repeatable_ids(content: bytes) -> bytes:
+    """Numbers the objects that layers share; Keras names them by their places in memory."""
+    numbers: dict[bytes, int] = {}
+    return re.sub(
+        rb'(?<="shared_object_id": )\d+',
+        lambda found: str(numbers.setdefault(found[0], len(numbers))).encode(),
+        content,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
