@@ -329,7 +329,9 @@ def test_a_deflated_file_that_grows_without_end_is_not_inflated():
 def test_damage_anywhere_raises_nothing_but_a_reject(name):
     whole = (FILES / f"{name}.dcm").read_bytes()
     generator = np.random.default_rng(0)
-    for place in generator.integers(132, len(whole), 60).tolist():
+    pixels = whole.index(b"\xe0\x7f\x10\x00")
+    places = *generator.integers(132, len(whole), 40), *generator.integers(pixels, pixels + 300, 60)
+    for place in map(int, places):
         damaged = bytearray(whole)
         damaged[place] ^= 1 << int(generator.integers(8))
         for data in (bytes(damaged), whole[:place]):

@@ -247,7 +247,13 @@ def _decode(dataset: Dataset, index: int) -> tuple[np.ndarray, str]:
         if plugin == _IMAGECODECS:
             return _decode_jpeg(frame, dataset), dataset.PhotometricInterpretation
     decoder = get_decoder(syntax)
-    pixels, facts = decoder.as_array(dataset, index=index, decoding_plugin=plugin)
+    try:
+        pixels, facts = decoder.as_array(dataset, index=index, decoding_plugin=plugin)
+    except BaseException as error:
+        # pylibjpeg-rle is written in Rust, whose panics are not an Exception.
+        if type(error).__module__ != "pyo3_runtime":
+            raise
+        raise Reject("undecodable", "the decoder panicked") from None
     return pixels, str(facts["photometric_interpretation"])
 
 
