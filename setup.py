@@ -28,6 +28,14 @@ TRAIN = [
     "tensorboard>=2.20",
 ]
 EXTRAS = {
+    # DICOM, with codecs whose licences suit this project's (pylibjpeg-libjpeg is GPL).
+    "dicom": [
+        "pydicom>=3.0.1,<4",
+        "pyjpegls>=1.5",
+        "pylibjpeg>=2",
+        "pylibjpeg-openjpeg>=2.4",
+        "pylibjpeg-rle>=2",
+    ],
     "kaggle": ["kaggle>=2.2,<3", "six"],  # kaggle imports six without declaring it
     "train": ["tensorflow>=2.21,<2.22", *TRAIN],
     "test": [

@@ -21,7 +21,7 @@ RUN python3 -m venv /opt/venv
 # Only what decides the dependencies: with an edited module this layer stays as it is.
 COPY setup.py pyproject.toml ./
 COPY requirements/lock.txt requirements/lock.txt
-RUN pip install --no-compile --constraint requirements/lock.txt '.[kaggle,gcp]' \
+RUN pip install --no-compile --constraint requirements/lock.txt '.[dicom,kaggle,gcp]' \
     && pip uninstall --yes scan-tfrecords
 COPY pipelines pipelines
 COPY tfrecord_io tfrecord_io

@@ -94,6 +94,14 @@ def _image_size(text: str) -> tuple[int, int]:
     return int(match[1]), int(match[2] or match[1])
 
 
+def _window(text: str) -> tuple[float, float]:
+    try:
+        center, width = map(float, text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected CENTER,WIDTH, received {text!r}") from None
+    return center, width
+
+
 def _flag(
     default: Any,
     group: str,
@@ -280,6 +288,14 @@ class BuildOptions:
         "(default: %(default)s)",
         choices=DTYPES,
     )
+    window: tuple[float, float] | None = _flag(
+        None,
+        _MADE,
+        "DICOM in uint8: the grey levels that become the 256 stored ones, such as 40,400 in "
+        "Hounsfield units (default: what each file says, or the range of its stored bits)",
+        kind=_window,
+        metavar="CENTER,WIDTH",
+    )
     variants: int = _flag(
         0,
         _MADE,
@@ -431,6 +447,7 @@ class BuildOptions:
             channels=self.channels,
             resize=self.resize,
             dtype=self.dtype,
+            window=self.window,
         )
 
     @property

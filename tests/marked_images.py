@@ -139,6 +139,21 @@ def environment(**variables: str) -> dict[str, str]:
     return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))} | variables
 
 
+def run_on_jax(program: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    """Runs the text of a Python program on JAX to its end, which must be a good one."""
+    result = subprocess.run(
+        [sys.executable, "-c", program, *map(str, arguments)],
+        cwd=REPOSITORY,
+        env=environment(KERAS_BACKEND="jax"),
+        capture_output=True,
+        text=True,
+        timeout=850,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    return result
+
+
 def run_script(
     script: str, *arguments: object, **variables: str
 ) -> subprocess.CompletedProcess[str]:

@@ -1,13 +1,11 @@
 """Training images change at random, by numbers that come with them, and within bounds."""
 
 import importlib.util
-import subprocess
-import sys
 
 import keras
 import numpy as np
 import pytest
-from marked_images import REPOSITORY, environment
+from marked_images import run_on_jax
 
 from train import augmentation
 from train.augmentation import NUM_DRAWS
@@ -192,14 +190,5 @@ def test_tensorflow_and_jax_change_images_alike(tmp_path):
         "images = augmentation.augment(given['images'], given['draws'], 1.0); "
         "np.save(sys.argv[2], keras.ops.convert_to_numpy(images))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script, tmp_path / "in.npz", tmp_path / "out.npy"],
-        cwd=REPOSITORY,
-        env=environment(KERAS_BACKEND="jax"),
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    run_on_jax(script, tmp_path / "in.npz", tmp_path / "out.npy")
     np.testing.assert_allclose(np.load(tmp_path / "out.npy"), augment(images, draws), atol=0.05)

@@ -15,6 +15,7 @@ from marked_images import (
     environment,
     flags,
     history_of,
+    run_on_jax,
     write_marked_dataset,
 )
 
@@ -88,20 +89,6 @@ print(json.dumps({"codes": codes, "tensorflow": "tensorflow" in sys.modules}))
 )
 
 
-def run_program(program, *arguments):
-    result = subprocess.run(
-        [sys.executable, "-c", program, *map(str, arguments)],
-        cwd=REPOSITORY,
-        env=environment(KERAS_BACKEND="jax"),
-        capture_output=True,
-        text=True,
-        timeout=850,
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr
-    return result
-
-
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     path = tmp_path_factory.mktemp("jax")
@@ -116,7 +103,7 @@ def out(data, tmp_path_factory):
     path = tmp_path_factory.mktemp("jax_runs")
     pixels = np.random.default_rng(0).integers(256, size=(12, 12), dtype=np.uint8)
     PIL.Image.fromarray(pixels).save(path / "scan.png")
-    result = run_program(PROGRAM, data, path, *flags(**SETTINGS))
+    result = run_on_jax(PROGRAM, data, path, *flags(**SETTINGS))
     (path / "stdout.txt").write_text(result.stdout)
     return path
 
@@ -174,7 +161,7 @@ for backend in ("torch", "tensorflow"):
     print(run.main(["--data", sys.argv[1], "--workdir", sys.argv[2]]))
 """
     )
-    result = run_program(program, data, tmp_path / "run")
+    result = run_on_jax(program, data, tmp_path / "run")
     assert result.stdout.split() == ["2", "2"]
     assert "KERAS_BACKEND=torch is not supported; use tensorflow or jax" in result.stderr
     assert "pip install 'scan-tfrecords[train]'" in result.stderr

@@ -8,6 +8,7 @@ import struct
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -194,3 +195,42 @@ def test_findings_are_printed_a_line_each_and_exit_1(
 def test_an_unfinished_dataset_says_so(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     assert main(["verify", str(tmp_path)]) == 1
     assert "run the same build command again" in capsys.readouterr().err
+
+
+def strings_in(value, path=()):
+    """Yields the path of each string in a JSON value."""
+    if isinstance(value, str):
+        yield path
+    elif isinstance(value, dict | list):
+        for name in value if isinstance(value, dict) else range(len(value)):
+            yield from strings_in(value[name], (*path, name))
+
+
+@pytest.mark.parametrize("command", ["verify", "audit", "index"])
+def test_the_manifest_of_a_stranger_cannot_control_the_terminal(command, dataset, capsys):
+    evil = "\x1b]0;a title\x07"
+    text = (dataset / manifest.FILE_NAME).read_text()
+    paths = [*strings_in(json.loads(text)), ("format_version",), ("splits",)]
+    assert len(paths) > 30
+    for path in paths:
+        content = json.loads(text)
+        place = content
+        for name in path[:-1]:
+            place = place[name]
+        place[path[-1]] = {evil: place[path[-1]]} if path == ("splits",) else evil
+        (dataset / manifest.FILE_NAME).write_text(json.dumps(content))
+        main([command, str(dataset)])
+        said = "".join(capsys.readouterr())
+        assert not {"\x1b", "\x07"} & {*said}, path
+
+
+def test_no_file_beside_the_source_is_read(dataset, source_tree, tmp_path):
+    source = Path(shutil.copytree(source_tree, tmp_path / "in"))
+    (tmp_path / "beside.jpeg").write_bytes(next(source.rglob("*.jpeg")).read_bytes())
+    table = pq.read_table(dataset / "examples.parquet")
+    index = table.schema.get_field_index("path")
+    for path in ("../beside.jpeg", str(tmp_path / "beside.jpeg")):
+        column = pa.array([path] * len(table))
+        pq.write_table(table.set_column(index, "path", column), dataset / "examples.parquet")
+        findings = verify.verify(dataset, source_input=source)
+        assert [str(finding) for finding in findings] == [f"{source}: has no file {path}"]

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from tfrecord_io import schema
+from tfrecord_io.printing import printable
 from tfrecord_io.statistics import PixelStatistics
 
 #: The newest version of the format. A dataset has the oldest version that can describe it.
@@ -35,7 +36,13 @@ REPORT_FILE_NAME = "report.html"
 
 
 class ManifestError(ValueError):
-    """A dataset that cannot be used: unfinished, damaged, inconsistent or of another version."""
+    """A dataset that cannot be used: unfinished, damaged, inconsistent or of another version.
+
+    The message may quote the manifest of a stranger, so control characters are escaped.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__("\n".join(printable(line) for line in message.split("\n")))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import math
+import re
 import zlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -67,6 +69,12 @@ class Reject(Exception):  # noqa: N818 - the project's word for an image that is
         return Reject, (self.reason, self.detail)
 
 
+#: Options that older manifests do not have, with their defaults, at which no manifest has them.
+_NEWER: Mapping[str, Any] = {"dtype": "uint8", "window": None}
+
+_FRAME_NAME = re.compile(r"(?P<path>.*)#frame-(?P<frame>[1-9]\d*)", re.DOTALL)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Preprocessing:
     """How a file becomes pixels.
@@ -78,6 +86,8 @@ class Preprocessing:
         resize: name of a filter in `RESIZE_FILTERS`.
         dtype: one of `DTYPES`. uint16 keeps the depth of 16-bit grey files; the levels of eight-bit
             files are spread over its range (times 257).
+        window: center and width of the grey levels that become the 256 of uint8, for DICOM files;
+            by default those that each file names.
 
     Raises:
         ValueError: if a value is out of range.
@@ -88,6 +98,7 @@ class Preprocessing:
     channels: int = 1
     resize: str = "bilinear"
     dtype: str = "uint8"
+    window: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
         if min(self.height, self.width) < 1 or max(self.height, self.width) > 16_384:
@@ -102,6 +113,14 @@ class Preprocessing:
             )
         if self.dtype not in DTYPES:
             raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, received {self.dtype!r}")
+        if self.window and not (self.window[1] >= 1 and math.isfinite(sum(self.window))):
+            raise ValueError(
+                f"window must be a center and a width of at least 1, received {self.window}"
+            )
+        if self.window and self.dtype != "uint8":
+            raise ValueError(
+                f"window is for uint8: a dataset of {self.dtype} keeps the whole range"
+            )
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
@@ -109,11 +128,11 @@ class Preprocessing:
         return self.height, self.width, self.channels
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns JSON values by name, as the manifest keeps them; `dtype` only if not uint8."""
+        """Returns JSON values by name, as the manifest keeps them; newer ones unless default."""
         values = dataclasses.asdict(self)
-        if self.dtype == "uint8":
-            del values["dtype"]
-        return values
+        return {
+            name: value for name, value in values.items() if _NEWER.get(name, not value) != value
+        }
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Preprocessing:
@@ -123,7 +142,9 @@ class Preprocessing:
             KeyError: if a value is missing.
             ValueError: if a value is out of range.
         """
-        values = {"dtype": "uint8", **values}
+        values = {**_NEWER, **values}
+        if values["window"]:
+            values["window"] = tuple(values["window"])
         return cls(**{field.name: values[field.name] for field in dataclasses.fields(cls)})
 
 
@@ -134,8 +155,9 @@ class DecodedImage(NamedTuple):
         pixels: row-major [height, width, channels], little-endian, of the preprocessing's type.
         width: width of the original in pixels, after its EXIF rotation.
         height: height of the original in pixels, after its EXIF rotation.
-        mode: Pillow's name of the original's pixel format, such as `L` or `RGB`.
-        file_format: Pillow's name of the file format, such as `JPEG`.
+        mode: Pillow's name of the original's pixel format, such as `L` or `RGB`; of DICOM see
+            `dicom.read_frame`.
+        file_format: Pillow's name of the file format, such as `JPEG`; or `DICOM`.
         quantization: sum of the JPEG's luminance quantization table, a measure of its
             quality (larger is coarser); 0 for other formats.
     """
@@ -148,32 +170,66 @@ class DecodedImage(NamedTuple):
     quantization: int
 
 
-def decoder_versions() -> dict[str, str]:
-    """Returns the library versions that decide the pixels; equal versions give equal bytes."""
+def decoder_versions(*, with_dicom: bool = False) -> dict[str, str]:
+    """Returns the library versions that decide the pixels; equal versions give equal bytes.
+
+    Args:
+        with_dicom: whether there are DICOM files, whose codecs then count too.
+
+    Raises:
+        ModuleNotFoundError: if there are, and one of their codecs is not installed.
+    """
+    from tfrecord_io import dicom
+
     return {
         "pillow": PIL.__version__,
         "libjpeg": str(features.version("libjpeg_turbo") or features.version("jpg")),
+        **(dicom.codec_versions() if with_dicom else {}),
     }
 
 
-def decode_image(data: bytes, preprocessing: Preprocessing) -> DecodedImage:
+def frame_path(path: str, frame: int | None) -> str:
+    """Returns the name of a frame of a DICOM file; the file's own name if it has only one.
+
+    Args:
+        path: path of the file.
+        frame: number of the frame, from 1; 0 for the only frame; None if the file is not DICOM.
+    """
+    return f"{path}#frame-{frame}" if frame else path
+
+
+def split_frame_path(name: str) -> tuple[str, int]:
+    """Returns the path and the frame of which `frame_path` made a name."""
+    match = _FRAME_NAME.fullmatch(name)
+    return (match["path"], int(match["frame"])) if match else (name, 0)
+
+
+def decode_image(
+    data: bytes, preprocessing: Preprocessing, frame: int | None = None
+) -> DecodedImage:
     """Decodes an image file and converts it to the stored size and number of channels.
 
     Pillow may emit warnings, for example about odd metadata.
 
     Args:
         data: the whole file.
-        preprocessing: the wanted size, channels and filter.
+        preprocessing: the wanted size, channels, filter and type.
+        frame: the frame of a DICOM file, from 1, or 0 for the only one; None for all other files.
 
     Raises:
         Reject: if the file is not an image, is damaged, or cannot be converted without loss of
             information other than by resizing. No other exception is raised for any bytes.
+        ModuleNotFoundError: if it is a DICOM file, and pydicom or a codec is not installed.
     """
     if not data:
         raise Reject("empty", "the file has no bytes")
     try:
-        return _decode(data, preprocessing)
-    except Reject:
+        return (
+            _decode(data, preprocessing)
+            if frame is None
+            else _decode_frame(data, frame, preprocessing)
+        )
+    except (Reject, ModuleNotFoundError):
         raise
     except Image.UnidentifiedImageError:
         # The detail quotes no bytes: a link may lead to a secret, and rejects are published.
@@ -212,6 +268,20 @@ def _decode(data: bytes, preprocessing: Preprocessing) -> DecodedImage:
             file_format=file_format,
             quantization=quantization,
         )
+
+
+def _decode_frame(data: bytes, frame: int, preprocessing: Preprocessing) -> DecodedImage:
+    from tfrecord_io import dicom
+
+    image, mode = dicom.read_frame(data, frame, preprocessing)
+    return DecodedImage(
+        pixels=_resized(_convert(image, preprocessing.channels), preprocessing),
+        width=image.width,
+        height=image.height,
+        mode=mode,
+        file_format="DICOM",
+        quantization=0,
+    )
 
 
 def _check_size(image: Image.Image) -> None:

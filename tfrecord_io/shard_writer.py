@@ -44,7 +44,7 @@ class ShardWriter:
         )
 
     def write(self, image: bytes, label_index: int, key: str) -> None:
-        """Appends a record; see `schema.RecordLayout.encode_record`.
+        """Appends a record; see `schema.RecordLayout.encode_into`.
 
         Args:
             image: pixels of the layout's type, row-major [height, width, channels].

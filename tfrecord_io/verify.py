@@ -347,13 +347,17 @@ def _check_sample(
         the number of examples that were compared, including augmented copies.
     """
     table = pq.read_table(directory / manifest.EXAMPLES_FILE_NAME)
-    columns = ["shard", "row", "path", "key", "variant"]
+    columns = ["shard", "row", "path", "key", "variant", "file_format"]
     table = table.select([name for name in columns if name in table.column_names])
     rows = sorted(random.Random(seed).sample(range(len(table)), min(num_samples, len(table))))
-    # Several examples may be augmented copies of one file.
+    # Several examples may be frames or augmented copies of one file.
     wanted: dict[str, list[dict[str, Any]]] = {}
     for row in table.take(rows).to_pylist():
-        wanted.setdefault(source_paths.get(row["path"], row["path"]), []).append(row)
+        path, frame = row["path"], None
+        if row["file_format"] == "DICOM":
+            path, frame = preprocess.split_frame_path(path)
+        path = source_paths.get(row["path"], path)
+        wanted.setdefault(path, []).append({**row, "frame": frame})
     num_compared = 0
     try:
         for path, data in _read_files(source_input, list(wanted)):
@@ -387,7 +391,7 @@ def _compare(
         stored = file.read(slot.length)
     try:
         options = preprocess.Preprocessing.from_dict(found.preprocessing)
-        pixels = preprocess.decode_image(data, options).pixels
+        pixels = preprocess.decode_image(data, options, row["frame"]).pixels
     except preprocess.Reject as reject:
         return [
             Finding(row["shard"], f"record {row['row']}: {row['path']} is now rejected: {reject}")
@@ -406,7 +410,9 @@ def _read_files(source_input: Path, paths: Sequence[str]) -> Iterator[tuple[str,
     if source_input.is_dir():
         for path in paths:
             file = source_input / path
-            yield path, file.read_bytes() if file.is_file() else None
+            # The table of a stranger may name files elsewhere.
+            is_inside = ".." not in Path(path).parts and file.is_relative_to(source_input)
+            yield path, file.read_bytes() if is_inside and file.is_file() else None
     elif zipfile.is_zipfile(source_input):
         with zipfile.ZipFile(source_input) as archive:
             # The build uses the first of several members with the same name.

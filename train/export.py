@@ -24,6 +24,7 @@ import keras
 import numpy as np
 
 import tfrecord_io
+from tfrecord_io import dicom
 from tfrecord_io.preprocess import decoder_versions
 from tfrecord_io.shards import atomic_write
 
@@ -107,7 +108,7 @@ def export_model(
         # What made the pixels of the files; predict warns where it differs.
         "decoder": {
             name: manifest.versions[name]
-            for name in decoder_versions()
+            for name in (*decoder_versions(), *dicom.PACKAGES)
             if name in manifest.versions
         },
         "dataset": {"name": manifest.name, "fingerprint": manifest.fingerprint},

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tfrecord_io.dicom import is_dicom
 from tfrecord_io.preprocess import Preprocessing, Reject, decode_image, decoder_versions
 from tfrecord_io.printing import no_formula, printable
 from train import console
@@ -106,7 +107,7 @@ def load_classifier(path: Path) -> Classifier:
 
 def other_decoder(classifier: Classifier) -> str | None:
     """Returns a warning if files are decoded here by other versions than in the build, or None."""
-    here = decoder_versions()
+    here = decoder_versions(with_dicom="pydicom" in classifier.decoder)
     changed = {
         name: version
         for name, version in classifier.decoder.items()
@@ -127,12 +128,13 @@ def read_pixels(path: Path, preprocessing: Preprocessing) -> np.ndarray:
 
     Raises:
         Reject: if the file is no image, is damaged, or cannot be read.
+        ModuleNotFoundError: if it is a DICOM file, and pydicom or a codec is not installed.
     """
     try:
         data = path.read_bytes()
     except OSError as error:
         raise Reject("unreadable", str(error)) from None
-    pixels = decode_image(data, preprocessing).pixels
+    pixels = decode_image(data, preprocessing, 0 if is_dicom(data) else None).pixels
     return np.frombuffer(pixels, preprocessing.dtype).reshape(preprocessing.image_shape)
 
 
@@ -192,13 +194,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.patch is not None and arguments.patch < 1:
             raise ConfigError(f"--patch must be at least 1 pixel, received {arguments.patch}")
         classifier = load_classifier(Path(arguments.model))
-    except ConfigError as error:
+        warning = other_decoder(classifier)
+        if warning:
+            print(f"warning: {warning}", file=sys.stderr)
+        predictions = list(predict_files(classifier, paths))
+    except (ConfigError, ModuleNotFoundError) as error:  # the latter for DICOM without its codecs
         print(f"error: {printable(str(error))}", file=sys.stderr)
         return 2
-    warning = other_decoder(classifier)
-    if warning:
-        print(f"warning: {warning}", file=sys.stderr)
-    predictions = list(predict_files(classifier, paths))
     _show(_FORMATS[arguments.format](predictions, classifier.label_names), arguments.format)
     if arguments.occlusion:
         _write_maps(classifier, predictions, Path(arguments.occlusion), arguments.patch)

@@ -28,6 +28,7 @@ from pipelines.sources.source import Source
 from pipelines.stores.output import sync_folder
 from pipelines.stores.remote import is_remote
 from tfrecord_io import schema, shards
+from tfrecord_io.preprocess import frame_path
 
 #: The digest of the secret is in the manifest, so a short secret could be found by trying.
 MIN_SECRET_BYTES = 32
@@ -145,15 +146,16 @@ def hide_names(listing: Listing, secret: Secret) -> tuple[Listing, pa.Table]:
     ]
     hidden = dataclasses.replace(
         listing,
-        refs=refs.sort_by("path").combine_chunks(),
+        refs=refs.sort_by([("path", "ascending"), ("frame", "ascending")]).combine_chunks(),
         rejects=tuple(sorted(rejects, key=lambda reject: (reject.source_path, reject.reason))),
         # The other notes are about the table of labels.
         notes=tuple(label_notes(sorted(refs["label"].unique().to_pylist()))),
     )
+    codes = list(map(frame_path, columns["path"], refs["frame"].to_pylist()))
     images = pa.table(
         {
-            "key": [schema.image_key(path) for path in columns["path"]],
-            "path": columns["path"],
+            "key": [schema.image_key(code) for code in codes],
+            "path": codes,
             "source_path": names,
             "patient": columns["patient"],
             "source_patient": patients,

@@ -1,9 +1,11 @@
-"""Splits without leaks: decides for each patient the split, before any image is decoded.
+"""Splits without leaks, decided before any image is decoded.
 
-A patient's split depends only on the patient's name and a seed: a hash turns them into a number
-from 0 to 1, and bounds at the wanted fractions turn the number into a split. So images added later
-do not move a patient to another split. The fractions are therefore met only by chance, over all
-images and in each class. `--split_seed auto` tries many seeds, chooses the one that comes closest
+`--splits source` keeps the split that `sources.listing` took from the folder or the table;
+`--leaks` and `--keep_split` are applied to it here. `--splits patient` gives each patient a split,
+which depends only on the patient's name and a seed. A hash turns them into a number from 0 to 1,
+and bounds at the wanted fractions turn the number into a split. So images added later do not move a
+patient to another split. The fractions are therefore met only by chance, over all images and in
+each class. `--split_seed auto` tries many seeds, chooses the one that comes closest
 in every class, and prints it, so that later builds can use the same seed.
 """
 
@@ -22,6 +24,7 @@ import xxhash
 from pipelines import errors
 from pipelines.planning.plan import splitmix64
 from pipelines.sources.listing import REF_SCHEMA
+from tfrecord_io.preprocess import frame_path
 
 #: Fractions of `--splits patient` unless the user gives others.
 DEFAULT_FRACTIONS = (("train", 0.8), ("val", 0.1), ("test", 0.1))
@@ -162,9 +165,13 @@ def positions(groups: Sequence[str], seed: int) -> np.ndarray:
     Returns:
         float64 [num_groups].
     """
+    return _positions(_hash(groups), np.array([seed], np.uint64))[0]
+
+
+def _hash(groups: Sequence[str]) -> np.ndarray:
+    """Returns uint64 [num_groups]."""
     names = (group.encode("utf-8", "surrogateescape") for group in groups)
-    hashes = np.fromiter((xxhash.xxh3_64_intdigest(name) for name in names), np.uint64)
-    return _positions(hashes, np.array([seed], np.uint64))[0]
+    return np.fromiter((xxhash.xxh3_64_intdigest(name) for name in names), np.uint64)
 
 
 def _positions(hashes: np.ndarray, seeds: np.ndarray) -> np.ndarray:
@@ -197,13 +204,7 @@ def _assign(
     shares = np.array([fractions[name] for name in names]) / sum(fractions.values())
     bounds = np.cumsum(shares)[:-1]
     encoded = groups.dictionary_encode()
-    hashes = np.fromiter(
-        (
-            xxhash.xxh3_64_intdigest(group.encode("utf-8", "surrogateescape"))
-            for group in encoded.dictionary.to_pylist()
-        ),
-        np.uint64,
-    )
+    hashes = _hash(encoded.dictionary.to_pylist())
     members = encoded.indices.to_numpy().astype(np.int64)
     counts = _counts_by_class(candidates, members, len(hashes))
     seed = options.seed if options.seed is not None else _best_seed(hashes, counts, shares)
@@ -332,7 +333,7 @@ def _drop_shared_with(
     )
     table = pa.table(
         {
-            "path": source_paths(left_out),
+            "path": _image_names(left_out),
             "reason": pa.array([f"patient_in_{kept}"] * left_out.num_rows, pa.string()),
             "detail": details,
         },
@@ -368,12 +369,18 @@ def _describe_leaks(leaks: Mapping[tuple[str, ...], int]) -> str:
 
 
 def source_paths(refs: pa.Table) -> pa.Array:
-    """Returns the full name of each image, as `ImageRef.source_path` does."""
+    """Returns the full name of each image's file, as `ImageRef.source_path` does."""
     roots = refs["root"].cast(pa.large_string()).combine_chunks()
     joined = pc.binary_join_element_wise(
         roots, refs["path"].combine_chunks(), pa.scalar("/", pa.large_string())
     )
     return pc.if_else(pc.equal(roots, ""), refs["path"].combine_chunks(), joined)
+
+
+def _image_names(refs: pa.Table) -> pa.Array:
+    """Returns the full name of each image, as `ImageRef.image_name` does."""
+    names = map(frame_path, source_paths(refs).to_pylist(), refs["frame"].to_pylist())
+    return pa.array(names, pa.large_string())
 
 
 def _split_names(refs: pa.Table) -> list[str]:

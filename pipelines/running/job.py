@@ -1,4 +1,4 @@
-"""What the launcher does before the engine starts: it lists, plans and checks the output."""
+"""What the launcher does before the engine runs (list, plan, look at the output) and after it."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from pipelines.options import BuildOptions
 from pipelines.planning import anonymous, output_state, plan, splits
 from pipelines.shards import drops, finish
 from pipelines.shards.build import Build, Work, find_finished
+from pipelines.sources import dicom_frames
 from pipelines.sources.chosen import make_source
 from pipelines.sources.listing import Listing, iterate_refs
 from pipelines.sources.source import Source
@@ -89,7 +90,12 @@ def _prepare(options: BuildOptions, storage: Storage, source: Source) -> Job[Bui
     started = time.monotonic()
     shown = "the input" if options.secret else options.input or options.source
     _say(f"listing the images of {remote.shown(shown)}")
-    listing, names = source.list(options.listing), None
+    labels, names = options.listing.labels, None
+    listing = dicom_frames.expand(
+        source.list(options.listing),
+        source,
+        keep_patients=labels is not None and labels.patient is not None,
+    )
     if options.secret:
         listing, names = anonymous.hide_names(listing, options.secret)
     _say(_describe(listing))
@@ -152,7 +158,13 @@ def _is_known_complete(options: BuildOptions, storage: Storage, source: Source) 
     if not options.listing.classes and "class_not_chosen" in found.counts.get("ignored", {}):
         return False
     labels = options.listing.classes or found.label_names
-    identity = _identity(options, source, found.options.get("source_listing", ""), labels)
+    identity = _identity(
+        options,
+        source,
+        found.options.get("source_listing", ""),
+        labels,
+        has_dicom="pydicom" in found.options.get("decoder", {}),
+    )
     if plan.fingerprint(identity) != found.fingerprint:
         return False
     output_state.check_output(storage, identity)
@@ -171,7 +183,13 @@ def _plan_job(
     labels = options.listing.classes or tuple(
         sorted(set(listing.refs["label"].unique().to_pylist()))
     )
-    identity = _identity(options, source, plan.listing_digest(listing.refs), labels)
+    identity = _identity(
+        options,
+        source,
+        plan.listing_digest(listing.refs),
+        labels,
+        has_dicom=dicom_frames.has_dicom(listing.refs),
+    )
     build = Build(
         name=options.name,
         # Absolute, because a worker may have another working directory.
@@ -232,7 +250,7 @@ def _content_names(source: Source, refs: pa.Table) -> list[str]:
                 names.append(xxhash.xxh3_128_hexdigest(read()))
             except preprocess.Reject:
                 # The decoder will reject it later; here its path serves as a unique name.
-                names.append(ref.source_path)
+                names.append(ref.image_name)
     return names
 
 
@@ -245,7 +263,12 @@ def _require_policy(storage: Storage, options: BuildOptions) -> None:
 
 
 def _identity(
-    options: BuildOptions, source: Source, listing_digest: str, labels: tuple[str, ...]
+    options: BuildOptions,
+    source: Source,
+    listing_digest: str,
+    labels: tuple[str, ...],
+    *,
+    has_dicom: bool,
 ) -> dict[str, Any]:
     """Returns everything that decides the bytes of the dataset, by the names of the flags."""
     listing = options.listing
@@ -271,9 +294,12 @@ def _identity(
         "shard_size_mb": options.plan.shard_size_mb,
         "num_shards": options.plan.num_shards,
         "limit": options.plan.limit,
-        **_depth(options.preprocessing.dtype),
+        **_depth(options.preprocessing),
         **_augmentation(options.plan.variants),
-        "decoder": preprocess.decoder_versions(),
+        "decoder": {
+            **preprocess.decoder_versions(),
+            **(dicom_frames.require_codecs() if has_dicom else {}),
+        },
     }
     return anonymous.hide_identity(identity, options.secret) if options.secret else identity
 
@@ -296,8 +322,13 @@ def _tree(options: BuildOptions, source: Source) -> dict[str, Any]:
     return {"tree": tree.strip(" /")}
 
 
-def _depth(dtype: str) -> dict[str, Any]:
-    return {"dtype": dtype, "format_version": 2} if dtype != "uint8" else {}
+def _depth(preprocessing: preprocess.Preprocessing) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    if preprocessing.dtype != "uint8":
+        found = {"dtype": preprocessing.dtype, "format_version": 2}
+    if preprocessing.window:
+        found["window"] = list(preprocessing.window)
+    return found
 
 
 def _augmentation(variants: int) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 The workers do not import Beam and open no port. Each takes the next task that no other worker has
 taken. They are forked from a server process that has already imported their modules, so they start
-at once and share that memory. They end when the launcher dies.
+at once and share that memory. They end when the launcher dies. If a worker dies, the pool ends the
+others, the build fails with a message, and the next run keeps the finished shards.
 """
 
 from __future__ import annotations
@@ -64,8 +65,8 @@ def write_shards(
         writer: kind of writer that writes the shards.
 
     Raises:
-        errors.BuildError: the first error of a worker, or if a worker died. After an error the
-            other workers finish the shards they have begun and take no more tasks.
+        errors.BuildError: the first error of a worker; the others finish the shards they have
+            begun and take no more tasks. Also if a worker died; that ends the others at once.
         KeyboardInterrupt: after Ctrl-C, once all workers are killed.
     """
     _run_in_each(min(num_processes, len(tasks)), _write_next, build, tasks, writer)

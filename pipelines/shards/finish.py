@@ -1,4 +1,8 @@
-"""Finishes a dataset: counts every file, audits the images, writes the report and the manifest."""
+"""Finishes a dataset, in one straight line.
+
+Images that are to be dropped are cut out of the shards, every file is counted, the images are
+audited, and the tables, the report and last the manifest are written.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +28,7 @@ from pipelines.shards.build import Build, Sidecar, require_sidecars, rows_name
 from pipelines.shards.write import EXAMPLE_SCHEMA
 from pipelines.sources.listing import RejectedFile
 from pipelines.stores.output import BUILD_DIR, Storage
-from tfrecord_io import manifest, preprocess
+from tfrecord_io import manifest
 from tfrecord_io.auditing import audit, twins
 from tfrecord_io.printing import csv_cell
 from tfrecord_io.reading import tfds_metadata
@@ -38,8 +42,9 @@ def finish_dataset(build: Build) -> None:
     """Counts what became of every file, audits, and writes the tables, the card and the manifest.
 
     The counts come from files, not from an engine's counters. If too many images were rejected or
-    a policy is violated, the tables and the reason are written, but no manifest; `read_failure`
-    returns the reason. That is not raised as an error, because an engine would retry the step.
+    a policy is violated, the reason is written, with the tables made so far, but no manifest;
+    `read_failure` returns the reason. That is not raised as an error, because an engine would retry
+    the step.
 
     Args:
         build: the whole build.
@@ -74,13 +79,13 @@ def _finish(build: Build) -> None:
     ledger.require_unique_keys(build.storage)
     dropped = _drop(build, tasks, sidecars)
     sidecars = require_sidecars(build, tasks) if dropped.num_rows else sidecars
-    counts = ledger.account(build, sidecars, len(rejects), dropped)
+    counts = ledger.check_ledger(build, sidecars, len(rejects), dropped)
     _refuse(ledger.judge_drops(build, counts))
-    found = _make_manifest(build, tasks, sidecars, counts, rejects)
-    found = _audit_and_report(build, found, rejects, dropped)
-    refusal = drops.judge(found.audit["measures"], build.drops)
-    _refuse(refusal and f"{refusal}. See {build.storage.path(manifest.REPORT_FILE_NAME)}")
-    publish(build.storage, found)
+    made = _make_manifest(build, tasks, sidecars, counts, rejects)
+    made = _audit_and_report(build, made, rejects, dropped)
+    if refusal := drops.judge(made.audit["measures"], build.drops):
+        _refuse(f"{refusal}. See {build.storage.path(manifest.REPORT_FILE_NAME)}")
+    publish(build.storage, made)
 
 
 class _RefusedError(Exception):
@@ -97,7 +102,7 @@ def _collect_rejects(build: Build, sidecars: Sequence[Sidecar]) -> list[Rejected
     rejects = [*build.rejected_files, *(r for sidecar in sidecars for r in sidecar.rejects)]
     rejects.sort(key=lambda reject: (reject.source_path, reject.reason))
     rows = map(dataclasses.astuple, rejects)
-    _write_listing(build.storage, manifest.REJECTS_FILE_NAME, rows)
+    _write_reasons(build.storage, manifest.REJECTS_FILE_NAME, rows)
     return rejects
 
 
@@ -107,7 +112,7 @@ def _drop(build: Build, tasks: Sequence[plan.ShardTask], sidecars: Sequence[Side
     if dropped.num_rows:
         _join_examples(build.storage, tasks)
         rows = (tuple(row.values()) for row in dropped.to_pylist())
-        _write_listing(build.storage, manifest.DROPPED_FILE_NAME, rows)
+        _write_reasons(build.storage, manifest.DROPPED_FILE_NAME, rows)
     return dropped
 
 
@@ -159,7 +164,7 @@ def publish(storage: Storage, found: manifest.Manifest) -> None:
     write_text(storage, manifest.FILE_NAME, found.to_json())
 
 
-def _write_listing(storage: Storage, name: str, rows: Iterable[Sequence[str]]) -> None:
+def _write_reasons(storage: Storage, name: str, rows: Iterable[Sequence[str]]) -> None:
     text = io.StringIO(newline="")
     writer = csv.writer(text)
     writer.writerow(["path", "reason", "detail"])
@@ -218,7 +223,7 @@ def _make_manifest(
             "python": platform.python_version(),
             "apache_beam": importlib.metadata.version("apache-beam"),
             "pyarrow": pa.__version__,
-            **preprocess.decoder_versions(),
+            **build.identity["decoder"],
         },
         statistics=_statistics(build, by_split.get(manifest.STATISTICS_SPLIT, [])),
         dtype=build.preprocessing.dtype,

@@ -1,4 +1,8 @@
-"""The ledger: what became of every file, and whether the dataset may be used."""
+"""The ledger: what became of every file, and whether the dataset may be used.
+
+`Listing` has checked the sum for the files that it listed; `tfrecord_io.verify` checks it again,
+from the files of a finished dataset.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +23,7 @@ from pipelines.stores.output import Storage
 from tfrecord_io import manifest
 
 
-def account(
+def check_ledger(
     build: Build, sidecars: Sequence[Sidecar], num_rejects: int, dropped: pa.Table
 ) -> dict[str, Any]:
     """Returns the number of files seen, and their number by what became of them.
@@ -119,10 +123,10 @@ def judge_classes(
     with build.storage.open_arrow(plan.PLAN_FILE) as file:
         for task in tasks:
             for ref in iterate_refs(plan.read_task_refs(file, task, build.fingerprint)):
-                if ref.source_path not in rejected:
+                if ref.image_name not in rejected:
                     without.discard(ref.label)  # dropped as a duplicate
                 elif ref.label in without:
-                    lost[ref.label] = ref.source_path
+                    lost[ref.label] = ref.image_name
     lost = {name: path for name, path in sorted(lost.items()) if name in without}
     if not lost:
         return None
@@ -140,7 +144,7 @@ def judge_drops(build: Build, counts: Mapping[str, Any]) -> str | None:
 
     Args:
         build: the whole build.
-        counts: the number of files by what became of them, see `account`.
+        counts: the number of files by what became of them, see `check_ledger`.
     """
     if counts["examples"]:
         return None
@@ -167,8 +171,8 @@ def require_unique_keys(storage: Storage) -> None:
     if repeated:
         raise errors.BuildError(
             f"{repeated:,} of {len(rows):,} examples in {storage.root} repeat the key of another "
-            "example: the shards come from different plans. Build the dataset again with "
-            "--overwrite"
+            "example: the shards come from different plans. Delete the folder and build "
+            "again"
         )
 
 

@@ -85,7 +85,7 @@ def write_shard(
     with storage.open_arrow(plan.PLAN_FILE) as file:
         planned = plan.read_task_refs(file, task, build.fingerprint)
     refs, variants = list(iterate_refs(planned)), planned["variant"].to_pylist()
-    paths = [ref.path for ref in refs]
+    paths = [ref.image_path for ref in refs]
     if build.num_variants:
         paths = [augment.variant_path(path, n) for path, n in zip(paths, variants, strict=True)]
     keys = [schema.image_key(path) for path in paths]
@@ -103,13 +103,13 @@ def write_shard(
         for ref, (_, read), variant, key in zip(refs, reads, variants, keys, strict=True):
             try:
                 data = _read(read, ref)
-                pixels, *original = preprocess.decode_image(data, build.preprocessing)
+                pixels, *original = preprocess.decode_image(data, build.preprocessing, ref.frame)
             except preprocess.Reject as reject:
                 # A file is rejected only once, not again for each of its variants.
                 if not variant:
                     rejects.append(
                         RejectedFile(
-                            source_path=ref.source_path,
+                            source_path=ref.image_name,
                             reason=reject.reason,
                             detail=reject.detail if ref.hidden is None else "",
                         )
@@ -270,7 +270,7 @@ def _examples_table(
         "row": range(len(refs)),
         "label": [ref.label for ref in refs],
         "patient": [ref.patient for ref in refs],
-        "path": [ref.source_path for ref in refs],
+        "path": [ref.image_name for ref in refs],
         "file_bytes": [ref.size for ref in refs],
         "perceptual_hash": [bits.tobytes() for bits in facts["perceptual_hash"]],
     }
@@ -278,7 +278,11 @@ def _examples_table(
 
 
 def _check_decoder(build: Build) -> None:
-    here, planned = preprocess.decoder_versions(), build.identity["decoder"]
+    planned = build.identity["decoder"]
+    try:
+        here = preprocess.decoder_versions(with_dicom="pydicom" in planned)
+    except ModuleNotFoundError as error:
+        raise errors.BuildError(f"this worker cannot decode: {error}") from None
     if here != planned:
         raise errors.BuildError(
             f"this worker decodes with {here}, but the launcher planned with {planned}; install "

@@ -156,6 +156,9 @@ class _ZipReader(_Reader):
 class _TarReader(_Reader):
     shown: str
 
+    def read_start(self, ref: ImageRef, length: int) -> bytes:
+        return os.pread(self.descriptor, min(length, ref.size), ref.offset)
+
     def read(self, ref: ImageRef) -> bytes:
         data = os.pread(self.descriptor, ref.size, ref.offset)
         if len(data) != ref.size or deflate.crc32(data) != ref.version:

@@ -69,6 +69,9 @@ class _DirectoryReader(Reader[ImageRef]):
     directory: Path
 
     def read(self, ref: ImageRef) -> bytes:
+        return self.read_start(ref, ref.size)
+
+    def read_start(self, ref: ImageRef, length: int) -> bytes:
         path = self.directory / ref.source_path
         try:
             with path.open("rb") as file:
@@ -78,7 +81,7 @@ class _DirectoryReader(Reader[ImageRef]):
                         f"{path} changed since the build began (it had {ref.size:,} bytes and now "
                         f"has {found.st_size:,}, or its time changed); start again with --overwrite"
                     )
-                return file.read()
+                return file.read(length)
         except FileNotFoundError:
             if not self.directory.is_dir():
                 raise errors.BuildError(

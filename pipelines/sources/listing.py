@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 
 from pipelines import errors
 from pipelines.sources.label_table import LabelTable, match_files
-from tfrecord_io.preprocess import MAX_DETAIL_LENGTH
+from tfrecord_io.preprocess import MAX_DETAIL_LENGTH, frame_path
 from tfrecord_io.printing import printable
 
 #: The class folders of the Kermany OCT data, by which its tree is recognised among others.
@@ -40,6 +40,11 @@ _SPLITS = {
     "test": "test", "testing": "test",
 }  # fmt: skip
 
+#: Endings of names of pictures.
+PICTURE_SUFFIXES = (
+    ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".bmp", ".gif", ".webp", ".jp2", ".pgm", ".ppm",
+)  # fmt: skip
+
 _SYSTEM_FILES = frozenset({".ds_store", "thumbs.db", "desktop.ini"})
 
 # A name that needs no further check if its folder is neither hidden nor unsafe.
@@ -49,8 +54,9 @@ _BATCH_ROWS = 65_536
 
 #: One row per image. `root` + "/" + `path` is its name in the source. `path`, which starts at the
 #: split or class folder, is its identity. `offset` and `stored_size` locate it in an archive.
-#: `version` changes when the file changes (a CRC-32, or a time in ns). A table of anonymous images
-#: has a tenth column, `hidden`, with the name in the source.
+#: `version` changes when the file changes (a CRC-32, or a time in ns). `frame` is the frame of a
+#: DICOM file, see `preprocess.frame_path`; null for other files. A table of anonymous images has
+#: an eleventh column, `hidden`, with the name in the source.
 REF_SCHEMA = pa.schema(
     [
         ("root", pa.dictionary(pa.int32(), pa.string())),
@@ -62,6 +68,7 @@ REF_SCHEMA = pa.schema(
         ("stored_size", pa.int64()),
         ("size", pa.int64()),
         ("version", pa.int64()),
+        ("frame", pa.int32()),
     ]
 )
 
@@ -98,12 +105,23 @@ class ImageRef(NamedTuple):
     stored_size: int
     size: int
     version: int
+    frame: int | None = None
     hidden: str | None = None
 
     @property
     def source_path(self) -> str:
         """The image's full name in the source, or its code if it is anonymous."""
         return f"{self.root}/{self.path}" if self.root else self.path
+
+    @property
+    def image_path(self) -> str:
+        """The image's name in its tree, from which its key is made: with its frame, if any."""
+        return frame_path(self.path, self.frame)
+
+    @property
+    def image_name(self) -> str:
+        """The image's full name in the source, with its frame, if any."""
+        return frame_path(self.source_path, self.frame)
 
     def to_read(self) -> ImageRef:
         """Returns the reference by which a reader finds the image: with its name in the source."""
@@ -464,7 +482,8 @@ class _Columns:
 
     def table(self) -> pa.Table:
         self._flush()
-        return pa.Table.from_batches(self._batches).unify_dictionaries().combine_chunks()
+        table = pa.Table.from_batches(self._batches).unify_dictionaries().combine_chunks()
+        return table.append_column("frame", pa.nulls(table.num_rows, pa.int32()))
 
     def members(self) -> Iterator[Member]:
         for batch in self.table().to_batches(_BATCH_ROWS):
@@ -547,9 +566,7 @@ def _size_problem(member: Member) -> tuple[str, str] | None:
 
 
 def _looks_like_image(name: str) -> bool:
-    return name.lower().endswith(
-        (".jpeg", ".jpg", ".png", ".tif", ".tiff", ".bmp", ".gif", ".webp", ".jp2", ".pgm", ".ppm")
-    )
+    return name.lower().endswith((*PICTURE_SUFFIXES, ".dcm", ".dicom"))
 
 
 def _common_depth(names: Sequence[str]) -> int:

@@ -1,8 +1,9 @@
 """Lists the members of a zip once, and reads them one by one by their byte ranges.
 
-Names, sizes and offsets come from the standard library. A worker then reads a member by the offset
-that the launcher found, because opening a zip of 170,000 members takes a second and a hundred
-megabytes in each worker.
+`list_members` reads the directory, on the launcher, with the standard library. `read_member` reads
+one member, on a worker, by the offset that the launcher found: opening a zip of 170,000 members
+would take a second and a hundred megabytes in each worker. The bytes come from the caller, which
+is `archive` for a local file and `remote` for a URL.
 """
 
 from __future__ import annotations

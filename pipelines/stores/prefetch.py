@@ -50,6 +50,10 @@ class Reader(Protocol[_RefToRead]):
         """Returns the bytes of a file."""
         ...
 
+    def read_start(self, ref: _RefToRead, length: int) -> bytes:
+        """Returns at least the first `length` bytes of a file; by default, all of it."""
+        return self.read(ref)
+
 
 def read_in_order(
     reader: Reader[_Ref], refs: Iterable[_Ref]

@@ -48,8 +48,8 @@ def make_batches(
     """Returns the batches of a split as NumPy arrays, in an order that the seed names.
 
     They are those that `make_dataset` gives for the same arguments; TensorFlow is not imported.
-    Each loop over the result begins anew and gives the same batches; `iter(result)` is an
-    ordinary iterator.
+    Each loop over the result starts from the beginning and gives the same batches; `iter(result)`
+    is an ordinary iterator.
 
     Args:
         directory: of a finished dataset, on a local disk.

@@ -1,4 +1,4 @@
-"""What is checked of a dataset before the first step, on a local disk or a remote store."""
+"""Opens a split, local or remote: checks its manifest and shards, and makes its `BatchOrder`."""
 
 from __future__ import annotations
 
@@ -189,12 +189,12 @@ def _check_shard(path: str, shard: Shard, manifest: Manifest, verify: Verify) ->
     if size is None:
         raise ManifestError(
             f"{path} is missing, though the manifest lists it; copy the dataset again as a whole, "
-            "or build it anew with --overwrite"
+            "or build it again with --overwrite"
         )
     if size != shard.num_bytes:
         raise ManifestError(
             f"{path} has {size} bytes, the manifest says {shard.num_bytes}: it was cut off or "
-            "replaced; copy it again, or build the dataset anew with --overwrite"
+            "replaced; copy it again, or build the dataset again with --overwrite"
         )
     if verify == "crc":
         with _open(path) as file:
@@ -205,7 +205,7 @@ def _check_shard(path: str, shard: Shard, manifest: Manifest, verify: Verify) ->
         if digest != shard.sha256:
             raise ManifestError(
                 f"{path} has SHA-256 {digest}, the manifest says {shard.sha256}: its content "
-                "changed; copy it again, or build the dataset anew with --overwrite"
+                "changed; copy it again, or delete it and build again with --overwrite"
             )
 
 
@@ -219,7 +219,7 @@ def _check_records(file: BinaryIO, path: str, shard: Shard, layout: schema.Recor
         if record[: schema.HEADER_LENGTH] != header or record[-schema.FOOTER_LENGTH :] != footer:
             raise ManifestError(
                 f"{path}: record {record_index} does not match its checksum, its content changed; "
-                "copy the file again, or build the dataset anew with --overwrite"
+                "copy the file again, or delete it and build again with --overwrite"
             )
 
 

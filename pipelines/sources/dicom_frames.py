@@ -1,0 +1,133 @@
+"""Finds the DICOM files of a listing by their content, and makes a reference of each frame."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from tqdm import tqdm
+
+from pipelines import errors
+from pipelines.sources.listing import PICTURE_SUFFIXES, REF_SCHEMA, ImageRef, Listing, iterate_refs
+from pipelines.sources.source import Source
+from pipelines.stores import prefetch
+from tfrecord_io import dicom
+from tfrecord_io.preprocess import Reject
+
+# Threads that wait for a disk, where the source does not say how many reads it takes at a time.
+_NUM_THREADS = 8
+
+# Each frame takes at least the head of an item in the file, which bounds what a header can claim.
+_LEAST_FRAME_BYTES = 8
+
+
+def expand(listing: Listing, source: Source, *, keep_patients: bool) -> Listing:
+    """Replaces each DICOM file by its frames, and takes its patient from its tags, as a hash.
+
+    A file is recognised by its content. One whose name ends like a picture's is not looked into,
+    so that a folder of pictures is listed as fast as ever, and the decoder rejects it. The headers
+    are read once, by several threads, with a progress bar.
+
+    Args:
+        listing: the files.
+        source: where they are.
+        keep_patients: whether the listing knows the patients better, from a table.
+
+    Returns:
+        the listing, in which each frame counts as a file. `frame` is null for other files.
+
+    Raises:
+        errors.UserError: if there is a DICOM file and pydicom or a codec is not installed.
+    """
+    paths = pc.utf8_lower(listing.refs["path"])
+    is_picture = np.zeros(listing.refs.num_rows, bool)
+    for suffix in PICTURE_SUFFIXES:
+        is_picture |= pc.ends_with(paths, suffix).to_numpy()
+    rows = np.flatnonzero(~is_picture)
+    if not len(rows):
+        return listing
+    with source.open() as reader:
+        headers = _read_headers(listing.refs.take(rows), reader)
+    if not any(headers):
+        return listing
+    counts = np.ones(listing.refs.num_rows, np.int64)
+    frames = np.full(listing.refs.num_rows, None, object)
+    patients = listing.refs["patient"].to_pylist()
+    for row, header in zip(rows.tolist(), headers, strict=True):
+        if header is not None:
+            counts[row], frames[row] = header.num_frames, 0
+            if header.patient and not keep_patients:
+                patients[row] = header.patient
+    refs = _with(listing.refs, "patient", patients)
+    refs = _with(refs, "frame", frames.tolist())
+    if counts.max() > 1:
+        starts = np.repeat(np.cumsum(counts) - counts, counts)
+        numbers = np.arange(counts.sum()) - starts + 1
+        several = np.repeat(counts > 1, counts)
+        refs = refs.take(np.repeat(np.arange(len(counts)), counts)).combine_chunks()
+        old = refs["frame"].to_pylist()
+        chosen = np.where(several, numbers, 0).tolist()
+        refs = _with(
+            refs, "frame", [number or frame for number, frame in zip(chosen, old, strict=True)]
+        )
+    more = refs.num_rows - listing.refs.num_rows
+    return dataclasses.replace(listing, refs=refs, num_files=listing.num_files + more)
+
+
+def has_dicom(refs: pa.Table) -> bool:
+    """Tells whether a table of `REF_SCHEMA` has frames of DICOM files."""
+    return refs["frame"].null_count < refs.num_rows
+
+
+def _read_headers(refs: pa.Table, reader: prefetch.Reader[ImageRef]) -> list[dicom.Header | None]:
+    """Returns the header of each file, None for those that are not DICOM."""
+    num_threads = max(_NUM_THREADS, reader.num_parallel_reads)
+
+    def read(ref: ImageRef) -> dicom.Header | None:
+        return _read_header(reader, ref)
+
+    with tqdm(
+        prefetch.ahead(read, iterate_refs(refs), num_threads),
+        total=refs.num_rows,
+        unit=" files",
+        desc="reading headers",
+        # A folder of pictures has no such files, and few are read at once.
+        delay=1.0,
+        mininterval=0.1 if sys.stderr.isatty() else 10.0,
+    ) as bar:
+        return [result() for _, result in bar]
+
+
+def _read_header(reader: prefetch.Reader[ImageRef], ref: ImageRef) -> dicom.Header | None:
+    try:
+        start = reader.read_start(ref, dicom.HEADER_BYTES)
+        if not dicom.is_dicom(start):
+            return None
+        require_codecs()
+        header = dicom.read_header(start) or dicom.read_header(reader.read(ref))
+    except Reject:
+        return None  # the worker will find the same
+    if header is None or header.num_frames * _LEAST_FRAME_BYTES > ref.size:
+        return dicom.Header()  # damaged: the decoder says why
+    return header
+
+
+def require_codecs() -> dict[str, str]:
+    """Returns the versions of pydicom and its codecs.
+
+    Raises:
+        errors.UserError: if one of them is not installed.
+    """
+    try:
+        return dicom.codec_versions()
+    except ModuleNotFoundError as error:
+        raise errors.UserError(str(error)) from None
+
+
+def _with(refs: pa.Table, name: str, values: Sequence[object]) -> pa.Table:
+    field = REF_SCHEMA.field(name)
+    return refs.set_column(refs.schema.get_field_index(name), field, pa.array(values, field.type))

@@ -1,0 +1,483 @@
+"""DICOM files: those of pydicom, which other programs wrote, and some written byte by byte."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import struct
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pydicom
+import pytest
+from builds import build_here, run_build
+from dicom_files import dicom_file
+from image_files import grey_pixels, png, write_tar, write_tree, write_zip
+from pydicom.pixels import apply_color_lut, apply_modality_lut, apply_voi, pixel_array
+
+from pipelines.errors import UserError
+from tfrecord_io import Manifest, dicom, image_key, preprocess
+from tfrecord_io.__main__ import main
+from tfrecord_io.manifest import EXAMPLES_FILE_NAME
+from tfrecord_io.preprocess import Preprocessing, Reject, decode_image
+from tfrecord_io.reading.mapped import MappedDataset
+
+# What pydicom itself warns of while this file reads its files.
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+FILES = Path(pydicom.__file__).parent / "data" / "test_files"
+HEIGHT, WIDTH = 20, 28
+
+WINDOW_CENTER, WINDOW_WIDTH = (0x0028, 0x1050, "DS"), (0x0028, 0x1051, "DS")
+INTERCEPT, SLOPE = (0x0028, 0x1052, "DS"), (0x0028, 0x1053, "DS")
+FUNCTION = (0x0028, 0x1056, "CS")
+
+
+def decoded(data: bytes, frame: int = 0, channels: int = 1, **options) -> np.ndarray:
+    """Returns the pixels of a frame in its own size, [height, width] or [height, width, 3]."""
+    dataset = pydicom.dcmread(io.BytesIO(data))
+    settings = Preprocessing(
+        height=dataset.Rows, width=dataset.Columns, channels=channels, **options
+    )
+    pixels = np.frombuffer(decode_image(data, settings, frame).pixels, settings.dtype)
+    return pixels.reshape(settings.image_shape).squeeze()
+
+
+def reason(data: bytes, frame: int = 0, **options) -> str:
+    with pytest.raises(Reject) as raised:
+        decode_image(data, Preprocessing(**options), frame)
+    return raised.value.reason
+
+
+# ---- files that other programs wrote
+
+
+GREY = [
+    "693_J2KI", "CT_small", "J2K_pixelrep_mismatch", "JPEG2000", "JPEGLSNearLossless_08",
+    "JPEGLSNearLossless_16", "MR_small", "MR_small_RLE", "MR_small_bigendian", "MR_small_expb",
+    "MR_small_implicit", "MR_small_padded", "MR_small_jp2klossless", "MR_small_jpeg_ls_lossless",
+    "examples_overlay", "image_dfl", "liver_1frame",
+]  # fmt: skip
+COLOUR = [
+    "ExplVR_BigEnd", "GDCMJ2K_TextGBR", "SC_jpeg_no_color_transform", "SC_rgb_dcmtk_+eb+cr",
+    "SC_rgb_dcmtk_+eb+cy+n1", "SC_rgb_dcmtk_+eb+cy+np", "SC_rgb_dcmtk_+eb+cy+s2",
+    "SC_rgb_gdcm_KY", "SC_rgb_jls_lossy_line", "SC_rgb_jpeg_dcmtk", "SC_rgb_jpeg_lossy_gdcm",
+    "SC_rgb_rle", "SC_rgb_small_odd", "SC_ybr_full_422_uncompressed", "examples_jpeg2k",
+    "examples_rgb_color",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", GREY)
+def test_uint16_has_the_stored_values_from_the_lowest_possible_one(name):
+    path = FILES / f"{name}.dcm"
+    dataset = pydicom.dcmread(path)
+    lowest = -(1 << dataset.BitsStored - 1) if dataset.PixelRepresentation else 0
+    expected = pixel_array(dataset, raw=True).astype(int) - lowest
+    np.testing.assert_array_equal(decoded(path.read_bytes(), dtype="uint16"), expected)
+
+
+@pytest.mark.parametrize("name", GREY)
+def test_uint8_has_the_window_of_the_file_or_the_stored_range(name):
+    path = FILES / f"{name}.dcm"
+    dataset = pydicom.dcmread(path)
+    stored = pixel_array(dataset, raw=True)
+    lowest = -(1 << dataset.BitsStored - 1) if dataset.PixelRepresentation else 0
+    if "WindowCenter" in dataset:
+        # pydicom's own arithmetic gives values in the range of the stored bits, rescaled.
+        ends = apply_modality_lut(
+            np.array([lowest, lowest + (1 << dataset.BitsStored) - 1]), dataset
+        )
+        shown = apply_voi(apply_modality_lut(stored, dataset), dataset).astype(float)
+        if "VOILUTSequence" not in dataset:
+            shown = pydicom.pixels.apply_windowing(apply_modality_lut(stored, dataset), dataset)
+        expected = (shown - ends[0]) / (ends[1] - ends[0]) * 255
+    else:
+        expected = (stored.astype(float) - lowest) / ((1 << dataset.BitsStored) - 1) * 255
+    assert np.abs(decoded(path.read_bytes()) - expected).max() <= 0.51
+
+
+@pytest.mark.parametrize("name", COLOUR)
+def test_colour_is_rgb_whatever_the_file_holds(name):
+    path = FILES / f"{name}.dcm"
+    expected = pixel_array(path).astype(int)
+    np.testing.assert_array_equal(decoded(path.read_bytes(), channels=3), expected)
+    np.testing.assert_array_equal(
+        decoded(path.read_bytes(), channels=3, dtype="uint16"), expected * 257
+    )
+
+
+def test_a_palette_becomes_its_colours():
+    path = FILES / "examples_palette.dcm"
+    expected = apply_color_lut(pixel_array(path), pydicom.dcmread(path)) >> 8
+    np.testing.assert_array_equal(decoded(path.read_bytes(), channels=3), expected)
+
+
+def test_one_picture_in_seven_encodings_has_the_same_pixels():
+    names = [name for name in GREY if name.startswith("MR_small")]
+    assert len(names) == 8
+    pictures = [decoded((FILES / f"{name}.dcm").read_bytes(), dtype="uint16") for name in names]
+    for picture in pictures[1:]:
+        np.testing.assert_array_equal(picture, pictures[0])
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("JPEG-lossy", "unsupported_syntax"),  # JPEG of 12 bits
+        ("SC_rgb_jpeg_gdcm", "unsupported_syntax"),  # lossless JPEG
+        ("SC_rgb_rle_16bit", "too_many_bits"),
+        ("rtdose_1frame", "too_many_bits"),
+        ("rtdose", "multiple_frames"),
+        ("test-SR", "no_pixels"),
+        ("rtplan", "no_pixels"),
+        ("MR_truncated", "undecodable"),
+        ("meta_missing_tsyntax", "missing_tag"),
+    ],
+)
+def test_what_cannot_be_shown_faithfully_is_a_reject_with_its_reason(name, expected):
+    assert reason((FILES / f"{name}.dcm").read_bytes()) == expected
+
+
+def test_a_file_of_another_kind_is_a_reject_where_dicom_was_listed():
+    assert reason(png()) == "undecodable"
+
+
+# ---- files written byte by byte
+
+
+def levels(low: int, high: int, dtype=np.uint16) -> np.ndarray:
+    return np.linspace(low, high, HEIGHT * WIDTH).reshape(HEIGHT, WIDTH).astype(dtype)
+
+
+def test_monochrome1_is_turned_round_within_its_stored_bits():
+    stored = levels(0, 4095)
+    data = dicom_file(stored, photometric="MONOCHROME1", bits=12)
+    np.testing.assert_array_equal(decoded(data, dtype="uint16"), 4095 - stored)
+    assert np.abs(decoded(data) - (4095 - stored) / 4095 * 255).max() <= 0.51
+
+
+def test_unused_high_bits_are_left_out():
+    stored = levels(0, 4095)
+    data = dicom_file(stored | 0xF000, bits=12)
+    np.testing.assert_array_equal(decoded(data, dtype="uint16"), stored)
+
+
+def test_signed_values_begin_at_the_lowest_that_can_be_stored():
+    stored = levels(-2048, 2047, np.int16)
+    data = dicom_file(stored, bits=12)
+    np.testing.assert_array_equal(decoded(data, dtype="uint16"), stored + 2048)
+
+
+@pytest.mark.parametrize("window", [None, (40.0, 400.0)])
+def test_a_window_counts_in_rescaled_values(window):
+    """PS3.3, C.11.2.1.2.1, written out: the file's own window is 300 wide around 1,000."""
+    stored = levels(0, 4095)
+    data = dicom_file(
+        stored,
+        {SLOPE: "2", INTERCEPT: "-1024", WINDOW_CENTER: "1000\\7", WINDOW_WIDTH: "300\\8"},
+        bits=12,
+    )
+    center, width = window or (1000, 300)
+    found = decoded(data, window=window)
+    for value, shown in zip((stored.astype(int) * 2 - 1024).flat, found.flat, strict=True):
+        if value <= center - 0.5 - (width - 1) / 2:
+            expected = 0.0
+        elif value > center - 0.5 + (width - 1) / 2:
+            expected = 255.0
+        else:
+            expected = ((value - (center - 0.5)) / (width - 1) + 0.5) * 255
+        assert abs(shown - expected) <= 0.51
+
+
+@pytest.mark.parametrize("function", ["LINEAR_EXACT", "SIGMOID"])
+def test_other_functions_of_a_window_are_those_of_pydicom(function):
+    data = dicom_file(
+        levels(0, 255, np.uint8),
+        {WINDOW_CENTER: "100", WINDOW_WIDTH: "60", FUNCTION: function},
+    )
+    dataset = pydicom.dcmread(io.BytesIO(data))
+    expected = pydicom.pixels.apply_windowing(dataset.pixel_array, dataset)
+    assert np.abs(decoded(data).astype(float) - expected).max() <= 1
+
+
+def test_a_table_of_the_file_decides_the_grey_levels():
+    stored = levels(0, 255, np.uint8)
+    table = np.arange(255, -1, -1, dtype="<u2") ** 2 // 255
+    sequence = [
+        {(0x0028, 0x3002, "US"): struct_of(256, 0, 8), (0x0028, 0x3006, "OW"): table.tobytes()}
+    ]
+    data = dicom_file(stored, {(0x0028, 0x3010, "SQ"): sequence})
+    np.testing.assert_array_equal(decoded(data), table[stored])
+
+
+def struct_of(*numbers: int) -> bytes:
+    return np.array(numbers, "<u2").tobytes()
+
+
+def test_a_window_may_be_that_of_one_frame_or_of_all():
+    frames = np.stack([levels(0, 1000)] * 2)
+    narrow, wide = (
+        {(0x0028, 0x9132, "SQ"): [{WINDOW_CENTER: "500", WINDOW_WIDTH: width}]}
+        for width in ("101", "1001")
+    )
+    data = dicom_file(
+        frames, {(0x5200, 0x9229, "SQ"): [wide], (0x5200, 0x9230, "SQ"): [narrow, {}]}
+    )
+    first, second = decoded(data, 1), decoded(data, 2)
+    assert (first[0, 0], first[-1, -1]) == (0, 255)
+    assert np.abs(second - frames[1] * 0.255).max() <= 1
+    assert np.count_nonzero(first == 0) > np.count_nonzero(second == 0)
+
+
+def test_each_frame_is_another_picture():
+    frames = np.stack([grey_pixels(seed) for seed in range(3)])
+    data = dicom_file(frames)
+    for number, frame in enumerate(frames, start=1):
+        np.testing.assert_array_equal(decoded(data, number), frame)
+    assert reason(data, 4) == "undecodable"
+    assert reason(data, 0) == "multiple_frames"
+
+
+@pytest.mark.parametrize("tag", [(0x0028, 0x0010, "US"), (0x0028, 0x0101, "US")])
+def test_a_missing_tag_is_named(tag):
+    data = dicom_file(grey_pixels())
+    element = np.array(tag[:2], "<u2").tobytes() + b"US"
+    place = data.index(element)
+    with pytest.raises(Reject, match=r"missing_tag: a DICOM file without (Rows|BitsStored)"):
+        decode_image(data[:place] + data[place + 10 :], Preprocessing(), 0)
+
+
+def test_an_unknown_transfer_syntax_is_a_reject():
+    assert reason(dicom_file(grey_pixels(), syntax="1.2.3.4")) in (
+        "unsupported_syntax", "no_pixels", "undecodable",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "marker", "place", "form"),
+    [
+        ("MR_small_jp2klossless", b"\xff\x51", 6, ">II"),
+        ("MR_small_jpeg_ls_lossless", b"\xff\xf7", 5, ">HH"),
+    ],
+)
+def test_a_frame_that_claims_to_be_huge_is_not_decoded(name, marker, place, form):
+    data = bytearray((FILES / f"{name}.dcm").read_bytes())
+    assert struct.unpack_from(form, data, data.index(marker) + place) == (64, 64)
+    struct.pack_into(form, data, data.index(marker) + place, 60_000, 60_000)
+    with pytest.raises(Reject, match="the compressed frame has other sides than the file says"):
+        decode_image(bytes(data), Preprocessing(), 0)
+
+
+def test_a_deflated_file_that_grows_without_end_is_not_inflated():
+    start = dicom_file(grey_pixels(), syntax="1.2.840.10008.1.2.1.99")
+    meta = start[: start.index(b"1.2.840.10008.1.2.1.99") + 22]
+    deflater = zlib.compressobj(9, zlib.DEFLATED, -zlib.MAX_WBITS)
+    bomb = meta + b"".join(deflater.compress(bytes(2**20)) for _ in range(257)) + deflater.flush()
+    assert len(bomb) < 2**20
+    assert dicom.read_header(bomb) is None
+    assert reason(bomb) == "file_too_large"
+
+
+@pytest.mark.parametrize("name", ["MR_small", "MR_small_RLE", "MR_small_jpeg_ls_lossless"])
+def test_damage_anywhere_raises_nothing_but_a_reject(name):
+    whole = (FILES / f"{name}.dcm").read_bytes()
+    generator = np.random.default_rng(0)
+    for place in generator.integers(132, len(whole), 60).tolist():
+        damaged = bytearray(whole)
+        damaged[place] ^= 1 << int(generator.integers(8))
+        for data in (bytes(damaged), whole[:place]):
+            dicom.read_header(data)
+            with contextlib.suppress(Reject):
+                decode_image(data, Preprocessing(height=8, width=8), 0)
+
+
+def test_a_header_is_read_from_the_start_of_a_file_or_not_at_all():
+    patient = {(0x0010, 0x0020, "LO"): "4711", (0x0010, 0x0010, "PN"): "Doe^Jane"}
+    data = dicom_file(np.stack([grey_pixels()] * 5), patient)
+    header = dicom.read_header(data[:600])
+    assert header == dicom.read_header(data)
+    assert header.num_frames == 5
+    assert re.fullmatch("[0-9a-f]{16}", header.patient)
+    assert dicom.read_header(data[:200]) is None
+    assert dicom.read_header(data.replace(b"4711", b"4712")).patient != header.patient
+
+
+# ---- through the command
+
+
+IDENTIFIERS = {
+    (0x0008, 0x0050, "SH"): "ACCESSION-8812",
+    (0x0008, 0x0080, "LO"): "Hospital Planted",
+    (0x0008, 0x0090, "PN"): "Refer^Planted",
+    (0x0010, 0x0010, "PN"): "Plantedname^Jane",
+    (0x0010, 0x0020, "LO"): "PID-PLANTED-{patient}",
+    (0x0010, 0x0030, "DA"): "19470311",
+    (0x0010, 0x1040, "LO"): "Planted Street 7",
+}
+
+
+def scan(seed: int, patient: int, num_frames: int = 1) -> bytes:
+    elements = {tag: value.format(patient=patient) for tag, value in IDENTIFIERS.items()}
+    frames = [
+        grey_pixels(100 * seed + number).astype(np.uint16) * 16 for number in range(num_frames)
+    ]
+    return dicom_file(np.stack(frames) if num_frames > 1 else frames[0], elements, bits=12)
+
+
+def tree() -> dict[str, bytes]:
+    """Files of two classes and six patients: single frames, volumes, a picture, damaged ones."""
+    files = {
+        f"{label}/{name}-{number}{ending}": scan(seed, patient=number // 2, num_frames=frames)
+        for seed, (label, name, number, ending, frames) in enumerate(
+            (label, name, number, ending, frames)
+            for label in ("CNV", "NORMAL")
+            for name, ending, frames in (("IM", "", 1), ("volume", ".dcm", 4))
+            for number in range(6)
+        )
+    }
+    files["CNV/picture.png"] = png()
+    files["CNV/renamed.png"] = scan(99, patient=0)
+    files["NORMAL/cut.dcm"] = scan(98, patient=1)[:900]
+    files["NORMAL/report.dcm"] = dicom_file(grey_pixels(), {(0x0028, 0x0010, "US"): 0})
+    return files
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return write_tree(tmp_path_factory.mktemp("dicom") / "scans", tree())
+
+
+FLAGS = ("--splits=patient", "--split_seed=auto", "--split_fractions=train=0.5,test=0.5",
+         "--max_reject_fraction=0.5", "--dtype=uint16", "--num_shards=2")  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def built(folder, tmp_path_factory) -> Path:
+    return build_here(folder, tmp_path_factory.mktemp("dicom") / "out", *FLAGS)
+
+
+def test_every_frame_is_an_image_in_the_ledger(built):
+    found = Manifest.load(built)
+    assert found.counts["files"] == 12 + 12 * 4 + 4
+    assert found.counts["examples"] == 12 + 12 * 4 + 1
+    assert sum(found.rejects.values()) == 3
+    assert main(["verify", str(built)]) == 0
+
+
+def test_each_frame_has_a_name_and_a_key_of_its_own(built):
+    rows = pq.read_table(built / EXAMPLES_FILE_NAME).to_pylist()
+    names = {row["path"] for row in rows}
+    assert {"CNV/IM-0", "CNV/volume-0.dcm#frame-1", "CNV/volume-0.dcm#frame-4"} <= names
+    assert all(row["key"] == image_key(row["path"]) for row in rows)
+    assert {row["file_format"] for row in rows} == {"DICOM", "PNG"}
+
+
+def test_the_stored_pixels_are_those_of_the_frames(built):
+    rows = pq.read_table(built / EXAMPLES_FILE_NAME).to_pylist()
+    files = tree()
+    for split in Manifest.load(built).splits:
+        mapped = MappedDataset(built, split)
+        images = dict(
+            zip(mapped.keys(range(len(mapped))), mapped[range(len(mapped))][0], strict=True)
+        )
+        for row in (row for row in rows if row["split"] == split and row["file_format"] == "DICOM"):
+            path, frame = preprocess.split_frame_path(row["path"])
+            settings = Preprocessing(height=8, width=8, dtype="uint16")
+            expected = decode_image(files[path], settings, frame).pixels
+            assert images[row["key"]].tobytes() == expected
+
+
+def test_a_patient_is_known_by_tags_and_in_one_split(built):
+    rows = [row for row in pq.read_table(built / EXAMPLES_FILE_NAME).to_pylist() if row["patient"]]
+    splits = {}
+    for row in rows:
+        splits.setdefault(row["patient"], set()).add(row["split"])
+    assert len(splits) == 3
+    assert all(len(found) == 1 for found in splits.values())
+    assert all(re.fullmatch("[0-9a-f]{16}", patient) for patient in splits)
+
+
+def test_no_identifier_of_a_tag_is_in_any_output(folder, tmp_path):
+    done = run_build(folder, tmp_path / "out", *FLAGS)
+    assert done.returncode == 0, done.stderr
+    outputs = [path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()]
+    assert len(outputs) > 8
+    for text in (*IDENTIFIERS.values(), "Plantedname", "PLANTED", "Jane"):
+        planted = text.partition("{")[0].encode()
+        assert not [found for found in (*outputs, done.stdout.encode(), done.stderr.encode())
+                    if planted in found]  # fmt: skip
+
+
+@pytest.mark.parametrize("write", [write_zip, write_tar])
+def test_an_archive_gives_the_same_shards_as_the_folder(built, write, tmp_path):
+    archive = write(tmp_path / {write_zip: "scans.zip", write_tar: "scans.tar.gz"}[write], tree())
+    output = build_here(archive, tmp_path / "out", *FLAGS)
+    names = sorted(path.name for path in built.glob("*.tfrecord"))
+    assert names == sorted(path.name for path in output.glob("*.tfrecord"))
+    for name in names:
+        assert (output / name).read_bytes() == (built / name).read_bytes()
+
+
+def test_verify_decodes_frames_again(built, folder, capsys):
+    assert main(["verify", str(built), f"--source_input={folder}"]) == 0
+    assert "61 images decoded again" in capsys.readouterr().out
+
+
+def test_codecs_are_part_of_the_identity_only_where_they_are_used(built, tmp_path):
+    assert Manifest.load(built).options["decoder"]["pydicom"] == pydicom.__version__
+    assert Manifest.load(built).versions["pylibjpeg-rle"]
+    pictures = write_tree(tmp_path / "pictures", {"CNV/1.png": png(), "CNV/note.txt": b"text"})
+    found = Manifest.load(build_here(pictures, tmp_path / "out", "--max_reject_fraction=1"))
+    assert "pydicom" not in found.options["decoder"]
+
+
+def test_without_the_extra_dicom_files_are_refused_with_what_to_do(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(dicom, "PACKAGES", (*dicom.PACKAGES, "a-codec-nobody-has"))
+    with pytest.raises(UserError, match=r"nobody-has is not installed: pip install .*\[dicom\]"):
+        build_here(folder, tmp_path / "out", *FLAGS)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_window_is_part_of_the_identity_and_for_uint8_only(folder, tmp_path):
+    flags = [flag for flag in FLAGS if "dtype" not in flag]
+    plain, windowed = (
+        build_here(folder, tmp_path / name, *flags, *more)
+        for name, more in (("plain", ()), ("windowed", ("--window=2000,1000",)))
+    )
+    first, second = Manifest.load(plain), Manifest.load(windowed)
+    assert (second.options["window"], second.preprocessing["window"]) == (
+        [2000, 1000],
+        [2000, 1000],
+    )
+    assert "window" not in first.options
+    assert first.split("train").shards[0].sha256 != second.split("train").shards[0].sha256
+    assert main(["verify", str(windowed), f"--source_input={folder}"]) == 0
+    with pytest.raises(UserError, match="window is for uint8"):
+        build_here(folder, tmp_path / "deep", *FLAGS, "--window=40,400")
+
+
+def test_the_same_command_finds_a_tar_of_dicom_files_complete(tmp_path, capsys):
+    archive = write_tar(tmp_path / "scans.tar.gz", tree())
+    build_here(archive, tmp_path / "out", *FLAGS)
+    capsys.readouterr()
+    build_here(archive, tmp_path / "out", *FLAGS)
+    assert "is complete" in "".join(capsys.readouterr())
+    assert Manifest.load(tmp_path / "out").num_examples == 61
+
+
+def test_an_anonymous_dataset_of_frames_has_no_name_and_can_be_verified(folder, tmp_path, capsys):
+    secret = tmp_path / "secret.txt"
+    secret.write_bytes(b"a secret of more than thirty-two bytes")
+    output = build_here(folder, tmp_path / "out", *FLAGS, f"--anonymize={secret}")
+    rows = pq.read_table(output / EXAMPLES_FILE_NAME).to_pylist()
+    assert len({row["key"] for row in rows}) == len(rows) == 61
+    assert sum(row["path"].endswith("#frame-4") for row in rows) == 12
+    outputs = b"".join(path.read_bytes() for path in output.rglob("*") if path.is_file())
+    for name in (b"volume", b"IM-0", b"Planted", b"PLANTED"):
+        assert name not in outputs
+    (names,) = tmp_path.glob("secret.txt.*.parquet")
+    assert main(["verify", str(output), f"--source_input={folder}", f"--names={names}"]) == 0
+    assert "61 images decoded again" in capsys.readouterr().out

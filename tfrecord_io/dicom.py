@@ -1,0 +1,320 @@
+"""Reads DICOM files: what a listing must know of them, and the picture of one frame.
+
+pydicom and its codecs are an extra, `pip install 'scan-tfrecords[dicom]'`. Each transfer syntax has
+one codec, whatever else is installed, so that the same files are accepted everywhere.
+
+Numbers of sections are those of the DICOM standard, part 3 (PS3.3 2025).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import importlib.metadata
+import io
+import logging
+import struct
+import warnings
+import zlib
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from PIL import Image
+
+from tfrecord_io.preprocess import MAX_PIXELS, Preprocessing, Reject
+
+if TYPE_CHECKING:
+    from pydicom import Dataset
+
+#: The packages of the extra.
+PACKAGES = ("pydicom", "pyjpegls", "pylibjpeg", "pylibjpeg-openjpeg", "pylibjpeg-rle")
+
+#: How to install them.
+INSTALL = "pip install 'scan-tfrecords[dicom]'"
+
+#: The start of a file in which the header nearly always ends.
+HEADER_BYTES = 16 * 1024
+
+# pydicom's plugin for each transfer syntax; "" for those that are not compressed.
+_PLUGINS = {
+    "1.2.840.10008.1.2": "",
+    "1.2.840.10008.1.2.1": "",
+    "1.2.840.10008.1.2.1.99": "",  # the whole file is deflated
+    "1.2.840.10008.1.2.2": "",  # big endian
+    "1.2.840.10008.1.2.4.50": "pillow",  # JPEG baseline
+    "1.2.840.10008.1.2.4.51": "pillow",  # JPEG extended, of which Pillow decodes eight bits
+    "1.2.840.10008.1.2.4.80": "pyjpegls",
+    "1.2.840.10008.1.2.4.81": "pyjpegls",
+    "1.2.840.10008.1.2.4.90": "pylibjpeg",  # JPEG 2000
+    "1.2.840.10008.1.2.4.91": "pylibjpeg",
+    "1.2.840.10008.1.2.4.201": "pylibjpeg",  # HTJ2K
+    "1.2.840.10008.1.2.4.202": "pylibjpeg",
+    "1.2.840.10008.1.2.4.203": "pylibjpeg",
+    "1.2.840.10008.1.2.5": "pylibjpeg",  # RLE
+}
+_DEFLATED = "1.2.840.10008.1.2.1.99"
+_JPEG_EXTENDED = "1.2.840.10008.1.2.4.51"
+
+# Where the elements of a file begin, after the preamble and DICM.
+_META_START = 132
+
+# A deflated file that grows beyond this is a bomb; larger files are not read either.
+_MAX_INFLATED_BYTES = 256 * 1024 * 1024
+
+# The marker with the sides of a compressed frame, their place after it and their encoding; and
+# whether the width comes first. ISO/IEC 15444-1, A.5.1 (SIZ) and 14495-1, C.2.2 (SOF55).
+_SIDES = {"jpeg 2000": (b"\xff\x51", 6, ">II", True), "jpeg-ls": (b"\xff\xf7", 5, ">HH", False)}
+
+# What an image must say of its pixels (C.7.6.3).
+_NEEDED = (
+    "Rows", "Columns", "SamplesPerPixel", "PhotometricInterpretation", "BitsAllocated",
+    "BitsStored", "PixelRepresentation",
+)  # fmt: skip
+
+_PATIENT_ID, _ISSUER, _NUM_FRAMES = 0x00100020, 0x00100021, 0x00280008
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Header:
+    """What a listing must know of a file.
+
+    Attributes:
+        num_frames: number of frames; 1 if the file does not say.
+        patient: a hash of the patient's identity, None without one.
+    """
+
+    num_frames: int = 1
+    patient: str | None = None
+
+
+def is_dicom(start: bytes) -> bool:
+    """Tells by the first 132 bytes whether a file is DICOM (PS3.10, section 7.1)."""
+    return start[128:132] == b"DICM"
+
+
+def codec_versions() -> dict[str, str]:
+    """Returns the versions of the packages that decide the pixels.
+
+    Raises:
+        ModuleNotFoundError: if one of them is not installed, with what to do.
+    """
+    try:
+        return {package: importlib.metadata.version(package) for package in PACKAGES}
+    except importlib.metadata.PackageNotFoundError as error:
+        raise ModuleNotFoundError(
+            f"DICOM files are read with {', '.join(PACKAGES)}, but {error.name} is not installed: "
+            f"{INSTALL}"
+        ) from None
+
+
+def read_header(start: bytes) -> Header | None:
+    """Reads the header of a file.
+
+    Args:
+        start: the file, or as much of it as is at hand.
+
+    Returns:
+        the header; None if it is damaged, or does not end in these bytes.
+    """
+    ended = False
+
+    def is_past(tag: Any, *_: object) -> bool:
+        nonlocal ended
+        ended |= tag > _NUM_FRAMES
+        return ended
+
+    pydicom = _pydicom()
+    from pydicom.filereader import read_partial
+
+    tags = [pydicom.tag.Tag(tag) for tag in (_PATIENT_ID, _ISSUER, _NUM_FRAMES)]
+    try:
+        _check_inflated(start)
+        found = read_partial(io.BytesIO(start), is_past, specific_tags=tags)
+        if not ended:
+            return None
+        num_frames = int(found.get("NumberOfFrames") or 1)
+        identity = str(found.get("PatientID") or "").strip()
+        issuer = str(found.get("IssuerOfPatientID") or "").strip()
+    except Exception:
+        # A damaged file raises almost anything. The decoder rejects it, with a reason.
+        return None
+    digest = hashlib.sha256(f"{issuer}\0{identity}".encode()).hexdigest()
+    return Header(num_frames=num_frames, patient=digest[:16] if identity else None)
+
+
+def read_frame(data: bytes, frame: int, preprocessing: Preprocessing) -> tuple[Image.Image, str]:
+    """Decodes one frame.
+
+    Args:
+        data: the whole file.
+        frame: number of the frame, from 1; 0 for the only frame of a file.
+        preprocessing: its type and window decide which grey levels become which pixels: uint16
+            has the stored values, from the lowest that the file can store; uint8 has the window,
+            or without one the range of the stored bits.
+
+    Returns:
+        a picture of mode L, RGB or I;16, and the photometric interpretation with the number of
+        stored bits, such as `MONOCHROME2;12`.
+
+    Raises:
+        Reject: if the frame cannot be converted without loss of information other than by the
+            window. A damaged frame may raise any other exception.
+        ModuleNotFoundError: if pydicom or a codec is not installed.
+    """
+    codec_versions()
+    pydicom = _pydicom()
+    _check_inflated(data)
+    dataset = pydicom.dcmread(io.BytesIO(data))
+    if "PixelData" not in dataset:
+        raise Reject("no_pixels", "a DICOM file without integer pixels")
+    missing = [name for name in _NEEDED if name not in dataset]
+    if missing:
+        raise Reject("missing_tag", f"a DICOM file without {', '.join(missing)}")
+    num_frames = int(dataset.get("NumberOfFrames") or 1)
+    if frame == 0 and num_frames != 1:
+        raise Reject("multiple_frames", f"DICOM with {num_frames:,} frames")
+    if dataset.Rows * dataset.Columns > MAX_PIXELS:
+        raise Reject(
+            "too_many_pixels",
+            f"{dataset.Columns}x{dataset.Rows} pixels, more than {MAX_PIXELS:,}",
+        )
+    stored = f"{dataset.PhotometricInterpretation};{dataset.BitsStored}"
+    if dataset.BitsStored > (16 if dataset.SamplesPerPixel == 1 else 8):
+        raise Reject("too_many_bits", f"DICOM of {stored}")
+    index = max(frame, 1) - 1
+    pixels, interpretation = _decode(dataset, index)
+    if interpretation in ("MONOCHROME1", "MONOCHROME2"):
+        return _grey(pixels, dataset, index, preprocessing), stored
+    if interpretation == "PALETTE COLOR":
+        from pydicom.pixels import apply_color_lut
+
+        pixels = apply_color_lut(pixels, dataset)
+        if pixels.dtype == np.uint16:
+            pixels = (pixels >> 8).astype(np.uint8)
+        pixels = pixels[..., :3]
+    elif interpretation != "RGB":
+        raise Reject("unsupported_mode", f"DICOM of {stored}")
+    return Image.fromarray(np.ascontiguousarray(pixels, np.uint8)), stored
+
+
+@functools.cache
+def _pydicom() -> Any:
+    """Imports pydicom and silences it: it quotes odd values, and names of people are among them."""
+    import pydicom
+
+    pydicom.config.settings.reading_validation_mode = pydicom.config.IGNORE
+    logging.getLogger("pydicom").setLevel(logging.CRITICAL + 1)
+    warnings.filterwarnings("ignore", module="pydicom")
+    return pydicom
+
+
+def _decode(dataset: Dataset, index: int) -> tuple[np.ndarray, str]:
+    """Returns the values of a frame, [rows, columns] or RGB, and what they mean."""
+    from pydicom.pixels import get_decoder
+    from pydicom.uid import UID
+
+    syntax = dataset.file_meta.get("TransferSyntaxUID")
+    is_deep_jpeg = syntax == _JPEG_EXTENDED and dataset.BitsStored > 8
+    if syntax not in _PLUGINS or is_deep_jpeg:
+        name = f"in transfer syntax {UID(syntax).name}" if syntax else "without a transfer syntax"
+        raise Reject("unsupported_syntax", f"DICOM {name}")
+    if dataset.PixelData.startswith(b"\xfe\xff\x00\xe0"):  # the first item of compressed frames
+        _check_sides(dataset, index)
+    decoder = get_decoder(syntax)
+    pixels, facts = decoder.as_array(dataset, index=index, decoding_plugin=_PLUGINS[syntax])
+    return pixels, str(facts["photometric_interpretation"])
+
+
+def _check_inflated(data: bytes) -> None:
+    """Refuses a deflated file that pydicom would inflate to more memory than there may be."""
+    from pydicom.filereader import read_dataset
+
+    file = io.BytesIO(data)
+    file.seek(_META_START)
+    # Only group 2 says how the rest is encoded.
+    meta = read_dataset(file, False, True, stop_when=lambda tag, *_: tag >> 16 != 2)
+    if meta.get("TransferSyntaxUID") == _DEFLATED:
+        inflater = zlib.decompressobj(-zlib.MAX_WBITS)
+        inflater.decompress(file.read(), _MAX_INFLATED_BYTES)
+        if inflater.unconsumed_tail:
+            raise Reject("file_too_large", f"more than {_MAX_INFLATED_BYTES:,} bytes, inflated")
+
+
+def _check_sides(dataset: Dataset, index: int) -> None:
+    """Refuses a frame whose codec would take memory for more pixels than the file has."""
+    from pydicom.encaps import get_frame
+
+    name = dataset.file_meta.TransferSyntaxUID.name.lower()
+    marks = [mark for codec, mark in _SIDES.items() if codec in name]
+    if not marks:
+        return
+    ((marker, place, form, is_width_first),) = marks
+    num_frames = int(dataset.get("NumberOfFrames") or 1)
+    frame = get_frame(dataset.PixelData, index, number_of_frames=num_frames)
+    sides = struct.unpack_from(form, frame, frame.index(marker) + place)
+    if (sides[::-1] if is_width_first else sides) != (dataset.Rows, dataset.Columns):
+        raise Reject("undecodable", "the compressed frame has other sides than the file says")
+
+
+def _grey(
+    pixels: np.ndarray, dataset: Dataset, index: int, preprocessing: Preprocessing
+) -> Image.Image:
+    """Turns stored values [rows, columns] into a picture of mode L or I;16 in which 0 is black."""
+    bits = dataset.BitsStored
+    lowest = -(1 << bits - 1) if dataset.PixelRepresentation else 0
+    span = (1 << bits) - 1
+    levels = np.clip(pixels, lowest, lowest + span).astype(np.int32) - lowest
+    is_inverted = dataset.PhotometricInterpretation == "MONOCHROME1"
+    if preprocessing.dtype == "uint16":
+        return Image.fromarray((span - levels if is_inverted else levels).astype(np.uint16))
+    shares = _windowed(pixels, dataset, index, preprocessing.window)
+    if shares is None:
+        shares = levels / span
+    return Image.fromarray(np.rint(255 * (1 - shares if is_inverted else shares)).astype(np.uint8))
+
+
+def _windowed(
+    pixels: np.ndarray, dataset: Dataset, index: int, window: tuple[float, float] | None
+) -> np.ndarray | None:
+    """Returns the place of each value in the window, 0..1; None if there is no window.
+
+    The window is the given one, or else the file's first, and counts in rescaled values, such as
+    Hounsfield units.
+    """
+    from pydicom.pixels import apply_modality_lut, apply_voi
+
+    rescaling = _of_frame(dataset, index, "PixelValueTransformationSequence")
+    view = _of_frame(dataset, index, "FrameVOILUTSequence")
+    values = apply_modality_lut(pixels, rescaling)
+    if window is None and "VOILUTSequence" in view:
+        table = view.VOILUTSequence[0].LUTDescriptor
+        return apply_voi(values, view) / ((1 << table[2]) - 1)
+    function = "LINEAR"
+    if window is None:
+        centers, widths = (
+            np.atleast_1d(view.get(name) if view.get(name) is not None else [])
+            for name in ("WindowCenter", "WindowWidth")
+        )
+        if not len(centers) or not len(widths) or not widths[0] > 0:
+            return None
+        window = float(centers[0]), float(widths[0])
+        function = view.get("VOILUTFunction") or function
+    center, width = window
+    values = values.astype(np.float64) - center
+    if function == "SIGMOID":  # section C.11.2.1.3.1
+        return 1 / (1 + np.exp(-4 * values / width))
+    if function == "LINEAR":  # section C.11.2.1.2.1
+        values, width = values + 0.5, max(width - 1, 1e-6)
+    return np.clip(values / width + 0.5, 0, 1)
+
+
+def _of_frame(dataset: Dataset, index: int, name: str) -> Dataset:
+    """Returns the dataset that has a frame's attributes of a functional group (C.7.6.16)."""
+    for groups, place in (
+        (dataset.get("PerFrameFunctionalGroupsSequence"), index),
+        (dataset.get("SharedFunctionalGroupsSequence"), 0),
+    ):
+        if groups and len(groups) > place and groups[place].get(name):
+            return groups[place][name][0]
+    return dataset
