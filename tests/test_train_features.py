@@ -150,6 +150,19 @@ def test_the_layers_above_the_trunk_have_the_precision_of_the_run(extracted):
 
 
 @pytest.mark.slow
+def test_of_pooled_features_only_the_head_is_trained(images, weights, tmp_path):
+    trunk = tmp_path / "trunk.keras"
+    write_trunk(str(images), "mobilenet", "pool", trunk, weights=str(weights))
+    words = ["--data", images, "--trunk", trunk, "--output", tmp_path / "out", IN_MEMORY]
+    assert extract_features.main([str(word) for word in words]) == 0
+    config = config_of(tmp_path / "out")
+    train_and_evaluate(config, tmp_path / "run")
+    assert {row["phase"] for row in history_of(tmp_path / "run")} == {"head"}
+    saved = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    assert saved["image"]["shape"] == [1, 1, 1024]
+
+
+@pytest.mark.slow
 def test_folds_hold_out_the_patients_of_the_images(extracted, tmp_path):
     config = config_of(extracted, folds=2, epochs=1, bootstrap_samples=0)
     results = train_and_evaluate(config, tmp_path / "run")
