@@ -76,7 +76,7 @@ def finished(extracted, tmp_path_factory):
 
 
 def test_its_losses_are_those_of_training_on_images(finished, images, extracted, weights, tmp_path):
-    layers = read_trunk(extracted / "trunk.keras").rest_layers - 2  # without input and pooling
+    layers = read_trunk(extracted / "trunk.keras").rest_layers - 1  # without the input
     config = config_of(images, model="mobilenet", weights=str(weights), trainable_layers=layers)
     train_and_evaluate(config, tmp_path / "run")
     for ours, theirs in zip(history_of(finished), history_of(tmp_path / "run"), strict=True):
@@ -110,6 +110,12 @@ def test_the_run_says_what_it_trained(finished, extracted):
     assert not config["test_time_flip"]
     assert config["normalize"] is None
     assert (finished / "report.html").exists()
+
+
+def test_its_configuration_can_be_repeated(finished, capsys):
+    words = ["--config", finished / "config.json", "--workdir", finished]
+    assert run.main([str(word) for word in words]) == 0
+    assert "holds this run complete" in capsys.readouterr().out
 
 
 def test_a_run_that_was_stopped_ends_as_an_undisturbed_one(

@@ -134,7 +134,8 @@ def write_trunk(
         weights=source,
         image_shape=manifest.image_shape,
         feature_shape=trunk.output_shape[1:],
-        rest_layers=len(rest.layers) if rest.weights else 0,
+        # Without the last one, which makes the map flat and belongs to no backbone.
+        rest_layers=len(rest.layers) - 1 if rest.weights else 0,
     )
     _write(output, trunk, rest, facts)
     return facts
