@@ -58,6 +58,12 @@ def test_what_is_measured_on_a_gpu_runs_on_a_cpu(folder):
     assert result["resume"]["was_killed"]
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_training_on_features_is_compared_with_training_on_images(folder):
+    check(folder, "frozen_layers.py --sizes 32 --num_examples 60 --epochs 2", "| 32 | 60 |")
+
+
 def check(folder, command, shown):
     script, *flags = command.split()
     done = subprocess.run(
