@@ -413,6 +413,15 @@ def test_every_frame_is_an_image_in_the_ledger(built):
     assert main(["verify", str(built)]) == 0
 
 
+@pytest.mark.parametrize("num_frames", ["-3", "0", "999999999"])
+def test_a_number_of_frames_that_cannot_be_is_one_reject_or_picture(tmp_path, num_frames):
+    files = {"CNV/odd": dicom_file(grey_pixels(), num_frames=num_frames), "CNV/good.png": png()}
+    output = build_here(write_tree(tmp_path / "in", files), tmp_path / "out",
+                        "--max_reject_fraction=1")  # fmt: skip
+    assert Manifest.load(output).counts["files"] == 2
+    assert main(["verify", str(output)]) == 0
+
+
 def test_each_frame_has_a_name_and_a_key_of_its_own(built):
     rows = pq.read_table(built / EXAMPLES_FILE_NAME).to_pylist()
     names = {row["path"] for row in rows}

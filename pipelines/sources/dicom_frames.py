@@ -55,28 +55,26 @@ def expand(listing: Listing, source: Source, *, keep_patients: bool) -> Listing:
         headers = _read_headers(listing.refs.take(rows), reader)
     if not any(headers):
         return listing
-    counts = np.ones(listing.refs.num_rows, np.int64)
-    frames = np.full(listing.refs.num_rows, None, object)
-    patients = listing.refs["patient"].to_pylist()
-    for row, header in zip(rows.tolist(), headers, strict=True):
-        if header is not None:
-            counts[row], frames[row] = header.num_frames, 0
-            if header.patient and not keep_patients:
-                patients[row] = header.patient
-    refs = _with(listing.refs, "patient", patients)
-    refs = _with(refs, "frame", frames.tolist())
-    if counts.max() > 1:
-        starts = np.repeat(np.cumsum(counts) - counts, counts)
-        numbers = np.arange(counts.sum()) - starts + 1
-        several = np.repeat(counts > 1, counts)
-        refs = refs.take(np.repeat(np.arange(len(counts)), counts)).combine_chunks()
-        old = refs["frame"].to_pylist()
-        chosen = np.where(several, numbers, 0).tolist()
-        refs = _with(
-            refs, "frame", [number or frame for number, frame in zip(chosen, old, strict=True)]
-        )
+    by_row = dict(zip(rows.tolist(), headers, strict=True))
+    places: list[int] = []
+    frames: list[int | None] = []
+    patients: list[str | None] = []
+    for row, patient in enumerate(listing.refs["patient"].to_pylist()):
+        header = by_row.get(row)
+        numbers = [None] if header is None else _frame_numbers(header)
+        if header is not None and header.patient and not keep_patients:
+            patient = header.patient
+        places += [row] * len(numbers)
+        frames += numbers
+        patients += [patient] * len(numbers)
+    refs = listing.refs.take(places).combine_chunks()
+    refs = _with(_with(refs, "frame", frames), "patient", patients)
     more = refs.num_rows - listing.refs.num_rows
     return dataclasses.replace(listing, refs=refs, num_files=listing.num_files + more)
+
+
+def _frame_numbers(header: dicom.Header) -> Sequence[int]:
+    return [0] if header.num_frames == 1 else range(1, header.num_frames + 1)
 
 
 def has_dicom(refs: pa.Table) -> bool:
@@ -115,7 +113,7 @@ def _read_header(
         header = dicom.read_header(start) or dicom.read_header(reader.read(ref))
     except Reject:
         return None  # the worker will find the same
-    if header is None or header.num_frames * _LEAST_FRAME_BYTES > ref.size:
+    if header is None or not 1 <= header.num_frames <= ref.size // _LEAST_FRAME_BYTES:
         return dicom.Header()  # damaged: the decoder says why
     return header
 
