@@ -15,6 +15,7 @@ from pipelines.planning.anonymous import Secret, read_secret
 from pipelines.planning.plan import DEFAULT_SHARD_SIZE_MB, PlanOptions
 from pipelines.planning.splits import DEFAULT_FRACTIONS, POLICIES, Policy, SplitOptions
 from pipelines.shards.build import DropOptions
+from pipelines.shards.write import EXAMPLE_SCHEMA
 from pipelines.sources import fashion_mnist
 from pipelines.sources.kaggle import download as kaggle
 from pipelines.sources.label_table import read_label_table
@@ -434,7 +435,7 @@ class BuildOptions:
             classes=self.classes,
             tree=self.tree,
             group_regex=self.group_regex,
-            labels=read_label_table(self.labels) if self.labels else None,
+            labels=read_label_table(self.labels, EXAMPLE_SCHEMA.names) if self.labels else None,
         )
 
     @property

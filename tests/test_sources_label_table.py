@@ -14,6 +14,7 @@ from image_files import png, write_tree, write_zip
 from pipelines import build_tfrecords, errors
 from pipelines.sources.label_table import match_files, read_label_table
 from pipelines.sources.listing import ListingOptions, Member, iterate_refs, list_images
+from tfrecord_io import verify
 
 #: Images without class folders, by file name.
 IMAGES = {f"scan{number}.png": png(number) for number in range(8)}
@@ -101,6 +102,49 @@ def test_a_table_that_cannot_be_used_is_an_error_that_names_it(tmp_path, content
     with pytest.raises(errors.UserError, match=message) as raised:
         read_label_table(path)
     assert str(path) in str(raised.value)
+
+
+def test_other_columns_of_a_csv_are_numbers_only_if_all_of_them_plainly_are(tmp_path):
+    rows = [
+        ROWS[0] | {"age": "63", "dose": "0.5", "ward": "007", "id": "9" * 19, "seen": "2026-11-22"},
+        ROWS[1] | {"age": "", "dose": "2", "ward": "12", "id": "1", "seen": ""},
+    ]
+    others = table_of(tmp_path, rows).others
+    assert others.to_pylist() == [
+        {"age": 63, "dose": 0.5, "ward": "007", "id": "9" * 19, "seen": "2026-11-22"},
+        {"age": None, "dose": 2.0, "ward": "12", "id": "1", "seen": None},
+    ]
+    assert others.schema.types == [pa.int64(), pa.float64(), *[pa.string()] * 3]
+
+
+def test_other_columns_are_in_the_digest_with_their_types(tmp_path):
+    plain = table_of(tmp_path, ROWS).digest
+    digests = {
+        table_of(tmp_path, [row | {"age": age} for row, age in zip(ROWS, ages, strict=True)]).digest
+        for ages in (range(8), range(1, 9), ["", *range(1, 8)])
+    }
+    assert len(digests | {plain}) == 4
+    pq.write_table(
+        pa.table({name: [row[name] for row in ROWS] for name in ROWS[0]} | {"age": range(8)}),
+        tmp_path / "labels.parquet",
+    )
+    assert read_label_table(tmp_path / "labels.parquet").digest in digests
+
+
+@pytest.mark.parametrize(
+    ("header", "message"),
+    [
+        ("path,label,width", "has the column width, which examples.parquet has for itself"),
+        ("path,label,site,site", "has the column site, more than once"),
+        ("path,label,label", "has the column label, more than once"),
+    ],
+)
+def test_a_column_whose_name_is_taken_is_refused(tmp_path, capsys, header, message):
+    source = write_tree(tmp_path / "in", IMAGES)
+    labels = tmp_path / "labels.csv"
+    labels.write_text(f"{header}\n" + ",".join(["scan0.png"] + ["x"] * header.count(",")) + "\n")
+    assert build(source, labels, tmp_path / "out") == 2
+    assert message in capsys.readouterr().err
 
 
 # ---- matching
@@ -246,11 +290,48 @@ def test_too_many_rows_without_a_file_fail_the_build(tmp_path, capsys):
     assert "gone0.png,missing_file" in rejects
 
 
-def test_columns_that_are_not_used_are_named(tmp_path, capsys):
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_other_columns_follow_their_images_into_the_table_of_examples(tmp_path, kind):
+    # One image is rejected, two are dropped as copies of others, and train has copies.
+    files = IMAGES | {"scan1.png": b"no image", "copy.png": IMAGES["scan2.png"]}
+    source = write_tree(tmp_path / "in", files)
+    rows = [
+        # The plan has columns `offset` and `size` of its own.
+        row | {"age": 60 + number, "site": f"s{number % 3}", "offset": number, "size": "small"}
+        for number, row in enumerate([*ROWS, ROWS[2] | {"path": "copy.png"}])
+    ]
+    if kind == "csv":
+        labels = write_csv(tmp_path / "labels.csv", rows)
+    else:
+        labels = tmp_path / "labels.parquet"
+        table = pa.Table.from_pylist(rows[::-1])
+        site = table["site"].dictionary_encode()
+        pq.write_table(table.set_column(5, "site", site), labels)
+    output = tmp_path / "out"
+    options = ["--max_reject_fraction=0.5", "--duplicates=drop", "--variants=1", "--num_shards=3"]
+    assert build(source, labels, output, *options) == 0
+    found = pq.read_table(output / "examples.parquet")
+    assert found.schema.field("age").type == pa.int64()
+    assert found.schema.field("site").type == pa.string()
+    by_path = {row["path"]: row for row in rows}
+    kept = found.to_pylist()
+    assert {row["path"] for row in kept} == set(files) - {"scan1.png", "scan2.png"}
+    assert {row["split"] for row in kept if row["variant"]} == {"train"}
+    for row in kept:
+        expected = by_path[row["path"]]
+        assert {name: row[name] for name in ("age", "site", "offset", "size")} == {
+            name: expected[name] for name in ("age", "site", "offset", "size")
+        }
+    assert verify.verify(output, source_input=source) == []
+
+
+def test_an_anonymous_dataset_leaves_other_columns_out(tmp_path):
     source = write_tree(tmp_path / "in", IMAGES)
-    labels = write_csv(tmp_path / "labels.csv", [row | {"device": "A"} for row in ROWS])
-    assert build(source, labels, tmp_path / "out") == 0
-    assert "the columns 'device' of labels.csv are not used" in capsys.readouterr().err
+    labels = write_csv(tmp_path / "labels.csv", [row | {"note": "Jane Doe"} for row in ROWS])
+    (tmp_path / "secret.txt").write_bytes(b"0123456789abcdef" * 4)
+    output = tmp_path / "out"
+    assert build(source, labels, output, f"--anonymize={tmp_path / 'secret.txt'}") == 0
+    assert "note" not in pq.read_schema(output / "examples.parquet").names
 
 
 def test_a_table_beside_fashion_mnist_is_refused(tmp_path, capsys):

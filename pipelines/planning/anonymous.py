@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 
 from pipelines import errors
 from pipelines.planning import splits
-from pipelines.sources.listing import REF_SCHEMA, Listing, RejectedFile, label_notes
+from pipelines.sources.listing import OTHERS, REF_SCHEMA, Listing, RejectedFile, label_notes
 from pipelines.sources.source import Source
 from pipelines.stores.output import sync_folder
 from pipelines.stores.remote import is_remote
@@ -126,6 +126,9 @@ def hide_names(listing: Listing, secret: Secret) -> tuple[Listing, pa.Table]:
         of `NAMES_SCHEMA` with what each code stands for.
     """
     refs = listing.refs
+    if OTHERS in refs.column_names:
+        # Nothing is known of these columns, so names may be in them.
+        refs = refs.drop_columns(OTHERS)
     names = splits.source_paths(refs).to_pylist()
     patients = refs["patient"].to_pylist()
     columns = {

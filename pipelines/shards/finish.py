@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import importlib.metadata
 import io
+import itertools
 import json
 import operator
 import platform
@@ -118,11 +119,14 @@ def _drop(build: Build, tasks: Sequence[plan.ShardTask], sidecars: Sequence[Side
 
 def _join_examples(storage: Storage, tasks: Sequence[plan.ShardTask]) -> None:
     """Joins the shards' rows into one table, one row group per shard, one shard in memory."""
+    parts = iter(storage.map(functools.partial(_read_rows, storage), tasks))
+    # The first part tells which columns of a table of labels there are.
+    first = next(parts, EXAMPLE_SCHEMA.empty_table())
     with (
         storage.create(manifest.EXAMPLES_FILE_NAME) as file,
-        pq.ParquetWriter(file, EXAMPLE_SCHEMA) as writer,
+        pq.ParquetWriter(file, first.schema) as writer,
     ):
-        for rows in storage.map(functools.partial(_read_rows, storage), tasks):
+        for rows in itertools.chain([first], parts):
             writer.write_table(rows)
 
 

@@ -16,7 +16,7 @@ import xxhash
 from pipelines import errors
 from pipelines.planning import plan
 from pipelines.shards.build import Build, Sidecar, Work, read_sidecar, rows_name
-from pipelines.sources.listing import ImageRef, RejectedFile, iterate_refs
+from pipelines.sources.listing import OTHERS, ImageRef, RejectedFile, iterate_refs
 from pipelines.stores import prefetch
 from pipelines.stores.output import WriteBehind
 from tfrecord_io import augment, preprocess, schema, shard_writer, shards
@@ -28,7 +28,8 @@ Create = Callable[[str], contextlib.AbstractContextManager[IO[bytes]]]
 _Work = TypeVar("_Work", bound=Work)
 
 #: Columns of examples.parquet, which has one row per example. The hashes are XXH3-128: they show
-#: whether two files or two pictures are the same, but do not protect against an adversary.
+#: whether two files or two pictures are the same, but do not protect against an adversary. The
+#: other columns of a table of labels follow these.
 EXAMPLE_SCHEMA = pa.schema(
     [
         ("split", pa.string()),
@@ -91,6 +92,7 @@ def write_shard(
     keys = [schema.image_key(path) for path in paths]
     label_indices = {name: index for index, name in enumerate(build.label_names)}
     examples: list[_Example] = []
+    rows: list[int] = []
     rejects: list[RejectedFile] = []
     with (
         create(task.shard_name) as file,
@@ -100,7 +102,9 @@ def write_shard(
         # Pillow warns about odd metadata; an image that is unusable is rejected in any case.
         warnings.simplefilter("ignore")
         reads = prefetch.read_in_order(reader, (ref.to_read() for ref in refs))
-        for ref, (_, read), variant, key in zip(refs, reads, variants, keys, strict=True):
+        for row, (ref, (_, read), variant, key) in enumerate(
+            zip(refs, reads, variants, keys, strict=True)
+        ):
             try:
                 data = _read(read, ref)
                 pixels, *original = preprocess.decode_image(data, build.preprocessing, ref.frame)
@@ -120,8 +124,14 @@ def write_shard(
             shard.write(pixels, label_indices[ref.label], key)
             hashes = xxhash.xxh3_128_hexdigest(data), xxhash.xxh3_128_hexdigest(pixels)
             examples.append(_Example(ref, key, variant, *original, *hashes))
+            rows.append(row)
+    table = _examples_table(task, examples, shard.facts())
+    if OTHERS in planned.schema.names:
+        others = planned.column(OTHERS).take(pa.array(rows, pa.int64()))
+        for field, column in zip(others.type, others.flatten(), strict=True):
+            table = table.append_column(field, column)
     with create(rows_name(task)) as file:
-        pq.write_table(_examples_table(task, examples, shard.facts()), file)
+        pq.write_table(table, file)
     label_counts = collections.Counter(example.ref.label for example in examples)
     sidecar = Sidecar(
         fingerprint=build.fingerprint,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -86,9 +87,10 @@ def has_dicom(refs: pa.Table) -> bool:
 def _read_headers(refs: pa.Table, reader: prefetch.Reader[ImageRef]) -> list[dicom.Header | None]:
     """Returns the header of each file, None for those that are not DICOM."""
     num_threads = max(_NUM_THREADS, reader.num_parallel_reads)
+    require_once = functools.cache(require_codecs)
 
     def read(ref: ImageRef) -> dicom.Header | None:
-        return _read_header(reader, ref)
+        return _read_header(reader, ref, require_once)
 
     with tqdm(
         prefetch.ahead(read, iterate_refs(refs), num_threads),
@@ -102,7 +104,9 @@ def _read_headers(refs: pa.Table, reader: prefetch.Reader[ImageRef]) -> list[dic
         return [result() for _, result in bar]
 
 
-def _read_header(reader: prefetch.Reader[ImageRef], ref: ImageRef) -> dicom.Header | None:
+def _read_header(
+    reader: prefetch.Reader[ImageRef], ref: ImageRef, require_codecs: Callable[[], object]
+) -> dicom.Header | None:
     try:
         start = reader.read_start(ref, dicom.HEADER_BYTES)
         if not dicom.is_dicom(start):

@@ -1,7 +1,8 @@
 """A table of labels: a row for each image, with its class, patient and split.
 
 Two kinds of file are read: CSV (with commas, semicolons or tabs) and Parquet. The columns are
-`path` and `label`, and if they are there `patient` and `split`.
+`path` and `label`, and if they are there `patient` and `split`. Other columns become columns of
+examples.parquet.
 """
 
 from __future__ import annotations
@@ -9,11 +10,12 @@ from __future__ import annotations
 import collections
 import dataclasses
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
@@ -22,6 +24,13 @@ from pipelines import errors
 _REQUIRED = ("path", "label")
 _OPTIONAL = ("patient", "split")
 _DELIMITERS = (",", ";", "\t")
+
+# Text of a CSV column that becomes a number: no leading zeros, which a code such as 007 has, and
+# no more digits than the type keeps.
+_NUMBERS = (
+    (r"^-?(0|[1-9][0-9]{0,17})$", pa.int64()),
+    (r"^-?(0|[1-9][0-9]{0,14})(\.[0-9]+)?([eE][-+]?[0-9]+)?$", pa.float64()),
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -34,7 +43,7 @@ class LabelTable:
         label: of each row; "" if the table gives none.
         patient: of each row, None where the table gives none; None without such a column.
         split: likewise.
-        unused: other columns of the file.
+        others: the other columns of the file, a row for each row of the table; None if it has none.
     """
 
     name: str
@@ -42,7 +51,7 @@ class LabelTable:
     label: Sequence[str]
     patient: Sequence[str | None] | None
     split: Sequence[str | None] | None
-    unused: tuple[str, ...] = ()
+    others: pa.Table | None = None
 
     @property
     def digest(self) -> str:
@@ -51,6 +60,10 @@ class LabelTable:
         present = [column for column in columns if column is not None]
         names = [column is not None for column in columns]
         digest = hashlib.sha256(repr(names).encode())
+        if self.others is not None:
+            # Absent without other columns, so that such tables keep their digest.
+            digest.update(repr([(f.name, str(f.type)) for f in self.others.schema]).encode())
+            present += [column.to_pylist() for column in self.others.columns]
         for row in sorted(zip(*present, strict=True), key=repr):
             digest.update(repr(row).encode("utf-8", "surrogatepass"))
         return digest.hexdigest()
@@ -69,11 +82,16 @@ class Matches:
     rows_without_file: list[tuple[int, str]]
 
 
-def read_label_table(file: Path) -> LabelTable:
+def read_label_table(file: Path, reserved: Collection[str] = ()) -> LabelTable:
     """Reads a label table.
 
+    Args:
+        file: the table.
+        reserved: names that no other column may have.
+
     Raises:
-        errors.UserError: if the file cannot be read, or has no `path` or no `label` column.
+        errors.UserError: if the file cannot be read, has no `path` or no `label` column, or a
+            column has a reserved name or the name of another column.
     """
     try:
         table = _read_parquet(file) if file.suffix.lower() == ".parquet" else _read_csv(file)
@@ -84,6 +102,17 @@ def read_label_table(file: Path) -> LabelTable:
         raise errors.UserError(
             f"--labels {file} has the columns {', '.join(table.column_names)}, and needs "
             f"{' and '.join(missing)}"
+        )
+    names = [name for name in table.column_names if name not in (*_REQUIRED, *_OPTIONAL)]
+    taken = sorted(set(names) & set(reserved))
+    repeated = sorted(
+        name for name, count in collections.Counter(table.column_names).items() if count > 1
+    )
+    if taken or repeated:
+        why = "which examples.parquet has for itself" if taken else "more than once"
+        raise errors.UserError(
+            f"--labels {file} has the column {', '.join(taken or repeated)}, {why}; rename it, or "
+            "leave it out"
         )
     columns = {
         name: table[name].cast(pa.string()).to_pylist()
@@ -96,7 +125,7 @@ def read_label_table(file: Path) -> LabelTable:
         label=[label or "" for label in columns["label"]],
         patient=_optional(columns.get("patient")),
         split=_optional(columns.get("split")),
-        unused=tuple(name for name in table.column_names if name not in columns),
+        others=_plain(table.select(names)) if names else None,
     )
 
 
@@ -160,22 +189,47 @@ def _optional(column: list[str | None] | None) -> list[str | None] | None:
     return None if column is None else [value or None for value in column]
 
 
+def _plain(table: pa.Table) -> pa.Table:
+    """Returns the table without dictionaries, of which an Arrow file allows one for each column."""
+    for place, field in enumerate(table.schema):
+        if pa.types.is_dictionary(field.type):
+            column = table[place].cast(field.type.value_type)
+            table = table.set_column(place, field.name, column)
+    return table.replace_schema_metadata().combine_chunks()
+
+
+def _with_numbers(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Returns a column of text as numbers if all of it is numbers; empty text becomes null."""
+    column = pc.if_else(pc.equal(column, ""), None, column)
+    for pattern, kind in _NUMBERS:
+        if (
+            column.null_count < len(column)
+            and pc.all(pc.match_substring_regex(column, pattern)).as_py()
+        ):
+            return column.cast(kind)
+    return column
+
+
 def _read_parquet(file: Path) -> pa.Table:
     return pq.read_table(file)
 
 
 def _read_csv(file: Path) -> pa.Table:
-    """Reads every column as text, so that a patient 007 stays 007."""
+    """Reads the columns as text, so that a patient 007 stays 007; others may become numbers."""
     with file.open(encoding="utf-8-sig", errors="replace") as lines:
         header = lines.readline()
     delimiter = max(_DELIMITERS, key=header.count)
     parse = pacsv.ParseOptions(delimiter=delimiter)
     with pacsv.open_csv(file, parse_options=parse) as reader:
         names = reader.schema.names
-    return pacsv.read_csv(
+    table = pacsv.read_csv(
         file,
         parse_options=parse,
         convert_options=pacsv.ConvertOptions(
             column_types={name: pa.string() for name in names}, strings_can_be_null=False
         ),
     )
+    for place, name in enumerate(names):
+        if name not in (*_REQUIRED, *_OPTIONAL):
+            table = table.set_column(place, name, _with_numbers(table[place]))
+    return table

@@ -56,7 +56,8 @@ _BATCH_ROWS = 65_536
 #: split or class folder, is its identity. `offset` and `stored_size` locate it in an archive.
 #: `version` changes when the file changes (a CRC-32, or a time in ns). `frame` is the frame of a
 #: DICOM file, see `preprocess.frame_path`; null for other files. A table of anonymous images has
-#: an eleventh column, `hidden`, with the name in the source.
+#: a further column, `hidden`, with the name in the source; one of images with a table of labels has
+#: the table's other columns in a struct, `others`.
 REF_SCHEMA = pa.schema(
     [
         ("root", pa.dictionary(pa.int32(), pa.string())),
@@ -71,6 +72,10 @@ REF_SCHEMA = pa.schema(
         ("frame", pa.int32()),
     ]
 )
+
+
+#: Name of the struct with the other columns of a table of labels.
+OTHERS = "others"
 
 
 class Member(NamedTuple):
@@ -249,18 +254,21 @@ def list_images(
     return _listing(sorter, table.append_column("patient", patients), copies)
 
 
-def _listing(sorter: _Sorter, table: pa.Table, copies: int, notes: Sequence[str] = ()) -> Listing:
+def _listing(sorter: _Sorter, table: pa.Table, copies: int) -> Listing:
     """Returns what was sorted, with the images in `table`."""
     labels = sorted(pc.unique(pc.cast(table["label"], pa.string())).to_pylist())
+    schema = REF_SCHEMA
+    if OTHERS in table.column_names:
+        schema = schema.append(table.schema.field(OTHERS))
     return Listing(
-        refs=table.select(REF_SCHEMA.names).cast(REF_SCHEMA).combine_chunks(),
+        refs=table.select(schema.names).cast(schema).combine_chunks(),
         rejects=tuple(
             sorted(sorter.rejects, key=lambda reject: (reject.source_path, reject.reason))
         ),
         copies=copies,
         ignored=dict(sorted(sorter.ignored.items())),
         num_files=sorter.num_files,
-        notes=(*label_notes(labels), *notes),
+        notes=tuple(label_notes(labels)),
     )
 
 
@@ -286,10 +294,7 @@ def _list_labelled(
     if labels.patient is None:
         patients = _find_patients(table["path"], options.group_regex)
         table = table.drop_columns("patient").append_column("patient", patients)
-    notes = []
-    if labels.unused:
-        notes.append(f"the columns {', '.join(labels.unused)!a} of {labels.name} are not used")
-    return _listing(sorter, table, copies, notes)
+    return _listing(sorter, table, copies)
 
 
 def iterate_refs(table: pa.Table | pa.RecordBatch) -> Iterator[ImageRef]:
@@ -431,11 +436,14 @@ class _Sorter:
         split = [_split_of(labels, row) for row in rows]
         label = [labels.label[row] for row in rows]
         patient = [labels.patient[row] for row in rows] if labels.patient else [None] * len(rows)
-        return _with_columns(
+        table = _with_columns(
             columns.table(),
             pa.chunked_array([pa.array(split, pa.string())]),
             pa.chunked_array([pa.array(label, pa.string())]),
         ).append_column("patient", pa.array(patient, pa.large_string()))
+        if labels.others is None:
+            return table
+        return table.append_column(OTHERS, labels.others.take(rows).to_struct_array())
 
     def _reject(self, name: str, reason: str, detail: str) -> None:
         self.rejects.append(

@@ -7,7 +7,6 @@ import time
 from pathlib import Path
 
 import builds
-import s3_server
 
 from campaign import kills
 
@@ -22,7 +21,7 @@ def try_case(rng: random.Random, folder: Path) -> tuple[str, list[str], str]:
     output: Path | str = folder / "output"
     more = [builds.IN_MEMORY, "--num_shards=5", *flags]
     if where == "store":
-        output = f"s3://{s3_server.BUCKET}/{folder.name}"
+        output = f"{kills.store().root}/{folder.name}"
         more += kills.store().flags
     runs, delay = [], rng.random() * seconds
     for name in ("a", "b"):
@@ -32,7 +31,7 @@ def try_case(rng: random.Random, folder: Path) -> tuple[str, list[str], str]:
     ended = [run.wait() for run in runs]
     problems = [line for code, text in ended for line in kills.complaints(code, text)]
     if where == "store":
-        found = kills.objects(kills.store(), folder.name)
+        found = kills.store().read(f"{folder.name}/")
     else:
         found = builds.files_of(Path(output))
     codes = sorted(code for code, _ in ended)
