@@ -13,7 +13,14 @@ import pyarrow.compute as pc
 from tqdm import tqdm
 
 from pipelines import errors
-from pipelines.sources.listing import PICTURE_SUFFIXES, REF_SCHEMA, ImageRef, Listing, iterate_refs
+from pipelines.sources.listing import (
+    OTHERS,
+    PICTURE_SUFFIXES,
+    REF_SCHEMA,
+    ImageRef,
+    Listing,
+    iterate_refs,
+)
 from pipelines.sources.source import Source
 from pipelines.stores import prefetch
 from tfrecord_io import dicom
@@ -69,6 +76,7 @@ def expand(listing: Listing, source: Source, *, keep_patients: bool) -> Listing:
         patients += [patient] * len(numbers)
     refs = listing.refs.take(places).combine_chunks()
     refs = _with(_with(refs, "frame", frames), "patient", patients)
+    refs = _with_facts(refs, [by_row.get(place) for place in places])
     more = refs.num_rows - listing.refs.num_rows
     return dataclasses.replace(listing, refs=refs, num_files=listing.num_files + more)
 
@@ -128,6 +136,23 @@ def require_codecs() -> dict[str, str]:
         return dicom.codec_versions()
     except ModuleNotFoundError as error:
         raise errors.UserError(str(error)) from None
+
+
+def _with_facts(refs: pa.Table, headers: Sequence[dicom.Header | None]) -> pa.Table:
+    """Adds what the headers say of the images to the columns that go into the examples table."""
+    others: dict[str, pa.Array] = {}
+    if OTHERS in refs.column_names:
+        column = refs[OTHERS].combine_chunks()
+        others = dict(zip((field.name for field in column.type), column.flatten(), strict=True))
+        refs = refs.drop_columns(OTHERS)
+    for name in ("modality", "laterality", "device"):
+        values = [header and getattr(header, name) for header in headers]
+        if any(values):
+            # A table of labels knows better.
+            others.setdefault(name, pa.array(values, pa.string()))
+    if not others:
+        return refs
+    return refs.append_column(OTHERS, pa.StructArray.from_arrays(others.values(), list(others)))
 
 
 def _with(refs: pa.Table, name: str, values: Sequence[object]) -> pa.Table:
