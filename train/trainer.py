@@ -1,9 +1,9 @@
 """The run: train, keep one epoch's weights, export them, evaluate them once on the test split.
 
-`train_and_evaluate(config, workdir)` does it all and can be killed at any moment: called again
-with the same configuration it goes on at the exact example. All that a run knows is in its
-variables and in `Progress`; both are in the checkpoint, and everything else in the folder is
-written from them.
+`train_and_evaluate(config, workdir)` does it all and can be killed at any moment. Called again with
+the same configuration, it goes on at the next example after a stop, and at the last checkpoint
+after a kill. A checkpoint holds the variables, the optimizer, the best weights and `Progress`;
+everything else in the folder is written from them.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from train.workdir import (
     write_json,
 )
 
-# Steps that are timed before a run, and the length of a run that is worth it.
+# Number of steps that are timed before a phase, and the fewest steps left for which that is done.
 _TIMED_STEPS = 5
 _FEWEST_STEPS_TO_TIME = 100
 
@@ -82,9 +82,9 @@ class Progress:
         step: training steps done.
         phase: name of the phase of the last step done.
         totals: sums over the epoch that is not finished.
-        history: a row an epoch done.
+        history: one row for each finished epoch.
         best_epoch: epoch of the weights that are kept, counted from 1; 0 if there is none yet.
-        best_value: of the quantity it is best in, as a number that falls.
+        best_value: validation loss, or minus the accuracy, of that epoch: smaller is better.
     """
 
     step: int = 0
@@ -330,8 +330,8 @@ class _Run:
                 if phase.last_epoch < progress.epoch:
                     continue
                 steps, optimizer = self._start_phase(phase)
+                self._announce_time(phase, steps, optimizer)
                 if batches is None:
-                    self._announce_time(steps, optimizer)
                     batches = steps.iterate(self._training_batches())
                 guard = callbacks.RetraceGuard(config.on_retrace)
                 loop = _Loop(steps, optimizer, batches, stop, watchdog, tracer, guard, bar)
@@ -366,26 +366,34 @@ class _Run:
         progress.phase = phase.name
         return steps, optimizer
 
-    def _announce_time(self, steps: Steps, optimizer: keras.optimizers.Optimizer) -> None:
-        """Says how long the training will take, by a few steps that are then undone."""
-        progress = self._progress
-        num_left = self._end_step(self._config.epochs - 1) - progress.step
+    def _announce_time(
+        self, phase: Phase, steps: Steps, optimizer: keras.optimizers.Optimizer
+    ) -> None:
+        """Says how long a phase will take."""
+        num_left = self._end_step(phase.last_epoch) - self._progress.step
         if num_left < _FEWEST_STEPS_TO_TIME:
             return
+        seconds = self._time_step(steps, optimizer) * num_left
+        what = "the training" if len(self._phases) == 1 else f"this phase ({phase.name})"
+        self._devices.say(
+            f"{what} will take about {_describe_seconds(seconds)} here, in "
+            f"{phase.last_epoch + 1 - self._progress.epoch} epochs; --epochs N makes the run "
+            "shorter or longer",
+        )
+
+    def _time_step(self, steps: Steps, optimizer: keras.optimizers.Optimizer) -> float:
+        """Returns the seconds of a training step, by a few steps that are then undone."""
         variables = [*self._variables, *optimizer.variables]
         before = [variable.numpy() for variable in variables]
         trial = steps.iterate(self._training_batches())
         steps.train(trial, 1)  # builds the graph
         watch = callbacks.Stopwatch()
         steps.train(trial, _TIMED_STEPS)
-        seconds = watch.lap() / _TIMED_STEPS * num_left
+        seconds = watch.lap() / _TIMED_STEPS
         steps.sync()
         for variable, value in zip(variables, before, strict=True):
             variable.assign(value)
-        self._devices.say(
-            f"the training will take about {_describe_seconds(seconds)} here, in "
-            f"{self._config.epochs} epochs; --epochs N makes it shorter or longer",
-        )
+        return seconds
 
     def _training_batches(self) -> Any:
         return feed.training_batches(
@@ -450,7 +458,7 @@ class _Run:
         }
         progress.history.append(row)
         progress.totals = {}
-        if self._is_best(row):
+        if self._update_best(row):
             progress.best_epoch = row["epoch"]
             trained = self._network.logits.trainable_variables
             with averaged_weights(loop.optimizer, trained):
@@ -470,13 +478,14 @@ class _Run:
                 "a local disk (engine mmap), or try a larger batch",
             )
 
-    def _is_best(self, row: Mapping[str, Any]) -> bool:
-        """Tells whether an epoch replaces the one that is kept; notes its value if so."""
+    def _update_best(self, row: Mapping[str, Any]) -> bool:
+        """Returns whether an epoch replaces the one that is kept, and notes its value if so."""
         progress = self._progress
         if self._config.best_by == "last" or "val_loss" not in row:
             return True
         value = row["val_loss"] if self._config.best_by == "val_loss" else -row["val_accuracy"]
-        # A loss that is not a number is below none, so without the check it would stay for ever.
+        # NaN must not become the best value, because no later value compares below it. The first
+        # epoch is kept in any case.
         better = progress.best_value is None or value < progress.best_value
         if math.isfinite(value) and better:
             progress.best_value = value
