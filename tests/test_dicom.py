@@ -413,6 +413,36 @@ def test_every_frame_is_an_image_in_the_ledger(built):
     assert main(["verify", str(built)]) == 0
 
 
+@pytest.mark.parametrize("num_frames", ["-3", "0", "999999999"])
+def test_a_number_of_frames_that_cannot_be_is_one_reject_or_picture(tmp_path, num_frames):
+    files = {"CNV/odd": dicom_file(grey_pixels(), num_frames=num_frames), "CNV/good.png": png()}
+    output = build_here(write_tree(tmp_path / "in", files), tmp_path / "out",
+                        "--max_reject_fraction=1")  # fmt: skip
+    assert Manifest.load(output).counts["files"] == 2
+    assert main(["verify", str(output)]) == 0
+
+
+def test_modality_side_and_model_are_columns_and_a_table_has_the_last_word(tmp_path):
+    tags = {
+        (0x0008, 0x0060, "CS"): "OPT",
+        (0x0008, 0x1090, "LO"): "Spectral 9",
+        (0x0020, 0x0062, "CS"): "L",
+    }
+    files = {"volume": dicom_file(np.stack([grey_pixels()] * 2), tags), "picture.png": png()}
+    source = write_tree(tmp_path / "in", files)
+    table = tmp_path / "labels.csv"
+    table.write_text(
+        "path,label,patient,age,device\nvolume,CNV,p1,61,known\npicture.png,DME,p2,40,\n"
+    )
+    output = build_here(source, tmp_path / "out", f"--labels={table}")
+    rows = {row["path"]: row for row in pq.read_table(output / EXAMPLES_FILE_NAME).to_pylist()}
+    assert sorted(rows) == ["picture.png", "volume#frame-1", "volume#frame-2"]
+    frame, picture = rows["volume#frame-2"], rows["picture.png"]
+    assert (frame["modality"], frame["laterality"], frame["device"]) == ("OPT", "L", "known")
+    assert (frame["patient"], frame["label"], frame["age"]) == ("p1", "CNV", 61)
+    assert (picture["modality"], picture["patient"]) == (None, "p2")
+
+
 def test_each_frame_has_a_name_and_a_key_of_its_own(built):
     rows = pq.read_table(built / EXAMPLES_FILE_NAME).to_pylist()
     names = {row["path"] for row in rows}

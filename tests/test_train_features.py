@@ -216,3 +216,41 @@ def test_the_export_is_measured_on_images_and_not_on_features(finished, images, 
     ours = json.loads((finished / "metrics.json").read_text())["scores"]
     theirs = json.loads((output / "metrics.json").read_text())["scores"]
     assert ours["accuracy"]["value"] == theirs["accuracy"]["value"]
+
+
+def find_similar(finished, paths, form, capsys, count=2):
+    words = ["--model", finished, "--input", *paths, f"--similar={count}", f"--format={form}"]
+    assert predict.main([str(word) for word in words]) == 0
+    return capsys.readouterr().out
+
+
+def test_a_scan_of_the_training_split_is_most_similar_to_itself(finished, scans, capsys):
+    paths = sorted((scans / "train").rglob("*.jpeg"))[::5]
+    for row in json.loads(find_similar(finished, paths, "json", capsys)):
+        first, second = row["similar"]
+        assert row["path"].endswith(first["path"])
+        assert first["label"] == first["path"].split("/")[1]
+        assert first["similarity"] == pytest.approx(1, abs=1e-3)
+        assert second["similarity"] < first["similarity"]
+        assert second["path"] != first["path"]
+
+
+def test_similar_scans_are_columns_of_csv_and_lines_of_the_table(finished, scans, capsys):
+    paths = sorted((scans / "test").rglob("*.jpeg"))[:1]
+    text = find_similar(finished, paths, "csv", capsys)
+    (row,) = csv.DictReader(text.splitlines())
+    assert list(row) == ["path", "predicted", "CNV", "NORMAL", "reject", "similar_1", "similar_2"]
+    assert row["similar_1"].startswith("train/")
+    table = find_similar(finished, paths, "table", capsys).splitlines()
+    assert [line.split(": ")[1].split(" (")[0] for line in table[2:]] == [
+        row["similar_1"],
+        row["similar_2"],
+    ]
+
+
+def test_a_run_on_images_has_no_features_to_compare(images, tmp_path, capsys):
+    config = TrainConfig(data=str(images), **(QUICK | {"epochs": 1, "bootstrap_samples": 0}))
+    train_and_evaluate(config, tmp_path / "run")
+    words = ["--model", tmp_path / "run", "--input", images / "report.html", "--similar=2"]
+    assert predict.main([str(word) for word in words]) == 2
+    assert "was trained on images" in capsys.readouterr().err

@@ -90,6 +90,9 @@ _NEEDED = (
 
 _PATIENT_ID, _ISSUER, _NUM_FRAMES = 0x00100020, 0x00100021, 0x00280008
 
+# Modality, the model's name, and the laterality of a series and of an image.
+_OTHER_TAGS = 0x00080060, 0x00081090, 0x00200060, 0x00200062
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Header:
@@ -98,10 +101,16 @@ class Header:
     Attributes:
         num_frames: number of frames; 1 if the file does not say.
         patient: a hash of the patient's identity, None without one.
+        modality: such as `CT`; None if the file does not say, like the next two.
+        laterality: `L`, `R` or `B`.
+        device: the model's name.
     """
 
     num_frames: int = 1
     patient: str | None = None
+    modality: str | None = None
+    laterality: str | None = None
+    device: str | None = None
 
 
 def is_dicom(start: bytes) -> bool:
@@ -143,20 +152,31 @@ def read_header(start: bytes) -> Header | None:
     pydicom = _pydicom()
     from pydicom.filereader import read_partial
 
-    tags = [pydicom.tag.Tag(tag) for tag in (_PATIENT_ID, _ISSUER, _NUM_FRAMES)]
+    tags = [pydicom.tag.Tag(tag) for tag in (_PATIENT_ID, _ISSUER, _NUM_FRAMES, *_OTHER_TAGS)]
     try:
         _check_inflated(start)
         found = read_partial(io.BytesIO(start), is_past, specific_tags=tags)
         if not ended:
             return None
         num_frames = int(found.get("NumberOfFrames") or 1)
-        identity = str(found.get("PatientID") or "").strip()
-        issuer = str(found.get("IssuerOfPatientID") or "").strip()
+        identity, issuer, modality, device, of_image, of_series = (
+            str(found.get(name) or "").strip()
+            for name in (
+                "PatientID", "IssuerOfPatientID", "Modality", "ManufacturerModelName",
+                "ImageLaterality", "Laterality",
+            )
+        )  # fmt: skip
     except Exception:
         # A damaged file raises almost anything. The decoder rejects it, with a reason.
         return None
     digest = hashlib.sha256(f"{issuer}\0{identity}".encode()).hexdigest()
-    return Header(num_frames=num_frames, patient=digest[:16] if identity else None)
+    return Header(
+        num_frames=num_frames,
+        patient=digest[:16] if identity else None,
+        modality=modality or None,
+        laterality=of_image or of_series or None,
+        device=device or None,
+    )
 
 
 def read_frame(data: bytes, frame: int, preprocessing: Preprocessing) -> tuple[Image.Image, str]:

@@ -13,7 +13,14 @@ import pyarrow.compute as pc
 from tqdm import tqdm
 
 from pipelines import errors
-from pipelines.sources.listing import PICTURE_SUFFIXES, REF_SCHEMA, ImageRef, Listing, iterate_refs
+from pipelines.sources.listing import (
+    OTHERS,
+    PICTURE_SUFFIXES,
+    REF_SCHEMA,
+    ImageRef,
+    Listing,
+    iterate_refs,
+)
 from pipelines.sources.source import Source
 from pipelines.stores import prefetch
 from tfrecord_io import dicom
@@ -55,28 +62,27 @@ def expand(listing: Listing, source: Source, *, keep_patients: bool) -> Listing:
         headers = _read_headers(listing.refs.take(rows), reader)
     if not any(headers):
         return listing
-    counts = np.ones(listing.refs.num_rows, np.int64)
-    frames = np.full(listing.refs.num_rows, None, object)
-    patients = listing.refs["patient"].to_pylist()
-    for row, header in zip(rows.tolist(), headers, strict=True):
-        if header is not None:
-            counts[row], frames[row] = header.num_frames, 0
-            if header.patient and not keep_patients:
-                patients[row] = header.patient
-    refs = _with(listing.refs, "patient", patients)
-    refs = _with(refs, "frame", frames.tolist())
-    if counts.max() > 1:
-        starts = np.repeat(np.cumsum(counts) - counts, counts)
-        numbers = np.arange(counts.sum()) - starts + 1
-        several = np.repeat(counts > 1, counts)
-        refs = refs.take(np.repeat(np.arange(len(counts)), counts)).combine_chunks()
-        old = refs["frame"].to_pylist()
-        chosen = np.where(several, numbers, 0).tolist()
-        refs = _with(
-            refs, "frame", [number or frame for number, frame in zip(chosen, old, strict=True)]
-        )
+    by_row = dict(zip(rows.tolist(), headers, strict=True))
+    places: list[int] = []
+    frames: list[int | None] = []
+    patients: list[str | None] = []
+    for row, patient in enumerate(listing.refs["patient"].to_pylist()):
+        header = by_row.get(row)
+        numbers = [None] if header is None else _frame_numbers(header)
+        if header is not None and header.patient and not keep_patients:
+            patient = header.patient
+        places += [row] * len(numbers)
+        frames += numbers
+        patients += [patient] * len(numbers)
+    refs = listing.refs.take(places).combine_chunks()
+    refs = _with(_with(refs, "frame", frames), "patient", patients)
+    refs = _with_facts(refs, [by_row.get(place) for place in places])
     more = refs.num_rows - listing.refs.num_rows
     return dataclasses.replace(listing, refs=refs, num_files=listing.num_files + more)
+
+
+def _frame_numbers(header: dicom.Header) -> Sequence[int]:
+    return [0] if header.num_frames == 1 else range(1, header.num_frames + 1)
 
 
 def has_dicom(refs: pa.Table) -> bool:
@@ -115,7 +121,7 @@ def _read_header(
         header = dicom.read_header(start) or dicom.read_header(reader.read(ref))
     except Reject:
         return None  # the worker will find the same
-    if header is None or header.num_frames * _LEAST_FRAME_BYTES > ref.size:
+    if header is None or not 1 <= header.num_frames <= ref.size // _LEAST_FRAME_BYTES:
         return dicom.Header()  # damaged: the decoder says why
     return header
 
@@ -130,6 +136,23 @@ def require_codecs() -> dict[str, str]:
         return dicom.codec_versions()
     except ModuleNotFoundError as error:
         raise errors.UserError(str(error)) from None
+
+
+def _with_facts(refs: pa.Table, headers: Sequence[dicom.Header | None]) -> pa.Table:
+    """Adds what the headers say of the images to the columns that go into the examples table."""
+    others: dict[str, pa.Array] = {}
+    if OTHERS in refs.column_names:
+        column = refs[OTHERS].combine_chunks()
+        others = dict(zip((field.name for field in column.type), column.flatten(), strict=True))
+        refs = refs.drop_columns(OTHERS)
+    for name in ("modality", "laterality", "device"):
+        values = [header and getattr(header, name) for header in headers]
+        if any(values):
+            # A table of labels knows better.
+            others.setdefault(name, pa.array(values, pa.string()))
+    if not others:
+        return refs
+    return refs.append_column(OTHERS, pa.StructArray.from_arrays(others.values(), list(others)))
 
 
 def _with(refs: pa.Table, name: str, values: Sequence[object]) -> pa.Table:
