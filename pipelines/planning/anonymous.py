@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 
 from pipelines import errors
 from pipelines.planning import splits
-from pipelines.sources.listing import OTHERS, REF_SCHEMA, Listing, RejectedFile, label_notes
+from pipelines.sources.listing import OTHERS, REF_SCHEMA, Listing, RejectedFile
 from pipelines.sources.source import Source
 from pipelines.stores.output import sync_folder
 from pipelines.stores.remote import is_remote
@@ -151,8 +151,6 @@ def hide_names(listing: Listing, secret: Secret) -> tuple[Listing, pa.Table]:
         listing,
         refs=refs.sort_by([("path", "ascending"), ("frame", "ascending")]).combine_chunks(),
         rejects=tuple(sorted(rejects, key=lambda reject: (reject.source_path, reject.reason))),
-        # The other notes are about the table of labels.
-        notes=tuple(label_notes(sorted(refs["label"].unique().to_pylist()))),
     )
     codes = list(map(frame_path, columns["path"], refs["frame"].to_pylist()))
     images = pa.table(

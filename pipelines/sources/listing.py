@@ -268,7 +268,7 @@ def _listing(sorter: _Sorter, table: pa.Table, copies: int) -> Listing:
         copies=copies,
         ignored=dict(sorted(sorter.ignored.items())),
         num_files=sorter.num_files,
-        notes=tuple(label_notes(labels)),
+        notes=tuple(_label_notes(labels)),
     )
 
 
@@ -706,7 +706,7 @@ def _trees_like(table: pa.Table, leader: str) -> set[str]:
     return same
 
 
-def label_notes(labels: Sequence[str]) -> Iterator[str]:
+def _label_notes(labels: Sequence[str]) -> Iterator[str]:
     """Yields a sentence for each suspicious name of a class."""
     for label in labels:
         if label.lower() in _SPLITS:
