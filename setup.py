@@ -31,6 +31,7 @@ EXTRAS = {
     # DICOM, with codecs whose licences suit this project's (pylibjpeg-libjpeg is GPL).
     "dicom": [
         "pydicom>=3.0.1,<4",
+        "imagecodecs>=2026.1",
         "pyjpegls>=1.5",
         "pylibjpeg>=2",
         "pylibjpeg-openjpeg>=2.4",

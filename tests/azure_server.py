@@ -29,6 +29,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape
 
 import builds
+import s3_server
 
 from pipelines.stores import remote
 
@@ -38,11 +39,34 @@ ACCOUNT = "devstoreaccount1"
 KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 
 
+class StandIn:
+    """What a test can ask of the stand-in, which Azurite cannot do."""
+
+    def __init__(self, server: _Server) -> None:
+        self._server = server
+
+    def failing(self, **faults: int | str) -> contextlib.AbstractContextManager[None]:
+        """Makes the server answer with a status, or with half of what it should say."""
+        return self._server.faults.on(**faults)
+
+    def read(self, prefix: str) -> dict[str, bytes]:
+        """Returns the blobs below a prefix, by the rest of their names."""
+        blobs = self._server.blobs.items()
+        return {n.removeprefix(prefix): body for n, (body, _) in blobs if n.startswith(prefix)}
+
+
 @contextlib.contextmanager
-def running_azure() -> Iterator[None]:
-    """Runs a server with an empty container, found by the variables of Azure's own tools."""
-    started = _azurite() if shutil.which("azurite-blob") else _stand_in()
-    with started as port:
+def running_azure(*, only_stand_in: bool = False) -> Iterator[StandIn | None]:
+    """Runs a server with an empty container, found by the variables of Azure's own tools.
+
+    Args:
+        only_stand_in: not to use Azurite.
+
+    Yields:
+        the stand-in, if it is one.
+    """
+    is_azurite = shutil.which("azurite-blob") and not only_stand_in
+    with _azurite() if is_azurite else _stand_in() as (port, stand_in):
         variables = {
             "AZURE_STORAGE_CONNECTION_STRING": (
                 f"DefaultEndpointsProtocol=http;AccountName={ACCOUNT};AccountKey={KEY};"
@@ -53,7 +77,7 @@ def running_azure() -> Iterator[None]:
         }
         with mock.patch.dict(os.environ, variables):
             remote.forget_stores()
-            yield
+            yield stand_in
         remote.forget_stores()
 
 
@@ -71,13 +95,19 @@ class _Blobs(BaseHTTPRequestHandler):
         return name, query, self.rfile.read(int(self.headers.get("Content-Length", 0)))
 
     def _answer(self, status: int, body: bytes = b"", /, **headers: str) -> None:
+        sent = len(body)
+        if fault := self.server.faults.next():
+            self.close_connection = True
+            sent //= 2
+            if fault != "half":
+                status, body, headers = int(fault[:3]), b"", {}
         self.send_response(status)
         for key, value in headers.items():
             self.send_header(key.replace("_", "-"), value)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         if self.command != "HEAD":
-            self.wfile.write(body)
+            self.wfile.write(body[:sent])
 
     def do_PUT(self) -> None:
         name, query, body = self._request()
@@ -154,22 +184,23 @@ class _Server(ThreadingHTTPServer):
         self.blobs: dict[str, tuple[bytes, str]] = {}
         self.blocks: dict[tuple[str, str], bytes] = {}
         self.count = 0
+        self.faults = s3_server.Faults()
 
 
 @contextlib.contextmanager
-def _stand_in() -> Iterator[int]:
+def _stand_in() -> Iterator[tuple[int, StandIn]]:
     with _Server() as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.02,))
         thread.start()
         try:
-            yield server.server_address[1]
+            yield server.server_address[1], StandIn(server)
         finally:
             server.shutdown()
             thread.join()
 
 
 @contextlib.contextmanager
-def _azurite() -> Iterator[int]:
+def _azurite() -> Iterator[tuple[int, None]]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -182,7 +213,7 @@ def _azurite() -> Iterator[int]:
         try:
             builds.wait_until(lambda: _listens(port), process)
             _make_container(port)
-            yield port
+            yield port, None
         finally:
             process.kill()
 

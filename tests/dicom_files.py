@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -12,7 +12,7 @@ EXPLICIT_LITTLE_ENDIAN = "1.2.840.10008.1.2.1"
 # Elements with four bytes of length (PS3.5, section 7.1.2).
 _LONG = {"OB", "OW", "SQ", "UN", "UT"}
 
-Value = str | int | bytes | list["Elements"]
+Value = str | int | bytes | list["Elements"] | list[bytes]
 #: Values by (group, element, VR).
 Elements = Mapping[tuple[int, int, str], Value]
 
@@ -25,6 +25,7 @@ def dicom_file(
     bits: int | None = None,
     syntax: str = EXPLICIT_LITTLE_ENDIAN,
     num_frames: int | str | None = None,
+    compressed: Sequence[bytes] = (),
 ) -> bytes:
     """Returns a DICOM file.
 
@@ -36,6 +37,7 @@ def dicom_file(
         bits: stored bits; by default all of them.
         syntax: what the file says of its encoding, which is little-endian with explicit types.
         num_frames: what the file says, if not the truth.
+        compressed: the frames as a codec of that syntax wrote them, instead of the pixels.
     """
     samples = 3 if photometric == "RGB" else 1
     height, width = pixels.shape[-3:-1] if samples == 3 else pixels.shape[-2:]
@@ -57,6 +59,9 @@ def dicom_file(
         dataset[0x0028, 0x0006, "US"] = 0
     elif pixels.ndim == 3 or num_frames is not None:
         dataset[0x0028, 0x0008, "IS"] = str(num_frames or len(pixels))
+    if compressed:
+        del dataset[0x7FE0, 0x0010, "OW"]
+        dataset[0x7FE0, 0x0010, "OB"] = [b"", *compressed]  # an empty table of offsets first
     meta = _encoded({(0x0002, 0x0010, "UI"): syntax})
     length = _encoded({(0x0002, 0x0000, "UL"): len(meta)})
     return bytes(128) + b"DICM" + length + meta + _encoded({**dataset, **(elements or {})})
@@ -67,14 +72,20 @@ def _encoded(elements: Elements) -> bytes:
     for (group, number, kind), value in sorted(elements.items()):
         content = _content(kind, value)
         head = struct.pack("<HH2s", group, number, kind.encode())
-        length = struct.pack("<2xI" if kind in _LONG else "<H", len(content))
-        encoded += head + length + content
+        is_compressed = kind == "OB" and isinstance(value, list)  # of undefined length (A.4)
+        num_bytes = 0xFFFFFFFF if is_compressed else len(content)
+        length = struct.pack("<2xI" if kind in _LONG else "<H", num_bytes)
+        end = struct.pack("<HHI", 0xFFFE, 0xE0DD, 0) if is_compressed else b""
+        encoded += head + length + content + end
     return encoded
 
 
 def _content(kind: str, value: Value) -> bytes:
     if isinstance(value, list):  # a sequence of items
-        items = (_encoded(item) for item in value)
+        items = (
+            item + b"\0" * (len(item) % 2) if isinstance(item, bytes) else _encoded(item)
+            for item in value
+        )
         return b"".join(struct.pack("<HHI", 0xFFFE, 0xE000, len(item)) + item for item in items)
     if isinstance(value, int):
         return struct.pack({"US": "<H", "SS": "<h", "UL": "<I"}[kind], value)

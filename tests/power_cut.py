@@ -23,6 +23,8 @@ State = dict[str, bytes]
 class Disk:
     """Watches this process's syncs, renames and deletions below a folder.
 
+    What is there at the start is on the disk.
+
     Attributes:
         folder: the folder, which is there after every cut.
     """
@@ -34,6 +36,10 @@ class Disk:
         self._contents: dict[int, bytes] = {}
         self._names: dict[Path, dict[str, int]] = {}
         self._kept: list[int] = []
+        for path in (folder, *folder.rglob("*")):
+            descriptor = os.open(path, os.O_RDONLY)
+            self._note(descriptor)
+            os.close(descriptor)
 
     def close(self) -> None:
         for descriptor in self._kept:

@@ -34,6 +34,23 @@ class Faults:
     requests_before: int = 0
     failing_requests: int = 0
 
+    def next(self) -> str:
+        """Returns the status of the next request, `half`, or "" if nothing is wrong with it."""
+        self.requests_before -= 1
+        if not (self.status and self.requests_before < 0 < self.failing_requests):
+            return ""
+        self.failing_requests -= 1
+        return self.status
+
+    @contextlib.contextmanager
+    def on(self, **faults: int | bool | str) -> Iterator[None]:
+        """Has a server do some of these until the block ends."""
+        vars(self).update(faults)
+        try:
+            yield
+        finally:
+            vars(self).update(vars(Faults()))
+
 
 class S3Server:
     """A running server; `flags` are what a user gives to reach it."""
@@ -47,12 +64,8 @@ class S3Server:
     @contextlib.contextmanager
     def failing(self, **faults: int | bool | str) -> Iterator[None]:
         """Makes the server do some of its `Faults` until the block ends."""
-        for name, value in faults.items():
-            setattr(self._faults, name, value)
-        try:
+        with self._faults.on(**faults):
             yield
-        finally:
-            vars(self._faults).update(vars(Faults()))
 
     def use(self) -> None:
         """Has this process reach the server, as the command does with the flags."""
@@ -74,6 +87,16 @@ class S3Server:
 
     def forget(self) -> None:
         self._sent.clear()
+
+    def read(self, prefix: str) -> dict[str, bytes]:
+        """Returns the objects below a prefix, by the rest of their names."""
+        found = {}
+        pages = self.client.get_paginator("list_objects_v2")
+        for page in pages.paginate(Bucket=BUCKET, Prefix=prefix):
+            for item in page.get("Contents", []):
+                body = self.client.get_object(Bucket=BUCKET, Key=item["Key"])["Body"]
+                found[item["Key"].removeprefix(prefix)] = body.read()
+        return found
 
     def object_names(self) -> list[str]:
         found = self.client.list_objects_v2(Bucket=BUCKET).get("Contents", [])
@@ -98,11 +121,9 @@ def running_s3() -> Iterator[S3Server]:
             start_response("200 OK", [("Content-Length", str(len(_REFUSAL)))])
             yield _REFUSAL
             return
-        faults.requests_before -= 1
-        if faults.status and faults.requests_before < 0 < faults.failing_requests:
-            faults.failing_requests -= 1
-            if faults.status != "half":
-                start_response(faults.status, [("Content-Length", "0")])
+        if status := faults.next():
+            if status != "half":
+                start_response(status, [("Content-Length", "0")])
                 yield b""
                 return
             whole = b"".join(application(environ, start_response))

@@ -8,9 +8,11 @@ import pickle
 import re
 import stat
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from builds import IN_MEMORY, arguments, build_here, files_of, run_build, shards_of
+from dicom_files import dicom_file
 from image_files import TIME, encoded, grey_pixels, jpeg, tar_info, write_tar, write_tree, write_zip
 from PIL import Image, PngImagePlugin
 
@@ -55,6 +57,17 @@ def screenshot(names, seed):
     return encoded(Image.fromarray(grey_pixels(seed)), pnginfo=text)
 
 
+def dicom(names, seed):
+    """Returns a DICOM file of two frames, with the names of a patient, a doctor and a place."""
+    elements = {
+        (0x0008, 0x0080, "LO"): names.new(),
+        (0x0008, 0x0090, "PN"): names.new(),
+        (0x0010, 0x0010, "PN"): f"{names.new()}^{names.new()}",
+        (0x0010, 0x0020, "LO"): names.new(),
+    }
+    return dicom_file(np.stack([grey_pixels(seed), grey_pixels(seed + 1)]), elements)
+
+
 def planted_tree(names):
     """Returns files by name: identifiers in folders, files, patients and contents."""
     files = {}
@@ -65,6 +78,8 @@ def planted_tree(names):
         folder = f"{ward}/{split}/{label}/{names.new()}"
         make, ending = ((photo, "jpeg"), (screenshot, "png"))[number % 3 == 0]
         files[f"{folder}/{label}-{names.new()}-1.{ending}"] = make(names, number)
+    for number in range(200, 212, 2):
+        files[f"{ward}/train/CNV/{names.new()}.dcm"] = dicom(names, number)
     some = list(files)
     # A copy in the same split, one in another, a patient in two splits, and two files of no use.
     files[f"{ward}/train/CNV/CNV-{names.new()}-1.jpeg"] = files[some[0]]
@@ -141,8 +156,9 @@ def test_no_name_of_the_input_is_in_an_output_or_on_the_terminal(kind, secret, t
     assert names.found_in(content) == []
     assert SECRET.encode() not in content
     # Nor is there a plain hash of a name, which could be guessed.
-    rows = pq.read_table(plain / "examples.parquet", columns=["key"])["key"].to_pylist()
-    assert not [key for key in rows if key.encode() in content]
+    for column in ("key", "patient"):
+        values = set(_column(plain, column)) - {None}
+        assert not [value for value in values if value.encode() in content]
     assert (hidden / "rejects.csv").read_text().count("\n") > 2
     assert (hidden / "dropped.csv").read_text().count("\n") > 2
 
@@ -229,6 +245,17 @@ def test_verify_decodes_an_anonymous_dataset_again(secret, source_tree, tmp_path
     findings = verify.verify(built, source_input=moved, names=names)
     assert findings
     assert not [line for line in map(str, findings) if "CNV-" in line]
+
+
+def test_frames_of_dicom_files_are_found_by_the_private_table(secret, tmp_path):
+    names = Names()
+    files = {f"train/{label}/{names.new()}.dcm": dicom(names, n) for n, label in enumerate("ab")}
+    source = write_tree(tmp_path / "in", files)
+    built = build_here(source, tmp_path / "out", f"--anonymize={secret}")
+    (table,) = secret.parent.glob("*.parquet")
+    assert len(_column(built, "key")) == 4
+    assert verify.verify(built, source_input=source, names=table) == []
+    assert set(_column(built, "path")) == set(pq.read_table(table)["path"].to_pylist())
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,7 @@ def folder(tmp_path_factory):
         ("near_duplicates.py --input sample.zip --search 200", "200"),
         ("near_duplicates.py --input sample.zip --sizes 28 64 --num_copied 2", "| 64 | 0.93 |"),
         ("plan_scale.py --num_images 2000", "2,000"),
+        ("dicom_speed.py --sample sample.zip --num_images 8 --repeats 1", "JPEG 2000"),
         ("sync_cost.py --sample sample.zip --num_images 40 --repeats 1", "median ratio"),
         ("download_speed.py --megabytes 1 --rounds 1", "through the client"),
         ("range_cost.py --num_reads 5 --rounds 1", "| 1 |"),
@@ -55,6 +56,12 @@ def test_what_is_measured_on_a_gpu_runs_on_a_cpu(folder):
     (row,) = result["models"]
     assert set(row["images_per_second"]) == {"device", "reader", "cache", "decode"}
     assert result["resume"]["was_killed"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_training_on_features_is_compared_with_training_on_images(folder):
+    check(folder, "frozen_layers.py --sizes 32 --num_examples 60 --epochs 2", "| 32 | 60 |")
 
 
 def check(folder, command, shown):

@@ -16,6 +16,7 @@ from marked_images import KERAS_ARRAY_WARNING
 from pipelines import extract_features
 from pipelines.shards import features
 from tfrecord_io import Manifest
+from tfrecord_io.__main__ import main as tfrecord_io_main
 from tfrecord_io.reading.mapped import MappedDataset
 from tfrecord_io.trunk import read_trunk
 from tfrecord_io.verify import verify
@@ -118,6 +119,11 @@ def test_its_card_says_what_it_is_and_of_what(images, extracted):
     assert "Feature maps are not anonymous" in page
 
 
+def test_its_audit_is_that_of_the_images(extracted, capsys):
+    assert tfrecord_io_main(["audit", str(extracted)]) == 1
+    assert "holds features; audit the dataset of images" in capsys.readouterr().err
+
+
 def test_once_means_once(images, trunk, extracted, monkeypatch, capsys):
     monkeypatch.setattr(features, "write_features", None)
     before = files_of(extracted)
@@ -214,5 +220,7 @@ def test_a_user_runs_it_with_worker_processes(images, trunk, extracted, tmp_path
         [sys.executable, str(program), *map(str, words)], {"PYTHONPATH": os.fspath(ROOT)}
     )
     assert done.returncode == 0, done.stderr
+    assert "oneDNN" not in done.stderr
+    assert "CUDA" not in done.stderr
     assert shards_of(output) == shards_of(extracted)
     assert json.loads((output / "manifest.json").read_text())["image"]["dtype"] == "float16"

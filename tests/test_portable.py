@@ -124,6 +124,28 @@ def test_workers_with_a_working_directory_of_their_own_find_relative_paths(
     assert (tmp_path / "built" / "manifest.json").exists()
 
 
+def test_an_anonymous_build_on_remote_workers_logs_no_name(
+    source_tree: Path, tmp_path: Path, job_service: str
+):
+    secret = tmp_path / "secret.txt"
+    secret.write_text("no log may show this secret of the launcher\n")
+    flags = [TWO_REJECTS, f"--anonymize={secret}"]
+    local = builds.build_here(source_tree, tmp_path / "local", *flags)
+    (tmp_path / "pool").mkdir()
+    log = tmp_path / "pool" / "log"
+    (port,) = free_ports(1)
+    with served(pool_command(port), log, PYTHONPATH=str(builds.ROOT)):
+        environment = f"--environment_type=EXTERNAL --environment_config=localhost:{port}"
+        done = builds.run_build(
+            source_tree, tmp_path / "remote", *flags, *portable_flags(job_service, environment)
+        )
+    assert done.returncode == 0, done.stderr
+    assert builds.shards_of(tmp_path / "remote") == builds.shards_of(local)
+    for text in (done.stdout, done.stderr, log.read_text()):
+        assert ".jpeg" not in text
+        assert "no log may show" not in text
+
+
 def test_a_failure_that_a_remote_worker_finds_reaches_the_user_as_one_line(
     source_tree: Path, tmp_path: Path, job_service: str
 ):

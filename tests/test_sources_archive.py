@@ -8,6 +8,7 @@ import warnings
 import zipfile
 import zlib
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -63,6 +64,18 @@ KINDS = pytest.mark.parametrize("kind", ["zip", "deflated.zip", "tar", "tar.gz"]
 def test_every_file_is_read_as_it_was_written(tmp_path, kind):
     path = write_archive(tmp_path, kind)
     assert read_archive(path, tmp_path / "scratch") == TREE
+
+
+@KINDS
+def test_a_header_is_read_without_the_rest_of_the_file(tmp_path, kind):
+    content = np.random.default_rng(0).bytes(50_000)
+    path = write_archive(tmp_path, kind, {"CNV/scan": content, "CNV/empty": b"", "CNV/few": b"abc"})
+    source, listing = list_archive(path, tmp_path / "scratch")
+    with source.open() as reader:
+        starts = {ref.path: reader.read_start(ref, 1000) for ref in iterate_refs(listing.refs)}
+    assert content.startswith(starts["CNV/scan"])
+    assert 900 < len(starts["CNV/scan"]) <= 1000
+    assert (starts["CNV/empty"], starts["CNV/few"]) == (b"", b"abc")
 
 
 @KINDS

@@ -76,7 +76,7 @@ def finished(extracted, tmp_path_factory):
 
 
 def test_its_losses_are_those_of_training_on_images(finished, images, extracted, weights, tmp_path):
-    layers = read_trunk(extracted / "trunk.keras").rest_layers - 2  # without input and pooling
+    layers = read_trunk(extracted / "trunk.keras").rest_layers - 1  # without the input
     config = config_of(images, model="mobilenet", weights=str(weights), trainable_layers=layers)
     train_and_evaluate(config, tmp_path / "run")
     for ours, theirs in zip(history_of(finished), history_of(tmp_path / "run"), strict=True):
@@ -110,6 +110,12 @@ def test_the_run_says_what_it_trained(finished, extracted):
     assert not config["test_time_flip"]
     assert config["normalize"] is None
     assert (finished / "report.html").exists()
+
+
+def test_its_configuration_can_be_repeated(finished, capsys):
+    words = ["--config", finished / "config.json", "--workdir", finished]
+    assert run.main([str(word) for word in words]) == 0
+    assert "holds this run complete" in capsys.readouterr().out
 
 
 def test_a_run_that_was_stopped_ends_as_an_undisturbed_one(
@@ -147,6 +153,19 @@ def test_the_layers_above_the_trunk_have_the_precision_of_the_run(extracted):
     convolutions = [each for each in network.backbone.layers if each.name.startswith("conv_dw")]
     assert {each.compute_dtype for each in convolutions if each.weights} == {"bfloat16"}
     assert {weight.dtype for weight in network.backbone.weights} == {"float32"}
+
+
+@pytest.mark.slow
+def test_of_pooled_features_only_the_head_is_trained(images, weights, tmp_path):
+    trunk = tmp_path / "trunk.keras"
+    write_trunk(str(images), "mobilenet", "pool", trunk, weights=str(weights))
+    words = ["--data", images, "--trunk", trunk, "--output", tmp_path / "out", IN_MEMORY]
+    assert extract_features.main([str(word) for word in words]) == 0
+    config = config_of(tmp_path / "out")
+    train_and_evaluate(config, tmp_path / "run")
+    assert {row["phase"] for row in history_of(tmp_path / "run")} == {"head"}
+    saved = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    assert saved["image"]["shape"] == [1, 1, 1024]
 
 
 @pytest.mark.slow
@@ -197,3 +216,41 @@ def test_the_export_is_measured_on_images_and_not_on_features(finished, images, 
     ours = json.loads((finished / "metrics.json").read_text())["scores"]
     theirs = json.loads((output / "metrics.json").read_text())["scores"]
     assert ours["accuracy"]["value"] == theirs["accuracy"]["value"]
+
+
+def find_similar(finished, paths, form, capsys, count=2):
+    words = ["--model", finished, "--input", *paths, f"--similar={count}", f"--format={form}"]
+    assert predict.main([str(word) for word in words]) == 0
+    return capsys.readouterr().out
+
+
+def test_a_scan_of_the_training_split_is_most_similar_to_itself(finished, scans, capsys):
+    paths = sorted((scans / "train").rglob("*.jpeg"))[::5]
+    for row in json.loads(find_similar(finished, paths, "json", capsys)):
+        first, second = row["similar"]
+        assert row["path"].endswith(first["path"])
+        assert first["label"] == first["path"].split("/")[1]
+        assert first["similarity"] == pytest.approx(1, abs=1e-3)
+        assert second["similarity"] < first["similarity"]
+        assert second["path"] != first["path"]
+
+
+def test_similar_scans_are_columns_of_csv_and_lines_of_the_table(finished, scans, capsys):
+    paths = sorted((scans / "test").rglob("*.jpeg"))[:1]
+    text = find_similar(finished, paths, "csv", capsys)
+    (row,) = csv.DictReader(text.splitlines())
+    assert list(row) == ["path", "predicted", "CNV", "NORMAL", "reject", "similar_1", "similar_2"]
+    assert row["similar_1"].startswith("train/")
+    table = find_similar(finished, paths, "table", capsys).splitlines()
+    assert [line.split(": ")[1].split(" (")[0] for line in table[2:]] == [
+        row["similar_1"],
+        row["similar_2"],
+    ]
+
+
+def test_a_run_on_images_has_no_features_to_compare(images, tmp_path, capsys):
+    config = TrainConfig(data=str(images), **(QUICK | {"epochs": 1, "bootstrap_samples": 0}))
+    train_and_evaluate(config, tmp_path / "run")
+    words = ["--model", tmp_path / "run", "--input", images / "report.html", "--similar=2"]
+    assert predict.main([str(word) for word in words]) == 2
+    assert "was trained on images" in capsys.readouterr().err

@@ -10,6 +10,7 @@ import keras
 import numpy as np
 import PIL
 import pytest
+from dicom_files import dicom_file
 from marked_images import (
     KERAS_ARRAY_WARNING,
     OCT_NAMES,
@@ -21,6 +22,7 @@ from marked_images import (
 from PIL import Image
 
 import tfrecord_io
+from tfrecord_io import dicom
 from tfrecord_io.preprocess import Preprocessing, decode_image, decoder_versions
 from train import export, plots, predict
 from train.config import ConfigError, TrainConfig
@@ -255,3 +257,32 @@ def test_a_class_named_like_a_formula_has_its_map(tmp_path):
     figure.savefig(tmp_path / "map.png")
     with Image.open(tmp_path / "map.png") as picture:
         assert picture.width > 500
+
+
+def test_a_dicom_file_is_predicted_as_the_build_stores_it(run_folder, tmp_path, capsys):
+    pixels = np.random.default_rng(0).integers(4096, size=(24, 20), dtype=np.uint16)
+    (tmp_path / "scan").write_bytes(dicom_file(pixels, bits=12))
+    (tmp_path / "volume").write_bytes(dicom_file(np.stack([pixels] * 3), bits=12))
+    assert predict.main(["--model", str(run_folder), "--input", str(tmp_path), "--format=csv"]) == 1
+    shown = capsys.readouterr()
+    scan, volume = csv.DictReader(io.StringIO(shown.out))
+    assert (Path(scan["path"]).name, scan["reject"]) == ("scan", "")
+    assert "multiple_frames: DICOM with 3 frames" in volume["reject"]
+    classifier = predict.load_classifier(run_folder)
+    stored = np.rint(pixels / 4095 * 255).astype(np.uint8)[None, ..., None]
+    (expected,) = predict.predict_images(classifier, stored)
+    found = [float(scan[name]) for name in OCT_NAMES]
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_a_model_of_dicom_files_says_what_it_needs_to_read_them(run_folder, tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    shutil.copytree(run_folder, folder)
+    facts = folder / "export" / "preprocessing.json"
+    content = json.loads(facts.read_text())
+    facts.write_text(json.dumps(content | {"decoder": dicom.codec_versions()}))
+    (tmp_path / "scan.dcm").write_bytes(dicom_file(np.zeros((24, 20), np.uint8)))
+    words = ["--model", str(folder), "--input", str(tmp_path / "scan.dcm")]
+    assert predict.main(words) == 0
+    monkeypatch.setattr(dicom, "PACKAGES", (*dicom.PACKAGES, "a-codec-nobody-has"))
+    assert predict.main(words) == 2

@@ -28,13 +28,19 @@ if TYPE_CHECKING:
     from pydicom import Dataset
 
 #: The packages of the extra.
-PACKAGES = ("pydicom", "pyjpegls", "pylibjpeg", "pylibjpeg-openjpeg", "pylibjpeg-rle")
+PACKAGES = (
+    "pydicom", "imagecodecs", "pyjpegls", "pylibjpeg", "pylibjpeg-openjpeg", "pylibjpeg-rle",
+)  # fmt: skip
 
 #: How to install them.
 INSTALL = "pip install 'scan-tfrecords[dicom]'"
 
 #: The start of a file in which the header nearly always ends.
 HEADER_BYTES = 16 * 1024
+
+# Of JPEG with more than eight bits and of lossless JPEG, for which pydicom has no plugin that is
+# free, or that survives damaged files: GDCM ends the process.
+_IMAGECODECS = "imagecodecs"
 
 # pydicom's plugin for each transfer syntax; "" for those that are not compressed.
 _PLUGINS = {
@@ -43,7 +49,9 @@ _PLUGINS = {
     "1.2.840.10008.1.2.1.99": "",  # the whole file is deflated
     "1.2.840.10008.1.2.2": "",  # big endian
     "1.2.840.10008.1.2.4.50": "pillow",  # JPEG baseline
-    "1.2.840.10008.1.2.4.51": "pillow",  # JPEG extended, of which Pillow decodes eight bits
+    "1.2.840.10008.1.2.4.51": "pillow",  # JPEG extended, if it has eight bits
+    "1.2.840.10008.1.2.4.57": _IMAGECODECS,  # lossless JPEG
+    "1.2.840.10008.1.2.4.70": _IMAGECODECS,
     "1.2.840.10008.1.2.4.80": "pyjpegls",
     "1.2.840.10008.1.2.4.81": "pyjpegls",
     "1.2.840.10008.1.2.4.90": "pylibjpeg",  # JPEG 2000
@@ -62,9 +70,17 @@ _META_START = 132
 # A deflated file that grows beyond this is a bomb; larger files are not read either.
 _MAX_INFLATED_BYTES = 256 * 1024 * 1024
 
-# The marker with the sides of a compressed frame, their place after it and their encoding; and
-# whether the width comes first. ISO/IEC 15444-1, A.5.1 (SIZ) and 14495-1, C.2.2 (SOF55).
-_SIDES = {"jpeg 2000": (b"\xff\x51", 6, ">II", True), "jpeg-ls": (b"\xff\xf7", 5, ">HH", False)}
+# The markers of a frame's header, which has its sides: those of JPEG (ISO/IEC 10918-1, B.1.1.3)
+# and that of JPEG-LS (14495-1, C.1.1).
+_FRAME_MARKERS = {*range(0xC0, 0xD0), 0xF7} - {0xC4, 0xC8, 0xCC}
+
+# How JPEG and JPEG-LS begin.
+_JPEG_START = b"\xff\xd8"
+
+# How a codestream of JPEG 2000 begins (15444-1, A.4.1 and A.5.1).
+_JPEG_2000_START = b"\xff\x4f\xff\x51"
+
+_RLE = "1.2.840.10008.1.2.5"
 
 # What an image must say of its pixels (C.7.6.3).
 _NEEDED = (
@@ -162,7 +178,6 @@ def read_frame(data: bytes, frame: int, preprocessing: Preprocessing) -> tuple[I
             window. A damaged frame may raise any other exception.
         ModuleNotFoundError: if pydicom or a codec is not installed.
     """
-    codec_versions()
     pydicom = _pydicom()
     _check_inflated(data)
     dataset = pydicom.dcmread(io.BytesIO(data))
@@ -201,6 +216,7 @@ def read_frame(data: bytes, frame: int, preprocessing: Preprocessing) -> tuple[I
 @functools.cache
 def _pydicom() -> Any:
     """Imports pydicom and silences it: it quotes odd values, and names of people are among them."""
+    codec_versions()
     import pydicom
 
     pydicom.config.settings.reading_validation_mode = pydicom.config.IGNORE
@@ -211,18 +227,33 @@ def _pydicom() -> Any:
 
 def _decode(dataset: Dataset, index: int) -> tuple[np.ndarray, str]:
     """Returns the values of a frame, [rows, columns] or RGB, and what they mean."""
+    from pydicom.encaps import get_frame
     from pydicom.pixels import get_decoder
     from pydicom.uid import UID
 
     syntax = dataset.file_meta.get("TransferSyntaxUID")
-    is_deep_jpeg = syntax == _JPEG_EXTENDED and dataset.BitsStored > 8
-    if syntax not in _PLUGINS or is_deep_jpeg:
+    if syntax not in _PLUGINS:
         name = f"in transfer syntax {UID(syntax).name}" if syntax else "without a transfer syntax"
         raise Reject("unsupported_syntax", f"DICOM {name}")
-    if dataset.PixelData.startswith(b"\xfe\xff\x00\xe0"):  # the first item of compressed frames
-        _check_sides(dataset, index)
+    plugin = _PLUGINS[syntax]
+    if syntax == _JPEG_EXTENDED and dataset.BitsStored > 8:
+        plugin = _IMAGECODECS
+    if plugin and syntax != _RLE:
+        num_frames = int(dataset.get("NumberOfFrames") or 1)
+        frame = get_frame(dataset.PixelData, index, number_of_frames=num_frames)
+        # A codec takes memory for as many pixels as the frame itself says.
+        if _sides_of(frame) != (dataset.Rows, dataset.Columns):
+            raise Reject("undecodable", "the compressed frame has other sides than the file says")
+        if plugin == _IMAGECODECS:
+            return _decode_jpeg(frame, dataset), dataset.PhotometricInterpretation
     decoder = get_decoder(syntax)
-    pixels, facts = decoder.as_array(dataset, index=index, decoding_plugin=_PLUGINS[syntax])
+    try:
+        pixels, facts = decoder.as_array(dataset, index=index, decoding_plugin=plugin)
+    except BaseException as error:
+        # pylibjpeg-rle is written in Rust, whose panics are not an Exception.
+        if type(error).__module__ != "pyo3_runtime":
+            raise
+        raise Reject("undecodable", "the decoder panicked") from None
     return pixels, str(facts["photometric_interpretation"])
 
 
@@ -241,20 +272,28 @@ def _check_inflated(data: bytes) -> None:
             raise Reject("file_too_large", f"more than {_MAX_INFLATED_BYTES:,} bytes, inflated")
 
 
-def _check_sides(dataset: Dataset, index: int) -> None:
-    """Refuses a frame whose codec would take memory for more pixels than the file has."""
-    from pydicom.encaps import get_frame
+def _sides_of(frame: bytes) -> tuple[int, ...]:
+    """Returns (height, width) of a frame compressed by a form of JPEG."""
+    if not frame.startswith(_JPEG_START):  # some writers put boxes of JP2 before the codestream
+        return struct.unpack_from(">II", frame, frame.index(_JPEG_2000_START) + 8)[::-1]
+    place = 2
+    while frame[place + 1] not in _FRAME_MARKERS:
+        place += 2 + int.from_bytes(frame[place + 2 : place + 4], "big")
+    return struct.unpack_from(">HH", frame, place + 5)
 
-    name = dataset.file_meta.TransferSyntaxUID.name.lower()
-    marks = [mark for codec, mark in _SIDES.items() if codec in name]
-    if not marks:
-        return
-    ((marker, place, form, is_width_first),) = marks
-    num_frames = int(dataset.get("NumberOfFrames") or 1)
-    frame = get_frame(dataset.PixelData, index, number_of_frames=num_frames)
-    sides = struct.unpack_from(form, frame, frame.index(marker) + place)
-    if (sides[::-1] if is_width_first else sides) != (dataset.Rows, dataset.Columns):
-        raise Reject("undecodable", "the compressed frame has other sides than the file says")
+
+def _decode_jpeg(frame: bytes, dataset: Dataset) -> np.ndarray:
+    """Returns the values of a frame of lossless JPEG, or of JPEG of 12 bits."""
+    import imagecodecs
+
+    space = dataset.PhotometricInterpretation if dataset.SamplesPerPixel == 3 else None
+    if space not in (None, "RGB"):
+        raise Reject("unsupported_mode", f"DICOM of {space} in lossless JPEG")
+    pixels: np.ndarray = imagecodecs.jpeg8_decode(frame, colorspace=space, outcolorspace=space)
+    if dataset.PixelRepresentation:
+        shift = 8 * pixels.itemsize - dataset.BitsStored
+        pixels = (pixels << shift).view(f"i{pixels.itemsize}") >> shift
+    return pixels
 
 
 def _grey(
@@ -264,49 +303,60 @@ def _grey(
     bits = dataset.BitsStored
     lowest = -(1 << bits - 1) if dataset.PixelRepresentation else 0
     span = (1 << bits) - 1
-    levels = np.clip(pixels, lowest, lowest + span).astype(np.int32) - lowest
+    levels = np.clip(pixels, lowest, lowest + span)
+    if lowest:
+        levels = np.subtract(levels, lowest, dtype=np.int32)
+    levels = levels.astype(np.uint16, copy=False)
     is_inverted = dataset.PhotometricInterpretation == "MONOCHROME1"
     if preprocessing.dtype == "uint16":
-        return Image.fromarray((span - levels if is_inverted else levels).astype(np.uint16))
-    shares = _windowed(pixels, dataset, index, preprocessing.window)
-    if shares is None:
-        shares = levels / span
-    return Image.fromarray(np.rint(255 * (1 - shares if is_inverted else shares)).astype(np.uint8))
+        return Image.fromarray(span - levels if is_inverted else levels)
+    # The window of each value that can be stored: there are fewer of them than pixels.
+    shares = _windowed(np.arange(lowest, lowest + span + 1), dataset, index, preprocessing.window)
+    table = np.rint(255 * (1 - shares if is_inverted else shares)).astype(np.uint8)
+    return Image.fromarray(table[levels])
 
 
 def _windowed(
-    pixels: np.ndarray, dataset: Dataset, index: int, window: tuple[float, float] | None
-) -> np.ndarray | None:
-    """Returns the place of each value in the window, 0..1; None if there is no window.
+    stored: np.ndarray, dataset: Dataset, index: int, window: tuple[float, float] | None
+) -> np.ndarray:
+    """Returns the place of each value in the window, 0..1.
 
     The window is the given one, or else the file's first, and counts in rescaled values, such as
-    Hounsfield units.
+    Hounsfield units. Without a window it is the whole range.
+
+    Args:
+        stored: all values that can be stored, in order.
+        dataset: the file.
+        index: number of the frame, from 0.
+        window: center and width.
     """
     from pydicom.pixels import apply_modality_lut, apply_voi
 
     rescaling = _of_frame(dataset, index, "PixelValueTransformationSequence")
     view = _of_frame(dataset, index, "FrameVOILUTSequence")
-    values = apply_modality_lut(pixels, rescaling)
-    if window is None and "VOILUTSequence" in view:
-        table = view.VOILUTSequence[0].LUTDescriptor
-        return apply_voi(values, view) / ((1 << table[2]) - 1)
     function = "LINEAR"
     if window is None:
-        centers, widths = (
-            np.atleast_1d(view.get(name) if view.get(name) is not None else [])
-            for name in ("WindowCenter", "WindowWidth")
-        )
-        if not len(centers) or not len(widths) or not widths[0] > 0:
-            return None
-        window = float(centers[0]), float(widths[0])
+        if "VOILUTSequence" in view:
+            entry_bits = view.VOILUTSequence[0].LUTDescriptor[2]
+            return apply_voi(apply_modality_lut(stored, rescaling), view) / ((1 << entry_bits) - 1)
+        center, width = (_first(view.get(name)) for name in ("WindowCenter", "WindowWidth"))
+        if center is None or width is None or not width > 0:
+            return np.linspace(0, 1, len(stored))
+        window = center, width
         function = view.get("VOILUTFunction") or function
     center, width = window
-    values = values.astype(np.float64) - center
+    values = apply_modality_lut(stored, rescaling).astype(np.float64) - center
     if function == "SIGMOID":  # section C.11.2.1.3.1
         return 1 / (1 + np.exp(-4 * values / width))
     if function == "LINEAR":  # section C.11.2.1.2.1
         values, width = values + 0.5, max(width - 1, 1e-6)
     return np.clip(values / width + 0.5, 0, 1)
+
+
+def _first(value: Any) -> float | None:
+    """Returns the first of the values of an element, None without one."""
+    values = np.atleast_1d([] if value is None else value)
+    return float(values[0]) if len(values) else None
 
 
 def _of_frame(dataset: Dataset, index: int, name: str) -> Dataset:

@@ -360,11 +360,13 @@ def _convert(image: Image.Image, channels: int) -> Image.Image:
     if image.mode == wanted and "transparency" not in image.info:
         return image
     if image.mode.startswith("I") and "transparency" not in image.info:
-        values = np.asarray(image).astype("<u2")
         # Pillow turns white-is-zero round in files of eight bits only.
         is_turned = isinstance(image, TiffImagePlugin.TiffImageFile) and (
             image.tag_v2.get(_TIFF_PHOTOMETRIC) == 0
         )
+        if image.mode == "I;16" and not is_turned:
+            return image
+        values = np.asarray(image).astype("<u2")
         return Image.fromarray(65_535 - values if is_turned else values)
     if image.mode not in ("1", "L", "LA", "P", "PA", "RGB", "RGBA"):
         raise Reject("unsupported_mode", f"{image.format} of mode {image.mode}")
@@ -385,9 +387,8 @@ def _resized(image: Image.Image, preprocessing: Preprocessing) -> bytes:
     if preprocessing.dtype == "uint8":
         return image.resize(size, resize_filter).tobytes()
     # Each channel by itself, in Pillow's mode I;16: it has no mode of 16-bit colour.
-    planes = [
-        np.asarray(_deepened(channel).resize(size, resize_filter)) for channel in image.split()
-    ]
+    channels = image.split() if image.mode == "RGB" else (image,)
+    planes = [np.asarray(_deepened(channel).resize(size, resize_filter)) for channel in channels]
     planes *= preprocessing.channels // len(planes)
     return np.stack(planes, axis=-1).astype("<u2").tobytes()
 

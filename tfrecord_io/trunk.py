@@ -38,7 +38,8 @@ class Trunk:
         weights: where its weights are from, such as `imagenet`; no path.
         image_shape: (height, width, channels) of the uint8 images that it takes.
         feature_shape: (height, width, channels) of the feature map that it returns.
-        rest_layers: number of layers between the cut and the head; 0 if none of them has weights.
+        rest_layers: number of layers from the cut to the layer that makes the map flat, the input
+            included; 0 if none of them has weights.
     """
 
     model: str

@@ -7,9 +7,8 @@ import faulthandler
 import importlib.util
 import os
 import sys
-import tempfile
-from collections.abc import Iterator
 
+from tfrecord_io import native_noise
 from train.config import ConfigError
 
 
@@ -52,32 +51,9 @@ def _is_installed(name: str) -> bool:
     return importlib.util.find_spec(name) is not None
 
 
-@contextlib.contextmanager
-def hide_native_noise() -> Iterator[None]:
-    """Hides what the block writes to standard error, and shows it only if the block fails.
+def hide_native_noise() -> contextlib.AbstractContextManager[None]:
+    """Hides what a block writes to standard error, and shows it only if the block fails.
 
-    TensorFlow's C++ code reports oneDNN and missing CUDA drivers before it reads its log level. It
-    does not use Python's `sys.stderr`, so the file descriptor itself is redirected.
-
-    Raises:
-        BaseException: whatever the block raises, after the hidden text was shown. A `ConfigError`
-            is raised without the hidden text, because its message is meant for users.
+    A `ConfigError` is raised without the hidden text, because its message is meant for users.
     """
-    sys.stderr.flush()
-    with tempfile.TemporaryFile() as held_back:
-        saved = os.dup(2)
-        try:
-            os.dup2(held_back.fileno(), 2)
-            try:
-                yield
-            finally:
-                sys.stderr.flush()
-                os.dup2(saved, 2)
-        except ConfigError:
-            raise
-        except BaseException:
-            held_back.seek(0)
-            os.write(2, held_back.read())
-            raise
-        finally:
-            os.close(saved)
+    return native_noise.hide_native_noise(ConfigError)

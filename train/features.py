@@ -108,7 +108,9 @@ def build_network(
     stored = keras.Input(trunk.feature_shape, dtype=dtype, name="image")
     pixels = keras.layers.Rescaling(1.0, dtype="float32", name="to_float")(stored)
     model = models.classifier(logits, config, stored, pixels, temperature)
-    return models.Network(logits=logits, model=model, backbone=rest)
+    # As for images, `--trainable_layers` does not count the layer that makes the map flat.
+    backbone = keras.Model(rest.input, rest.layers[-1].input)
+    return models.Network(logits=logits, model=model, backbone=backbone)
 
 
 def whole_model(config: TrainConfig, network: models.Network) -> keras.Model:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tfrecord_io.dicom import is_dicom
+from tfrecord_io.manifest import ManifestError
 from tfrecord_io.preprocess import Preprocessing, Reject, decode_image, decoder_versions
 from tfrecord_io.printing import no_formula, printable
 from train import console
@@ -29,6 +30,8 @@ from train.saliency import occlusion_map
 
 if TYPE_CHECKING:
     import keras
+
+    from train.similar import SimilarScan, TrainingScans
 
 _EXPORT = "export"
 _KERAS = "model.keras"
@@ -62,11 +65,13 @@ class Prediction:
         path: of the file.
         probabilities: float32 [num_classes], or None if the file was rejected.
         reject: why, or None.
+        similar: the training scans that look most like it, if they were asked for.
     """
 
     path: Path
     probabilities: np.ndarray | None
     reject: str | None = None
+    similar: tuple[SimilarScan, ...] = ()
 
 
 def load_classifier(path: Path) -> Classifier:
@@ -167,6 +172,30 @@ def predict_images(classifier: Classifier, images: np.ndarray) -> np.ndarray:
     return keras.ops.convert_to_numpy(classifier.model(images, training=False))
 
 
+def find_similar(
+    scans: TrainingScans,
+    classifier: Classifier,
+    predictions: Sequence[Prediction],
+    count: int,
+) -> list[Prediction]:
+    """Returns predictions with the training scans that look most like their files.
+
+    Args:
+        scans: the training scans of the run.
+        classifier: supplies the preprocessing.
+        predictions: those of files that are no images are returned unchanged.
+        count: number of scans for each file.
+    """
+    found = []
+    for prediction in predictions:
+        if prediction.probabilities is not None:
+            image = read_pixels(prediction.path, classifier.preprocessing)
+            (similar,) = scans.nearest(image[None], count)
+            prediction = dataclasses.replace(prediction, similar=similar)
+        found.append(prediction)
+    return found
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit code."""
     parser = argparse.ArgumentParser(
@@ -185,6 +214,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="write a map of what mattered for each image into this folder",
     )
     parser.add_argument(
+        "--similar",
+        type=int,
+        metavar="N",
+        help="also show the N training scans that look most like each file; the run must have "
+        "been trained on features, which must still be there",
+    )
+    parser.add_argument(
         "--patch", type=int, metavar="N", help="side of the covering patch [an eighth of the image]"
     )
     arguments = parser.parse_args(argv)
@@ -193,12 +229,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         paths = _list_files([Path(path) for path in arguments.input])
         if arguments.patch is not None and arguments.patch < 1:
             raise ConfigError(f"--patch must be at least 1 pixel, received {arguments.patch}")
+        if arguments.similar is not None and arguments.similar < 1:
+            raise ConfigError(f"--similar must be at least 1, received {arguments.similar}")
         classifier = load_classifier(Path(arguments.model))
+        scans = _open_scans(Path(arguments.model)) if arguments.similar else None
         warning = other_decoder(classifier)
         if warning:
             print(f"warning: {warning}", file=sys.stderr)
         predictions = list(predict_files(classifier, paths))
-    except (ConfigError, ModuleNotFoundError) as error:  # the latter for DICOM without its codecs
+        if scans is not None:
+            predictions = find_similar(scans, classifier, predictions, arguments.similar)
+    # ModuleNotFoundError is that of DICOM without its codecs.
+    except (ConfigError, ManifestError, ModuleNotFoundError) as error:
         print(f"error: {printable(str(error))}", file=sys.stderr)
         return 2
     _show(_FORMATS[arguments.format](predictions, classifier.label_names), arguments.format)
@@ -212,6 +254,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             file=sys.stderr,
         )
     return 1 if rejected else 0
+
+
+def _open_scans(run: Path) -> TrainingScans:
+    from train.similar import TrainingScans
+
+    return TrainingScans(run)
 
 
 def _list_files(inputs: Sequence[Path]) -> list[Path]:
@@ -290,6 +338,8 @@ def _rows(predictions: Sequence[Prediction], label_names: Sequence[str]) -> list
             }
         else:
             row["reject"] = prediction.reject
+        if prediction.similar:
+            row["similar"] = [dataclasses.asdict(scan) for scan in prediction.similar]
         rows.append(row)
     return rows
 
@@ -301,8 +351,10 @@ def _as_json(predictions: Sequence[Prediction], label_names: Sequence[str]) -> s
 def _as_csv(predictions: Sequence[Prediction], label_names: Sequence[str]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(("path", "predicted", *map(no_formula, label_names), "reject"))
-    for row in _rows(predictions, label_names):
+    num_similar = max((len(prediction.similar) for prediction in predictions), default=0)
+    columns = (f"similar_{rank}" for rank in range(1, num_similar + 1))
+    writer.writerow(("path", "predicted", *map(no_formula, label_names), "reject", *columns))
+    for row, prediction in zip(_rows(predictions, label_names), predictions, strict=True):
         numbers = row.get("probabilities", {})
         writer.writerow(
             (
@@ -310,6 +362,7 @@ def _as_csv(predictions: Sequence[Prediction], label_names: Sequence[str]) -> st
                 no_formula(row.get("predicted", "")),
                 *(numbers.get(name, "") for name in label_names),
                 no_formula(row.get("reject", "")),
+                *(no_formula(scan.path) for scan in prediction.similar),
             )
         )
     return text.getvalue().rstrip("\n")
@@ -324,7 +377,7 @@ def _as_table(predictions: Sequence[Prediction], label_names: Sequence[str]) -> 
     columns = [max(len(name), 7) for name in label_names]
     header = "  ".join(name.rjust(size) for name, size in zip(label_names, columns, strict=True))
     lines = [f"{'file'.ljust(width)}  {header}  predicted"]
-    for name, row in zip(names, rows, strict=True):
+    for name, row, prediction in zip(names, rows, predictions, strict=True):
         if "reject" in row:
             lines.append(f"{name.ljust(width)}  {printable(row['reject'])}")
             continue
@@ -333,6 +386,7 @@ def _as_table(predictions: Sequence[Prediction], label_names: Sequence[str]) -> 
             for probability, size in zip(row["probabilities"].values(), columns, strict=True)
         )
         lines.append(f"{name.ljust(width)}  {numbers}  {printable(row['predicted'])}")
+        lines += [f"  similar: {printable(str(scan))}" for scan in prediction.similar]
     return "\n".join(lines)
 
 

@@ -59,19 +59,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--layer",
         required=True,
         metavar="NAME",
-        help="the last frozen layer, such as block4_pool of vgg16; pool: the mean of each channel",
+        help="the last frozen layer, such as block4_pool of vgg16; pool, of all other networks: "
+        "the mean of each channel",
     )
     parser.add_argument("--output", required=True, metavar="FILE", help="such as trunk.keras")
     arguments = parser.parse_args(argv)
     console.set_defaults()
     try:
-        facts = write_trunk(
-            arguments.data,
-            arguments.model,
-            arguments.layer,
-            Path(arguments.output),
-            weights=arguments.weights,
-        )
+        with console.hide_native_noise():
+            facts = write_trunk(
+                arguments.data,
+                arguments.model,
+                arguments.layer,
+                Path(arguments.output),
+                weights=arguments.weights,
+            )
     except (ConfigError, tfrecord_io.ManifestError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -107,8 +109,8 @@ def write_trunk(
     manifest = tfrecord_io.Manifest.load(data)
     if manifest.dtype != "uint8":
         raise ConfigError(f"--data {data}: expected uint8 images, received {manifest.dtype}")
-    with console.hide_native_noise():
-        import keras
+    import keras
+
     if model in APPLICATIONS:
         logits = _build(model, weights, manifest)
         name, source = model, Path(weights).name if weights else "imagenet"
@@ -132,7 +134,8 @@ def write_trunk(
         weights=source,
         image_shape=manifest.image_shape,
         feature_shape=trunk.output_shape[1:],
-        rest_layers=len(rest.layers) if rest.weights else 0,
+        # Without the last one, which makes the map flat and belongs to no backbone.
+        rest_layers=len(rest.layers) - 1 if rest.weights else 0,
     )
     _write(output, trunk, rest, facts)
     return facts

@@ -25,7 +25,7 @@ from pipelines.shards import finish
 from pipelines.shards.build import Sidecar, Work, require_sidecars
 from pipelines.shards.write import Create, TaskWriter
 from pipelines.stores.output import Storage
-from tfrecord_io import manifest, schema, shard_writer, shards
+from tfrecord_io import manifest, native_noise, schema, shard_writer, shards
 from tfrecord_io.trunk import FILE_NAME, SOURCE_KIND, Trunk
 
 #: Images that the trunk gets at once. The last images of a shard are filled up to as many, because
@@ -233,6 +233,12 @@ def _load_trunk(extraction: Extraction) -> Iterator[Any]:
         os.environ.setdefault(name, value)
     if importlib.util.find_spec("tensorflow") is None:
         os.environ.setdefault("KERAS_BACKEND", "jax")
+    with native_noise.hide_native_noise(errors.BuildError):
+        model = _read_model(storage)
+    yield model
+
+
+def _read_model(storage: Storage) -> Any:
     try:
         import keras
     except ImportError as error:
@@ -246,10 +252,9 @@ def _load_trunk(extraction: Extraction) -> Iterator[Any]:
             path = Path(folder) / FILE_NAME
             path.write_bytes(storage.read(FILE_NAME))
         try:
-            model = keras.saving.load_model(path, compile=False)
+            return keras.saving.load_model(path, compile=False)
         except (ValueError, OSError, TypeError) as error:
             raise errors.BuildError(f"Keras cannot load the trunk: {error}") from error
-    yield model
 
 
 def _describe_device() -> dict[str, str]:

@@ -147,9 +147,13 @@ class _Reader(Reader[ImageRef]):
 
 class _ZipReader(_Reader):
     def read(self, ref: ImageRef) -> bytes:
-        return zip_members.read_member(
-            lambda start, length: os.pread(self.descriptor, length, start), ref
-        )
+        return zip_members.read_member(self._read_at, ref)
+
+    def read_start(self, ref: ImageRef, length: int) -> bytes:
+        return zip_members.read_member_start(self._read_at, ref, length)
+
+    def _read_at(self, start: int, length: int) -> bytes:
+        return os.pread(self.descriptor, length, start)
 
 
 @dataclasses.dataclass(frozen=True)

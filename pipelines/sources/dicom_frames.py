@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -54,28 +55,26 @@ def expand(listing: Listing, source: Source, *, keep_patients: bool) -> Listing:
         headers = _read_headers(listing.refs.take(rows), reader)
     if not any(headers):
         return listing
-    counts = np.ones(listing.refs.num_rows, np.int64)
-    frames = np.full(listing.refs.num_rows, None, object)
-    patients = listing.refs["patient"].to_pylist()
-    for row, header in zip(rows.tolist(), headers, strict=True):
-        if header is not None:
-            counts[row], frames[row] = header.num_frames, 0
-            if header.patient and not keep_patients:
-                patients[row] = header.patient
-    refs = _with(listing.refs, "patient", patients)
-    refs = _with(refs, "frame", frames.tolist())
-    if counts.max() > 1:
-        starts = np.repeat(np.cumsum(counts) - counts, counts)
-        numbers = np.arange(counts.sum()) - starts + 1
-        several = np.repeat(counts > 1, counts)
-        refs = refs.take(np.repeat(np.arange(len(counts)), counts)).combine_chunks()
-        old = refs["frame"].to_pylist()
-        chosen = np.where(several, numbers, 0).tolist()
-        refs = _with(
-            refs, "frame", [number or frame for number, frame in zip(chosen, old, strict=True)]
-        )
+    by_row = dict(zip(rows.tolist(), headers, strict=True))
+    places: list[int] = []
+    frames: list[int | None] = []
+    patients: list[str | None] = []
+    for row, patient in enumerate(listing.refs["patient"].to_pylist()):
+        header = by_row.get(row)
+        numbers = [None] if header is None else _frame_numbers(header)
+        if header is not None and header.patient and not keep_patients:
+            patient = header.patient
+        places += [row] * len(numbers)
+        frames += numbers
+        patients += [patient] * len(numbers)
+    refs = listing.refs.take(places).combine_chunks()
+    refs = _with(_with(refs, "frame", frames), "patient", patients)
     more = refs.num_rows - listing.refs.num_rows
     return dataclasses.replace(listing, refs=refs, num_files=listing.num_files + more)
+
+
+def _frame_numbers(header: dicom.Header) -> Sequence[int]:
+    return [0] if header.num_frames == 1 else range(1, header.num_frames + 1)
 
 
 def has_dicom(refs: pa.Table) -> bool:
@@ -86,9 +85,10 @@ def has_dicom(refs: pa.Table) -> bool:
 def _read_headers(refs: pa.Table, reader: prefetch.Reader[ImageRef]) -> list[dicom.Header | None]:
     """Returns the header of each file, None for those that are not DICOM."""
     num_threads = max(_NUM_THREADS, reader.num_parallel_reads)
+    require_once = functools.cache(require_codecs)
 
     def read(ref: ImageRef) -> dicom.Header | None:
-        return _read_header(reader, ref)
+        return _read_header(reader, ref, require_once)
 
     with tqdm(
         prefetch.ahead(read, iterate_refs(refs), num_threads),
@@ -102,7 +102,9 @@ def _read_headers(refs: pa.Table, reader: prefetch.Reader[ImageRef]) -> list[dic
         return [result() for _, result in bar]
 
 
-def _read_header(reader: prefetch.Reader[ImageRef], ref: ImageRef) -> dicom.Header | None:
+def _read_header(
+    reader: prefetch.Reader[ImageRef], ref: ImageRef, require_codecs: Callable[[], object]
+) -> dicom.Header | None:
     try:
         start = reader.read_start(ref, dicom.HEADER_BYTES)
         if not dicom.is_dicom(start):
@@ -111,7 +113,7 @@ def _read_header(reader: prefetch.Reader[ImageRef], ref: ImageRef) -> dicom.Head
         header = dicom.read_header(start) or dicom.read_header(reader.read(ref))
     except Reject:
         return None  # the worker will find the same
-    if header is None or header.num_frames * _LEAST_FRAME_BYTES > ref.size:
+    if header is None or not 1 <= header.num_frames <= ref.size // _LEAST_FRAME_BYTES:
         return dicom.Header()  # damaged: the decoder says why
     return header
 

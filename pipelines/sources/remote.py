@@ -96,6 +96,9 @@ class _ZipReader(Reader[ImageRef]):
     def read(self, ref: ImageRef) -> bytes:
         return zip_members.read_member(self._read_at, ref)
 
+    def read_start(self, ref: ImageRef, length: int) -> bytes:
+        return zip_members.read_member_start(self._read_at, ref, length)
+
     def _read_at(self, start: int, length: int) -> bytes:
         # Some stores refuse a range that ends beyond the file.
         length = min(length, self.source.size - start)

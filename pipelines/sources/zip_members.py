@@ -8,10 +8,12 @@ is `archive` for a local file and `remote` for a URL.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import stat
 import struct
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator
 from typing import IO, Any, NamedTuple
 
@@ -232,10 +234,39 @@ def read_member(read_at: Callable[[int, int], bytes], ref: ImageRef) -> bytes:
     Raises:
         Reject: if the member is damaged, or its compression method is not supported.
     """
+    method, stored = _read_stored(read_at, ref, ref.stored_size)
+    data = _inflate(stored, method, ref.size)
+    if len(data) != ref.size or deflate.crc32(data) != ref.version:
+        raise Reject("unreadable_member", "damaged in the archive: its CRC-32 does not match")
+    return data
+
+
+def read_member_start(read_at: Callable[[int, int], bytes], ref: ImageRef, length: int) -> bytes:
+    """Returns the first bytes of a member, without checking them.
+
+    Args:
+        read_at: see `read_member`.
+        ref: the member.
+        length: number of bytes; fewer come back if the member has fewer, or is damaged.
+
+    Raises:
+        Reject: if the archive has no such member.
+    """
+    method, stored = _read_stored(read_at, ref, min(ref.stored_size, length))
+    if method != zipfile.ZIP_DEFLATED:
+        return bytes(stored)
+    with contextlib.suppress(zlib.error):
+        return zlib.decompressobj(-zlib.MAX_WBITS).decompress(stored, length)
+    return b""
+
+
+def _read_stored(
+    read_at: Callable[[int, int], bytes], ref: ImageRef, length: int
+) -> tuple[int, memoryview]:
+    """Returns a member's compression method and the first bytes of its stored content."""
     # A guess at the length of the local header's variable part, so that one read is enough.
     guess = len(ref.source_path.encode()) + 64
-    wanted = _ZIP_HEADER_LENGTH + guess + ref.stored_size
-    block = read_at(ref.offset, wanted)
+    block = read_at(ref.offset, _ZIP_HEADER_LENGTH + guess + length)
     if len(block) < _ZIP_HEADER_LENGTH or not block.startswith(_ZIP_HEADER_SIGNATURE):
         raise Reject("unreadable_member", "the archive has no member where its index says")
     method = int.from_bytes(block[8:10], "little")
@@ -244,13 +275,10 @@ def read_member(read_at: Callable[[int, int], bytes], ref: ImageRef) -> bytes:
         + int.from_bytes(block[26:28], "little")
         + int.from_bytes(block[28:30], "little")
     )
-    stored = memoryview(block)[start : start + ref.stored_size]
-    if len(stored) < ref.stored_size:
-        stored = memoryview(read_at(ref.offset + start, ref.stored_size))
-    data = _inflate(stored, method, ref.size)
-    if len(data) != ref.size or deflate.crc32(data) != ref.version:
-        raise Reject("unreadable_member", "damaged in the archive: its CRC-32 does not match")
-    return data
+    stored = memoryview(block)[start : start + length]
+    if len(stored) < length:
+        stored = memoryview(read_at(ref.offset + start, length))
+    return method, stored
 
 
 def _inflate(stored: memoryview, method: int, size: int) -> bytes:

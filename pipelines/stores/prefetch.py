@@ -51,7 +51,7 @@ class Reader(Protocol[_RefToRead]):
         ...
 
     def read_start(self, ref: _RefToRead, length: int) -> bytes:
-        """Returns at least the first `length` bytes of a file; by default, all of it."""
+        """Returns the first bytes of a file, about `length` of them; by default, all of it."""
         return self.read(ref)
 
 

@@ -1,4 +1,4 @@
-"""Builds that are killed, run out of disk or meet a store that fails, and are run again.
+"""Builds that are killed, run out of disk, lose power or meet a server that fails; then run again.
 
 In the end there must be, byte for byte, what an undisturbed build leaves.
 """
@@ -6,25 +6,31 @@ In the end there must be, byte for byte, what an undisturbed build leaves.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import functools
 import io
 import multiprocessing
 import os
 import pathlib
+import pickle
 import random
 import resource
+import shutil
 import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from unittest import mock
 
+import azure_server
 import builds
+import gcs_server
 import image_files
+import power_cut
 import s3_server
 
 context = multiprocessing.get_context("forkserver")
@@ -49,6 +55,8 @@ _JOBS = (
     ("zip", ("--variants=1", "--splits=patient", "--split_fractions=train=0.6,test=0.4")),
 )
 NUM_JOBS = len(_JOBS)
+#: Those that take records out of finished shards.
+DROPS = (3, 4)
 
 Fault = Callable[[], contextlib.AbstractContextManager[None]]
 
@@ -56,10 +64,17 @@ Fault = Callable[[], contextlib.AbstractContextManager[None]]
 class Run:
     """A build in a process of its own, forked from a server that has imported everything."""
 
-    def __init__(self, words: list[str], fault: Fault | None = None) -> None:
+    def __init__(
+        self,
+        words: list[str],
+        fault: Fault | None = None,
+        variables: Mapping[str, str] | None = None,
+    ) -> None:
         descriptor, self._log = tempfile.mkstemp(prefix="campaign-log-")
         os.close(descriptor)
-        self.process: BaseProcess = context.Process(target=_run, args=(words, self._log, fault))
+        self.process: BaseProcess = context.Process(
+            target=_run, args=(words, self._log, fault, variables)
+        )
         self.process.start()
         builds.wait_until(lambda: Path(self._log).stat().st_size > 0, limit_s=_MOST_SECONDS)
 
@@ -75,7 +90,9 @@ class Run:
         return self.process.exitcode, text
 
 
-def _run(words: list[str], log: str, fault: Fault | None) -> None:
+def _run(
+    words: list[str], log: str, fault: Fault | None, variables: Mapping[str, str] | None
+) -> None:
     from pipelines import build_tfrecords
 
     file = os.open(log, os.O_WRONLY)
@@ -83,45 +100,90 @@ def _run(words: list[str], log: str, fault: Fault | None) -> None:
     os.dup2(file, 2)
     # The server that forked this process ignores it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.environ.update(variables or {})
     print(flush=True)
     with fault() if fault else contextlib.nullcontext():
         code = build_tfrecords.main(words)
     os._exit(code)
 
 
-def try_case(rng: random.Random, folder: Path) -> tuple[str, list[str], str]:
-    """Disturbs a build some times and lets it end; see `archives.try_case`."""
-    number = rng.randrange(NUM_JOBS)
-    source, flags, wanted, seconds = undisturbed(number)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Job:
+    """A command that is disturbed and run again.
+
+    Attributes:
+        words: its arguments.
+        folder: all that it writes on the disk is below.
+        wanted: what an undisturbed run leaves, by name.
+        found: returns what is there now.
+        seconds: how long an undisturbed run takes.
+        variables: of its environment.
+        advice: what the last run may say if running it once more is the remedy.
+    """
+
+    words: list[str]
+    folder: Path
+    wanted: Mapping[str, bytes]
+    found: Callable[[], Mapping[str, bytes]]
+    seconds: float
+    variables: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    advice: str | None = None
+
+    def start(self, fault: Fault | None = None) -> Run:
+        return Run(self.words, fault, self.variables)
+
+
+Way = Callable[[random.Random, Job], tuple[int, str]]
+
+
+def disturbed(
+    rng: random.Random, job: Job, ways: list[Way], before_last: Callable[[], None] | None = None
+) -> tuple[str, list[str], str]:
+    """Disturbs a job some times and lets it end; see `archives.try_case`."""
+    done, problems, way = [], [], rng.choice(ways)
+    for _ in range(rng.choice((1, 1, 2, 3))):
+        code, text = way(rng, job)
+        done.append(code)
+        problems += complaints(code, text)
+    if before_last:
+        before_last()
+    code, text = job.start().wait()
+    if code and job.advice and job.advice in text:
+        code, text = job.start().wait()
+    problems += complaints(code, text)
+    if code:
+        problems.append(f"the last run ends with {code}: {text}")
+    problems += differences(job.found(), job.wanted)
+    name = getattr(way, "__name__", "").strip("_")
+    return f"{name}: {_effect(done)}", problems, f"{' '.join(job.words)}, {name} {done}"
+
+
+def try_case(
+    rng: random.Random,
+    folder: Path,
+    numbers: tuple[int, ...] = tuple(range(NUM_JOBS)),
+    only: Way | None = None,
+) -> tuple[str, list[str], str]:
+    """Disturbs one of some builds onto a local disk, in any or in one way; see `disturbed`."""
+    source, flags, wanted, seconds = undisturbed(rng.choice(numbers))
     with contextlib.ExitStack() as stack:
-        ways = [_kill, _kill, _kill, _failing_write, _failing_sync, _small_files]
-        output = folder / "output"
-        if _can_mount() and rng.random() < 0.3:
+        ways = [only] if only else [kill, kill, kill, *FAULTS]
+        output, before_last = folder / "output", None
+        if not only and _can_mount() and rng.random() < 0.3:
             disk = stack.enter_context(_small_disk(folder / "disk", rng.randrange(20, 400) << 10))
-            output = disk / "output"
-            ways = [_full_disk]
+            output, ways = disk / "output", [_full_disk]
+            grow = ["mount", "-o", "remount,size=64m", str(disk)]
+            before_last = functools.partial(subprocess.run, grow, check=True)
         words = builds.arguments(source, output, "--num_shards=5", *flags)
         # Mostly in one process, which is quick; now and then with workers as by default.
-        workers = "--direct_num_workers=2" if rng.random() < 0.15 else builds.IN_MEMORY
-        words.append(workers)
-        done, problems, way = [], [], rng.choice(ways)
-        for _ in range(rng.choice((1, 1, 2, 3))):
-            code, text = way(rng, words, seconds)
-            done.append(code)
-            problems += complaints(code, text)
-        if ways == [_full_disk]:
-            subprocess.run(["mount", "-o", "remount,size=64m", disk], check=True)
-        code, text = Run(words).wait()
-        problems += complaints(code, text)
-        if code:
-            problems.append(f"the last run ends with {code}: {text}")
-        problems += differences(builds.files_of(output), wanted)
-    what = f"{source.name} {' '.join(flags)} {workers}, {way.__name__} {done}"
-    return f"{way.__name__.strip('_')}: {_effect(done)}", problems, what
+        words.append("--direct_num_workers=2" if rng.random() < 0.15 else builds.IN_MEMORY)
+        found = functools.partial(builds.files_of, output)
+        job = Job(words=words, folder=folder, wanted=wanted, found=found, seconds=seconds)
+        return disturbed(rng, job, ways, before_last)
 
 
 def _effect(codes: list[int]) -> str:
-    return f"ended {sum(code != 0 for code in codes)} times" if any(codes) else "too late"
+    return f"ended {sum(code != 0 for code in codes)} times" if any(codes) else "never ended"
 
 
 def complaints(code: int, text: str) -> list[str]:
@@ -130,7 +192,7 @@ def complaints(code: int, text: str) -> list[str]:
     return []
 
 
-def differences(found: dict[str, bytes], wanted: dict[str, bytes]) -> list[str]:
+def differences(found: Mapping[str, bytes], wanted: Mapping[str, bytes]) -> list[str]:
     if found == wanted:
         return []
     names = sorted(n for n in found.keys() | wanted.keys() if found.get(n) != wanted.get(n))
@@ -179,30 +241,64 @@ def undisturbed(number: int) -> tuple[Path, tuple[str, ...], dict[str, bytes], f
     return source, flags, builds.files_of(output), time.monotonic() - start
 
 
-def _kill(rng: random.Random, words: list[str], seconds: float) -> tuple[int, str]:
-    run = Run(words)
-    time.sleep(rng.random() * seconds)
+def kill(rng: random.Random, job: Job) -> tuple[int, str]:
+    run = job.start()
+    time.sleep(rng.random() * job.seconds)
     number = rng.choice((signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT))
     with contextlib.suppress(ProcessLookupError):
         os.kill(run.process.pid, number)
     return run.wait()
 
 
-def _failing_write(rng: random.Random, words: list[str], seconds: float) -> tuple[int, str]:
+def _failing_write(rng: random.Random, job: Job) -> tuple[int, str]:
     number = rng.choice((errno.EIO, errno.ENOSPC, errno.EDQUOT))
-    return Run(words, functools.partial(failing_writes, rng.randrange(60), number)).wait()
+    return job.start(functools.partial(failing_writes, rng.randrange(60), number)).wait()
 
 
-def _failing_sync(rng: random.Random, words: list[str], seconds: float) -> tuple[int, str]:
-    return Run(words, functools.partial(failing_calls, rng.randrange(40))).wait()
+def _failing_sync(rng: random.Random, job: Job) -> tuple[int, str]:
+    return job.start(functools.partial(failing_calls, rng.randrange(40))).wait()
 
 
-def _small_files(rng: random.Random, words: list[str], seconds: float) -> tuple[int, str]:
-    return Run(words, functools.partial(small_files, rng.randrange(20_000))).wait()
+def _small_files(rng: random.Random, job: Job) -> tuple[int, str]:
+    return job.start(functools.partial(small_files, rng.randrange(20_000))).wait()
 
 
-def _full_disk(rng: random.Random, words: list[str], seconds: float) -> tuple[int, str]:
-    return Run(words).wait()
+def _full_disk(rng: random.Random, job: Job) -> tuple[int, str]:
+    return job.start().wait()
+
+
+def cut(rng: random.Random, job: Job) -> tuple[int, str]:
+    left = job.folder.with_name(f"{job.folder.name}.left")
+    fault = functools.partial(cut_power, job.folder, left, rng.randrange(150), rng.random())
+    outcome = job.start(fault).wait()
+    if left.exists():
+        for path in job.folder.iterdir():
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        image_files.write_tree(job.folder, pickle.loads(left.read_bytes()))
+        left.unlink()
+    return outcome
+
+
+#: Disturbances of any job that writes to a local disk.
+FAULTS: list[Way] = [_failing_write, _failing_sync, _small_files, cut]
+
+
+@contextlib.contextmanager
+def cut_power(folder: Path, left: Path, num_moments: int, seed: float) -> Iterator[None]:
+    """Ends this process after some syncs, renames and deletions below a folder.
+
+    What a power cut leaves of the folder then is written to the file `left`.
+    """
+    disk = power_cut.Disk(folder, random.Random(seed))
+    moments = iter(range(num_moments))
+
+    def moment() -> None:
+        if next(moments, None) is None:
+            left.write_bytes(pickle.dumps(disk.after_cut()))
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    with disk.watched(moment):
+        yield
 
 
 class _FailingFile(io.BufferedWriter):
@@ -286,60 +382,72 @@ def _small_disk(folder: Path, num_bytes: int) -> Iterator[Path]:
         subprocess.run(["umount", folder], check=True)
 
 
+@dataclasses.dataclass(frozen=True)
+class Store:
+    """A running object store.
+
+    Attributes:
+        root: URL of its bucket.
+        flags: what a build needs to reach it.
+        failing: has it fail within a block; see `s3_server.Faults`.
+        read: returns its objects below a prefix, by name.
+    """
+
+    root: str
+    flags: list[str]
+    failing: Callable[..., contextlib.AbstractContextManager[None]]
+    read: Callable[[str], dict[str, bytes]]
+
+
+_servers = contextlib.ExitStack()
+
+
 @functools.cache
-def store() -> s3_server.S3Server:
-    stack = contextlib.ExitStack()
-    store.stack = stack  # type: ignore[attr-defined]
-    return stack.enter_context(s3_server.running_s3())
+def store(kind: str = "s3") -> Store:
+    """Returns a store of a kind, which runs until `close_stores`."""
+    if kind == "az":
+        azure = _servers.enter_context(azure_server.running_azure(only_stand_in=True))
+        return Store(f"az://{azure_server.CONTAINER}", [], azure.failing, azure.read)
+    running = gcs_server.running_gcs if kind == "gs" else s3_server.running_s3
+    server = _servers.enter_context(running())
+    flags = [] if kind == "gs" else server.flags
+    return Store(f"{kind}://{s3_server.BUCKET}", flags, server.failing, server.read)
 
 
-def close_store() -> None:
-    """Ends the server of objects, if there was one, so that this program can end."""
-    if store.cache_info().currsize:
-        store.stack.close()  # type: ignore[attr-defined]
+def close_stores() -> None:
+    """Ends the servers, so that this program can end."""
+    _servers.close()
 
 
-def try_store_case(rng: random.Random, folder: Path) -> tuple[str, list[str], str]:
-    """Builds onto a store that fails for a while, then onto one that does not."""
-    number = rng.randrange(NUM_JOBS)
-    source, flags, wanted, seconds = undisturbed(number)
-    server = store()
-    prefix = folder.name
-    output = f"s3://{s3_server.BUCKET}/{prefix}"
-    words = builds.arguments(source, output, "--num_shards=5", *flags, *server.flags)
-    words += [builds.IN_MEMORY, f"--download_dir={folder / 'scratch'}"]
-    done, problems = [], []
-    fault = rng.choice((*_STATUSES, "half", "half", "kill"))
+def try_store_case(
+    rng: random.Random, folder: Path, only_kills: bool = False
+) -> tuple[str, list[str], str]:
+    """Builds onto a store and is killed, or the store fails for a while; see `disturbed`."""
+    source, flags, wanted, seconds = undisturbed(rng.randrange(NUM_JOBS))
+    kind = rng.choice(("s3", "gs", "az"))
+    target = store(kind)
+    words = builds.arguments(source, f"{target.root}/{folder.name}", "--num_shards=5", *flags)
+    job = Job(
+        words=[*words, *target.flags, builds.IN_MEMORY, f"--download_dir={folder / 'scratch'}"],
+        folder=folder,
+        wanted=wanted,
+        found=functools.partial(target.read, f"{folder.name}/"),
+        seconds=2 * seconds,
+        variables=dict(os.environ),
+    )
+    fault = "kill" if only_kills else rng.choice((*_STATUSES, "half", "half", "kill"))
     num_failing = rng.choice((1, 1, 2, 3, 10**6))
-    for _ in range(rng.choice((1, 1, 2))):
-        if fault == "kill":
-            code, text = _kill(rng, words, 2 * seconds)
-        else:
-            with server.failing(
-                status=fault, requests_before=rng.randrange(60), failing_requests=num_failing
-            ):
-                run = Run(words)
-                # Of a store that fails for good, half a minute is enough to see.
-                run.process.join(30)
-                if run.process.is_alive():
-                    run.process.kill()
-                code, text = run.wait()
-        done.append(code)
-        problems += complaints(code, text)
-    code, text = Run(words).wait()
-    problems += complaints(code, text)
-    if code:
-        problems.append(f"the last run ends with {code}: {text}")
-    problems += differences(objects(server, prefix), wanted)
-    what = f"{source.name} {' '.join(flags)}, {num_failing} times {fault} {done}"
-    return f"{fault[:4]}: {_effect(done)}", problems, what
 
+    def failing_store(rng: random.Random, job: Job) -> tuple[int, str]:
+        with target.failing(
+            status=fault, requests_before=rng.randrange(60), failing_requests=num_failing
+        ):
+            run = job.start()
+            # Of a store that fails for good, half a minute is enough to see.
+            run.process.join(30)
+            if run.process.is_alive():
+                run.process.kill()
+            return run.wait()
 
-def objects(server: s3_server.S3Server, prefix: str) -> dict[str, bytes]:
-    found = {}
-    pages = server.client.get_paginator("list_objects_v2")
-    for page in pages.paginate(Bucket=s3_server.BUCKET, Prefix=f"{prefix}/"):
-        for item in page.get("Contents", []):
-            body = server.client.get_object(Bucket=s3_server.BUCKET, Key=item["Key"])["Body"]
-            found[item["Key"].removeprefix(f"{prefix}/")] = body.read()
-    return found
+    outcome, problems, what = disturbed(rng, job, [kill if fault == "kill" else failing_store])
+    return f"{kind} {fault[:4]}: {outcome.partition(': ')[2]}", problems, what

@@ -24,7 +24,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from campaign import archives, images, kills, reader, trainings, two
+from campaign import archives, downloads, images, kills, reader, trainings, two
 
 #: (what came of a case, complaints, what was done).
 Outcome = tuple[str, list[str], str]
@@ -46,10 +46,15 @@ def areas() -> dict[str, tuple[Try, int]]:
         "commands": (lambda rng, folder: archives.try_case(rng, folder, "command"), 300),
         "images": (images.try_case, _MOST_SECONDS),
         "kills": (kills.try_case, 600),
+        "drops": (lambda rng, folder: kills.try_case(rng, folder, kills.DROPS), 600),
+        "cuts": (lambda rng, folder: kills.try_case(rng, folder, only=kills.cut), 600),
         "stores": (kills.try_store_case, 600),
+        "uploads": (lambda rng, folder: kills.try_store_case(rng, folder, True), 600),
+        "downloads": (downloads.try_case, 600),
         "two": (two.try_case, 600),
         "reader": (reader.try_case, 120),
         "trainings": (trainings.try_case, 1200),
+        "folds": (trainings.try_folds_case, 2400),
     }
 
 
@@ -131,7 +136,7 @@ def main() -> int:
     if chosen.case is not None:
         numbers = range(chosen.case, chosen.case + 1)
     failed = [run_area(a, chosen.seed, numbers, chosen.case is not None) for a in chosen.area]
-    kills.close_store()
+    kills.close_stores()
     return 1 if sum(failed) else 0
 
 

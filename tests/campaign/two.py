@@ -7,22 +7,23 @@ import time
 from pathlib import Path
 
 import builds
-import s3_server
 
-from campaign import kills
+from campaign import downloads, kills
 
 
 def try_case(rng: random.Random, folder: Path) -> tuple[str, list[str], str]:
     """Starts a job twice, one somewhat after the other; see `archives.try_case`."""
-    where = rng.choice(("folder", "folder", "store", "drawing"))
+    where = rng.choice(("folder", "folder", "store", "drawing", "download"))
     if where == "drawing":
         return _two_drawings(rng, folder)
+    if where == "download":
+        return downloads.try_two(rng, folder)
     number = rng.randrange(kills.NUM_JOBS)
     source, flags, wanted, seconds = kills.undisturbed(number)
     output: Path | str = folder / "output"
     more = [builds.IN_MEMORY, "--num_shards=5", *flags]
     if where == "store":
-        output = f"s3://{s3_server.BUCKET}/{folder.name}"
+        output = f"{kills.store().root}/{folder.name}"
         more += kills.store().flags
     runs, delay = [], rng.random() * seconds
     for name in ("a", "b"):
@@ -32,7 +33,7 @@ def try_case(rng: random.Random, folder: Path) -> tuple[str, list[str], str]:
     ended = [run.wait() for run in runs]
     problems = [line for code, text in ended for line in kills.complaints(code, text)]
     if where == "store":
-        found = kills.objects(kills.store(), folder.name)
+        found = kills.store().read(f"{folder.name}/")
     else:
         found = builds.files_of(Path(output))
     codes = sorted(code for code, _ in ended)

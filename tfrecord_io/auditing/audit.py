@@ -25,6 +25,7 @@ from tfrecord_io.auditing import near_duplicates, shortcuts
 from tfrecord_io.auditing.twins import ImageReader, Twins, find_twins
 from tfrecord_io.label_kinds import CLASSES
 from tfrecord_io.printing import printable
+from tfrecord_io.trunk import SOURCE_KIND
 
 Severity = Literal["problem", "warning", "note", "good"]
 SEVERITIES: tuple[Severity, ...] = ("problem", "warning", "note", "good")
@@ -881,7 +882,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints the findings; returns 1 if a limit is exceeded and 0 otherwise."""
+    """Prints the findings; returns 1 if a limit is exceeded and 0 otherwise.
+
+    Raises:
+        manifest.ManifestError: as `audit`, or if the dataset holds features instead of images.
+    """
+    source = manifest.Manifest.load(args.directory).source
+    if source.get("kind") == SOURCE_KIND:
+        raise manifest.ManifestError(
+            f"{args.directory} holds features; audit the dataset of images from which they were "
+            f"computed, {source['dataset']['name']}"
+        )
     result = audit(args.directory)
     limits = Limits(**{f.name: getattr(args, f.name) for f in dataclasses.fields(Limits)})
     violations = limits.violations(result.measures)
