@@ -22,6 +22,7 @@ from pipelines.sources.label_table import read_label_table
 from pipelines.sources.listing import DEFAULT_GROUP_REGEX, ListingOptions
 from pipelines.sources.source import SourceOptions
 from pipelines.stores.remote import is_remote
+from tfrecord_io.label_kinds import CLASSES, NONE, SEPARATOR, SEVERAL, LabelKind
 from tfrecord_io.preprocess import DTYPES, RESIZE_FILTERS, Preprocessing
 
 #: Values of `--runner`, in lower case, that mean the engine in this process.
@@ -193,6 +194,14 @@ class BuildOptions:
         "image: a .csv or .parquet file. Folders then say nothing about the class",
         kind=Path,
         metavar="FILE",
+    )
+    label_columns: tuple[str, ...] = _flag(
+        (),
+        _IN,
+        "columns of the table of --labels that hold a 0 or a 1 for each of several labels, instead "
+        "of the column label",
+        kind=_names,
+        metavar="A,B,...",
     )
     limit: int | None = _flag(
         None,
@@ -370,6 +379,7 @@ class BuildOptions:
             )
         if self.labels and self.source == "fashion_mnist":
             raise ValueError("--source fashion_mnist has labels of its own; leave --labels out")
+        self._check_label_columns()
         kaggle.check_dataset_name(self.kaggle_dataset)
         if self.staging and not is_remote(self.staging):
             raise ValueError(
@@ -392,6 +402,28 @@ class BuildOptions:
             )
         # Each of these properties makes a dataclass that checks its own values.
         _ = self.secret, self.listing, self.preprocessing, self.splitting, self.drops, self.plan
+
+    @property
+    def label_kind(self) -> LabelKind:
+        """What an example's label can be."""
+        return SEVERAL if self.label_columns else CLASSES
+
+    def _check_label_columns(self) -> None:
+        names = self.label_columns
+        if not names:
+            return
+        if not self.labels or self.classes:
+            raise ValueError("--label_columns needs --labels, and no --classes")
+        if len(set(names)) != len(names) or any(SEPARATOR in name for name in names):
+            raise ValueError(
+                f"--label_columns takes each column once, and no name with {SEPARATOR}; received "
+                + ",".join(names)
+            )
+        if taken := {NONE, "path", "patient", "split"} & set(names):
+            raise ValueError(
+                f"--label_columns cannot have a label named {', '.join(sorted(taken))}; rename the "
+                "column"
+            )
 
     def _fill_in(self) -> None:
         """Fills in the defaults that depend on the source."""
@@ -435,7 +467,13 @@ class BuildOptions:
             classes=self.classes,
             tree=self.tree,
             group_regex=self.group_regex,
-            labels=read_label_table(self.labels, EXAMPLE_SCHEMA.names) if self.labels else None,
+            labels=(
+                read_label_table(
+                    self.labels, label_columns=self.label_columns, reserved=EXAMPLE_SCHEMA.names
+                )
+                if self.labels
+                else None
+            ),
         )
 
     @property

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from tfrecord_io import schema
+from tfrecord_io.label_kinds import CLASSES, LabelKind, kind_named
 from tfrecord_io.printing import printable
 from tfrecord_io.statistics import PixelStatistics
 
@@ -67,7 +68,7 @@ class Split:
     """One split of a dataset.
 
     Attributes:
-        label_counts: number of examples of each class, in the order of the label names.
+        label_counts: number of examples that have each label, in the order of the label names.
         shards: the shards in order; together they hold the split in its shuffled order.
     """
 
@@ -106,6 +107,7 @@ class Manifest:
             an older release wrote the dataset, see `opening.read_statistics`; or if the images are
             feature maps.
         dtype: type of the values of images, one of `schema.DTYPES`.
+        label_kind: what an example's label can be.
     """
 
     name: str
@@ -122,6 +124,7 @@ class Manifest:
     audit: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     statistics: PixelStatistics | None = None
     dtype: str = "uint8"
+    label_kind: LabelKind = CLASSES
 
     @property
     def num_classes(self) -> int:
@@ -132,7 +135,10 @@ class Manifest:
     def layout(self) -> schema.RecordLayout:
         """The layout of every record of the dataset."""
         return schema.RecordLayout(
-            image_shape=self.image_shape, num_classes=self.num_classes, dtype=self.dtype
+            image_shape=self.image_shape,
+            num_classes=self.num_classes,
+            dtype=self.dtype,
+            label_kind=self.label_kind,
         )
 
     @property
@@ -184,8 +190,13 @@ class Manifest:
             split: name of the split.
 
         Raises:
-            ManifestError: if the dataset has no such split.
+            ManifestError: if the dataset has no such split, or its images have no class but several
+                labels.
         """
+        if self.label_kind is not CLASSES:
+            raise ManifestError(
+                f"the images have {', '.join(self.label_names)}, not one class each"
+            )
         counts = self.split(split).label_counts
         return tuple(sum(counts) / (len(counts) * count) if count else 0.0 for count in counts)
 
@@ -195,10 +206,13 @@ class Manifest:
         statistics = {}
         if self.statistics is not None:
             statistics["statistics"] = {"split": STATISTICS_SPLIT, **self.statistics.to_dict()}
+        # Absent for classes, so that their manifests stay what they were.
+        kind = {} if self.label_kind is CLASSES else {"label_kind": self.label_kind.name}
         content = {
             "format_version": self.format_version,
             "name": self.name,
             "image": {"shape": list(self.image_shape), "dtype": self.dtype},
+            **kind,
             "label_names": list(self.label_names),
             "record": {
                 "stride": layout.stride,
@@ -288,6 +302,7 @@ class Manifest:
                 else None
             ),
             dtype=content["image"]["dtype"],
+            label_kind=kind_named(content.get("label_kind", CLASSES.name)),
         )
 
     def _check_consistency(self, content: Mapping[str, Any], file_name: str) -> None:
@@ -304,7 +319,7 @@ class Manifest:
             )
         for name, split in self.splits.items():
             if split.num_examples != content["splits"][name]["num_examples"] or (
-                split.num_examples != sum(split.label_counts)
+                not self.label_kind.fits_counts(split.label_counts, split.num_examples)
             ):
                 raise ManifestError(f"{file_name}: the counts of split {name!r} do not add up")
             for shard in split.shards:

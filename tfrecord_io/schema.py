@@ -14,11 +14,13 @@ import hashlib
 import itertools
 import math
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import google_crc32c
 import numpy as np
+
+from tfrecord_io.label_kinds import CLASSES, LabelKind
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -109,8 +111,9 @@ class RecordLayout:
 
     Attributes:
         image_shape: (height, width, channels) in pixels. Feature maps have any number of channels.
-        num_classes: length of the one-hot label.
+        num_classes: length of the label.
         dtype: type of the image's values, one of `DTYPES`; they are stored little-endian.
+        label_kind: what an example's label can be.
 
     Raises:
         ValueError: if a dimension is not positive, the type is unknown, or an image takes 2 GiB or
@@ -120,6 +123,7 @@ class RecordLayout:
     image_shape: tuple[int, int, int]
     num_classes: int
     dtype: str = "uint8"
+    label_kind: LabelKind = CLASSES
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
@@ -150,7 +154,7 @@ class RecordLayout:
     @property
     def format_version(self) -> int:
         """The oldest version of the format that has such records."""
-        return 1 if self.dtype == "uint8" else 2
+        return max(1 if self.dtype == "uint8" else 2, self.label_kind.format_version)
 
     @property
     def holds_pictures(self) -> bool:
@@ -159,7 +163,7 @@ class RecordLayout:
 
     @property
     def label_length(self) -> int:
-        """Size of the one-hot label in bytes: four (float32) per class."""
+        """Size of the label in bytes: four (float32) per class."""
         return 4 * self.num_classes
 
     @functools.cached_property
@@ -193,10 +197,27 @@ class RecordLayout:
         return _make_template(self.image_length, self.label_length, self.block_length)
 
     @functools.cached_property
-    def _one_hot(self) -> tuple[bytes, ...]:
-        """The label payload of each class."""
-        rows = ([float(i == j) for j in range(self.num_classes)] for i in range(self.num_classes))
-        return tuple(struct.pack(f"<{self.num_classes}f", *row) for row in rows)
+    def _label_payloads(self) -> dict[tuple[int, ...], bytes]:
+        """The payloads of the labels that occurred."""
+        return {}
+
+    def _label_payload(self, label: int | Sequence[int]) -> bytes:
+        indices = tuple(label) if isinstance(label, Sequence) else (label,)
+        payload = self._label_payloads.get(indices)
+        if payload is None:
+            values = np.zeros(self.num_classes, "<f4")
+            if not all(0 <= index < self.num_classes for index in indices):
+                raise ValueError(
+                    f"label_index must be in 0..{self.num_classes - 1}, received {label}"
+                )
+            values[list(indices)] = 1
+            if not self.label_kind.is_label(values):
+                raise ValueError(
+                    f"expected the label of an example of kind {self.label_kind.name}, received "
+                    f"the indices {list(indices)}"
+                )
+            payload = self._label_payloads[indices] = values.tobytes()
+        return payload
 
     def images_in(self, records: np.ndarray) -> np.ndarray:
         """Returns the images of framed records, a view where NumPy can make one.
@@ -211,7 +232,7 @@ class RecordLayout:
         pixels = records[:, slot.offset : slot.offset + slot.length]
         return pixels.view(self.numpy_dtype).reshape(len(records), *self.image_shape)
 
-    def encode_record(self, image: bytes, label_index: int, key: str) -> bytes:
+    def encode_record(self, image: bytes, label_index: int | Sequence[int], key: str) -> bytes:
         """Returns one framed record, ready to be appended to a shard.
 
         The bytes equal those of `tf.io.TFRecordWriter` given
@@ -219,7 +240,8 @@ class RecordLayout:
 
         Args:
             image: pixels of type `dtype`, little-endian, row-major [height, width, channels].
-            label_index: index of the class in the dataset's label names.
+            label_index: index of the class in the dataset's label names, or indices of all labels
+                that the image has.
             key: the example's key, see `image_key`.
 
         Returns:
@@ -233,14 +255,19 @@ class RecordLayout:
         return bytes(record)
 
     def encode_into(
-        self, record: bytearray | memoryview, image: bytes, label_index: int, key: str
+        self,
+        record: bytearray | memoryview,
+        image: bytes,
+        label_index: int | Sequence[int],
+        key: str,
     ) -> None:
         """Writes one framed record into existing memory; otherwise as `encode_record`.
 
         Args:
             record: memory of `stride` bytes.
             image: pixels of type `dtype`, little-endian, row-major [height, width, channels].
-            label_index: index of the class in the dataset's label names.
+            label_index: index of the class in the dataset's label names, or indices of all labels
+                that the image has.
             key: the example's key, see `image_key`.
 
         Raises:
@@ -251,10 +278,7 @@ class RecordLayout:
                 f"expected {self.image_length} bytes of pixels for shape {self.image_shape} of "
                 f"{self.dtype}, received {len(image)}"
             )
-        if not 0 <= label_index < self.num_classes:
-            raise ValueError(
-                f"label_index must be in 0..{self.num_classes - 1}, received {label_index}"
-            )
+        label = self._label_payload(label_index)
         key_bytes = key.encode("ascii")
         if len(key_bytes) != KEY_LENGTH:
             raise ValueError(f"a key must have {KEY_LENGTH} characters, received {key!r}")
@@ -262,7 +286,7 @@ class RecordLayout:
         head_end = len(template.head)
         image_end = head_end + len(image)
         tail = bytearray(template.tail)
-        for name, payload in ((KEY, key_bytes), (LABEL, self._one_hot[label_index])):
+        for name, payload in ((KEY, key_bytes), (LABEL, label)):
             slot = template.features[name]
             first = slot.offset - image_end
             tail[first : first + slot.length] = payload
@@ -290,7 +314,7 @@ class RecordLayout:
 
         Returns:
             `image` of type `dtype` [batch, height, width, channels], `label` float32 [batch,
-            num_classes] one-hot, `key` string [batch].
+            num_classes] of 0 and 1, `key` string [batch].
         """
         import tensorflow as tf
 

@@ -8,6 +8,7 @@ between evicts their code and data from the processor's caches.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from typing import IO
 
 import numpy as np
@@ -43,12 +44,13 @@ class ShardWriter:
             PixelStatistics.from_images(self._pictures[:0]) if layout.holds_pictures else None
         )
 
-    def write(self, image: bytes, label_index: int, key: str) -> None:
+    def write(self, image: bytes, label_index: int | Sequence[int], key: str) -> None:
         """Appends a record; see `schema.RecordLayout.encode_into`.
 
         Args:
             image: pixels of the layout's type, row-major [height, width, channels].
-            label_index: index of the class in the dataset's label names.
+            label_index: index of the class in the dataset's label names, or indices of all labels
+                that the image has.
             key: the example's key, see `schema.image_key`.
 
         Raises:

@@ -70,8 +70,9 @@ def _first_of_each_class(
         if shard.num_examples == 0:
             continue
         records = np.memmap(directory / shard.name, np.uint8, "r").reshape(-1, layout.stride)
-        one_hot = records[:, label.offset : label.offset + label.length].copy().view("<f4")
-        for row, index in enumerate(one_hot.argmax(axis=1).tolist()):
+        labels = records[:, label.offset : label.offset + label.length].copy().view("<f4")
+        # An image with several labels is shown for each of them.
+        for row, index in np.argwhere(labels).tolist():
             if len(images[index]) < num_per_class:
                 images[index].append(layout.images_in(records[row : row + 1])[0].copy())
         if all(len(members) == num_per_class for members in images):

@@ -21,6 +21,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from tfrecord_io import augment, manifest, preprocess, schema, shards, trunk
+from tfrecord_io.label_kinds import CLASSES
 from tfrecord_io.printing import printable
 from tfrecord_io.statistics import PixelStatistics
 
@@ -55,7 +56,7 @@ def verify(
     """Checks every byte of a dataset against its manifest, sidecars and tables.
 
     It checks sizes, SHA-256 and record CRCs of all shards, lengths and framing of all records,
-    one-hot labels, label counts, keys (unique, and the same as in the examples table), the sums
+    labels, label counts, keys (unique, and the same as in the examples table), the sums
     over the train split's pixels, the trunk of feature maps, and the ledger of the source's files.
     With `source_input` it also decodes a random sample of the source again and compares it pixel
     by pixel.
@@ -176,8 +177,8 @@ def _check_shard(
                     report(f"record {row}: {problem}")
                 else:
                     contents.keys.append(_payload(record, layout, schema.KEY).decode("ascii"))
-                    one_hot = np.frombuffer(_payload(record, layout, schema.LABEL), "<f4")
-                    contents.label_counts[int(one_hot.argmax())] += 1
+                    label = np.frombuffer(_payload(record, layout, schema.LABEL), "<f4")
+                    contents.label_counts += label.astype(np.int64)
                 row += 1
     if row != shard.num_examples:
         report(f"has {row} records, but the manifest says {shard.num_examples}")
@@ -201,14 +202,15 @@ def _record_problem(record: np.ndarray, layout: schema.RecordLayout) -> str | No
         return f"its frame says {length} bytes, expected {layout.length}"
     if data_crc != schema.masked_crc32c(data):
         return "its CRC does not match its bytes"
-    one_hot = np.frombuffer(_payload(record, layout, schema.LABEL), "<f4")
-    if sorted(one_hot.tolist()) != [0.0] * (layout.num_classes - 1) + [1.0]:
-        return f"its label {one_hot.tolist()} is not one-hot"
+    label = np.frombuffer(_payload(record, layout, schema.LABEL), "<f4")
+    if not layout.label_kind.is_label(label):
+        expected = "one-hot" if layout.label_kind is CLASSES else "of 0 and 1"
+        return f"its label {label.tolist()} is not {expected}"
     key = _payload(record, layout, schema.KEY)
     # Image, label and key are right. Encoding them again shows whether all other bytes are too.
     expected = layout.encode_record(
         _payload(record, layout, schema.IMAGE),
-        int(one_hot.argmax()),
+        np.flatnonzero(label).tolist(),
         key.decode("ascii", "replace").replace("\ufffd", "?"),
     )
     return None if frame == expected else "its layout differs from that of the manifest"

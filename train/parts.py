@@ -67,6 +67,7 @@ def choose_parts(config: TrainConfig, manifest: tfrecord_io.Manifest) -> Parts:
         ConfigError: if there is nothing to train on, a fold would be empty, or a split of
             `fold_splits` does not exist.
     """
+    require_classes(config.data, manifest)
     if config.fold is None:
         parts = {name: whole_split(manifest, name) for name in ("train", "val", "test")}
         if parts["train"] is None:
@@ -98,12 +99,31 @@ def choose_parts(config: TrainConfig, manifest: tfrecord_io.Manifest) -> Parts:
     return Parts(train=learnt, val=None, test=held_out)
 
 
+def require_classes(data: str, manifest: tfrecord_io.Manifest) -> None:
+    """Refuses a dataset whose images have several labels each, which the trainer cannot learn.
+
+    Args:
+        data: folder of the dataset.
+        manifest: its manifest.
+
+    Raises:
+        ConfigError: if the images do not have one class each.
+    """
+    if manifest.label_kind.name != "class":
+        raise ConfigError(
+            f"the images of {data} have several labels each ({', '.join(manifest.label_names)}), "
+            "and this trainer learns one class for each image. Read the dataset with "
+            "tfrecord_io.make_dataset, or build it with a column label instead of --label_columns"
+        )
+
+
 def fold_splits(config: TrainConfig, manifest: tfrecord_io.Manifest) -> tuple[str, ...]:
     """Returns the splits that are divided into folds: those of `fold_splits`, or train and val.
 
     Raises:
         ConfigError: if a split of `fold_splits` does not exist.
     """
+    require_classes(config.data, manifest)
     named = (config.fold_splits or "train,val").split(",")
     missing = [name for name in named if name not in manifest.splits]
     if config.fold_splits and missing:

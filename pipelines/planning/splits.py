@@ -24,6 +24,7 @@ import xxhash
 from pipelines import errors
 from pipelines.planning.plan import splitmix64
 from pipelines.sources.listing import REF_SCHEMA
+from tfrecord_io.label_kinds import CLASSES, LabelKind
 from tfrecord_io.preprocess import frame_path
 
 #: Fractions of `--splits patient` unless the user gives others.
@@ -115,6 +116,7 @@ def apply(
     refs: pa.Table,
     options: SplitOptions,
     read_group: Callable[[pa.Table], Sequence[str]] | None = None,
+    label_kind: LabelKind = CLASSES,
 ) -> SplitResult:
     """Decides every image's split and drops the images that the options exclude.
 
@@ -124,6 +126,7 @@ def apply(
         read_group: returns a group name for each image without a patient, which is the same for
             files of the same content. Called only with `patient`; without it each such image is a
             group by itself.
+        label_kind: what an example's label can be.
 
     Raises:
         errors.UserError: if the split to keep does not exist, or a split would be empty.
@@ -136,7 +139,7 @@ def apply(
         dropped.append(left_out)
     seed = None
     if options.splits == "patient":
-        refs, seed = _assign(refs, options, read_group, notes)
+        refs, seed = _assign(refs, options, read_group, label_kind, notes)
     elif options.leaks != "keep":
         leaked = _leaks(refs)
         if leaked and options.leaks == "fail":
@@ -185,6 +188,7 @@ def _assign(
     refs: pa.Table,
     options: SplitOptions,
     read_group: Callable[[pa.Table], Sequence[str]] | None,
+    label_kind: LabelKind,
     notes: list[str],
 ) -> tuple[pa.Table, int]:
     """Returns the refs with the splits of `--splits patient`, and the seed used."""
@@ -206,7 +210,7 @@ def _assign(
     encoded = groups.dictionary_encode()
     hashes = _hash(encoded.dictionary.to_pylist())
     members = encoded.indices.to_numpy().astype(np.int64)
-    counts = _counts_by_class(candidates, members, len(hashes))
+    counts = _counts_by_class(candidates, members, len(hashes), label_kind)
     seed = options.seed if options.seed is not None else _best_seed(hashes, counts, shares)
     choice = np.searchsorted(bounds, _positions(hashes, np.array([seed], np.uint64))[0], "right")
     achieved = np.stack([counts[choice == index].sum(0) for index in range(len(names))])
@@ -244,12 +248,15 @@ def _groups(
     return pc.replace_with_mask(patients, unknown, contents)
 
 
-def _counts_by_class(refs: pa.Table, members: np.ndarray, num_groups: int) -> np.ndarray:
-    """Returns int64 [num_groups, num_classes], the number of images."""
+def _counts_by_class(
+    refs: pa.Table, members: np.ndarray, num_groups: int, label_kind: LabelKind
+) -> np.ndarray:
+    """Returns int64 [num_groups, num_classes], the number of images; see `LabelKind.balance`."""
     labels = pc.dictionary_encode(refs["label"].cast(pa.string())).combine_chunks()
     num_labels = len(labels.dictionary)
     codes = members * num_labels + labels.indices.to_numpy()
-    return np.bincount(codes, minlength=num_groups * num_labels).reshape(num_groups, num_labels)
+    counts = np.bincount(codes, minlength=num_groups * num_labels).reshape(num_groups, num_labels)
+    return label_kind.balance(counts, labels.dictionary.to_pylist())
 
 
 def _best_seed(hashes: np.ndarray, counts: np.ndarray, shares: np.ndarray) -> int:

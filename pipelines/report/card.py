@@ -15,7 +15,6 @@ import jinja2
 import markupsafe
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from PIL import Image
 
 from pipelines.report import charts
@@ -130,9 +129,10 @@ def _summary(found: Manifest, audit: Audit) -> list[str]:
     splits = ", ".join(f"{split.num_examples:,} {name}" for name, split in found.splits.items())
     height, width, channels = found.image_shape
     people = f" of {_count(patients, 'patient')}" if patients else ""
+    kind = found.label_kind
     sentences = [
         f"{_count(found.num_examples, 'image')}{people} in "
-        f"{_count(found.num_classes, 'class', 'classes')} ({splits}), each "
+        f"{_count(found.num_classes, kind.noun, kind.plural)} ({splits}), each "
         f"stored as {width}×{height} pixels in {'grey' if channels == 1 else 'colour'}"
         f"{' of 16 bits' if found.dtype == 'uint16' else ''}."
     ]
@@ -179,21 +179,25 @@ def _side_facts(found: Manifest, examples: pa.Table) -> list[dict[str, Any]]:
         ("White share of the border", ("border",), lambda index: _BORDERS[index]),
     ]
     return [
-        _cross_table(title, _count_by_label(examples, columns, show), found.label_names)
+        _cross_table(title, _count_by_label(found, examples, columns, show), found.label_names)
         for title, columns, show in facts
         if set(columns) <= set(examples.column_names)
     ]
 
 
 def _count_by_label(
-    examples: pa.Table, columns: Sequence[str], show: Callable[..., str]
+    found: Manifest, examples: pa.Table, columns: Sequence[str], show: Callable[..., str]
 ) -> collections.Counter[tuple[str, str]]:
     """Counts examples by label and by the text that `show` makes of some columns' values."""
     keys = [*columns, "label"]
     plain = pa.table({name: _without_dictionary(examples[name]) for name in keys})
     counts: collections.Counter[tuple[str, str]] = collections.Counter()
     for row in plain.group_by(keys).aggregate([([], "count_all")]).to_pylist():
-        counts[show(*(row[name] for name in columns)), row["label"]] += row["count_all"]
+        value = show(*(row[name] for name in columns))
+        for label in found.label_kind.names_in(row["label"]):
+            counts[value, label] += row["count_all"]
+        # A fact of images that have no label is a fact, too.
+        counts[value, ""] += 0
     return counts
 
 
@@ -230,10 +234,11 @@ def _contact_sheets(
 ) -> list[dict[str, Any]]:
     """Returns some pictures of each class, evenly spread over the dataset."""
     shown = min(found.num_classes, _MAX_CLASSES)
+    has = found.label_kind.has(examples["label"].to_pylist(), found.label_names)
     each = min(max(_MAX_PICTURES // max(shown, 1), 2), 12)
     sheets = []
     for index, label in enumerate(found.label_names[:shown]):
-        rows = pc.indices_nonzero(pc.equal(examples["label"], label)).to_numpy()
+        rows = np.flatnonzero(has[:, index])
         chosen = rows[np.unique(np.linspace(0, len(rows) - 1, min(each, len(rows))).astype(int))]
         pictures = []
         for row in examples.select(["split", "shard", "row", "path"]).take(chosen).to_pylist():

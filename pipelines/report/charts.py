@@ -113,7 +113,7 @@ def classes_of_splits(found: Manifest) -> list[Bars]:
         )
         told = ", ".join(f"{row.name} {row.value}" for row in rows)
         title = f"{name}: {split.num_examples:,} images"
-        charts.append(Bars(f"Images by class in {name}: {told}", rows, title))
+        charts.append(Bars(f"Images by {found.label_kind.noun} in {name}: {told}", rows, title))
     return charts
 
 
@@ -185,11 +185,10 @@ def brightness(found: Manifest, examples: pa.Table) -> Histogram | None:
     bins = np.minimum((values * (_NUM_BINS / top)).astype(np.int64), _NUM_BINS - 1)
     if found.num_classes <= _NUM_SERIES:
         names = found.label_names
-        codes = pc.index_in(examples["label"], pa.array(names)).to_numpy()
+        has = found.label_kind.has(examples["label"].to_pylist(), names)
     else:
-        names, codes = ("all classes",), np.zeros(len(bins), np.int64)
-    counts = np.bincount(codes * _NUM_BINS + bins, minlength=len(names) * _NUM_BINS)
-    counts = counts.reshape(len(names), _NUM_BINS)
+        names, has = (f"all {found.label_kind.plural}",), np.ones((len(bins), 1), bool)
+    counts = np.stack([np.bincount(bins[members], minlength=_NUM_BINS) for members in has.T])
     shares = 100 * counts / np.maximum(counts.sum(1, keepdims=True), 1)
     highest = float(shares.max(initial=1))
     return Histogram(

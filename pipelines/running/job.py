@@ -25,6 +25,7 @@ from pipelines.sources.source import Source
 from pipelines.stores import prefetch, remote
 from pipelines.stores.output import BUILD_DIR, Storage
 from tfrecord_io import augment, preprocess
+from tfrecord_io.label_kinds import CLASSES, LabelKind
 from tfrecord_io.manifest import FILE_NAME, ManifestError
 
 _Work = TypeVar("_Work", bound=Work)
@@ -157,7 +158,7 @@ def _is_known_complete(options: BuildOptions, storage: Storage, source: Source) 
         return False
     if not options.listing.classes and "class_not_chosen" in found.counts.get("ignored", {}):
         return False
-    labels = options.listing.classes or found.label_names
+    labels = _label_names(options) or found.label_names
     identity = _identity(
         options,
         source,
@@ -180,9 +181,7 @@ def _plan_job(
     names: pa.Table | None,
 ) -> Job[Build] | None:
     """Plans the shards; `names` is the private table of an anonymous dataset."""
-    labels = options.listing.classes or tuple(
-        sorted(set(listing.refs["label"].unique().to_pylist()))
-    )
+    labels = _label_names(options) or tuple(sorted(set(listing.refs["label"].unique().to_pylist())))
     identity = _identity(
         options,
         source,
@@ -205,6 +204,7 @@ def _plan_job(
         over_limit=0,
         rejected_files=listing.rejects,
         drops=options.drops,
+        label_kind=options.label_kind,
         source_facts=_source_facts(options, source),
     )
     if options.overwrite and not output_state.is_current(storage, identity):
@@ -213,7 +213,12 @@ def _plan_job(
     if state is output_state.OutputState.COMPLETE:
         _require_policy(storage, options)
         return None
-    split = splits.apply(listing.refs, options.splitting, lambda refs: _content_names(source, refs))
+    split = splits.apply(
+        listing.refs,
+        options.splitting,
+        lambda refs: _content_names(source, refs),
+        options.label_kind,
+    )
     for note in split.notes:
         _say(note)
     if len(split.refs["split"].unique()) > 1:
@@ -280,6 +285,7 @@ def _identity(
         **_tree(options, source),
         "group_regex": listing.group_regex,
         **({"labels": listing.labels.digest} if listing.labels else {}),
+        **_label_kind(options.label_kind),
         "image_size": [options.preprocessing.height, options.preprocessing.width],
         "channels": options.preprocessing.channels,
         "resize": options.preprocessing.resize,
@@ -320,6 +326,17 @@ def _tree(options: BuildOptions, source: Source) -> dict[str, Any]:
     if tree is None or not source.must_be_unpacked:
         return {}
     return {"tree": tree.strip(" /")}
+
+
+def _label_names(options: BuildOptions) -> tuple[str, ...]:
+    """Returns the names of the labels in the order of their indices, if the user gave them."""
+    return options.label_columns or options.listing.classes
+
+
+def _label_kind(kind: LabelKind) -> dict[str, Any]:
+    if kind is CLASSES:
+        return {}
+    return {"label_kind": kind.name, "format_version": kind.format_version}
 
 
 def _depth(preprocessing: preprocess.Preprocessing) -> dict[str, Any]:

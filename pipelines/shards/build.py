@@ -17,6 +17,7 @@ from pipelines.sources.source import Source
 from pipelines.stores.output import BUILD_DIR, Storage
 from tfrecord_io import manifest, preprocess, schema, shards
 from tfrecord_io.auditing import audit, twins
+from tfrecord_io.label_kinds import CLASSES, LabelKind
 from tfrecord_io.statistics import PixelStatistics
 
 
@@ -99,6 +100,7 @@ class Build(Work):
         num_variants: number of augmented copies planned.
         drops: what happens to pictures that occur more than once.
         notes: what the user should know about the classes and the splits.
+        label_kind: what an example's label can be.
         source_facts: the source's entry in the manifest; by default, what the source itself says.
     """
 
@@ -114,6 +116,7 @@ class Build(Work):
     num_variants: int = 0
     drops: DropOptions = DropOptions()
     notes: tuple[str, ...] = ()
+    label_kind: LabelKind = CLASSES
     source_facts: Mapping[str, Any] | None = None
 
     @property
@@ -123,6 +126,7 @@ class Build(Work):
             image_shape=self.preprocessing.image_shape,
             num_classes=len(self.label_names),
             dtype=self.preprocessing.dtype,
+            label_kind=self.label_kind,
         )
 
     def parts(self, task: plan.ShardTask) -> tuple[str, ...]:
@@ -150,7 +154,7 @@ class Sidecar:
         num_examples: number of records in the shard.
         num_bytes: size of the shard file.
         sha256: hexadecimal digest of the shard file.
-        label_counts: number of examples of each class, in the order of the label names.
+        label_counts: number of examples that have each label, in the order of the label names.
         rejects: the images left out.
         num_dropped: number of records that were removed again as duplicates.
         statistics: sums over the pixels of the records. None if an older release wrote the

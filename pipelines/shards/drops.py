@@ -221,8 +221,8 @@ def copy_without(
     rows = rows.set_column(place, rows.schema.field("row"), pa.array(range(len(rows)), pa.int32()))
     with storage.create(rows_name) as file:
         pq.write_table(rows, file)
-    labels = rows["label"].to_pylist()
-    return len(rows), digest.hexdigest(), tuple(labels.count(name) for name in label_names)
+    counts = layout.label_kind.counts(rows["label"].to_pylist(), label_names)
+    return len(rows), digest.hexdigest(), counts
 
 
 def check_searchable(image_shape: Sequence[int], options: DropOptions) -> None:

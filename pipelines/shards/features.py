@@ -73,6 +73,7 @@ class Extraction(Work):
             image_shape=self.trunk.feature_shape,
             num_classes=self.found.num_classes,
             dtype=self.dtype,
+            label_kind=self.found.label_kind,
         )
 
     def parts(self, task: plan.ShardTask) -> tuple[str, ...]:
@@ -141,8 +142,8 @@ def write_features(
             filled[: len(images)] = images
             features = _as_stored(trunk(filled)[: len(images)], extraction, source.name)
             for feature, label, key in zip(features, labels, keys, strict=True):
-                writer.write(feature.tobytes(), int(label), key)
-                label_counts[label] += 1
+                writer.write(feature.tobytes(), np.flatnonzero(label).tolist(), key)
+                label_counts += label.astype(np.int64)
     sidecar = Sidecar(
         fingerprint=extraction.fingerprint,
         shard=task.shard_name,
@@ -272,7 +273,7 @@ def _describe_device() -> dict[str, str]:
 def _read_batches(
     extraction: Extraction, shard: manifest.Shard
 ) -> Iterator[tuple[np.ndarray, np.ndarray, list[str]]]:
-    """Yields (uint8 images, label indices, keys) of a shard, up to BATCH_SIZE at once."""
+    """Yields (uint8 images, labels, keys) of a shard, up to BATCH_SIZE at once."""
     data, layout = Storage(extraction.data), extraction.found.layout
     key, label = layout.features[schema.KEY], layout.features[schema.LABEL]
     digest = hashlib.sha256()
@@ -284,7 +285,7 @@ def _read_batches(
             records = records.reshape(whole, layout.stride)
             labels = records[:, label.offset : label.offset + label.length].copy().view("<f4")
             keys = records[:, key.offset : key.offset + key.length]
-            yield layout.images_in(records), labels.argmax(-1), [bytes(k).decode() for k in keys]
+            yield layout.images_in(records), labels, [bytes(k).decode() for k in keys]
     if digest.hexdigest() != shard.sha256:
         raise errors.BuildError(
             f"{data.path(shard.name)} has SHA-256 {digest.hexdigest()[:12]}…, but the dataset's "

@@ -231,6 +231,7 @@ def _make_manifest(
         },
         statistics=_statistics(build, by_split.get(manifest.STATISTICS_SPLIT, [])),
         dtype=build.preprocessing.dtype,
+        label_kind=build.label_kind,
     )
 
 

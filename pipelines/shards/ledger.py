@@ -21,6 +21,7 @@ from pipelines.shards.build import Build, Sidecar
 from pipelines.sources.listing import RejectedFile, iterate_refs
 from pipelines.stores.output import Storage
 from tfrecord_io import manifest
+from tfrecord_io.label_kinds import CLASSES
 
 
 def check_ledger(
@@ -123,18 +124,26 @@ def judge_classes(
     with build.storage.open_arrow(plan.PLAN_FILE) as file:
         for task in tasks:
             for ref in iterate_refs(plan.read_task_refs(file, task, build.fingerprint)):
-                if ref.image_name not in rejected:
-                    without.discard(ref.label)  # dropped as a duplicate
-                elif ref.label in without:
-                    lost[ref.label] = ref.image_name
+                for name in without.intersection(build.label_kind.names_in(ref.label)):
+                    if ref.image_name not in rejected:
+                        without.discard(name)  # dropped as a duplicate
+                    else:
+                        lost[name] = ref.image_name
     lost = {name: path for name, path in sorted(lost.items()) if name in without}
     if not lost:
         return None
     name, path = next(iter(lost.items()))
     rest = ",".join(label for label in build.label_names if label not in lost)
+    table = build.storage.path(manifest.REJECTS_FILE_NAME)
+    if build.label_kind is not CLASSES:
+        return (
+            f"no image with the label {name!r} is left: all its files were rejected, such as "
+            f"{path} ({table} lists them). Repair the files, or leave the label out of "
+            "--label_columns"
+        )
     return (
         f"class {name!r} has no image left: all its files were rejected, such as {path} "
-        f"({build.storage.path(manifest.REJECTS_FILE_NAME)} lists them). Repair the files; or, if "
+        f"({table} lists them). Repair the files; or, if "
         f"that folder is not a class, run again with --classes={rest} --overwrite"
     )
 

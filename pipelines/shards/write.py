@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -91,6 +90,10 @@ def write_shard(
         paths = [augment.variant_path(path, n) for path, n in zip(paths, variants, strict=True)]
     keys = [schema.image_key(path) for path in paths]
     label_indices = {name: index for index, name in enumerate(build.label_names)}
+    labels = {
+        label: [label_indices[name] for name in build.label_kind.names_in(label)]
+        for label in {ref.label for ref in refs}
+    }
     examples: list[_Example] = []
     rows: list[int] = []
     rejects: list[RejectedFile] = []
@@ -121,7 +124,7 @@ def write_shard(
                 continue
             if variant:
                 pixels = augment.vary(pixels, layout.image_shape, key)
-            shard.write(pixels, label_indices[ref.label], key)
+            shard.write(pixels, labels[ref.label], key)
             hashes = xxhash.xxh3_128_hexdigest(data), xxhash.xxh3_128_hexdigest(pixels)
             examples.append(_Example(ref, key, variant, *original, *hashes))
             rows.append(row)
@@ -132,7 +135,6 @@ def write_shard(
             table = table.append_column(field, column)
     with create(rows_name(task)) as file:
         pq.write_table(table, file)
-    label_counts = collections.Counter(example.ref.label for example in examples)
     sidecar = Sidecar(
         fingerprint=build.fingerprint,
         shard=task.shard_name,
@@ -140,7 +142,9 @@ def write_shard(
         num_examples=len(examples),
         num_bytes=len(examples) * layout.stride,
         sha256=shard.sha256,
-        label_counts=tuple(label_counts[name] for name in build.label_names),
+        label_counts=build.label_kind.counts(
+            [example.ref.label for example in examples], build.label_names
+        ),
         rejects=tuple(rejects),
         statistics=shard.statistics(),
     )

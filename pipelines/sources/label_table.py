@@ -1,8 +1,8 @@
 """A table of labels: a row for each image, with its class, patient and split.
 
 Two kinds of file are read: CSV (with commas, semicolons or tabs) and Parquet. The columns are
-`path` and `label`, and if they are there `patient` and `split`. Other columns become columns of
-examples.parquet.
+`path` and `label`, and if they are there `patient` and `split`. Instead of `label`, several columns
+may hold a 0 or a 1 for each label. Other columns become columns of examples.parquet.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import hashlib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,10 +20,17 @@ import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
 from pipelines import errors
+from tfrecord_io import label_kinds
 
-_REQUIRED = ("path", "label")
 _OPTIONAL = ("patient", "split")
 _DELIMITERS = (",", ";", "\t")
+
+# What a label's column may say; an empty value is unknown.
+_TRUTHS = {
+    **dict.fromkeys(("1", "1.0", "true", "yes"), True),
+    **dict.fromkeys(("0", "0.0", "false", "no"), False),
+    **dict.fromkeys(("", "nan"), None),
+}
 
 # Text of a CSV column that becomes a number: no leading zeros, which a code such as 007 has, and
 # no more digits than the type keeps.
@@ -40,7 +47,8 @@ class LabelTable:
     Attributes:
         name: of its file, for messages.
         path: of each row's image, with `/` between folders.
-        label: of each row; "" if the table gives none.
+        label: of each row; "" if the table gives none. `tfrecord_io.label_kinds` tells the
+            text of several labels.
         patient: of each row, None where the table gives none; None without such a column.
         split: likewise.
         others: the other columns of the file, a row for each row of the table; None if it has none.
@@ -82,28 +90,33 @@ class Matches:
     rows_without_file: list[tuple[int, str]]
 
 
-def read_label_table(file: Path, reserved: Collection[str] = ()) -> LabelTable:
+def read_label_table(
+    file: Path, *, label_columns: Sequence[str] = (), reserved: Collection[str] = ()
+) -> LabelTable:
     """Reads a label table.
 
     Args:
         file: the table.
+        label_columns: columns with a 0 or a 1 for each of several labels; if empty, the column
+            `label` names a class.
         reserved: names that no other column may have.
 
     Raises:
-        errors.UserError: if the file cannot be read, has no `path` or no `label` column, or a
-            column has a reserved name or the name of another column.
+        errors.UserError: if the file cannot be read, has no `path` or no label column, a column has
+            a reserved name or the name of another column, or a label is neither 0 nor 1.
     """
+    used = ("path", *(label_columns or ("label",)))
     try:
-        table = _read_parquet(file) if file.suffix.lower() == ".parquet" else _read_csv(file)
+        table = _read_parquet(file) if file.suffix.lower() == ".parquet" else _read_csv(file, used)
     except (OSError, pa.ArrowException) as error:
         raise errors.UserError(f"--labels {file} could not be read: {error}") from None
-    missing = [name for name in _REQUIRED if name not in table.column_names]
+    missing = [name for name in used if name not in table.column_names]
     if missing:
         raise errors.UserError(
             f"--labels {file} has the columns {', '.join(table.column_names)}, and needs "
             f"{' and '.join(missing)}"
         )
-    names = [name for name in table.column_names if name not in (*_REQUIRED, *_OPTIONAL)]
+    names = [name for name in table.column_names if name not in (*used, *_OPTIONAL)]
     taken = sorted(set(names) & set(reserved))
     repeated = sorted(
         name for name, count in collections.Counter(table.column_names).items() if count > 1
@@ -116,13 +129,17 @@ def read_label_table(file: Path, reserved: Collection[str] = ()) -> LabelTable:
         )
     columns = {
         name: table[name].cast(pa.string()).to_pylist()
-        for name in (*_REQUIRED, *_OPTIONAL)
+        for name in (*used, *_OPTIONAL)
         if name in table.column_names
     }
     return LabelTable(
         name=file.name,
         path=[_normal(path or "") for path in columns["path"]],
-        label=[label or "" for label in columns["label"]],
+        label=(
+            _several_labels(file, columns, label_columns)
+            if label_columns
+            else [label or "" for label in columns["label"]]
+        ),
         patient=_optional(columns.get("patient")),
         split=_optional(columns.get("split")),
         others=_plain(table.select(names)) if names else None,
@@ -189,6 +206,25 @@ def _optional(column: list[str | None] | None) -> list[str | None] | None:
     return None if column is None else [value or None for value in column]
 
 
+def _several_labels(
+    file: Path, columns: Mapping[str, Sequence[str | None]], names: Sequence[str]
+) -> list[str]:
+    """Returns the text of each row's labels; "" where one of them is unknown."""
+    texts = []
+    for number, row in enumerate(zip(*(columns[name] for name in names), strict=True), 1):
+        values = [_TRUTHS.get((value or "").strip().lower(), value) for value in row]
+        for name, value in zip(names, values, strict=True):
+            if isinstance(value, str):
+                raise errors.UserError(
+                    f"--labels {file}: row {number:,} has {value!a} in the column {name}; expected "
+                    "0 or 1"
+                )
+        chosen = [name for name, value in zip(names, values, strict=True) if value]
+        is_known = None not in values
+        texts.append((label_kinds.SEPARATOR.join(chosen) or label_kinds.NONE) if is_known else "")
+    return texts
+
+
 def _plain(table: pa.Table) -> pa.Table:
     """Returns the table without dictionaries, of which an Arrow file allows one for each column."""
     for place, field in enumerate(table.schema):
@@ -214,7 +250,7 @@ def _read_parquet(file: Path) -> pa.Table:
     return pq.read_table(file)
 
 
-def _read_csv(file: Path) -> pa.Table:
+def _read_csv(file: Path, used: Sequence[str]) -> pa.Table:
     """Reads the columns as text, so that a patient 007 stays 007; others may become numbers."""
     with file.open(encoding="utf-8-sig", errors="replace") as lines:
         header = lines.readline()
@@ -230,6 +266,6 @@ def _read_csv(file: Path) -> pa.Table:
         ),
     )
     for place, name in enumerate(names):
-        if name not in (*_REQUIRED, *_OPTIONAL):
+        if name not in (*used, *_OPTIONAL):
             table = table.set_column(place, name, _with_numbers(table[place]))
     return table

@@ -23,6 +23,7 @@ import pyarrow.parquet as pq
 from tfrecord_io import manifest
 from tfrecord_io.auditing import near_duplicates, shortcuts
 from tfrecord_io.auditing.twins import ImageReader, Twins, find_twins
+from tfrecord_io.label_kinds import CLASSES
 from tfrecord_io.printing import printable
 from tfrecord_io.trunk import SOURCE_KIND
 
@@ -187,7 +188,9 @@ class _Codes:
 
     Attributes:
         splits: names of the splits.
-        labels: names of the classes.
+        kind: what an example's label can be.
+        label_names: names of the labels.
+        labels: texts of labels; of classes, their names.
         split: int64 [num_examples], index in `splits`.
         label: int64 [num_examples], index in `labels`.
         patients: names of the patients.
@@ -196,7 +199,11 @@ class _Codes:
 
     def __init__(self, examples: pa.Table, found: manifest.Manifest) -> None:
         self.splits = list(found.splits)
+        self.kind = found.label_kind
+        self.label_names = found.label_names
         self.labels = found.label_names
+        if self.kind is not CLASSES:
+            self.labels = sorted(pc.unique(examples["label"].cast(pa.string())).to_pylist())
         self.split = _index(examples["split"], self.splits)
         self.label = _index(examples["label"], self.labels)
         encoded = examples["patient"].combine_chunks().dictionary_encode()
@@ -309,10 +316,12 @@ def _check_patient_labels(codes: _Codes, findings: list[Finding], measures: dict
             Finding(
                 code="patient_labels",
                 severity="note",
-                title=f"{_patients_have(len(several))} images in more than one class",
+                title=f"{_patients_have(len(several))} images in more than one class"
+                if codes.kind is CLASSES
+                else f"{_patients_have(len(several))} images with different labels",
                 detail=f"Together they have {int(by_label.sum()):,} images. Two eyes may differ "
                 "and a disease changes, so this need not be wrong. But all images of a patient "
-                "must be in one split, whatever their class, as with --splits patient.",
+                "must be in one split, whatever they show, as with --splits patient.",
                 count=len(several),
                 listed=_list_patients(codes, several, by_label, codes.labels),
             )
@@ -373,8 +382,8 @@ def _check_exact(
                 code="label_conflict",
                 severity="problem",
                 title=f"{_many(len(conflicts), 'picture')} under contradicting labels",
-                detail="The same pixels are in different classes, so at least one label is wrong. "
-                "--duplicates drop leaves all of them out.",
+                detail=f"The same pixels have different {codes.kind.plural}, so at least one is "
+                "wrong. --duplicates drop leaves all of them out.",
                 count=len(conflicts),
                 listed=_list_groups(examples, conflicts),
             )
@@ -488,7 +497,7 @@ def _check_near(
                 code="near_label_conflict",
                 severity="warning",
                 title=f"{_pairs(len(conflicts))} of near duplicates under different labels",
-                detail="Nearly the same picture is in two classes. Look at both.",
+                detail=f"Nearly the same picture has different {codes.kind.plural}. Look at both.",
                 count=len(conflicts),
                 listed=_list_pairs(examples, conflicts),
             )
@@ -526,33 +535,37 @@ def _check_shortcuts(
     findings: list[Finding],
     measures: dict[str, Any],
 ) -> None:
-    result = shortcuts.measure(examples, codes.label)
+    result, label, names = _measure_shortcuts(examples, codes)
     if result is None:
         return
-    measures["shortcuts"] = dataclasses.asdict(result)
+    measures["shortcuts"] = dataclasses.asdict(result) | ({"label": label} if label else {})
+    what = f"label {label}" if label else "class"
     signals = ", ".join(f"{name} {value:.0%}" for name, value in _ranked(result.by_signal))
     giveaways = [
-        {"fact": name, "value": value, "images": count, "all of them": codes.labels[label]}
-        for name, value, label, count in result.giveaways
+        {"fact": name, "value": value, "images": count, "all of them": names[place]}
+        for name, value, place, count in result.giveaways
     ]
     text = (
         "A simple model that sees no pixels, only facts about each file such as its size and JPEG "
-        f"quality, predicts the right class in {result.accuracy:.0%} of the cases (95 % interval "
+        f"quality, predicts the right {what} in {result.accuracy:.0%} of the cases (95 % interval "
         f"{result.low:.0%} to {result.high:.0%}; mean over the classes, for patients not used in "
         f"training). Guessing gives {result.chance:.0%}. With a single fact: {signals}."
     )
     if not result.reliable:
         severity: Severity = "note"
-        title = "Too few patients to say whether side facts reveal the class"
+        title = f"Too few patients to say whether side facts reveal the {what}"
         text += f" One class has {result.min_groups} patients; {shortcuts.MIN_GROUPS} are needed."
     elif result.low - result.chance > 0.25:
-        severity, title = "problem", "Side facts of the files reveal the class"
+        severity, title = "problem", f"Side facts of the files reveal the {what}"
     elif result.low - result.chance > 0.05:
-        severity, title = "warning", "Side facts of the files partly reveal the class"
+        severity, title = "warning", f"Side facts of the files partly reveal the {what}"
     else:
-        severity, title = "good", "Side facts of the files hardly reveal the class"
+        severity, title = "good", f"Side facts of the files hardly reveal the {what}"
     if giveaways and severity == "good":
-        severity, title = "warning", "Some side facts of the files occur in one class only"
+        severity, title = (
+            "warning",
+            f"Some side facts of the files occur in one {codes.kind.noun} only",
+        )
     if giveaways:
         text += (
             f" All {giveaways[0]['images']:,} images with {giveaways[0]['fact']} "
@@ -575,6 +588,27 @@ def _check_shortcuts(
     )
 
 
+def _measure_shortcuts(
+    examples: pa.Table, codes: _Codes
+) -> tuple[shortcuts.Shortcuts | None, str | None, Sequence[str]]:
+    """Returns how well side facts predict the class, or the label that they predict best.
+
+    Returns:
+        the result; the name of that label, None for classes; and what the result's classes are.
+    """
+    if codes.kind is CLASSES:
+        return shortcuts.measure(examples, codes.label), None, codes.labels
+    has = codes.kind.has(codes.labels, codes.label_names)[codes.label].astype(np.int64)
+    found = [
+        (result, name, (f"without {name}", f"with {name}"))
+        for name, column in zip(codes.label_names, has.T, strict=True)
+        if (result := shortcuts.measure(examples, column)) is not None
+    ]
+    # A label on few patients can be predicted by chance.
+    by_gain = sorted(found, key=lambda entry: (entry[0].reliable, entry[0].low), reverse=True)
+    return by_gain[0] if by_gain else (None, None, ())
+
+
 def _ranked(values: Mapping[str, float]) -> list[tuple[str, float]]:
     return sorted(values.items(), key=lambda item: (-item[1], item[0]))
 
@@ -582,6 +616,7 @@ def _ranked(values: Mapping[str, float]) -> list[tuple[str, float]]:
 def _check_classes(
     found: manifest.Manifest, findings: list[Finding], measures: dict[str, Any]
 ) -> None:
+    kind = found.label_kind
     counts = {name: np.array(split.label_counts) for name, split in found.splits.items()}
     totals = sum(counts.values(), np.zeros(found.num_classes, np.int64))
     measures["class_ratio"] = _ratio(totals)
@@ -592,7 +627,7 @@ def _check_classes(
                 Finding(
                     code="class_missing",
                     severity="warning",
-                    title=f"{_many(len(missing), 'class', 'classes')} missing from {name}",
+                    title=f"{_many(len(missing), kind.noun, kind.plural)} missing from {name}",
                     detail=f"{_join(missing)}: this split cannot be used to learn or evaluate "
                     "them.",
                     count=len(missing),
@@ -604,12 +639,14 @@ def _check_classes(
             Finding(
                 code="class_balance",
                 severity="note",
-                title=f"The classes differ in size by a factor of {_ratio(totals):.1f}",
+                title=f"The {kind.plural} differ in size by a factor of {_ratio(totals):.1f}",
                 detail=f"{most} has {totals.max():,} images, {least} {totals.min():,}. Weight the "
-                "classes in training, and judge results by class.",
+                f"{kind.plural} in training, and judge results by {kind.noun}.",
             )
         )
-    shares = {name: values / max(values.sum(), 1) for name, values in counts.items()}
+    shares = {
+        name: values / max(found.splits[name].num_examples, 1) for name, values in counts.items()
+    }
     if "train" in shares:
         for name, share in shares.items():
             gap = np.abs(share - shares["train"])
@@ -619,7 +656,7 @@ def _check_classes(
                     Finding(
                         code="class_shift",
                         severity="note",
-                        title=f"{name} has a different mix of classes than train",
+                        title=f"{name} has a different mix of {kind.plural} than train",
                         detail=f"{found.label_names[label]} is {share[label]:.0%} of {name} and "
                         f"{shares['train'][label]:.0%} of train, so plain accuracy on {name} says "
                         "little about data mixed like train.",
