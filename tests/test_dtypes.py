@@ -280,6 +280,7 @@ def test_copies_made_once_are_only_of_8_bits(deep_tree, tmp_path):
         build_here(deep_tree, tmp_path / "out", "--dtype=uint16", "--variants=1")
 
 
+@pytest.mark.slow
 def test_a_model_learns_from_12_bits_and_predicts_from_the_files(deep_tree, deep_dataset, tmp_path):
     workdir = tmp_path / "run"
     config = TrainConfig(

@@ -75,6 +75,7 @@ def finished(extracted, tmp_path_factory):
     return workdir
 
 
+@pytest.mark.slow
 def test_its_losses_are_those_of_training_on_images(finished, images, extracted, weights, tmp_path):
     layers = read_trunk(extracted / "trunk.keras").rest_layers - 1  # without the input
     config = config_of(images, model="mobilenet", weights=str(weights), trainable_layers=layers)
@@ -118,6 +119,7 @@ def test_its_configuration_can_be_repeated(finished, capsys):
     assert "holds this run complete" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_run_that_was_stopped_ends_as_an_undisturbed_one(
     finished, extracted, tmp_path, monkeypatch
 ):
