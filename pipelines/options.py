@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pipelines import errors
-from pipelines.planning.anonymous import Secret, read_secret
+from pipelines.planning.anonymous import Secret, private_errors, read_secret
 from pipelines.planning.plan import DEFAULT_SHARD_SIZE_MB, PlanOptions
 from pipelines.planning.splits import DEFAULT_FRACTIONS, POLICIES, Policy, SplitOptions
 from pipelines.shards.build import DropOptions
@@ -463,17 +463,14 @@ class BuildOptions:
     @functools.cached_property
     def listing(self) -> ListingOptions:
         """The options of the listing: classes, tree, patients and labels."""
-        return ListingOptions(
-            classes=self.classes,
-            tree=self.tree,
-            group_regex=self.group_regex,
-            labels=(
-                read_label_table(
+        labels = None
+        if self.labels:
+            with private_errors(self.secret):
+                labels = read_label_table(
                     self.labels, label_columns=self.label_columns, reserved=EXAMPLE_SCHEMA.names
                 )
-                if self.labels
-                else None
-            ),
+        return ListingOptions(
+            classes=self.classes, tree=self.tree, group_regex=self.group_regex, labels=labels
         )
 
     @property

@@ -117,6 +117,20 @@ def test_other_columns_of_a_csv_are_numbers_only_if_all_of_them_plainly_are(tmp_
     assert others.schema.types == [pa.int64(), pa.float64(), *[pa.string()] * 3]
 
 
+@pytest.mark.parametrize("codes", [["1E5", "2E3"], ["-0", "1"], ["0.1234567890123", "1"]])
+def test_codes_that_a_number_would_not_keep_stay_text(tmp_path, codes):
+    rows = [{"path": f"{code}.png", "label": "a", "code": code} for code in codes]
+    others = table_of(tmp_path, rows).others
+    assert others["code"].to_pylist() == codes
+
+
+def test_a_column_of_lists_is_an_error_that_names_it(tmp_path):
+    table = pa.table({"path": ["a.png"], "label": [["sick", "old"]]})
+    pq.write_table(table, tmp_path / "labels.parquet")
+    with pytest.raises(errors.UserError, match=r"labels\.parquet.* column label.*list"):
+        read_label_table(tmp_path / "labels.parquet")
+
+
 def test_other_columns_are_in_the_digest_with_their_types(tmp_path):
     plain = table_of(tmp_path, ROWS).digest
     digests = {
@@ -332,6 +346,26 @@ def test_an_anonymous_dataset_leaves_other_columns_out(tmp_path):
     output = tmp_path / "out"
     assert build(source, labels, output, f"--anonymize={tmp_path / 'secret.txt'}") == 0
     assert "note" not in pq.read_schema(output / "examples.parquet").names
+
+
+def test_an_anonymous_build_shows_no_cell_of_a_table_that_cannot_be_read(tmp_path, capsys):
+    write_tree(tmp_path / "images", IMAGES)
+    secret = tmp_path / "private" / "secret.txt"
+    secret.parent.mkdir()
+    secret.write_bytes(bytes(range(32)))
+    labels = tmp_path / "labels.csv"
+    labels.write_text("path,label,name\nscan0.png,sick,Smith, John\n")
+    output = tmp_path / "out"
+    assert build(tmp_path / "images", labels, output, f"--anonymize={secret}") == 2
+    assert "John" not in capsys.readouterr().err
+    assert "John" in (secret.parent / "secret.txt.error.txt").read_text()
+
+
+def test_a_table_with_other_columns_of_which_no_row_matches_is_an_error(tmp_path, capsys):
+    write_tree(tmp_path / "images", IMAGES)
+    labels = write_csv(tmp_path / "labels.csv", [{"path": "x.png", "label": "a", "age": "3"}])
+    assert build(tmp_path / "images", labels, tmp_path / "out") == 2
+    assert "no row of --labels" in capsys.readouterr().err
 
 
 def test_a_table_beside_fashion_mnist_is_refused(tmp_path, capsys):

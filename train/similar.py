@@ -54,7 +54,13 @@ class TrainingScans:
             ConfigError: if the run was trained on images.
             tfrecord_io.ManifestError: if the dataset cannot be used.
         """
-        data = load_fields(run)["data"]
+        fields = load_fields(run)
+        data = fields["data"]
+        if fields.get("fold") is not None:
+            raise ConfigError(
+                f"--similar searches the split train, but {run} is a fold, which was trained on "
+                "other images; give a run without --folds"
+            )
         manifest = tfrecord_io.Manifest.load(data)
         if find_trunk(data, manifest) is None:
             raise ConfigError(

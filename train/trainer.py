@@ -330,7 +330,9 @@ class _Run:
                 if phase.last_epoch < progress.epoch:
                     continue
                 steps, optimizer = self._start_phase(phase)
-                self._announce_time(phase, steps, optimizer)
+                if batches is None or config.cache != "device":
+                    # A trial has batches of its own, for which the device may have no room twice.
+                    self._announce_time(phase, steps, optimizer)
                 if batches is None:
                     batches = steps.iterate(self._training_batches())
                 guard = callbacks.RetraceGuard(config.on_retrace)
@@ -584,13 +586,16 @@ class _Run:
 
     def _export(self) -> bool:
         """Exports the network, with the trunk below it if there is one; see `export_model`."""
-        model, manifest = self._network.model, self._manifest
+        model, manifest, precision = self._network.model, self._manifest, "float32"
         if self._trunk is not None:
+            # A rounding error of the trunk can become a step of the type that features are stored
+            # in.
+            precision = manifest.dtype
             with self._devices.scope():
                 model = features.whole_model(self._config, self._network)
             manifest = features.manifest_of_images(manifest, self._trunk)
         return export.export_model(
-            model, self._workdir / export.FOLDER_NAME, manifest, precision="float32"
+            model, self._workdir / export.FOLDER_NAME, manifest, precision=precision
         )
 
     def _predictions_of(self, part: Part, temperature: float) -> evaluation.Predictions:

@@ -74,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 Path(arguments.output),
                 weights=arguments.weights,
             )
-    except (ConfigError, tfrecord_io.ManifestError) as error:
+    except (ConfigError, tfrecord_io.ManifestError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     shapes = ("x".join(map(str, shape)) for shape in (facts.image_shape, facts.feature_shape))
@@ -229,6 +229,11 @@ def _load_run(run: Path) -> keras.Model:
     model = predict.load_classifier(run).model
     if model.inputs[0].dtype != "uint8":
         raise ConfigError(f"--model {run}: expected a run on uint8 images")
+    if name not in (layer.name for layer in model.layers):
+        raise ConfigError(
+            f"--model {run} was trained on features, so its frozen layers have been cut off; give "
+            "a run on images"
+        )
     return model.get_layer(name)
 
 

@@ -13,6 +13,7 @@ import importlib.metadata
 import importlib.util
 import os
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,8 @@ _KERAS_SETTINGS = {
     "TF_FORCE_GPU_ALLOW_GROWTH": "true",
     "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
 }
+
+_loading = threading.Lock()
 
 # Tables that describe images, and so also their feature maps.
 _CARRIED_OVER = (
@@ -233,7 +236,8 @@ def _load_trunk(extraction: Extraction) -> Iterator[Any]:
         os.environ.setdefault(name, value)
     if importlib.util.find_spec("tensorflow") is None:
         os.environ.setdefault("KERAS_BACKEND", "jax")
-    with native_noise.hide_native_noise(errors.BuildError):
+    # A cluster's worker may load in several threads, and the noise is hidden for the whole process.
+    with _loading, native_noise.hide_native_noise(errors.BuildError):
         model = _read_model(storage)
     yield model
 

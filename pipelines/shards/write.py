@@ -180,7 +180,7 @@ class TaskWriter(Generic[_Work]):
     def __enter__(self) -> Self:
         try:
             self._input = self._open.enter_context(self.open_input())
-        except errors.BuildError:
+        except (errors.BuildError, errors.UserError):
             if self._build.is_anonymous:
                 raise errors.BuildError(
                     "a worker cannot open the input; every worker must be able to read it"
@@ -233,7 +233,7 @@ class ImageWriter(TaskWriter[Build]):
 def _read(read: Callable[[], bytes], ref: ImageRef) -> bytes:
     try:
         return read()
-    except (OSError, errors.BuildError) as error:
+    except (OSError, errors.BuildError, errors.UserError) as error:
         if ref.hidden is not None:
             # The reader's own message, which names the file, must not reach a worker's log.
             raise errors.BuildError(
@@ -241,7 +241,7 @@ def _read(read: Callable[[], bytes], ref: ImageRef) -> bytes:
                 "the private table beside the secret gives its name. Run the same command again to "
                 "resume, or with --overwrite if the file has changed"
             ) from None
-        if isinstance(error, errors.BuildError):
+        if not isinstance(error, OSError):
             raise
         raise errors.BuildError(
             f"cannot read {ref.source_path} from the source: {error.strerror or error}"

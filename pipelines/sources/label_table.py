@@ -32,11 +32,11 @@ _TRUTHS = {
     **dict.fromkeys(("", "nan"), None),
 }
 
-# Text of a CSV column that becomes a number: no leading zeros, which a code such as 007 has, and
-# no more digits than the type keeps.
+# Text of a CSV column that becomes a number: no leading zeros, which a code such as 007 has, no
+# exponents, which a code such as 1E5 may be, and no more digits than the type keeps.
 _NUMBERS = (
-    (r"^-?(0|[1-9][0-9]{0,17})$", pa.int64()),
-    (r"^-?(0|[1-9][0-9]{0,14})(\.[0-9]+)?([eE][-+]?[0-9]+)?$", pa.float64()),
+    (r"^(0|-?[1-9][0-9]{0,17})$", pa.int64()),
+    (r"^(0|-?[1-9][0-9]{0,8}|-?(0|[1-9][0-9]{0,8})\.[0-9]{1,6})$", pa.float64()),
 )
 
 
@@ -128,7 +128,7 @@ def read_label_table(
             "leave it out"
         )
     columns = {
-        name: table[name].cast(pa.string()).to_pylist()
+        name: _as_text(file, name, table[name])
         for name in (*used, *_OPTIONAL)
         if name in table.column_names
     }
@@ -244,6 +244,16 @@ def _with_numbers(column: pa.ChunkedArray) -> pa.ChunkedArray:
         ):
             return column.cast(kind)
     return column
+
+
+def _as_text(file: Path, name: str, column: pa.ChunkedArray) -> list[str | None]:
+    try:
+        return column.cast(pa.string()).to_pylist()
+    except pa.ArrowException:
+        raise errors.UserError(
+            f"--labels {file}: expected text or numbers in the column {name}, received "
+            f"{column.type}"
+        ) from None
 
 
 def _read_parquet(file: Path) -> pa.Table:

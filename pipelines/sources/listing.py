@@ -443,7 +443,9 @@ class _Sorter:
         ).append_column("patient", pa.array(patient, pa.large_string()))
         if labels.others is None:
             return table
-        return table.append_column(OTHERS, labels.others.take(rows).to_struct_array())
+        return table.append_column(
+            OTHERS, labels.others.take(pa.array(rows, pa.int64())).to_struct_array()
+        )
 
     def _reject(self, name: str, reason: str, detail: str) -> None:
         self.rejects.append(

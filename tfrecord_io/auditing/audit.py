@@ -32,7 +32,8 @@ SEVERITIES: tuple[Severity, ...] = ("problem", "warning", "note", "good")
 
 #: What the audit cannot see; every report lists it.
 LIMITS = (
-    "Patients are identified by the file names only. One person with two names is not noticed.",
+    "Patients are known by file names, a table or DICOM tags. One person with two names is not "
+    "noticed.",
     "Near duplicates are found if they were saved again, brightened, dimmed or resized. Cropped, "
     "rotated, mirrored or heavily edited copies are not looked for.",
     "Near duplicates are looked for only across splits and across labels, because scans of one "
@@ -273,7 +274,7 @@ def _check_patient_leaks(codes: _Codes, findings: list[Finding], measures: dict[
                 code="patient_leak",
                 severity="good",
                 title="No patient is in more than one split",
-                detail=f"The file names contain {len(codes.patients):,} patients.",
+                detail=f"{len(codes.patients):,} patients are known.",
             )
         )
 

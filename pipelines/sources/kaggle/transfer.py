@@ -113,12 +113,13 @@ def transfer(remote: RemoteArchive, archive: Path, bar: tqdm, timeout_s: float) 
             # Before the marker names the new version, which would claim these bytes.
             with archive.open("wb") as file:
                 os.fsync(file.fileno())
-        # The marker is on the disk first: without it, a partial file would count as complete.
-        with marker_path(archive).open("w", encoding="utf-8") as marker:
-            marker.write(json.dumps(note))
-            marker.flush()
-            os.fsync(marker.fileno())
-        sync_folder(archive.parent)
+        if not start:
+            # The marker is on the disk first: without it, a partial file would count as complete.
+            with marker_path(archive).open("w", encoding="utf-8") as marker:
+                marker.write(json.dumps(note))
+                marker.flush()
+                os.fsync(marker.fileno())
+            sync_folder(archive.parent)
         with archive.open("ab" if start else "wb") as file:
             bar.update(start - bar.n)
             for chunk in response.iter_content(_CHUNK_BYTES):
