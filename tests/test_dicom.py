@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import io
 import re
 import struct
@@ -17,6 +18,7 @@ import pytest
 from builds import ROOT, build_here, run_build
 from dicom_files import dicom_file
 from image_files import grey_pixels, png, write_tar, write_tree, write_zip
+from PIL import Image
 from pydicom.pixels import apply_color_lut, apply_modality_lut, apply_voi, pixel_array
 
 from pipelines.errors import UserError
@@ -25,6 +27,7 @@ from tfrecord_io.__main__ import main
 from tfrecord_io.manifest import EXAMPLES_FILE_NAME
 from tfrecord_io.preprocess import Preprocessing, Reject, decode_image
 from tfrecord_io.reading.mapped import MappedDataset
+from train.predict import Classifier, other_decoder
 
 # What pydicom itself warns of while this file reads its files.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -77,6 +80,8 @@ def test_uint16_has_the_stored_values_from_the_lowest_possible_one(name):
     dataset = pydicom.dcmread(path)
     lowest = -(1 << dataset.BitsStored - 1) if dataset.PixelRepresentation else 0
     expected = pixel_array(dataset, raw=True).astype(int) - lowest
+    if dataset.BitsStored == 8:  # spread, as those of PNG are
+        expected *= 257
     np.testing.assert_array_equal(decoded(path.read_bytes(), dtype="uint16"), expected)
 
 
@@ -250,6 +255,129 @@ def test_a_table_of_the_file_decides_the_grey_levels():
     ]
     data = dicom_file(stored, {(0x0028, 0x3010, "SQ"): sequence})
     np.testing.assert_array_equal(decoded(data), table[stored])
+
+
+def ramp() -> np.ndarray:
+    """Returns all values of 12 bits, in order, as a picture."""
+    return np.arange(4096, dtype=np.uint16).reshape(64, 64)
+
+
+def with_table(stored: np.ndarray, descriptor: bytes, entries: bytes, kind: str = "OW") -> bytes:
+    item = {(0x0028, 0x3002, "US"): descriptor, (0x0028, 0x3006, kind): entries}
+    return dicom_file(stored, {(0x0028, 0x3010, "SQ"): [item]}, bits=12)
+
+
+@pytest.mark.parametrize("kind", ["OW", "US"])
+@pytest.mark.parametrize("entry_type", ["<u2", "u1"])
+def test_a_table_of_8_bit_entries_reaches_over_all_values(kind, entry_type):
+    entries = (np.arange(4096) // 16).astype(entry_type).tobytes()
+    found = decoded(with_table(ramp(), struct_of(4096, 0, 8), entries, kind))
+    assert found.flat[::273].tolist() == [0, 17, 34, 51, 68, 85, 102, 119, 136, 153, 170, 187, 204,
+                                          221, 238, 255]  # fmt: skip
+
+
+def test_values_beyond_a_table_have_its_first_and_last_entry():
+    entries = np.arange(256, dtype="<u2")[::-1].tobytes()
+    found = decoded(with_table(ramp(), struct_of(256, 1000, 8), entries)).ravel()
+    assert found[[0, 999, 1000, 1001, 1255, 1256, 4095]].tolist() == [255, 255, 255, 254, 0, 0, 0]
+
+
+def test_an_entry_above_the_bits_of_its_table_is_white():
+    entries = np.array([0, 512, 1023, 1024, 4095], "<u2").tobytes()
+    found = decoded(with_table(ramp(), struct_of(5, 0, 10), entries)).ravel()
+    assert found[:6].tolist() == [0, 128, 255, 255, 255, 255]
+
+
+def test_a_table_of_65536_entries_says_0():
+    stored = np.array([[0, 257, 65_535]], np.uint16)
+    item = {
+        (0x0028, 0x3002, "US"): struct_of(0, 0, 16),
+        (0x0028, 0x3006, "OW"): np.arange(65_535, -1, -1).astype("<u2").tobytes(),
+    }
+    data = dicom_file(stored, {(0x0028, 0x3010, "SQ"): [item]})
+    assert decoded(data).tolist() == [255, 254, 0]
+
+
+def test_an_empty_sequence_of_tables_leaves_the_window():
+    tags = {(0x0028, 0x3010, "SQ"): [], WINDOW_CENTER: "100.5", WINDOW_WIDTH: "101"}
+    found = decoded(dicom_file(np.array([[0, 50, 100, 150, 200]], np.uint8), tags))
+    assert found.tolist() == [0, 0, 128, 255, 255]
+
+
+PALETTE = tuple(range(0x1101, 0x1104)), tuple(range(0x1201, 0x1204))
+
+
+def with_palette(stored: np.ndarray, descriptor: bytes, *channels: bytes) -> bytes:
+    tags = {(0x0028, number, "US"): descriptor for number in PALETTE[0]}
+    tags |= {
+        (0x0028, number, "OW"): entries
+        for number, entries in zip(PALETTE[1], channels, strict=True)
+    }
+    return dicom_file(stored, tags, photometric="PALETTE COLOR")
+
+
+@pytest.mark.parametrize("entry_type", ["<u2", "u1"])
+def test_a_palette_of_8_bits_may_be_in_words_or_bytes_and_begin_anywhere(entry_type):
+    """The values 9 and 300 lie beyond the palette, which has those from 10 to 13."""
+    stored = np.array([[9, 10, 11, 12, 13, 14, 300]], np.uint16)
+    channels = [
+        np.array(entries, entry_type).tobytes()
+        for entries in ((1, 2, 3, 4), (50, 60, 70, 80), (255, 254, 253, 252))
+    ]
+    found = decoded(with_palette(stored, struct_of(4, 10, 8), *channels), channels=3)
+    assert found.tolist() == [
+        [1, 50, 255], [1, 50, 255], [2, 60, 254], [3, 70, 253], [4, 80, 252], [4, 80, 252],
+        [4, 80, 252],
+    ]  # fmt: skip
+
+
+def test_a_palette_of_8_bits_may_have_more_than_256_entries():
+    stored = np.array([[0, 255, 256, 511]], np.uint16)
+    entries = (np.arange(512) // 2).astype(np.uint8).tobytes()
+    found = decoded(with_palette(stored, struct_of(512, 0, 8), *[entries] * 3), channels=3)
+    assert found[:, 0].tolist() == [0, 127, 128, 255]
+
+
+def test_stored_bits_below_a_high_bit_of_another_place_are_a_reject():
+    data = dicom_file(ramp() << 4, {(0x0028, 0x0102, "US"): 15}, bits=12)
+    with pytest.raises(Reject, match=r"unsupported_mode: .* with high bit 15, expected 11"):
+        decode_image(data, Preprocessing(), 0)
+
+
+@pytest.mark.parametrize("photometric", ["MONOCHROME1", "MONOCHROME2"])
+def test_eight_stored_bits_are_spread_over_uint16(photometric):
+    found = decoded(
+        dicom_file(np.array([[0, 1, 128, 255]], np.uint8), photometric=photometric), dtype="uint16"
+    )
+    expected = [0, 257, 32_896, 65_535]
+    if photometric == "MONOCHROME1":
+        expected = [65_535, 65_278, 32_639, 0]
+    assert found.tolist() == expected
+
+
+def test_fewer_than_eight_stored_bits_keep_their_values_in_uint16():
+    data = dicom_file(np.array([[0, 1, 15]], np.uint8), bits=4)
+    assert decoded(data, dtype="uint16").tolist() == [0, 1, 15]
+
+
+@pytest.mark.parametrize("marker", [b"\xff\xdb", b"\xff\xc0"])
+def test_fill_bytes_before_a_marker_of_jpeg_are_legal(marker):
+    file = io.BytesIO()
+    Image.new("L", (28, 20), 77).save(file, "JPEG")
+    frame = file.getvalue().replace(marker, b"\xff\xff\xff" + marker, 1)
+    data = dicom_file(
+        np.zeros((20, 28), np.uint8), syntax="1.2.840.10008.1.2.4.50", compressed=[frame]
+    )
+    assert set(decoded(data).flat) == {77}
+
+
+def test_a_model_of_dicom_files_predicts_pictures_without_the_extra(monkeypatch):
+    monkeypatch.setattr(dicom, "PACKAGES", ("a-codec-nobody-has",))
+    versions = preprocess.decoder_versions() | {"pydicom": "3.0.0"}
+    trained = Classifier(None, Preprocessing(), ("CNV", "DME"), versions)
+    assert other_decoder(trained) is None
+    older = dataclasses.replace(trained, decoder=versions | {"pillow": "1.0"})
+    assert "decoded by pillow 1.0, here it is pillow" in other_decoder(older)
 
 
 def struct_of(*numbers: int) -> bytes:

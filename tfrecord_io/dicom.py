@@ -25,6 +25,8 @@ from PIL import Image
 from tfrecord_io.preprocess import MAX_PIXELS, Preprocessing, Reject
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from pydicom import Dataset
 
 #: The packages of the extra.
@@ -187,7 +189,8 @@ def read_frame(data: bytes, frame: int, preprocessing: Preprocessing) -> tuple[I
         frame: number of the frame, from 1; 0 for the only frame of a file.
         preprocessing: its type and window decide which grey levels become which pixels: uint16
             has the stored values, from the lowest that the file can store; uint8 has the window,
-            or without one the range of the stored bits.
+            or without one the range of the stored bits. A picture of eight stored bits has mode
+            L for both types.
 
     Returns:
         a picture of mode L, RGB or I;16, and the photometric interpretation with the number of
@@ -217,17 +220,18 @@ def read_frame(data: bytes, frame: int, preprocessing: Preprocessing) -> tuple[I
     stored = f"{dataset.PhotometricInterpretation};{dataset.BitsStored}"
     if dataset.BitsStored > (16 if dataset.SamplesPerPixel == 1 else 8):
         raise Reject("too_many_bits", f"DICOM of {stored}")
+    high_bit = dataset.get("HighBit")
+    if high_bit not in (None, dataset.BitsStored - 1):
+        raise Reject(
+            "unsupported_mode",
+            f"DICOM of {stored} with high bit {high_bit}, expected {dataset.BitsStored - 1}",
+        )
     index = max(frame, 1) - 1
     pixels, interpretation = _decode(dataset, index)
     if interpretation in ("MONOCHROME1", "MONOCHROME2"):
         return _grey(pixels, dataset, index, preprocessing), stored
     if interpretation == "PALETTE COLOR":
-        from pydicom.pixels import apply_color_lut
-
-        pixels = apply_color_lut(pixels, dataset)
-        if pixels.dtype == np.uint16:
-            pixels = (pixels >> 8).astype(np.uint8)
-        pixels = pixels[..., :3]
+        pixels = _coloured(pixels, dataset)
     elif interpretation != "RGB":
         raise Reject("unsupported_mode", f"DICOM of {stored}")
     return Image.fromarray(np.ascontiguousarray(pixels, np.uint8)), stored
@@ -297,8 +301,10 @@ def _sides_of(frame: bytes) -> tuple[int, ...]:
     if not frame.startswith(_JPEG_START):  # some writers put boxes of JP2 before the codestream
         return struct.unpack_from(">II", frame, frame.index(_JPEG_2000_START) + 8)[::-1]
     place = 2
-    while frame[place + 1] not in _FRAME_MARKERS:
-        place += 2 + int.from_bytes(frame[place + 2 : place + 4], "big")
+    while (marker := frame[place + 1]) not in _FRAME_MARKERS:
+        # Any number of bytes 0xFF may come before a marker (10918-1, B.1.1.2).
+        is_fill = marker == 0xFF
+        place += 1 if is_fill else 2 + int.from_bytes(frame[place + 2 : place + 4], "big")
     return struct.unpack_from(">HH", frame, place + 5)
 
 
@@ -329,7 +335,9 @@ def _grey(
     levels = levels.astype(np.uint16, copy=False)
     is_inverted = dataset.PhotometricInterpretation == "MONOCHROME1"
     if preprocessing.dtype == "uint16":
-        return Image.fromarray(span - levels if is_inverted else levels)
+        levels = span - levels if is_inverted else levels
+        # Mode L is spread over 16 bits like any other file of eight bits.
+        return Image.fromarray(levels.astype(np.uint8) if bits == 8 else levels)
     # The window of each value that can be stored: there are fewer of them than pixels.
     shares = _windowed(np.arange(lowest, lowest + span + 1), dataset, index, preprocessing.window)
     table = np.rint(255 * (1 - shares if is_inverted else shares)).astype(np.uint8)
@@ -350,15 +358,17 @@ def _windowed(
         index: number of the frame, from 0.
         window: center and width.
     """
-    from pydicom.pixels import apply_modality_lut, apply_voi
+    from pydicom.pixels import apply_modality_lut
 
     rescaling = _of_frame(dataset, index, "PixelValueTransformationSequence")
     view = _of_frame(dataset, index, "FrameVOILUTSequence")
     function = "LINEAR"
     if window is None:
-        if "VOILUTSequence" in view:
-            entry_bits = view.VOILUTSequence[0].LUTDescriptor[2]
-            return apply_voi(apply_modality_lut(stored, rescaling), view) / ((1 << entry_bits) - 1)
+        if view.get("VOILUTSequence"):
+            item = view.VOILUTSequence[0]
+            values = np.rint(apply_modality_lut(stored, rescaling))
+            shares = _looked_up(values, item.LUTDescriptor, item.LUTData, dataset)
+            return np.clip(shares / ((1 << item.LUTDescriptor[2]) - 1), 0, 1)
         center, width = (_first(view.get(name)) for name in ("WindowCenter", "WindowWidth"))
         if center is None or width is None or not width > 0:
             return np.linspace(0, 1, len(stored))
@@ -371,6 +381,57 @@ def _windowed(
     if function == "LINEAR":  # section C.11.2.1.2.1
         values, width = values + 0.5, max(width - 1, 1e-6)
     return np.clip(values / width + 0.5, 0, 1)
+
+
+def _coloured(pixels: np.ndarray, dataset: Dataset) -> np.ndarray:
+    """Returns the colours, uint8 [rows, columns, 3], of values of a palette."""
+    num_entries, first, bits = dataset.RedPaletteColorLookupTableDescriptor
+    if "RedPaletteColorLookupTableData" in dataset:
+        channels = [
+            _looked_up(
+                pixels,
+                dataset[f"{name}PaletteColorLookupTableDescriptor"].value,
+                dataset[f"{name}PaletteColorLookupTableData"].value,
+                dataset,
+            )
+            for name in ("Red", "Green", "Blue")
+        ]
+        colours = np.stack(channels, axis=-1)
+    else:
+        from pydicom.pixels import apply_color_lut
+
+        # pydicom keeps an index in the type of the entries, where larger ones would wrap round.
+        if bits == 8 and not 0 < num_entries <= 256:
+            raise Reject("unsupported_mode", f"a segmented palette of {num_entries} 8-bit entries")
+        within = np.clip(pixels.astype(np.int32), first, first + (num_entries or 1 << 16) - 1)
+        colours = apply_color_lut(within, dataset)[..., :3]
+    return (colours >> 8 if bits > 8 else np.minimum(colours, 255)).astype(np.uint8)
+
+
+def _looked_up(
+    values: np.ndarray, descriptor: Sequence[int], data: bytes | Sequence[int], dataset: Dataset
+) -> np.ndarray:
+    """Returns the entry of a lookup table for each value (C.11.2.1.1, C.7.6.3.1.5).
+
+    Args:
+        values: whole numbers; those beyond an end of the table have the entry of that end.
+        descriptor: number of entries, or 0 for 65,536; the value of the first; bits of an entry.
+        data: the entries, as bytes or as words. Entries of eight bits may share a word.
+        dataset: the file, which says in which order a word has its bytes.
+    """
+    num_entries, first, bits = descriptor
+    if not 8 <= bits <= 16:
+        raise Reject("unsupported_mode", f"a DICOM lookup table of {bits} bits, expected 8 to 16")
+    num_entries = num_entries or 1 << 16
+    if isinstance(data, bytes):
+        is_little = dataset.file_meta.TransferSyntaxUID.is_little_endian
+        words = np.frombuffer(data, "<u2" if is_little else ">u2")
+    else:
+        words = np.atleast_1d(data)
+    # The first of two entries that share a word is in its lower byte (PS3.5, 7.3).
+    is_shared = bits == 8 and len(words) < num_entries
+    table = words.astype("<u2").view(np.uint8) if is_shared else words
+    return table[np.clip(values.astype(np.int64) - first, 0, num_entries - 1)]
 
 
 def _first(value: Any) -> float | None:

@@ -112,7 +112,10 @@ def load_classifier(path: Path) -> Classifier:
 
 def other_decoder(classifier: Classifier) -> str | None:
     """Returns a warning if files are decoded here by other versions than in the build, or None."""
-    here = decoder_versions(with_dicom="pydicom" in classifier.decoder)
+    try:
+        here = decoder_versions(with_dicom="pydicom" in classifier.decoder)
+    except ModuleNotFoundError:  # pictures can be predicted all the same
+        here = decoder_versions()
     changed = {
         name: version
         for name, version in classifier.decoder.items()
