@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from image_files import jpeg
+from marked_images import write_marked_dataset
 
 ROOT = Path(__file__).parent.parent
 
@@ -62,6 +63,14 @@ def test_what_is_measured_on_a_gpu_runs_on_a_cpu(folder):
 @pytest.mark.timeout(900)
 def test_training_on_features_is_compared_with_training_on_images(folder):
     check(folder, "frozen_layers.py --sizes 32 --num_examples 60 --epochs 2", "| 32 | 60 |")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("jax") is None, reason="JAX is not installed")
+def test_fit_on_jax_is_compared_with_batches_in_memory(folder):
+    write_marked_dataset(folder / "marked", num_examples={"train": 40})
+    command = "jax_fit_speed.py --data marked --steps 2 --rounds 1 --batch_size 8"
+    check(folder, command, "reader / memory")
 
 
 def check(folder, command, shown):
