@@ -38,7 +38,11 @@ def folder(tmp_path_factory):
         ("near_duplicates.py --input sample.zip --search 200", "200"),
         ("near_duplicates.py --input sample.zip --sizes 28 64 --num_copied 2", "| 64 | 0.93 |"),
         ("plan_scale.py --num_images 2000", "2,000"),
-        ("dicom_speed.py --sample sample.zip --num_images 8 --repeats 1", "JPEG 2000"),
+        pytest.param(
+            "dicom_speed.py --sample sample.zip --num_images 8 --repeats 1",
+            "JPEG 2000",
+            marks=pytest.mark.slow,
+        ),
         ("sync_cost.py --sample sample.zip --num_images 40 --repeats 1", "median ratio"),
         ("download_speed.py --megabytes 1 --rounds 1", "through the client"),
         ("range_cost.py --num_reads 5 --rounds 1", "| 1 |"),

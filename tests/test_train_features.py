@@ -31,6 +31,8 @@ COMMON = {name: value for name, value in QUICK.items() if name != "model"} | {
 }  # fmt: skip
 LAYER = "conv_pw_11_relu"
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def scans(tmp_path_factory):
@@ -75,7 +77,6 @@ def finished(extracted, tmp_path_factory):
     return workdir
 
 
-@pytest.mark.slow
 def test_its_losses_are_those_of_training_on_images(finished, images, extracted, weights, tmp_path):
     layers = read_trunk(extracted / "trunk.keras").rest_layers - 1  # without the input
     config = config_of(images, model="mobilenet", weights=str(weights), trainable_layers=layers)
@@ -119,7 +120,6 @@ def test_its_configuration_can_be_repeated(finished, capsys):
     assert "holds this run complete" in capsys.readouterr().out
 
 
-@pytest.mark.slow
 def test_a_run_that_was_stopped_ends_as_an_undisturbed_one(
     finished, extracted, tmp_path, monkeypatch
 ):
@@ -157,7 +157,6 @@ def test_the_layers_above_the_trunk_have_the_precision_of_the_run(extracted):
     assert {weight.dtype for weight in network.backbone.weights} == {"float32"}
 
 
-@pytest.mark.slow
 def test_of_pooled_features_only_the_head_is_trained(images, weights, tmp_path):
     trunk = tmp_path / "trunk.keras"
     write_trunk(str(images), "mobilenet", "pool", trunk, weights=str(weights))
@@ -170,7 +169,6 @@ def test_of_pooled_features_only_the_head_is_trained(images, weights, tmp_path):
     assert saved["image"]["shape"] == [1, 1, 1024]
 
 
-@pytest.mark.slow
 def test_folds_hold_out_the_patients_of_the_images(extracted, tmp_path):
     config = config_of(extracted, folds=2, epochs=1, bootstrap_samples=0)
     results = train_and_evaluate(config, tmp_path / "run")
