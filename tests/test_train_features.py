@@ -21,7 +21,7 @@ from train.features import adapt, build_network
 from train.trainer import train_and_evaluate
 from train.trunk import write_trunk
 
-pytestmark = pytest.mark.filterwarnings(KERAS_ARRAY_WARNING)
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings(KERAS_ARRAY_WARNING)]
 
 #: What is off in training on features is off, too, in the run on images that it is compared with.
 COMMON = {name: value for name, value in QUICK.items() if name != "model"} | {
@@ -30,8 +30,6 @@ COMMON = {name: value for name, value in QUICK.items() if name != "model"} | {
     "bootstrap_samples": 5,
 }  # fmt: skip
 LAYER = "conv_pw_11_relu"
-
-pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
