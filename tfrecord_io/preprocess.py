@@ -14,6 +14,7 @@ import numpy as np
 import PIL
 from PIL import Image, ImageFile, ImageOps, TiffImagePlugin, features
 
+from tfrecord_io import tiff
 from tfrecord_io.printing import printable
 
 #: Pillow's filters by the value of --resize. All of them antialias when they reduce a picture.
@@ -189,11 +190,12 @@ def decoder_versions(*, with_dicom: bool = False) -> dict[str, str]:
 
 
 def frame_path(path: str, frame: int | None) -> str:
-    """Returns the name of a frame of a DICOM file; the file's own name if it has only one.
+    """Returns the name of a frame of a file; the file's own name if it has only one.
 
     Args:
         path: path of the file.
-        frame: number of the frame, from 1; 0 for the only frame; None if the file is not DICOM.
+        frame: number of the frame of a DICOM file, or of the page of a TIFF file, from 1; 0 for
+            the only frame of a DICOM file; None for all other files.
     """
     return f"{path}#frame-{frame}" if frame else path
 
@@ -214,7 +216,7 @@ def decode_image(
     Args:
         data: the whole file.
         preprocessing: the wanted size, channels, filter and type.
-        frame: the frame of a DICOM file, from 1, or 0 for the only one; None for all other files.
+        frame: see `frame_path`.
 
     Raises:
         Reject: if the file is not an image, is damaged, or cannot be converted without loss of
@@ -224,14 +226,18 @@ def decode_image(
     if not data:
         raise Reject("empty", "the file has no bytes")
     try:
-        return (
-            _decode(data, preprocessing)
-            if frame is None
-            else _decode_frame(data, frame, preprocessing)
-        )
+        if frame is None:
+            return _decode(io.BytesIO(data), preprocessing)
+        from tfrecord_io import dicom
+
+        if frame and not dicom.is_dicom(data):
+            return _decode(tiff.with_first_page(data, frame), preprocessing, is_page=True)
+        return _decode_frame(data, frame, preprocessing)
     except (Reject, ModuleNotFoundError):
         raise
     except Image.UnidentifiedImageError:
+        if frame:
+            raise Reject("undecodable", f"page {frame} of the TIFF is damaged") from None
         # The detail quotes no bytes: a link may lead to a secret, and rejects are published.
         raise Reject("not_an_image", f"{len(data):,} bytes of no known format") from None
     except Image.DecompressionBombError as error:
@@ -246,16 +252,19 @@ def decode_image(
         raise Reject("undecodable", f"the decoder raised {type(error).__name__}") from None
 
 
-def _decode(data: bytes, preprocessing: Preprocessing) -> DecodedImage:
-    with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+def _decode(
+    file: io.BytesIO, preprocessing: Preprocessing, *, is_page: bool = False
+) -> DecodedImage:
+    """Decodes the first picture of a file, which must be the only one unless it is a page."""
+    with Image.open(file, formats=("TIFF",) if is_page else FORMATS) as image:
         _check_size(image)
         _check_depth(image, preprocessing.dtype)
         _check_sample_format(image)
-        if getattr(image, "is_animated", False):
+        if not is_page and getattr(image, "is_animated", False):
             num_frames = getattr(image, "n_frames", "several")
             raise Reject("multiple_frames", f"{image.format} with {num_frames} frames")
         if image.format == "PNG":
-            _check_png(data)
+            _check_png(file.getvalue())
         mode, file_format = image.mode, image.format or ""
         quantization = sum(getattr(image, "quantization", {}).get(0, ()))
         image.load()

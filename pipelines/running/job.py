@@ -18,7 +18,7 @@ from pipelines.options import BuildOptions
 from pipelines.planning import anonymous, output_state, plan, splits
 from pipelines.shards import drops, finish
 from pipelines.shards.build import Build, Work, find_finished
-from pipelines.sources import dicom_frames
+from pipelines.sources import frames
 from pipelines.sources.chosen import make_source
 from pipelines.sources.listing import Listing, iterate_refs
 from pipelines.sources.source import Source
@@ -92,7 +92,7 @@ def _prepare(options: BuildOptions, storage: Storage, source: Source) -> Job[Bui
     shown = "the input" if options.secret else options.input or options.source
     _say(f"listing the images of {remote.shown(shown)}")
     labels, names = options.listing.labels, None
-    listing = dicom_frames.expand(
+    listing = frames.expand(
         source.list(options.listing),
         source,
         keep_patients=labels is not None and labels.patient is not None,
@@ -165,6 +165,7 @@ def _is_known_complete(options: BuildOptions, storage: Storage, source: Source) 
         found.options.get("source_listing", ""),
         labels,
         has_dicom="pydicom" in found.options.get("decoder", {}),
+        num_pages=found.options.get("tiff_pages", 0),
     )
     if plan.fingerprint(identity) != found.fingerprint:
         return False
@@ -187,7 +188,8 @@ def _plan_job(
         source,
         plan.listing_digest(listing.refs),
         labels,
-        has_dicom=dicom_frames.has_dicom(listing.refs),
+        has_dicom="DICOM" in listing.frames,
+        num_pages=listing.frames.get("TIFF", 0),
     )
     build = Build(
         name=options.name,
@@ -274,6 +276,7 @@ def _identity(
     labels: tuple[str, ...],
     *,
     has_dicom: bool,
+    num_pages: int,
 ) -> dict[str, Any]:
     """Returns everything that decides the bytes of the dataset, by the names of the flags."""
     listing = options.listing
@@ -302,9 +305,11 @@ def _identity(
         "limit": options.plan.limit,
         **_depth(options.preprocessing),
         **_augmentation(options.plan.variants),
+        # Builds of before rejected a TIFF of several pages.
+        **({"tiff_pages": num_pages} if num_pages else {}),
         "decoder": {
             **preprocess.decoder_versions(),
-            **(dicom_frames.require_codecs() if has_dicom else {}),
+            **(frames.require_codecs() if has_dicom else {}),
         },
     }
     return anonymous.hide_identity(identity, options.secret) if options.secret else identity

@@ -12,7 +12,7 @@ import functools
 import itertools
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -40,10 +40,11 @@ _SPLITS = {
     "test": "test", "testing": "test",
 }  # fmt: skip
 
-#: Endings of names of pictures.
+#: Endings of names of pictures, and of those that may have several pages.
 PICTURE_SUFFIXES = (
     ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".bmp", ".gif", ".webp", ".jp2", ".pgm", ".ppm",
 )  # fmt: skip
+TIFF_SUFFIXES = (".tif", ".tiff")
 
 _SYSTEM_FILES = frozenset({".ds_store", "thumbs.db", "desktop.ini"})
 
@@ -55,9 +56,9 @@ _BATCH_ROWS = 65_536
 #: One row per image. `root` + "/" + `path` is its name in the source. `path`, which starts at the
 #: split or class folder, is its identity. `offset` and `stored_size` locate it in an archive.
 #: `version` changes when the file changes (a CRC-32, or a time in ns). `frame` is the frame of a
-#: DICOM file, see `preprocess.frame_path`; null for other files. A table of anonymous images has
-#: a further column, `hidden`, with the name in the source; one of images with a table of labels has
-#: the table's other columns in a struct, `others`.
+#: DICOM file or the page of a TIFF, see `preprocess.frame_path`; null for files that are one image.
+#: A table of anonymous images has a further column, `hidden`, with the name in the source; one of
+#: images with a table of labels has the table's other columns in a struct, `others`.
 REF_SCHEMA = pa.schema(
     [
         ("root", pa.dictionary(pa.int32(), pa.string())),
@@ -151,7 +152,8 @@ class Listing:
         rejects: files that should be images of a class but cannot be used.
         copies: number of files in a second tree that repeat a listed one.
         ignored: number of files that are not data, by reason.
-        num_files: number of files seen.
+        num_files: number of files seen; each frame of a file with several counts as a file.
+        frames: number of images that are frames of DICOM or TIFF files, by format.
         dropped: number of images that a policy left out.
         notes: what the user should know about the classes, one sentence each.
 
@@ -164,6 +166,7 @@ class Listing:
     copies: int
     ignored: dict[str, int]
     num_files: int
+    frames: Mapping[str, int] = dataclasses.field(default_factory=dict)
     dropped: int = 0
     notes: tuple[str, ...] = ()
 
