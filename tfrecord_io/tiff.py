@@ -74,8 +74,9 @@ def read_pages(data: bytes, *, is_whole: bool) -> list[Page] | None:
             num_bytes_left -= end - place
             if num_bytes_left < 0:
                 raise EOFError
-            for tag in struct.iter_unpack(layout.tag, memoryview(data)[start:end]):
-                if kind := _kind(*tag, layout.order):
+            tags = struct.iter_unpack(layout.tag, memoryview(data)[start:end])
+            for tag, tag_type, _, value in tags:
+                if kind := _kind(tag, tag_type, value, layout.order):
                     pages[place] = Page(place, kind)
             place = following
     except EOFError:
@@ -95,9 +96,9 @@ def with_first_page(data: bytes, number: int) -> io.BytesIO:
         IndexError: if there is no such page.
     """
     layout = _layout(data)
-    place = (read_pages(data, is_whole=True) or [])[number - 1].place
+    page = (read_pages(data, is_whole=True) or [])[number - 1]
     file = io.BytesIO(data)
-    struct.pack_into(layout.place, file.getbuffer(), layout.first, place)
+    struct.pack_into(layout.place, file.getbuffer(), layout.first, page.place)
     return file
 
 
@@ -115,11 +116,11 @@ def _number(kind: str, data: bytes, place: int) -> int:
     return struct.unpack_from(kind, data, place)[0]
 
 
-def _kind(tag: int, kind: int, _: int, value: bytes, order: Literal["little", "big"]) -> str:
-    """Returns what a tag says of its page, see `Page`."""
+def _kind(tag: int, tag_type: int, value: bytes, order: Literal["little", "big"]) -> str:
+    """Returns what a tag says of the kind of its page, see `Page`."""
     if tag not in (_NEW_SUBFILE_TYPE, _SUBFILE_TYPE):
         return ""
-    number = int.from_bytes(value[: 2 if kind == _SHORT else 4], order)
+    number = int.from_bytes(value[: 2 if tag_type == _SHORT else 4], order)
     is_reduced = number == 2 if tag == _SUBFILE_TYPE else number & 1
     is_mask = tag == _NEW_SUBFILE_TYPE and number & 4
     return "reduced_page" if is_reduced else "mask_page" if is_mask else ""
