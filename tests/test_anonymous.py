@@ -58,12 +58,18 @@ def screenshot(names, seed):
 
 
 def dicom(names, seed):
-    """Returns a DICOM file of two frames, with the names of a patient, a doctor and a place."""
+    """Returns a DICOM file of two frames, with an identifier in each tag that may hold one."""
     elements = {
+        (0x0008, 0x0018, "UI"): names.new(),
+        (0x0008, 0x0060, "CS"): names.new(),
         (0x0008, 0x0080, "LO"): names.new(),
         (0x0008, 0x0090, "PN"): names.new(),
+        (0x0008, 0x1090, "LO"): names.new(),
         (0x0010, 0x0010, "PN"): f"{names.new()}^{names.new()}",
         (0x0010, 0x0020, "LO"): names.new(),
+        (0x0020, 0x000D, "UI"): names.new(),
+        (0x0020, 0x000E, "UI"): names.new(),
+        (0x0020, 0x0062, "CS"): names.new(),
     }
     return dicom_file(np.stack([grey_pixels(seed), grey_pixels(seed + 1)]), elements)
 
@@ -156,7 +162,7 @@ def test_no_name_of_the_input_is_in_an_output_or_on_the_terminal(kind, secret, t
     assert names.found_in(content) == []
     assert SECRET.encode() not in content
     # Nor is there a plain hash of a name, which could be guessed.
-    for column in ("key", "patient"):
+    for column in ("key", "patient", "study", "series"):
         values = set(_column(plain, column)) - {None}
         assert not [value for value in values if value.encode() in content]
     assert (hidden / "rejects.csv").read_text().count("\n") > 2

@@ -8,7 +8,7 @@ import math
 import re
 import zlib
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import PIL
@@ -16,6 +16,9 @@ from PIL import Image, ImageFile, ImageOps, TiffImagePlugin, features
 
 from tfrecord_io import tiff
 from tfrecord_io.printing import printable
+
+if TYPE_CHECKING:
+    from pydicom import Dataset
 
 #: Pillow's filters by the value of --resize. All of them antialias when they reduce a picture.
 RESIZE_FILTERS: Mapping[str, Image.Resampling] = {
@@ -207,14 +210,14 @@ def split_frame_path(name: str) -> tuple[str, int]:
 
 
 def decode_image(
-    data: bytes, preprocessing: Preprocessing, frame: int | None = None
+    data: bytes | Dataset, preprocessing: Preprocessing, frame: int | None = None
 ) -> DecodedImage:
     """Decodes an image file and converts it to the stored size and number of channels.
 
     Pillow may emit warnings, for example about odd metadata.
 
     Args:
-        data: the whole file.
+        data: the whole file; or a frame of a DICOM file, see `dicom.cut_frame`.
         preprocessing: the wanted size, channels, filter and type.
         frame: see `frame_path`.
 
@@ -226,13 +229,13 @@ def decode_image(
     if not data:
         raise Reject("empty", "the file has no bytes")
     try:
-        if frame is None:
+        if isinstance(data, bytes) and frame is None:
             return _decode(io.BytesIO(data), preprocessing)
         from tfrecord_io import dicom
 
-        if frame and not dicom.is_dicom(data):
+        if isinstance(data, bytes) and frame and not dicom.is_dicom(data):
             return _decode(tiff.with_first_page(data, frame), preprocessing, is_page=True)
-        return _decode_frame(data, frame, preprocessing)
+        return _decode_frame(data, frame or 0, preprocessing)
     except (Reject, ModuleNotFoundError):
         raise
     except Image.UnidentifiedImageError:
@@ -279,7 +282,7 @@ def _decode(
         )
 
 
-def _decode_frame(data: bytes, frame: int, preprocessing: Preprocessing) -> DecodedImage:
+def _decode_frame(data: bytes | Dataset, frame: int, preprocessing: Preprocessing) -> DecodedImage:
     from tfrecord_io import dicom
 
     image, mode = dicom.read_frame(data, frame, preprocessing)

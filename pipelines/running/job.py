@@ -10,7 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import xxhash
 
 from pipelines import errors
@@ -249,16 +251,20 @@ def _plan_job(
 
 def _content_names(source: Source, refs: pa.Table) -> list[str]:
     """Returns a name for the content of each file, which is the same for copies of a file."""
+    paths = refs["path"].combine_chunks()
+    # The frames of a file follow each other; the file is read once.
+    is_first = np.ones(len(paths), bool)
+    is_first[1:] = pc.not_equal(paths[1:], paths[:-1]).to_numpy(zero_copy_only=False)
     names = []
     with source.open() as reader:
-        to_read = (ref.to_read() for ref in iterate_refs(refs))
+        to_read = (ref.to_read() for ref in iterate_refs(refs.filter(pa.array(is_first))))
         for ref, read in prefetch.read_in_order(reader, to_read):
             try:
                 names.append(xxhash.xxh3_128_hexdigest(read()))
             except preprocess.Reject:
                 # The decoder will reject it later; here its path serves as a unique name.
-                names.append(ref.image_name)
-    return names
+                names.append(ref.source_path)
+    return [names[place] for place in np.cumsum(is_first) - 1]
 
 
 def _require_policy(storage: Storage, options: BuildOptions) -> None:

@@ -191,7 +191,7 @@ def _with_facts(refs: pa.Table, headers: Sequence[dicom.Header | None]) -> pa.Ta
         column = refs[OTHERS].combine_chunks()
         others = dict(zip((field.name for field in column.type), column.flatten(), strict=True))
         refs = refs.drop_columns(OTHERS)
-    for name in ("modality", "laterality", "device"):
+    for name in ("study", "series", "modality", "laterality", "device"):
         values = [header and getattr(header, name) for header in headers]
         if any(values):
             # A table of labels knows better.
