@@ -14,7 +14,7 @@ import pytest
 from builds import IN_MEMORY, arguments, build_here, files_of, run_build, shards_of
 from dicom_files import dicom_file
 from image_files import TIME, encoded, grey_pixels, jpeg, tar_info, write_tar, write_tree, write_zip
-from PIL import Image, PngImagePlugin
+from PIL import Image, PngImagePlugin, TiffImagePlugin
 
 from pipelines import build_tfrecords, errors
 from pipelines.options import parse_options
@@ -74,6 +74,16 @@ def dicom(names, seed):
     return dicom_file(np.stack([grey_pixels(seed), grey_pixels(seed + 1)]), elements)
 
 
+def pages(names, seed):
+    """Returns a TIFF of two pages, with identifiers in the tags of both."""
+    images = [Image.fromarray(grey_pixels(seed + number)) for number in range(2)]
+    for image in images:
+        tags = TiffImagePlugin.ImageFileDirectory_v2()
+        tags[270], tags[315], tags[316] = names.new(), names.new(), names.new()
+        image.encoderinfo = {"tiffinfo": tags}
+    return encoded(images[0], "TIFF", save_all=True, append_images=images[1:])
+
+
 def planted_tree(names):
     """Returns files by name: identifiers in folders, files, patients and contents."""
     files = {}
@@ -86,6 +96,7 @@ def planted_tree(names):
         files[f"{folder}/{label}-{names.new()}-1.{ending}"] = make(names, number)
     for number in range(200, 212, 2):
         files[f"{ward}/train/CNV/{names.new()}.dcm"] = dicom(names, number)
+    files[f"{ward}/train/CNV/{names.new()}.tif"] = pages(names, 300)
     some = list(files)
     # A copy in the same split, one in another, a patient in two splits, and two files of no use.
     files[f"{ward}/train/CNV/CNV-{names.new()}-1.jpeg"] = files[some[0]]

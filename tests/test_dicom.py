@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pydicom
 import pytest
 from builds import ROOT, build_here, run_build
-from dicom_files import dicom_file
+from dicom_files import dicom_file, in_syntax
 from image_files import grey_pixels, png, write_tar, write_tree, write_zip
 from PIL import Image
 from pydicom.pixels import apply_color_lut, apply_modality_lut, apply_voi, pixel_array
@@ -482,33 +482,13 @@ def test_a_frame_that_is_read_alone_has_the_pixels_that_it_has_in_its_file(name)
         np.testing.assert_array_equal(found.reshape(expected.shape), expected)
 
 
-def volume_in(syntax: str, frames: np.ndarray) -> bytes:
-    """Returns uint16 [frames, height, width] as pydicom writes it in a transfer syntax."""
-    dataset = pydicom.dcmread(io.BytesIO(dicom_file(frames)))
-    uid = pydicom.uid.UID(syntax)
-    if uid.is_compressed:
-        dataset.compress(uid)
-    else:
-        dataset.PixelData = frames.astype("<u2" if uid.is_little_endian else ">u2").tobytes()
-        dataset.file_meta.TransferSyntaxUID = uid
-    file = io.BytesIO()
-    pydicom.dcmwrite(
-        file,
-        dataset,
-        implicit_vr=uid.is_implicit_VR,
-        little_endian=uid.is_little_endian,
-        force_encoding=True,
-    )
-    return file.getvalue()
-
-
 @pytest.mark.parametrize(
     "syntax", ["", ".1", ".1.99", ".2", ".4.80", ".4.90", ".5"],
     ids=["implicit", "explicit", "deflated", "big-endian", "JPEG-LS", "JPEG 2000", "RLE"],
 )  # fmt: skip
 def test_the_frames_of_a_volume_are_what_was_written_in_every_syntax(syntax):
     frames = np.stack([grey_pixels(seed, 64, 64).astype(np.uint16) * 251 for seed in range(3)])
-    data = volume_in(f"1.2.840.10008.1.2{syntax}", frames)
+    data = in_syntax(dicom_file(frames), f"1.2.840.10008.1.2{syntax}")
     for number, expected in enumerate(frames, start=1):
         np.testing.assert_array_equal(decoded(data, number, dtype="uint16"), expected)
         cut = dicom.cut_frame(io.BytesIO(data), number)
@@ -537,7 +517,7 @@ def bytes_read() -> int:
 @pytest.mark.parametrize("syntax", ["1.2.840.10008.1.2.1", "1.2.840.10008.1.2.5"])
 def test_whole_frames_of_a_volume_that_is_cut_off_stay(syntax):
     frames = np.stack([grey_pixels(seed).astype(np.uint16) * 251 for seed in range(3)])
-    cut = volume_in(syntax, frames)[:-100]
+    cut = in_syntax(dicom_file(frames), syntax)[:-100]
     settings = Preprocessing(height=HEIGHT, width=WIDTH, dtype="uint16")
     for number, expected in ((1, frames[0]), (2, frames[1])):
         assert decode_image(cut, settings, number).pixels == expected.tobytes()

@@ -237,6 +237,8 @@ def _pixels_of(file: BinaryIO, dataset: Dataset, index: int) -> DataElement | No
     syntax = dataset.file_meta.TransferSyntaxUID
     if syntax == _DEFLATED or syntax not in _PLUGINS or dataset.BitsAllocated % 8:
         return None
+    if not syntax.is_little_endian and dataset.BitsAllocated == 8:
+        return None  # two frames may share a word, whose bytes are the other way round
     order = "<" if syntax.is_little_endian else ">"
     tag = struct.unpack(f"{order}HH", file.read(4))
     kind = "OW" if syntax.is_implicit_VR else file.read(4)[:2].decode()

@@ -268,6 +268,8 @@ def _decode(
             raise Reject("multiple_frames", f"{image.format} with {num_frames} frames")
         if image.format == "PNG":
             _check_png(file.getvalue())
+        if image.format == "PPM":
+            _check_netpbm(image, file.getvalue())
         mode, file_format = image.mode, image.format or ""
         quantization = sum(getattr(image, "quantization", {}).get(0, ()))
         image.load()
@@ -344,6 +346,16 @@ def _check_png(data: bytes) -> None:
             if found != int.from_bytes(data[end : end + 4], "big"):
                 raise Reject("undecodable", "the PNG's pixels do not fit their checksum")
         place = end + 4
+
+
+def _check_netpbm(image: ImageFile.ImageFile, data: bytes) -> None:
+    """Refuses a file of several pictures one behind the other, of which Pillow reads the first."""
+    if data[:2] not in (b"P4", b"P5", b"P6"):  # the plain formats hold one
+        return
+    bits = {"1": 1, "I": 16}.get(image.mode, 8) * len(image.getbands())
+    end = image.tile[0][2] + image.height * math.ceil(image.width * bits / 8)
+    if re.match(rb"\s*P[1-7]\s", data[end : end + 64]):
+        raise Reject("multiple_frames", "PPM with several pictures")
 
 
 def _check_sample_format(image: Image.Image) -> None:
