@@ -39,6 +39,7 @@ class MistakenAnswer:
         true: the truth, in words.
         predicted: the answer, in words.
         probability: given to the answer.
+        is_negative: whether the answer is that the output's label is not there.
     """
 
     place: int
@@ -46,6 +47,7 @@ class MistakenAnswer:
     true: str
     predicted: str
     probability: float
+    is_negative: bool = False
 
 
 class Story(abc.ABC):
@@ -234,7 +236,8 @@ class LabelStory(Story):
 
     def verdict(self, metrics: Mapping[str, Any]) -> list[str]:
         scores = metrics["scores"]
-        sentences = [f"gave {of_hundred(scores['accuracy'], '95 % interval: ')} right answers."]
+        accuracy = of_hundred(scores["accuracy"], "95 % interval: ")
+        sentences = [f"was right in {accuracy} answers, one for each label of each image."]
         areas = {
             name: scores[f"auc/{name}"]
             for name in metrics["label_counts"]
@@ -309,6 +312,7 @@ class LabelStory(Story):
                     true=words[bool(truths[place, output])],
                     predicted=words[bool(called[place, output])],
                     probability=float(of_answers[place, output]),
+                    is_negative=not called[place, output],
                 )
             )
         return found
