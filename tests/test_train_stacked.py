@@ -9,12 +9,11 @@ from train.config import TrainConfig
 from train.models import Network, add_head
 from train.stacked import StackedObjective, stack_networks
 from train.steps import Objective
+from train.tasks import CLASSES, SEVERAL
 
 pytestmark = pytest.mark.filterwarnings(KERAS_ARRAY_WARNING)
 
 BATCH_SIZE, CHANNELS, NUM_CLASSES = 6, 5, 3
-OBJECTIVE = {"label_smoothing": 0.1, "mixup": True}
-CLASS_WEIGHTS = np.array([(1.0, 1.0, 1.0), (0.5, 2.0, 1.0)], np.float32)
 
 
 def head(seed):
@@ -59,18 +58,20 @@ def test_networks_side_by_side_give_the_logits_of_each_and_drop_what_each_drops(
                 np.testing.assert_allclose(answer[run], alone, atol=1e-6)
 
 
-def test_the_objective_of_runs_is_that_of_each():
+@pytest.mark.parametrize("task", [CLASSES, SEVERAL])
+def test_the_objective_of_runs_is_that_of_each(task):
     images, labels, weights, draws = batch_of(2)
-    stacked = StackedObjective(
-        Objective(class_weights=(1.0,) * NUM_CLASSES, **OBJECTIVE),
-        CLASS_WEIGHTS,
-    )
+    class_weights = [task.class_weights(counts, 10, 0.5) for counts in ((2, 3, 5), (8, 1, 1))]
+    objectives = [
+        Objective(class_weights=each, task=task, label_smoothing=0.1, mixup=True)
+        for each in class_weights
+    ]
+    stacked = StackedObjective(objectives[0], np.array(class_weights, np.float32))
     mixed, mixed_labels = stacked.prepare(images, labels, draws)
     logits = np.random.default_rng(2).normal(size=labels.shape).astype(np.float32)
     loss, totals = stacked.loss_and_totals(mixed_labels, logits, weights)
     losses = []
-    for run, class_weights in enumerate(CLASS_WEIGHTS):
-        one = Objective(class_weights=tuple(class_weights), **OBJECTIVE)
+    for run, one in enumerate(objectives):
         alone, alone_labels = one.prepare(images[run], labels[run], draws[run])
         np.testing.assert_allclose(mixed[run], alone, rtol=1e-6)
         np.testing.assert_allclose(mixed_labels[run], alone_labels, rtol=1e-6)

@@ -34,6 +34,7 @@ from train.stacked import StackedObjective, stack_networks
 from train.stacked_feed import Source, Table, training_batches
 from train.steps import Objective, StepResults, make_steps
 from train.strategy import Devices, set_seed
+from train.tasks import Task, task_of
 from train.workdir import CHECKPOINT_NAME, HISTORY_NAME, claim, write_json
 
 #: Limit on the bytes of the features of a dataset, those in a step, and all heads.
@@ -134,7 +135,11 @@ def _heads_of(
         if config.seed not in networks:
             set_seed(config.seed)
             networks[config.seed] = features.build_network(
-                config, trunk, dtype=manifest.dtype, num_classes=manifest.num_classes
+                config,
+                trunk,
+                dtype=manifest.dtype,
+                num_classes=manifest.num_classes,
+                task=task_of(manifest.label_kind),
             )
         heads.append(
             Head(
@@ -225,7 +230,7 @@ def _train(
         network,
         optimizer,
         devices,
-        objective=_stack_objectives(heads, manifest.num_classes),
+        objective=_stack_objectives(heads, task_of(manifest.label_kind)),
         jit_compile=bool(config.jit_compile),
     )
     sources = [Source(head.config, head.order, head.learnt.examples) for head in heads]
@@ -275,12 +280,15 @@ def _epoch_ends(heads: Sequence[Head]) -> list[int]:
     )
 
 
-def _stack_objectives(heads: Sequence[Head], num_classes: int) -> StackedObjective:
+def _stack_objectives(heads: Sequence[Head], task: Task) -> StackedObjective:
     config = heads[0].config
     power = config.class_weight_power if config.class_weights == "balanced" else 0.0
-    weights = [trainer.class_weights(head.learnt.label_counts, power=power) for head in heads]
+    weights = [
+        task.class_weights(head.learnt.label_counts, head.learnt.num_examples, power)
+        for head in heads
+    ]
     return StackedObjective(
-        Objective.from_config(config, (1.0,) * num_classes), np.array(weights, np.float32)
+        Objective.from_config(config, weights[0], task=task), np.array(weights, np.float32)
     )
 
 
@@ -329,11 +337,11 @@ def _write(head: Head, table: Table, manifest: tfrecord_io.Manifest) -> None:
         {"model": model.variables, "best": model.variables},
         dataclasses.asdict(head.progress),
     )
-    places = head.held_out.examples
-    metrics.write_predictions(
-        head.folder / evaluation.PREDICTIONS_NAME,
-        keras.ops.convert_to_numpy(model(table.images[places], training=False)),
-        table.labels[places].argmax(-1),
-        manifest.label_names,
-        metrics.read_examples(head.config.data, head.held_out.splits, places),
+    places, task = head.held_out.examples, task_of(manifest.label_kind)
+    predictions = evaluation.Predictions(
+        task=task,
+        probabilities=keras.ops.convert_to_numpy(model(table.images[places], training=False)),
+        truths=task.truths(table.labels[places]),
+        examples=metrics.read_examples(head.config.data, head.held_out.splits, places),
     )
+    evaluation.write_predictions(head.folder, predictions, manifest.label_names)

@@ -20,8 +20,8 @@ class StackedObjective:
     """The objectives of many runs as one: what `steps.Objective` does, for each run.
 
     Attributes:
-        one: the objective of a run, with class weights of 1.
-        class_weights: float32 [runs, num_classes].
+        one: the objective of any run.
+        class_weights: float32 [runs, ...], those of each run.
     """
 
     one: Objective
@@ -41,13 +41,16 @@ class StackedObjective:
             logits: [runs, batch, num_classes].
             weights: float32 [runs, batch].
         """
-        ops = keras.ops
-        of_labels = ops.matmul(labels, self.class_weights[:, :, np.newaxis])
-        losses, totals = ops.vectorized_map(
-            lambda batch: self.one.loss_and_totals(*batch),
-            (labels, logits, weights * of_labels[..., 0]),
-        )
-        return ops.sum(losses), ops.transpose(totals)
+
+        def compute(run):
+            class_weights, *batch = run
+            return dataclasses.replace(self.one, class_weights=class_weights).loss_and_totals(
+                *batch
+            )
+
+        runs = keras.ops.convert_to_tensor(self.class_weights), labels, logits, weights
+        losses, totals = keras.ops.vectorized_map(compute, runs)
+        return keras.ops.sum(losses), keras.ops.transpose(totals)
 
 
 class _StackedDense(keras.layers.Layer):
