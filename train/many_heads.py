@@ -120,7 +120,10 @@ def _heads_of(
     devices: Devices,
 ) -> list[Head]:
     keras.config.set_dtype_policy("float32")
-    parts = {config.fold: choose_parts(config, manifest) for _, config in runs}
+    parts = {
+        config.fold: choose_parts(config, manifest)
+        for config in {config.fold: config for _, config in runs}.values()
+    }
     networks: dict[int, Network] = {}
     heads = []
     for folder, config in runs:
