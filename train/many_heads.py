@@ -30,7 +30,7 @@ from train.config import TrainConfig
 from train.models import Network
 from train.optimizers import averaged_weights, make_stacked_optimizer
 from train.parts import Part, choose_parts
-from train.stacked import StackedObjective, stack_networks
+from train.stacked import stack_networks
 from train.stacked_feed import Source, Table, training_batches
 from train.steps import Objective, StepResults, make_steps
 from train.strategy import Devices, set_seed
@@ -283,16 +283,15 @@ def _epoch_ends(heads: Sequence[Head]) -> list[int]:
     )
 
 
-def _stack_objectives(heads: Sequence[Head], task: Task) -> StackedObjective:
+def _stack_objectives(heads: Sequence[Head], task: Task) -> Objective:
     config = heads[0].config
     power = config.class_weight_power if config.class_weights == "balanced" else 0.0
     weights = [
         task.class_weights(head.learnt.label_counts, head.learnt.num_examples, power)
         for head in heads
     ]
-    return StackedObjective(
-        Objective.from_config(config, weights[0], task=task), np.array(weights, np.float32)
-    )
+    # The weights of a run are the same for its whole batch.
+    return Objective.from_config(config, [(of_run,) for of_run in weights], task=task)
 
 
 def _results_of(results: StepResults, index: int) -> StepResults:
