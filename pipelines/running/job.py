@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -20,7 +20,7 @@ from pipelines.shards import drops, finish
 from pipelines.shards.build import Build, Work, find_finished
 from pipelines.sources import dicom_frames
 from pipelines.sources.chosen import make_source
-from pipelines.sources.listing import Listing, iterate_refs
+from pipelines.sources.listing import Listing, SiteOptions, iterate_refs
 from pipelines.sources.source import Source
 from pipelines.stores import prefetch, remote
 from pipelines.stores.output import BUILD_DIR, Storage
@@ -91,12 +91,8 @@ def _prepare(options: BuildOptions, storage: Storage, source: Source) -> Job[Bui
     started = time.monotonic()
     shown = "the input" if options.secret else options.input or options.source
     _say(f"listing the images of {remote.shown(shown)}")
-    labels, names = options.listing.labels, None
-    listing = dicom_frames.expand(
-        source.list(options.listing),
-        source,
-        keep_patients=labels is not None and labels.patient is not None,
-    )
+    names = None
+    listing = dicom_frames.list_frames(source, options.listing)
     if options.secret:
         listing, names = anonymous.hide_names(listing, options.secret)
     _say(_describe(listing))
@@ -285,6 +281,7 @@ def _identity(
         **_tree(options, source),
         "group_regex": listing.group_regex,
         **({"labels": listing.labels.digest} if listing.labels else {}),
+        **_sites(listing.sites),
         **_label_kind(options.label_kind),
         "image_size": [options.preprocessing.height, options.preprocessing.width],
         "channels": options.preprocessing.channels,
@@ -326,6 +323,23 @@ def _tree(options: BuildOptions, source: Source) -> dict[str, Any]:
     if tree is None or not source.must_be_unpacked:
         return {}
     return {"tree": tree.strip(" /")}
+
+
+def _sites(sites: Mapping[str, SiteOptions]) -> dict[str, Any]:
+    """Returns what decides labels, patients and splits of each site; nothing of one source."""
+    if not sites:
+        return {}
+    return {
+        "sites": {
+            name: {
+                "group_regex": site.listing.group_regex,
+                "labels": site.listing.labels.digest if site.listing.labels else None,
+                "split": site.split,
+                "rename": dict(site.rename),
+            }
+            for name, site in sites.items()
+        }
+    }
 
 
 def _label_names(options: BuildOptions) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ import xxhash
 from pipelines import errors
 from pipelines.planning import plan
 from pipelines.shards.build import Build, Sidecar, Work, read_sidecar, rows_name
-from pipelines.sources.listing import OTHERS, ImageRef, RejectedFile, iterate_refs
+from pipelines.sources.listing import OTHERS, SITE, ImageRef, RejectedFile, iterate_refs
 from pipelines.stores import prefetch
 from pipelines.stores.output import WriteBehind
 from tfrecord_io import augment, preprocess, schema, shard_writer, shards
@@ -28,7 +28,7 @@ _Work = TypeVar("_Work", bound=Work)
 
 #: Columns of examples.parquet, which has one row per example. The hashes are XXH3-128: they show
 #: whether two files or two pictures are the same, but do not protect against an adversary. The
-#: other columns of a table of labels follow these.
+#: site, where there are several, and the other columns of a table of labels follow these.
 EXAMPLE_SCHEMA = pa.schema(
     [
         ("split", pa.string()),
@@ -129,8 +129,11 @@ def write_shard(
             examples.append(_Example(ref, key, variant, *original, *hashes))
             rows.append(row)
     table = _examples_table(task, examples, shard.facts())
+    written = pa.array(rows, pa.int64())
+    if SITE in planned.schema.names:
+        table = table.append_column(SITE, planned.column(SITE).take(written).cast(pa.string()))
     if OTHERS in planned.schema.names:
-        others = planned.column(OTHERS).take(pa.array(rows, pa.int64()))
+        others = planned.column(OTHERS).take(written)
         for field, column in zip(others.type, others.flatten(), strict=True):
             table = table.append_column(field, column)
     with create(rows_name(task)) as file:
