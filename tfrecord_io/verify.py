@@ -7,6 +7,7 @@ import csv
 import dataclasses
 import hashlib
 import io
+import json
 import random
 import struct
 import tarfile
@@ -21,7 +22,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
-from tfrecord_io import augment, manifest, preprocess, schema, shards, trunk
+from tfrecord_io import augment, croissant, manifest, preprocess, schema, shards, trunk
 from tfrecord_io.label_kinds import CLASSES
 from tfrecord_io.printing import printable
 from tfrecord_io.statistics import PixelStatistics
@@ -58,7 +59,8 @@ def verify(
 
     It checks sizes, SHA-256 and record CRCs of all shards, lengths and framing of all records,
     labels, label counts, keys (unique, and the same as in the examples table), the sums
-    over the train split's pixels, the trunk of feature maps, and the ledger of the source's files.
+    over the train split's pixels, the trunk of feature maps, the digests in `croissant.json`, and
+    the ledger of the source's files.
     With `source_input` it also decodes a random sample of the source again and compares it pixel
     by pixel.
 
@@ -124,6 +126,7 @@ def _verify(
     except manifest.ManifestError as error:
         findings.append(Finding(trunk.FILE_NAME, str(error)))
     _check_examples(directory, found, keys, findings)
+    _check_croissant(directory, found, findings)
     _check_ledger(directory, found, findings)
     num_compared = 0
     if source_input is not None and not findings:
@@ -221,8 +224,6 @@ def _record_problem(record: np.ndarray, layout: schema.RecordLayout) -> str | No
 def _check_sidecar(
     directory: Path, shard: manifest.Shard, found: manifest.Manifest, findings: list[Finding]
 ) -> None:
-    import json
-
     name = shards.sidecar_name(shard.name)
     try:
         content = json.loads((directory / name).read_text())
@@ -280,6 +281,31 @@ def _check_examples(
     for shard, expected in keys.items():
         if rows[shard] != expected:
             findings.append(Finding(name, f"has different keys for {shard} than the shard itself"))
+
+
+def _check_croissant(directory: Path, found: manifest.Manifest, findings: list[Finding]) -> None:
+    """Compares the digests in `croissant.json`, which older datasets do not have."""
+    name = croissant.FILE_NAME
+    expected = {s.name: s.sha256 for split in found.splits.values() for s in split.shards}
+    try:
+        with (directory / manifest.EXAMPLES_FILE_NAME).open("rb") as file:
+            expected[manifest.EXAMPLES_FILE_NAME] = croissant.hash_file(file)[0]
+        content = json.loads((directory / name).read_text(encoding="utf-8"))
+        listed = {entry["contentUrl"]: entry["sha256"] for entry in content["distribution"]}
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        findings.append(Finding(name, f"cannot be read: {error}"))
+        return
+    for file_name in sorted(listed.keys() | expected.keys()):
+        if listed.get(file_name) != expected.get(file_name):
+            findings.append(
+                Finding(
+                    name,
+                    f"says that {file_name} has SHA-256 {listed.get(file_name)}, expected "
+                    f"{expected.get(file_name)}",
+                )
+            )
 
 
 def _check_ledger(directory: Path, found: manifest.Manifest, findings: list[Finding]) -> None:
