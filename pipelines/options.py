@@ -417,14 +417,17 @@ class BuildOptions:
         """What an example's label can be."""
         return SEVERAL if self.label_columns else CLASSES
 
+    @property
+    def _has_tables(self) -> bool:
+        """Whether tables have the labels of all images."""
+        return all(site.labels for site in self.sites) if self.sites else self.labels is not None
+
     def _check_label_columns(self) -> None:
         names = self.label_columns
         if not names:
             return
-        has_tables = all(site.labels for site in self.sites) if self.sites else self.labels
-        if not has_tables or self.classes:
-            table = "labels in the table of each site" if self.sites else "--labels"
-            raise ValueError(f"--label_columns needs {table}, and no --classes")
+        if not self._has_tables or self.classes:
+            raise ValueError("--label_columns needs --labels (for each site), and no --classes")
         if any(site.rename for site in self.sites):
             raise ValueError("--label_columns names labels as the tables do; leave out rename")
         if len(set(names)) != len(names) or any(SEPARATOR in name for name in names):

@@ -179,6 +179,23 @@ def test_label_tables_of_sites_may_have_different_columns(tmp_path):
         parse_options(flags(sites, tmp_path / "out"))
 
 
+def test_several_labels_need_a_table_of_each_site(tmp_path, capsys):
+    for site, mass in (("a", 1), ("b", 0)):
+        write_tree(tmp_path / site, {f"{n}.png": png(ord(site) + n) for n in range(2)})
+        rows = "".join(f"{n}.png,{n},{mass}\n" for n in range(2))
+        (tmp_path / f"{site}.csv").write_text(f"path,effusion,mass\n{rows}")
+    tables = {site: FOLDER.format(site) + f'labels = "{site}.csv"\n' for site in "ab"}
+    columns = "--label_columns=effusion,mass"
+    assert build(write_sites(tmp_path, **tables), tmp_path / "out", columns) == 0
+    assert "site b has no image of mass, which" in capsys.readouterr().err
+    texts = {row["path"]: row["label"] for row in rows_of(tmp_path / "out")}
+    assert texts == {"a/0.png": "mass", "a/1.png": "effusion|mass", "b/0.png": "none",
+                     "b/1.png": "effusion"}  # fmt: skip
+    tables["b"] = FOLDER.format("b")
+    assert build(write_sites(tmp_path, **tables), tmp_path / "out", columns) == 2
+    assert "needs --labels (for each site)" in capsys.readouterr().err
+
+
 def test_patients_of_dicom_tags_belong_to_their_site(tmp_path):
     for number, site in enumerate("ab"):
         content = dicom_file(grey_pixels(number), {(0x0010, 0x0020, "LO"): "7"})
