@@ -3,6 +3,7 @@
 import json
 import pickle
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from builds import IN_MEMORY, shards_of
@@ -196,17 +197,20 @@ def test_several_labels_need_a_table_of_each_site(tmp_path, capsys):
     assert "needs --labels (for each site)" in capsys.readouterr().err
 
 
-def test_patients_of_dicom_tags_belong_to_their_site(tmp_path):
+def test_patients_of_dicom_tags_belong_to_their_site_and_frames_are_counted(tmp_path):
     for number, site in enumerate("ab"):
-        content = dicom_file(grey_pixels(number), {(0x0010, 0x0020, "LO"): "7"})
+        pixels = np.stack([grey_pixels(2 * number), grey_pixels(2 * number + 1)])
+        content = dicom_file(pixels, {(0x0010, 0x0020, "LO"): "7"})
         write_tree(tmp_path / site, {"CNV/1.dcm": content, "NORMAL/2.dcm": content})
     sites = write_sites(tmp_path, a=FOLDER.format("a"), b=FOLDER.format("b"))
-    with prepared(parse_options(flags(sites, tmp_path / "out"))) as job:
-        assert job.build.num_files == 4
-    build(sites, tmp_path / "out")
+    assert build(sites, tmp_path / "out") == 0
+    found = manifest.Manifest.load(tmp_path / "out")
+    assert found.counts["files"] == 8
+    assert "pydicom" in found.options["decoder"]
     patients = {row["site"]: row["patient"] for row in rows_of(tmp_path / "out")}
     assert patients["a"].partition("/")[2] == patients["b"].partition("/")[2]
     assert patients["a"] != patients["b"]
+    assert verify.verify(tmp_path / "out", source_input=sites) == []
 
 
 @pytest.mark.parametrize(

@@ -19,13 +19,13 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines import errors
-from pipelines.sources import dicom_frames
+from pipelines.sources import frames
 from pipelines.sources.listing import (
     OTHERS,
     REF_SCHEMA,
@@ -178,7 +178,7 @@ class SitesSource(Source):
         return SitesSource(prepared)
 
     def list(self, options: ListingOptions) -> Listing:
-        """Lists the images of all sites, with the frames of DICOM files; see `Source.list`.
+        """Lists the images of all sites, each frame as an image; see `Source.list`.
 
         The table of images has a column `site`.
 
@@ -190,8 +190,10 @@ class SitesSource(Source):
             with naming(name):
                 listings[name] = _list_site(name, source, options.sites[name])
         ignored: collections.Counter[str] = collections.Counter()
+        num_frames: collections.Counter[str] = collections.Counter()
         for listing in listings.values():
             ignored.update(listing.ignored)
+            num_frames.update(listing.frames)
         refs = _join([listing.refs for listing in listings.values()])
         refs = choose_classes(refs, options.classes, ignored)
         notes = _compare_classes(_classes_of_sites(refs, options.label_kind))
@@ -202,6 +204,7 @@ class SitesSource(Source):
             copies=sum(listing.copies for listing in listings.values()),
             ignored=dict(sorted(ignored.items())),
             num_files=sum(listing.num_files for listing in listings.values()),
+            frames=dict(num_frames),
             notes=(*(note for listing in listings.values() for note in listing.notes), *notes),
         )
 
@@ -240,6 +243,10 @@ class _Reader(Reader[ImageRef]):
         reader, inner = self._find(ref)
         return reader.read_start(inner, length)
 
+    def open(self, ref: ImageRef) -> BinaryIO | None:
+        reader, inner = self._find(ref)
+        return reader.open(inner)
+
     def _find(self, ref: ImageRef) -> tuple[Reader[ImageRef], ImageRef]:
         site, _, path = ref.path.partition("/")
         return self._readers[site], ref._replace(path=path)
@@ -247,7 +254,7 @@ class _Reader(Reader[ImageRef]):
 
 def _list_site(name: str, source: Source, options: SiteOptions) -> Listing:
     """Lists the images of one site, with the site in their paths and patients."""
-    listing = dicom_frames.list_frames(source, options.listing)
+    listing = frames.list_frames(source, options.listing)
     refs = listing.refs
     prefix = pa.scalar(f"{name}/", pa.large_string())
     labels = refs["label"].cast(pa.string()).to_pylist()
