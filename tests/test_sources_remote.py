@@ -5,10 +5,13 @@ from pathlib import Path
 
 import azure_server
 import gcs_server
+import numpy as np
 import pytest
 from builds import IN_MEMORY, ROOT, build_here, shards_of
+from dicom_files import dicom_file
 from image_files import (
     grey_pixels,
+    jpeg,
     kermany_archive,
     scan_tree,
     under,
@@ -269,6 +272,28 @@ def test_a_folder_on_a_store_gives_the_bytes_of_the_local_one(s3, tmp_path):
     build(s3, "directory", f"s3://{BUCKET}/tree", tmp_path / "remote")
 
     assert shards_of(tmp_path / "remote") == shards_of(local) != {}
+
+
+@pytest.mark.parametrize("kind", ["folder", "zip"])
+def test_only_the_bytes_of_its_frame_are_fetched_of_a_volume_on_a_store(kind, s3, tmp_path):
+    volume = np.stack([grey_pixels(seed, 200, 200) for seed in range(40)])
+    files = {"CNV/volume": dicom_file(volume), "DME/1.jpeg": jpeg()}
+    if kind == "zip":
+        local = write_zip(tmp_path / "volume.zip", files)
+        s3.client.upload_file(str(local), BUCKET, "volume.zip")
+    else:
+        local = write_tree(tmp_path / "volume", files)
+        for name in files:
+            s3.client.upload_file(str(local / name), BUCKET, f"volume/{name}")
+    before = s3.bytes_sent
+
+    url = f"s3://{BUCKET}/{local.name}"
+    build(s3, "archive" if kind == "zip" else "directory", url, tmp_path / "remote")
+
+    # The whole file for each frame would be forty times its size.
+    assert s3.bytes_sent - before < 10 * volume.nbytes
+    build_here(local, tmp_path / "local", "--max_reject_fraction=0.5")
+    assert shards_of(tmp_path / "remote") == shards_of(tmp_path / "local") != {}
 
 
 def test_a_tar_on_a_store_is_refused_with_the_way_out(s3, tmp_path):

@@ -132,6 +132,27 @@ def measure_calibration(
     }
 
 
+def write_predictions(
+    directory: Path, predictions: Predictions, label_names: Sequence[str]
+) -> None:
+    """Writes predictions.csv, see `metrics.write_predictions`.
+
+    Args:
+        directory: exists.
+        predictions: to write.
+        label_names: names of the labels.
+    """
+    task, probabilities = predictions.task, predictions.probabilities
+    metrics.write_predictions(
+        directory / PREDICTIONS_NAME,
+        probabilities,
+        task.texts(predictions.truths, label_names),
+        task.texts(task.chosen(probabilities), label_names),
+        label_names,
+        predictions.examples,
+    )
+
+
 def write_results(
     directory: Path,
     *,
@@ -170,14 +191,7 @@ def write_results(
             predictions.probabilities,
             predictions.truths,
         )
-        metrics.write_predictions(
-            directory / PREDICTIONS_NAME,
-            probabilities,
-            task.texts(truths, label_names),
-            task.texts(task.chosen(probabilities), label_names),
-            label_names,
-            predictions.examples,
-        )
+        write_predictions(directory, predictions, label_names)
         plots.write_plots(
             directory / PLOTS_NAME,
             history,

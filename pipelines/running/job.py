@@ -281,7 +281,7 @@ def _content_names(source: Source, refs: pa.Table) -> list[str]:
     names = []
     with source.open() as reader:
         to_read = (ref.to_read() for ref in iterate_refs(refs.filter(pa.array(is_first))))
-        for ref, read in prefetch.read_in_order(reader, to_read):
+        for ref, read in prefetch.read_in_order(reader, to_read, reader.read):
             try:
                 names.append(xxhash.xxh3_128_hexdigest(read()))
             except preprocess.Reject:

@@ -109,12 +109,13 @@ def write_shard(
     ):
         # Pillow warns about odd metadata; an image that is unusable is rejected in any case.
         warnings.simplefilter("ignore")
-        reads = prefetch.read_in_order(reader, (ref.to_read() for ref in refs))
+        to_read = (ref.to_read() for ref in refs)
+        reads = prefetch.read_in_order(reader, to_read, functools.partial(_read_part, reader))
         for row, (ref, (_, read), variant, key) in enumerate(
             zip(refs, reads, variants, keys, strict=True)
         ):
             try:
-                data = _read(functools.partial(_read_part, reader, ref, read), ref)
+                data = _read(read, ref)
                 pixels, *original = preprocess.decode_image(data, build.preprocessing, ref.frame)
             except preprocess.Reject as reject:
                 # A file is rejected only once, not again for each of its variants.
@@ -240,15 +241,13 @@ class ImageWriter(TaskWriter[Build]):
         write_shard(self._build, task, opened, create)
 
 
-def _read_part(
-    reader: prefetch.Reader[ImageRef], ref: ImageRef, read: Callable[[], bytes]
-) -> bytes | Dataset:
+def _read_part(reader: prefetch.Reader[ImageRef], ref: ImageRef) -> bytes | Dataset:
     """Reads a file, or only the frame that is wanted of a DICOM file, where that is possible."""
-    if ref.frame and (file := reader.open(ref.to_read())):
+    if ref.frame and (file := reader.open(ref)):
         with file:
             if cut := dicom.cut_frame(file, ref.frame):
                 return cut
-    return read()
+    return reader.read(ref)
 
 
 def _read(read: Callable[[], bytes | Dataset], ref: ImageRef) -> bytes | Dataset:
