@@ -243,6 +243,26 @@ def test_without_a_patient_column_the_file_name_tells_the_patient(tmp_path):
     assert [ref.patient for ref in iterate_refs(listing.refs)] == ["77"]
 
 
+@pytest.mark.parametrize(
+    ("rows", "label_columns", "alike"),
+    [
+        ([{"label": "Mass"}, {"label": "mass"}, {"label": "test"}], (), "'Mass' and 'mass'"),
+        ([{"Fluid": 1, "fluid": 1}, {"Fluid": 0, "fluid": 1}], ("Fluid", "fluid"),
+         "'Fluid' and 'fluid'"),
+        ([{"a": 1, "b": 1}, {"a": 1, "b": 0}, {"a": 0, "b": 0}], ("a", "b"), None),
+    ],
+)  # fmt: skip
+def test_labels_that_look_alike_are_warned_of_by_their_own_names(
+    tmp_path, rows, label_columns, alike
+):
+    rows = [{"path": f"{number}.png", **row} for number, row in enumerate(rows)]
+    table = read_label_table(write_csv(tmp_path / "t.csv", rows), label_columns=label_columns)
+    members = [Member(row["path"], 5) for row in rows]
+    listing = list_images(members, ListingOptions(labels=table), lambda a, b: True)
+    differ = "differ only in case, spaces or Unicode form; if they are one, give them one name in"
+    assert listing.notes == ((f"the labels {alike} {differ} the table",) if alike else ())
+
+
 def test_a_split_that_cannot_be_a_name_is_an_error_with_its_row(tmp_path):
     labels = write_csv(tmp_path / "labels.csv", [ROWS[0] | {"split": "Fold 1"}])
     with pytest.raises(errors.UserError, match="row 1 has the split 'Fold 1'"):

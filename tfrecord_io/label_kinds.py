@@ -38,6 +38,10 @@ class LabelKind(abc.ABC):
         """Returns the names of the labels in a label's text."""
 
     @abc.abstractmethod
+    def text_of(self, names: Sequence[str]) -> str:
+        """Returns the text of a label that has these names, in the dataset's order."""
+
+    @abc.abstractmethod
     def is_label(self, values: np.ndarray) -> bool:
         """Tells whether the values of a record, float32 [num_labels], are a label."""
 
@@ -83,6 +87,10 @@ class _Classes(LabelKind):
     def names_in(self, text: str) -> list[str]:
         return [text]
 
+    def text_of(self, names: Sequence[str]) -> str:
+        (name,) = names
+        return name
+
     def is_label(self, values: np.ndarray) -> bool:
         return sorted(values.tolist()) == [0.0] * (len(values) - 1) + [1.0]
 
@@ -100,6 +108,9 @@ class _Several(LabelKind):
 
     def names_in(self, text: str) -> list[str]:
         return [] if text == NONE else text.split(SEPARATOR)
+
+    def text_of(self, names: Sequence[str]) -> str:
+        return SEPARATOR.join(names) or NONE
 
     def is_label(self, values: np.ndarray) -> bool:
         return set(values.tolist()) <= {0.0, 1.0}
@@ -123,7 +134,7 @@ def kind_named(name: str) -> LabelKind:
     """Returns the kind of a name in a manifest.
 
     Raises:
-        ValueError: if there is no such kind.
+        ValueError: if the name is unknown.
     """
     for kind in (CLASSES, SEVERAL):
         if kind.name == name:

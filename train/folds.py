@@ -1,12 +1,13 @@
 """Cross-validation by patient: each fold is held out in turn, for each of several seeds.
 
 Each run has its own folder, RUN/seed-S/fold-F, and can be resumed. RUN itself holds the results of
-all runs together.
+all runs together. Heads on pooled features are trained side by side, see `many_heads`.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,11 @@ import keras
 import numpy as np
 
 import tfrecord_io
-from train import calibration, evaluation, metrics, parts, report, scores, trainer
+from tfrecord_io.trunk import find_trunk
+from train import calibration, evaluation, many_heads, metrics, parts, report, scores, trainer
 from train.config import TrainConfig
 from train.strategy import Devices
+from train.tasks import Task, task_of
 from train.workdir import METRICS_NAME, claim, versions, write_json
 
 
@@ -54,15 +57,31 @@ def cross_validate(config: TrainConfig, workdir: Path, devices: Devices) -> dict
             f"cross-validation of the splits {', '.join(splits)}: {config.folds} folds of "
             f"patients x {config.seeds} seeds = {len(runs)} runs",
         )
-        for number, (fold, seed) in enumerate(runs, 1):
-            devices.say(f"\nrun {number} of {len(runs)}: fold {fold}, seed {seed}")
-            single = dataclasses.replace(config, fold=fold, seed=seed, seeds=1)
-            trainer.train_once(single, _folder(workdir, fold, seed), devices)
-            # Without this, the graphs of all runs stay in memory.
-            keras.utils.clear_session()
+        singles = [
+            (
+                _folder(workdir, fold, seed),
+                dataclasses.replace(config, fold=fold, seed=seed, seeds=1),
+            )
+            for fold, seed in runs
+        ]
+        trunk = find_trunk(config.data, manifest)
+        heads = trunk and many_heads.plan_heads(singles, manifest, trunk, devices)
+        if not heads:
+            _train_each(singles, devices)
+        elif not all((head.folder / evaluation.PREDICTIONS_NAME).exists() for head in heads):
+            many_heads.train_heads(heads, manifest, devices)
         if not devices.is_chief:
             return {}
         return _pool(config, workdir, manifest, splits, runs)
+
+
+def _train_each(singles: Sequence[tuple[Path, TrainConfig]], devices: Devices) -> None:
+    """Trains one run after another, each in its folder."""
+    for number, (folder, single) in enumerate(singles, 1):
+        devices.say(f"\nrun {number} of {len(singles)}: fold {single.fold}, seed {single.seed}")
+        trainer.train_once(single, folder, devices)
+        # Without this, the graphs of all runs stay in memory.
+        keras.utils.clear_session()
 
 
 def _folder(workdir: Path, fold: int, seed: int) -> Path:
@@ -77,32 +96,42 @@ def _pool(
     runs: list[tuple[int, int]],
 ) -> dict[str, Any]:
     """Measures the held-out predictions of all runs together and writes the files of RUN."""
+    task = task_of(manifest.label_kind)
     tables = [
         metrics.read_predictions(
-            _folder(workdir, fold, seed) / evaluation.PREDICTIONS_NAME, manifest.num_classes
+            _folder(workdir, fold, seed) / evaluation.PREDICTIONS_NAME,
+            manifest.num_classes,
+            task.kind,
         )
         for fold, seed in runs
     ]
     raw = np.concatenate([probabilities for probabilities, _, _ in tables])
-    labels = np.concatenate([labels for _, labels, _ in tables])
-    fold_of = np.repeat([fold for fold, _ in runs], [len(labels) for _, labels, _ in tables])
-    temperatures = _temperatures(raw, labels, fold_of)
+    truths = task.truths(np.concatenate([has for _, has, _ in tables]))
+    fold_of = np.repeat([fold for fold, _ in runs], [len(has) for _, has, _ in tables])
+    temperatures = _temperatures(task, raw, truths, fold_of)
     predictions = evaluation.Predictions(
+        task=task,
         probabilities=raw,
-        labels=labels,
+        truths=truths,
         examples=_join([examples for *_, examples in tables]),
     )
     results: dict[str, Any] = {
         "split": f"{config.folds} folds of {', '.join(splits)}",
         "best_epoch": None,
         "steps": None,
-        "num_images": len(labels) // config.seeds,
+        "num_images": len(truths) // config.seeds,
         **evaluation.measure(predictions, manifest.label_names, config),
-        "calibration": _describe_calibration(raw, labels, fold_of, temperatures, splits),
+        "calibration": _describe_calibration(task, raw, truths, fold_of, temperatures, splits),
         **metrics.describe_folds(
             [
-                (fold, seed, scores.scores(probabilities, labels, manifest.label_names))
-                for (fold, seed), (probabilities, labels, _) in zip(runs, tables, strict=True)
+                (
+                    fold,
+                    seed,
+                    scores.scores(
+                        task.scorer(probabilities, task.truths(has), manifest.label_names)
+                    ),
+                )
+                for (fold, seed), (probabilities, has, _) in zip(runs, tables, strict=True)
             ]
         ),
     }
@@ -121,18 +150,20 @@ def _pool(
     return results
 
 
-def _temperatures(raw: np.ndarray, labels: np.ndarray, fold_of: np.ndarray) -> dict[int, float]:
+def _temperatures(
+    task: Task, raw: np.ndarray, truths: np.ndarray, fold_of: np.ndarray
+) -> dict[int, float]:
     """Returns the temperature of each fold, fitted to the predictions on the other folds."""
-    logarithms = calibration.log_probabilities(raw)
     return {
-        fold: calibration.fit_temperature(logarithms[fold_of != fold], labels[fold_of != fold])
+        fold: task.fit_temperature(raw[fold_of != fold], truths[fold_of != fold])
         for fold in np.unique(fold_of).tolist()
     }
 
 
 def _describe_calibration(
+    task: Task,
     raw: np.ndarray,
-    labels: np.ndarray,
+    truths: np.ndarray,
     fold_of: np.ndarray,
     temperatures: dict[int, float],
     splits: tuple[str, ...],
@@ -140,13 +171,16 @@ def _describe_calibration(
     cooled = raw.copy()
     for fold, temperature in temperatures.items():
         is_in = fold_of == fold
-        cooled[is_in] = calibration.apply_temperature(raw[is_in], temperature)
+        cooled[is_in] = task.cool(raw[is_in], temperature)
+    before, after = (
+        calibration.calibration_error(*task.choices(rows, truths)) for rows in (raw, cooled)
+    )
     return {
         "temperature": round(float(np.mean(list(temperatures.values()))), 6),
         "fitted_on": f"the other folds of {', '.join(splits)}",
-        "num_examples": len(labels),
-        "ece_before": round(calibration.calibration_error(raw, labels), 6),
-        "ece_after": round(calibration.calibration_error(cooled, labels), 6),
+        "num_examples": len(truths),
+        "ece_before": round(before, 6),
+        "ece_after": round(after, 6),
     }
 
 

@@ -6,11 +6,13 @@ import contextlib
 import dataclasses
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import xxhash
 
 from pipelines import errors
@@ -18,9 +20,9 @@ from pipelines.options import BuildOptions
 from pipelines.planning import anonymous, output_state, plan, splits
 from pipelines.shards import drops, finish
 from pipelines.shards.build import Build, Work, find_finished
-from pipelines.sources import dicom_frames
+from pipelines.sources import frames
 from pipelines.sources.chosen import make_source
-from pipelines.sources.listing import Listing, iterate_refs
+from pipelines.sources.listing import Listing, SiteOptions, iterate_refs
 from pipelines.sources.source import Source
 from pipelines.stores import prefetch, remote
 from pipelines.stores.output import BUILD_DIR, Storage
@@ -44,9 +46,9 @@ class Job(Generic[_Work]):
     """
 
     build: _Work
-    todo: tuple[plan.ShardTask, ...] = ()
-    num_finished: int = 0
-    started: float = 0.0
+    todo: tuple[plan.ShardTask, ...]
+    num_finished: int
+    started: float
 
     @property
     def storage(self) -> Storage:
@@ -91,25 +93,57 @@ def _prepare(options: BuildOptions, storage: Storage, source: Source) -> Job[Bui
     started = time.monotonic()
     shown = "the input" if options.secret else options.input or options.source
     _say(f"listing the images of {remote.shown(shown)}")
-    labels, names = options.listing.labels, None
-    listing = dicom_frames.expand(
-        source.list(options.listing),
-        source,
-        keep_patients=labels is not None and labels.patient is not None,
-    )
+    names = None
+    listing = frames.list_frames(source, options.listing)
     if options.secret:
         listing, names = anonymous.hide_names(listing, options.secret)
     _say(_describe(listing))
     for note in listing.notes:
         _say(f"warning: {note}")
-    job = _plan_job(options, storage, source, listing, names)
-    return dataclasses.replace(job, started=started) if job else None
+    return _plan_job(options, storage, source, listing, names, started)
 
 
 def _scratch_dir(options: BuildOptions, storage: Storage) -> Path:
     """Returns the local folder into which a source unpacks its archive."""
     folder = options.download_dir if storage.remote else Path(storage.path(BUILD_DIR))
     return folder.absolute()
+
+
+def is_complete(storage: Storage, identity: Mapping[str, Any], *, overwrite: bool) -> bool:
+    """Tells whether the output holds this dataset, finished.
+
+    Args:
+        storage: the output folder.
+        identity: of this dataset.
+        overwrite: whether to delete another dataset that is in the folder.
+
+    Raises:
+        errors.UserError: if the folder holds another dataset, or files of somebody else.
+    """
+    if overwrite and not output_state.is_current(storage, identity):
+        output_state.clear(storage)
+    found = output_state.check_output(storage, identity)
+    return found is output_state.OutputState.COMPLETE
+
+
+def clean(storage: Storage) -> None:
+    """Makes the output folder ready for a job: without the leftovers of a run that was killed."""
+    output_state.remove_leftovers(storage)
+    storage.make_folders()
+    storage.delete([finish.FAILURE_FILE])
+
+
+def start_or_resume(work: _Work, tasks: Sequence[plan.ShardTask], started: float) -> Job[_Work]:
+    """Returns the job with the tasks that no earlier run has finished."""
+    finished = find_finished(work, tasks)
+    if finished:
+        _say(f"resuming: {len(finished)} of {len(tasks)} shards are finished")
+    return Job(
+        build=work,
+        todo=tuple(task for task in tasks if task.index not in finished),
+        num_finished=sum(sidecar.num_refs for sidecar in finished.values()),
+        started=started,
+    )
 
 
 def require_finished(job: Job[Any]) -> None:
@@ -165,6 +199,7 @@ def _is_known_complete(options: BuildOptions, storage: Storage, source: Source) 
         found.options.get("source_listing", ""),
         labels,
         has_dicom="pydicom" in found.options.get("decoder", {}),
+        num_pages=found.options.get("tiff_pages", 0),
     )
     if plan.fingerprint(identity) != found.fingerprint:
         return False
@@ -179,6 +214,7 @@ def _plan_job(
     source: Source,
     listing: Listing,
     names: pa.Table | None,
+    started: float,
 ) -> Job[Build] | None:
     """Plans the shards; `names` is the private table of an anonymous dataset."""
     labels = _label_names(options) or tuple(sorted(set(listing.refs["label"].unique().to_pylist())))
@@ -187,7 +223,8 @@ def _plan_job(
         source,
         plan.listing_digest(listing.refs),
         labels,
-        has_dicom=dicom_frames.has_dicom(listing.refs),
+        has_dicom="DICOM" in listing.frames,
+        num_pages=listing.frames.get("TIFF", 0),
     )
     build = Build(
         name=options.name,
@@ -207,10 +244,7 @@ def _plan_job(
         label_kind=options.label_kind,
         source_facts=_source_facts(options, source),
     )
-    if options.overwrite and not output_state.is_current(storage, identity):
-        output_state.clear(storage)
-    state = output_state.check_output(storage, identity)
-    if state is output_state.OutputState.COMPLETE:
+    if is_complete(storage, identity, overwrite=options.overwrite):
         _require_policy(storage, options)
         return None
     split = splits.apply(
@@ -229,34 +263,31 @@ def _plan_job(
     build = dataclasses.replace(
         build, over_limit=planned.over_limit, num_variants=planned.num_variants
     )
-    output_state.remove_leftovers(storage)
-    storage.make_folders()
-    storage.delete([finish.FAILURE_FILE])
+    clean(storage)
     if options.secret and names is not None:
         path = anonymous.write_names(names, options.secret, build.fingerprint)
         _say(f"the names behind the codes are in {path}: keep it as private as the secret")
     plan.write_plan(storage, planned, identity)
     drops.write_table(storage, drops.PLANNED_FILE, split.dropped)
-    finished = find_finished(build, planned.tasks)
-    todo = tuple(task for task in planned.tasks if task.index not in finished)
-    num_finished = sum(sidecar.num_refs for sidecar in finished.values())
-    if finished:
-        _say(f"resuming: {len(finished)} of {len(planned.tasks)} shards are finished")
-    return Job(build=build, todo=todo, num_finished=num_finished)
+    return start_or_resume(build, planned.tasks, started)
 
 
 def _content_names(source: Source, refs: pa.Table) -> list[str]:
     """Returns a name for the content of each file, which is the same for copies of a file."""
+    paths = refs["path"].combine_chunks()
+    # The frames of a file follow each other; the file is read once.
+    is_first = np.ones(len(paths), bool)
+    is_first[1:] = pc.not_equal(paths[1:], paths[:-1]).to_numpy(zero_copy_only=False)
     names = []
     with source.open() as reader:
-        to_read = (ref.to_read() for ref in iterate_refs(refs))
-        for ref, read in prefetch.read_in_order(reader, to_read):
+        to_read = (ref.to_read() for ref in iterate_refs(refs.filter(pa.array(is_first))))
+        for ref, read in prefetch.read_in_order(reader, to_read, reader.read):
             try:
                 names.append(xxhash.xxh3_128_hexdigest(read()))
             except preprocess.Reject:
                 # The decoder will reject it later; here its path serves as a unique name.
-                names.append(ref.image_name)
-    return names
+                names.append(ref.source_path)
+    return [names[place] for place in np.cumsum(is_first) - 1]
 
 
 def _require_policy(storage: Storage, options: BuildOptions) -> None:
@@ -274,6 +305,7 @@ def _identity(
     labels: tuple[str, ...],
     *,
     has_dicom: bool,
+    num_pages: int,
 ) -> dict[str, Any]:
     """Returns everything that decides the bytes of the dataset, by the names of the flags."""
     listing = options.listing
@@ -285,6 +317,7 @@ def _identity(
         **_tree(options, source),
         "group_regex": listing.group_regex,
         **({"labels": listing.labels.digest} if listing.labels else {}),
+        **_sites(listing.sites),
         **_label_kind(options.label_kind),
         "image_size": [options.preprocessing.height, options.preprocessing.width],
         "channels": options.preprocessing.channels,
@@ -302,9 +335,11 @@ def _identity(
         "limit": options.plan.limit,
         **_depth(options.preprocessing),
         **_augmentation(options.plan.variants),
+        # Builds of before rejected a TIFF of several pages.
+        **({"tiff_pages": num_pages} if num_pages else {}),
         "decoder": {
             **preprocess.decoder_versions(),
-            **(dicom_frames.require_codecs() if has_dicom else {}),
+            **(frames.require_codecs() if has_dicom else {}),
         },
     }
     return anonymous.hide_identity(identity, options.secret) if options.secret else identity
@@ -326,6 +361,23 @@ def _tree(options: BuildOptions, source: Source) -> dict[str, Any]:
     if tree is None or not source.must_be_unpacked:
         return {}
     return {"tree": tree.strip(" /")}
+
+
+def _sites(sites: Mapping[str, SiteOptions]) -> dict[str, Any]:
+    """Returns what decides labels, patients and splits of each site; nothing of one source."""
+    if not sites:
+        return {}
+    return {
+        "sites": {
+            name: {
+                "group_regex": site.listing.group_regex,
+                "labels": site.listing.labels.digest if site.listing.labels else None,
+                "split": site.split,
+                "rename": dict(site.rename),
+            }
+            for name, site in sites.items()
+        }
+    }
 
 
 def _label_names(options: BuildOptions) -> tuple[str, ...]:

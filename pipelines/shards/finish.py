@@ -29,7 +29,7 @@ from pipelines.shards.build import Build, Sidecar, require_sidecars, rows_name
 from pipelines.shards.write import EXAMPLE_SCHEMA
 from pipelines.sources.listing import RejectedFile
 from pipelines.stores.output import BUILD_DIR, Storage
-from tfrecord_io import manifest
+from tfrecord_io import croissant, manifest
 from tfrecord_io.auditing import audit, twins
 from tfrecord_io.printing import csv_cell
 from tfrecord_io.reading import tfds_metadata
@@ -165,6 +165,8 @@ def publish(storage: Storage, found: manifest.Manifest) -> None:
     """
     for name, text in tfds_metadata.describe(found).items():
         write_text(storage, name, text)
+    with storage.open_arrow(manifest.EXAMPLES_FILE_NAME) as examples:
+        write_text(storage, croissant.FILE_NAME, croissant.describe(found, examples))
     write_text(storage, manifest.FILE_NAME, found.to_json())
 
 
@@ -205,15 +207,7 @@ def _make_manifest(
         splits={
             split: manifest.Split(
                 label_counts=tuple(map(sum, zip(*(s.label_counts for s in members), strict=True))),
-                shards=tuple(
-                    manifest.Shard(
-                        name=s.shard,
-                        num_examples=s.num_examples,
-                        num_bytes=s.num_bytes,
-                        sha256=s.sha256,
-                    )
-                    for s in members
-                ),
+                shards=tuple(member.to_shard() for member in members),
             )
             for split, members in by_split.items()
         },

@@ -49,6 +49,7 @@ class LabelTable:
         path: of each row's image, with `/` between folders.
         label: of each row; "" if the table gives none. `tfrecord_io.label_kinds` tells the
             text of several labels.
+        label_columns: names of several labels; empty if each row has one class.
         patient: of each row, None where the table gives none; None without such a column.
         split: likewise.
         others: the other columns of the file, a row for each row of the table; None if it has none.
@@ -57,6 +58,7 @@ class LabelTable:
     name: str
     path: Sequence[str]
     label: Sequence[str]
+    label_columns: tuple[str, ...] = ()
     patient: Sequence[str | None] | None
     split: Sequence[str | None] | None
     others: pa.Table | None = None
@@ -140,6 +142,7 @@ def read_label_table(
             if label_columns
             else [label or "" for label in columns["label"]]
         ),
+        label_columns=tuple(label_columns),
         patient=_optional(columns.get("patient")),
         split=_optional(columns.get("split")),
         others=_plain(table.select(names)) if names else None,
@@ -221,12 +224,15 @@ def _several_labels(
                 )
         chosen = [name for name, value in zip(names, values, strict=True) if value]
         is_known = None not in values
-        texts.append((label_kinds.SEPARATOR.join(chosen) or label_kinds.NONE) if is_known else "")
+        texts.append(label_kinds.SEVERAL.text_of(chosen) if is_known else "")
     return texts
 
 
 def _plain(table: pa.Table) -> pa.Table:
-    """Returns the table without dictionaries, of which an Arrow file allows one for each column."""
+    """Returns the table with plain columns in place of dictionary-encoded ones.
+
+    An Arrow file can hold one dictionary for each column, but its batches may have several.
+    """
     for place, field in enumerate(table.schema):
         if pa.types.is_dictionary(field.type):
             column = table[place].cast(field.type.value_type)

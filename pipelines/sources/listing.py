@@ -12,7 +12,7 @@ import functools
 import itertools
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 
 from pipelines import errors
 from pipelines.sources.label_table import LabelTable, match_files
+from tfrecord_io.label_kinds import CLASSES, LabelKind
 from tfrecord_io.preprocess import MAX_DETAIL_LENGTH, frame_path
 from tfrecord_io.printing import printable
 
@@ -40,10 +41,11 @@ _SPLITS = {
     "test": "test", "testing": "test",
 }  # fmt: skip
 
-#: Endings of names of pictures.
+#: Endings of names of pictures, and of those that may have several pages.
 PICTURE_SUFFIXES = (
     ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".bmp", ".gif", ".webp", ".jp2", ".pgm", ".ppm",
 )  # fmt: skip
+TIFF_SUFFIXES = (".tif", ".tiff")
 
 _SYSTEM_FILES = frozenset({".ds_store", "thumbs.db", "desktop.ini"})
 
@@ -55,9 +57,10 @@ _BATCH_ROWS = 65_536
 #: One row per image. `root` + "/" + `path` is its name in the source. `path`, which starts at the
 #: split or class folder, is its identity. `offset` and `stored_size` locate it in an archive.
 #: `version` changes when the file changes (a CRC-32, or a time in ns). `frame` is the frame of a
-#: DICOM file, see `preprocess.frame_path`; null for other files. A table of anonymous images has
-#: a further column, `hidden`, with the name in the source; one of images with a table of labels has
-#: the table's other columns in a struct, `others`.
+#: DICOM file or the page of a TIFF, see `preprocess.frame_path`; null for files that are one image.
+#: A table of anonymous images has a further column, `hidden`, with the name in the source; one of
+#: images with a table of labels has the table's other columns in a struct, `others`; one of several
+#: sites has the name of each image's site, `site`.
 REF_SCHEMA = pa.schema(
     [
         ("root", pa.dictionary(pa.int32(), pa.string())),
@@ -76,6 +79,9 @@ REF_SCHEMA = pa.schema(
 
 #: Name of the struct with the other columns of a table of labels.
 OTHERS = "others"
+
+#: Name of the column with the site of each image, in a listing of several sites.
+SITE = "site"
 
 
 class Member(NamedTuple):
@@ -151,7 +157,8 @@ class Listing:
         rejects: files that should be images of a class but cannot be used.
         copies: number of files in a second tree that repeat a listed one.
         ignored: number of files that are not data, by reason.
-        num_files: number of files seen.
+        num_files: number of files seen; each frame of a file with several counts as a file.
+        frames: number of images that are frames of DICOM or TIFF files, by format.
         dropped: number of images that a policy left out.
         notes: what the user should know about the classes, one sentence each.
 
@@ -164,6 +171,7 @@ class Listing:
     copies: int
     ignored: dict[str, int]
     num_files: int
+    frames: Mapping[str, int] = dataclasses.field(default_factory=dict)
     dropped: int = 0
     notes: tuple[str, ...] = ()
 
@@ -187,6 +195,8 @@ class ListingOptions:
         tree: the folder that holds the SPLIT or CLASS folders, if several folders do.
         group_regex: pattern whose first group is the patient in a file's name.
         labels: a table with the label of each image, instead of class folders.
+        label_kind: what an image's label can be.
+        sites: what the user says about each of several sites, by name.
 
     Raises:
         ValueError: if the pattern is invalid or has no group, or a class is repeated.
@@ -196,6 +206,8 @@ class ListingOptions:
     tree: str | None = None
     group_regex: str = DEFAULT_GROUP_REGEX
     labels: LabelTable | None = None
+    label_kind: LabelKind = CLASSES
+    sites: Mapping[str, SiteOptions] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         try:
@@ -210,6 +222,21 @@ class ListingOptions:
             )
         if len(set(self.classes)) != len(self.classes):
             raise ValueError(f"classes must differ, received {', '.join(self.classes)}")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SiteOptions:
+    """What the user says about one of several sites.
+
+    Attributes:
+        listing: its layout and labels.
+        split: the split of all its images; None if they keep their own.
+        rename: names of classes in the dataset, by their names at the site.
+    """
+
+    listing: ListingOptions
+    split: str | None = None
+    rename: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 def list_images(
@@ -248,15 +275,16 @@ def list_images(
             "check --input (it should hold folders like train/CNV/, or CNV/)"
         )
     table = _choose_tree(table, options.tree, ignored)
-    table = _choose_classes(table, options.classes, ignored)
+    table = choose_classes(table, options.classes, ignored)
     table, copies = _drop_copies(table, same_content, rejects)
     patients = _find_patients(table["path"], options.group_regex)
-    return _listing(sorter, table.append_column("patient", patients), copies)
+    classes = sorted(pc.unique(pc.cast(table["label"], pa.string())).to_pylist())
+    notes = (*_split_notes(classes), *_alike_notes("classes", classes, "rename the folders"))
+    return _listing(sorter, table.append_column("patient", patients), copies, notes)
 
 
-def _listing(sorter: _Sorter, table: pa.Table, copies: int) -> Listing:
+def _listing(sorter: _Sorter, table: pa.Table, copies: int, notes: Iterable[str]) -> Listing:
     """Returns what was sorted, with the images in `table`."""
-    labels = sorted(pc.unique(pc.cast(table["label"], pa.string())).to_pylist())
     schema = REF_SCHEMA
     if OTHERS in table.column_names:
         schema = schema.append(table.schema.field(OTHERS))
@@ -268,7 +296,7 @@ def _listing(sorter: _Sorter, table: pa.Table, copies: int) -> Listing:
         copies=copies,
         ignored=dict(sorted(sorter.ignored.items())),
         num_files=sorter.num_files,
-        notes=tuple(_label_notes(labels)),
+        notes=tuple(notes),
     )
 
 
@@ -288,13 +316,16 @@ def _list_labelled(
             f"no row of --labels {labels.name} names one of the {sorter.num_files:,} files; its "
             "`path` should be a file's path in the input, or the end of it"
         )
-    table = _choose_classes(table, options.classes, sorter.ignored)
+    table = choose_classes(table, options.classes, sorter.ignored)
     table = table.sort_by([("path", "ascending"), ("offset", "ascending")])
     table, copies = _drop_copies(table, same_content, sorter.rejects)
     if labels.patient is None:
         patients = _find_patients(table["path"], options.group_regex)
         table = table.drop_columns("patient").append_column("patient", patients)
-    return _listing(sorter, table, copies)
+    names = sorted(labels.label_columns or pc.unique(table["label"].cast(pa.string())).to_pylist())
+    # The name of the table stays out of the notes, which are in an anonymous dataset too.
+    notes = _alike_notes("labels", names, "give them one name in the table")
+    return _listing(sorter, table, copies, notes)
 
 
 def iterate_refs(table: pa.Table | pa.RecordBatch) -> Iterator[ImageRef]:
@@ -304,6 +335,15 @@ def iterate_refs(table: pa.Table | pa.RecordBatch) -> Iterator[ImageRef]:
         names = [name for name in ImageRef._fields if name in batch.schema.names]
         columns = [batch.column(name).to_pylist() for name in names]
         yield from itertools.starmap(ImageRef, zip(*columns, strict=True))
+
+
+def source_paths(refs: pa.Table) -> pa.Array:
+    """Returns the full name of each image's file, as `ImageRef.source_path` does."""
+    roots = refs["root"].cast(pa.large_string()).combine_chunks()
+    joined = pc.binary_join_element_wise(
+        roots, refs["path"].combine_chunks(), pa.scalar("/", pa.large_string())
+    )
+    return pc.if_else(pc.equal(roots, ""), refs["path"].combine_chunks(), joined)
 
 
 class _Sorter:
@@ -708,34 +748,48 @@ def _trees_like(table: pa.Table, leader: str) -> set[str]:
     return same
 
 
-def _label_notes(labels: Sequence[str]) -> Iterator[str]:
-    """Yields a sentence for each suspicious name of a class."""
-    for label in labels:
-        if label.lower() in _SPLITS:
+def _split_notes(classes: Sequence[str]) -> Iterator[str]:
+    """Yields a sentence for each class folder that may be a split."""
+    for name in classes:
+        if name.lower() in _SPLITS:
             yield (
-                f"the class {label!a} has the name of a split; if it is not a class, give --input "
+                f"the class {name!a} has the name of a split; if it is not a class, give --input "
                 "or --tree the folder that holds the SPLIT or CLASS folders"
             )
+
+
+def _alike_notes(noun: str, labels: Sequence[str], advice: str) -> Iterator[str]:
+    """Yields a sentence for labels that look alike."""
     alike: dict[str, list[str]] = collections.defaultdict(list)
     for label in labels:
-        alike[_folded(label)].append(ascii(label))
+        alike[folded(label)].append(ascii(label))
     for names in alike.values():
         if len(names) > 1:
             yield (
-                f"the classes {' and '.join(names)} differ only in case, spaces or Unicode form; "
-                "if they are one class, rename the folders"
+                f"the {noun} {' and '.join(names)} differ only in case, spaces or Unicode form; if "
+                f"they are one, {advice}"
             )
 
 
-def _folded(label: str) -> str:
+def folded(label: str) -> str:
     """Returns a form that is equal for names that look alike (Unicode D146: caseless matching)."""
-    folded = unicodedata.normalize("NFD", label).casefold()
-    return unicodedata.normalize("NFC", folded).strip()
+    caseless = unicodedata.normalize("NFD", label).casefold()
+    return unicodedata.normalize("NFC", caseless).strip()
 
 
-def _choose_classes(
+def choose_classes(
     table: pa.Table, classes: Sequence[str], ignored: collections.Counter[str]
 ) -> pa.Table:
+    """Keeps the images of the chosen classes, and counts the others.
+
+    Args:
+        table: images with their `label`.
+        classes: names of classes; all are kept if there are none.
+        ignored: number of files that are not used, by reason; it is changed.
+
+    Raises:
+        errors.UserError: if there is no image of a chosen class.
+    """
     if not classes:
         return table
     labels = pc.cast(table["label"], pa.string())

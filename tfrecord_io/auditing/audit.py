@@ -60,6 +60,7 @@ COLUMNS = (
     "brightness",
     "white_border",
     "perceptual_hash",
+    "site",
 )
 _REPEATED = ("split", "shard", "label", "mode", "file_format")
 
@@ -149,6 +150,8 @@ def read_examples(file: str | os.PathLike[str] | pa.NativeFile) -> pa.Table:
             f"{manifest.EXAMPLES_FILE_NAME} has no column {', '.join(sorted(missing))}"
         )
     columns = [name for name in COLUMNS if name in names]
+    if "site" in columns and not pa.types.is_string(parquet.schema_arrow.field("site").type):
+        columns.remove("site")  # a table of labels had a column of that name, of another kind
     if "variant" not in names:
         return parquet.read(columns=columns).unify_dictionaries()
     table = parquet.read(columns=[*columns, "variant"])
@@ -414,10 +417,12 @@ def _list_groups(examples: pa.Table, groups: Sequence[np.ndarray]) -> tuple[dict
     rows = []
     for group in groups[:MAX_LISTED]:
         taken = examples.select(["split", "label", "path"]).take(group[:4]).to_pylist()
-        same_file = (
-            "file_xxh3" in examples.column_names
-            and len(set(examples["file_xxh3"].take(group).to_pylist())) == 1
+        files = (
+            set(examples["file_xxh3"].take(group).to_pylist())
+            if "file_xxh3" in examples.column_names
+            else {None}
         )
+        same_file = len(files) == 1 and None not in files
         rows.append(
             {
                 "images": len(group),

@@ -149,7 +149,7 @@ def near_copies(found: Neighbours) -> list[Hint]:
     Args:
         found: `NUM_NEIGHBOURS` of each scan; with fewer, nothing is usual.
     """
-    measured = np.isfinite(found.similarities).all(axis=1)
+    measured: np.ndarray = np.isfinite(found.similarities).all(axis=1)
     if min(found.rows.shape[1], measured.sum()) < NUM_NEIGHBOURS:
         return []
     nearest = found.rows[:, 0]
