@@ -139,18 +139,18 @@ def find_neighbours(
 def near_copies(found: Neighbours) -> list[Hint]:
     """Returns pairs far nearer to each other than to any other scan, the most striking first.
 
-    A pair's ratio is its distance divided by the distance to the next neighbour of either scan.
-    Where scans are spread evenly, the share of scans with a ratio below r is r**m, with m the
-    number of dimensions in which the features vary. The median ratio gives m, and m gives the ratio
-    below which five of all scans are expected by chance; pairs below it are returned. Source: Facco
-    et al. 2017, "Estimating the intrinsic dimension of datasets by a minimal neighborhood
-    information".
+    A scan's ratio is the distance to its nearest neighbour, divided by that to the second nearest.
+    Where scans are spread evenly, the share of scans with a ratio below r is r**m, and m grows with
+    the number of dimensions in which the features vary. The median ratio gives m, and m gives the
+    ratio below which five of all scans are expected by chance; pairs of which both are below it are
+    returned. Source: Facco et al. 2017, "Estimating the intrinsic dimension of datasets by a
+    minimal neighborhood information".
 
     Args:
-        found: `NUM_NEIGHBOURS` of each scan; with fewer, nothing is usual.
+        found: scans with fewer than `NUM_NEIGHBOURS` neighbours are left out.
     """
-    measured: np.ndarray = np.isfinite(found.similarities).all(axis=1)
-    if min(found.rows.shape[1], measured.sum()) < NUM_NEIGHBOURS:
+    measured = _have_neighbours(found)
+    if measured.sum() < NUM_NEIGHBOURS:
         return []
     nearest = found.rows[:, 0]
     distances = np.maximum(1 - found.similarities[:, :2].astype(np.float64), 1e-9)
@@ -174,6 +174,11 @@ def near_copies(found: Neighbours) -> list[Hint]:
     ]
 
 
+def _have_neighbours(found: Neighbours) -> np.ndarray:
+    """Tells which scans have `NUM_NEIGHBOURS` neighbours, bool [num_scans]."""
+    return np.isfinite(found.similarities).sum(axis=1) >= NUM_NEIGHBOURS
+
+
 def doubtful_labels(
     found: Neighbours, labels: np.ndarray, label_names: Sequence[str]
 ) -> list[Hint]:
@@ -184,17 +189,15 @@ def doubtful_labels(
         labels: int64 [num_scans], places in the label names.
         label_names: names of the classes.
     """
-    if found.rows.shape[1] < NUM_NEIGHBOURS:
-        return []
     of_neighbours = labels[found.rows]
     votes = np.stack([(of_neighbours == label).sum(1) for label in range(len(label_names))], 1)
     other = votes.argmax(1)
     agreeing = votes[np.arange(len(labels)), other]
     is_doubtful = (other != labels) & (agreeing >= MIN_AGREEING)
-    is_doubtful &= np.isfinite(found.similarities).all(axis=1)
-    means = found.similarities.mean(1)
+    is_doubtful &= _have_neighbours(found)
+    sums = found.similarities.sum(1)
     hints = []
-    for row in sorted(np.flatnonzero(is_doubtful), key=lambda r: (-agreeing[r], -means[r], r)):
+    for row in sorted(np.flatnonzero(is_doubtful), key=lambda r: (-agreeing[r], -sums[r], r)):
         place = int((of_neighbours[row] == other[row]).argmax())
         hints.append(
             Hint(
