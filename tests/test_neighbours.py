@@ -181,6 +181,11 @@ def extract(images, output):
     return output
 
 
+def change_manifest(directory, **values):
+    path = directory / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
 @pytest.fixture(scope="module")
 def images(tmp_path_factory):
     folder = tmp_path_factory.mktemp("neighbours")
@@ -251,14 +256,21 @@ def test_the_command_says_what_it_found_in_words(features, capsys):
     assert "WARNING  1 label stands out from those of similar scans" in text
 
 
+def test_of_images_with_several_labels_the_labels_are_not_compared(features, tmp_path, capsys):
+    several = shutil.copytree(features, tmp_path / "several")
+    change_manifest(several, label_kind="multi_label")
+    assert main(["audit", str(several)]) == 0
+    text = capsys.readouterr().out
+    assert "NOTE     Labels were not compared with those of similar scans" in text
+    assert "With different labels: 0." in text
+
+
 def test_wrong_usage_is_refused(features, images, tmp_path, capsys):
     assert main(["audit", str(features), "--max_duplicates=0"]) == 2
     assert "the limits are for images" in capsys.readouterr().err
     assert main(["audit", str(images), "--images", str(images)]) == 2
     assert "holds images itself" in capsys.readouterr().err
     other = shutil.copytree(images, tmp_path / "other")
-    content = json.loads((other / "manifest.json").read_text())
-    content["fingerprint"] = "0" * 64
-    (other / "manifest.json").write_text(json.dumps(content))
+    change_manifest(other, fingerprint="0" * 64)
     assert main(["audit", str(features), "--images", str(other)]) == 1
     assert "has the fingerprint 000000000000…" in capsys.readouterr().err
