@@ -20,6 +20,7 @@ from tfrecord_io.manifest import Manifest
 from tfrecord_io.printing import printable
 from tfrecord_io.reading.mapped import MappedDataset
 from tfrecord_io.shards import atomic_write
+from tfrecord_io.trunk import SOURCE_KIND
 from train import charts, saliency
 from train.metrics import FEW_GROUPS, Examples, worst_classes
 from train.parts import Part
@@ -177,8 +178,10 @@ def write_report(path: Path, report: RunReport) -> None:
 def render(report: RunReport) -> str:
     """Returns the HTML of the page."""
     metrics, story = report.metrics, report.task.story
+    source = report.manifest.source
     return _page_template().render(
         report=report,
+        images_name=source["dataset"]["name"] if source.get("kind") == SOURCE_KIND else None,
         metrics=metrics,
         kind=report.task.kind,
         story=story,
