@@ -37,6 +37,7 @@ def folder(tmp_path_factory):
         ("near_duplicates.py --input sample.zip --num_images 6", "promised"),
         ("near_duplicates.py --input sample.zip --search 200", "200"),
         ("near_duplicates.py --input sample.zip --sizes 28 64 --num_copied 2", "| 64 | 0.93 |"),
+        ("neighbours.py --search 300", "300 x 512"),
         ("plan_scale.py --num_images 2000", "2,000"),
         pytest.param(
             "dicom_speed.py --sample sample.zip --num_images 8 --repeats 1",
@@ -67,6 +68,12 @@ def test_what_is_measured_on_a_gpu_runs_on_a_cpu(folder):
 @pytest.mark.timeout(900)
 def test_training_on_features_is_compared_with_training_on_images(folder):
     check(folder, "frozen_layers.py --sizes 32 --num_examples 60 --epochs 2", "| 32 | 60 |")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_heads_side_by_side_are_compared_with_one_alone(folder):
+    check(folder, "frozen_layers.py --heads sample.zip", "| 24 |")
 
 
 @pytest.mark.slow

@@ -51,6 +51,7 @@ class Examples:
         keys: keys of the examples.
         patients: patient of each example, or None if the dataset does not name them all.
         paths: source file of each example, or None if the dataset does not name them all.
+        sites: likewise the site of each example.
         weights: how much each example counts in training; None if the dataset does not say it of
             them all.
     """
@@ -58,6 +59,7 @@ class Examples:
     keys: tuple[str, ...]
     patients: tuple[str, ...] | None
     paths: tuple[str, ...] | None
+    sites: tuple[str, ...] | None = None
     weights: tuple[float, ...] | None = None
 
 
@@ -82,22 +84,25 @@ def read_examples(
     import pyarrow.parquet as pq
 
     names = [split] if isinstance(split, str) else list(split)
-    columns = [name for name in ("patient", "path", WEIGHT) if name in pq.read_schema(path).names]
+    columns = [
+        name for name in ("patient", "path", "site", WEIGHT) if name in pq.read_schema(path).names
+    ]
     table = pq.read_table(path, columns=["key", *columns], filters=[("split", "in", names)])
     places = {key: place for place, key in enumerate(table["key"].to_pylist())}
     if not all(key in places for key in keys):
         return Examples(keys=keys, patients=None, paths=None)
-    joined: dict[str, Sequence[Any]] = {}
+    joined: dict[str, tuple[Any, ...]] = {}
     for name in columns:
         values = table[name].to_pylist()
         row_values = [values[places[key]] for key in keys]
         if all(value is not None for value in row_values):
-            joined[name] = row_values
+            joined[name] = tuple(row_values if name == WEIGHT else map(str, row_values))
     return Examples(
         keys=keys,
-        patients=tuple(map(str, joined["patient"])) if "patient" in joined else None,
-        paths=tuple(map(str, joined["path"])) if "path" in joined else None,
-        weights=tuple(joined[WEIGHT]) if WEIGHT in joined else None,
+        patients=joined.get("patient"),
+        paths=joined.get("path"),
+        sites=joined.get("site"),
+        weights=joined.get(WEIGHT),
     )
 
 

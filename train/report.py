@@ -20,6 +20,7 @@ from tfrecord_io.manifest import Manifest
 from tfrecord_io.printing import printable
 from tfrecord_io.reading.mapped import MappedDataset
 from tfrecord_io.shards import atomic_write
+from tfrecord_io.trunk import SOURCE_KIND
 from train import charts, saliency
 from train.metrics import FEW_GROUPS, Examples, worst_classes
 from train.parts import Part
@@ -178,8 +179,10 @@ def write_report(path: Path, report: RunReport) -> None:
 def render(report: RunReport) -> str:
     """Returns the HTML of the page."""
     metrics, story = report.metrics, report.task.story
+    source = report.manifest.source
     return _page_template().render(
         report=report,
+        images_name=source["dataset"]["name"] if source.get("kind") == SOURCE_KIND else None,
         metrics=metrics,
         kind=report.task.kind,
         story=story,
@@ -187,6 +190,7 @@ def render(report: RunReport) -> str:
         warnings=_warnings(report),
         tiles=_tiles(report),
         classes=_class_rows(metrics, story.measures) if metrics else [],
+        sites=_site_rows(metrics, story.run_measures) if metrics else [],
         comparison=_comparison_rows(report),
         num_more_classes=max(report.manifest.num_classes - MAX_CLASSES, 0),
         answers=story.answers(metrics) if metrics else None,
@@ -412,6 +416,18 @@ def _spread_rows(metrics: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Returns the mean and the spread of each measure of a cross-validation."""
     spread = metrics.get("spread") or {}
     return [{"name": name, **spread[name]} for name in _overall(metrics) if name in spread]
+
+
+def _site_rows(metrics: Mapping[str, Any], measures: Sequence[str]) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": name,
+            "images": site["num_examples"],
+            "patients": site["num_patients"],
+            "scores": [site["scores"][measure] for measure in measures],
+        }
+        for name, site in metrics.get("sites", {}).items()
+    ]
 
 
 def _run_rows(metrics: Mapping[str, Any], measures: Sequence[str]) -> list[dict[str, Any]]:

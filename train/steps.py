@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 class StepResults:
     """What some steps gave, one row a step, over all replicas.
 
+    With several runs side by side, a row has an entry for each.
+
     Attributes:
         loss_sums: float32 [num_steps], cross-entropy in nats, summed over the examples.
         num_correct: float32 [num_steps], examples whose likeliest class is theirs; of several
@@ -57,6 +59,9 @@ class StepResults:
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Objective:
     """What a training step does with its images and labels before it asks for the loss.
+
+    Without augmentation, all arrays may have the same axes in front of the batch. So several runs
+    are trained side by side, see `stacked`; the loss is then the sum of theirs.
 
     Attributes:
         class_weights: factors in the loss, see `Task.class_weights`.
@@ -106,11 +111,11 @@ class Objective:
         if self.augment_strength is not None:
             images = augmentation.augment(images, draws, self.augment_strength)
         if self.mixup:
-            images, labels = augmentation.mix(images, labels, draws[:, -1])
+            images, labels = augmentation.mix(images, labels, draws[..., -1])
         return images, labels
 
     def loss_and_totals(self, labels, logits, weights):
-        """Returns a replica's share of the loss, and [loss sum, correct, examples].
+        """Returns a replica's share of the loss, and [loss sum, correct, examples] of each batch.
 
         The loss sum that is reported knows neither class weights nor smoothing, so that it can be
         compared with that of a validation split.
@@ -127,7 +132,8 @@ class Objective:
         is_real = ops.cast(weights > 0, "float32")
         # A product with zero would turn the infinity of a filling copy into NaN.
         real_loss = ops.where(weights > 0, reported, 0.0)
-        totals = ops.stack([ops.sum(real_loss), ops.sum(shares_right * is_real), ops.sum(is_real)])
+        of_examples = real_loss, shares_right * is_real, is_real
+        totals = ops.stack([ops.sum(values, axis=-1) for values in of_examples])
         return ops.sum(losses * weights), totals
 
 
@@ -226,7 +232,7 @@ class TensorFlowSteps:
         tf = self._tf
         # A tensor, because a Python number would mean a graph of its own for each value.
         totals, wait_seconds = self._train_function(batches, tf.constant(num_steps))
-        loss_sums, num_correct, num_examples = totals.numpy().T
+        loss_sums, num_correct, num_examples = np.moveaxis(totals.numpy(), 1, 0)
         return StepResults(
             loss_sums=loss_sums,
             num_correct=num_correct,
@@ -251,7 +257,7 @@ class TensorFlowSteps:
         self._num_traces += 1
         tf = self._tf
         strategy = self._devices.strategy
-        results = tf.TensorArray(tf.float32, size=num_steps, element_shape=[3])
+        results = tf.TensorArray(tf.float32, size=num_steps)
         wait_seconds = tf.constant(0.0, tf.float64)
         for step in tf.range(num_steps):
             asked_at = self._now()
@@ -350,7 +356,7 @@ class JaxSteps:
                 wait_seconds += time.perf_counter() - asked_at
             self._state, step_totals = self._train_function(self._state, *batch)
             totals.append(step_totals)
-        loss_sums, num_correct, num_examples = np.asarray(self._jax.device_get(totals)).T
+        loss_sums, num_correct, num_examples = np.stack(self._jax.device_get(totals), axis=1)
         return StepResults(
             loss_sums=loss_sums,
             num_correct=num_correct,

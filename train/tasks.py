@@ -62,15 +62,15 @@ class Task(abc.ABC):
         """Returns what a training step minimizes and what it reports of each example.
 
         Args:
-            labels: float32 [batch, num_labels], as the records have them, or mixed.
-            logits: float32 [batch, num_labels].
-            class_weights: what `class_weights` returned.
+            labels: float32 [..., num_labels], as the records have them, or mixed.
+            logits: float32 [..., num_labels].
+            class_weights: what `class_weights` returned; arrays of these must broadcast.
             smoothing: share of each label that is spread evenly over all that it could be.
                 Source: Szegedy et al. 2016, "Rethinking the Inception architecture", section 7.
 
         Returns:
             (loss with weights and smoothing, loss without them in nats, share of the answers that
-            are right), float32 [batch] each.
+            are right), float32 [...] each.
         """
 
     @abc.abstractmethod
@@ -160,7 +160,7 @@ class _Classes(Task):
 
     def losses(self, labels: Any, logits: Any, class_weights: Any, smoothing: float) -> Any:
         ops = keras.ops
-        weights = ops.matmul(labels, np.asarray(class_weights, np.float32))
+        weights = ops.sum(labels * np.asarray(class_weights, np.float32), axis=-1)
         smooth = labels * (1 - smoothing) + smoothing / labels.shape[-1]
         # Not Keras' loss, which warns of a dataset of one class.
         log_probabilities = ops.log_softmax(logits)
@@ -219,7 +219,7 @@ class _Several(Task):
 
     def losses(self, labels: Any, logits: Any, class_weights: Any, smoothing: float) -> Any:
         ops = keras.ops
-        without, with_label = np.asarray(class_weights, np.float32).T
+        without, with_label = np.moveaxis(np.asarray(class_weights, np.float32), -1, 0)
         weights = labels * with_label + (1 - labels) * without
 
         def entropies(labels: Any) -> Any:

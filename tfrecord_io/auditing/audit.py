@@ -6,9 +6,7 @@ without findings does not prove that the data is clean; `LIMITS` lists what it c
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import json
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -24,8 +22,6 @@ from tfrecord_io import manifest
 from tfrecord_io.auditing import near_duplicates, shortcuts
 from tfrecord_io.auditing.twins import ImageReader, Twins, find_twins
 from tfrecord_io.label_kinds import CLASSES
-from tfrecord_io.printing import printable
-from tfrecord_io.trunk import SOURCE_KIND
 
 Severity = Literal["problem", "warning", "note", "good"]
 SEVERITIES: tuple[Severity, ...] = ("problem", "warning", "note", "good")
@@ -35,7 +31,8 @@ LIMITS = (
     "Patients are known by file names, a table or DICOM tags. One person with two names is not "
     "noticed.",
     "Near duplicates are found if they were saved again, brightened, dimmed or resized. Cropped, "
-    "rotated, mirrored or heavily edited copies are not looked for.",
+    "turned and mirrored copies can only be guessed from features, by python -m tfrecord_io audit "
+    "FEATURES; heavily edited ones are not looked for.",
     "Near duplicates are looked for only across splits and across labels, because scans of one "
     "eye look alike.",
     "How well side facts predict the class is measured with a simple model. A stronger model may "
@@ -63,6 +60,7 @@ COLUMNS = (
     "brightness",
     "white_border",
     "perceptual_hash",
+    "site",
 )
 _REPEATED = ("split", "shard", "label", "mode", "file_format")
 
@@ -152,6 +150,8 @@ def read_examples(file: str | os.PathLike[str] | pa.NativeFile) -> pa.Table:
             f"{manifest.EXAMPLES_FILE_NAME} has no column {', '.join(sorted(missing))}"
         )
     columns = [name for name in COLUMNS if name in names]
+    if "site" in columns and not pa.types.is_string(parquet.schema_arrow.field("site").type):
+        columns.remove("site")  # a table of labels had a column of that name, of another kind
     if "variant" not in names:
         return parquet.read(columns=columns).unify_dictionaries()
     table = parquet.read(columns=[*columns, "variant"])
@@ -861,50 +861,3 @@ def near_search_gap(num_pairs: int | None, measures: Mapping[str, Any]) -> str |
     if not measures.get("near_duplicates_complete", True):
         return "so many images look alike that not all pairs were compared"
     return None
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags of `python -m tfrecord_io audit`."""
-    parser.add_argument("directory", help="the dataset")
-    for name, meaning in (
-        ("max_leaked_patients", "patients in several splits"),
-        ("max_leaked_pictures", "pictures in several splits, near duplicates included"),
-        ("max_duplicates", "images that repeat another one, pixel by pixel"),
-        ("max_label_conflicts", "pictures under contradicting labels"),
-    ):
-        parser.add_argument(
-            f"--{name}", type=int, metavar="N", help=f"exit with 1 if there are more {meaning}"
-        )
-    parser.add_argument(
-        "--max_shortcut_gain",
-        type=float,
-        metavar="X",
-        help="exit with 1 if side facts predict the class better than guessing by more (0..1)",
-    )
-    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
-
-
-def run(args: argparse.Namespace) -> int:
-    """Prints the findings; returns 1 if a limit is exceeded and 0 otherwise.
-
-    Raises:
-        manifest.ManifestError: as `audit`, or if the dataset holds features instead of images.
-    """
-    source = manifest.Manifest.load(args.directory).source
-    if source.get("kind") == SOURCE_KIND:
-        raise manifest.ManifestError(
-            f"{args.directory} holds features; audit the dataset of images from which they were "
-            f"computed, {source['dataset']['name']}"
-        )
-    result = audit(args.directory)
-    limits = Limits(**{f.name: getattr(args, f.name) for f in dataclasses.fields(Limits)})
-    violations = limits.violations(result.measures)
-    if args.json:
-        print(json.dumps({**result.to_dict(), "violations": violations}, indent=1))
-    else:
-        for finding in result.findings:
-            print(f"{finding.severity.upper():8} {printable(finding.title)}")
-            print(f"         {printable(finding.detail)}")
-        for line in violations:
-            print(f"FAILED   {line}")
-    return 1 if violations else 0
