@@ -17,13 +17,13 @@ import tfrecord_io
 from pipelines import build_tfrecords
 from tfrecord_io import schema, show, verify
 from tfrecord_io.auditing import audit
-from tfrecord_io.label_kinds import CLASSES, SEVERAL, kind_named
+from tfrecord_io.label_kinds import CLASSES, GRADES, NUMBER, SEVERAL, kind_named
 from tfrecord_io.reading import tfds_metadata
 
 NAMES = ("mass", "fluid", "scar")
 
 
-@pytest.mark.parametrize("kind", [CLASSES, SEVERAL])
+@pytest.mark.parametrize("kind", [CLASSES, GRADES, SEVERAL, NUMBER])
 def test_a_kind_is_the_same_object_in_a_worker_and_by_its_name(kind):
     assert pickle.loads(pickle.dumps(kind)) is kind
     assert kind_named(kind.name) is kind
@@ -237,5 +237,5 @@ def test_the_trainer_refuses_several_labels_before_it_makes_a_folder(dataset, tm
     from train import run
 
     assert run.main([f"--data={dataset[2]}", f"--workdir={tmp_path / 'run'}"]) == 2
-    assert "learns one class for each image" in capsys.readouterr().err
+    assert "do not have one class each, but labels (mass, fluid, scar)" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()

@@ -89,9 +89,10 @@ def evaluate(
             f"{data} holds features, but the exported model takes images; give the dataset of "
             f"images, {manifest.source['dataset']['name']}"
         )
-    if manifest.label_kind.name != "class":
+    if not manifest.label_kind.one_hot:
         raise ConfigError(
-            f"the images of {data} have several labels each, and the model of {run} knows classes"
+            f"the images of {data} have {manifest.label_kind.plural}, and the model of {run} knows "
+            "classes"
         )
     classifier = predict.load_classifier(run)
     _check_preprocessing(classifier.preprocessing, manifest, run, data)

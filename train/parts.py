@@ -100,7 +100,7 @@ def choose_parts(config: TrainConfig, manifest: tfrecord_io.Manifest) -> Parts:
 
 
 def require_classes(data: str, manifest: tfrecord_io.Manifest) -> None:
-    """Refuses a dataset whose images have several labels each, which the trainer cannot learn.
+    """Refuses a dataset whose images have no class each, which the trainer cannot learn.
 
     Args:
         data: folder of the dataset.
@@ -109,11 +109,12 @@ def require_classes(data: str, manifest: tfrecord_io.Manifest) -> None:
     Raises:
         ConfigError: if the images do not have one class each.
     """
-    if manifest.label_kind.name != "class":
+    if not manifest.label_kind.one_hot:
         raise ConfigError(
-            f"the images of {data} have several labels each ({', '.join(manifest.label_names)}), "
-            "and this trainer learns one class for each image. Read the dataset with "
-            "tfrecord_io.make_dataset, or build it with a column label instead of --label_columns"
+            f"the images of {data} do not have one class each, but {manifest.label_kind.plural} "
+            f"({', '.join(manifest.label_names)}), and this trainer learns one class for each "
+            "image. Read the dataset with tfrecord_io.make_dataset, or build it with a column of "
+            "classes"
         )
 
 

@@ -158,7 +158,7 @@ def _is_known_complete(options: BuildOptions, storage: Storage, source: Source) 
         return False
     if not options.listing.classes and "class_not_chosen" in found.counts.get("ignored", {}):
         return False
-    labels = _label_names(options) or found.label_names
+    labels = options.label_names or found.label_names
     identity = _identity(
         options,
         source,
@@ -181,7 +181,7 @@ def _plan_job(
     names: pa.Table | None,
 ) -> Job[Build] | None:
     """Plans the shards; `names` is the private table of an anonymous dataset."""
-    labels = _label_names(options) or tuple(sorted(set(listing.refs["label"].unique().to_pylist())))
+    labels = options.label_names or tuple(sorted(set(listing.refs["label"].unique().to_pylist())))
     identity = _identity(
         options,
         source,
@@ -326,11 +326,6 @@ def _tree(options: BuildOptions, source: Source) -> dict[str, Any]:
     if tree is None or not source.must_be_unpacked:
         return {}
     return {"tree": tree.strip(" /")}
-
-
-def _label_names(options: BuildOptions) -> tuple[str, ...]:
-    """Returns the names of the labels in the order of their indices, if the user gave them."""
-    return options.label_columns or options.listing.classes
 
 
 def _label_kind(kind: LabelKind) -> dict[str, Any]:
