@@ -17,10 +17,7 @@ import functools
 import io
 import multiprocessing
 import os
-import shutil
 import statistics
-import subprocess
-import sys
 import time
 import zipfile
 from pathlib import Path
@@ -58,23 +55,6 @@ def pool_seconds(path: Path) -> float:
         total = sum(pool.imap_unordered(_decode, names, chunksize=64))
     assert total == len(names) * 224 * 224
     return time.perf_counter() - start
-
-
-def job_seconds(path: Path) -> float:
-    """Returns the wall time of the build command for a zip."""
-    output = sample_archive.WORK_DIR / "build_speed"
-    shutil.rmtree(output, ignore_errors=True)
-    command = [sys.executable, "pipelines/build_tfrecords.py", "--source", "archive"]
-    start = time.perf_counter()
-    subprocess.run(
-        [*command, "--input", str(path), "--output", str(output)],
-        check=True,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    seconds = time.perf_counter() - start
-    shutil.rmtree(output)
-    return seconds
 
 
 def cost_table(path: Path, num_images: int) -> str:
@@ -137,7 +117,7 @@ def main() -> None:
     ratios = []
     before = pool_seconds(path)
     for run in range(args.repeats):
-        job, after = job_seconds(path), pool_seconds(path)
+        job, after = sample_archive.build_seconds(path), pool_seconds(path)
         ratios.append((before + after) / 2 / job)
         rates = " | ".join(f"{args.num_images / seconds:.0f}" for seconds in (before, job, after))
         print(f"| {run + 1} | {rates} | {ratios[-1]:.3f} |", flush=True)

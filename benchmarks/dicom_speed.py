@@ -16,8 +16,6 @@ import multiprocessing
 import os
 import shutil
 import statistics
-import subprocess
-import sys
 import time
 import zipfile
 from pathlib import Path
@@ -95,23 +93,6 @@ def pool_seconds(folder: Path) -> float:
     return time.perf_counter() - start
 
 
-def job_seconds(folder: Path) -> float:
-    """Returns the wall time of the build command for a folder."""
-    output = sample_archive.WORK_DIR / "dicom_speed"
-    shutil.rmtree(output, ignore_errors=True)
-    command = [sys.executable, "pipelines/build_tfrecords.py", "--source", "directory"]
-    start = time.perf_counter()
-    subprocess.run(
-        [*command, "--input", str(folder), "--output", str(output), "--dtype", "uint16"],
-        check=True,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    seconds = time.perf_counter() - start
-    shutil.rmtree(output)
-    return seconds
-
-
 def listing_seconds(folder: Path) -> float:
     """Returns the wall time of listing a folder and reading the headers of its files."""
     source = DirectorySource(folder)
@@ -136,7 +117,7 @@ def main() -> None:
         make_files(folder, args.sample, syntax, args.num_images)
         pools, jobs = [pool_seconds(folder)], []
         for _ in range(args.repeats):
-            jobs.append(job_seconds(folder))
+            jobs.append(sample_archive.build_seconds(folder, "--dtype", "uint16"))
             pools.append(pool_seconds(folder))
         ratios = [
             (before + after) / 2 / job

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+import sys
+import time
 import zipfile
 from pathlib import Path
 
@@ -30,6 +34,29 @@ def make_archive(sample: Path, num_images: int, *, stored: bool = False) -> Path
             archive.writestr(_rename(name, number // len(images)), data)
     temporary.rename(path)
     return path
+
+
+def build_seconds(path: Path, *options: str) -> float:
+    """Returns the wall time of the build command.
+
+    Args:
+        path: the zip or folder of images.
+        *options: further words of the command.
+    """
+    output = WORK_DIR / "build_seconds"
+    shutil.rmtree(output, ignore_errors=True)
+    source = "directory" if path.is_dir() else "archive"
+    words = ("--source", source, "--input", str(path), "--output", str(output), *options)
+    start = time.perf_counter()
+    subprocess.run(
+        [sys.executable, "pipelines/build_tfrecords.py", *words],
+        check=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    seconds = time.perf_counter() - start
+    shutil.rmtree(output)
+    return seconds
 
 
 def _read_images(sample: Path) -> list[tuple[str, bytes]]:

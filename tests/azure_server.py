@@ -46,7 +46,7 @@ class StandIn:
         self._server = server
 
     def failing(self, **faults: int | str) -> contextlib.AbstractContextManager[None]:
-        """Makes the server answer with a status, or with half of what it should say."""
+        """Makes the server answer with a status, or with half of the body."""
         return self._server.faults.on(**faults)
 
     def read(self, prefix: str) -> dict[str, bytes]:

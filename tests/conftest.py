@@ -62,3 +62,16 @@ def built_dataset(source_tree: Path, tmp_path_factory: pytest.TempPathFactory) -
         ]
     )
     return output
+
+
+@pytest.fixture(scope="session")
+def mobilenet_weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file with random weights of MobileNet's layers before the head."""
+    import keras
+
+    path = tmp_path_factory.mktemp("weights") / "mobilenet.weights.h5"
+    keras.utils.set_random_seed(1)
+    keras.applications.MobileNet(
+        include_top=False, weights=None, input_shape=(32, 32, 3)
+    ).save_weights(path)
+    return path

@@ -372,7 +372,7 @@ def test_fill_bytes_before_a_marker_of_jpeg_are_legal(marker):
 
 
 def test_a_model_of_dicom_files_predicts_pictures_without_the_extra(monkeypatch):
-    monkeypatch.setattr(dicom, "PACKAGES", ("a-codec-nobody-has",))
+    monkeypatch.setattr(dicom, "PACKAGES", ("a-missing-codec",))
     versions = preprocess.decoder_versions() | {"pydicom": "3.0.0"}
     trained = Classifier(None, Preprocessing(), ("CNV", "DME"), versions)
     assert other_decoder(trained) is None
@@ -639,7 +639,7 @@ def test_codecs_are_part_of_the_identity_only_where_they_are_used(built, tmp_pat
 
 
 def test_without_the_extra_dicom_files_are_refused_with_what_to_do(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(dicom, "PACKAGES", (*dicom.PACKAGES, "a-codec-nobody-has"))
+    monkeypatch.setattr(dicom, "PACKAGES", (*dicom.PACKAGES, "a-missing-codec"))
     with pytest.raises(UserError, match=r"nobody-has is not installed: pip install .*\[dicom\]"):
         build_here(folder, tmp_path / "out", *FLAGS)
     assert not (tmp_path / "out").exists()

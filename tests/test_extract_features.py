@@ -36,19 +36,9 @@ def images(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def weights(tmp_path_factory):
-    path = tmp_path_factory.mktemp("weights") / "mobilenet.weights.h5"
-    keras.utils.set_random_seed(1)
-    keras.applications.MobileNet(
-        include_top=False, weights=None, input_shape=(32, 32, 3)
-    ).save_weights(path)
-    return path
-
-
-@pytest.fixture(scope="module")
-def trunk(images, weights, tmp_path_factory):
+def trunk(images, mobilenet_weights, tmp_path_factory):
     path = tmp_path_factory.mktemp("trunk") / "trunk.keras"
-    write_trunk(str(images), "mobilenet", "conv_pw_3_relu", path, weights=str(weights))
+    write_trunk(str(images), "mobilenet", "conv_pw_3_relu", path, weights=str(mobilenet_weights))
     return path
 
 
@@ -154,13 +144,15 @@ def test_a_job_that_was_killed_goes_on_with_the_shards_that_are_missing(
     assert (output / "manifest.json").read_text() == (extracted / "manifest.json").read_text()
 
 
-def test_another_trunk_or_type_is_another_dataset(images, weights, trunk, tmp_path, capsys):
+def test_another_trunk_or_type_is_another_dataset(
+    images, mobilenet_weights, trunk, tmp_path, capsys
+):
     output = tmp_path / "out"
     assert extract(images, trunk, output) == 0
     assert extract(images, trunk, output, "--dtype=float32") == 2
     assert "dtype: 'float16' there, 'float32' now" in capsys.readouterr().err
     other = tmp_path / "other.keras"
-    write_trunk(str(images), "mobilenet", "conv_pw_5_relu", other, weights=str(weights))
+    write_trunk(str(images), "mobilenet", "conv_pw_5_relu", other, weights=str(mobilenet_weights))
     assert extract(images, other, output) == 2
     assert extract(images, other, output, "--overwrite") == 0
     assert Manifest.load(output).image_shape == (4, 4, 256)

@@ -44,20 +44,10 @@ def images(scans, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def weights(tmp_path_factory):
-    path = tmp_path_factory.mktemp("weights") / "mobilenet.weights.h5"
-    keras.utils.set_random_seed(1)
-    keras.applications.MobileNet(
-        include_top=False, weights=None, input_shape=(32, 32, 3)
-    ).save_weights(path)
-    return path
-
-
-@pytest.fixture(scope="module")
-def extracted(images, weights, tmp_path_factory):
+def extracted(images, mobilenet_weights, tmp_path_factory):
     folder = tmp_path_factory.mktemp("features")
     trunk = folder / "trunk.keras"
-    write_trunk(str(images), "mobilenet", LAYER, trunk, weights=str(weights))
+    write_trunk(str(images), "mobilenet", LAYER, trunk, weights=str(mobilenet_weights))
     words = ["--data", images, "--trunk", trunk, "--output", folder / "out", IN_MEMORY]
     assert extract_features.main([*map(str, words), "--dtype=float32"]) == 0
     return folder / "out"
@@ -75,9 +65,13 @@ def finished(extracted, tmp_path_factory):
     return workdir
 
 
-def test_its_losses_are_those_of_training_on_images(finished, images, extracted, weights, tmp_path):
+def test_its_losses_are_those_of_training_on_images(
+    finished, images, extracted, mobilenet_weights, tmp_path
+):
     layers = read_trunk(extracted / "trunk.keras").rest_layers - 1  # without the input
-    config = config_of(images, model="mobilenet", weights=str(weights), trainable_layers=layers)
+    config = config_of(
+        images, model="mobilenet", weights=str(mobilenet_weights), trainable_layers=layers
+    )
     train_and_evaluate(config, tmp_path / "run")
     for ours, theirs in zip(history_of(finished), history_of(tmp_path / "run"), strict=True):
         assert ours["phase"] == theirs["phase"]
@@ -155,9 +149,9 @@ def test_the_layers_above_the_trunk_have_the_precision_of_the_run(extracted):
     assert {weight.dtype for weight in network.backbone.weights} == {"float32"}
 
 
-def test_of_pooled_features_only_the_head_is_trained(images, weights, tmp_path):
+def test_of_pooled_features_only_the_head_is_trained(images, mobilenet_weights, tmp_path):
     trunk = tmp_path / "trunk.keras"
-    write_trunk(str(images), "mobilenet", "pool", trunk, weights=str(weights))
+    write_trunk(str(images), "mobilenet", "pool", trunk, weights=str(mobilenet_weights))
     words = ["--data", images, "--trunk", trunk, "--output", tmp_path / "out", IN_MEMORY]
     assert extract_features.main([str(word) for word in words]) == 0
     config = config_of(tmp_path / "out")

@@ -284,6 +284,6 @@ def test_a_model_of_dicom_files_says_what_it_needs_to_read_them(run_folder, tmp_
     (tmp_path / "scan.dcm").write_bytes(dicom_file(np.zeros((24, 20), np.uint8)))
     words = ["--model", str(folder), "--input", str(tmp_path / "scan.dcm")]
     assert predict.main(words) == 0
-    monkeypatch.setattr(dicom, "PACKAGES", (*dicom.PACKAGES, "a-codec-nobody-has"))
+    monkeypatch.setattr(dicom, "PACKAGES", (*dicom.PACKAGES, "a-missing-codec"))
     dicom._pydicom.cache_clear()  # A process looks for the codecs once.
     assert predict.main(words) == 2

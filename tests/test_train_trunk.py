@@ -68,24 +68,16 @@ def test_a_layer_past_which_data_flows_is_refused():
         trunk.cut(logits, "block_4_depthwise")
 
 
-@pytest.fixture(scope="module")
-def weights(tmp_path_factory):
-    """A weights file of mobilenet without its top, in the way of those that Keras publishes."""
-    path = tmp_path_factory.mktemp("weights") / "mobilenet.weights.h5"
-    keras.applications.MobileNet(
-        include_top=False, weights=None, input_shape=(32, 32, 3)
-    ).save_weights(path)
-    return path
-
-
 def write(data, output, *more):
     return trunk.main(
         ["--data", str(data), "--output", str(output), "--layer=conv_pw_3_relu", *map(str, more)]
     )
 
 
-def test_the_file_takes_the_stored_images_and_is_the_same_each_time(data, weights, tmp_path):
-    named = ("--model=mobilenet", "--weights", weights)
+def test_the_file_takes_the_stored_images_and_is_the_same_each_time(
+    data, mobilenet_weights, tmp_path
+):
+    named = ("--model=mobilenet", "--weights", mobilenet_weights)
     paths = [tmp_path / f"{name}.keras" for name in "ab"]
     for path in paths:
         keras.utils.clear_session()  # as in a new process
@@ -100,10 +92,10 @@ def test_the_file_takes_the_stored_images_and_is_the_same_each_time(data, weight
     assert (facts.model, facts.layer, facts.weights) == (
         "mobilenet",
         "conv_pw_3_relu",
-        weights.name,
+        mobilenet_weights.name,
     )
     network = build_network(
-        TrainConfig(data="x", model="mobilenet", weights=str(weights)),
+        TrainConfig(data="x", model="mobilenet", weights=str(mobilenet_weights)),
         image_shape=(32, 32, 1),
         num_classes=4,
     )
@@ -151,9 +143,9 @@ def test_a_finished_run_is_cut_with_the_weights_that_it_learnt(data, tmp_path):
     ],
 )
 def test_wrong_usage_ends_with_code_2_and_says_what_was_expected(
-    flags, message, data, weights, tmp_path, capsys
+    flags, message, data, mobilenet_weights, tmp_path, capsys
 ):
-    code = write(data, tmp_path / "trunk.keras", f"--weights={weights}", *flags)
+    code = write(data, tmp_path / "trunk.keras", f"--weights={mobilenet_weights}", *flags)
     assert code == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "trunk.keras").exists()

@@ -219,7 +219,7 @@ def kind_named(name: str) -> LabelKind:
     """Returns the kind of a name in a manifest.
 
     Raises:
-        ValueError: if there is no such kind.
+        ValueError: if the name is unknown.
     """
     for kind in _STORED:
         if kind.name == name:

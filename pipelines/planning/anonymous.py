@@ -1,7 +1,7 @@
 """Replaces the names of an input by codes, before anything is planned.
 
-A code is the HMAC-SHA256 of a name with a secret (RFC 2104). Without the secret nobody can test
-whether a guessed name belongs to a code, as with a plain hash of a path or a patient's number.
+A code is the HMAC-SHA256 of a name with a secret (RFC 2104). Whoever guesses a path or a patient's
+number could confirm the guess against a plain hash of it; against a code, only with the secret.
 The secret stays on the launcher. Each image keeps its real name in the plan, by which the workers
 read it; the plan is removed when the dataset is complete.
 """
@@ -16,7 +16,7 @@ import os
 import traceback
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -206,8 +206,7 @@ def write_names(names: pa.Table, secret: Secret, fingerprint: str) -> Path:
         errors.BuildError: if it cannot be written.
     """
     path = secret.beside(f"{fingerprint[:12]}.parquet")
-    with errors.clear_write_errors(str(path)), shards.atomic_write(path) as file:
-        os.fchmod(file.fileno(), 0o600)
+    with _create_private(path) as file:
         pq.write_table(names, file)
     sync_folder(path.parent)
     return path
@@ -230,9 +229,16 @@ def private_errors(secret: Secret | None) -> Iterator[None]:
             raise
         is_told = isinstance(error, errors.UserError | errors.BuildError | OSError)
         path = secret.beside("error.txt")
-        with errors.clear_write_errors(str(path)), shards.atomic_write(path) as file:
-            os.fchmod(file.fileno(), 0o600)
+        with _create_private(path) as file:
             file.write(f"{error if is_told else traceback.format_exc()}\n".encode())
         kind = errors.UserError if isinstance(error, errors.UserError) else errors.BuildError
         message = f"the reason may name files of the input, so it was written to {path}"
         raise kind(message) from None
+
+
+@contextlib.contextmanager
+def _create_private(path: Path) -> Iterator[BinaryIO]:
+    """Opens a file for writing that its owner alone may read."""
+    with errors.clear_write_errors(str(path)), shards.atomic_write(path) as file:
+        os.fchmod(file.fileno(), 0o600)
+        yield file

@@ -1,4 +1,4 @@
-"""The card of a dataset of feature maps: one HTML file that says what they are and of what."""
+"""The card of a dataset of feature maps: an HTML file about how they were computed."""
 
 from __future__ import annotations
 

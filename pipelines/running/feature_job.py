@@ -6,16 +6,13 @@ import contextlib
 import dataclasses
 import hashlib
 import io
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from pipelines import errors
 from pipelines.planning import output_state, plan
-from pipelines.running.job import Job
-from pipelines.shards import finish
-from pipelines.shards.build import find_finished
+from pipelines.running.job import Job, clean, is_complete, start_or_resume
 from pipelines.shards.features import DTYPES, Extraction
 from pipelines.stores.output import Storage
 from tfrecord_io.manifest import Manifest, ManifestError
@@ -85,32 +82,15 @@ def prepared_features(options: FeatureOptions) -> Iterator[Job[Extraction] | Non
         dtype=options.dtype,
     )
     with output_state.locked(storage):
-        if options.overwrite and not output_state.is_current(storage, extraction.identity):
-            output_state.clear(storage)
-        state = output_state.check_output(storage, extraction.identity)
-        if state is output_state.OutputState.COMPLETE:
+        if is_complete(storage, extraction.identity, overwrite=options.overwrite):
             yield None
             return
         tasks = extraction.tasks()
-        output_state.remove_leftovers(storage)
-        storage.make_folders()
-        storage.delete([finish.FAILURE_FILE])
+        clean(storage)
         plan.write_tasks(storage, tasks, extraction.identity)
         with storage.create(FILE_NAME) as file:
             file.write(content)
-        finished = find_finished(extraction, tasks)
-        if finished:
-            print(
-                f"resuming: {len(finished)} of {len(tasks)} shards are finished",
-                file=sys.stderr,
-                flush=True,
-            )
-        yield Job(
-            build=extraction,
-            todo=tuple(task for task in tasks if task.index not in finished),
-            num_finished=sum(sidecar.num_refs for sidecar in finished.values()),
-            started=started,
-        )
+        yield start_or_resume(extraction, tasks, started)
 
 
 def _absolute(folder: str) -> str:

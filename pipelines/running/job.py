@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -44,9 +44,9 @@ class Job(Generic[_Work]):
     """
 
     build: _Work
-    todo: tuple[plan.ShardTask, ...] = ()
-    num_finished: int = 0
-    started: float = 0.0
+    todo: tuple[plan.ShardTask, ...]
+    num_finished: int
+    started: float
 
     @property
     def storage(self) -> Storage:
@@ -102,14 +102,50 @@ def _prepare(options: BuildOptions, storage: Storage, source: Source) -> Job[Bui
     _say(_describe(listing))
     for note in listing.notes:
         _say(f"warning: {note}")
-    job = _plan_job(options, storage, source, listing, names)
-    return dataclasses.replace(job, started=started) if job else None
+    return _plan_job(options, storage, source, listing, names, started)
 
 
 def _scratch_dir(options: BuildOptions, storage: Storage) -> Path:
     """Returns the local folder into which a source unpacks its archive."""
     folder = options.download_dir if storage.remote else Path(storage.path(BUILD_DIR))
     return folder.absolute()
+
+
+def is_complete(storage: Storage, identity: Mapping[str, Any], *, overwrite: bool) -> bool:
+    """Tells whether the output holds this dataset, finished.
+
+    Args:
+        storage: the output folder.
+        identity: of this dataset.
+        overwrite: whether to delete another dataset that is in the folder.
+
+    Raises:
+        errors.UserError: if the folder holds another dataset, or files of somebody else.
+    """
+    if overwrite and not output_state.is_current(storage, identity):
+        output_state.clear(storage)
+    found = output_state.check_output(storage, identity)
+    return found is output_state.OutputState.COMPLETE
+
+
+def clean(storage: Storage) -> None:
+    """Makes the output folder ready for a job: without the leftovers of a run that was killed."""
+    output_state.remove_leftovers(storage)
+    storage.make_folders()
+    storage.delete([finish.FAILURE_FILE])
+
+
+def start_or_resume(work: _Work, tasks: Sequence[plan.ShardTask], started: float) -> Job[_Work]:
+    """Returns the job with the tasks that no earlier run has finished."""
+    finished = find_finished(work, tasks)
+    if finished:
+        _say(f"resuming: {len(finished)} of {len(tasks)} shards are finished")
+    return Job(
+        build=work,
+        todo=tuple(task for task in tasks if task.index not in finished),
+        num_finished=sum(sidecar.num_refs for sidecar in finished.values()),
+        started=started,
+    )
 
 
 def require_finished(job: Job[Any]) -> None:
@@ -179,6 +215,7 @@ def _plan_job(
     source: Source,
     listing: Listing,
     names: pa.Table | None,
+    started: float,
 ) -> Job[Build] | None:
     """Plans the shards; `names` is the private table of an anonymous dataset."""
     labels = options.label_names or tuple(sorted(set(listing.refs["label"].unique().to_pylist())))
@@ -207,10 +244,7 @@ def _plan_job(
         label_kind=options.label_kind,
         source_facts=_source_facts(options, source),
     )
-    if options.overwrite and not output_state.is_current(storage, identity):
-        output_state.clear(storage)
-    state = output_state.check_output(storage, identity)
-    if state is output_state.OutputState.COMPLETE:
+    if is_complete(storage, identity, overwrite=options.overwrite):
         _require_policy(storage, options)
         return None
     split = splits.apply(
@@ -229,20 +263,13 @@ def _plan_job(
     build = dataclasses.replace(
         build, over_limit=planned.over_limit, num_variants=planned.num_variants
     )
-    output_state.remove_leftovers(storage)
-    storage.make_folders()
-    storage.delete([finish.FAILURE_FILE])
+    clean(storage)
     if options.secret and names is not None:
         path = anonymous.write_names(names, options.secret, build.fingerprint)
         _say(f"the names behind the codes are in {path}: keep it as private as the secret")
     plan.write_plan(storage, planned, identity)
     drops.write_table(storage, drops.PLANNED_FILE, split.dropped)
-    finished = find_finished(build, planned.tasks)
-    todo = tuple(task for task in planned.tasks if task.index not in finished)
-    num_finished = sum(sidecar.num_refs for sidecar in finished.values())
-    if finished:
-        _say(f"resuming: {len(finished)} of {len(planned.tasks)} shards are finished")
-    return Job(build=build, todo=todo, num_finished=num_finished)
+    return start_or_resume(build, planned.tasks, started)
 
 
 def _content_names(source: Source, refs: pa.Table) -> list[str]:

@@ -175,6 +175,15 @@ class Sidecar:
     statistics: PixelStatistics | None = None
     computed_by: Mapping[str, str] | None = None
 
+    def to_shard(self) -> manifest.Shard:
+        """Returns the shard's entry in the manifest."""
+        return manifest.Shard(
+            name=self.shard,
+            num_examples=self.num_examples,
+            num_bytes=self.num_bytes,
+            sha256=self.sha256,
+        )
+
     def to_json(self) -> str:
         """Returns the sidecar as JSON text."""
         content = dataclasses.asdict(self)

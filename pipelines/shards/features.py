@@ -202,16 +202,7 @@ def _make_manifest(extraction: Extraction, sidecars: list[Sidecar]) -> manifest.
         dtype=extraction.dtype,
         splits={
             name: dataclasses.replace(
-                split,
-                shards=tuple(
-                    manifest.Shard(
-                        name=sidecar.shard,
-                        num_examples=sidecar.num_examples,
-                        num_bytes=sidecar.num_bytes,
-                        sha256=sidecar.sha256,
-                    )
-                    for sidecar in (next(rest) for _ in split.shards)
-                ),
+                split, shards=tuple(next(rest).to_shard() for _ in split.shards)
             )
             for name, split in found.splits.items()
         },

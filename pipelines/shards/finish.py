@@ -206,15 +206,7 @@ def _make_manifest(
         splits={
             split: manifest.Split(
                 label_counts=tuple(map(sum, zip(*(s.label_counts for s in members), strict=True))),
-                shards=tuple(
-                    manifest.Shard(
-                        name=s.shard,
-                        num_examples=s.num_examples,
-                        num_bytes=s.num_bytes,
-                        sha256=s.sha256,
-                    )
-                    for s in members
-                ),
+                shards=tuple(member.to_shard() for member in members),
             )
             for split, members in by_split.items()
         },

@@ -250,7 +250,10 @@ def _numbers(cells: Sequence[str]) -> tuple[list[str], dict[int, str]]:
 
 
 def _plain(table: pa.Table) -> pa.Table:
-    """Returns the table without dictionaries, of which an Arrow file allows one for each column."""
+    """Returns the table with plain columns in place of dictionary-encoded ones.
+
+    An Arrow file can hold one dictionary for each column, but its batches may have several.
+    """
     for place, field in enumerate(table.schema):
         if pa.types.is_dictionary(field.type):
             column = table[place].cast(field.type.value_type)

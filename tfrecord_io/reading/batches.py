@@ -182,7 +182,7 @@ def map_ahead(
     Args:
         function: called in a thread.
         items: taken from in the thread that asks.
-        num_ahead: how many results are computed ahead; with 0 there are no threads.
+        num_ahead: how many results are computed ahead; if 0, the caller computes them itself.
         num_threads: threads that call the function at the same time.
     """
     if not num_ahead:
