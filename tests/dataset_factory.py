@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from tfrecord_io import Manifest, RecordLayout, Shard, Split, image_key
+from tfrecord_io.label_kinds import CLASSES, LabelKind
 from tfrecord_io.manifest import FILE_NAME
 from tfrecord_io.shards import shard_name
 
@@ -23,6 +24,7 @@ def bare_manifest(
     name: str = "tiny",
     preprocessing: Mapping[str, Any] | None = None,
     dtype: str = "uint8",
+    label_kind: LabelKind = CLASSES,
 ) -> Manifest:
     """Returns the manifest of a dataset that no build made and of whose source nothing is said."""
     return Manifest(
@@ -38,6 +40,7 @@ def bare_manifest(
         fingerprint="0" * 64,
         versions={},
         dtype=dtype,
+        label_kind=label_kind,
     )
 
 

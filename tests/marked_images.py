@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 from dataset_factory import bare_manifest
 
 from tfrecord_io import Manifest, RecordLayout, Shard, Split, image_key
+from tfrecord_io.label_kinds import CLASSES, LabelKind
 from tfrecord_io.manifest import EXAMPLES_FILE_NAME, FILE_NAME
 from tfrecord_io.preprocess import Preprocessing
 from tfrecord_io.shards import shard_name
@@ -67,43 +68,56 @@ def write_marked_dataset(
     image_shape: tuple[int, int, int] = (12, 12, 1),
     label_names: tuple[str, ...] = OCT_NAMES,
     with_patients: bool = True,
+    label_kind: LabelKind = CLASSES,
 ) -> Manifest:
-    """Writes noise with a bright bar whose height tells the class, so that nets learn it."""
+    """Writes noise with a bright bar whose height tells the class, so that nets learn it.
+
+    Of several labels each has a bar, and half of the images have it.
+    """
     directory.mkdir(parents=True, exist_ok=True)
-    layout = RecordLayout(image_shape=image_shape, num_classes=len(label_names))
+    layout = RecordLayout(
+        image_shape=image_shape, num_classes=len(label_names), label_kind=label_kind
+    )
     generator = np.random.default_rng(0)
     splits, rows = {}, []
     for split, total in num_examples.items():
-        labels = generator.integers(len(label_names), size=total)
+        if label_kind is CLASSES:
+            has = np.eye(len(label_names), dtype=bool)[
+                generator.integers(len(label_names), size=total)
+            ]
+        else:
+            has = generator.random((total, len(label_names))) < 0.5
         records = []
-        for index, label in enumerate(labels):
+        for index, row in enumerate(has):
             pixels = generator.integers(100, size=image_shape, dtype=np.uint8)
-            top = int(label) * image_shape[0] // len(label_names)
-            pixels[top : top + image_shape[0] // len(label_names)] += 150
+            labels = np.flatnonzero(row).tolist()
+            for label in labels:
+                top = label * image_shape[0] // len(label_names)
+                pixels[top : top + image_shape[0] // len(label_names)] += 150
             key = image_key(f"{split}/{index}")
-            records.append(layout.encode_record(pixels.tobytes(), int(label), key))
+            records.append(layout.encode_record(pixels.tobytes(), labels, key))
+            text = label_kind.text_of([label_names[label] for label in labels])
             rows.append(
                 {
                     "split": split,
                     "shard": 0,
                     "row": index,
                     "key": key,
-                    "label": label_names[label],
+                    "label": text,
                     "patient": f"{split}-{index // IMAGES_A_PATIENT}",
-                    "path": f"{split}/{label_names[label]}/{index}.jpeg",
+                    "path": f"{split}/{text}/{index}.jpeg",
                 }
             )
         content = b"".join(records)
         name = shard_name(split, 0, 1)
         (directory / name).write_bytes(content)
-        counts = np.bincount(labels, minlength=len(label_names)).tolist()
         shard = Shard(
             name=name,
             num_examples=total,
             num_bytes=len(content),
             sha256=hashlib.sha256(content).hexdigest(),
         )
-        splits[split] = Split(label_counts=tuple(counts), shards=(shard,))
+        splits[split] = Split(label_counts=tuple(has.sum(0).tolist()), shards=(shard,))
     height, width, channels = image_shape
     manifest = bare_manifest(
         name="marked",
@@ -111,6 +125,7 @@ def write_marked_dataset(
         label_names=label_names,
         splits=splits,
         preprocessing=Preprocessing(height=height, width=width, channels=channels).to_dict(),
+        label_kind=label_kind,
     )
     (directory / FILE_NAME).write_text(manifest.to_json(), encoding="utf-8")
     if with_patients:

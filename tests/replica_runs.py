@@ -21,7 +21,7 @@ from train.models import build_network  # noqa: E402
 from train.optimizers import averaged_weights, make_optimizer  # noqa: E402
 from train.steps import Objective, make_steps  # noqa: E402
 from train.strategy import configure_devices, set_seed  # noqa: E402
-from train.trainer import class_weights  # noqa: E402
+from train.tasks import CLASSES  # noqa: E402
 
 
 def losses(config: TrainConfig) -> dict[str, object]:
@@ -51,7 +51,9 @@ def losses(config: TrainConfig) -> dict[str, object]:
             synchronized=devices.must_synchronize,
         )
         optimizer = make_optimizer(config, learning_rate=config.learning_rate, num_steps=num_steps)
-    weights = class_weights(chosen.train.label_counts, power=config.class_weight_power)
+    weights = CLASSES.class_weights(
+        chosen.train.label_counts, chosen.train.num_examples, config.class_weight_power
+    )
     steps = make_steps(
         network,
         optimizer,

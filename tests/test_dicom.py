@@ -374,7 +374,7 @@ def test_fill_bytes_before_a_marker_of_jpeg_are_legal(marker):
 def test_a_model_of_dicom_files_predicts_pictures_without_the_extra(monkeypatch):
     monkeypatch.setattr(dicom, "PACKAGES", ("a-missing-codec",))
     versions = preprocess.decoder_versions() | {"pydicom": "3.0.0"}
-    trained = Classifier(None, Preprocessing(), ("CNV", "DME"), versions)
+    trained = Classifier(None, None, Preprocessing(), ("CNV", "DME"), versions)
     assert other_decoder(trained) is None
     older = dataclasses.replace(trained, decoder=versions | {"pillow": "1.0"})
     assert "decoded by pillow 1.0, here it is pillow" in other_decoder(older)

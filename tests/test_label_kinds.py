@@ -231,11 +231,3 @@ def test_label_columns_that_cannot_be_are_refused(tmp_path, capsys, flags, messa
     arguments = ["--source=directory", f"--input={tmp_path}", f"--output={tmp_path / 'out'}"]
     assert build_tfrecords.main([*arguments, *flags]) == 2
     assert message in capsys.readouterr().err
-
-
-def test_the_trainer_refuses_several_labels_before_it_makes_a_folder(dataset, tmp_path, capsys):
-    from train import run
-
-    assert run.main([f"--data={dataset[2]}", f"--workdir={tmp_path / 'run'}"]) == 2
-    assert "do not have one class each, but labels (mass, fluid, scar)" in capsys.readouterr().err
-    assert not (tmp_path / "run").exists()

@@ -222,7 +222,7 @@ def test_the_trainer_refuses_numbers_before_it_makes_a_folder(dataset, tmp_path,
     from train import run
 
     assert run.main([f"--data={dataset[1]}", f"--workdir={tmp_path / 'run'}"]) == 2
-    assert "do not have one class each, but numbers (ef)" in capsys.readouterr().err
+    assert "have a number each (ef)" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
 
 

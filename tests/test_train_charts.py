@@ -41,7 +41,10 @@ def scores_of(areas):
 def test_the_roc_passes_through_the_corners_and_the_points_between():
     probabilities = np.array([[0.9, 0.1], [0.6, 0.4], [0.7, 0.3], [0.2, 0.8]])
     chart = charts.roc_curves(
-        probabilities, np.array([0, 0, 1, 1]), ("a", "b"), scores_of({"a": 0.75, "b": 0.75})
+        probabilities,
+        np.eye(2, dtype=bool)[[0, 0, 1, 1]],
+        ("a", "b"),
+        scores_of({"a": 0.75, "b": 0.75}),
     )
     assert [line.name for line in chart.series] == ["a 0.750", "b 0.750"]
     assert chart.series[0].points == ((0, 0), (0, 0.5), (0.5, 0.5), (0.5, 1), (1, 1))
@@ -53,7 +56,10 @@ def test_of_many_classes_those_of_smallest_area_are_drawn():
     areas = {name: 0.5 + index / 100 for index, name in enumerate(names)}
     areas["class 0"] = None
     chart = charts.roc_curves(
-        generator.dirichlet(np.ones(30), size=90), np.arange(90) % 30, names, scores_of(areas)
+        generator.dirichlet(np.ones(30), size=90),
+        np.eye(30, dtype=bool)[np.arange(90) % 30],
+        names,
+        scores_of(areas),
     )
     assert [line.name for line in chart.series] == [
         f"class {index} {0.5 + index / 100:.3f}" for index in range(1, 9)
@@ -62,15 +68,14 @@ def test_of_many_classes_those_of_smallest_area_are_drawn():
 
 
 def test_without_two_sides_there_is_no_roc():
-    assert charts.roc_curves(np.ones((3, 1)), np.zeros(3, int), ("a",), scores_of({"a": None})) is (
-        None
-    )
+    has = np.ones((3, 1), bool)
+    assert charts.roc_curves(np.ones((3, 1)), has, ("a",), scores_of({"a": None})) is None
 
 
 @pytest.mark.parametrize(
     ("num_examples", "num_points"), [(1, 1), (39, 1), (40, 2), (240, 12), (5000, 12)]
 )
-def test_a_point_of_the_reliability_stands_for_enough_images(num_examples, num_points):
+def test_a_point_of_the_reliability_stands_for_enough_answers(num_examples, num_points):
     generator = np.random.default_rng(0)
     probabilities = generator.dirichlet(np.ones(3), size=num_examples)
     labels = generator.integers(3, size=num_examples)

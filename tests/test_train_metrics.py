@@ -3,7 +3,9 @@ import pytest
 import scipy.stats
 from marked_images import OCT_NAMES, write_marked_dataset
 
+from tfrecord_io.label_kinds import CLASSES
 from train import metrics as measures
+from train.scores import ClassScorer
 
 
 def certain(predicted, num_classes=4):
@@ -13,7 +15,7 @@ def certain(predicted, num_classes=4):
 def test_what_is_not_defined_is_none_not_a_number():
     labels = np.array([0, 0, 1, 1])
     result = measures.evaluate_predictions(
-        certain(labels), labels, OCT_NAMES, groups=None, num_samples=20, seed=0
+        ClassScorer(certain(labels), labels, OCT_NAMES), groups=None, num_samples=20, seed=0
     )
     assert result["scores"]["sensitivity/DRUSEN"] == {"value": None, "low": None, "high": None}
     assert result["scores"]["auc/NORMAL"]["value"] is None
@@ -31,7 +33,10 @@ def test_intervals_by_patient_are_wider_when_images_of_a_patient_are_alike():
     widths = []
     for groups in (None, patients):
         result = measures.evaluate_predictions(
-            certain(predicted), labels, OCT_NAMES, groups=groups, num_samples=200, seed=1
+            ClassScorer(certain(predicted), labels, OCT_NAMES),
+            groups=groups,
+            num_samples=200,
+            seed=1,
         )
         accuracy = result["scores"]["accuracy"]
         assert accuracy["low"] < accuracy["value"] < accuracy["high"]
@@ -44,16 +49,15 @@ def test_the_same_seed_gives_the_same_intervals():
     labels = np.random.default_rng(0).integers(4, size=50)
     arguments = {"groups": None, "num_samples": 30, "seed": 5}
     probabilities = np.random.default_rng(1).dirichlet(np.ones(4), size=50)
-    first = measures.evaluate_predictions(probabilities, labels, OCT_NAMES, **arguments)
-    assert first == measures.evaluate_predictions(probabilities, labels, OCT_NAMES, **arguments)
+    scorer = ClassScorer(probabilities, labels, OCT_NAMES)
+    first = measures.evaluate_predictions(scorer, **arguments)
+    assert first == measures.evaluate_predictions(scorer, **arguments)
 
 
 def measured(labels, predicted=None, names=OCT_NAMES, **arguments):
     labels = np.asarray(labels)
     return measures.evaluate_predictions(
-        certain(labels if predicted is None else predicted, len(names)),
-        labels,
-        names,
+        ClassScorer(certain(labels if predicted is None else predicted, len(names)), labels, names),
         **({"groups": None, "num_samples": 20, "seed": 0} | arguments),
     )
 
@@ -108,7 +112,7 @@ def test_probabilities_that_are_not_numbers_are_refused_by_name(bad):
     probabilities[2, 1] = bad
     with pytest.raises(measures.MetricsError, match=r"1 of 4 images .* \(the first is image 2"):
         measures.evaluate_predictions(
-            probabilities, np.arange(4), OCT_NAMES, groups=None, num_samples=10, seed=0
+            ClassScorer(probabilities, np.arange(4), OCT_NAMES), groups=None, num_samples=10, seed=0
         )
 
 
@@ -198,7 +202,7 @@ def test_a_dataset_without_the_table_has_keys_alone(tmp_path):
 def test_predictions_are_written_a_row_an_example(tmp_path):
     examples = measures.Examples(keys=("k1", "k2"), patients=("p", "q"), paths=None)
     measures.write_predictions(
-        tmp_path / "predictions.csv", certain([1, 0], 2), np.array([1, 1]), ("a", "b"), examples
+        tmp_path / "predictions.csv", certain([1, 0], 2), "bb", "ba", ("a", "b"), examples
     )
     assert (tmp_path / "predictions.csv").read_text().splitlines() == [
         "key,path,patient,label,predicted,a,b",
@@ -210,12 +214,12 @@ def test_predictions_are_written_a_row_an_example(tmp_path):
 def test_predictions_are_read_as_they_were_written_and_hold_no_formula(tmp_path):
     names = ("=A", "B")
     probabilities = np.array([[0.25, 0.75], [0.5, 0.5]], np.float32)
-    labels = np.array([1, 0])
+    labels = ["B", "=A"]
     examples = measures.Examples(keys=("k1", "k2"), patients=("p", "q"), paths=("=x.png", "y.png"))
     path = tmp_path / "predictions.csv"
-    measures.write_predictions(path, probabilities, labels, names, examples)
+    measures.write_predictions(path, probabilities, labels, labels, names, examples)
     assert "'=x.png" in path.read_text()
-    found, found_labels, who = measures.read_predictions(path, 2)
+    found, has, who = measures.read_predictions(path, 2, CLASSES)
     np.testing.assert_allclose(found, probabilities)
-    assert found_labels.tolist() == [1, 0]
+    assert has.argmax(-1).tolist() == [1, 0]
     assert (who.keys, who.patients) == (("k1", "k2"), ("p", "q"))

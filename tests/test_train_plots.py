@@ -4,13 +4,27 @@ from PIL import Image
 
 from train import metrics as measures
 from train import plots
+from train.scores import ClassScorer
+from train.tasks import CLASSES
 
 
 def metrics_of(probabilities, labels, names=OCT_NAMES):
     metrics = measures.evaluate_predictions(
-        probabilities, labels, names, groups=None, num_samples=10, seed=0
+        ClassScorer(probabilities, labels, tuple(names)), groups=None, num_samples=10, seed=0
     )
     return metrics | {"split": "test", "best_epoch": 2}
+
+
+def write(folder, history, probabilities, labels, names=OCT_NAMES):
+    plots.write_plots(
+        folder,
+        history,
+        metrics_of(probabilities, labels, names),
+        probabilities,
+        CLASSES.has(labels, len(names)),
+        (probabilities, labels),
+        names,
+    )
 
 
 def texts(figure):
@@ -43,7 +57,7 @@ def test_the_roc_has_a_curve_for_each_class_and_the_urgent_view():
     labels = generator.integers(4, size=60)
     probabilities = generator.dirichlet(np.ones(4), size=60)
     metrics = metrics_of(probabilities, labels)
-    figure = plots.draw_roc(probabilities, labels, OCT_NAMES, metrics)
+    figure = plots.draw_roc(probabilities, CLASSES.has(labels, 4), OCT_NAMES, metrics)
     assert len(figure.axes[0].lines) == 4 + 1 + 1  # and the diagonal
     area = metrics["scores"]["auc/DME"]["value"]
     assert any(text.startswith(f"DME: {area:.3f} [") for text in texts(figure))
@@ -52,7 +66,8 @@ def test_the_roc_has_a_curve_for_each_class_and_the_urgent_view():
 def test_a_class_without_examples_has_no_curve():
     labels = np.array([0, 1, 2, 0])
     probabilities = np.full((4, 4), 0.25)
-    figure = plots.draw_roc(probabilities, labels, OCT_NAMES, metrics_of(probabilities, labels))
+    metrics = metrics_of(probabilities, labels)
+    figure = plots.draw_roc(probabilities, CLASSES.has(labels, 4), OCT_NAMES, metrics)
     assert not any(text.startswith("NORMAL") for text in texts(figure))
 
 
@@ -68,10 +83,7 @@ def test_all_plots_are_written_as_pictures(tmp_path):
     labels = np.array([0, 1, 2, 3])
     probabilities = np.eye(4) * 0.9 + 0.025
     history = [{"epoch": 1, "loss": 1.0, "accuracy": 0.5}]
-    plots.write_plots(
-        tmp_path / "plots", history, metrics_of(probabilities, labels), probabilities, labels,
-        OCT_NAMES,
-    )  # fmt: skip
+    write(tmp_path / "plots", history, probabilities, labels)
     for name in ("curves", "confusion", "roc", "reliability"):
         with Image.open(tmp_path / "plots" / f"{name}.png") as picture:
             assert min(picture.size) > 300
@@ -82,9 +94,7 @@ def all_written(folder, names, num_examples):
     generator = np.random.default_rng(0)
     labels = generator.integers(len(names), size=num_examples)
     probabilities = generator.dirichlet(np.ones(len(names)), size=num_examples)
-    metrics = metrics_of(probabilities, labels, names)
-    history = [{"epoch": 1, "loss": 1.0, "accuracy": 0.5}]
-    plots.write_plots(folder, history, metrics, probabilities, labels, names)
+    write(folder, [{"epoch": 1, "loss": 1.0, "accuracy": 0.5}], probabilities, labels, names)
     sizes = {}
     for path in folder.iterdir():
         with Image.open(path) as picture:
@@ -114,7 +124,7 @@ def test_of_many_classes_the_roc_shows_those_of_smallest_area():
     labels = np.repeat(np.arange(30), 4)
     probabilities = generator.dirichlet(np.ones(30), size=120)
     metrics = metrics_of(probabilities, labels, names)
-    found = texts(plots.draw_roc(probabilities, labels, names, metrics))
+    found = texts(plots.draw_roc(probabilities, CLASSES.has(labels, 30), names, metrics))
     worst = min(names, key=lambda name: metrics["scores"][f"auc/{name}"]["value"])
     assert any(text.startswith(f"{worst}:") for text in found)
     assert sum(text.startswith("class ") for text in found) == 10
@@ -137,8 +147,6 @@ def test_a_picture_that_cannot_be_written_costs_a_warning_and_no_other_picture(t
     (tmp_path / "plots" / "roc.png").mkdir(parents=True)
     labels = np.array([0, 1, 2, 3])
     probabilities = np.eye(4) * 0.9 + 0.025
-    plots.write_plots(
-        tmp_path / "plots", [], metrics_of(probabilities, labels), probabilities, labels, OCT_NAMES
-    )
+    write(tmp_path / "plots", [], probabilities, labels)
     assert (tmp_path / "plots" / "reliability.png").is_file()
     assert "roc.png was not written: IsADirectoryError" in capsys.readouterr().err

@@ -16,6 +16,8 @@ from tfrecord_io import Shard, Split
 from train import calibration, metrics, report
 from train.parts import whole_split
 from train.report import Mistake, RunReport
+from train.scores import ClassScorer, scores
+from train.tasks import CLASSES
 
 
 def split_of(label_counts):
@@ -45,16 +47,17 @@ def predictions_of(num_classes, num_examples, seed=0):
 
 def mistakes_of(probabilities, labels, names):
     generator = np.random.default_rng(0)
+    answers = CLASSES.story.mistakes(probabilities, labels, names, report.MAX_MISTAKES)
     return [
         Mistake(
             image=generator.integers(256, size=(20, 30, 1), dtype=np.uint8),
             drops=generator.normal(size=(20, 30)),
-            true=names[labels[index]],
-            predicted=names[probabilities[index].argmax()],
-            probability=float(probabilities[index].max()),
-            path=f"test/{names[labels[index]]}/{index}.jpeg",
+            true=answer.true,
+            predicted=answer.predicted,
+            probability=answer.probability,
+            path=f"test/{answer.true}/{answer.place}.jpeg",
         )
-        for index in report.worst_mistakes(probabilities, labels)
+        for answer in answers
     ]
 
 
@@ -62,7 +65,7 @@ def report_of(names=OCT_NAMES, *, num_examples=80, with_patients=True, manifest=
     probabilities, labels = predictions_of(len(names), num_examples)
     groups = [str(index // 2) for index in range(num_examples)] if with_patients else None
     measured = metrics.evaluate_predictions(
-        probabilities, labels, names, groups=groups, num_samples=50, seed=0
+        ClassScorer(probabilities, labels, tuple(names)), groups=groups, num_samples=50, seed=0
     )
     found = {
         "title": "a run",
@@ -74,7 +77,7 @@ def report_of(names=OCT_NAMES, *, num_examples=80, with_patients=True, manifest=
         ],
         "metrics": measured | {"split": "test", "best_epoch": 2},
         "probabilities": probabilities,
-        "labels": labels,
+        "truths": labels,
         "mistakes": mistakes_of(probabilities, labels, names),
         "versions": {"python": "3.11.7"},
     }
@@ -85,15 +88,16 @@ def report_of(names=OCT_NAMES, *, num_examples=80, with_patients=True, manifest=
 def full():
     """A report with everything in it."""
     made = report_of()
-    val = predictions_of(4, 40, seed=1)
-    test = (made.probabilities, made.labels)
+    val_probabilities, val_truths = predictions_of(4, 40, seed=1)
     measured = dict(made.metrics)
     measured["calibration"] = calibration.describe_calibration(
-        1.7, fitted_on="val", num_examples=40, probabilities=test[0], labels=test[1]
+        1.7, fitted_on="val", num_examples=40, probabilities=made.probabilities, labels=made.truths
     )
     measured["thresholds"] = calibration.choose_thresholds(
-        calibration.default_views(OCT_NAMES), OCT_NAMES, val=val, test=test, groups=None,
-        wanted=0.95, num_samples=20, seed=0,
+        calibration.default_views(OCT_NAMES), OCT_NAMES,
+        val=(val_probabilities, CLASSES.has(val_truths, 4)),
+        test=(made.probabilities, CLASSES.has(made.truths, 4)),
+        groups=None, wanted=0.95, num_samples=20, seed=0,
     )  # fmt: skip
     return dataclasses.replace(made, metrics=measured, uncalibrated=made.probabilities)
 
@@ -183,9 +187,14 @@ def test_the_worst_mistakes_are_shown_with_their_maps(full, text):
 def test_the_surest_mistakes_are_the_worst():
     probabilities = np.array([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8], [0.3, 0.7], [0.7, 0.3]])
     labels = np.array([0, 1, 0, 0, 1])
-    assert report.worst_mistakes(probabilities, labels) == [2, 3, 4, 1]
-    assert report.worst_mistakes(probabilities, labels, most=1) == [2]
-    assert report.worst_mistakes(probabilities, probabilities.argmax(-1)) == []
+
+    def places(labels, most=12):
+        found = CLASSES.story.mistakes(probabilities, labels, ("a", "b"), most)
+        return [answer.place for answer in found]
+
+    assert places(labels) == [2, 3, 4, 1]
+    assert places(labels, most=1) == [2]
+    assert places(probabilities.argmax(-1)) == []
 
 
 def test_mistakes_are_found_with_their_images_paths_and_maps(tmp_path):
@@ -208,9 +217,7 @@ def test_mistakes_are_found_with_their_images_paths_and_maps(tmp_path):
         predict,
         str(tmp_path),
         whole_split(manifest, "test"),
-        probabilities,
-        labels,
-        manifest.label_names,
+        CLASSES.story.mistakes(probabilities, labels, manifest.label_names, 12),
         examples,
     )
     assert [mistake.path for mistake in found] == [examples.paths[290], examples.paths[7]]
@@ -252,11 +259,11 @@ def test_patients_shared_with_training_are_said_before_anything_is_believed(shar
 def test_a_result_that_guessing_may_reach_is_called_that(text):
     probabilities, labels = np.full((40, 4), 0.25, np.float32), np.arange(40) % 4
     guessed = metrics.evaluate_predictions(
-        probabilities, labels, OCT_NAMES, groups=None, num_samples=50, seed=0
+        ClassScorer(probabilities, labels, OCT_NAMES), groups=None, num_samples=50, seed=0
     )
     guessing = report_of(
         metrics=guessed | {"split": "test", "best_epoch": 1}, mistakes=(),
-        probabilities=probabilities, labels=labels,
+        probabilities=probabilities, truths=labels,
     )  # fmt: skip
     claim = "may be no better than always giving the most frequent answer"
     assert claim in words(report.render(guessing))
@@ -283,7 +290,7 @@ def test_a_note_of_the_run_is_among_the_limits():
 
 
 def test_a_run_without_anything_to_evaluate_on_has_a_page_that_says_so():
-    bare = report_of(metrics=None, probabilities=None, labels=None, mistakes=())
+    bare = report_of(metrics=None, probabilities=None, truths=None, mistakes=())
     text = report.render(bare)
     assert "There is no result for this network" in words(text)
     assert "Training and data" in words(text)
@@ -317,7 +324,11 @@ def test_three_hundred_classes_have_a_page_of_modest_size():
 def test_a_cross_validation_shows_its_runs_and_their_spread():
     made = report_of()
     results = [
-        (fold, seed, metrics.scores(made.probabilities[fold::5], made.labels[fold::5], OCT_NAMES))
+        (
+            fold,
+            seed,
+            scores(ClassScorer(made.probabilities[fold::5], made.truths[fold::5], OCT_NAMES)),
+        )
         for fold in range(5)
         for seed in range(2)
     ]

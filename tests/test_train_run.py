@@ -104,11 +104,8 @@ def check_same(workdir, other):
             assert row[quantity] == same[quantity]
 
 
-@pytest.mark.slow
-def test_killed_at_two_moments_it_ends_with_the_weights_of_an_undisturbed_run(
-    data, finished, tmp_path
-):
-    workdir = tmp_path / "run"
+def run_killed_twice(data, workdir):
+    """Trains to the end, after a SIGTERM and a SIGKILL on the way."""
     arguments = command("run", "--data", data, "--workdir", workdir, *FLAGS)
     checkpoint = workdir / "checkpoint.npz"
     for number, delay in ((signal.SIGTERM, 0.13), (signal.SIGKILL, 0.05)):
@@ -134,7 +131,14 @@ def test_killed_at_two_moments_it_ends_with_the_weights_of_an_undisturbed_run(
             assert "stopped by SIGTERM after step" in errors
     result = run_script("run", "--data", data, "--workdir", workdir, *FLAGS)
     assert result.returncode == 0, result.stderr
-    check_same(workdir, finished[0])
+
+
+@pytest.mark.slow
+def test_killed_at_two_moments_it_ends_with_the_weights_of_an_undisturbed_run(
+    data, finished, tmp_path
+):
+    run_killed_twice(data, tmp_path / "run")
+    check_same(tmp_path / "run", finished[0])
 
 
 @pytest.mark.slow

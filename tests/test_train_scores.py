@@ -16,7 +16,7 @@ def test_the_measures_of_a_small_case_are_those_worked_out_by_hand():
     # Truth: CNV CNV DME NORMAL NORMAL DRUSEN; one CNV is called NORMAL, one NORMAL DRUSEN.
     labels = np.array([0, 0, 1, 3, 3, 2])
     predicted = np.array([0, 3, 1, 3, 2, 2])
-    scores = scoring.scores(certain(predicted), labels, OCT_NAMES)
+    scores = scoring.scores(scoring.ClassScorer(certain(predicted), labels, OCT_NAMES))
     assert scores["accuracy"] == pytest.approx(4 / 6)
     assert scores["sensitivity/CNV"] == pytest.approx(1 / 2)
     assert scores["specificity/CNV"] == 1.0
@@ -50,9 +50,13 @@ def test_weights_count_an_example_as_often_as_copies_of_it_would(labels, seed):
     if not counts.sum():
         counts[0] = 1
     names = ("a", "b", "c")
-    weighted = scoring.scores(probabilities, labels, names, counts.astype(float))
+    weighted = scoring.scores(
+        scoring.ClassScorer(probabilities, labels, names), counts.astype(float)
+    )
     repeated = scoring.scores(
-        np.repeat(probabilities, counts, axis=0), np.repeat(labels, counts), names
+        scoring.ClassScorer(
+            np.repeat(probabilities, counts, axis=0), np.repeat(labels, counts), names
+        )
     )
     assert weighted == pytest.approx(repeated, nan_ok=True)
 
@@ -62,7 +66,7 @@ def test_sensitivity_agrees_with_scikit_learn():
     labels = generator.integers(4, size=300)
     probabilities = generator.dirichlet(np.ones(4), size=300)
     recalls = sk_metrics.recall_score(labels, probabilities.argmax(-1), average=None)
-    scores = scoring.scores(probabilities, labels, OCT_NAMES)
+    scores = scoring.scores(scoring.ClassScorer(probabilities, labels, OCT_NAMES))
     assert [scores[f"sensitivity/{name}"] for name in OCT_NAMES] == pytest.approx(recalls)
     assert scores["balanced_accuracy"] == pytest.approx(recalls.mean())
 
@@ -79,7 +83,9 @@ def test_the_area_under_the_curve_agrees_with_scikit_learn_with_ties_and_weights
 
 
 def test_the_urgent_view_is_for_oct_classes_alone():
-    scores = scoring.scores(certain([0, 1], 2), np.array([0, 1]), ("cat", "dog"))
+    scores = scoring.scores(
+        scoring.ClassScorer(certain([0, 1], 2), np.array([0, 1]), ("cat", "dog"))
+    )
     assert not any(name.startswith("urgent") for name in scores)
     assert "weighted_error" not in scores
 
@@ -135,17 +141,17 @@ def test_many_weightings_at_once_measure_what_each_does_alone():
     labels = generator.integers(4, size=40)
     probabilities = generator.dirichlet(np.ones(4), size=40).round(1)  # with ties
     weights = generator.integers(0, 3, size=(5, 40)).astype(float)
-    scorer = scoring.Scorer(probabilities, labels, OCT_NAMES)
+    scorer = scoring.ClassScorer(probabilities, labels, OCT_NAMES)
     together = scorer.score(weights) | scorer.areas(weights)
     for index, row in enumerate(weights):
-        alone = scoring.scores(probabilities, labels, OCT_NAMES, row)
+        alone = scoring.scores(scorer, row)
         assert list(alone) == scorer.names
         assert {name: together[name][index] for name in alone} == pytest.approx(alone)
 
 
 def test_the_balanced_accuracy_is_over_the_classes_that_have_examples():
     labels = np.array([0, 0, 1, 1])
-    scores = scoring.scores(certain([0, 0, 1, 0]), labels, OCT_NAMES)
+    scores = scoring.scores(scoring.ClassScorer(certain([0, 0, 1, 0]), labels, OCT_NAMES))
     assert scores["balanced_accuracy"] == pytest.approx(
         sk_metrics.balanced_accuracy_score(labels, [0, 0, 1, 0])
     )
@@ -154,7 +160,7 @@ def test_the_balanced_accuracy_is_over_the_classes_that_have_examples():
 def test_a_measure_rests_on_the_groups_of_its_smaller_side():
     # Groups 0 and 1 have CNV alone, 2 has CNV and NORMAL.
     labels, groups = np.array([0, 0, 1, 0]), np.array([0, 1, 2, 2])
-    scorer = scoring.Scorer(certain(labels, 2), labels, ("CNV", "NORMAL"))
+    scorer = scoring.ClassScorer(certain(labels, 2), labels, ("CNV", "NORMAL"))
     assert scorer.num_groups_behind(groups) == {
         "accuracy": 3,
         "ece": 3,
@@ -170,7 +176,7 @@ def test_a_measure_rests_on_the_groups_of_its_smaller_side():
 
 def test_the_urgent_view_rests_on_the_groups_of_both_urgent_classes():
     labels, groups = np.array([0, 1, 3, 3]), np.array([0, 1, 2, 3])
-    behind = scoring.Scorer(certain(labels), labels, OCT_NAMES).num_groups_behind(groups)
+    behind = scoring.ClassScorer(certain(labels), labels, OCT_NAMES).num_groups_behind(groups)
     assert (behind["sensitivity/CNV"], behind["urgent/sensitivity"], behind["urgent/auc"]) == (
         1, 2, 2,
     )  # fmt: skip

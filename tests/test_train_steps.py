@@ -13,7 +13,7 @@ from train.augmentation import NUM_DRAWS
 from train.config import TrainConfig
 from train.models import build_network
 from train.steps import Objective
-from train.trainer import class_weights
+from train.tasks import CLASSES
 
 NUM_EXAMPLES = {"train": 30, "test": 11}
 SHAPE = (10, 8, 1)
@@ -224,10 +224,10 @@ def test_the_objective_is_what_the_configuration_asks_for(fields, augment_streng
 @pytest.mark.parametrize("power", [0.0, 0.5, 1.0])
 def test_class_weights_are_frequencies_to_a_negative_power_with_mean_1(power):
     counts = np.array([90, 9, 1])
-    weights = np.array(class_weights(counts.tolist(), power=power))
+    weights = np.array(CLASSES.class_weights(counts.tolist(), 100, power))
     assert weights @ counts / counts.sum() == pytest.approx(1)
     np.testing.assert_allclose(weights[0] / weights, (counts / counts[0]) ** power)
 
 
 def test_a_class_without_images_weighs_nothing():
-    assert class_weights([4, 0, 4], power=1.0) == (1.0, 0.0, 1.0)
+    assert CLASSES.class_weights([4, 0, 4], 8, 1.0) == (1.0, 0.0, 1.0)

@@ -20,7 +20,7 @@ from marked_images import (
 )
 
 from tfrecord_io.shards import atomic_write
-from train import callbacks, checkpoint, metrics, predict, run
+from train import callbacks, checkpoint, predict, run, scores
 from train.callbacks import StoppedError, TrainingError
 from train.config import ConfigError, TrainConfig
 from train.trainer import Progress, plan_phases, train_and_evaluate
@@ -277,8 +277,8 @@ def test_the_kept_weights_are_those_of_the_best_epoch_whenever_the_run_is_stoppe
     """They lie in the checkpoint with the name of their epoch. A loss that is NaN never wins."""
     workdir = tmp_path / "run"
     losses = iter([math.nan, 1.0, 2.0, math.nan])
-    real = metrics.cross_entropy
-    monkeypatch.setattr(metrics, "cross_entropy", lambda *given: next(losses, real(*given)))
+    real = scores.cross_entropy
+    monkeypatch.setattr(scores, "cross_entropy", lambda *given: next(losses, real(*given)))
     config = config_of(data, epochs=4, best_by="val_loss")
     train_until(12, config, workdir, monkeypatch)  # the end of the second epoch
     kept = arrays_of(workdir / "checkpoint.npz", "best")

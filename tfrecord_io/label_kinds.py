@@ -43,7 +43,11 @@ class LabelKind(abc.ABC):
 
     @abc.abstractmethod
     def names_in(self, text: str) -> list[str]:
-        """Returns the names of the labels in a label's text; a number has none."""
+        """Returns the names of the labels in a label's text; of a number, the text."""
+
+    @abc.abstractmethod
+    def text_of(self, names: Sequence[str]) -> str:
+        """Returns the text of a label that has these names, in the dataset's order."""
 
     @abc.abstractmethod
     def is_label(self, values: np.ndarray) -> bool:
@@ -129,6 +133,10 @@ class _Classes(_Named):
     def names_in(self, text: str) -> list[str]:
         return [text]
 
+    def text_of(self, names: Sequence[str]) -> str:
+        (name,) = names
+        return name
+
     def balance(self, counts: np.ndarray, texts: Sequence[str]) -> np.ndarray:
         return counts
 
@@ -160,6 +168,9 @@ class _Several(_Named):
     def names_in(self, text: str) -> list[str]:
         return [] if text == NONE else text.split(SEPARATOR)
 
+    def text_of(self, names: Sequence[str]) -> str:
+        return SEPARATOR.join(names) or NONE
+
     def is_label(self, values: np.ndarray) -> bool:
         return set(values.tolist()) <= {0.0, 1.0}
 
@@ -181,7 +192,11 @@ class _Number(LabelKind):
     values = "one finite number"
 
     def names_in(self, text: str) -> list[str]:
-        return []
+        return [text]
+
+    def text_of(self, names: Sequence[str]) -> str:
+        (text,) = names
+        return text
 
     def balance(self, counts: np.ndarray, texts: Sequence[str]) -> np.ndarray:
         return counts

@@ -107,12 +107,14 @@ def prepare(config: TrainConfig, *, replicas: int, num_steps: int) -> Session:
     from train.parts import choose_parts, read_statistics
     from train.steps import Objective, make_steps
     from train.strategy import configure_devices, set_seed
+    from train.tasks import task_of
 
     manifest = tfrecord_io.Manifest.load(config.data)
     config = dataclasses.replace(config, gpus=replicas)
     set_seed(config.seed)
     devices = configure_devices(config)
     part = choose_parts(config, manifest).train
+    task = task_of(manifest.label_kind)
     config = config.resolve(
         num_examples=part.num_examples,
         num_replicas=replicas,
@@ -129,6 +131,7 @@ def prepare(config: TrainConfig, *, replicas: int, num_steps: int) -> Session:
             config,
             image_shape=manifest.image_shape,
             num_classes=manifest.num_classes,
+            task=task,
             image_dtype=manifest.dtype,
             grey_factor=grey_factor_of(manifest),
             statistics=pixels,
@@ -141,7 +144,10 @@ def prepare(config: TrainConfig, *, replicas: int, num_steps: int) -> Session:
         optimizer,
         devices,
         objective=Objective.from_config(
-            config, (1.0,) * manifest.num_classes, grey_factor_of(manifest)
+            config,
+            task.class_weights(part.label_counts, part.num_examples, 0.0),
+            grey_factor_of(manifest),
+            task,
         ),
         jit_compile=bool(config.jit_compile),
     )

@@ -233,8 +233,8 @@ def choose_thresholds(
         views: the positive classes by the name of the view; a view is left out if its classes have
             no validation image.
         label_names: names of the classes.
-        val: (probabilities [num_examples, num_classes], labels int [num_examples]), with the
-            temperature applied.
+        val: (probabilities [num_examples, num_classes], which examples have which classes, bool
+            [num_examples, num_classes]), with the temperature applied.
         test: the same for the test split, or None if there is none.
         groups: the patient of each test example; None for intervals by image.
         wanted: sensitivity to reach on validation.
@@ -276,9 +276,9 @@ def _view(
     split: tuple[np.ndarray, np.ndarray], is_member: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns each example's (probability of the view's classes, whether it is of one of them)."""
-    probabilities, labels = split
+    probabilities, has = split
     # float64 survives the round trip through JSON, so a stored threshold gives the same answers.
-    return probabilities[:, is_member].astype(np.float64).sum(-1), is_member[labels]
+    return probabilities[:, is_member].astype(np.float64).sum(-1), has[:, is_member].any(-1)
 
 
 def _reached(

@@ -15,8 +15,8 @@ from train.scores import URGENT_CLASSES
 #: Most lines in a chart; the page has this many colours.
 NUM_SERIES = 8
 
-#: Images behind each point of the reliability chart, about, and the most points it has.
-_IMAGES_A_POINT = 20
+#: Answers behind each point of the reliability chart, about, and the most points it has.
+_ANSWERS_A_POINT = 20
 _MAX_RELIABILITY_POINTS = 12
 
 #: With more epochs than this, the training curves have no dots.
@@ -126,7 +126,7 @@ def training_curves(history: Sequence[Mapping[str, Any]], best_epoch: int) -> li
 
 def roc_curves(
     probabilities: np.ndarray,
-    labels: np.ndarray,
+    has: np.ndarray,
     label_names: Sequence[str],
     scores: Mapping[str, Mapping[str, Any]],
 ) -> Lines | None:
@@ -136,7 +136,7 @@ def roc_curves(
 
     Args:
         probabilities: float [num_examples, num_classes].
-        labels: int [num_examples].
+        has: which examples have which classes, bool [num_examples, num_classes].
         label_names: names of the classes.
         scores: the entry `scores` of metrics.json.
 
@@ -144,13 +144,13 @@ def roc_curves(
         the chart, or None if no class has both positive and negative examples.
     """
     views = [
-        (name, labels == index, probabilities[:, index], scores[f"auc/{name}"]["value"])
+        (name, has[:, index], probabilities[:, index], scores[f"auc/{name}"]["value"])
         for index, name in enumerate(label_names)
     ]
     if "urgent/auc" in scores:
         urgent = np.isin(label_names, URGENT_CLASSES)
         ranking = probabilities[:, urgent].sum(-1)
-        views.append(("urgent", urgent[labels], ranking, scores["urgent/auc"]["value"]))
+        views.append(("urgent", has[:, urgent].any(-1), ranking, scores["urgent/auc"]["value"]))
     views = [view for view in views if view[3] is not None]
     num_views = len(views)
     if num_views > NUM_SERIES:
@@ -165,7 +165,7 @@ def roc_curves(
     told = ", ".join(line.name for line in series)
     some = f" (the {len(series)} smallest of {num_views})" if num_views > len(series) else ""
     return Lines(
-        title=f"ROC: each class against the rest{some}",
+        title=f"ROC: each against the rest{some}",
         description=f"ROC curves with the areas under them: {told}",
         x_axis="false alarms (1 − specificity)",
         y_axis="sensitivity",
@@ -179,14 +179,14 @@ def roc_curves(
 def reliability(named: Sequence[tuple[str, np.ndarray]], labels: np.ndarray) -> Lines:
     """Returns accuracy by confidence, one line per set of probabilities.
 
-    Each point stands for the same number of images. (The expected calibration error uses bins of
+    Each point stands for the same number of answers. (The expected calibration error uses bins of
     equal width. With few images, most of those would hold one or two, and a line would show noise.)
 
     Args:
-        named: (name, probabilities [num_examples, num_classes]) of each line.
-        labels: int [num_examples].
+        named: (name, probabilities [num_answers, num_classes]) of each line.
+        labels: int [num_answers], the right classes.
     """
-    num_bins = int(np.clip(len(labels) // _IMAGES_A_POINT, 1, _MAX_RELIABILITY_POINTS))
+    num_bins = int(np.clip(len(labels) // _ANSWERS_A_POINT, 1, _MAX_RELIABILITY_POINTS))
     series = []
     for name, probabilities in named:
         confidence = probabilities.max(-1)
@@ -203,7 +203,7 @@ def reliability(named: Sequence[tuple[str, np.ndarray]], labels: np.ndarray) -> 
     )
     size = len(labels) // num_bins
     return Lines(
-        title=f"Reliability, {size:,} images a point",
+        title=f"Reliability, {size:,} answers a point",
         description=f"Share of right answers by the probability given to them. {told}",
         x_axis="probability given to the answer",
         y_axis="share of right answers",

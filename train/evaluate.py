@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 import tfrecord_io
+from tfrecord_io.label_kinds import CLASSES
 from tfrecord_io.preprocess import Preprocessing
 from tfrecord_io.trunk import SOURCE_KIND
 from train import console, metrics, predict
@@ -77,8 +78,8 @@ def evaluate(
         what metrics.json holds.
 
     Raises:
-        ConfigError: if the run is not finished, its preprocessing is not the dataset's, or the
-            dataset has a class that the model does not know.
+        ConfigError: if the run is not finished, its preprocessing or its kind of label is not the
+            dataset's, or the dataset has a label that the model does not know.
         tfrecord_io.ManifestError: if the dataset cannot be used or has no such split.
     """
     manifest = tfrecord_io.Manifest.load(data)
@@ -89,14 +90,15 @@ def evaluate(
             f"{data} holds features, but the exported model takes images; give the dataset of "
             f"images, {manifest.source['dataset']['name']}"
         )
-    if not manifest.label_kind.one_hot:
-        raise ConfigError(
-            f"the images of {data} have {manifest.label_kind.plural}, and the model of {run} knows "
-            "classes"
-        )
     classifier = predict.load_classifier(run)
+    task = classifier.task
+    if manifest.label_kind is not task.kind:
+        raise ConfigError(
+            f"the labels of {data} are of the kind {manifest.label_kind.name}, and the model of "
+            f"{run} learned the kind {task.kind.name}; give a dataset with such labels"
+        )
     _check_preprocessing(classifier.preprocessing, manifest, run, data)
-    columns = _match_classes(classifier.label_names, manifest.label_names, run, data)
+    places = _match_labels(classifier, manifest, run, data)
     if classifier.fingerprint == manifest.fingerprint:
         print("note: this is the dataset that the model was trained on, not an external one")
 
@@ -106,11 +108,15 @@ def evaluate(
     from train.parts import whole_split
     from train.workdir import METRICS_NAME, versions, write_json
 
+    outputs, columns = task.match(places, len(classifier.label_names))
+    label_names = tuple(classifier.label_names[output] for output in outputs)
     probabilities, labels = _predict_split(classifier, data, split)
-    # The model's classes come first, in its order; the labels follow it.
+    matched = np.zeros((len(labels), len(outputs)), labels.dtype)
+    matched[:, columns] = labels
     predictions = evaluation.Predictions(
-        probabilities=probabilities,
-        labels=columns[labels],
+        task=task,
+        probabilities=probabilities[:, outputs],
+        truths=task.truths(matched),
         examples=metrics.read_examples(data, split),
         part=whole_split(manifest, split),
     )
@@ -121,18 +127,18 @@ def evaluate(
         "dataset": {"name": manifest.name, "fingerprint": manifest.fingerprint},
         "model": str(run),
         "best_epoch": own_results.get("best_epoch"),
-        **evaluation.measure(predictions, classifier.label_names, config),
+        **evaluation.measure(predictions, label_names, config),
     }
     output = output or run / "evaluation" / f"{manifest.name}-{split}"
     evaluation.write_results(
         output,
         data=data,
-        manifest=_with_classes(manifest, classifier.label_names, columns),
+        manifest=_with_labels(manifest, label_names, columns),
         config=config,
         results=results,
         predictions=predictions,
         own_metrics=own_results,
-        predict=lambda images: predict.predict_images(classifier, images),
+        predict=lambda images: predict.predict_images(classifier, images)[:, outputs],
         versions=versions(),
     )
     write_json(output / METRICS_NAME, results)
@@ -166,21 +172,24 @@ def _check_preprocessing(
         )
 
 
-def _match_classes(ours: Sequence[str], theirs: Sequence[str], run: Path, data: str) -> np.ndarray:
-    """Returns int64 [their classes]: the place among the model's classes of each of theirs."""
-    unknown = [name for name in theirs if name not in ours]
-    if unknown:
+def _match_labels(
+    classifier: predict.Classifier, manifest: tfrecord_io.Manifest, run: Path, data: str
+) -> np.ndarray:
+    """Returns int64 [their labels]: the place among the model's labels of each of theirs."""
+    ours, theirs, kind = classifier.label_names, manifest.label_names, manifest.label_kind
+    if not set(theirs) <= set(ours):
+        flag = "--classes" if kind is CLASSES else "--label_columns"
         raise ConfigError(
-            f"{data} has the classes {', '.join(theirs)}, the model of {run} knows "
-            f"{', '.join(ours)}; build the dataset with --classes of these names"
+            f"{data} has the {kind.plural} {', '.join(theirs)}, the model of {run} knows "
+            f"{', '.join(ours)}; build the dataset with {flag} of these names"
         )
-    return np.array([list(ours).index(name) for name in theirs], np.int64)
+    return np.array([ours.index(name) for name in theirs], np.int64)
 
 
-def _with_classes(
+def _with_labels(
     manifest: tfrecord_io.Manifest, label_names: tuple[str, ...], columns: np.ndarray
 ) -> tfrecord_io.Manifest:
-    """Returns the manifest with the model's classes, of which the dataset may lack some."""
+    """Returns the manifest with the labels that are measured, of which it may lack some."""
     splits = {}
     for name, split in manifest.splits.items():
         counts = [0] * len(label_names)
@@ -193,12 +202,12 @@ def _with_classes(
 def _predict_split(
     classifier: predict.Classifier, data: str, split: str
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns (probabilities of the model's classes, label indices of the dataset's)."""
+    """Returns (probabilities of the model's labels, labels of the dataset as it has them)."""
     batches = tfrecord_io.make_batches(data, split=split, batch_size=_BATCH_SIZE, shuffle=False)
     probabilities, labels = [], []
-    for images, one_hot in batches:
+    for images, batch_labels in batches:
         probabilities.append(predict.predict_images(classifier, images))
-        labels.append(one_hot.argmax(-1))
+        labels.append(batch_labels)
     return np.concatenate(probabilities), np.concatenate(labels)
 
 

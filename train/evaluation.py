@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 
 import tfrecord_io
+from tfrecord_io.label_kinds import CLASSES
 from train import calibration, metrics, plots, report, saliency
 from train.config import TrainConfig
 from train.parts import Part
+from train.tasks import Task
 
 PREDICTIONS_NAME = "predictions.csv"
 PLOTS_NAME = "plots"
@@ -23,15 +25,17 @@ class Predictions:
     """The predictions of a network for some examples.
 
     Attributes:
-        probabilities: float32 [num_examples, num_classes], with the temperature applied.
-        labels: int [num_examples].
+        task: what the network answers.
+        probabilities: float32 [num_examples, num_labels], with the temperature applied.
+        truths: of the examples, see `tasks`.
         examples: keys, patients and paths of the examples.
         part: the examples' place in the dataset; None if they come from several runs.
         uncalibrated: probabilities before the temperature; None if there is no temperature.
     """
 
+    task: Task
     probabilities: np.ndarray
-    labels: np.ndarray
+    truths: np.ndarray
     examples: metrics.Examples
     part: Part | None = None
     uncalibrated: np.ndarray | None = None
@@ -44,19 +48,20 @@ def measure(
 
     Args:
         predictions: the predictions to measure.
-        label_names: names of the classes.
+        label_names: names of the labels.
         config: supplies the number of resamples and the seed.
 
     Returns:
-        see `metrics.evaluate_predictions`.
+        see `metrics.evaluate_predictions`; `label_kind` if the labels are not classes.
 
     Raises:
         MetricsError: if there are no examples, or a probability is not finite.
     """
-    return metrics.evaluate_predictions(
-        predictions.probabilities,
-        predictions.labels,
-        label_names,
+    task = predictions.task
+    # Absent for classes, as in the manifest.
+    kind = {} if task.kind is CLASSES else {"label_kind": task.kind.name}
+    return kind | metrics.evaluate_predictions(
+        task.scorer(predictions.probabilities, predictions.truths, label_names),
         groups=predictions.examples.patients,
         num_samples=config.bootstrap_samples,
         seed=config.seed,
@@ -75,28 +80,30 @@ def measure_calibration(
 
     Args:
         predictions: predictions on the test part, with the temperature applied.
-        val: (probabilities, labels) of the validation part, before the temperature.
+        val: (probabilities, truths) of the validation part, before the temperature.
         temperature: the temperature that was fitted to `val`.
-        label_names: names of the classes.
+        label_names: names of the labels.
         config: supplies the wanted sensitivity, the number of resamples and the seed.
 
     Returns:
         `calibration` and `thresholds`, see the module `calibration`.
     """
     assert predictions.uncalibrated is not None
+    task = predictions.task
+    answers, right_answers = task.choices(predictions.uncalibrated, predictions.truths)
     return {
         "calibration": calibration.describe_calibration(
             temperature,
             fitted_on="val",
             num_examples=len(val[1]),
-            probabilities=predictions.uncalibrated,
-            labels=predictions.labels,
+            probabilities=answers,
+            labels=right_answers,
         ),
         "thresholds": calibration.choose_thresholds(
             calibration.default_views(label_names),
             label_names,
-            val=(calibration.apply_temperature(val[0], temperature), val[1]),
-            test=(predictions.probabilities, predictions.labels),
+            val=(task.cool(val[0], temperature), task.has(val[1], len(label_names))),
+            test=(predictions.probabilities, task.has(predictions.truths, len(label_names))),
             groups=predictions.examples.patients,
             wanted=config.sensitivity,
             num_samples=config.bootstrap_samples,
@@ -138,10 +145,16 @@ def write_results(
     mistakes: Sequence[report.Mistake] = ()
     if predictions is not None:
         label_names = manifest.label_names
+        task, probabilities, truths = (
+            predictions.task,
+            predictions.probabilities,
+            predictions.truths,
+        )
         metrics.write_predictions(
             directory / PREDICTIONS_NAME,
-            predictions.probabilities,
-            predictions.labels,
+            probabilities,
+            task.texts(truths, label_names),
+            task.texts(task.chosen(probabilities), label_names),
             label_names,
             predictions.examples,
         )
@@ -149,8 +162,9 @@ def write_results(
             directory / PLOTS_NAME,
             history,
             results,
-            predictions.probabilities,
-            predictions.labels,
+            probabilities,
+            task.has(truths, len(label_names)),
+            task.choices(probabilities, truths),
             label_names,
         )
         if predict is not None and predictions.part is not None:
@@ -158,9 +172,7 @@ def write_results(
                 predict,
                 data,
                 predictions.part,
-                predictions.probabilities,
-                predictions.labels,
-                label_names,
+                task.story.mistakes(probabilities, truths, label_names, report.MAX_MISTAKES),
                 predictions.examples,
             )
     report.write_report(
@@ -173,7 +185,7 @@ def write_results(
             metrics=results if predictions is not None else None,
             probabilities=predictions.probabilities if predictions else None,
             uncalibrated=predictions.uncalibrated if predictions else None,
-            labels=predictions.labels if predictions else None,
+            truths=predictions.truths if predictions else None,
             mistakes=mistakes,
             own_metrics=own_metrics,
             notes=notes,

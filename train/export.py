@@ -25,6 +25,7 @@ import numpy as np
 
 import tfrecord_io
 from tfrecord_io import dicom
+from tfrecord_io.label_kinds import CLASSES
 from tfrecord_io.preprocess import decoder_versions
 from tfrecord_io.shards import atomic_write
 
@@ -105,6 +106,7 @@ def export_model(
         "input": {"shape": list(manifest.image_shape), "dtype": manifest.dtype, "name": "image"},
         "preprocessing": dict(manifest.preprocessing),
         "label_names": list(manifest.label_names),
+        **({} if manifest.label_kind is CLASSES else {"label_kind": manifest.label_kind.name}),
         # What made the pixels of the files; predict warns where it differs.
         "decoder": {
             name: manifest.versions[name]

@@ -17,7 +17,7 @@ import keras
 
 import tfrecord_io
 from tfrecord_io.trunk import FILE_NAME, REST_NAME, SOURCE_KIND, Trunk
-from train import models
+from train import models, tasks
 from train.config import TRUNK_WEIGHTS, ConfigError, TrainConfig
 
 # Settings that a trunk decides, and those that change images before the network.
@@ -86,6 +86,7 @@ def build_network(
     *,
     dtype: str,
     num_classes: int,
+    task: tasks.Task = tasks.CLASSES,
     temperature: float = 1.0,
 ) -> models.Network:
     """Builds the network from a feature map on; the layers above the trunk have its weights.
@@ -95,6 +96,7 @@ def build_network(
         trunk: the trunk of the dataset.
         dtype: type of the stored features.
         num_classes: number of outputs.
+        task: says what the outputs are.
         temperature: divisor of the log probabilities, see `calibration`.
 
     Returns:
@@ -107,7 +109,7 @@ def build_network(
     logits = keras.Model(features, classes, name=config.model)
     stored = keras.Input(trunk.feature_shape, dtype=dtype, name="image")
     pixels = keras.layers.Rescaling(1.0, dtype="float32", name="to_float")(stored)
-    model = models.classifier(logits, config, stored, pixels, temperature)
+    model = models.classifier(logits, config, stored, pixels, temperature, task)
     # As for images, `--trainable_layers` does not count the layer that makes the map flat.
     backbone = keras.Model(rest.input, rest.layers[-1].input)
     return models.Network(logits=logits, model=model, backbone=backbone)

@@ -17,6 +17,7 @@ import tfrecord_io
 from train import calibration, evaluation, metrics, parts, report, scores, trainer
 from train.config import TrainConfig
 from train.strategy import Devices
+from train.tasks import Task, task_of
 from train.workdir import METRICS_NAME, claim, versions, write_json
 
 
@@ -77,32 +78,42 @@ def _pool(
     runs: list[tuple[int, int]],
 ) -> dict[str, Any]:
     """Measures the held-out predictions of all runs together and writes the files of RUN."""
+    task = task_of(manifest.label_kind)
     tables = [
         metrics.read_predictions(
-            _folder(workdir, fold, seed) / evaluation.PREDICTIONS_NAME, manifest.num_classes
+            _folder(workdir, fold, seed) / evaluation.PREDICTIONS_NAME,
+            manifest.num_classes,
+            task.kind,
         )
         for fold, seed in runs
     ]
     raw = np.concatenate([probabilities for probabilities, _, _ in tables])
-    labels = np.concatenate([labels for _, labels, _ in tables])
-    fold_of = np.repeat([fold for fold, _ in runs], [len(labels) for _, labels, _ in tables])
-    temperatures = _temperatures(raw, labels, fold_of)
+    truths = task.truths(np.concatenate([has for _, has, _ in tables]))
+    fold_of = np.repeat([fold for fold, _ in runs], [len(has) for _, has, _ in tables])
+    temperatures = _temperatures(task, raw, truths, fold_of)
     predictions = evaluation.Predictions(
+        task=task,
         probabilities=raw,
-        labels=labels,
+        truths=truths,
         examples=_join([examples for *_, examples in tables]),
     )
     results: dict[str, Any] = {
         "split": f"{config.folds} folds of {', '.join(splits)}",
         "best_epoch": None,
         "steps": None,
-        "num_images": len(labels) // config.seeds,
+        "num_images": len(truths) // config.seeds,
         **evaluation.measure(predictions, manifest.label_names, config),
-        "calibration": _describe_calibration(raw, labels, fold_of, temperatures, splits),
+        "calibration": _describe_calibration(task, raw, truths, fold_of, temperatures, splits),
         **metrics.describe_folds(
             [
-                (fold, seed, scores.scores(probabilities, labels, manifest.label_names))
-                for (fold, seed), (probabilities, labels, _) in zip(runs, tables, strict=True)
+                (
+                    fold,
+                    seed,
+                    scores.scores(
+                        task.scorer(probabilities, task.truths(has), manifest.label_names)
+                    ),
+                )
+                for (fold, seed), (probabilities, has, _) in zip(runs, tables, strict=True)
             ]
         ),
     }
@@ -121,18 +132,20 @@ def _pool(
     return results
 
 
-def _temperatures(raw: np.ndarray, labels: np.ndarray, fold_of: np.ndarray) -> dict[int, float]:
+def _temperatures(
+    task: Task, raw: np.ndarray, truths: np.ndarray, fold_of: np.ndarray
+) -> dict[int, float]:
     """Returns the temperature of each fold, fitted to the predictions on the other folds."""
-    logarithms = calibration.log_probabilities(raw)
     return {
-        fold: calibration.fit_temperature(logarithms[fold_of != fold], labels[fold_of != fold])
+        fold: task.fit_temperature(raw[fold_of != fold], truths[fold_of != fold])
         for fold in np.unique(fold_of).tolist()
     }
 
 
 def _describe_calibration(
+    task: Task,
     raw: np.ndarray,
-    labels: np.ndarray,
+    truths: np.ndarray,
     fold_of: np.ndarray,
     temperatures: dict[int, float],
     splits: tuple[str, ...],
@@ -140,13 +153,16 @@ def _describe_calibration(
     cooled = raw.copy()
     for fold, temperature in temperatures.items():
         is_in = fold_of == fold
-        cooled[is_in] = calibration.apply_temperature(raw[is_in], temperature)
+        cooled[is_in] = task.cool(raw[is_in], temperature)
+    before, after = (
+        calibration.calibration_error(*task.choices(rows, truths)) for rows in (raw, cooled)
+    )
     return {
         "temperature": round(float(np.mean(list(temperatures.values()))), 6),
         "fitted_on": f"the other folds of {', '.join(splits)}",
-        "num_examples": len(labels),
-        "ece_before": round(calibration.calibration_error(raw, labels), 6),
-        "ece_after": round(calibration.calibration_error(cooled, labels), 6),
+        "num_examples": len(truths),
+        "ece_before": round(before, 6),
+        "ece_after": round(after, 6),
     }
 
 

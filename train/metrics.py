@@ -11,28 +11,22 @@ from typing import Any
 
 import numpy as np
 
+from tfrecord_io.label_kinds import CLASSES, LabelKind, kind_named
 from tfrecord_io.manifest import EXAMPLES_FILE_NAME
 from tfrecord_io.printing import csv_cell, printable
 from tfrecord_io.reading.mapped import MappedDataset
 from tfrecord_io.shards import atomic_write
-from train.scores import (
-    CONFIDENCE_LEVEL,
-    VIEW_MEASURES,
-    Scorer,
-    bootstrap,
-    confusion_matrix,
-    scores,
-)
+from train.scores import CONFIDENCE_LEVEL, Scorer, bootstrap, scores
 
 #: With fewer groups than this, intervals get a note: a bootstrap over few clusters tends to give
 #: too narrow ones. Source: Cameron, Gelbach and Miller 2008, "Bootstrap-based improvements for
 #: inference with clustered errors", who call 5 to 30 clusters few.
 FEW_GROUPS = 20
 
-# Smallest probability of the true class in the cross-entropy, which keeps its logarithm finite.
-_EPSILON = 1e-7
-
 _NO_INTERVAL = (float("nan"), float("nan"))
+
+# Beginnings of the names of measures of a label that are a share of examples.
+_SHARES_OF_LABELS = ("sensitivity/", "specificity/")
 
 #: With more classes than this, only the measures of the worst are printed.
 _MAX_CLASSES_TOLD = 20
@@ -99,21 +93,8 @@ def read_examples(
     return Examples(keys=keys, patients=joined["patient"], paths=joined["path"])
 
 
-def cross_entropy(probabilities: np.ndarray, labels: np.ndarray) -> float:
-    """Returns the mean negative log probability of the true class, in nats.
-
-    Args:
-        probabilities: [num_examples, num_classes].
-        labels: int [num_examples].
-    """
-    of_truth = probabilities[np.arange(len(labels)), labels].astype(np.float64)
-    return float(-np.log(np.maximum(of_truth, _EPSILON)).mean())
-
-
 def evaluate_predictions(
-    probabilities: np.ndarray,
-    labels: np.ndarray,
-    label_names: Sequence[str],
+    scorer: Scorer,
     *,
     groups: Sequence[str] | None,
     num_samples: int,
@@ -123,9 +104,7 @@ def evaluate_predictions(
     """Returns the measures of predictions for metrics.json.
 
     Args:
-        probabilities: float32 [num_examples, num_classes].
-        labels: int [num_examples].
-        label_names: names of the classes.
+        scorer: holds the predictions.
         groups: the patient of each example; None for intervals by image.
         num_samples: bootstrap resamples; 0 for no intervals.
         seed: seed of the bootstrap.
@@ -134,44 +113,41 @@ def evaluate_predictions(
     Returns:
         a dict of JSON values: `num_examples`, `num_patients`, `bootstrap_by`, `bootstrap_samples`,
         `auc_bootstrap_samples` (fewer if that many would take hours), `confidence_level`, `loss`,
-        `label_counts`, `confusion_matrix` (rows are the true classes), `scores` and `notes`.
-        `scores` has `value`, `low` and `high` of the 95 % interval by the name of the measure; an
-        entry is None if it is undefined or rests on a single patient (see `score_entry`). `notes`
-        are sentences about what limits these figures.
+        the scorer's tables (`label_counts`, and for classes `confusion_matrix`), `scores` and
+        `notes`. `scores` has `value`, `low` and `high` of the 95 % interval by the name of the
+        measure; an entry is None if it is undefined or rests on a single patient (see
+        `score_entry`). `notes` are sentences about what limits these figures.
 
     Raises:
         MetricsError: if there are no examples, or a probability is not finite.
     """
-    check_predictions(probabilities, labels, len(label_names))
-    indices = group_indices(groups, len(labels))
-    scorer = Scorer(probabilities, labels, tuple(label_names))
-    point = scores(probabilities, labels, label_names)
-    num_area_samples = _num_area_samples(num_samples, max_area_cost // probabilities.size)
+    check_predictions(scorer.probabilities, scorer.labels, len(scorer.label_names))
+    indices = group_indices(groups, len(scorer.labels))
+    point = scores(scorer)
+    num_area_samples = _num_area_samples(num_samples, max_area_cost // scorer.probabilities.size)
     intervals = bootstrap(scorer.score, indices, num_samples=num_samples, seed=seed)
     intervals |= bootstrap(scorer.areas, indices, num_samples=num_area_samples, seed=seed)
     behind = scorer.num_groups_behind(indices)
-    matrix = confusion_matrix(labels, scorer.predicted, len(label_names))
     result: dict[str, Any] = {
-        "num_examples": len(labels),
+        "num_examples": len(scorer.labels),
         "num_patients": None if groups is None else int(indices.max()) + 1,
         "bootstrap_by": "image" if groups is None else "patient",
         "bootstrap_samples": num_samples,
         "auc_bootstrap_samples": num_area_samples,
         "confidence_level": CONFIDENCE_LEVEL,
-        "loss": cross_entropy(probabilities, labels),
-        "label_counts": dict(zip(label_names, (int(row.sum()) for row in matrix), strict=True)),
-        "confusion_matrix": matrix.tolist(),
+        "loss": scorer.loss,
+        **scorer.tables(),
         "scores": {
             name: score_entry(
                 value,
                 *intervals.get(name, _NO_INTERVAL),
                 num_groups=behind[name],
-                is_share=_is_share(name),
+                is_share=name in scorer.shares or name.startswith(_SHARES_OF_LABELS),
             )
             for name, value in point.items()
         },
     }
-    return result | {"notes": _notes(result, behind)}
+    return result | {"notes": _notes(result, behind, scorer.without_absent)}
 
 
 def check_predictions(probabilities: np.ndarray, labels: np.ndarray, num_classes: int) -> None:
@@ -230,12 +206,6 @@ def score_entry(
         key: None if np.isnan(number) else round(float(number), 6)
         for key, number in (("value", value), ("low", low), ("high", high))
     }
-
-
-def _is_share(name: str) -> bool:
-    """Returns whether a measure is a share of examples."""
-    shares = ("accuracy", "urgent/sensitivity", "urgent/specificity")
-    return name in shares or name.startswith(("sensitivity/", "specificity/"))
 
 
 def group_indices(groups: Sequence[str] | None, num_examples: int) -> np.ndarray:
@@ -313,7 +283,7 @@ def _num_area_samples(wanted: int, affordable: int) -> int:
     return affordable if affordable >= _MIN_RESAMPLES else 0
 
 
-def _notes(result: Mapping[str, Any], behind: Mapping[str, int]) -> list[str]:
+def _notes(result: Mapping[str, Any], behind: Mapping[str, int], without_absent: str) -> list[str]:
     """Returns sentences about what limits the figures."""
     notes = []
     by, num_samples = result["bootstrap_by"], result["bootstrap_samples"]
@@ -332,10 +302,7 @@ def _notes(result: Mapping[str, Any], behind: Mapping[str, int]) -> list[str]:
         )
     absent = [name for name, count in result["label_counts"].items() if not count]
     if absent:
-        notes.append(
-            f"there is no image of {_listed(absent)}; the balanced accuracy is the mean over the "
-            "other classes"
-        )
+        notes.append(f"there is no image of {_listed(absent)}; {without_absent}")
     single = [
         name
         for name, count in result["label_counts"].items()
@@ -345,7 +312,7 @@ def _notes(result: Mapping[str, Any], behind: Mapping[str, int]) -> list[str]:
         notes.append(f"{_listed(single)}: no interval, because all images are of one {by}")
     num_area_samples = result["auc_bootstrap_samples"]
     if num_area_samples < num_samples:
-        cost = f"{result['num_examples']:,} images in {len(result['label_counts']):,} classes"
+        cost = f"{result['num_examples']:,} images in {len(result['label_counts']):,} labels"
         notes.append(
             f"the intervals of the areas under the curve use {num_area_samples} resamples instead "
             f"of {num_samples}, to limit the time for {cost}"
@@ -358,7 +325,7 @@ def _notes(result: Mapping[str, Any], behind: Mapping[str, int]) -> list[str]:
 def _listed(names: Sequence[str], most: int = 5) -> str:
     """Returns up to `most` names for a sentence, and the number of the others."""
     shown = ", ".join(printable(name) for name in names[:most])
-    return shown if len(names) <= most else f"{shown} and {len(names) - most:,} more classes"
+    return shown if len(names) <= most else f"{shown} and {len(names) - most:,} more"
 
 
 def describe(metrics: Mapping[str, Any]) -> str:
@@ -385,7 +352,8 @@ def describe(metrics: Mapping[str, Any]) -> str:
             text += f"  [{_percent(score['low'])}, {_percent(score['high'])}]"
         lines.append(f"  {printable(name):<{width}} {text}")
     if hidden:
-        lines.append(f"  metrics.json has {hidden:,} more classes, of higher sensitivity")
+        plural = kind_named(metrics.get("label_kind", CLASSES.name)).plural
+        lines.append(f"  metrics.json has {hidden:,} more {plural}, of higher sensitivity")
     return "\n".join(lines)
 
 
@@ -413,26 +381,27 @@ def _most_telling(metrics: Mapping[str, Any]) -> tuple[list[str], int]:
     if len(label_names) <= _MAX_CLASSES_TOLD:
         return list(metrics["scores"]), 0
     worst = worst_classes(metrics, _MAX_CLASSES_TOLD)
-    of_classes = {f"{measure}/{name}" for name in label_names for measure in VIEW_MEASURES}
-    shown = [name for name in metrics["scores"] if name not in of_classes]
-    shown += [f"{measure}/{name}" for name in worst for measure in VIEW_MEASURES]
-    return shown, len(label_names) - len(worst)
+    hidden = set(label_names).difference(worst)
+    shown = [name for name in metrics["scores"] if name.partition("/")[2] not in hidden]
+    return shown, len(hidden)
 
 
 def write_predictions(
     path: Path,
     probabilities: np.ndarray,
-    labels: np.ndarray,
+    labels: Sequence[str],
+    answers: Sequence[str],
     label_names: Sequence[str],
     examples: Examples,
 ) -> None:
-    """Writes predictions.csv: key, path, patient, label, predicted class and probabilities.
+    """Writes predictions.csv: key, path, patient, label, predicted label and probabilities.
 
     Args:
         path: path of the table.
-        probabilities: float [num_examples, num_classes].
-        labels: int [num_examples].
-        label_names: names of the classes.
+        probabilities: float [num_examples, num_labels].
+        labels: text of each example's label.
+        answers: text of each predicted label.
+        label_names: names of the labels.
         examples: identities of the examples, in the same order.
     """
     text = io.StringIO()
@@ -440,38 +409,41 @@ def write_predictions(
     names = [csv_cell(name) for name in label_names]
     writer.writerow(("key", "path", "patient", "label", "predicted", *names))
     unknown = ("",) * len(labels)
-    for key, source, patient, label, row in zip(
+    for key, row, *texts in zip(
         examples.keys,
+        probabilities,
         examples.paths or unknown,
         examples.patients or unknown,
         labels,
-        probabilities,
+        answers,
         strict=True,
     ):
-        answer = names[int(row.argmax())]
         numbers = (f"{probability:.6f}" for probability in row)
-        writer.writerow((key, csv_cell(source), csv_cell(patient), names[label], answer, *numbers))
+        writer.writerow((key, *map(csv_cell, texts), *numbers))
     with atomic_write(path) as file:
         file.write(text.getvalue().encode("utf-8", "surrogateescape"))
 
 
-def read_predictions(path: Path, num_classes: int) -> tuple[np.ndarray, np.ndarray, Examples]:
+def read_predictions(
+    path: Path, num_labels: int, kind: LabelKind
+) -> tuple[np.ndarray, np.ndarray, Examples]:
     """Returns the content of a table that `write_predictions` wrote.
 
     Args:
         path: path of the table.
-        num_classes: classes of the dataset; that many last columns are the probabilities.
+        num_labels: labels of the dataset; that many last columns are the probabilities.
+        kind: of the labels.
 
     Returns:
-        (probabilities float32 [num_examples, num_classes], labels int64 [num_examples], examples).
+        (probabilities float32 [num_examples, num_labels], which examples have which labels, bool
+        [num_examples, num_labels], examples).
     """
     with path.open(encoding="utf-8", errors="surrogateescape", newline="") as file:
         header, *rows = csv.reader(file)
-    label_names = header[-num_classes:]
     keys, paths, patients = (tuple(row[column] for row in rows) for column in range(3))
     return (
-        np.array([row[-num_classes:] for row in rows], np.float32),
-        np.array([label_names.index(row[3]) for row in rows], np.int64),
+        np.array([row[-num_labels:] for row in rows], np.float32),
+        kind.has([row[3] for row in rows], header[-num_labels:]),
         Examples(
             keys=keys,
             patients=patients if any(patients) else None,

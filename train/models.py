@@ -1,4 +1,4 @@
-"""The networks: stored images in, class probabilities out, all on the device.
+"""The networks: stored images in, probabilities out, all on the device.
 
 Everything between the stored bytes and the answer is a layer of the model: the cast to float, the
 normalization, the conversion of grey to three channels, the mean over an image and its mirror
@@ -14,7 +14,7 @@ from pathlib import Path
 import keras
 
 import tfrecord_io
-from train import applications
+from train import applications, tasks
 from train.config import ConfigError, TrainConfig
 
 #: With this value, Keras downloads the weights and checks their hash.
@@ -24,9 +24,6 @@ LOGITS_LAYER = "logits"
 
 # An image of a single grey level has a standard deviation of 0; this avoids the division by 0.
 _LEAST_STD = 1.0
-
-# Smallest probability whose logarithm is taken.
-_LEAST_PROBABILITY = 1e-7
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,6 +49,7 @@ def build_network(
     *,
     image_shape: tuple[int, int, int],
     num_classes: int,
+    task: tasks.Task = tasks.CLASSES,
     image_dtype: str = "uint8",
     grey_factor: float = 1.0,
     statistics: tfrecord_io.PixelStatistics | None = None,
@@ -64,6 +62,7 @@ def build_network(
         config: supplies the model, its weights, the normalization and the head.
         image_shape: (height, width, channels) of the stored images.
         num_classes: number of outputs.
+        task: says what the outputs are.
         image_dtype: type of the stored images.
         grey_factor: what the stored values are multiplied by, see `grey_factor_of`.
         statistics: statistics of the training pixels; needed for `--normalize data`.
@@ -89,7 +88,7 @@ def build_network(
         _load_weights(logits, str(config.weights))
     stored = keras.Input(image_shape, dtype=image_dtype, name="image")
     pixels = keras.layers.Rescaling(grey_factor, dtype="float32", name="to_float")(stored)
-    model = classifier(logits, config, stored, pixels, temperature)
+    model = classifier(logits, config, stored, pixels, temperature, task)
     return Network(logits=logits, model=model, backbone=backbone)
 
 
@@ -129,7 +128,7 @@ def grey_factor_of(manifest: tfrecord_io.Manifest) -> float:
 
 
 def classifier(
-    logits: keras.Model, config: TrainConfig, images, pixels, temperature: float
+    logits: keras.Model, config: TrainConfig, images, pixels, temperature: float, task: tasks.Task
 ) -> keras.Model:
     """Returns the model stored images → probabilities, see `Network.model`.
 
@@ -138,20 +137,19 @@ def classifier(
         config: says whether to average over an image and its mirror image.
         images: the stored images, a Keras input.
         pixels: what `logits` takes, computed from `images`.
-        temperature: divisor of the log probabilities; 1 adds no layer.
+        temperature: divisor of the logits; 1 adds no layer.
+        task: says how logits become probabilities.
     """
-    # Probabilities are always float32: a softmax in reduced precision rounds too much.
-    softmax = keras.layers.Softmax(dtype="float32", name="softmax")
-    probabilities = softmax(logits(pixels))
+    activation = task.activation()
+    probabilities = activation(logits(pixels))
     if config.test_time_flip:
-        mirrored = softmax(logits(keras.ops.flip(pixels, axis=2)))
+        mirrored = activation(logits(keras.ops.flip(pixels, axis=2)))
         probabilities = keras.layers.Average(dtype="float32", name="flip_mean")(
             [probabilities, mirrored]
         )
     if temperature != 1.0:
-        likely_enough = keras.ops.maximum(probabilities, _LEAST_PROBABILITY)
-        cooled = keras.ops.log(likely_enough) / temperature
-        probabilities = keras.layers.Softmax(dtype="float32", name="temperature")(cooled)
+        cooled = task.logits_of(probabilities) / temperature
+        probabilities = task.activation(name="temperature")(cooled)
     return keras.Model(images, probabilities, name=f"{config.model}_classifier")
 
 

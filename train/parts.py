@@ -8,6 +8,7 @@ import hashlib
 import numpy as np
 
 import tfrecord_io
+from tfrecord_io.label_kinds import NUMBER
 from tfrecord_io.reading.mapped import MappedDataset
 from train import metrics
 from train.config import ConfigError, TrainConfig
@@ -21,18 +22,15 @@ class Part:
         name: name of the part in messages and metrics.
         splits: the splits that contain the examples; they are read as one.
         examples: int64, places of the examples in these splits; None for all.
-        label_counts: number of examples of each class.
+        num_examples: number of them.
+        label_counts: number of examples with each label.
     """
 
     name: str
     splits: tuple[str, ...]
     examples: np.ndarray | None
+    num_examples: int
     label_counts: tuple[int, ...]
-
-    @property
-    def num_examples(self) -> int:
-        """Number of examples in the part."""
-        return sum(self.label_counts)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -64,10 +62,10 @@ def choose_parts(config: TrainConfig, manifest: tfrecord_io.Manifest) -> Parts:
         manifest: manifest of the dataset.
 
     Raises:
-        ConfigError: if there is nothing to train on, a fold would be empty, or a split of
-            `fold_splits` does not exist.
+        ConfigError: if there is nothing to train on, a fold would be empty, a split of
+            `fold_splits` does not exist, or the labels are numbers.
     """
-    require_classes(config.data, manifest)
+    _refuse_numbers(config.data, manifest)
     if config.fold is None:
         parts = {name: whole_split(manifest, name) for name in ("train", "val", "test")}
         if parts["train"] is None:
@@ -81,15 +79,15 @@ def choose_parts(config: TrainConfig, manifest: tfrecord_io.Manifest) -> Parts:
             f"fold {config.fold} of {config.folds} has {is_held_out.sum()} of the "
             f"{len(folds)} images: there are too few patients; use fewer --folds"
         )
-    labels = MappedDataset(config.data, splits).labels(range(len(folds))).argmax(-1)
+    labels = MappedDataset(config.data, splits).labels(range(len(folds)))
     learnt, held_out = (
         Part(
             name=name,
             splits=splits,
             examples=np.flatnonzero(chosen),
-            label_counts=tuple(
-                np.bincount(labels[chosen], minlength=manifest.num_classes).tolist()
-            ),
+            num_examples=int(chosen.sum()),
+            # In float64, which counts beyond 16 million.
+            label_counts=tuple(labels[chosen].sum(0, np.float64).astype(int).tolist()),
         )
         for name, chosen in (
             (f"all but fold {config.fold}", ~is_held_out),
@@ -99,22 +97,12 @@ def choose_parts(config: TrainConfig, manifest: tfrecord_io.Manifest) -> Parts:
     return Parts(train=learnt, val=None, test=held_out)
 
 
-def require_classes(data: str, manifest: tfrecord_io.Manifest) -> None:
-    """Refuses a dataset whose images have no class each, which the trainer cannot learn.
-
-    Args:
-        data: folder of the dataset.
-        manifest: its manifest.
-
-    Raises:
-        ConfigError: if the images do not have one class each.
-    """
-    if not manifest.label_kind.one_hot:
+def _refuse_numbers(data: str, manifest: tfrecord_io.Manifest) -> None:
+    if manifest.label_kind is NUMBER:
         raise ConfigError(
-            f"the images of {data} do not have one class each, but {manifest.label_kind.plural} "
-            f"({', '.join(manifest.label_names)}), and this trainer learns one class for each "
-            "image. Read the dataset with tfrecord_io.make_dataset, or build it with a column of "
-            "classes"
+            f"the images of {data} have a number each ({manifest.label_names[0]}), and this "
+            "trainer learns classes or labels. Read the dataset with tfrecord_io.make_dataset, or "
+            "build it with --grades"
         )
 
 
@@ -122,9 +110,9 @@ def fold_splits(config: TrainConfig, manifest: tfrecord_io.Manifest) -> tuple[st
     """Returns the splits that are divided into folds: those of `fold_splits`, or train and val.
 
     Raises:
-        ConfigError: if a split of `fold_splits` does not exist.
+        ConfigError: if a split of `fold_splits` does not exist, or the labels are numbers.
     """
-    require_classes(config.data, manifest)
+    _refuse_numbers(config.data, manifest)
     named = (config.fold_splits or "train,val").split(",")
     missing = [name for name in named if name not in manifest.splits]
     if config.fold_splits and missing:
@@ -182,4 +170,10 @@ def whole_split(manifest: tfrecord_io.Manifest, name: str) -> Part | None:
     split = manifest.splits.get(name)
     if split is None or not split.num_examples:
         return None
-    return Part(name=name, splits=(name,), examples=None, label_counts=split.label_counts)
+    return Part(
+        name=name,
+        splits=(name,),
+        examples=None,
+        num_examples=split.num_examples,
+        label_counts=split.label_counts,
+    )

@@ -47,10 +47,11 @@ def write_plots(
     history: Sequence[Mapping[str, Any]],
     metrics: Mapping[str, Any],
     probabilities: np.ndarray,
-    labels: np.ndarray,
+    has: np.ndarray,
+    choices: tuple[np.ndarray, np.ndarray],
     label_names: Sequence[str],
 ) -> None:
-    """Writes confusion.png, roc.png and reliability.png, and curves.png if there is a history.
+    """Writes roc.png and reliability.png; confusion.png of classes; curves.png with a history.
 
     A plot that cannot be drawn or written is left out with a warning, because a long run must not
     fail for a plot.
@@ -60,15 +61,17 @@ def write_plots(
         history: one row per epoch; none for a cross-validation or another dataset.
         metrics: content of metrics.json.
         probabilities: float32 [num_examples, num_classes].
-        labels: int [num_examples].
+        has: which examples have which classes, bool [num_examples, num_classes].
+        choices: see `tasks.Task.choices`.
         label_names: names of the classes.
     """
-    matrix, split = np.asarray(metrics["confusion_matrix"]), metrics["split"]
     pictures: dict[str, Callable[[], Figure]] = {
-        "confusion": lambda: draw_confusion(matrix, label_names, split),
-        "roc": lambda: draw_roc(probabilities, labels, label_names, metrics),
-        "reliability": lambda: draw_reliability(probabilities, labels, metrics),
+        "roc": lambda: draw_roc(probabilities, has, label_names, metrics),
+        "reliability": lambda: draw_reliability(*choices, metrics),
     }
+    if "confusion_matrix" in metrics:
+        matrix, split = np.asarray(metrics["confusion_matrix"]), metrics["split"]
+        pictures["confusion"] = lambda: draw_confusion(matrix, label_names, split)
     if history:
         pictures["curves"] = lambda: draw_curves(history, metrics["best_epoch"])
     for name, draw in pictures.items():
@@ -136,7 +139,7 @@ def draw_confusion(matrix: np.ndarray, label_names: Sequence[str], split: str) -
 @_plain_text
 def draw_roc(
     probabilities: np.ndarray,
-    labels: np.ndarray,
+    has: np.ndarray,
     label_names: Sequence[str],
     metrics: Mapping[str, Any],
 ) -> Figure:
@@ -147,12 +150,13 @@ def draw_roc(
     figure = _figure(6, 5.5)
     axes = figure.add_subplot()
     curves = [
-        (name, labels == index, probabilities[:, index], f"auc/{name}")
+        (name, has[:, index], probabilities[:, index], f"auc/{name}")
         for index, name in enumerate(label_names)
     ]
     if "urgent/auc" in metrics["scores"]:
         urgent = np.isin(label_names, URGENT_CLASSES)
-        curves.append(("urgent", urgent[labels], probabilities[:, urgent].sum(-1), "urgent/auc"))
+        ranking = probabilities[:, urgent].sum(-1)
+        curves.append(("urgent", has[:, urgent].any(-1), ranking, "urgent/auc"))
     curves = [curve for curve in curves if metrics["scores"][curve[3]]["value"] is not None]
     num_curves = len(curves)
     if num_curves > _MAX_CURVES:
@@ -209,7 +213,7 @@ def draw_reliability(
     axes.legend(loc="upper left")
     counts.bar(edges[:-1], total, width=width, align="edge", color="0.6", edgecolor="white")
     counts.set_xlabel("confidence (probability of the predicted class)")
-    counts.set_ylabel("images")
+    counts.set_ylabel("answers")
     counts.set_xlim(0, 1)
     return figure
 

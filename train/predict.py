@@ -1,4 +1,4 @@
-"""Class probabilities of image files: python train/predict.py --model RUN --input FILE|DIR.
+"""Probabilities of image files: python train/predict.py --model RUN --input FILE|DIR.
 
 Files become pixels by the very code of the build (`tfrecord_io.preprocess`), with the settings
 that were exported beside the model: what the network saw in training is what it sees here. Exit
@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tfrecord_io.dicom import is_dicom
+from tfrecord_io.label_kinds import CLASSES, kind_named
 from tfrecord_io.manifest import ManifestError
 from tfrecord_io.preprocess import Preprocessing, Reject, decode_image, decoder_versions
 from tfrecord_io.printing import no_formula, printable
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     import keras
 
     from train.similar import SimilarScan, TrainingScans
+    from train.tasks import Task
 
 _EXPORT = "export"
 _KERAS = "model.keras"
@@ -44,6 +46,7 @@ class Classifier:
 
     Attributes:
         model: stored images [batch, height, width, channels] → float32 [batch, num_classes].
+        task: what it answers.
         preprocessing: how a file becomes its input.
         label_names: of its outputs.
         decoder: versions of the libraries that decoded the training images, as far as known.
@@ -51,6 +54,7 @@ class Classifier:
     """
 
     model: keras.Model
+    task: Task
     preprocessing: Preprocessing
     label_names: tuple[str, ...]
     decoder: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -64,12 +68,14 @@ class Prediction:
     Attributes:
         path: of the file.
         probabilities: float32 [num_classes], or None if the file was rejected.
+        predicted: name of the likeliest class, or names of the labels; None likewise.
         reject: why, or None.
         similar: the training scans that look most like it, if they were asked for.
     """
 
     path: Path
     probabilities: np.ndarray | None
+    predicted: str | None = None
     reject: str | None = None
     similar: tuple[SimilarScan, ...] = ()
 
@@ -92,17 +98,22 @@ def load_classifier(path: Path) -> Classifier:
     facts = json.loads((folder / _FACTS).read_text(encoding="utf-8"))
     try:
         preprocessing = Preprocessing.from_dict(facts["preprocessing"])
+        kind = kind_named(facts.get("label_kind", CLASSES.name))
     except (KeyError, ValueError) as error:
         raise ConfigError(
             f"{folder / _FACTS} does not say how files became the training images ({error!r}): "
-            "the dataset's manifest had no complete preprocessing, so no file can be predicted"
+            "the dataset's manifest had no complete preprocessing, or another release wrote it, so "
+            "no file can be predicted"
         ) from error
     with console.hide_native_noise():
         import keras
 
+        from train.tasks import task_of
+
         model = keras.saving.load_model(folder / _KERAS, compile=False)
     return Classifier(
         model,
+        task_of(kind),
         preprocessing,
         tuple(facts["label_names"]),
         dict(facts.get("decoder", {})),
@@ -163,9 +174,12 @@ def predict_files(
         rows = iter(predict_images(classifier, np.stack(images)) if images else ())
         for place, path in enumerate(chosen):
             if place in rejects:
-                yield Prediction(path, None, rejects[place])
-            else:
-                yield Prediction(path, next(rows))
+                yield Prediction(path, None, reject=rejects[place])
+                continue
+            row = next(rows)
+            answer = classifier.task.chosen(row[None])
+            (predicted,) = classifier.task.texts(answer, classifier.label_names)
+            yield Prediction(path, row, predicted)
 
 
 def predict_images(classifier: Classifier, images: np.ndarray) -> np.ndarray:
@@ -202,7 +216,7 @@ def find_similar(
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit code."""
     parser = argparse.ArgumentParser(
-        prog="python train/predict.py", description="Class probabilities of image files."
+        prog="python train/predict.py", description="Probabilities of image files."
     )
     parser.add_argument("--model", required=True, metavar="RUN", help="folder of a finished run")
     parser.add_argument(
@@ -334,7 +348,7 @@ def _rows(predictions: Sequence[Prediction], label_names: Sequence[str]) -> list
     for prediction in predictions:
         row: dict[str, Any] = {"path": str(prediction.path)}
         if prediction.probabilities is not None:
-            row["predicted"] = label_names[int(prediction.probabilities.argmax())]
+            row["predicted"] = prediction.predicted
             row["probabilities"] = {
                 name: round(float(value), 6)
                 for name, value in zip(label_names, prediction.probabilities, strict=True)

@@ -24,16 +24,17 @@ from train import charts, saliency
 from train.metrics import FEW_GROUPS, Examples, worst_classes
 from train.parts import Part
 from train.scores import URGENT_CLASSES
+from train.stories import MAX_CLASSES, MistakenAnswer, percent
+from train.tasks import Task, task_of
 
 FILE_NAME = "report.html"
 
 #: Most mistakes on the page; their pictures, two each, take most of its bytes.
 MAX_MISTAKES = 12
 
-#: Most classes in a table; with more classes, it has the worst.
-MAX_CLASSES = 20
+#: Measures of a class that are shown in percent.
+_SHARES = ("sensitivity", "specificity")
 
-_MAX_CONFUSIONS = 20
 _MAX_RUNS = 60
 _PICTURE_SIDE = 224
 
@@ -58,9 +59,9 @@ class Mistake:
     Attributes:
         image: [height, width, channels], as the network sees it.
         drops: float [height, width], see `saliency.occlusion_map`; None for no map.
-        true: name of the true class.
-        predicted: name of the predicted class.
-        probability: probability of the predicted class.
+        true: the truth, such as the name of the true class.
+        predicted: the answer.
+        probability: probability of the answer.
         path: the source file, or the key if the dataset does not name files.
     """
 
@@ -85,7 +86,7 @@ class RunReport:
         probabilities: float [num_examples, num_classes] of the evaluated split, with the
             temperature applied; None without metrics.
         uncalibrated: the same before the temperature; None if there is no temperature.
-        labels: int [num_examples]; None without metrics.
+        truths: of the examples, see `tasks`; None without metrics.
         mistakes: the mistakes to show, the worst first.
         own_metrics: metrics of the training run, to show beside those of another dataset.
         notes: further sentences about what limits the result.
@@ -99,11 +100,16 @@ class RunReport:
     metrics: Mapping[str, Any] | None = None
     probabilities: np.ndarray | None = None
     uncalibrated: np.ndarray | None = None
-    labels: np.ndarray | None = None
+    truths: np.ndarray | None = None
     mistakes: Sequence[Mistake] = ()
     own_metrics: Mapping[str, Any] | None = None
     notes: Sequence[str] = ()
     versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    @property
+    def task(self) -> Task:
+        """What the network answers."""
+        return task_of(self.manifest.label_kind)
 
     @property
     def is_cross_validation(self) -> bool:
@@ -120,60 +126,43 @@ class RunReport:
         return sum(pair["patients"] for pair in pairs if set(pair["splits"]) == wanted)
 
 
-def worst_mistakes(
-    probabilities: np.ndarray, labels: np.ndarray, most: int = MAX_MISTAKES
-) -> list[int]:
-    """Returns the indices of the wrong answers, those with the highest probability first.
-
-    Args:
-        probabilities: [num_examples, num_classes].
-        labels: int [num_examples].
-        most: the largest number of indices to return.
-    """
-    wrong = np.flatnonzero(probabilities.argmax(-1) != labels)
-    surest = np.argsort(-probabilities[wrong].max(-1), kind="stable")
-    return wrong[surest][:most].tolist()
-
-
 def find_mistakes(
     predict: saliency.Predict,
     directory: str,
     part: Part,
-    probabilities: np.ndarray,
-    labels: np.ndarray,
-    label_names: Sequence[str],
+    answers: Sequence[MistakenAnswer],
     examples: Examples,
 ) -> list[Mistake]:
-    """Returns the worst mistakes on a split, each with its occlusion map.
+    """Returns wrong answers on a split with their images and occlusion maps.
 
-    It costs about 150 predictions per mistake, for at most `MAX_MISTAKES` mistakes.
+    It costs about 150 predictions per mistake.
 
     Args:
         predict: the function of stored images that gave the probabilities.
         directory: folder of the dataset.
         part: the evaluated part.
-        probabilities: [num_examples, num_classes], in the order of the reader without shuffling.
-        labels: int [num_examples].
-        label_names: names of the classes.
+        answers: see `stories.Story.mistakes`.
         examples: result of `metrics.read_examples` for the part.
     """
-    wanted = worst_mistakes(probabilities, labels)
+    wanted = [answer.place for answer in answers]
     if not wanted:
         return []
     places = np.array(wanted) if part.examples is None else part.examples[wanted]
     images, _ = MappedDataset(directory, part.splits)[places]
     patch, stride = saliency.patch_and_stride(images.shape[1:])
     mistakes = []
-    for place, image in zip(wanted, images, strict=True):
-        answer = int(probabilities[place].argmax())
+    for answer, image in zip(answers, images, strict=True):
+        drops = saliency.occlusion_map(
+            predict, image, output=answer.output, patch=patch, stride=stride
+        )
         mistakes.append(
             Mistake(
                 image=image,
-                drops=saliency.occlusion_map(predict, image, patch=patch, stride=stride),
-                true=label_names[labels[place]],
-                predicted=label_names[answer],
-                probability=float(probabilities[place, answer]),
-                path=(examples.paths or examples.keys)[place],
+                drops=drops,
+                true=answer.true,
+                predicted=answer.predicted,
+                probability=answer.probability,
+                path=(examples.paths or examples.keys)[answer.place],
             )
         )
     return mistakes
@@ -187,24 +176,26 @@ def write_report(path: Path, report: RunReport) -> None:
 
 def render(report: RunReport) -> str:
     """Returns the HTML of the page."""
-    metrics = report.metrics
+    metrics, story = report.metrics, report.task.story
     return _page_template().render(
         report=report,
         metrics=metrics,
+        kind=report.task.kind,
+        story=story,
         summary=_summary(report),
         warnings=_warnings(report),
         tiles=_tiles(report),
-        classes=_class_rows(metrics) if metrics else [],
+        classes=_class_rows(metrics, story.measures) if metrics else [],
         comparison=_comparison_rows(report),
         num_more_classes=max(report.manifest.num_classes - MAX_CLASSES, 0),
-        confusion=_confusion(metrics) if metrics else None,
+        answers=story.answers(metrics) if metrics else None,
         mistakes=[_pictures(mistake) for mistake in report.mistakes[:MAX_MISTAKES]],
-        num_mistakes=_num_mistakes(metrics) if metrics else 0,
+        num_mistakes=story.num_mistakes(metrics) if metrics else 0,
         roc=_roc(report),
         reliability=_reliability(report),
         thresholds=_threshold_rows(metrics) if metrics else [],
         spread=_spread_rows(metrics) if metrics else [],
-        runs=_run_rows(metrics) if metrics else [],
+        runs=_run_rows(metrics, story.run_measures) if metrics else [],
         curves=charts.training_curves(report.history, (metrics or {}).get("best_epoch") or 0),
         splits=_split_rows(report.manifest),
         settings=_settings(report.config),
@@ -223,7 +214,7 @@ def _page_template() -> jinja2.Template:
         finalize=_visible,
     )
     environment.filters["number"] = lambda value: f"{value:,}"
-    environment.filters["percent"] = _percent
+    environment.filters["percent"] = percent
     environment.filters["decimal"] = lambda value: "–" if value is None else f"{value:.3f}"
     return environment.get_template("report.html.jinja")
 
@@ -235,31 +226,6 @@ def _visible(value: object) -> object:
     return value
 
 
-def _percent(value: float | None) -> str:
-    return "–" if value is None else f"{100 * value:.1f} %"
-
-
-def _of_hundred(score: Mapping[str, float | None], told: str = "") -> str:
-    """Returns a share and its interval, such as `90 of 100 (84 to 95)`.
-
-    Args:
-        score: an entry of `scores` in metrics.json.
-        told: text before the interval.
-    """
-    text = f"{_hundredths(score['value'])} of 100"
-    if score["low"] is None:
-        return text
-    return f"{text} ({told}{_hundredths(score['low'])} to {_hundredths(score['high'])})"
-
-
-def _hundredths(value: float | None) -> str:
-    """Returns a share in hundredths; only an exact 0 or 1 becomes 0 or 100."""
-    if value is None:
-        return "–"
-    rounded = round(100 * value)
-    return f"{100 * value:.1f}" if rounded in (0, 100) and value not in (0, 1) else f"{rounded}"
-
-
 def _count(number: int, noun: str, plural: str | None = None) -> str:
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
@@ -269,7 +235,7 @@ def _comparison_rows(report: RunReport) -> list[dict[str, Any]]:
     if report.own_metrics is None or report.metrics is None:
         return []
     own, here = report.own_metrics.get("scores", {}), report.metrics["scores"]
-    shown = {row["name"] for row in _class_rows(report.metrics)}
+    shown = {row["name"] for row in _class_rows(report.metrics, ())}
     rows = []
     for name in here:
         first, _, second = name.partition("/")
@@ -288,50 +254,24 @@ def _summary(report: RunReport) -> list[str]:
             "There is no result for this network: the dataset has no images besides the training "
             "images. Build it with a test split, or evaluate the run on another dataset."
         ]
-    scores, counts = metrics["scores"], metrics["label_counts"]
     images = _count(metrics["num_examples"], "image")
     people = f" of {_count(metrics['num_patients'], 'patient')}" if metrics["num_patients"] else ""
-    accuracy = _of_hundred(scores["accuracy"], "95 % interval: ")
+    verdict, *others = report.task.story.verdict(metrics)
     if report.is_cross_validation:
         num_folds = len({run["fold"] for run in metrics["folds"]})
         who = "patient" if people else "image"
         first = (
             f"In a cross-validation with {num_folds} folds, {images}{people} were classified by "
-            f"networks that had not seen that {who}. They named the right class for {accuracy}."
+            f"networks that had not seen that {who}. They {verdict}"
         )
     elif metrics["split"] == "val":
-        first = (
-            f"On the {images}{people} of the validation split, the network named the right class "
-            f"for {accuracy}."
-        )
+        first = f"On the {images}{people} of the validation split, the network {verdict}"
     else:
         never = (
             "has never seen" if people and not report.num_shared_patients else "did not train on"
         )
-        first = (
-            f"On {images}{people} that it {never}, the network named the right class for "
-            f"{accuracy}."
-        )
-    sentences = [first]
-    present = {name: count for name, count in counts.items() if count}
-    if len(present) > 1:
-        usual = max(present, key=lambda name: present[name])
-        share = present[usual] / sum(present.values())
-        sentences[0] += f" Always answering {usual} would be right for {_hundredths(share)}."
-        worst = worst_classes(metrics, 1)[0]
-        best = max(present, key=lambda name: scores[f"sensitivity/{name}"]["value"] or 0.0)
-        if scores[f"sensitivity/{best}"]["value"] != scores[f"sensitivity/{worst}"]["value"]:
-            sentences.append(
-                f"It recognises {best} best, {_of_hundred(scores[f'sensitivity/{best}'])}, and "
-                f"{worst} worst, {_of_hundred(scores[f'sensitivity/{worst}'])}."
-            )
-    if scores.get("urgent/sensitivity", {}).get("value") is not None:
-        sentences.append(
-            f"Of the urgent images ({' and '.join(URGENT_CLASSES)}), it called "
-            f"{_of_hundred(scores['urgent/sensitivity'])} urgent; of the others, it left "
-            f"{_of_hundred(scores['urgent/specificity'])} alone."
-        )
-    return sentences
+        first = f"On {images}{people} that it {never}, the network {verdict}"
+    return [first, *others]
 
 
 def _warnings(report: RunReport) -> list[str]:
@@ -346,13 +286,8 @@ def _warnings(report: RunReport) -> list[str]:
             "split. The network may recognise the eye instead of the disease, so the result is "
             "probably too good. Build the data with --splits patient."
         )
-    low = metrics["scores"]["accuracy"]["low"]
-    present = [count for count in metrics["label_counts"].values() if count]
-    if len(present) > 1 and low is not None and low <= max(present) / sum(present):
-        found.append(
-            "This result may be no better than always giving the most frequent answer: the "
-            "interval reaches down to the accuracy of that answer."
-        )
+    if doubt := report.task.story.doubt(metrics):
+        found.append(doubt)
     if metrics["split"] == "val" and not report.is_cross_validation:
         found.append(
             "The dataset has no test split. The run also made its choices with these validation "
@@ -367,84 +302,45 @@ def _tiles(report: RunReport) -> list[tuple[str, str]]:
     if metrics is None:
         return [
             ("training images", f"{found.split('train').num_examples:,}"),
-            ("classes", f"{found.num_classes:,}"),
+            (report.task.kind.plural, f"{found.num_classes:,}"),
         ]
     scores = metrics["scores"]
     patients = metrics["num_patients"]
     return [
-        ("accuracy", _percent(scores["accuracy"]["value"])),
-        ("balanced accuracy", _percent(scores["balanced_accuracy"]["value"])),
+        *report.task.story.tiles(metrics),
         ("images judged", f"{metrics['num_examples']:,}"),
         ("patients judged", f"{patients:,}" if patients else "unknown"),
-        ("calibration error", _percent(scores["ece"]["value"])),
+        ("calibration error", percent(scores["ece"]["value"])),
     ]
 
 
-def _class_rows(metrics: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _class_rows(metrics: Mapping[str, Any], measures: Sequence[str]) -> list[dict[str, Any]]:
     """Returns the measures of each class, or of the worst classes if there are many."""
     names = list(metrics["label_counts"])
     if len(names) > MAX_CLASSES:
         names = worst_classes(metrics, MAX_CLASSES)
-    scores = metrics["scores"]
-    rows = [_row_of_view(name, metrics["label_counts"][name], scores) for name in names]
-    if "urgent/auc" in scores:
-        urgent = sum(metrics["label_counts"][name] for name in URGENT_CLASSES)
-        rows.append(_row_of_view("urgent", urgent, scores) | {"is_view": True})
-    return rows
-
-
-def _row_of_view(
-    name: str, num_images: int, scores: Mapping[str, Mapping[str, Any]]
-) -> dict[str, Any]:
-    sensitivity, specificity, area = (
-        scores[f"urgent/{measure}" if name == "urgent" else f"{measure}/{name}"]
-        for measure in ("sensitivity", "specificity", "auc")
-    )
-    return {
-        "name": name,
-        "images": num_images,
-        "sensitivity": sensitivity,
-        "specificity": specificity,
-        "auc": area,
-        "is_view": False,
-    }
-
-
-def _confusion(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the confusion matrix, or its most frequent mistakes if there are many classes."""
-    names = list(metrics["label_counts"])
-    matrix = np.asarray(metrics["confusion_matrix"])
-    totals = matrix.sum(1)
-    if len(names) <= MAX_CLASSES:
-        rows = [
-            {
-                "name": name,
-                "cells": [
-                    {"count": int(count), "share": float(count / max(total, 1))} for count in row
-                ],
-            }
-            for name, row, total in zip(names, matrix, totals, strict=True)
-        ]
-        return {"columns": names, "rows": rows, "pairs": []}
-    wrong = matrix * (1 - np.eye(len(names), dtype=matrix.dtype))
-    flat = np.argsort(-wrong, axis=None, kind="stable")[:_MAX_CONFUSIONS]
-    places = [divmod(int(place), len(names)) for place in flat]
-    pairs = [
+    scores, counts = metrics["scores"], metrics["label_counts"]
+    rows = [
         {
-            "true": names[row],
-            "predicted": names[column],
-            "count": int(wrong[row, column]),
-            "share": float(wrong[row, column] / max(totals[row], 1)),
+            "name": name,
+            "images": counts[name],
+            "scores": [(scores[f"{measure}/{name}"], measure in _SHARES) for measure in measures],
+            "is_view": False,
         }
-        for row, column in places
-        if wrong[row, column]
+        for name in names
     ]
-    return {"columns": [], "rows": [], "pairs": pairs}
-
-
-def _num_mistakes(metrics: Mapping[str, Any]) -> int:
-    matrix = np.asarray(metrics["confusion_matrix"])
-    return int(matrix.sum() - np.trace(matrix))
+    if "urgent/auc" in scores:
+        rows.append(
+            {
+                "name": "urgent",
+                "images": sum(counts[name] for name in URGENT_CLASSES),
+                "scores": [
+                    (scores[f"urgent/{measure}"], measure in _SHARES) for measure in measures
+                ],
+                "is_view": True,
+            }
+        )
+    return rows
 
 
 def _pictures(mistake: Mistake) -> dict[str, Any]:
@@ -472,19 +368,24 @@ def _data_url(pixels: np.ndarray) -> str:
 
 
 def _roc(report: RunReport) -> charts.Lines | None:
-    if report.metrics is None or report.probabilities is None or report.labels is None:
+    if report.metrics is None or report.probabilities is None or report.truths is None:
         return None
     names = report.manifest.label_names
-    return charts.roc_curves(report.probabilities, report.labels, names, report.metrics["scores"])
+    has = report.task.has(report.truths, len(names))
+    return charts.roc_curves(report.probabilities, has, names, report.metrics["scores"])
 
 
 def _reliability(report: RunReport) -> charts.Lines | None:
-    if report.probabilities is None or report.labels is None or report.manifest.num_classes < 2:
+    if report.probabilities is None or report.truths is None:
         return None
-    named = [("as exported", report.probabilities)]
+    answers, right_answers = report.task.choices(report.probabilities, report.truths)
+    if answers.shape[-1] < 2:
+        return None
+    named = [("as exported", answers)]
     if report.uncalibrated is not None:
-        named.append(("before the temperature", report.uncalibrated))
-    return charts.reliability(named, report.labels)
+        before, _ = report.task.choices(report.uncalibrated, report.truths)
+        named.append(("before the temperature", before))
+    return charts.reliability(named, right_answers)
 
 
 def _threshold_rows(metrics: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -496,11 +397,14 @@ def _threshold_rows(metrics: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def _overall(metrics: Mapping[str, Any]) -> list[str]:
     """Returns the overall measures, and the sensitivities unless there are many classes."""
-    names = list(metrics["label_counts"])
-    of_classes = {f"{measure}/{name}" for name in names for measure in ("specificity", "auc")}
-    if len(names) > MAX_CLASSES:
-        of_classes |= {f"sensitivity/{name}" for name in names}
-    return [name for name in metrics["scores"] if name not in of_classes]
+    labels = set(metrics["label_counts"])
+    shown = "sensitivity" if len(labels) <= MAX_CLASSES else None
+    found = []
+    for name in metrics["scores"]:
+        measure, _, label = name.partition("/")
+        if label not in labels or measure == shown:
+            found.append(name)
+    return found
 
 
 def _spread_rows(metrics: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -509,13 +413,13 @@ def _spread_rows(metrics: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [{"name": name, **spread[name]} for name in _overall(metrics) if name in spread]
 
 
-def _run_rows(metrics: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _run_rows(metrics: Mapping[str, Any], measures: Sequence[str]) -> list[dict[str, Any]]:
     runs = metrics.get("folds") or ()
     return [
         {
             "fold": run["fold"],
             "seed": run["seed"],
-            **{name: run["scores"].get(name) for name in ("accuracy", "balanced_accuracy", "ece")},
+            "scores": [run["scores"].get(name) for name in measures],
         }
         for run in runs[:_MAX_RUNS]
     ]
@@ -589,7 +493,7 @@ def _limits(report: RunReport) -> list[str]:
 
 def _joined(names: Sequence[str], most: int = 5) -> str:
     shown = ", ".join(names[:most])
-    return shown if len(names) <= most else f"{shown} and {len(names) - most:,} more classes"
+    return shown if len(names) <= most else f"{shown} and {len(names) - most:,} more"
 
 
 def _sentence(text: str) -> str:

@@ -22,9 +22,15 @@ _MAX_OPACITY = 0.65
 
 
 def occlusion_map(
-    predict: Predict, image: np.ndarray, *, patch: int, stride: int, batch_size: int = 64
+    predict: Predict,
+    image: np.ndarray,
+    *,
+    patch: int,
+    stride: int,
+    output: int | None = None,
+    batch_size: int = 64,
 ) -> np.ndarray:
-    """Returns how much the probability of the likeliest class drops if a part is covered.
+    """Returns how much a probability drops if a part is covered.
 
     A patch with the mean colour of the image covers one place after another. The value of a pixel
     is the mean over all patches that cover it. Source: Zeiler and Fergus 2014, "Visualizing and
@@ -36,6 +42,7 @@ def occlusion_map(
         image: [height, width, channels], as stored.
         patch: side of the patch in pixels; at most the shorter side of the image.
         stride: distance between neighbouring places of the patch, in pixels.
+        output: the probability to look at; None for the highest one of the image.
         batch_size: images per call of `predict`.
 
     Returns:
@@ -57,10 +64,11 @@ def occlusion_map(
             images[(index - start, *places[index - 1])] = fill
         rows.append(predict(images))
     probabilities = np.concatenate(rows).astype(np.float64)
-    likeliest = int(probabilities[0].argmax())
+    if output is None:
+        output = int(probabilities[0].argmax())
     drops, covers = np.zeros((height, width)), np.zeros((height, width))
     for place, row in zip(places, probabilities[1:], strict=False):
-        drops[place] += probabilities[0, likeliest] - row[likeliest]
+        drops[place] += probabilities[0, output] - row[output]
         covers[place] += 1
     # With a stride longer than the patch, some pixels are never covered.
     return np.divide(drops, covers, out=np.zeros_like(drops), where=covers > 0)

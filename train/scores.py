@@ -1,4 +1,4 @@
-"""Measures of a classifier's predictions, and their confidence intervals.
+"""Measures of predictions, by the kind of label, and their confidence intervals.
 
 The intervals come from a bootstrap over patients, not over images: the images of one eye are alike,
 and intervals that treat them as independent are too narrow. Every measure takes weights, because an
@@ -10,10 +10,12 @@ take 2 to 6 ns per example and class.
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -36,23 +38,80 @@ CONFIDENCE_LEVEL = 0.95
 #: Measures of each class and of the urgent view.
 VIEW_MEASURES = ("sensitivity", "specificity", "auc")
 
+#: Measures of each of several labels.
+LABEL_MEASURES = (*VIEW_MEASURES, "average_precision")
+
+#: An image is said to have one of several labels from this probability on.
+LABEL_THRESHOLD = 0.5
+
+# Smallest probability of the right answer in the cross-entropy, which keeps its logarithm finite.
+_EPSILON = 1e-7
+
 #: Examples x resamples that are weighted at a time; an array of this size takes 32 MB.
 _CHUNK = 4_000_000
 
 
 @dataclasses.dataclass(frozen=True)
-class Scorer:
+class Scorer(abc.ABC):
     """Computes all measures of one set of predictions, for many weightings of its examples.
 
     Attributes:
-        probabilities: [num_examples, num_classes].
-        labels: int [num_examples].
-        label_names: names of the classes.
+        probabilities: [num_examples, num_labels].
+        labels: the truths of `tasks`.
+        label_names: names of the labels.
+        shares: the measures that are a share of examples, besides sensitivities and specificities.
+        without_absent: the end of a sentence on labels that no image has.
     """
 
     probabilities: np.ndarray
     labels: np.ndarray
     label_names: tuple[str, ...]
+
+    shares: ClassVar[tuple[str, ...]]
+    without_absent: ClassVar[str]
+
+    @property
+    @abc.abstractmethod
+    def names(self) -> list[str]:
+        """Names of the measures, in the order of metrics.json."""
+
+    @abc.abstractmethod
+    def score(self, weights: np.ndarray) -> dict[str, np.ndarray]:
+        """Returns the measures that are quick to compute, float64 [num_weightings] by name.
+
+        Args:
+            weights: float64 [num_weightings, num_examples], how often each example counts.
+        """
+
+    @abc.abstractmethod
+    def areas(self, weights: np.ndarray) -> dict[str, np.ndarray]:
+        """Returns the other measures: areas under curves, which take longer; see `score`."""
+
+    @abc.abstractmethod
+    def num_groups_behind(self, groups: np.ndarray) -> dict[str, int]:
+        """Returns how many groups each measure rests on, by name.
+
+        An area rests on the positive and the negative examples; the smaller number counts.
+
+        Args:
+            groups: int [num_examples], the group of each example, 0..num_groups-1.
+        """
+
+    @abc.abstractmethod
+    def tables(self) -> dict[str, Any]:
+        """Returns the entries of metrics.json that count examples."""
+
+    @property
+    @abc.abstractmethod
+    def loss(self) -> float:
+        """The mean loss of an example, in nats."""
+
+
+class ClassScorer(Scorer):
+    """The measures of one class for each example; labels are int [num_examples]."""
+
+    shares = ("accuracy", "urgent/sensitivity", "urgent/specificity")
+    without_absent = "the balanced accuracy is the mean over the other classes"
 
     @functools.cached_property
     def predicted(self) -> np.ndarray:
@@ -61,7 +120,6 @@ class Scorer:
 
     @property
     def names(self) -> list[str]:
-        """Names of the measures, in the order of metrics.json."""
         names = ["accuracy", "ece"]
         for label in self.label_names:
             names += [f"{measure}/{label}" for measure in VIEW_MEASURES]
@@ -81,11 +139,6 @@ class Scorer:
         return np.isin(self.label_names, URGENT_CLASSES)
 
     def score(self, weights: np.ndarray) -> dict[str, np.ndarray]:
-        """Returns all measures except the areas, float64 [num_weightings] by name.
-
-        Args:
-            weights: float64 [num_weightings, num_examples], how often each example counts.
-        """
         labels, predicted, num_classes = self.labels, self.predicted, len(self.label_names)
         is_correct = predicted == labels
         confidences = self.probabilities.max(-1)
@@ -120,13 +173,6 @@ class Scorer:
         return result
 
     def num_groups_behind(self, groups: np.ndarray) -> dict[str, int]:
-        """Returns how many groups each measure rests on, by name.
-
-        An area rests on the positive and the negative examples; the smaller number counts.
-
-        Args:
-            groups: int [num_examples], the group of each example, 0..num_groups-1.
-        """
         behind = dict.fromkeys(self.names, int(groups.max()) + 1)
         num_with, num_without = num_groups_by_class(self.labels, groups, len(self.label_names))
         for index, name in enumerate(self.label_names):
@@ -142,11 +188,6 @@ class Scorer:
         return behind
 
     def areas(self, weights: np.ndarray) -> dict[str, np.ndarray]:
-        """Returns the areas under the ROC curves, float64 [num_weightings] by name.
-
-        Args:
-            weights: float64 [num_weightings, num_examples], how often each example counts.
-        """
         result = {}
         for index, name in enumerate(self.label_names):
             ranking = self.probabilities[:, index]
@@ -156,13 +197,126 @@ class Scorer:
             result["urgent/auc"] = area_under_curve(self.urgent[self.labels], ranking, weights)
         return result
 
+    def tables(self) -> dict[str, Any]:
+        matrix = confusion_matrix(self.labels, self.predicted, len(self.label_names))
+        return {
+            "label_counts": dict(zip(self.label_names, matrix.sum(1).tolist(), strict=True)),
+            # The rows are the true classes.
+            "confusion_matrix": matrix.tolist(),
+        }
 
-def scores(
-    probabilities: np.ndarray,
-    labels: np.ndarray,
-    label_names: Sequence[str],
-    weights: np.ndarray | None = None,
-) -> dict[str, float]:
+    @property
+    def loss(self) -> float:
+        return cross_entropy(self.probabilities, self.labels)
+
+
+class LabelScorer(Scorer):
+    """The measures of several labels for each example; labels are bool [num_examples, num_labels].
+
+    Measures of all labels together are means over the labels: `accuracy` is the share of right
+    answers among all answers, and `macro_auc` the mean of the areas.
+    """
+
+    shares = ("accuracy",)
+    without_absent = "the macro measures are means over the other labels"
+
+    @functools.cached_property
+    def called(self) -> np.ndarray:
+        """Which labels the network says an example has, bool [num_examples, num_labels]."""
+        return self.probabilities >= LABEL_THRESHOLD
+
+    @property
+    def names(self) -> list[str]:
+        of_labels = [f"{measure}/{name}" for name in self.label_names for measure in LABEL_MEASURES]
+        return ["accuracy", "ece", "brier", *of_labels, "macro_auc", "macro_average_precision"]
+
+    def score(self, weights: np.ndarray) -> dict[str, np.ndarray]:
+        labels, called = self.labels, self.called
+        is_right = labels == called
+        positives, total = weights @ labels, weights.sum(-1)
+        sensitivity = ratios(weights @ (labels & called), positives)
+        specificity = ratios(weights @ ~(labels | called), weights @ ~labels)
+        probabilities = self.probabilities.astype(np.float64)
+        # Each label is a choice between two, of which the likelier one is the answer.
+        confidences = np.maximum(probabilities, 1 - probabilities)
+        bins = [
+            calibration_bins(confidences[:, index], is_right[:, index], weights)
+            for index in range(len(self.label_names))
+        ]
+        result = {
+            "accuracy": ratios(weights @ is_right.mean(-1), total),
+            "ece": bin_error(*map(sum, zip(*bins, strict=True))),
+            "brier": ratios(weights @ np.square(probabilities - labels).mean(-1), total),
+        }
+        for index, name in enumerate(self.label_names):
+            result[f"sensitivity/{name}"] = sensitivity[:, index]
+            result[f"specificity/{name}"] = specificity[:, index]
+        return result
+
+    def areas(self, weights: np.ndarray) -> dict[str, np.ndarray]:
+        result = {}
+        for measure, area in (
+            ("auc", area_under_curve),
+            ("average_precision", average_precision),
+        ):
+            of_labels = np.stack(
+                [
+                    area(self.labels[:, index], self.probabilities[:, index], weights)
+                    for index in range(len(self.label_names))
+                ]
+            )
+            names = (f"{measure}/{name}" for name in self.label_names)
+            result |= dict(zip(names, of_labels, strict=True))
+            is_defined = ~np.isnan(of_labels)
+            result[f"macro_{measure}"] = ratios(
+                np.where(is_defined, of_labels, 0).sum(0), is_defined.sum(0)
+            )
+        return result
+
+    def num_groups_behind(self, groups: np.ndarray) -> dict[str, int]:
+        behind = dict.fromkeys(self.names, int(groups.max()) + 1)
+        for index, name in enumerate(self.label_names):
+            truth = self.labels[:, index].astype(int)
+            num_without, num_with = num_groups_by_class(truth, groups, 2)[0].tolist()
+            behind[f"sensitivity/{name}"] = num_with
+            behind[f"specificity/{name}"] = num_without
+            for measure in ("auc", "average_precision"):
+                behind[f"{measure}/{name}"] = min(num_with, num_without)
+        return behind
+
+    def tables(self) -> dict[str, Any]:
+        answers = zip(self.label_names, self.labels.T, self.called.T, strict=True)
+        matrices = {
+            name: confusion_matrix(truth.astype(int), called.astype(int), 2).tolist()
+            for name, truth, called in answers
+        }
+        return {
+            "label_counts": dict(zip(self.label_names, self.labels.sum(0).tolist(), strict=True)),
+            # Of each label [[without it, false alarms], [missed, found]].
+            "confusion_matrices": matrices,
+        }
+
+    @property
+    def loss(self) -> float:
+        of_truth = np.where(self.labels, self.probabilities, 1 - self.probabilities)
+        return _mean_entropy(of_truth)
+
+
+def cross_entropy(probabilities: np.ndarray, labels: np.ndarray) -> float:
+    """Returns the mean negative log probability of the true class, in nats.
+
+    Args:
+        probabilities: [num_examples, num_classes].
+        labels: int [num_examples].
+    """
+    return _mean_entropy(probabilities[np.arange(len(labels)), labels])
+
+
+def _mean_entropy(of_truth: np.ndarray) -> float:
+    return float(-np.log(np.maximum(of_truth.astype(np.float64), _EPSILON)).mean())
+
+
+def scores(scorer: Scorer, weights: np.ndarray | None = None) -> dict[str, float]:
     """Returns all measures by name, such as `accuracy` or `auc/CNV`.
 
     An undefined measure, such as the sensitivity of a class without examples, is NaN.
@@ -170,13 +324,10 @@ def scores(
     scikit-learn.
 
     Args:
-        probabilities: [num_examples, num_classes].
-        labels: int [num_examples].
-        label_names: names of the classes.
+        scorer: holds the predictions.
         weights: [num_examples], how often each example counts; None for once each.
     """
-    scorer = Scorer(probabilities, labels, tuple(label_names))
-    rows = (np.ones(len(labels)) if weights is None else weights)[None]
+    rows = (np.ones(len(scorer.labels)) if weights is None else weights)[None]
     measured = scorer.score(rows) | scorer.areas(rows)
     return {name: float(measured[name][0]) for name in scorer.names}
 
@@ -285,6 +436,36 @@ def area_under_curve(
     return ratios((positive * beaten).sum(-1), positive.sum(-1) * negative.sum(-1))
 
 
+def average_precision(
+    is_positive: np.ndarray, ranking: np.ndarray, weights: np.ndarray
+) -> np.ndarray:
+    """Returns the average precision for each weighting; NaN without positives that count.
+
+    The mean over the positives of the precision at their level: the share of positives among the
+    examples that rank at least as high. scikit-learn's `average_precision_score` gives the same
+    values (a test compares them), but takes one weighting at a time.
+
+    Args:
+        is_positive: bool [num_examples].
+        ranking: [num_examples], the score; higher means more likely positive.
+        weights: float64 [..., num_examples], how often each example counts.
+
+    Returns:
+        float64 [...].
+    """
+    levels = np.unique(ranking[is_positive])
+    # The highest level that an example reaches; 0 for those below all of them.
+    places = np.searchsorted(levels, ranking, "right")
+    num_places = len(levels) + 1
+    positive = _sums_by_place(places[is_positive], weights[..., is_positive], num_places)
+    everyone = _sums_by_place(places, weights, num_places)
+    found, called = (
+        np.cumsum(sums[..., ::-1], axis=-1)[..., ::-1] for sums in (positive, everyone)
+    )
+    precisions = np.nan_to_num(ratios(found, called))
+    return ratios((positive * precisions).sum(-1), positive.sum(-1))
+
+
 def expected_calibration_error(
     confidences: np.ndarray, is_correct: np.ndarray, weights: np.ndarray
 ) -> np.ndarray:
@@ -300,7 +481,13 @@ def expected_calibration_error(
     Returns:
         float64 [...].
     """
-    total, confidence_sums, correct_sums = calibration_bins(confidences, is_correct, weights)
+    return bin_error(*calibration_bins(confidences, is_correct, weights))
+
+
+def bin_error(
+    total: np.ndarray, confidence_sums: np.ndarray, correct_sums: np.ndarray
+) -> np.ndarray:
+    """Returns the expected calibration error of the sums of `calibration_bins`, float64 [...]."""
     return ratios(np.abs(confidence_sums - correct_sums).sum(-1), total.sum(-1))
 
 

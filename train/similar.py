@@ -18,6 +18,7 @@ from tfrecord_io.reading.mapped import MappedDataset
 from tfrecord_io.trunk import FILE_NAME, find_trunk
 from train import metrics
 from train.config import ConfigError, load_fields
+from train.tasks import task_of
 
 _SPLIT = "train"
 _ROWS_AT_ONCE = 256
@@ -29,7 +30,7 @@ class SimilarScan:
 
     Attributes:
         path: its source file, or its key if the dataset does not name files.
-        label: name of its class.
+        label: name of its class, or names of its labels.
         similarity: cosine in -1..1.
     """
 
@@ -74,8 +75,8 @@ class TrainingScans:
         features = np.concatenate([_pool(dataset[block][0]) for block in blocks])
         self._mean = features.mean(axis=0)
         self._directions = _normalize(features - self._mean)
-        labels = dataset.labels(places).argmax(-1)
-        self._labels = [manifest.label_names[label] for label in labels]
+        task = task_of(manifest.label_kind)
+        self._labels = task.texts(task.truths(dataset.labels(places)), manifest.label_names)
         examples = metrics.read_examples(data, _SPLIT)
         self._paths = examples.paths or examples.keys
 

@@ -6,8 +6,8 @@ running mean, so a NaN has no step; it runs over the end of an epoch when `steps
 does not divide it; and it peeks at the data before it starts, which is one batch off for a run
 that must go on at the exact example. Its loop is short without what we do not use: this module.
 
-Both classes do the same arithmetic. The loss of a step is the sum of weight × class weight ×
-cross-entropy over the global batch, where the weights of a step's examples add up to 1: so the
+Both classes do the same arithmetic. The loss of a step is the sum of weight × loss over the global
+batch, where the weights of a step's examples add up to 1 and `tasks` has the losses: so the
 gradients of replicas are summed, never averaged, and it does not matter how examples are dealt to
 replicas. Images are augmented here, before the network, so that the network which is exported has
 no layer that matters in training alone.
@@ -29,6 +29,7 @@ from train import augmentation, feed
 from train.config import ConfigError, TrainConfig
 from train.models import Network
 from train.strategy import Devices
+from train.tasks import CLASSES, Task
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -40,7 +41,8 @@ class StepResults:
 
     Attributes:
         loss_sums: float32 [num_steps], cross-entropy in nats, summed over the examples.
-        num_correct: float32 [num_steps], examples whose likeliest class is theirs.
+        num_correct: float32 [num_steps], examples whose likeliest class is theirs; of several
+            labels, the share of them that is right counts.
         num_examples: float32 [num_steps].
         wait_seconds: time spent waiting for input, in all steps together; NaN where no clock
             can be read (`deterministic` on TensorFlow).
@@ -57,15 +59,16 @@ class Objective:
     """What a training step does with its images and labels before it asks for the loss.
 
     Attributes:
-        class_weights: factor in the loss for each class.
-        label_smoothing: share of a label that is spread evenly over all classes.
-            Source: Szegedy et al. 2016, "Rethinking the Inception architecture", section 7.
+        class_weights: factors in the loss, see `Task.class_weights`.
+        task: what the labels are, and the losses.
+        label_smoothing: see `Task.losses`.
         augment_strength: see `augmentation.augment`; None for images as they are.
         mixup: whether to train on mixtures, see `augmentation.mix`.
         grey_factor: what the stored values are multiplied by, see `models.grey_factor_of`.
     """
 
-    class_weights: tuple[float, ...]
+    class_weights: tuple
+    task: Task = CLASSES
     label_smoothing: float = 0.0
     augment_strength: float | None = None
     mixup: bool = False
@@ -73,11 +76,16 @@ class Objective:
 
     @classmethod
     def from_config(
-        cls, config: TrainConfig, class_weights: Sequence[float], grey_factor: float = 1.0
+        cls,
+        config: TrainConfig,
+        class_weights: Sequence[Any],
+        grey_factor: float = 1.0,
+        task: Task = CLASSES,
     ) -> Objective:
         """Returns what a configuration asks for."""
         return cls(
             class_weights=tuple(class_weights),
+            task=task,
             label_smoothing=config.label_smoothing,
             augment_strength=config.augment_strength if config.augment else None,
             mixup=config.mixup > 0,
@@ -89,7 +97,7 @@ class Objective:
 
         Args:
             images: [batch, height, width, channels], as stored.
-            labels: float32 [batch, num_classes], one-hot.
+            labels: float32 [batch, num_classes], of 0 and 1.
             draws: float32 [batch, augmentation.NUM_DRAWS].
         """
         images = keras.ops.cast(images, "float32")
@@ -108,25 +116,19 @@ class Objective:
         compared with that of a validation split.
 
         Args:
-            labels: float32 [batch, num_classes], each row adds up to 1.
+            labels: float32 [batch, num_classes], those of `prepare`.
             logits: [batch, num_classes], any float type.
             weights: float32 [batch]; zero for an example that only fills up the batch.
         """
         ops = keras.ops
-        logits = ops.cast(logits, "float32")
-        class_weights = ops.matmul(labels, np.asarray(self.class_weights, np.float32))
-        smooth = labels * (1 - self.label_smoothing) + self.label_smoothing / labels.shape[-1]
-        # Not Keras' loss, which warns of a dataset of one class.
-        log_probabilities = ops.log_softmax(logits)
-        losses = -ops.sum(smooth * log_probabilities, axis=-1)
-        loss = ops.sum(losses * weights * class_weights)
-        cross_entropy = -ops.sum(labels * log_probabilities, axis=-1)
+        losses, reported, shares_right = self.task.losses(
+            labels, ops.cast(logits, "float32"), self.class_weights, self.label_smoothing
+        )
         is_real = ops.cast(weights > 0, "float32")
-        is_correct = ops.cast(ops.argmax(labels, -1) == ops.argmax(logits, -1), "float32")
         # A product with zero would turn the infinity of a filling copy into NaN.
-        real_loss = ops.where(weights > 0, cross_entropy, 0.0)
-        totals = ops.stack([ops.sum(real_loss), ops.sum(is_correct * is_real), ops.sum(is_real)])
-        return loss, totals
+        real_loss = ops.where(weights > 0, reported, 0.0)
+        totals = ops.stack([ops.sum(real_loss), ops.sum(shares_right * is_real), ops.sum(is_real)])
+        return ops.sum(losses * weights), totals
 
 
 def make_steps(

@@ -13,7 +13,7 @@ import dataclasses
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,6 @@ import numpy as np
 import tfrecord_io
 from tfrecord_io.trunk import Trunk, find_trunk
 from train import (
-    calibration,
     callbacks,
     checkpoint,
     evaluation,
@@ -32,6 +31,7 @@ from train import (
     feed,
     metrics,
     report,
+    scores,
     tracing,
 )
 from train.config import TrainConfig
@@ -40,6 +40,7 @@ from train.optimizers import averaged_weights, make_optimizer
 from train.parts import Part, Parts, choose_parts, read_statistics
 from train.steps import JaxSteps, Objective, TensorFlowSteps, make_steps
 from train.strategy import Devices, configure_devices, set_seed
+from train.tasks import task_of
 from train.workdir import (
     BEST_NAME,
     CHECKPOINT_NAME,
@@ -204,16 +205,19 @@ class _Run:
         self._devices = devices
         self._parts = parts
         self._num_examples = parts.train.num_examples
+        self._task = task_of(manifest.label_kind)
         self._statistics = (
             read_statistics(config.data, parts.train) if config.normalize == "data" else None
         )
         self._objective = Objective.from_config(
             config,
-            class_weights(
+            self._task.class_weights(
                 parts.train.label_counts,
-                power=config.class_weight_power if config.class_weights == "balanced" else 0.0,
+                self._num_examples,
+                config.class_weight_power if config.class_weights == "balanced" else 0.0,
             ),
             grey_factor_of(manifest),
+            self._task,
         )
         facts = checkpoint.load_facts(workdir / CHECKPOINT_NAME)
         self._progress = Progress(**facts) if facts else Progress()
@@ -251,12 +255,14 @@ class _Run:
                     self._trunk,
                     dtype=self._manifest.dtype,
                     num_classes=self._manifest.num_classes,
+                    task=self._task,
                     temperature=temperature,
                 )
             return build_network(
                 dataclasses.replace(self._config, weights=weights),
                 image_shape=self._manifest.image_shape,
                 num_classes=self._manifest.num_classes,
+                task=self._task,
                 image_dtype=self._manifest.dtype,
                 grey_factor=grey_factor_of(self._manifest),
                 statistics=self._statistics,
@@ -272,7 +278,7 @@ class _Run:
             f"{config.model}, {self._network.model.count_params():,} parameters, "
             f"{self._num_examples:,} training {'images' if self._trunk is None else 'features'} "
             f"of {shape}, "
-            f"{self._manifest.num_classes} classes",
+            f"{self._manifest.num_classes} {self._task.kind.plural}",
         )
         devices.say(
             f"{devices.num_replicas} x {devices.names[0].split(':')[0]} on {devices.backend}, "
@@ -497,10 +503,10 @@ class _Run:
     def _validate(self, steps: Steps, optimizer: keras.optimizers.Optimizer) -> dict[str, float]:
         assert self._parts.val is not None
         with averaged_weights(optimizer, self._network.logits.trainable_variables):
-            probabilities, labels = _predict(steps, self._config, self._devices, self._parts.val)
+            probabilities, truths = self._predict(steps, self._parts.val)
         return {
-            "val_loss": metrics.cross_entropy(probabilities, labels),
-            "val_accuracy": float(np.mean(probabilities.argmax(-1) == labels)),
+            "val_loss": scores.cross_entropy(*self._task.choices(probabilities, truths)),
+            "val_accuracy": float(np.mean(self._task.chosen(probabilities) == truths)),
         }
 
     def _save_checkpoint(self, loop: _Loop) -> None:
@@ -531,7 +537,7 @@ class _Run:
         temperature = 1.0
         # What is reported of a part must not be fitted to it.
         if val is not None and parts.test is not None:
-            temperature = calibration.fit_temperature(calibration.log_probabilities(val[0]), val[1])
+            temperature = self._task.fit_temperature(*val)
             self._load_best(temperature)
         # Before the evaluation: whatever may fail in it, the model is not lost.
         if devices.is_chief:
@@ -600,17 +606,16 @@ class _Run:
 
     def _predictions_of(self, part: Part, temperature: float) -> evaluation.Predictions:
         """Returns what the network that is exported says of a part."""
-        probabilities, labels = self._predict_best(part)
+        probabilities, truths = self._predict_best(part)
         is_calibrated = part is self._parts.test and self._parts.val is not None
         return evaluation.Predictions(
+            task=self._task,
             probabilities=probabilities,
-            labels=labels,
+            truths=truths,
             examples=metrics.read_examples(self._config.data, part.splits, part.examples),
             part=part,
             uncalibrated=(
-                calibration.apply_temperature(probabilities, 1 / temperature)
-                if is_calibrated
-                else None
+                self._task.cool(probabilities, 1 / temperature) if is_calibrated else None
             ),
         )
 
@@ -627,14 +632,21 @@ class _Run:
         steps = make_steps(
             self._network, None, self._devices, objective=self._objective, jit_compile=False
         )
-        probabilities, labels = _predict(steps, self._config, self._devices, part)
+        probabilities, truths = self._predict(steps, part)
         if not np.isfinite(probabilities).all():
             raise callbacks.TrainingError(
                 f"the network answers with probabilities that are not numbers on {part.name}: its "
                 "weights went out of range in the last steps. Train again, in another --workdir, "
                 "with a lower --learning_rate, more --warmup_steps, or --precision float32"
             )
-        return probabilities, labels
+        return probabilities, truths
+
+    def _predict(self, steps: Steps, part: Part) -> tuple[np.ndarray, np.ndarray]:
+        """Returns (probabilities float32 [num_examples, num_labels], truths) of a part."""
+        batches = steps.iterate(feed.evaluation_batches(self._config, self._devices, part))
+        parts = list(steps.predict(batches))
+        labels = np.concatenate([labels for _, labels in parts])
+        return np.concatenate([rows for rows, _ in parts]), self._task.truths(labels)
 
 
 @dataclasses.dataclass
@@ -661,35 +673,10 @@ class _Loop:
             raise callbacks.StoppedError(self.stop.received, step)
 
 
-def class_weights(counts: Sequence[int], *, power: float) -> tuple[float, ...]:
-    """Returns a weight for each class: its frequency to a negative power.
-
-    Their mean over the examples is 1, so the power changes how classes compare, and not how large
-    a step is.
-
-    Args:
-        counts: examples of each class; a class without any gets the weight 0.
-        power: 0 for equal weights, 1 for weights inverse to the frequency.
-    """
-    raised = [count**-power if count else 0.0 for count in counts]
-    total = sum(weight * count for weight, count in zip(raised, counts, strict=True))
-    return tuple(weight * sum(counts) / total for weight in raised)
-
-
 def _is_shown(epoch: int, epochs: int) -> bool:
     """Tells whether an epoch gets a line of its own: about 20 of a long run do."""
     every = max(1, epochs // 20)
     return epoch % every == 0 or epoch == epochs
-
-
-def _predict(
-    steps: Steps, config: TrainConfig, devices: Devices, part: Part
-) -> tuple[np.ndarray, np.ndarray]:
-    """Returns (probabilities float32 [num_examples, num_classes], label indices) of a part."""
-    batches = steps.iterate(feed.evaluation_batches(config, devices, part))
-    parts = list(steps.predict(batches))
-    probabilities = np.concatenate([rows for rows, _ in parts])
-    return probabilities, np.concatenate([labels for _, labels in parts]).argmax(-1)
 
 
 def _describe_epoch(row: Mapping[str, Any], epochs: int) -> str:

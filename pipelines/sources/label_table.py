@@ -234,7 +234,7 @@ def _several_labels(
                 )
         chosen = [name for name, value in zip(names, values, strict=True) if value]
         is_known = None not in values
-        texts.append((label_kinds.SEPARATOR.join(chosen) or label_kinds.NONE) if is_known else "")
+        texts.append(label_kinds.SEVERAL.text_of(chosen) if is_known else "")
     return texts
 
 

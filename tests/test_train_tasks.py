@@ -1,0 +1,333 @@
+"""Training on several labels an image: the losses, and each command on a dataset that has them."""
+
+import csv
+import io
+import json
+
+import keras
+import numpy as np
+import pytest
+from marked_images import (
+    ALL_ON,
+    KERAS_ARRAY_WARNING,
+    QUICK,
+    flags,
+    history_of,
+    run_on_jax,
+    run_script,
+    write_marked_dataset,
+)
+from PIL import Image
+from sklearn import metrics as sk_metrics
+from test_train_run import FLAGS, check_same, run_killed_twice
+from test_train_trainer import stop_at
+
+from tfrecord_io.label_kinds import SEVERAL as SEVERAL_LABELS
+from tfrecord_io.reading.mapped import MappedDataset
+from train import calibration, evaluate, predict, run, scores
+from train.tasks import CLASSES, SEVERAL, task_of
+
+pytestmark = pytest.mark.filterwarnings(KERAS_ARRAY_WARNING)
+
+NAMES = ("fluid", "mass", "scar")
+
+
+def some_predictions(num_examples=60, seed=0):
+    generator = np.random.default_rng(seed)
+    truths = generator.random((num_examples, 3)) < (0.5, 0.3, 0.1)
+    logits = 2.0 * truths - 1 + generator.normal(size=truths.shape)
+    return (1 / (1 + np.exp(-logits))).astype(np.float32), truths
+
+
+# ---- the task
+
+
+@pytest.mark.parametrize("task", [CLASSES, SEVERAL])
+def test_a_task_is_that_of_its_kind_and_its_activation_undoes_the_logits_of_probabilities(task):
+    assert task_of(task.kind) is task
+    logits = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
+    probabilities = task.activation()(logits)
+    again = task.activation()(task.logits_of(probabilities))
+    np.testing.assert_allclose(np.asarray(again), np.asarray(probabilities), atol=1e-6)
+    cooled = task.activation()(task.logits_of(probabilities) / 1.7)
+    expected = task.cool(np.asarray(probabilities), 1.7)
+    np.testing.assert_allclose(np.asarray(cooled), expected, atol=1e-6)
+
+
+def test_the_loss_of_several_labels_is_the_mean_binary_cross_entropy():
+    _, truths = some_predictions()
+    labels = truths.astype(np.float32)
+    logits = np.random.default_rng(1).normal(size=labels.shape).astype(np.float32) * 3
+    weights = ((1.0, 1.0),) * 3
+    learnt, reported, right = map(np.asarray, SEVERAL.losses(labels, logits, weights, 0.2))
+
+    def expected(labels):
+        entropies = keras.ops.binary_crossentropy(labels, logits, from_logits=True)
+        return np.asarray(entropies).mean(-1)
+
+    np.testing.assert_allclose(reported, expected(labels), rtol=1e-4)
+    np.testing.assert_allclose(learnt, expected(labels * 0.8 + 0.1), rtol=1e-4)
+    np.testing.assert_allclose(right, ((logits >= 0) == truths).mean(-1))
+
+
+def test_a_sure_answer_has_a_finite_loss_and_positives_and_negatives_have_their_weights():
+    labels, logits = np.array([[1, 0, 0]], np.float32), np.array([[-200, 200, 0]], np.float32)
+    learnt, reported, _ = SEVERAL.losses(labels, logits, ((1, 5), (3, 1), (2, 1)), 0.0)
+    assert float(reported[0]) == pytest.approx((200 + 200 + np.log(2)) / 3)
+    assert float(learnt[0]) == pytest.approx((5 * 200 + 3 * 200 + 2 * np.log(2)) / 3)
+
+
+def test_the_rarer_side_of_a_label_weighs_more_and_all_weigh_one_on_average():
+    for (without, with_label), count in zip(
+        SEVERAL.class_weights((50, 10, 0), 100, 1.0), (50, 10, 0), strict=True
+    ):
+        assert (without * (100 - count) + with_label * count) / 100 == pytest.approx(1)
+        assert with_label == pytest.approx(without * (100 - count) / count if count else 0)
+    assert SEVERAL.class_weights((50, 10), 100, 0.0) == ((1, 1), (1, 1))
+
+
+def test_the_temperature_of_several_labels_is_that_of_their_logits():
+    generator = np.random.default_rng(0)
+    logits = generator.normal(size=(3000, 2)) * 2
+    truths = generator.random(logits.shape) < 1 / (1 + np.exp(-logits))
+    too_sure = 1 / (1 + np.exp(-2.5 * logits))
+    assert SEVERAL.fit_temperature(too_sure, truths) == pytest.approx(2.5, rel=0.1)
+    np.testing.assert_allclose(SEVERAL.cool(too_sure, 2.5), 1 / (1 + np.exp(-logits)))
+
+
+# ---- the measures
+
+
+def test_the_measures_of_labels_are_those_of_scikit_learn():
+    probabilities, truths = some_predictions()
+    found = scores.scores(scores.LabelScorer(probabilities, truths, NAMES))
+    called = probabilities >= 0.5
+    areas, precisions = [], []
+    for index, name in enumerate(NAMES):
+        truth, ranking = truths[:, index], probabilities[:, index]
+        areas.append(sk_metrics.roc_auc_score(truth, ranking))
+        precisions.append(sk_metrics.average_precision_score(truth, ranking))
+        assert found[f"auc/{name}"] == pytest.approx(areas[-1])
+        assert found[f"average_precision/{name}"] == pytest.approx(precisions[-1])
+        recall = sk_metrics.recall_score(truth, called[:, index])
+        assert found[f"sensitivity/{name}"] == pytest.approx(recall)
+    assert found["macro_auc"] == pytest.approx(np.mean(areas))
+    assert found["macro_average_precision"] == pytest.approx(np.mean(precisions))
+    assert found["accuracy"] == pytest.approx((called == truths).mean())
+    assert found["brier"] == pytest.approx(np.square(probabilities - truths).mean())
+    choices = SEVERAL.choices(probabilities, truths)
+    assert found["ece"] == pytest.approx(calibration.calibration_error(*choices))
+
+
+def test_average_precision_agrees_with_scikit_learn_with_ties_and_weights():
+    generator = np.random.default_rng(0)
+    for num_values in (2, 5, 40):
+        is_positive = np.concatenate([[True, False], generator.random(30) < 0.4])
+        ranking = generator.integers(num_values, size=32) / num_values
+        weights = generator.integers(1, 4, size=32).astype(float)
+        found = scores.average_precision(is_positive, ranking, weights)
+        expected = sk_metrics.average_precision_score(is_positive, ranking, sample_weight=weights)
+        assert found == pytest.approx(expected)
+
+
+def test_weights_count_an_example_as_often_as_copies_of_it_would_for_every_label():
+    probabilities, truths = some_predictions()
+    counts = np.random.default_rng(1).integers(0, 4, size=len(truths))
+    weighted = scores.scores(
+        scores.LabelScorer(probabilities, truths, NAMES), counts.astype(np.float64)
+    )
+    copies = np.repeat(probabilities, counts, axis=0), np.repeat(truths, counts, axis=0)
+    assert weighted == pytest.approx(scores.scores(scores.LabelScorer(*copies, NAMES)))
+
+
+def test_a_label_that_no_image_has_is_left_out_of_the_means_and_rests_on_no_patient():
+    probabilities, truths = some_predictions()
+    truths[:, 2] = False
+    scorer = scores.LabelScorer(probabilities, truths, NAMES)
+    found = scores.scores(scorer)
+    assert np.isnan(found["auc/scar"])
+    assert found["macro_auc"] == pytest.approx((found["auc/fluid"] + found["auc/mass"]) / 2)
+    behind = scorer.num_groups_behind(np.arange(len(truths)) // 2)
+    assert (behind["sensitivity/scar"], behind["specificity/scar"], behind["auc/scar"]) == (
+        0, 30, 0,
+    )  # fmt: skip
+
+
+def test_the_worst_mistakes_about_labels_come_first():
+    probabilities = np.array([[0.9, 0.1], [0.4, 0.02], [0.2, 0.8]])
+    truths = np.array([[False, False], [True, True], [False, True]])
+    found = SEVERAL.story.mistakes(probabilities, truths, ("mass", "scar"), most=2)
+    assert [(one.place, one.output, one.true, one.predicted) for one in found] == [
+        (1, 1, "scar", "no scar"),
+        (0, 0, "no mass", "mass"),
+    ]
+    assert [one.probability for one in found] == pytest.approx([0.98, 0.9])
+
+
+# ---- the commands
+
+
+SETTINGS = {
+    **QUICK, "epochs": 12, "replica_batch_size": 16, "seed": 1, "strategy": "single",
+    "learning_rate": 0.01, "bootstrap_samples": 20,
+}  # fmt: skip
+
+
+def train(data, workdir, **fields):
+    return run.main([f"--data={data}", f"--workdir={workdir}", *flags(**SETTINGS | fields)])
+
+
+def rows_of(folder):
+    with (folder / "predictions.csv").open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    path = tmp_path_factory.mktemp("data")
+    write_marked_dataset(
+        path,
+        num_examples={"train": 120, "val": 24, "test": 40},
+        label_names=NAMES,
+        label_kind=SEVERAL_LABELS,
+    )
+    return path
+
+
+@pytest.fixture(scope="module")
+def finished(data, tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("runs") / "run"
+    assert train(data, workdir) == 0
+    return workdir
+
+
+def test_a_network_learns_several_labels_and_each_is_measured(finished):
+    metrics = json.loads((finished / "metrics.json").read_text())
+    assert metrics["label_kind"] == "multi_label"
+    assert metrics["scores"]["macro_auc"]["value"] > 0.95
+    assert metrics["scores"]["macro_average_precision"]["value"] > 0.95
+    assert set(metrics["scores"]) == {
+        "accuracy", "ece", "brier", "macro_auc", "macro_average_precision",
+        *(f"{measure}/{name}" for name in NAMES
+          for measure in ("sensitivity", "specificity", "auc", "average_precision")),
+    }  # fmt: skip
+    assert set(metrics["label_counts"]) == set(metrics["confusion_matrices"]) == set(NAMES)
+    assert all(sum(map(sum, m)) == 40 for m in metrics["confusion_matrices"].values())
+    assert [entry["view"] for entry in metrics["thresholds"]] == list(NAMES)
+    assert metrics["calibration"]["fitted_on"] == "val"
+    assert metrics["bootstrap_by"] == "patient"
+    history = history_of(finished)
+    assert history[-1]["val_loss"] < 0.5 * history[0]["val_loss"]
+    assert 0.9 < history[-1]["accuracy"] <= 1
+
+
+def test_the_table_of_predictions_has_a_probability_for_each_label_and_names_joined(finished, data):
+    rows = rows_of(finished)
+    assert list(rows[0]) == ["key", "path", "patient", "label", "predicted", *NAMES]
+    dataset = MappedDataset(data, "test")
+    labels = SEVERAL.truths(dataset.labels(range(len(dataset))))
+    assert [row["label"] for row in rows] == SEVERAL.texts(labels, NAMES)
+    for row in rows:
+        called = [name for name in NAMES if float(row[name]) >= 0.5]
+        assert row["predicted"] == ("|".join(called) or "none")
+    assert len({row["predicted"] for row in rows}) > 3
+
+
+def test_the_page_tells_of_labels(finished):
+    page = (finished / "report.html").read_text()
+    assert "right answers" in page
+    assert "Answers for each label" in page
+    assert "average precision" in page
+    assert "in 3 labels" in page
+    assert {path.name for path in (finished / "plots").iterdir()} == {
+        "curves.png", "reliability.png", "roc.png",
+    }  # fmt: skip
+
+
+def test_predict_says_what_was_reported_a_probability_for_each_label(
+    finished, data, tmp_path, capsys
+):
+    images, _ = MappedDataset(data, "test")[np.arange(6)]
+    files = []
+    for index, image in enumerate(images):
+        files.append(str(tmp_path / f"{index}.png"))
+        Image.fromarray(image[..., 0]).save(files[-1])
+    capsys.readouterr()
+    command = [f"--model={finished}", "--format=csv", "--input", *files]
+    assert predict.main(command) == 0
+    found = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert list(found[0]) == ["path", "predicted", *NAMES, "reject"]
+    for row, reported in zip(found, rows_of(finished), strict=False):
+        assert row["predicted"] == reported["predicted"]
+        assert [float(row[name]) for name in NAMES] == [float(reported[name]) for name in NAMES]
+
+
+def test_another_dataset_may_have_some_of_the_labels_in_another_order(finished, tmp_path, capsys):
+    other = tmp_path / "other"
+    names = ("scar", "fluid")
+    write_marked_dataset(
+        other,
+        num_examples={"train": 4, "test": 30},
+        label_names=names,
+        label_kind=SEVERAL_LABELS,
+    )
+    output = tmp_path / "measured"
+    command = [f"--model={finished}", f"--data={other}", "--bootstrap_samples=20"]
+    assert evaluate.main([*command, f"--output={output}"]) == 0
+    assert list(rows_of(output)[0])[5:] == list(names)
+    metrics = json.loads((output / "metrics.json").read_text())
+    truths = [row["label"].split("|") for row in rows_of(output)]
+    assert metrics["label_counts"] == {
+        name: sum(name in labels for labels in truths) for name in names
+    }
+    page = (output / "report.html").read_text()
+    assert "Beside the training run" in page
+
+
+def test_labels_that_the_model_does_not_know_and_classes_are_refused(finished, tmp_path, capsys):
+    for names, kind, message in (
+        (("fluid", "tumour"), SEVERAL_LABELS, "--label_columns of these names"),
+        (NAMES, CLASSES.kind, "learned the kind multi_label"),
+    ):
+        folder = tmp_path / kind.name
+        write_marked_dataset(folder, num_examples={"test": 8}, label_names=names, label_kind=kind)
+        assert evaluate.main([f"--model={finished}", f"--data={folder}"]) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_a_cross_validation_measures_every_label(data, tmp_path):
+    workdir = tmp_path / "folds"
+    assert train(data, workdir, epochs=2, folds=2, seeds=2) == 0
+    metrics = json.loads((workdir / "metrics.json").read_text())
+    assert (metrics["num_images"], metrics["num_examples"]) == (144, 288)
+    assert metrics["spread"]["macro_auc"]["std_over_seeds"] is not None
+    assert "auc/mass" in metrics["folds"][0]["scores"]
+    assert metrics["calibration"]["temperature"] > 0
+    assert "cross-validation" in (workdir / "report.html").read_text()
+
+
+def test_a_stopped_run_ends_with_the_weights_of_an_undisturbed_one(data, tmp_path, monkeypatch):
+    settings = ALL_ON | {"epochs": 2}
+    assert train(data, tmp_path / "undisturbed", **settings) == 0
+    with monkeypatch.context() as patch:
+        stop_at(patch, tmp_path / "stopped", 10)
+        assert train(data, tmp_path / "stopped", **settings) == 143
+    assert train(data, tmp_path / "stopped", **settings) == 0
+    check_same(tmp_path / "stopped", tmp_path / "undisturbed")
+
+
+@pytest.mark.slow
+def test_a_run_that_was_killed_ends_with_the_same_bits_for_several_labels(data, tmp_path):
+    undisturbed = run_script("run", "--data", data, "--workdir", tmp_path / "undisturbed", *FLAGS)
+    assert undisturbed.returncode == 0, undisturbed.stderr
+    run_killed_twice(data, tmp_path / "killed")
+    check_same(tmp_path / "killed", tmp_path / "undisturbed")
+
+
+@pytest.mark.slow
+def test_jax_learns_several_labels(data, tmp_path):
+    workdir = tmp_path / "run"
+    arguments = [f"--data={data}", f"--workdir={workdir}", *flags(**SETTINGS)]
+    run_on_jax("import sys\nfrom train import run\nsys.exit(run.main(sys.argv[1:]))", *arguments)
+    metrics = json.loads((workdir / "metrics.json").read_text())
+    assert metrics["scores"]["macro_auc"]["value"] > 0.95

@@ -1,0 +1,287 @@
+"""What a network learns and answers, by the kind of the dataset's labels.
+
+A `Task` is the one place where the kind decides; the other modules ask the task of their dataset:
+
+    models       activation, logits_of     how logits become the answer that is exported
+    steps        losses                    what a step minimizes, and what it reports
+    trainer      class_weights, truths     weights in the loss; labels as the measures take them
+    calibration  choices, cool             answers as choices among classes; the temperature
+    evaluation   scorer, has, chosen       the measures of metrics.json; predictions.csv
+    evaluate     match                     labels of another dataset
+    report       story                     what the page says of the result
+
+Another kind of label is a subclass of `Task` here, a `Scorer` in `scores` and a `Story` in
+`stories`.
+
+"Truths" are the labels of examples as the measures take them: for classes int64 [num_examples],
+for several labels bool [num_examples, num_labels].
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from tfrecord_io import label_kinds
+from tfrecord_io.label_kinds import LabelKind
+from train import calibration, scores, stories
+
+# Smallest probability whose logarithm is taken.
+_LEAST_PROBABILITY = 1e-7
+
+
+class Task(abc.ABC):
+    """What a network learns and answers.
+
+    Attributes:
+        kind: of the dataset's labels.
+        story: what the page of a run says of the results.
+    """
+
+    kind: LabelKind
+    story: stories.Story
+
+    @abc.abstractmethod
+    def activation(self, name: str | None = None) -> keras.layers.Layer:
+        """Returns a layer: logits [batch, num_labels] → float32 probabilities."""
+
+    @abc.abstractmethod
+    def logits_of(self, probabilities: Any) -> Any:
+        """Returns finite logits that the activation turns into these probabilities.
+
+        Args:
+            probabilities: a tensor float32 [batch, num_labels].
+        """
+
+    @abc.abstractmethod
+    def losses(self, labels: Any, logits: Any, class_weights: Any, smoothing: float) -> Any:
+        """Returns what a training step minimizes and what it reports of each example.
+
+        Args:
+            labels: float32 [batch, num_labels], as the records have them, or mixed.
+            logits: float32 [batch, num_labels].
+            class_weights: what `class_weights` returned.
+            smoothing: share of each label that is spread evenly over all that it could be.
+                Source: Szegedy et al. 2016, "Rethinking the Inception architecture", section 7.
+
+        Returns:
+            (loss with weights and smoothing, loss without them in nats, share of the answers that
+            are right), float32 [batch] each.
+        """
+
+    @abc.abstractmethod
+    def class_weights(self, counts: Sequence[int], num_examples: int, power: float) -> tuple:
+        """Returns the weights of labels in the loss; their mean over the examples is 1.
+
+        Args:
+            counts: training examples with each label.
+            num_examples: training examples.
+            power: 0 for equal weights, 1 for weights inverse to the frequency.
+        """
+
+    @abc.abstractmethod
+    def truths(self, labels: np.ndarray) -> np.ndarray:
+        """Returns the truths of labels [num_examples, num_labels] of 0 and 1."""
+
+    @abc.abstractmethod
+    def has(self, truths: np.ndarray, num_labels: int) -> np.ndarray:
+        """Returns which examples have which labels, bool [num_examples, num_labels]."""
+
+    @abc.abstractmethod
+    def chosen(self, probabilities: np.ndarray) -> np.ndarray:
+        """Returns the truths that probabilities [num_examples, num_labels] speak for."""
+
+    @abc.abstractmethod
+    def choices(
+        self, probabilities: np.ndarray, truths: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the answers as choices among classes.
+
+        Args:
+            probabilities: [num_examples, num_labels].
+            truths: of the examples.
+
+        Returns:
+            (probabilities [num_choices, num_classes] whose rows add up to 1, the right class of
+            each, int [num_choices]).
+        """
+
+    @abc.abstractmethod
+    def cool(self, probabilities: np.ndarray, temperature: float) -> np.ndarray:
+        """Returns probabilities [num_examples, num_labels] with their logits divided."""
+
+    def fit_temperature(self, probabilities: np.ndarray, truths: np.ndarray) -> float:
+        """Returns the temperature that suits predictions, see `calibration.fit_temperature`."""
+        answers, right_answers = self.choices(probabilities, truths)
+        return calibration.fit_temperature(calibration.log_probabilities(answers), right_answers)
+
+    @abc.abstractmethod
+    def match(self, places: np.ndarray, num_labels: int) -> tuple[np.ndarray, np.ndarray]:
+        """Returns how to measure a model on a dataset that has other labels.
+
+        Args:
+            places: int [labels of the dataset], the place of each among the model's labels.
+            num_labels: labels of the model.
+
+        Returns:
+            (outputs of the model that can be measured, place of each of the dataset's labels among
+            these), int [...] each.
+        """
+
+    @abc.abstractmethod
+    def scorer(
+        self, probabilities: np.ndarray, truths: np.ndarray, label_names: Sequence[str]
+    ) -> scores.Scorer:
+        """Returns what measures predictions."""
+
+    def texts(self, truths: np.ndarray, label_names: Sequence[str]) -> list[str]:
+        """Returns the text of each label, as in examples.parquet."""
+        rows = self.has(truths, len(label_names))
+        return [
+            self.kind.text_of([label_names[place] for place in np.flatnonzero(row)]) for row in rows
+        ]
+
+
+class _Classes(Task):
+    """One class for each image: softmax and cross-entropy."""
+
+    kind, story = label_kinds.CLASSES, stories.ClassStory()
+
+    def activation(self, name: str | None = None) -> keras.layers.Layer:
+        # Probabilities are always float32: in reduced precision they are rounded too much.
+        return keras.layers.Softmax(dtype="float32", name=name or "softmax")
+
+    def logits_of(self, probabilities: Any) -> Any:
+        return keras.ops.log(keras.ops.maximum(probabilities, _LEAST_PROBABILITY))
+
+    def losses(self, labels: Any, logits: Any, class_weights: Any, smoothing: float) -> Any:
+        ops = keras.ops
+        weights = ops.matmul(labels, np.asarray(class_weights, np.float32))
+        smooth = labels * (1 - smoothing) + smoothing / labels.shape[-1]
+        # Not Keras' loss, which warns of a dataset of one class.
+        log_probabilities = ops.log_softmax(logits)
+        is_right = ops.argmax(labels, -1) == ops.argmax(logits, -1)
+        return (
+            -ops.sum(smooth * log_probabilities, axis=-1) * weights,
+            -ops.sum(labels * log_probabilities, axis=-1),
+            ops.cast(is_right, "float32"),
+        )
+
+    def class_weights(self, counts: Sequence[int], num_examples: int, power: float) -> tuple:
+        return _balanced(counts, power)
+
+    def truths(self, labels: np.ndarray) -> np.ndarray:
+        return labels.argmax(-1)
+
+    def has(self, truths: np.ndarray, num_labels: int) -> np.ndarray:
+        return truths[:, None] == np.arange(num_labels)
+
+    def chosen(self, probabilities: np.ndarray) -> np.ndarray:
+        return probabilities.argmax(-1)
+
+    def choices(
+        self, probabilities: np.ndarray, truths: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        return probabilities, truths
+
+    def cool(self, probabilities: np.ndarray, temperature: float) -> np.ndarray:
+        return calibration.apply_temperature(probabilities, temperature)
+
+    def match(self, places: np.ndarray, num_labels: int) -> tuple[np.ndarray, np.ndarray]:
+        # A class that the dataset does not have is one of which it has no images.
+        return np.arange(num_labels), places
+
+    def scorer(
+        self, probabilities: np.ndarray, truths: np.ndarray, label_names: Sequence[str]
+    ) -> scores.Scorer:
+        return scores.ClassScorer(probabilities, truths, tuple(label_names))
+
+
+class _Several(Task):
+    """Any number of labels for each image: a sigmoid and a binary cross-entropy for each label."""
+
+    kind, story = label_kinds.SEVERAL, stories.LabelStory()
+
+    def activation(self, name: str | None = None) -> keras.layers.Layer:
+        return keras.layers.Activation("sigmoid", dtype="float32", name=name or "sigmoid")
+
+    def logits_of(self, probabilities: Any) -> Any:
+        ops = keras.ops
+        with_label, without = (
+            ops.log(ops.maximum(values, _LEAST_PROBABILITY))
+            for values in (probabilities, 1.0 - probabilities)
+        )
+        return with_label - without
+
+    def losses(self, labels: Any, logits: Any, class_weights: Any, smoothing: float) -> Any:
+        ops = keras.ops
+        without, with_label = np.asarray(class_weights, np.float32).T
+        weights = labels * with_label + (1 - labels) * without
+
+        def entropies(labels: Any) -> Any:
+            # From logits, because the sigmoid of a sure answer is rounded to 0 or 1.
+            return -(labels * ops.log_sigmoid(logits) + (1 - labels) * ops.log_sigmoid(-logits))
+
+        smooth = labels * (1 - smoothing) + smoothing / 2
+        is_right = ops.cast(ops.equal(labels >= 0.5, logits >= 0), "float32")
+        return (
+            ops.mean(entropies(smooth) * weights, axis=-1),
+            ops.mean(entropies(labels), axis=-1),
+            ops.mean(is_right, axis=-1),
+        )
+
+    def class_weights(self, counts: Sequence[int], num_examples: int, power: float) -> tuple:
+        # Of each label, the weight of the examples without it and of those with it.
+        return tuple(_balanced((num_examples - count, count), power) for count in counts)
+
+    def truths(self, labels: np.ndarray) -> np.ndarray:
+        return labels > 0
+
+    def has(self, truths: np.ndarray, num_labels: int) -> np.ndarray:
+        return truths
+
+    def chosen(self, probabilities: np.ndarray) -> np.ndarray:
+        return probabilities >= scores.LABEL_THRESHOLD
+
+    def choices(
+        self, probabilities: np.ndarray, truths: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        pairs = np.stack([1 - probabilities, probabilities], axis=-1)
+        return pairs.reshape(-1, 2), truths.ravel().astype(np.int64)
+
+    def cool(self, probabilities: np.ndarray, temperature: float) -> np.ndarray:
+        pairs = np.stack([1 - probabilities, probabilities], axis=-1)
+        return calibration.apply_temperature(pairs, temperature)[..., 1]
+
+    def match(self, places: np.ndarray, num_labels: int) -> tuple[np.ndarray, np.ndarray]:
+        # Whether an image has a label that its dataset does not name is not known.
+        return places, np.arange(len(places))
+
+    def scorer(
+        self, probabilities: np.ndarray, truths: np.ndarray, label_names: Sequence[str]
+    ) -> scores.Scorer:
+        return scores.LabelScorer(probabilities, truths, tuple(label_names))
+
+
+CLASSES: Task = _Classes()
+SEVERAL: Task = _Several()
+
+
+def task_of(kind: LabelKind) -> Task:
+    """Returns the task of a kind of label."""
+    return {task.kind: task for task in (CLASSES, SEVERAL)}[kind]
+
+
+def _balanced(counts: Sequence[int], power: float) -> tuple[float, ...]:
+    """Returns a weight for each class: its frequency to a negative power.
+
+    Their mean over the examples is 1, so the power changes how classes compare, and not how large
+    a step is. A class without examples gets the weight 0.
+    """
+    raised = [count**-power if count else 0.0 for count in counts]
+    total = sum(weight * count for weight, count in zip(raised, counts, strict=True))
+    return tuple(weight * sum(counts) / total for weight in raised)
