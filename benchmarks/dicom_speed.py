@@ -26,7 +26,7 @@ import sample_archive
 from PIL import Image
 from pydicom import uid
 
-from pipelines.sources import dicom_frames
+from pipelines.sources import frames
 from pipelines.sources.directory import DirectorySource
 from pipelines.sources.listing import ListingOptions
 
@@ -97,7 +97,7 @@ def listing_seconds(folder: Path) -> float:
     """Returns the wall time of listing a folder and reading the headers of its files."""
     source = DirectorySource(folder)
     start = time.perf_counter()
-    dicom_frames.expand(source.list(ListingOptions()), source, keep_patients=False)
+    frames.expand(source.list(ListingOptions()), source, keep_patients=False)
     return time.perf_counter() - start
 
 

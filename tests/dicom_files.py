@@ -1,11 +1,16 @@
-"""Writes small DICOM files byte by byte (PS3.5, PS3.10), with no library that reads them."""
+"""Writes small DICOM files byte by byte (PS3.5, PS3.10), with no library that reads them.
+
+Only another transfer syntax is written by pydicom and its codecs.
+"""
 
 from __future__ import annotations
 
+import io
 import struct
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+import pydicom
 
 EXPLICIT_LITTLE_ENDIAN = "1.2.840.10008.1.2.1"
 
@@ -65,6 +70,28 @@ def dicom_file(
     meta = _encoded({(0x0002, 0x0010, "UI"): syntax})
     length = _encoded({(0x0002, 0x0000, "UL"): len(meta)})
     return bytes(128) + b"DICM" + length + meta + _encoded({**dataset, **(elements or {})})
+
+
+def in_syntax(data: bytes, syntax: str) -> bytes:
+    """Returns a file of `dicom_file` with grey pixels as pydicom writes it in another syntax."""
+    dataset = pydicom.dcmread(io.BytesIO(data))
+    uid = pydicom.uid.UID(syntax)
+    if uid.is_compressed and not uid.is_deflated:
+        dataset.compress(uid)
+    else:
+        if not uid.is_little_endian:
+            # Pixels of eight bits come in words, too (PS3.5, section 8.1.2).
+            dataset.PixelData = np.frombuffer(dataset.PixelData, "<u2").astype(">u2").tobytes()
+        dataset.file_meta.TransferSyntaxUID = uid
+    file = io.BytesIO()
+    pydicom.dcmwrite(
+        file,
+        dataset,
+        implicit_vr=uid.is_implicit_VR,
+        little_endian=uid.is_little_endian,
+        force_encoding=True,
+    )
+    return file.getvalue()
 
 
 def _encoded(elements: Elements) -> bytes:

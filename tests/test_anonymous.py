@@ -14,7 +14,7 @@ import pytest
 from builds import IN_MEMORY, arguments, build_here, files_of, run_build, shards_of
 from dicom_files import dicom_file
 from image_files import TIME, encoded, grey_pixels, jpeg, tar_info, write_tar, write_tree, write_zip
-from PIL import Image, PngImagePlugin
+from PIL import Image, PngImagePlugin, TiffImagePlugin
 
 from pipelines import build_tfrecords, errors
 from pipelines.options import parse_options
@@ -58,14 +58,30 @@ def screenshot(names, seed):
 
 
 def dicom(names, seed):
-    """Returns a DICOM file of two frames, with the names of a patient, a doctor and a place."""
+    """Returns a DICOM file of two frames, with an identifier in each tag that may hold one."""
     elements = {
+        (0x0008, 0x0018, "UI"): names.new(),
+        (0x0008, 0x0060, "CS"): names.new(),
         (0x0008, 0x0080, "LO"): names.new(),
         (0x0008, 0x0090, "PN"): names.new(),
+        (0x0008, 0x1090, "LO"): names.new(),
         (0x0010, 0x0010, "PN"): f"{names.new()}^{names.new()}",
         (0x0010, 0x0020, "LO"): names.new(),
+        (0x0020, 0x000D, "UI"): names.new(),
+        (0x0020, 0x000E, "UI"): names.new(),
+        (0x0020, 0x0062, "CS"): names.new(),
     }
     return dicom_file(np.stack([grey_pixels(seed), grey_pixels(seed + 1)]), elements)
+
+
+def pages(names, seed):
+    """Returns a TIFF of two pages, with identifiers in the tags of both."""
+    images = [Image.fromarray(grey_pixels(seed + number)) for number in range(2)]
+    for image in images:
+        tags = TiffImagePlugin.ImageFileDirectory_v2()
+        tags[270], tags[315], tags[316] = names.new(), names.new(), names.new()
+        image.encoderinfo = {"tiffinfo": tags}
+    return encoded(images[0], "TIFF", save_all=True, append_images=images[1:])
 
 
 def planted_tree(names):
@@ -80,6 +96,7 @@ def planted_tree(names):
         files[f"{folder}/{label}-{names.new()}-1.{ending}"] = make(names, number)
     for number in range(200, 212, 2):
         files[f"{ward}/train/CNV/{names.new()}.dcm"] = dicom(names, number)
+    files[f"{ward}/train/CNV/{names.new()}.tif"] = pages(names, 300)
     some = list(files)
     # A copy in the same split, one in another, a patient in two splits, and two files of no use.
     files[f"{ward}/train/CNV/CNV-{names.new()}-1.jpeg"] = files[some[0]]
@@ -156,7 +173,7 @@ def test_no_name_of_the_input_is_in_an_output_or_on_the_terminal(kind, secret, t
     assert names.found_in(content) == []
     assert SECRET.encode() not in content
     # Nor is there a plain hash of a name, which could be guessed.
-    for column in ("key", "patient"):
+    for column in ("key", "patient", "study", "series"):
         values = set(_column(plain, column)) - {None}
         assert not [value for value in values if value.encode() in content]
     assert (hidden / "rejects.csv").read_text().count("\n") > 2

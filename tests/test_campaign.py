@@ -7,7 +7,7 @@ import pytest
 from builds import ROOT
 
 CASES = {
-    "archives": 300, "builds": 10, "commands": 2, "images": 300,
+    "archives": 300, "builds": 10, "commands": 2, "images": 300, "frames": 200,
     "kills": 6, "drops": 2, "cuts": 4, "stores": 4, "uploads": 2, "downloads": 4, "two": 3,
     "reader": 30, "trainings": 1, "folds": 1,
 }  # fmt: skip

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pydicom
 import pytest
 from builds import ROOT, build_here, run_build
-from dicom_files import dicom_file
+from dicom_files import dicom_file, in_syntax
 from image_files import grey_pixels, png, write_tar, write_tree, write_zip
 from PIL import Image
 from pydicom.pixels import apply_color_lut, apply_modality_lut, apply_voi, pixel_array
@@ -468,6 +468,63 @@ def test_damage_anywhere_raises_nothing_but_a_reject(name):
                 decode_image(data, Preprocessing(height=8, width=8), 0)
 
 
+@pytest.mark.parametrize("name", ["SC_rgb_rle_2frame", "examples_ybr_color"])
+def test_a_frame_that_is_read_alone_has_the_pixels_that_it_has_in_its_file(name):
+    path = FILES / f"{name}.dcm"
+    dataset = pydicom.dcmread(path)
+    settings = Preprocessing(height=dataset.Rows, width=dataset.Columns, channels=3)
+    for frame in (1, 2, int(dataset.NumberOfFrames)):
+        with path.open("rb") as file:
+            cut = dicom.cut_frame(file, frame)
+        assert cut.NumberOfFrames == 1
+        found = np.frombuffer(decode_image(cut, settings, frame).pixels, np.uint8)
+        expected = pixel_array(path, index=frame - 1)
+        np.testing.assert_array_equal(found.reshape(expected.shape), expected)
+
+
+@pytest.mark.parametrize(
+    "syntax", ["", ".1", ".1.99", ".2", ".4.80", ".4.90", ".5"],
+    ids=["implicit", "explicit", "deflated", "big-endian", "JPEG-LS", "JPEG 2000", "RLE"],
+)  # fmt: skip
+def test_the_frames_of_a_volume_are_what_was_written_in_every_syntax(syntax):
+    frames = np.stack([grey_pixels(seed, 64, 64).astype(np.uint16) * 251 for seed in range(3)])
+    data = in_syntax(dicom_file(frames), f"1.2.840.10008.1.2{syntax}")
+    for number, expected in enumerate(frames, start=1):
+        np.testing.assert_array_equal(decoded(data, number, dtype="uint16"), expected)
+        cut = dicom.cut_frame(io.BytesIO(data), number)
+        if syntax == ".1.99":
+            assert cut is None
+        else:
+            settings = Preprocessing(height=64, width=64, dtype="uint16")
+            assert decode_image(cut, settings, number).pixels == expected.tobytes()
+
+
+def test_only_the_bytes_of_its_frame_are_read_of_a_volume_in_a_folder(tmp_path):
+    volume = np.stack([grey_pixels(seed, 200, 200) for seed in range(40)])
+    source = write_tree(tmp_path / "in", {"CNV/volume": dicom_file(volume), "DME/1.png": png()})
+    build_here(source, tmp_path / "warm up")
+    before = bytes_read()
+    build_here(source, tmp_path / "out")
+    # The whole file for each frame would be forty times its size.
+    assert bytes_read() - before < 10 * volume.nbytes
+
+
+def bytes_read() -> int:
+    """Returns the bytes that this process has read, also of files that the system keeps at hand."""
+    return int(re.search(r"rchar: (\d+)", Path("/proc/self/io").read_text())[1])
+
+
+@pytest.mark.parametrize("syntax", ["1.2.840.10008.1.2.1", "1.2.840.10008.1.2.5"])
+def test_whole_frames_of_a_volume_that_is_cut_off_stay(syntax):
+    frames = np.stack([grey_pixels(seed).astype(np.uint16) * 251 for seed in range(3)])
+    cut = in_syntax(dicom_file(frames), syntax)[:-100]
+    settings = Preprocessing(height=HEIGHT, width=WIDTH, dtype="uint16")
+    for number, expected in ((1, frames[0]), (2, frames[1])):
+        assert decode_image(cut, settings, number).pixels == expected.tobytes()
+    with pytest.raises(Reject):
+        decode_image(cut, settings, 3)
+
+
 def test_a_header_is_read_from_the_start_of_a_file_or_not_at_all():
     patient = {(0x0010, 0x0020, "LO"): "4711", (0x0010, 0x0010, "PN"): "Doe^Jane"}
     data = dicom_file(np.stack([grey_pixels()] * 5), patient)
@@ -483,6 +540,7 @@ def test_a_header_is_read_from_the_start_of_a_file_or_not_at_all():
 
 
 IDENTIFIERS = {
+    (0x0008, 0x0018, "UI"): "1.2.826.0.1.7777.1.{patient}",
     (0x0008, 0x0050, "SH"): "ACCESSION-8812",
     (0x0008, 0x0080, "LO"): "Hospital Planted",
     (0x0008, 0x0090, "PN"): "Refer^Planted",
@@ -490,6 +548,9 @@ IDENTIFIERS = {
     (0x0010, 0x0020, "LO"): "PID-PLANTED-{patient}",
     (0x0010, 0x0030, "DA"): "19470311",
     (0x0010, 0x1040, "LO"): "Planted Street 7",
+    (0x0020, 0x000D, "UI"): "1.2.826.0.1.7777.2.{patient}",
+    (0x0020, 0x000E, "UI"): "1.2.826.0.1.7777.3.{patient}",
+    (0x0020, 0x0010, "SH"): "STUDY-PLANTED",
 }
 
 
@@ -550,10 +611,12 @@ def test_a_number_of_frames_that_cannot_be_is_one_reject_or_picture(tmp_path, nu
     assert main(["verify", str(output)]) == 0
 
 
-def test_modality_side_and_model_are_columns_and_a_table_has_the_last_word(tmp_path):
+def test_tags_about_an_image_are_columns_and_a_table_has_the_last_word(tmp_path):
     tags = {
         (0x0008, 0x0060, "CS"): "OPT",
         (0x0008, 0x1090, "LO"): "Spectral 9",
+        (0x0020, 0x000D, "UI"): "1.2.3",
+        (0x0020, 0x000E, "UI"): "1.2.3.4",
         (0x0020, 0x0062, "CS"): "L",
     }
     files = {"volume": dicom_file(np.stack([grey_pixels()] * 2), tags), "picture.png": png()}
@@ -567,6 +630,8 @@ def test_modality_side_and_model_are_columns_and_a_table_has_the_last_word(tmp_p
     assert sorted(rows) == ["picture.png", "volume#frame-1", "volume#frame-2"]
     frame, picture = rows["volume#frame-2"], rows["picture.png"]
     assert (frame["modality"], frame["laterality"], frame["device"]) == ("OPT", "L", "known")
+    # printf 1.2.3 | sha256sum | cut -c-16, and the same of 1.2.3.4
+    assert (frame["study"], frame["series"]) == ("c47f5b18b8a430e6", "6694f83c9f476da3")
     assert (frame["patient"], frame["label"], frame["age"]) == ("p1", "CNV", 61)
     assert (picture["modality"], picture["patient"]) == (None, "p2")
 

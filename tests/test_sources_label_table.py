@@ -15,6 +15,7 @@ from pipelines import build_tfrecords, errors
 from pipelines.sources.label_table import match_files, read_label_table
 from pipelines.sources.listing import ListingOptions, Member, iterate_refs, list_images
 from tfrecord_io import verify
+from tfrecord_io.label_kinds import CLASSES, SEVERAL
 
 #: Images without class folders, by file name.
 IMAGES = {f"scan{number}.png": png(number) for number in range(8)}
@@ -241,6 +242,27 @@ def test_without_a_patient_column_the_file_name_tells_the_patient(tmp_path):
         lambda a, b: True,
     )
     assert [ref.patient for ref in iterate_refs(listing.refs)] == ["77"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "label_columns", "alike"),
+    [
+        ([{"label": "Mass"}, {"label": "mass"}, {"label": "test"}], (), "'Mass' and 'mass'"),
+        ([{"Fluid": 1, "fluid": 1}, {"Fluid": 0, "fluid": 1}], ("Fluid", "fluid"),
+         "'Fluid' and 'fluid'"),
+        ([{"a": 1, "b": 1}, {"a": 1, "b": 0}, {"a": 0, "b": 0}], ("a", "b"), None),
+    ],
+)  # fmt: skip
+def test_labels_that_look_alike_are_warned_of_by_their_own_names(
+    tmp_path, rows, label_columns, alike
+):
+    rows = [{"path": f"{number}.png", **row} for number, row in enumerate(rows)]
+    kind, columns = (SEVERAL, label_columns) if label_columns else (CLASSES, ("label",))
+    table = read_label_table(write_csv(tmp_path / "t.csv", rows), kind=kind, columns=columns)
+    members = [Member(row["path"], 5) for row in rows]
+    listing = list_images(members, ListingOptions(labels=table), lambda a, b: True)
+    differ = "differ only in case, spaces or Unicode form; if they are one, give them one name in"
+    assert listing.notes == ((f"the labels {alike} {differ} the table",) if alike else ())
 
 
 def test_a_split_that_cannot_be_a_name_is_an_error_with_its_row(tmp_path):

@@ -7,8 +7,17 @@ import azure_server
 import gcs_server
 import pytest
 from builds import IN_MEMORY, ROOT, build_here, shards_of
-from image_files import kermany_archive, scan_tree, under, write_tar, write_tree, write_zip
+from image_files import (
+    grey_pixels,
+    kermany_archive,
+    scan_tree,
+    under,
+    write_tar,
+    write_tree,
+    write_zip,
+)
 from s3_server import BUCKET, SECRET_KEY, S3Server, running_s3
+from tiff_files import tiff_file
 from web_server import WebFile, running_web
 
 from pipelines import build_tfrecords, errors, options
@@ -248,8 +257,10 @@ def test_the_real_sample_on_a_store_gives_the_local_bytes_and_little_more_is_fet
 
 
 def test_a_folder_on_a_store_gives_the_bytes_of_the_local_one(s3, tmp_path):
-    tree = write_tree(tmp_path / "tree", scan_tree({"train": 3, "test": 1}))
-    for path in tree.rglob("*.jpeg"):
+    files = scan_tree({"train": 3, "test": 1})
+    files["train/CNV/pages.tif"] = tiff_file([grey_pixels(seed) for seed in range(3)])
+    tree = write_tree(tmp_path / "tree", files)
+    for path in (tree / name for name in files):
         s3.client.upload_file(str(path), BUCKET, f"tree/{path.relative_to(tree).as_posix()}")
     s3.client.put_object(Bucket=BUCKET, Key="tree/train/", Body=b"")
     local = build_here(tree, tmp_path / "local")

@@ -9,6 +9,7 @@ Numbers of sections are those of the DICOM standard, part 3 (PS3.3 2025).
 from __future__ import annotations
 
 import dataclasses
+import errno
 import functools
 import hashlib
 import importlib.metadata
@@ -17,7 +18,7 @@ import logging
 import struct
 import warnings
 import zlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 from PIL import Image
@@ -27,7 +28,7 @@ from tfrecord_io.preprocess import MAX_PIXELS, Preprocessing, Reject
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pydicom import Dataset
+    from pydicom import DataElement, Dataset
 
 #: The packages of the extra.
 PACKAGES = (
@@ -92,8 +93,9 @@ _NEEDED = (
 
 _PATIENT_ID, _ISSUER, _NUM_FRAMES = 0x00100020, 0x00100021, 0x00280008
 
-# Modality, the model's name, and the laterality of a series and of an image.
-_OTHER_TAGS = 0x00080060, 0x00081090, 0x00200060, 0x00200062
+# Modality, the model's name, the UIDs of study and series, and the laterality of a series and of an
+# image.
+_OTHER_TAGS = 0x00080060, 0x00081090, 0x0020000D, 0x0020000E, 0x00200060, 0x00200062
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -102,14 +104,18 @@ class Header:
 
     Attributes:
         num_frames: number of frames; 1 if the file does not say.
-        patient: a hash of the patient's identity, None without one.
-        modality: such as `CT`; None if the file does not say, like the next two.
+        patient: a hash of the patient's identity; None if the file does not say, like all others.
+        study: a hash of the study's UID, which says whose examination it is.
+        series: a hash of the series' UID.
+        modality: such as `CT`.
         laterality: `L`, `R` or `B`.
         device: the model's name.
     """
 
     num_frames: int = 1
     patient: str | None = None
+    study: str | None = None
+    series: str | None = None
     modality: str | None = None
     laterality: str | None = None
     device: str | None = None
@@ -161,31 +167,108 @@ def read_header(start: bytes) -> Header | None:
         if not ended:
             return None
         num_frames = int(found.get("NumberOfFrames") or 1)
-        identity, issuer, modality, device, of_image, of_series = (
+        identity, issuer, study, series, modality, device, of_image, of_series = (
             str(found.get(name) or "").strip()
             for name in (
-                "PatientID", "IssuerOfPatientID", "Modality", "ManufacturerModelName",
-                "ImageLaterality", "Laterality",
+                "PatientID", "IssuerOfPatientID", "StudyInstanceUID", "SeriesInstanceUID",
+                "Modality", "ManufacturerModelName", "ImageLaterality", "Laterality",
             )
         )  # fmt: skip
     except Exception:
         # A damaged file raises almost anything. The decoder rejects it, with a reason.
         return None
-    digest = hashlib.sha256(f"{issuer}\0{identity}".encode()).hexdigest()
     return Header(
         num_frames=num_frames,
-        patient=digest[:16] if identity else None,
+        patient=_hashed(f"{issuer}\0{identity}") if identity else None,
+        study=_hashed(study) if study else None,
+        series=_hashed(series) if series else None,
         modality=modality or None,
         laterality=of_image or of_series or None,
         device=device or None,
     )
 
 
-def read_frame(data: bytes, frame: int, preprocessing: Preprocessing) -> tuple[Image.Image, str]:
+def _hashed(identifier: str) -> str:
+    return hashlib.sha256(identifier.encode()).hexdigest()[:16]
+
+
+def cut_frame(file: BinaryIO, frame: int) -> Dataset | None:
+    """Reads one frame of a file of several, and all tags before the pixels, but no other frame.
+
+    Args:
+        file: the file, at its beginning.
+        frame: number of the frame, from 1.
+
+    Returns:
+        the tags, as if this frame were the only one; None if it cannot be found, because the file
+        is deflated, damaged, without pixels, or not DICOM.
+
+    Raises:
+        OSError: if the file cannot be read.
+    """
+    if not is_dicom(file.read(_META_START)):
+        return None
+    file.seek(0)
+    try:
+        dataset = _pydicom().dcmread(file, stop_before_pixels=True)
+        pixels = _pixels_of(file, dataset, frame - 1)
+    except OSError as error:
+        if error.errno in (None, errno.EINVAL):  # a damaged file names a place that cannot be
+            return None
+        raise
+    except Exception:
+        return None  # damaged: whoever decodes the whole file says why
+    if pixels is None:
+        return None
+    dataset.NumberOfFrames = 1
+    dataset.add(pixels)
+    # They say where the frames were.
+    for name in ("ExtendedOffsetTable", "ExtendedOffsetTableLengths"):
+        dataset.pop(name, None)
+    return dataset
+
+
+def _pixels_of(file: BinaryIO, dataset: Dataset, index: int) -> DataElement | None:
+    """Returns the pixels of one frame of a file, which is at the element of the pixels."""
+    from pydicom import DataElement
+    from pydicom.encaps import encapsulate, get_frame
+    from pydicom.pixels.utils import get_expected_length
+
+    syntax = dataset.file_meta.TransferSyntaxUID
+    if syntax == _DEFLATED or syntax not in _PLUGINS or dataset.BitsAllocated % 8:
+        return None
+    if not syntax.is_little_endian and dataset.BitsAllocated == 8:
+        return None  # two frames may share a word, whose bytes are the other way round
+    order = "<" if syntax.is_little_endian else ">"
+    tag = struct.unpack(f"{order}HH", file.read(4))
+    kind = "OW" if syntax.is_implicit_VR else file.read(4)[:2].decode()
+    (length,) = struct.unpack(f"{order}I", file.read(4))
+    if tag != (0x7FE0, 0x0010):
+        return None
+    num_frames = int(dataset.NumberOfFrames)
+    if syntax.is_encapsulated:
+        frame = get_frame(file, index, number_of_frames=num_frames)
+        element = DataElement(tag, kind, encapsulate([frame], has_bot=False))
+        element.is_undefined_length = True
+        return element
+    expected = get_expected_length(dataset)
+    num_bytes = expected // num_frames
+    start = file.tell() + index * num_bytes
+    # pydicom looks into files of another length: the tags may be wrong.
+    is_there = start + num_bytes <= file.seek(0, io.SEEK_END)
+    if not is_there or length not in (expected, expected + expected % 2):
+        return None
+    file.seek(start)
+    return DataElement(tag, kind, file.read(num_bytes))
+
+
+def read_frame(
+    data: bytes | Dataset, frame: int, preprocessing: Preprocessing
+) -> tuple[Image.Image, str]:
     """Decodes one frame.
 
     Args:
-        data: the whole file.
+        data: the whole file, or what `cut_frame` returned for this frame.
         frame: number of the frame, from 1; 0 for the only frame of a file.
         preprocessing: its type and window decide which grey levels become which pixels: uint16
             has the stored values, from the lowest that the file can store; uint8 has the window,
@@ -201,9 +284,13 @@ def read_frame(data: bytes, frame: int, preprocessing: Preprocessing) -> tuple[I
             window. A damaged frame may raise any other exception.
         ModuleNotFoundError: if pydicom or a codec is not installed.
     """
-    pydicom = _pydicom()
-    _check_inflated(data)
-    dataset = pydicom.dcmread(io.BytesIO(data))
+    if isinstance(data, bytes):
+        _check_inflated(data)
+        file = io.BytesIO(data)
+        cut = cut_frame(file, frame) if frame else None
+        file.seek(0)
+        data = cut or _pydicom().dcmread(file)
+    dataset = data
     if "PixelData" not in dataset:
         raise Reject("no_pixels", "a DICOM file without integer pixels")
     missing = [name for name in _NEEDED if name not in dataset]
@@ -227,7 +314,7 @@ def read_frame(data: bytes, frame: int, preprocessing: Preprocessing) -> tuple[I
             f"DICOM of {stored} with high bit {high_bit}, expected {dataset.BitsStored - 1}",
         )
     index = max(frame, 1) - 1
-    pixels, interpretation = _decode(dataset, index)
+    pixels, interpretation = _decode(dataset, index if num_frames > 1 else 0)
     if interpretation in ("MONOCHROME1", "MONOCHROME2"):
         return _grey(pixels, dataset, index, preprocessing), stored
     if interpretation == "PALETTE COLOR":

@@ -8,13 +8,17 @@ import math
 import re
 import zlib
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import PIL
 from PIL import Image, ImageFile, ImageOps, TiffImagePlugin, features
 
+from tfrecord_io import tiff
 from tfrecord_io.printing import printable
+
+if TYPE_CHECKING:
+    from pydicom import Dataset
 
 #: Pillow's filters by the value of --resize. All of them antialias when they reduce a picture.
 RESIZE_FILTERS: Mapping[str, Image.Resampling] = {
@@ -189,11 +193,12 @@ def decoder_versions(*, with_dicom: bool = False) -> dict[str, str]:
 
 
 def frame_path(path: str, frame: int | None) -> str:
-    """Returns the name of a frame of a DICOM file; the file's own name if it has only one.
+    """Returns the name of a frame of a file; the file's own name if it has only one.
 
     Args:
         path: path of the file.
-        frame: number of the frame, from 1; 0 for the only frame; None if the file is not DICOM.
+        frame: number of the frame of a DICOM file, or of the page of a TIFF file, from 1; 0 for
+            the only frame of a DICOM file; None for all other files.
     """
     return f"{path}#frame-{frame}" if frame else path
 
@@ -205,16 +210,16 @@ def split_frame_path(name: str) -> tuple[str, int]:
 
 
 def decode_image(
-    data: bytes, preprocessing: Preprocessing, frame: int | None = None
+    data: bytes | Dataset, preprocessing: Preprocessing, frame: int | None = None
 ) -> DecodedImage:
     """Decodes an image file and converts it to the stored size and number of channels.
 
     Pillow may emit warnings, for example about odd metadata.
 
     Args:
-        data: the whole file.
+        data: the whole file; or a frame of a DICOM file, see `dicom.cut_frame`.
         preprocessing: the wanted size, channels, filter and type.
-        frame: the frame of a DICOM file, from 1, or 0 for the only one; None for all other files.
+        frame: see `frame_path`.
 
     Raises:
         Reject: if the file is not an image, is damaged, or cannot be converted without loss of
@@ -224,14 +229,18 @@ def decode_image(
     if not data:
         raise Reject("empty", "the file has no bytes")
     try:
-        return (
-            _decode(data, preprocessing)
-            if frame is None
-            else _decode_frame(data, frame, preprocessing)
-        )
+        if isinstance(data, bytes) and frame is None:
+            return _decode(io.BytesIO(data), preprocessing)
+        from tfrecord_io import dicom
+
+        if isinstance(data, bytes) and frame and not dicom.is_dicom(data):
+            return _decode(tiff.with_first_page(data, frame), preprocessing, is_page=True)
+        return _decode_frame(data, frame or 0, preprocessing)
     except (Reject, ModuleNotFoundError):
         raise
     except Image.UnidentifiedImageError:
+        if frame:
+            raise Reject("undecodable", f"page {frame} of the TIFF is damaged") from None
         # The detail quotes no bytes: a link may lead to a secret, and rejects are published.
         raise Reject("not_an_image", f"{len(data):,} bytes of no known format") from None
     except Image.DecompressionBombError as error:
@@ -246,16 +255,21 @@ def decode_image(
         raise Reject("undecodable", f"the decoder raised {type(error).__name__}") from None
 
 
-def _decode(data: bytes, preprocessing: Preprocessing) -> DecodedImage:
-    with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+def _decode(
+    file: io.BytesIO, preprocessing: Preprocessing, *, is_page: bool = False
+) -> DecodedImage:
+    """Decodes the first picture of a file, which must be the only one unless it is a page."""
+    with Image.open(file, formats=("TIFF",) if is_page else FORMATS) as image:
         _check_size(image)
         _check_depth(image, preprocessing.dtype)
         _check_sample_format(image)
-        if getattr(image, "is_animated", False):
+        if not is_page and getattr(image, "is_animated", False):
             num_frames = getattr(image, "n_frames", "several")
             raise Reject("multiple_frames", f"{image.format} with {num_frames} frames")
         if image.format == "PNG":
-            _check_png(data)
+            _check_png(file.getvalue())
+        if image.format == "PPM":
+            _check_netpbm(image, file.getvalue())
         mode, file_format = image.mode, image.format or ""
         quantization = sum(getattr(image, "quantization", {}).get(0, ()))
         image.load()
@@ -270,7 +284,7 @@ def _decode(data: bytes, preprocessing: Preprocessing) -> DecodedImage:
         )
 
 
-def _decode_frame(data: bytes, frame: int, preprocessing: Preprocessing) -> DecodedImage:
+def _decode_frame(data: bytes | Dataset, frame: int, preprocessing: Preprocessing) -> DecodedImage:
     from tfrecord_io import dicom
 
     image, mode = dicom.read_frame(data, frame, preprocessing)
@@ -332,6 +346,16 @@ def _check_png(data: bytes) -> None:
             if found != int.from_bytes(data[end : end + 4], "big"):
                 raise Reject("undecodable", "the PNG's pixels do not fit their checksum")
         place = end + 4
+
+
+def _check_netpbm(image: ImageFile.ImageFile, data: bytes) -> None:
+    """Refuses a file of several pictures one behind the other, of which Pillow reads the first."""
+    if data[:2] not in (b"P4", b"P5", b"P6"):  # the plain formats hold one
+        return
+    bits = {"1": 1, "I": 16}.get(image.mode, 8) * len(image.getbands())
+    end = image.tile[0][2] + image.height * math.ceil(image.width * bits / 8)
+    if re.match(rb"\s*P[1-7]\s", data[end : end + 64]):
+        raise Reject("multiple_frames", "PPM with several pictures")
 
 
 def _check_sample_format(image: Image.Image) -> None:

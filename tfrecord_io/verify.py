@@ -354,8 +354,9 @@ def _check_sample(
     wanted: dict[str, list[dict[str, Any]]] = {}
     for row in table.take(rows).to_pylist():
         path, frame = row["path"], None
-        if row["file_format"] == "DICOM":
+        if row["file_format"] in ("DICOM", "TIFF"):
             path, frame = preprocess.split_frame_path(path)
+            frame = frame or (0 if row["file_format"] == "DICOM" else None)
         path = source_paths.get(row["path"], path)
         wanted.setdefault(path, []).append({**row, "frame": frame})
     num_compared = 0

@@ -10,7 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import xxhash
 
 from pipelines import errors
@@ -18,7 +20,7 @@ from pipelines.options import BuildOptions
 from pipelines.planning import anonymous, output_state, plan, splits
 from pipelines.shards import drops, finish
 from pipelines.shards.build import Build, Work, find_finished
-from pipelines.sources import dicom_frames
+from pipelines.sources import frames
 from pipelines.sources.chosen import make_source
 from pipelines.sources.listing import Listing, iterate_refs
 from pipelines.sources.source import Source
@@ -92,7 +94,7 @@ def _prepare(options: BuildOptions, storage: Storage, source: Source) -> Job[Bui
     shown = "the input" if options.secret else options.input or options.source
     _say(f"listing the images of {remote.shown(shown)}")
     labels, names = options.listing.labels, None
-    listing = dicom_frames.expand(
+    listing = frames.expand(
         source.list(options.listing),
         source,
         keep_patients=labels is not None and labels.patient is not None,
@@ -201,6 +203,7 @@ def _is_known_complete(options: BuildOptions, storage: Storage, source: Source) 
         found.options.get("source_listing", ""),
         labels,
         has_dicom="pydicom" in found.options.get("decoder", {}),
+        num_pages=found.options.get("tiff_pages", 0),
     )
     if plan.fingerprint(identity) != found.fingerprint:
         return False
@@ -224,7 +227,8 @@ def _plan_job(
         source,
         plan.listing_digest(listing.refs),
         labels,
-        has_dicom=dicom_frames.has_dicom(listing.refs),
+        has_dicom="DICOM" in listing.frames,
+        num_pages=listing.frames.get("TIFF", 0),
     )
     build = Build(
         name=options.name,
@@ -274,16 +278,20 @@ def _plan_job(
 
 def _content_names(source: Source, refs: pa.Table) -> list[str]:
     """Returns a name for the content of each file, which is the same for copies of a file."""
+    paths = refs["path"].combine_chunks()
+    # The frames of a file follow each other; the file is read once.
+    is_first = np.ones(len(paths), bool)
+    is_first[1:] = pc.not_equal(paths[1:], paths[:-1]).to_numpy(zero_copy_only=False)
     names = []
     with source.open() as reader:
-        to_read = (ref.to_read() for ref in iterate_refs(refs))
+        to_read = (ref.to_read() for ref in iterate_refs(refs.filter(pa.array(is_first))))
         for ref, read in prefetch.read_in_order(reader, to_read):
             try:
                 names.append(xxhash.xxh3_128_hexdigest(read()))
             except preprocess.Reject:
                 # The decoder will reject it later; here its path serves as a unique name.
-                names.append(ref.image_name)
-    return names
+                names.append(ref.source_path)
+    return [names[place] for place in np.cumsum(is_first) - 1]
 
 
 def _require_policy(storage: Storage, options: BuildOptions) -> None:
@@ -301,6 +309,7 @@ def _identity(
     labels: tuple[str, ...],
     *,
     has_dicom: bool,
+    num_pages: int,
 ) -> dict[str, Any]:
     """Returns everything that decides the bytes of the dataset, by the names of the flags."""
     listing = options.listing
@@ -329,9 +338,11 @@ def _identity(
         "limit": options.plan.limit,
         **_depth(options.preprocessing),
         **_augmentation(options.plan.variants),
+        # Builds of before rejected a TIFF of several pages.
+        **({"tiff_pages": num_pages} if num_pages else {}),
         "decoder": {
             **preprocess.decoder_versions(),
-            **(dicom_frames.require_codecs() if has_dicom else {}),
+            **(frames.require_codecs() if has_dicom else {}),
         },
     }
     return anonymous.hide_identity(identity, options.secret) if options.secret else identity

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import IO, Any, Generic, NamedTuple, Self, TypeVar
+from typing import IO, TYPE_CHECKING, Any, Generic, NamedTuple, Self, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -18,8 +19,11 @@ from pipelines.shards.build import Build, Sidecar, Work, read_sidecar, rows_name
 from pipelines.sources.listing import OTHERS, ImageRef, RejectedFile, iterate_refs
 from pipelines.stores import prefetch
 from pipelines.stores.output import WriteBehind
-from tfrecord_io import augment, preprocess, schema, shard_writer, shards
+from tfrecord_io import augment, dicom, preprocess, schema, shard_writer, shards
 from tfrecord_io.auditing import near_duplicates
+
+if TYPE_CHECKING:
+    from pydicom import Dataset
 
 #: Opens a file of the output for writing by its name.
 Create = Callable[[str], contextlib.AbstractContextManager[IO[bytes]]]
@@ -27,8 +31,9 @@ Create = Callable[[str], contextlib.AbstractContextManager[IO[bytes]]]
 _Work = TypeVar("_Work", bound=Work)
 
 #: Columns of examples.parquet, which has one row per example. The hashes are XXH3-128: they show
-#: whether two files or two pictures are the same, but do not protect against an adversary. The
-#: other columns of a table of labels follow these.
+#: whether two files or two pictures are the same, but do not protect against an adversary; a frame
+#: of a file of several has none of the file, which need not be read as a whole. The other columns
+#: of a table of labels follow these.
 EXAMPLE_SCHEMA = pa.schema(
     [
         ("split", pa.string()),
@@ -106,7 +111,7 @@ def write_shard(
             zip(refs, reads, variants, keys, strict=True)
         ):
             try:
-                data = _read(read, ref)
+                data = _read(functools.partial(_read_part, reader, ref, read), ref)
                 pixels, *original = preprocess.decode_image(data, build.preprocessing, ref.frame)
             except preprocess.Reject as reject:
                 # A file is rejected only once, not again for each of its variants.
@@ -122,8 +127,10 @@ def write_shard(
             if variant:
                 pixels = augment.vary(pixels, layout.image_shape, key)
             shard.write(pixels, labels[ref.label], key)
-            hashes = xxhash.xxh3_128_hexdigest(data), xxhash.xxh3_128_hexdigest(pixels)
-            examples.append(_Example(ref, key, variant, *original, *hashes))
+            # Of a file of several images only a part may be at hand.
+            file_hash = None if ref.frame else xxhash.xxh3_128_hexdigest(data)
+            pixels_hash = xxhash.xxh3_128_hexdigest(pixels)
+            examples.append(_Example(ref, key, variant, *original, file_hash, pixels_hash))
             rows.append(row)
     table = _examples_table(task, examples, shard.facts())
     if OTHERS in planned.schema.names:
@@ -227,7 +234,18 @@ class ImageWriter(TaskWriter[Build]):
         write_shard(self._build, task, opened, create)
 
 
-def _read(read: Callable[[], bytes], ref: ImageRef) -> bytes:
+def _read_part(
+    reader: prefetch.Reader[ImageRef], ref: ImageRef, read: Callable[[], bytes]
+) -> bytes | Dataset:
+    """Reads a file, or only the frame that is wanted of a DICOM file, where that is possible."""
+    if ref.frame and (file := reader.open(ref.to_read())):
+        with file:
+            if cut := dicom.cut_frame(file, ref.frame):
+                return cut
+    return read()
+
+
+def _read(read: Callable[[], bytes | Dataset], ref: ImageRef) -> bytes | Dataset:
     try:
         return read()
     except (OSError, errors.BuildError, errors.UserError) as error:
@@ -256,7 +274,7 @@ class _Example(NamedTuple):
     mode: str
     file_format: str
     quantization: int
-    file_xxh3: str
+    file_xxh3: str | None
     pixels_xxh3: str
 
 

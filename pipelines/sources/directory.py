@@ -10,7 +10,7 @@ import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from pipelines import errors
 from pipelines.sources.listing import ImageRef, Listing, ListingOptions, Member, list_images
@@ -72,16 +72,30 @@ class _DirectoryReader(Reader[ImageRef]):
         return self.read_start(ref, ref.size)
 
     def read_start(self, ref: ImageRef, length: int) -> bytes:
+        with self._clear_errors(ref), self._open(ref) as file:
+            return file.read(length)
+
+    def open(self, ref: ImageRef) -> BinaryIO:
+        with self._clear_errors(ref):
+            return self._open(ref)
+
+    def _open(self, ref: ImageRef) -> BinaryIO:
+        path = self.directory / ref.source_path
+        file = path.open("rb")
+        found = os.fstat(file.fileno())
+        if (found.st_size, found.st_mtime_ns) != (ref.size, ref.version):
+            file.close()
+            raise errors.BuildError(
+                f"{path} changed since the build began (it had {ref.size:,} bytes and now "
+                f"has {found.st_size:,}, or its time changed); start again with --overwrite"
+            )
+        return file
+
+    @contextlib.contextmanager
+    def _clear_errors(self, ref: ImageRef) -> Iterator[None]:
         path = self.directory / ref.source_path
         try:
-            with path.open("rb") as file:
-                found = os.fstat(file.fileno())
-                if (found.st_size, found.st_mtime_ns) != (ref.size, ref.version):
-                    raise errors.BuildError(
-                        f"{path} changed since the build began (it had {ref.size:,} bytes and now "
-                        f"has {found.st_size:,}, or its time changed); start again with --overwrite"
-                    )
-                return file.read(length)
+            yield
         except FileNotFoundError:
             if not self.directory.is_dir():
                 raise errors.BuildError(

@@ -51,6 +51,7 @@ class LabelTable:
         path: of each row's image, with `/` between folders.
         label: of each row; "" if the table gives none. `tfrecord_io.label_kinds` tells the
             text of several labels and of a number.
+        label_columns: columns of several labels or of a number; empty if each row has one class.
         patient: of each row, None where the table gives none; None without such a column.
         split: likewise.
         others: the other columns of the file, a row for each row of the table; None if it has none.
@@ -60,6 +61,7 @@ class LabelTable:
     name: str
     path: Sequence[str]
     label: Sequence[str]
+    label_columns: tuple[str, ...] = ()
     patient: Sequence[str | None] | None
     split: Sequence[str | None] | None
     others: pa.Table | None = None
@@ -152,6 +154,7 @@ def read_label_table(
         name=file.name,
         path=[_normal(path or "") for path in texts["path"]],
         label=label,
+        label_columns=() if kind.one_hot else tuple(columns),
         patient=_optional(texts.get("patient")),
         split=_optional(texts.get("split")),
         others=_plain(table.select(names)) if names else None,

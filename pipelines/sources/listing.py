@@ -12,7 +12,7 @@ import functools
 import itertools
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -40,10 +40,11 @@ _SPLITS = {
     "test": "test", "testing": "test",
 }  # fmt: skip
 
-#: Endings of names of pictures.
+#: Endings of names of pictures, and of those that may have several pages.
 PICTURE_SUFFIXES = (
     ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".bmp", ".gif", ".webp", ".jp2", ".pgm", ".ppm",
 )  # fmt: skip
+TIFF_SUFFIXES = (".tif", ".tiff")
 
 _SYSTEM_FILES = frozenset({".ds_store", "thumbs.db", "desktop.ini"})
 
@@ -55,9 +56,9 @@ _BATCH_ROWS = 65_536
 #: One row per image. `root` + "/" + `path` is its name in the source. `path`, which starts at the
 #: split or class folder, is its identity. `offset` and `stored_size` locate it in an archive.
 #: `version` changes when the file changes (a CRC-32, or a time in ns). `frame` is the frame of a
-#: DICOM file, see `preprocess.frame_path`; null for other files. A table of anonymous images has
-#: a further column, `hidden`, with the name in the source; one of images with a table of labels has
-#: the table's other columns in a struct, `others`.
+#: DICOM file or the page of a TIFF, see `preprocess.frame_path`; null for files that are one image.
+#: A table of anonymous images has a further column, `hidden`, with the name in the source; one of
+#: images with a table of labels has the table's other columns in a struct, `others`.
 REF_SCHEMA = pa.schema(
     [
         ("root", pa.dictionary(pa.int32(), pa.string())),
@@ -151,7 +152,8 @@ class Listing:
         rejects: files that should be images of a class but cannot be used.
         copies: number of files in a second tree that repeat a listed one.
         ignored: number of files that are not data, by reason.
-        num_files: number of files seen.
+        num_files: number of files seen; each frame of a file with several counts as a file.
+        frames: number of images that are frames of DICOM or TIFF files, by format.
         dropped: number of images that a policy left out.
         notes: what the user should know about the classes, one sentence each.
 
@@ -164,6 +166,7 @@ class Listing:
     copies: int
     ignored: dict[str, int]
     num_files: int
+    frames: Mapping[str, int] = dataclasses.field(default_factory=dict)
     dropped: int = 0
     notes: tuple[str, ...] = ()
 
@@ -251,12 +254,13 @@ def list_images(
     table = _choose_classes(table, options.classes, ignored)
     table, copies = _drop_copies(table, same_content, rejects)
     patients = _find_patients(table["path"], options.group_regex)
-    return _listing(sorter, table.append_column("patient", patients), copies)
+    classes = sorted(pc.unique(pc.cast(table["label"], pa.string())).to_pylist())
+    notes = (*_split_notes(classes), *_alike_notes("classes", classes, "rename the folders"))
+    return _listing(sorter, table.append_column("patient", patients), copies, notes)
 
 
-def _listing(sorter: _Sorter, table: pa.Table, copies: int) -> Listing:
+def _listing(sorter: _Sorter, table: pa.Table, copies: int, notes: Iterable[str]) -> Listing:
     """Returns what was sorted, with the images in `table`."""
-    labels = sorted(pc.unique(pc.cast(table["label"], pa.string())).to_pylist())
     schema = REF_SCHEMA
     if OTHERS in table.column_names:
         schema = schema.append(table.schema.field(OTHERS))
@@ -268,7 +272,7 @@ def _listing(sorter: _Sorter, table: pa.Table, copies: int) -> Listing:
         copies=copies,
         ignored=dict(sorted(sorter.ignored.items())),
         num_files=sorter.num_files,
-        notes=tuple(_label_notes(labels)),
+        notes=tuple(notes),
     )
 
 
@@ -294,7 +298,10 @@ def _list_labelled(
     if labels.patient is None:
         patients = _find_patients(table["path"], options.group_regex)
         table = table.drop_columns("patient").append_column("patient", patients)
-    return _listing(sorter, table, copies)
+    names = sorted(labels.label_columns or pc.unique(table["label"].cast(pa.string())).to_pylist())
+    # The name of the table stays out of the notes, which are in an anonymous dataset too.
+    notes = _alike_notes("labels", names, "give them one name in the table")
+    return _listing(sorter, table, copies, notes)
 
 
 def iterate_refs(table: pa.Table | pa.RecordBatch) -> Iterator[ImageRef]:
@@ -714,22 +721,26 @@ def _trees_like(table: pa.Table, leader: str) -> set[str]:
     return same
 
 
-def _label_notes(labels: Sequence[str]) -> Iterator[str]:
-    """Yields a sentence for each suspicious name of a class."""
-    for label in labels:
-        if label.lower() in _SPLITS:
+def _split_notes(classes: Sequence[str]) -> Iterator[str]:
+    """Yields a sentence for each class folder that may be a split."""
+    for name in classes:
+        if name.lower() in _SPLITS:
             yield (
-                f"the class {label!a} has the name of a split; if it is not a class, give --input "
+                f"the class {name!a} has the name of a split; if it is not a class, give --input "
                 "or --tree the folder that holds the SPLIT or CLASS folders"
             )
+
+
+def _alike_notes(noun: str, labels: Sequence[str], advice: str) -> Iterator[str]:
+    """Yields a sentence for labels that look alike."""
     alike: dict[str, list[str]] = collections.defaultdict(list)
     for label in labels:
         alike[_folded(label)].append(ascii(label))
     for names in alike.values():
         if len(names) > 1:
             yield (
-                f"the classes {' and '.join(names)} differ only in case, spaces or Unicode form; "
-                "if they are one class, rename the folders"
+                f"the {noun} {' and '.join(names)} differ only in case, spaces or Unicode form; if "
+                f"they are one, {advice}"
             )
 
 

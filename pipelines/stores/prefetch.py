@@ -7,7 +7,7 @@ import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol, TypeVar
+from typing import BinaryIO, Protocol, TypeVar
 
 #: Bytes that may be read ahead in one process; a single file may be larger.
 _MOST_BYTES_AHEAD = 64 * 1024 * 1024
@@ -53,6 +53,10 @@ class Reader(Protocol[_RefToRead]):
     def read_start(self, ref: _RefToRead, length: int) -> bytes:
         """Returns the first bytes of a file, about `length` of them; by default, all of it."""
         return self.read(ref)
+
+    def open(self, ref: _RefToRead) -> BinaryIO | None:
+        """Opens a file of which a part may be enough; None where only `read` checks its content."""
+        return None
 
 
 def read_in_order(

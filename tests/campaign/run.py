@@ -24,7 +24,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from campaign import archives, downloads, images, kills, reader, trainings, two
+from campaign import archives, downloads, frames, images, kills, reader, trainings, two
 
 #: (what came of a case, complaints, what was done).
 Outcome = tuple[str, list[str], str]
@@ -45,6 +45,7 @@ def areas() -> dict[str, tuple[Try, int]]:
         "builds": (lambda rng, folder: archives.try_case(rng, folder, "build"), _MOST_SECONDS),
         "commands": (lambda rng, folder: archives.try_case(rng, folder, "command"), 300),
         "images": (images.try_case, _MOST_SECONDS),
+        "frames": (frames.try_case, _MOST_SECONDS),
         "kills": (kills.try_case, 600),
         "drops": (lambda rng, folder: kills.try_case(rng, folder, kills.DROPS), 600),
         "cuts": (lambda rng, folder: kills.try_case(rng, folder, only=kills.cut), 600),

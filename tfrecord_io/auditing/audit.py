@@ -455,10 +455,12 @@ def _list_groups(examples: pa.Table, groups: Sequence[np.ndarray]) -> tuple[dict
     rows = []
     for group in groups[:MAX_LISTED]:
         taken = examples.select(["split", "label", "path"]).take(group[:4]).to_pylist()
-        same_file = (
-            "file_xxh3" in examples.column_names
-            and len(set(examples["file_xxh3"].take(group).to_pylist())) == 1
+        files = (
+            set(examples["file_xxh3"].take(group).to_pylist())
+            if "file_xxh3" in examples.column_names
+            else {None}
         )
+        same_file = len(files) == 1 and None not in files
         rows.append(
             {
                 "images": len(group),

@@ -1,0 +1,206 @@
+"""Finds the files of a listing that hold several images, and makes a reference of each image.
+
+A frame of a DICOM file and a page of a TIFF file are the same thing here: a frame of a file.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import sys
+import types
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from tqdm import tqdm
+
+from pipelines import errors
+from pipelines.sources.listing import (
+    OTHERS,
+    PICTURE_SUFFIXES,
+    REF_SCHEMA,
+    TIFF_SUFFIXES,
+    ImageRef,
+    Listing,
+    iterate_refs,
+)
+from pipelines.sources.source import Source
+from pipelines.stores import prefetch
+from tfrecord_io import dicom, tiff
+from tfrecord_io.preprocess import Reject
+
+# Threads that wait for a disk, where the source does not say how many reads it takes at a time.
+_NUM_THREADS = 8
+
+# Each frame takes at least the head of an item in the file, which bounds what a header can claim.
+_LEAST_FRAME_BYTES = 8
+
+
+class _Frames(NamedTuple):
+    """What a file holds.
+
+    Attributes:
+        numbers: the images in it, see `preprocess.frame_path`.
+        file_format: `DICOM` or `TIFF`.
+        header: what the tags of a DICOM file say.
+        ignored: number of pages that are not images, by reason.
+    """
+
+    numbers: Sequence[int]
+    file_format: str
+    header: dicom.Header = dicom.Header()
+    ignored: Mapping[str, int] = types.MappingProxyType({})
+
+
+def expand(listing: Listing, source: Source, *, keep_patients: bool) -> Listing:
+    """Replaces each DICOM file, and each TIFF file of several pages, by its frames.
+
+    The patient of a DICOM file is taken from its tags, as a hash. A file is recognised by its
+    content. One whose name ends like a picture's is not looked into, so that a folder of pictures
+    is listed as fast as ever; if it is DICOM, the decoder rejects it. Only those that end like a
+    TIFF are looked into for their pages. Headers are read once, by several threads, with a
+    progress bar.
+
+    Args:
+        listing: the files.
+        source: where they are.
+        keep_patients: whether the listing knows the patients better, from a table.
+
+    Returns:
+        the listing, in which each frame counts as a file, and so does each page that is not an
+        image. `frame` is null for files that are one image.
+
+    Raises:
+        errors.UserError: if there is a DICOM file and pydicom or a codec is not installed.
+    """
+    paths = pc.utf8_lower(listing.refs["path"])
+    is_picture = np.zeros(listing.refs.num_rows, bool)
+    for suffix in set(PICTURE_SUFFIXES) - set(TIFF_SUFFIXES):
+        is_picture |= pc.ends_with(paths, suffix).to_numpy()
+    rows = np.flatnonzero(~is_picture)
+    if not len(rows):
+        return listing
+    with source.open() as reader:
+        read = _read_all(listing.refs.take(rows), reader)
+    found = {row: some for row, some in zip(rows.tolist(), read, strict=True) if some}
+    if not found:
+        return listing
+    places: list[int] = []
+    numbers: list[int | None] = []
+    patients: list[str | None] = []
+    for row, patient in enumerate(listing.refs["patient"].to_pylist()):
+        some = found.get(row)
+        if some and some.header.patient and not keep_patients:
+            patient = some.header.patient
+        of_row = some.numbers if some else [None]
+        places += [row] * len(of_row)
+        numbers += of_row
+        patients += [patient] * len(of_row)
+    refs = listing.refs.take(places).combine_chunks()
+    refs = _with(_with(refs, "frame", numbers), "patient", patients)
+    refs = _with_facts(refs, [found[place].header if place in found else None for place in places])
+    ignored = collections.Counter(listing.ignored)
+    frames: collections.Counter[str] = collections.Counter()
+    for some in found.values():
+        ignored.update(some.ignored)
+        frames[some.file_format] += len(some.numbers)
+    num_more = refs.num_rows - listing.refs.num_rows
+    num_more += ignored.total() - sum(listing.ignored.values())
+    return dataclasses.replace(
+        listing,
+        refs=refs,
+        num_files=listing.num_files + num_more,
+        ignored=dict(sorted(ignored.items())),
+        frames=dict(frames),
+    )
+
+
+def _read_all(refs: pa.Table, reader: prefetch.Reader[ImageRef]) -> list[_Frames | None]:
+    """Returns what each file holds, None for those that are one image, or damaged."""
+    num_threads = max(_NUM_THREADS, reader.num_parallel_reads)
+    require_once = functools.cache(require_codecs)
+
+    def read(ref: ImageRef) -> _Frames | None:
+        try:
+            start = reader.read_start(ref, dicom.HEADER_BYTES)
+            if dicom.is_dicom(start):
+                return _read_dicom(reader, ref, start, require_once)
+            return _read_tiff(reader, ref, start) if tiff.is_tiff(start) else None
+        except Reject:
+            return None  # the worker will find the same
+
+    with tqdm(
+        prefetch.ahead(read, iterate_refs(refs), num_threads),
+        total=refs.num_rows,
+        unit=" files",
+        desc="reading headers",
+        # A folder of pictures has no such files, and few are read at once.
+        delay=1.0,
+        mininterval=0.1 if sys.stderr.isatty() else 10.0,
+    ) as bar:
+        return [result() for _, result in bar]
+
+
+def _read_dicom(
+    reader: prefetch.Reader[ImageRef],
+    ref: ImageRef,
+    start: bytes,
+    require_codecs: Callable[[], object],
+) -> _Frames | None:
+    if ref.path.lower().endswith(PICTURE_SUFFIXES):
+        return None  # the decoder rejects it, unless it is a TIFF of one page, too
+    require_codecs()
+    header = dicom.read_header(start) or dicom.read_header(reader.read(ref))
+    if header is None or not 1 <= header.num_frames <= ref.size // _LEAST_FRAME_BYTES:
+        header = dicom.Header()  # damaged: the decoder says why
+    numbers = [0] if header.num_frames == 1 else range(1, header.num_frames + 1)
+    return _Frames(numbers, "DICOM", header)
+
+
+def _read_tiff(reader: prefetch.Reader[ImageRef], ref: ImageRef, start: bytes) -> _Frames | None:
+    pages = tiff.read_pages(start, is_whole=False)
+    if pages is None:
+        pages = tiff.read_pages(reader.read(ref), is_whole=True) or []
+    kinds = [page.kind for page in pages]
+    numbers = [number for number, kind in enumerate(kinds, start=1) if not kind]
+    if len(pages) == 1 or not numbers:
+        return None
+    return _Frames(numbers, "TIFF", ignored=collections.Counter(filter(None, kinds)))
+
+
+def require_codecs() -> dict[str, str]:
+    """Returns the versions of pydicom and its codecs.
+
+    Raises:
+        errors.UserError: if one of them is not installed.
+    """
+    try:
+        return dicom.codec_versions()
+    except ModuleNotFoundError as error:
+        raise errors.UserError(str(error)) from None
+
+
+def _with_facts(refs: pa.Table, headers: Sequence[dicom.Header | None]) -> pa.Table:
+    """Adds what the headers say of the images to the columns that go into the examples table."""
+    others: dict[str, pa.Array] = {}
+    if OTHERS in refs.column_names:
+        column = refs[OTHERS].combine_chunks()
+        others = dict(zip((field.name for field in column.type), column.flatten(), strict=True))
+        refs = refs.drop_columns(OTHERS)
+    for name in ("study", "series", "modality", "laterality", "device"):
+        values = [header and getattr(header, name) for header in headers]
+        if any(values):
+            # A table of labels knows better.
+            others.setdefault(name, pa.array(values, pa.string()))
+    if not others:
+        return refs
+    return refs.append_column(OTHERS, pa.StructArray.from_arrays(others.values(), list(others)))
+
+
+def _with(refs: pa.Table, name: str, values: Sequence[object]) -> pa.Table:
+    field = REF_SCHEMA.field(name)
+    return refs.set_column(refs.schema.get_field_index(name), field, pa.array(values, field.type))

@@ -1,0 +1,130 @@
+"""Files of several images, through the command; see test_dicom.py for the frames of DICOM files."""
+
+import csv
+import struct
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from builds import build_here
+from dicom_files import dicom_file
+from image_files import encoded, grey_pixels, png, write_tar, write_tree, write_zip
+from PIL import Image
+from tiff_files import NEW_SUBFILE_TYPE, tiff_file
+
+from tfrecord_io import Manifest, image_key, tiff
+from tfrecord_io.__main__ import main
+from tfrecord_io.manifest import EXAMPLES_FILE_NAME
+from tfrecord_io.preprocess import Preprocessing, decode_image
+
+FLAGS = ("--max_reject_fraction=0.5", "--dtype=uint16", "--num_shards=2")
+
+
+def pages(seed, count):
+    return [grey_pixels(10 * seed + n).astype(np.uint16) * 251 for n in range(count)]
+
+
+def damaged_on_page_2(data):
+    data = bytearray(data)
+    place = tiff.read_pages(bytes(data), is_whole=True)[1].place
+    struct.pack_into("<HHII", data, place + 2, 256, 4, 10**6, 10**8)
+    return bytes(data)
+
+
+def tree():
+    """Files of two classes: TIFFs of one page and of several, with thumbnails, and damaged ones."""
+    return {
+        "CNV/one.tif": tiff_file(pages(0, 1)),
+        "CNV/three.TIFF": tiff_file(pages(1, 3)),
+        "CNV/without ending": tiff_file(pages(2, 2), order=">"),
+        "DME/thumbnail.tif": tiff_file(pages(3, 3), {2: {NEW_SUBFILE_TYPE: 1}}),
+        "DME/damaged.tif": damaged_on_page_2(tiff_file(pages(4, 3))),
+        "DME/all small.tif": tiff_file(pages(5, 2), {n: {NEW_SUBFILE_TYPE: 1} for n in (1, 2)}),
+        "DME/picture.png": png(),
+        "DME/two.gif": encoded(grey_pixels(), "GIF", save_all=True,
+                               append_images=[Image.fromarray(grey_pixels(1))]),
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_tree(tmp_path_factory.mktemp("tiff") / "scans", tree())
+
+
+@pytest.fixture(scope="module")
+def built(folder, tmp_path_factory):
+    return build_here(folder, tmp_path_factory.mktemp("tiff") / "out", *FLAGS)
+
+
+def rows_of(dataset):
+    return {row["path"]: row for row in pq.read_table(dataset / EXAMPLES_FILE_NAME).to_pylist()}
+
+
+def test_every_page_is_an_image_and_a_thumbnail_is_none(built):
+    rows = rows_of(built)
+    assert sorted(rows) == [
+        "CNV/one.tif",
+        "CNV/three.TIFF#frame-1", "CNV/three.TIFF#frame-2", "CNV/three.TIFF#frame-3",
+        "CNV/without ending#frame-1", "CNV/without ending#frame-2",
+        "DME/damaged.tif#frame-1", "DME/damaged.tif#frame-3",
+        "DME/picture.png",
+        "DME/thumbnail.tif#frame-1", "DME/thumbnail.tif#frame-3",
+    ]  # fmt: skip
+    assert all(row["key"] == image_key(path) for path, row in rows.items())
+    with (built / "rejects.csv").open() as lines:
+        rejects = {row["path"]: row["reason"] for row in csv.DictReader(lines)}
+    assert rejects == {
+        "DME/all small.tif": "multiple_frames",
+        "DME/damaged.tif#frame-2": "undecodable",
+        "DME/two.gif": "multiple_frames",
+    }
+    counts = Manifest.load(built).counts
+    assert (counts["files"], counts["examples"], counts["ignored"]) == (15, 11, {"reduced_page": 1})
+    assert main(["verify", str(built)]) == 0
+
+
+def test_the_stored_pixels_are_those_of_the_pages(built):
+    """The pixels of a page are those of a file that has this page alone."""
+    found = Manifest.load(built)
+    slot = found.layout.features["image"]
+    for path, seed, page in (("CNV/three.TIFF", 1, 2), ("DME/thumbnail.tif", 3, 3)):
+        row = rows_of(built)[f"{path}#frame-{page}"]
+        record = (built / row["shard"]).read_bytes()[row["row"] * found.layout.stride :]
+        alone = tiff_file([pages(seed, page)[-1]])
+        settings = Preprocessing(height=8, width=8, dtype="uint16")
+        stored = record[slot.offset : slot.offset + slot.length]
+        assert stored == decode_image(alone, settings).pixels
+
+
+@pytest.mark.parametrize("write", [write_zip, write_tar])
+def test_an_archive_gives_the_same_shards_as_the_folder(built, write, tmp_path):
+    archive = write(tmp_path / {write_zip: "scans.zip", write_tar: "scans.tar.gz"}[write], tree())
+    for _ in range(2):  # the second finds the dataset complete
+        output = build_here(archive, tmp_path / "out", *FLAGS)
+    for path in built.glob("*.tfrecord"):
+        assert (output / path.name).read_bytes() == path.read_bytes()
+
+
+def test_verify_decodes_pages_again(built, folder, capsys):
+    assert main(["verify", str(built), f"--source_input={folder}"]) == 0
+    assert "11 images decoded again" in capsys.readouterr().out
+
+
+def test_pages_are_part_of_the_identity_only_where_there_are_some(built, tmp_path):
+    assert Manifest.load(built).options["tiff_pages"] == 11 - 2 + 1
+    files = {"a/1.tif": tiff_file(pages(0, 1)), "b/2.png": png()}
+    plain = build_here(write_tree(tmp_path / "in", files), tmp_path / "out", *FLAGS)
+    assert "tiff_pages" not in Manifest.load(plain).options
+    assert set(rows_of(plain)) == set(files)
+
+
+def test_a_file_that_is_tiff_and_dicom_at_once_is_what_its_name_says(tmp_path):
+    """PS3.10, section 7.1, leaves the first 128 bytes to such files."""
+    volume = dicom_file(np.stack([grey_pixels(seed) for seed in range(2)]))
+    both = b"II*\0" + volume[4:]
+    files = {"a/volume.dcm": both, "a/volume.tif": both, "b/picture.png": png()}
+    output = build_here(
+        write_tree(tmp_path / "in", files), tmp_path / "out", "--max_reject_fraction=0.5"
+    )
+    expected = ["a/volume.dcm#frame-1", "a/volume.dcm#frame-2", "b/picture.png"]
+    assert sorted(rows_of(output)) == expected

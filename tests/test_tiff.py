@@ -1,0 +1,130 @@
+"""The pages of TIFF files, whoever wrote them, whole and damaged."""
+
+import contextlib
+import io
+import struct
+
+import numpy as np
+import pytest
+from image_files import encoded, grey_pixels
+from PIL import Image
+from tiff_files import NEW_SUBFILE_TYPE, SUBFILE_TYPE, tiff_file
+
+from tfrecord_io import tiff
+from tfrecord_io.preprocess import Preprocessing, Reject, decode_image
+
+# Pillow warns of damaged tags, as the build does not.
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+PAGES = [grey_pixels(seed) for seed in range(3)]
+EXACT = {"height": PAGES[0].shape[0], "width": PAGES[0].shape[1]}
+
+
+def kinds(data):
+    return [page.kind for page in tiff.read_pages(data, is_whole=True)]
+
+
+def decoded(data, page, dtype="uint8"):
+    found = decode_image(data, Preprocessing(**EXACT, dtype=dtype), page)
+    assert found.file_format == "TIFF"
+    return np.frombuffer(found.pixels, dtype).reshape(PAGES[0].shape)
+
+
+def by_pillow(compression):
+    images = [Image.fromarray(page) for page in PAGES]
+    return encoded(
+        images[0], "TIFF", save_all=True, append_images=images[1:], compression=compression
+    )
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        *(by_pillow(compression) for compression in ("raw", "tiff_lzw", "packbits")),
+        tiff_file(PAGES),
+        tiff_file(PAGES, order=">"),
+        tiff_file(PAGES, is_big_tiff=True),
+    ],
+    ids=["Pillow", "LZW", "packbits", "classic", "big-endian", "BigTIFF"],
+)
+def test_each_page_is_decoded_by_its_number(data):
+    assert kinds(data) == ["", "", ""]
+    for number, page in enumerate(PAGES, start=1):
+        np.testing.assert_array_equal(decoded(data, number), page)
+
+
+def test_pages_of_16_bits_keep_them():
+    pages = [page.astype(np.uint16) * 251 + 3 for page in PAGES]
+    for order in "<>":
+        found = decoded(tiff_file(pages, order=order), 2, "uint16")
+        np.testing.assert_array_equal(found, pages[1])
+
+
+@pytest.mark.parametrize("order", ["<", ">"])
+def test_smaller_versions_and_masks_are_told_apart_by_their_tags(order):
+    tags = {
+        1: {NEW_SUBFILE_TYPE: 0},
+        2: {NEW_SUBFILE_TYPE: 1},
+        3: {NEW_SUBFILE_TYPE: 2},  # a page of several: an image
+        4: {NEW_SUBFILE_TYPE: 4},
+        5: {SUBFILE_TYPE: 2},
+        6: {SUBFILE_TYPE: 3},  # a page of several, in the older tag
+    }
+    found = kinds(tiff_file([PAGES[0]] * 6, tags, order=order))
+    assert found == ["", "reduced_page", "", "mask_page", "reduced_page", ""]
+
+
+def test_a_damaged_page_leaves_those_before_and_after_it():
+    data = bytearray(tiff_file(PAGES))
+    damaged = tiff.read_pages(bytes(data), is_whole=True)[1].place
+    struct.pack_into("<HHII", data, damaged + 2, 256, 4, 10**6, 10**8)  # its width is nowhere
+    np.testing.assert_array_equal(decoded(bytes(data), 1), PAGES[0])
+    np.testing.assert_array_equal(decoded(bytes(data), 3), PAGES[2])
+    with pytest.raises(Reject, match="undecodable: page 2 of the TIFF is damaged"):
+        decoded(bytes(data), 2)
+
+
+def test_a_file_cut_in_its_last_page_still_has_the_other_pages():
+    data = tiff_file(PAGES)
+    cut = data[: tiff.read_pages(data, is_whole=True)[2].place + 30]
+    assert kinds(cut) == ["", "", ""]
+    np.testing.assert_array_equal(decoded(cut, 2), PAGES[1])
+    with pytest.raises(Reject, match="undecodable: page 3 of the TIFF is damaged"):
+        decoded(cut, 3)
+
+
+def test_the_start_of_a_file_is_enough_if_all_directories_are_in_it():
+    early = encoded(Image.fromarray(grey_pixels(0, 200, 300)), "TIFF")
+    assert tiff.read_pages(early[:1000], is_whole=False) == tiff.read_pages(early, is_whole=True)
+    late = tiff_file(PAGES)
+    assert tiff.read_pages(late[:1000], is_whole=False) is None
+    assert tiff.read_pages(late[:6], is_whole=False) is None
+
+
+def test_pages_that_point_at_each_other_or_overlap_come_to_an_end():
+    data = bytearray(tiff_file(PAGES))
+    first = struct.unpack_from("<I", data, 4)[0]
+    data[-4:] = struct.pack("<I", first)
+    assert kinds(bytes(data)) == ["", "", ""]
+    # Each directory holds the next one, two bytes further on.
+    nested = b"II*\0" + struct.pack("<I", 8) + b"\1\0" * 3000
+    assert len(kinds(nested)) < 3000
+
+
+def test_damage_anywhere_raises_nothing_but_a_reject():
+    whole = tiff_file(PAGES)
+    generator = np.random.default_rng(0)
+    start = tiff.read_pages(whole, is_whole=True)[0].place
+    for place in (*range(8), *map(int, generator.integers(start, len(whole), 150))):
+        damaged = bytearray(whole)
+        damaged[place] ^= 1 << int(generator.integers(8))
+        for data in (bytes(damaged), whole[:place]):
+            pages = tiff.read_pages(data, is_whole=True)
+            for number in range(1, len(pages) + 2):
+                with contextlib.suppress(Reject):
+                    decode_image(data, Preprocessing(height=8, width=8), number)
+
+
+def test_the_pages_are_those_that_pillow_counts():
+    with Image.open(io.BytesIO(by_pillow("raw"))) as image:
+        assert image.n_frames == len(kinds(by_pillow("raw")))
