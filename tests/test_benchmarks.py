@@ -70,6 +70,12 @@ def test_training_on_features_is_compared_with_training_on_images(folder):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_heads_side_by_side_are_compared_with_one_alone(folder):
+    check(folder, "frozen_layers.py --heads sample.zip", "| 24 |")
+
+
+@pytest.mark.slow
 @pytest.mark.skipif(find_spec("jax") is None, reason="JAX is not installed")
 def test_fit_on_jax_is_compared_with_batches_in_memory(folder):
     write_marked_dataset(folder / "marked", num_examples={"train": 40})

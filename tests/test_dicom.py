@@ -499,14 +499,24 @@ def test_the_frames_of_a_volume_are_what_was_written_in_every_syntax(syntax):
             assert decode_image(cut, settings, number).pixels == expected.tobytes()
 
 
-def test_only_the_bytes_of_its_frame_are_read_of_a_volume_in_a_folder(tmp_path):
+@pytest.mark.parametrize("kind", ["folder", "tar", "zip"])
+def test_only_the_bytes_of_its_frame_are_read_of_a_volume(tmp_path, kind):
     volume = np.stack([grey_pixels(seed, 200, 200) for seed in range(40)])
-    source = write_tree(tmp_path / "in", {"CNV/volume": dicom_file(volume), "DME/1.png": png()})
+    files = {"CNV/volume": dicom_file(volume), "DME/1.png": png()}
+    write = {"folder": write_tree, "tar": write_tar, "zip": write_zip}[kind]
+    source = write(tmp_path / {"folder": "in", "tar": "in.tar", "zip": "in.zip"}[kind], files)
     build_here(source, tmp_path / "warm up")
     before = bytes_read()
-    build_here(source, tmp_path / "out")
+    output = build_here(source, tmp_path / "out")
     # The whole file for each frame would be forty times its size.
     assert bytes_read() - before < 10 * volume.nbytes
+    hashes = {row["path"]: row["file_xxh3"] for row in rows_of_examples(output)}
+    assert hashes["DME/1.png"]
+    assert hashes["CNV/volume#frame-7"] is None
+
+
+def rows_of_examples(output: Path) -> list[dict]:
+    return pq.read_table(output / EXAMPLES_FILE_NAME).to_pylist()
 
 
 def bytes_read() -> int:
@@ -705,7 +715,7 @@ def test_codecs_are_part_of_the_identity_only_where_they_are_used(built, tmp_pat
 
 def test_without_the_extra_dicom_files_are_refused_with_what_to_do(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(dicom, "PACKAGES", (*dicom.PACKAGES, "a-missing-codec"))
-    with pytest.raises(UserError, match=r"nobody-has is not installed: pip install .*\[dicom\]"):
+    with pytest.raises(UserError, match=r"missing-codec is not installed: pip install .*\[dicom\]"):
         build_here(folder, tmp_path / "out", *FLAGS)
     assert not (tmp_path / "out").exists()
 

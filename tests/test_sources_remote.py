@@ -5,10 +5,13 @@ from pathlib import Path
 
 import azure_server
 import gcs_server
+import numpy as np
 import pytest
 from builds import IN_MEMORY, ROOT, build_here, shards_of
+from dicom_files import dicom_file
 from image_files import (
     grey_pixels,
+    jpeg,
     kermany_archive,
     scan_tree,
     under,
@@ -23,6 +26,7 @@ from web_server import WebFile, running_web
 from pipelines import build_tfrecords, errors, options
 from pipelines.sources import staging
 from pipelines.sources.archive import ArchiveSource
+from pipelines.sources.chosen import make_source
 from pipelines.sources.listing import ListingOptions, iterate_refs
 from pipelines.sources.remote import RemoteZipSource
 from pipelines.sources.source import SourceOptions
@@ -270,6 +274,28 @@ def test_a_folder_on_a_store_gives_the_bytes_of_the_local_one(s3, tmp_path):
     assert shards_of(tmp_path / "remote") == shards_of(local) != {}
 
 
+@pytest.mark.parametrize("kind", ["folder", "zip"])
+def test_only_the_bytes_of_its_frame_are_fetched_of_a_volume_on_a_store(kind, s3, tmp_path):
+    volume = np.stack([grey_pixels(seed, 200, 200) for seed in range(40)])
+    files = {"CNV/volume": dicom_file(volume), "DME/1.jpeg": jpeg()}
+    if kind == "zip":
+        local = write_zip(tmp_path / "volume.zip", files)
+        s3.client.upload_file(str(local), BUCKET, "volume.zip")
+    else:
+        local = write_tree(tmp_path / "volume", files)
+        for name in files:
+            s3.client.upload_file(str(local / name), BUCKET, f"volume/{name}")
+    before = s3.bytes_sent
+
+    url = f"s3://{BUCKET}/{local.name}"
+    build(s3, "archive" if kind == "zip" else "directory", url, tmp_path / "remote")
+
+    # The whole file for each frame would be forty times its size.
+    assert s3.bytes_sent - before < 10 * volume.nbytes
+    build_here(local, tmp_path / "local", "--max_reject_fraction=0.5")
+    assert shards_of(tmp_path / "remote") == shards_of(tmp_path / "local") != {}
+
+
 def test_a_tar_on_a_store_is_refused_with_the_way_out(s3, tmp_path):
     for name in ("a.tar", "a.tar.gz"):
         path = write_tar(tmp_path / name, under("x", scan_tree({"train": 1})))
@@ -348,6 +374,24 @@ def test_a_local_archive_is_uploaded_once_and_read_from_there(s3, scans_zip):
     assert source.describe() == ArchiveSource(scans_zip).describe()
     assert s3.client.head_object(Bucket=BUCKET, Key=key)["LastModified"] == time
     assert source.prepare(Path()).list(ListingOptions()).num_files > 20
+
+
+def test_zips_of_sites_are_uploaded_and_read_beside_those_on_a_store(s3, scans_zip, tmp_path):
+    s3.use()
+    s3.client.upload_file(str(scans_zip), BUCKET, "in/there.zip")
+    sites = tmp_path / "sites.toml"
+    tables = {"here": scans_zip, "there": f"s3://{BUCKET}/in/there.zip"}
+    sites.write_text(
+        "".join(f'[site.{n}]\nsource = "archive"\ninput = "{p}"\n' for n, p in tables.items())
+    )
+    build(s3, "sites", str(sites), tmp_path / "local")
+    chosen = parsed("--source=sites", f"--input={sites}", f"--staging=s3://{BUCKET}/sites",
+                    *DATAFLOW)  # fmt: skip
+    source = make_source(chosen)
+    assert [key for key in s3.object_names() if key.startswith("sites/")]
+    assert {type(site) for site in source.sources.values()} == {RemoteZipSource}
+    assert source.describe() == Manifest.load(tmp_path / "local").source
+    assert verify.verify(tmp_path / "local") == []
 
 
 def test_an_archive_that_differs_in_its_first_image_alone_is_uploaded_too(s3, tmp_path):

@@ -35,7 +35,7 @@ def refs(count: int, stored_size: int = 1) -> list[ImageRef]:
 def test_reads_run_at_once_and_come_back_in_order():
     reader = CountingReader(4)
     found = []
-    for ref, read in prefetch.read_in_order(reader, refs(40)):
+    for ref, read in prefetch.read_in_order(reader, refs(40), reader.read):
         try:
             found.append(read())
         except errors.BuildError:
@@ -47,7 +47,7 @@ def test_reads_run_at_once_and_come_back_in_order():
 def test_large_files_are_not_read_far_ahead():
     reader = CountingReader(1)
     reader.num_parallel_reads = 8  # A barrier of one holds nobody up.
-    reads = prefetch.read_in_order(reader, refs(20, stored_size=40_000_000))
+    reads = prefetch.read_in_order(reader, refs(20, stored_size=40_000_000), reader.read)
     next(reads)[1]()
     assert reader.started <= 2
     reads.close()
@@ -58,7 +58,7 @@ def test_a_local_reader_is_asked_by_the_caller_itself():
         def read(self, ref: ImageRef) -> bytes:
             return threading.current_thread().name.encode()
 
-    names = [read() for _, read in prefetch.read_in_order(Local(), refs(3))]
+    names = [read() for _, read in prefetch.read_in_order(Local(), refs(3), Local().read)]
     assert names == [threading.current_thread().name.encode()] * 3
 
 
@@ -73,7 +73,7 @@ def test_a_reader_of_a_disk_announces_each_image_before_it_is_read():
             happened.append(("read", ref.offset))
             return b"%d" % ref.offset
 
-    found = [read() for _, read in prefetch.read_in_order(Disk(), refs(30))]
+    found = [read() for _, read in prefetch.read_in_order(Disk(), refs(30), Disk().read)]
     assert found == [b"%d" % i for i in range(30)]
     places = {event: place for place, event in enumerate(happened)}
     assert len(places) == len(happened) == 60

@@ -90,11 +90,11 @@ def test_a_remote_file_is_sought_like_a_local_one(folder):
         archive.comment = b"from the clinic"
     write(f"{folder}/a.zip", file.getvalue())
 
-    ranges = remote.RangeFile(remote.describe(f"{folder}/a.zip"))
+    ranges = remote.describe(f"{folder}/a.zip").open()
     with ranges, zipfile.ZipFile(ranges) as archive:
         assert archive.read("a") == CONTENT
     with pytest.raises(OSError, match="cannot seek to -1"):
-        remote.RangeFile(remote.RemoteFile("x://y", 5, "")).seek(-6, io.SEEK_END)
+        remote.RemoteFile("x://y", 5, "").open().seek(-6, io.SEEK_END)
 
 
 @pytest.mark.parametrize("content", [b"", b"1", CONTENT * 1000], ids=["empty", "byte", "ten MB"])

@@ -4,6 +4,8 @@ import csv
 import json
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from marked_images import KERAS_ARRAY_WARNING, OCT_NAMES, QUICK, write_marked_dataset
 
@@ -15,6 +17,9 @@ pytestmark = pytest.mark.filterwarnings(KERAS_ARRAY_WARNING)
 
 #: Another order of the classes than in training, and one fewer.
 OTHER_NAMES = ("NORMAL", "CNV", "DME")
+
+#: Sites of its images, in turn.
+SITES = ("london", "zurich", "zurich")
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +44,9 @@ def trained(data, tmp_path_factory):
 def other(tmp_path_factory):
     path = tmp_path_factory.mktemp("other")
     write_marked_dataset(path, num_examples={"train": 4, "test": 30}, label_names=OTHER_NAMES)
+    table = pq.read_table(path / "examples.parquet")
+    sites = [SITES[number % 3] for number in range(len(table))]
+    pq.write_table(table.append_column("site", pa.array(sites)), path / "examples.parquet")
     return path
 
 
@@ -78,6 +86,26 @@ def test_classes_are_matched_by_name_and_not_by_place(measured):
     assert metrics["scores"]["accuracy"]["value"] == pytest.approx(right, abs=1e-6)
     assert metrics["label_counts"]["DRUSEN"] == 0
     assert sum(metrics["label_counts"].values()) == 30
+
+
+def test_each_site_is_measured_by_itself_too(trained, other, measured):
+    table = pq.read_table(other / "examples.parquet").to_pylist()
+    site_of = {row["key"]: row["site"] for row in table}
+    rows = rows_of(measured / "predictions.csv")
+    metrics = json.loads((measured / "metrics.json").read_text())
+    assert list(metrics["sites"]) == ["london", "zurich"]
+    section = (measured / "report.html").read_text().partition('id="sites"')[2]
+    for name, found in metrics["sites"].items():
+        of_site = [row for row in rows if site_of[row["key"]] == name]
+        right = np.mean([row["label"] == row["predicted"] for row in of_site])
+        assert found["num_examples"] == len(of_site)
+        assert found["num_patients"] == len({row["patient"] for row in of_site})
+        assert found["scores"]["accuracy"]["value"] == pytest.approx(right, abs=1e-6)
+        row = section.partition(f">{name}<")[2].partition("</tr>")[0]
+        assert f">{len(of_site)}<" in row
+        assert f"{100 * right:.1f} %" in row
+    assert "sites" not in json.loads((trained / "metrics.json").read_text())
+    assert 'id="sites"' not in (trained / "report.html").read_text()
 
 
 def test_the_page_shows_the_training_run_beside_this_dataset(trained, measured):

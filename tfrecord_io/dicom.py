@@ -9,7 +9,6 @@ Numbers of sections are those of the DICOM standard, part 3 (PS3.3 2025).
 from __future__ import annotations
 
 import dataclasses
-import errno
 import functools
 import hashlib
 import importlib.metadata
@@ -201,10 +200,7 @@ def cut_frame(file: BinaryIO, frame: int) -> Dataset | None:
 
     Returns:
         the tags, as if this frame were the only one; None if it cannot be found, because the file
-        is deflated, damaged, without pixels, or not DICOM.
-
-    Raises:
-        OSError: if the file cannot be read.
+        cannot be read, or is deflated, damaged, without pixels, or not DICOM.
     """
     if not is_dicom(file.read(_META_START)):
         return None
@@ -212,12 +208,8 @@ def cut_frame(file: BinaryIO, frame: int) -> Dataset | None:
     try:
         dataset = _pydicom().dcmread(file, stop_before_pixels=True)
         pixels = _pixels_of(file, dataset, frame - 1)
-    except OSError as error:
-        if error.errno in (None, errno.EINVAL):  # a damaged file names a place that cannot be
-            return None
-        raise
     except Exception:
-        return None  # damaged: whoever decodes the whole file says why
+        return None  # whoever reads the whole file says why
     if pixels is None:
         return None
     dataset.NumberOfFrames = 1

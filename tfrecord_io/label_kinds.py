@@ -43,7 +43,7 @@ class LabelKind(abc.ABC):
 
     @abc.abstractmethod
     def names_in(self, text: str) -> list[str]:
-        """Returns the names of the labels in a label's text; of a number, the text."""
+        """Returns the names of the labels in a label's text; a number has none."""
 
     @abc.abstractmethod
     def text_of(self, names: Sequence[str]) -> str:
@@ -192,11 +192,10 @@ class _Number(LabelKind):
     values = "one finite number"
 
     def names_in(self, text: str) -> list[str]:
-        return [text]
+        return []
 
     def text_of(self, names: Sequence[str]) -> str:
-        (text,) = names
-        return text
+        raise ValueError(f"a number has no names, received {names}; see number_text")
 
     def balance(self, counts: np.ndarray, texts: Sequence[str]) -> np.ndarray:
         return counts

@@ -16,6 +16,9 @@ SIGNATURES = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 # transparency mask. In the second, which is obsolete, 2 marks a smaller version.
 _NEW_SUBFILE_TYPE, _SUBFILE_TYPE = 254, 255
 
+# A picture needs five tags: its two sides, the place and length of its pixels, and what they mean.
+_LEAST_DIRECTORY_BYTES = 2 + 5 * 12 + 4
+
 # TIFF 6.0, section 2: the type of a tag whose value has two bytes.
 _SHORT = 3
 
@@ -61,7 +64,7 @@ def read_pages(data: bytes, *, is_whole: bool) -> list[Page] | None:
     layout = _layout(data)
     tag_size = struct.calcsize(layout.tag)
     pages: dict[int, Page] = {}
-    # Directories that overlap are damage, and could give a small file millions of pages.
+    # Directories that overlap, or are too small, could give a damaged file millions of pages.
     num_bytes_left = len(data)
     try:
         place = _number(layout.place, data, layout.first)
@@ -71,7 +74,7 @@ def read_pages(data: bytes, *, is_whole: bool) -> list[Page] | None:
             start = place + struct.calcsize(layout.count)
             end = start + tag_size * _number(layout.count, data, place)
             following = _number(layout.place, data, end)
-            num_bytes_left -= end - place
+            num_bytes_left -= max(end - place, _LEAST_DIRECTORY_BYTES)
             if num_bytes_left < 0:
                 raise EOFError
             tags = struct.iter_unpack(layout.tag, memoryview(data)[start:end])

@@ -7,12 +7,14 @@ import csv
 import dataclasses
 import hashlib
 import io
+import json
 import random
 import struct
 import tarfile
+import tomllib
 import zipfile
 import zlib
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
-from tfrecord_io import augment, manifest, preprocess, schema, shards, trunk
+from tfrecord_io import augment, croissant, manifest, preprocess, schema, shards, trunk
 from tfrecord_io.printing import printable
 from tfrecord_io.statistics import PixelStatistics
 
@@ -56,13 +58,15 @@ def verify(
 
     It checks sizes, SHA-256 and record CRCs of all shards, lengths and framing of all records,
     labels, label counts, keys (unique, and the same as in the examples table), the sums
-    over the train split's pixels, the trunk of feature maps, and the ledger of the source's files.
+    over the train split's pixels, the trunk of feature maps, the digests in `croissant.json`, and
+    the ledger of the source's files.
     With `source_input` it also decodes a random sample of the source again and compares it pixel
     by pixel.
 
     Args:
         directory: folder of the dataset.
-        source_input: the archive or folder from which the dataset was built.
+        source_input: the archive or folder from which the dataset was built, or the TOML file that
+            names its sites.
         names: the private table of an anonymous dataset, which `source_input` needs.
         num_samples: number of images in the random sample.
         seed: seed of the random sample.
@@ -121,6 +125,7 @@ def _verify(
     except manifest.ManifestError as error:
         findings.append(Finding(trunk.FILE_NAME, str(error)))
     _check_examples(directory, found, keys, findings)
+    _check_croissant(directory, found, findings)
     _check_ledger(directory, found, findings)
     num_compared = 0
     if source_input is not None and not findings:
@@ -217,8 +222,6 @@ def _record_problem(record: np.ndarray, layout: schema.RecordLayout) -> str | No
 def _check_sidecar(
     directory: Path, shard: manifest.Shard, found: manifest.Manifest, findings: list[Finding]
 ) -> None:
-    import json
-
     name = shards.sidecar_name(shard.name)
     try:
         content = json.loads((directory / name).read_text())
@@ -276,6 +279,31 @@ def _check_examples(
     for shard, expected in keys.items():
         if rows[shard] != expected:
             findings.append(Finding(name, f"has different keys for {shard} than the shard itself"))
+
+
+def _check_croissant(directory: Path, found: manifest.Manifest, findings: list[Finding]) -> None:
+    """Compares the digests in `croissant.json`, which older datasets do not have."""
+    name = croissant.FILE_NAME
+    expected = {s.name: s.sha256 for split in found.splits.values() for s in split.shards}
+    try:
+        with (directory / manifest.EXAMPLES_FILE_NAME).open("rb") as file:
+            expected[manifest.EXAMPLES_FILE_NAME] = croissant.hash_file(file)[0]
+        content = json.loads((directory / name).read_text(encoding="utf-8"))
+        listed = {entry["contentUrl"]: entry["sha256"] for entry in content["distribution"]}
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        findings.append(Finding(name, f"cannot be read: {error}"))
+        return
+    for file_name in sorted(listed.keys() | expected.keys()):
+        if listed.get(file_name) != expected.get(file_name):
+            findings.append(
+                Finding(
+                    name,
+                    f"says that {file_name} has SHA-256 {listed.get(file_name)}, expected "
+                    f"{expected.get(file_name)}",
+                )
+            )
 
 
 def _check_ledger(directory: Path, found: manifest.Manifest, findings: list[Finding]) -> None:
@@ -414,6 +442,8 @@ def _read_files(source_input: Path, paths: Sequence[str]) -> Iterator[tuple[str,
             # The table of a stranger may name files elsewhere.
             is_inside = ".." not in Path(path).parts and file.is_relative_to(source_input)
             yield path, file.read_bytes() if is_inside and file.is_file() else None
+    elif source_input.suffix == ".toml":
+        yield from _read_sites(source_input, paths)
     elif zipfile.is_zipfile(source_input):
         with zipfile.ZipFile(source_input) as archive:
             # The build uses the first of several members with the same name.
@@ -434,13 +464,34 @@ def _read_files(source_input: Path, paths: Sequence[str]) -> Iterator[tuple[str,
             yield path, None
 
 
+def _read_sites(file: Path, paths: Sequence[str]) -> Iterator[tuple[str, bytes | None]]:
+    """Yields each file of several sites, which a path names first; as `_read_files`."""
+    try:
+        tables = tomllib.loads(file.read_text(encoding="utf-8"))["site"]
+        inputs = {site: file.parent / table["input"] for site, table in tables.items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise OSError(
+            f"cannot read {file}: expected tables [site.NAME], each with an input: {error!r}"
+        ) from error
+    by_site = defaultdict(list)
+    for path in paths:
+        site, _, inner = path.partition("/")
+        by_site[site].append(inner)
+    for site, inner_paths in by_site.items():
+        if site not in inputs:
+            raise OSError(f"{file} has no table [site.{site}], of which the dataset has images")
+        for inner, data in _read_files(inputs[site], inner_paths):
+            yield f"{site}/{inner}", data
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of `python -m tfrecord_io verify`."""
     parser.add_argument("directory", help="the dataset")
     parser.add_argument(
         "--source_input",
         metavar="PATH",
-        help="the archive or folder it was built from: decode a random sample of it again",
+        help="the archive or folder it was built from, or the .toml file that names its sites: "
+        "decode a random sample of it again",
     )
     parser.add_argument(
         "--names",

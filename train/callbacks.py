@@ -28,22 +28,23 @@ from train.steps import StepResults
 #: The input is the bottleneck if a run waits for it for more than this share of its time.
 INPUT_BOUND_SHARE = 0.1
 
+_SAVED = "the state is saved; run the same command again to continue"
+
 
 class TrainingError(RuntimeError):
     """A run failed; the message names the step and says what to do."""
 
 
 class StoppedError(Exception):
-    """A run was asked to stop and has saved its state.
+    """A run was asked to stop.
 
     Attributes:
         signal_number: the signal that was received.
     """
 
-    def __init__(self, signal_number: int, step: int) -> None:
+    def __init__(self, signal_number: int, step: int, state: str = _SAVED) -> None:
         super().__init__(
-            f"stopped by {signal.Signals(signal_number).name} after step {step}; the state is "
-            "saved; run the same command again to continue"
+            f"stopped by {signal.Signals(signal_number).name} after step {step}; {state}"
         )
         self.signal_number = signal_number
 

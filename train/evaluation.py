@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,6 +16,9 @@ from train import calibration, metrics, plots, report, saliency
 from train.config import TrainConfig
 from train.parts import Part
 from train.tasks import Task
+
+#: Most sites that are measured by themselves; with more, those with the most images.
+MAX_SITES = 50
 
 PREDICTIONS_NAME = "predictions.csv"
 PLOTS_NAME = "plots"
@@ -52,20 +56,36 @@ def measure(
         config: supplies the number of resamples and the seed.
 
     Returns:
-        see `metrics.evaluate_predictions`; `label_kind` if the labels are not classes.
+        see `metrics.evaluate_predictions`; `label_kind` if the labels are not classes; and if the
+        dataset names the site of every example, `sites` with `num_examples`, `num_patients` and
+        `scores` by the name of the site.
 
     Raises:
         MetricsError: if there are no examples, or a probability is not finite.
     """
-    task = predictions.task
+    task, examples = predictions.task, predictions.examples
+
+    def measured(rows: np.ndarray) -> dict[str, Any]:
+        return metrics.evaluate_predictions(
+            task.scorer(predictions.probabilities[rows], predictions.truths[rows], label_names),
+            groups=None if examples.patients is None else [examples.patients[row] for row in rows],
+            num_samples=config.bootstrap_samples,
+            seed=config.seed,
+        )
+
     # Absent for classes, as in the manifest.
     kind = {} if task.kind is CLASSES else {"label_kind": task.kind.name}
-    return kind | metrics.evaluate_predictions(
-        task.scorer(predictions.probabilities, predictions.truths, label_names),
-        groups=predictions.examples.patients,
-        num_samples=config.bootstrap_samples,
-        seed=config.seed,
-    )
+    results = kind | measured(np.arange(len(predictions.truths)))
+    if examples.sites is None:
+        return results
+    sites = np.array(examples.sites)
+    largest = [name for name, _ in collections.Counter(examples.sites).most_common(MAX_SITES)]
+    results["sites"] = {}
+    for name in sorted(largest):
+        found = measured(np.flatnonzero(sites == name))
+        wanted = ("num_examples", "num_patients", "scores")
+        results["sites"][name] = {key: found[key] for key in wanted}
+    return results
 
 
 def measure_calibration(
@@ -112,6 +132,27 @@ def measure_calibration(
     }
 
 
+def write_predictions(
+    directory: Path, predictions: Predictions, label_names: Sequence[str]
+) -> None:
+    """Writes predictions.csv, see `metrics.write_predictions`.
+
+    Args:
+        directory: exists.
+        predictions: to write.
+        label_names: names of the labels.
+    """
+    task, probabilities = predictions.task, predictions.probabilities
+    metrics.write_predictions(
+        directory / PREDICTIONS_NAME,
+        probabilities,
+        task.texts(predictions.truths, label_names),
+        task.texts(task.chosen(probabilities), label_names),
+        label_names,
+        predictions.examples,
+    )
+
+
 def write_results(
     directory: Path,
     *,
@@ -150,14 +191,7 @@ def write_results(
             predictions.probabilities,
             predictions.truths,
         )
-        metrics.write_predictions(
-            directory / PREDICTIONS_NAME,
-            probabilities,
-            task.texts(truths, label_names),
-            task.texts(task.chosen(probabilities), label_names),
-            label_names,
-            predictions.examples,
-        )
+        write_predictions(directory, predictions, label_names)
         plots.write_plots(
             directory / PLOTS_NAME,
             history,

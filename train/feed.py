@@ -148,7 +148,7 @@ def training_batches(
     def finish(step: tf.Tensor, features: tuple[tf.Tensor, ...]) -> tuple[tf.Tensor, ...]:
         *others, weights = features
         in_step = tf.where(step < num_full_steps, global_batch_size, num_in_last_step)
-        return *others, weights / tf.cast(in_step, weights.dtype), _draw(config, devices, step)
+        return *others, weights / tf.cast(in_step, weights.dtype), draw_step(config, devices, step)
 
     dataset = dataset.enumerate(start_step).map(finish)
     dataset = _cut_for_replicas(dataset, devices.num_local_replicas)
@@ -180,8 +180,14 @@ def evaluation_batches(
     return _cut_for_replicas(dataset, devices.num_local_replicas)
 
 
-def _draw(config: TrainConfig, devices: Devices, step: tf.Tensor) -> tf.Tensor:
-    """Returns this worker's rows of the random numbers of a step, see `training_batches`."""
+def draw_step(config: TrainConfig, devices: Devices, step: tf.Tensor) -> tf.Tensor:
+    """Returns this worker's rows of the random numbers of a step, see `training_batches`.
+
+    Args:
+        config: resolved; gives batch size, seed and MixUp.
+        devices: how many workers share a batch.
+        step: int64 scalar, counted from 0.
+    """
     import tensorflow as tf
 
     global_batch_size = config.global_batch_size or 0

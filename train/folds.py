@@ -1,12 +1,13 @@
 """Cross-validation by patient: each fold is held out in turn, for each of several seeds.
 
 Each run has its own folder, RUN/seed-S/fold-F, and can be resumed. RUN itself holds the results of
-all runs together.
+all runs together. Heads on pooled features are trained side by side, see `many_heads`.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ import keras
 import numpy as np
 
 import tfrecord_io
-from train import calibration, evaluation, metrics, parts, report, scores, trainer
+from tfrecord_io.trunk import find_trunk
+from train import calibration, evaluation, many_heads, metrics, parts, report, scores, trainer
 from train.config import TrainConfig
 from train.strategy import Devices
 from train.tasks import Task, task_of
@@ -55,15 +57,31 @@ def cross_validate(config: TrainConfig, workdir: Path, devices: Devices) -> dict
             f"cross-validation of the splits {', '.join(splits)}: {config.folds} folds of "
             f"patients x {config.seeds} seeds = {len(runs)} runs",
         )
-        for number, (fold, seed) in enumerate(runs, 1):
-            devices.say(f"\nrun {number} of {len(runs)}: fold {fold}, seed {seed}")
-            single = dataclasses.replace(config, fold=fold, seed=seed, seeds=1)
-            trainer.train_once(single, _folder(workdir, fold, seed), devices)
-            # Without this, the graphs of all runs stay in memory.
-            keras.utils.clear_session()
+        singles = [
+            (
+                _folder(workdir, fold, seed),
+                dataclasses.replace(config, fold=fold, seed=seed, seeds=1),
+            )
+            for fold, seed in runs
+        ]
+        trunk = find_trunk(config.data, manifest)
+        heads = trunk and many_heads.plan_heads(singles, manifest, trunk, devices)
+        if not heads:
+            _train_each(singles, devices)
+        elif not all((head.folder / evaluation.PREDICTIONS_NAME).exists() for head in heads):
+            many_heads.train_heads(heads, manifest, devices)
         if not devices.is_chief:
             return {}
         return _pool(config, workdir, manifest, splits, runs)
+
+
+def _train_each(singles: Sequence[tuple[Path, TrainConfig]], devices: Devices) -> None:
+    """Trains one run after another, each in its folder."""
+    for number, (folder, single) in enumerate(singles, 1):
+        devices.say(f"\nrun {number} of {len(singles)}: fold {single.fold}, seed {single.seed}")
+        trainer.train_once(single, folder, devices)
+        # Without this, the graphs of all runs stay in memory.
+        keras.utils.clear_session()
 
 
 def _folder(workdir: Path, fold: int, seed: int) -> Path:

@@ -51,11 +51,13 @@ class Examples:
         keys: keys of the examples.
         patients: patient of each example, or None if the dataset does not name them all.
         paths: source file of each example, or None if the dataset does not name them all.
+        sites: likewise the site of each example.
     """
 
     keys: tuple[str, ...]
     patients: tuple[str, ...] | None
     paths: tuple[str, ...] | None
+    sites: tuple[str, ...] | None = None
 
 
 def read_examples(
@@ -63,8 +65,8 @@ def read_examples(
 ) -> Examples:
     """Returns the identities of a split's examples, or of some of them.
 
-    The shards give the order and the keys. Patients and paths come from the dataset's table of
-    examples, if there is one.
+    The shards give the order and the keys. Patients, paths and sites come from the dataset's table
+    of examples, if there is one.
 
     Args:
         directory: folder of the dataset.
@@ -79,18 +81,20 @@ def read_examples(
     import pyarrow.parquet as pq
 
     names = [split] if isinstance(split, str) else list(split)
-    columns = [name for name in ("patient", "path") if name in pq.read_schema(path).names]
+    columns = [name for name in ("patient", "path", "site") if name in pq.read_schema(path).names]
     table = pq.read_table(path, columns=["key", *columns], filters=[("split", "in", names)])
     places = {key: place for place, key in enumerate(table["key"].to_pylist())}
     if not all(key in places for key in keys):
         return Examples(keys=keys, patients=None, paths=None)
-    joined: dict[str, tuple[str, ...] | None] = {"patient": None, "path": None}
+    joined: dict[str, tuple[str, ...] | None] = {"patient": None, "path": None, "site": None}
     for name in columns:
         values = table[name].to_pylist()
         row_values = [values[places[key]] for key in keys]
         if all(value is not None for value in row_values):
             joined[name] = tuple(str(value) for value in row_values)
-    return Examples(keys=keys, patients=joined["patient"], paths=joined["path"])
+    return Examples(
+        keys=keys, patients=joined["patient"], paths=joined["path"], sites=joined["site"]
+    )
 
 
 def evaluate_predictions(

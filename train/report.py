@@ -186,6 +186,7 @@ def render(report: RunReport) -> str:
         warnings=_warnings(report),
         tiles=_tiles(report),
         classes=_class_rows(metrics, story.measures) if metrics else [],
+        sites=_site_rows(metrics, story.run_measures) if metrics else [],
         comparison=_comparison_rows(report),
         num_more_classes=max(report.manifest.num_classes - MAX_CLASSES, 0),
         answers=story.answers(metrics) if metrics else None,
@@ -411,6 +412,18 @@ def _spread_rows(metrics: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Returns the mean and the spread of each measure of a cross-validation."""
     spread = metrics.get("spread") or {}
     return [{"name": name, **spread[name]} for name in _overall(metrics) if name in spread]
+
+
+def _site_rows(metrics: Mapping[str, Any], measures: Sequence[str]) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": name,
+            "images": site["num_examples"],
+            "patients": site["num_patients"],
+            "scores": [site["scores"][measure] for measure in measures],
+        }
+        for name, site in metrics.get("sites", {}).items()
+    ]
 
 
 def _run_rows(metrics: Mapping[str, Any], measures: Sequence[str]) -> list[dict[str, Any]]:

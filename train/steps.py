@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 class StepResults:
     """What some steps gave, one row a step, over all replicas.
 
+    The rows of a `stacked.StackedObjective` have a second axis, the runs.
+
     Attributes:
         loss_sums: float32 [num_steps], cross-entropy in nats, summed over the examples.
         num_correct: float32 [num_steps], examples whose likeliest class is theirs; of several
@@ -226,7 +228,7 @@ class TensorFlowSteps:
         tf = self._tf
         # A tensor, because a Python number would mean a graph of its own for each value.
         totals, wait_seconds = self._train_function(batches, tf.constant(num_steps))
-        loss_sums, num_correct, num_examples = totals.numpy().T
+        loss_sums, num_correct, num_examples = np.moveaxis(totals.numpy(), 1, 0)
         return StepResults(
             loss_sums=loss_sums,
             num_correct=num_correct,
@@ -251,7 +253,7 @@ class TensorFlowSteps:
         self._num_traces += 1
         tf = self._tf
         strategy = self._devices.strategy
-        results = tf.TensorArray(tf.float32, size=num_steps, element_shape=[3])
+        results = tf.TensorArray(tf.float32, size=num_steps)
         wait_seconds = tf.constant(0.0, tf.float64)
         for step in tf.range(num_steps):
             asked_at = self._now()
@@ -350,7 +352,7 @@ class JaxSteps:
                 wait_seconds += time.perf_counter() - asked_at
             self._state, step_totals = self._train_function(self._state, *batch)
             totals.append(step_totals)
-        loss_sums, num_correct, num_examples = np.asarray(self._jax.device_get(totals)).T
+        loss_sums, num_correct, num_examples = np.stack(self._jax.device_get(totals), axis=1)
         return StepResults(
             loss_sums=loss_sums,
             num_correct=num_correct,

@@ -160,7 +160,7 @@ class _Classes(Task):
 
     def losses(self, labels: Any, logits: Any, class_weights: Any, smoothing: float) -> Any:
         ops = keras.ops
-        weights = ops.matmul(labels, np.asarray(class_weights, np.float32))
+        weights = ops.matmul(labels, ops.convert_to_tensor(class_weights, "float32"))
         smooth = labels * (1 - smoothing) + smoothing / labels.shape[-1]
         # Not Keras' loss, which warns of a dataset of one class.
         log_probabilities = ops.log_softmax(logits)
@@ -230,7 +230,7 @@ class _Several(Task):
 
     def losses(self, labels: Any, logits: Any, class_weights: Any, smoothing: float) -> Any:
         ops = keras.ops
-        without, with_label = np.asarray(class_weights, np.float32).T
+        without, with_label = ops.unstack(ops.convert_to_tensor(class_weights, "float32"), axis=1)
         weights = labels * with_label + (1 - labels) * without
 
         def entropies(labels: Any) -> Any:

@@ -14,7 +14,7 @@ import hmac
 import json
 import os
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -22,8 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipelines import errors
-from pipelines.planning import splits
-from pipelines.sources.listing import OTHERS, REF_SCHEMA, Listing, RejectedFile
+from pipelines.sources.listing import OTHERS, REF_SCHEMA, Listing, RejectedFile, source_paths
 from pipelines.sources.source import Source
 from pipelines.stores.output import sync_folder
 from pipelines.stores.remote import is_remote
@@ -36,7 +35,7 @@ MIN_SECRET_BYTES = 32
 _CODE_DIGITS = 32
 
 #: Entries of a build's identity that are names of the input, or plain hashes of them.
-_NAMING_ENTRIES = ("labels", "tree", "group_regex")
+_NAMING_ENTRIES = ("labels", "tree", "group_regex", "sites")
 
 #: The private table: the code of each file and patient, and what it stands for.
 NAMES_SCHEMA = pa.schema(
@@ -78,13 +77,13 @@ class Secret:
         return self.file.with_name(f"{self.file.name}.{ending}")
 
 
-def read_secret(file: Path, *, output: str, source: str | None) -> Secret:
+def read_secret(file: Path, *, output: str, sources: Sequence[str]) -> Secret:
     """Reads the secret of `--anonymize`.
 
     Args:
         file: the file with the secret; every byte of it counts.
         output: folder or URL of the dataset.
-        source: path or URL of the input, if it has one.
+        sources: paths or URLs of the input, if it has any.
 
     Raises:
         errors.UserError: if the file cannot be read, is too short, or is inside the output or the
@@ -92,8 +91,8 @@ def read_secret(file: Path, *, output: str, source: str | None) -> Secret:
     """
     advice = "make one with: openssl rand -hex 32 > secret.txt"
     place = file.resolve()
-    for flag, folder in (("--output", output), ("--input", source)):
-        if folder and not is_remote(folder) and place.is_relative_to(Path(folder).resolve()):
+    for flag, folder in (("--output", output), *(("--input", source) for source in sources)):
+        if not is_remote(folder) and place.is_relative_to(Path(folder).resolve()):
             raise errors.UserError(
                 f"--anonymize {file} is inside {flag}, with which it could be passed on; move the "
                 "secret to a private folder elsewhere"
@@ -129,7 +128,7 @@ def hide_names(listing: Listing, secret: Secret) -> tuple[Listing, pa.Table]:
     if OTHERS in refs.column_names:
         # Nothing is known of these columns, so names may be in them.
         refs = refs.drop_columns(OTHERS)
-    names = splits.source_paths(refs).to_pylist()
+    names = source_paths(refs).to_pylist()
     patients = refs["patient"].to_pylist()
     columns = {
         "root": [""] * len(names),

@@ -42,8 +42,8 @@ MAX_VARIANTS = 100
 _AUGMENTED_SPLIT = "train"
 
 #: One row per record: the image, and the number of its variant (0 is the image itself). The rows of
-#: anonymous images also have their real names, see `ImageRef.hidden`, and those of images with a
-#: table of labels its other columns, see `listing.OTHERS`.
+#: anonymous images also have their real names, see `ImageRef.hidden`, those of images with a table
+#: of labels its other columns, see `listing.OTHERS`, and those of several sites `listing.SITE`.
 PLAN_SCHEMA = REF_SCHEMA.append(pa.field("variant", pa.int32()))
 
 # Key of the fingerprint in the metadata of the plan file's schema.

@@ -23,7 +23,7 @@ import xxhash
 
 from pipelines import errors
 from pipelines.planning.plan import splitmix64
-from pipelines.sources.listing import REF_SCHEMA
+from pipelines.sources.listing import REF_SCHEMA, SITE, source_paths
 from tfrecord_io.label_kinds import CLASSES, LabelKind
 from tfrecord_io.preprocess import frame_path
 
@@ -57,6 +57,8 @@ class SplitOptions:
             out of the other splits.
         seed: seed for `patient`; None searches for one that balances the classes.
         leaks: policy for patients who are in several splits.
+        held_out: sites whose images keep their split with `patient`; no image of another site
+            joins them there.
 
     Raises:
         ValueError: if a value is out of range or two options contradict each other.
@@ -67,6 +69,7 @@ class SplitOptions:
     keep_split: str | None = None
     seed: int | None = 0
     leaks: Policy = "keep"
+    held_out: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.splits not in ("source", "patient"):
@@ -198,11 +201,21 @@ def _assign(
     if options.keep_split is not None:
         free = pc.not_equal(splits, options.keep_split)
         fractions.pop(options.keep_split, None)
-        if not fractions:
-            raise errors.UserError(
-                "--split_fractions must name a split other than that of --keep_split"
-            )
+    if options.held_out:
+        is_held = pc.is_in(
+            refs[SITE].cast(pa.string()).combine_chunks(), pa.array(options.held_out)
+        )
+        free = pc.and_not(free, is_held)
+        for name in pc.unique(splits.filter(is_held)).to_pylist():
+            fractions.pop(name, None)
+    if not fractions:
+        raise errors.UserError(
+            "--split_fractions must name a split other than that of --keep_split, or of sites "
+            "that have a split of their own"
+        )
     candidates = refs.filter(free)
+    if not candidates.num_rows:
+        raise errors.UserError("--splits patient finds no image to divide: each keeps its split")
     groups = _groups(candidates, read_group, notes)
     names = protected_first(list(fractions))
     shares = np.array([fractions[name] for name in names]) / sum(fractions.values())
@@ -373,15 +386,6 @@ def _describe_leaks(leaks: Mapping[tuple[str, ...], int]) -> str:
         "use --leaks drop to leave their images out of the less protected split, or --splits "
         "patient to make new splits"
     )
-
-
-def source_paths(refs: pa.Table) -> pa.Array:
-    """Returns the full name of each image's file, as `ImageRef.source_path` does."""
-    roots = refs["root"].cast(pa.large_string()).combine_chunks()
-    joined = pc.binary_join_element_wise(
-        roots, refs["path"].combine_chunks(), pa.scalar("/", pa.large_string())
-    )
-    return pc.if_else(pc.equal(roots, ""), refs["path"].combine_chunks(), joined)
 
 
 def _image_names(refs: pa.Table) -> pa.Array:

@@ -184,6 +184,7 @@ def _side_facts(found: Manifest, examples: pa.Table) -> list[dict[str, Any]]:
             lambda value: str(value) if value else "no JPEG",
         ),
         ("White share of the border", ("border",), lambda index: _BORDERS[index]),
+        ("Site", ("site",), str),
     ]
     return [
         _cross_table(title, _count_by_label(found, examples, columns, show), found.label_names)

@@ -22,7 +22,7 @@ from pipelines.shards import drops, finish
 from pipelines.shards.build import Build, Work, find_finished
 from pipelines.sources import frames
 from pipelines.sources.chosen import make_source
-from pipelines.sources.listing import Listing, iterate_refs
+from pipelines.sources.listing import Listing, SiteOptions, iterate_refs
 from pipelines.sources.source import Source
 from pipelines.stores import prefetch, remote
 from pipelines.stores.output import BUILD_DIR, Storage
@@ -93,12 +93,8 @@ def _prepare(options: BuildOptions, storage: Storage, source: Source) -> Job[Bui
     started = time.monotonic()
     shown = "the input" if options.secret else options.input or options.source
     _say(f"listing the images of {remote.shown(shown)}")
-    labels, names = options.listing.labels, None
-    listing = frames.expand(
-        source.list(options.listing),
-        source,
-        keep_patients=labels is not None and labels.patient is not None,
-    )
+    names = None
+    listing = frames.list_frames(source, options.listing)
     if options.secret:
         listing, names = anonymous.hide_names(listing, options.secret)
     _say(_describe(listing))
@@ -285,7 +281,7 @@ def _content_names(source: Source, refs: pa.Table) -> list[str]:
     names = []
     with source.open() as reader:
         to_read = (ref.to_read() for ref in iterate_refs(refs.filter(pa.array(is_first))))
-        for ref, read in prefetch.read_in_order(reader, to_read):
+        for ref, read in prefetch.read_in_order(reader, to_read, reader.read):
             try:
                 names.append(xxhash.xxh3_128_hexdigest(read()))
             except preprocess.Reject:
@@ -321,6 +317,7 @@ def _identity(
         **_tree(options, source),
         "group_regex": listing.group_regex,
         **({"labels": listing.labels.digest} if listing.labels else {}),
+        **_sites(listing.sites),
         **_label_kind(options.label_kind),
         "image_size": [options.preprocessing.height, options.preprocessing.width],
         "channels": options.preprocessing.channels,
@@ -364,6 +361,23 @@ def _tree(options: BuildOptions, source: Source) -> dict[str, Any]:
     if tree is None or not source.must_be_unpacked:
         return {}
     return {"tree": tree.strip(" /")}
+
+
+def _sites(sites: Mapping[str, SiteOptions]) -> dict[str, Any]:
+    """Returns what decides labels, patients and splits of each site; nothing of one source."""
+    if not sites:
+        return {}
+    return {
+        "sites": {
+            name: {
+                "group_regex": site.listing.group_regex,
+                "labels": site.listing.labels.digest if site.listing.labels else None,
+                "split": site.split,
+                "rename": dict(site.rename),
+            }
+            for name, site in sites.items()
+        }
+    }
 
 
 def _label_kind(kind: LabelKind) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from pipelines.shards.build import Build, Sidecar, require_sidecars, rows_name
 from pipelines.shards.write import EXAMPLE_SCHEMA
 from pipelines.sources.listing import RejectedFile
 from pipelines.stores.output import BUILD_DIR, Storage
-from tfrecord_io import manifest
+from tfrecord_io import croissant, manifest
 from tfrecord_io.auditing import audit, ranges, twins
 from tfrecord_io.printing import csv_cell
 from tfrecord_io.reading import tfds_metadata
@@ -166,6 +166,8 @@ def publish(storage: Storage, found: manifest.Manifest) -> None:
     """
     for name, text in tfds_metadata.describe(found).items():
         write_text(storage, name, text)
+    with storage.open_arrow(manifest.EXAMPLES_FILE_NAME) as examples:
+        write_text(storage, croissant.FILE_NAME, croissant.describe(found, examples))
     write_text(storage, manifest.FILE_NAME, found.to_json())
 
 

@@ -16,7 +16,7 @@ import xxhash
 from pipelines import errors
 from pipelines.planning import plan
 from pipelines.shards.build import Build, Sidecar, Work, read_sidecar, rows_name
-from pipelines.sources.listing import OTHERS, ImageRef, RejectedFile, iterate_refs
+from pipelines.sources.listing import OTHERS, SITE, ImageRef, RejectedFile, iterate_refs
 from pipelines.stores import prefetch
 from pipelines.stores.output import WriteBehind
 from tfrecord_io import augment, dicom, preprocess, schema, shard_writer, shards
@@ -32,8 +32,8 @@ _Work = TypeVar("_Work", bound=Work)
 
 #: Columns of examples.parquet, which has one row per example. The hashes are XXH3-128: they show
 #: whether two files or two pictures are the same, but do not protect against an adversary; a frame
-#: of a file of several has none of the file, which need not be read as a whole. The other columns
-#: of a table of labels follow these.
+#: of a file of several has none of the file, which need not be read as a whole. The site,
+#: where there are several, and the other columns of a table of labels follow these.
 EXAMPLE_SCHEMA = pa.schema(
     [
         ("split", pa.string()),
@@ -106,12 +106,13 @@ def write_shard(
     ):
         # Pillow warns about odd metadata; an image that is unusable is rejected in any case.
         warnings.simplefilter("ignore")
-        reads = prefetch.read_in_order(reader, (ref.to_read() for ref in refs))
+        to_read = (ref.to_read() for ref in refs)
+        reads = prefetch.read_in_order(reader, to_read, functools.partial(_read_part, reader))
         for row, (ref, (_, read), variant, key) in enumerate(
             zip(refs, reads, variants, keys, strict=True)
         ):
             try:
-                data = _read(functools.partial(_read_part, reader, ref, read), ref)
+                data = _read(read, ref)
                 pixels, *original = preprocess.decode_image(data, build.preprocessing, ref.frame)
             except preprocess.Reject as reject:
                 # A file is rejected only once, not again for each of its variants.
@@ -133,8 +134,11 @@ def write_shard(
             examples.append(_Example(ref, key, variant, *original, file_hash, pixels_hash))
             rows.append(row)
     table = _examples_table(task, examples, shard.facts())
+    written = pa.array(rows, pa.int64())
+    if SITE in planned.schema.names:
+        table = table.append_column(SITE, planned.column(SITE).take(written).cast(pa.string()))
     if OTHERS in planned.schema.names:
-        others = planned.column(OTHERS).take(pa.array(rows, pa.int64()))
+        others = planned.column(OTHERS).take(written)
         for field, column in zip(others.type, others.flatten(), strict=True):
             table = table.append_column(field, column)
     with create(rows_name(task)) as file:
@@ -234,15 +238,13 @@ class ImageWriter(TaskWriter[Build]):
         write_shard(self._build, task, opened, create)
 
 
-def _read_part(
-    reader: prefetch.Reader[ImageRef], ref: ImageRef, read: Callable[[], bytes]
-) -> bytes | Dataset:
+def _read_part(reader: prefetch.Reader[ImageRef], ref: ImageRef) -> bytes | Dataset:
     """Reads a file, or only the frame that is wanted of a DICOM file, where that is possible."""
-    if ref.frame and (file := reader.open(ref.to_read())):
+    if ref.frame and (file := reader.open(ref)):
         with file:
             if cut := dicom.cut_frame(file, ref.frame):
                 return cut
-    return read()
+    return reader.read(ref)
 
 
 def _read(read: Callable[[], bytes | Dataset], ref: ImageRef) -> bytes | Dataset:

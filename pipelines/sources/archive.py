@@ -11,13 +11,14 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import gzip
+import io
 import os
 import shutil
 import tarfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, BinaryIO
 
 import deflate
 
@@ -33,6 +34,7 @@ from pipelines.sources.listing import (
 )
 from pipelines.sources.source import Source
 from pipelines.stores.prefetch import Reader
+from pipelines.stores.ranges import RangeFile
 from tfrecord_io import shards
 
 #: A gzip stream with a larger ratio is taken for a decompression bomb, because JPEGs hardly
@@ -134,6 +136,8 @@ class ArchiveSource(Source):
 @dataclasses.dataclass(frozen=True)
 class _Reader(Reader[ImageRef]):
     descriptor: int
+    # Places of the members whose checksums were compared, so that parts of them can be read.
+    checked: set[int] = dataclasses.field(default_factory=set, kw_only=True)
 
     def announce(self, ref: ImageRef) -> None:
         """Asks the operating system to read a member into its cache, if it supports that."""
@@ -152,6 +156,9 @@ class _ZipReader(_Reader):
     def read_start(self, ref: ImageRef, length: int) -> bytes:
         return zip_members.read_member_start(self._read_at, ref, length)
 
+    def open(self, ref: ImageRef) -> BinaryIO | None:
+        return zip_members.open_member(self._read_at, ref, self.checked)
+
     def _read_at(self, start: int, length: int) -> bytes:
         return os.pread(self.descriptor, length, start)
 
@@ -162,6 +169,17 @@ class _TarReader(_Reader):
 
     def read_start(self, ref: ImageRef, length: int) -> bytes:
         return os.pread(self.descriptor, min(length, ref.size), ref.offset)
+
+    def open(self, ref: ImageRef) -> BinaryIO:
+        if ref.offset not in self.checked:
+            self.read(ref)
+            self.checked.add(ref.offset)
+        return io.BufferedReader(
+            RangeFile(
+                lambda start, length: os.pread(self.descriptor, length, ref.offset + start),
+                ref.size,
+            )
+        )
 
     def read(self, ref: ImageRef) -> bytes:
         data = os.pread(self.descriptor, ref.size, ref.offset)

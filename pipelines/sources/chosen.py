@@ -5,6 +5,7 @@ The paths in it are absolute, because a worker may have another working director
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from pipelines.sources.directory import DirectorySource
 from pipelines.sources.downloads import CredentialsError, DownloadError
 from pipelines.sources.kaggle import download as kaggle
 from pipelines.sources.remote import RemoteDirectorySource, RemoteZipSource
+from pipelines.sources.sites import SitesSource, naming
 from pipelines.sources.source import Source, SourceOptions
 from pipelines.sources.synthetic import tree as synthetic
 from pipelines.stores import remote
@@ -34,8 +36,24 @@ def make_source(options: SourceOptions) -> Source:
         errors.UserError: if credentials are missing, or an option does not fit the source.
         errors.BuildError: if the data could not be downloaded or drawn.
     """
+    if options.source == "sites":
+        return _sites(options)
     staging.require_reachable(options)
     return staging.staged(_MAKERS[options.source](options), options)
+
+
+def _sites(options: SourceOptions) -> Source:
+    sources = {}
+    for site in options.sites:
+        chosen = {
+            "source": site.source,
+            "input": site.input,
+            "kaggle_dataset": site.kaggle_dataset or options.kaggle_dataset,
+            "sites": (),
+        }
+        with naming(site.name):
+            sources[site.name] = make_source(dataclasses.replace(options, **chosen))
+    return SitesSource(sources)
 
 
 def _archive(options: SourceOptions) -> Source:

@@ -23,9 +23,11 @@ from pipelines.sources.listing import (
     OTHERS,
     PICTURE_SUFFIXES,
     REF_SCHEMA,
+    SITE,
     TIFF_SUFFIXES,
     ImageRef,
     Listing,
+    ListingOptions,
     iterate_refs,
 )
 from pipelines.sources.source import Source
@@ -54,6 +56,24 @@ class _Frames(NamedTuple):
     file_format: str
     header: dicom.Header = dicom.Header()
     ignored: Mapping[str, int] = types.MappingProxyType({})
+
+
+def list_frames(source: Source, options: ListingOptions) -> Listing:
+    """Lists the images of a source, each frame as an image; see `expand`.
+
+    Args:
+        source: the source.
+        options: what the user says about the layout.
+
+    Raises:
+        errors.UserError: as `Source.list` and `expand` do.
+    """
+    listing = source.list(options)
+    if SITE in listing.refs.column_names:
+        return listing  # the source has done so for each site, whose patients are its own
+    labels = options.labels
+    keep_patients = labels is not None and labels.patient is not None
+    return expand(listing, source, keep_patients=keep_patients)
 
 
 def expand(listing: Listing, source: Source, *, keep_patients: bool) -> Listing:

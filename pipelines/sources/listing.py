@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 
 from pipelines import errors
 from pipelines.sources.label_table import LabelTable, match_files
+from tfrecord_io.label_kinds import CLASSES, LabelKind
 from tfrecord_io.preprocess import MAX_DETAIL_LENGTH, frame_path
 from tfrecord_io.printing import printable
 
@@ -58,7 +59,8 @@ _BATCH_ROWS = 65_536
 #: `version` changes when the file changes (a CRC-32, or a time in ns). `frame` is the frame of a
 #: DICOM file or the page of a TIFF, see `preprocess.frame_path`; null for files that are one image.
 #: A table of anonymous images has a further column, `hidden`, with the name in the source; one of
-#: images with a table of labels has the table's other columns in a struct, `others`.
+#: images with a table of labels has the table's other columns in a struct, `others`; one of several
+#: sites has the name of each image's site, `site`.
 REF_SCHEMA = pa.schema(
     [
         ("root", pa.dictionary(pa.int32(), pa.string())),
@@ -77,6 +79,9 @@ REF_SCHEMA = pa.schema(
 
 #: Name of the struct with the other columns of a table of labels.
 OTHERS = "others"
+
+#: Name of the column with the site of each image, in a listing of several sites.
+SITE = "site"
 
 
 class Member(NamedTuple):
@@ -190,6 +195,8 @@ class ListingOptions:
         tree: the folder that holds the SPLIT or CLASS folders, if several folders do.
         group_regex: pattern whose first group is the patient in a file's name.
         labels: a table with the label of each image, instead of class folders.
+        label_kind: what an image's label can be.
+        sites: what the user says about each of several sites, by name.
 
     Raises:
         ValueError: if the pattern is invalid or has no group, or a class is repeated.
@@ -199,6 +206,8 @@ class ListingOptions:
     tree: str | None = None
     group_regex: str = DEFAULT_GROUP_REGEX
     labels: LabelTable | None = None
+    label_kind: LabelKind = CLASSES
+    sites: Mapping[str, SiteOptions] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         try:
@@ -213,6 +222,21 @@ class ListingOptions:
             )
         if len(set(self.classes)) != len(self.classes):
             raise ValueError(f"classes must differ, received {', '.join(self.classes)}")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SiteOptions:
+    """What the user says about one of several sites.
+
+    Attributes:
+        listing: its layout and labels.
+        split: the split of all its images; None if they keep their own.
+        rename: names of classes in the dataset, by their names at the site.
+    """
+
+    listing: ListingOptions
+    split: str | None = None
+    rename: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 def list_images(
@@ -251,7 +275,7 @@ def list_images(
             "check --input (it should hold folders like train/CNV/, or CNV/)"
         )
     table = _choose_tree(table, options.tree, ignored)
-    table = _choose_classes(table, options.classes, ignored)
+    table = choose_classes(table, options.classes, ignored)
     table, copies = _drop_copies(table, same_content, rejects)
     patients = _find_patients(table["path"], options.group_regex)
     classes = sorted(pc.unique(pc.cast(table["label"], pa.string())).to_pylist())
@@ -292,7 +316,7 @@ def _list_labelled(
             f"no row of --labels {labels.name} names one of the {sorter.num_files:,} files; its "
             "`path` should be a file's path in the input, or the end of it"
         )
-    table = _choose_classes(table, options.classes, sorter.ignored)
+    table = choose_classes(table, options.classes, sorter.ignored)
     table = table.sort_by([("path", "ascending"), ("offset", "ascending")])
     table, copies = _drop_copies(table, same_content, sorter.rejects)
     if labels.patient is None:
@@ -311,6 +335,15 @@ def iterate_refs(table: pa.Table | pa.RecordBatch) -> Iterator[ImageRef]:
         names = [name for name in ImageRef._fields if name in batch.schema.names]
         columns = [batch.column(name).to_pylist() for name in names]
         yield from itertools.starmap(ImageRef, zip(*columns, strict=True))
+
+
+def source_paths(refs: pa.Table) -> pa.Array:
+    """Returns the full name of each image's file, as `ImageRef.source_path` does."""
+    roots = refs["root"].cast(pa.large_string()).combine_chunks()
+    joined = pc.binary_join_element_wise(
+        roots, refs["path"].combine_chunks(), pa.scalar("/", pa.large_string())
+    )
+    return pc.if_else(pc.equal(roots, ""), refs["path"].combine_chunks(), joined)
 
 
 class _Sorter:
@@ -735,7 +768,7 @@ def _alike_notes(noun: str, labels: Sequence[str], advice: str) -> Iterator[str]
     """Yields a sentence for labels that look alike."""
     alike: dict[str, list[str]] = collections.defaultdict(list)
     for label in labels:
-        alike[_folded(label)].append(ascii(label))
+        alike[folded(label)].append(ascii(label))
     for names in alike.values():
         if len(names) > 1:
             yield (
@@ -744,15 +777,25 @@ def _alike_notes(noun: str, labels: Sequence[str], advice: str) -> Iterator[str]
             )
 
 
-def _folded(label: str) -> str:
+def folded(label: str) -> str:
     """Returns a form that is equal for names that look alike (Unicode D146: caseless matching)."""
-    folded = unicodedata.normalize("NFD", label).casefold()
-    return unicodedata.normalize("NFC", folded).strip()
+    caseless = unicodedata.normalize("NFD", label).casefold()
+    return unicodedata.normalize("NFC", caseless).strip()
 
 
-def _choose_classes(
+def choose_classes(
     table: pa.Table, classes: Sequence[str], ignored: collections.Counter[str]
 ) -> pa.Table:
+    """Keeps the images of the chosen classes, and counts the others.
+
+    Args:
+        table: images with their `label`.
+        classes: names of classes; all are kept if there are none.
+        ignored: number of files that are not used, by reason; it is changed.
+
+    Raises:
+        errors.UserError: if there is no image of a chosen class.
+    """
     if not classes:
         return table
     labels = pc.cast(table["label"], pa.string())

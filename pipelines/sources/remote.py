@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import io
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from pipelines import errors
 from pipelines.sources import zip_members
@@ -17,6 +18,9 @@ from pipelines.sources.listing import ImageRef, Listing, ListingOptions, Member,
 from pipelines.sources.source import Source
 from pipelines.stores import remote
 from pipelines.stores.prefetch import Reader
+
+# The tags of most files are in one request of this length.
+_BUFFER_BYTES = 64 * 1024
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +76,7 @@ class RemoteZipSource(Source):
                 "downloading all of it. Copy the file to a local disk, or give a .zip"
             )
         archive = remote.RemoteFile(self.url, self.size, self.mark)
-        with remote.RangeFile(archive) as file:
+        with archive.open() as file:
             members = zip_members.list_members(file, self.size, shown)
             return list_images(members, options, lambda a, b: a.version == b.version)
 
@@ -90,6 +94,7 @@ class RemoteZipSource(Source):
 @dataclasses.dataclass(frozen=True)
 class _ZipReader(Reader[ImageRef]):
     source: RemoteZipSource
+    checked: set[int] = dataclasses.field(default_factory=set)
 
     num_parallel_reads = remote.NUM_CONNECTIONS
 
@@ -98,6 +103,9 @@ class _ZipReader(Reader[ImageRef]):
 
     def read_start(self, ref: ImageRef, length: int) -> bytes:
         return zip_members.read_member_start(self._read_at, ref, length)
+
+    def open(self, ref: ImageRef) -> BinaryIO | None:
+        return zip_members.open_member(self._read_at, ref, self.checked)
 
     def _read_at(self, start: int, length: int) -> bytes:
         # Some stores refuse a range that ends beyond the file.
@@ -162,6 +170,14 @@ class _DirectoryReader(Reader[ImageRef]):
     url: str
 
     num_parallel_reads = remote.NUM_CONNECTIONS
+
+    def open(self, ref: ImageRef) -> BinaryIO | None:
+        try:
+            found = remote.describe(f"{self.url}/{ref.source_path}")
+        except FileNotFoundError:
+            return None  # `read` says so, as it does of a file that has changed
+        is_same = (found.size, found.version) == (ref.size, ref.version)
+        return io.BufferedReader(found.open(), _BUFFER_BYTES) if is_same else None
 
     def read(self, ref: ImageRef) -> bytes:
         if not ref.size:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import dataclasses
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from pipelines.sources.listing import ImageRef, Listing, ListingOptions
 from pipelines.stores.prefetch import Reader
+
+if TYPE_CHECKING:
+    from pipelines.sources.sites import Site
 
 
 class Source(Protocol):
@@ -82,6 +85,7 @@ class SourceOptions:
         staging: URL of a folder to which a local archive is uploaded for remote workers.
         workers: `here` for this machine; `cluster` for machines that may share its disk;
             `dataflow` for machines that do not.
+        sites: the sites of the source `sites`.
     """
 
     source: str
@@ -94,3 +98,4 @@ class SourceOptions:
     download_dir: Path
     staging: str | None
     workers: Literal["here", "cluster", "dataflow"]
+    sites: tuple[Site, ...] = ()

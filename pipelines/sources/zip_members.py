@@ -15,12 +15,13 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, BinaryIO, NamedTuple
 
 import deflate
 
 from pipelines import errors
 from pipelines.sources.listing import ImageRef, Member
+from pipelines.stores.ranges import RangeFile
 from tfrecord_io.preprocess import Reject
 
 # APPNOTE.TXT 4.3.7: a local header has 30 bytes, the last of which give the lengths of the name and
@@ -234,7 +235,7 @@ def read_member(read_at: Callable[[int, int], bytes], ref: ImageRef) -> bytes:
     Raises:
         Reject: if the member is damaged, or its compression method is not supported.
     """
-    method, stored = _read_stored(read_at, ref, ref.stored_size)
+    method, _, stored = _read_stored(read_at, ref, ref.stored_size)
     data = _inflate(stored, method, ref.size)
     if len(data) != ref.size or deflate.crc32(data) != ref.version:
         raise Reject("unreadable_member", "damaged in the archive: its CRC-32 does not match")
@@ -252,7 +253,7 @@ def read_member_start(read_at: Callable[[int, int], bytes], ref: ImageRef, lengt
     Raises:
         Reject: if the archive has no such member.
     """
-    method, stored = _read_stored(read_at, ref, min(ref.stored_size, length))
+    method, _, stored = _read_stored(read_at, ref, min(ref.stored_size, length))
     if method != zipfile.ZIP_DEFLATED:
         return bytes(stored)
     with contextlib.suppress(zlib.error):
@@ -260,10 +261,38 @@ def read_member_start(read_at: Callable[[int, int], bytes], ref: ImageRef, lengt
     return b""
 
 
+def open_member(
+    read_at: Callable[[int, int], bytes], ref: ImageRef, checked: set[int]
+) -> BinaryIO | None:
+    """Opens a member of which a part is enough; None if it is compressed.
+
+    Args:
+        read_at: see `read_member`.
+        ref: the member.
+        checked: places of members that this function has compared with their checksums, which it
+            does when it opens a member for the first time.
+
+    Raises:
+        Reject: if the member is damaged.
+    """
+    method, start, _ = _read_stored(read_at, ref, 0)
+    if method != zipfile.ZIP_STORED:
+        return None
+    if ref.offset not in checked:
+        read_member(read_at, ref)
+        checked.add(ref.offset)
+    return io.BufferedReader(
+        RangeFile(lambda place, length: read_at(ref.offset + start + place, length), ref.size)
+    )
+
+
 def _read_stored(
     read_at: Callable[[int, int], bytes], ref: ImageRef, length: int
-) -> tuple[int, memoryview]:
-    """Returns a member's compression method and the first bytes of its stored content."""
+) -> tuple[int, int, memoryview]:
+    """Returns a member's compression method, and the start and first bytes of its content.
+
+    The start counts from the member's header.
+    """
     # A guess at the length of the local header's variable part, so that one read is enough.
     guess = len(ref.source_path.encode()) + 64
     block = read_at(ref.offset, _ZIP_HEADER_LENGTH + guess + length)
@@ -278,7 +307,7 @@ def _read_stored(
     stored = memoryview(block)[start : start + length]
     if len(stored) < length:
         stored = memoryview(read_at(ref.offset + start, length))
-    return method, stored
+    return method, start, stored
 
 
 def _inflate(stored: memoryview, method: int, size: int) -> bytes:

@@ -128,7 +128,7 @@ class Storage:
             with pa.memory_map(self.path(name)) as file:
                 yield file
             return
-        ranges = remote.RangeFile(remote.describe(self.path(name)))
+        ranges = remote.describe(self.path(name)).open()
         with ranges, pa.PythonFile(ranges, mode="r") as file:
             yield file
 

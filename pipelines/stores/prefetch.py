@@ -55,14 +55,14 @@ class Reader(Protocol[_RefToRead]):
         return self.read(ref)
 
     def open(self, ref: _RefToRead) -> BinaryIO | None:
-        """Opens a file of which a part may be enough; None where only `read` checks its content."""
+        """Opens a file of which a part may be enough; None if it can only be read as a whole."""
         return None
 
 
 def read_in_order(
-    reader: Reader[_Ref], refs: Iterable[_Ref]
-) -> Iterator[tuple[_Ref, Callable[[], bytes]]]:
-    """Yields each image with a function that returns its bytes, or raises the error of reading it.
+    reader: Reader[_Ref], refs: Iterable[_Ref], read: Callable[[_Ref], _Result]
+) -> Iterator[tuple[_Ref, Callable[[], _Result]]]:
+    """Yields each image with a function that returns what was read, or raises the error of it.
 
     If the reader's `num_parallel_reads` is more than one, that many threads read ahead of the
     consumer. Otherwise the caller reads the image by calling the function, and the image is
@@ -72,11 +72,12 @@ def read_in_order(
     Args:
         reader: an open reader of the source.
         refs: the images.
+        read: reads an image with that reader; mostly its own `read`.
     """
     if reader.num_parallel_reads == 1:
         announced = _announced(reader.announce, refs)
-        return ((ref, functools.partial(reader.read, ref)) for ref in announced)
-    return ahead(reader.read, refs, reader.num_parallel_reads, lambda ref: ref.stored_size)
+        return ((ref, functools.partial(read, ref)) for ref in announced)
+    return ahead(read, refs, reader.num_parallel_reads, lambda ref: ref.stored_size)
 
 
 def _announced(announce: Callable[[_Ref], None], refs: Iterable[_Ref]) -> Iterator[_Ref]:

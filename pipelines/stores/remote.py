@@ -13,7 +13,6 @@ import contextlib
 import dataclasses
 import datetime
 import hashlib
-import io
 import itertools
 import os
 import re
@@ -31,6 +30,7 @@ from obstore import store as obstores
 
 from pipelines import errors
 from pipelines.stores import credentials
+from pipelines.stores.ranges import RangeFile
 
 #: Number of reads that one process makes at the same time.
 NUM_CONNECTIONS = 10
@@ -80,6 +80,10 @@ class RemoteFile:
     def version(self) -> int:
         """The mark as an integer in 0..2**63-1."""
         return int.from_bytes(hashlib.blake2b(self.mark.encode(), digest_size=8).digest()) >> 1
+
+    def open(self) -> RangeFile:
+        """Opens the file; a read of it raises what `read` raises."""
+        return RangeFile(lambda start, length: read(self.url, start, length, self.mark), self.size)
 
 
 def is_remote(path: str) -> bool:
@@ -299,64 +303,6 @@ def delete(urls: Sequence[str]) -> None:
         # A file did not exist, and the store does not report which of the others it deleted.
         with ThreadPoolExecutor(NUM_CONNECTIONS) as pool:
             collections.deque(pool.map(delete_one, paths), maxlen=0)
-
-
-class RangeFile(io.RawIOBase):
-    """A seekable remote file, which requests exactly the bytes of each read.
-
-    Args:
-        file: the file and the version to read.
-    """
-
-    def __init__(self, file: RemoteFile) -> None:
-        self._file = file
-        self._position = 0
-
-    def readable(self) -> bool:
-        """Returns True."""
-        return True
-
-    def seekable(self) -> bool:
-        """Returns True."""
-        return True
-
-    def tell(self) -> int:
-        """Returns the position in bytes."""
-        return self._position
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Sets the position; see `io.IOBase.seek`."""
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._file.size}[whence]
-        if base + offset < 0:
-            raise OSError(f"cannot seek to {base + offset} in {shown(self._file.url)}")
-        self._position = base + offset
-        return self._position
-
-    def readinto(self, buffer: Any) -> int:
-        """Reads bytes into a buffer; see `io.RawIOBase.readinto`."""
-        view = memoryview(buffer).cast("B")
-        data = self.read(len(view))
-        view[: len(data)] = data
-        return len(data)
-
-    def read(self, size: int | None = -1) -> bytes:
-        """Returns up to `size` bytes, or all bytes that are left.
-
-        Raises:
-            FileNotFoundError: if the file does not exist.
-            errors.BuildError: if the file has changed, or the store does not answer.
-        """
-        rest = max(self._file.size - self._position, 0)
-        length = rest if size is None or size < 0 else min(size, rest)
-        if not length:
-            return b""
-        data = read(self._file.url, self._position, length, self._file.mark)
-        self._position += len(data)
-        return data
-
-    def readall(self) -> bytes:
-        """Returns all bytes that are left."""
-        return self.read()
 
 
 # --------------------------------------------------------------------------------------------------

@@ -63,6 +63,7 @@ COLUMNS = (
     "brightness",
     "white_border",
     "perceptual_hash",
+    "site",
 )
 _REPEATED = ("split", "shard", "label", "mode", "file_format")
 
@@ -153,6 +154,8 @@ def read_examples(file: str | os.PathLike[str] | pa.NativeFile) -> pa.Table:
             f"{manifest.EXAMPLES_FILE_NAME} has no column {', '.join(sorted(missing))}"
         )
     columns = [name for name in COLUMNS if name in names]
+    if "site" in columns and not pa.types.is_string(parquet.schema_arrow.field("site").type):
+        columns.remove("site")  # a table of labels had a column of that name, of another kind
     if "variant" not in names:
         return parquet.read(columns=columns).unify_dictionaries()
     table = parquet.read(columns=[*columns, "variant"])

@@ -142,6 +142,10 @@ def _signals(examples: pa.Table) -> list[_Signal]:
     if "white_border" in names:
         border = examples["white_border"].to_numpy()
         signals.append(_binned("white border", border, WHITE_BORDER_EDGES))
+    if "site" in names:
+        sites, shown = _strings(examples["site"].fill_null("unknown"))
+        codes, values = _categories(sites)
+        signals.append(_Signal("site", codes, [shown[value] for value in values]))
     return [signal for signal in signals if signal.codes.max(initial=0) > 0]
 
 

@@ -1,0 +1,65 @@
+"""A file that is somewhere in an archive or on a store, to be read in parts."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from typing import Any
+
+
+class RangeFile(io.RawIOBase):
+    """A seekable file of which exactly the bytes of each read are fetched.
+
+    Args:
+        read_at: returns bytes of the file, given their start and number; all of them exist.
+        size: size of the file in bytes.
+    """
+
+    #: Libraries ask a buffered file for its name; this one has none.
+    name = ""
+
+    def __init__(self, read_at: Callable[[int, int], bytes], size: int) -> None:
+        self._read_at = read_at
+        self._size = size
+        self._position = 0
+
+    def readable(self) -> bool:
+        """Returns True."""
+        return True
+
+    def seekable(self) -> bool:
+        """Returns True."""
+        return True
+
+    def tell(self) -> int:
+        """Returns the position in bytes."""
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Sets the position; see `io.IOBase.seek`."""
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
+        if base + offset < 0:
+            raise OSError(f"cannot seek to {base + offset}")
+        self._position = base + offset
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        """Reads bytes into a buffer; see `io.RawIOBase.readinto`."""
+        view = memoryview(buffer).cast("B")
+        data = self.read(len(view))
+        view[: len(data)] = data
+        return len(data)
+
+    def read(self, size: int | None = -1) -> bytes:
+        """Returns up to `size` bytes, or all bytes that are left; raises what `read_at` raises."""
+        rest = max(self._size - self._position, 0)
+        length = rest if size is None or size < 0 else min(size, rest)
+        if not length:
+            return b""
+        data = self._read_at(self._position, length)
+        self._position += len(data)
+        return data
+
+    def readall(self) -> bytes:
+        """Returns all bytes that are left."""
+        return self.read()

@@ -1,0 +1,93 @@
+"""What other programs read of `croissant.json`."""
+
+import hashlib
+import json
+import re
+
+import pyarrow.parquet as pq
+import pytest
+from builds import build_here, files_of
+from image_files import jpeg, write_tree
+
+from tfrecord_io import croissant, verify
+from tfrecord_io.manifest import Manifest
+
+
+@pytest.fixture
+def written(built_dataset):
+    return json.loads((built_dataset / croissant.FILE_NAME).read_text())
+
+
+def test_every_shard_and_the_table_are_listed_with_size_and_sha256(written, built_dataset):
+    listed = {entry["contentUrl"]: entry for entry in written["distribution"]}
+    files = [*sorted(built_dataset.glob("*.tfrecord")), built_dataset / "examples.parquet"]
+    assert set(listed) == {path.name for path in files}
+    for path in files:
+        entry = listed[path.name]
+        assert entry["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
+        assert entry["contentSize"] == f"{path.stat().st_size} B"
+
+
+def test_columns_of_a_label_table_are_fields_by_their_types_except_bytes_and_lists(tmp_path):
+    source = write_tree(tmp_path / "in", {f"{n}.jpeg": jpeg(n) for n in range(3)})
+    labels = tmp_path / "labels.csv"
+    labels.write_text("path,label,age (years)\n0.jpeg,a,63\n1.jpeg,b,\n2.jpeg,b,50\n")
+    built = build_here(source, tmp_path / "out", f"--labels={labels}")
+    content = json.loads((built / croissant.FILE_NAME).read_text())
+    fields = {field["name"]: field for field in content["recordSet"][0]["field"]}
+    columns = set(pq.read_schema(built / "examples.parquet").names)
+    assert set(fields) == columns - {"perceptual_hash"}
+    assert fields["age (years)"]["dataType"] == "sc:Integer"
+    assert fields["age (years)"]["@id"] == "examples/age%20%28years%29"
+
+
+def test_the_same_dataset_in_another_folder_has_the_same_file(tmp_path):
+    source = write_tree(tmp_path / "in", {f"{label}/1.jpeg": jpeg(1) for label in "ab"})
+    built = [build_here(source, tmp_path / folder) for folder in ("1", "2")]
+    texts = {(folder / croissant.FILE_NAME).read_text() for folder in built}
+    (text,) = texts
+    assert str(tmp_path) not in text
+    assert not re.search(r"20\d\d-\d\d", text)
+
+
+def test_a_dataset_of_before_is_complete_and_right_without_the_file(tmp_path, capsys):
+    source = write_tree(tmp_path / "in", {f"{label}/1.jpeg": jpeg(1) for label in "ab"})
+    built = build_here(source, tmp_path / "out")
+    (built / croissant.FILE_NAME).unlink()
+    before = files_of(built)
+    build_here(source, built)
+    assert "is complete" in capsys.readouterr().out
+    assert files_of(built) == before
+    assert verify.verify(built) == []
+
+
+@pytest.mark.parametrize("name", ["examples.parquet", croissant.FILE_NAME])
+def test_verify_finds_a_file_that_is_not_the_one_that_was_described(name, tmp_path):
+    source = write_tree(tmp_path / "in", {f"{label}/1.jpeg": jpeg(1) for label in "ab"})
+    built = build_here(source, tmp_path / "out")
+    path = built / name
+    if name == croissant.FILE_NAME:
+        path.write_text(path.read_text().replace('"sha256": "', '"sha256": "0', 1))
+    else:
+        table = pq.read_table(path)
+        pq.write_table(table.set_column(5, "patient", table["label"]), path)
+    (finding,) = verify.verify(built)
+    assert finding.file_name == croissant.FILE_NAME
+    assert "says that examples.parquet has SHA-256" in finding.message
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # mlcroissant's calls of rdflib, pandas
+def test_mlcroissant_finds_no_error_and_reads_the_examples_table(built_dataset):
+    mlcroissant = pytest.importorskip("mlcroissant", reason="mlcroissant is not installed")
+    dataset = mlcroissant.Dataset(str(built_dataset / croissant.FILE_NAME))
+    assert not dataset.metadata.ctx.issues.errors
+    assert len(dataset.metadata.distribution) == len(list(built_dataset.glob("*.tfrecord"))) + 1
+    rows = pq.read_table(built_dataset / "examples.parquet").to_pylist()
+    records = list(dataset.records("examples"))
+    assert len(records) == len(rows) == Manifest.load(built_dataset).num_examples
+    for record, row in zip(records, rows, strict=True):
+        for column in ("split", "shard", "key", "label", "path"):
+            assert record[f"examples/{column}"].decode() == row[column]
+        assert record["examples/row"] == row["row"]
+        assert record["examples/brightness"] == pytest.approx(row["brightness"])

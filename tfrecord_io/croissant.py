@@ -1,0 +1,134 @@
+"""The dataset's description in Croissant, which Kaggle, Hugging Face and OpenML read.
+
+It lists the shards and the examples table as files with their SHA-256, and the columns of the table
+as fields of a set of records. The terms are those of version 1.0 of the specification,
+https://docs.mlcommons.org/croissant/docs/croissant-spec-1.0.html.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import quote
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tfrecord_io.manifest import EXAMPLES_FILE_NAME, Manifest
+
+FILE_NAME = "croissant.json"
+
+_READ_BYTES = 1 << 20
+
+# The context of version 1.0, as the specification prints it.
+_CONTEXT: dict[str, Any] = {
+    "@language": "en",
+    "@vocab": "https://schema.org/",
+    **{
+        name: f"cr:{name}"
+        for name in (
+            "citeAs", "column", "equivalentProperty", "extract", "field", "fileObject",
+            "fileProperty", "fileSet", "format", "includes", "isLiveDataset", "jsonPath", "key",
+            "md5", "parentField", "path", "recordSet", "references", "regex", "repeated", "replace",
+            "samplingRate", "separator", "source", "subField", "transform",
+        )
+    },
+    "conformsTo": "dct:conformsTo",
+    "cr": "http://mlcommons.org/croissant/",
+    "data": {"@id": "cr:data", "@type": "@json"},
+    "dataType": {"@id": "cr:dataType", "@type": "@vocab"},
+    "dct": "http://purl.org/dc/terms/",
+    "examples": {"@id": "cr:examples", "@type": "@json"},
+    "rai": "http://mlcommons.org/croissant/RAI/",
+    "sc": "https://schema.org/",
+}  # fmt: skip
+
+
+def describe(found: Manifest, examples: pa.NativeFile) -> str:
+    """Returns the content of `croissant.json`; equal datasets give equal bytes.
+
+    Args:
+        found: the manifest.
+        examples: the examples table, open for reading.
+    """
+    columns = pq.read_schema(examples)
+    sha256, num_bytes = hash_file(examples)
+    files = [_file(EXAMPLES_FILE_NAME, "application/x-parquet", num_bytes, sha256)]
+    files += [
+        _file(shard.name, "application/x-tfrecord", shard.num_bytes, shard.sha256)
+        for split in found.splits.values()
+        for shard in split.shards
+    ]
+    shape = " x ".join(map(str, found.image_shape))
+    content = {
+        "@context": _CONTEXT,
+        "@type": "sc:Dataset",
+        "conformsTo": "http://mlcommons.org/croissant/1.0",
+        "name": found.name,
+        "description": (
+            f"{found.num_examples} examples as TFRecord shards of tf.train.Example: `image` "
+            f"({found.dtype}, {shape}), `label` ({', '.join(found.label_names)}) and `key`. "
+            f"{EXAMPLES_FILE_NAME} has a row for each example."
+        ),
+        "version": "1.0.0",
+        "distribution": files,
+        "recordSet": [
+            {
+                "@type": "cr:RecordSet",
+                "@id": "examples",
+                "name": "examples",
+                "description": "One record for each example: where it is stored, its label, "
+                "its patient and facts about the file that it was made from.",
+                "key": {"@id": "examples/key"},
+                "field": list(_fields(columns)),
+            }
+        ],
+    }
+    return json.dumps(content, indent=1) + "\n"
+
+
+def hash_file(file: pa.NativeFile) -> tuple[str, int]:
+    """Returns the SHA-256 of a whole file in hexadecimal, and its size in bytes."""
+    digest = hashlib.sha256()
+    file.seek(0)
+    while block := file.read(_READ_BYTES):
+        digest.update(block)
+    return digest.hexdigest(), file.tell()
+
+
+def _file(name: str, encoding: str, num_bytes: int, sha256: str) -> dict[str, str]:
+    return {
+        "@type": "cr:FileObject",
+        "@id": name,
+        "name": name,
+        "contentUrl": name,
+        "contentSize": f"{num_bytes} B",
+        "encodingFormat": encoding,
+        "sha256": sha256,
+    }
+
+
+def _fields(columns: pa.Schema) -> Iterator[dict[str, Any]]:
+    """Yields the columns whose values Croissant has a type for, which bytes and lists have not."""
+    kinds = (
+        (pa.types.is_string, "sc:Text"),
+        (pa.types.is_large_string, "sc:Text"),
+        (pa.types.is_integer, "sc:Integer"),
+        (pa.types.is_floating, "sc:Float"),
+        (pa.types.is_boolean, "sc:Boolean"),
+    )
+    for column in columns:
+        for is_kind, name in kinds:
+            if is_kind(column.type):
+                yield {
+                    "@type": "cr:Field",
+                    "@id": f"examples/{quote(column.name, safe='')}",
+                    "name": column.name,
+                    "dataType": name,
+                    "source": {
+                        "fileObject": {"@id": EXAMPLES_FILE_NAME},
+                        "extract": {"column": column.name},
+                    },
+                }

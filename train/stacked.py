@@ -1,0 +1,115 @@
+"""Many runs as one network and one objective, with the runs as the first axis of all arrays.
+
+Only for networks whose head alone learns, see `many_heads`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import keras
+import numpy as np
+
+from train.models import Network
+from train.steps import Objective
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class StackedObjective:
+    """The objectives of many runs as one: what `steps.Objective` does, for each run.
+
+    Attributes:
+        one: the objective of any run.
+        class_weights: float32 [runs, ...], those of each run.
+    """
+
+    one: Objective
+    class_weights: np.ndarray
+
+    def prepare(self, images, labels, draws):
+        """Returns what `Objective.prepare` does; all arrays have the runs as their first axis."""
+        return keras.ops.vectorized_map(
+            lambda batch: self.one.prepare(*batch), (images, labels, draws)
+        )
+
+    def loss_and_totals(self, labels, logits, weights):
+        """Returns the loss of all runs, and [loss sum, correct, examples] of each: [3, runs].
+
+        Args:
+            labels: float32 [runs, batch, num_classes].
+            logits: [runs, batch, num_classes].
+            weights: float32 [runs, batch].
+        """
+
+        def compute(run):
+            class_weights, *batch = run
+            return dataclasses.replace(self.one, class_weights=class_weights).loss_and_totals(
+                *batch
+            )
+
+        runs = keras.ops.convert_to_tensor(self.class_weights), labels, logits, weights
+        losses, totals = keras.ops.vectorized_map(compute, runs)
+        return keras.ops.sum(losses), keras.ops.transpose(totals)
+
+
+class _StackedDense(keras.layers.Layer):
+    """Dense layers side by side: [runs, batch, channels] → [runs, batch, units].
+
+    Args:
+        layers: the layer of each run, whose weights it starts with.
+    """
+
+    def __init__(self, layers: Sequence[keras.layers.Dense]) -> None:
+        super().__init__(name=layers[0].name)
+        self.activation = layers[0].activation
+        self.kernel = self._stack([layer.kernel for layer in layers], "kernel")
+        # Three axes as well, because the optimizer has a rate for each run.
+        self.bias = self._stack([layer.bias[np.newaxis] for layer in layers], "bias")
+
+    def _stack(self, values: Sequence[object], name: str) -> keras.Variable:
+        stacked = np.stack([keras.ops.convert_to_numpy(value) for value in values])
+        variable = self.add_weight(stacked.shape, name=name)
+        variable.assign(stacked)
+        return variable
+
+    def call(self, inputs):
+        return self.activation(keras.ops.matmul(inputs, self.kernel) + self.bias)
+
+
+def stack_networks(networks: Sequence[Network], batch_size: int) -> Network:
+    """Returns networks whose head alone learns as one network that computes them side by side.
+
+    Args:
+        networks: results of `features.build_network`, one a run; they give the weights. Those of
+            the same seed are the same object and follow each other, and each seed has as many.
+        batch_size: of each run.
+
+    Returns:
+        a network to train with: float32 features [runs, batch_size, height, width, channels] →
+        logits [runs, batch_size, num_classes]. Its dropout drops what that of each run does.
+    """
+    grid = len(networks), batch_size
+    shape = networks[0].logits.input_shape[1:]
+    images = keras.Input(batch_shape=(*grid, *shape), name="features")
+    # Below the head are layers without weights, the same for all runs.
+    _, rest, *_ = networks[0].logits.layers
+    flat = rest(keras.ops.reshape(images, (-1, *shape)))
+    values = keras.ops.reshape(flat, (*grid, flat.shape[-1]))
+    heads = [network.logits.layers[2:] for network in networks]
+    for layers in zip(*heads, strict=True):
+        if isinstance(layers[0], keras.layers.Dropout):
+            values = _drop(values, list(dict.fromkeys(layers)))
+        else:
+            values = _StackedDense(layers)(values)
+    logits = keras.Model(images, values, name="heads")
+    return Network(logits=logits, model=logits, backbone=None)
+
+
+def _drop(values, layers: Sequence[keras.layers.Dropout]):
+    """Applies the dropout of each seed; what it drops depends on the seed and the step alone."""
+    dropped = [
+        keras.layers.Dropout(layer.rate, noise_shape=(1, None, None), seed=layer.seed)(part)
+        for layer, part in zip(layers, keras.ops.split(values, len(layers)), strict=True)
+    ]
+    return keras.ops.concatenate(dropped, axis=0)
