@@ -226,10 +226,30 @@ def test_the_trainer_refuses_numbers_before_it_makes_a_folder(dataset, tmp_path,
     assert not (tmp_path / "run").exists()
 
 
+def test_sites_with_other_numbers_are_one_dataset_without_a_note(tmp_path):
+    for site, numbers in (("london", (1, 2)), ("zurich", (30, 40))):
+        files = {f"{site}/{number}.png": png(number) for number in numbers}
+        write_tree(tmp_path, files)
+        rows = [f"{number}.png,{number}" for number in numbers]
+        (tmp_path / f"{site}.csv").write_text("\n".join(["path,ef", *rows]))
+    (tmp_path / "sites.toml").write_text(
+        "\n".join(
+            f'[site.{site}]\nsource = "directory"\ninput = "{site}"\nlabels = "{site}.csv"'
+            for site in ("london", "zurich")
+        )
+    )
+    flags = ["--source=sites", f"--input={tmp_path / 'sites.toml'}", "--target=ef"]
+    assert build(tmp_path, tmp_path / "out", *flags) == 0
+    assert labels_of(tmp_path / "out") == {
+        "london/1.png": "1", "london/2.png": "2", "zurich/30.png": "30", "zurich/40.png": "40",
+    }  # fmt: skip
+    assert tfrecord_io.Manifest.load(tmp_path / "out").audit["notes"] == []
+
+
 # ---- grades
 
 
-def grades_of(output):
+def labels_of(output):
     table = pq.read_table(output / "examples.parquet").to_pylist()
     return {row["path"]: row["label"] for row in table}
 
@@ -244,7 +264,7 @@ def test_grades_of_a_column_are_classes_in_the_given_order(scans, tmp_path):
     assert manifest.class_weights("train") == (1, 1, 1)
     # An image of which the grade is unclear is no image of a grade.
     assert manifest.counts["ignored"] == {"class_not_chosen": 3}
-    assert grades_of(tmp_path / "out") == {path: grade for path, _, _, grade in ROWS[:24]}
+    assert labels_of(tmp_path / "out") == {path: grade for path, _, _, grade in ROWS[:24]}
     assert verify.verify(tmp_path / "out", source_input=source) == []
     assert "grades" in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
 
