@@ -413,7 +413,9 @@ class BuildOptions:
             )
         self._check_label_columns()
         self._check_target()
-        kaggle.check_dataset_name(self.kaggle_dataset)
+        for dataset in (self.kaggle_dataset, *(site.kaggle_dataset for site in self.sites)):
+            if dataset is not None:
+                kaggle.check_dataset_name(dataset)
         if self.staging and not is_remote(self.staging):
             raise ValueError(
                 f"--staging must be a URL such as gs://bucket/folder, received {self.staging!r}"

@@ -317,6 +317,12 @@ def test_two_sites_cannot_download_archives_of_one_name(tmp_path):
         read_sites(write_sites(tmp_path, **tables))
 
 
+def test_a_kaggle_dataset_of_a_site_must_have_an_owner(tmp_path, capsys):
+    sites = write_sites(tmp_path, a='source = "kaggle"\nkaggle_dataset = "oct"')
+    assert build(sites, tmp_path / "out") == 2
+    assert "is named OWNER/NAME" in capsys.readouterr().err
+
+
 def test_paths_of_a_file_of_sites_start_at_its_folder_and_urls_stay(tmp_path):
     sites = write_sites(
         tmp_path,

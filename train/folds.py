@@ -109,11 +109,15 @@ def _pool(
     truths = task.truths(np.concatenate([has for _, has, _ in tables]))
     fold_of = np.repeat([fold for fold, _ in runs], [len(has) for _, has, _ in tables])
     temperatures = _temperatures(task, raw, truths, fold_of)
+    examples = _join([examples for *_, examples in tables])
+    # The tables of the runs do not name sites.
+    everyone = metrics.read_examples(config.data, splits)
+    if everyone.sites is not None:
+        site_of = dict(zip(everyone.keys, everyone.sites, strict=True))
+        sites = tuple(site_of[key] for key in examples.keys)
+        examples = dataclasses.replace(examples, sites=sites)
     predictions = evaluation.Predictions(
-        task=task,
-        probabilities=raw,
-        truths=truths,
-        examples=_join([examples for *_, examples in tables]),
+        task=task, probabilities=raw, truths=truths, examples=examples
     )
     results: dict[str, Any] = {
         "split": f"{config.folds} folds of {', '.join(splits)}",

@@ -55,7 +55,7 @@ _MAX_SHOWN = 10
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Site:
-    """One table of the TOML file. All but the last two are named as the flags of a build.
+    """One table of the TOML file. `source` to `labels` are named as the flags of a build.
 
     Attributes:
         name: of the site.
