@@ -81,7 +81,7 @@ def write_marked_dataset(
     generator = np.random.default_rng(0)
     splits, rows = {}, []
     for split, total in num_examples.items():
-        if label_kind is CLASSES:
+        if label_kind.one_hot:
             has = np.eye(len(label_names), dtype=bool)[
                 generator.integers(len(label_names), size=total)
             ]

@@ -97,7 +97,7 @@ class Manifest:
     Attributes:
         name: name of the dataset.
         image_shape: (height, width, channels) of every image.
-        label_names: class names in the order of their indices.
+        label_names: class names in the order of their indices; of a number, its name.
         splits: the splits by name.
         preprocessing: how a file became pixels; `predict` repeats it.
         source: where the images came from.
@@ -132,7 +132,7 @@ class Manifest:
 
     @property
     def num_classes(self) -> int:
-        """Number of classes."""
+        """Number of classes, which is the length of a label."""
         return len(self.label_names)
 
     @property
@@ -194,10 +194,10 @@ class Manifest:
             split: name of the split.
 
         Raises:
-            ManifestError: if the dataset has no such split, or its images have no class but several
-                labels.
+            ManifestError: if the dataset has no such split, or its images have several labels or a
+                number instead of a class.
         """
-        if self.label_kind is not CLASSES:
+        if not self.label_kind.one_hot:
             raise ManifestError(
                 f"the images have {', '.join(self.label_names)}, not one class each"
             )

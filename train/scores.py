@@ -38,6 +38,9 @@ CONFIDENCE_LEVEL = 0.95
 #: Measures of each class and of the urgent view.
 VIEW_MEASURES = ("sensitivity", "specificity", "auc")
 
+#: The measure of grades, see `quadratic_kappa`.
+KAPPA = "quadratic_kappa"
+
 #: Measures of each of several labels.
 LABEL_MEASURES = (*VIEW_MEASURES, "average_precision")
 
@@ -210,6 +213,20 @@ class ClassScorer(Scorer):
         return cross_entropy(self.probabilities, self.labels)
 
 
+class GradeScorer(ClassScorer):
+    """The measures of classes whose order means something, from the lowest to the highest."""
+
+    @property
+    def names(self) -> list[str]:
+        return [*super().names, KAPPA]
+
+    def score(self, weights: np.ndarray) -> dict[str, np.ndarray]:
+        size = len(self.label_names)
+        pairs = _sums_by_place(self.labels * size + self.predicted, weights, size * size)
+        tables = pairs.reshape(-1, size, size)
+        return super().score(weights) | {KAPPA: quadratic_kappa(tables)}
+
+
 class LabelScorer(Scorer):
     """The measures of several labels for each example; labels are bool [num_examples, num_labels].
 
@@ -300,6 +317,26 @@ class LabelScorer(Scorer):
     def loss(self) -> float:
         of_truth = np.where(self.labels, self.probabilities, 1 - self.probabilities)
         return _mean_entropy(of_truth)
+
+
+def quadratic_kappa(tables: np.ndarray) -> np.ndarray:
+    """Returns the weighted kappa of grades: 1 for the right ones, 0 for an agreement by chance.
+
+    A mistake weighs as the square of its distance in grades. Source: Cohen 1968, "Weighted kappa:
+    nominal scale agreement with provision for scaled disagreement or partial credit".
+
+    Args:
+        tables: float64 [num_tables, num_grades, num_grades], examples by true and given grade.
+
+    Returns:
+        float64 [num_tables]; NaN if all grades, true and given, are the same one.
+    """
+    places = np.arange(tables.shape[-1])
+    distances = np.square(places[:, None] - places).astype(np.float64)
+    by_chance = tables.sum(2)[:, :, None] * tables.sum(1)[:, None, :]
+    expected = (by_chance * distances).sum((1, 2))
+    found = (tables * distances).sum((1, 2)) * tables.sum((1, 2))
+    return 1 - ratios(found, expected)
 
 
 def cross_entropy(probabilities: np.ndarray, labels: np.ndarray) -> float:

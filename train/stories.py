@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from train.metrics import worst_classes
-from train.scores import LABEL_MEASURES, LABEL_THRESHOLD, URGENT_CLASSES, VIEW_MEASURES
+from train.scores import KAPPA, LABEL_MEASURES, LABEL_THRESHOLD, URGENT_CLASSES, VIEW_MEASURES
 
 #: Most classes in a table; with more classes, it has the worst.
 MAX_CLASSES = 20
@@ -26,6 +26,7 @@ _TITLES = {
     "average_precision": "average precision",
     "ece": "calibration error",
     "macro_auc": "mean area",
+    KAPPA: "quadratic weighted kappa",
 }
 
 
@@ -215,6 +216,33 @@ class ClassStory(Story):
             )
             for place in wrong[surest][:most].tolist()
         ]
+
+
+class GradeStory(ClassStory):
+    """The results of a grade for each image."""
+
+    run_measures = ("accuracy", KAPPA, "ece")
+    glossary = (
+        f"{ClassStory.glossary} Kappa: the agreement with the true grades beyond chance, where a "
+        "mistake of two grades weighs four times one of a single grade; 100 % is perfect, 0 % is "
+        "chance."
+    )
+
+    def verdict(self, metrics: Mapping[str, Any]) -> list[str]:
+        first, *others = super().verdict(metrics)
+        kappa = metrics["scores"][KAPPA]
+        if kappa["value"] is None:
+            return [first, *others]
+        interval = ""
+        if kappa["low"] is not None:
+            interval = f" (95 % interval: {kappa['low']:.2f} to {kappa['high']:.2f})"
+        agreement = f"Its quadratic weighted kappa is {kappa['value']:.2f}{interval}."
+        return [first, agreement, *others]
+
+    def tiles(self, metrics: Mapping[str, Any]) -> list[tuple[str, str]]:
+        kappa = metrics["scores"][KAPPA]["value"]
+        shown = "–" if kappa is None else f"{kappa:.3f}"
+        return [("quadratic weighted kappa", shown), super().tiles(metrics)[0]]
 
 
 class LabelStory(Story):

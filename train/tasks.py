@@ -201,6 +201,17 @@ class _Classes(Task):
         return scores.ClassScorer(probabilities, truths, tuple(label_names))
 
 
+class _Grades(_Classes):
+    """A grade for each image: learned as classes, judged by how far off it is."""
+
+    kind, story = label_kinds.GRADES, stories.GradeStory()
+
+    def scorer(
+        self, probabilities: np.ndarray, truths: np.ndarray, label_names: Sequence[str]
+    ) -> scores.Scorer:
+        return scores.GradeScorer(probabilities, truths, tuple(label_names))
+
+
 class _Several(Task):
     """Any number of labels for each image: a sigmoid and a binary cross-entropy for each label."""
 
@@ -268,12 +279,13 @@ class _Several(Task):
 
 
 CLASSES: Task = _Classes()
+GRADES: Task = _Grades()
 SEVERAL: Task = _Several()
 
 
 def task_of(kind: LabelKind) -> Task:
     """Returns the task of a kind of label."""
-    return {task.kind: task for task in (CLASSES, SEVERAL)}[kind]
+    return {task.kind: task for task in (CLASSES, GRADES, SEVERAL)}[kind]
 
 
 def _balanced(counts: Sequence[int], power: float) -> tuple[float, ...]:
