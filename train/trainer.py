@@ -281,8 +281,7 @@ class _Run:
         devices.say(
             f"{config.model}, {self._network.model.count_params():,} parameters, "
             f"{self._num_examples:,} training {'images' if self._trunk is None else 'features'} "
-            f"of {shape}, "
-            f"{self._manifest.num_classes} {self._task.kind.plural}",
+            f"of {shape}, " + _count_labels(self._manifest),
         )
         devices.say(
             f"{devices.num_replicas} x {devices.names[0].split(':')[0]} on {devices.backend}, "
@@ -679,6 +678,11 @@ class _Loop:
     def raise_if_stopped(self, step: int) -> None:
         if self.stop.received is not None:
             raise callbacks.StoppedError(self.stop.received, step)
+
+
+def _count_labels(manifest: tfrecord_io.Manifest) -> str:
+    number, kind = manifest.num_classes, manifest.label_kind
+    return f"{number} {kind.noun if number == 1 else kind.plural}"
 
 
 def _is_shown(epoch: int, epochs: int) -> bool:
