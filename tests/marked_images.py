@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -138,6 +138,14 @@ def write_marked_dataset(
     if with_patients:
         pq.write_table(pa.Table.from_pylist(rows), directory / EXAMPLES_FILE_NAME)
     return manifest
+
+
+def weigh(directory: Path, weight_of: Callable[[str], float]) -> None:
+    """Gives the examples of a dataset weights by the text of their labels."""
+    path = directory / EXAMPLES_FILE_NAME
+    table = pq.read_table(path)
+    weights = [weight_of(label) for label in table["label"].to_pylist()]
+    pq.write_table(table.append_column("weight", pa.array(weights, pa.float64())), path)
 
 
 def command(script: str, *arguments: object) -> list[str]:

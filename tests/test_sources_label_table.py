@@ -118,6 +118,27 @@ def test_other_columns_of_a_csv_are_numbers_only_if_all_of_them_plainly_are(tmp_
     assert others.schema.types == [pa.int64(), pa.float64(), *[pa.string()] * 3]
 
 
+def test_weights_are_numbers_however_they_are_written(tmp_path):
+    rows = [row | {"weight": text} for row, text in zip(ROWS, ("1e-3", "02"), strict=False)]
+    others = table_of(tmp_path, rows).others
+    assert others.to_pylist() == [{"weight": 0.001}, {"weight": 2.0}]
+    assert others.schema.types == [pa.float64()]
+
+
+@pytest.mark.parametrize("weight", ["-1", "heavy", "", "nan", "inf"])
+def test_a_weight_that_is_not_a_number_of_at_least_zero_is_refused_with_its_row(
+    tmp_path, weight, capsys
+):
+    rows = [row | {"weight": "1"} for row in ROWS]
+    rows[2]["weight"] = weight
+    labels = write_csv(tmp_path / "labels.csv", rows)
+    source = write_tree(tmp_path / "scans", IMAGES)
+    assert build(source, labels, tmp_path / "out") == 2
+    message = capsys.readouterr().err
+    assert f"{labels}: row 3 has {weight!r} in the column weight" in message
+    assert "expected a number of at least 0" in message
+
+
 @pytest.mark.parametrize("codes", [["1E5", "2E3"], ["-0", "1"], ["0.1234567890123", "1"]])
 def test_codes_that_a_number_would_not_keep_stay_text(tmp_path, codes):
     rows = [{"path": f"{code}.png", "label": "a", "code": code} for code in codes]

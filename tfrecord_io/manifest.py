@@ -25,6 +25,10 @@ FILE_NAME = "manifest.json"
 EXAMPLES_FILE_NAME = "examples.parquet"
 REJECTS_FILE_NAME = "rejects.csv"
 
+#: Column of the table of examples, if a table of labels gave it: how much an example counts in
+#: training.
+WEIGHT = "weight"
+
 #: Name of the table with one row per image that a policy left out; it exists if there are any.
 DROPPED_FILE_NAME = "dropped.csv"
 

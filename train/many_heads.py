@@ -239,7 +239,9 @@ def _train(
         objective=_stack_objectives(heads, task_of(manifest.label_kind)),
         jit_compile=bool(config.jit_compile),
     )
-    sources = [Source(head.config, head.order, head.learnt.examples) for head in heads]
+    sources = [
+        Source(head.config, head.order, head.learnt.examples, head.learnt.weights) for head in heads
+    ]
     batches = steps.iterate(training_batches(sources, table, manifest, devices))
     num_shown = sum(head.order.num_examples * (head.config.epochs or 0) for head in heads)
     bar = callbacks.ProgressBar(total=num_shown, done=0)

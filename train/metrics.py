@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from tfrecord_io.label_kinds import CLASSES, NUMBER, LabelKind, kind_named
-from tfrecord_io.manifest import EXAMPLES_FILE_NAME
+from tfrecord_io.manifest import EXAMPLES_FILE_NAME, WEIGHT
 from tfrecord_io.printing import csv_cell, printable
 from tfrecord_io.reading.mapped import MappedDataset
 from tfrecord_io.shards import atomic_write
@@ -52,12 +52,15 @@ class Examples:
         patients: patient of each example, or None if the dataset does not name them all.
         paths: source file of each example, or None if the dataset does not name them all.
         sites: likewise the site of each example.
+        weights: how much each example counts in training; None if the dataset does not say it of
+            them all.
     """
 
     keys: tuple[str, ...]
     patients: tuple[str, ...] | None
     paths: tuple[str, ...] | None
     sites: tuple[str, ...] | None = None
+    weights: tuple[float, ...] | None = None
 
 
 def read_examples(
@@ -65,8 +68,8 @@ def read_examples(
 ) -> Examples:
     """Returns the identities of a split's examples, or of some of them.
 
-    The shards give the order and the keys. Patients, paths and sites come from the dataset's table
-    of examples, if there is one.
+    The shards give the order and the keys. The rest comes from the dataset's table of examples, if
+    there is one.
 
     Args:
         directory: folder of the dataset.
@@ -81,19 +84,25 @@ def read_examples(
     import pyarrow.parquet as pq
 
     names = [split] if isinstance(split, str) else list(split)
-    columns = [name for name in ("patient", "path", "site") if name in pq.read_schema(path).names]
+    columns = [
+        name for name in ("patient", "path", "site", WEIGHT) if name in pq.read_schema(path).names
+    ]
     table = pq.read_table(path, columns=["key", *columns], filters=[("split", "in", names)])
     places = {key: place for place, key in enumerate(table["key"].to_pylist())}
     if not all(key in places for key in keys):
         return Examples(keys=keys, patients=None, paths=None)
-    joined: dict[str, tuple[str, ...] | None] = {"patient": None, "path": None, "site": None}
+    joined: dict[str, tuple[Any, ...]] = {}
     for name in columns:
         values = table[name].to_pylist()
         row_values = [values[places[key]] for key in keys]
         if all(value is not None for value in row_values):
-            joined[name] = tuple(str(value) for value in row_values)
+            joined[name] = tuple(row_values if name == WEIGHT else map(str, row_values))
     return Examples(
-        keys=keys, patients=joined["patient"], paths=joined["path"], sites=joined["site"]
+        keys=keys,
+        patients=joined.get("patient"),
+        paths=joined.get("path"),
+        sites=joined.get("site"),
+        weights=joined.get(WEIGHT),
     )
 
 

@@ -159,7 +159,8 @@ def find_mistakes(
         mistakes.append(
             Mistake(
                 image=image,
-                drops=drops,
+                # The probability of a negative answer rises where that of its label drops.
+                drops=-drops if answer.is_negative else drops,
                 true=answer.true,
                 predicted=answer.predicted,
                 probability=answer.probability,

@@ -52,6 +52,7 @@ class MistakenAnswer:
         true: the truth, in words.
         predicted: the answer, in words.
         probability: given to the answer; None for a number.
+        is_negative: whether the answer is that the output's label is not there.
     """
 
     place: int
@@ -59,6 +60,7 @@ class MistakenAnswer:
     true: str
     predicted: str
     probability: float | None
+    is_negative: bool = False
 
 
 class Story(abc.ABC):
@@ -280,7 +282,8 @@ class LabelStory(Story):
 
     def verdict(self, metrics: Mapping[str, Any]) -> list[str]:
         scores = metrics["scores"]
-        sentences = [f"gave {of_hundred(scores['accuracy'], '95 % interval: ')} right answers."]
+        accuracy = of_hundred(scores["accuracy"], "95 % interval: ")
+        sentences = [f"was right in {accuracy} answers, one for each label of each image."]
         areas = {
             name: scores[f"auc/{name}"]
             for name in metrics["label_counts"]
@@ -355,6 +358,7 @@ class LabelStory(Story):
                     true=words[bool(truths[place, output])],
                     predicted=words[bool(called[place, output])],
                     probability=float(of_answers[place, output]),
+                    is_negative=not called[place, output],
                 )
             )
         return found

@@ -289,6 +289,12 @@ class _Run:
             f"{config.replica_batch_size} a replica; "
             f"{self._end_step(config.epochs - 1):,} steps in {config.epochs} epochs",
         )
+        weights = self._parts.train.weights
+        if weights is not None:
+            devices.say(
+                f"images count by the column weight of the table of labels: {weights.min():.3g} to "
+                f"{weights.max():.3g} times the mean",
+            )
         if self._parts.val is None:
             devices.say("note: there are no validation images, so the last epoch is kept")
         if self._parts.evaluated is None:

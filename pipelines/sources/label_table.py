@@ -3,7 +3,7 @@
 Two kinds of file are read: CSV (with commas, semicolons or tabs) and Parquet. The columns are
 `path` and `label`, and if they are there `patient` and `split`. Instead of `label`, another column
 may hold the class or a number, or several columns a 0 or a 1 for each label. Other columns become
-columns of examples.parquet.
+columns of examples.parquet; one of them, `weight`, says how much an example counts in training.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import hashlib
+import math
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
@@ -23,6 +24,7 @@ import pyarrow.parquet as pq
 from pipelines import errors
 from tfrecord_io import label_kinds
 from tfrecord_io.label_kinds import CLASSES, NUMBER, SEVERAL, LabelKind
+from tfrecord_io.manifest import WEIGHT
 
 _OPTIONAL = ("patient", "split")
 _DELIMITERS = (",", ";", "\t")
@@ -114,7 +116,8 @@ def read_label_table(
 
     Raises:
         errors.UserError: if the file cannot be read, has no `path` or no label column, a column has
-            a reserved name or the name of another column, or a label is neither 0 nor 1.
+            a reserved name or the name of another column, a label is neither 0 nor 1, or a weight
+            is not a number of at least 0.
     """
     used = ("path", *columns)
     try:
@@ -138,6 +141,9 @@ def read_label_table(
             f"--labels {file} has the column {', '.join(taken or repeated)}, {why}; rename it, or "
             "leave it out"
         )
+    if WEIGHT in names:
+        place = table.column_names.index(WEIGHT)
+        table = table.set_column(place, WEIGHT, _weights(file, table[WEIGHT]))
     texts = {
         name: _as_text(file, name, table[name])
         for name in (*used, *_OPTIONAL)
@@ -274,6 +280,24 @@ def _with_numbers(column: pa.ChunkedArray) -> pa.ChunkedArray:
         ):
             return column.cast(kind)
     return column
+
+
+def _weights(file: Path, column: pa.ChunkedArray) -> pa.Array:
+    """Returns how much each row counts in training, float64."""
+    weights = []
+    for number, text in enumerate(_as_text(file, WEIGHT, column), 1):
+        try:
+            weight = float(text or "nan")
+        except ValueError:
+            weight = math.nan
+        if not 0 <= weight < math.inf:
+            raise errors.UserError(
+                f"--labels {file}: row {number:,} has {text or ''!a} in the column {WEIGHT}, by "
+                "which images count in training; expected a number of at least 0. Rename the "
+                "column if it means something else"
+            )
+        weights.append(weight)
+    return pa.array(weights, pa.float64())
 
 
 def _as_text(file: Path, name: str, column: pa.ChunkedArray) -> list[str | None]:
