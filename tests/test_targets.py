@@ -218,14 +218,6 @@ def test_tfds_reads_the_number(dataset):
     assert features["label"]["tensor"]["shape"] == {"dimensions": ["1"]}
 
 
-def test_the_trainer_refuses_numbers_before_it_makes_a_folder(dataset, tmp_path, capsys):
-    from train import run
-
-    assert run.main([f"--data={dataset[1]}", f"--workdir={tmp_path / 'run'}"]) == 2
-    assert "have a number each (ef)" in capsys.readouterr().err
-    assert not (tmp_path / "run").exists()
-
-
 def test_sites_with_other_numbers_are_one_dataset_without_a_note(tmp_path):
     for site, numbers in (("london", (1, 2)), ("zurich", (30, 40))):
         files = {f"{site}/{number}.png": png(number) for number in numbers}

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tfrecord_io.label_kinds import CLASSES, LabelKind, kind_named
+from tfrecord_io.label_kinds import CLASSES, NUMBER, LabelKind, kind_named
 from tfrecord_io.manifest import EXAMPLES_FILE_NAME, WEIGHT
 from tfrecord_io.printing import csv_cell, printable
 from tfrecord_io.reading.mapped import MappedDataset
@@ -319,7 +319,7 @@ def _notes(result: Mapping[str, Any], behind: Mapping[str, int], without_absent:
     single = [
         name
         for name, count in result["label_counts"].items()
-        if num_samples and count and behind[f"sensitivity/{name}"] == 1 < num_groups
+        if num_samples and count and behind.get(f"sensitivity/{name}") == 1 < num_groups
     ]
     if single:
         notes.append(f"{_listed(single)}: no interval, because all images are of one {by}")
@@ -358,11 +358,12 @@ def describe(metrics: Mapping[str, Any]) -> str:
     lines += [f"  note: {note}" for note in metrics["notes"]]
     shown, hidden = _most_telling(metrics)
     width = max(20, *(len(printable(name)) for name in shown))
+    told = _decimal if metrics.get("label_kind") == NUMBER.name else _percent
     for name in shown:
         score = metrics["scores"][name]
-        text = _percent(score["value"])
+        text = told(score["value"])
         if score["low"] is not None:
-            text += f"  [{_percent(score['low'])}, {_percent(score['high'])}]"
+            text += f"  [{told(score['low'])}, {told(score['high'])}]"
         lines.append(f"  {printable(name):<{width}} {text}")
     if hidden:
         plural = kind_named(metrics.get("label_kind", CLASSES.name)).plural
@@ -402,20 +403,22 @@ def _most_telling(metrics: Mapping[str, Any]) -> tuple[list[str], int]:
 def write_predictions(
     path: Path,
     probabilities: np.ndarray,
-    labels: Sequence[str],
-    answers: Sequence[str],
+    labels: Sequence[str | float],
+    answers: Sequence[str | float],
     label_names: Sequence[str],
     examples: Examples,
+    digits: str = ".6f",
 ) -> None:
     """Writes predictions.csv: key, path, patient, label, predicted label and probabilities.
 
     Args:
         path: path of the table.
         probabilities: float [num_examples, num_labels].
-        labels: text of each example's label.
-        answers: text of each predicted label.
+        labels: text of each example's label, or its number.
+        answers: text of each predicted label, or its number.
         label_names: names of the labels.
         examples: identities of the examples, in the same order.
+        digits: format of the probabilities.
     """
     text = io.StringIO()
     writer = csv.writer(text)
@@ -431,8 +434,9 @@ def write_predictions(
         answers,
         strict=True,
     ):
-        numbers = (f"{probability:.6f}" for probability in row)
-        writer.writerow((key, *map(csv_cell, texts), *numbers))
+        numbers = (f"{probability:{digits}}" for probability in row)
+        cells = (csv_cell(text) if isinstance(text, str) else text for text in texts)
+        writer.writerow((key, *cells, *numbers))
     with atomic_write(path) as file:
         file.write(text.getvalue().encode("utf-8", "surrogateescape"))
 
@@ -448,7 +452,7 @@ def read_predictions(
         kind: of the labels.
 
     Returns:
-        (probabilities float32 [num_examples, num_labels], which examples have which labels, bool
+        (probabilities float32 [num_examples, num_labels], labels as records have them, float32
         [num_examples, num_labels], examples).
     """
     with path.open(encoding="utf-8", errors="surrogateescape", newline="") as file:
@@ -456,13 +460,17 @@ def read_predictions(
     keys, paths, patients = (tuple(row[column] for row in rows) for column in range(3))
     return (
         np.array([row[-num_labels:] for row in rows], np.float32),
-        kind.has([row[3] for row in rows], header[-num_labels:]),
+        kind.vectors([row[3] for row in rows], header[-num_labels:]),
         Examples(
             keys=keys,
             patients=patients if any(patients) else None,
             paths=paths if any(paths) else None,
         ),
     )
+
+
+def _decimal(value: float | None) -> str:
+    return "undefined" if value is None else f"{value:.5g}"
 
 
 def _percent(value: float | None) -> str:

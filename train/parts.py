@@ -10,7 +10,6 @@ import numpy as np
 import pyarrow.parquet as pq
 
 import tfrecord_io
-from tfrecord_io.label_kinds import NUMBER
 from tfrecord_io.manifest import EXAMPLES_FILE_NAME, WEIGHT
 from tfrecord_io.reading.mapped import MappedDataset
 from train import metrics
@@ -69,10 +68,8 @@ def choose_parts(config: TrainConfig, manifest: tfrecord_io.Manifest) -> Parts:
 
     Raises:
         ConfigError: if there is nothing to train on, a fold would be empty, a split of
-            `fold_splits` does not exist, the labels are numbers, or weights of examples are not
-            numbers of at least 0.
+            `fold_splits` does not exist, or weights of examples are not numbers of at least 0.
     """
-    _refuse_numbers(config.data, manifest)
     if config.fold is None:
         parts = {name: whole_split(manifest, name) for name in ("train", "val", "test")}
         if parts["train"] is None:
@@ -95,8 +92,7 @@ def choose_parts(config: TrainConfig, manifest: tfrecord_io.Manifest) -> Parts:
             splits=splits,
             examples=np.flatnonzero(chosen),
             num_examples=int(chosen.sum()),
-            # In float64, which counts beyond 16 million.
-            label_counts=tuple(labels[chosen].sum(0, np.float64).astype(int).tolist()),
+            label_counts=manifest.label_kind.count(labels[chosen]),
         )
         for name, chosen in (
             (f"all but fold {config.fold}", ~is_held_out),
@@ -126,22 +122,12 @@ def _weighted(data: str, part: Part) -> Part:
     return dataclasses.replace(part, weights=(weights / weights.mean()).astype(np.float32))
 
 
-def _refuse_numbers(data: str, manifest: tfrecord_io.Manifest) -> None:
-    if manifest.label_kind is NUMBER:
-        raise ConfigError(
-            f"the images of {data} have a number each ({manifest.label_names[0]}), and this "
-            "trainer learns classes or labels. Read the dataset with tfrecord_io.make_dataset, or "
-            "build it with --grades"
-        )
-
-
 def fold_splits(config: TrainConfig, manifest: tfrecord_io.Manifest) -> tuple[str, ...]:
     """Returns the splits that are divided into folds: those of `fold_splits`, or train and val.
 
     Raises:
-        ConfigError: if a split of `fold_splits` does not exist, or the labels are numbers.
+        ConfigError: if a split of `fold_splits` does not exist.
     """
-    _refuse_numbers(config.data, manifest)
     named = (config.fold_splits or "train,val").split(",")
     missing = [name for name in named if name not in manifest.splits]
     if config.fold_splits and missing:

@@ -691,6 +691,7 @@ def _check_classes(
         name: values / max(values.sum() if kind.one_hot else found.splits[name].num_examples, 1)
         for name, values in counts.items()
     }
+    told = "the mean error" if kind is RANGES else "plain accuracy"
     if "train" in shares:
         for name, share in shares.items():
             gap = np.abs(share - shares["train"])
@@ -702,7 +703,7 @@ def _check_classes(
                         severity="note",
                         title=f"{name} has a different mix of {kind.plural} than train",
                         detail=f"{found.label_names[label]} is {share[label]:.0%} of {name} and "
-                        f"{shares['train'][label]:.0%} of train, so plain accuracy on {name} says "
+                        f"{shares['train'][label]:.0%} of train, so {told} on {name} says "
                         "little about data mixed like train.",
                     )
                 )
