@@ -276,7 +276,11 @@ def test_a_model_of_numbers_is_measured_on_another_dataset_of_the_same_name(
         )
     command = [f"--model={finished}", f"--output={tmp_path / 'out'}", "--bootstrap_samples=20"]
     assert evaluate.main([*command, f"--data={tmp_path / 'ef'}"]) == 0
-    assert json.loads((tmp_path / "out" / "metrics.json").read_text())["num_examples"] == 20
+    here = json.loads((tmp_path / "out" / "metrics.json").read_text())
+    assert here["num_examples"] == 20
+    (told,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("mae "))
+    assert f" {here['scores']['mae']['value']:.5g} [" in told
+    assert "%" not in told
     page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
     assert "Beside the training run" in page
     assert evaluate.main([*command, f"--data={tmp_path / 'age'}"]) == 2

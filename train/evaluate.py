@@ -218,14 +218,15 @@ def _own_metrics(run: Path) -> dict[str, Any]:
 
 def _side_by_side(own: Mapping[str, Any], external: Mapping[str, Any]) -> str:
     """Returns a table of the measures in the training run and here."""
+    told = metrics.format_of(external)
 
     def cell(results: Mapping[str, Any], name: str) -> str:
         score = results.get("scores", {}).get(name, {})
         if score.get("value") is None:
             return "-"
-        text = f"{score['value']:.1%}"
+        text = told(score["value"])
         if score.get("low") is not None:
-            text += f" [{score['low']:.1%}, {score['high']:.1%}]"
+            text += f" [{told(score['low'])}, {told(score['high'])}]"
         return text
 
     width = max(map(len, external["scores"]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -88,13 +88,13 @@ def read_examples(
         name for name in ("patient", "path", "site", WEIGHT) if name in pq.read_schema(path).names
     ]
     table = pq.read_table(path, columns=["key", *columns], filters=[("split", "in", names)])
-    places = {key: place for place, key in enumerate(table["key"].to_pylist())}
-    if not all(key in places for key in keys):
+    row_of = {key: row for row, key in enumerate(table["key"].to_pylist())}
+    if not all(key in row_of for key in keys):
         return Examples(keys=keys, patients=None, paths=None)
     joined: dict[str, tuple[Any, ...]] = {}
     for name in columns:
         values = table[name].to_pylist()
-        row_values = [values[places[key]] for key in keys]
+        row_values = [values[row_of[key]] for key in keys]
         if all(value is not None for value in row_values):
             joined[name] = tuple(row_values if name == WEIGHT else map(str, row_values))
     return Examples(
@@ -358,7 +358,7 @@ def describe(metrics: Mapping[str, Any]) -> str:
     lines += [f"  note: {note}" for note in metrics["notes"]]
     shown, hidden = _most_telling(metrics)
     width = max(20, *(len(printable(name)) for name in shown))
-    told = _decimal if metrics.get("label_kind") == NUMBER.name else _percent
+    told = format_of(metrics)
     for name in shown:
         score = metrics["scores"][name]
         text = told(score["value"])
@@ -467,6 +467,15 @@ def read_predictions(
             paths=paths if any(paths) else None,
         ),
     )
+
+
+def format_of(metrics: Mapping[str, Any]) -> Callable[[float | None], str]:
+    """Returns what tells a measure: in percent, or of numbers in the unit of the labels.
+
+    Args:
+        metrics: content of metrics.json.
+    """
+    return _decimal if metrics.get("label_kind") == NUMBER.name else _percent
 
 
 def _decimal(value: float | None) -> str:
