@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 import pytest
+from dataset_factory import bare_manifest
 from hypothesis import given
 from hypothesis import strategies as st
 from marked_images import (
@@ -20,10 +21,11 @@ from pages import Page
 from PIL import Image
 from sklearn import metrics as sk_metrics
 
+from tfrecord_io import Shard, Split
 from tfrecord_io.label_kinds import CLASSES, GRADES, NUMBER
 from tfrecord_io.reading.mapped import MappedDataset
-from train import charts, evaluate, predict, run, scores, tasks
-from train.config import ConfigError
+from train import charts, evaluate, evaluation, metrics, predict, report, run, scores, tasks
+from train.config import ConfigError, TrainConfig
 from train.parts import Part
 
 pytestmark = pytest.mark.filterwarnings(KERAS_ARRAY_WARNING)
@@ -146,6 +148,41 @@ def test_equal_numbers_have_no_r2_and_a_single_one_no_limits():
     found = number_scores([1.0], [0.0])
     assert np.isnan(found["limit_low"])
     assert found["bias"] == 1
+
+
+def test_a_small_unit_keeps_its_digits_in_the_metrics_and_on_the_page():
+    generator = np.random.default_rng(0)
+    truths = np.float32(generator.normal(7e-10, 1e-10, 40))
+    answers = np.float32(truths + generator.normal(0, 3e-11, 40))
+    examples = metrics.Examples(keys=tuple("k" * 40), patients=None, paths=None)
+    predictions = evaluation.Predictions(
+        task=tasks.NUMBER, probabilities=answers[:, None], truths=truths, examples=examples
+    )
+    config = TrainConfig(data="", bootstrap_samples=20)
+    measured = evaluation.measure(predictions, ["adc"], config)
+    mae = measured["scores"]["mae"]
+    assert mae["value"] == pytest.approx(np.abs(answers - truths).mean(), rel=1e-6)
+    assert 0 < mae["low"] < mae["value"] < mae["high"]
+    halves = [(fold, 0, number_scores(answers[fold::2], truths[fold::2])) for fold in range(2)]
+    spread = metrics.describe_folds(halves, tasks.NUMBER.digits)
+    assert spread["spread"]["mae"]["mean"] == pytest.approx(mae["value"])
+    split = Split(
+        label_counts=(40,), shards=(Shard(name="x", num_examples=40, num_bytes=1, sha256=""),)
+    )
+    manifest = bare_manifest(
+        image_shape=(2, 2, 1), label_names=("adc",), splits={"train": split}, label_kind=NUMBER
+    )
+    page = report.render(
+        report.RunReport(
+            title="run",
+            manifest=manifest,
+            config={},
+            metrics=measured | spread | {"split": "2 folds of train", "best_epoch": None},
+        )
+    )
+    for run_of_fold in spread["folds"]:
+        assert f'<td class="count">{run_of_fold["scores"]["mae"]:.4g}</td>' in page
+    assert f'<td class="count">{spread["spread"]["mae"]["std_over_folds"]:.4g}</td>' in page
 
 
 def test_a_network_learns_standardised_numbers_and_answers_in_their_unit():

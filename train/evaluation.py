@@ -71,6 +71,7 @@ def measure(
             groups=None if examples.patients is None else [examples.patients[row] for row in rows],
             num_samples=config.bootstrap_samples,
             seed=config.seed,
+            digits=task.digits,
         )
 
     # Absent for classes, as in the manifest.

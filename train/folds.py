@@ -141,7 +141,8 @@ def _pool(
                     ),
                 )
                 for (fold, seed), (probabilities, labels, _) in zip(runs, tables, strict=True)
-            ]
+            ],
+            task.digits,
         ),
     }
     evaluation.write_results(

@@ -25,6 +25,9 @@ FEW_GROUPS = 20
 
 _NO_INTERVAL = (float("nan"), float("nan"))
 
+#: Format of probabilities and of the measures of them in files.
+SHARE_DIGITS = ".6f"
+
 # Beginnings of the names of measures of a label that are a share of examples.
 _SHARES_OF_LABELS = ("sensitivity/", "specificity/")
 
@@ -113,6 +116,7 @@ def evaluate_predictions(
     num_samples: int,
     seed: int,
     max_area_cost: int = MAX_AREA_COST,
+    digits: str = SHARE_DIGITS,
 ) -> dict[str, Any]:
     """Returns the measures of predictions for metrics.json.
 
@@ -122,6 +126,7 @@ def evaluate_predictions(
         num_samples: bootstrap resamples; 0 for no intervals.
         seed: seed of the bootstrap.
         max_area_cost: limit on examples x classes x resamples for the areas under the curve.
+        digits: format to which the scores are rounded.
 
     Returns:
         a dict of JSON values: `num_examples`, `num_patients`, `bootstrap_by`, `bootstrap_samples`,
@@ -156,6 +161,7 @@ def evaluate_predictions(
                 *intervals.get(name, _NO_INTERVAL),
                 num_groups=behind[name],
                 is_share=name in scorer.shares or name.startswith(_SHARES_OF_LABELS),
+                digits=digits,
             )
             for name, value in point.items()
         },
@@ -190,7 +196,13 @@ def check_predictions(probabilities: np.ndarray, labels: np.ndarray, num_classes
 
 
 def score_entry(
-    value: float, low: float, high: float, *, num_groups: int, is_share: bool
+    value: float,
+    low: float,
+    high: float,
+    *,
+    num_groups: int,
+    is_share: bool,
+    digits: str = SHARE_DIGITS,
 ) -> dict[str, Any]:
     """Returns the entry of a measure in metrics.json.
 
@@ -205,9 +217,10 @@ def score_entry(
         high: upper end of its interval, or NaN.
         num_groups: groups that the measure rests on; with fewer than two there is no interval.
         is_share: whether it is a share of examples, such as a sensitivity.
+        digits: format to which it is rounded.
 
     Returns:
-        `value`, `low` and `high`, rounded to 6 digits; None for NaN.
+        `value`, `low` and `high`; None for NaN.
     """
     if num_groups < 2:
         low = high = np.nan
@@ -216,9 +229,14 @@ def score_entry(
         limits = {0.0: (0.0, margin), 1.0: (1 - margin, 1.0)} if is_share else {}
         low, high = limits.get(float(value), _NO_INTERVAL)
     return {
-        key: None if np.isnan(number) else round(float(number), 6)
-        for key, number in (("value", value), ("low", low), ("high", high))
+        "value": _rounded(value, digits),
+        "low": _rounded(low, digits),
+        "high": _rounded(high, digits),
     }
+
+
+def _rounded(number: float, digits: str) -> float | None:
+    return None if np.isnan(number) else float(f"{number:{digits}}")
 
 
 def group_indices(groups: Sequence[str] | None, num_examples: int) -> np.ndarray:
@@ -237,12 +255,13 @@ def group_indices(groups: Sequence[str] | None, num_examples: int) -> np.ndarray
 
 
 def describe_folds(
-    results: Sequence[tuple[int, int, Mapping[str, float]]],
+    results: Sequence[tuple[int, int, Mapping[str, float]]], digits: str = SHARE_DIGITS
 ) -> dict[str, list[dict[str, Any]] | dict[str, dict[str, Any]]]:
     """Returns the results of each run of a cross-validation, and their spread.
 
     Args:
         results: (fold, seed, scores by name) of each run; an undefined score is NaN.
+        digits: format to which all figures are rounded.
 
     Returns:
         `folds` has the scores of each run, in order. `spread` has by score: `mean` over all runs;
@@ -262,31 +281,28 @@ def describe_folds(
         ]
         values = [value for *_, value in defined]
         spread[name] = {
-            "mean": round(float(np.mean(values)), 6) if values else None,
-            "std_over_folds": _deviation([(fold, value) for fold, _, value in defined]),
-            "std_over_seeds": _deviation([(seed, value) for _, seed, value in defined]),
+            "mean": _rounded(float(np.mean(values)), digits) if values else None,
+            "std_over_folds": _deviation([(fold, value) for fold, _, value in defined], digits),
+            "std_over_seeds": _deviation([(seed, value) for _, seed, value in defined], digits),
         }
     folds = [
         {
             "fold": fold,
             "seed": seed,
-            "scores": {
-                name: None if np.isnan(value) else round(float(value), 6)
-                for name, value in by_name.items()
-            },
+            "scores": {name: _rounded(value, digits) for name, value in by_name.items()},
         }
         for fold, seed, by_name in ordered
     ]
     return {"folds": folds, "spread": spread}
 
 
-def _deviation(values: Sequence[tuple[int, float]]) -> float | None:
+def _deviation(values: Sequence[tuple[int, float]], digits: str) -> float | None:
     """Returns the standard deviation of the groups' means, or None for fewer than two groups."""
     by_group: dict[int, list[float]] = {}
     for group, value in values:
         by_group.setdefault(group, []).append(value)
     means = [float(np.mean(members)) for members in by_group.values()]
-    return round(float(np.std(means, ddof=1)), 6) if len(means) > 1 else None
+    return _rounded(float(np.std(means, ddof=1)), digits) if len(means) > 1 else None
 
 
 def _num_area_samples(wanted: int, affordable: int) -> int:
@@ -407,7 +423,7 @@ def write_predictions(
     answers: Sequence[str | float],
     label_names: Sequence[str],
     examples: Examples,
-    digits: str = ".6f",
+    digits: str = SHARE_DIGITS,
 ) -> None:
     """Writes predictions.csv: key, path, patient, label, predicted label and probabilities.
 

@@ -25,7 +25,7 @@ from train import charts, saliency
 from train.metrics import FEW_GROUPS, Examples, worst_classes
 from train.parts import Part
 from train.scores import URGENT_CLASSES
-from train.stories import MAX_CLASSES, MistakenAnswer, percent
+from train.stories import MAX_CLASSES, MistakenAnswer, decimal, percent
 from train.tasks import Task, task_of
 
 FILE_NAME = "report.html"
@@ -222,6 +222,7 @@ def _page_template() -> jinja2.Template:
     environment.filters["number"] = lambda value: f"{value:,}"
     environment.filters["percent"] = percent
     environment.filters["decimal"] = lambda value: "–" if value is None else f"{value:.3f}"
+    environment.filters["significant"] = decimal
     return environment.get_template("report.html.jinja")
 
 

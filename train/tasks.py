@@ -34,7 +34,7 @@ import numpy as np
 from tfrecord_io import label_kinds
 from tfrecord_io.label_kinds import LabelKind
 from tfrecord_io.reading.mapped import MappedDataset
-from train import calibration, scores, stories
+from train import calibration, metrics, scores, stories
 from train.config import ConfigError
 from train.parts import Part
 
@@ -50,14 +50,14 @@ class Task(abc.ABC):
         story: what the page of a run says of the results.
         quantity: name in history.json of what `losses` reports beside the loss.
         gives_probabilities: whether the outputs are probabilities.
-        digits: format of the outputs in predictions.csv.
+        digits: format of the outputs and their measures in files.
     """
 
     kind: LabelKind
     story: stories.Story
     quantity: str = "accuracy"
     gives_probabilities: bool = True
-    digits: str = ".6f"
+    digits: str = metrics.SHARE_DIGITS
 
     @abc.abstractmethod
     def activation(self, name: str | None = None) -> keras.layers.Layer:
@@ -317,6 +317,7 @@ class Number(Task):
     std: float = 1.0
 
     kind, story, quantity = label_kinds.NUMBER, stories.NumberStory(), "mae"
+    # Significant digits: the unit can be as small or as large as it likes.
     gives_probabilities, digits = False, ".9g"
 
     def activation(self, name: str | None = None) -> keras.layers.Layer:
