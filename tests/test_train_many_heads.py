@@ -5,6 +5,7 @@ import dataclasses
 import importlib.util
 import json
 import os
+import shutil
 import signal
 import zipfile
 
@@ -156,6 +157,16 @@ def test_a_finished_cross_validation_trains_nothing_again(data, finished, capsys
     assert cross_validate(data, finished) == 0
     assert path.stat().st_mtime_ns == before
     assert "side by side" not in capsys.readouterr().out
+
+
+def test_a_folder_of_another_run_is_refused_before_the_training(data, finished, tmp_path, capsys):
+    other = tmp_path / "run" / "seed-2" / "fold-1"
+    other.mkdir(parents=True)
+    shutil.copy(finished / "config.json", tmp_path / "run")
+    shutil.copy(finished / "seed-2" / "fold-0" / "config.json", other)
+    assert cross_validate(data, tmp_path / "run") == 2
+    assert str(other) in capsys.readouterr().err
+    assert not list(tmp_path.rglob("predictions.csv"))
 
 
 def test_what_was_stopped_begins_anew_with_the_same_command(

@@ -202,6 +202,10 @@ def train_heads(heads: Sequence[Head], manifest: tfrecord_io.Manifest, devices: 
         f"all {len(heads)} heads are trained side by side, as one program of "
         f"{max(len(head.order) for head in heads):,} steps"
     )
+    for head in heads:
+        # Now, because the training is lost if a folder turns out to be of another run.
+        with claim(head.folder, head.config, manifest, devices):
+            pass
     watch = callbacks.Stopwatch()
     dataset = MappedDataset(heads[0].config.data, heads[0].learnt.splits)
     table = Table(*dataset[np.arange(len(dataset))])
