@@ -12,6 +12,7 @@ import numpy as np
 
 import tfrecord_io
 from tfrecord_io.label_kinds import CLASSES
+from tfrecord_io.printing import csv_cell
 from train import calibration, metrics, plots, report, saliency
 from train.config import TrainConfig
 from train.parts import Part
@@ -144,9 +145,10 @@ def write_predictions(
         label_names: names of the labels.
     """
     task, probabilities = predictions.task, predictions.probabilities
+    # Each name as its column has it, so that `read_predictions` finds it among several.
+    cells = [csv_cell(name) for name in label_names]
     labels, answers = (
-        task.texts(truths, label_names)
-        for truths in (predictions.truths, task.chosen(probabilities))
+        task.texts(truths, cells) for truths in (predictions.truths, task.chosen(probabilities))
     )
     if not task.gives_probabilities:
         # As numbers, so that a minus does not look like the beginning of a formula.
