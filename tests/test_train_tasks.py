@@ -29,7 +29,7 @@ from pipelines import extract_features
 from tfrecord_io import Manifest
 from tfrecord_io.label_kinds import SEVERAL as SEVERAL_LABELS
 from tfrecord_io.reading.mapped import MappedDataset
-from train import calibration, evaluate, metrics, predict, report, run, scores
+from train import calibration, evaluate, evaluation, metrics, predict, report, run, scores
 from train.parts import whole_split
 from train.tasks import CLASSES, SEVERAL, task_of
 
@@ -94,11 +94,25 @@ def test_the_rarer_side_of_a_label_weighs_more_and_all_weigh_one_on_average():
 
 def test_the_temperature_of_several_labels_is_that_of_their_logits():
     generator = np.random.default_rng(0)
-    logits = generator.normal(size=(3000, 2)) * 2
+    logits = np.clip(generator.normal(size=(3000, 2)) * 2, -6, 6)
     truths = generator.random(logits.shape) < 1 / (1 + np.exp(-logits))
     too_sure = 1 / (1 + np.exp(-2.5 * logits))
     assert SEVERAL.fit_temperature(too_sure, truths) == pytest.approx(2.5, rel=0.1)
     np.testing.assert_allclose(SEVERAL.cool(too_sure, 2.5), 1 / (1 + np.exp(-logits)))
+
+
+def test_a_probability_that_is_rounded_to_one_is_cooled_as_the_export_does_it():
+    probabilities = np.array([[1.0, 1e-30, 0.5]], np.float32)
+    exported = SEVERAL.activation()(SEVERAL.logits_of(probabilities) / 4.0)
+    cooled = SEVERAL.cool(probabilities, 4.0)
+    np.testing.assert_allclose(cooled, np.asarray(exported), atol=1e-5)
+    # A sure answer that is wrong weighs as one with the least probability, not more.
+    truths = np.arange(400)[:, None] % 20 > 0
+    sure = np.full((400, 1), 0.95, np.float32)
+    sure[0], nearly = 1.0, sure.copy()
+    nearly[0] = 1 - 1e-7
+    fitted = [SEVERAL.fit_temperature(rows, truths) for rows in (sure, nearly)]
+    assert fitted[0] == pytest.approx(fitted[1], rel=0.01)
 
 
 # ---- the measures
@@ -144,6 +158,19 @@ def test_weights_count_an_example_as_often_as_copies_of_it_would_for_every_label
     )
     copies = np.repeat(probabilities, counts, axis=0), np.repeat(truths, counts, axis=0)
     assert weighted == pytest.approx(scores.scores(scores.LabelScorer(*copies, NAMES)))
+
+
+def test_names_that_a_spreadsheet_would_take_for_formulas_are_read_again(tmp_path):
+    probabilities, truths = some_predictions()
+    names = ("mass", "+fluid", "=scar")
+    keys = tuple(f"k{place}" for place in range(len(truths)))
+    examples = metrics.Examples(keys=keys, patients=None, paths=None)
+    found = evaluation.Predictions(
+        task=SEVERAL, probabilities=probabilities, truths=truths, examples=examples
+    )
+    evaluation.write_predictions(tmp_path, found, names)
+    _, labels, _ = metrics.read_predictions(tmp_path / "predictions.csv", 3, SEVERAL_LABELS)
+    np.testing.assert_array_equal(SEVERAL.truths(labels), truths)
 
 
 def test_a_label_that_no_image_has_is_left_out_of_the_means_and_rests_on_no_patient():

@@ -284,12 +284,10 @@ class _Several(Task):
     def choices(
         self, probabilities: np.ndarray, truths: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        pairs = np.stack([1 - probabilities, probabilities], axis=-1)
-        return pairs.reshape(-1, 2), truths.ravel().astype(np.int64)
+        return _pairs(probabilities).reshape(-1, 2), truths.ravel().astype(np.int64)
 
     def cool(self, probabilities: np.ndarray, temperature: float) -> np.ndarray:
-        pairs = np.stack([1 - probabilities, probabilities], axis=-1)
-        return calibration.apply_temperature(pairs, temperature)[..., 1]
+        return calibration.apply_temperature(_pairs(probabilities), temperature)[..., 1]
 
     def match(self, places: np.ndarray, num_labels: int) -> tuple[np.ndarray, np.ndarray]:
         # Whether an image has a label that its dataset does not name is not known.
@@ -309,7 +307,7 @@ class Number(Task):
     deviation, and the exported model turns it back, so its answers have the unit of the labels.
 
     Attributes:
-        mean: of the training images.
+        mean: of the training images, see `training_task`.
         std: their standard deviation.
     """
 
@@ -377,22 +375,36 @@ def training_task(kind: LabelKind, data: str, part: Part) -> Task:
     Args:
         kind: of the labels.
         data: folder of the dataset.
-        part: the examples to learn from.
+        part: the examples to learn from; an example counts in the mean and the standard deviation
+            of numbers as in the loss, so that what has the weight 0 has no effect.
 
     Raises:
-        ConfigError: if all examples have the same number.
+        ConfigError: if all examples that count have the same number.
     """
     if kind is not label_kinds.NUMBER:
         return task_of(kind)
     dataset = MappedDataset(data, part.splits)
     places = range(len(dataset)) if part.examples is None else part.examples
-    numbers = dataset.labels(places).astype(np.float64)
-    if numbers.min() == numbers.max():
+    numbers = dataset.labels(places)[:, 0].astype(np.float64)
+    weights = np.ones(len(numbers)) if part.weights is None else part.weights.astype(np.float64)
+    counted = numbers[weights > 0]
+    if counted.min() == counted.max():
         raise ConfigError(
-            f"all training images of {data} have the number {numbers.flat[0]:g}, so there is "
+            f"all training images of {data} have the number {counted[0]:g}, so there is "
             "nothing to learn"
         )
-    return Number(float(numbers.mean()), float(numbers.std()))
+    mean = np.average(numbers, weights=weights)
+    return Number(float(mean), float(np.average((numbers - mean) ** 2, weights=weights) ** 0.5))
+
+
+def _pairs(probabilities: np.ndarray) -> np.ndarray:
+    """Returns [..., 2]: the probabilities of being without a label and of having it.
+
+    A sigmoid that is rounded to 1 leaves 0 for the other side, whose logarithm would outweigh all
+    others: like `logits_of`, this keeps a least probability.
+    """
+    pairs = np.stack([1 - probabilities, probabilities], axis=-1)
+    return np.maximum(pairs, _LEAST_PROBABILITY)
 
 
 def _balanced(counts: Sequence[int], power: float) -> tuple[float, ...]:
