@@ -213,3 +213,9 @@ def test_a_threshold_without_a_test_split_is_still_told():
 def test_each_class_has_a_view_unless_they_are_very_many(num_classes, num_views):
     names = [f"class {index}" for index in range(num_classes)]
     assert len(calibration.default_views(names)) == num_views
+
+
+def test_of_several_labels_each_has_a_view_even_alone_and_none_is_a_sum_of_others():
+    for names in (("scar",), OCT_NAMES):
+        views = calibration.default_views(names, one_hot=False)
+        assert views == {name: (name,) for name in names}

@@ -154,17 +154,23 @@ def calibration_error(probabilities: np.ndarray, labels: np.ndarray) -> float:
     return float(expected_calibration_error(probabilities.max(-1), is_correct, ones))
 
 
-def default_views(label_names: Sequence[str]) -> dict[str, tuple[str, ...]]:
+def default_views(
+    label_names: Sequence[str], *, one_hot: bool = True
+) -> dict[str, tuple[str, ...]]:
     """Returns the classes that count as positive, by the name of the view.
 
     Each class is a view against the rest. The OCT classes also have the view `urgent`, which comes
     first. With one class, or with more than `MAX_VIEWS`, there are no views of single classes.
 
+    Of several labels an image can have none, so a single one is a view too; and their probabilities
+    do not add up to that of an urgent image.
+
     Args:
         label_names: names of the classes.
+        one_hot: whether each image has exactly one of them, see `LabelKind`.
     """
-    urgent = {"urgent": URGENT_CLASSES} if set(label_names) == OCT_CLASSES else {}
-    if not 2 <= len(label_names) <= MAX_VIEWS:
+    urgent = {"urgent": URGENT_CLASSES} if one_hot and set(label_names) == OCT_CLASSES else {}
+    if len(label_names) > MAX_VIEWS or (one_hot and len(label_names) < 2):
         return urgent
     return urgent | {name: (name,) for name in label_names}
 

@@ -122,7 +122,7 @@ def measure_calibration(
             labels=right_answers,
         ),
         "thresholds": calibration.choose_thresholds(
-            calibration.default_views(label_names),
+            calibration.default_views(label_names, one_hot=task.kind.one_hot),
             label_names,
             val=(task.cool(val[0], temperature), task.has(val[1], len(label_names))),
             test=(predictions.probabilities, task.has(predictions.truths, len(label_names))),
