@@ -7,6 +7,7 @@ import pytest
 from marked_images import OCT_NAMES, weigh, write_marked_dataset
 
 import tfrecord_io
+from tfrecord_io.reading.mapped import MappedDataset
 from train import augmentation, feed
 from train.config import ConfigError, TrainConfig
 from train.parts import choose_parts
@@ -108,7 +109,7 @@ def test_workers_share_each_step_and_their_weights_add_up(data):
 def test_an_example_counts_by_its_weight_however_it_is_read(data, tmp_path, fields):
     folder = tmp_path / "data"
     shutil.copytree(data, folder)
-    weigh(folder, lambda label: OCT_NAMES.index(label) / 2)
+    weigh(folder, lambda label: OCT_NAMES.index(label) + 1)
     plain = batches_of(data, devices_of(2), **fields)
     factors, wanted = [], []
     for ours, theirs in zip(batches_of(str(folder), devices_of(2), **fields), plain, strict=True):
@@ -116,9 +117,26 @@ def test_an_example_counts_by_its_weight_however_it_is_read(data, tmp_path, fiel
         is_real = theirs[2] > 0
         assert not ours[2][~is_real].any()
         factors += (ours[2][is_real] / theirs[2][is_real]).tolist()
-        wanted += (ours[1][is_real].argmax(-1) / 2).tolist()
+        wanted += (ours[1][is_real].argmax(-1) + 1).tolist()
     # Their mean is 1, so that the learning rate need not change with the unit of the weights.
     np.testing.assert_allclose(factors, np.array(wanted) / np.mean(wanted), rtol=1e-6)
+
+
+def test_an_image_of_weight_0_is_in_no_batch_so_that_no_other_is_mixed_with_it(data, tmp_path):
+    folder = tmp_path / "data"
+    shutil.copytree(data, folder)
+    weigh(folder, lambda label: {"CNV": 0, "DME": 3}.get(label, 1))
+    config = TrainConfig(data=str(folder))
+    manifest = tfrecord_io.Manifest.load(folder)
+    part = choose_parts(config, manifest).train
+    counts = manifest.split("train").label_counts
+    assert part.label_counts == (0, *counts[1:])
+    assert part.weights.mean() == pytest.approx(1)
+    labels = MappedDataset(folder, "train").labels(part.examples)
+    assert labels.argmax(-1).tolist().count(0) == 0
+    assert set(part.weights[labels[:, 1] == 1]) == {part.weights.max()}
+    with pytest.raises(ConfigError, match="--engine stream reads whole splits"):
+        choose_parts(dataclasses.replace(config, engine="stream"), manifest)
 
 
 @pytest.mark.parametrize("weights", [(-1.0, 1.0), (0.0, 0.0), (float("nan"), 1.0)])

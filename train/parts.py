@@ -26,8 +26,8 @@ class Part:
         examples: int64, places of the examples in these splits; None for all.
         num_examples: number of them.
         label_counts: number of examples with each label.
-        weights: factor of each example in the loss, float32 [num_examples], 1 on average; None if
-            all count the same.
+        weights: factor of each example in the loss, float32 [num_examples], above 0 and 1 on
+            average; None if all count the same.
     """
 
     name: str
@@ -68,14 +68,17 @@ def choose_parts(config: TrainConfig, manifest: tfrecord_io.Manifest) -> Parts:
 
     Raises:
         ConfigError: if there is nothing to train on, a fold would be empty, a split of
-            `fold_splits` does not exist, or weights of examples are not numbers of at least 0.
+            `fold_splits` does not exist, weights of examples are not numbers of at least 0, or
+            some are 0 and the engine is `stream`.
     """
     if config.fold is None:
         parts = {name: whole_split(manifest, name) for name in ("train", "val", "test")}
         if parts["train"] is None:
             raise ConfigError(f"the training split of {config.data} is empty; build it with images")
         return Parts(
-            train=_weighted(config.data, parts["train"]), val=parts["val"], test=parts["test"]
+            train=_weighted(config, manifest, parts["train"]),
+            val=parts["val"],
+            test=parts["test"],
         )
     splits = fold_splits(config, manifest)
     folds = patient_folds(metrics.read_examples(config.data, splits), config.folds or 0)
@@ -99,16 +102,19 @@ def choose_parts(config: TrainConfig, manifest: tfrecord_io.Manifest) -> Parts:
             (f"fold {config.fold}", is_held_out),
         )
     )
-    return Parts(train=_weighted(config.data, learnt), val=None, test=held_out)
+    return Parts(train=_weighted(config, manifest, learnt), val=None, test=held_out)
 
 
-def _weighted(data: str, part: Part) -> Part:
-    """Returns a part with the weights of its examples, if the dataset has a column of them."""
-    path = Path(data) / EXAMPLES_FILE_NAME
+def _weighted(config: TrainConfig, manifest: tfrecord_io.Manifest, part: Part) -> Part:
+    """Returns a part with the weights of its examples, if the dataset has a column of them.
+
+    Examples of weight 0 are left out: others would be mixed with them, and statistics count them.
+    """
+    path = Path(config.data) / EXAMPLES_FILE_NAME
     # Looked for first: reading the keys of all examples takes longer.
     if not path.exists() or WEIGHT not in pq.read_schema(path).names:
         return part
-    given = metrics.read_examples(data, part.splits, part.examples).weights
+    given = metrics.read_examples(config.data, part.splits, part.examples).weights
     try:
         weights = np.array(given, np.float64)
     except ValueError:
@@ -119,6 +125,22 @@ def _weighted(data: str, part: Part) -> Part:
             "least 0, and not only zeros. Change or rename the column in the table of labels, and "
             "build again"
         )
+    counts = weights > 0
+    if not counts.all():
+        if config.engine == "stream":
+            raise ConfigError(
+                f"--engine stream reads whole splits, but {path} gives {np.sum(~counts):,} images "
+                f"the {WEIGHT} 0, which leaves them out; leave the flag out"
+            )
+        places = np.arange(part.num_examples) if part.examples is None else part.examples
+        labels = MappedDataset(config.data, part.splits).labels(places[counts])
+        part = dataclasses.replace(
+            part,
+            examples=places[counts],
+            num_examples=len(labels),
+            label_counts=manifest.label_kind.count(labels),
+        )
+        weights = weights[counts]
     return dataclasses.replace(part, weights=(weights / weights.mean()).astype(np.float32))
 
 

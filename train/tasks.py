@@ -375,26 +375,25 @@ def training_task(kind: LabelKind, data: str, part: Part) -> Task:
     Args:
         kind: of the labels.
         data: folder of the dataset.
-        part: the examples to learn from; an example counts in the mean and the standard deviation
-            of numbers as in the loss, so that what has the weight 0 has no effect.
+        part: the examples to learn from; one counts in the mean and the standard deviation of
+            numbers as it does in the loss.
 
     Raises:
-        ConfigError: if all examples that count have the same number.
+        ConfigError: if all examples have the same number.
     """
     if kind is not label_kinds.NUMBER:
         return task_of(kind)
     dataset = MappedDataset(data, part.splits)
     places = range(len(dataset)) if part.examples is None else part.examples
     numbers = dataset.labels(places)[:, 0].astype(np.float64)
-    weights = np.ones(len(numbers)) if part.weights is None else part.weights.astype(np.float64)
-    counted = numbers[weights > 0]
-    if counted.min() == counted.max():
+    if numbers.min() == numbers.max():
         raise ConfigError(
-            f"all training images of {data} have the number {counted[0]:g}, so there is "
+            f"all training images of {data} have the number {numbers[0]:g}, so there is "
             "nothing to learn"
         )
-    mean = np.average(numbers, weights=weights)
-    return Number(float(mean), float(np.average((numbers - mean) ** 2, weights=weights) ** 0.5))
+    mean = np.average(numbers, weights=part.weights)
+    variance = np.average(np.square(numbers - mean), weights=part.weights)
+    return Number(float(mean), float(np.sqrt(variance)))
 
 
 def _pairs(probabilities: np.ndarray) -> np.ndarray:
