@@ -22,6 +22,7 @@ import keras
 import numpy as np
 
 import tfrecord_io
+from tfrecord_io.label_kinds import NUMBER
 from tfrecord_io.reading.mapped import MappedDataset
 from tfrecord_io.reading.order import BatchOrder
 from tfrecord_io.trunk import Trunk
@@ -102,6 +103,8 @@ def plan_heads(
     heads: list[Head] = []
     if trunk.rest_layers:
         obstacle = f"layers above {trunk.layer} learn as well"
+    elif manifest.label_kind is NUMBER:
+        obstacle = "each fold has a mean and a standard deviation of its own numbers"
     elif devices.num_replicas > 1:
         obstacle = f"there are {devices.num_replicas} replicas; --strategy single uses one"
     else:
@@ -236,7 +239,9 @@ def _train(
         objective=_stack_objectives(heads, task_of(manifest.label_kind)),
         jit_compile=bool(config.jit_compile),
     )
-    sources = [Source(head.config, head.order, head.learnt.examples) for head in heads]
+    sources = [
+        Source(head.config, head.order, head.learnt.examples, head.learnt.weights) for head in heads
+    ]
     batches = steps.iterate(training_batches(sources, table, manifest, devices))
     num_shown = sum(head.order.num_examples * (head.config.epochs or 0) for head in heads)
     bar = callbacks.ProgressBar(total=num_shown, done=0)

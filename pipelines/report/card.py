@@ -14,9 +14,10 @@ import pyarrow as pa
 
 from pipelines.report import charts
 from pipelines.sources.listing import RejectedFile
-from tfrecord_io.auditing import pages, shortcuts
+from tfrecord_io.auditing import pages, ranges, shortcuts
 from tfrecord_io.auditing.audit import LIMITS, MAX_LISTED, SEVERITIES, Audit
 from tfrecord_io.auditing.twins import ImageReader
+from tfrecord_io.label_kinds import NUMBER
 from tfrecord_io.manifest import Manifest
 
 # Limits that keep the page within a few megabytes for any dataset.
@@ -61,17 +62,21 @@ def render(
         the HTML text.
     """
     severities = collections.Counter(finding.severity for finding in audit.findings)
+    summary, target = _summary(found, audit), charts.numbers(found, examples)
+    # From here on the groups that are compared are ranges, if the labels are numbers.
+    found, examples = ranges.as_classes(found, examples)
     return page_template().render(
         found=found,
         audit=audit,
         severities={name: severities[name] for name in SEVERITIES},
         limits=LIMITS,
         max_listed=MAX_LISTED,
-        summary=_summary(found, audit),
+        summary=summary,
         measures=audit.measures,
         megabytes=found.num_bytes / 1e6,
         charts={
-            "splits": charts.classes_of_splits(found),
+            "splits": charts.classes_of_splits(found) if target is None else [],
+            "target": target,
             "patients": charts.images_of_patients(examples),
             "shortcuts": charts.shortcuts(audit.measures.get("shortcuts")),
             "brightness": charts.brightness(found, examples),
@@ -95,9 +100,11 @@ def _summary(found: Manifest, audit: Audit) -> list[str]:
     height, width, channels = found.image_shape
     people = f" of {_count(patients, 'patient')}" if patients else ""
     kind = found.label_kind
+    labels = f"in {_count(found.num_classes, kind.noun, kind.plural)}"
+    if kind is NUMBER:
+        labels = f"with the number {found.label_names[0]}"
     sentences = [
-        f"{_count(found.num_examples, 'image')}{people} in "
-        f"{_count(found.num_classes, kind.noun, kind.plural)} ({splits}), each "
+        f"{_count(found.num_examples, 'image')}{people} {labels} ({splits}), each "
         f"stored as {width}×{height} pixels in {'grey' if channels == 1 else 'colour'}"
         f"{' of 16 bits' if found.dtype == 'uint16' else ''}."
     ]

@@ -19,7 +19,7 @@ import pyarrow as pa
 from tfrecord_io import manifest
 from tfrecord_io.auditing import near_duplicates
 from tfrecord_io.auditing.audit import MAX_LISTED, SEVERITIES, Audit, Finding, read_examples
-from tfrecord_io.label_kinds import CLASSES
+from tfrecord_io.auditing.ranges import with_ranges
 
 #: Number of neighbours that judge a scan's label, and how many of them must agree on another one.
 NUM_NEIGHBOURS = 10
@@ -319,7 +319,8 @@ def _compared_pixels(examples: pa.Table, found: manifest.Manifest) -> Callable[[
     side = min(found.source["trunk"]["image_shape"][:2])
     if "perceptual_hash" not in examples.column_names or side < near_duplicates.MIN_SIDE:
         return lambda hint: False
-    columns = examples.select(["perceptual_hash", "split", "label"])
+    columns = with_ranges(examples, found.label_kind)
+    columns = columns.select(["perceptual_hash", "split", "label"])
 
     def is_compared(hint: Hint) -> bool:
         first, second = columns.take([hint.first, hint.second]).to_pylist()
@@ -331,12 +332,13 @@ def _compared_pixels(examples: pa.Table, found: manifest.Manifest) -> Callable[[
 
 
 def _check_labels(examples: pa.Table, neighbours: Neighbours, found: manifest.Manifest) -> Finding:
-    if found.label_kind is not CLASSES:
+    if not found.label_kind.one_hot:
         return Finding(
             code="doubtful_labels",
             severity="note",
             title="Labels were not compared with those of similar scans",
-            detail="That needs one class for each image, and these have several labels.",
+            detail="That needs one class for each image, and these have "
+            f"{found.label_kind.plural}.",
         )
     places = {name: place for place, name in enumerate(found.label_names)}
     labels = np.array([places[name] for name in examples["label"].to_pylist()])
