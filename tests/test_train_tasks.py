@@ -1,6 +1,7 @@
 """Training on several labels an image: the losses, and each command on a dataset that has them."""
 
 import csv
+import dataclasses
 import io
 import json
 import shutil
@@ -8,6 +9,7 @@ import shutil
 import keras
 import numpy as np
 import pytest
+from builds import IN_MEMORY
 from marked_images import (
     KERAS_ARRAY_WARNING,
     QUICK,
@@ -20,8 +22,10 @@ from marked_images import (
 )
 from PIL import Image
 from sklearn import metrics as sk_metrics
+from test_train_many_heads import write_pooling_trunk
 from test_train_run import FLAGS, check_same, run_killed_twice
 
+from pipelines import extract_features
 from tfrecord_io import Manifest
 from tfrecord_io.label_kinds import SEVERAL as SEVERAL_LABELS
 from tfrecord_io.reading.mapped import MappedDataset
@@ -335,6 +339,33 @@ def test_a_cross_validation_measures_every_label(data, tmp_path):
     assert "auc/mass" in measured["folds"][0]["scores"]
     assert measured["calibration"]["temperature"] > 0
     assert "cross-validation" in (workdir / "report.html").read_text()
+
+
+@pytest.mark.slow
+def test_features_of_images_with_several_labels_are_trained_and_compared(data, tmp_path, capsys):
+    images = tmp_path / "images"
+    shutil.copytree(data, images)
+    # As of a build.
+    counts = {"files": 184, "examples": 184, "rejects": 0, "copies": 0, "over_limit": 0}
+    counted = dataclasses.replace(Manifest.load(data), counts=counts | {"ignored": {}})
+    (images / "manifest.json").write_text(counted.to_json())
+    write_pooling_trunk(tmp_path / "trunk.keras")
+    words = ["--data", images, "--trunk", tmp_path / "trunk.keras", "--output", tmp_path / "out"]
+    assert extract_features.main([*map(str, words), IN_MEMORY]) == 0
+    fields = {name: value for name, value in SETTINGS.items() if name != "model"}
+    of_images = {"augment", "test_time_flip"}
+    command = flags(**{name: fields[name] for name in fields.keys() - of_images})
+    workdir = tmp_path / "run"
+    assert run.main([f"--data={tmp_path / 'out'}", f"--workdir={workdir}", *command]) == 0
+    measured = json.loads((workdir / "metrics.json").read_text())
+    assert measured["scores"]["macro_auc"]["value"] > 0.8
+    image, truth = MappedDataset(data, "train")[3]
+    Image.fromarray(image[..., 0]).save(tmp_path / "scan.png")
+    capsys.readouterr()
+    words = [f"--model={workdir}", f"--input={tmp_path / 'scan.png'}", "--similar=1"]
+    assert predict.main([*words, "--format=json"]) == 0
+    ((row),) = json.loads(capsys.readouterr().out)
+    assert row["similar"][0]["label"] == SEVERAL.texts(SEVERAL.truths(truth[None]), NAMES)[0]
 
 
 @pytest.mark.slow
