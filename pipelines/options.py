@@ -26,10 +26,10 @@ from pipelines.stores.remote import is_remote
 from tfrecord_io.label_kinds import (
     CLASSES,
     GRADES,
+    MULTI_LABEL,
     NONE,
     NUMBER,
     SEPARATOR,
-    SEVERAL,
     LabelKind,
 )
 from tfrecord_io.preprocess import DTYPES, RESIZE_FILTERS, Preprocessing
@@ -442,7 +442,7 @@ class BuildOptions:
     def label_kind(self) -> LabelKind:
         """What an example's label can be."""
         if self.label_columns:
-            return SEVERAL
+            return MULTI_LABEL
         if self.grades:
             return GRADES
         return NUMBER if self.target else CLASSES
