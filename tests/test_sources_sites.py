@@ -296,7 +296,8 @@ def test_the_site_whose_input_no_remote_worker_can_read_is_named(two_sites, tmp_
         ('[site.a]\nsource = "kaggle"\ninput = "x"', "needs kaggle_dataset, and no input"),
         ('[site.a]\nsource = "archive"\nimput = "x"', "has imput, expected group_regex"),
         ('[site.a]\nsource = "archive"\ninput = 1', "has input = 1, expected text"),
-        ('[site.a]\nsource = "archive"\ninput = "x"\nsplit = "Fold 1"', "split = 'Fold 1'"),
+        ('[site.a]\nsource = "archive"\ninput = "x"\nsplit = "Fold 1"', "split 'Fold 1'"),
+        ('[site.a]\nsource = "archive"\ninput = "x\\u0000"', "expected text"),
         ('[site.a]\nsource = "archive"\ninput = "x"\nrename = "x"', "expected a table such as"),
         ('[site.a]\nsource = "archive"\ninput = "x"\nrename = { x = "" }', "x = '', expected text"),
     ],
@@ -315,6 +316,64 @@ def test_two_sites_cannot_download_archives_of_one_name(tmp_path):
     tables = {site: f'source = "kaggle"\nkaggle_dataset = "{site}/oct"' for site in "ab"}
     with pytest.raises(errors.UserError, match=r"2 sites download oct\.zip"):
         read_sites(write_sites(tmp_path, **tables))
+
+
+def one_site_twice(tmp_path, more=""):
+    write_tree(tmp_path / "a", scans())
+    (tmp_path / "link").symlink_to(tmp_path / "a")
+    return write_sites(tmp_path, a=FOLDER.format("a"), b=FOLDER.format("./link/train") + more)
+
+
+def test_two_sites_with_the_same_images_are_refused(tmp_path, capsys):
+    assert build(one_site_twice(tmp_path), tmp_path / "out") == 2
+    assert "the input of [site.b] is also in that of [site.a]" in capsys.readouterr().err
+
+
+def test_two_sites_may_be_two_trees_of_one_folder(tmp_path):
+    write_tree(tmp_path / "in", {f"{tree}/{n}": c for tree in "ab" for n, c in scans().items()})
+    tables = {tree: FOLDER.format("in") + f'tree = "{tree}"\n' for tree in "ab"}
+    assert build(write_sites(tmp_path, **tables), tmp_path / "out") == 0
+
+
+def test_a_split_of_a_site_has_the_names_that_folders_and_tables_have(tmp_path):
+    write_tree(tmp_path / "a", scans())
+    write_tree(tmp_path / "b", scans(seed=1000))
+    sites = write_sites(
+        tmp_path, a=FOLDER.format("a"), b=FOLDER.format("b") + 'split = "Testing"\n'
+    )
+    assert build(sites, tmp_path / "out") == 0
+    assert set(manifest.Manifest.load(tmp_path / "out").splits) == {"train", "test"}
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ('group_regex = "("', "site a: group_regex '(' is not a valid pattern"),
+        ('labels = "none.csv"', "site a: --labels "),
+    ],
+)
+def test_an_option_of_a_site_that_cannot_be_used_names_the_site(more, message, tmp_path, capsys):
+    write_tree(tmp_path / "a", scans())
+    sites = write_sites(tmp_path, a=FOLDER.format("a") + more)
+    assert build(sites, tmp_path / "out") == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_file_of_sites_may_begin_with_a_mark_of_its_encoding_and_name_the_home_folder(
+    two_sites, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("HOME", str(two_sites.parent))
+    text = two_sites.read_text().replace('"london.zip"', '"~/london.zip"')
+    two_sites.write_text(text, encoding="utf-8-sig")
+    assert build(two_sites, tmp_path / "out") == 0
+    assert verify.verify(tmp_path / "out", source_input=two_sites) == []
+
+
+def test_verify_says_which_site_is_not_on_this_machine(two_sites, tmp_path):
+    build(two_sites, tmp_path / "out")
+    two_sites.write_text(two_sites.read_text().replace('"zurich"', '"s3://bucket/zurich"'))
+    with pytest.raises(OSError, match=r"\[site\.zurich\] is not a local file or folder"):
+        verify.verify(tmp_path / "out", source_input=two_sites)
 
 
 def test_paths_of_a_file_of_sites_start_at_its_folder_and_urls_stay(tmp_path):

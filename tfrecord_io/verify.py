@@ -469,9 +469,11 @@ def _read_files(source_input: Path, paths: Sequence[str]) -> Iterator[tuple[str,
 def _read_sites(file: Path, paths: Sequence[str]) -> Iterator[tuple[str, bytes | None]]:
     """Yields each file of several sites, which a path names first; as `_read_files`."""
     try:
-        tables = tomllib.loads(file.read_text(encoding="utf-8"))["site"]
-        inputs = {site: file.parent / table["input"] for site, table in tables.items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        tables = tomllib.loads(file.read_text(encoding="utf-8-sig"))["site"]
+        inputs = {
+            site: file.parent / Path(table["input"]).expanduser() for site, table in tables.items()
+        }
+    except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
         raise OSError(
             f"cannot read {file}: expected tables [site.NAME], each with an input: {error!r}"
         ) from error
@@ -482,6 +484,11 @@ def _read_sites(file: Path, paths: Sequence[str]) -> Iterator[tuple[str, bytes |
     for site, inner_paths in by_site.items():
         if site not in inputs:
             raise OSError(f"{file} has no table [site.{site}], of which the dataset has images")
+        if not inputs[site].exists():
+            raise OSError(
+                f"{file}: the input of [site.{site}] is not a local file or folder; name there a "
+                "copy of it that is"
+            )
         for inner, data in _read_files(inputs[site], inner_paths):
             yield f"{site}/{inner}", data
 
