@@ -541,6 +541,23 @@ def test_whole_frames_of_a_volume_that_is_cut_off_stay(syntax):
         decode_image(cut, settings, 3)
 
 
+@pytest.mark.parametrize("num_frames", ["2", "0"])
+def test_frames_beyond_the_number_that_the_file_says_are_not_lost_in_silence(num_frames):
+    volume = np.stack([grey_pixels(seed) for seed in range(3)])
+    data = dicom_file(volume, num_frames=num_frames)
+    assert {reason(data, frame) for frame in range(1 + int(num_frames))} == {"multiple_frames"}
+
+
+@pytest.mark.parametrize("syntax", ["1.2.840.10008.1.2.5", "1.2.840.10008.1.2.4.80"])
+@pytest.mark.parametrize("offsets", [(0, 0, 0), (0, 2, 1)])
+def test_no_frame_is_taken_for_another_one_by_a_wrong_table_of_offsets(syntax, offsets):
+    data = bytearray(in_syntax(dicom_file(np.stack([grey_pixels(n) for n in range(3)])), syntax))
+    place = data.index(b"\xfe\xff\x00\xe0") + 8
+    right = struct.unpack_from("<3I", data, place)
+    struct.pack_into("<3I", data, place, *(right[frame] for frame in offsets))
+    assert {reason(bytes(data), frame) for frame in (1, 2, 3)} == {"undecodable"}
+
+
 def test_a_header_is_read_from_the_start_of_a_file_or_not_at_all():
     patient = {(0x0010, 0x0020, "LO"): "4711", (0x0010, 0x0010, "PN"): "Doe^Jane"}
     data = dicom_file(np.stack([grey_pixels()] * 5), patient)
