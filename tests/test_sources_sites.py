@@ -160,8 +160,9 @@ def test_a_class_that_a_site_lacks_is_named_on_the_terminal_and_the_card(tmp_pat
 
 def test_label_tables_of_sites_may_have_different_columns(tmp_path):
     for site, table in {
-        "a": "path,label,patient,age\n1.png,sick,7,63\n2.png,well,8,\n",
-        "b": "path,label,patient,age,ward\n1.png,sick,7,about 60,east\n2.png,well,9,50,west\n",
+        "a": "path,label,patient,age,bmi,beds\n1.png,sick,7,63,22,\n2.png,well,8,,23,\n",
+        "b": "path,label,patient,age,ward,bmi,beds\n"
+        "1.png,sick,7,about 60,east,20.5,4\n2.png,well,9,50,west,21,5\n",
     }.items():
         write_tree(tmp_path / site, {"1.png": png(ord(site)), "2.png": png(2 * ord(site))})
         (tmp_path / f"{site}.csv").write_text(table)
@@ -175,6 +176,8 @@ def test_label_tables_of_sites_may_have_different_columns(tmp_path):
         "b/1.png": ("b/7", "about 60", "east"),
         "b/2.png": ("b/9", "50", "west"),
     }
+    assert [rows[path]["bmi"] for path in sorted(rows)] == [22.0, 23.0, 20.5, 21.0]
+    assert [rows[path]["beds"] for path in sorted(rows)] == [None, None, 4, 5]
     (tmp_path / "b.csv").write_text("path,label,site\n1.png,sick,x\n")
     with pytest.raises(errors.UserError, match="has the column site, which"):
         parse_options(flags(sites, tmp_path / "out"))

@@ -339,9 +339,7 @@ def _join_others(tables: Sequence[pa.Table]) -> pa.StructArray | None:
             parts[-1] = dict(zip(names, struct.flatten(), strict=True))
     columns = {}
     for name in dict.fromkeys(name for part in parts for name in part):
-        kinds = {part[name].type for part in parts if name in part}
-        # As in one table: a column of numbers and text is text.
-        kind = kinds.pop() if len(kinds) == 1 else pa.string()
+        kind = _common_type([part[name] for part in parts if name in part])
         try:
             chunks = [
                 part[name].cast(kind) if name in part else pa.nulls(table.num_rows, kind)
@@ -354,6 +352,20 @@ def _join_others(tables: Sequence[pa.Table]) -> pa.StructArray | None:
             ) from None
         columns[name] = pa.chunked_array(chunks, kind).combine_chunks()
     return pa.StructArray.from_arrays(columns.values(), list(columns)) if columns else None
+
+
+def _common_type(columns: Sequence[pa.Array]) -> pa.DataType:
+    """Returns the type of a column that different tables have.
+
+    As in one table, numbers of two types become the wider one, numbers and text become text, and
+    columns without any value do not count.
+    """
+    known = [column for column in columns if column.null_count < len(column)]
+    schemas = [pa.schema([("", column.type)]) for column in known or columns]
+    try:
+        return pa.unify_schemas(schemas, promote_options="permissive").field(0).type
+    except pa.ArrowTypeError:
+        return pa.string()
 
 
 def _classes_of_sites(refs: pa.Table, label_kind: LabelKind) -> dict[str, set[str]]:
