@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pydicom
 import pytest
-from builds import ROOT, arguments, build_here, run_build
+from builds import ROOT, arguments, build_here, bytes_read, run_build
 from dicom_files import dicom_file, in_syntax
 from image_files import grey_pixels, png, write_tar, write_tree, write_zip
 from PIL import Image
@@ -523,11 +523,6 @@ def test_only_the_bytes_of_its_frame_are_read_of_a_volume(tmp_path, kind):
 
 def rows_of_examples(output: Path) -> list[dict]:
     return pq.read_table(output / EXAMPLES_FILE_NAME).to_pylist()
-
-
-def bytes_read() -> int:
-    """Returns the bytes that this process has read, also of files that the system keeps at hand."""
-    return int(re.search(r"rchar: (\d+)", Path("/proc/self/io").read_text())[1])
 
 
 @pytest.mark.parametrize("syntax", ["1.2.840.10008.1.2.1", "1.2.840.10008.1.2.5"])

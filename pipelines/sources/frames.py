@@ -8,6 +8,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
+import io
 import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -182,9 +183,10 @@ def _read_dicom(
 
 
 def _read_tiff(reader: prefetch.Reader[ImageRef], ref: ImageRef, start: bytes) -> _Frames | None:
-    pages = tiff.read_pages(start, is_whole=False)
+    pages = tiff.read_pages(io.BytesIO(start), is_whole=False)
     if pages is None:
-        pages = tiff.read_pages(reader.read(ref), is_whole=True) or []
+        with reader.open(ref) or io.BytesIO(reader.read(ref)) as file:
+            pages = tiff.read_pages(file, is_whole=True) or []
     kinds = [page.kind for page in pages]
     numbers = [number for number, kind in enumerate(kinds, start=1) if not kind]
     if len(pages) == 1 or not numbers:
