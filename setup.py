@@ -82,6 +82,7 @@ setup(
         "pipelines": ["py.typed"],
         "pipelines.report": ["*.html.jinja"],
         "tfrecord_io": ["py.typed"],
+        "tfrecord_io.auditing": ["*.jinja"],
         "train": ["py.typed", "*.html.jinja"],
     },
     install_requires=BUILD,

@@ -23,7 +23,15 @@ from pipelines.sources.listing import DEFAULT_GROUP_REGEX, SITE, ListingOptions,
 from pipelines.sources.sites import Site, naming, read_sites
 from pipelines.sources.source import SourceOptions
 from pipelines.stores.remote import is_remote
-from tfrecord_io.label_kinds import CLASSES, NONE, SEPARATOR, SEVERAL, LabelKind
+from tfrecord_io.label_kinds import (
+    CLASSES,
+    GRADES,
+    NONE,
+    NUMBER,
+    SEPARATOR,
+    SEVERAL,
+    LabelKind,
+)
 from tfrecord_io.preprocess import DTYPES, RESIZE_FILTERS, Preprocessing
 
 #: Values of `--runner`, in lower case, that mean the engine in this process.
@@ -179,6 +187,14 @@ class BuildOptions:
         kind=_names,
         metavar="A,B,...",
     )
+    grades: tuple[str, ...] = _flag(
+        (),
+        _IN,
+        "the classes to use, instead of --classes, if they are grades: from the lowest to the "
+        "highest",
+        kind=_names,
+        metavar="A,B,...",
+    )
     tree: str | None = _flag(
         None,
         _IN,
@@ -206,6 +222,13 @@ class BuildOptions:
         "of the column label",
         kind=_names,
         metavar="A,B,...",
+    )
+    target: str | None = _flag(
+        None,
+        _IN,
+        "column of the table of --labels that holds a number for each image, or with --grades its "
+        "grade, instead of the column label",
+        metavar="COLUMN",
     )
     limit: int | None = _flag(
         None,
@@ -389,7 +412,10 @@ class BuildOptions:
                 f"the table of each site in {self.input}"
             )
         self._check_label_columns()
-        kaggle.check_dataset_name(self.kaggle_dataset)
+        self._check_target()
+        for dataset in (self.kaggle_dataset, *(site.kaggle_dataset for site in self.sites)):
+            if dataset is not None:
+                kaggle.check_dataset_name(dataset)
         if self.staging and not is_remote(self.staging):
             raise ValueError(
                 f"--staging must be a URL such as gs://bucket/folder, received {self.staging!r}"
@@ -415,7 +441,18 @@ class BuildOptions:
     @property
     def label_kind(self) -> LabelKind:
         """What an example's label can be."""
-        return SEVERAL if self.label_columns else CLASSES
+        if self.label_columns:
+            return SEVERAL
+        if self.grades:
+            return GRADES
+        return NUMBER if self.target else CLASSES
+
+    @property
+    def label_names(self) -> tuple[str, ...]:
+        """The names of the labels in the order of their indices, if the user gave them."""
+        if self.label_kind is NUMBER:
+            return (self.target or "",)
+        return self.label_columns or self.grades or self.classes
 
     @property
     def _has_tables(self) -> bool:
@@ -439,6 +476,22 @@ class BuildOptions:
             raise ValueError(
                 f"--label_columns cannot have a label named {', '.join(sorted(taken))}; rename the "
                 "column"
+            )
+
+    def _check_target(self) -> None:
+        if self.grades and (self.classes or self.label_columns):
+            raise ValueError("--grades takes the place of --classes and --label_columns")
+        if len(set(self.grades)) != len(self.grades) or len(self.grades) == 1:
+            raise ValueError(
+                f"--grades takes two or more different names; received {','.join(self.grades)}"
+            )
+        if self.target is None:
+            return
+        if not self._has_tables or self.classes or self.label_columns:
+            raise ValueError("--target needs --labels, and no --classes or --label_columns")
+        if self.target in ("", "path", "patient", "split"):
+            raise ValueError(
+                f"--target must name a column with numbers or grades, received {self.target!r}"
             )
 
     def _fill_in(self) -> None:
@@ -488,7 +541,7 @@ class BuildOptions:
     def listing(self) -> ListingOptions:
         """The options of the listing: classes, tree, patients and labels."""
         return ListingOptions(
-            classes=self.classes,
+            classes=self.grades or self.classes,
             tree=self.tree,
             group_regex=self.group_regex,
             labels=self._read_labels(self.labels),
@@ -519,7 +572,12 @@ class BuildOptions:
             return None
         reserved = [*EXAMPLE_SCHEMA.names, *([SITE] if self.sites else [])]
         with private_errors(self.secret):
-            return read_label_table(file, label_columns=self.label_columns, reserved=reserved)
+            return read_label_table(
+                file,
+                kind=self.label_kind,
+                columns=self.label_columns or (self.target or "label",),
+                reserved=reserved,
+            )
 
     @property
     def preprocessing(self) -> Preprocessing:

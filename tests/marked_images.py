@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from dataset_factory import bare_manifest
 
 from tfrecord_io import Manifest, RecordLayout, Shard, Split, image_key
-from tfrecord_io.label_kinds import CLASSES, LabelKind
+from tfrecord_io.label_kinds import CLASSES, NUMBER, LabelKind, number_text
 from tfrecord_io.manifest import EXAMPLES_FILE_NAME, FILE_NAME
 from tfrecord_io.preprocess import Preprocessing
 from tfrecord_io.shards import shard_name
@@ -72,7 +72,8 @@ def write_marked_dataset(
 ) -> Manifest:
     """Writes noise with a bright bar whose height tells the class, so that nets learn it.
 
-    Of several labels each has a bar, and half of the images have it.
+    Of several labels each has a bar, and half of the images have it. A number is 20 minus 2.5 for
+    each bright row.
     """
     directory.mkdir(parents=True, exist_ok=True)
     layout = RecordLayout(
@@ -81,22 +82,28 @@ def write_marked_dataset(
     generator = np.random.default_rng(0)
     splits, rows = {}, []
     for split, total in num_examples.items():
-        if label_kind is CLASSES:
-            has = np.eye(len(label_names), dtype=bool)[
+        if label_kind.one_hot:
+            vectors = np.eye(len(label_names), dtype=np.float32)[
                 generator.integers(len(label_names), size=total)
             ]
+        elif label_kind is NUMBER:
+            vectors = 20 - 2.5 * generator.integers(image_shape[0] + 1, size=(total, 1))
         else:
-            has = generator.random((total, len(label_names))) < 0.5
+            vectors = np.float32(generator.random((total, len(label_names))) < 0.5)
         records = []
-        for index, row in enumerate(has):
+        for index, vector in enumerate(vectors):
             pixels = generator.integers(100, size=image_shape, dtype=np.uint8)
-            labels = np.flatnonzero(row).tolist()
-            for label in labels:
-                top = label * image_shape[0] // len(label_names)
-                pixels[top : top + image_shape[0] // len(label_names)] += 150
+            if label_kind is NUMBER:
+                pixels[: round((20 - vector[0]) / 2.5)] += 150
+                text = number_text(str(vector[0]))
+            else:
+                labels = np.flatnonzero(vector).tolist()
+                for label in labels:
+                    top = label * image_shape[0] // len(label_names)
+                    pixels[top : top + image_shape[0] // len(label_names)] += 150
+                text = label_kind.text_of([label_names[label] for label in labels])
             key = image_key(f"{split}/{index}")
-            records.append(layout.encode_record(pixels.tobytes(), labels, key))
-            text = label_kind.text_of([label_names[label] for label in labels])
+            records.append(layout.encode_record(pixels.tobytes(), vector, key))
             rows.append(
                 {
                     "split": split,
@@ -117,7 +124,7 @@ def write_marked_dataset(
             num_bytes=len(content),
             sha256=hashlib.sha256(content).hexdigest(),
         )
-        splits[split] = Split(label_counts=tuple(has.sum(0).tolist()), shards=(shard,))
+        splits[split] = Split(label_counts=label_kind.count(vectors), shards=(shard,))
     height, width, channels = image_shape
     manifest = bare_manifest(
         name="marked",
@@ -131,6 +138,14 @@ def write_marked_dataset(
     if with_patients:
         pq.write_table(pa.Table.from_pylist(rows), directory / EXAMPLES_FILE_NAME)
     return manifest
+
+
+def weigh(directory: Path, weight_of: Callable[[str], float]) -> None:
+    """Gives the examples of a dataset weights by the text of their labels."""
+    path = directory / EXAMPLES_FILE_NAME
+    table = pq.read_table(path)
+    weights = [weight_of(label) for label in table["label"].to_pylist()]
+    pq.write_table(table.append_column("weight", pa.array(weights, pa.float64())), path)
 
 
 def command(script: str, *arguments: object) -> list[str]:

@@ -221,6 +221,16 @@ def _column(dataset, name):
     return pq.read_table(dataset / "examples.parquet")[name].to_pylist()
 
 
+def test_of_the_other_columns_of_a_table_only_the_weights_stay(secret, tmp_path):
+    source = write_tree(tmp_path / "in", {f"{number}.jpeg": jpeg(number) for number in range(4)})
+    labels = tmp_path / "labels.csv"
+    rows = [f"{number}.jpeg,a,Miss Doe,{number / 4}\n" for number in range(4)]
+    labels.write_text("path,label,who,weight\n" + "".join(rows))
+    built = build_here(source, tmp_path / "out", f"--labels={labels}", f"--anonymize={secret}")
+    assert sorted(_column(built, "weight")) == [0, 0.25, 0.5, 0.75]
+    assert "who" not in pq.read_schema(built / "examples.parquet").names
+
+
 def test_the_images_are_not_in_the_order_of_their_names(secret, tmp_path):
     names = [f"a/a-{number:02d}-1.png" for number in range(40)]
     source = write_tree(tmp_path / "in", {name: jpeg(n) for n, name in enumerate(names)})

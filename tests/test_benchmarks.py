@@ -37,6 +37,7 @@ def folder(tmp_path_factory):
         ("near_duplicates.py --input sample.zip --num_images 6", "promised"),
         ("near_duplicates.py --input sample.zip --search 200", "200"),
         ("near_duplicates.py --input sample.zip --sizes 28 64 --num_copied 2", "| 64 | 0.93 |"),
+        ("neighbours.py --search 300", "300 x 512"),
         ("plan_scale.py --num_images 2000", "2,000"),
         pytest.param(
             "dicom_speed.py --sample sample.zip --num_images 8 --repeats 1",

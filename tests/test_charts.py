@@ -131,12 +131,12 @@ def test_many_classes_share_one_histogram():
     assert [name for name, _ in chart.series] == ["all classes"]
 
 
-@given(top=st.floats(1e-3, 1e6))
-def test_an_axis_has_a_few_round_marks(top):
-    ticks = charts._ticks(top)
-    assert 3 <= len(ticks) <= 7
-    assert ticks[0] == charts.Tick(0, "0")
-    assert ticks[-1].place <= 1 + 1e-9
-    steps = np.diff([tick.place for tick in ticks]) * top
+@given(low=st.just(0.0) | st.floats(-1e3, 1e3), span=st.floats(1e-3, 1e6))
+def test_an_axis_has_a_few_round_marks(low, span):
+    ticks = charts._ticks(low, low + span)
+    assert 2 <= len(ticks) <= 7
+    assert low or ticks[0] == charts.Tick(0, "0")
+    assert all(-1e-6 <= tick.place <= 1 + 1e-6 for tick in ticks)
+    steps = np.diff([tick.place for tick in ticks]) * span
     assert steps == pytest.approx(steps[0])
     assert f"{steps[0]:.0e}"[0] in "125"

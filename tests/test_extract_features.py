@@ -16,7 +16,6 @@ from marked_images import KERAS_ARRAY_WARNING
 from pipelines import extract_features
 from pipelines.shards import features
 from tfrecord_io import Manifest
-from tfrecord_io.__main__ import main as tfrecord_io_main
 from tfrecord_io.reading.mapped import MappedDataset
 from tfrecord_io.trunk import read_trunk
 from tfrecord_io.verify import verify
@@ -107,11 +106,6 @@ def test_its_card_says_what_it_is_and_of_what(images, extracted):
     assert Manifest.load(images).fingerprint[:12] in page
     assert "frozen up to conv_pw_3_relu" in page
     assert "Feature maps are not anonymous" in page
-
-
-def test_its_audit_is_that_of_the_images(extracted, capsys):
-    assert tfrecord_io_main(["audit", str(extracted)]) == 1
-    assert "holds features; audit the dataset of images" in capsys.readouterr().err
 
 
 def test_once_means_once(images, trunk, extracted, monkeypatch, capsys):

@@ -17,13 +17,13 @@ import tfrecord_io
 from pipelines import build_tfrecords
 from tfrecord_io import schema, show, verify
 from tfrecord_io.auditing import audit
-from tfrecord_io.label_kinds import CLASSES, SEVERAL, kind_named
+from tfrecord_io.label_kinds import CLASSES, GRADES, NUMBER, SEVERAL, kind_named
 from tfrecord_io.reading import tfds_metadata
 
 NAMES = ("mass", "fluid", "scar")
 
 
-@pytest.mark.parametrize("kind", [CLASSES, SEVERAL])
+@pytest.mark.parametrize("kind", [CLASSES, GRADES, SEVERAL, NUMBER])
 def test_a_kind_is_the_same_object_in_a_worker_and_by_its_name(kind):
     assert pickle.loads(pickle.dumps(kind)) is kind
     assert kind_named(kind.name) is kind

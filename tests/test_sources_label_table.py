@@ -15,6 +15,7 @@ from pipelines import build_tfrecords, errors
 from pipelines.sources.label_table import match_files, read_label_table
 from pipelines.sources.listing import ListingOptions, Member, iterate_refs, list_images
 from tfrecord_io import verify
+from tfrecord_io.label_kinds import CLASSES, SEVERAL
 
 #: Images without class folders, by file name.
 IMAGES = {f"scan{number}.png": png(number) for number in range(8)}
@@ -115,6 +116,27 @@ def test_other_columns_of_a_csv_are_numbers_only_if_all_of_them_plainly_are(tmp_
         {"age": None, "dose": 2.0, "ward": "12", "id": "1", "seen": None},
     ]
     assert others.schema.types == [pa.int64(), pa.float64(), *[pa.string()] * 3]
+
+
+def test_weights_are_numbers_however_they_are_written(tmp_path):
+    rows = [row | {"weight": text} for row, text in zip(ROWS, ("1e-3", "02"), strict=False)]
+    others = table_of(tmp_path, rows).others
+    assert others.to_pylist() == [{"weight": 0.001}, {"weight": 2.0}]
+    assert others.schema.types == [pa.float64()]
+
+
+@pytest.mark.parametrize("weight", ["-1", "heavy", "", "nan", "inf"])
+def test_a_weight_that_is_not_a_number_of_at_least_zero_is_refused_with_its_row(
+    tmp_path, weight, capsys
+):
+    rows = [row | {"weight": "1"} for row in ROWS]
+    rows[2]["weight"] = weight
+    labels = write_csv(tmp_path / "labels.csv", rows)
+    source = write_tree(tmp_path / "scans", IMAGES)
+    assert build(source, labels, tmp_path / "out") == 2
+    message = capsys.readouterr().err
+    assert f"{labels}: row 3 has {weight!r} in the column weight" in message
+    assert "expected a number of at least 0" in message
 
 
 @pytest.mark.parametrize("codes", [["1E5", "2E3"], ["-0", "1"], ["0.1234567890123", "1"]])
@@ -256,7 +278,8 @@ def test_labels_that_look_alike_are_warned_of_by_their_own_names(
     tmp_path, rows, label_columns, alike
 ):
     rows = [{"path": f"{number}.png", **row} for number, row in enumerate(rows)]
-    table = read_label_table(write_csv(tmp_path / "t.csv", rows), label_columns=label_columns)
+    kind, columns = (SEVERAL, label_columns) if label_columns else (CLASSES, ("label",))
+    table = read_label_table(write_csv(tmp_path / "t.csv", rows), kind=kind, columns=columns)
     members = [Member(row["path"], 5) for row in rows]
     listing = list_images(members, ListingOptions(labels=table), lambda a, b: True)
     differ = "differ only in case, spaces or Unicode form; if they are one, give them one name in"

@@ -283,7 +283,7 @@ def test_classes_are_chosen_and_an_unknown_one_is_named():
     assert {label for _, label in places(listing).values()} == {"CNV", "NORMAL"}
     assert listing.ignored == {"class_not_chosen": len(TREE) // 2}
     with pytest.raises(
-        errors.UserError, match="names 'AMD', but the class folders are 'CNV', 'DME', 'DRUSEN'"
+        errors.UserError, match="names 'AMD', but the classes are 'CNV', 'DME', 'DRUSEN'"
     ):
         list_files(TREE, classes=("CNV", "AMD"))
 

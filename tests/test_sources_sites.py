@@ -321,14 +321,11 @@ def test_two_sites_cannot_download_archives_of_one_name(tmp_path):
         read_sites(write_sites(tmp_path, **tables))
 
 
-def one_site_twice(tmp_path, more=""):
+def test_two_sites_with_the_same_images_are_refused(tmp_path, capsys):
     write_tree(tmp_path / "a", scans())
     (tmp_path / "link").symlink_to(tmp_path / "a")
-    return write_sites(tmp_path, a=FOLDER.format("a"), b=FOLDER.format("./link/train") + more)
-
-
-def test_two_sites_with_the_same_images_are_refused(tmp_path, capsys):
-    assert build(one_site_twice(tmp_path), tmp_path / "out") == 2
+    sites = write_sites(tmp_path, a=FOLDER.format("a"), b=FOLDER.format("./link/train"))
+    assert build(sites, tmp_path / "out") == 2
     assert "the input of [site.b] is also in that of [site.a]" in capsys.readouterr().err
 
 
@@ -336,6 +333,11 @@ def test_two_sites_may_be_two_trees_of_one_folder(tmp_path):
     write_tree(tmp_path / "in", {f"{tree}/{n}": c for tree in "ab" for n, c in scans().items()})
     tables = {tree: FOLDER.format("in") + f'tree = "{tree}"\n' for tree in "ab"}
     assert build(write_sites(tmp_path, **tables), tmp_path / "out") == 0
+
+
+def test_an_archive_of_a_site_may_lie_in_the_folder_of_another(tmp_path):
+    archive = 'source = "archive"\ninput = "in/b.zip"'
+    assert len(read_sites(write_sites(tmp_path, a=FOLDER.format("in"), b=archive))) == 2
 
 
 def test_a_split_of_a_site_has_the_names_that_folders_and_tables_have(tmp_path):
@@ -377,6 +379,12 @@ def test_verify_says_which_site_is_not_on_this_machine(two_sites, tmp_path):
     two_sites.write_text(two_sites.read_text().replace('"zurich"', '"s3://bucket/zurich"'))
     with pytest.raises(OSError, match=r"\[site\.zurich\] is not a local file or folder"):
         verify.verify(tmp_path / "out", source_input=two_sites)
+
+
+def test_a_kaggle_dataset_of_a_site_must_have_an_owner(tmp_path, capsys):
+    sites = write_sites(tmp_path, a='source = "kaggle"\nkaggle_dataset = "oct"')
+    assert build(sites, tmp_path / "out") == 2
+    assert "is named OWNER/NAME" in capsys.readouterr().err
 
 
 def test_paths_of_a_file_of_sites_start_at_its_folder_and_urls_stay(tmp_path):

@@ -1,13 +1,14 @@
 import dataclasses
 import math
+import shutil
 
 import numpy as np
 import pytest
-from marked_images import write_marked_dataset
+from marked_images import OCT_NAMES, weigh, write_marked_dataset
 
 import tfrecord_io
 from train import augmentation, feed
-from train.config import TrainConfig
+from train.config import ConfigError, TrainConfig
 from train.parts import choose_parts
 from train.strategy import Devices
 
@@ -98,6 +99,35 @@ def test_workers_share_each_step_and_their_weights_add_up(data):
         for part, expected in enumerate((images, labels, weights, draws)):
             np.testing.assert_array_equal(np.concatenate([first[part], second[part]]), expected)
         assert first[2].sum() + second[2].sum() == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
+    "fields", [{}, {"engine": "stream"}, {"cache": "device"}, {"folds": 2, "fold": 0}],
+    ids=["mmap", "stream", "cache", "folds"],
+)  # fmt: skip
+def test_an_example_counts_by_its_weight_however_it_is_read(data, tmp_path, fields):
+    folder = tmp_path / "data"
+    shutil.copytree(data, folder)
+    weigh(folder, lambda label: OCT_NAMES.index(label) / 2)
+    plain = batches_of(data, devices_of(2), **fields)
+    factors, wanted = [], []
+    for ours, theirs in zip(batches_of(str(folder), devices_of(2), **fields), plain, strict=True):
+        np.testing.assert_array_equal(ours[0], theirs[0])
+        is_real = theirs[2] > 0
+        assert not ours[2][~is_real].any()
+        factors += (ours[2][is_real] / theirs[2][is_real]).tolist()
+        wanted += (ours[1][is_real].argmax(-1) / 2).tolist()
+    # Their mean is 1, so that the learning rate need not change with the unit of the weights.
+    np.testing.assert_allclose(factors, np.array(wanted) / np.mean(wanted), rtol=1e-6)
+
+
+@pytest.mark.parametrize("weights", [(-1.0, 1.0), (0.0, 0.0), (float("nan"), 1.0)])
+def test_weights_that_cannot_be_are_refused(data, tmp_path, weights):
+    folder = tmp_path / "data"
+    shutil.copytree(data, folder)
+    weigh(folder, lambda label: weights[label == "CNV"])
+    with pytest.raises(ConfigError, match=r"by the column weight of .*examples.parquet"):
+        batches_of(str(folder), devices_of())
 
 
 @pytest.mark.parametrize("start_step", [1, 3, 5])

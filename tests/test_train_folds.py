@@ -7,6 +7,7 @@ import json
 from collections import Counter
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from marked_images import KERAS_ARRAY_WARNING, QUICK, flags, write_marked_dataset
 from test_train_trainer import stop_at
@@ -22,6 +23,9 @@ NUM_IMAGES = 60  # of train and val together
 def data(tmp_path_factory):
     path = tmp_path_factory.mktemp("data")
     write_marked_dataset(path, num_examples={"train": 44, "val": 16, "test": 8})
+    table = pq.read_table(path / "examples.parquet")
+    table = table.append_column("site", table["label"])
+    pq.write_table(table, path / "examples.parquet")
     return path
 
 
@@ -52,6 +56,13 @@ def test_every_image_is_predicted_once_for_each_seed_and_test_stays_out(finished
     assert set(counts.values()) == {2}
     assert len(counts) == NUM_IMAGES
     assert not [path for path in counts if path.startswith("test/")]
+
+
+def test_held_out_predictions_of_all_runs_are_measured_by_site(finished):
+    sites = json.loads((finished / "metrics.json").read_text())["sites"]
+    # In this dataset each class is a site.
+    images = Counter(row["label"] for row in rows_of(finished))
+    assert {name: site["num_examples"] for name, site in sites.items()} == images
 
 
 def test_no_patient_is_in_two_folds(finished):

@@ -19,6 +19,7 @@ from marked_images import (
     flags,
     history_of,
     run_on_jax,
+    weigh,
 )
 from test_train_trainer import stop_at
 
@@ -80,6 +81,7 @@ def data(tmp_path_factory):
     words = ["--data", folder / "images", "--trunk", folder / "trunk.keras"]
     words += ["--output", folder / "features", IN_MEMORY]
     assert extract_features.main([str(word) for word in words]) == 0
+    weigh(folder / "features", lambda label: {"CNV": 0.5, "DME": 0}.get(label, 2))
     return folder / "features"
 
 

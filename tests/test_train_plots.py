@@ -16,15 +16,11 @@ def metrics_of(probabilities, labels, names=OCT_NAMES):
 
 
 def write(folder, history, probabilities, labels, names=OCT_NAMES):
-    plots.write_plots(
-        folder,
-        history,
-        metrics_of(probabilities, labels, names),
-        probabilities,
-        CLASSES.has(labels, len(names)),
-        (probabilities, labels),
-        names,
+    metrics = metrics_of(probabilities, labels, names)
+    pictures = plots.pictures_of_probabilities(
+        metrics, probabilities, CLASSES.has(labels, len(names)), (probabilities, labels), names
     )
+    plots.write_plots(folder, history, metrics, pictures)
 
 
 def texts(figure):

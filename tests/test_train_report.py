@@ -184,6 +184,16 @@ def test_the_worst_mistakes_are_shown_with_their_maps(full, text):
     assert full.mistakes[0].path in figures[0]
 
 
+def test_a_run_on_features_says_how_to_see_its_mistakes():
+    source = {"kind": "features", "dataset": {"name": "eyes", "fingerprint": "0"}}
+    manifest = dataclasses.replace(manifest_of(OCT_NAMES), source=source, dtype="float16")
+    text = report.render(report_of(manifest=manifest, mistakes=()))
+    assert "evaluate.py --model RUN --data OUT</code> writes a page with pictures" in text
+    assert "folder of the images, eyes." in text
+    assert "of eyes, as features of 20×30×1 float16" in text
+    assert "evaluate.py" not in report.render(report_of(mistakes=()))
+
+
 def test_the_surest_mistakes_are_the_worst():
     probabilities = np.array([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8], [0.3, 0.7], [0.7, 0.3]])
     labels = np.array([0, 1, 0, 0, 1])

@@ -7,7 +7,7 @@ from marked_images import KERAS_ARRAY_WARNING
 
 from train.config import TrainConfig
 from train.models import Network, add_head
-from train.stacked import StackedObjective, stack_networks
+from train.stacked import stack_networks
 from train.steps import Objective
 from train.tasks import CLASSES, SEVERAL
 
@@ -59,19 +59,17 @@ def test_networks_side_by_side_give_the_logits_of_each_and_drop_what_each_drops(
 
 
 @pytest.mark.parametrize("task", [CLASSES, SEVERAL])
-def test_the_objective_of_runs_is_that_of_each(task):
+def test_the_objective_of_several_runs_is_that_of_each(task):
     images, labels, weights, draws = batch_of(2)
+    options = {"task": task, "label_smoothing": 0.1, "mixup": True}
     class_weights = [task.class_weights(counts, 10, 0.5) for counts in ((2, 3, 5), (8, 1, 1))]
-    objectives = [
-        Objective(class_weights=each, task=task, label_smoothing=0.1, mixup=True)
-        for each in class_weights
-    ]
-    stacked = StackedObjective(objectives[0], np.array(class_weights, np.float32))
+    stacked = Objective(class_weights=tuple((of_run,) for of_run in class_weights), **options)
     mixed, mixed_labels = stacked.prepare(images, labels, draws)
     logits = np.random.default_rng(2).normal(size=labels.shape).astype(np.float32)
     loss, totals = stacked.loss_and_totals(mixed_labels, logits, weights)
     losses = []
-    for run, one in enumerate(objectives):
+    for run, of_run in enumerate(class_weights):
+        one = Objective(class_weights=of_run, **options)
         alone, alone_labels = one.prepare(images[run], labels[run], draws[run])
         np.testing.assert_allclose(mixed[run], alone, rtol=1e-6)
         np.testing.assert_allclose(mixed_labels[run], alone_labels, rtol=1e-6)

@@ -6,12 +6,12 @@ import argparse
 import sys
 
 from tfrecord_io import manifest, show, verify
-from tfrecord_io.auditing import audit
+from tfrecord_io.auditing import command
 from tfrecord_io.reading import index
 
 _COMMANDS = {
     "verify": (verify, "recount and re-hash everything"),
-    "audit": (audit, "look for leaks, copies, contradictions and shortcuts"),
+    "audit": (command, "look for leaks, copies, contradictions and shortcuts"),
     "show": (show, "write a labelled contact sheet"),
     "index": (index, "write index files for NVIDIA DALI"),
 }
@@ -31,7 +31,8 @@ def main(argv: list[str] | None = None) -> int:
     for name, (module, purpose) in _COMMANDS.items():
         module.add_arguments(commands.add_parser(name, help=purpose, description=purpose))
     args = parser.parse_args(argv)
-    for path in (args.directory, getattr(args, "source_input", None)):
+    others = [getattr(args, name, None) for name in ("source_input", "images")]
+    for path in (args.directory, *others):
         if path and "://" in str(path):
             print(
                 f"error: {args.command} reads local files, received {path}; copy them to a disk of "

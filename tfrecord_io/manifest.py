@@ -25,6 +25,10 @@ FILE_NAME = "manifest.json"
 EXAMPLES_FILE_NAME = "examples.parquet"
 REJECTS_FILE_NAME = "rejects.csv"
 
+#: Column of the table of examples, if a table of labels gave it: how much an example counts in
+#: training.
+WEIGHT = "weight"
+
 #: Name of the table with one row per image that a policy left out; it exists if there are any.
 DROPPED_FILE_NAME = "dropped.csv"
 
@@ -93,7 +97,7 @@ class Manifest:
     Attributes:
         name: name of the dataset.
         image_shape: (height, width, channels) of every image.
-        label_names: class names in the order of their indices.
+        label_names: class names in the order of their indices; of a number, its name.
         splits: the splits by name.
         preprocessing: how a file became pixels; `predict` repeats it.
         source: where the images came from.
@@ -128,7 +132,7 @@ class Manifest:
 
     @property
     def num_classes(self) -> int:
-        """Number of classes."""
+        """Number of classes, which is the length of a label."""
         return len(self.label_names)
 
     @property
@@ -190,10 +194,10 @@ class Manifest:
             split: name of the split.
 
         Raises:
-            ManifestError: if the dataset has no such split, or its images have no class but several
-                labels.
+            ManifestError: if the dataset has no such split, or its images have several labels or a
+                number instead of a class.
         """
-        if self.label_kind is not CLASSES:
+        if not self.label_kind.one_hot:
             raise ManifestError(
                 f"the images have {', '.join(self.label_names)}, not one class each"
             )

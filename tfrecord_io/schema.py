@@ -201,7 +201,16 @@ class RecordLayout:
         """The payloads of the labels that occurred."""
         return {}
 
-    def _label_payload(self, label: int | Sequence[int]) -> bytes:
+    def _label_payload(self, label: int | Sequence[int] | np.ndarray) -> bytes:
+        if isinstance(label, np.ndarray):
+            # Adding zero turns -0 into 0, so that equal labels have equal bytes.
+            values = (label + np.float32(0)).astype("<f4")
+            if values.shape != (self.num_classes,) or not self.label_kind.is_label(values):
+                raise ValueError(
+                    f"expected a label of {self.num_classes} values, {self.label_kind.values}, "
+                    f"received {label.tolist()}"
+                )
+            return values.tobytes()
         indices = tuple(label) if isinstance(label, Sequence) else (label,)
         payload = self._label_payloads.get(indices)
         if payload is None:
@@ -232,7 +241,9 @@ class RecordLayout:
         pixels = records[:, slot.offset : slot.offset + slot.length]
         return pixels.view(self.numpy_dtype).reshape(len(records), *self.image_shape)
 
-    def encode_record(self, image: bytes, label_index: int | Sequence[int], key: str) -> bytes:
+    def encode_record(
+        self, image: bytes, label: int | Sequence[int] | np.ndarray, key: str
+    ) -> bytes:
         """Returns one framed record, ready to be appended to a shard.
 
         The bytes equal those of `tf.io.TFRecordWriter` given
@@ -240,8 +251,8 @@ class RecordLayout:
 
         Args:
             image: pixels of type `dtype`, little-endian, row-major [height, width, channels].
-            label_index: index of the class in the dataset's label names, or indices of all labels
-                that the image has.
+            label: index of the class in the dataset's label names, indices of all labels that the
+                image has, or the values themselves, float32 [num_classes].
             key: the example's key, see `image_key`.
 
         Returns:
@@ -251,14 +262,14 @@ class RecordLayout:
             ValueError: if the image, the label or the key does not fit the layout.
         """
         record = bytearray(self.stride)
-        self.encode_into(record, image, label_index, key)
+        self.encode_into(record, image, label, key)
         return bytes(record)
 
     def encode_into(
         self,
         record: bytearray | memoryview,
         image: bytes,
-        label_index: int | Sequence[int],
+        label: int | Sequence[int] | np.ndarray,
         key: str,
     ) -> None:
         """Writes one framed record into existing memory; otherwise as `encode_record`.
@@ -266,8 +277,8 @@ class RecordLayout:
         Args:
             record: memory of `stride` bytes.
             image: pixels of type `dtype`, little-endian, row-major [height, width, channels].
-            label_index: index of the class in the dataset's label names, or indices of all labels
-                that the image has.
+            label: index of the class in the dataset's label names, indices of all labels that the
+                image has, or the values themselves, float32 [num_classes].
             key: the example's key, see `image_key`.
 
         Raises:
@@ -278,7 +289,7 @@ class RecordLayout:
                 f"expected {self.image_length} bytes of pixels for shape {self.image_shape} of "
                 f"{self.dtype}, received {len(image)}"
             )
-        label = self._label_payload(label_index)
+        label_bytes = self._label_payload(label)
         key_bytes = key.encode("ascii")
         if len(key_bytes) != KEY_LENGTH:
             raise ValueError(f"a key must have {KEY_LENGTH} characters, received {key!r}")
@@ -286,7 +297,7 @@ class RecordLayout:
         head_end = len(template.head)
         image_end = head_end + len(image)
         tail = bytearray(template.tail)
-        for name, payload in ((KEY, key_bytes), (LABEL, label)):
+        for name, payload in ((KEY, key_bytes), (LABEL, label_bytes)):
             slot = template.features[name]
             first = slot.offset - image_end
             tail[first : first + slot.length] = payload
@@ -314,7 +325,7 @@ class RecordLayout:
 
         Returns:
             `image` of type `dtype` [batch, height, width, channels], `label` float32 [batch,
-            num_classes] of 0 and 1, `key` string [batch].
+            num_classes], `key` string [batch].
         """
         import tensorflow as tf
 

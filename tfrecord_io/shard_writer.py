@@ -44,19 +44,18 @@ class ShardWriter:
             PixelStatistics.from_images(self._pictures[:0]) if layout.holds_pictures else None
         )
 
-    def write(self, image: bytes, label_index: int | Sequence[int], key: str) -> None:
+    def write(self, image: bytes, label: int | Sequence[int] | np.ndarray, key: str) -> None:
         """Appends a record; see `schema.RecordLayout.encode_into`.
 
         Args:
             image: pixels of the layout's type, row-major [height, width, channels].
-            label_index: index of the class in the dataset's label names, or indices of all labels
-                that the image has.
+            label: index of the class, indices of labels, or the values themselves.
             key: the example's key, see `schema.image_key`.
 
         Raises:
             ValueError: if the image, the label or the key does not fit the layout.
         """
-        self._layout.encode_into(self._records[self._num_waiting], image, label_index, key)
+        self._layout.encode_into(self._records[self._num_waiting], image, label, key)
         self._num_waiting += 1
         if self._num_waiting == len(self._records):
             self._write_block()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from tfrecord_io import manifest, schema, visible
+from tfrecord_io.label_kinds import NUMBER, ranges_of
 from tfrecord_io.printing import printable
 
 _MARGIN = 6
@@ -19,7 +21,7 @@ _MAX_TILE = 224
 def contact_sheet(
     directory: str | Path, split: str, *, num_per_class: int = 6, tile_size: int = 160
 ) -> Image.Image:
-    """Returns a picture with one row of stored images per class.
+    """Returns a picture with one row of stored images per class, or per range of a number.
 
     Args:
         directory: folder of the dataset.
@@ -32,7 +34,9 @@ def contact_sheet(
         OSError: if a shard cannot be read.
     """
     found = manifest.Manifest.load(directory)
-    images = _first_of_each_class(Path(directory), found, split, num_per_class)
+    shards = _open_shards(Path(directory), found, split)
+    names, counts, labels = _classes(found, split, shards)
+    images = _first_of_each_class(found.layout, shards, labels, len(names), num_per_class)
     height, width, _ = found.image_shape
     scale = min(tile_size, _MAX_TILE) / max(height, width)
     tile = max(round(width * scale), 1), max(round(height * scale), 1)
@@ -41,14 +45,13 @@ def contact_sheet(
         "RGB",
         (
             _MARGIN + num_per_class * (tile[0] + _MARGIN),
-            _MARGIN + found.num_classes * row_height,
+            _MARGIN + len(names) * row_height,
         ),
         "white",
     )
     draw = ImageDraw.Draw(sheet)
     font = ImageFont.load_default(13)
-    counts = found.split(split).label_counts
-    for row, (label, members) in enumerate(zip(found.label_names, images, strict=True)):
+    for row, (label, members) in enumerate(zip(names, images, strict=True)):
         top = _MARGIN + row * row_height
         caption = f"{printable(label)} · {split} · {counts[row]:,} examples"
         draw.text((_MARGIN, top), caption, fill="black", font=font)
@@ -59,20 +62,44 @@ def contact_sheet(
     return sheet
 
 
+def _open_shards(directory: Path, found: manifest.Manifest, split: str) -> list[np.ndarray]:
+    """Returns the records of each shard that has any, uint8 [num_examples, stride]."""
+    return [
+        np.memmap(directory / shard.name, np.uint8, "r").reshape(-1, found.layout.stride)
+        for shard in found.split(split).shards
+        if shard.num_examples
+    ]
+
+
+def _classes(
+    found: manifest.Manifest, split: str, shards: Sequence[np.ndarray]
+) -> tuple[Sequence[str], Sequence[int], Iterable[np.ndarray]]:
+    """Returns names and counts of the rows, and which examples of each shard are in which row."""
+    slot = found.layout.features[schema.LABEL]
+    labels = (
+        records[:, slot.offset : slot.offset + slot.length].copy().view("<f4") for records in shards
+    )
+    if found.label_kind is not NUMBER or not shards:
+        return found.label_names, found.split(split).label_counts, labels
+    numbers = [values[:, 0] for values in labels]
+    names, codes = ranges_of(np.concatenate(numbers))
+    members = codes[:, None] == np.arange(len(names))
+    ends = np.cumsum([len(values) for values in numbers])[:-1]
+    return names, members.sum(0).tolist(), np.split(members, ends)
+
+
 def _first_of_each_class(
-    directory: Path, found: manifest.Manifest, split: str, num_per_class: int
+    layout: schema.RecordLayout,
+    shards: Sequence[np.ndarray],
+    labels: Iterable[np.ndarray],
+    num_classes: int,
+    num_per_class: int,
 ) -> list[list[np.ndarray]]:
     """Returns, for each class, up to `num_per_class` images, [height, width, channels]."""
-    layout = found.layout
-    label = layout.features[schema.LABEL]
-    images: list[list[np.ndarray]] = [[] for _ in found.label_names]
-    for shard in found.split(split).shards:
-        if shard.num_examples == 0:
-            continue
-        records = np.memmap(directory / shard.name, np.uint8, "r").reshape(-1, layout.stride)
-        labels = records[:, label.offset : label.offset + label.length].copy().view("<f4")
+    images: list[list[np.ndarray]] = [[] for _ in range(num_classes)]
+    for records, members in zip(shards, labels, strict=True):
         # An image with several labels is shown for each of them.
-        for row, index in np.argwhere(labels).tolist():
+        for row, index in np.argwhere(members).tolist():
             if len(images[index]) < num_per_class:
                 images[index].append(layout.images_in(records[row : row + 1])[0].copy())
         if all(len(members) == num_per_class for members in images):

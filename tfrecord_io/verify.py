@@ -23,7 +23,6 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from tfrecord_io import augment, croissant, manifest, preprocess, schema, shards, trunk
-from tfrecord_io.label_kinds import CLASSES
 from tfrecord_io.printing import printable
 from tfrecord_io.statistics import PixelStatistics
 
@@ -183,7 +182,7 @@ def _check_shard(
                 else:
                     contents.keys.append(_payload(record, layout, schema.KEY).decode("ascii"))
                     label = np.frombuffer(_payload(record, layout, schema.LABEL), "<f4")
-                    contents.label_counts += label.astype(np.int64)
+                    contents.label_counts += layout.label_kind.count(label[None])
                 row += 1
     if row != shard.num_examples:
         report(f"has {row} records, but the manifest says {shard.num_examples}")
@@ -209,13 +208,12 @@ def _record_problem(record: np.ndarray, layout: schema.RecordLayout) -> str | No
         return "its CRC does not match its bytes"
     label = np.frombuffer(_payload(record, layout, schema.LABEL), "<f4")
     if not layout.label_kind.is_label(label):
-        expected = "one-hot" if layout.label_kind is CLASSES else "of 0 and 1"
-        return f"its label {label.tolist()} is not {expected}"
+        return f"its label {label.tolist()} is not {layout.label_kind.values}"
     key = _payload(record, layout, schema.KEY)
     # Image, label and key are right. Encoding them again shows whether all other bytes are too.
     expected = layout.encode_record(
         _payload(record, layout, schema.IMAGE),
-        np.flatnonzero(label).tolist(),
+        label,
         key.decode("ascii", "replace").replace("\ufffd", "?"),
     )
     return None if frame == expected else "its layout differs from that of the manifest"

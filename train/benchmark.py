@@ -107,14 +107,14 @@ def prepare(config: TrainConfig, *, replicas: int, num_steps: int) -> Session:
     from train.parts import choose_parts, read_statistics
     from train.steps import Objective, make_steps
     from train.strategy import configure_devices, set_seed
-    from train.tasks import task_of
+    from train.tasks import training_task
 
     manifest = tfrecord_io.Manifest.load(config.data)
     config = dataclasses.replace(config, gpus=replicas)
     set_seed(config.seed)
     devices = configure_devices(config)
     part = choose_parts(config, manifest).train
-    task = task_of(manifest.label_kind)
+    task = training_task(manifest.label_kind, config.data, part)
     config = config.resolve(
         num_examples=part.num_examples,
         num_replicas=replicas,

@@ -230,7 +230,7 @@ class EpochMeter:
 
     @property
     def accuracy(self) -> float:
-        """Share of the examples that were classified correctly."""
+        """Share of the examples that were classified correctly; of numbers, the mean error."""
         return self.num_correct / max(self.num_examples, 1.0)
 
     def speed(self) -> dict[str, float | None]:

@@ -19,6 +19,9 @@ NUM_SERIES = 8
 _ANSWERS_A_POINT = 20
 _MAX_RELIABILITY_POINTS = 12
 
+#: Most dots of a cloud; of more images, so many are drawn at equal distances.
+_MAX_CLOUD = 1000
+
 #: With more epochs than this, the training curves have no dots.
 _MAX_DOTS = 20
 
@@ -46,10 +49,12 @@ class Series:
     Attributes:
         name: its name in the legend.
         points: (x, y), each 0 to 1; y points upwards.
+        is_cloud: whether the points are dots without a line.
     """
 
     name: str
     points: tuple[tuple[float, float], ...]
+    is_cloud: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -90,7 +95,10 @@ def training_curves(history: Sequence[Mapping[str, Any]], best_epoch: int) -> li
     """
     charts = []
     last = max((row["epoch"] for row in history), default=0)
-    for quantity, axis in (("loss", "loss in nats"), ("accuracy", "accuracy")):
+    quantities = {"loss": "loss in nats", "accuracy": "accuracy"}
+    if history and "mae" in history[0]:
+        quantities = {"loss": "squared error", "mae": "mean absolute error"}
+    for quantity, axis in quantities.items():
         lines = []
         for prefix, name in (("", "training"), ("val_", "validation")):
             found = [(row["epoch"], row.get(prefix + quantity)) for row in history]
@@ -107,7 +115,7 @@ def training_curves(history: Sequence[Mapping[str, Any]], best_epoch: int) -> li
         width = max(last - 1, 1)
         charts.append(
             Lines(
-                title=quantity.capitalize(),
+                title="Mean absolute error" if quantity == "mae" else quantity.capitalize(),
                 description=f"{quantity} over {last} epochs: {ends}",
                 x_axis="epoch",
                 y_axis=axis,
@@ -223,13 +231,80 @@ def _thinned(points: Sequence[tuple[float, float]]) -> tuple[tuple[float, float]
     return tuple(points[index] for index in chosen)
 
 
-def _ticks(top: float) -> tuple[Tick, ...]:
-    """Returns up to seven marks from 0, at distances of 1, 2 or 5 times a power of ten."""
-    power = 10.0 ** math.floor(math.log10(top / 6))
-    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor * 6 >= top)
+def agreement(
+    answers: np.ndarray, truths: np.ndarray, scores: Mapping[str, Mapping[str, Any]]
+) -> list[Lines]:
+    """Returns the answers by truth, and their difference by their mean (Bland and Altman).
+
+    Args:
+        answers: float [num_examples].
+        truths: float [num_examples].
+        scores: the entry `scores` of metrics.json.
+    """
+    chosen = np.unique(np.linspace(0, len(truths) - 1, min(len(truths), _MAX_CLOUD)).astype(int))
+    answers, truths = answers[chosen].astype(np.float64), truths[chosen].astype(np.float64)
+    means, errors = (answers + truths) / 2, answers - truths
+    both = np.concatenate([answers, truths])
+    low, high = _limits(both)
+    direct = Lines(
+        title="Answer by truth",
+        description=f"The answers to {len(chosen):,} images by their true number",
+        x_axis="truth",
+        y_axis="answer",
+        series=(_cloud("an image", (truths, low, high), (answers, low, high)),),
+        x_ticks=_ticks(high, low),
+        y_ticks=_ticks(high, low),
+        diagonal="the right answer",
+    )
+    names = {"bias": "mean difference", "limit_low": "lower limit", "limit_high": "upper limit"}
+    heights = {
+        f"{name}: {scores[measure]['value']:.4g}": scores[measure]["value"]
+        for measure, name in names.items()
+        if scores[measure]["value"] is not None
+    }
+    least, most = _limits(np.array([*errors, *heights.values()]))
+    left, right = _limits(means)
+    difference = Lines(
+        title="Bland–Altman",
+        description=f"Answer minus truth by the mean of both. {', '.join(heights)}",
+        x_axis="mean of answer and truth",
+        y_axis="answer − truth",
+        series=(
+            _cloud("an image", (means, left, right), (errors, least, most)),
+            *(
+                Series(name, tuple((x, (height - least) / (most - least)) for x in (0.0, 1.0)))
+                for name, height in heights.items()
+            ),
+        ),
+        x_ticks=_ticks(right, left),
+        y_ticks=_ticks(most, least),
+    )
+    return [direct, difference]
+
+
+def _cloud(
+    name: str, x: tuple[np.ndarray, float, float], y: tuple[np.ndarray, float, float]
+) -> Series:
+    """Returns dots; each coordinate is (values, where its axis begins, where it ends)."""
+    places = [(values - low) / (high - low) for values, low, high in (x, y)]
+    return Series(name, tuple(zip(*(place.tolist() for place in places), strict=True)), True)
+
+
+def _limits(values: np.ndarray) -> tuple[float, float]:
+    """Returns the ends of an axis on which all values are."""
+    low, high = float(values.min()), float(values.max())
+    margin = 0.04 * (high - low) or max(abs(low), 1.0)
+    return low - margin, high + margin
+
+
+def _ticks(top: float, low: float = 0.0) -> tuple[Tick, ...]:
+    """Returns up to seven marks, at distances of 1, 2 or 5 times a power of ten."""
+    span = top - low
+    power = 10.0 ** math.floor(math.log10(span / 6))
+    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor * 6 >= span)
     return tuple(
-        Tick(number * step / top, f"{number * step:g}")
-        for number in range(int(top / step + 1e-9) + 1)
+        Tick((number * step - low) / span, f"{number * step:g}")
+        for number in range(math.ceil(low / step - 1e-9), math.floor(top / step + 1e-9) + 1)
     )
 
 

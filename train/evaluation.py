@@ -143,13 +143,21 @@ def write_predictions(
         label_names: names of the labels.
     """
     task, probabilities = predictions.task, predictions.probabilities
+    labels, answers = (
+        task.texts(truths, label_names)
+        for truths in (predictions.truths, task.chosen(probabilities))
+    )
+    if not task.gives_probabilities:
+        # As numbers, so that a minus does not look like the beginning of a formula.
+        labels, answers = (list(map(float, texts)) for texts in (labels, answers))
     metrics.write_predictions(
         directory / PREDICTIONS_NAME,
         probabilities,
-        task.texts(predictions.truths, label_names),
-        task.texts(task.chosen(probabilities), label_names),
+        labels,
+        answers,
         label_names,
         predictions.examples,
+        task.digits,
     )
 
 
@@ -192,15 +200,19 @@ def write_results(
             predictions.truths,
         )
         write_predictions(directory, predictions, label_names)
-        plots.write_plots(
-            directory / PLOTS_NAME,
-            history,
-            results,
-            probabilities,
-            task.has(truths, len(label_names)),
-            task.choices(probabilities, truths),
-            label_names,
-        )
+        if task.gives_probabilities:
+            pictures = plots.pictures_of_probabilities(
+                results,
+                probabilities,
+                task.has(truths, len(label_names)),
+                task.choices(probabilities, truths),
+                label_names,
+            )
+        else:
+            pictures = plots.pictures_of_numbers(
+                results, task.chosen(probabilities), truths, label_names[0]
+            )
+        plots.write_plots(directory / PLOTS_NAME, history, results, pictures)
         if predict is not None and predictions.part is not None:
             mistakes = report.find_mistakes(
                 predict,

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import tfrecord_io
-from train import augmentation
+from train import augmentation, metrics
 from train.config import TrainConfig
 from train.parts import Part
 from train.strategy import Devices
@@ -109,7 +109,8 @@ def training_batches(
         a dataset of (stored images [replica_batch_size, height, width, channels], labels float32
         [replica_batch_size, num_classes], weights float32 [replica_batch_size], draws float32
         [replica_batch_size, augmentation.NUM_DRAWS]). The weights of the replica batches of one
-        step add up to 1 over all replicas. The draws are random numbers that depend on the seed,
+        step add up to 1 over all replicas; if examples have weights of their own (`Part.weights`),
+        they do on average. The draws are random numbers that depend on the seed,
         the step and the place in the global batch alone. With `--cache device` the same as
         `DeviceBatches`, if the training images fit. On JAX an iterator of the same four, as
         arrays that lie on the devices, each of all local replicas together.
@@ -135,13 +136,19 @@ def training_batches(
         num_replicas=devices.num_workers,
         replica_index=devices.worker_index,
         start_step=start_step,
+        with_keys=part.weights is not None,
         cache=None if config.cache == "none" else config.cache,
         examples=part.examples,
     )
     splits = ()
     if isinstance(dataset, DeviceDataset):
-        splits = tuple(dataset.split.copy_to(name) for name in devices.names)
+        split = dataset.split
+        splits = tuple(split.copy_to(name) for name in devices.names)
         dataset = dataset.order
+        if part.weights is not None:
+            dataset = dataset.map(lambda rows, counts: (rows, counts, split.gather_keys(rows)))
+    if part.weights is not None:
+        dataset = _weigh(dataset, config.data, part)
     num_in_all = part.num_examples * config.epochs
     num_full_steps, num_in_last_step = divmod(num_in_all, global_batch_size)
 
@@ -178,6 +185,22 @@ def evaluation_batches(
         examples=part.examples,
     )
     return _cut_for_replicas(dataset, devices.num_local_replicas)
+
+
+def _weigh(dataset: tf.data.Dataset, data: str, part: Part) -> tf.data.Dataset:
+    """Replaces the keys, last in each element, by a factor of the weights before them."""
+    import tensorflow as tf
+
+    keys = metrics.read_examples(data, part.splits, part.examples).keys
+    of_keys = tf.lookup.StaticHashTable(
+        tf.lookup.KeyValueTensorInitializer(tf.constant(keys), tf.constant(part.weights)), 0.0
+    )
+
+    def weigh(*features: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        *others, weights, batch_keys = features
+        return *others, weights * of_keys.lookup(batch_keys)
+
+    return dataset.map(weigh)
 
 
 def draw_step(config: TrainConfig, devices: Devices, step: tf.Tensor) -> tf.Tensor:

@@ -106,14 +106,23 @@ def _pool(
         for fold, seed in runs
     ]
     raw = np.concatenate([probabilities for probabilities, _, _ in tables])
-    truths = task.truths(np.concatenate([has for _, has, _ in tables]))
-    fold_of = np.repeat([fold for fold, _ in runs], [len(has) for _, has, _ in tables])
-    temperatures = _temperatures(task, raw, truths, fold_of)
+    truths = task.truths(np.concatenate([labels for _, labels, _ in tables]))
+    fold_of = np.repeat([fold for fold, _ in runs], [len(labels) for _, labels, _ in tables])
+    calibrated = {}
+    if task.gives_probabilities:
+        temperatures = _temperatures(task, raw, truths, fold_of)
+        calibrated["calibration"] = _describe_calibration(
+            task, raw, truths, fold_of, temperatures, splits
+        )
+    examples = _join([examples for *_, examples in tables])
+    # The tables of the runs do not name sites.
+    everyone = metrics.read_examples(config.data, splits)
+    if everyone.sites is not None:
+        site_of = dict(zip(everyone.keys, everyone.sites, strict=True))
+        sites = tuple(site_of[key] for key in examples.keys)
+        examples = dataclasses.replace(examples, sites=sites)
     predictions = evaluation.Predictions(
-        task=task,
-        probabilities=raw,
-        truths=truths,
-        examples=_join([examples for *_, examples in tables]),
+        task=task, probabilities=raw, truths=truths, examples=examples
     )
     results: dict[str, Any] = {
         "split": f"{config.folds} folds of {', '.join(splits)}",
@@ -121,17 +130,17 @@ def _pool(
         "steps": None,
         "num_images": len(truths) // config.seeds,
         **evaluation.measure(predictions, manifest.label_names, config),
-        "calibration": _describe_calibration(task, raw, truths, fold_of, temperatures, splits),
+        **calibrated,
         **metrics.describe_folds(
             [
                 (
                     fold,
                     seed,
                     scores.scores(
-                        task.scorer(probabilities, task.truths(has), manifest.label_names)
+                        task.scorer(probabilities, task.truths(labels), manifest.label_names)
                     ),
                 )
-                for (fold, seed), (probabilities, has, _) in zip(runs, tables, strict=True)
+                for (fold, seed), (probabilities, labels, _) in zip(runs, tables, strict=True)
             ]
         ),
     }

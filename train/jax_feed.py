@@ -48,6 +48,8 @@ def training_batches(
         step, places = step_and_places
         in_step = order.batch_size if step < (order.num_full_steps or 0) else order.remainder
         weights = order.weights(step, step + 1)[0] / np.float32(in_step)
+        if part.weights is not None:
+            weights = weights * part.weights[places]
         draws = draw_step(config.seed, step, batch_size=global_batch_size, mixup=config.mixup)[
             share
         ]

@@ -22,6 +22,7 @@ import keras
 import numpy as np
 
 import tfrecord_io
+from tfrecord_io.label_kinds import NUMBER
 from tfrecord_io.reading.mapped import MappedDataset
 from tfrecord_io.reading.order import BatchOrder
 from tfrecord_io.trunk import Trunk
@@ -30,7 +31,7 @@ from train.config import TrainConfig
 from train.models import Network
 from train.optimizers import averaged_weights, make_stacked_optimizer
 from train.parts import Part, choose_parts
-from train.stacked import StackedObjective, stack_networks
+from train.stacked import stack_networks
 from train.stacked_feed import Source, Table, training_batches
 from train.steps import Objective, StepResults, make_steps
 from train.strategy import Devices, set_seed
@@ -102,6 +103,8 @@ def plan_heads(
     heads: list[Head] = []
     if trunk.rest_layers:
         obstacle = f"layers above {trunk.layer} learn as well"
+    elif manifest.label_kind is NUMBER:
+        obstacle = "each fold has a mean and a standard deviation of its own numbers"
     elif devices.num_replicas > 1:
         obstacle = f"there are {devices.num_replicas} replicas; --strategy single uses one"
     else:
@@ -236,7 +239,9 @@ def _train(
         objective=_stack_objectives(heads, task_of(manifest.label_kind)),
         jit_compile=bool(config.jit_compile),
     )
-    sources = [Source(head.config, head.order, head.learnt.examples) for head in heads]
+    sources = [
+        Source(head.config, head.order, head.learnt.examples, head.learnt.weights) for head in heads
+    ]
     batches = steps.iterate(training_batches(sources, table, manifest, devices))
     num_shown = sum(head.order.num_examples * (head.config.epochs or 0) for head in heads)
     bar = callbacks.ProgressBar(total=num_shown, done=0)
@@ -283,16 +288,15 @@ def _epoch_ends(heads: Sequence[Head]) -> list[int]:
     )
 
 
-def _stack_objectives(heads: Sequence[Head], task: Task) -> StackedObjective:
+def _stack_objectives(heads: Sequence[Head], task: Task) -> Objective:
     config = heads[0].config
     power = config.class_weight_power if config.class_weights == "balanced" else 0.0
     weights = [
         task.class_weights(head.learnt.label_counts, head.learnt.num_examples, power)
         for head in heads
     ]
-    return StackedObjective(
-        Objective.from_config(config, weights[0], task=task), np.array(weights, np.float32)
-    )
+    # The weights of a run are the same for its whole batch.
+    return Objective.from_config(config, [(of_run,) for of_run in weights], task=task)
 
 
 def _results_of(results: StepResults, index: int) -> StepResults:

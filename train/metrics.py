@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from tfrecord_io.label_kinds import CLASSES, LabelKind, kind_named
-from tfrecord_io.manifest import EXAMPLES_FILE_NAME
+from tfrecord_io.label_kinds import CLASSES, NUMBER, LabelKind, kind_named
+from tfrecord_io.manifest import EXAMPLES_FILE_NAME, WEIGHT
 from tfrecord_io.printing import csv_cell, printable
 from tfrecord_io.reading.mapped import MappedDataset
 from tfrecord_io.shards import atomic_write
@@ -52,12 +52,15 @@ class Examples:
         patients: patient of each example, or None if the dataset does not name them all.
         paths: source file of each example, or None if the dataset does not name them all.
         sites: likewise the site of each example.
+        weights: how much each example counts in training; None if the dataset does not say it of
+            them all.
     """
 
     keys: tuple[str, ...]
     patients: tuple[str, ...] | None
     paths: tuple[str, ...] | None
     sites: tuple[str, ...] | None = None
+    weights: tuple[float, ...] | None = None
 
 
 def read_examples(
@@ -65,8 +68,8 @@ def read_examples(
 ) -> Examples:
     """Returns the identities of a split's examples, or of some of them.
 
-    The shards give the order and the keys. Patients, paths and sites come from the dataset's table
-    of examples, if there is one.
+    The shards give the order and the keys. The rest comes from the dataset's table of examples, if
+    there is one.
 
     Args:
         directory: folder of the dataset.
@@ -81,19 +84,25 @@ def read_examples(
     import pyarrow.parquet as pq
 
     names = [split] if isinstance(split, str) else list(split)
-    columns = [name for name in ("patient", "path", "site") if name in pq.read_schema(path).names]
+    columns = [
+        name for name in ("patient", "path", "site", WEIGHT) if name in pq.read_schema(path).names
+    ]
     table = pq.read_table(path, columns=["key", *columns], filters=[("split", "in", names)])
     places = {key: place for place, key in enumerate(table["key"].to_pylist())}
     if not all(key in places for key in keys):
         return Examples(keys=keys, patients=None, paths=None)
-    joined: dict[str, tuple[str, ...] | None] = {"patient": None, "path": None, "site": None}
+    joined: dict[str, tuple[Any, ...]] = {}
     for name in columns:
         values = table[name].to_pylist()
         row_values = [values[places[key]] for key in keys]
         if all(value is not None for value in row_values):
-            joined[name] = tuple(str(value) for value in row_values)
+            joined[name] = tuple(row_values if name == WEIGHT else map(str, row_values))
     return Examples(
-        keys=keys, patients=joined["patient"], paths=joined["path"], sites=joined["site"]
+        keys=keys,
+        patients=joined.get("patient"),
+        paths=joined.get("path"),
+        sites=joined.get("site"),
+        weights=joined.get(WEIGHT),
     )
 
 
@@ -310,7 +319,7 @@ def _notes(result: Mapping[str, Any], behind: Mapping[str, int], without_absent:
     single = [
         name
         for name, count in result["label_counts"].items()
-        if num_samples and count and behind[f"sensitivity/{name}"] == 1 < num_groups
+        if num_samples and count and behind.get(f"sensitivity/{name}") == 1 < num_groups
     ]
     if single:
         notes.append(f"{_listed(single)}: no interval, because all images are of one {by}")
@@ -349,11 +358,12 @@ def describe(metrics: Mapping[str, Any]) -> str:
     lines += [f"  note: {note}" for note in metrics["notes"]]
     shown, hidden = _most_telling(metrics)
     width = max(20, *(len(printable(name)) for name in shown))
+    told = _decimal if metrics.get("label_kind") == NUMBER.name else _percent
     for name in shown:
         score = metrics["scores"][name]
-        text = _percent(score["value"])
+        text = told(score["value"])
         if score["low"] is not None:
-            text += f"  [{_percent(score['low'])}, {_percent(score['high'])}]"
+            text += f"  [{told(score['low'])}, {told(score['high'])}]"
         lines.append(f"  {printable(name):<{width}} {text}")
     if hidden:
         plural = kind_named(metrics.get("label_kind", CLASSES.name)).plural
@@ -393,20 +403,22 @@ def _most_telling(metrics: Mapping[str, Any]) -> tuple[list[str], int]:
 def write_predictions(
     path: Path,
     probabilities: np.ndarray,
-    labels: Sequence[str],
-    answers: Sequence[str],
+    labels: Sequence[str | float],
+    answers: Sequence[str | float],
     label_names: Sequence[str],
     examples: Examples,
+    digits: str = ".6f",
 ) -> None:
     """Writes predictions.csv: key, path, patient, label, predicted label and probabilities.
 
     Args:
         path: path of the table.
         probabilities: float [num_examples, num_labels].
-        labels: text of each example's label.
-        answers: text of each predicted label.
+        labels: text of each example's label, or its number.
+        answers: text of each predicted label, or its number.
         label_names: names of the labels.
         examples: identities of the examples, in the same order.
+        digits: format of the probabilities.
     """
     text = io.StringIO()
     writer = csv.writer(text)
@@ -422,8 +434,9 @@ def write_predictions(
         answers,
         strict=True,
     ):
-        numbers = (f"{probability:.6f}" for probability in row)
-        writer.writerow((key, *map(csv_cell, texts), *numbers))
+        numbers = (f"{probability:{digits}}" for probability in row)
+        cells = (csv_cell(text) if isinstance(text, str) else text for text in texts)
+        writer.writerow((key, *cells, *numbers))
     with atomic_write(path) as file:
         file.write(text.getvalue().encode("utf-8", "surrogateescape"))
 
@@ -439,7 +452,7 @@ def read_predictions(
         kind: of the labels.
 
     Returns:
-        (probabilities float32 [num_examples, num_labels], which examples have which labels, bool
+        (probabilities float32 [num_examples, num_labels], labels as records have them, float32
         [num_examples, num_labels], examples).
     """
     with path.open(encoding="utf-8", errors="surrogateescape", newline="") as file:
@@ -447,13 +460,17 @@ def read_predictions(
     keys, paths, patients = (tuple(row[column] for row in rows) for column in range(3))
     return (
         np.array([row[-num_labels:] for row in rows], np.float32),
-        kind.has([row[3] for row in rows], header[-num_labels:]),
+        kind.vectors([row[3] for row in rows], header[-num_labels:]),
         Examples(
             keys=keys,
             patients=patients if any(patients) else None,
             paths=paths if any(paths) else None,
         ),
     )
+
+
+def _decimal(value: float | None) -> str:
+    return "undefined" if value is None else f"{value:.5g}"
 
 
 def _percent(value: float | None) -> str:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 
 import tfrecord_io
+from tfrecord_io.manifest import EXAMPLES_FILE_NAME, WEIGHT
 from tfrecord_io.reading.mapped import MappedDataset
 from train import metrics
 from train.config import ConfigError, TrainConfig
@@ -23,6 +26,8 @@ class Part:
         examples: int64, places of the examples in these splits; None for all.
         num_examples: number of them.
         label_counts: number of examples with each label.
+        weights: factor of each example in the loss, float32 [num_examples], 1 on average; None if
+            all count the same.
     """
 
     name: str
@@ -30,6 +35,7 @@ class Part:
     examples: np.ndarray | None
     num_examples: int
     label_counts: tuple[int, ...]
+    weights: np.ndarray | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -61,14 +67,16 @@ def choose_parts(config: TrainConfig, manifest: tfrecord_io.Manifest) -> Parts:
         manifest: manifest of the dataset.
 
     Raises:
-        ConfigError: if there is nothing to train on, a fold would be empty, or a split of
-            `fold_splits` does not exist.
+        ConfigError: if there is nothing to train on, a fold would be empty, a split of
+            `fold_splits` does not exist, or weights of examples are not numbers of at least 0.
     """
     if config.fold is None:
         parts = {name: whole_split(manifest, name) for name in ("train", "val", "test")}
         if parts["train"] is None:
             raise ConfigError(f"the training split of {config.data} is empty; build it with images")
-        return Parts(train=parts["train"], val=parts["val"], test=parts["test"])
+        return Parts(
+            train=_weighted(config.data, parts["train"]), val=parts["val"], test=parts["test"]
+        )
     splits = fold_splits(config, manifest)
     folds = patient_folds(metrics.read_examples(config.data, splits), config.folds or 0)
     is_held_out = folds == config.fold
@@ -84,15 +92,34 @@ def choose_parts(config: TrainConfig, manifest: tfrecord_io.Manifest) -> Parts:
             splits=splits,
             examples=np.flatnonzero(chosen),
             num_examples=int(chosen.sum()),
-            # In float64, which counts beyond 16 million.
-            label_counts=tuple(labels[chosen].sum(0, np.float64).astype(int).tolist()),
+            label_counts=manifest.label_kind.count(labels[chosen]),
         )
         for name, chosen in (
             (f"all but fold {config.fold}", ~is_held_out),
             (f"fold {config.fold}", is_held_out),
         )
     )
-    return Parts(train=learnt, val=None, test=held_out)
+    return Parts(train=_weighted(config.data, learnt), val=None, test=held_out)
+
+
+def _weighted(data: str, part: Part) -> Part:
+    """Returns a part with the weights of its examples, if the dataset has a column of them."""
+    path = Path(data) / EXAMPLES_FILE_NAME
+    # Looked for first: reading the keys of all examples takes longer.
+    if not path.exists() or WEIGHT not in pq.read_schema(path).names:
+        return part
+    given = metrics.read_examples(data, part.splits, part.examples).weights
+    try:
+        weights = np.array(given, np.float64)
+    except ValueError:
+        weights = np.array(np.nan)
+    if not (np.isfinite(weights) & (weights >= 0)).all() or not weights.any():
+        raise ConfigError(
+            f"images count in training by the column {WEIGHT} of {path}; expected numbers of at "
+            "least 0, and not only zeros. Change or rename the column in the table of labels, and "
+            "build again"
+        )
+    return dataclasses.replace(part, weights=(weights / weights.mean()).astype(np.float32))
 
 
 def fold_splits(config: TrainConfig, manifest: tfrecord_io.Manifest) -> tuple[str, ...]:

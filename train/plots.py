@@ -41,17 +41,58 @@ _MAX_NAME_LENGTH = 28
 _plain_text = matplotlib.rc_context({"text.parse_math": False})
 
 
-@_plain_text
-def write_plots(
-    directory: Path,
-    history: Sequence[Mapping[str, Any]],
+#: Draws a plot when it is called.
+Picture = Callable[[], Figure]
+
+
+def pictures_of_probabilities(
     metrics: Mapping[str, Any],
     probabilities: np.ndarray,
     has: np.ndarray,
     choices: tuple[np.ndarray, np.ndarray],
     label_names: Sequence[str],
+) -> dict[str, Picture]:
+    """Returns the plots of probabilities by file name: roc, reliability; confusion of classes.
+
+    Args:
+        metrics: content of metrics.json.
+        probabilities: float32 [num_examples, num_classes].
+        has: which examples have which classes, bool [num_examples, num_classes].
+        choices: see `tasks.Task.choices`.
+        label_names: names of the classes.
+    """
+    pictures: dict[str, Picture] = {
+        "roc": lambda: draw_roc(probabilities, has, label_names, metrics),
+        "reliability": lambda: draw_reliability(*choices, metrics),
+    }
+    if "confusion_matrix" in metrics:
+        matrix, split = np.asarray(metrics["confusion_matrix"]), metrics["split"]
+        pictures["confusion"] = lambda: draw_confusion(matrix, label_names, split)
+    return pictures
+
+
+def pictures_of_numbers(
+    metrics: Mapping[str, Any], answers: np.ndarray, truths: np.ndarray, name: str
+) -> dict[str, Picture]:
+    """Returns the plots of numbers by file name: agreement.
+
+    Args:
+        metrics: content of metrics.json.
+        answers: [num_examples].
+        truths: [num_examples].
+        name: of the number.
+    """
+    return {"agreement": lambda: draw_agreement(answers, truths, name, metrics)}
+
+
+@_plain_text
+def write_plots(
+    directory: Path,
+    history: Sequence[Mapping[str, Any]],
+    metrics: Mapping[str, Any],
+    pictures: Mapping[str, Picture],
 ) -> None:
-    """Writes roc.png and reliability.png; confusion.png of classes; curves.png with a history.
+    """Writes a .png of each picture, and curves.png with a history.
 
     A plot that cannot be drawn or written is left out with a warning, because a long run must not
     fail for a plot.
@@ -60,18 +101,9 @@ def write_plots(
         directory: created if it is missing.
         history: one row per epoch; none for a cross-validation or another dataset.
         metrics: content of metrics.json.
-        probabilities: float32 [num_examples, num_classes].
-        has: which examples have which classes, bool [num_examples, num_classes].
-        choices: see `tasks.Task.choices`.
-        label_names: names of the classes.
+        pictures: by file name.
     """
-    pictures: dict[str, Callable[[], Figure]] = {
-        "roc": lambda: draw_roc(probabilities, has, label_names, metrics),
-        "reliability": lambda: draw_reliability(*choices, metrics),
-    }
-    if "confusion_matrix" in metrics:
-        matrix, split = np.asarray(metrics["confusion_matrix"]), metrics["split"]
-        pictures["confusion"] = lambda: draw_confusion(matrix, label_names, split)
+    pictures = dict(pictures)
     if history:
         pictures["curves"] = lambda: draw_curves(history, metrics["best_epoch"])
     for name, draw in pictures.items():
@@ -87,10 +119,16 @@ def write_plots(
 
 
 def draw_curves(history: Sequence[Mapping[str, Any]], best_epoch: int) -> Figure:
-    """Draws loss and accuracy of training and validation by epoch, and marks the kept epoch."""
+    """Draws loss and accuracy of training and validation by epoch, and marks the kept epoch.
+
+    Of numbers it draws the mean absolute error instead of the accuracy.
+    """
     figure = _figure(10, 4)
     epochs = [row["epoch"] for row in history]
-    for place, quantity in enumerate(("loss", "accuracy")):
+    titles = {"loss": "cross-entropy in nats", "accuracy": "accuracy"}
+    if "mae" in history[0]:
+        titles = {"loss": "squared error", "mae": "mean absolute error"}
+    for place, (quantity, title_of_axes) in enumerate(titles.items()):
         axes = figure.add_subplot(1, 2, place + 1)
         for prefix, title, colour in (
             ("", "training", COLOURS[0]),
@@ -101,7 +139,7 @@ def draw_curves(history: Sequence[Mapping[str, Any]], best_epoch: int) -> Figure
                 axes.plot(epochs, values, "o-", color=colour, label=title, markersize=4)
         axes.axvline(best_epoch, color="0.6", linestyle=":", label="kept epoch")
         axes.set_xlabel("epoch")
-        axes.set_title("cross-entropy in nats" if quantity == "loss" else quantity)
+        axes.set_title(title_of_axes)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.grid(alpha=0.3)
         axes.legend()
@@ -215,6 +253,41 @@ def draw_reliability(
     counts.set_xlabel("confidence (probability of the predicted class)")
     counts.set_ylabel("answers")
     counts.set_xlim(0, 1)
+    return figure
+
+
+@_plain_text
+def draw_agreement(
+    answers: np.ndarray, truths: np.ndarray, name: str, metrics: Mapping[str, Any]
+) -> Figure:
+    """Draws answers by truth, and beside it their difference by their mean (Bland and Altman)."""
+    scores = metrics["scores"]
+    figure = _figure(11, 5)
+    direct, difference = figure.subplots(1, 2)
+    ends = min(answers.min(), truths.min()), max(answers.max(), truths.max())
+    direct.plot(truths, answers, ".", color=COLOURS[0], alpha=0.5)
+    direct.plot(ends, ends, color="0.3", linestyle=":", label="the right answer")
+    direct.set_xlabel("truth")
+    direct.set_ylabel("answer")
+    r2 = scores["r2"]["value"]
+    shown = "" if r2 is None else f", R² {r2:.3f}"
+    direct.set_title(f"{metrics['split']}: {_short(name)}{shown}")
+    difference.plot((answers + truths) / 2, answers - truths, ".", color=COLOURS[0], alpha=0.5)
+    for measure, text, style in (
+        ("bias", "mean difference", "-"),
+        ("limit_low", "limits of agreement", "--"),
+        ("limit_high", None, "--"),
+    ):
+        if scores[measure]["value"] is not None:
+            height = scores[measure]["value"]
+            label = f"{text}: {height:.4g}" if measure == "bias" else text
+            difference.axhline(height, color=COLOURS[1], linestyle=style, label=label)
+    difference.set_xlabel("mean of answer and truth")
+    difference.set_ylabel("answer − truth")
+    difference.set_title("Bland–Altman")
+    for axes in (direct, difference):
+        axes.legend()
+        axes.grid(alpha=0.3)
     return figure
 
 

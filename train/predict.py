@@ -68,7 +68,7 @@ class Prediction:
     Attributes:
         path: of the file.
         probabilities: float32 [num_classes], or None if the file was rejected.
-        predicted: name of the likeliest class, or names of the labels; None likewise.
+        predicted: name of the likeliest class, names of the labels, or the number; None likewise.
         reject: why, or None.
         similar: the training scans that look most like it, if they were asked for.
     """
@@ -260,7 +260,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ConfigError, ManifestError, ModuleNotFoundError) as error:
         print(f"error: {printable(str(error))}", file=sys.stderr)
         return 2
-    _show(_FORMATS[arguments.format](predictions, classifier.label_names), arguments.format)
+    # A number has no probability.
+    names = classifier.label_names if classifier.task.gives_probabilities else ()
+    _show(_FORMATS[arguments.format](predictions, names), arguments.format)
     if arguments.occlusion:
         _write_maps(classifier, predictions, Path(arguments.occlusion), arguments.patch)
     rejected = [prediction for prediction in predictions if prediction.reject]
@@ -337,6 +339,8 @@ def _write_maps(
         )
         answer = int(prediction.probabilities.argmax())
         title = f"{classifier.label_names[answer]} {prediction.probabilities[answer]:.1%}"
+        if not classifier.task.gives_probabilities:
+            title = f"{classifier.label_names[answer]} {prediction.predicted}"
         # Files of several folders may share a name.
         path = folder / f"{index:04d}-{prediction.path.stem}.png"
         draw_occlusion(image, drops, title).savefig(path, dpi=120)
@@ -348,11 +352,12 @@ def _rows(predictions: Sequence[Prediction], label_names: Sequence[str]) -> list
     for prediction in predictions:
         row: dict[str, Any] = {"path": str(prediction.path)}
         if prediction.probabilities is not None:
-            row["predicted"] = prediction.predicted
-            row["probabilities"] = {
-                name: round(float(value), 6)
-                for name, value in zip(label_names, prediction.probabilities, strict=True)
-            }
+            row["predicted"] = prediction.predicted if label_names else float(prediction.predicted)
+            if label_names:
+                row["probabilities"] = {
+                    name: round(float(value), 6)
+                    for name, value in zip(label_names, prediction.probabilities, strict=True)
+                }
         else:
             row["reject"] = prediction.reject
         if prediction.similar:
@@ -372,11 +377,12 @@ def _as_csv(predictions: Sequence[Prediction], label_names: Sequence[str]) -> st
     columns = (f"similar_{rank}" for rank in range(1, num_similar + 1))
     writer.writerow(("path", "predicted", *map(no_formula, label_names), "reject", *columns))
     for row, prediction in zip(_rows(predictions, label_names), predictions, strict=True):
-        numbers = row.get("probabilities", {})
+        numbers, predicted = row.get("probabilities", {}), row.get("predicted", "")
         writer.writerow(
             (
                 no_formula(row["path"]),
-                no_formula(row.get("predicted", "")),
+                # A negative number is no formula.
+                no_formula(predicted) if isinstance(predicted, str) else predicted,
                 *(numbers.get(name, "") for name in label_names),
                 no_formula(row.get("reject", "")),
                 *(no_formula(scan.path) for scan in prediction.similar),
@@ -400,9 +406,11 @@ def _as_table(predictions: Sequence[Prediction], label_names: Sequence[str]) -> 
             continue
         numbers = "  ".join(
             f"{probability:.1%}".rjust(size)
-            for probability, size in zip(row["probabilities"].values(), columns, strict=True)
+            for probability, size in zip(
+                row.get("probabilities", {}).values(), columns, strict=True
+            )
         )
-        lines.append(f"{name.ljust(width)}  {numbers}  {printable(row['predicted'])}")
+        lines.append(f"{name.ljust(width)}  {numbers}  {printable(str(row['predicted']))}")
         lines += [f"  similar: {printable(str(scan))}" for scan in prediction.similar]
     return "\n".join(lines)
 

@@ -20,6 +20,7 @@ from tfrecord_io.manifest import Manifest
 from tfrecord_io.printing import printable
 from tfrecord_io.reading.mapped import MappedDataset
 from tfrecord_io.shards import atomic_write
+from tfrecord_io.trunk import SOURCE_KIND
 from train import charts, saliency
 from train.metrics import FEW_GROUPS, Examples, worst_classes
 from train.parts import Part
@@ -61,7 +62,7 @@ class Mistake:
         drops: float [height, width], see `saliency.occlusion_map`; None for no map.
         true: the truth, such as the name of the true class.
         predicted: the answer.
-        probability: probability of the answer.
+        probability: probability of the answer; None for a number.
         path: the source file, or the key if the dataset does not name files.
     """
 
@@ -69,7 +70,7 @@ class Mistake:
     drops: np.ndarray | None
     true: str
     predicted: str
-    probability: float
+    probability: float | None
     path: str
 
 
@@ -158,7 +159,8 @@ def find_mistakes(
         mistakes.append(
             Mistake(
                 image=image,
-                drops=drops,
+                # The probability of a negative answer rises where that of its label drops.
+                drops=-drops if answer.is_negative else drops,
                 true=answer.true,
                 predicted=answer.predicted,
                 probability=answer.probability,
@@ -177,15 +179,17 @@ def write_report(path: Path, report: RunReport) -> None:
 def render(report: RunReport) -> str:
     """Returns the HTML of the page."""
     metrics, story = report.metrics, report.task.story
+    source = report.manifest.source
     return _page_template().render(
         report=report,
+        images_name=source["dataset"]["name"] if source.get("kind") == SOURCE_KIND else None,
         metrics=metrics,
         kind=report.task.kind,
         story=story,
         summary=_summary(report),
         warnings=_warnings(report),
         tiles=_tiles(report),
-        classes=_class_rows(metrics, story.measures) if metrics else [],
+        classes=_class_rows(metrics, story.measures, story.unit) if metrics else [],
         sites=_site_rows(metrics, story.run_measures) if metrics else [],
         comparison=_comparison_rows(report),
         num_more_classes=max(report.manifest.num_classes - MAX_CLASSES, 0),
@@ -194,6 +198,7 @@ def render(report: RunReport) -> str:
         num_mistakes=story.num_mistakes(metrics) if metrics else 0,
         roc=_roc(report),
         reliability=_reliability(report),
+        agreement=_agreement(report),
         thresholds=_threshold_rows(metrics) if metrics else [],
         spread=_spread_rows(metrics) if metrics else [],
         runs=_run_rows(metrics, story.run_measures) if metrics else [],
@@ -262,7 +267,7 @@ def _summary(report: RunReport) -> list[str]:
         num_folds = len({run["fold"] for run in metrics["folds"]})
         who = "patient" if people else "image"
         first = (
-            f"In a cross-validation with {num_folds} folds, {images}{people} were classified by "
+            f"In a cross-validation with {num_folds} folds, {images}{people} were judged by "
             f"networks that had not seen that {who}. They {verdict}"
         )
     elif metrics["split"] == "val":
@@ -311,12 +316,17 @@ def _tiles(report: RunReport) -> list[tuple[str, str]]:
         *report.task.story.tiles(metrics),
         ("images judged", f"{metrics['num_examples']:,}"),
         ("patients judged", f"{patients:,}" if patients else "unknown"),
-        ("calibration error", percent(scores["ece"]["value"])),
+        *([("calibration error", percent(scores["ece"]["value"]))] if "ece" in scores else []),
     ]
 
 
-def _class_rows(metrics: Mapping[str, Any], measures: Sequence[str]) -> list[dict[str, Any]]:
-    """Returns the measures of each class, or of the worst classes if there are many."""
+def _class_rows(
+    metrics: Mapping[str, Any], measures: Sequence[str], unit: str = "share"
+) -> list[dict[str, Any]]:
+    """Returns the measures of each class, or of the worst classes if there are many.
+
+    A number is the only one, so its measures do not have its name.
+    """
     names = list(metrics["label_counts"])
     if len(names) > MAX_CLASSES:
         names = worst_classes(metrics, MAX_CLASSES)
@@ -325,7 +335,12 @@ def _class_rows(metrics: Mapping[str, Any], measures: Sequence[str]) -> list[dic
         {
             "name": name,
             "images": counts[name],
-            "scores": [(scores[f"{measure}/{name}"], measure in _SHARES) for measure in measures],
+            "scores": [
+                (scores[measure], unit)
+                if measure in scores
+                else (scores[f"{measure}/{name}"], _unit(measure))
+                for measure in measures
+            ],
             "is_view": False,
         }
         for name in names
@@ -335,13 +350,15 @@ def _class_rows(metrics: Mapping[str, Any], measures: Sequence[str]) -> list[dic
             {
                 "name": "urgent",
                 "images": sum(counts[name] for name in URGENT_CLASSES),
-                "scores": [
-                    (scores[f"urgent/{measure}"], measure in _SHARES) for measure in measures
-                ],
+                "scores": [(scores[f"urgent/{measure}"], _unit(measure)) for measure in measures],
                 "is_view": True,
             }
         )
     return rows
+
+
+def _unit(measure: str) -> str:
+    return "share" if measure in _SHARES else "decimal"
 
 
 def _pictures(mistake: Mistake) -> dict[str, Any]:
@@ -369,7 +386,12 @@ def _data_url(pixels: np.ndarray) -> str:
 
 
 def _roc(report: RunReport) -> charts.Lines | None:
-    if report.metrics is None or report.probabilities is None or report.truths is None:
+    if (
+        report.metrics is None
+        or report.probabilities is None
+        or report.truths is None
+        or not report.task.gives_probabilities
+    ):
         return None
     names = report.manifest.label_names
     has = report.task.has(report.truths, len(names))
@@ -379,6 +401,8 @@ def _roc(report: RunReport) -> charts.Lines | None:
 def _reliability(report: RunReport) -> charts.Lines | None:
     if report.probabilities is None or report.truths is None:
         return None
+    if not report.task.gives_probabilities:
+        return None
     answers, right_answers = report.task.choices(report.probabilities, report.truths)
     if answers.shape[-1] < 2:
         return None
@@ -387,6 +411,15 @@ def _reliability(report: RunReport) -> charts.Lines | None:
         before, _ = report.task.choices(report.uncalibrated, report.truths)
         named.append(("before the temperature", before))
     return charts.reliability(named, right_answers)
+
+
+def _agreement(report: RunReport) -> list[charts.Lines]:
+    if report.metrics is None or report.probabilities is None or report.truths is None:
+        return []
+    if report.task.gives_probabilities:
+        return []
+    answers = report.task.chosen(report.probabilities)
+    return charts.agreement(answers, report.truths, report.metrics["scores"])
 
 
 def _threshold_rows(metrics: Mapping[str, Any]) -> list[dict[str, Any]]:

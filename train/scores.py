@@ -38,6 +38,15 @@ CONFIDENCE_LEVEL = 0.95
 #: Measures of each class and of the urgent view.
 VIEW_MEASURES = ("sensitivity", "specificity", "auc")
 
+#: The measure of grades, see `quadratic_kappa`.
+KAPPA = "quadratic_kappa"
+
+#: The measures of a number, see `NumberScorer`.
+NUMBER_MEASURES = ("mae", "rmse", "r2", "bias", "limit_low", "limit_high")
+
+# Standard deviations on both sides of the mean that hold 95 % of a normal distribution.
+_DEVIATIONS = 1.96
+
 #: Measures of each of several labels.
 LABEL_MEASURES = (*VIEW_MEASURES, "average_precision")
 
@@ -104,7 +113,7 @@ class Scorer(abc.ABC):
     @property
     @abc.abstractmethod
     def loss(self) -> float:
-        """The mean loss of an example, in nats."""
+        """The mean loss of an example: in nats, or of numbers the squared error."""
 
 
 class ClassScorer(Scorer):
@@ -210,6 +219,20 @@ class ClassScorer(Scorer):
         return cross_entropy(self.probabilities, self.labels)
 
 
+class GradeScorer(ClassScorer):
+    """The measures of classes whose order means something, from the lowest to the highest."""
+
+    @property
+    def names(self) -> list[str]:
+        return [*super().names, KAPPA]
+
+    def score(self, weights: np.ndarray) -> dict[str, np.ndarray]:
+        size = len(self.label_names)
+        pairs = _sums_by_place(self.labels * size + self.predicted, weights, size * size)
+        tables = pairs.reshape(-1, size, size)
+        return super().score(weights) | {KAPPA: quadratic_kappa(tables)}
+
+
 class LabelScorer(Scorer):
     """The measures of several labels for each example; labels are bool [num_examples, num_labels].
 
@@ -300,6 +323,81 @@ class LabelScorer(Scorer):
     def loss(self) -> float:
         of_truth = np.where(self.labels, self.probabilities, 1 - self.probabilities)
         return _mean_entropy(of_truth)
+
+
+class NumberScorer(Scorer):
+    """The measures of a number for each example; labels are float [num_examples].
+
+    An error is the answer minus the truth. `bias` is the mean error, and 95 % of the errors are
+    expected between `limit_low` and `limit_high`, the limits of agreement. Source: Bland and Altman
+    1986, "Statistical methods for assessing agreement between two methods of clinical measurement".
+    """
+
+    shares = ()
+    without_absent = "there is nothing to measure"
+
+    @property
+    def names(self) -> list[str]:
+        return list(NUMBER_MEASURES)
+
+    @functools.cached_property
+    def errors(self) -> np.ndarray:
+        """The answer minus the truth, float64 [num_examples]."""
+        return self.probabilities[:, 0].astype(np.float64) - self.labels
+
+    def score(self, weights: np.ndarray) -> dict[str, np.ndarray]:
+        total = weights.sum(-1)
+        bias = ratios(weights @ self.errors, total)
+        squares = weights @ np.square(self.errors)
+        # Around the mean of all truths, which loses the fewest digits.
+        truths = self.labels - self.labels.mean(dtype=np.float64)
+        spread = weights @ np.square(truths) - ratios(np.square(weights @ truths), total)
+        # What is left of equal numbers by rounding is no spread.
+        is_spread = spread > 1e-9 * total * np.square(truths).max()
+        deviation = np.sqrt(
+            np.maximum(ratios(squares - total * np.square(bias), np.maximum(total - 1, 0)), 0)
+        )
+        return {
+            "mae": ratios(weights @ np.abs(self.errors), total),
+            "rmse": np.sqrt(ratios(squares, total)),
+            "r2": 1 - ratios(squares, np.where(is_spread, spread, 0)),
+            "bias": bias,
+            "limit_low": bias - _DEVIATIONS * deviation,
+            "limit_high": bias + _DEVIATIONS * deviation,
+        }
+
+    def areas(self, weights: np.ndarray) -> dict[str, np.ndarray]:
+        return {}
+
+    def num_groups_behind(self, groups: np.ndarray) -> dict[str, int]:
+        return dict.fromkeys(self.names, int(groups.max()) + 1)
+
+    def tables(self) -> dict[str, Any]:
+        return {"label_counts": dict.fromkeys(self.label_names, len(self.labels))}
+
+    @property
+    def loss(self) -> float:
+        return float(np.square(self.errors).mean())
+
+
+def quadratic_kappa(tables: np.ndarray) -> np.ndarray:
+    """Returns the weighted kappa of grades: 1 for the right ones, 0 for an agreement by chance.
+
+    A mistake weighs as the square of its distance in grades. Source: Cohen 1968, "Weighted kappa:
+    nominal scale agreement with provision for scaled disagreement or partial credit".
+
+    Args:
+        tables: float64 [num_tables, num_grades, num_grades], examples by true and given grade.
+
+    Returns:
+        float64 [num_tables]; NaN if all grades, true and given, are the same one.
+    """
+    places = np.arange(tables.shape[-1])
+    distances = np.square(places[:, None] - places).astype(np.float64)
+    by_chance = tables.sum(2)[:, :, None] * tables.sum(1)[:, None, :]
+    expected = (by_chance * distances).sum((1, 2))
+    found = (tables * distances).sum((1, 2)) * tables.sum((1, 2))
+    return 1 - ratios(found, expected)
 
 
 def cross_entropy(probabilities: np.ndarray, labels: np.ndarray) -> float:

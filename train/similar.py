@@ -14,6 +14,7 @@ import keras
 import numpy as np
 
 import tfrecord_io
+from tfrecord_io.auditing import neighbours
 from tfrecord_io.reading.mapped import MappedDataset
 from tfrecord_io.trunk import FILE_NAME, find_trunk
 from train import metrics
@@ -72,9 +73,9 @@ class TrainingScans:
         dataset = MappedDataset(data, _SPLIT)
         places = np.arange(len(dataset))
         blocks = np.array_split(places, -(-len(places) // _ROWS_AT_ONCE))
-        features = np.concatenate([_pool(dataset[block][0]) for block in blocks])
+        features = np.concatenate([neighbours.pool(dataset[block][0]) for block in blocks])
         self._mean = features.mean(axis=0)
-        self._directions = _normalize(features - self._mean)
+        self._directions = neighbours.directions(features - self._mean)
         task = task_of(manifest.label_kind)
         self._labels = task.texts(task.truths(dataset.labels(places)), manifest.label_names)
         examples = metrics.read_examples(data, _SPLIT)
@@ -87,8 +88,8 @@ class TrainingScans:
             images: uint8 [batch, height, width, channels].
             count: number of scans; of a scan and its augmented copies one is returned.
         """
-        features = _pool(keras.ops.convert_to_numpy(self._trunk(images, training=False)))
-        similarities = _normalize(features - self._mean) @ self._directions.T
+        features = neighbours.pool(keras.ops.convert_to_numpy(self._trunk(images, training=False)))
+        similarities = neighbours.directions(features - self._mean) @ self._directions.T
         found = []
         for row in similarities:
             scans: dict[str, SimilarScan] = {}
@@ -102,14 +103,3 @@ class TrainingScans:
                     break
             found.append(tuple(scans.values()))
         return found
-
-
-def _pool(features: np.ndarray) -> np.ndarray:
-    """Returns float32 [batch, channels]: the mean of each feature map."""
-    return features.mean(axis=(1, 2), dtype=np.float32)
-
-
-def _normalize(vectors: np.ndarray) -> np.ndarray:
-    """Returns vectors of length 1; zeros stay."""
-    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
-    return np.divide(vectors, lengths, out=np.zeros_like(vectors), where=lengths > 0)

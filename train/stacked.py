@@ -1,56 +1,13 @@
-"""Many runs as one network and one objective, with the runs as the first axis of all arrays.
-
-Only for networks whose head alone learns, see `many_heads`.
-"""
+"""The heads of many runs as one network, with the runs as the first axis of all arrays."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 
 import keras
 import numpy as np
 
 from train.models import Network
-from train.steps import Objective
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class StackedObjective:
-    """The objectives of many runs as one: what `steps.Objective` does, for each run.
-
-    Attributes:
-        one: the objective of any run.
-        class_weights: float32 [runs, ...], those of each run.
-    """
-
-    one: Objective
-    class_weights: np.ndarray
-
-    def prepare(self, images, labels, draws):
-        """Returns what `Objective.prepare` does; all arrays have the runs as their first axis."""
-        return keras.ops.vectorized_map(
-            lambda batch: self.one.prepare(*batch), (images, labels, draws)
-        )
-
-    def loss_and_totals(self, labels, logits, weights):
-        """Returns the loss of all runs, and [loss sum, correct, examples] of each: [3, runs].
-
-        Args:
-            labels: float32 [runs, batch, num_classes].
-            logits: [runs, batch, num_classes].
-            weights: float32 [runs, batch].
-        """
-
-        def compute(run):
-            class_weights, *batch = run
-            return dataclasses.replace(self.one, class_weights=class_weights).loss_and_totals(
-                *batch
-            )
-
-        runs = keras.ops.convert_to_tensor(self.class_weights), labels, logits, weights
-        losses, totals = keras.ops.vectorized_map(compute, runs)
-        return keras.ops.sum(losses), keras.ops.transpose(totals)
 
 
 class _StackedDense(keras.layers.Layer):

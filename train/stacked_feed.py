@@ -40,11 +40,13 @@ class Source(NamedTuple):
         config: resolved; gives the seed and MixUp.
         order: of its batches, as places in `examples`.
         examples: int64, places in the table.
+        weights: see `parts.Part`.
     """
 
     config: TrainConfig
     order: BatchOrder
     examples: np.ndarray
+    weights: np.ndarray | None
 
 
 def training_batches(
@@ -112,9 +114,10 @@ def _plan(sources: Sequence[Source]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     shape = (len(sources), sources[0].order.batch_size)
     for step in range(max(len(source.order) for source in sources)):
         rows, weights = np.zeros(shape, np.int32), np.zeros(shape, np.float32)
-        for index, (_, order, examples) in enumerate(sources):
+        for index, (_, order, examples, factors) in enumerate(sources):
             if step < len(order):
-                rows[index] = examples[next(batches[index])]
+                places = next(batches[index])
+                rows[index] = examples[places]
                 own = order.weights(step, step + 1)[0]
-                weights[index] = own / own.sum()
+                weights[index] = own / own.sum() * (1 if factors is None else factors[places])
         yield rows, weights

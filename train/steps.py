@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 class StepResults:
     """What some steps gave, one row a step, over all replicas.
 
-    The rows of a `stacked.StackedObjective` have a second axis, the runs.
+    With several runs side by side, a row has an entry for each.
 
     Attributes:
         loss_sums: float32 [num_steps], cross-entropy in nats, summed over the examples.
@@ -59,6 +59,9 @@ class StepResults:
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Objective:
     """What a training step does with its images and labels before it asks for the loss.
+
+    Without augmentation, all arrays may have the same axes in front of the batch. So several runs
+    are trained side by side, see `stacked`; the loss is then the sum of theirs.
 
     Attributes:
         class_weights: factors in the loss, see `Task.class_weights`.
@@ -108,11 +111,11 @@ class Objective:
         if self.augment_strength is not None:
             images = augmentation.augment(images, draws, self.augment_strength)
         if self.mixup:
-            images, labels = augmentation.mix(images, labels, draws[:, -1])
+            images, labels = augmentation.mix(images, labels, draws[..., -1])
         return images, labels
 
     def loss_and_totals(self, labels, logits, weights):
-        """Returns a replica's share of the loss, and [loss sum, correct, examples].
+        """Returns a replica's share of the loss, and [loss sum, correct, examples] of each batch.
 
         The loss sum that is reported knows neither class weights nor smoothing, so that it can be
         compared with that of a validation split.
@@ -129,7 +132,8 @@ class Objective:
         is_real = ops.cast(weights > 0, "float32")
         # A product with zero would turn the infinity of a filling copy into NaN.
         real_loss = ops.where(weights > 0, reported, 0.0)
-        totals = ops.stack([ops.sum(real_loss), ops.sum(shares_right * is_real), ops.sum(is_real)])
+        of_examples = real_loss, shares_right * is_real, is_real
+        totals = ops.stack([ops.sum(values, axis=-1) for values in of_examples])
         return ops.sum(losses * weights), totals
 
 

@@ -13,7 +13,14 @@ from typing import Any
 import numpy as np
 
 from train.metrics import worst_classes
-from train.scores import LABEL_MEASURES, LABEL_THRESHOLD, URGENT_CLASSES, VIEW_MEASURES
+from train.scores import (
+    KAPPA,
+    LABEL_MEASURES,
+    LABEL_THRESHOLD,
+    NUMBER_MEASURES,
+    URGENT_CLASSES,
+    VIEW_MEASURES,
+)
 
 #: Most classes in a table; with more classes, it has the worst.
 MAX_CLASSES = 20
@@ -26,6 +33,12 @@ _TITLES = {
     "average_precision": "average precision",
     "ece": "calibration error",
     "macro_auc": "mean area",
+    KAPPA: "quadratic weighted kappa",
+    "mae": "mean error",
+    "rmse": "root mean square error",
+    "r2": "R²",
+    "limit_low": "lower limit",
+    "limit_high": "upper limit",
 }
 
 
@@ -38,14 +51,16 @@ class MistakenAnswer:
         output: the network's output that gave the answer.
         true: the truth, in words.
         predicted: the answer, in words.
-        probability: given to the answer.
+        probability: given to the answer; None for a number.
+        is_negative: whether the answer is that the output's label is not there.
     """
 
     place: int
     output: int
     true: str
     predicted: str
-    probability: float
+    probability: float | None
+    is_negative: bool = False
 
 
 class Story(abc.ABC):
@@ -56,12 +71,18 @@ class Story(abc.ABC):
         run_measures: of each run of a cross-validation, columns of a table.
         glossary: what the measures mean.
         decision: how an answer follows from probabilities.
+        unit: of the measures: `share`, or `number` for the unit of the labels.
+        shown_mistakes: which mistakes the page shows.
+        answer: what the maps of the mistakes are about.
     """
 
     measures: tuple[str, ...]
     run_measures: tuple[str, ...]
     glossary: str
     decision: str
+    unit: str = "share"
+    shown_mistakes: str = "wrong answers with the highest probability"
+    answer: str = "the probability of the answer"
 
     @abc.abstractmethod
     def verdict(self, metrics: Mapping[str, Any]) -> list[str]:
@@ -215,6 +236,33 @@ class ClassStory(Story):
         ]
 
 
+class GradeStory(ClassStory):
+    """The results of a grade for each image."""
+
+    run_measures = ("accuracy", KAPPA, "ece")
+    glossary = (
+        f"{ClassStory.glossary} Kappa: the agreement with the true grades beyond chance, where a "
+        "mistake of two grades weighs four times one of a single grade; 100 % is perfect, 0 % is "
+        "chance."
+    )
+
+    def verdict(self, metrics: Mapping[str, Any]) -> list[str]:
+        first, *others = super().verdict(metrics)
+        kappa = metrics["scores"][KAPPA]
+        if kappa["value"] is None:
+            return [first, *others]
+        interval = ""
+        if kappa["low"] is not None:
+            interval = f" (95 % interval: {kappa['low']:.2f} to {kappa['high']:.2f})"
+        agreement = f"Its quadratic weighted kappa is {kappa['value']:.2f}{interval}."
+        return [first, agreement, *others]
+
+    def tiles(self, metrics: Mapping[str, Any]) -> list[tuple[str, str]]:
+        kappa = metrics["scores"][KAPPA]["value"]
+        shown = "–" if kappa is None else f"{kappa:.3f}"
+        return [("quadratic weighted kappa", shown), super().tiles(metrics)[0]]
+
+
 class LabelStory(Story):
     """The results of several labels for each image."""
 
@@ -234,7 +282,8 @@ class LabelStory(Story):
 
     def verdict(self, metrics: Mapping[str, Any]) -> list[str]:
         scores = metrics["scores"]
-        sentences = [f"gave {of_hundred(scores['accuracy'], '95 % interval: ')} right answers."]
+        accuracy = of_hundred(scores["accuracy"], "95 % interval: ")
+        sentences = [f"was right in {accuracy} answers, one for each label of each image."]
         areas = {
             name: scores[f"auc/{name}"]
             for name in metrics["label_counts"]
@@ -309,9 +358,97 @@ class LabelStory(Story):
                     true=words[bool(truths[place, output])],
                     predicted=words[bool(called[place, output])],
                     probability=float(of_answers[place, output]),
+                    is_negative=not called[place, output],
                 )
             )
         return found
+
+
+class NumberStory(Story):
+    """The results of a number for each image."""
+
+    measures = NUMBER_MEASURES
+    run_measures = ("mae", "rmse", "r2")
+    glossary = (
+        "An error is the answer minus the truth, in the unit of the dataset. Mean error: its mean "
+        "size, whatever its sign. R²: the share of the variance of the true numbers that the "
+        "answers explain; 1 is perfect, and 0 is what always giving the mean reaches. Bias: the "
+        "mean error with its sign. 95 % of the errors are expected between the limits of agreement "
+        "(Bland and Altman)."
+    )
+    decision = ""
+    unit = "number"
+    shown_mistakes = "answers that are furthest off"
+    answer = "the answer"
+
+    def verdict(self, metrics: Mapping[str, Any]) -> list[str]:
+        scores = metrics["scores"]
+        sentences = [f"was off by {_interval(scores['mae'])} on average."]
+        if scores["r2"]["value"] is not None:
+            sentences.append(
+                f"R² is {_interval(scores['r2'])}: 1 is perfect, and 0 is what always giving the "
+                "mean reaches."
+            )
+        if scores["limit_low"]["value"] is not None:
+            sentences.append(
+                f"Its answers are {decimal(abs(scores['bias']['value']))} too "
+                f"{'high' if scores['bias']['value'] >= 0 else 'low'} on average; 95 % of the "
+                f"differences are expected between {decimal(scores['limit_low']['value'])} and "
+                f"{decimal(scores['limit_high']['value'])}."
+            )
+        return sentences
+
+    def doubt(self, metrics: Mapping[str, Any]) -> str | None:
+        r2 = metrics["scores"]["r2"]
+        if r2["low"] is None or r2["low"] > 0:
+            return None
+        return (
+            "This result may be no better than always giving the mean: the interval of R² reaches "
+            "down to 0."
+        )
+
+    def tiles(self, metrics: Mapping[str, Any]) -> list[tuple[str, str]]:
+        scores = metrics["scores"]
+        return [
+            ("mean error", decimal(scores["mae"]["value"])),
+            ("R²", decimal(scores["r2"]["value"])),
+        ]
+
+    def answers(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
+        return {"rows": [], "pairs": []}
+
+    def num_mistakes(self, metrics: Mapping[str, Any]) -> int:
+        return metrics["num_examples"]
+
+    def mistakes(
+        self, probabilities: np.ndarray, truths: np.ndarray, label_names: Sequence[str], most: int
+    ) -> list[MistakenAnswer]:
+        answers = probabilities[:, 0]
+        furthest = np.argsort(-np.abs(answers - truths), kind="stable")[:most]
+        return [
+            MistakenAnswer(
+                place=place,
+                output=0,
+                true=decimal(float(truths[place])),
+                predicted=decimal(float(answers[place])),
+                probability=None,
+            )
+            for place in furthest.tolist()
+        ]
+
+
+def decimal(value: float | None) -> str:
+    """Returns a number with four digits; a dash if it is not defined."""
+    return "–" if value is None else f"{value:.4g}"
+
+
+def _interval(score: Mapping[str, float | None]) -> str:
+    if score["low"] is None:
+        return decimal(score["value"])
+    return (
+        f"{decimal(score['value'])} (95 % interval: {decimal(score['low'])} to "
+        f"{decimal(score['high'])})"
+    )
 
 
 def percent(value: float | None) -> str:

@@ -5,6 +5,7 @@ A `Task` is the one place where the kind decides; the other modules ask the task
     models       activation, logits_of     how logits become the answer that is exported
     steps        losses                    what a step minimizes, and what it reports
     trainer      class_weights, truths     weights in the loss; labels as the measures take them
+                 mean_loss, progress       what history.json says of the validation split
     calibration  choices, cool             answers as choices among classes; the temperature
     evaluation   scorer, has, chosen       the measures of metrics.json; predictions.csv
     evaluate     match                     labels of another dataset
@@ -14,12 +15,16 @@ Another kind of label is a subclass of `Task` here, a `Scorer` in `scores` and a
 `stories`.
 
 "Truths" are the labels of examples as the measures take them: for classes int64 [num_examples],
-for several labels bool [num_examples, num_labels].
+for several labels bool [num_examples, num_labels], for a number float32 [num_examples].
+
+A task of numbers gives no probabilities: its outputs are numbers in the unit of the labels, and the
+methods that say so are not called.
 """
 
 from __future__ import annotations
 
 import abc
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -28,7 +33,10 @@ import numpy as np
 
 from tfrecord_io import label_kinds
 from tfrecord_io.label_kinds import LabelKind
+from tfrecord_io.reading.mapped import MappedDataset
 from train import calibration, scores, stories
+from train.config import ConfigError
+from train.parts import Part
 
 # Smallest probability whose logarithm is taken.
 _LEAST_PROBABILITY = 1e-7
@@ -40,14 +48,20 @@ class Task(abc.ABC):
     Attributes:
         kind: of the dataset's labels.
         story: what the page of a run says of the results.
+        quantity: name in history.json of what `losses` reports beside the loss.
+        gives_probabilities: whether the outputs are probabilities.
+        digits: format of the outputs in predictions.csv.
     """
 
     kind: LabelKind
     story: stories.Story
+    quantity: str = "accuracy"
+    gives_probabilities: bool = True
+    digits: str = ".6f"
 
     @abc.abstractmethod
     def activation(self, name: str | None = None) -> keras.layers.Layer:
-        """Returns a layer: logits [batch, num_labels] → float32 probabilities."""
+        """Returns a layer: logits [batch, num_labels] → float32 probabilities, or numbers."""
 
     @abc.abstractmethod
     def logits_of(self, probabilities: Any) -> Any:
@@ -62,15 +76,16 @@ class Task(abc.ABC):
         """Returns what a training step minimizes and what it reports of each example.
 
         Args:
-            labels: float32 [batch, num_labels], as the records have them, or mixed.
-            logits: float32 [batch, num_labels].
-            class_weights: what `class_weights` returned.
+            labels: float32 [..., num_labels], as the records have them, or mixed.
+            logits: float32 [..., num_labels].
+            class_weights: what `class_weights` returned; arrays of these must broadcast.
             smoothing: share of each label that is spread evenly over all that it could be.
                 Source: Szegedy et al. 2016, "Rethinking the Inception architecture", section 7.
 
         Returns:
             (loss with weights and smoothing, loss without them in nats, share of the answers that
-            are right), float32 [batch] each.
+            are right), float32 [...] each. Of numbers the second is the squared and the third the
+            absolute error.
         """
 
     @abc.abstractmethod
@@ -87,15 +102,14 @@ class Task(abc.ABC):
     def truths(self, labels: np.ndarray) -> np.ndarray:
         """Returns the truths of labels [num_examples, num_labels] of 0 and 1."""
 
-    @abc.abstractmethod
     def has(self, truths: np.ndarray, num_labels: int) -> np.ndarray:
         """Returns which examples have which labels, bool [num_examples, num_labels]."""
+        raise NotImplementedError
 
     @abc.abstractmethod
     def chosen(self, probabilities: np.ndarray) -> np.ndarray:
         """Returns the truths that probabilities [num_examples, num_labels] speak for."""
 
-    @abc.abstractmethod
     def choices(
         self, probabilities: np.ndarray, truths: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
@@ -109,15 +123,24 @@ class Task(abc.ABC):
             (probabilities [num_choices, num_classes] whose rows add up to 1, the right class of
             each, int [num_choices]).
         """
+        raise NotImplementedError
 
-    @abc.abstractmethod
     def cool(self, probabilities: np.ndarray, temperature: float) -> np.ndarray:
         """Returns probabilities [num_examples, num_labels] with their logits divided."""
+        raise NotImplementedError
 
     def fit_temperature(self, probabilities: np.ndarray, truths: np.ndarray) -> float:
         """Returns the temperature that suits predictions, see `calibration.fit_temperature`."""
         answers, right_answers = self.choices(probabilities, truths)
         return calibration.fit_temperature(calibration.log_probabilities(answers), right_answers)
+
+    def mean_loss(self, probabilities: np.ndarray, truths: np.ndarray) -> float:
+        """Returns the mean loss of predictions, comparable with that of `losses`."""
+        return scores.cross_entropy(*self.choices(probabilities, truths))
+
+    def progress(self, probabilities: np.ndarray, truths: np.ndarray) -> float:
+        """Returns the `quantity` of predictions."""
+        return float(np.mean(self.chosen(probabilities) == truths))
 
     @abc.abstractmethod
     def match(self, places: np.ndarray, num_labels: int) -> tuple[np.ndarray, np.ndarray]:
@@ -160,7 +183,7 @@ class _Classes(Task):
 
     def losses(self, labels: Any, logits: Any, class_weights: Any, smoothing: float) -> Any:
         ops = keras.ops
-        weights = ops.matmul(labels, ops.convert_to_tensor(class_weights, "float32"))
+        weights = ops.sum(labels * np.asarray(class_weights, np.float32), axis=-1)
         smooth = labels * (1 - smoothing) + smoothing / labels.shape[-1]
         # Not Keras' loss, which warns of a dataset of one class.
         log_probabilities = ops.log_softmax(logits)
@@ -201,6 +224,17 @@ class _Classes(Task):
         return scores.ClassScorer(probabilities, truths, tuple(label_names))
 
 
+class _Grades(_Classes):
+    """A grade for each image: learned as classes, judged by how far off it is."""
+
+    kind, story = label_kinds.GRADES, stories.GradeStory()
+
+    def scorer(
+        self, probabilities: np.ndarray, truths: np.ndarray, label_names: Sequence[str]
+    ) -> scores.Scorer:
+        return scores.GradeScorer(probabilities, truths, tuple(label_names))
+
+
 class _Several(Task):
     """Any number of labels for each image: a sigmoid and a binary cross-entropy for each label."""
 
@@ -219,7 +253,7 @@ class _Several(Task):
 
     def losses(self, labels: Any, logits: Any, class_weights: Any, smoothing: float) -> Any:
         ops = keras.ops
-        without, with_label = ops.unstack(ops.convert_to_tensor(class_weights, "float32"), axis=1)
+        without, with_label = np.moveaxis(np.asarray(class_weights, np.float32), -1, 0)
         weights = labels * with_label + (1 - labels) * without
 
         def entropies(labels: Any) -> Any:
@@ -267,13 +301,97 @@ class _Several(Task):
         return scores.LabelScorer(probabilities, truths, tuple(label_names))
 
 
+@dataclasses.dataclass(frozen=True)
+class Number(Task):
+    """A number for each image: a linear output and the squared error.
+
+    The network learns the number minus the mean of the training images, over their standard
+    deviation, and the exported model turns it back, so its answers have the unit of the labels.
+
+    Attributes:
+        mean: of the training images.
+        std: their standard deviation.
+    """
+
+    mean: float = 0.0
+    std: float = 1.0
+
+    kind, story, quantity = label_kinds.NUMBER, stories.NumberStory(), "mae"
+    gives_probabilities, digits = False, ".9g"
+
+    def activation(self, name: str | None = None) -> keras.layers.Layer:
+        return keras.layers.Rescaling(
+            self.std, offset=self.mean, dtype="float32", name=name or "unit"
+        )
+
+    def logits_of(self, probabilities: Any) -> Any:
+        return (probabilities - self.mean) / self.std
+
+    def losses(self, labels: Any, logits: Any, class_weights: Any, smoothing: float) -> Any:
+        errors = (logits - self.logits_of(labels))[..., 0]
+        squares = keras.ops.square(errors)
+        return squares, squares * self.std**2, keras.ops.abs(errors) * self.std
+
+    def class_weights(self, counts: Sequence[int], num_examples: int, power: float) -> tuple:
+        return ()
+
+    def truths(self, labels: np.ndarray) -> np.ndarray:
+        return labels[:, 0]
+
+    def chosen(self, probabilities: np.ndarray) -> np.ndarray:
+        return probabilities[:, 0]
+
+    def mean_loss(self, probabilities: np.ndarray, truths: np.ndarray) -> float:
+        return float(np.square(probabilities[:, 0].astype(np.float64) - truths).mean())
+
+    def progress(self, probabilities: np.ndarray, truths: np.ndarray) -> float:
+        return float(np.abs(probabilities[:, 0].astype(np.float64) - truths).mean())
+
+    def match(self, places: np.ndarray, num_labels: int) -> tuple[np.ndarray, np.ndarray]:
+        return np.arange(num_labels), places
+
+    def scorer(
+        self, probabilities: np.ndarray, truths: np.ndarray, label_names: Sequence[str]
+    ) -> scores.Scorer:
+        return scores.NumberScorer(probabilities, truths, tuple(label_names))
+
+    def texts(self, truths: np.ndarray, label_names: Sequence[str]) -> list[str]:
+        return [label_kinds.number_text(str(truth)) or "" for truth in truths]
+
+
 CLASSES: Task = _Classes()
+GRADES: Task = _Grades()
 SEVERAL: Task = _Several()
+NUMBER: Task = Number()
 
 
 def task_of(kind: LabelKind) -> Task:
-    """Returns the task of a kind of label."""
-    return {task.kind: task for task in (CLASSES, SEVERAL)}[kind]
+    """Returns the task of a kind of label; of numbers, one that has not seen training images."""
+    return {task.kind: task for task in (CLASSES, GRADES, SEVERAL, NUMBER)}[kind]
+
+
+def training_task(kind: LabelKind, data: str, part: Part) -> Task:
+    """Returns the task to train.
+
+    Args:
+        kind: of the labels.
+        data: folder of the dataset.
+        part: the examples to learn from.
+
+    Raises:
+        ConfigError: if all examples have the same number.
+    """
+    if kind is not label_kinds.NUMBER:
+        return task_of(kind)
+    dataset = MappedDataset(data, part.splits)
+    places = range(len(dataset)) if part.examples is None else part.examples
+    numbers = dataset.labels(places).astype(np.float64)
+    if numbers.min() == numbers.max():
+        raise ConfigError(
+            f"all training images of {data} have the number {numbers.flat[0]:g}, so there is "
+            "nothing to learn"
+        )
+    return Number(float(numbers.mean()), float(numbers.std()))
 
 
 def _balanced(counts: Sequence[int], power: float) -> tuple[float, ...]:

@@ -31,16 +31,15 @@ from train import (
     feed,
     metrics,
     report,
-    scores,
     tracing,
 )
-from train.config import TrainConfig
+from train.config import ConfigError, TrainConfig
 from train.models import Network, build_network, grey_factor_of, set_trainable
 from train.optimizers import averaged_weights, make_optimizer
 from train.parts import Part, Parts, choose_parts, read_statistics
 from train.steps import JaxSteps, Objective, TensorFlowSteps, make_steps
 from train.strategy import Devices, configure_devices, set_seed
-from train.tasks import task_of
+from train.tasks import Task, training_task
 from train.workdir import (
     BEST_NAME,
     CHECKPOINT_NAME,
@@ -170,6 +169,9 @@ def train_once(config: TrainConfig, workdir: Path, devices: Devices) -> dict[str
     """Does what `train_and_evaluate` says for one network, on devices that are set up."""
     manifest = tfrecord_io.Manifest.load(config.data)
     parts = choose_parts(config, manifest)
+    task = training_task(manifest.label_kind, config.data, parts.train)
+    if config.best_by == "val_accuracy" and task.quantity != "accuracy":
+        raise ConfigError("--best_by val_accuracy needs classes or labels; use val_loss")
     set_seed(config.seed)
     config = config.resolve(
         num_examples=parts.train.num_examples,
@@ -181,7 +183,8 @@ def train_once(config: TrainConfig, workdir: Path, devices: Devices) -> dict[str
         if (workdir / METRICS_NAME).exists():
             devices.say(f"{workdir} holds this run complete; nothing to do")
             return json.loads((workdir / METRICS_NAME).read_text(encoding="utf-8"))
-        run = _Run(config, workdir, manifest, parts, devices, find_trunk(config.data, manifest))
+        trunk = find_trunk(config.data, manifest)
+        run = _Run(config, workdir, manifest, parts, task, devices, trunk)
         run.train()
         return run.finish()
 
@@ -195,6 +198,7 @@ class _Run:
         workdir: Path,
         manifest: tfrecord_io.Manifest,
         parts: Parts,
+        task: Task,
         devices: Devices,
         trunk: Trunk | None,
     ) -> None:
@@ -205,7 +209,7 @@ class _Run:
         self._devices = devices
         self._parts = parts
         self._num_examples = parts.train.num_examples
-        self._task = task_of(manifest.label_kind)
+        self._task = task
         self._statistics = (
             read_statistics(config.data, parts.train) if config.normalize == "data" else None
         )
@@ -277,8 +281,7 @@ class _Run:
         devices.say(
             f"{config.model}, {self._network.model.count_params():,} parameters, "
             f"{self._num_examples:,} training {'images' if self._trunk is None else 'features'} "
-            f"of {shape}, "
-            f"{self._manifest.num_classes} {self._task.kind.plural}",
+            f"of {shape}, " + _count_labels(self._manifest),
         )
         devices.say(
             f"{devices.num_replicas} x {devices.names[0].split(':')[0]} on {devices.backend}, "
@@ -286,6 +289,12 @@ class _Run:
             f"{config.replica_batch_size} a replica; "
             f"{self._end_step(config.epochs - 1):,} steps in {config.epochs} epochs",
         )
+        weights = self._parts.train.weights
+        if weights is not None:
+            devices.say(
+                f"images count by the column weight of the table of labels: {weights.min():.3g} to "
+                f"{weights.max():.3g} times the mean",
+            )
         if self._parts.val is None:
             devices.say("note: there are no validation images, so the last epoch is kept")
         if self._parts.evaluated is None:
@@ -454,7 +463,7 @@ class _Run:
             "phase": phase.name,
             "step": progress.step,
             "loss": meter.loss,
-            "accuracy": meter.accuracy,
+            self._task.quantity: meter.accuracy,
         }
         if self._parts.val is not None:
             row |= self._validate(loop.steps, loop.optimizer)
@@ -505,8 +514,8 @@ class _Run:
         with averaged_weights(optimizer, self._network.logits.trainable_variables):
             probabilities, truths = self._predict(steps, self._parts.val)
         return {
-            "val_loss": scores.cross_entropy(*self._task.choices(probabilities, truths)),
-            "val_accuracy": float(np.mean(self._task.chosen(probabilities) == truths)),
+            "val_loss": self._task.mean_loss(probabilities, truths),
+            f"val_{self._task.quantity}": self._task.progress(probabilities, truths),
         }
 
     def _save_checkpoint(self, loop: _Loop) -> None:
@@ -536,7 +545,7 @@ class _Run:
         val = None if parts.val is None else self._predict_best(parts.val)
         temperature = 1.0
         # What is reported of a part must not be fitted to it.
-        if val is not None and parts.test is not None:
+        if val is not None and parts.test is not None and self._task.gives_probabilities:
             temperature = self._task.fit_temperature(*val)
             self._load_best(temperature)
         # Before the evaluation: whatever may fail in it, the model is not lost.
@@ -607,7 +616,11 @@ class _Run:
     def _predictions_of(self, part: Part, temperature: float) -> evaluation.Predictions:
         """Returns what the network that is exported says of a part."""
         probabilities, truths = self._predict_best(part)
-        is_calibrated = part is self._parts.test and self._parts.val is not None
+        is_calibrated = (
+            self._task.gives_probabilities
+            and part is self._parts.test
+            and self._parts.val is not None
+        )
         return evaluation.Predictions(
             task=self._task,
             probabilities=probabilities,
@@ -673,20 +686,33 @@ class _Loop:
             raise callbacks.StoppedError(self.stop.received, step)
 
 
+def _count_labels(manifest: tfrecord_io.Manifest) -> str:
+    number, kind = manifest.num_classes, manifest.label_kind
+    return f"{number} {kind.noun if number == 1 else kind.plural}"
+
+
 def _is_shown(epoch: int, epochs: int) -> bool:
     """Tells whether an epoch gets a line of its own: about 20 of a long run do."""
     every = max(1, epochs // 20)
     return epoch % every == 0 or epoch == epochs
 
 
+# Format of each quantity of history.json that an epoch's line tells.
+_TOLD_OF_EPOCHS = {
+    "loss": ".4f", "accuracy": ".1%", "mae": ".4g",
+    "val_loss": ".4f", "val_accuracy": ".1%", "val_mae": ".4g",
+}  # fmt: skip
+
+
 def _describe_epoch(row: Mapping[str, Any], epochs: int) -> str:
     parts = [
         f"epoch {row['epoch']}/{epochs}",
-        f"loss {row['loss']:.4f}",
-        f"accuracy {row['accuracy']:.1%}",
+        *(
+            f"{name} {row[name]:{digits}}"
+            for name, digits in _TOLD_OF_EPOCHS.items()
+            if name in row
+        ),
     ]
-    if "val_loss" in row:
-        parts += [f"val_loss {row['val_loss']:.4f}", f"val_accuracy {row['val_accuracy']:.1%}"]
     if row["images_per_second"] is not None:
         parts += [f"{row['images_per_second']:,.0f} images/s", f"{row['step_ms']:.1f} ms a step"]
     if row["input_wait_share"] is not None:

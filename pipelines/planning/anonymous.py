@@ -27,6 +27,7 @@ from pipelines.sources.source import Source
 from pipelines.stores.output import sync_folder
 from pipelines.stores.remote import is_remote
 from tfrecord_io import schema, shards
+from tfrecord_io.manifest import WEIGHT
 from tfrecord_io.preprocess import frame_path
 
 #: The digest of the secret is in the manifest, so a short secret could be found by trying.
@@ -126,8 +127,12 @@ def hide_names(listing: Listing, secret: Secret) -> tuple[Listing, pa.Table]:
     """
     refs = listing.refs
     if OTHERS in refs.column_names:
-        # Nothing is known of these columns, so names may be in them.
+        # Nothing is known of the columns besides the weight, so names may be in them.
+        others = refs[OTHERS].combine_chunks()
         refs = refs.drop_columns(OTHERS)
+        if others.type.get_field_index(WEIGHT) >= 0:
+            kept = pa.StructArray.from_arrays([others.field(WEIGHT)], [WEIGHT])
+            refs = refs.append_column(OTHERS, kept)
     names = source_paths(refs).to_pylist()
     patients = refs["patient"].to_pylist()
     columns = {

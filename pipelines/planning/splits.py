@@ -266,10 +266,10 @@ def _counts_by_class(
 ) -> np.ndarray:
     """Returns int64 [num_groups, num_classes], the number of images; see `LabelKind.balance`."""
     labels = pc.dictionary_encode(refs["label"].cast(pa.string())).combine_chunks()
-    num_labels = len(labels.dictionary)
-    codes = members * num_labels + labels.indices.to_numpy()
-    counts = np.bincount(codes, minlength=num_groups * num_labels).reshape(num_groups, num_labels)
-    return label_kind.balance(counts, labels.dictionary.to_pylist())
+    texts, codes = label_kind.classes_of(labels.dictionary.to_pylist(), labels.indices.to_numpy())
+    codes = members * len(texts) + codes
+    counts = np.bincount(codes, minlength=num_groups * len(texts)).reshape(num_groups, len(texts))
+    return label_kind.balance(counts, texts)
 
 
 def _best_seed(hashes: np.ndarray, counts: np.ndarray, shares: np.ndarray) -> int:

@@ -2,35 +2,29 @@
 
 from __future__ import annotations
 
-import base64
 import collections
 import functools
-import io
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jinja2
-import markupsafe
 import numpy as np
 import pyarrow as pa
-from PIL import Image
 
 from pipelines.report import charts
 from pipelines.sources.listing import RejectedFile
-from tfrecord_io.auditing import shortcuts
+from tfrecord_io.auditing import pages, ranges, shortcuts
 from tfrecord_io.auditing.audit import LIMITS, MAX_LISTED, SEVERITIES, Audit
 from tfrecord_io.auditing.twins import ImageReader
+from tfrecord_io.label_kinds import NUMBER
 from tfrecord_io.manifest import Manifest
-from tfrecord_io.printing import printable
 
 # Limits that keep the page within a few megabytes for any dataset.
 _MAX_CLASSES = 24
 _MAX_PICTURES = 48
 _PICTURE_SIDE = 112
 _MAX_PAIRS = 12
-_PAIR_SIDE = 224
 _MAX_FILES = 50
 
 # Names of the intervals between `shortcuts.WHITE_BORDER_EDGES`.
@@ -40,24 +34,10 @@ _BORDERS = ("none", "up to 10 %", "10 to 30 %", "over 30 %")
 @functools.cache
 def page_template() -> jinja2.Template:
     """Returns the compiled template of the page, which is cached for later calls."""
-    templates = environment()
-    templates.get_template("charts.html.jinja")
+    templates = pages.environment(Path(__file__).parent)
+    for part in ("charts.html.jinja", "page.css.jinja", "findings.html.jinja"):
+        templates.get_template(part)
     return templates.get_template("card.html.jinja")
-
-
-def environment() -> jinja2.Environment:
-    """Returns what compiles the templates of this folder."""
-    templates = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        finalize=_printable,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    templates.filters["number"] = lambda value: f"{value:,}"
-    templates.filters["with_flags"] = _with_flags
-    return templates
 
 
 def render(
@@ -82,17 +62,21 @@ def render(
         the HTML text.
     """
     severities = collections.Counter(finding.severity for finding in audit.findings)
+    summary, target = _summary(found, audit), charts.numbers(found, examples)
+    # From here on the groups that are compared are ranges, if the labels are numbers.
+    found, examples = ranges.as_classes(found, examples)
     return page_template().render(
         found=found,
         audit=audit,
         severities={name: severities[name] for name in SEVERITIES},
         limits=LIMITS,
         max_listed=MAX_LISTED,
-        summary=_summary(found, audit),
+        summary=summary,
         measures=audit.measures,
         megabytes=found.num_bytes / 1e6,
         charts={
-            "splits": charts.classes_of_splits(found),
+            "splits": charts.classes_of_splits(found) if target is None else [],
+            "target": target,
             "patients": charts.images_of_patients(examples),
             "shortcuts": charts.shortcuts(audit.measures.get("shortcuts")),
             "brightness": charts.brightness(found, examples),
@@ -100,27 +84,13 @@ def render(
         facts=_side_facts(found, examples),
         classes=_contact_sheets(found, examples, images),
         num_more_classes=max(found.num_classes - _MAX_CLASSES, 0),
-        pairs=functools.partial(_pairs, images=images),
+        pairs=functools.partial(pages.pairs, images=images, most=_MAX_PAIRS),
         ledger=ledger(found.counts),
         rejects=_listing((r.source_path, r.reason, r.detail) for r in rejects),
         num_rejects=len(rejects),
         dropped=_listing(tuple(row.values()) for row in dropped.slice(0, _MAX_FILES).to_pylist()),
         num_dropped=dropped.num_rows,
     )
-
-
-def _printable(value: Any) -> Any:
-    """Escapes control characters in names from the data; the page's own markup is kept."""
-    if isinstance(value, str) and not isinstance(value, markupsafe.Markup):
-        return printable(value)
-    return value
-
-
-def _with_flags(text: str) -> markupsafe.Markup:
-    """Returns the escaped text with each command-line flag in an element that does not wrap."""
-    escaped = str(markupsafe.escape(printable(text)))
-    flag = r"(--[a-z_]+(?: (?:patient|drop|keep|fail|auto|\d+))?)"
-    return markupsafe.Markup(re.sub(flag, r'<code class="flag">\1</code>', escaped))
 
 
 def _summary(found: Manifest, audit: Audit) -> list[str]:
@@ -130,9 +100,11 @@ def _summary(found: Manifest, audit: Audit) -> list[str]:
     height, width, channels = found.image_shape
     people = f" of {_count(patients, 'patient')}" if patients else ""
     kind = found.label_kind
+    labels = f"in {_count(found.num_classes, kind.noun, kind.plural)}"
+    if kind is NUMBER:
+        labels = f"with the number {found.label_names[0]}"
     sentences = [
-        f"{_count(found.num_examples, 'image')}{people} in "
-        f"{_count(found.num_classes, kind.noun, kind.plural)} ({splits}), each "
+        f"{_count(found.num_examples, 'image')}{people} {labels} ({splits}), each "
         f"stored as {width}×{height} pixels in {'grey' if channels == 1 else 'colour'}"
         f"{' of 16 bits' if found.dtype == 'uint16' else ''}."
     ]
@@ -245,7 +217,7 @@ def _contact_sheets(
         for row in examples.select(["split", "shard", "row", "path"]).take(chosen).to_pylist():
             pictures.append(
                 {
-                    "src": _data_url(images.read(row["shard"], row["row"]), _PICTURE_SIDE),
+                    "src": pages.data_url(images.read(row["shard"], row["row"]), _PICTURE_SIDE),
                     "alt": f"{label}, from {row['split']}: {row['path']}",
                 }
             )
@@ -254,27 +226,6 @@ def _contact_sheets(
         ]
         sheets.append({"label": label, "counts": ", ".join(counts), "pictures": pictures})
     return sheets
-
-
-def _pairs(listed: Iterable[Mapping[str, Any]], images: ImageReader) -> list[dict[str, Any]]:
-    """Returns pairs of near duplicates, with the pictures to show side by side."""
-    pairs = []
-    for pair in list(listed)[:_MAX_PAIRS]:
-        sides = []
-        for side in (pair["first"], pair["second"]):
-            picture = _data_url(images.read(side["shard"], side["row"]), _PAIR_SIDE)
-            sides.append({**side, "src": picture})
-        pairs.append({"sides": sides, "similarity": pair["similarity"]})
-    return pairs
-
-
-def _data_url(image: Image.Image, side: int) -> str:
-    """Returns a picture as a small JPEG in a URL."""
-    smaller = image.copy()
-    smaller.thumbnail((side, side), Image.Resampling.LANCZOS)
-    with io.BytesIO() as file:
-        smaller.save(file, "JPEG", quality=80)
-        return f"data:image/jpeg;base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
 def ledger(counts: Mapping[str, Any]) -> list[tuple[str, int]]:

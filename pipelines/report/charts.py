@@ -9,13 +9,15 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tfrecord_io.auditing import ranges
+from tfrecord_io.label_kinds import NUMBER
 from tfrecord_io.manifest import Manifest
 
 #: With more classes than this, the charts of class sizes would be unreadable and are left out.
@@ -180,25 +182,65 @@ def brightness(found: Manifest, examples: pa.Table) -> Histogram | None:
     """
     if "brightness" not in examples.column_names:
         return None
-    values = examples["brightness"].to_numpy()
-    top = max(float(values.max(initial=0)) * 1.02, 1.0)
-    bins = np.minimum((values * (_NUM_BINS / top)).astype(np.int64), _NUM_BINS - 1)
     if found.num_classes <= _NUM_SERIES:
         names = found.label_names
         has = found.label_kind.has(examples["label"].to_pylist(), names)
     else:
-        names, has = (f"all {found.label_kind.plural}",), np.ones((len(bins), 1), bool)
+        names, has = (f"all {found.label_kind.plural}",), np.ones((examples.num_rows, 1), bool)
+    values = examples["brightness"].to_numpy()
+    top = max(float(values.max(initial=0)) * 1.02, 1.0)
+    described = "Histogram of the mean brightness of the images, by class"
+    return _histogram(described, values, (0.0, top), names, has)
+
+
+def numbers(found: Manifest, examples: pa.Table) -> Histogram | None:
+    """Returns a histogram of the labels of each split, or None if they are not numbers.
+
+    Args:
+        found: the manifest.
+        examples: the examples table.
+    """
+    if found.label_kind is not NUMBER:
+        return None
+    values = ranges.numbers_of(examples)
+    names = [name for name, split in found.splits.items() if split.num_examples][:_NUM_SERIES]
+    of_split = examples["split"].cast(pa.string()).to_numpy(zero_copy_only=False)
+    has = of_split[:, None] == np.array(names, object)
+    described = f"Histogram of {found.label_names[0]}, by split"
+    low, top = float(values.min()), float(values.max())
+    return _histogram(described, values, (low, top if top > low else low + 1), names, has)
+
+
+def _histogram(
+    description: str,
+    values: np.ndarray,
+    limits: tuple[float, float],
+    names: Sequence[str],
+    has: np.ndarray,
+) -> Histogram:
+    """Returns a histogram for each group of examples.
+
+    Args:
+        description: the content of the chart as text.
+        values: [num_examples].
+        limits: the ends of the axis of values, between which all values are.
+        names: of the groups.
+        has: bool [num_examples, num_groups], the members of each group.
+    """
+    low, top = limits
+    bins = ((values - low) * (_NUM_BINS / (top - low))).astype(np.int64)
+    bins = np.minimum(bins, _NUM_BINS - 1)
     counts = np.stack([np.bincount(bins[members], minlength=_NUM_BINS) for members in has.T])
     shares = 100 * counts / np.maximum(counts.sum(1, keepdims=True), 1)
     highest = float(shares.max(initial=1))
     return Histogram(
-        description="Histogram of the mean brightness of the images, by class",
+        description=description,
         series=tuple(
             (name, _outline(row / highest)) for name, row in zip(names, shares, strict=True)
         ),
         filled=len(names) == 1,
-        x_ticks=_ticks(top),
-        y_ticks=_ticks(highest),
+        x_ticks=_ticks(low, top),
+        y_ticks=_ticks(0.0, highest),
     )
 
 
@@ -213,10 +255,12 @@ def _outline(heights: np.ndarray) -> tuple[tuple[float, float], ...]:
     return (*corners, (1.0, 0.0))
 
 
-def _ticks(top: float) -> tuple[Tick, ...]:
-    """Returns up to seven marks from 0, spaced by 1, 2 or 5 times a power of ten."""
-    power = 10.0 ** math.floor(math.log10(top / 6))
-    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor * 6 >= top)
+def _ticks(low: float, top: float) -> tuple[Tick, ...]:
+    """Returns up to seven marks between two values, spaced by 1, 2 or 5 times a power of ten."""
+    span = top - low
+    power = 10.0 ** math.floor(math.log10(span / 6))
+    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor * 6 >= span)
     return tuple(
-        Tick(number * step / top, f"{number * step:g}") for number in range(int(top / step) + 1)
+        Tick((number * step - low) / span, f"{number * step:g}")
+        for number in range(math.ceil(low / step), math.floor(top / step) + 1)
     )

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from pipelines.report import card
+from tfrecord_io.auditing import pages
 from tfrecord_io.manifest import Manifest
 
 
@@ -32,7 +35,7 @@ def render(found: Manifest) -> str:
         for computed_by in found.source["computed_by"]
     ]
     return (
-        card.environment()
+        pages.environment(Path(__file__).parent)
         .get_template("features.html.jinja")
         .render(
             found=found,

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from pipelines.planning import output_state
 from pipelines.stores.output import Storage, is_remote
+from tfrecord_io.label_kinds import NUMBER
 from tfrecord_io.manifest import REJECTS_FILE_NAME, Manifest
 from tfrecord_io.printing import printable
 
@@ -58,12 +61,18 @@ def _num_shards(found: Manifest) -> int:
 
 def _table(found: Manifest) -> str:
     """Returns a text table of the number of examples by split and class."""
-    header = ["split", *map(printable, found.label_names), "examples", "shards"]
-    rows = [
-        [name, *split.label_counts, split.num_examples, len(split.shards)]
-        for name, split in found.splits.items()
-    ]
-    cells = [header, *([row[0], *(f"{value:,}" for value in row[1:])] for row in rows)]
+    names: Sequence[str] = found.label_names
+    if found.label_kind is NUMBER:
+        names = [f"mean {names[0]}"]
+        numbers = found.audit["measures"]["target"]["splits"]
+    header = ["split", *map(printable, names), "examples", "shards"]
+    rows: list[list[str]] = []
+    for name, split in found.splits.items():
+        counts = [f"{count:,}" for count in split.label_counts]
+        if found.label_kind is NUMBER:
+            counts = [f"{numbers[name]['mean']:.6g}" if name in numbers else "-"]
+        rows.append([name, *counts, f"{split.num_examples:,}", f"{len(split.shards):,}"])
+    cells = [header, *rows]
     widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
     return "\n".join(
         "  ".join(

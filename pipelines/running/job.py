@@ -192,7 +192,7 @@ def _is_known_complete(options: BuildOptions, storage: Storage, source: Source) 
         return False
     if not options.listing.classes and "class_not_chosen" in found.counts.get("ignored", {}):
         return False
-    labels = _label_names(options) or found.label_names
+    labels = options.label_names or found.label_names
     identity = _identity(
         options,
         source,
@@ -217,7 +217,7 @@ def _plan_job(
     started: float,
 ) -> Job[Build] | None:
     """Plans the shards; `names` is the private table of an anonymous dataset."""
-    labels = _label_names(options) or tuple(sorted(set(listing.refs["label"].unique().to_pylist())))
+    labels = options.label_names or tuple(sorted(set(listing.refs["label"].unique().to_pylist())))
     identity = _identity(
         options,
         source,
@@ -381,11 +381,6 @@ def _sites(sites: Mapping[str, SiteOptions]) -> dict[str, Any]:
             for name, site in sites.items()
         }
     }
-
-
-def _label_names(options: BuildOptions) -> tuple[str, ...]:
-    """Returns the names of the labels in the order of their indices, if the user gave them."""
-    return options.label_columns or options.listing.classes
 
 
 def _label_kind(kind: LabelKind) -> dict[str, Any]:

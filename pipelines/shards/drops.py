@@ -24,6 +24,7 @@ from pipelines.shards.build import Build, DropOptions, Sidecar, rows_name
 from pipelines.stores.output import BUILD_DIR, Storage
 from tfrecord_io import manifest, schema, shards
 from tfrecord_io.auditing import audit, near_duplicates
+from tfrecord_io.auditing.ranges import with_ranges
 from tfrecord_io.auditing.twins import Twins, find_twins
 
 #: Tables of `DROPPED_SCHEMA`: the images that the plan dropped, and those that the finishing step
@@ -61,7 +62,8 @@ def leave_out(
     if decided is None:
         with build.open_images() as images:
             examples = build.read_examples()
-            decided = decide(examples, find_twins(examples, images), build.drops)
+            twins = find_twins(with_ranges(examples, build.label_kind), images)
+            decided = decide(examples, twins, build.drops)
         write_table(build.storage, DECIDED_FILE, decided)
     keys: dict[str, set[str]] = {}
     for row in [*decided.to_pylist(), *_variants_of(build, decided)]:

@@ -145,8 +145,8 @@ def write_features(
             filled[: len(images)] = images
             features = _as_stored(trunk(filled)[: len(images)], extraction, source.name)
             for feature, label, key in zip(features, labels, keys, strict=True):
-                writer.write(feature.tobytes(), np.flatnonzero(label).tolist(), key)
-                label_counts += label.astype(np.int64)
+                writer.write(feature.tobytes(), label, key)
+            label_counts += layout.label_kind.count(labels)
     sidecar = Sidecar(
         fingerprint=extraction.fingerprint,
         shard=task.shard_name,

@@ -30,7 +30,7 @@ from pipelines.shards.write import EXAMPLE_SCHEMA
 from pipelines.sources.listing import RejectedFile
 from pipelines.stores.output import BUILD_DIR, Storage
 from tfrecord_io import croissant, manifest
-from tfrecord_io.auditing import audit, twins
+from tfrecord_io.auditing import audit, ranges, twins
 from tfrecord_io.printing import csv_cell
 from tfrecord_io.reading import tfds_metadata
 from tfrecord_io.statistics import PixelStatistics
@@ -148,7 +148,8 @@ def _audit_and_report(
 
     examples = build.read_examples()
     with build.open_images() as images:
-        result = audit.audit_examples(examples, twins.find_twins(examples, images), found)
+        same = twins.find_twins(ranges.with_ranges(examples, found.label_kind), images)
+        result = audit.audit_examples(examples, same, found)
         content = {"notes": list(build.notes), **result.to_dict()}
         found = dataclasses.replace(found, audit=content)
         page = card.render(found, result, examples, images, rejects, dropped)

@@ -21,7 +21,6 @@ from pipelines.shards.build import Build, Sidecar
 from pipelines.sources.listing import RejectedFile, iterate_refs
 from pipelines.stores.output import Storage
 from tfrecord_io import manifest
-from tfrecord_io.label_kinds import CLASSES
 
 
 def check_ledger(
@@ -135,16 +134,16 @@ def judge_classes(
     name, path = next(iter(lost.items()))
     rest = ",".join(label for label in build.label_names if label not in lost)
     table = build.storage.path(manifest.REJECTS_FILE_NAME)
-    if build.label_kind is not CLASSES:
+    if not build.label_kind.one_hot:
         return (
             f"no image with the label {name!r} is left: all its files were rejected, such as "
             f"{path} ({table} lists them). Repair the files, or leave the label out of "
             "--label_columns"
         )
     return (
-        f"class {name!r} has no image left: all its files were rejected, such as {path} "
-        f"({table} lists them). Repair the files; or, if "
-        f"that folder is not a class, run again with --classes={rest} --overwrite"
+        f"{build.label_kind.noun} {name!r} has no image left: all its files were rejected, such as "
+        f"{path} ({table} lists them). Repair the files; or, if that folder is not a "
+        f"{build.label_kind.noun}, run again with --{build.label_kind.plural}={rest} --overwrite"
     )
 
 

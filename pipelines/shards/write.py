@@ -94,11 +94,8 @@ def write_shard(
     if build.num_variants:
         paths = [augment.variant_path(path, n) for path, n in zip(paths, variants, strict=True)]
     keys = [schema.image_key(path) for path in paths]
-    label_indices = {name: index for index, name in enumerate(build.label_names)}
-    labels = {
-        label: [label_indices[name] for name in build.label_kind.names_in(label)]
-        for label in {ref.label for ref in refs}
-    }
+    texts = list({ref.label for ref in refs})
+    labels = dict(zip(texts, build.label_kind.vectors(texts, build.label_names), strict=True))
     examples: list[_Example] = []
     rows: list[int] = []
     rejects: list[RejectedFile] = []

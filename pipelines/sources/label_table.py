@@ -1,8 +1,9 @@
 """A table of labels: a row for each image, with its class, patient and split.
 
 Two kinds of file are read: CSV (with commas, semicolons or tabs) and Parquet. The columns are
-`path` and `label`, and if they are there `patient` and `split`. Instead of `label`, several columns
-may hold a 0 or a 1 for each label. Other columns become columns of examples.parquet.
+`path` and `label`, and if they are there `patient` and `split`. Instead of `label`, another column
+may hold the class or a number, or several columns a 0 or a 1 for each label. Other columns become
+columns of examples.parquet; one of them, `weight`, says how much an example counts in training.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import hashlib
+import math
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
@@ -21,6 +23,8 @@ import pyarrow.parquet as pq
 
 from pipelines import errors
 from tfrecord_io import label_kinds
+from tfrecord_io.label_kinds import CLASSES, NUMBER, SEVERAL, LabelKind
+from tfrecord_io.manifest import WEIGHT
 
 _OPTIONAL = ("patient", "split")
 _DELIMITERS = (",", ";", "\t")
@@ -48,11 +52,12 @@ class LabelTable:
         name: of its file, for messages.
         path: of each row's image, with `/` between folders.
         label: of each row; "" if the table gives none. `tfrecord_io.label_kinds` tells the
-            text of several labels.
-        label_columns: names of several labels; empty if each row has one class.
+            text of several labels and of a number.
+        label_columns: columns of several labels or of a number; empty if each row has one class.
         patient: of each row, None where the table gives none; None without such a column.
         split: likewise.
         others: the other columns of the file, a row for each row of the table; None if it has none.
+        not_numbers: what the table has instead of a finite number, by row.
     """
 
     name: str
@@ -62,6 +67,7 @@ class LabelTable:
     patient: Sequence[str | None] | None
     split: Sequence[str | None] | None
     others: pa.Table | None = None
+    not_numbers: Mapping[int, str] = dataclasses.field(default_factory=dict)
 
     @property
     def digest(self) -> str:
@@ -93,21 +99,27 @@ class Matches:
 
 
 def read_label_table(
-    file: Path, *, label_columns: Sequence[str] = (), reserved: Collection[str] = ()
+    file: Path,
+    *,
+    kind: LabelKind = CLASSES,
+    columns: Sequence[str] = ("label",),
+    reserved: Collection[str] = (),
 ) -> LabelTable:
     """Reads a label table.
 
     Args:
         file: the table.
-        label_columns: columns with a 0 or a 1 for each of several labels; if empty, the column
-            `label` names a class.
+        kind: what an image's label can be.
+        columns: the column with the class or the number, or those with a 0 or a 1 for each of
+            several labels.
         reserved: names that no other column may have.
 
     Raises:
         errors.UserError: if the file cannot be read, has no `path` or no label column, a column has
-            a reserved name or the name of another column, or a label is neither 0 nor 1.
+            a reserved name or the name of another column, a label is neither 0 nor 1, or a weight
+            is not a number of at least 0.
     """
-    used = ("path", *(label_columns or ("label",)))
+    used = ("path", *columns)
     try:
         table = _read_parquet(file) if file.suffix.lower() == ".parquet" else _read_csv(file, used)
     except (OSError, pa.ArrowException) as error:
@@ -129,23 +141,30 @@ def read_label_table(
             f"--labels {file} has the column {', '.join(taken or repeated)}, {why}; rename it, or "
             "leave it out"
         )
-    columns = {
+    if WEIGHT in names:
+        place = table.column_names.index(WEIGHT)
+        table = table.set_column(place, WEIGHT, _weights(file, table[WEIGHT]))
+    texts = {
         name: _as_text(file, name, table[name])
         for name in (*used, *_OPTIONAL)
         if name in table.column_names
     }
+    not_numbers: dict[int, str] = {}
+    if kind is SEVERAL:
+        label = _several_labels(file, texts, columns)
+    else:
+        label = [text or "" for text in texts[columns[0]]]
+    if kind is NUMBER:
+        label, not_numbers = _numbers(label)
     return LabelTable(
         name=file.name,
-        path=[_normal(path or "") for path in columns["path"]],
-        label=(
-            _several_labels(file, columns, label_columns)
-            if label_columns
-            else [label or "" for label in columns["label"]]
-        ),
-        label_columns=tuple(label_columns),
-        patient=_optional(columns.get("patient")),
-        split=_optional(columns.get("split")),
+        path=[_normal(path or "") for path in texts["path"]],
+        label=label,
+        label_columns=() if kind.one_hot else tuple(columns),
+        patient=_optional(texts.get("patient")),
+        split=_optional(texts.get("split")),
         others=_plain(table.select(names)) if names else None,
+        not_numbers=not_numbers,
     )
 
 
@@ -228,6 +247,17 @@ def _several_labels(
     return texts
 
 
+def _numbers(cells: Sequence[str]) -> tuple[list[str], dict[int, str]]:
+    """Returns the text of each row's number, "" where there is none, and cells that are none."""
+    texts, wrong = [], {}
+    for row, cell in enumerate(cells):
+        text = "" if cell.strip().lower() in ("", "nan") else label_kinds.number_text(cell)
+        texts.append(text or "")
+        if text is None:
+            wrong[row] = cell
+    return texts, wrong
+
+
 def _plain(table: pa.Table) -> pa.Table:
     """Returns the table with plain columns in place of dictionary-encoded ones.
 
@@ -250,6 +280,24 @@ def _with_numbers(column: pa.ChunkedArray) -> pa.ChunkedArray:
         ):
             return column.cast(kind)
     return column
+
+
+def _weights(file: Path, column: pa.ChunkedArray) -> pa.Array:
+    """Returns how much each row counts in training, float64."""
+    weights = []
+    for number, text in enumerate(_as_text(file, WEIGHT, column), 1):
+        try:
+            weight = float(text or "nan")
+        except ValueError:
+            weight = math.nan
+        if not 0 <= weight < math.inf:
+            raise errors.UserError(
+                f"--labels {file}: row {number:,} has {text or ''!a} in the column {WEIGHT}, by "
+                "which images count in training; expected a number of at least 0. Rename the "
+                "column if it means something else"
+            )
+        weights.append(weight)
+    return pa.array(weights, pa.float64())
 
 
 def _as_text(file: Path, name: str, column: pa.ChunkedArray) -> list[str | None]:

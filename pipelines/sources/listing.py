@@ -462,6 +462,12 @@ class _Sorter:
         for member, row in zip(members, matches.row_of_file.tolist(), strict=True):
             if row < 0:
                 self._set_aside(member.name, f"{labels.name} has no row for it")
+            elif row in labels.not_numbers:
+                self._reject(
+                    member.name,
+                    "not_a_number",
+                    f"row {row + 1} of {labels.name} has {labels.not_numbers[row]!a}",
+                )
             elif not labels.label[row]:
                 self._reject(
                     member.name, "no_label", f"row {row + 1} of {labels.name} has no label"
@@ -807,7 +813,7 @@ def choose_classes(
     missing = set(classes) - set(pc.unique(labels).to_pylist())
     if missing:
         raise errors.UserError(
-            f"--classes names {_quote(sorted(missing))}, but the class folders are "
+            f"--classes or --grades names {_quote(sorted(missing))}, but the classes are "
             f"{_quote(sorted(pc.unique(labels).to_pylist()))}"
         )
     kept = table.filter(pc.is_in(labels, pa.array(classes)))

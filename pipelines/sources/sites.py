@@ -57,7 +57,7 @@ _MAX_SHOWN = 10
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Site:
-    """One table of the TOML file. All but the last two are named as the flags of a build.
+    """One table of the TOML file. `source` to `labels` are named as the flags of a build.
 
     Attributes:
         name: of the site.
@@ -132,7 +132,9 @@ def read_sites(file: Path) -> tuple[Site, ...]:
 def _require_inputs_apart(file: Path, sites: Sequence[Site]) -> None:
     """Refuses two sites that would list the same images, each as images of its own patients."""
     places = [
-        (site.name, site.tree, site.labels, _real_path(site.input)) for site in sites if site.input
+        (site.name, site.source, site.tree, site.labels, _real_path(site.input))
+        for site in sites
+        if site.input
     ]
     for (one, *layout, place), (other, *other_layout, inner) in itertools.permutations(places, 2):
         if layout == other_layout and inner.is_relative_to(place):

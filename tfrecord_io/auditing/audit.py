@@ -6,9 +6,7 @@ without findings does not prove that the data is clean; `LIMITS` lists what it c
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import json
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -21,11 +19,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tfrecord_io import manifest
-from tfrecord_io.auditing import near_duplicates, shortcuts
+from tfrecord_io.auditing import near_duplicates, ranges, shortcuts
 from tfrecord_io.auditing.twins import ImageReader, Twins, find_twins
-from tfrecord_io.label_kinds import CLASSES
-from tfrecord_io.printing import printable
-from tfrecord_io.trunk import SOURCE_KIND
+from tfrecord_io.label_kinds import NUMBER, RANGES
 
 Severity = Literal["problem", "warning", "note", "good"]
 SEVERITIES: tuple[Severity, ...] = ("problem", "warning", "note", "good")
@@ -35,7 +31,8 @@ LIMITS = (
     "Patients are known by file names, a table or DICOM tags. One person with two names is not "
     "noticed.",
     "Near duplicates are found if they were saved again, brightened, dimmed or resized. Cropped, "
-    "rotated, mirrored or heavily edited copies are not looked for.",
+    "turned and mirrored copies can only be guessed from features, by python -m tfrecord_io audit "
+    "FEATURES; heavily edited ones are not looked for.",
     "Near duplicates are looked for only across splits and across labels, because scans of one "
     "eye look alike.",
     "How well side facts predict the class is measured with a simple model. A stronger model may "
@@ -130,7 +127,8 @@ def audit(directory: str | os.PathLike[str]) -> Audit:
     directory = Path(directory)
     examples = read_examples(directory / manifest.EXAMPLES_FILE_NAME)
     with ImageReader(found.layout, lambda name: (directory / name).open("rb")) as images:
-        return audit_examples(examples, find_twins(examples, images), found)
+        same = find_twins(ranges.with_ranges(examples, found.label_kind), images)
+        return audit_examples(examples, same, found)
 
 
 def read_examples(file: str | os.PathLike[str] | pa.NativeFile) -> pa.Table:
@@ -168,18 +166,21 @@ def audit_examples(examples: pa.Table, twins: Twins, found: manifest.Manifest) -
 
     Args:
         examples: the table that `read_examples` returns.
-        twins: the duplicates among these examples, see `find_twins`.
+        twins: the duplicates among these examples, see `find_twins`; of numbers, among their
+            ranges, see `ranges.with_ranges`.
         found: the manifest; its audit is not used.
     """
-    codes = _Codes(examples, found)
     findings: list[Finding] = []
     measures: dict[str, Any] = {"examples": examples.num_rows}
+    if found.label_kind is NUMBER:
+        _check_numbers(found, examples, findings, measures)
+    codes = _Codes(examples, found)
     _check_known_patients(codes, findings, measures)
     _check_patient_leaks(codes, findings, measures)
     _check_patient_labels(codes, findings, measures)
     for check in (_check_exact, _check_near, _check_shortcuts):
         check(examples, codes, twins, findings, measures)
-    _check_classes(found, findings, measures)
+    _check_classes(codes.classes, findings, measures)
     _check_sizes(examples, found, findings, measures)
     _check_blank(twins, findings, measures)
     _check_source(found, findings)
@@ -190,23 +191,33 @@ def audit_examples(examples: pa.Table, twins: Twins, found: manifest.Manifest) -
 class _Codes:
     """Columns of the examples table as integers.
 
+    Numbers count as their ranges, see `ranges.as_classes`.
+
     Attributes:
         splits: names of the splits.
         kind: what an example's label can be.
+        plural: what several of the dataset's labels are called.
+        classes: the manifest, with ranges instead of numbers.
         label_names: names of the labels.
         labels: texts of labels; of classes, their names.
         split: int64 [num_examples], index in `splits`.
         label: int64 [num_examples], index in `labels`.
+        text: int64 [num_examples], the same for examples of the same label, of numbers too.
         patients: names of the patients.
         patient: int64 [num_examples], index in `patients`, or -1 if unknown.
     """
 
     def __init__(self, examples: pa.Table, found: manifest.Manifest) -> None:
+        self.plural = found.label_kind.plural
+        texts = examples["label"].cast(pa.string()).combine_chunks().dictionary_encode()
+        self.text = texts.indices.to_numpy().astype(np.int64)
+        found, examples = ranges.as_classes(found, examples)
+        self.classes = found
         self.splits = list(found.splits)
         self.kind = found.label_kind
         self.label_names = found.label_names
         self.labels = found.label_names
-        if self.kind is not CLASSES:
+        if not self.kind.one_hot:
             self.labels = sorted(pc.unique(examples["label"].cast(pa.string())).to_pylist())
         self.split = _index(examples["split"], self.splits)
         self.label = _index(examples["label"], self.labels)
@@ -218,6 +229,30 @@ class _Codes:
 def _index(column: pa.ChunkedArray, names: Sequence[str]) -> np.ndarray:
     found = pc.index_in(column.cast(pa.string()), pa.array(list(names), pa.string()))
     return found.to_numpy().astype(np.int64)
+
+
+def _check_numbers(
+    found: manifest.Manifest,
+    examples: pa.Table,
+    findings: list[Finding],
+    measures: dict[str, Any],
+) -> None:
+    (name,) = found.label_names
+    described = ranges.describe(found, examples)
+    measures["target"] = {"name": name, "splits": described}
+    told = "; ".join(
+        f"{split}: mean {d['mean']:.6g}, standard deviation {d['std']:.6g}, from {d['min']:.6g} to "
+        f"{d['max']:.6g}"
+        for split, d in described.items()
+    )
+    if described.get("train", {}).get("std") == 0:
+        severity: Severity = "problem"
+        title = f"All images of train have the same {name}"
+        told += ". There is nothing to learn from them."
+    else:
+        severity, title = "note", f"How {name} is distributed"
+        told += "."
+    findings.append(Finding(code="target", severity=severity, title=title, detail=told))
 
 
 def _check_known_patients(codes: _Codes, findings: list[Finding], measures: dict[str, Any]) -> None:
@@ -320,8 +355,8 @@ def _check_patient_labels(codes: _Codes, findings: list[Finding], measures: dict
             Finding(
                 code="patient_labels",
                 severity="note",
-                title=f"{_patients_have(len(several))} images in more than one class"
-                if codes.kind is CLASSES
+                title=f"{_patients_have(len(several))} images in more than one {codes.kind.noun}"
+                if codes.kind.one_hot
                 else f"{_patients_have(len(several))} images with different labels",
                 detail=f"Together they have {int(by_label.sum()):,} images. Two eyes may differ "
                 "and a disease changes, so this need not be wrong. But all images of a patient "
@@ -363,7 +398,7 @@ def _check_exact(
     groups = list(twins.exact_groups())
     across = [g for g in groups if len(set(codes.split[g].tolist())) > 1]
     within = [g for g in groups if len(set(codes.split[g].tolist())) < len(g)]
-    conflicts = [g for g in groups if len(set(codes.label[g].tolist())) > 1]
+    conflicts = [g for g in groups if len(set(codes.text[g].tolist())) > 1]
     measures["duplicate_pictures"] = len(groups)
     measures["duplicate_images"] = sum(len(g) - 1 for g in groups)
     measures["duplicate_pictures_across_splits"] = len(across)
@@ -386,7 +421,7 @@ def _check_exact(
                 code="label_conflict",
                 severity="problem",
                 title=f"{_many(len(conflicts), 'picture')} under contradicting labels",
-                detail=f"The same pixels have different {codes.kind.plural}, so at least one is "
+                detail=f"The same pixels have different {codes.plural}, so at least one is "
                 "wrong. --duplicates drop leaves all of them out.",
                 count=len(conflicts),
                 listed=_list_groups(examples, conflicts),
@@ -503,7 +538,7 @@ def _check_near(
                 code="near_label_conflict",
                 severity="warning",
                 title=f"{_pairs(len(conflicts))} of near duplicates under different labels",
-                detail=f"Nearly the same picture has different {codes.kind.plural}. Look at both.",
+                detail=f"Nearly the same picture has different {codes.plural}. Look at both.",
                 count=len(conflicts),
                 listed=_list_pairs(examples, conflicts),
             )
@@ -545,7 +580,7 @@ def _check_shortcuts(
     if result is None:
         return
     measures["shortcuts"] = dataclasses.asdict(result) | ({"label": label} if label else {})
-    what = f"label {label}" if label else "class"
+    what = f"label {label}" if label else codes.kind.noun
     signals = ", ".join(f"{name} {value:.0%}" for name, value in _ranked(result.by_signal))
     giveaways = [
         {"fact": name, "value": value, "images": count, "all of them": names[place]}
@@ -602,7 +637,7 @@ def _measure_shortcuts(
     Returns:
         the result; the name of that label, None for classes; and what the result's classes are.
     """
-    if codes.kind is CLASSES:
+    if codes.kind.one_hot:
         return shortcuts.measure(examples, codes.label), None, codes.labels
     has = codes.kind.has(codes.labels, codes.label_names)[codes.label].astype(np.int64)
     found = [
@@ -639,7 +674,8 @@ def _check_classes(
                     count=len(missing),
                 )
             )
-    if _ratio(totals) > 3:
+    # Ranges are made to be of equal size, and differ only if many numbers are the same.
+    if _ratio(totals) > 3 and kind is not RANGES:
         most, least = found.label_names[totals.argmax()], found.label_names[totals.argmin()]
         findings.append(
             Finding(
@@ -650,9 +686,12 @@ def _check_classes(
                 f"{kind.plural} in training, and judge results by {kind.noun}.",
             )
         )
+    # Ranges are counted without augmented copies.
     shares = {
-        name: values / max(found.splits[name].num_examples, 1) for name, values in counts.items()
+        name: values / max(values.sum() if kind.one_hot else found.splits[name].num_examples, 1)
+        for name, values in counts.items()
     }
+    told = "the mean error" if kind is RANGES else "plain accuracy"
     if "train" in shares:
         for name, share in shares.items():
             gap = np.abs(share - shares["train"])
@@ -664,7 +703,7 @@ def _check_classes(
                         severity="note",
                         title=f"{name} has a different mix of {kind.plural} than train",
                         detail=f"{found.label_names[label]} is {share[label]:.0%} of {name} and "
-                        f"{shares['train'][label]:.0%} of train, so plain accuracy on {name} says "
+                        f"{shares['train'][label]:.0%} of train, so {told} on {name} says "
                         "little about data mixed like train.",
                     )
                 )
@@ -864,50 +903,3 @@ def near_search_gap(num_pairs: int | None, measures: Mapping[str, Any]) -> str |
     if not measures.get("near_duplicates_complete", True):
         return "so many images look alike that not all pairs were compared"
     return None
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags of `python -m tfrecord_io audit`."""
-    parser.add_argument("directory", help="the dataset")
-    for name, meaning in (
-        ("max_leaked_patients", "patients in several splits"),
-        ("max_leaked_pictures", "pictures in several splits, near duplicates included"),
-        ("max_duplicates", "images that repeat another one, pixel by pixel"),
-        ("max_label_conflicts", "pictures under contradicting labels"),
-    ):
-        parser.add_argument(
-            f"--{name}", type=int, metavar="N", help=f"exit with 1 if there are more {meaning}"
-        )
-    parser.add_argument(
-        "--max_shortcut_gain",
-        type=float,
-        metavar="X",
-        help="exit with 1 if side facts predict the class better than guessing by more (0..1)",
-    )
-    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
-
-
-def run(args: argparse.Namespace) -> int:
-    """Prints the findings; returns 1 if a limit is exceeded and 0 otherwise.
-
-    Raises:
-        manifest.ManifestError: as `audit`, or if the dataset holds features instead of images.
-    """
-    source = manifest.Manifest.load(args.directory).source
-    if source.get("kind") == SOURCE_KIND:
-        raise manifest.ManifestError(
-            f"{args.directory} holds features; audit the dataset of images from which they were "
-            f"computed, {source['dataset']['name']}"
-        )
-    result = audit(args.directory)
-    limits = Limits(**{f.name: getattr(args, f.name) for f in dataclasses.fields(Limits)})
-    violations = limits.violations(result.measures)
-    if args.json:
-        print(json.dumps({**result.to_dict(), "violations": violations}, indent=1))
-    else:
-        for finding in result.findings:
-            print(f"{finding.severity.upper():8} {printable(finding.title)}")
-            print(f"         {printable(finding.detail)}")
-        for line in violations:
-            print(f"FAILED   {line}")
-    return 1 if violations else 0

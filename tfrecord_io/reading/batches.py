@@ -75,9 +75,9 @@ def make_batches(
         an iterable of (image, label), then weight with `pad_remainder`, then key with
         `with_keys`: image [batch, height, width, channels] of the dataset's type (uint8 by
         default), label float32 [batch, num_classes] one-hot (or 0 and 1 for each of several
-        labels), weight float32 [batch], key bytes [batch]. The arrays are copies, the caller's own.
-        `batch` is batch_size / num_replicas; in a last batch that is neither dropped nor padded it
-        is less, and may be 0 for a replica.
+        labels, or [batch, 1] of numbers), weight float32 [batch], key bytes [batch]. The arrays
+        are copies, the caller's own. `batch` is batch_size / num_replicas; in a last batch that is
+        neither dropped nor padded it is less, and may be 0 for a replica.
 
     Raises:
         ManifestError: if the dataset is unfinished, of a newer format or has no such split; if

@@ -111,9 +111,10 @@ def make_dataset(
         a dataset (with `cache="device"` a `DeviceDataset`, which is iterated like one) of
         (image, label), then weight with `pad_remainder`, then key with `with_keys`:
         image [batch, height, width, channels] of the dataset's type (uint8 by default), label
-        float32 [batch, num_classes] one-hot (or 0 and 1 for each of several labels), weight float32
-        [batch], key string [batch]. `batch` is batch_size / num_replicas; in a last batch that is
-        neither dropped nor padded it is less, and may be 0 for a replica.
+        float32 [batch, num_classes] one-hot (or 0 and 1 for each of several labels, or [batch, 1]
+        of numbers), weight float32 [batch], key string [batch]. `batch` is batch_size /
+        num_replicas; in a last batch that is neither dropped nor padded it is less, and may be 0
+        for a replica.
 
     Raises:
         ManifestError: if the dataset is unfinished, of a newer format or has no such split; if

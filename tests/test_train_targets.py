@@ -1,0 +1,319 @@
+"""Training on a grade or a number for each image."""
+
+import csv
+import io
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from marked_images import (
+    KERAS_ARRAY_WARNING,
+    QUICK,
+    flags,
+    history_of,
+    run_on_jax,
+    write_marked_dataset,
+)
+from pages import Page
+from PIL import Image
+from sklearn import metrics as sk_metrics
+
+from tfrecord_io.label_kinds import CLASSES, GRADES, NUMBER
+from tfrecord_io.reading.mapped import MappedDataset
+from train import charts, evaluate, predict, run, scores, tasks
+from train.config import ConfigError
+from train.parts import Part
+
+pytestmark = pytest.mark.filterwarnings(KERAS_ARRAY_WARNING)
+
+SETTINGS = {
+    **QUICK, "epochs": 2, "replica_batch_size": 16, "strategy": "single", "learning_rate": 0.01,
+    "bootstrap_samples": 20,
+}  # fmt: skip
+
+
+def train(data, workdir, **fields):
+    return run.main([f"--data={data}", f"--workdir={workdir}", *flags(**SETTINGS | fields)])
+
+
+# ---- grades
+
+
+def scores_of(truths, answers, num_grades=4):
+    names = tuple(f"grade {place}" for place in range(num_grades))
+    probabilities = np.eye(num_grades)[answers] * 0.97 + 0.01
+    return scores.scores(scores.GradeScorer(probabilities, np.array(truths), names))
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=2, max_size=40))
+def test_kappa_is_that_of_scikit_learn_and_undefined_if_there_is_only_one_grade(pairs):
+    truths, answers = map(list, zip(*pairs, strict=True))
+    found = scores_of(truths, answers)[scores.KAPPA]
+    if set(truths) == set(answers) and len(set(truths)) == 1:
+        assert np.isnan(found)
+    else:
+        expected = sk_metrics.cohen_kappa_score(
+            truths, answers, weights="quadratic", labels=range(4)
+        )
+        assert found == pytest.approx(expected)
+
+
+def test_a_mistake_of_one_grade_costs_less_than_one_of_three():
+    near, far = (scores_of([0, 1, 2, 3], answers) for answers in ([1, 1, 2, 3], [3, 1, 2, 3]))
+    assert near["accuracy"] == far["accuracy"]
+    assert near[scores.KAPPA] > far[scores.KAPPA]
+
+
+def test_a_draw_of_the_bootstrap_has_the_kappa_of_the_examples_that_it_repeats():
+    generator = np.random.default_rng(0)
+    truths, counts = generator.integers(0, 3, 30), generator.integers(0, 3, 30)
+    probabilities = generator.dirichlet(np.ones(3), 30)
+    names = ("low", "mid", "high")
+    weighted = scores.GradeScorer(probabilities, truths, names).score(counts[None].astype(float))
+    copies = np.repeat(probabilities, counts, axis=0), np.repeat(truths, counts)
+    repeated = scores.scores(scores.GradeScorer(*copies, names))
+    assert weighted[scores.KAPPA] == pytest.approx([repeated[scores.KAPPA]])
+
+
+def test_grades_are_learned_as_classes_and_judged_by_kappa_too(tmp_path, capsys):
+    names = ("none", "mild", "severe")
+    for name, kind in (("data", GRADES), ("classes", CLASSES)):
+        num_examples = {"train": 60, "val": 15, "test": 24}
+        write_marked_dataset(
+            tmp_path / name, num_examples=num_examples, label_names=names, label_kind=kind
+        )
+    assert train(tmp_path / "data", tmp_path / "run") == 0
+    metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())
+    assert metrics["label_kind"] == "grade"
+    kappa = metrics["scores"]["quadratic_kappa"]
+    with (tmp_path / "run" / "predictions.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    expected = sk_metrics.cohen_kappa_score(
+        *([names.index(row[column]) for row in rows] for column in ("label", "predicted")),
+        weights="quadratic",
+    )
+    assert kappa["value"] == pytest.approx(expected, abs=1e-6)
+    assert kappa["low"] < kappa["value"] < kappa["high"]
+    assert list(metrics["label_counts"]) == list(names)
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "quadratic weighted kappa" in page
+    assert "Kappa: the agreement" in page
+    exported = json.loads((tmp_path / "run" / "export" / "preprocessing.json").read_text())
+    assert exported["label_kind"] == "grade"
+    # Classes of the same names have no order, so the model's grades do not fit them.
+    arguments = [f"--model={tmp_path / 'run'}", f"--data={tmp_path / 'classes'}"]
+    assert evaluate.main(arguments) == 2
+    assert "learned the kind grade" in capsys.readouterr().err
+
+
+# ---- numbers
+
+
+def number_scores(answers, truths, weights=None):
+    answers = np.asarray(answers, np.float32)[:, None]
+    return scores.scores(scores.NumberScorer(answers, np.asarray(truths), ("ef",)), weights)
+
+
+def test_the_measures_of_numbers_are_those_of_scikit_learn_and_of_bland_and_altman():
+    generator = np.random.default_rng(0)
+    truths = generator.normal(55, 12, 50)
+    answers = np.float32(truths + generator.normal(2, 5, 50))
+    found, errors = number_scores(answers, truths), answers - truths
+    assert found["mae"] == pytest.approx(sk_metrics.mean_absolute_error(truths, answers))
+    assert found["rmse"] == pytest.approx(sk_metrics.root_mean_squared_error(truths, answers))
+    assert found["r2"] == pytest.approx(sk_metrics.r2_score(truths, answers))
+    assert found["bias"] == pytest.approx(errors.mean())
+    reach = 1.96 * errors.std(ddof=1)
+    assert found["limit_low"] == pytest.approx(errors.mean() - reach)
+    assert found["limit_high"] == pytest.approx(errors.mean() + reach)
+
+
+def test_a_draw_of_the_bootstrap_has_the_measures_of_the_images_that_it_repeats():
+    generator = np.random.default_rng(1)
+    truths, answers = generator.normal(0, 1e-3, (2, 30)) + 1000
+    counts = generator.integers(0, 3, 30)
+    weighted = number_scores(answers, truths, counts.astype(float))
+    repeated = number_scores(np.repeat(answers, counts), np.repeat(truths, counts))
+    assert weighted == pytest.approx(repeated, rel=1e-6)
+
+
+def test_equal_numbers_have_no_r2_and_a_single_one_no_limits():
+    found = number_scores([1.0, 2.0, 4.0], [0.1, 0.1, 0.1])
+    assert np.isnan(found["r2"])
+    assert found["mae"] == pytest.approx(2.2333, abs=1e-3)
+    found = number_scores([1.0], [0.0])
+    assert np.isnan(found["limit_low"])
+    assert found["bias"] == 1
+
+
+def test_a_network_learns_standardised_numbers_and_answers_in_their_unit():
+    task = tasks.Number(mean=50.0, std=10.0)
+    labels, logits = np.array([[50.0], [30.0]], np.float32), np.array([[0.0], [1.0]], np.float32)
+    learnt, squares, errors = map(np.asarray, task.losses(labels, logits, (), 0.1))
+    answers = np.asarray(task.activation()(logits))
+    assert answers.tolist() == [[50.0], [60.0]]
+    np.testing.assert_allclose(task.logits_of(answers), logits)
+    assert learnt.tolist() == [0.0, 9.0]
+    assert squares.tolist() == [0.0, 900.0]
+    assert errors.tolist() == [0.0, 30.0]
+    truths = task.truths(labels)
+    assert task.mean_loss(answers, truths) == squares.mean()
+    assert task.progress(answers, truths) == errors.mean()
+
+
+def test_the_largest_errors_are_the_mistakes_that_are_shown():
+    answers, truths = np.array([[1.0], [9.0], [-3.0]]), np.array([1.5, 2.0, 0.0])
+    found = tasks.NUMBER.story.mistakes(answers, truths, ("ef",), most=2)
+    assert [(one.place, one.true, one.predicted) for one in found] == [
+        (1, "2", "9"),
+        (2, "0", "-3"),
+    ]
+
+
+def test_every_dot_of_the_charts_of_agreement_lies_inside_and_there_are_not_too_many():
+    generator = np.random.default_rng(0)
+    truths = generator.normal(-5, 2, 3000)
+    answers = truths + generator.normal(0, 1, 3000)
+    measured = {name: {"value": v} for name, v in number_scores(answers, truths).items()}
+    for chart in charts.agreement(answers, truths, measured):
+        cloud = chart.series[0]
+        assert len(cloud.points) == 1000
+        for line in chart.series:
+            assert all(0 <= x <= 1 and 0 <= y <= 1 for x, y in line.points)
+        assert 2 <= len(chart.x_ticks) <= 7
+    assert [line.name.partition(":")[0] for line in chart.series[1:]] == [
+        "mean difference",
+        "lower limit",
+        "upper limit",
+    ]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    path = tmp_path_factory.mktemp("data")
+    num_examples = {"train": 96, "val": 16, "test": 32}
+    write_marked_dataset(path, num_examples=num_examples, label_names=("ef",), label_kind=NUMBER)
+    return path
+
+
+@pytest.fixture(scope="module")
+def finished(data, tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("runs") / "run"
+    fields = {"mixup": 0.2, "test_time_flip": True, "best_by": "val_loss"}
+    assert train(data, workdir, epochs=10, **fields) == 0
+    return workdir
+
+
+def rows_of(folder):
+    with (folder / "predictions.csv").open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_network_learns_numbers_and_is_measured_in_their_unit(finished):
+    metrics = json.loads((finished / "metrics.json").read_text())
+    assert metrics["label_kind"] == "number"
+    assert set(metrics["scores"]) == set(scores.NUMBER_MEASURES)
+    assert metrics["bootstrap_by"] == "patient"
+    r2 = metrics["scores"]["r2"]
+    assert 0.5 < r2["low"] < r2["value"] < r2["high"] <= 1
+    assert "calibration" not in metrics
+    assert "thresholds" not in metrics
+    history = history_of(finished)
+    assert history[-1]["val_mae"] < 0.7 * history[0]["val_mae"]
+    assert "accuracy" not in history[0]
+    truths, answers = (
+        np.array([float(row[column]) for row in rows_of(finished)])
+        for column in ("label", "predicted")
+    )
+    assert truths.min() < 0
+    assert metrics["scores"]["mae"]["value"] == pytest.approx(np.abs(answers - truths).mean())
+    assert metrics["loss"] == pytest.approx(np.square(answers - truths).mean())
+
+
+def test_the_page_and_the_plots_show_the_agreement(finished):
+    text = (finished / "report.html").read_text(encoding="utf-8")
+    page = Page(text)
+    assert page.open == []
+    assert "was off by" in text
+    assert "with the number ef" in text
+    assert any(svg["aria-label"].startswith("Answer minus truth") for svg in page.all("svg"))
+    assert "answers that are furthest off" in text
+    assert " sure<" not in text
+    assert {path.name for path in (finished / "plots").iterdir()} == {"agreement.png", "curves.png"}
+
+
+def test_predict_writes_the_number_that_was_reported(finished, data, tmp_path, capsys):
+    images, _ = MappedDataset(data, "test")[np.arange(6)]
+    files = []
+    for index, image in enumerate(images):
+        files.append(str(tmp_path / f"{index}.png"))
+        Image.fromarray(image[..., 0]).save(files[-1])
+    outputs = {}
+    for form in ("csv", "json", "table"):
+        capsys.readouterr()
+        assert predict.main([f"--model={finished}", f"--format={form}", "--input", *files]) == 0
+        outputs[form] = capsys.readouterr().out
+    rows = list(csv.DictReader(io.StringIO(outputs["csv"])))
+    assert list(rows[0]) == ["path", "predicted", "reject"]
+    reported = [float(row["predicted"]) for row in rows_of(finished)[:6]]
+    assert [float(row["predicted"]) for row in rows] == pytest.approx(reported, rel=1e-5)
+    numbers = [row["predicted"] for row in json.loads(outputs["json"])]
+    assert numbers == pytest.approx(reported, rel=1e-5)
+    assert rows[0]["predicted"] in outputs["table"]
+
+
+def test_a_model_of_numbers_is_measured_on_another_dataset_of_the_same_name(
+    finished, tmp_path, capsys
+):
+    for name in ("ef", "age"):
+        write_marked_dataset(
+            tmp_path / name,
+            num_examples={"train": 4, "test": 20},
+            label_names=(name,),
+            label_kind=NUMBER,
+        )
+    command = [f"--model={finished}", f"--output={tmp_path / 'out'}", "--bootstrap_samples=20"]
+    assert evaluate.main([*command, f"--data={tmp_path / 'ef'}"]) == 0
+    assert json.loads((tmp_path / "out" / "metrics.json").read_text())["num_examples"] == 20
+    page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    assert "Beside the training run" in page
+    assert evaluate.main([*command, f"--data={tmp_path / 'age'}"]) == 2
+    assert "--target of these names" in capsys.readouterr().err
+
+
+def test_a_cross_validation_pools_the_errors_of_all_folds(data, tmp_path):
+    workdir = tmp_path / "folds"
+    assert train(data, workdir, epochs=2, folds=2) == 0
+    metrics = json.loads((workdir / "metrics.json").read_text())
+    assert metrics["num_examples"] == 112
+    assert metrics["spread"]["mae"]["mean"] > 0
+    assert "calibration" not in metrics
+    truths, answers = (
+        np.array([float(row[column]) for row in rows_of(workdir)]) for column in ("label", "ef")
+    )
+    assert metrics["scores"]["mae"]["value"] == pytest.approx(np.abs(answers - truths).mean())
+    assert "Each run" in (workdir / "report.html").read_text(encoding="utf-8")
+
+
+def test_what_cannot_be_learned_from_numbers_is_refused_before_a_folder_is_made(
+    data, tmp_path, capsys
+):
+    assert train(data, tmp_path / "run", best_by="val_accuracy") == 2
+    assert "--best_by val_accuracy needs classes or labels" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+    part = Part(
+        name="train", splits=("train",), examples=np.array([0]), num_examples=1, label_counts=(1,)
+    )
+    with pytest.raises(ConfigError, match="nothing to learn"):
+        tasks.training_task(NUMBER, str(data), part)
+
+
+@pytest.mark.slow
+def test_jax_learns_numbers(data, tmp_path):
+    workdir = tmp_path / "run"
+    arguments = [f"--data={data}", f"--workdir={workdir}", *flags(**SETTINGS | {"epochs": 10})]
+    run_on_jax("import sys\nfrom train import run\nsys.exit(run.main(sys.argv[1:]))", *arguments)
+    metrics = json.loads((workdir / "metrics.json").read_text())
+    assert metrics["scores"]["r2"]["value"] > 0.5

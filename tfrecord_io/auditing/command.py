@@ -1,0 +1,130 @@
+"""`python -m tfrecord_io audit`: prints the findings of an audit, of images or of features."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+import json
+import sys
+from pathlib import Path
+
+from tfrecord_io import manifest
+from tfrecord_io.auditing import neighbours
+from tfrecord_io.auditing.audit import MAX_LISTED, Audit, Limits, audit
+from tfrecord_io.auditing.twins import ImageReader
+from tfrecord_io.printing import printable
+from tfrecord_io.shards import atomic_write
+from tfrecord_io.trunk import SOURCE_KIND
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of `python -m tfrecord_io audit`."""
+    parser.add_argument("directory", help="the dataset")
+    for name, meaning in (
+        ("max_leaked_patients", "patients in several splits"),
+        ("max_leaked_pictures", "pictures in several splits, near duplicates included"),
+        ("max_duplicates", "images that repeat another one, pixel by pixel"),
+        ("max_label_conflicts", "pictures under contradicting labels"),
+    ):
+        parser.add_argument(
+            f"--{name}", type=int, metavar="N", help=f"exit with 1 if there are more {meaning}"
+        )
+    parser.add_argument(
+        "--max_shortcut_gain",
+        type=float,
+        metavar="X",
+        help="exit with 1 if side facts predict the class better than guessing by more (0..1)",
+    )
+    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
+    parser.add_argument(
+        "--images",
+        metavar="OUT",
+        help="of features: the dataset of images, for a page that shows what was found",
+    )
+    parser.add_argument(
+        "--page",
+        default="neighbours.html",
+        metavar="HTML",
+        help="the page that --images writes (default: %(default)s)",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prints the findings; returns 1 if a limit is exceeded, 2 for wrong usage and 0 otherwise.
+
+    Raises:
+        manifest.ManifestError: if a dataset is unfinished or unusable, or the images are not those
+            of the features.
+        OSError: if a file cannot be read or written.
+    """
+    found = manifest.Manifest.load(args.directory)
+    limits = Limits(**{f.name: getattr(args, f.name) for f in dataclasses.fields(Limits)})
+    if found.source.get("kind") != SOURCE_KIND:
+        if args.images:
+            return _refuse(f"--images is for features, but {args.directory} holds images itself")
+        result = audit(args.directory)
+        violations = limits.violations(result.measures)
+    elif limits != Limits():
+        return _refuse(
+            f"{args.directory} holds features, and the limits are for images; audit the dataset "
+            f"from which they were computed, {found.source['dataset']['name']}"
+        )
+    else:
+        of_images = _load_images(args.images, found) if args.images else None
+        result = neighbours.audit_features(args.directory)
+        violations: list[str] = []
+        if of_images is not None:
+            _write_page(Path(args.page), found, result, Path(args.images), of_images)
+    if args.json:
+        print(json.dumps({**result.to_dict(), "violations": violations}, indent=1))
+    else:
+        for finding in result.findings:
+            print(f"{finding.severity.upper():8} {printable(finding.title)}")
+            print(f"         {printable(finding.detail)}")
+        for line in violations:
+            print(f"FAILED   {line}")
+        if args.images:
+            print(f"wrote {args.page}")
+    return 1 if violations else 0
+
+
+def _refuse(message: str) -> int:
+    print(f"error: {printable(message)}", file=sys.stderr)
+    return 2
+
+
+def _load_images(directory: str, found: manifest.Manifest) -> manifest.Manifest:
+    """Returns the manifest of the images from which features were computed."""
+    of_images, wanted = manifest.Manifest.load(directory), found.source["dataset"]
+    if of_images.fingerprint != wanted["fingerprint"]:
+        raise manifest.ManifestError(
+            f"--images {directory} has the fingerprint {of_images.fingerprint[:12]}…, but the "
+            f"features were computed from {wanted['name']}, {wanted['fingerprint'][:12]}…; give "
+            "the folder of that dataset"
+        )
+    return of_images
+
+
+def _write_page(
+    path: Path,
+    found: manifest.Manifest,
+    result: Audit,
+    directory: Path,
+    of_images: manifest.Manifest,
+) -> None:
+    """Writes the page that shows the findings among features with the pictures of the scans."""
+    # Imported here because an audit without a page needs no templates.
+    from tfrecord_io.auditing import pages
+
+    template = pages.environment().get_template("neighbours.html.jinja")
+    with ImageReader(of_images.layout, lambda name: (directory / name).open("rb")) as images:
+        page = template.render(
+            found=of_images,
+            trunk=found.source["trunk"],
+            audit=result,
+            pairs=functools.partial(pages.pairs, images=images, most=MAX_LISTED),
+            max_listed=MAX_LISTED,
+        )
+    with atomic_write(path) as file:
+        file.write(page.encode())

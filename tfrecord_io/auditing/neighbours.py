@@ -1,0 +1,393 @@
+"""Audits features: finds scans that may be copies, or have a wrong label, by their neighbours.
+
+A trunk gives a scan and its cropped, mirrored or turned copy similar features, though the two share
+no pixel. It gives two scans that look alike similar features, too, so each finding is a hint to
+look at both pictures. docs/audit.md has measurements of how many hints are right.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from tfrecord_io import manifest
+from tfrecord_io.auditing import near_duplicates
+from tfrecord_io.auditing.audit import MAX_LISTED, SEVERITIES, Audit, Finding, read_examples
+from tfrecord_io.auditing.ranges import with_ranges
+
+#: Number of neighbours that judge a scan's label, and how many of them must agree on another one.
+NUM_NEIGHBOURS = 10
+MIN_AGREEING = 9
+
+# Number of scans that the rule for copies would let through by chance, if each had to stand out
+# alone. A pair needs two that do, so it is at most half as many pairs.
+_CHANCE_SCANS = 5
+
+# Rows whose similarities to all others are in memory at once: 100 MB for 100,000 scans.
+_ROWS_AT_ONCE = 256
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Neighbours:
+    """The nearest neighbours of each scan among the scans of other patients.
+
+    Attributes:
+        rows: int64 [num_scans, count], the nearest first.
+        similarities: float32 [num_scans, count], cosines; -inf where there is no further scan of
+            another patient.
+    """
+
+    rows: np.ndarray
+    similarities: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Hint:
+    """A scan to look at, beside another one.
+
+    Attributes:
+        first: row of the scan in the examples table.
+        second: row of the other scan.
+        similarity: cosine of their features.
+        why: what stands out, in words.
+    """
+
+    first: int
+    second: int
+    similarity: float
+    why: str
+
+
+def pool(features: np.ndarray) -> np.ndarray:
+    """Returns the mean of each feature map over its positions.
+
+    Args:
+        features: [num_scans, height, width, channels].
+
+    Returns:
+        float32 [num_scans, channels].
+    """
+    return features.mean(axis=(1, 2), dtype=np.float32)
+
+
+def directions(vectors: np.ndarray) -> np.ndarray:
+    """Returns vectors of length 1, whose dot products are cosines; zeros stay.
+
+    Args:
+        vectors: float32 [num_scans, channels]: differences from the mean scan.
+    """
+    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    return np.divide(vectors, lengths, out=np.zeros_like(vectors), where=lengths > 0)
+
+
+def whitened(vectors: np.ndarray) -> np.ndarray:
+    """Returns features that vary about equally in all directions.
+
+    Without it, a few directions, such as the brightness of a scan, decide which scans are similar.
+    Directions that vary less than the average one are not enlarged to the full, because they are
+    mostly noise.
+
+    Args:
+        vectors: float32 [num_scans, channels].
+
+    Returns:
+        float32 [num_scans, channels]; the mean scan is zero.
+    """
+    centred = vectors - vectors.mean(axis=0, dtype=np.float64).astype(np.float32)
+    covariance = (centred.T @ centred).astype(np.float64) / len(vectors)
+    variances, axes = np.linalg.eigh(covariance)
+    scales = 1 / np.sqrt(np.maximum(variances, 0) + max(variances.mean(), 1e-30))
+    return centred @ (axes * scales).astype(np.float32)
+
+
+def find_neighbours(
+    vectors: np.ndarray, groups: np.ndarray, count: int = NUM_NEIGHBOURS
+) -> Neighbours:
+    """Finds the most similar scans of other groups by comparing all pairs.
+
+    Time grows with the square of the number of scans; memory does not.
+
+    Args:
+        vectors: float32 [num_scans, channels] of length 1, see `directions`.
+        groups: int64 [num_scans], the patient of each scan.
+        count: neighbours of each scan; fewer if there are fewer other scans.
+    """
+    num_scans = len(vectors)
+    count = min(count, max(num_scans - 1, 0))
+    members = _members(groups)
+    rows = np.empty((num_scans, count), np.int64)
+    similarities = np.empty((num_scans, count), np.float32)
+    for first in range(0, num_scans if count else 0, _ROWS_AT_ONCE):
+        block = slice(first, first + _ROWS_AT_ONCE)
+        cosines = vectors[block] @ vectors.T
+        for place, group in enumerate(groups[block].tolist()):
+            cosines[place, members[group]] = -np.inf
+        nearest = np.argpartition(cosines, num_scans - count, axis=1)[:, num_scans - count :]
+        values = np.take_along_axis(cosines, nearest, 1)
+        order = np.argsort(-values, axis=1, kind="stable")
+        rows[block] = np.take_along_axis(nearest, order, 1)
+        similarities[block] = np.take_along_axis(values, order, 1)
+    return Neighbours(rows=rows, similarities=similarities)
+
+
+def near_copies(found: Neighbours) -> list[Hint]:
+    """Returns pairs far nearer to each other than to any other scan, the most striking first.
+
+    A scan's ratio is the distance to its nearest neighbour, divided by that to the second nearest.
+    Where scans are spread evenly, the share of scans with a ratio below r is r**m, and m grows with
+    the number of dimensions in which the features vary. The median ratio gives m, and m gives the
+    ratio below which five of all scans are expected by chance; pairs of which both are below it are
+    returned. Source: Facco et al. 2017, "Estimating the intrinsic dimension of datasets by a
+    minimal neighborhood information".
+
+    Args:
+        found: scans with fewer than `NUM_NEIGHBOURS` neighbours are left out.
+    """
+    measured = _have_neighbours(found)
+    if measured.sum() < NUM_NEIGHBOURS:
+        return []
+    nearest = found.rows[:, 0]
+    distances = np.maximum(1 - found.similarities[:, :2].astype(np.float64), 1e-9)
+    median = np.median(distances[measured, 0] / distances[measured, 1])
+    dimensions = np.log(2) / -np.log(np.clip(median, 1e-9, 1 - 1e-9))
+    limit = min(_CHANCE_SCANS / measured.sum(), 1) ** (1 / dimensions)
+    next_distances = np.minimum(distances[:, 1], distances[nearest, 1])
+    ratios = np.ones(len(nearest))
+    np.divide(distances[:, 0], next_distances, out=ratios, where=measured & measured[nearest])
+    scans = np.arange(len(nearest))
+    chosen = np.flatnonzero((ratios < limit) & (nearest[nearest] == scans) & (scans < nearest))
+    return [
+        Hint(
+            first=row,
+            second=int(nearest[row]),
+            similarity=float(found.similarities[row, 0]),
+            why=f"Similarity {1 - distances[row, 0]:.3f}; the next most similar scan of either "
+            f"has {1 - next_distances[row]:.3f}",
+        )
+        for row in chosen[np.argsort(ratios[chosen], kind="stable")].tolist()
+    ]
+
+
+def _have_neighbours(found: Neighbours) -> np.ndarray:
+    """Tells which scans have `NUM_NEIGHBOURS` neighbours, bool [num_scans]."""
+    return np.isfinite(found.similarities).sum(axis=1) >= NUM_NEIGHBOURS
+
+
+def doubtful_labels(
+    found: Neighbours, labels: np.ndarray, label_names: Sequence[str]
+) -> list[Hint]:
+    """Returns scans of which nearly all neighbours have one other label, the clearest first.
+
+    Args:
+        found: the neighbours.
+        labels: int64 [num_scans], places in the label names.
+        label_names: names of the classes.
+    """
+    of_neighbours = labels[found.rows]
+    votes = np.stack([(of_neighbours == label).sum(1) for label in range(len(label_names))], 1)
+    other = votes.argmax(1)
+    agreeing = votes[np.arange(len(labels)), other]
+    is_doubtful = (other != labels) & (agreeing >= MIN_AGREEING)
+    is_doubtful &= _have_neighbours(found)
+    sums = found.similarities.sum(1)
+    hints = []
+    for row in sorted(np.flatnonzero(is_doubtful), key=lambda r: (-agreeing[r], -sums[r], r)):
+        place = int((of_neighbours[row] == other[row]).argmax())
+        hints.append(
+            Hint(
+                first=int(row),
+                second=int(found.rows[row, place]),
+                similarity=float(found.similarities[row, place]),
+                why=f"{agreeing[row]} of the {NUM_NEIGHBOURS} most similar scans of other patients "
+                f"are {label_names[other[row]]}, among them the one on the right",
+            )
+        )
+    return hints
+
+
+def audit_features(directory: str | os.PathLike[str]) -> Audit:
+    """Audits a finished dataset of features on a local disk.
+
+    Args:
+        directory: folder of the dataset.
+
+    Raises:
+        manifest.ManifestError: if the dataset is unfinished or unusable.
+        OSError: if a file of the dataset is missing.
+    """
+    found = manifest.Manifest.load(directory)
+    examples, neighbours = compare(Path(directory), found)
+    findings = [check(examples, neighbours, found) for check in (_check_copies, _check_labels)]
+    return Audit(
+        findings=tuple(sorted(findings, key=lambda f: SEVERITIES.index(f.severity))),
+        measures={"examples": examples.num_rows, **{f.code: f.count for f in findings}},
+    )
+
+
+def compare(directory: Path, found: manifest.Manifest) -> tuple[pa.Table, Neighbours]:
+    """Compares the features of all scans of a dataset.
+
+    Args:
+        directory: folder of the dataset of features.
+        found: its manifest.
+
+    Returns:
+        the examples, without augmented copies and one for each picture, because the audit of the
+        images lists those with the same pixels; and their neighbours.
+
+    Raises:
+        manifest.ManifestError: if the examples table is unusable.
+        OSError: if a file of the dataset is missing.
+    """
+    examples = read_examples(directory / manifest.EXAMPLES_FILE_NAME)
+    _, first_rows = np.unique(_codes(examples["pixels_xxh3"]), return_index=True)
+    examples = examples.take(pa.array(np.sort(first_rows)))
+    vectors = directions(whitened(read_features(directory, found, examples)))
+    return examples, find_neighbours(vectors, patients_of(examples))
+
+
+def read_features(directory: Path, found: manifest.Manifest, examples: pa.Table) -> np.ndarray:
+    """Returns the pooled features of some examples, see `pool`.
+
+    Args:
+        directory: folder of the dataset of features.
+        found: its manifest.
+        examples: table with the columns `shard` and `row`; the examples of a shard follow each
+            other.
+
+    Returns:
+        float32 [num_examples, channels].
+
+    Raises:
+        OSError: if a shard cannot be read.
+    """
+    layout = found.layout
+    shards = examples["shard"].cast(pa.string()).to_numpy()
+    rows = examples["row"].to_numpy().astype(np.int64)
+    features = np.empty((len(rows), found.image_shape[2]), np.float32)
+    starts = np.flatnonzero(shards[1:] != shards[:-1]) + 1
+    for places in np.split(np.arange(len(rows)), starts):
+        records = np.memmap(directory / shards[places[0]], np.uint8, "r")
+        records = records.reshape(-1, layout.stride)
+        for block in np.array_split(places, -(-len(places) // _ROWS_AT_ONCE)):
+            features[block] = pool(layout.images_in(records[rows[block]]))
+    return features
+
+
+def patients_of(examples: pa.Table) -> np.ndarray:
+    """Returns int64 [num_examples], the patient of each; one without a name is one of its own."""
+    codes = _codes(examples["patient"])
+    return np.where(codes >= 0, codes, len(codes) + np.arange(len(codes)))
+
+
+def _check_copies(examples: pa.Table, neighbours: Neighbours, found: manifest.Manifest) -> Finding:
+    splits, labels = _codes(examples["split"]), _codes(examples["label"])
+    is_compared = _compared_pixels(examples, found)
+    hints = [hint for hint in near_copies(neighbours) if not is_compared(hint)]
+    if not hints:
+        return Finding(
+            code="near_copies",
+            severity="good",
+            title="No two scans stand out as cropped, mirrored or turned copies",
+            detail="No two patients' scans have features that are far nearer to each other than "
+            "to those of any other scan.",
+        )
+    across = sum(splits[hint.first] != splits[hint.second] for hint in hints)
+    differ = sum(labels[hint.first] != labels[hint.second] for hint in hints)
+    return Finding(
+        code="near_copies",
+        severity="warning" if len(hints) > _CHANCE_SCANS / 2 else "note",
+        title=f"{len(hints):,} {'pair' if len(hints) == 1 else 'pairs'} of scans may be cropped, "
+        "mirrored or turned copies",
+        detail="Their features are far nearer to each other than to those of any other patient's "
+        "scan. One or two such pairs are expected by chance, so look at the pictures. "
+        f"Across splits: {across:,}. With different {found.label_kind.plural}: {differ:,}. Copies "
+        "that the audit of the images finds are left out.",
+        count=len(hints),
+        listed=_list(examples, hints),
+    )
+
+
+def _compared_pixels(examples: pa.Table, found: manifest.Manifest) -> Callable[[Hint], bool]:
+    """Returns what tells whether the audit of the images has compared the pixels of a pair."""
+    side = min(found.source["trunk"]["image_shape"][:2])
+    if "perceptual_hash" not in examples.column_names or side < near_duplicates.MIN_SIDE:
+        return lambda hint: False
+    columns = with_ranges(examples, found.label_kind)
+    columns = columns.select(["perceptual_hash", "split", "label"])
+
+    def is_compared(hint: Hint) -> bool:
+        first, second = columns.take([hint.first, hint.second]).to_pylist()
+        matters = (first["split"], first["label"]) != (second["split"], second["label"])
+        a, b = (int.from_bytes(each["perceptual_hash"]) for each in (first, second))
+        return matters and (a ^ b).bit_count() <= near_duplicates.MAX_DISTANCE
+
+    return is_compared
+
+
+def _check_labels(examples: pa.Table, neighbours: Neighbours, found: manifest.Manifest) -> Finding:
+    if not found.label_kind.one_hot:
+        return Finding(
+            code="doubtful_labels",
+            severity="note",
+            title="Labels were not compared with those of similar scans",
+            detail="That needs one class for each image, and these have "
+            f"{found.label_kind.plural}.",
+        )
+    places = {name: place for place, name in enumerate(found.label_names)}
+    labels = np.array([places[name] for name in examples["label"].to_pylist()])
+    hints = doubtful_labels(neighbours, labels, found.label_names)
+    if not hints:
+        return Finding(
+            code="doubtful_labels",
+            severity="good",
+            title="No label stands out from those of similar scans",
+            detail=f"Of no scan, {MIN_AGREEING} of the {NUM_NEIGHBOURS} most similar scans of "
+            "other patients have the same other class.",
+        )
+    return Finding(
+        code="doubtful_labels",
+        severity="warning",
+        title=f"{len(hints):,} {'label stands' if len(hints) == 1 else 'labels stand'} out from "
+        "those of similar scans",
+        detail=f"At least {MIN_AGREEING} of the {NUM_NEIGHBOURS} most similar scans of other "
+        "patients have one other class. The label may be wrong, or right for an unusual scan.",
+        count=len(hints),
+        listed=_list(examples, hints),
+    )
+
+
+def _list(examples: pa.Table, hints: Sequence[Hint]) -> tuple[dict[str, Any], ...]:
+    """Lists the first hints with the facts needed to show both scans side by side."""
+    columns = examples.select(["split", "label", "path", "shard", "row"])
+    listed = []
+    for hint in hints[:MAX_LISTED]:
+        first, second = columns.take([hint.first, hint.second]).to_pylist()
+        listed.append(
+            {
+                "first": first,
+                "second": second,
+                "similarity": round(hint.similarity, 4),
+                "why": hint.why,
+            }
+        )
+    return tuple(listed)
+
+
+def _members(groups: np.ndarray) -> dict[int, np.ndarray]:
+    """Returns the rows of each group."""
+    order = np.argsort(groups, kind="stable")
+    names, starts = np.unique(groups[order], return_index=True)
+    return dict(zip(names.tolist(), np.split(order, starts[1:]), strict=True))
+
+
+def _codes(column: pa.ChunkedArray) -> np.ndarray:
+    """Returns int64 [num_rows]: the same number for the same value, -1 for none."""
+    encoded = column.cast(pa.string()).combine_chunks().dictionary_encode()
+    return encoded.indices.fill_null(-1).to_numpy().astype(np.int64)

@@ -1,0 +1,79 @@
+"""What the pages about datasets share: their templates' settings, and pictures side by side."""
+
+from __future__ import annotations
+
+import base64
+import io
+import re
+from collections.abc import Iterable, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import markupsafe
+from PIL import Image
+
+from tfrecord_io.auditing.twins import ImageReader
+from tfrecord_io.printing import printable
+
+_PAIR_SIDE = 224
+
+
+def environment(*folders: Path) -> jinja2.Environment:
+    """Returns what compiles the templates of these folders and of this one."""
+    templates = jinja2.Environment(
+        loader=jinja2.FileSystemLoader([*folders, Path(__file__).parent]),
+        autoescape=True,
+        finalize=_printable,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    templates.filters["number"] = lambda value: f"{value:,}"
+    templates.filters["with_flags"] = _with_flags
+    return templates
+
+
+def pairs(
+    listed: Iterable[Mapping[str, Any]], images: ImageReader, most: int
+) -> list[dict[str, Any]]:
+    """Returns the pairs that a finding lists, with the pictures to show side by side.
+
+    Args:
+        listed: pairs, each with `first` and `second`, and `why` or `similarity`.
+        images: reads the stored pictures.
+        most: the largest number of pairs to return.
+    """
+    found = []
+    for pair in islice(listed, most):
+        sides = [
+            {**side, "src": data_url(images.read(side["shard"], side["row"]), _PAIR_SIDE)}
+            for side in (pair["first"], pair["second"])
+        ]
+        why = pair.get("why") or f"Fine detail correlates by {pair['similarity']:.3f}"
+        found.append({"sides": sides, "why": why})
+    return found
+
+
+def data_url(image: Image.Image, side: int) -> str:
+    """Returns a picture as a small JPEG in a URL."""
+    smaller = image.copy()
+    smaller.thumbnail((side, side), Image.Resampling.LANCZOS)
+    with io.BytesIO() as file:
+        smaller.save(file, "JPEG", quality=80)
+        return f"data:image/jpeg;base64,{base64.b64encode(file.getvalue()).decode()}"
+
+
+def _printable(value: Any) -> Any:
+    """Escapes control characters in names from the data; the page's own markup is kept."""
+    if isinstance(value, str) and not isinstance(value, markupsafe.Markup):
+        return printable(value)
+    return value
+
+
+def _with_flags(text: str) -> markupsafe.Markup:
+    """Returns the escaped text with each command-line flag in an element that does not wrap."""
+    escaped = str(markupsafe.escape(printable(text)))
+    flag = r"(--[a-z_]+(?: (?:patient|drop|keep|fail|auto|\d+))?)"
+    return markupsafe.Markup(re.sub(flag, r'<code class="flag">\1</code>', escaped))

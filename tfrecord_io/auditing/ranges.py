@@ -1,0 +1,93 @@
+"""Divides the examples of a dataset of numbers into ranges, so that groups can be compared.
+
+The audit and the card compare groups of images: where they come from, how bright they are, in which
+split. For a dataset of numbers these groups are up to four ranges with about as many images each.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tfrecord_io.label_kinds import NUMBER, RANGES, LabelKind, ranges_of
+from tfrecord_io.manifest import Manifest
+
+
+def numbers_of(examples: pa.Table) -> np.ndarray:
+    """Returns the numbers of a dataset of numbers, float64 [num_examples].
+
+    Args:
+        examples: a table with the column `label`.
+    """
+    return pc.cast(examples["label"].cast(pa.string()), pa.float64()).to_numpy()
+
+
+def with_ranges(examples: pa.Table, kind: LabelKind) -> pa.Table:
+    """Returns the examples with the range of each number as its label.
+
+    Args:
+        examples: a table with the column `label`.
+        kind: what an example's label can be; for other kinds than numbers nothing changes.
+    """
+    if kind is not NUMBER:
+        return examples
+    names, codes = ranges_of(numbers_of(examples))
+    labels = pa.DictionaryArray.from_arrays(pa.array(codes, pa.int32()), pa.array(names))
+    return examples.set_column(examples.schema.get_field_index("label"), "label", labels)
+
+
+def as_classes(found: Manifest, examples: pa.Table) -> tuple[Manifest, pa.Table]:
+    """Returns a dataset of numbers as one of classes; any other as it is.
+
+    Args:
+        found: the manifest.
+        examples: the table that `audit.read_examples` returns.
+
+    Returns:
+        the manifest and the table with the ranges in ascending order as classes. The counts are
+        those of the table, which has no augmented copies.
+    """
+    if found.label_kind is not NUMBER:
+        return found, examples
+    examples = with_ranges(examples, NUMBER)
+    labels = examples["label"].combine_chunks()
+    names, codes = labels.dictionary.to_pylist(), labels.indices.to_numpy()
+    of_split = examples["split"].cast(pa.string()).to_numpy(zero_copy_only=False)
+    splits = {
+        name: dataclasses.replace(
+            split,
+            label_counts=tuple(np.bincount(codes[of_split == name], minlength=len(names)).tolist()),
+        )
+        for name, split in found.splits.items()
+    }
+    classes = dataclasses.replace(found, label_kind=RANGES, label_names=tuple(names), splits=splits)
+    return classes, examples
+
+
+def describe(found: Manifest, examples: pa.Table) -> dict[str, dict[str, Any]]:
+    """Returns statistics of the numbers of each split: JSON values by name.
+
+    Args:
+        found: the manifest of a dataset of numbers.
+        examples: the table that `audit.read_examples` returns.
+    """
+    values = numbers_of(examples)
+    of_split = examples["split"].cast(pa.string()).to_numpy(zero_copy_only=False)
+    described = {}
+    for name in found.splits:
+        members = values[of_split == name]
+        if len(members):
+            low, first, median, third, high = np.quantile(members, (0, 0.25, 0.5, 0.75, 1)).tolist()
+            described[name] = {
+                "images": len(members),
+                "mean": float(members.mean()),
+                "std": float(members.std()),
+                "min": low,
+                "quartiles": [first, median, third],
+                "max": high,
+            }
+    return described
