@@ -122,6 +122,13 @@ def test_pages_are_part_of_the_identity_only_where_there_are_some(built, tmp_pat
     assert set(rows_of(plain)) == set(files)
 
 
+def test_verify_finds_a_file_whose_own_name_is_like_that_of_a_page(tmp_path):
+    files = {"CNV/a.tif#frame-2": tiff_file(pages(0, 1)), "CNV/b.tif": tiff_file(pages(1, 2))}
+    folder = write_tree(tmp_path / "in", files)
+    built = build_here(folder, tmp_path / "out", "--dtype=uint16")
+    assert main(["verify", str(built), f"--source_input={folder}"]) == 0
+
+
 def test_only_the_tags_of_a_file_are_read_to_list_its_pages(tmp_path):
     page = grey_pixels(0, 1000, 1000)
     source = DirectorySource(write_tree(tmp_path, {"CNV/two.tif": tiff_file([page, page])}))

@@ -375,16 +375,16 @@ def _check_sample(
         the number of examples that were compared, including augmented copies.
     """
     table = pq.read_table(directory / manifest.EXAMPLES_FILE_NAME)
-    columns = ["shard", "row", "path", "key", "variant", "file_format"]
+    columns = ["shard", "row", "path", "key", "variant", "file_format", "file_xxh3"]
     table = table.select([name for name in columns if name in table.column_names])
     rows = sorted(random.Random(seed).sample(range(len(table)), min(num_samples, len(table))))
     # Several examples may be frames or augmented copies of one file.
     wanted: dict[str, list[dict[str, Any]]] = {}
     for row in table.take(rows).to_pylist():
         path, frame = row["path"], None
-        if row["file_format"] in ("DICOM", "TIFF"):
+        # Only frames of files of several have no hash of the file; older builds gave them one.
+        if row["file_format"] == "DICOM" or row.get("file_xxh3", "") is None:
             path, frame = preprocess.split_frame_path(path)
-            frame = frame or (0 if row["file_format"] == "DICOM" else None)
         path = source_paths.get(row["path"], path)
         wanted.setdefault(path, []).append({**row, "frame": frame})
     num_compared = 0
