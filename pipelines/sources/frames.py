@@ -81,10 +81,9 @@ def expand(listing: Listing, source: Source, *, keep_patients: bool) -> Listing:
     """Replaces each DICOM file, and each TIFF file of several pages, by its frames.
 
     The patient of a DICOM file is taken from its tags, as a hash. A file is recognised by its
-    content. One whose name ends like a picture's is not looked into, so that a folder of pictures
-    is listed as fast as ever; if it is DICOM, the decoder rejects it. Only those that end like a
-    TIFF are looked into for their pages. Headers are read once, by several threads, with a
-    progress bar.
+    content. One whose name ends like a picture's other than TIFF is not opened, so that a folder of
+    pictures is listed as fast as ever; if it holds frames, the decoder rejects it. Headers are read
+    once, by several threads, with a progress bar.
 
     Args:
         listing: the files.
