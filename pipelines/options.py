@@ -20,16 +20,16 @@ from pipelines.sources import fashion_mnist
 from pipelines.sources.kaggle import download as kaggle
 from pipelines.sources.label_table import LabelTable, read_label_table
 from pipelines.sources.listing import DEFAULT_GROUP_REGEX, SITE, ListingOptions, SiteOptions
-from pipelines.sources.sites import Site, read_sites
+from pipelines.sources.sites import Site, naming, read_sites
 from pipelines.sources.source import SourceOptions
 from pipelines.stores.remote import is_remote
 from tfrecord_io.label_kinds import (
     CLASSES,
     GRADES,
+    MULTI_LABEL,
     NONE,
     NUMBER,
     SEPARATOR,
-    SEVERAL,
     LabelKind,
 )
 from tfrecord_io.preprocess import DTYPES, RESIZE_FILTERS, Preprocessing
@@ -442,7 +442,7 @@ class BuildOptions:
     def label_kind(self) -> LabelKind:
         """What an example's label can be."""
         if self.label_columns:
-            return SEVERAL
+            return MULTI_LABEL
         if self.grades:
             return GRADES
         return NUMBER if self.target else CLASSES
@@ -548,18 +548,24 @@ class BuildOptions:
             label_kind=self.label_kind,
             sites={
                 site.name: SiteOptions(
-                    listing=ListingOptions(
-                        tree=site.tree,
-                        group_regex=site.group_regex or self.group_regex,
-                        labels=self._read_labels(site.labels),
-                        label_kind=self.label_kind,
-                    ),
-                    split=site.split,
-                    rename=site.rename,
+                    listing=self._listing_of(site), split=site.split, rename=site.rename
                 )
                 for site in self.sites
             },
         )
+
+    def _listing_of(self, site: Site) -> ListingOptions:
+        with naming(site.name):
+            labels = self._read_labels(site.labels)
+            try:
+                return ListingOptions(
+                    tree=site.tree,
+                    group_regex=site.group_regex or self.group_regex,
+                    labels=labels,
+                    label_kind=self.label_kind,
+                )
+            except ValueError as error:
+                raise errors.UserError(str(error)) from None
 
     def _read_labels(self, file: Path | None) -> LabelTable | None:
         if file is None:

@@ -12,16 +12,22 @@ from pathlib import Path
 
 import imagecodecs
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pydicom
 import pytest
-from builds import ROOT, build_here, run_build
+from builds import ROOT, arguments, build_here, bytes_read, run_build
 from dicom_files import dicom_file, in_syntax
 from image_files import grey_pixels, png, write_tar, write_tree, write_zip
 from PIL import Image
 from pydicom.pixels import apply_color_lut, apply_modality_lut, apply_voi, pixel_array
 
 from pipelines.errors import UserError
+from pipelines.options import parse_options
+from pipelines.planning.plan import PLAN_FILE
+from pipelines.running.job import prepared
+from pipelines.shards.write import ImageWriter
+from pipelines.sources.listing import OTHERS
 from tfrecord_io import Manifest, dicom, image_key, preprocess
 from tfrecord_io.__main__ import main
 from tfrecord_io.manifest import EXAMPLES_FILE_NAME
@@ -519,11 +525,6 @@ def rows_of_examples(output: Path) -> list[dict]:
     return pq.read_table(output / EXAMPLES_FILE_NAME).to_pylist()
 
 
-def bytes_read() -> int:
-    """Returns the bytes that this process has read, also of files that the system keeps at hand."""
-    return int(re.search(r"rchar: (\d+)", Path("/proc/self/io").read_text())[1])
-
-
 @pytest.mark.parametrize("syntax", ["1.2.840.10008.1.2.1", "1.2.840.10008.1.2.5"])
 def test_whole_frames_of_a_volume_that_is_cut_off_stay(syntax):
     frames = np.stack([grey_pixels(seed).astype(np.uint16) * 251 for seed in range(3)])
@@ -533,6 +534,23 @@ def test_whole_frames_of_a_volume_that_is_cut_off_stay(syntax):
         assert decode_image(cut, settings, number).pixels == expected.tobytes()
     with pytest.raises(Reject):
         decode_image(cut, settings, 3)
+
+
+@pytest.mark.parametrize("num_frames", ["2", "0"])
+def test_frames_beyond_the_number_that_the_file_says_are_not_lost_in_silence(num_frames):
+    volume = np.stack([grey_pixels(seed) for seed in range(3)])
+    data = dicom_file(volume, num_frames=num_frames)
+    assert {reason(data, frame) for frame in range(1 + int(num_frames))} == {"multiple_frames"}
+
+
+@pytest.mark.parametrize("syntax", ["1.2.840.10008.1.2.5", "1.2.840.10008.1.2.4.80"])
+@pytest.mark.parametrize("offsets", [(0, 0, 0), (0, 2, 1)])
+def test_no_frame_is_taken_for_another_one_by_a_wrong_table_of_offsets(syntax, offsets):
+    data = bytearray(in_syntax(dicom_file(np.stack([grey_pixels(n) for n in range(3)])), syntax))
+    place = data.index(b"\xfe\xff\x00\xe0") + 8
+    right = struct.unpack_from("<3I", data, place)
+    struct.pack_into("<3I", data, place, *(right[frame] for frame in offsets))
+    assert {reason(bytes(data), frame) for frame in (1, 2, 3)} == {"undecodable"}
 
 
 def test_a_header_is_read_from_the_start_of_a_file_or_not_at_all():
@@ -644,6 +662,27 @@ def test_tags_about_an_image_are_columns_and_a_table_has_the_last_word(tmp_path)
     assert (frame["study"], frame["series"]) == ("c47f5b18b8a430e6", "6694f83c9f476da3")
     assert (frame["patient"], frame["label"], frame["age"]) == ("p1", "CNV", 61)
     assert (picture["modality"], picture["patient"]) == (None, "p2")
+
+
+def test_a_build_that_a_version_without_study_and_series_began_has_them_in_every_row(tmp_path):
+    source = write_tree(tmp_path / "in", {f"CNV/{n}": scan(n, patient=n) for n in range(4)})
+    words = arguments(source, tmp_path / "out", "--num_shards=2")
+    with prepared(parse_options(words)) as job:
+        with job.storage.open_arrow(PLAN_FILE) as file:
+            found = pa.ipc.open_file(file)
+            batches = [found.get_batch(n) for n in range(found.num_record_batches)]
+        # As that version planned, for which none of the tags was a column.
+        older = found.schema.remove(found.schema.get_field_index(OTHERS))
+        with job.storage.create(PLAN_FILE) as file, pa.ipc.new_file(file, older) as writer:
+            for batch in batches:
+                writer.write_batch(batch.drop_columns([OTHERS]))
+        with ImageWriter(job.build) as images:
+            images.write(job.todo[0])
+            images.wait()
+    rows = pq.read_table(
+        build_here(source, tmp_path / "out", "--num_shards=2") / EXAMPLES_FILE_NAME
+    )
+    assert len(rows["study"].unique().drop_null()) == 4
 
 
 def test_each_frame_has_a_name_and_a_key_of_its_own(built):

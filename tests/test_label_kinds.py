@@ -17,13 +17,13 @@ import tfrecord_io
 from pipelines import build_tfrecords
 from tfrecord_io import schema, show, verify
 from tfrecord_io.auditing import audit
-from tfrecord_io.label_kinds import CLASSES, GRADES, NUMBER, SEVERAL, kind_named
+from tfrecord_io.label_kinds import CLASSES, GRADES, MULTI_LABEL, NUMBER, kind_named
 from tfrecord_io.reading import tfds_metadata
 
 NAMES = ("mass", "fluid", "scar")
 
 
-@pytest.mark.parametrize("kind", [CLASSES, GRADES, SEVERAL, NUMBER])
+@pytest.mark.parametrize("kind", [CLASSES, GRADES, MULTI_LABEL, NUMBER])
 def test_a_kind_is_the_same_object_in_a_worker_and_by_its_name(kind):
     assert pickle.loads(pickle.dumps(kind)) is kind
     assert kind_named(kind.name) is kind
@@ -31,26 +31,26 @@ def test_a_kind_is_the_same_object_in_a_worker_and_by_its_name(kind):
 
 def test_the_text_of_several_labels_names_them_or_says_none():
     texts = ["mass|scar", "none", "fluid", "mass|scar"]
-    assert SEVERAL.has(texts, NAMES).tolist() == [
+    assert MULTI_LABEL.has(texts, NAMES).tolist() == [
         [True, False, True],
         [False, False, False],
         [False, True, False],
         [True, False, True],
     ]
-    assert SEVERAL.counts(texts, NAMES) == (2, 1, 2)
+    assert MULTI_LABEL.counts(texts, NAMES) == (2, 1, 2)
     assert CLASSES.counts(["fluid", "fluid"], NAMES) == (0, 2, 0)
 
 
 def test_splits_are_balanced_by_the_images_with_and_without_each_label():
     counts = np.array([[2, 1, 0], [0, 0, 4]])
-    balanced = SEVERAL.balance(counts, ["mass|scar", "none", "scar"])
+    balanced = MULTI_LABEL.balance(counts, ["mass|scar", "none", "scar"])
     # With mass, with scar, without mass, without scar.
     assert balanced.tolist() == [[2, 2, 1, 1], [0, 4, 4, 0]]
     assert (balanced.sum(1) == 2 * counts.sum(1)).all()
 
 
 def test_a_record_holds_a_one_for_each_label_that_the_image_has():
-    layout = tfrecord_io.RecordLayout(image_shape=(2, 2, 1), num_classes=3, label_kind=SEVERAL)
+    layout = tfrecord_io.RecordLayout(image_shape=(2, 2, 1), num_classes=3, label_kind=MULTI_LABEL)
     key = tfrecord_io.image_key("a")
     for indices, values in (([0, 2], [1, 0, 1]), ([], [0, 0, 0]), (1, [0, 1, 0])):
         record = np.frombuffer(layout.encode_record(bytes(4), indices, key), np.uint8)
@@ -150,7 +150,7 @@ def test_the_counts_are_those_of_each_label(dataset):
     table = pq.read_table(dataset[2] / "examples.parquet").to_pylist()
     for name, split in manifest.splits.items():
         texts = [row["label"] for row in table if row["split"] == name]
-        assert split.label_counts == SEVERAL.counts(texts, NAMES)
+        assert split.label_counts == MULTI_LABEL.counts(texts, NAMES)
         assert split.num_examples == len(texts)
     assert "0.png" in {row["path"] for row in table if row["label"] == "mass|fluid|scar"}
     assert {row["label"] for row in table} >= {"none", "mass", "fluid"}

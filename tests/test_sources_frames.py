@@ -1,17 +1,21 @@
 """Files of several images, through the command; see test_dicom.py for the frames of DICOM files."""
 
 import csv
+import io
 import struct
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from builds import build_here
+from builds import build_here, bytes_read
 from dicom_files import dicom_file
 from image_files import encoded, grey_pixels, png, write_tar, write_tree, write_zip
 from PIL import Image
 from tiff_files import NEW_SUBFILE_TYPE, tiff_file
 
+from pipelines.sources import frames
+from pipelines.sources.directory import DirectorySource
+from pipelines.sources.listing import ListingOptions
 from tfrecord_io import Manifest, image_key, tiff
 from tfrecord_io.__main__ import main
 from tfrecord_io.manifest import EXAMPLES_FILE_NAME
@@ -26,7 +30,7 @@ def pages(seed, count):
 
 def damaged_on_page_2(data):
     data = bytearray(data)
-    place = tiff.read_pages(bytes(data), is_whole=True)[1].place
+    place = tiff.read_pages(io.BytesIO(bytes(data)), is_whole=True)[1].place
     struct.pack_into("<HHII", data, place + 2, 256, 4, 10**6, 10**8)
     return bytes(data)
 
@@ -116,6 +120,22 @@ def test_pages_are_part_of_the_identity_only_where_there_are_some(built, tmp_pat
     plain = build_here(write_tree(tmp_path / "in", files), tmp_path / "out", *FLAGS)
     assert "tiff_pages" not in Manifest.load(plain).options
     assert set(rows_of(plain)) == set(files)
+
+
+def test_verify_finds_a_file_whose_own_name_is_like_that_of_a_page(tmp_path):
+    files = {"CNV/a.tif#frame-2": tiff_file(pages(0, 1)), "CNV/b.tif": tiff_file(pages(1, 2))}
+    folder = write_tree(tmp_path / "in", files)
+    built = build_here(folder, tmp_path / "out", "--dtype=uint16")
+    assert main(["verify", str(built), f"--source_input={folder}"]) == 0
+
+
+def test_only_the_tags_of_a_file_are_read_to_list_its_pages(tmp_path):
+    page = grey_pixels(0, 1000, 1000)
+    source = DirectorySource(write_tree(tmp_path, {"CNV/two.tif": tiff_file([page, page])}))
+    frames.list_frames(source, ListingOptions())  # what it imports is read now
+    before = bytes_read()
+    assert frames.list_frames(source, ListingOptions()).frames == {"TIFF": 2}
+    assert bytes_read() - before < page.nbytes / 4
 
 
 def test_a_file_that_is_tiff_and_dicom_at_once_is_what_its_name_says(tmp_path):

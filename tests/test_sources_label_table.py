@@ -15,7 +15,7 @@ from pipelines import build_tfrecords, errors
 from pipelines.sources.label_table import match_files, read_label_table
 from pipelines.sources.listing import ListingOptions, Member, iterate_refs, list_images
 from tfrecord_io import verify
-from tfrecord_io.label_kinds import CLASSES, SEVERAL
+from tfrecord_io.label_kinds import CLASSES, MULTI_LABEL
 
 #: Images without class folders, by file name.
 IMAGES = {f"scan{number}.png": png(number) for number in range(8)}
@@ -278,7 +278,7 @@ def test_labels_that_look_alike_are_warned_of_by_their_own_names(
     tmp_path, rows, label_columns, alike
 ):
     rows = [{"path": f"{number}.png", **row} for number, row in enumerate(rows)]
-    kind, columns = (SEVERAL, label_columns) if label_columns else (CLASSES, ("label",))
+    kind, columns = (MULTI_LABEL, label_columns) if label_columns else (CLASSES, ("label",))
     table = read_label_table(write_csv(tmp_path / "t.csv", rows), kind=kind, columns=columns)
     members = [Member(row["path"], 5) for row in rows]
     listing = list_images(members, ListingOptions(labels=table), lambda a, b: True)

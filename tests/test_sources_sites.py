@@ -160,8 +160,9 @@ def test_a_class_that_a_site_lacks_is_named_on_the_terminal_and_the_card(tmp_pat
 
 def test_label_tables_of_sites_may_have_different_columns(tmp_path):
     for site, table in {
-        "a": "path,label,patient,age\n1.png,sick,7,63\n2.png,well,8,\n",
-        "b": "path,label,patient,age,ward\n1.png,sick,7,about 60,east\n2.png,well,9,50,west\n",
+        "a": "path,label,patient,age,bmi,beds\n1.png,sick,7,63,22,\n2.png,well,8,,23,\n",
+        "b": "path,label,patient,age,ward,bmi,beds\n"
+        "1.png,sick,7,about 60,east,20.5,4\n2.png,well,9,50,west,21,5\n",
     }.items():
         write_tree(tmp_path / site, {"1.png": png(ord(site)), "2.png": png(2 * ord(site))})
         (tmp_path / f"{site}.csv").write_text(table)
@@ -175,6 +176,8 @@ def test_label_tables_of_sites_may_have_different_columns(tmp_path):
         "b/1.png": ("b/7", "about 60", "east"),
         "b/2.png": ("b/9", "50", "west"),
     }
+    assert [rows[path]["bmi"] for path in sorted(rows)] == [22.0, 23.0, 20.5, 21.0]
+    assert [rows[path]["beds"] for path in sorted(rows)] == [None, None, 4, 5]
     (tmp_path / "b.csv").write_text("path,label,site\n1.png,sick,x\n")
     with pytest.raises(errors.UserError, match="has the column site, which"):
         parse_options(flags(sites, tmp_path / "out"))
@@ -296,7 +299,8 @@ def test_the_site_whose_input_no_remote_worker_can_read_is_named(two_sites, tmp_
         ('[site.a]\nsource = "kaggle"\ninput = "x"', "needs kaggle_dataset, and no input"),
         ('[site.a]\nsource = "archive"\nimput = "x"', "has imput, expected group_regex"),
         ('[site.a]\nsource = "archive"\ninput = 1', "has input = 1, expected text"),
-        ('[site.a]\nsource = "archive"\ninput = "x"\nsplit = "Fold 1"', "split = 'Fold 1'"),
+        ('[site.a]\nsource = "archive"\ninput = "x"\nsplit = "Fold 1"', "split 'Fold 1'"),
+        ('[site.a]\nsource = "archive"\ninput = "x\\u0000"', "expected text"),
         ('[site.a]\nsource = "archive"\ninput = "x"\nrename = "x"', "expected a table such as"),
         ('[site.a]\nsource = "archive"\ninput = "x"\nrename = { x = "" }', "x = '', expected text"),
     ],
@@ -315,6 +319,66 @@ def test_two_sites_cannot_download_archives_of_one_name(tmp_path):
     tables = {site: f'source = "kaggle"\nkaggle_dataset = "{site}/oct"' for site in "ab"}
     with pytest.raises(errors.UserError, match=r"2 sites download oct\.zip"):
         read_sites(write_sites(tmp_path, **tables))
+
+
+def test_two_sites_with_the_same_images_are_refused(tmp_path, capsys):
+    write_tree(tmp_path / "a", scans())
+    (tmp_path / "link").symlink_to(tmp_path / "a")
+    sites = write_sites(tmp_path, a=FOLDER.format("a"), b=FOLDER.format("./link/train"))
+    assert build(sites, tmp_path / "out") == 2
+    assert "the input of [site.b] is also in that of [site.a]" in capsys.readouterr().err
+
+
+def test_two_sites_may_be_two_trees_of_one_folder(tmp_path):
+    write_tree(tmp_path / "in", {f"{tree}/{n}": c for tree in "ab" for n, c in scans().items()})
+    tables = {tree: FOLDER.format("in") + f'tree = "{tree}"\n' for tree in "ab"}
+    assert build(write_sites(tmp_path, **tables), tmp_path / "out") == 0
+
+
+def test_an_archive_of_a_site_may_lie_in_the_folder_of_another(tmp_path):
+    archive = 'source = "archive"\ninput = "in/b.zip"'
+    assert len(read_sites(write_sites(tmp_path, a=FOLDER.format("in"), b=archive))) == 2
+
+
+def test_a_split_of_a_site_has_the_names_that_folders_and_tables_have(tmp_path):
+    write_tree(tmp_path / "a", scans())
+    write_tree(tmp_path / "b", scans(seed=1000))
+    sites = write_sites(
+        tmp_path, a=FOLDER.format("a"), b=FOLDER.format("b") + 'split = "Testing"\n'
+    )
+    assert build(sites, tmp_path / "out") == 0
+    assert set(manifest.Manifest.load(tmp_path / "out").splits) == {"train", "test"}
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ('group_regex = "("', "site a: group_regex '(' is not a valid pattern"),
+        ('labels = "none.csv"', "site a: --labels "),
+    ],
+)
+def test_an_option_of_a_site_that_cannot_be_used_names_the_site(more, message, tmp_path, capsys):
+    write_tree(tmp_path / "a", scans())
+    sites = write_sites(tmp_path, a=FOLDER.format("a") + more)
+    assert build(sites, tmp_path / "out") == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_file_of_sites_may_begin_with_a_mark_of_its_encoding_and_name_the_home_folder(
+    two_sites, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("HOME", str(two_sites.parent))
+    text = two_sites.read_text().replace('"london.zip"', '"~/london.zip"')
+    two_sites.write_text(text, encoding="utf-8-sig")
+    assert build(two_sites, tmp_path / "out") == 0
+    assert verify.verify(tmp_path / "out", source_input=two_sites) == []
+
+
+def test_verify_says_which_site_is_not_on_this_machine(two_sites, tmp_path):
+    build(two_sites, tmp_path / "out")
+    two_sites.write_text(two_sites.read_text().replace('"zurich"', '"s3://bucket/zurich"'))
+    with pytest.raises(OSError, match=r"\[site\.zurich\] is not a local file or folder"):
+        verify.verify(tmp_path / "out", source_input=two_sites)
 
 
 def test_a_kaggle_dataset_of_a_site_must_have_an_owner(tmp_path, capsys):

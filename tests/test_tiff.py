@@ -21,7 +21,7 @@ EXACT = {"height": PAGES[0].shape[0], "width": PAGES[0].shape[1]}
 
 
 def kinds(data):
-    return [page.kind for page in tiff.read_pages(data, is_whole=True)]
+    return [page.kind for page in tiff.read_pages(io.BytesIO(data), is_whole=True)]
 
 
 def decoded(data, page, dtype="uint8"):
@@ -76,7 +76,7 @@ def test_smaller_versions_and_masks_are_told_apart_by_their_tags(order):
 
 def test_a_damaged_page_leaves_those_before_and_after_it():
     data = bytearray(tiff_file(PAGES))
-    damaged = tiff.read_pages(bytes(data), is_whole=True)[1].place
+    damaged = tiff.read_pages(io.BytesIO(bytes(data)), is_whole=True)[1].place
     struct.pack_into("<HHII", data, damaged + 2, 256, 4, 10**6, 10**8)  # its width is nowhere
     np.testing.assert_array_equal(decoded(bytes(data), 1), PAGES[0])
     np.testing.assert_array_equal(decoded(bytes(data), 3), PAGES[2])
@@ -86,7 +86,7 @@ def test_a_damaged_page_leaves_those_before_and_after_it():
 
 def test_a_file_cut_in_its_last_page_still_has_the_other_pages():
     data = tiff_file(PAGES)
-    cut = data[: tiff.read_pages(data, is_whole=True)[2].place + 30]
+    cut = data[: tiff.read_pages(io.BytesIO(data), is_whole=True)[2].place + 30]
     assert kinds(cut) == ["", "", ""]
     np.testing.assert_array_equal(decoded(cut, 2), PAGES[1])
     with pytest.raises(Reject, match="undecodable: page 3 of the TIFF is damaged"):
@@ -95,10 +95,12 @@ def test_a_file_cut_in_its_last_page_still_has_the_other_pages():
 
 def test_the_start_of_a_file_is_enough_if_all_directories_are_in_it():
     early = encoded(Image.fromarray(grey_pixels(0, 200, 300)), "TIFF")
-    assert tiff.read_pages(early[:1000], is_whole=False) == tiff.read_pages(early, is_whole=True)
+    assert tiff.read_pages(io.BytesIO(early[:1000]), is_whole=False) == tiff.read_pages(
+        io.BytesIO(early), is_whole=True
+    )
     late = tiff_file(PAGES)
-    assert tiff.read_pages(late[:1000], is_whole=False) is None
-    assert tiff.read_pages(late[:6], is_whole=False) is None
+    assert tiff.read_pages(io.BytesIO(late[:1000]), is_whole=False) is None
+    assert tiff.read_pages(io.BytesIO(late[:6]), is_whole=False) is None
 
 
 def test_pages_that_point_at_each_other_or_hold_nothing_come_to_an_end():
@@ -115,12 +117,12 @@ def test_pages_that_point_at_each_other_or_hold_nothing_come_to_an_end():
 def test_damage_anywhere_raises_nothing_but_a_reject():
     whole = tiff_file(PAGES)
     generator = np.random.default_rng(0)
-    start = tiff.read_pages(whole, is_whole=True)[0].place
+    start = tiff.read_pages(io.BytesIO(whole), is_whole=True)[0].place
     for place in (*range(8), *map(int, generator.integers(start, len(whole), 150))):
         damaged = bytearray(whole)
         damaged[place] ^= 1 << int(generator.integers(8))
         for data in (bytes(damaged), whole[:place]):
-            pages = tiff.read_pages(data, is_whole=True)
+            pages = tiff.read_pages(io.BytesIO(data), is_whole=True)
             for number in range(1, len(pages) + 2):
                 with contextlib.suppress(Reject):
                     decode_image(data, Preprocessing(height=8, width=8), number)

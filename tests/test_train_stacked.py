@@ -9,7 +9,7 @@ from train.config import TrainConfig
 from train.models import Network, add_head
 from train.stacked import stack_networks
 from train.steps import Objective
-from train.tasks import CLASSES, SEVERAL
+from train.tasks import CLASSES, MULTI_LABEL
 
 pytestmark = pytest.mark.filterwarnings(KERAS_ARRAY_WARNING)
 
@@ -58,7 +58,7 @@ def test_networks_side_by_side_give_the_logits_of_each_and_drop_what_each_drops(
                 np.testing.assert_allclose(answer[run], alone, atol=1e-6)
 
 
-@pytest.mark.parametrize("task", [CLASSES, SEVERAL])
+@pytest.mark.parametrize("task", [CLASSES, MULTI_LABEL])
 def test_the_objective_of_several_runs_is_that_of_each(task):
     images, labels, weights, draws = batch_of(2)
     options = {"task": task, "label_smoothing": 0.1, "mixup": True}

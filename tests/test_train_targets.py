@@ -79,6 +79,7 @@ def test_a_draw_of_the_bootstrap_has_the_kappa_of_the_examples_that_it_repeats()
     assert weighted[scores.KAPPA] == pytest.approx([repeated[scores.KAPPA]])
 
 
+@pytest.mark.slow
 def test_grades_are_learned_as_classes_and_judged_by_kappa_too(tmp_path, capsys):
     names = ("none", "mild", "severe")
     for name, kind in (("data", GRADES), ("classes", CLASSES)):
@@ -319,7 +320,7 @@ def test_a_model_of_numbers_is_measured_on_another_dataset_of_the_same_name(
     for name in ("ef", "age"):
         write_marked_dataset(
             tmp_path / name,
-            num_examples={"train": 4, "test": 20},
+            num_examples={"test": 20},
             label_names=(name,),
             label_kind=NUMBER,
         )
@@ -336,6 +337,7 @@ def test_a_model_of_numbers_is_measured_on_another_dataset_of_the_same_name(
     assert "--target of these names" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_cross_validation_pools_the_errors_of_all_folds(data, tmp_path):
     workdir = tmp_path / "folds"
     assert train(data, workdir, epochs=2, folds=2) == 0

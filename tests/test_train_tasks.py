@@ -27,11 +27,11 @@ from test_train_run import FLAGS, check_same, run_killed_twice
 
 from pipelines import extract_features
 from tfrecord_io import Manifest
-from tfrecord_io.label_kinds import SEVERAL as SEVERAL_LABELS
+from tfrecord_io.label_kinds import MULTI_LABEL as SEVERAL_LABELS
 from tfrecord_io.reading.mapped import MappedDataset
 from train import calibration, evaluate, evaluation, metrics, predict, report, run, scores
 from train.parts import whole_split
-from train.tasks import CLASSES, SEVERAL, task_of
+from train.tasks import CLASSES, MULTI_LABEL, task_of
 
 pytestmark = pytest.mark.filterwarnings(KERAS_ARRAY_WARNING)
 
@@ -48,7 +48,7 @@ def some_predictions(num_examples=60, seed=0):
 # ---- the task
 
 
-@pytest.mark.parametrize("task", [CLASSES, SEVERAL])
+@pytest.mark.parametrize("task", [CLASSES, MULTI_LABEL])
 def test_a_task_is_that_of_its_kind_and_its_activation_undoes_the_logits_of_probabilities(task):
     assert task_of(task.kind) is task
     logits = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
@@ -65,7 +65,7 @@ def test_the_loss_of_several_labels_is_the_mean_binary_cross_entropy():
     labels = truths.astype(np.float32)
     logits = np.random.default_rng(1).normal(size=labels.shape).astype(np.float32) * 3
     weights = ((1.0, 1.0),) * 3
-    learnt, reported, right = map(np.asarray, SEVERAL.losses(labels, logits, weights, 0.2))
+    learnt, reported, right = map(np.asarray, MULTI_LABEL.losses(labels, logits, weights, 0.2))
 
     def expected(labels):
         entropies = keras.ops.binary_crossentropy(labels, logits, from_logits=True)
@@ -78,18 +78,18 @@ def test_the_loss_of_several_labels_is_the_mean_binary_cross_entropy():
 
 def test_a_sure_answer_has_a_finite_loss_and_positives_and_negatives_have_their_weights():
     labels, logits = np.array([[1, 0, 0]], np.float32), np.array([[-200, 200, 0]], np.float32)
-    learnt, reported, _ = SEVERAL.losses(labels, logits, ((1, 5), (3, 1), (2, 1)), 0.0)
+    learnt, reported, _ = MULTI_LABEL.losses(labels, logits, ((1, 5), (3, 1), (2, 1)), 0.0)
     assert float(reported[0]) == pytest.approx((200 + 200 + np.log(2)) / 3)
     assert float(learnt[0]) == pytest.approx((5 * 200 + 3 * 200 + 2 * np.log(2)) / 3)
 
 
 def test_the_rarer_side_of_a_label_weighs_more_and_all_weigh_one_on_average():
     for (without, with_label), count in zip(
-        SEVERAL.class_weights((50, 10, 0), 100, 1.0), (50, 10, 0), strict=True
+        MULTI_LABEL.class_weights((50, 10, 0), 100, 1.0), (50, 10, 0), strict=True
     ):
         assert (without * (100 - count) + with_label * count) / 100 == pytest.approx(1)
         assert with_label == pytest.approx(without * (100 - count) / count if count else 0)
-    assert SEVERAL.class_weights((50, 10), 100, 0.0) == ((1, 1), (1, 1))
+    assert MULTI_LABEL.class_weights((50, 10), 100, 0.0) == ((1, 1), (1, 1))
 
 
 def test_the_temperature_of_several_labels_is_that_of_their_logits():
@@ -97,21 +97,21 @@ def test_the_temperature_of_several_labels_is_that_of_their_logits():
     logits = np.clip(generator.normal(size=(3000, 2)) * 2, -6, 6)
     truths = generator.random(logits.shape) < 1 / (1 + np.exp(-logits))
     too_sure = 1 / (1 + np.exp(-2.5 * logits))
-    assert SEVERAL.fit_temperature(too_sure, truths) == pytest.approx(2.5, rel=0.1)
-    np.testing.assert_allclose(SEVERAL.cool(too_sure, 2.5), 1 / (1 + np.exp(-logits)))
+    assert MULTI_LABEL.fit_temperature(too_sure, truths) == pytest.approx(2.5, rel=0.1)
+    np.testing.assert_allclose(MULTI_LABEL.cool(too_sure, 2.5), 1 / (1 + np.exp(-logits)))
 
 
 def test_a_probability_that_is_rounded_to_one_is_cooled_as_the_export_does_it():
     probabilities = np.array([[1.0, 1e-30, 0.5]], np.float32)
-    exported = SEVERAL.activation()(SEVERAL.logits_of(probabilities) / 4.0)
-    cooled = SEVERAL.cool(probabilities, 4.0)
+    exported = MULTI_LABEL.activation()(MULTI_LABEL.logits_of(probabilities) / 4.0)
+    cooled = MULTI_LABEL.cool(probabilities, 4.0)
     np.testing.assert_allclose(cooled, np.asarray(exported), atol=1e-5)
     # A sure answer that is wrong weighs as one with the least probability, not more.
     truths = np.arange(400)[:, None] % 20 > 0
     sure = np.full((400, 1), 0.95, np.float32)
     sure[0], nearly = 1.0, sure.copy()
     nearly[0] = 1 - 1e-7
-    fitted = [SEVERAL.fit_temperature(rows, truths) for rows in (sure, nearly)]
+    fitted = [MULTI_LABEL.fit_temperature(rows, truths) for rows in (sure, nearly)]
     assert fitted[0] == pytest.approx(fitted[1], rel=0.01)
 
 
@@ -135,7 +135,7 @@ def test_the_measures_of_labels_are_those_of_scikit_learn():
     assert found["macro_average_precision"] == pytest.approx(np.mean(precisions))
     assert found["accuracy"] == pytest.approx((called == truths).mean())
     assert found["brier"] == pytest.approx(np.square(probabilities - truths).mean())
-    choices = SEVERAL.choices(probabilities, truths)
+    choices = MULTI_LABEL.choices(probabilities, truths)
     assert found["ece"] == pytest.approx(calibration.calibration_error(*choices))
 
 
@@ -166,11 +166,11 @@ def test_names_that_a_spreadsheet_would_take_for_formulas_are_read_again(tmp_pat
     keys = tuple(f"k{place}" for place in range(len(truths)))
     examples = metrics.Examples(keys=keys, patients=None, paths=None)
     found = evaluation.Predictions(
-        task=SEVERAL, probabilities=probabilities, truths=truths, examples=examples
+        task=MULTI_LABEL, probabilities=probabilities, truths=truths, examples=examples
     )
     evaluation.write_predictions(tmp_path, found, names)
     _, labels, _ = metrics.read_predictions(tmp_path / "predictions.csv", 3, SEVERAL_LABELS)
-    np.testing.assert_array_equal(SEVERAL.truths(labels), truths)
+    np.testing.assert_array_equal(MULTI_LABEL.truths(labels), truths)
 
 
 def test_a_label_that_no_image_has_is_left_out_of_the_means_and_rests_on_no_patient():
@@ -189,7 +189,7 @@ def test_a_label_that_no_image_has_is_left_out_of_the_means_and_rests_on_no_pati
 def test_the_worst_mistakes_about_labels_come_first():
     probabilities = np.array([[0.9, 0.1], [0.4, 0.02], [0.2, 0.8]])
     truths = np.array([[False, False], [True, True], [False, True]])
-    found = SEVERAL.story.mistakes(probabilities, truths, ("mass", "scar"), most=2)
+    found = MULTI_LABEL.story.mistakes(probabilities, truths, ("mass", "scar"), most=2)
     assert [(one.place, one.output, one.true, one.predicted) for one in found] == [
         (1, 1, "scar", "no scar"),
         (0, 0, "no mass", "mass"),
@@ -200,7 +200,7 @@ def test_the_worst_mistakes_about_labels_come_first():
 def test_the_map_of_a_label_that_was_missed_shows_what_speaks_against_it(data):
     """The likeliest label of the image, and the place that speaks for it, are others."""
     dataset = MappedDataset(data, "test")
-    truths = SEVERAL.truths(dataset.labels(range(len(dataset))))
+    truths = MULTI_LABEL.truths(dataset.labels(range(len(dataset))))
     probabilities = np.where(truths, 0.9, 0.1)
     probabilities[5] = np.where(truths[5], 0.2, 0.7)
 
@@ -208,7 +208,7 @@ def test_the_map_of_a_label_that_was_missed_shows_what_speaks_against_it(data):
         bright = images[:, 2, 3, 0] / 255
         return np.stack([1 - bright, bright / 4, bright / 5], axis=-1)
 
-    answers = SEVERAL.story.mistakes(probabilities, truths, NAMES, most=12)
+    answers = MULTI_LABEL.story.mistakes(probabilities, truths, NAMES, most=12)
     found = report.find_mistakes(
         predict,
         str(data),
@@ -286,8 +286,8 @@ def test_the_table_of_predictions_has_a_probability_for_each_label_and_names_joi
     rows = rows_of(finished)
     assert list(rows[0]) == ["key", "path", "patient", "label", "predicted", *NAMES]
     dataset = MappedDataset(data, "test")
-    labels = SEVERAL.truths(dataset.labels(range(len(dataset))))
-    assert [row["label"] for row in rows] == SEVERAL.texts(labels, NAMES)
+    labels = MULTI_LABEL.truths(dataset.labels(range(len(dataset))))
+    assert [row["label"] for row in rows] == MULTI_LABEL.texts(labels, NAMES)
     for row in rows:
         called = [name for name in NAMES if float(row[name]) >= 0.5]
         assert row["predicted"] == ("|".join(called) or "none")
@@ -392,7 +392,9 @@ def test_features_of_images_with_several_labels_are_trained_and_compared(data, t
     words = [f"--model={workdir}", f"--input={tmp_path / 'scan.png'}", "--similar=1"]
     assert predict.main([*words, "--format=json"]) == 0
     ((row),) = json.loads(capsys.readouterr().out)
-    assert row["similar"][0]["label"] == SEVERAL.texts(SEVERAL.truths(truth[None]), NAMES)[0]
+    assert (
+        row["similar"][0]["label"] == MULTI_LABEL.texts(MULTI_LABEL.truths(truth[None]), NAMES)[0]
+    )
 
 
 @pytest.mark.slow

@@ -52,6 +52,7 @@ def check_halves(logits, layer, image_shape):
         ("mobilenetv2", "pool", (1, 1, 1280)),
         ("convnet", "max_pooling2d", (15, 15, 32)),
         ("convnet", "flatten", (1, 1, 1024)),
+        ("small_resnet", "pool", (1, 1, 512)),
     ],
 )
 def test_the_two_parts_are_together_the_network_below_its_head(model, layer, shape):

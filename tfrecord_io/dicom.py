@@ -201,6 +201,9 @@ def cut_frame(file: BinaryIO, frame: int) -> Dataset | None:
     Returns:
         the tags, as if this frame were the only one; None if it cannot be found, because the file
         cannot be read, or is deflated, damaged, without pixels, or not DICOM.
+
+    Raises:
+        Reject: if its table of offsets does not fit the number of its frames.
     """
     if not is_dicom(file.read(_META_START)):
         return None
@@ -208,6 +211,8 @@ def cut_frame(file: BinaryIO, frame: int) -> Dataset | None:
     try:
         dataset = _pydicom().dcmread(file, stop_before_pixels=True)
         pixels = _pixels_of(file, dataset, frame - 1)
+    except Reject:
+        raise
     except Exception:
         return None  # whoever reads the whole file says why
     if pixels is None:
@@ -224,7 +229,6 @@ def _pixels_of(file: BinaryIO, dataset: Dataset, index: int) -> DataElement | No
     """Returns the pixels of one frame of a file, which is at the element of the pixels."""
     from pydicom import DataElement
     from pydicom.encaps import encapsulate, get_frame
-    from pydicom.pixels.utils import get_expected_length
 
     syntax = dataset.file_meta.TransferSyntaxUID
     if syntax == _DEFLATED or syntax not in _PLUGINS or dataset.BitsAllocated % 8:
@@ -239,12 +243,13 @@ def _pixels_of(file: BinaryIO, dataset: Dataset, index: int) -> DataElement | No
         return None
     num_frames = int(dataset.NumberOfFrames)
     if syntax.is_encapsulated:
+        _check_offsets(file, num_frames)
         frame = get_frame(file, index, number_of_frames=num_frames)
         element = DataElement(tag, kind, encapsulate([frame], has_bot=False))
         element.is_undefined_length = True
         return element
-    expected = get_expected_length(dataset)
-    num_bytes = expected // num_frames
+    num_bytes = _frame_bytes(dataset, num_frames)
+    expected = num_bytes * num_frames
     start = file.tell() + index * num_bytes
     # pydicom looks into files of another length: the tags may be wrong.
     is_there = start + num_bytes <= file.seek(0, io.SEEK_END)
@@ -341,8 +346,12 @@ def _decode(dataset: Dataset, index: int) -> tuple[np.ndarray, str]:
     plugin = _PLUGINS[syntax]
     if syntax == _JPEG_EXTENDED and dataset.BitsStored > 8:
         plugin = _IMAGECODECS
+    num_frames = int(dataset.get("NumberOfFrames") or 1)
+    if plugin:
+        _check_offsets(io.BytesIO(dataset.PixelData), num_frames)
+    elif len(dataset.PixelData) >= (num_frames + 1) * _frame_bytes(dataset, num_frames) > 0:
+        raise Reject("multiple_frames", f"DICOM with pixels of more than {num_frames:,} frames")
     if plugin and syntax != _RLE:
-        num_frames = int(dataset.get("NumberOfFrames") or 1)
         frame = get_frame(dataset.PixelData, index, number_of_frames=num_frames)
         # A codec takes memory for as many pixels as the frame itself says.
         if _sides_of(frame) != (dataset.Rows, dataset.Columns):
@@ -358,6 +367,34 @@ def _decode(dataset: Dataset, index: int) -> tuple[np.ndarray, str]:
             raise
         raise Reject("undecodable", "the decoder panicked") from None
     return pixels, str(facts["photometric_interpretation"])
+
+
+def _frame_bytes(dataset: Dataset, num_frames: int) -> int:
+    """Returns the size of a frame that is not compressed, in bytes."""
+    from pydicom.pixels.utils import get_expected_length
+
+    return get_expected_length(dataset) // num_frames
+
+
+def _check_offsets(pixels: BinaryIO, num_frames: int) -> None:
+    """Refuses compressed pixels whose table of offsets has other frames than the file says.
+
+    Some frames would be lost, or decoded as others.
+
+    Args:
+        pixels: the table and what follows it, at its beginning; it stays there.
+        num_frames: number of frames.
+    """
+    from pydicom.encaps import parse_basic_offsets
+
+    start = pixels.tell()
+    offsets = parse_basic_offsets(pixels)
+    pixels.seek(start)
+    if offsets and (len(offsets) != num_frames or offsets != sorted(set(offsets))):
+        raise Reject(
+            "multiple_frames" if num_frames == 1 else "undecodable",
+            f"DICOM of {num_frames:,} frames with a table of offsets that does not fit them",
+        )
 
 
 def _check_inflated(data: bytes) -> None:

@@ -159,7 +159,7 @@ class _Ranges(_Classes):
     noun, plural = "range", "ranges"
 
 
-class _Several(_Named):
+class _MultiLabel(_Named):
     """Each example has any number of the labels, and its label is a 0 or 1 for each of them."""
 
     name, format_version, noun, plural = "multi_label", 2, "label", "labels"
@@ -220,13 +220,13 @@ class _Number(LabelKind):
 
 CLASSES: LabelKind = _Classes()
 GRADES: LabelKind = _Grades()
-SEVERAL: LabelKind = _Several()
+MULTI_LABEL: LabelKind = _MultiLabel()
 NUMBER: LabelKind = _Number()
 
 #: What a number's classes are, see `LabelKind.classes_of`.
 RANGES: LabelKind = _Ranges()
 
-_STORED = (CLASSES, GRADES, SEVERAL, NUMBER)
+_STORED = (CLASSES, GRADES, MULTI_LABEL, NUMBER)
 
 
 def kind_named(name: str) -> LabelKind:

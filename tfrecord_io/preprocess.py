@@ -240,7 +240,9 @@ def decode_image(
         raise
     except Image.UnidentifiedImageError:
         if frame:
-            raise Reject("undecodable", f"page {frame} of the TIFF is damaged") from None
+            raise Reject(
+                "undecodable", f"page {frame} of the TIFF is damaged or of no known kind"
+            ) from None
         # The detail quotes no bytes: a link may lead to a secret, and rejects are published.
         raise Reject("not_an_image", f"{len(data):,} bytes of no known format") from None
     except Image.DecompressionBombError as error:

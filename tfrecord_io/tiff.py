@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 import struct
-from typing import Literal, NamedTuple
+from typing import BinaryIO, Literal, NamedTuple
 
 #: How files begin: classic TIFF and BigTIFF, little-endian and big-endian.
 SIGNATURES = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
@@ -51,34 +51,48 @@ def is_tiff(start: bytes) -> bool:
     return start[:4] in SIGNATURES
 
 
-def read_pages(data: bytes, *, is_whole: bool) -> list[Page] | None:
+def read_pages(file: BinaryIO, *, is_whole: bool) -> list[Page] | None:
     """Returns the pages of a file, in order. Behind a damaged directory no page can be found.
 
     Args:
-        data: the file, or as much of its beginning as is at hand.
+        file: the file, or as much of its beginning as is at hand; only its tags are read.
         is_whole: whether it is all of the file.
 
     Returns:
         the pages, with a damaged one; None if the next one lies beyond the bytes at hand.
     """
-    layout = _layout(data)
-    tag_size = struct.calcsize(layout.tag)
+    num_bytes_left = size = file.seek(0, io.SEEK_END)
+
+    def read(place: int, num_bytes: int) -> bytes:
+        if place + num_bytes > size:
+            raise EOFError
+        file.seek(place)
+        found = file.read(num_bytes)
+        if len(found) < num_bytes:
+            raise EOFError
+        return found
+
+    def read_number(kind: str, place: int) -> int:
+        return struct.unpack(kind, read(place, struct.calcsize(kind)))[0]
+
     pages: dict[int, Page] = {}
-    # Directories that overlap, or are too small, could give a damaged file millions of pages.
-    num_bytes_left = len(data)
     try:
-        place = _number(layout.place, data, layout.first)
+        layout = _layout(read(0, 4))
+        tag_size = struct.calcsize(layout.tag)
+        place = read_number(layout.place, layout.first)
         # A page that points back to another one ends the file, as for Pillow.
         while place and place not in pages:
             pages[place] = Page(place)
             start = place + struct.calcsize(layout.count)
-            end = start + tag_size * _number(layout.count, data, place)
-            following = _number(layout.place, data, end)
+            end = start + tag_size * read_number(layout.count, place)
+            following = read_number(layout.place, end)
+            # Directories that overlap, or are too small, could give a damaged file millions of
+            # pages.
             num_bytes_left -= max(end - place, _LEAST_DIRECTORY_BYTES)
             if num_bytes_left < 0:
                 raise EOFError
-            tags = struct.iter_unpack(layout.tag, memoryview(data)[start:end])
-            for tag, tag_type, _, value in tags:
+            tags = read(start, end - start)
+            for tag, tag_type, _, value in struct.iter_unpack(layout.tag, tags):
                 if kind := _kind(tag, tag_type, value, layout.order):
                     pages[place] = Page(place, kind)
             place = following
@@ -98,25 +112,20 @@ def with_first_page(data: bytes, number: int) -> io.BytesIO:
     Raises:
         IndexError: if there is no such page.
     """
-    layout = _layout(data)
-    page = (read_pages(data, is_whole=True) or [])[number - 1]
     file = io.BytesIO(data)
+    page = (read_pages(file, is_whole=True) or [])[number - 1]
+    file.seek(0)
+    layout = _layout(data[:4])
     struct.pack_into(layout.place, file.getbuffer(), layout.first, page.place)
     return file
 
 
-def _layout(data: bytes) -> _Layout:
-    order: Literal["little", "big"] = "big" if data.startswith(b"MM") else "little"
+def _layout(signature: bytes) -> _Layout:
+    order: Literal["little", "big"] = "big" if signature.startswith(b"MM") else "little"
     mark = ">" if order == "big" else "<"
-    is_big_tiff = b"+" in data[2:4]
+    is_big_tiff = b"+" in signature[2:]
     formats = ("Q", "Q", "HHQ8s") if is_big_tiff else ("I", "H", "HHI4s")
     return _Layout(order, 8 if is_big_tiff else 4, *(mark + letters for letters in formats))
-
-
-def _number(kind: str, data: bytes, place: int) -> int:
-    if place + struct.calcsize(kind) > len(data):
-        raise EOFError
-    return struct.unpack_from(kind, data, place)[0]
 
 
 def _kind(tag: int, tag_type: int, value: bytes, order: Literal["little", "big"]) -> str:

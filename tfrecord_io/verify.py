@@ -375,16 +375,16 @@ def _check_sample(
         the number of examples that were compared, including augmented copies.
     """
     table = pq.read_table(directory / manifest.EXAMPLES_FILE_NAME)
-    columns = ["shard", "row", "path", "key", "variant", "file_format"]
+    columns = ["shard", "row", "path", "key", "variant", "file_format", "file_xxh3"]
     table = table.select([name for name in columns if name in table.column_names])
     rows = sorted(random.Random(seed).sample(range(len(table)), min(num_samples, len(table))))
     # Several examples may be frames or augmented copies of one file.
     wanted: dict[str, list[dict[str, Any]]] = {}
     for row in table.take(rows).to_pylist():
         path, frame = row["path"], None
-        if row["file_format"] in ("DICOM", "TIFF"):
+        # Only frames of files of several have no hash of the file; older builds gave them one.
+        if row["file_format"] == "DICOM" or row.get("file_xxh3", "") is None:
             path, frame = preprocess.split_frame_path(path)
-            frame = frame or (0 if row["file_format"] == "DICOM" else None)
         path = source_paths.get(row["path"], path)
         wanted.setdefault(path, []).append({**row, "frame": frame})
     num_compared = 0
@@ -467,9 +467,11 @@ def _read_files(source_input: Path, paths: Sequence[str]) -> Iterator[tuple[str,
 def _read_sites(file: Path, paths: Sequence[str]) -> Iterator[tuple[str, bytes | None]]:
     """Yields each file of several sites, which a path names first; as `_read_files`."""
     try:
-        tables = tomllib.loads(file.read_text(encoding="utf-8"))["site"]
-        inputs = {site: file.parent / table["input"] for site, table in tables.items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        tables = tomllib.loads(file.read_text(encoding="utf-8-sig"))["site"]
+        inputs = {
+            site: file.parent / Path(table["input"]).expanduser() for site, table in tables.items()
+        }
+    except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
         raise OSError(
             f"cannot read {file}: expected tables [site.NAME], each with an input: {error!r}"
         ) from error
@@ -480,6 +482,11 @@ def _read_sites(file: Path, paths: Sequence[str]) -> Iterator[tuple[str, bytes |
     for site, inner_paths in by_site.items():
         if site not in inputs:
             raise OSError(f"{file} has no table [site.{site}], of which the dataset has images")
+        if not inputs[site].exists():
+            raise OSError(
+                f"{file}: the input of [site.{site}] is not a local file or folder; name there a "
+                "copy of it that is"
+            )
         for inner, data in _read_files(inputs[site], inner_paths):
             yield f"{site}/{inner}", data
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 import tfrecord_io
-from tfrecord_io.label_kinds import NUMBER, SEVERAL
+from tfrecord_io.label_kinds import MULTI_LABEL, NUMBER
 from tfrecord_io.preprocess import Preprocessing
 from tfrecord_io.trunk import SOURCE_KIND
 from train import console, metrics, predict
@@ -178,7 +178,7 @@ def _match_labels(
     """Returns int64 [their labels]: the place among the model's labels of each of theirs."""
     ours, theirs, kind = classifier.label_names, manifest.label_names, manifest.label_kind
     if not set(theirs) <= set(ours):
-        flag = {SEVERAL: "--label_columns", NUMBER: "--target"}.get(kind, f"--{kind.plural}")
+        flag = {MULTI_LABEL: "--label_columns", NUMBER: "--target"}.get(kind, f"--{kind.plural}")
         raise ConfigError(
             f"{data} has the {kind.plural} {', '.join(theirs)}, the model of {run} knows "
             f"{', '.join(ours)}; build the dataset with {flag} of these names"

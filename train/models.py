@@ -229,7 +229,7 @@ def _small_resnet(features, synchronized: bool):
             halving = 2 if stage and not block else 1
             features = _residual_block(features, filters, halving, synchronized)
     features = layers.Activation("relu")(features)
-    return layers.Concatenate()(
+    return layers.Concatenate(name="pool")(
         [
             layers.GlobalAveragePooling2D(name="pool_mean")(features),
             layers.GlobalMaxPooling2D(name="pool_maximum")(features),

@@ -517,10 +517,10 @@ def _limits(report: RunReport) -> list[str]:
                 "This is one run. Another seed or another choice of patients gives another "
                 "result; a cross-validation (--folds 5 --seeds 3) shows how much it varies."
             )
+    # Another dataset that is evaluated may have no training images.
+    learnt = found.splits["train"].label_counts if "train" in found.splits else ()
     rare = [
-        name
-        for name, count in zip(found.label_names, found.split("train").label_counts, strict=True)
-        if count < _FEW_IMAGES
+        name for name, count in zip(found.label_names, learnt, strict=False) if count < _FEW_IMAGES
     ]
     if rare:
         limits.append(

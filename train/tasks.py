@@ -235,10 +235,10 @@ class _Grades(_Classes):
         return scores.GradeScorer(probabilities, truths, tuple(label_names))
 
 
-class _Several(Task):
+class _MultiLabel(Task):
     """Any number of labels for each image: a sigmoid and a binary cross-entropy for each label."""
 
-    kind, story = label_kinds.SEVERAL, stories.LabelStory()
+    kind, story = label_kinds.MULTI_LABEL, stories.LabelStory()
 
     def activation(self, name: str | None = None) -> keras.layers.Layer:
         return keras.layers.Activation("sigmoid", dtype="float32", name=name or "sigmoid")
@@ -360,13 +360,13 @@ class Number(Task):
 
 CLASSES: Task = _Classes()
 GRADES: Task = _Grades()
-SEVERAL: Task = _Several()
+MULTI_LABEL: Task = _MultiLabel()
 NUMBER: Task = Number()
 
 
 def task_of(kind: LabelKind) -> Task:
     """Returns the task of a kind of label; of numbers, one that has not seen training images."""
-    return {task.kind: task for task in (CLASSES, GRADES, SEVERAL, NUMBER)}[kind]
+    return {task.kind: task for task in (CLASSES, GRADES, MULTI_LABEL, NUMBER)}[kind]
 
 
 def training_task(kind: LabelKind, data: str, part: Part) -> Task:

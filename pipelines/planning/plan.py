@@ -201,6 +201,25 @@ def write_plan(storage: Storage, plan: Plan, identity: Mapping[str, Any]) -> Non
     write_tasks(storage, plan.tasks, identity)
 
 
+def has_other_columns(storage: Storage, plan: Plan) -> bool:
+    """Tells whether the output has a plan of other columns than `plan`, or a damaged one.
+
+    Another version of this program can have written it for the same fingerprint. The tables of the
+    shards that it has finished have other columns, too.
+
+    Args:
+        storage: the output folder.
+        plan: the plan of the same build as this version makes it.
+    """
+    if not storage.exists(PLAN_FILE):
+        return False
+    try:
+        with storage.open_arrow(PLAN_FILE) as file:
+            return not pa.ipc.open_file(file).schema.equals(plan.refs.schema)
+    except pa.ArrowInvalid:
+        return True
+
+
 def write_tasks(storage: Storage, tasks: Sequence[ShardTask], identity: Mapping[str, Any]) -> None:
     """Writes the tasks alone, for `read_tasks` and a later run.
 

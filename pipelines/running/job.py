@@ -26,7 +26,7 @@ from pipelines.sources.listing import Listing, SiteOptions, iterate_refs
 from pipelines.sources.source import Source
 from pipelines.stores import prefetch, remote
 from pipelines.stores.output import BUILD_DIR, Storage
-from tfrecord_io import augment, preprocess
+from tfrecord_io import augment, preprocess, shards
 from tfrecord_io.label_kinds import CLASSES, LabelKind
 from tfrecord_io.manifest import FILE_NAME, ManifestError
 
@@ -267,6 +267,9 @@ def _plan_job(
     if options.secret and names is not None:
         path = anonymous.write_names(names, options.secret, build.fingerprint)
         _say(f"the names behind the codes are in {path}: keep it as private as the secret")
+    if plan.has_other_columns(storage, planned):
+        _say("another version of this program began the dataset; writing all its shards again")
+        storage.delete([shards.sidecar_name(task.shard_name) for task in planned.tasks])
     plan.write_plan(storage, planned, identity)
     drops.write_table(storage, drops.PLANNED_FILE, split.dropped)
     return start_or_resume(build, planned.tasks, started)

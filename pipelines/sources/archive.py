@@ -34,7 +34,7 @@ from pipelines.sources.listing import (
 )
 from pipelines.sources.source import Source
 from pipelines.stores.prefetch import Reader
-from pipelines.stores.ranges import RangeFile
+from pipelines.stores.ranges import Checks, RangeFile
 from tfrecord_io import shards
 
 #: A gzip stream with a larger ratio is taken for a decompression bomb, because JPEGs hardly
@@ -136,8 +136,7 @@ class ArchiveSource(Source):
 @dataclasses.dataclass(frozen=True)
 class _Reader(Reader[ImageRef]):
     descriptor: int
-    # Places of the members whose checksums were compared, so that parts of them can be read.
-    checked: set[int] = dataclasses.field(default_factory=set, kw_only=True)
+    checks: Checks = dataclasses.field(default_factory=Checks, kw_only=True)
 
     def announce(self, ref: ImageRef) -> None:
         """Asks the operating system to read a member into its cache, if it supports that."""
@@ -157,7 +156,7 @@ class _ZipReader(_Reader):
         return zip_members.read_member_start(self._read_at, ref, length)
 
     def open(self, ref: ImageRef) -> BinaryIO | None:
-        return zip_members.open_member(self._read_at, ref, self.checked)
+        return zip_members.open_member(self._read_at, ref, self.checks)
 
     def _read_at(self, start: int, length: int) -> bytes:
         return os.pread(self.descriptor, length, start)
@@ -171,9 +170,7 @@ class _TarReader(_Reader):
         return os.pread(self.descriptor, min(length, ref.size), ref.offset)
 
     def open(self, ref: ImageRef) -> BinaryIO:
-        if ref.offset not in self.checked:
-            self.read(ref)
-            self.checked.add(ref.offset)
+        self.checks.once(ref.offset, lambda: self.read(ref))
         return io.BufferedReader(
             RangeFile(
                 lambda start, length: os.pread(self.descriptor, length, ref.offset + start),

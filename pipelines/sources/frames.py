@@ -8,6 +8,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
+import io
 import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -80,10 +81,9 @@ def expand(listing: Listing, source: Source, *, keep_patients: bool) -> Listing:
     """Replaces each DICOM file, and each TIFF file of several pages, by its frames.
 
     The patient of a DICOM file is taken from its tags, as a hash. A file is recognised by its
-    content. One whose name ends like a picture's is not looked into, so that a folder of pictures
-    is listed as fast as ever; if it is DICOM, the decoder rejects it. Only those that end like a
-    TIFF are looked into for their pages. Headers are read once, by several threads, with a
-    progress bar.
+    content. One whose name ends like a picture's other than TIFF is not opened, so that a folder of
+    pictures is listed as fast as ever; if it holds frames, the decoder rejects it. Headers are read
+    once, by several threads, with a progress bar.
 
     Args:
         listing: the files.
@@ -182,9 +182,10 @@ def _read_dicom(
 
 
 def _read_tiff(reader: prefetch.Reader[ImageRef], ref: ImageRef, start: bytes) -> _Frames | None:
-    pages = tiff.read_pages(start, is_whole=False)
+    pages = tiff.read_pages(io.BytesIO(start), is_whole=False)
     if pages is None:
-        pages = tiff.read_pages(reader.read(ref), is_whole=True) or []
+        with reader.open(ref) or io.BytesIO(reader.read(ref)) as file:
+            pages = tiff.read_pages(file, is_whole=True) or []
     kinds = [page.kind for page in pages]
     numbers = [number for number, kind in enumerate(kinds, start=1) if not kind]
     if len(pages) == 1 or not numbers:

@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 
 from pipelines import errors
 from tfrecord_io import label_kinds
-from tfrecord_io.label_kinds import CLASSES, NUMBER, SEVERAL, LabelKind
+from tfrecord_io.label_kinds import CLASSES, MULTI_LABEL, NUMBER, LabelKind
 from tfrecord_io.manifest import WEIGHT
 
 _OPTIONAL = ("patient", "split")
@@ -150,7 +150,7 @@ def read_label_table(
         if name in table.column_names
     }
     not_numbers: dict[int, str] = {}
-    if kind is SEVERAL:
+    if kind is MULTI_LABEL:
         label = _several_labels(file, texts, columns)
     else:
         label = [text or "" for text in texts[columns[0]]]
@@ -243,7 +243,7 @@ def _several_labels(
                 )
         chosen = [name for name, value in zip(names, values, strict=True) if value]
         is_known = None not in values
-        texts.append(label_kinds.SEVERAL.text_of(chosen) if is_known else "")
+        texts.append(label_kinds.MULTI_LABEL.text_of(chosen) if is_known else "")
     return texts
 
 

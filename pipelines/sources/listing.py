@@ -652,12 +652,23 @@ def _split_of(labels: LabelTable, row: int) -> str:
     """Returns the split that a row names; `train` in a table without splits."""
     if labels.split is None:
         return "train"
-    name = labels.split[row] or ""
+    try:
+        return split_called(labels.split[row] or "")
+    except ValueError as error:
+        raise errors.UserError(f"--labels {labels.name}: row {row + 1:,} has {error}") from None
+
+
+def split_called(name: str) -> str:
+    """Returns the split that a table or a user calls so: `val` for `Validation`.
+
+    Raises:
+        ValueError: if no split can have the name.
+    """
     split = _SPLITS.get(name.lower(), name)
     if not re.fullmatch(r"[a-z][a-z0-9_]*", split):
-        raise errors.UserError(
-            f"--labels {labels.name}: row {row + 1:,} has the split {name!a}; expected train, val, "
-            "test or another name of lower-case letters, digits and underscores"
+        raise ValueError(
+            f"the split {name!a}; expected train, val, test or another name of lower-case letters, "
+            "digits and underscores"
         )
     return split
 

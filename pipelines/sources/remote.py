@@ -18,6 +18,7 @@ from pipelines.sources.listing import ImageRef, Listing, ListingOptions, Member,
 from pipelines.sources.source import Source
 from pipelines.stores import remote
 from pipelines.stores.prefetch import Reader
+from pipelines.stores.ranges import Checks
 
 # The tags of most files are in one request of this length.
 _BUFFER_BYTES = 64 * 1024
@@ -94,7 +95,7 @@ class RemoteZipSource(Source):
 @dataclasses.dataclass(frozen=True)
 class _ZipReader(Reader[ImageRef]):
     source: RemoteZipSource
-    checked: set[int] = dataclasses.field(default_factory=set)
+    checks: Checks = dataclasses.field(default_factory=Checks)
 
     num_parallel_reads = remote.NUM_CONNECTIONS
 
@@ -105,7 +106,7 @@ class _ZipReader(Reader[ImageRef]):
         return zip_members.read_member_start(self._read_at, ref, length)
 
     def open(self, ref: ImageRef) -> BinaryIO | None:
-        return zip_members.open_member(self._read_at, ref, self.checked)
+        return zip_members.open_member(self._read_at, ref, self.checks)
 
     def _read_at(self, start: int, length: int) -> bytes:
         # Some stores refuse a range that ends beyond the file.

@@ -15,6 +15,8 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import itertools
+import os
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
@@ -37,6 +39,7 @@ from pipelines.sources.listing import (
     choose_classes,
     folded,
     source_paths,
+    split_called,
 )
 from pipelines.sources.source import Source
 from pipelines.stores.prefetch import Reader
@@ -48,7 +51,6 @@ _NEEDED = {"archive": "input", "directory": "input", "kaggle": "kaggle_dataset"}
 
 # A name becomes the first folder of paths.
 _SITE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
-_SPLIT_NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 _MAX_SHOWN = 10
 
@@ -90,7 +92,7 @@ def read_sites(file: Path) -> tuple[Site, ...]:
         errors.UserError: if the file cannot be read, or a table lacks something or has too much.
     """
     try:
-        content = tomllib.loads(file.read_text(encoding="utf-8"))
+        content = tomllib.loads(file.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError) as error:
         raise errors.UserError(f"--input {file} could not be read as TOML: {error}") from None
     tables = content.get("site")
@@ -105,10 +107,16 @@ def read_sites(file: Path) -> tuple[Site, ...]:
             raise errors.UserError(f"--input {file}: [site.{name}] {problem}")
         for key in ("input", "labels"):
             if key in table and not is_remote(table[key]):
-                table[key] = str(file.parent / table[key])
+                try:
+                    table[key] = str(file.parent / Path(table[key]).expanduser())
+                except RuntimeError as error:
+                    raise errors.UserError(f"--input {file}: [site.{name}] {error}") from None
         if "labels" in table:
             table["labels"] = Path(table["labels"])
+        if "split" in table:
+            table["split"] = split_called(table["split"])
         sites.append(Site(name=name, **table))
+    _require_inputs_apart(file, sites)
     archives = collections.Counter(
         site.kaggle_dataset.rpartition("/")[2] for site in sites if site.kaggle_dataset
     )
@@ -119,6 +127,26 @@ def read_sites(file: Path) -> tuple[Site, ...]:
                 "one of them as source = 'archive'"
             )
     return tuple(sites)
+
+
+def _require_inputs_apart(file: Path, sites: Sequence[Site]) -> None:
+    """Refuses two sites that would list the same images, each as images of its own patients."""
+    places = [
+        (site.name, site.source, site.tree, site.labels, _real_path(site.input))
+        for site in sites
+        if site.input
+    ]
+    for (one, *layout, place), (other, *other_layout, inner) in itertools.permutations(places, 2):
+        if layout == other_layout and inner.is_relative_to(place):
+            raise errors.UserError(
+                f"--input {file}: the input of [site.{other}] is also in that of [site.{one}], so "
+                "its images would be there twice; leave one of them out, or give each a tree or "
+                "labels of its own"
+            )
+
+
+def _real_path(place: str) -> Path:
+    return Path(place if is_remote(place) else os.path.realpath(place))
 
 
 def _problem(name: str, table: Any) -> str | None:
@@ -135,7 +163,7 @@ def _problem(name: str, table: Any) -> str | None:
         return f'has rename = {rename!r}, expected a table such as {{ "normal" = "NORMAL" }}'
     texts = [(key, value) for key, value in table.items() if key != "rename"]
     for key, value in [*texts, *rename.items()]:
-        if not isinstance(value, str) or not value:
+        if not isinstance(value, str) or not value or "\0" in value:
             return f"has {key} = {value!r}, expected text"
     kind = table.get("source")
     if kind not in _NEEDED:
@@ -143,10 +171,10 @@ def _problem(name: str, table: Any) -> str | None:
     others = set(_NEEDED.values()) - {_NEEDED[kind]}
     if _NEEDED[kind] not in table or others & set(table):
         return f"has source = {kind!r}, which needs {_NEEDED[kind]}, and no {', '.join(others)}"
-    if not _SPLIT_NAME.fullmatch(table.get("split", "train")):
-        return (
-            f"has split = {table['split']!r}, expected lower-case letters, digits and underscores"
-        )
+    try:
+        split_called(table.get("split", "train"))
+    except ValueError as error:
+        return f"has {error}"
     return None
 
 
@@ -313,9 +341,7 @@ def _join_others(tables: Sequence[pa.Table]) -> pa.StructArray | None:
             parts[-1] = dict(zip(names, struct.flatten(), strict=True))
     columns = {}
     for name in dict.fromkeys(name for part in parts for name in part):
-        kinds = {part[name].type for part in parts if name in part}
-        # As in one table: a column of numbers and text is text.
-        kind = kinds.pop() if len(kinds) == 1 else pa.string()
+        kind = _common_type([part[name] for part in parts if name in part])
         try:
             chunks = [
                 part[name].cast(kind) if name in part else pa.nulls(table.num_rows, kind)
@@ -328,6 +354,20 @@ def _join_others(tables: Sequence[pa.Table]) -> pa.StructArray | None:
             ) from None
         columns[name] = pa.chunked_array(chunks, kind).combine_chunks()
     return pa.StructArray.from_arrays(columns.values(), list(columns)) if columns else None
+
+
+def _common_type(columns: Sequence[pa.Array]) -> pa.DataType:
+    """Returns the type of a column that different tables have.
+
+    As in one table, numbers of two types become the wider one, numbers and text become text, and
+    columns without any value do not count.
+    """
+    known = [column for column in columns if column.null_count < len(column)]
+    schemas = [pa.schema([("", column.type)]) for column in known or columns]
+    try:
+        return pa.unify_schemas(schemas, promote_options="permissive").field(0).type
+    except pa.ArrowTypeError:
+        return pa.string()
 
 
 def _classes_of_sites(refs: pa.Table, label_kind: LabelKind) -> dict[str, set[str]]:

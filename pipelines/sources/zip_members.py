@@ -21,7 +21,7 @@ import deflate
 
 from pipelines import errors
 from pipelines.sources.listing import ImageRef, Member
-from pipelines.stores.ranges import RangeFile
+from pipelines.stores.ranges import Checks, RangeFile
 from tfrecord_io.preprocess import Reject
 
 # APPNOTE.TXT 4.3.7: a local header has 30 bytes, the last of which give the lengths of the name and
@@ -262,15 +262,15 @@ def read_member_start(read_at: Callable[[int, int], bytes], ref: ImageRef, lengt
 
 
 def open_member(
-    read_at: Callable[[int, int], bytes], ref: ImageRef, checked: set[int]
+    read_at: Callable[[int, int], bytes], ref: ImageRef, checks: Checks
 ) -> BinaryIO | None:
     """Opens a member of which a part is enough; None if it is compressed.
 
     Args:
         read_at: see `read_member`.
         ref: the member.
-        checked: places of members that this function has compared with their checksums, which it
-            does when it opens a member for the first time.
+        checks: which members this function has compared with their checksums, which it does when
+            it opens a member for the first time.
 
     Raises:
         Reject: if the member is damaged.
@@ -278,9 +278,7 @@ def open_member(
     method, start, _ = _read_stored(read_at, ref, 0)
     if method != zipfile.ZIP_STORED:
         return None
-    if ref.offset not in checked:
-        read_member(read_at, ref)
-        checked.add(ref.offset)
+    checks.once(ref.offset, lambda: read_member(read_at, ref))
     return io.BufferedReader(
         RangeFile(lambda place, length: read_at(ref.offset + start + place, length), ref.size)
     )

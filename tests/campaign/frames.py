@@ -108,13 +108,13 @@ def _try_tiff(rng: random.Random) -> tuple[str, list[str], str]:
         data = tiff_file(pages, dict(enumerate(tags, 1)), order=order, is_big_tiff=is_big)
     data, done = _damaged(rng, data)
     what = f"TIFF {dtype} {tags} {', '.join(done) or 'whole'}"
-    found = tiff.read_pages(data, is_whole=True) if tiff.is_tiff(data) else []
+    found = tiff.read_pages(io.BytesIO(data), is_whole=True) if tiff.is_tiff(data) else []
     problems = []
     is_image = [t.get(NEW_SUBFILE_TYPE, 0) in (0, 2) and t.get(SUBFILE_TYPE) != 2 for t in tags]
     if not done and [not page.kind for page in found] != is_image:
         problems.append(f"the pages are {found}")
     for length in (rng.randrange(len(data)), len(data)) if found else ():
-        start = tiff.read_pages(data[:length], is_whole=False)
+        start = tiff.read_pages(io.BytesIO(data[:length]), is_whole=False)
         if start is not None and start != found:
             problems.append(f"the first {length} bytes have the pages {start}")
     wanted = preprocess.Preprocessing(height=height, width=width, dtype=dtype)

@@ -29,7 +29,7 @@ MIN_AGREEING = 9
 # alone. A pair needs two that do, so it is at most half as many pairs.
 _CHANCE_SCANS = 5
 
-# Rows whose similarities to all others are in memory at once: 100 MB for 100,000 scans.
+# Rows that are compared with all others at once, which takes 300 MB for 100,000 scans.
 _ROWS_AT_ONCE = 256
 
 
