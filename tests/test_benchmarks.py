@@ -32,6 +32,7 @@ def write_sample(path, num_images):
             archive.writestr(name, jpeg(number, 120, 100))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "shown"),
     [

@@ -138,6 +138,7 @@ def test_a_job_that_was_killed_goes_on_with_the_shards_that_are_missing(
     assert (output / "manifest.json").read_text() == (extracted / "manifest.json").read_text()
 
 
+@pytest.mark.slow
 def test_another_trunk_or_type_is_another_dataset(
     images, mobilenet_weights, trunk, tmp_path, capsys
 ):

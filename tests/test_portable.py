@@ -61,6 +61,7 @@ def pool_command(port: int) -> list[str]:
     return [sys.executable, str(builds.ROOT / "scripts" / "worker_pool.py"), f"--port={port}"]
 
 
+@pytest.mark.slow
 def test_the_worker_pool_listens_where_only_this_machine_can_reach_it(tmp_path: Path):
     (port,) = free_ports(1)
     with served(pool_command(port), tmp_path / "log") as process:
@@ -82,6 +83,7 @@ def portable_flags(job_service: str, environment: str) -> list[str]:
     ]
 
 
+@pytest.mark.slow
 def test_a_portable_engine_writes_the_bytes_that_the_local_one_writes(
     source_tree: Path, tmp_path: Path, job_service: str
 ):
@@ -96,6 +98,7 @@ def test_a_portable_engine_writes_the_bytes_that_the_local_one_writes(
     assert not (remote / ".build").exists()
 
 
+@pytest.mark.slow
 def test_workers_with_a_working_directory_of_their_own_find_relative_paths(
     source_tree: Path, tmp_path: Path, job_service: str
 ):
@@ -124,6 +127,7 @@ def test_workers_with_a_working_directory_of_their_own_find_relative_paths(
     assert (tmp_path / "built" / "manifest.json").exists()
 
 
+@pytest.mark.slow
 def test_an_anonymous_build_on_remote_workers_logs_no_name(
     source_tree: Path, tmp_path: Path, job_service: str
 ):
@@ -146,6 +150,7 @@ def test_an_anonymous_build_on_remote_workers_logs_no_name(
         assert "no log may show" not in text
 
 
+@pytest.mark.slow
 def test_a_failure_that_a_remote_worker_finds_reaches_the_user_as_one_line(
     source_tree: Path, tmp_path: Path, job_service: str
 ):
@@ -158,6 +163,7 @@ def test_a_failure_that_a_remote_worker_finds_reaches_the_user_as_one_line(
     assert last.startswith("error: 1 of 27 images were rejected")
 
 
+@pytest.mark.slow
 def test_a_job_server_that_cannot_be_had_is_an_error_without_a_traceback(
     source_tree: Path, tmp_path: Path
 ):

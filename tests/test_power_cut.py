@@ -21,6 +21,7 @@ def source(tmp_path):
     return write_zip(tmp_path / "in.zip", files)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("duplicates", ["keep", "drop"])
 def test_a_power_cut_loses_no_image(duplicates, source, tmp_path):
     flags = (f"--duplicates={duplicates}", "--num_shards=3", "--max_reject_fraction=0.5")

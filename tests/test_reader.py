@@ -144,6 +144,7 @@ def test_without_shuffle_both_engines_give_the_same_batches_of_any_split(streame
     assert mapped == read
 
 
+@pytest.mark.slow
 def test_a_stream_in_windows_is_shuffled_and_has_every_key_once_an_epoch(streamed: Path) -> None:
     batches = _keys(streamed, engine="stream", epochs=2, batch_size=7)
     keys = [key for batch in batches for key in batch]
@@ -154,6 +155,7 @@ def test_a_stream_in_windows_is_shuffled_and_has_every_key_once_an_epoch(streame
     assert batches != _keys(streamed, engine="stream", epochs=2, batch_size=7, seed=8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start_step", [1, 130, 357, 358, 715])
 def test_a_stream_in_windows_starts_at_any_step(streamed: Path, start_step: int) -> None:
     options = {"engine": "stream", "epochs": 2, "batch_size": 7}
@@ -161,6 +163,7 @@ def test_a_stream_in_windows_starts_at_any_step(streamed: Path, start_step: int)
     assert later == _keys(streamed, **options)[start_step:]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("name", ["dataset", "streamed"])
 def test_slices_of_three_readers_are_disjoint_and_complete(

@@ -314,6 +314,7 @@ def test_a_zip_whose_directory_hides_members_is_refused(tmp_path):
         list_archive(path, tmp_path / "scratch")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("comment", [b"", b"PK of a comment"])
 @pytest.mark.parametrize("num_members", [0, 1, 65_535, 65_536])
 def test_a_zip_of_any_number_of_members_is_whole(tmp_path, num_members, comment):
@@ -326,6 +327,7 @@ def test_a_zip_of_any_number_of_members_is_whole(tmp_path, num_members, comment)
         assert len(archive.infolist()) == num_members
 
 
+@pytest.mark.slow
 def test_a_count_of_16_bits_may_wrap_around(tmp_path):
     # As some writers leave it, who do without the zip64 record.
     path = tmp_path / "a.zip"

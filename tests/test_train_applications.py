@@ -69,6 +69,7 @@ def test_pixels_are_scaled_as_keras_does_for_the_weights(name):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "num_parameters"),
     # Without the top, as Keras' table counts them.

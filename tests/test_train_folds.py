@@ -95,6 +95,7 @@ def test_the_metrics_pool_all_runs_and_tell_their_spread(finished):
     assert "cross-validation" in (finished / "report.html").read_text()
 
 
+@pytest.mark.slow
 def test_a_stopped_cross_validation_goes_on_at_its_fold_and_step(
     data, finished, tmp_path, monkeypatch
 ):

@@ -146,6 +146,7 @@ def test_an_export_that_does_not_say_how_to_read_files_is_refused(run_folder, tm
         predict.load_classifier(tmp_path)
 
 
+@pytest.mark.slow
 def test_the_command_writes_a_map_for_each_image(run_folder, files, tmp_path, capsys):
     arguments = ["--model", str(run_folder), "--input", str(files / "a.jpeg"), str(files / "b.png")]
     assert predict.main([*arguments, "--occlusion", str(tmp_path / "maps")]) == 0
@@ -237,6 +238,7 @@ def test_a_name_that_would_steer_the_terminal_is_printed_escaped(
     assert {row["path"] for row in predicted_paths(run_folder, capsys, odd)} == {str(odd)}
 
 
+@pytest.mark.slow
 def test_a_name_that_is_no_utf_8_reaches_a_program_byte_by_byte(run_folder, files, tmp_path):
     name = os.fsdecode(b"scan-\xff.png")
     shutil.copy(files / "c.png", tmp_path / name)

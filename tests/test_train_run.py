@@ -202,6 +202,7 @@ def test_a_second_process_in_the_same_folder_is_refused(finished, data, tmp_path
     assert "another process trains in" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_is_a_failed_run_with_advice(finished, tmp_path):
     workdir = tmp_path / "run"
     shutil.copytree(finished[0], workdir)

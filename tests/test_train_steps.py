@@ -60,6 +60,7 @@ def runs(data):
     return run_variants(data, VARIANTS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("cached", "plain"), [(5, 0), (6, 1)])
 def test_images_cached_on_one_and_two_devices_give_the_losses_of_the_files(runs, cached, plain):
     assert runs[cached]["counts"] == runs[plain]["counts"]
@@ -78,29 +79,35 @@ def check_agreement(one, two):
     np.testing.assert_allclose(two["probabilities"], one["probabilities"], atol=1e-4)
 
 
+@pytest.mark.slow
 def test_one_and_two_replicas_agree_over_several_epochs(runs):
     check_agreement(runs[0], runs[1])
 
 
+@pytest.mark.slow
 def test_one_and_two_replicas_agree_with_all_that_the_recipe_has(runs):
     """Augmentation, MixUp, smooth labels, class weights, AdamW, cosine and moving average."""
     check_agreement(runs[7], runs[8])
     assert runs[7]["losses"] != pytest.approx(runs[0]["losses"], rel=1e-2)
 
 
+@pytest.mark.slow
 def test_several_steps_in_one_go_are_the_same_steps(runs):
     np.testing.assert_allclose(runs[2]["losses"], runs[1]["losses"], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_compiled_step_is_the_same_step(runs):
     np.testing.assert_allclose(runs[3]["losses"], runs[1]["losses"], rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_random_layers_work_on_several_replicas(runs):
     assert np.isfinite(runs[4]["losses"]).all()
     assert runs[4]["losses"] != pytest.approx(runs[1]["losses"], rel=1e-3)
 
 
+@pytest.mark.slow
 def test_each_run_builds_its_graph_once_whatever_the_number_of_steps(runs):
     assert [run["num_traces"] for run in runs] == [1] * len(VARIANTS)
 
@@ -117,6 +124,7 @@ def test_one_and_two_replicas_agree_on_jax(data):
     assert [run["num_traces"] for run in runs] == [1] * 5
 
 
+@pytest.mark.slow
 def test_the_first_steps_are_those_of_keras_fit(runs, data):
     """An independent computation of the same thing: Keras' own loop on the same batches."""
     import tensorflow as tf

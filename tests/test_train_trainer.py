@@ -188,6 +188,7 @@ def test_weights_that_went_out_of_range_in_the_last_step_are_a_failed_run(data, 
     assert not (tmp_path / "run" / "export").exists()
 
 
+@pytest.mark.slow
 def test_without_validation_the_last_epoch_is_kept_and_without_patients_images_are_drawn(
     tmp_path, capsys
 ):
@@ -200,6 +201,7 @@ def test_without_validation_the_last_epoch_is_kept_and_without_patients_images_a
     assert "does not name the patient" in output
 
 
+@pytest.mark.slow
 # Keras doubts that a network of one class is what was meant.
 @pytest.mark.filterwarnings("ignore:.*(num_classes > 1|This axis has size 1)")
 @pytest.mark.parametrize(
@@ -232,6 +234,7 @@ def test_without_validation_and_test_images_a_run_says_so_and_ends_with_the_expo
     assert "complete; nothing to do" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_without_a_test_split_the_metrics_are_of_validation_without_a_temperature(tmp_path):
     """What is fitted to the validation split must not be reported of it."""
     data = tmp_path / "data"
@@ -271,6 +274,7 @@ def test_a_stop_at_a_step_saves_and_the_next_call_ends_with_the_same_weights(
         assert (row["loss"], row["val_loss"]) == (other["loss"], other["val_loss"])
 
 
+@pytest.mark.slow
 def test_the_kept_weights_are_those_of_the_best_epoch_whenever_the_run_is_stopped(
     data, tmp_path, monkeypatch
 ):
@@ -295,6 +299,7 @@ def test_the_kept_weights_are_those_of_the_best_epoch_whenever_the_run_is_stoppe
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cache", ["none", "device"])
 def test_timing_a_long_run_beforehand_changes_nothing(data, tmp_path, monkeypatch, capsys, cache):
     """Neither what is learnt, nor how often the graph is built."""

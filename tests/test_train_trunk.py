@@ -107,6 +107,7 @@ def test_the_file_takes_the_stored_images_and_is_the_same_each_time(
     np.testing.assert_allclose(features, numpy_of(expected, pixels), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_cut_with_the_weights_that_it_learnt(data, tmp_path):
     config = TrainConfig(
         data=str(data), **(QUICK | {"test_time_flip": True}), epochs=1, replica_batch_size=4,
