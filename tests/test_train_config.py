@@ -43,6 +43,7 @@ def resolve(config, num_examples=1000, num_replicas=1):
         ),
         ({"best_by": "loss"}, "--best_by must be one of last, val_loss, val_accuracy"),
         ({"folds": 1}, "--folds must be at least 2"),
+        ({"folds": 2, "engine": "stream"}, "--engine stream reads whole splits"),
         ({"fold": 0}, "--fold, --fold_splits and --seeds need --folds"),
         ({"fold_splits": "train"}, "--fold, --fold_splits and --seeds need --folds"),
         ({"seeds": 2}, "--fold, --fold_splits and --seeds need --folds"),

@@ -246,6 +246,11 @@ class TrainConfig:
                 raise ConfigError(f"--{name} must be at least 0 and below 1; received {value}")
         if self.folds is None and (self.fold is not None or self.fold_splits or self.seeds > 1):
             raise ConfigError("--fold, --fold_splits and --seeds need --folds; add --folds")
+        if self.folds and self.engine == "stream":
+            raise ConfigError(
+                "--engine stream reads whole splits, but a fold is a choice of images; leave "
+                "--engine out"
+            )
         if self.fold is not None and self.fold >= (self.folds or 0):
             raise ConfigError(f"--fold must be in 0..{(self.folds or 0) - 1}, received {self.fold}")
         if not 0 < self.sensitivity <= 1:
