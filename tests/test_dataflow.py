@@ -117,7 +117,7 @@ def job_of(chosen: options.BuildOptions) -> Job:
         over_limit=0,
         rejected_files=(),
     )
-    return Job(build=build, todo=tasks)
+    return Job(build=build, todo=tasks, num_finished=0, started=0.0)
 
 
 def test_the_image_is_the_workers_and_holds_the_package(write_spec: Callable[..., Spec]):
