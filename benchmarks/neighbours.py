@@ -115,7 +115,7 @@ def report(name: str, features: Path) -> None:
 
 
 def _original(path: str) -> str | None:
-    """Returns the name of the scan of which a copy was made; None for a scan that is no copy."""
+    """Returns the name of the scan that was copied, or None if this scan is not a copy."""
     label, _, *original = path.split("-", 4)
     return (
         "-".join([label, *original[:2]]) if len(original) > 1 and original[-1] in COPIES else None

@@ -254,7 +254,7 @@ def test_grades_of_a_column_are_classes_in_the_given_order(scans, tmp_path):
     assert (manifest.label_kind, manifest.format_version) == (GRADES, 2)
     assert manifest.label_names == ("low", "mid", "high")
     assert manifest.class_weights("train") == (1, 1, 1)
-    # An image of which the grade is unclear is no image of a grade.
+    # An image whose grade is unclear belongs to none of the grades.
     assert manifest.counts["ignored"] == {"class_not_chosen": 3}
     assert labels_of(tmp_path / "out") == {path: grade for path, _, _, grade in ROWS[:24]}
     assert verify.verify(tmp_path / "out", source_input=source) == []

@@ -351,7 +351,7 @@ def _check_png(data: bytes) -> None:
 
 
 def _check_netpbm(image: ImageFile.ImageFile, data: bytes) -> None:
-    """Refuses a file of several pictures one behind the other, of which Pillow reads the first."""
+    """Refuses a file that holds several pictures, because Pillow reads only the first."""
     if data[:2] not in (b"P4", b"P5", b"P6"):  # the plain formats hold one
         return
     bits = {"1": 1, "I": 16}.get(image.mode, 8) * len(image.getbands())

@@ -110,7 +110,7 @@ def with_first_page(data: bytes, number: int) -> io.BytesIO:
         number: number of the page, from 1; every page counts.
 
     Raises:
-        IndexError: if there is no such page.
+        IndexError: if the file has fewer pages.
     """
     file = io.BytesIO(data)
     page = (read_pages(file, is_whole=True) or [])[number - 1]

@@ -481,7 +481,7 @@ def _read_sites(file: Path, paths: Sequence[str]) -> Iterator[tuple[str, bytes |
         by_site[site].append(inner)
     for site, inner_paths in by_site.items():
         if site not in inputs:
-            raise OSError(f"{file} has no table [site.{site}], of which the dataset has images")
+            raise OSError(f"{file} has no table [site.{site}], but the dataset has images of it")
         if not inputs[site].exists():
             raise OSError(
                 f"{file}: the input of [site.{site}] is not a local file or folder; name there a "

@@ -189,7 +189,7 @@ def _match_labels(
 def _with_labels(
     manifest: tfrecord_io.Manifest, label_names: tuple[str, ...], columns: np.ndarray
 ) -> tfrecord_io.Manifest:
-    """Returns the manifest with the labels that are measured, of which it may lack some."""
+    """Returns the manifest with the measured labels; it counts 0 for those that it lacked."""
     splits = {}
     for name, split in manifest.splits.items():
         counts = [0] * len(label_names)

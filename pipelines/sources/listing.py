@@ -805,7 +805,7 @@ def choose_classes(
         ignored: number of files that are not used, by reason; it is changed.
 
     Raises:
-        errors.UserError: if there is no image of a chosen class.
+        errors.UserError: if a chosen class has no images.
     """
     if not classes:
         return table

@@ -39,8 +39,8 @@ class Neighbours:
 
     Attributes:
         rows: int64 [num_scans, count], the nearest first.
-        similarities: float32 [num_scans, count], cosines; -inf where there is no further scan of
-            another patient.
+        similarities: float32 [num_scans, count], cosines; -inf if other patients have fewer
+            than `count` scans.
     """
 
     rows: np.ndarray
