@@ -13,7 +13,7 @@ from pathlib import Path
 from pipelines import errors
 from pipelines.planning import output_state, plan
 from pipelines.running.job import Job, clean, is_complete, start_or_resume
-from pipelines.shards.features import DTYPES, Extraction
+from pipelines.shards.features import Extraction
 from pipelines.stores.output import Storage
 from tfrecord_io.manifest import Manifest, ManifestError
 from tfrecord_io.trunk import FILE_NAME, Trunk, read_trunk
@@ -27,11 +27,11 @@ class FeatureOptions:
         data: folder or URL of a finished dataset of images.
         trunk: path of a file that `train/trunk.py` wrote.
         output: folder or URL of the dataset of feature maps.
-        dtype: type in which they are stored.
+        dtype: type in which they are stored, one of `features.DTYPES`.
         overwrite: whether to replace another dataset in the output folder.
 
     Raises:
-        ValueError: if a value is out of range.
+        ValueError: if the output is the dataset itself.
     """
 
     data: str
@@ -41,8 +41,6 @@ class FeatureOptions:
     overwrite: bool = False
 
     def __post_init__(self) -> None:
-        if self.dtype not in DTYPES:
-            raise ValueError(f"--dtype must be {' or '.join(DTYPES)}, received {self.dtype!r}")
         if _absolute(self.data) == _absolute(self.output):
             raise ValueError(f"--output must be another folder than --data, received {self.output}")
 
@@ -64,9 +62,7 @@ def prepared_features(options: FeatureOptions) -> Iterator[Job[Extraction] | Non
     started = time.monotonic()
     trunk, content = _read_trunk(options.trunk)
     found = _read_images(options.data, trunk)
-    storage = Storage(
-        options.output if Storage(options.output).remote else _absolute(options.output)
-    )
+    storage = Storage(_absolute(options.output))
     extraction = Extraction(
         name=f"{found.name}_features",
         output=storage.root,
