@@ -13,7 +13,7 @@ import itertools
 import re
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -867,18 +867,11 @@ def _find_patients(paths: pa.ChunkedArray, group_regex: str) -> pa.ChunkedArray:
         match = pattern.search(path.rsplit("/", 1)[-1])
         return match.group(1) if match else None
 
-    return pa.chunked_array(
-        [
-            pa.array([patient(path) for path in batch.to_pylist()], pa.large_string())
-            for batch in _batches_of(paths)
-        ],
-        type=pa.large_string(),
-    )
-
-
-def _batches_of(column: pa.ChunkedArray) -> Iterator[Any]:
-    for start in range(0, len(column), _BATCH_ROWS):
-        yield column.slice(start, _BATCH_ROWS)
+    # Batch by batch, because a list of all paths would take ten times the memory of the column.
+    batches = (paths.slice(start, _BATCH_ROWS) for start in range(0, len(paths), _BATCH_ROWS))
+    found = (map(patient, batch.to_pylist()) for batch in batches)
+    kind = pa.large_string()
+    return pa.chunked_array([pa.array(patients, kind) for patients in found], kind)
 
 
 def _quote(names: Iterable[str]) -> str:

@@ -120,25 +120,21 @@ def _locked(archive: Path) -> Iterator[None]:
     The lock ends with the process, so a killed download does not block the next one.
     """
     path = archive.with_name(f".{archive.name}.lock")
-    try:
-        descriptor = file_lock.acquire(path)
-    except BlockingIOError:
-        raise DownloadError(
-            f"{archive} is being downloaded or checked by another process "
-            f"(process id {file_lock.holder(path)}).\n"
+    lock = file_lock.held(
+        path,
+        lambda process: DownloadError(
+            f"{archive} is being downloaded or checked by another process (process id {process}).\n"
             "Wait until it has finished, then run the same command again to use that archive."
-        ) from None
-    except OSError as error:
-        # A finished archive in a read-only folder needs no lock, as nothing is written.
-        if error.errno not in (errno.EACCES, errno.EROFS) or not is_finished(archive):
-            raise_disk_error(error, path)
+        ),
+    )
+    with contextlib.ExitStack() as held:
+        try:
+            held.enter_context(lock)
+        except OSError as error:
+            # A finished archive in a read-only folder needs no lock, as nothing is written.
+            if error.errno not in (errno.EACCES, errno.EROFS) or not is_finished(archive):
+                raise_disk_error(error, path)
         yield
-        return
-    try:
-        yield
-    finally:
-        path.unlink(missing_ok=True)  # before the lock is released; see file_lock
-        os.close(descriptor)
 
 
 def fetch(dataset: str, archive: Path, retries: Retries) -> None:

@@ -5,7 +5,6 @@ The tree is drawn in a temporary folder and renamed when it is complete.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import multiprocessing
 import os
@@ -99,7 +98,15 @@ def write_tree(
     }
     if not _is_complete(directory, settings, tasks):
         directory.mkdir(parents=True, exist_ok=True)
-        with _locked(directory):
+        # Beside the directory, so that it is not listed as data.
+        lock = directory.with_name(f".{directory.name}.lock")
+        with file_lock.held(
+            lock,
+            lambda process: BlockingIOError(
+                f"another process (process id {process}) is drawing into {directory}; wait for it, "
+                "or choose another folder"
+            ),
+        ):
             # Another process may have drawn the tree before this one got the lock.
             if not _is_complete(directory, settings, tasks):
                 _draw_tree(directory, settings, tasks, num_workers, progress)
@@ -152,24 +159,6 @@ def _is_complete(directory: Path, settings: dict[str, object], tasks: list[_Imag
     except (FileNotFoundError, ValueError):
         return False
     return all(stat.st_size > 0 and stat.st_mtime == FILE_MTIME for stat in stats)
-
-
-@contextlib.contextmanager
-def _locked(directory: Path) -> Iterator[None]:
-    """Locks a directory; the lock file is beside it, so that it is not listed as data."""
-    path = directory.with_name(f".{directory.name}.lock")
-    try:
-        descriptor = file_lock.acquire(path)
-    except BlockingIOError:
-        raise BlockingIOError(
-            f"another process (process id {file_lock.holder(path)}) is drawing into {directory}; "
-            "wait for it, or choose another folder"
-        ) from None
-    try:
-        yield
-    finally:
-        path.unlink(missing_ok=True)  # before the lock is released; see file_lock
-        os.close(descriptor)
 
 
 @dataclass(frozen=True, kw_only=True)
