@@ -66,8 +66,8 @@ _PLUGINS = {
 _DEFLATED = "1.2.840.10008.1.2.1.99"
 _JPEG_EXTENDED = "1.2.840.10008.1.2.4.51"
 
-# Where the elements of a file begin, after the preamble and DICM.
-_META_START = 132
+#: The preamble and DICM, by which a file is recognised; its elements follow (PS3.10, section 7.1).
+START_BYTES = 132
 
 # A deflated file that grows beyond this is a bomb; larger files are not read either.
 _MAX_INFLATED_BYTES = 256 * 1024 * 1024
@@ -121,8 +121,8 @@ class Header:
 
 
 def is_dicom(start: bytes) -> bool:
-    """Tells by the first 132 bytes whether a file is DICOM (PS3.10, section 7.1)."""
-    return start[128:132] == b"DICM"
+    """Tells by the first `START_BYTES` whether a file is DICOM."""
+    return start[START_BYTES - 4 : START_BYTES] == b"DICM"
 
 
 def codec_versions() -> dict[str, str]:
@@ -205,9 +205,6 @@ def cut_frame(file: BinaryIO, frame: int) -> Dataset | None:
     Raises:
         Reject: if its table of offsets does not fit the number of its frames.
     """
-    if not is_dicom(file.read(_META_START)):
-        return None
-    file.seek(0)
     try:
         dataset = _pydicom().dcmread(file, stop_before_pixels=True)
         pixels = _pixels_of(file, dataset, frame - 1)
@@ -402,7 +399,7 @@ def _check_inflated(data: bytes) -> None:
     from pydicom.filereader import read_dataset
 
     file = io.BytesIO(data)
-    file.seek(_META_START)
+    file.seek(START_BYTES)
     # Only group 2 says how the rest is encoded.
     meta = read_dataset(file, False, True, stop_when=lambda tag, *_: tag >> 16 != 2)
     if meta.get("TransferSyntaxUID") == _DEFLATED:
