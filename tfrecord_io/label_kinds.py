@@ -95,9 +95,9 @@ class LabelKind(abc.ABC):
         # A worker gets the same object, so kinds can be compared with `is`.
         return kind_named, (self.name,)
 
+    @abc.abstractmethod
     def text_in(self, values: np.ndarray, label_names: Sequence[str]) -> str:
-        """Returns the text of a record's label, float32 [num_labels]."""
-        return self.text_of([label_names[place] for place in np.flatnonzero(values)])
+        """Returns the text of a label from its values in a record, float32 [num_labels]."""
 
     def has(self, texts: Sequence[str], label_names: Sequence[str]) -> np.ndarray:
         """Returns which examples have which labels, bool [num_examples, num_labels]."""
@@ -115,6 +115,9 @@ class LabelKind(abc.ABC):
 
 class _Named(LabelKind):
     """Each example has or has not each of the labels, by name."""
+
+    def text_in(self, values: np.ndarray, label_names: Sequence[str]) -> str:
+        return self.text_of([label_names[place] for place in np.flatnonzero(values).tolist()])
 
     def vectors(self, texts: Sequence[str], label_names: Sequence[str]) -> np.ndarray:
         return self.has(texts, label_names).astype("<f4")

@@ -242,7 +242,7 @@ def decode_image(
     except (Reject, ModuleNotFoundError):
         raise
     except Image.UnidentifiedImageError:
-        if frame:
+        if not isinstance(data, bytes) or frame:
             raise Reject(
                 "undecodable", f"page {frame} of the TIFF is damaged or of no known kind"
             ) from None
