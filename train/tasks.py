@@ -164,9 +164,7 @@ class Task(abc.ABC):
     def texts(self, truths: np.ndarray, label_names: Sequence[str]) -> list[str]:
         """Returns the text of each label, as in examples.parquet."""
         rows = self.has(truths, len(label_names))
-        return [
-            self.kind.text_of([label_names[place] for place in np.flatnonzero(row)]) for row in rows
-        ]
+        return [self.kind.text_in(row, label_names) for row in rows]
 
 
 class _Classes(Task):

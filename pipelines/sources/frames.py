@@ -11,7 +11,7 @@ import functools
 import io
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -29,12 +29,13 @@ from pipelines.sources.listing import (
     ImageRef,
     Listing,
     ListingOptions,
+    RejectedFile,
     iterate_refs,
 )
 from pipelines.sources.source import Source
 from pipelines.stores import prefetch
 from tfrecord_io import dicom, tiff
-from tfrecord_io.preprocess import Reject
+from tfrecord_io.preprocess import Reject, split_frame_path
 
 # Threads that wait for a disk, where the source does not say how many reads it takes at a time.
 _NUM_THREADS = 8
@@ -44,8 +45,8 @@ _NUM_THREADS = 8
 _NUM_AT_ONCE = 250
 _MOST_IN_ONE_PROCESS = 1000
 
-# Each frame takes at least the head of an item in the file, which bounds what a header can claim.
-_LEAST_FRAME_BYTES = 8
+# A header can claim any number of frames. Each takes at least the head of an item in the file.
+_MOST_FRAMES, _LEAST_FRAME_BYTES = tiff.MAX_PAGES, 8
 
 
 class _Frames(NamedTuple):
@@ -114,10 +115,13 @@ def expand(listing: Listing, source: Source, *, keep_patients: bool) -> Listing:
     found = {row: some for row, some in zip(rows.tolist(), read, strict=True) if some}
     if not found:
         return listing
+    conflicts = _conflicts(listing.refs, found)
     places: list[int] = []
     numbers: list[int | None] = []
     patients: list[str | None] = []
     for row, patient in enumerate(listing.refs["patient"].to_pylist()):
+        if row in conflicts:
+            continue
         some = found.get(row)
         if some and some.header.patient and not keep_patients:
             patient = some.header.patient
@@ -133,15 +137,43 @@ def expand(listing: Listing, source: Source, *, keep_patients: bool) -> Listing:
     for some in found.values():
         ignored.update(some.ignored)
         frames[some.file_format] += len(some.numbers)
-    num_more = refs.num_rows - listing.refs.num_rows
+    num_more = refs.num_rows + len(conflicts) - listing.refs.num_rows
     num_more += ignored.total() - sum(listing.ignored.values())
+    rejects = (*listing.rejects, *conflicts.values())
     return dataclasses.replace(
         listing,
         refs=refs,
+        rejects=tuple(sorted(rejects, key=lambda reject: (reject.source_path, reject.reason))),
         num_files=listing.num_files + num_more,
         ignored=dict(sorted(ignored.items())),
         frames=dict(frames),
     )
+
+
+def _conflicts(refs: pa.Table, found: Mapping[int, _Frames]) -> dict[int, RejectedFile]:
+    """Returns the files, by row, whose own name is that of a frame of another file."""
+    is_like_a_frame = pc.match_substring(refs["path"], "#frame-").to_numpy()
+    rows = [
+        row for row in np.flatnonzero(is_like_a_frame).tolist() if _is_one_image(found.get(row))
+    ]
+    if not rows:
+        return {}
+    numbers = {refs["path"][row].as_py(): some.numbers for row, some in found.items()}
+    conflicts = {}
+    for row, ref in zip(rows, iterate_refs(refs.take(rows)), strict=True):
+        path, number = split_frame_path(ref.path)
+        if number and number in numbers.get(path, ()):
+            conflicts[row] = RejectedFile(
+                source_path=ref.source_path,
+                reason="path_conflict",
+                detail=f"{path} has a frame {number}, whose name this is; rename one of the files",
+            )
+    return conflicts
+
+
+def _is_one_image(some: _Frames | None) -> bool:
+    """Tells whether the image of a file has the file's own name."""
+    return some is None or some.numbers == [0]
 
 
 def _read_all(refs: pa.Table, source: Source) -> list[_Frames | None]:
@@ -204,7 +236,8 @@ def _read_dicom(
         return None  # the decoder rejects it, unless it is a TIFF of one page, too
     require_codecs()
     header = dicom.read_header(start) or dicom.read_header(reader.read(ref))
-    if header is None or not 1 <= header.num_frames <= ref.size // _LEAST_FRAME_BYTES:
+    most = min(_MOST_FRAMES, ref.size // _LEAST_FRAME_BYTES)
+    if header is None or not 1 <= header.num_frames <= most:
         header = dicom.Header()  # damaged: the decoder says why
     numbers = [0] if header.num_frames == 1 else range(1, header.num_frames + 1)
     return _Frames(numbers, "DICOM", header)
@@ -217,8 +250,8 @@ def _read_tiff(reader: prefetch.Reader[ImageRef], ref: ImageRef, start: bytes) -
             pages = tiff.read_pages(file, is_whole=True) or []
     kinds = [page.kind for page in pages]
     numbers = [number for number, kind in enumerate(kinds, start=1) if not kind]
-    if len(pages) == 1 or not numbers:
-        return None
+    if len(pages) == 1 or len(pages) > tiff.MAX_PAGES or not numbers:
+        return None  # the decoder rejects all but a single page
     return _Frames(numbers, "TIFF", ignored=[*filter(None, kinds)])
 
 
