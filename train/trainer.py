@@ -168,17 +168,8 @@ def train_and_evaluate(config: TrainConfig, workdir: str | os.PathLike[str]) -> 
 def train_once(config: TrainConfig, workdir: Path, devices: Devices) -> dict[str, Any]:
     """Does what `train_and_evaluate` says for one network, on devices that are set up."""
     manifest = tfrecord_io.Manifest.load(config.data)
-    parts = choose_parts(config, manifest)
-    task = training_task(manifest.label_kind, config.data, parts.train)
-    if config.best_by == "val_accuracy" and task.quantity != "accuracy":
-        raise ConfigError("--best_by val_accuracy needs classes or labels; use val_loss")
+    parts, task, config = plan_run(config, manifest, devices)
     set_seed(config.seed)
-    config = config.resolve(
-        num_examples=parts.train.num_examples,
-        num_replicas=devices.num_replicas,
-        precision=devices.best_precision,
-        jit_compile=devices.best_jit_compile,
-    )
     with claim(workdir, config, manifest, devices):
         if (workdir / METRICS_NAME).exists():
             devices.say(f"{workdir} holds this run complete; nothing to do")
@@ -187,6 +178,32 @@ def train_once(config: TrainConfig, workdir: Path, devices: Devices) -> dict[str
         run = _Run(config, workdir, manifest, parts, task, devices, trunk)
         run.train()
         return run.finish()
+
+
+def plan_run(
+    config: TrainConfig, manifest: tfrecord_io.Manifest, devices: Devices
+) -> tuple[Parts, Task, TrainConfig]:
+    """Returns what a run trains on, what it learns, and its resolved configuration.
+
+    Args:
+        config: as the user gave it.
+        manifest: of the dataset.
+        devices: of the run.
+
+    Raises:
+        ConfigError: if the configuration does not suit the data or the devices.
+    """
+    parts = choose_parts(config, manifest)
+    task = training_task(manifest.label_kind, config.data, parts.train)
+    if config.best_by == "val_accuracy" and task.quantity != "accuracy":
+        raise ConfigError("--best_by val_accuracy needs classes or labels; use val_loss")
+    resolved = config.resolve(
+        num_examples=parts.train.num_examples,
+        num_replicas=devices.num_replicas,
+        precision=devices.best_precision,
+        jit_compile=devices.best_jit_compile,
+    )
+    return parts, task, resolved
 
 
 class _Run:
