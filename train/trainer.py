@@ -171,9 +171,16 @@ def train_once(config: TrainConfig, workdir: Path, devices: Devices) -> dict[str
     parts, task, config = plan_run(config, manifest, devices)
     set_seed(config.seed)
     with claim(workdir, config, manifest, devices):
-        if (workdir / METRICS_NAME).exists():
+        if (path := workdir / METRICS_NAME).exists():
+            try:
+                results = json.loads(path.read_text(encoding="utf-8"))
+            except ValueError as error:
+                raise ConfigError(
+                    f"{path} is damaged ({error}); remove it, and the same command evaluates the "
+                    "run again"
+                ) from None
             devices.say(f"{workdir} holds this run complete; nothing to do")
-            return json.loads((workdir / METRICS_NAME).read_text(encoding="utf-8"))
+            return results
         trunk = find_trunk(config.data, manifest)
         run = _Run(config, workdir, manifest, parts, task, devices, trunk)
         run.train()
