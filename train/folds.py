@@ -67,7 +67,7 @@ def cross_validate(config: TrainConfig, workdir: Path, devices: Devices) -> dict
         trunk = find_trunk(config.data, manifest)
         heads = trunk and many_heads.plan_heads(singles, manifest, trunk, devices)
         if not heads:
-            _train_each(singles, devices)
+            _train_each(singles, manifest, devices)
         elif not all((head.folder / evaluation.PREDICTIONS_NAME).exists() for head in heads):
             many_heads.train_heads(heads, manifest, devices)
         if not devices.is_chief:
@@ -75,8 +75,13 @@ def cross_validate(config: TrainConfig, workdir: Path, devices: Devices) -> dict
         return _pool(config, workdir, manifest, splits, runs)
 
 
-def _train_each(singles: Sequence[tuple[Path, TrainConfig]], devices: Devices) -> None:
+def _train_each(
+    singles: Sequence[tuple[Path, TrainConfig]], manifest: tfrecord_io.Manifest, devices: Devices
+) -> None:
     """Trains one run after another, each in its folder."""
+    # All folds, so that one that cannot be trained does not waste the time of those before it.
+    for single in {single.fold: single for _, single in singles}.values():
+        trainer.plan_run(single, manifest, devices)
     for number, (folder, single) in enumerate(singles, 1):
         devices.say(f"\nrun {number} of {len(singles)}: fold {single.fold}, seed {single.seed}")
         trainer.train_once(single, folder, devices)

@@ -377,7 +377,7 @@ def training_task(kind: LabelKind, data: str, part: Part) -> Task:
             numbers as it does in the loss.
 
     Raises:
-        ConfigError: if all examples have the same number.
+        ConfigError: if all examples have the same number, or their squares are too large.
     """
     if kind is not label_kinds.NUMBER:
         return task_of(kind)
@@ -391,6 +391,11 @@ def training_task(kind: LabelKind, data: str, part: Part) -> Task:
         )
     mean = np.average(numbers, weights=part.weights)
     variance = np.average(np.square(numbers - mean), weights=part.weights)
+    if variance > np.finfo(np.float32).max:
+        raise ConfigError(
+            f"the numbers of {data} differ by up to {np.ptp(numbers):g}, whose square float32 "
+            "cannot hold; give them in a larger unit, and build again"
+        )
     return Number(float(mean), float(np.sqrt(variance)))
 
 

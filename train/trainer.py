@@ -168,25 +168,49 @@ def train_and_evaluate(config: TrainConfig, workdir: str | os.PathLike[str]) -> 
 def train_once(config: TrainConfig, workdir: Path, devices: Devices) -> dict[str, Any]:
     """Does what `train_and_evaluate` says for one network, on devices that are set up."""
     manifest = tfrecord_io.Manifest.load(config.data)
+    parts, task, config = plan_run(config, manifest, devices)
+    set_seed(config.seed)
+    with claim(workdir, config, manifest, devices):
+        if (path := workdir / METRICS_NAME).exists():
+            try:
+                results = json.loads(path.read_text(encoding="utf-8"))
+            except ValueError as error:
+                raise ConfigError(
+                    f"{path} is damaged ({error}); remove it, and the same command evaluates the "
+                    "run again"
+                ) from None
+            devices.say(f"{workdir} holds this run complete; nothing to do")
+            return results
+        trunk = find_trunk(config.data, manifest)
+        run = _Run(config, workdir, manifest, parts, task, devices, trunk)
+        run.train()
+        return run.finish()
+
+
+def plan_run(
+    config: TrainConfig, manifest: tfrecord_io.Manifest, devices: Devices
+) -> tuple[Parts, Task, TrainConfig]:
+    """Returns what a run trains on, what it learns, and its resolved configuration.
+
+    Args:
+        config: as the user gave it.
+        manifest: of the dataset.
+        devices: of the run.
+
+    Raises:
+        ConfigError: if the configuration does not suit the data or the devices.
+    """
     parts = choose_parts(config, manifest)
     task = training_task(manifest.label_kind, config.data, parts.train)
     if config.best_by == "val_accuracy" and task.quantity != "accuracy":
         raise ConfigError("--best_by val_accuracy needs classes or labels; use val_loss")
-    set_seed(config.seed)
-    config = config.resolve(
+    resolved = config.resolve(
         num_examples=parts.train.num_examples,
         num_replicas=devices.num_replicas,
         precision=devices.best_precision,
         jit_compile=devices.best_jit_compile,
     )
-    with claim(workdir, config, manifest, devices):
-        if (workdir / METRICS_NAME).exists():
-            devices.say(f"{workdir} holds this run complete; nothing to do")
-            return json.loads((workdir / METRICS_NAME).read_text(encoding="utf-8"))
-        trunk = find_trunk(config.data, manifest)
-        run = _Run(config, workdir, manifest, parts, task, devices, trunk)
-        run.train()
-        return run.finish()
+    return parts, task, resolved
 
 
 class _Run:
