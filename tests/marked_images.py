@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -136,6 +137,11 @@ def write_marked_dataset(
         preprocessing=Preprocessing(height=height, width=width, channels=channels).to_dict(),
         label_kind=label_kind,
     )
+    # As of a build: its ledger is on the card of features.
+    total = sum(num_examples.values())
+    none = dict.fromkeys(("rejects", "copies", "over_limit"), 0)
+    counts = {"files": total, "examples": total, "ignored": {}} | none
+    manifest = dataclasses.replace(manifest, counts=counts)
     (directory / FILE_NAME).write_text(manifest.to_json(), encoding="utf-8")
     if with_patients:
         pq.write_table(pa.Table.from_pylist(rows), directory / EXAMPLES_FILE_NAME)
