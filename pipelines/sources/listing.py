@@ -312,9 +312,11 @@ def _list_labelled(
     """
     table = sorter.place_by_table(labels, options.tree)
     if not table.num_rows:
+        why = {reject.reason: reject.detail for reject in sorter.rejects}
         raise errors.UserError(
-            f"no row of --labels {labels.name} names one of the {sorter.num_files:,} files; its "
-            "`path` should be a file's path in the input, or the end of it"
+            f"no row of --labels {labels.name} gives a label to one of the files: "
+            + ("; ".join(why.values()) or "there are no files")
+            + ". Its `path` should be a file's path in the input, or the end of it"
         )
     table = choose_classes(table, options.classes, sorter.ignored)
     table = table.sort_by([("path", "ascending"), ("offset", "ascending")])

@@ -198,6 +198,11 @@ class SitesSource(Source):
 
     sources: Mapping[str, Source]
 
+    @property
+    def must_be_unpacked(self) -> bool:
+        """Whether that is so of every site; see `Source.must_be_unpacked`."""
+        return all(source.must_be_unpacked for source in self.sources.values())
+
     def prepare(self, scratch_dir: Path) -> SitesSource:
         """Prepares the source of each site; see `Source.prepare`."""
         prepared = {}
