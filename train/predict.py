@@ -146,7 +146,7 @@ def read_pixels(path: Path, preprocessing: Preprocessing) -> np.ndarray:
     """Returns the [height, width, channels] pixels of a file, as the build stores them.
 
     Raises:
-        Reject: if the file is no image, is damaged, or cannot be read.
+        Reject: if the file is not an image, is damaged, or cannot be read.
         ModuleNotFoundError: if it is a DICOM file, and pydicom or a codec is not installed.
     """
     try:
@@ -160,7 +160,7 @@ def read_pixels(path: Path, preprocessing: Preprocessing) -> np.ndarray:
 def predict_files(
     classifier: Classifier, paths: Sequence[Path], *, batch_size: int = 32
 ) -> Iterator[Prediction]:
-    """Yields a prediction for each file, in order; a file that is no image gets its reason."""
+    """Yields a prediction for each file, in order; one that is not an image gets the reason."""
     for start in range(0, len(paths), batch_size):
         chosen = paths[start : start + batch_size]
         images: list[np.ndarray] = []
@@ -381,7 +381,7 @@ def _as_csv(predictions: Sequence[Prediction], label_names: Sequence[str]) -> st
         writer.writerow(
             (
                 no_formula(row["path"]),
-                # A negative number is no formula.
+                # A negative number is not a formula.
                 no_formula(predicted) if isinstance(predicted, str) else predicted,
                 *(numbers.get(name, "") for name in label_names),
                 no_formula(row.get("reject", "")),
