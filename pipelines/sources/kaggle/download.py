@@ -29,7 +29,7 @@ from pipelines.sources.downloads import (
     raise_disk_error,
 )
 from pipelines.sources.kaggle.archive_check import is_verified, verify_archive
-from pipelines.sources.kaggle.client import Client, quiet_client
+from pipelines.sources.kaggle.client import locate, quiet_client
 from pipelines.sources.kaggle.credentials import Credentials, require_credentials
 from pipelines.sources.kaggle.problems import Problem, diagnose
 from pipelines.sources.kaggle.transfer import transfer
@@ -172,12 +172,12 @@ def fetch(dataset: str, archive: Path, retries: Retries) -> None:
 def _attempt_until_done(
     dataset: str, archive: Path, credentials: Credentials, retries: Retries, bar: tqdm
 ) -> None:
-    client = Client(credentials, retries.timeout_s)
     failures = 0
     furthest = file_size(archive)
     while True:
         try:
-            transfer(client.locate(dataset), archive, bar, retries.timeout_s)
+            remote = locate(dataset, credentials, retries.timeout_s)
+            transfer(remote, archive, bar, retries.timeout_s)
             return
         except DownloadError:
             raise
