@@ -106,13 +106,11 @@ class SplitResult:
         refs: the images kept, a table of `REF_SCHEMA` in the original order.
         dropped: the images left out, a table of `DROPPED_SCHEMA`.
         notes: what the user should know, one sentence each.
-        seed: the seed used with `patient`, else None.
     """
 
     refs: pa.Table
     dropped: pa.Table
     notes: tuple[str, ...]
-    seed: int | None = None
 
 
 def apply(
@@ -140,9 +138,8 @@ def apply(
     if options.keep_split is not None:
         refs, left_out = _drop_shared_with(refs, options.keep_split)
         dropped.append(left_out)
-    seed = None
     if options.splits == "patient":
-        refs, seed = _assign(refs, options, read_group, label_kind, notes)
+        refs = _assign(refs, options, read_group, label_kind, notes)
     elif options.leaks != "keep":
         leaked = _leaks(refs)
         if leaked and options.leaks == "fail":
@@ -150,7 +147,7 @@ def apply(
         for protected in protected_first(_split_names(refs)):
             refs, left_out = _drop_shared_with(refs, protected, less_protected_only=True)
             dropped.append(left_out)
-    return SplitResult(refs=refs, dropped=pa.concat_tables(dropped), notes=tuple(notes), seed=seed)
+    return SplitResult(refs=refs, dropped=pa.concat_tables(dropped), notes=tuple(notes))
 
 
 def protected_first(names: Sequence[str]) -> list[str]:
@@ -193,8 +190,8 @@ def _assign(
     read_group: Callable[[pa.Table], Sequence[str]] | None,
     label_kind: LabelKind,
     notes: list[str],
-) -> tuple[pa.Table, int]:
-    """Returns the refs with the splits of `--splits patient`, and the seed used."""
+) -> pa.Table:
+    """Returns the refs with the splits of `--splits patient`."""
     fractions = dict(options.fractions or DEFAULT_FRACTIONS)
     splits = refs["split"].cast(pa.string()).combine_chunks()
     free = pa.array(np.ones(refs.num_rows, bool))
@@ -233,7 +230,7 @@ def _assign(
     column = pc.replace_with_mask(splits, free, chosen)
     index = REF_SCHEMA.get_field_index("split")
     table = refs.set_column(index, REF_SCHEMA.field("split"), _dictionary(column))
-    return table.combine_chunks(), seed
+    return table.combine_chunks()
 
 
 def _groups(
