@@ -408,7 +408,35 @@ def test_a_table_with_other_columns_of_which_no_row_matches_is_an_error(tmp_path
     write_tree(tmp_path / "images", IMAGES)
     labels = write_csv(tmp_path / "labels.csv", [{"path": "x.png", "label": "a", "age": "3"}])
     assert build(tmp_path / "images", labels, tmp_path / "out") == 2
-    assert "no row of --labels" in capsys.readouterr().err
+    expected = "names one of the 8 files: row 1 has 'x.png', and a file is 'scan0.png'"
+    assert expected in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("label", "found"), [("0,5", "'0,5', which is no number"), ("", "no label")]
+)
+def test_a_table_that_gives_no_file_a_label_is_an_error_that_shows_a_row(
+    tmp_path, capsys, label, found
+):
+    write_tree(tmp_path / "images", IMAGES)
+    rows = [{"path": name, "label": label} for name in IMAGES]
+    labels = write_csv(tmp_path / "labels.csv", rows, ";")
+    assert build(tmp_path / "images", labels, tmp_path / "out", "--target=label") == 2
+    told = capsys.readouterr().err
+    assert "none of the 8 files that it names a label" in told
+    assert f"row 1, for instance, has {found}" in told
+
+
+def test_a_file_without_a_row_is_a_reject_whatever_the_names_of_an_export_are(tmp_path):
+    names = ["IM0001", "IM0002", "1.2.840.17", "1.2.840.18", "README.txt", "DICOMDIR"]
+    members = [Member(name, 9, version=place) for place, name in enumerate(names)]
+    table = table_of(tmp_path, [{"path": name, "label": "a"} for name in names[:3:2]])
+    listing = list_images(members, ListingOptions(labels=table), lambda *_: False)
+    assert {(reject.source_path, reject.reason) for reject in listing.rejects} == {
+        ("IM0002", "no_label"),
+        ("1.2.840.18", "no_label"),
+    }
+    assert listing.ignored == {"no_image_name": 2}
 
 
 def test_a_table_beside_fashion_mnist_is_refused(tmp_path, capsys):

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines import errors
-from pipelines.sources.label_table import LabelTable, match_files
+from pipelines.sources.label_table import LabelTable, Matches, match_files
 from tfrecord_io.label_kinds import CLASSES, LabelKind
 from tfrecord_io.preprocess import MAX_DETAIL_LENGTH, frame_path
 from tfrecord_io.printing import printable
@@ -311,11 +311,6 @@ def _list_labelled(
     A file without a row, and a row without a file, are rejects; such a row counts as a file.
     """
     table = sorter.place_by_table(labels, options.tree)
-    if not table.num_rows:
-        raise errors.UserError(
-            f"no row of --labels {labels.name} names one of the {sorter.num_files:,} files; its "
-            "`path` should be a file's path in the input, or the end of it"
-        )
     table = choose_classes(table, options.classes, sorter.ignored)
     table = table.sort_by([("path", "ascending"), ("offset", "ascending")])
     table, copies = _drop_copies(table, same_content, sorter.rejects)
@@ -455,13 +450,20 @@ class _Sorter:
             members = inside
         names = [member.name for member in members]
         matches = match_files(names, labels)
+        # A DICOM export has names without an ending; then such a file without a row is one too.
+        endings = {
+            _ending(name)
+            for name, row in zip(names, matches.row_of_file.tolist(), strict=True)
+            if row >= 0
+        }
         for row, why in matches.rows_without_file:
             self.num_files += 1
             self._reject(labels.path[row], "missing_file", f"row {row + 1} of {labels.name}: {why}")
         chosen: list[tuple[Member, int]] = []
         for member, row in zip(members, matches.row_of_file.tolist(), strict=True):
             if row < 0:
-                self._set_aside(member.name, f"{labels.name} has no row for it")
+                is_image = _ending(member.name) in endings
+                self._set_aside(member.name, f"{labels.name} has no row for it", is_image=is_image)
             elif row in labels.not_numbers:
                 self._reject(
                     member.name,
@@ -474,6 +476,8 @@ class _Sorter:
                 )
             else:
                 chosen.append((member, row))
+        if not chosen:
+            raise errors.UserError(_why_no_image(names, matches, labels))
         root = _common_folder([member.name for member, _ in chosen])
         columns = _Columns()
         for member, _ in chosen:
@@ -502,8 +506,8 @@ class _Sorter:
             )
         )
 
-    def _set_aside(self, name: str, detail: str) -> None:
-        if _looks_like_image(name):
+    def _set_aside(self, name: str, detail: str, *, is_image: bool = False) -> None:
+        if is_image or _looks_like_image(name):
             self.rejects.append(RejectedFile(source_path=name, reason="no_label", detail=detail))
         else:
             self.ignored["no_image_name"] += 1
@@ -619,6 +623,31 @@ def _size_problem(member: Member) -> tuple[str, str] | None:
     if size > MAX_FILE_BYTES:
         return "file_too_large", f"{size:,} bytes, more than {MAX_FILE_BYTES:,}"
     return None
+
+
+def _ending(name: str) -> str | None:
+    """Returns how a file's name ends, "" if only with a number; None for the index of an export."""
+    base = name.rpartition("/")[2].lower()
+    ending = base.rpartition(".")[2] if "." in base else ""
+    return None if base == "dicomdir" else "" if ending.isdecimal() else ending
+
+
+def _why_no_image(names: Sequence[str], matches: Matches, labels: LabelTable) -> str:
+    """Returns why a table of labels gives no file a label."""
+    rows = matches.row_of_file[matches.row_of_file >= 0].tolist()
+    if rows:
+        cell = labels.not_numbers.get(rows[0])
+        found = "no label" if cell is None else f"{cell!a}, which is no number such as 0.5"
+        return (
+            f"--labels {labels.name} gives none of the {len(rows):,} files that it names a label: "
+            f"row {rows[0] + 1:,}, for instance, has {found}"
+        )
+    row = f"row 1 has {labels.path[0]!a}" if labels.path else "it has no row"
+    file = f"and a file is {names[0]!a}" if names else "and there is no file"
+    return (
+        f"no row of --labels {labels.name} names one of the {len(names):,} files: {row}, {file}. "
+        "`path` should be a file's path in the input, or the end of it"
+    )
 
 
 def _looks_like_image(name: str) -> bool:
