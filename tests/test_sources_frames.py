@@ -189,3 +189,15 @@ def test_a_file_that_is_tiff_and_dicom_at_once_is_what_its_name_says(tmp_path):
     )
     expected = ["a/volume.dcm#frame-1", "a/volume.dcm#frame-2", "b/picture.png"]
     assert sorted(rows_of(output)) == expected
+
+
+def test_many_headers_are_read_by_several_processes_with_the_same_result(folder, monkeypatch):
+    wanted = frames.list_frames(DirectorySource(folder), ListingOptions())
+    monkeypatch.setattr(frames, "_MOST_IN_ONE_PROCESS", 1)
+    monkeypatch.setattr(frames, "_NUM_AT_ONCE", 2)
+    monkeypatch.setattr(frames.os, "sched_getaffinity", lambda _: {0, 1})
+    found = frames.list_frames(DirectorySource(folder), ListingOptions())
+    assert found.refs.equals(wanted.refs)
+    assert (found.num_files, found.ignored, found.frames, found.rejects) == (
+        wanted.num_files, wanted.ignored, wanted.frames, wanted.rejects,
+    )  # fmt: skip

@@ -299,6 +299,24 @@ def test_a_secret_inside_the_folder_of_a_site_is_refused(two_sites, tmp_path, ca
     assert "is inside --input" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "more",
+    ['input = "Doe"', 'Doe = "x"', 'tree = ["Doe"]', 'split = "Doe 1"', 'group_regex = "(Doe"'],
+)
+def test_what_is_wrong_in_a_file_of_sites_is_not_told_to_the_terminal(
+    more, two_sites, tmp_path, capfd
+):
+    secret = tmp_path / "private" / "secret.txt"
+    secret.parent.mkdir()
+    secret.write_text("s" * 40)
+    two_sites.write_text(f"{two_sites.read_text()}{more}\n")
+    assert build(two_sites, tmp_path / "out", f"--anonymize={secret}") == 2
+    assert "secret.txt.error.txt" in (said := "".join(capfd.readouterr()))
+    for word in ("Doe", "sites.toml"):
+        assert word not in said
+    assert "site" in secret.with_name("secret.txt.error.txt").read_text()
+
+
 def test_the_site_whose_input_no_remote_worker_can_read_is_named(two_sites, tmp_path):
     words = flags(two_sites, "gs://bucket/out", "--runner=DataflowRunner", "--staging=gs://b/s")
     two_sites.write_text("\n".join(two_sites.read_text().splitlines()[4:]))

@@ -9,8 +9,8 @@ import collections
 import dataclasses
 import functools
 import io
+import os
 import sys
-import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from tqdm import tqdm
 
-from pipelines import errors
+from pipelines import errors, workers
 from pipelines.sources.listing import (
     OTHERS,
     PICTURE_SUFFIXES,
@@ -40,6 +40,11 @@ from tfrecord_io.preprocess import Reject, split_frame_path
 # Threads that wait for a disk, where the source does not say how many reads it takes at a time.
 _NUM_THREADS = 8
 
+# Files whose headers a worker process reads at a time. With fewer than some of these, starting the
+# processes would take longer.
+_NUM_AT_ONCE = 250
+_MOST_IN_ONE_PROCESS = 1000
+
 # A header can claim any number of frames. Each takes at least the head of an item in the file.
 _MOST_FRAMES, _LEAST_FRAME_BYTES = tiff.MAX_PAGES, 8
 
@@ -51,13 +56,13 @@ class _Frames(NamedTuple):
         numbers: the images in it, see `preprocess.frame_path`.
         file_format: `DICOM` or `TIFF`.
         header: what the tags of a DICOM file say.
-        ignored: number of pages that are not images, by reason.
+        ignored: the reason of each page that is not an image.
     """
 
     numbers: Sequence[int]
     file_format: str
     header: dicom.Header = dicom.Header()
-    ignored: Mapping[str, int] = types.MappingProxyType({})
+    ignored: Sequence[str] = ()
 
 
 def list_frames(source: Source, options: ListingOptions) -> Listing:
@@ -84,7 +89,8 @@ def expand(listing: Listing, source: Source, *, keep_patients: bool) -> Listing:
     The patient of a DICOM file is taken from its tags, as a hash. A file is recognised by its
     content. One whose name ends like a picture's other than TIFF is not opened, so that a folder of
     pictures is listed as fast as ever; if it holds frames, the decoder rejects it. Headers are read
-    once, by several threads, with a progress bar.
+    once, with a progress bar: by several threads, and many headers on this machine by a process
+    per core, because parsing one takes longer than reading it.
 
     Args:
         listing: the files.
@@ -105,8 +111,7 @@ def expand(listing: Listing, source: Source, *, keep_patients: bool) -> Listing:
     rows = np.flatnonzero(~is_picture)
     if not len(rows):
         return listing
-    with source.open() as reader:
-        read = _read_all(listing.refs.take(rows), reader)
+    read = _read_all(listing.refs.take(rows), source)
     found = {row: some for row, some in zip(rows.tolist(), read, strict=True) if some}
     if not found:
         return listing
@@ -171,9 +176,36 @@ def _is_one_image(some: _Frames | None) -> bool:
     return some is None or some.numbers == [0]
 
 
-def _read_all(refs: pa.Table, reader: prefetch.Reader[ImageRef]) -> list[_Frames | None]:
+def _read_all(refs: pa.Table, source: Source) -> list[_Frames | None]:
     """Returns what each file holds, None for those that are one image, or damaged."""
-    num_threads = max(_NUM_THREADS, reader.num_parallel_reads)
+    num_processes = len(os.sched_getaffinity(0))
+    with source.open() as reader:
+        waits = reader.num_parallel_reads > 1  # for a network
+    with tqdm(
+        total=refs.num_rows,
+        unit=" files",
+        desc="reading headers",
+        # A folder of pictures has no such files, and few are read at once.
+        delay=1.0,
+        mininterval=0.1 if sys.stderr.isatty() else 10.0,
+    ) as bar:
+        if waits or num_processes == 1 or refs.num_rows <= _MOST_IN_ONE_PROCESS:
+            return _read_some(source, refs, bar.update)
+        # `take` copies the rows; a slice would be sent with the whole table.
+        rows = np.arange(refs.num_rows)
+        parts = np.split(rows, rows[_NUM_AT_ONCE::_NUM_AT_ONCE])
+        calls = ((source, refs.take(part)) for part in parts)
+        found: list[_Frames | None] = []
+        for some in workers.results(_read_some, calls, num_processes):
+            found += some
+            bar.update(len(some))
+        return found
+
+
+def _read_some(
+    source: Source, refs: pa.Table, update: Callable[[], object] = lambda: None
+) -> list[_Frames | None]:
+    """Reads headers as `_read_all` does, in this process; `update` is called after each."""
     require_once = functools.cache(require_codecs)
 
     def read(ref: ImageRef) -> _Frames | None:
@@ -185,16 +217,13 @@ def _read_all(refs: pa.Table, reader: prefetch.Reader[ImageRef]) -> list[_Frames
         except Reject:
             return None  # the worker will find the same
 
-    with tqdm(
-        prefetch.ahead(read, iterate_refs(refs), num_threads),
-        total=refs.num_rows,
-        unit=" files",
-        desc="reading headers",
-        # A folder of pictures has no such files, and few are read at once.
-        delay=1.0,
-        mininterval=0.1 if sys.stderr.isatty() else 10.0,
-    ) as bar:
-        return [result() for _, result in bar]
+    found = []
+    with source.open() as reader:
+        num_threads = max(_NUM_THREADS, reader.num_parallel_reads)
+        for _, result in prefetch.ahead(read, iterate_refs(refs), num_threads):
+            found.append(result())
+            update()
+    return found
 
 
 def _read_dicom(
@@ -223,7 +252,7 @@ def _read_tiff(reader: prefetch.Reader[ImageRef], ref: ImageRef, start: bytes) -
     numbers = [number for number, kind in enumerate(kinds, start=1) if not kind]
     if len(pages) == 1 or len(pages) > tiff.MAX_PAGES or not numbers:
         return None  # the decoder rejects all but a single page
-    return _Frames(numbers, "TIFF", ignored=collections.Counter(filter(None, kinds)))
+    return _Frames(numbers, "TIFF", ignored=[*filter(None, kinds)])
 
 
 def require_codecs() -> dict[str, str]:

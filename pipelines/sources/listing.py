@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines import errors
-from pipelines.sources.label_table import LabelTable, Matches, match_files
+from pipelines.sources.label_table import LabelTable, match_files
 from tfrecord_io.label_kinds import CLASSES, LabelKind
 from tfrecord_io.preprocess import MAX_DETAIL_LENGTH, frame_path
 from tfrecord_io.printing import printable
@@ -311,6 +311,13 @@ def _list_labelled(
     A file without a row, and a row without a file, are rejects; such a row counts as a file.
     """
     table = sorter.place_by_table(labels, options.tree)
+    if not table.num_rows:
+        why = {reject.reason: reject.detail for reject in sorter.rejects}
+        raise errors.UserError(
+            f"no row of --labels {labels.name} gives a label to one of the files: "
+            + ("; ".join(why.values()) or "there are no files")
+            + ". Its `path` should be a file's path in the input, or the end of it"
+        )
     table = choose_classes(table, options.classes, sorter.ignored)
     table = table.sort_by([("path", "ascending"), ("offset", "ascending")])
     table, copies = _drop_copies(table, same_content, sorter.rejects)
@@ -476,9 +483,7 @@ class _Sorter:
                 )
             else:
                 chosen.append((member, row))
-        if not chosen:
-            raise errors.UserError(_why_no_image(names, matches, labels))
-        root = _common_folder([member.name for member, _ in chosen])
+        root = "/".join(_common_folders(member.name for member, _ in chosen))
         columns = _Columns()
         for member, _ in chosen:
             columns.add(member, root)
@@ -632,49 +637,25 @@ def _ending(name: str) -> str | None:
     return None if base == "dicomdir" else "" if ending.isdecimal() else ending
 
 
-def _why_no_image(names: Sequence[str], matches: Matches, labels: LabelTable) -> str:
-    """Returns why a table of labels gives no file a label."""
-    rows = matches.row_of_file[matches.row_of_file >= 0].tolist()
-    if rows:
-        cell = labels.not_numbers.get(rows[0])
-        found = "no label" if cell is None else f"{cell!a}, which is no number such as 0.5"
-        return (
-            f"--labels {labels.name} gives none of the {len(rows):,} files that it names a label: "
-            f"row {rows[0] + 1:,}, for instance, has {found}"
-        )
-    row = f"row 1 has {labels.path[0]!a}" if labels.path else "it has no row"
-    file = f"and a file is {names[0]!a}" if names else "and there is no file"
-    return (
-        f"no row of --labels {labels.name} names one of the {len(names):,} files: {row}, {file}. "
-        "`path` should be a file's path in the input, or the end of it"
-    )
-
-
 def _looks_like_image(name: str) -> bool:
     return name.lower().endswith((*PICTURE_SUFFIXES, ".dcm", ".dicom"))
 
 
 def _common_depth(names: Sequence[str]) -> int:
     """Returns the number of leading folders that all images share; the class folder comes next."""
-    folders = {tuple(name.split("/")[:-1]) for name in names if _looks_like_image(name)}
-    if not folders:
-        return 0
-    first, last = min(folders), max(folders)
-    depth = 0
-    while depth < min(len(first), len(last)) and first[depth] == last[depth]:
-        depth += 1
+    images = [name for name in names if _looks_like_image(name)]
+    shallowest = min((name.count("/") for name in images), default=0)
     # If all images are in one folder, that folder is the class.
-    return max(min(depth, min(map(len, folders)) - 1), 0)
+    return max(min(len(_common_folders(images)), shallowest - 1), 0)
 
 
-def _common_folder(names: Sequence[str]) -> str:
-    """Returns the innermost folder that holds all files, "" if they share none."""
-    folders = [name.split("/")[:-1] for name in names]
+def _common_folders(names: Iterable[str]) -> list[str]:
+    """Returns the folders that hold all files, outermost first."""
+    folders = {tuple(name.split("/")[:-1]) for name in names}
     if not folders:
-        return ""
-    first, last = min(folders), max(folders)
-    shared = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(first, last, strict=False))
-    return "/".join(name for name, _ in shared)
+        return []
+    pairs = zip(min(folders), max(folders), strict=False)
+    return [name for name, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)]
 
 
 def _split_of(labels: LabelTable, row: int) -> str:
