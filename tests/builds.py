@@ -22,8 +22,10 @@ IN_MEMORY = "--direct_running_mode=in_memory"
 
 
 def arguments(source: Path, output: Path | str, *more: str) -> list[str]:
-    """Returns the build's flags for a folder or an archive, with tiny pictures."""
-    kind = "directory" if Path(source).is_dir() else "archive"
+    """Returns the build's flags for a folder, an archive or a file of sites; tiny pictures."""
+    source = Path(source)
+    of_file = "sites" if source.suffix == ".toml" else "archive"
+    kind = "directory" if source.is_dir() else of_file
     return [f"--source={kind}", f"--input={source}", f"--output={output}", "--image_size=8", *more]
 
 

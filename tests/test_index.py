@@ -34,8 +34,9 @@ def _lines(path: Path) -> list[tuple[int, ...]]:
     return [tuple(int(number) for number in line.split()) for line in lines]
 
 
-def test_each_line_is_the_frame_of_a_record(tmp_path: Path) -> None:
-    manifest = write_dataset(tmp_path)
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "float32"])
+def test_each_line_is_the_frame_of_a_record(tmp_path: Path, dtype: str) -> None:
+    manifest = write_dataset(tmp_path, dtype=dtype)
     written = index.write_index(tmp_path)
     names = [shard.name for split in manifest.splits.values() for shard in split.shards]
     assert written == [tmp_path / f"{name}.idx" for name in names]

@@ -224,7 +224,7 @@ def _assign(
     seed = options.seed if options.seed is not None else _best_seed(hashes, counts, shares)
     choice = np.searchsorted(bounds, _positions(hashes, np.array([seed], np.uint64))[0], "right")
     achieved = np.stack([counts[choice == index].sum(0) for index in range(len(names))])
-    _check_not_empty(names, shares, achieved, len(hashes))
+    _check_not_empty(names, shares, achieved, len(hashes), searched=options.seed is None)
     notes.append(_describe_balance(names, shares, achieved, seed, options.seed is None))
     chosen = pa.array(names).take(pa.array(choice[members]))
     column = pc.replace_with_mask(splits, free, chosen)
@@ -250,8 +250,9 @@ def _groups(
         return patients
     rows = refs.filter(unknown)
     notes.append(
-        f"{num_unknown:,} of {refs.num_rows:,} images have no patient in their names (see "
-        "--group_regex); they are split by their content, so that copies of a file stay together"
+        f"{num_unknown:,} of {refs.num_rows:,} images have no patient: none in their names (see "
+        "--group_regex), in tags of DICOM or in a table of --labels; they are split by their "
+        "content, so that copies of a file stay together"
     )
     names = read_group(rows) if read_group else rows["path"].to_pylist()
     contents = pa.array([f"content:{name}" for name in names], pa.large_string())
@@ -283,20 +284,27 @@ def _best_seed(hashes: np.ndarray, counts: np.ndarray, shares: np.ndarray) -> in
         edges = np.stack([np.zeros_like(below[0]), *below, np.tile(totals, (len(seeds), 1))], 1)
         share = np.diff(edges, axis=1) / totals
         error = np.abs(share - shares[None, :, None]).max((1, 2))
+        error += (share.sum(2) == 0).any(1)  # a split without an image is the worst
         if error.min() < best_error:
             best_seed, best_error = int(seeds[error.argmin()]), float(error.min())
     return best_seed
 
 
 def _check_not_empty(
-    names: Sequence[str], shares: np.ndarray, achieved: np.ndarray, num_groups: int
+    names: Sequence[str],
+    shares: np.ndarray,
+    achieved: np.ndarray,
+    num_groups: int,
+    *,
+    searched: bool,
 ) -> None:
     empty = [name for name, count in zip(names, achieved.sum(1), strict=True) if count == 0]
     if empty:
         wanted = ", ".join(f"{n}={s:g}" for n, s in zip(names, shares.round(4), strict=True))
         raise errors.UserError(
             f"{', '.join(empty)} would get no image: {num_groups:,} patients are too few for "
-            f"{wanted} with this seed; choose other --split_fractions, or --split_seed auto"
+            f"{wanted} with {'any seed' if searched else 'this seed'}; choose other "
+            f"--split_fractions{'' if searched else ', or --split_seed auto'}"
         )
 
 
