@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 
 import numpy as np
 import pyarrow as pa
@@ -141,6 +142,20 @@ def test_a_class_that_the_model_does_not_know_is_refused(trained, tmp_path, caps
     message = capsys.readouterr().err
     assert "GLAUCOMA" in message
     assert "--classes" in message
+
+
+def test_names_of_labels_cannot_control_the_terminal(trained, tmp_path, capsys):
+    names = (*OCT_NAMES[:3], "\x1b]0;title\x07")
+    write_marked_dataset(tmp_path, num_examples={"test": 8}, label_names=names)
+    assert evaluate.main([f"--model={trained}", f"--data={tmp_path}"]) == 2
+    assert r"\x1b]0;title\x07" in capsys.readouterr().err
+    run = shutil.copytree(trained, tmp_path / "run")
+    facts = run / "export" / "preprocessing.json"
+    facts.write_text(json.dumps(json.loads(facts.read_text()) | {"label_names": names}))
+    assert evaluate.main([f"--model={run}", f"--data={tmp_path}", "--bootstrap_samples=0"]) == 0
+    told = capsys.readouterr().out
+    assert "\x1b" not in told
+    assert r"auc/\x1b]0;title\x07" in told
 
 
 def test_a_split_that_is_missing_and_a_run_that_is_not_finished_are_refused(

@@ -20,6 +20,7 @@ import numpy as np
 import tfrecord_io
 from tfrecord_io.label_kinds import MULTI_LABEL, NUMBER
 from tfrecord_io.preprocess import Preprocessing
+from tfrecord_io.printing import printable
 from tfrecord_io.trunk import SOURCE_KIND
 from train import console, metrics, predict
 from train.config import ConfigError
@@ -54,7 +55,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             num_samples=arguments.bootstrap_samples,
         )
     except (ConfigError, tfrecord_io.ManifestError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        # Names of labels may be those of a stranger.
+        print("error: " + "\n".join(map(printable, str(error).split("\n"))), file=sys.stderr)
         return 2
     except metrics.MetricsError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -229,11 +231,11 @@ def _side_by_side(own: Mapping[str, Any], external: Mapping[str, Any]) -> str:
             text += f" [{told(score['low'])}, {told(score['high'])}]"
         return text
 
-    width = max(map(len, external["scores"]))
+    width = max(len(printable(name)) for name in external["scores"])
     heads = (f"{own.get('split') or 'none'} of the run", f"{external['split']} here")
     lines = [f"{'':<{width}}  {heads[0]:>24}  {heads[1]:>24}"]
     lines += [
-        f"{name:<{width}}  {cell(own, name):>24}  {cell(external, name):>24}"
+        f"{printable(name):<{width}}  {cell(own, name):>24}  {cell(external, name):>24}"
         for name in external["scores"]
     ]
     return "\n".join(lines)
