@@ -146,6 +146,18 @@ def test_names_of_labels_cannot_control_the_terminal(trained, tmp_path, capsys):
     assert r"auc/\x1b]0;title\x07" in told
 
 
+def test_a_folder_that_cannot_be_made_and_damaged_metrics_are_refused(
+    trained, other, tmp_path, capsys
+):
+    run = shutil.copytree(trained, tmp_path / "run")
+    command = [f"--model={run}", f"--data={other}"]
+    assert evaluate.main([*command, f"--output={run / 'metrics.json'}"]) == 2
+    assert "metrics.json cannot be a folder: File exists" in capsys.readouterr().err
+    (run / "metrics.json").write_text("{")
+    assert evaluate.main(command) == 2
+    assert "metrics.json is damaged" in capsys.readouterr().err
+
+
 def test_a_split_that_is_missing_and_a_run_that_is_not_finished_are_refused(
     trained, other, tmp_path, capsys
 ):

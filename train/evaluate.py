@@ -110,6 +110,12 @@ def evaluate(
     from train.parts import whole_split
     from train.workdir import METRICS_NAME, versions, write_json
 
+    own_results = _own_metrics(run)
+    output = output or run / "evaluation" / f"{manifest.name}-{split}"
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--output {output} cannot be a folder: {error.strerror}") from None
     outputs, columns = task.match(places, len(classifier.label_names))
     label_names = tuple(classifier.label_names[output] for output in outputs)
     probabilities, labels = _predict_split(classifier, data, split)
@@ -123,7 +129,6 @@ def evaluate(
         part=whole_split(manifest, split),
     )
     config = TrainConfig(data=data, bootstrap_samples=num_samples)
-    own_results = _own_metrics(run)
     results: dict[str, Any] = {
         "split": split,
         "dataset": {"name": manifest.name, "fingerprint": manifest.fingerprint},
@@ -131,7 +136,6 @@ def evaluate(
         "best_epoch": own_results.get("best_epoch"),
         **evaluation.measure(predictions, label_names, config),
     }
-    output = output or run / "evaluation" / f"{manifest.name}-{split}"
     evaluation.write_results(
         output,
         data=data,
@@ -215,7 +219,10 @@ def _predict_split(
 
 def _own_metrics(run: Path) -> dict[str, Any]:
     path = run / "metrics.json"
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    try:
+        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    except ValueError as error:
+        raise ConfigError(f"{path} is damaged ({error}); copy the run again") from None
 
 
 def _side_by_side(own: Mapping[str, Any], external: Mapping[str, Any]) -> str:
