@@ -424,6 +424,13 @@ def test_a_dataset_without_its_table_is_an_error_that_names_it(tmp_path, capsys)
     assert "examples.parquet" in capsys.readouterr().err
 
 
+def test_a_damaged_table_is_an_error_that_names_it(flawed, tmp_path, capsys):
+    shutil.copytree(flawed, tmp_path / "out")
+    (tmp_path / "out" / "examples.parquet").write_bytes(b"PAR1")
+    assert command_line.main(["audit", str(tmp_path / "out")]) == 1
+    assert "examples.parquet is damaged" in capsys.readouterr().err
+
+
 def test_a_shard_that_is_too_short_is_an_error_that_names_it(flawed, tmp_path):
     out = tmp_path / "cut"
     shutil.copytree(flawed, out)

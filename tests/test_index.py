@@ -59,6 +59,12 @@ def test_the_command_writes_into_another_folder(
     assert not list((tmp_path / "data").glob("*.idx"))
 
 
+def test_a_dataset_that_is_not_there_leaves_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(ManifestError, match="does not exist"):
+        index.write_index(tmp_path / "nowhere")
+    assert not (tmp_path / "nowhere").exists()
+
+
 def test_no_index_is_written_of_a_truncated_shard(tmp_path: Path) -> None:
     manifest = write_dataset(tmp_path)
     path = tmp_path / manifest.splits["train"].shards[0].name

@@ -1,6 +1,7 @@
 """Tests of train/evaluate.py: a finished run, measured on the scans of another hospital."""
 
 import json
+import shutil
 
 import numpy as np
 import pyarrow as pa
@@ -129,6 +130,32 @@ def test_a_class_that_the_model_does_not_know_is_refused(trained, tmp_path, caps
     message = capsys.readouterr().err
     assert "GLAUCOMA" in message
     assert "--classes" in message
+
+
+def test_names_of_labels_cannot_control_the_terminal(trained, tmp_path, capsys):
+    names = (*OCT_NAMES[:3], "\x1b]0;title\x07")
+    write_marked_dataset(tmp_path, num_examples={"test": 8}, label_names=names)
+    assert evaluate.main([f"--model={trained}", f"--data={tmp_path}"]) == 2
+    assert r"\x1b]0;title\x07" in capsys.readouterr().err
+    run = shutil.copytree(trained, tmp_path / "run")
+    facts = run / "export" / "preprocessing.json"
+    facts.write_text(json.dumps(json.loads(facts.read_text()) | {"label_names": names}))
+    assert evaluate.main([f"--model={run}", f"--data={tmp_path}", "--bootstrap_samples=0"]) == 0
+    told = capsys.readouterr().out
+    assert "\x1b" not in told
+    assert r"auc/\x1b]0;title\x07" in told
+
+
+def test_a_folder_that_cannot_be_made_and_damaged_metrics_are_refused(
+    trained, other, tmp_path, capsys
+):
+    run = shutil.copytree(trained, tmp_path / "run")
+    command = [f"--model={run}", f"--data={other}"]
+    assert evaluate.main([*command, f"--output={run / 'metrics.json'}"]) == 2
+    assert "metrics.json cannot be a folder: File exists" in capsys.readouterr().err
+    (run / "metrics.json").write_text("{")
+    assert evaluate.main(command) == 2
+    assert "metrics.json is damaged" in capsys.readouterr().err
 
 
 def test_a_split_that_is_missing_and_a_run_that_is_not_finished_are_refused(

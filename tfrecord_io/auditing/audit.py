@@ -142,10 +142,13 @@ def read_examples(file: str | os.PathLike[str] | pa.NativeFile) -> pa.Table:
         those of `COLUMNS` that the table has.
 
     Raises:
-        manifest.ManifestError: if the table lacks a column that every version has.
+        manifest.ManifestError: if the table is damaged or lacks a column that every version has.
     """
-    parquet = pq.ParquetFile(file, read_dictionary=list(_REPEATED))
-    names = parquet.schema_arrow.names
+    try:
+        names = pq.read_schema(file).names
+    except pa.ArrowInvalid as error:
+        raise manifest.ManifestError(f"{manifest.EXAMPLES_FILE_NAME} is damaged: {error}") from None
+    parquet = pq.ParquetFile(file, read_dictionary=[n for n in _REPEATED if n in names])
     missing = {"split", "shard", "row", "label", "patient", "path", "pixels_xxh3"} - set(names)
     if missing:
         raise manifest.ManifestError(

@@ -21,6 +21,7 @@ from tfrecord_io.auditing import near_duplicates
 from tfrecord_io.auditing.audit import SEVERITIES, Audit, Finding, list_pairs, read_examples
 from tfrecord_io.auditing.ranges import with_ranges
 from tfrecord_io.printing import counted
+from tfrecord_io.shards import map_records
 
 #: Number of neighbours that judge a scan's label, and how many of them must agree on another one.
 NUM_NEIGHBOURS = 10
@@ -266,16 +267,23 @@ def read_features(directory: Path, found: manifest.Manifest, examples: pa.Table)
         float32 [num_examples, channels].
 
     Raises:
+        manifest.ManifestError: if the examples are not those of the dataset.
         OSError: if a shard cannot be read.
     """
     layout = found.layout
+    sizes = {s.name: s.num_bytes for split in found.splits.values() for s in split.shards}
     shards = examples["shard"].cast(pa.string()).to_numpy()
     rows = examples["row"].to_numpy().astype(np.int64)
     features = np.empty((len(rows), found.image_shape[2]), np.float32)
     starts = np.flatnonzero(shards[1:] != shards[:-1]) + 1
     for places in np.split(np.arange(len(rows)), starts):
-        records = np.memmap(directory / shards[places[0]], np.uint8, "r")
-        records = records.reshape(-1, layout.stride)
+        name, last = shards[places[0]], rows[places].max()
+        if last * layout.stride >= sizes.get(name, 0):
+            raise manifest.ManifestError(
+                f"{directory / manifest.EXAMPLES_FILE_NAME} is of another dataset: the manifest "
+                f"knows no record {last} of {name}; copy the folder again"
+            )
+        records = map_records(directory / name, sizes[name], layout.stride)
         for block in np.array_split(places, -(-len(places) // _ROWS_AT_ONCE)):
             features[block] = pool(layout.images_in(records[rows[block]]))
     return features
