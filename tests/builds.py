@@ -35,6 +35,13 @@ def build_here(source: Path, output: Path | str, *more: str) -> Path:
     return Path(output)
 
 
+def run_build_here(source: Path, output: Path | str, *more: str) -> int:
+    """Runs the command in this process; returns its exit code."""
+    from pipelines import build_tfrecords
+
+    return build_tfrecords.main(arguments(source, output, IN_MEMORY, *more))
+
+
 def command(source: Path, output: Path, *more: str) -> list[str]:
     """Returns the command that a user would type."""
     program = str(ROOT / "pipelines" / "build_tfrecords.py")

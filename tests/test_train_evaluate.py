@@ -1,17 +1,14 @@
 """Tests of train/evaluate.py: a finished run, measured on the scans of another hospital."""
 
-import csv
 import json
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from marked_images import KERAS_ARRAY_WARNING, OCT_NAMES, QUICK, write_marked_dataset
+from marked_images import KERAS_ARRAY_WARNING, OCT_NAMES, rows_of, train, write_marked_dataset
 
 from train import evaluate, predict
-from train.config import TrainConfig
-from train.trainer import train_and_evaluate
 
 pytestmark = pytest.mark.filterwarnings(KERAS_ARRAY_WARNING)
 
@@ -31,12 +28,8 @@ def data(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def trained(data, tmp_path_factory):
-    config = TrainConfig(
-        data=str(data), **QUICK, epochs=2, replica_batch_size=16, seed=1, learning_rate=0.01,
-        strategy="single", bootstrap_samples=20,
-    )  # fmt: skip
     workdir = tmp_path_factory.mktemp("runs") / "run"
-    train_and_evaluate(config, workdir)
+    assert train(data, workdir) == 0
     return workdir
 
 
@@ -60,11 +53,6 @@ def measured(trained, other, tmp_path_factory):
     return output
 
 
-def rows_of(path):
-    with path.open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
-
-
 def test_each_image_gets_the_probabilities_that_the_export_gives_it(trained, other, measured):
     import tfrecord_io
 
@@ -72,13 +60,13 @@ def test_each_image_gets_the_probabilities_that_the_export_gives_it(trained, oth
     dataset = tfrecord_io.make_dataset(other, split="test", batch_size=30, shuffle=False)
     ((images, _),) = dataset.as_numpy_iterator()
     expected = predict.predict_images(classifier, images)
-    rows = rows_of(measured / "predictions.csv")
+    rows = rows_of(measured)
     found = np.array([[float(row[name]) for name in OCT_NAMES] for row in rows])
     np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
 def test_classes_are_matched_by_name_and_not_by_place(measured):
-    rows = rows_of(measured / "predictions.csv")
+    rows = rows_of(measured)
     # The path of each image names its class.
     assert [row["label"] for row in rows] == [row["path"].split("/")[1] for row in rows]
     metrics = json.loads((measured / "metrics.json").read_text())
@@ -91,7 +79,7 @@ def test_classes_are_matched_by_name_and_not_by_place(measured):
 def test_each_site_is_measured_by_itself_too(trained, other, measured):
     table = pq.read_table(other / "examples.parquet").to_pylist()
     site_of = {row["key"]: row["site"] for row in table}
-    rows = rows_of(measured / "predictions.csv")
+    rows = rows_of(measured)
     metrics = json.loads((measured / "metrics.json").read_text())
     assert list(metrics["sites"]) == ["london", "zurich"]
     section = (measured / "report.html").read_text().partition('id="sites"')[2]

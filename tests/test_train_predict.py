@@ -21,9 +21,8 @@ from marked_images import (
 )
 from PIL import Image
 
-import tfrecord_io
 from tfrecord_io import dicom
-from tfrecord_io.preprocess import Preprocessing, decode_image, decoder_versions
+from tfrecord_io.preprocess import Preprocessing, decode_image
 from train import export, plots, predict
 from train.config import ConfigError, TrainConfig
 from train.models import build_network
@@ -37,7 +36,7 @@ SHAPE = (24, 20, 1)
 def run_folder(tmp_path_factory):
     data = tmp_path_factory.mktemp("data")
     manifest = write_marked_dataset(data, num_examples={"train": 4}, image_shape=SHAPE)
-    config = TrainConfig(data=str(data))
+    config = TrainConfig(data=str(data), model="convnet")
     keras.utils.set_random_seed(0)
     model = build_network(config, image_shape=SHAPE, num_classes=4).model
     folder = tmp_path_factory.mktemp("run")
@@ -209,18 +208,6 @@ def test_another_version_of_the_decoder_is_told(run_folder, files, tmp_path, cap
         assert predict.main(arguments) == 0
         said = capsys.readouterr().err
         assert ("were decoded by pillow 9.0.1, here it is pillow" in said) == warns
-
-
-def test_an_export_names_the_versions_that_decoded_the_training_images(built_dataset, tmp_path):
-    manifest = tfrecord_io.Manifest.load(built_dataset)
-    config = TrainConfig(data=str(built_dataset))
-    model = build_network(
-        config, image_shape=manifest.image_shape, num_classes=manifest.num_classes
-    ).model
-    export.export_model(model, tmp_path / "export", manifest, precision="float32")
-    classifier = predict.load_classifier(tmp_path)
-    assert classifier.decoder == decoder_versions()
-    assert predict.other_decoder(classifier) is None
 
 
 def test_a_name_that_would_steer_the_terminal_is_printed_escaped(

@@ -66,8 +66,8 @@ Fault = Callable[[], contextlib.AbstractContextManager[None]]
 
 def preload(modules: Iterable[str]) -> None:
     """Says what the server has imported from which `Run` forks; to be called before the first."""
-    # Without the program itself, each run would import it once more.
-    context.set_forkserver_preload(["__main__", *modules])
+    # Each run begins with the program itself, so what that imports has to be there, too.
+    context.set_forkserver_preload(["campaign.run", *modules])
 
 
 class Run:
