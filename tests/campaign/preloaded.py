@@ -15,5 +15,4 @@ import pipelines.running.transforms
 import tfrecord_io.reading.mapped
 
 PIL.Image.preinit()
-pipelines.report.card.page_template()
 gc.freeze()
