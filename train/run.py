@@ -58,8 +58,8 @@ def _run(argv: Sequence[str] | None) -> int:
     ) as error:
         return _complain(error, 1)
     except OSError as error:
-        kept = f"the last checkpoint in {workdir} is whole; run the same command again to continue"
-        return _complain(f"{error}; {kept}", 1)
+        how = "its last checkpoint is whole; mend that and run the same command again to continue"
+        return _complain(f"the run in {workdir} cannot go on: {error}; {how}", 1)
     return 0
 
 
