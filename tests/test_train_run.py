@@ -2,10 +2,12 @@
 
 import json
 import os
+import resource
 import shutil
 import signal
 import socket
 import subprocess
+import threading
 import time
 
 import numpy as np
@@ -76,6 +78,21 @@ def test_a_users_mistake_is_one_message_without_a_stack(arguments, message, tmp_
     assert not (tmp_path / "run").exists()
 
 
+def test_ctrl_c_outside_of_the_steps_ends_with_a_message_and_code_130(tmp_path, capsys):
+    pipe = tmp_path / "config.json"
+    os.mkfifo(pipe)
+
+    def press():
+        with pipe.open("w"):  # as soon as the command reads it
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+    thread = threading.Thread(target=press)
+    thread.start()
+    assert run.main([f"--workdir={tmp_path / 'run'}", f"--config={pipe}"]) == 130
+    thread.join()
+    assert capsys.readouterr().err == "stopped; run the same command again to continue\n"
+
+
 def test_the_console_is_clean(finished):
     workdir, result = finished
     assert result.returncode == 0, result.stderr
@@ -140,6 +157,26 @@ def test_killed_at_two_moments_it_ends_with_the_weights_of_an_undisturbed_run(
     data, finished, tmp_path
 ):
     run_killed_twice(data, tmp_path / "run")
+    check_same(tmp_path / "run", finished[0])
+
+
+@pytest.mark.slow
+def test_a_full_disk_ends_with_a_message_and_the_same_command_continues(data, finished, tmp_path):
+    words = command("run", "--data", data, "--workdir", tmp_path / "run", *FLAGS)
+    full = subprocess.run(
+        words,
+        cwd=REPOSITORY,
+        env=environment(),
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000)),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert full.returncode == 1
+    message = f"error: the run in {tmp_path / 'run'} cannot go on: [Errno 27] File too large; "
+    assert full.stderr.startswith(message), full.stderr
+    result = run_script("run", "--data", data, "--workdir", tmp_path / "run", *FLAGS)
+    assert result.returncode == 0, result.stderr
     check_same(tmp_path / "run", finished[0])
 
 
