@@ -70,11 +70,12 @@ def write_marked_dataset(
     label_names: tuple[str, ...] = OCT_NAMES,
     with_patients: bool = True,
     label_kind: LabelKind = CLASSES,
+    unit: float = 1.0,
 ) -> Manifest:
     """Writes noise with a bright bar whose height tells the class, so that nets learn it.
 
     Of several labels each has a bar, and half of the images have it. A number is 20 minus 2.5 for
-    each bright row.
+    each bright row, in the unit.
     """
     directory.mkdir(parents=True, exist_ok=True)
     layout = RecordLayout(
@@ -96,6 +97,7 @@ def write_marked_dataset(
             pixels = generator.integers(100, size=image_shape, dtype=np.uint8)
             if label_kind is NUMBER:
                 pixels[: round((20 - vector[0]) / 2.5)] += 150
+                vector = vector * unit
                 text = number_text(str(vector[0]))
             else:
                 labels = np.flatnonzero(vector).tolist()

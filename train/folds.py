@@ -88,6 +88,9 @@ def _train_each(
     devices: Devices,
 ) -> None:
     """Trains one run after another, each in its folder."""
+    # All folds, so that one that cannot be trained does not waste the time of those before it.
+    for single in {single.fold: single for _, single in singles}.values():
+        trainer.plan_run(single, manifest, devices)
     for number, (folder, single) in enumerate(singles, 1):
         devices.say(f"\nrun {number} of {len(singles)}: fold {single.fold}, seed {single.seed}")
         trainer.train_once(single, folder, manifest, trunk, devices)

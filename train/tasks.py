@@ -174,9 +174,7 @@ class Task(abc.ABC):
     def texts(self, truths: np.ndarray, label_names: Sequence[str]) -> list[str]:
         """Returns the text of each label, as in examples.parquet."""
         rows = self.has(truths, len(label_names))
-        return [
-            self.kind.text_of([label_names[place] for place in np.flatnonzero(row)]) for row in rows
-        ]
+        return [self.kind.text_in(row, label_names) for row in rows]
 
 
 class _Classes(Task):
@@ -397,7 +395,7 @@ def training_task(kind: LabelKind, data: str, part: Part) -> Task:
             numbers as it does in the loss.
 
     Raises:
-        ConfigError: if all examples have the same number.
+        ConfigError: if all examples have the same number, or their squares are too large.
     """
     if kind is not label_kinds.NUMBER:
         return task_of(kind)
@@ -411,6 +409,11 @@ def training_task(kind: LabelKind, data: str, part: Part) -> Task:
         )
     mean = np.average(numbers, weights=part.weights)
     variance = np.average(np.square(numbers - mean), weights=part.weights)
+    if variance > np.finfo(np.float32).max:
+        raise ConfigError(
+            f"the numbers of {data} differ by up to {np.ptp(numbers):g}, whose square float32 "
+            "cannot hold; give them in a larger unit, and build again"
+        )
     return Number(float(mean), float(np.sqrt(variance)))
 
 

@@ -39,7 +39,7 @@ from train.optimizers import averaged_weights, make_optimizer
 from train.parts import Part, Parts, choose_parts, read_statistics
 from train.steps import JaxSteps, Objective, TensorFlowSteps, make_steps
 from train.strategy import Devices, configure_devices, set_seed
-from train.tasks import Task, task_of, training_task
+from train.tasks import Task, training_task
 from train.workdir import (
     BEST_NAME,
     CHECKPOINT_NAME,
@@ -155,8 +155,6 @@ def train_and_evaluate(
     """
     devices = configure_devices(config)
     manifest = tfrecord_io.Manifest.load(config.data)
-    if config.best_by == "val_accuracy" and task_of(manifest.label_kind).quantity != "accuracy":
-        raise ConfigError("--best_by val_accuracy needs classes or labels; use val_loss")
     trunk = find_trunk(config.data, manifest)
     if trunk is not None:
         features.refuse_flags(config.data, trunk, given or {})
@@ -188,22 +186,48 @@ def train_once(
         trunk: of the dataset; None for images.
         devices: the configured devices.
     """
+    parts, task, config = plan_run(config, manifest, devices)
+    set_seed(config.seed)
+    with claim(workdir, config, manifest, devices):
+        if (path := workdir / METRICS_NAME).exists():
+            try:
+                results = json.loads(path.read_text(encoding="utf-8"))
+            except ValueError as error:
+                raise ConfigError(
+                    f"{path} is damaged ({error}); remove it, and the same command evaluates the "
+                    "run again"
+                ) from None
+            devices.say(f"{workdir} holds this run complete; nothing to do")
+            return results
+        run = _Run(config, workdir, manifest, parts, task, devices, trunk)
+        run.train()
+        return run.finish()
+
+
+def plan_run(
+    config: TrainConfig, manifest: tfrecord_io.Manifest, devices: Devices
+) -> tuple[Parts, Task, TrainConfig]:
+    """Returns what a run trains on, what it learns, and its resolved configuration.
+
+    Args:
+        config: as the user gave it.
+        manifest: of the dataset.
+        devices: of the run.
+
+    Raises:
+        ConfigError: if the configuration does not suit the data or the devices.
+    """
     parts = choose_parts(config, manifest)
     task = training_task(manifest.label_kind, config.data, parts.train)
-    set_seed(config.seed)
-    config = config.resolve(
+    if config.best_by == "val_accuracy" and task.quantity != "accuracy":
+        raise ConfigError("--best_by val_accuracy needs classes or labels; use val_loss")
+    resolved = config.resolve(
         num_examples=parts.train.num_examples,
         num_replicas=devices.num_replicas,
         precision=devices.best_precision,
         jit_compile=devices.best_jit_compile,
     )
-    with claim(workdir, config, manifest, devices):
-        if (workdir / METRICS_NAME).exists():
-            devices.say(f"{workdir} holds this run complete; nothing to do")
-            return json.loads((workdir / METRICS_NAME).read_text(encoding="utf-8"))
-        run = _Run(config, workdir, manifest, parts, task, devices, trunk)
-        run.train()
-        return run.finish()
+    return parts, task, resolved
 
 
 class _Run:
