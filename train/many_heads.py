@@ -29,12 +29,12 @@ from train import callbacks, checkpoint, evaluation, features, feed, metrics, tr
 from train.config import TrainConfig
 from train.models import Network
 from train.optimizers import averaged_weights, make_stacked_optimizer
-from train.parts import Part, choose_parts
+from train.parts import Part
 from train.stacked import stack_networks
 from train.stacked_feed import Source, Table, training_batches
 from train.steps import Objective, StepResults, make_steps
 from train.strategy import Devices, set_seed
-from train.tasks import Task, task_of, training_task
+from train.tasks import Task, task_of
 from train.workdir import CHECKPOINT_NAME, HISTORY_NAME, claim, write_json
 
 #: Limit on the bytes of the features of a dataset, those in a step, and all heads.
@@ -100,7 +100,7 @@ def plan_heads(
         devices: of the runs.
 
     Raises:
-        ConfigError: see `parts.choose_parts`, `tasks.training_task` and `TrainConfig.resolve`.
+        ConfigError: see `trainer.plan_run`.
     """
     heads: list[Head] = []
     if trunk.rest_layers:
@@ -123,25 +123,18 @@ def _heads_of(
     devices: Devices,
 ) -> list[Head]:
     keras.config.set_dtype_policy("float32")
-    parts = {
-        config.fold: choose_parts(config, manifest)
+    plans = {
+        config.fold: trainer.plan_run(config, manifest, devices)
         for config in {config.fold: config for _, config in runs}.values()
-    }
-    tasks = {
-        fold: training_task(manifest.label_kind, runs[0][1].data, of_fold.train)
-        for fold, of_fold in parts.items()
     }
     networks: dict[int, Network] = {}
     heads = []
     for folder, config in runs:
-        learnt, held_out = parts[config.fold].train, parts[config.fold].test
+        # The seed is all in which the runs of a fold differ.
+        parts, task, resolved = plans[config.fold]
+        config = dataclasses.replace(resolved, seed=config.seed)
+        learnt, held_out = parts.train, parts.test
         assert held_out is not None
-        config = config.resolve(
-            num_examples=learnt.num_examples,
-            num_replicas=devices.num_replicas,
-            precision=devices.best_precision,
-            jit_compile=devices.best_jit_compile,
-        )
         if config.seed not in networks:
             set_seed(config.seed)
             networks[config.seed] = features.build_network(
@@ -157,7 +150,7 @@ def _heads_of(
                 config=config,
                 learnt=learnt,
                 held_out=held_out,
-                task=tasks[config.fold],
+                task=task,
                 order=BatchOrder(
                     num_examples=learnt.num_examples,
                     batch_size=config.global_batch_size or 0,

@@ -39,7 +39,7 @@ from train.optimizers import averaged_weights, make_optimizer
 from train.parts import Part, Parts, choose_parts, read_statistics
 from train.steps import JaxSteps, Objective, TensorFlowSteps, make_steps
 from train.strategy import Devices, configure_devices, set_seed
-from train.tasks import Task, task_of, training_task
+from train.tasks import Task, training_task
 from train.workdir import (
     BEST_NAME,
     CHECKPOINT_NAME,
@@ -155,8 +155,6 @@ def train_and_evaluate(
     """
     devices = configure_devices(config)
     manifest = tfrecord_io.Manifest.load(config.data)
-    if config.best_by == "val_accuracy" and task_of(manifest.label_kind).quantity != "accuracy":
-        raise ConfigError("--best_by val_accuracy needs classes or labels; use val_loss")
     trunk = find_trunk(config.data, manifest)
     if trunk is not None:
         features.refuse_flags(config.data, trunk, given or {})
