@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pipelines import errors
-from pipelines.planning.anonymous import Secret, private_errors, read_secret
+from pipelines.planning.anonymous import Secret, private_errors, read_secret, require_outside
 from pipelines.planning.plan import DEFAULT_SHARD_SIZE_MB, PlanOptions
 from pipelines.planning.splits import DEFAULT_FRACTIONS, POLICIES, Policy, SplitOptions
 from pipelines.shards.build import DropOptions
@@ -527,15 +527,19 @@ class BuildOptions:
         """The secret that makes the dataset anonymous, if it is to be."""
         if self.anonymize is None:
             return None
-        inputs = [self.input, *(site.input for site in self.sites)]
-        return read_secret(
-            self.anonymize, output=self.output, sources=[name for name in inputs if name]
-        )
+        return read_secret(self.anonymize, output=self.output, source=self.input)
 
     @functools.cached_property
     def sites(self) -> tuple[Site, ...]:
         """The sites that the input names, if the source is `sites`."""
-        return read_sites(Path(self.input)) if self.source == "sites" and self.input else ()
+        if self.source != "sites" or not self.input:
+            return ()
+        with private_errors(self.secret):
+            sites = read_sites(Path(self.input))
+        for site in sites:
+            if self.anonymize:
+                require_outside(self.anonymize, "--input", site.input)
+        return sites
 
     @functools.cached_property
     def listing(self) -> ListingOptions:
@@ -557,14 +561,15 @@ class BuildOptions:
     def _listing_of(self, site: Site) -> ListingOptions:
         with naming(site.name):
             labels = self._read_labels(site.labels)
-            try:
-                return ListingOptions(
-                    tree=site.tree,
-                    group_regex=site.group_regex or self.group_regex,
-                    labels=labels,
-                    label_kind=self.label_kind,
-                )
-            except ValueError as error:
+        try:
+            return ListingOptions(
+                tree=site.tree,
+                group_regex=site.group_regex or self.group_regex,
+                labels=labels,
+                label_kind=self.label_kind,
+            )
+        except ValueError as error:
+            with private_errors(self.secret), naming(site.name):
                 raise errors.UserError(str(error)) from None
 
     def _read_labels(self, file: Path | None) -> LabelTable | None:

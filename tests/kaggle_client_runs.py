@@ -71,7 +71,6 @@ try:
     archive = source.download_archive(
         options["dataset"],
         Path(folder),
-        progress=options["progress"],
         retries=source.Retries(**options["retries"]),
     )
 except downloads.DownloadError as error:
@@ -195,7 +194,6 @@ class Workplace:
         settings = {
             "dataset": DATASET,
             "download_dir": str(self.downloads),
-            "progress": False,
             **options,
             "retries": retries | options.get("retries", {}),
         }

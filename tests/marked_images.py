@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import hashlib
 import json
 import os
@@ -81,11 +82,12 @@ def write_marked_dataset(
     label_names: tuple[str, ...] = OCT_NAMES,
     with_patients: bool = True,
     label_kind: LabelKind = CLASSES,
+    unit: float = 1.0,
 ) -> Manifest:
     """Writes noise with a bright bar whose height tells the class, so that nets learn it.
 
     Of several labels each has a bar, and half of the images have it. A number is 20 minus 2.5 for
-    each bright row.
+    each bright row, in the unit.
     """
     directory.mkdir(parents=True, exist_ok=True)
     layout = RecordLayout(
@@ -107,6 +109,7 @@ def write_marked_dataset(
             pixels = generator.integers(100, size=image_shape, dtype=np.uint8)
             if label_kind is NUMBER:
                 pixels[: round((20 - vector[0]) / 2.5)] += 150
+                vector = vector * unit
                 text = number_text(str(vector[0]))
             else:
                 labels = np.flatnonzero(vector).tolist()
@@ -146,6 +149,11 @@ def write_marked_dataset(
         preprocessing=Preprocessing(height=height, width=width, channels=channels).to_dict(),
         label_kind=label_kind,
     )
+    # As of a build: its ledger is on the card of features.
+    total = sum(num_examples.values())
+    none = dict.fromkeys(("rejects", "copies", "over_limit"), 0)
+    counts = {"files": total, "examples": total, "ignored": {}} | none
+    manifest = dataclasses.replace(manifest, counts=counts)
     (directory / FILE_NAME).write_text(manifest.to_json(), encoding="utf-8")
     if with_patients:
         pq.write_table(pa.Table.from_pylist(rows), directory / EXAMPLES_FILE_NAME)

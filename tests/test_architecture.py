@@ -32,6 +32,7 @@ FLOORS = (
     "pipelines.planning",
     "pipelines.sources",
     "pipelines.stores",
+    "pipelines.workers",
     "pipelines.errors",
     "tfrecord_io.__main__",
     "tfrecord_io.reading",

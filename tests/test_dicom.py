@@ -447,6 +447,23 @@ def test_a_frame_that_claims_to_be_huge_is_not_decoded(name, marker, place, form
         decode_image(bytes(data), Preprocessing(), 0)
 
 
+def test_a_jpeg_ls_frame_that_is_cut_off_is_not_decoded(monkeypatch):
+    data = in_syntax(dicom_file(grey_pixels(0, 60, 60)), "1.2.840.10008.1.2.4.80")
+    end = data.rindex(b"\xff\xd9")
+    monkeypatch.setattr("jpeg_ls.decode_pixel_data", None)
+    cut = data[:end] + bytes(2) + data[end + 2 :]
+    with pytest.raises(Reject, match="truncated: the JPEG-LS frame is cut off"):
+        decode_image(cut, Preprocessing(), 0)
+
+
+def test_a_frame_beyond_the_end_of_the_file_is_found_missing_without_reading_all_of_it():
+    volume = np.stack([grey_pixels(seed, 200, 200) for seed in range(50)])
+    file = io.BytesIO(dicom_file(volume)[:-10])
+    with pytest.raises(Reject, match="truncated: the file ends before its frame 50"):
+        dicom.cut_frame(file, 50)
+    assert dicom.cut_frame(io.BytesIO(file.getvalue()), 49).PixelData == volume[48].tobytes()
+
+
 def test_a_deflated_file_that_grows_without_end_is_not_inflated():
     start = dicom_file(grey_pixels(), syntax="1.2.840.10008.1.2.1.99")
     meta = start[: start.index(b"1.2.840.10008.1.2.1.99") + 22]
@@ -630,9 +647,10 @@ def test_every_frame_is_an_image_in_the_ledger(built):
     assert main(["verify", str(built)]) == 0
 
 
-@pytest.mark.parametrize("num_frames", ["-3", "0", "999999999"])
+@pytest.mark.parametrize("num_frames", ["-3", "0", "999999999", "20000"])
 def test_a_number_of_frames_that_cannot_be_is_one_reject_or_picture(tmp_path, num_frames):
-    files = {"CNV/odd": dicom_file(grey_pixels(), num_frames=num_frames), "CNV/good.png": png()}
+    odd = dicom_file(grey_pixels(0, 400, 500), num_frames=num_frames)
+    files = {"CNV/odd": odd, "CNV/good.png": png()}
     output = build_here(write_tree(tmp_path / "in", files), tmp_path / "out",
                         "--max_reject_fraction=1")  # fmt: skip
     assert Manifest.load(output).counts["files"] == 2

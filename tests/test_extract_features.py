@@ -1,5 +1,6 @@
 """Features that a frozen network computes once, through the command, on real small builds."""
 
+import importlib.util
 import json
 import os
 import shutil
@@ -11,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from builds import IN_MEMORY, ROOT, build_here, files_of, run_command, shards_of
 from image_files import scan_tree, write_tree
-from marked_images import KERAS_ARRAY_WARNING
+from marked_images import KERAS_ARRAY_WARNING, run_on_jax, write_marked_dataset
 
 from pipelines import extract_features
 from pipelines.shards import features
@@ -139,6 +140,56 @@ def test_a_job_that_was_killed_goes_on_with_the_shards_that_are_missing(
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="JAX is not installed")
+def test_on_another_backend_it_is_the_same_dataset_with_features_that_are_as_good_as_equal(
+    images, trunk, extracted, tmp_path
+):
+    program = "import sys; from pipelines import extract_features as job; sys.exit(job.main())"
+    words = ["--data", images, "--trunk", trunk, "--output", tmp_path / "out", IN_MEMORY]
+    run_on_jax(program, *words)
+    ours, theirs = Manifest.load(tmp_path / "out"), Manifest.load(extracted)
+    assert ours.fingerprint == theirs.fingerprint
+    (ours_by,), (theirs_by,) = ours.source["computed_by"], theirs.source["computed_by"]
+    assert "jax" in ours_by.keys() - theirs_by.keys()
+    for split, content in theirs.splits.items():
+        places = np.arange(content.num_examples)
+        (mine, labels), (others, same_labels) = (
+            MappedDataset(data, split)[places] for data in (tmp_path / "out", extracted)
+        )
+        np.testing.assert_allclose(mine, others, rtol=2e-3, atol=2e-3)
+        np.testing.assert_array_equal(labels, same_labels)
+
+
+# Runs the job and prints its peak memory in bytes.
+MEASURED = """
+import resource, sys
+from pipelines import extract_features
+assert extract_features.main() == 0
+unit = 1 if sys.platform == "darwin" else 1024
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit)
+"""
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_the_number_of_images(mobilenet_weights, tmp_path):
+    few, many = 200, 4000
+    peaks = []
+    for total in (few, many):
+        folder = tmp_path / f"{total}"
+        write_marked_dataset(folder, num_examples={"train": total}, image_shape=(32, 32, 1))
+        path = tmp_path / "trunk.keras"
+        weights = str(mobilenet_weights)
+        facts = write_trunk(str(folder), "mobilenet", "conv_pw_1_relu", path, weights=weights)
+        words = ["--data", folder, "--trunk", path, "--output", tmp_path / f"{total}-out"]
+        words = [sys.executable, "-c", MEASURED, *words, IN_MEMORY]
+        done = run_command([str(word) for word in words], {"PYTHONPATH": os.fspath(ROOT)})
+        assert done.returncode == 0, done.stderr
+        peaks.append(int(done.stdout.splitlines()[-1]))
+    more = (many - few) * 2 * int(np.prod(facts.feature_shape))
+    assert peaks[1] - peaks[0] < more / 3
+
+
+@pytest.mark.slow
 def test_another_trunk_or_type_is_another_dataset(
     images, mobilenet_weights, trunk, tmp_path, capsys
 ):
@@ -146,6 +197,11 @@ def test_another_trunk_or_type_is_another_dataset(
     assert extract(images, trunk, output) == 0
     assert extract(images, trunk, output, "--dtype=float32") == 2
     assert "dtype: 'float16' there, 'float32' now" in capsys.readouterr().err
+    as_float16 = MappedDataset(output, "train")[np.arange(24)][0]
+    assert extract(images, trunk, output, "--dtype=float32", "--overwrite") == 0
+    as_float32 = MappedDataset(output, "train")[np.arange(24)][0]
+    # Rounded once, to the nearest number of 11 significant bits.
+    np.testing.assert_array_equal(as_float32.astype(np.float16), as_float16)
     other = tmp_path / "other.keras"
     write_trunk(str(images), "mobilenet", "conv_pw_5_relu", other, weights=str(mobilenet_weights))
     assert extract(images, other, output) == 2

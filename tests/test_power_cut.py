@@ -54,7 +54,7 @@ def moment():
     if {NAME!r} in left and {NAME + ".kaggle-partial"!r} not in left:
         assert left[{NAME!r}] == ARCHIVE, f"moment {{len(moments)}}: {{len(left[{NAME!r}])}} bytes"
 with disk.watched(moment):
-    download.download_archive({DATASET!r}, folder, progress=False)
+    download.download_archive({DATASET!r}, folder)
 assert disk.sure()[{NAME!r}] == ARCHIVE
 print(len(moments))
 """

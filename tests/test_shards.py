@@ -8,15 +8,6 @@ from hypothesis import strategies as st
 
 from tfrecord_io import shards
 
-SPLIT_NAMES = st.from_regex(r"[a-z][a-z0-9_]{0,8}", fullmatch=True)
-
-
-@given(split=SPLIT_NAMES, num_shards=st.integers(1, 200_000), data=st.data())
-def test_a_name_is_parsed_into_what_it_was_made_of(split, num_shards, data):
-    shard_index = data.draw(st.integers(0, num_shards - 1))
-    name = shards.shard_name(split, shard_index, num_shards)
-    assert shards.parse_shard_name(name) == (split, shard_index, num_shards)
-
 
 @given(num_shards=st.integers(2, 99_999), data=st.data())
 def test_names_sort_as_their_indices_do(num_shards, data):
@@ -36,26 +27,6 @@ def test_the_name_is_the_usual_one_of_tensorflow():
 def test_an_index_outside_the_split_is_refused(shard_index):
     with pytest.raises(ValueError, match=r"must be in 0\.\.3"):
         shards.shard_name("train", shard_index, 4)
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "",
-        "train.tfrecord",
-        "train-0-of-4.tfrecord",
-        "train-00004-of-00004.tfrecord",
-        "train-000000-of-00004.tfrecord",
-        "train-00000-of-00004.tfrecord.tmp",
-        "train-00000-of-00004.json",
-        "../train-00000-of-00004.tfrecord",
-        "train-00000-of-00004.tfrecord\n",
-        "train-０００００-of-00004.tfrecord",
-    ],
-)
-def test_other_names_are_refused(name):
-    with pytest.raises(ValueError, match="expected a name like"):
-        shards.parse_shard_name(name)
 
 
 def test_a_file_has_no_name_until_it_is_complete(tmp_path):

@@ -1,21 +1,21 @@
 """The Fashion-MNIST source, on tiny IDX files and a server on loopback."""
 
-import gzip
 import hashlib
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import pytest
 from idx_files import FILES, IMAGES, LABELS, gzipped, idx
+from web_server import WebFile, WebServer, running_web
 
 from pipelines.sources import fashion_mnist as source
 from pipelines.sources.downloads import DownloadError
+from tfrecord_io import shards
 
 
 @pytest.fixture
@@ -95,56 +95,11 @@ def test_the_labels_have_the_names_that_were_published():
 # --------------------------------------------------------------------------------------------------
 
 
-class Server:
-    """Serves files; `status`, `cut`, `stalls` and `encoding` say how it misbehaves."""
-
-    def __init__(self):
-        self.files = dict(FILES)
-        self.asked: list[str] = []
-        self.status = 200
-        self.cut = 0
-        self.stalls = False
-        self.encoding: str | None = None
-        self.stopping = threading.Event()
-        server = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def log_message(self, format: str, *args: object) -> None:
-                pass
-
-            def do_GET(self) -> None:
-                server.answer(self)
-
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.http.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self.http.server_address[1]}/fashion/"
-
-    def answer(self, handler: BaseHTTPRequestHandler) -> None:
-        folder, name = handler.path[1:].split("/")
-        self.asked.append(name)
-        content = self.files.get(name) if folder == "fashion" else None
-        handler.send_response(404 if content is None else self.status)
-        content = content or b"not here"
-        handler.send_header("Content-Length", str(len(content)))
-        if self.encoding:
-            handler.send_header("Content-Encoding", self.encoding)
-        handler.end_headers()
-        if self.stalls:
-            self.stopping.wait(10)
-        else:
-            handler.wfile.write(content[: len(content) - self.cut])
-
-
 @pytest.fixture
-def server() -> Iterator[Server]:
-    server = Server()
-    thread = threading.Thread(target=server.http.serve_forever, args=(0.02,))
-    thread.start()
-    yield server
-    server.stopping.set()
-    server.http.shutdown()
-    thread.join()
-    server.http.server_close()
+def web() -> Iterator[WebServer]:
+    with running_web() as server:
+        server.files = {f"fashion/{name}": WebFile(content) for name, content in FILES.items()}
+        yield server
 
 
 @pytest.fixture(autouse=True)
@@ -155,135 +110,93 @@ def _published_here(monkeypatch):
         for key, file in source.PUBLISHED_FILES.items()
     }
     monkeypatch.setattr(source, "PUBLISHED_FILES", published)
-    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
-        monkeypatch.delenv(name, raising=False)
 
 
 def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def test_a_download_leaves_the_four_files_and_no_other(server, tmp_path):
+def test_a_download_leaves_the_four_files_and_no_other(web, tmp_path):
     folder = tmp_path / "a" / "b"
 
-    found = source.download(folder, server.url)
+    found = source.download(folder, web.url("fashion/"))
 
     assert contents(folder) == FILES
     assert found == source.find_files(folder)
     np.testing.assert_array_equal(source.read_split(folder, "test")[1], LABELS[:2])
 
 
-def test_files_that_are_there_are_not_downloaded_again(server, folder):
-    source.download(folder, server.url)
+def test_files_that_are_there_are_not_downloaded_again(web, folder):
+    source.download(folder, web.url("fashion"))
 
-    assert server.asked == []
+    assert web.paths == []
 
 
-def test_only_a_missing_or_damaged_file_is_downloaded(server, folder):
+def test_only_a_missing_or_damaged_file_is_downloaded(web, folder):
     (folder / "train-labels-idx1-ubyte.gz").unlink()
     (folder / "t10k-images-idx3-ubyte.gz").write_bytes(gzipped(idx(IMAGES)))
 
-    source.download(folder, server.url.rstrip("/"))
+    source.download(folder, web.url("fashion"))
 
-    assert server.asked == ["train-labels-idx1-ubyte.gz", "t10k-images-idx3-ubyte.gz"]
+    assert web.paths == [
+        "/fashion/train-labels-idx1-ubyte.gz",
+        "/fashion/t10k-images-idx3-ubyte.gz",
+    ]
     assert contents(folder) == FILES
 
 
-def test_a_file_of_another_md5_is_refused_and_leaves_nothing(server, tmp_path):
-    server.files["train-images-idx3-ubyte.gz"] = gzipped(idx(IMAGES + 1))
+def test_a_file_of_another_md5_is_refused_and_leaves_nothing(web, tmp_path):
+    web.files["fashion/train-images-idx3-ubyte.gz"] = WebFile(gzipped(idx(IMAGES + 1)))
 
     with pytest.raises(DownloadError, match=r"expected the published MD5 .* got") as error:
-        source.download(tmp_path, server.url)
-    assert f"{server.url}train-images-idx3-ubyte.gz" in str(error.value)
+        source.download(tmp_path, web.url("fashion"))
+    assert web.url("fashion/train-images-idx3-ubyte.gz") in str(error.value)
     assert contents(tmp_path) == {}
 
 
-def test_another_data_set_of_that_form_is_taken_where_it_is_asked_for(server, tmp_path):
-    server.files = {name: gzipped(gzip.decompress(content)[:]) for name, content in FILES.items()}
-    server.files["train-images-idx3-ubyte.gz"] = gzipped(idx(IMAGES + 1))
+def test_a_server_that_calls_the_file_s_gzip_an_encoding_changes_nothing(web, tmp_path):
+    web.headers = {"Content-Encoding": "gzip"}
 
-    source.download(tmp_path, server.url, check_md5=False)
-
-    np.testing.assert_array_equal(source.read_split(tmp_path, "train")[0], IMAGES + 1)
-
-
-@pytest.mark.parametrize(
-    "content", [gzipped(idx(LABELS)), b"<html></html>", FILES["train-images-idx3-ubyte.gz"][:-9]]
-)
-def test_without_md5_a_file_must_still_be_whole_and_of_the_right_form(server, tmp_path, content):
-    server.files["train-images-idx3-ubyte.gz"] = content
-
-    with pytest.raises(DownloadError, match=r"is not train-images-idx3-ubyte.gz"):
-        source.download(tmp_path, server.url, check_md5=False)
-    assert contents(tmp_path) == {}
-
-
-def test_a_server_that_calls_the_file_s_gzip_an_encoding_changes_nothing(server, tmp_path):
-    server.encoding = "gzip"
-
-    source.download(tmp_path, server.url)
+    source.download(tmp_path, web.url("fashion"))
 
     assert contents(tmp_path) == FILES
 
 
-@pytest.mark.parametrize("status", [403, 500])
-def test_a_refusal_is_explained(server, tmp_path, status):
-    server.status = status
+def test_a_wrong_address_is_explained_without_its_password(web, tmp_path):
+    elsewhere = web.url("elsewhere").replace("http://", "http://me:secret@")
 
-    with pytest.raises(DownloadError, match=f"HTTP {status}") as error:
-        source.download(tmp_path, server.url)
-    assert "--input" in str(error.value)
-    assert contents(tmp_path) == {}
-
-
-def test_a_wrong_address_is_explained(server, tmp_path):
-    with pytest.raises(DownloadError, match="HTTP 404"):
-        source.download(tmp_path, server.url.replace("fashion", "elsewhere"))
-    with pytest.raises(DownloadError, match="MissingSchema"):
-        source.download(tmp_path, "no-address")
-
-
-def test_a_cut_connection_leaves_nothing_half_made(server, tmp_path):
-    server.cut = 5
-
-    with pytest.raises(DownloadError, match="failed or broke"):
-        source.download(tmp_path, server.url)
-    assert contents(tmp_path) == {}
-
-
-def test_a_silent_server_is_given_up(server, tmp_path):
-    server.stalls = True
-
-    with pytest.raises(DownloadError, match=r"sent nothing for 0.2 s"):
-        source.download(tmp_path, server.url, timeout_s=0.2)
-    assert contents(tmp_path) == {}
-
-
-def test_a_server_that_is_not_there_is_explained_without_its_password(tmp_path):
-    server = Server()
-    server.http.server_close()
-
-    with pytest.raises(DownloadError, match="failed or broke") as error:
-        source.download(tmp_path, server.url.replace("http://", "http://me:secret@"))
+    with pytest.raises(DownloadError, match=r"elsewhere/.* does not exist(?s:.*)--input") as error:
+        source.download(tmp_path, elsewhere)
     assert "secret" not in str(error.value)
+    with pytest.raises(DownloadError, match="expected s3://, gs://, az:// or https://"):
+        source.download(tmp_path, "no-address")
+    assert contents(tmp_path) == {}
 
 
-def test_a_file_in_the_folder_s_place_is_explained(server, tmp_path):
+def test_a_refusal_is_explained(web, tmp_path):
+    for file in web.files.values():
+        file.query = "signature"
+
+    with pytest.raises(DownloadError, match=r"(?s)403.*--input"):
+        source.download(tmp_path, web.url("fashion"))
+    assert contents(tmp_path) == {}
+
+
+def test_a_file_in_the_folder_s_place_is_explained(tmp_path):
     (tmp_path / "taken").write_text("a file")
 
-    with pytest.raises(DownloadError, match=r"cannot make the folder .*taken"):
-        source.download(tmp_path / "taken", server.url)
+    with pytest.raises(DownloadError, match=r"taken could not be written: File exists"):
+        source.download(tmp_path / "taken")
 
 
-def test_a_full_disk_is_explained(server, tmp_path, monkeypatch):
-    def on_full_disk(self: Path, name: str) -> Path:
-        return Path("/dev/full")
+def test_a_full_disk_is_explained(web, tmp_path, monkeypatch):
+    def on_full_disk(path: Path) -> BinaryIO:
+        return Path("/dev/full").open("wb", buffering=0)
 
-    monkeypatch.setattr(Path, "with_name", on_full_disk)
-    monkeypatch.setattr(Path, "unlink", lambda self, missing_ok=False: None)
+    monkeypatch.setattr(shards, "atomic_write", on_full_disk)
 
-    with pytest.raises(DownloadError, match="could not be written: No space left on device"):
-        source.download(tmp_path, server.url)
+    with pytest.raises(DownloadError, match="could not be written: the disk is full"):
+        source.download(tmp_path, web.url("fashion"))
 
 
 def test_importing_the_module_imports_neither_the_kaggle_client_nor_a_framework():

@@ -138,6 +138,47 @@ def test_only_the_tags_of_a_file_are_read_to_list_its_pages(tmp_path):
     assert bytes_read() - before < page.nbytes / 4
 
 
+@pytest.mark.parametrize(("write", "name"), [(write_tree, "in"), (write_tar, "in.tar")])
+def test_only_the_bytes_of_a_page_are_read_to_build_it(tmp_path, write, name):
+    volume = [grey_pixels(seed, 200, 200) for seed in range(40)]
+    files = {"CNV/volume.tif": tiff_file(volume), "DME/picture.png": png()}
+    source = write(tmp_path / name, files)
+    build_here(source, tmp_path / "warm up")
+    before = bytes_read()
+    build_here(source, tmp_path / "out")
+    # The whole file for each page would be forty times its size.
+    assert bytes_read() - before < 10 * 40 * volume[0].nbytes
+
+
+def test_a_file_that_is_named_like_a_page_of_another_one_is_a_reject_that_says_so(tmp_path, capsys):
+    volume = dicom_file(np.stack([grey_pixels(seed) for seed in range(3)]))
+    files = {
+        "CNV/a.tif": tiff_file(pages(0, 3)),
+        "CNV/a.tif#frame-3": tiff_file(pages(1, 1)),
+        "CNV/a.tif#frame-4": tiff_file(pages(2, 1)),
+        "DME/volume.dcm": volume,
+        "DME/volume.dcm#frame-1": png(1),
+        "DME/volume.dcm#frame-2": tiff_file(pages(3, 2)),
+    }
+    folder = write_tree(tmp_path / "in", files)
+    output = build_here(folder, tmp_path / "out", *FLAGS)
+    with (output / "rejects.csv").open() as lines:
+        rejects = {row["path"]: (row["reason"], row["detail"]) for row in csv.DictReader(lines)}
+    assert rejects == {
+        "CNV/a.tif#frame-3": (
+            "path_conflict",
+            "CNV/a.tif has a frame 3, whose name this is; rename one of the files",
+        ),
+        "DME/volume.dcm#frame-1": (
+            "path_conflict",
+            "DME/volume.dcm has a frame 1, whose name this is; rename one of the files",
+        ),
+    }
+    assert "CNV/a.tif#frame-4" in rows_of(output)
+    assert "DME/volume.dcm#frame-2#frame-1" in rows_of(output)
+    assert main(["verify", str(output), f"--source_input={folder}"]) == 0
+
+
 def test_a_file_that_is_tiff_and_dicom_at_once_is_what_its_name_says(tmp_path):
     """PS3.10, section 7.1, leaves the first 128 bytes to such files."""
     volume = dicom_file(np.stack([grey_pixels(seed) for seed in range(2)]))
@@ -148,3 +189,15 @@ def test_a_file_that_is_tiff_and_dicom_at_once_is_what_its_name_says(tmp_path):
     )
     expected = ["a/volume.dcm#frame-1", "a/volume.dcm#frame-2", "b/picture.png"]
     assert sorted(rows_of(output)) == expected
+
+
+def test_many_headers_are_read_by_several_processes_with_the_same_result(folder, monkeypatch):
+    wanted = frames.list_frames(DirectorySource(folder), ListingOptions())
+    monkeypatch.setattr(frames, "_MOST_IN_ONE_PROCESS", 1)
+    monkeypatch.setattr(frames, "_NUM_AT_ONCE", 2)
+    monkeypatch.setattr(frames.os, "sched_getaffinity", lambda _: {0, 1})
+    found = frames.list_frames(DirectorySource(folder), ListingOptions())
+    assert found.refs.equals(wanted.refs)
+    assert (found.num_files, found.ignored, found.frames, found.rejects) == (
+        wanted.num_files, wanted.ignored, wanted.frames, wanted.rejects,
+    )  # fmt: skip

@@ -1,5 +1,6 @@
 """Credentials for Kaggle, found in every place where the real client looks."""
 
+import os
 import re
 
 import pytest
@@ -96,14 +97,18 @@ WAYS = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_every_way_to_give_credentials_works_and_is_named(work, way):
+def test_every_way_to_give_credentials_works_and_is_named(work, way, monkeypatch):
     files, variables, place = WAYS[way]
     for name, content in files.items():
         write_file(work.home / name, content)
     variables = {name: value.format(home=work.home) for name, value in variables.items()}
 
-    found = find_credentials({"HOME": str(work.home), **variables}).found
     outcome = work.run(token=None, environment=variables)
+    for name in [name for name in os.environ if name.startswith(("KAGGLE_", "XDG_"))]:
+        monkeypatch.delenv(name)
+    for name, value in {"HOME": str(work.home), **variables}.items():
+        monkeypatch.setenv(name, value)
+    found = find_credentials().found
 
     assert len(found) == 1
     assert place in found[0]

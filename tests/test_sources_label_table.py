@@ -2,6 +2,7 @@
 
 import csv
 import json
+import unicodedata
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -91,10 +92,20 @@ def test_a_byte_order_mark_of_a_spreadsheet_does_not_hide_the_first_column(tmp_p
         (b"file,label\na.png,x\n", "needs path"),
         (b"", "could not be read"),
         (b"path,label\na.png\n", "could not be read"),
-        (b"path,label\n\xff.png,x\n", "could not be read"),
+        (b"path,label\n\xff.png,x\n", "expected Parquet, or CSV in UTF-8"),
+        (b"path,label,gr\xf6\xdfe\na.png,x,1\n", "expected Parquet, or CSV in UTF-8"),
+        ("path,label\na.png,x\n".encode("utf-16"), "expected Parquet, or CSV in UTF-8"),
         (None, "could not be read"),
     ],
-    ids=["no path column", "empty", "a short row", "not UTF-8", "missing"],
+    ids=[
+        "no path column",
+        "empty",
+        "a short row",
+        "not UTF-8",
+        "a header that is not UTF-8",
+        "UTF-16",
+        "missing",
+    ],
 )
 def test_a_table_that_cannot_be_used_is_an_error_that_names_it(tmp_path, content, message):
     path = tmp_path / "labels.csv"
@@ -334,6 +345,44 @@ def test_splits_by_patient_follow_the_patients_of_the_table(tmp_path):
         splits.setdefault(patient, set()).add(split)
     assert all(len(found) == 1 for found in splits.values())
     assert set().union(*splits.values()) == {"train", "test"}
+
+
+def test_line_breaks_in_a_long_note_end_no_row(tmp_path):
+    source = write_tree(tmp_path / "in", IMAGES)
+    # More than a block of Arrow's, which would otherwise end at one of these lines.
+    note = "scan0.png,well,,\n" * 40_000
+    labels = write_csv(tmp_path / "labels.csv", [row | {"note": note} for row in ROWS])
+    assert build(source, labels, tmp_path / "out") == 0
+    assert examples_of(tmp_path / "out") == EXPECTED
+
+
+@pytest.mark.parametrize("form", ["NFC", "NFD"])
+def test_a_table_and_a_folder_may_have_other_unicode_forms(tmp_path, form):
+    files = {unicodedata.normalize(form, f"Gerät/ä{k}.png"): png(k) for k in range(3)}
+    source = write_tree(tmp_path / "in", files)
+    other = {"NFC": "NFD", "NFD": "NFC"}[form]
+    rows = [
+        {"path": unicodedata.normalize(other, path), "label": str(k)}
+        for k, path in enumerate([f"Gerät/ä{k}.png" for k in range(2)] + ["ä2.png"])
+    ]
+    labels = write_csv(tmp_path / "labels.csv", rows)
+    assert build(source, labels, tmp_path / "out") == 0
+    found = {path: label for path, (_, label, _) in examples_of(tmp_path / "out").items()}
+    assert found == {path: str(k) for k, path in enumerate(files)}
+
+
+@pytest.mark.parametrize(
+    ("label", "flags", "message"),
+    [("   ", (), "row 8 of labels.csv has no label"),
+     ("true", ("--target=label",), "row 8 of labels.csv has 'true'")],
+)  # fmt: skip
+def test_a_table_without_any_label_is_an_error_that_says_why(
+    tmp_path, capsys, label, flags, message
+):
+    source = write_tree(tmp_path / "in", IMAGES)
+    labels = write_csv(tmp_path / "labels.csv", [row | {"label": label} for row in ROWS])
+    assert build(source, labels, tmp_path / "out", *flags) == 2
+    assert message in capsys.readouterr().err
 
 
 def test_too_many_rows_without_a_file_fail_the_build(tmp_path, capsys):

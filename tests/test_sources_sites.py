@@ -8,12 +8,13 @@ import pyarrow.parquet as pq
 import pytest
 from builds import IN_MEMORY, shards_of
 from dicom_files import dicom_file
-from image_files import grey_pixels, jpeg, png, write_tree, write_zip
+from image_files import grey_pixels, jpeg, png, write_tar, write_tree, write_zip
 
 from pipelines import build_tfrecords, errors
 from pipelines.options import parse_options
 from pipelines.running.job import prepared
 from pipelines.shards.write import ImageWriter
+from pipelines.sources import archive
 from pipelines.sources.sites import read_sites
 from tfrecord_io import manifest, verify
 
@@ -93,6 +94,28 @@ def test_verify_decodes_the_scans_of_each_site_again(two_sites, tmp_path):
     write_sites(tmp_path / "in", london='input = "london.zip"')
     with pytest.raises(OSError, match=r"no table \[site\.zurich\]"):
         verify.verify(tmp_path / "out", source_input=two_sites)
+
+
+def test_a_complete_dataset_of_tar_gz_files_is_known_without_unpacking_them_again(
+    tmp_path, monkeypatch, capsys
+):
+    for place, name in enumerate(("london", "zurich")):
+        write_tar(tmp_path / f"{name}.tar.gz", scans(seed=1000 * place))
+    tables = {
+        name: f'source = "archive"\ninput = "{name}.tar.gz"\n' for name in ("london", "zurich")
+    }
+    sites = write_sites(tmp_path, **tables)
+    assert build(sites, tmp_path / "out") == 0
+    capsys.readouterr()
+    with monkeypatch.context() as patch:
+        patch.setattr(archive, "_gunzip", None)
+        assert build(sites, tmp_path / "out") == 0
+    said = "".join(capsys.readouterr())
+    assert "is complete" in said
+    assert "listing" not in said
+    write_sites(tmp_path, london=tables["london"], zurich=tables["zurich"] + 'split = "test"\n')
+    assert build(sites, tmp_path / "out") == 2
+    assert "sites: " in capsys.readouterr().err
 
 
 def test_rejects_of_all_sites_count_together_under_their_sites(two_sites, tmp_path, capsys):
@@ -274,6 +297,24 @@ def test_a_secret_inside_the_folder_of_a_site_is_refused(two_sites, tmp_path, ca
     flag = f"--anonymize={tmp_path / 'in/zurich/secret.txt'}"
     assert build(two_sites, tmp_path / "out", flag) == 2
     assert "is inside --input" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "more",
+    ['input = "Doe"', 'Doe = "x"', 'tree = ["Doe"]', 'split = "Doe 1"', 'group_regex = "(Doe"'],
+)
+def test_what_is_wrong_in_a_file_of_sites_is_not_told_to_the_terminal(
+    more, two_sites, tmp_path, capfd
+):
+    secret = tmp_path / "private" / "secret.txt"
+    secret.parent.mkdir()
+    secret.write_text("s" * 40)
+    two_sites.write_text(f"{two_sites.read_text()}{more}\n")
+    assert build(two_sites, tmp_path / "out", f"--anonymize={secret}") == 2
+    assert "secret.txt.error.txt" in (said := "".join(capfd.readouterr()))
+    for word in ("Doe", "sites.toml"):
+        assert word not in said
+    assert "site" in secret.with_name("secret.txt.error.txt").read_text()
 
 
 def test_the_site_whose_input_no_remote_worker_can_read_is_named(two_sites, tmp_path):

@@ -30,11 +30,12 @@ def decoded(data, page, dtype="uint8"):
     return np.frombuffer(found.pixels, dtype).reshape(PAGES[0].shape)
 
 
-def by_pillow(compression):
-    images = [Image.fromarray(page) for page in PAGES]
+def by_pillow(compression, pages=PAGES, **options):
+    images = [Image.fromarray(page) for page in pages]
     return encoded(
-        images[0], "TIFF", save_all=True, append_images=images[1:], compression=compression
-    )
+        images[0], "TIFF", save_all=True, append_images=images[1:], compression=compression,
+        **options,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -51,6 +52,88 @@ def test_each_page_is_decoded_by_its_number(data):
     assert kinds(data) == ["", "", ""]
     for number, page in enumerate(PAGES, start=1):
         np.testing.assert_array_equal(decoded(data, number), page)
+
+
+LARGE = [grey_pixels(seed, 300, 400) for seed in range(3)]  # of two strips, as Pillow writes them
+COLOUR = [np.stack([page, page[::-1], page[:, ::-1]], axis=-1) for page in LARGE]
+DEEP = [page.astype(np.uint16) * 257 for page in LARGE]
+FILES = {
+    **{name: by_pillow(name, LARGE) for name in ("raw", "tiff_lzw", "packbits", "zstd")},
+    "predictor": by_pillow("tiff_adobe_deflate", DEEP, tiffinfo={317: 2}),
+    "JPEG": by_pillow("jpeg", COLOUR),
+    "16 bits": by_pillow("raw", DEEP),
+    "colour": by_pillow("raw", COLOUR),
+    "BigTIFF": tiff_file(PAGES, is_big_tiff=True),
+    "big-endian": tiff_file(PAGES, order=">"),
+}
+
+
+def in_its_file(data, number):
+    """Returns the whole file with another first page, which is how Pillow gets at any page."""
+    file = io.BytesIO(data)
+    place = tiff.read_pages(file, is_whole=True)[number - 1].place
+    is_big_tiff = data[2:4] in (b"+\0", b"\0+")
+    kind = (">" if data.startswith(b"MM") else "<") + ("Q" if is_big_tiff else "I")
+    struct.pack_into(kind, file.getbuffer(), 8 if is_big_tiff else 4, place)
+    return file
+
+
+def pixels_or_reason(file, number):
+    try:
+        return decode_image(file, Preprocessing(height=20, width=30, dtype="uint16"), number).pixels
+    except Reject as reject:
+        return reject.reason
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_page_that_is_cut_out_has_the_pixels_that_it_has_in_its_file(name):
+    data = FILES[name]
+    for number in (1, 2, 3):
+        page = tiff.with_first_page(io.BytesIO(data), number)
+        assert len(page.getvalue()) < len(data) / 2
+        assert pixels_or_reason(page, number) == pixels_or_reason(in_its_file(data, number), number)
+
+
+@pytest.mark.parametrize("name", ["raw", "tiff_lzw", "BigTIFF"])
+def test_a_damaged_page_is_read_as_it_is_in_its_file(name):
+    generator = np.random.default_rng(1)
+    places = [page.place for page in tiff.read_pages(io.BytesIO(FILES[name]), is_whole=True)]
+    whole, different = pixels_or_reason(in_its_file(FILES[name], 2), 2), 0
+    for _ in range(300):
+        damaged = bytearray(FILES[name])
+        place = places[1] + int(generator.integers(180))
+        damaged[place % len(damaged)] ^= 1 << int(generator.integers(8))
+        data = bytes(damaged)
+        if len(tiff.read_pages(io.BytesIO(data), is_whole=True)) > 1:
+            found = pixels_or_reason(tiff.with_first_page(io.BytesIO(data), 2), 2)
+            assert found == pixels_or_reason(in_its_file(data, 2), 2)
+            different += found != whole
+    assert different > 30
+
+
+@pytest.mark.parametrize(
+    "tags",
+    [
+        {279: 100},  # a strip that is shorter than its pixels, which Pillow reads all the same
+        {34665: 8},  # the place of another directory
+        {259: 6},  # JPEG in its obsolete form, whose tables can be anywhere
+    ],
+)
+def test_what_may_be_anywhere_in_the_file_is_looked_for_in_all_of_it(tags):
+    data = tiff_file(PAGES, {2: tags})
+    page = tiff.with_first_page(io.BytesIO(data), 2)
+    assert len(page.getvalue()) == len(data)
+    assert pixels_or_reason(page, 2) == pixels_or_reason(in_its_file(data, 2), 2)
+
+
+def test_a_file_of_very_many_pages_is_not_looked_through():
+    page = struct.pack("<H12sI", 1, b"", 0)
+    chain = bytearray(b"II*\0" + struct.pack("<I", 8))
+    for number in range(20_000):
+        chain += page[:-4] + struct.pack("<I", 8 + (number + 1) * 70) + bytes(70 - len(page))
+    assert len(kinds(bytes(chain))) == tiff.MAX_PAGES + 1
+    with pytest.raises(Reject, match="multiple_frames: TIFF with several frames"):
+        decode_image(FILES["raw"], Preprocessing(height=8, width=8))
 
 
 def test_pages_of_16_bits_keep_them():

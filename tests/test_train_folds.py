@@ -11,6 +11,9 @@ import pytest
 from marked_images import KERAS_ARRAY_WARNING, rows_of, train, write_marked_dataset
 from test_train_trainer import stop_at
 
+from train.metrics import read_examples
+from train.parts import patient_folds
+
 pytestmark = pytest.mark.filterwarnings(KERAS_ARRAY_WARNING)
 
 NUM_IMAGES = 60  # of train and val together
@@ -94,6 +97,16 @@ def test_a_stopped_cross_validation_goes_on_at_its_fold_and_step(
     for found, expected in zip(rows_of(workdir), rows_of(finished), strict=True):
         assert found["key"] == expected["key"]
         assert float(found["CNV"]) == pytest.approx(float(expected["CNV"]), abs=1e-5)
+
+
+def test_a_later_fold_without_patients_is_refused_before_the_first_is_trained(tmp_path, capsys):
+    write_marked_dataset(tmp_path, num_examples={"train": 20})
+    folds = patient_folds(read_examples(str(tmp_path), "train"), 7)
+    (empty,) = set(range(7)) - set(folds.tolist())
+    assert empty > 0
+    assert cross_validate(tmp_path, tmp_path / "run", folds=7, replica_batch_size=4) == 2
+    assert f"fold {empty} of 7 has 0 of the 20 images" in capsys.readouterr().err
+    assert not (tmp_path / "run" / "seed-1").exists()
 
 
 def test_more_folds_than_patients_are_refused(data, tmp_path, capsys):

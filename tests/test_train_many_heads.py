@@ -2,11 +2,13 @@
 
 import csv
 import dataclasses
+import hashlib
 import importlib.util
 import json
 import os
 import shutil
 import signal
+import time
 import zipfile
 
 import keras
@@ -30,6 +32,7 @@ from tfrecord_io.trunk import FACTS_NAME, REST_NAME, Trunk, find_trunk
 from train import callbacks, many_heads, run
 from train.config import TrainConfig
 from train.features import adapt
+from train.steps import TensorFlowSteps
 from train.strategy import configure_devices
 
 pytestmark = pytest.mark.filterwarnings(KERAS_ARRAY_WARNING)
@@ -44,6 +47,7 @@ SETTINGS = {
 } | {
     "epochs": 3, "replica_batch_size": 8, "strategy": "single", "learning_rate": 0.01,
     "head_units": 6, "dropout": 0.3, "bootstrap_samples": 10, "folds": len(FOLDS),
+    "on_retrace": "fail", "step_timeout": 600, "steps_per_execution": 2,
 }  # fmt: skip
 
 # What `run.main` does, with the flags of the command line.
@@ -73,17 +77,23 @@ def write_pooling_trunk(path):
         archive.writestr(FACTS_NAME, json.dumps(facts.to_dict()))
 
 
+def pooled_features(folder):
+    """Writes the features of folder/images; returns their folder."""
+    write_pooling_trunk(folder / "trunk.keras")
+    words = ["--data", folder / "images", "--trunk", folder / "trunk.keras"]
+    words += ["--output", folder / "features", IN_MEMORY]
+    assert extract_features.main([str(word) for word in words]) == 0
+    return folder / "features"
+
+
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     folder = tmp_path_factory.mktemp("heads")
     tree = write_tree(folder / "scans", scan_tree({"train": 7, "val": 4}))
     build_here(tree, folder / "images", f"--image_size={SIDE}")
-    write_pooling_trunk(folder / "trunk.keras")
-    words = ["--data", folder / "images", "--trunk", folder / "trunk.keras"]
-    words += ["--output", folder / "features", IN_MEMORY]
-    assert extract_features.main([str(word) for word in words]) == 0
-    weigh(folder / "features", lambda label: {"CNV": 0.5, "DME": 0}.get(label, 2))
-    return folder / "features"
+    features = pooled_features(folder)
+    weigh(features, lambda label: {"CNV": 0.5, "DME": 0}.get(label, 2))
+    return features
 
 
 def words_of(data, workdir, **fields):
@@ -101,11 +111,11 @@ def finished(data, tmp_path_factory):
     return workdir
 
 
-def predictions_of(folder):
+def predictions_of(folder, names=("CNV", "DME", "DRUSEN", "NORMAL")):
     with (folder / "predictions.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     return [row["key"] for row in rows], np.array(
-        [[row[name] for name in ("CNV", "DME", "DRUSEN", "NORMAL")] for row in rows], float
+        [[row[name] for name in names] for row in rows], float
     )
 
 
@@ -113,9 +123,10 @@ def check_same_training(ours, alone):
     """The same losses, rates and weights."""
     for mine, other in zip(history_of(ours), history_of(alone), strict=True):
         assert mine.keys() == other.keys()
-        for name in ("epoch", "phase", "step", "accuracy"):
+        for name in ("epoch", "phase", "step"):
             assert mine[name] == other[name]
-        assert mine["loss"] == pytest.approx(other["loss"], rel=1e-5)
+        for name in mine.keys() & {"loss", "accuracy", "mae"}:
+            assert mine[name] == pytest.approx(other[name], rel=1e-5)
         assert mine["learning_rate"] == pytest.approx(other["learning_rate"], abs=1e-8)
     with np.load(ours / "checkpoint.npz") as mine, np.load(alone / "checkpoint.npz") as other:
         names = [name for name in other.files if name.startswith("best/")]
@@ -132,6 +143,35 @@ def test_a_head_beside_others_learns_what_it_learns_alone(data, finished, tmp_pa
     stop_at(monkeypatch, tmp_path / "run", last_step)
     assert run.main(words_of(data, tmp_path / "run", fold=1, seed=2)) == 143
     check_same_training(ours, tmp_path / "run")
+
+
+@pytest.mark.slow
+def test_heads_of_numbers_learn_side_by_side_what_each_learns_alone(tmp_path, capsys):
+    files = scan_tree({"train": 7, "val": 4})
+    rows = [
+        f"{path},{path.partition('/')[0]},{place - 9.5},{1 + place % 3}"
+        for place, path in enumerate(files)
+    ]
+    (tmp_path / "table.csv").write_text("\n".join(["path,split,ef,weight", *rows, ""]))
+    flags = (f"--labels={tmp_path / 'table.csv'}", "--target=ef", f"--image_size={SIDE}")
+    build_here(write_tree(tmp_path / "scans", files), tmp_path / "images", *flags)
+    features = pooled_features(tmp_path)
+    fields = {"seed": 2, "step_timeout": 0}
+    assert run.main(words_of(features, tmp_path / "heads", **fields)) == 0
+    assert "side by side" in capsys.readouterr().out
+    ours = [tmp_path / "heads" / "seed-2" / f"fold-{fold}" for fold in FOLDS]
+    assert run.main(words_of(features, tmp_path / "alone", fold=1, **fields)) == 0
+    check_same_training(ours[1], tmp_path / "alone")
+    (keys, answers), (same_keys, expected) = (
+        predictions_of(folder, ["ef"]) for folder in (ours[1], tmp_path / "alone")
+    )
+    assert keys == same_keys
+    # In the unit of the column, whose standard deviation is 13.
+    np.testing.assert_allclose(answers, expected, atol=1e-4)
+    pooled = np.concatenate([predictions_of(folder, ["ef", "label"])[1] for folder in ours])
+    metrics = json.loads((tmp_path / "heads" / "metrics.json").read_text())
+    mae = np.abs(pooled[:, 0] - pooled[:, 1]).mean()
+    assert metrics["scores"]["mae"]["value"] == pytest.approx(mae)
 
 
 def test_the_runs_differ_by_fold_and_seed(finished):
@@ -167,6 +207,72 @@ def test_a_folder_of_another_run_is_refused_before_the_training(data, finished, 
     assert cross_validate(data, tmp_path / "run") == 2
     assert str(other) in capsys.readouterr().err
     assert not list(tmp_path.rglob("predictions.csv"))
+
+
+def test_the_start_loads_the_manifest_once_and_hashes_the_trunk_once(
+    data, finished, tmp_path, monkeypatch
+):
+    loaded, hashed = [], []
+    real_load, real_digest = tfrecord_io.Manifest.load, hashlib.file_digest
+
+    def load(directory):
+        loaded.append(directory)
+        return real_load(directory)
+
+    def digest(file, name):
+        hashed.append(file.name)
+        return real_digest(file, name)
+
+    monkeypatch.setattr(tfrecord_io.Manifest, "load", load)
+    monkeypatch.setattr(hashlib, "file_digest", digest)
+    # Refused when the folder of the cross-validation is claimed.
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "notes.txt").touch()
+    assert cross_validate(data, tmp_path / "notes") == 2
+    assert loaded == [str(data)]
+    # Refused when the folders of its runs are.
+    shutil.copytree(finished, tmp_path / "run")
+    folder = tmp_path / "run" / "seed-1" / "fold-0"
+    (folder / "predictions.csv").unlink()
+    (folder / "config.json").unlink()
+    hashed.clear()
+    assert cross_validate(data, tmp_path / "run") == 2
+    assert hashed == [str(data / "trunk.keras")]
+
+
+def test_a_graph_that_is_built_again_ends_the_training_if_that_is_asked_for(
+    data, tmp_path, monkeypatch, capsys
+):
+    real_train = TensorFlowSteps.train
+
+    class Batches:
+        """Another object in each call, which means another graph."""
+
+        def __init__(self, batches):
+            self.get_next = batches.get_next
+
+    def train(steps, batches, num_steps):
+        return real_train(steps, Batches(batches), num_steps)
+
+    monkeypatch.setattr(TensorFlowSteps, "train", train)
+    assert cross_validate(data, tmp_path / "run") == 1
+    assert "error: the training graph was traced again before step" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_step_that_hangs_leaves_the_stacks_of_all_threads(data, tmp_path, monkeypatch, capsys):
+    real_train, stacks = TensorFlowSteps.train, tmp_path / "run" / "stacks-0.txt"
+
+    def train(*arguments):
+        while not stacks.stat().st_size:
+            time.sleep(0.1)
+        return real_train(*arguments)
+
+    monkeypatch.setattr(TensorFlowSteps, "train", train)
+    fields = {"seed": 1, "epochs": 1, "step_timeout": 3}
+    assert run.main(words_of(data, tmp_path / "run", **fields)) == 0
+    assert f"no step ended for 3 s; see {stacks}" in capsys.readouterr().err
+    assert "many_heads.py" in stacks.read_text()
 
 
 def test_what_was_stopped_begins_anew_with_the_same_command(

@@ -291,11 +291,6 @@ def test_what_the_audit_of_the_dataset_found_is_among_the_limits():
     assert "No near duplicates" not in found
 
 
-def test_a_note_of_the_run_is_among_the_limits():
-    found = words(report.render(report_of(notes=["the weights were averaged"])))
-    assert "The weights were averaged." in found
-
-
 # ---- runs of every kind
 
 

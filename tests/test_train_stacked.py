@@ -9,7 +9,7 @@ from train.config import TrainConfig
 from train.models import Network, add_head
 from train.stacked import stack_networks
 from train.steps import Objective
-from train.tasks import CLASSES, MULTI_LABEL
+from train.tasks import CLASSES, MULTI_LABEL, Number
 
 pytestmark = pytest.mark.filterwarnings(KERAS_ARRAY_WARNING)
 
@@ -58,18 +58,29 @@ def test_networks_side_by_side_give_the_logits_of_each_and_drop_what_each_drops(
                 np.testing.assert_allclose(answer[run], alone, atol=1e-6)
 
 
-@pytest.mark.parametrize("task", [CLASSES, MULTI_LABEL])
-def test_the_objective_of_several_runs_is_that_of_each(task):
+@pytest.mark.parametrize(
+    "tasks",
+    [(CLASSES, CLASSES), (MULTI_LABEL, MULTI_LABEL), (Number(0.5, 2.0), Number(-1.0, 0.3))],
+)
+def test_the_objective_of_several_runs_is_that_of_each(tasks):
     images, labels, weights, draws = batch_of(2)
-    options = {"task": task, "label_smoothing": 0.1, "mixup": True}
-    class_weights = [task.class_weights(counts, 10, 0.5) for counts in ((2, 3, 5), (8, 1, 1))]
-    stacked = Objective(class_weights=tuple((of_run,) for of_run in class_weights), **options)
+    labels = labels[..., :1] if isinstance(tasks[0], Number) else labels
+    options = {"label_smoothing": 0.1, "mixup": True}
+    counts = (2, 3, 5), (8, 1, 1)
+    class_weights = [
+        task.class_weights(of_run, 10, 0.5) for task, of_run in zip(tasks, counts, strict=True)
+    ]
+    stacked = Objective(
+        task=tasks[0].side_by_side(tasks),
+        class_weights=tuple((of_run,) for of_run in class_weights),
+        **options,
+    )
     mixed, mixed_labels = stacked.prepare(images, labels, draws)
     logits = np.random.default_rng(2).normal(size=labels.shape).astype(np.float32)
     loss, totals = stacked.loss_and_totals(mixed_labels, logits, weights)
     losses = []
     for run, of_run in enumerate(class_weights):
-        one = Objective(class_weights=of_run, **options)
+        one = Objective(task=tasks[run], class_weights=of_run, **options)
         alone, alone_labels = one.prepare(images[run], labels[run], draws[run])
         np.testing.assert_allclose(mixed[run], alone, rtol=1e-6)
         np.testing.assert_allclose(mixed_labels[run], alone_labels, rtol=1e-6)

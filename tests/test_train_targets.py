@@ -351,6 +351,15 @@ def test_what_cannot_be_learned_from_numbers_is_refused_before_a_folder_is_made(
         tasks.training_task(NUMBER, str(data), part)
 
 
+def test_numbers_whose_squares_are_infinite_are_refused_before_a_folder_is_made(tmp_path, capsys):
+    write_marked_dataset(
+        tmp_path, num_examples={"train": 8}, label_names=("ef",), label_kind=NUMBER, unit=1e20
+    )
+    assert train(tmp_path, tmp_path / "run") == 2
+    assert "give them in a larger unit" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.slow
 def test_jax_learns_numbers(data, tmp_path):
     workdir = tmp_path / "run"

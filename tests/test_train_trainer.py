@@ -4,6 +4,7 @@ import io
 import json
 import math
 import os
+import shutil
 import signal
 
 import keras
@@ -166,6 +167,23 @@ def test_a_folder_of_other_data_is_refused(finished, tmp_path):
     (tmp_path / "manifest.json").write_text(other.to_json())
     with pytest.raises(ConfigError, match="dataset: '0000"):
         train_and_evaluate(config_of(tmp_path), workdir)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("config.json", '{"config": {}}', "contains a run with another configuration"),
+        ("metrics.json", '{"split', "is damaged .*; remove it"),
+    ],
+)
+def test_a_damaged_file_of_a_run_is_an_error_that_says_what_to_do(
+    name, content, message, finished, data, tmp_path
+):
+    workdir = tmp_path / "run"
+    shutil.copytree(finished[0], workdir)
+    (workdir / name).write_text(content)
+    with pytest.raises(ConfigError, match=message):
+        train_and_evaluate(config_of(data, best_by="val_loss"), workdir)
 
 
 def test_a_folder_that_is_none_of_a_run_is_not_written_to(data, tmp_path):

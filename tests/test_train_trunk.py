@@ -53,6 +53,8 @@ def check_halves(logits, layer, image_shape):
         ("convnet", "max_pooling2d", (15, 15, 32)),
         ("convnet", "flatten", (1, 1, 1024)),
         ("small_resnet", "pool", (1, 1, 512)),
+        pytest.param("vgg16", "block4_pool", (2, 2, 512), marks=pytest.mark.slow),
+        pytest.param("resnet50", "conv4_block6_out", (2, 2, 1024), marks=pytest.mark.slow),
     ],
 )
 def test_the_two_parts_are_together_the_network_below_its_head(model, layer, shape):

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tfrecord_io import manifest, schema, verify
+from tfrecord_io import croissant, manifest, schema, verify
 from tfrecord_io.__main__ import main
 
 
@@ -151,6 +151,25 @@ def test_a_lost_row_of_the_examples_table_is_found(dataset: Path) -> None:
     table = pq.read_table(path)
     pq.write_table(table.slice(0, len(table) - 1), path)
     assert manifest.EXAMPLES_FILE_NAME in _messages(dataset)
+
+
+@pytest.mark.parametrize("column", ["label", "split"])
+def test_a_row_of_the_examples_table_that_contradicts_its_record_is_found(
+    dataset: Path, column: str, capsys: pytest.CaptureFixture
+) -> None:
+    path = dataset / manifest.EXAMPLES_FILE_NAME
+    table = pq.read_table(path)
+    values = table[column].to_pylist()
+    truth, other = values[2], next(value for value in values if value != values[2])
+    changed = pa.array([*values[:2], other, *values[3:]], table[column].type)
+    pq.write_table(table.set_column(table.column_names.index(column), column, changed), path)
+    (dataset / croissant.FILE_NAME).unlink()
+    assert main(["verify", str(dataset)]) == 1
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line == (
+        f"examples.parquet: {table['shard'][2]} has another {column} in 1 of its records, such as "
+        f"{truth!r} for the key {table['key'][2]}, but {other!r} here"
+    )
 
 
 def test_a_lost_row_of_the_rejects_table_is_found(dataset: Path) -> None:

@@ -40,6 +40,7 @@ class WebServer(ThreadingHTTPServer):
         files: by their path.
         fault: "", or what is wrong with each answer: "cut" (it ends early), "whole" (it ignores
             the range), "silent" (there is none), "unconditional" (it ignores If-Match).
+        headers: further headers of each file.
         paths: what was asked for.
         bytes_sent: bytes of files.
     """
@@ -48,6 +49,7 @@ class WebServer(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Files)
         self.files: dict[str, WebFile] = {}
         self.fault = ""
+        self.headers: dict[str, str] = {}
         self.paths: list[str] = []
         self.bytes_sent = 0
         self.woken = threading.Event()
@@ -95,7 +97,7 @@ class _Files(BaseHTTPRequestHandler):
         condition = self.headers.get("If-Match", file.e_tag)
         if condition != file.e_tag and self.server.fault != "unconditional":
             return self._answer(412)
-        headers = {"Last-Modified": file.modified}
+        headers = {"Last-Modified": file.modified, **self.server.headers}
         if file.e_tag:
             headers["ETag"] = file.e_tag
         wanted = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))

@@ -44,6 +44,8 @@ HEADER_BYTES = 16 * 1024
 # free, or that survives damaged files: GDCM ends the process.
 _IMAGECODECS = "imagecodecs"
 
+_JPEG_LS = "pyjpegls"
+
 # pydicom's plugin for each transfer syntax; "" for those that are not compressed.
 _PLUGINS = {
     "1.2.840.10008.1.2": "",
@@ -54,8 +56,8 @@ _PLUGINS = {
     "1.2.840.10008.1.2.4.51": "pillow",  # JPEG extended, if it has eight bits
     "1.2.840.10008.1.2.4.57": _IMAGECODECS,  # lossless JPEG
     "1.2.840.10008.1.2.4.70": _IMAGECODECS,
-    "1.2.840.10008.1.2.4.80": "pyjpegls",
-    "1.2.840.10008.1.2.4.81": "pyjpegls",
+    "1.2.840.10008.1.2.4.80": _JPEG_LS,
+    "1.2.840.10008.1.2.4.81": _JPEG_LS,
     "1.2.840.10008.1.2.4.90": "pylibjpeg",  # JPEG 2000
     "1.2.840.10008.1.2.4.91": "pylibjpeg",
     "1.2.840.10008.1.2.4.201": "pylibjpeg",  # HTJ2K
@@ -66,8 +68,8 @@ _PLUGINS = {
 _DEFLATED = "1.2.840.10008.1.2.1.99"
 _JPEG_EXTENDED = "1.2.840.10008.1.2.4.51"
 
-# Where the elements of a file begin, after the preamble and DICM.
-_META_START = 132
+#: The preamble and DICM, by which a file is recognised; its elements follow (PS3.10, section 7.1).
+START_BYTES = 132
 
 # A deflated file that grows beyond this is a bomb; larger files are not read either.
 _MAX_INFLATED_BYTES = 256 * 1024 * 1024
@@ -76,8 +78,8 @@ _MAX_INFLATED_BYTES = 256 * 1024 * 1024
 # and that of JPEG-LS (14495-1, C.1.1).
 _FRAME_MARKERS = {*range(0xC0, 0xD0), 0xF7} - {0xC4, 0xC8, 0xCC}
 
-# How JPEG and JPEG-LS begin.
-_JPEG_START = b"\xff\xd8"
+# How JPEG and JPEG-LS begin and end.
+_JPEG_START, _JPEG_END = b"\xff\xd8", b"\xff\xd9"
 
 # How a codestream of JPEG 2000 begins (15444-1, A.4.1 and A.5.1).
 _JPEG_2000_START = b"\xff\x4f\xff\x51"
@@ -121,8 +123,8 @@ class Header:
 
 
 def is_dicom(start: bytes) -> bool:
-    """Tells by the first 132 bytes whether a file is DICOM (PS3.10, section 7.1)."""
-    return start[128:132] == b"DICM"
+    """Tells by the first `START_BYTES` whether a file is DICOM."""
+    return start[START_BYTES - 4 : START_BYTES] == b"DICM"
 
 
 def codec_versions() -> dict[str, str]:
@@ -205,9 +207,6 @@ def cut_frame(file: BinaryIO, frame: int) -> Dataset | None:
     Raises:
         Reject: if its table of offsets does not fit the number of its frames.
     """
-    if not is_dicom(file.read(_META_START)):
-        return None
-    file.seek(0)
     try:
         dataset = _pydicom().dcmread(file, stop_before_pixels=True)
         pixels = _pixels_of(file, dataset, frame - 1)
@@ -252,9 +251,10 @@ def _pixels_of(file: BinaryIO, dataset: Dataset, index: int) -> DataElement | No
     expected = num_bytes * num_frames
     start = file.tell() + index * num_bytes
     # pydicom looks into files of another length: the tags may be wrong.
-    is_there = start + num_bytes <= file.seek(0, io.SEEK_END)
-    if not is_there or length not in (expected, expected + expected % 2):
+    if length not in (expected, expected + expected % 2) or index >= num_frames:
         return None
+    if start + num_bytes > file.seek(0, io.SEEK_END):
+        raise Reject("truncated", f"the file ends before its frame {index + 1:,}")
     file.seek(start)
     return DataElement(tag, kind, file.read(num_bytes))
 
@@ -356,6 +356,9 @@ def _decode(dataset: Dataset, index: int) -> tuple[np.ndarray, str]:
         # A codec takes memory for as many pixels as the frame itself says.
         if _sides_of(frame) != (dataset.Rows, dataset.Columns):
             raise Reject("undecodable", "the compressed frame has other sides than the file says")
+        # pyjpegls would say so, too, but only after all pixels, of which there may be 89 million.
+        if plugin == _JPEG_LS and _JPEG_END not in frame:
+            raise Reject("truncated", "the JPEG-LS frame is cut off")
         if plugin == _IMAGECODECS:
             return _decode_jpeg(frame, dataset), dataset.PhotometricInterpretation
     decoder = get_decoder(syntax)
@@ -402,7 +405,7 @@ def _check_inflated(data: bytes) -> None:
     from pydicom.filereader import read_dataset
 
     file = io.BytesIO(data)
-    file.seek(_META_START)
+    file.seek(START_BYTES)
     # Only group 2 says how the rest is encoded.
     meta = read_dataset(file, False, True, stop_when=lambda tag, *_: tag >> 16 != 2)
     if meta.get("TransferSyntaxUID") == _DEFLATED:

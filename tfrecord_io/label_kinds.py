@@ -95,6 +95,10 @@ class LabelKind(abc.ABC):
         # A worker gets the same object, so kinds can be compared with `is`.
         return kind_named, (self.name,)
 
+    @abc.abstractmethod
+    def text_in(self, values: np.ndarray, label_names: Sequence[str]) -> str:
+        """Returns the text of a label from its values in a record, float32 [num_labels]."""
+
     def has(self, texts: Sequence[str], label_names: Sequence[str]) -> np.ndarray:
         """Returns which examples have which labels, bool [num_examples, num_labels]."""
         places = {name: place for place, name in enumerate(label_names)}
@@ -111,6 +115,9 @@ class LabelKind(abc.ABC):
 
 class _Named(LabelKind):
     """Each example has or has not each of the labels, by name."""
+
+    def text_in(self, values: np.ndarray, label_names: Sequence[str]) -> str:
+        return self.text_of([label_names[place] for place in np.flatnonzero(values).tolist()])
 
     def vectors(self, texts: Sequence[str], label_names: Sequence[str]) -> np.ndarray:
         return self.has(texts, label_names).astype("<f4")
@@ -205,6 +212,9 @@ class _Number(LabelKind):
 
     def fits_counts(self, counts: Sequence[int], num_examples: int) -> bool:
         return list(counts) == [num_examples]
+
+    def text_in(self, values: np.ndarray, label_names: Sequence[str]) -> str:
+        return _shortest(values[0])
 
     def vectors(self, texts: Sequence[str], label_names: Sequence[str]) -> np.ndarray:
         return np.array(texts, "<f4").reshape(len(texts), 1)

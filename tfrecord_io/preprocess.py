@@ -210,14 +210,15 @@ def split_frame_path(name: str) -> tuple[str, int]:
 
 
 def decode_image(
-    data: bytes | Dataset, preprocessing: Preprocessing, frame: int | None = None
+    data: bytes | io.BytesIO | Dataset, preprocessing: Preprocessing, frame: int | None = None
 ) -> DecodedImage:
     """Decodes an image file and converts it to the stored size and number of channels.
 
     Pillow may emit warnings, for example about odd metadata.
 
     Args:
-        data: the whole file; or a frame of a DICOM file, see `dicom.cut_frame`.
+        data: the whole file; or a frame of a DICOM file, see `dicom.cut_frame`; or a page of a
+            TIFF file, see `tiff.with_first_page`.
         preprocessing: the wanted size, channels, filter and type.
         frame: see `frame_path`.
 
@@ -234,12 +235,14 @@ def decode_image(
         from tfrecord_io import dicom
 
         if isinstance(data, bytes) and frame and not dicom.is_dicom(data):
-            return _decode(tiff.with_first_page(data, frame), preprocessing, is_page=True)
+            data = tiff.with_first_page(io.BytesIO(data), frame)
+        if isinstance(data, io.BytesIO):
+            return _decode(data, preprocessing, is_page=True)
         return _decode_frame(data, frame or 0, preprocessing)
     except (Reject, ModuleNotFoundError):
         raise
     except Image.UnidentifiedImageError:
-        if frame:
+        if not isinstance(data, bytes) or frame:
             raise Reject(
                 "undecodable", f"page {frame} of the TIFF is damaged or of no known kind"
             ) from None
@@ -266,7 +269,10 @@ def _decode(
         _check_depth(image, preprocessing.dtype)
         _check_sample_format(image)
         if not is_page and getattr(image, "is_animated", False):
-            num_frames = getattr(image, "n_frames", "several")
+            # Pillow takes hours to count the pages of a TIFF that was made to have millions.
+            num_frames = (
+                "several" if image.format == "TIFF" else getattr(image, "n_frames", "several")
+            )
             raise Reject("multiple_frames", f"{image.format} with {num_frames} frames")
         if image.format == "PNG":
             _check_png(file.getvalue())

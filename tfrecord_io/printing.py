@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 # Characters with which a spreadsheet begins a formula.
 _FORMULA_STARTS = ("=", "+", "-", "@")
 
@@ -41,3 +43,25 @@ def no_formula(text: str) -> str:
     text stays.
     """
     return f"'{text}" if text.startswith(_FORMULA_STARTS) else text
+
+
+def counted(number: int, noun: str, plural: str | None = None) -> str:
+    """Returns a number with its noun, such as `1 image` or `3,000 images`.
+
+    Args:
+        number: how many there are.
+        noun: what one of them is called.
+        plural: what several are called; the noun with an s if not given.
+    """
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
+def listed(names: Sequence[str], most: int = 5) -> str:
+    """Returns names for a sentence, such as `a, b and 3 more`.
+
+    Args:
+        names: at least one.
+        most: largest number of names to tell; the others are counted.
+    """
+    shown = ", ".join(names[:most])
+    return shown if len(names) <= most else f"{shown} and {len(names) - most:,} more"

@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
-
-_SHARD_NAME = re.compile(
-    r"(?P<split>[a-z][a-z0-9_]*)-(?P<index>\d{5,})-of-(?P<num>\d{5,})\.tfrecord"
-)
 
 
 def shard_name(split: str, shard_index: int, num_shards: int) -> str:
@@ -29,23 +24,6 @@ def shard_name(split: str, shard_index: int, num_shards: int) -> str:
     if not 0 <= shard_index < num_shards:
         raise ValueError(f"shard_index must be in 0..{num_shards - 1}, received {shard_index}")
     return f"{split}-{shard_index:05d}-of-{num_shards:05d}.tfrecord"
-
-
-def parse_shard_name(name: str) -> tuple[str, int, int]:
-    """Returns (split, shard_index, num_shards) of a shard's file name.
-
-    Args:
-        name: the file name.
-
-    Raises:
-        ValueError: if `shard_name` does not make such a name.
-    """
-    match = _SHARD_NAME.fullmatch(name)
-    if match:
-        split, shard_index, num_shards = match["split"], int(match["index"]), int(match["num"])
-        if shard_index < num_shards and shard_name(split, shard_index, num_shards) == name:
-            return split, shard_index, num_shards
-    raise ValueError(f"expected a name like train-00000-of-00064.tfrecord, received {name!r}")
 
 
 def sidecar_name(shard: str) -> str:

@@ -5,12 +5,18 @@ Pillow decodes the pages, but it walks from page to page and does not get past a
 
 from __future__ import annotations
 
+import contextlib
 import io
+import itertools
 import struct
+from collections.abc import Callable, Iterator, Sequence
 from typing import BinaryIO, Literal, NamedTuple
 
 #: How files begin: classic TIFF and BigTIFF, little-endian and big-endian.
 SIGNATURES = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
+
+#: Pages of a file that are looked at; with more of them, finding one would take too long.
+MAX_PAGES = 16_384
 
 # TIFF 6.0, section 8. In the first, bit 0 marks a smaller version of another page, and bit 2 a
 # transparency mask. In the second, which is obsolete, 2 marks a smaller version.
@@ -19,8 +25,19 @@ _NEW_SUBFILE_TYPE, _SUBFILE_TYPE = 254, 255
 # A picture needs five tags: its two sides, the place and length of its pixels, and what they mean.
 _LEAST_DIRECTORY_BYTES = 2 + 5 * 12 + 4
 
-# TIFF 6.0, section 2: the type of a tag whose value has two bytes.
-_SHORT = 3
+_WIDTH, _HEIGHT, _BITS, _COMPRESSION, _ROWS_PER_STRIP, _PLANES = 256, 257, 258, 259, 278, 284
+_NOT_COMPRESSED, _OLD_JPEG = 1, 6
+
+# Places and lengths of the parts of a page.
+_STRIPS, _TILES = (273, 279), (324, 325)
+
+# Tags that say where something else is: other directories, or parts of JPEG in its obsolete form.
+_POINTERS = {288, 330, 513, 519, 520, 521, 34665, 34853, 40965}
+
+# TIFF 6.0, section 2, and BigTIFF: the types of tags, with the letters of the struct module.
+_SHORT, _LONG, _LONG_8 = 3, 4, 16
+_NUMBERS = {_SHORT: "H", _LONG: "I", _LONG_8: "Q"}
+_SIZES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 16: 8, 17: 8}
 
 
 class Page(NamedTuple):
@@ -36,16 +53,6 @@ class Page(NamedTuple):
     kind: str = ""
 
 
-class _Layout(NamedTuple):
-    """Formats of the struct module, and where the place of the first page is."""
-
-    order: Literal["little", "big"]
-    first: int
-    place: str
-    count: str
-    tag: str
-
-
 def is_tiff(start: bytes) -> bool:
     """Tells by the first four bytes whether a file is TIFF."""
     return start[:4] in SIGNATURES
@@ -59,73 +66,204 @@ def read_pages(file: BinaryIO, *, is_whole: bool) -> list[Page] | None:
         is_whole: whether it is all of the file.
 
     Returns:
-        the pages, with a damaged one; None if the next one lies beyond the bytes at hand.
+        the pages, with a damaged one, but at most one more than `MAX_PAGES`; None if the next one
+        lies beyond the bytes at hand.
     """
-    num_bytes_left = size = file.seek(0, io.SEEK_END)
-
-    def read(place: int, num_bytes: int) -> bytes:
-        if place + num_bytes > size:
-            raise EOFError
-        file.seek(place)
-        found = file.read(num_bytes)
-        if len(found) < num_bytes:
-            raise EOFError
-        return found
-
-    def read_number(kind: str, place: int) -> int:
-        return struct.unpack(kind, read(place, struct.calcsize(kind)))[0]
-
-    pages: dict[int, Page] = {}
+    pages = []
     try:
-        layout = _layout(read(0, 4))
-        tag_size = struct.calcsize(layout.tag)
-        place = read_number(layout.place, layout.first)
-        # A page that points back to another one ends the file, as for Pillow.
-        while place and place not in pages:
-            pages[place] = Page(place)
-            start = place + struct.calcsize(layout.count)
-            end = start + tag_size * read_number(layout.count, place)
-            following = read_number(layout.place, end)
-            # Directories that overlap, or are too small, could give a damaged file millions of
-            # pages.
-            num_bytes_left -= max(end - place, _LEAST_DIRECTORY_BYTES)
-            if num_bytes_left < 0:
-                raise EOFError
-            tags = read(start, end - start)
-            for tag, tag_type, _, value in struct.iter_unpack(layout.tag, tags):
-                if kind := _kind(tag, tag_type, value, layout.order):
-                    pages[place] = Page(place, kind)
-            place = following
+        tiff = _File(file)
+        for place, tags in itertools.islice(tiff.directories(), MAX_PAGES + 1):
+            kind = ""
+            for tag, tag_type, _, value in tiff.split(tags):
+                kind = _kind(tag, tag_type, value, tiff.order) or kind
+            pages.append(Page(place, kind))
     except EOFError:
         if not is_whole:
             return None
-    return list(pages.values())
+    return pages
 
 
-def with_first_page(data: bytes, number: int) -> io.BytesIO:
-    """Returns a file that begins with one of its pages, which Pillow then opens.
+def with_first_page(file: BinaryIO, number: int) -> io.BytesIO:
+    """Returns a file that begins with one of the pages, which Pillow then opens.
+
+    It has no other page, and no more is read of the file, unless parts of the page may be at places
+    of which only a decoder knows; then it is the whole file, with another first page.
 
     Args:
-        data: the whole file.
+        file: the file.
         number: number of the page, from 1; every page counts.
 
     Raises:
         IndexError: if the file has fewer pages.
+        EOFError: if the page is behind a damaged directory.
     """
-    file = io.BytesIO(data)
-    page = (read_pages(file, is_whole=True) or [])[number - 1]
-    file.seek(0)
-    layout = _layout(data[:4])
-    struct.pack_into(layout.place, file.getbuffer(), layout.first, page.place)
-    return file
+    tiff = _File(file)
+    found = next(itertools.islice(tiff.directories(), number - 1, None), None)
+    if found is None:
+        raise IndexError(f"the file has no page {number}")
+    place, tags = found
+    with contextlib.suppress(EOFError):
+        if page := _cut_out(tiff, tags):
+            return page
+    whole = io.BytesIO(tiff.read(0, tiff.size))
+    struct.pack_into(tiff.place_format, whole.getbuffer(), tiff.first, place)
+    return whole
 
 
-def _layout(signature: bytes) -> _Layout:
-    order: Literal["little", "big"] = "big" if signature.startswith(b"MM") else "little"
-    mark = ">" if order == "big" else "<"
-    is_big_tiff = b"+" in signature[2:]
-    formats = ("Q", "Q", "HHQ8s") if is_big_tiff else ("I", "H", "HHI4s")
-    return _Layout(order, 8 if is_big_tiff else 4, *(mark + letters for letters in formats))
+class _File:
+    """Reads the directories of a file.
+
+    Attributes:
+        size: of the file in bytes.
+        order: of the bytes in its numbers.
+        mark: the same for the struct module, whose formats the next three are.
+        place_format: of a place in the file.
+        count_format: of the number of a directory's tags.
+        tag_format: of a tag.
+        first: where the place of the first page is.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.size = file.seek(0, io.SEEK_END)
+        signature = self.read(0, 4)
+        self.order: Literal["little", "big"] = "big" if signature.startswith(b"MM") else "little"
+        self.mark = ">" if self.order == "big" else "<"
+        is_big_tiff = b"+" in signature[2:]
+        self.place_format, self.count_format, self.tag_format = (
+            self.mark + letters
+            for letters in (("Q", "Q", "HHQ8s") if is_big_tiff else ("I", "H", "HHI4s"))
+        )
+        self.first = 8 if is_big_tiff else 4
+
+    def read(self, place: int, num_bytes: int) -> bytes:
+        """Returns bytes of the file.
+
+        Raises:
+            EOFError: if they are not all there.
+        """
+        if place + num_bytes > self.size:
+            raise EOFError
+        self._file.seek(place)
+        found = self._file.read(num_bytes)
+        if len(found) < num_bytes:
+            raise EOFError
+        return found
+
+    def directories(self) -> Iterator[tuple[int, bytes]]:
+        """Yields the place and the tags of each page; no tags of a damaged one, which is the last.
+
+        Raises:
+            EOFError: if there is a damaged one.
+        """
+        num_bytes_left, seen = self.size, set()
+        place = self._number(self.place_format, self.first)
+        # A page that points back to another one ends the file, as for Pillow.
+        while place and place not in seen:
+            seen.add(place)
+            try:
+                start = place + struct.calcsize(self.count_format)
+                num_tags = self._number(self.count_format, place)
+                end = start + num_tags * struct.calcsize(self.tag_format)
+                following = self._number(self.place_format, end)
+                # Directories that overlap, or are too small, could give a damaged file millions of
+                # pages.
+                num_bytes_left -= max(end - place, _LEAST_DIRECTORY_BYTES)
+                if num_bytes_left < 0:
+                    raise EOFError
+                tags = self.read(start, end - start)
+            except EOFError:
+                yield place, b""
+                raise
+            yield place, tags
+            place = following
+
+    def split(self, tags: bytes) -> Iterator[tuple[int, int, int, bytes]]:
+        """Yields number, type, number of values, and values of each tag, or the place of these."""
+        return struct.iter_unpack(self.tag_format, tags)
+
+    def _number(self, kind: str, place: int) -> int:
+        return struct.unpack(kind, self.read(place, struct.calcsize(kind)))[0]
+
+
+def _cut_out(tiff: _File, tags: bytes) -> io.BytesIO | None:
+    """Returns a file with one page alone, None if its tags do not say where all of it is.
+
+    Raises:
+        EOFError: if a part of it is beyond the end of the file.
+    """
+    values: dict[int, tuple[int, int, bytes]] = {}
+    num_bytes_left = tiff.size
+    for tag, kind, count, value in tiff.split(tags):
+        num_bytes = count * _SIZES.get(kind, 0)
+        num_bytes_left -= num_bytes
+        if tag in _POINTERS or tag in values or not num_bytes or num_bytes_left < 0:
+            return None
+        if num_bytes > len(value):
+            value = tiff.read(int.from_bytes(value, tiff.order), num_bytes)
+        values[tag] = kind, count, value
+
+    def numbers(tag: int) -> tuple[int, ...]:
+        kind, count, content = values.get(tag, (_SHORT, 0, b""))
+        return struct.unpack_from(f"{tiff.mark}{count}{_NUMBERS[kind]}", content)
+
+    places_tag, lengths_tag = _STRIPS if _STRIPS[0] in values else _TILES
+    try:
+        places, lengths = numbers(places_tag), numbers(lengths_tag)
+        is_known = _are_all(numbers, lengths)
+    except (KeyError, ValueError):  # another type, or another number of values
+        return None
+    # As above, parts that overlap could take any memory.
+    if not is_known or len(places) != len(lengths) or sum(lengths) > tiff.size:
+        return None
+
+    place_size = struct.calcsize(tiff.place_format)
+    start = end = tiff.first + place_size
+    end += struct.calcsize(tiff.count_format) + len(tags) + place_size
+    contents: list[bytes] = []
+
+    def append(content: bytes) -> int:
+        nonlocal end
+        contents.append(content + b"\0" * (len(content) % 2))
+        end += len(contents[-1])
+        return end - len(contents[-1])
+
+    moved = [append(tiff.read(*part)) for part in zip(places, lengths, strict=True)]
+    kind = _LONG if place_size == 4 else _LONG_8
+    content = struct.pack(f"{tiff.mark}{len(moved)}{_NUMBERS[kind]}", *moved)
+    values[places_tag] = kind, len(moved), content
+    directory = struct.pack(tiff.count_format, len(values))
+    for tag, (kind, count, value) in values.items():
+        if len(value) > place_size:
+            value = append(value).to_bytes(place_size, tiff.order)
+        directory += struct.pack(tiff.tag_format, tag, kind, count, value)
+    head = tiff.read(0, tiff.first) + struct.pack(tiff.place_format, start)
+    return io.BytesIO(b"".join([head, directory, bytes(place_size), *contents]))
+
+
+def _are_all(numbers: Callable[[int], tuple[int, ...]], lengths: Sequence[int]) -> bool:
+    """Tells whether a decoder of a page reads no more than its strips or tiles.
+
+    Args:
+        numbers: returns the values of a tag.
+        lengths: of the strips or tiles in bytes.
+
+    Raises:
+        ValueError: if a tag has another number of values than one.
+    """
+    compression = numbers(_COMPRESSION)
+    if compression not in ((), (_NOT_COMPRESSED,)):
+        # libtiff guesses a length of 0.
+        return compression != (_OLD_JPEG,) and all(lengths)
+    # Of pixels that are not compressed Pillow reads as many as there should be, whatever the
+    # lengths are.
+    (width,), (height,) = numbers(_WIDTH), numbers(_HEIGHT)
+    (rows,) = numbers(_ROWS_PER_STRIP) or (height,)
+    row_bytes = -(-width * sum(numbers(_BITS)) // 8)
+    return numbers(_PLANES) in ((), (1,)) and all(
+        length == min(rows, height - strip * rows) * row_bytes
+        for strip, length in enumerate(lengths)
+    )
 
 
 def _kind(tag: int, tag_type: int, value: bytes, order: Literal["little", "big"]) -> str:

@@ -26,6 +26,9 @@ from tfrecord_io import augment, croissant, manifest, preprocess, schema, shards
 from tfrecord_io.printing import printable
 from tfrecord_io.statistics import PixelStatistics
 
+# Columns of the examples table that the records, or the names of their shards, have too.
+_RECORD_COLUMNS = ("key", "label", "split")
+
 #: Number of records read at once, a few megabytes.
 _CHUNK_RECORDS = 256
 
@@ -57,9 +60,9 @@ def verify(
     """Checks every byte of a dataset against its manifest, sidecars and tables.
 
     It checks sizes, SHA-256 and record CRCs of all shards, lengths and framing of all records,
-    labels, label counts, keys (unique, and the same as in the examples table), the sums
-    over the train split's pixels, the trunk of feature maps, the digests in `croissant.json`, and
-    the ledger of the source's files.
+    labels, label counts, keys (unique), key, label and split of each record in the examples table,
+    the sums over the train split's pixels, the trunk of feature maps, the digests in
+    `croissant.json`, and the ledger of the source's files.
     With `source_input` it also decodes a random sample of the source again and compares it pixel
     by pixel.
 
@@ -92,13 +95,13 @@ def _verify(
     """Returns the findings, and the number of examples that were decoded again and compared."""
     found = manifest.Manifest.load(directory)
     findings: list[Finding] = []
-    keys: dict[str, list[str]] = {}
+    records: dict[str, list[tuple[str, str, str]]] = {}
     statistics = _no_statistics(found)
     for split_name, split in found.splits.items():
         label_counts = np.zeros(found.num_classes, np.int64)
         for shard in split.shards:
             contents = _check_shard(directory, shard, found, findings)
-            keys[shard.name] = contents.keys
+            records[shard.name] = [(key, label, split_name) for key, label in contents.labels]
             label_counts += contents.label_counts
             _check_sidecar(directory, shard, found, findings)
             if split_name == manifest.STATISTICS_SPLIT and statistics and contents.statistics:
@@ -124,7 +127,7 @@ def _verify(
         trunk.find_trunk(directory, found)
     except manifest.ManifestError as error:
         findings.append(Finding(trunk.FILE_NAME, str(error)))
-    _check_examples(directory, found, keys, findings)
+    _check_examples(directory, records, findings)
     _check_croissant(directory, found, findings)
     _check_ledger(directory, found, findings)
     num_compared = 0
@@ -138,7 +141,9 @@ def _verify(
 
 @dataclasses.dataclass
 class _Contents:
-    keys: list[str]
+    """What a shard holds: key and text of the label of each record, and the sums over all."""
+
+    labels: list[tuple[str, str]]
     label_counts: np.ndarray
     statistics: PixelStatistics | None
 
@@ -180,8 +185,10 @@ def _check_shard(
                 if problem := _record_problem(record, layout):
                     report(f"record {row}: {problem}")
                 else:
-                    contents.keys.append(_payload(record, layout, schema.KEY).decode("ascii"))
+                    key = _payload(record, layout, schema.KEY).decode("ascii")
                     label = np.frombuffer(_payload(record, layout, schema.LABEL), "<f4")
+                    text = layout.label_kind.text_in(label, found.label_names)
+                    contents.labels.append((key, text))
                     contents.label_counts += layout.label_kind.count(label[None])
                 row += 1
     if row != shard.num_examples:
@@ -248,14 +255,19 @@ def _check_strangers(directory: Path, found: manifest.Manifest, findings: list[F
 
 def _check_examples(
     directory: Path,
-    found: manifest.Manifest,
-    keys: Mapping[str, list[str]],
+    records: Mapping[str, Sequence[tuple[str, str, str]]],
     findings: list[Finding],
 ) -> None:
+    """Compares the table of examples with the records.
+
+    Args:
+        directory: folder of the dataset.
+        records: values of `_RECORD_COLUMNS` for each record, by shard.
+        findings: what is wrong is added to it.
+    """
     name = manifest.EXAMPLES_FILE_NAME
-    repeated = [
-        key for key, count in Counter(k for ks in keys.values() for k in ks).items() if count > 1
-    ]
+    keys = Counter(key for expected in records.values() for key, *_ in expected)
+    repeated = [key for key, count in keys.items() if count > 1]
     if repeated:
         findings.append(
             Finding(
@@ -264,21 +276,30 @@ def _check_examples(
             )
         )
     try:
-        table = pq.read_table(directory / name, columns=["shard", "row", "key"])
+        columns = ["shard", "row", *_RECORD_COLUMNS]
+        table = pq.read_table(directory / name, columns=columns).select(columns)
     except (OSError, ValueError, KeyError) as error:
         findings.append(Finding(name, f"cannot be read: {error}"))
         return
-    rows: dict[str, list[str]] = {shard: [] for shard in keys}
-    for shard, row, key in zip(
-        *(table[c].to_pylist() for c in ("shard", "row", "key")), strict=True
-    ):
+    rows: dict[str, list[tuple[str, ...]]] = {shard: [] for shard in records}
+    for shard, row, *values in zip(*(column.to_pylist() for column in table.columns), strict=True):
         if shard not in rows or row != len(rows[shard]):
             findings.append(Finding(name, f"row {row} of {shard} is out of place"))
             return
-        rows[shard].append(key)
-    for shard, expected in keys.items():
-        if rows[shard] != expected:
+        rows[shard].append(tuple(values))
+    for shard, expected in records.items():
+        if [key for key, *_ in rows[shard]] != [key for key, *_ in expected]:
             findings.append(Finding(name, f"has different keys for {shard} than the shard itself"))
+            continue
+        for place, column in enumerate(_RECORD_COLUMNS):
+            wrong = [
+                f"{stored[place]!r} for the key {stored[0]}, but {said[place]!r} here"
+                for said, stored in zip(rows[shard], expected, strict=True)
+                if said[place] != stored[place]
+            ]
+            if wrong:
+                told = f"another {column} in {len(wrong):,} of its records, such as {wrong[0]}"
+                findings.append(Finding(name, f"{shard} has {told}"))
 
 
 def _check_croissant(directory: Path, found: manifest.Manifest, findings: list[Finding]) -> None:

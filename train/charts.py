@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from sklearn import metrics as sk_metrics
 
+from tfrecord_io.auditing.pages import Tick, ticks
 from train.scores import URGENT_CLASSES
 
 #: Most lines in a chart; the page has this many colours.
@@ -27,19 +28,6 @@ _MAX_DOTS = 20
 
 #: Most points of a line; the page is too narrow to show more.
 _MAX_POINTS = 200
-
-
-@dataclasses.dataclass(frozen=True)
-class Tick:
-    """A mark on an axis.
-
-    Attributes:
-        place: position along the axis, 0 to 1.
-        text: its label.
-    """
-
-    place: float
-    text: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,7 +112,7 @@ def training_curves(history: Sequence[Mapping[str, Any]], best_epoch: int) -> li
                     for name, points in lines
                 ),
                 x_ticks=_epoch_ticks(last),
-                y_ticks=_ticks(top),
+                y_ticks=ticks(0.0, top),
                 mark=("kept", (best_epoch - 1) / width) if best_epoch else None,
                 dots=last <= _MAX_DOTS,
             )
@@ -151,25 +139,14 @@ def roc_curves(
     Returns:
         the chart, or None if no class has both positive and negative examples.
     """
-    views = [
-        (name, has[:, index], probabilities[:, index], scores[f"auc/{name}"]["value"])
-        for index, name in enumerate(label_names)
-    ]
-    if "urgent/auc" in scores:
-        urgent = np.isin(label_names, URGENT_CLASSES)
-        ranking = probabilities[:, urgent].sum(-1)
-        views.append(("urgent", has[:, urgent].any(-1), ranking, scores["urgent/auc"]["value"]))
-    views = [view for view in views if view[3] is not None]
-    num_views = len(views)
-    if num_views > NUM_SERIES:
-        views = sorted(views, key=lambda view: view[3])[:NUM_SERIES]
+    views, num_views = roc_views(probabilities, has, label_names, scores, NUM_SERIES)
     if not views:
         return None
     series = []
     for name, is_positive, ranking, area in views:
         false_rate, true_rate, _ = sk_metrics.roc_curve(is_positive, ranking)
         points = _thinned(list(zip(false_rate.tolist(), true_rate.tolist(), strict=True)))
-        series.append(Series(f"{name} {area:.3f}", points))
+        series.append(Series(f"{name} {area['value']:.3f}", points))
     told = ", ".join(line.name for line in series)
     some = f" (the {len(series)} smallest of {num_views})" if num_views > len(series) else ""
     return Lines(
@@ -178,10 +155,44 @@ def roc_curves(
         x_axis="false alarms (1 − specificity)",
         y_axis="sensitivity",
         series=tuple(series),
-        x_ticks=_ticks(1.0),
-        y_ticks=_ticks(1.0),
+        x_ticks=ticks(0.0, 1.0),
+        y_ticks=ticks(0.0, 1.0),
         diagonal="guessing",
     )
+
+
+def roc_views(
+    probabilities: np.ndarray,
+    has: np.ndarray,
+    label_names: Sequence[str],
+    scores: Mapping[str, Mapping[str, Any]],
+    most: int,
+) -> tuple[list[tuple[str, np.ndarray, np.ndarray, Mapping[str, Any]]], int]:
+    """Returns what has a ROC curve: each class, and the urgent view.
+
+    Args:
+        probabilities: float [num_examples, num_classes].
+        has: which examples have which classes, bool [num_examples, num_classes].
+        label_names: names of the classes.
+        scores: the entry `scores` of metrics.json.
+        most: of more curves than this, those with the smallest areas are returned.
+
+    Returns:
+        (name, which examples are positive, their ranking, the area's entry of `scores`) of each
+        curve, and how many curves there are in all.
+    """
+    views = [
+        (name, has[:, index], probabilities[:, index], scores[f"auc/{name}"])
+        for index, name in enumerate(label_names)
+    ]
+    if "urgent/auc" in scores:
+        urgent = np.isin(label_names, URGENT_CLASSES)
+        ranking = probabilities[:, urgent].sum(-1)
+        views.append(("urgent", has[:, urgent].any(-1), ranking, scores["urgent/auc"]))
+    views = [view for view in views if view[3]["value"] is not None]
+    if len(views) > most:
+        return sorted(views, key=lambda view: view[3]["value"])[:most], len(views)
+    return views, len(views)
 
 
 def reliability(named: Sequence[tuple[str, np.ndarray]], labels: np.ndarray) -> Lines:
@@ -216,8 +227,8 @@ def reliability(named: Sequence[tuple[str, np.ndarray]], labels: np.ndarray) -> 
         x_axis="probability given to the answer",
         y_axis="share of right answers",
         series=tuple(series),
-        x_ticks=_ticks(1.0),
-        y_ticks=_ticks(1.0),
+        x_ticks=ticks(0.0, 1.0),
+        y_ticks=ticks(0.0, 1.0),
         diagonal="perfect",
         dots=True,
     )
@@ -252,8 +263,8 @@ def agreement(
         x_axis="truth",
         y_axis="answer",
         series=(_cloud("an image", (truths, low, high), (answers, low, high)),),
-        x_ticks=_ticks(high, low),
-        y_ticks=_ticks(high, low),
+        x_ticks=ticks(low, high),
+        y_ticks=ticks(low, high),
         diagonal="the right answer",
     )
     names = {"bias": "mean difference", "limit_low": "lower limit", "limit_high": "upper limit"}
@@ -276,8 +287,8 @@ def agreement(
                 for name, height in heights.items()
             ),
         ),
-        x_ticks=_ticks(right, left),
-        y_ticks=_ticks(most, least),
+        x_ticks=ticks(left, right),
+        y_ticks=ticks(least, most),
     )
     return [direct, difference]
 
@@ -295,17 +306,6 @@ def _limits(values: np.ndarray) -> tuple[float, float]:
     low, high = float(values.min()), float(values.max())
     margin = 0.04 * (high - low) or max(abs(low), 1.0)
     return low - margin, high + margin
-
-
-def _ticks(top: float, low: float = 0.0) -> tuple[Tick, ...]:
-    """Returns up to seven marks, at distances of 1, 2 or 5 times a power of ten."""
-    span = top - low
-    power = 10.0 ** math.floor(math.log10(span / 6))
-    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor * 6 >= span)
-    return tuple(
-        Tick((number * step - low) / span, f"{number * step:g}")
-        for number in range(math.ceil(low / step - 1e-9), math.floor(top / step + 1e-9) + 1)
-    )
 
 
 def _epoch_ticks(last: int) -> tuple[Tick, ...]:

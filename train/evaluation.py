@@ -175,7 +175,6 @@ def write_results(
     predict: saliency.Predict | None = None,
     history: Sequence[Mapping[str, Any]] = (),
     own_metrics: Mapping[str, Any] | None = None,
-    notes: Sequence[str] = (),
     versions: Mapping[str, str] | None = None,
 ) -> None:
     """Writes predictions.csv, plots/ and report.html; the caller writes metrics.json.
@@ -190,7 +189,6 @@ def write_results(
         predict: stored images → probabilities, for the maps of the mistakes; None for no maps.
         history: one row per epoch.
         own_metrics: metrics of the training run, if this is another dataset.
-        notes: sentences about what limits the result.
         versions: versions of the software, by name.
     """
     directory.mkdir(parents=True, exist_ok=True)
@@ -237,7 +235,6 @@ def write_results(
             truths=predictions.truths if predictions else None,
             mistakes=mistakes,
             own_metrics=own_metrics,
-            notes=notes,
             versions=versions or {},
         ),
     )

@@ -18,7 +18,6 @@ import json
 import logging
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import keras
 import numpy as np
@@ -118,15 +117,6 @@ def export_model(
     with atomic_write(directory / PREPROCESSING_NAME) as file:
         file.write((json.dumps(content, indent=1) + "\n").encode("utf-8"))
     return has_saved_model
-
-
-def load_preprocessing(directory: Path) -> dict[str, Any]:
-    """Returns the content of preprocessing.json of an export folder.
-
-    Raises:
-        FileNotFoundError: if there is none.
-    """
-    return json.loads((directory / PREPROCESSING_NAME).read_text(encoding="utf-8"))
 
 
 def _predict(model: keras.Model, images: np.ndarray) -> np.ndarray:

@@ -16,7 +16,7 @@ from typing import Any
 import keras
 
 import tfrecord_io
-from tfrecord_io.trunk import FILE_NAME, REST_NAME, SOURCE_KIND, Trunk
+from tfrecord_io.trunk import FILE_NAME, REST_NAME, Trunk
 from train import models, tasks
 from train.config import TRUNK_WEIGHTS, ConfigError, TrainConfig
 
@@ -25,26 +25,22 @@ _DECIDED = ("model", "weights", "normalize")
 _NEED_IMAGES = ("augment", "test_time_flip")
 
 
-def refuse_flags(data: str, given: Mapping[str, Any]) -> None:
-    """Refuses flags that mean nothing for a dataset of features; other datasets pass.
+def refuse_flags(data: str, trunk: Trunk, given: Mapping[str, Any]) -> None:
+    """Refuses flags that mean nothing for a dataset of features.
 
     Args:
         data: folder of the dataset.
+        trunk: the trunk of the dataset.
         given: the flags of the command line, by field of `TrainConfig`.
 
     Raises:
         ConfigError: naming the flags.
-        tfrecord_io.ManifestError: if the dataset cannot be used.
     """
-    source = tfrecord_io.Manifest.load(data).source
-    if source.get("kind") != SOURCE_KIND:
-        return
     wrong = [name for name in _DECIDED if given.get(name) is not None]
     wrong += [name for name in _NEED_IMAGES if given.get(name)]
     if wrong:
-        trunk = source["trunk"]
         raise ConfigError(
-            f"{data} holds features of {trunk['model']} up to {trunk['layer']}, which decide the "
+            f"{data} holds features of {trunk.model} up to {trunk.layer}, which decide the "
             "network and its weights, and cannot be augmented or mirrored; remove "
             + ", ".join(f"--{name}" for name in wrong)
         )

@@ -15,7 +15,7 @@ import keras
 import numpy as np
 
 import tfrecord_io
-from tfrecord_io.trunk import find_trunk
+from tfrecord_io.trunk import Trunk
 from train import calibration, evaluation, many_heads, metrics, parts, report, scores, trainer
 from train.config import TrainConfig
 from train.strategy import Devices
@@ -23,12 +23,20 @@ from train.tasks import Task, task_of
 from train.workdir import METRICS_NAME, claim, versions, write_json
 
 
-def cross_validate(config: TrainConfig, workdir: Path, devices: Devices) -> dict[str, Any]:
+def cross_validate(
+    config: TrainConfig,
+    workdir: Path,
+    manifest: tfrecord_io.Manifest,
+    trunk: Trunk | None,
+    devices: Devices,
+) -> dict[str, Any]:
     """Trains every fold with every seed and measures all held-out predictions together.
 
     Args:
         config: has `folds`, but no `fold`.
         workdir: folder of the cross-validation, created if it is missing.
+        manifest: of the dataset.
+        trunk: of the dataset; None for images.
         devices: the configured devices.
 
     Returns:
@@ -39,7 +47,6 @@ def cross_validate(config: TrainConfig, workdir: Path, devices: Devices) -> dict
     Raises:
         ConfigError, TrainingError, StoppedError: see `trainer.train_and_evaluate`.
     """
-    manifest = tfrecord_io.Manifest.load(config.data)
     splits = parts.fold_splits(config, manifest)
     with claim(workdir, config, manifest, devices):
         if metrics.read_examples(config.data, splits).patients is None:
@@ -64,22 +71,29 @@ def cross_validate(config: TrainConfig, workdir: Path, devices: Devices) -> dict
             )
             for fold, seed in runs
         ]
-        trunk = find_trunk(config.data, manifest)
         heads = trunk and many_heads.plan_heads(singles, manifest, trunk, devices)
         if not heads:
-            _train_each(singles, devices)
+            _train_each(singles, manifest, trunk, devices)
         elif not all((head.folder / evaluation.PREDICTIONS_NAME).exists() for head in heads):
-            many_heads.train_heads(heads, manifest, devices)
+            many_heads.train_heads(heads, workdir, manifest, devices)
         if not devices.is_chief:
             return {}
         return _pool(config, workdir, manifest, splits, runs)
 
 
-def _train_each(singles: Sequence[tuple[Path, TrainConfig]], devices: Devices) -> None:
+def _train_each(
+    singles: Sequence[tuple[Path, TrainConfig]],
+    manifest: tfrecord_io.Manifest,
+    trunk: Trunk | None,
+    devices: Devices,
+) -> None:
     """Trains one run after another, each in its folder."""
+    # All folds, so that one that cannot be trained does not waste the time of those before it.
+    for single in {single.fold: single for _, single in singles}.values():
+        trainer.plan_run(single, manifest, devices)
     for number, (folder, single) in enumerate(singles, 1):
         devices.say(f"\nrun {number} of {len(singles)}: fold {single.fold}, seed {single.seed}")
-        trainer.train_once(single, folder, devices)
+        trainer.train_once(single, folder, manifest, trunk, devices)
         # Without this, the graphs of all runs stay in memory.
         keras.utils.clear_session()
 

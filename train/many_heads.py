@@ -22,7 +22,6 @@ import keras
 import numpy as np
 
 import tfrecord_io
-from tfrecord_io.label_kinds import NUMBER
 from tfrecord_io.reading.mapped import MappedDataset
 from tfrecord_io.reading.order import BatchOrder
 from tfrecord_io.trunk import Trunk
@@ -35,7 +34,7 @@ from train.stacked import stack_networks
 from train.stacked_feed import Source, Table, training_batches
 from train.steps import Objective, StepResults, make_steps
 from train.strategy import Devices, set_seed
-from train.tasks import Task, task_of
+from train.tasks import Task, task_of, training_task
 from train.workdir import CHECKPOINT_NAME, HISTORY_NAME, claim, write_json
 
 #: Limit on the bytes of the features of a dataset, those in a step, and all heads.
@@ -54,8 +53,10 @@ class Head:
         config: resolved.
         learnt: the examples to learn from.
         held_out: the examples to predict at the end.
+        task: what it learns; of numbers, by the mean of its own examples.
         order: the batches, as places in `learnt.examples`.
-        network: in float32, untrained; runs of the same seed share it.
+        network: in float32, untrained; runs of the same seed share it. The task of each run says
+            what its `logits` mean.
         best: values of the network's trainable variables after the last epoch.
         progress: of the run.
         meter: of the epoch that is not finished.
@@ -66,6 +67,7 @@ class Head:
     config: TrainConfig
     learnt: Part
     held_out: Part
+    task: Task
     order: BatchOrder
     network: Network
     best: list[np.ndarray] = dataclasses.field(default_factory=list)
@@ -98,13 +100,11 @@ def plan_heads(
         devices: of the runs.
 
     Raises:
-        ConfigError: see `parts.choose_parts` and `TrainConfig.resolve`.
+        ConfigError: see `parts.choose_parts`, `tasks.training_task` and `TrainConfig.resolve`.
     """
     heads: list[Head] = []
     if trunk.rest_layers:
         obstacle = f"layers above {trunk.layer} learn as well"
-    elif manifest.label_kind is NUMBER:
-        obstacle = "each fold has a mean and a standard deviation of its own numbers"
     elif devices.num_replicas > 1:
         obstacle = f"there are {devices.num_replicas} replicas; --strategy single uses one"
     else:
@@ -126,6 +126,10 @@ def _heads_of(
     parts = {
         config.fold: choose_parts(config, manifest)
         for config in {config.fold: config for _, config in runs}.values()
+    }
+    tasks = {
+        fold: training_task(manifest.label_kind, runs[0][1].data, of_fold.train)
+        for fold, of_fold in parts.items()
     }
     networks: dict[int, Network] = {}
     heads = []
@@ -153,6 +157,7 @@ def _heads_of(
                 config=config,
                 learnt=learnt,
                 held_out=held_out,
+                task=tasks[config.fold],
                 order=BatchOrder(
                     num_examples=learnt.num_examples,
                     batch_size=config.global_batch_size or 0,
@@ -185,17 +190,20 @@ def _find_obstacle(heads: Sequence[Head], manifest: tfrecord_io.Manifest) -> str
     return None
 
 
-def train_heads(heads: Sequence[Head], manifest: tfrecord_io.Manifest, devices: Devices) -> None:
+def train_heads(
+    heads: Sequence[Head], workdir: Path, manifest: tfrecord_io.Manifest, devices: Devices
+) -> None:
     """Trains all heads and writes the folder of each run, its predictions last.
 
     Args:
         heads: the result of `plan_heads`.
+        workdir: folder of the cross-validation, where the stacks of a step that hangs are written.
         manifest: of the features.
         devices: of the runs.
 
     Raises:
         ConfigError: if a folder holds another run.
-        TrainingError: if a loss stops being a number.
+        TrainingError: if a loss stops being a number, or a graph is traced again.
         StoppedError: after SIGTERM or SIGINT, with nothing saved.
     """
     devices.say(
@@ -209,7 +217,7 @@ def train_heads(heads: Sequence[Head], manifest: tfrecord_io.Manifest, devices: 
     watch = callbacks.Stopwatch()
     dataset = MappedDataset(heads[0].config.data, heads[0].learnt.splits)
     table = Table(*dataset[np.arange(len(dataset))])
-    _train(heads, table, manifest, devices)
+    _train(heads, table, workdir, manifest, devices)
     seconds = watch.lap()
     for head in heads:
         with claim(head.folder, head.config, manifest, devices):
@@ -222,7 +230,11 @@ def train_heads(heads: Sequence[Head], manifest: tfrecord_io.Manifest, devices: 
 
 
 def _train(
-    heads: Sequence[Head], table: Table, manifest: tfrecord_io.Manifest, devices: Devices
+    heads: Sequence[Head],
+    table: Table,
+    workdir: Path,
+    manifest: tfrecord_io.Manifest,
+    devices: Devices,
 ) -> None:
     """Trains all heads to their ends, which are not all at the same step."""
     config = heads[0].config
@@ -240,7 +252,7 @@ def _train(
         network,
         optimizer,
         devices,
-        objective=_stack_objectives(heads, task_of(manifest.label_kind)),
+        objective=_stack_objectives(heads),
         jit_compile=bool(config.jit_compile),
     )
     sources = [
@@ -249,14 +261,23 @@ def _train(
     batches = steps.iterate(training_batches(sources, table, manifest, devices))
     num_shown = sum(head.order.num_examples * (head.config.epochs or 0) for head in heads)
     bar = callbacks.ProgressBar(total=num_shown, done=0)
+    guard = callbacks.RetraceGuard(config.on_retrace)
     step = 0
     watch = callbacks.Stopwatch()
-    with contextlib.closing(bar), callbacks.StopSignal() as stop:
-        for last_step in _epoch_ends(heads):
+    with (
+        contextlib.closing(bar),
+        callbacks.StopSignal() as stop,
+        callbacks.Watchdog(
+            config.step_timeout, workdir / f"stacks-{devices.worker_index}.txt"
+        ) as watchdog,
+    ):
+        for last_step in _call_ends(heads):
             results = steps.train(batches, last_step - step)
             steps.sync()
+            watchdog.restart()
             in_all = dataclasses.replace(results, loss_sums=results.loss_sums.sum(axis=1))
             callbacks.check_finite(in_all, step + 1)
+            guard.check(steps.num_traces, last_step)
             seconds = watch.lap()
             rates = keras.ops.convert_to_numpy(optimizer.learning_rate)[:, 0, 0]
             running = [index for index, head in enumerate(heads) if step < len(head.order)]
@@ -285,20 +306,27 @@ def _train(
                 )
 
 
-def _epoch_ends(heads: Sequence[Head]) -> list[int]:
-    """Returns the steps at which an epoch of any run ends; folds differ in size."""
-    return sorted(
-        {head.end_step(epoch) for head in heads for epoch in range(head.config.epochs or 0)}
-    )
+def _call_ends(heads: Sequence[Head]) -> list[int]:
+    """Returns the steps at which a call of the graph ends.
+
+    These are the ends of the epochs of all runs, because folds differ in size. With a timeout there
+    are more: the watchdog sees that a call has ended, and not that a step has.
+    """
+    config = heads[0].config
+    ends = {head.end_step(epoch) for head in heads for epoch in range(head.config.epochs or 0)}
+    if config.step_timeout:
+        ends |= set(range(config.steps_per_execution, max(ends), config.steps_per_execution))
+    return sorted(ends)
 
 
-def _stack_objectives(heads: Sequence[Head], task: Task) -> Objective:
+def _stack_objectives(heads: Sequence[Head]) -> Objective:
     config = heads[0].config
     power = config.class_weight_power if config.class_weights == "balanced" else 0.0
     weights = [
-        task.class_weights(head.learnt.label_counts, head.learnt.num_examples, power)
+        head.task.class_weights(head.learnt.label_counts, head.learnt.num_examples, power)
         for head in heads
     ]
+    task = heads[0].task.side_by_side([head.task for head in heads])
     # The weights of a run are the same for its whole batch.
     return Objective.from_config(config, [(of_run,) for of_run in weights], task=task)
 
@@ -321,7 +349,7 @@ def _end_epoch(head: Head, phase: str, step: int, rate: float, devices: Devices)
         "phase": phase,
         "step": step,
         "loss": meter.loss,
-        "accuracy": meter.accuracy,
+        head.task.quantity: meter.accuracy,
         "learning_rate": rate,
         "seconds": head.seconds,
         **meter.speed(),
@@ -348,11 +376,12 @@ def _write(head: Head, table: Table, manifest: tfrecord_io.Manifest) -> None:
         {"model": model.variables, "best": model.variables},
         dataclasses.asdict(head.progress),
     )
-    places, task = head.held_out.examples, task_of(manifest.label_kind)
+    places = head.held_out.examples
+    logits = head.network.logits(np.float32(table.images[places]), training=False)
     predictions = evaluation.Predictions(
-        task=task,
-        probabilities=keras.ops.convert_to_numpy(model(table.images[places], training=False)),
-        truths=task.truths(table.labels[places]),
+        task=head.task,
+        probabilities=keras.ops.convert_to_numpy(head.task.activation()(logits)),
+        truths=head.task.truths(table.labels[places]),
         examples=metrics.read_examples(head.config.data, head.held_out.splits, places),
     )
     evaluation.write_predictions(head.folder, predictions, manifest.label_names)

@@ -13,7 +13,7 @@ import numpy as np
 
 from tfrecord_io.label_kinds import CLASSES, NUMBER, LabelKind, kind_named
 from tfrecord_io.manifest import EXAMPLES_FILE_NAME, WEIGHT
-from tfrecord_io.printing import csv_cell, printable
+from tfrecord_io.printing import csv_cell, listed, printable
 from tfrecord_io.reading.mapped import MappedDataset
 from tfrecord_io.shards import atomic_write
 from train.scores import CONFIDENCE_LEVEL, Scorer, bootstrap, scores
@@ -329,16 +329,16 @@ def _notes(result: Mapping[str, Any], behind: Mapping[str, int], without_absent:
             f"the intervals rest on {num_groups} {by}s; with fewer than {FEW_GROUPS} they tend to "
             "be too narrow"
         )
-    absent = [name for name, count in result["label_counts"].items() if not count]
+    absent = [printable(name) for name, count in result["label_counts"].items() if not count]
     if absent:
-        notes.append(f"there is no image of {_listed(absent)}; {without_absent}")
+        notes.append(f"there is no image of {listed(absent)}; {without_absent}")
     single = [
-        name
+        printable(name)
         for name, count in result["label_counts"].items()
         if num_samples and count and behind.get(f"sensitivity/{name}") == 1 < num_groups
     ]
     if single:
-        notes.append(f"{_listed(single)}: no interval, because all images are of one {by}")
+        notes.append(f"{listed(single)}: no interval, because all images are of one {by}")
     num_area_samples = result["auc_bootstrap_samples"]
     if num_area_samples < num_samples:
         cost = f"{result['num_examples']:,} images in {len(result['label_counts']):,} labels"
@@ -349,12 +349,6 @@ def _notes(result: Mapping[str, Any], behind: Mapping[str, int], without_absent:
             else f"the areas under the curve have no intervals: they would take too long for {cost}"
         )
     return notes
-
-
-def _listed(names: Sequence[str], most: int = 5) -> str:
-    """Returns up to `most` names for a sentence, and the number of the others."""
-    shown = ", ".join(printable(name) for name in names[:most])
-    return shown if len(names) <= most else f"{shown} and {len(names) - most:,} more"
 
 
 def describe(metrics: Mapping[str, Any]) -> str:

@@ -141,6 +141,8 @@ def _weighted(config: TrainConfig, manifest: tfrecord_io.Manifest, part: Part) -
             label_counts=manifest.label_kind.count(labels),
         )
         weights = weights[counts]
+    # The sum of very large ones would be infinite. A power of two changes no digit.
+    weights = np.ldexp(weights, -np.frexp(weights.max())[1])
     return dataclasses.replace(part, weights=(weights / weights.mean()).astype(np.float32))
 
 

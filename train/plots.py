@@ -20,7 +20,8 @@ from sklearn import metrics as sk_metrics
 
 from tfrecord_io import visible
 from tfrecord_io.printing import printable
-from train.scores import NUM_CALIBRATION_BINS, URGENT_CLASSES, calibration_bins
+from train import charts
+from train.scores import NUM_CALIBRATION_BINS, calibration_bins
 
 #: Colours that colour-blind readers can tell apart. Source: Okabe and Ito 2008, "Color universal
 #: design".
@@ -187,21 +188,10 @@ def draw_roc(
     """
     figure = _figure(6, 5.5)
     axes = figure.add_subplot()
-    curves = [
-        (name, has[:, index], probabilities[:, index], f"auc/{name}")
-        for index, name in enumerate(label_names)
-    ]
-    if "urgent/auc" in metrics["scores"]:
-        urgent = np.isin(label_names, URGENT_CLASSES)
-        ranking = probabilities[:, urgent].sum(-1)
-        curves.append(("urgent", has[:, urgent].any(-1), ranking, "urgent/auc"))
-    curves = [curve for curve in curves if metrics["scores"][curve[3]]["value"] is not None]
-    num_curves = len(curves)
-    if num_curves > _MAX_CURVES:
-        curves.sort(key=lambda curve: metrics["scores"][curve[3]]["value"])
-        curves = curves[:_MAX_CURVES]
-    for place, (name, is_positive, ranking, score_name) in enumerate(curves):
-        score = metrics["scores"][score_name]
+    curves, num_curves = charts.roc_views(
+        probabilities, has, label_names, metrics["scores"], _MAX_CURVES
+    )
+    for place, (name, is_positive, ranking, score) in enumerate(curves):
         false_rate, true_rate, _ = sk_metrics.roc_curve(is_positive, ranking)
         interval = "" if score["low"] is None else f" [{score['low']:.3f}, {score['high']:.3f}]"
         axes.plot(

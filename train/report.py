@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import base64
 import dataclasses
-import functools
 import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jinja2
-import markupsafe
 import numpy as np
 from PIL import Image
 
 from tfrecord_io import visible
+from tfrecord_io.auditing import pages
 from tfrecord_io.manifest import Manifest
-from tfrecord_io.printing import printable
+from tfrecord_io.printing import counted, listed
 from tfrecord_io.reading.mapped import MappedDataset
 from tfrecord_io.shards import atomic_write
 from tfrecord_io.trunk import SOURCE_KIND
@@ -90,7 +89,6 @@ class RunReport:
         truths: of the examples, see `tasks`; None without metrics.
         mistakes: the mistakes to show, the worst first.
         own_metrics: metrics of the training run, to show beside those of another dataset.
-        notes: further sentences about what limits the result.
         versions: versions of the software, by name.
     """
 
@@ -104,7 +102,6 @@ class RunReport:
     truths: np.ndarray | None = None
     mistakes: Sequence[Mistake] = ()
     own_metrics: Mapping[str, Any] | None = None
-    notes: Sequence[str] = ()
     versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @property
@@ -180,7 +177,7 @@ def render(report: RunReport) -> str:
     """Returns the HTML of the page."""
     metrics, story = report.metrics, report.task.story
     source = report.manifest.source
-    return _page_template().render(
+    return _template().render(
         report=report,
         images_name=source["dataset"]["name"] if source.get("kind") == SOURCE_KIND else None,
         metrics=metrics,
@@ -209,32 +206,12 @@ def render(report: RunReport) -> str:
     )
 
 
-@functools.cache
-def _page_template() -> jinja2.Template:
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        finalize=_visible,
-    )
-    environment.filters["number"] = lambda value: f"{value:,}"
+def _template() -> jinja2.Template:
+    environment = pages.environment(Path(__file__).parent)
     environment.filters["percent"] = percent
     environment.filters["decimal"] = lambda value: "–" if value is None else f"{value:.3f}"
     environment.filters["significant"] = decimal
     return environment.get_template("report.html.jinja")
-
-
-def _visible(value: object) -> object:
-    """Replaces control characters of text by escapes; returns other values unchanged."""
-    if isinstance(value, str) and not isinstance(value, markupsafe.Markup):
-        return printable(value)
-    return value
-
-
-def _count(number: int, noun: str, plural: str | None = None) -> str:
-    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
 def _comparison_rows(report: RunReport) -> list[dict[str, Any]]:
@@ -261,8 +238,8 @@ def _summary(report: RunReport) -> list[str]:
             "There is no result for this network: the dataset has no images besides the training "
             "images. Build it with a test split, or evaluate the run on another dataset."
         ]
-    images = _count(metrics["num_examples"], "image")
-    people = f" of {_count(metrics['num_patients'], 'patient')}" if metrics["num_patients"] else ""
+    images = counted(metrics["num_examples"], "image")
+    people = f" of {counted(metrics['num_patients'], 'patient')}" if metrics["num_patients"] else ""
     verdict, *others = report.task.story.verdict(metrics)
     if report.is_cross_validation:
         num_folds = len({run["fold"] for run in metrics["folds"]})
@@ -288,8 +265,8 @@ def _warnings(report: RunReport) -> list[str]:
         return found
     if report.num_shared_patients:
         found.append(
-            f"{_count(report.num_shared_patients, 'patient')} of the {metrics['split']} split also "
-            f"{'has' if report.num_shared_patients == 1 else 'have'} images in the training "
+            f"{counted(report.num_shared_patients, 'patient')} of the {metrics['split']} split "
+            f"also {'has' if report.num_shared_patients == 1 else 'have'} images in the training "
             "split. The network may recognise the eye instead of the disease, so the result is "
             "probably too good. Build the data with --splits patient."
         )
@@ -505,11 +482,11 @@ def _limits(report: RunReport) -> list[str]:
         limits += [_sentence(note) for note in metrics.get("notes") or ()]
         patients = metrics["num_patients"]
         if patients and patients < FEW_GROUPS:
-            limits.append(f"{_count(patients, 'patient')} cannot represent all patients.")
+            limits.append(f"{counted(patients, 'patient')} cannot represent all patients.")
         rough = [entry["view"] for entry in _threshold_rows(metrics) if entry["is_rough"]]
         if rough:
             limits.append(
-                f"Thresholds for {_joined(rough)} were chosen on fewer than {_FEW_POSITIVES} "
+                f"Thresholds for {listed(rough)} were chosen on fewer than {_FEW_POSITIVES} "
                 "positive images; a single image can change them."
             )
         if not report.is_cross_validation:
@@ -524,7 +501,7 @@ def _limits(report: RunReport) -> list[str]:
     ]
     if rare:
         limits.append(
-            f"There are fewer than {_FEW_IMAGES} training images of {_joined(rare)}. More of them "
+            f"There are fewer than {_FEW_IMAGES} training images of {listed(rare)}. More of them "
             "would probably help most."
         )
     for finding in found.audit.get("findings", ()):
@@ -535,12 +512,7 @@ def _limits(report: RunReport) -> list[str]:
             "A map shows where covering the image changes the answer of this network. It does "
             "not show why, or what a doctor would look at."
         )
-    return limits + [_sentence(note) for note in report.notes]
-
-
-def _joined(names: Sequence[str], most: int = 5) -> str:
-    shown = ", ".join(names[:most])
-    return shown if len(names) <= most else f"{shown} and {len(names) - most:,} more"
+    return limits
 
 
 def _sentence(text: str) -> str:

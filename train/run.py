@@ -32,12 +32,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         console.check_backend(os.environ["KERAS_BACKEND"])
         with console.hide_native_noise():
             from tfrecord_io import ManifestError
-            from train import callbacks, checkpoint, export, features, metrics, trainer
+            from train import callbacks, checkpoint, export, metrics, trainer
     except config.ConfigError as error:
         return _complain(error, 2)
     try:
-        features.refuse_flags(chosen.data, arguments)
-        trainer.train_and_evaluate(chosen, workdir)
+        trainer.train_and_evaluate(chosen, workdir, arguments)
     except (config.ConfigError, ManifestError) as error:
         return _complain(error, 2)
     except callbacks.StoppedError as error:

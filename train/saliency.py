@@ -20,6 +20,9 @@ _FOR, _AGAINST = np.array([202, 0, 32]), np.array([5, 113, 176])
 #: Opacity of the overlay at the largest value of the map.
 _MAX_OPACITY = 0.65
 
+# Approximate number of places of the patch; those at the edges may exceed it.
+_NUM_PLACES = 144
+
 
 def occlusion_map(
     predict: Predict,
@@ -74,18 +77,17 @@ def occlusion_map(
     return np.divide(drops, covers, out=np.zeros_like(drops), where=covers > 0)
 
 
-def patch_and_stride(image_shape: tuple[int, ...], *, max_places: int = 144) -> tuple[int, int]:
-    """Returns a patch side, and a stride of half of it, for about `max_places` places.
+def patch_and_stride(image_shape: tuple[int, ...]) -> tuple[int, int]:
+    """Returns a patch side, and a stride of half of it, for about 144 places.
 
     Args:
         image_shape: (height, width, ...) in pixels.
-        max_places: approximate limit on the places; those at the edges may exceed it.
 
     Returns:
         (patch, stride) in pixels.
     """
     height, width = image_shape[:2]
-    stride = max(1, math.ceil(math.sqrt(height * width / max_places)))
+    stride = max(1, math.ceil(math.sqrt(height * width / _NUM_PLACES)))
     return min(2 * stride, height, width), min(stride, height, width)
 
 

@@ -5,6 +5,7 @@ A `Task` is the one place where the kind decides; the other modules ask the task
     models       activation, logits_of     how logits become the answer that is exported
     steps        losses                    what a step minimizes, and what it reports
     trainer      class_weights, truths     weights in the loss; labels as the measures take them
+    many_heads   side_by_side              the losses of several runs in one step
                  mean_loss, progress       what history.json says of the validation split
     calibration  choices, cool             answers as choices among classes; the temperature
     evaluation   scorer, has, chosen       the measures of metrics.json; predictions.csv
@@ -88,6 +89,15 @@ class Task(abc.ABC):
             absolute error.
         """
 
+    @classmethod
+    def side_by_side(cls, tasks: Sequence[Any]) -> Task:
+        """Returns the task whose `losses` are those of several runs, the first axis of all arrays.
+
+        Args:
+            tasks: of each run, all of this class.
+        """
+        return tasks[0]
+
     @abc.abstractmethod
     def class_weights(self, counts: Sequence[int], num_examples: int, power: float) -> tuple:
         """Returns the weights of labels in the loss; their mean over the examples is 1.
@@ -164,9 +174,7 @@ class Task(abc.ABC):
     def texts(self, truths: np.ndarray, label_names: Sequence[str]) -> list[str]:
         """Returns the text of each label, as in examples.parquet."""
         rows = self.has(truths, len(label_names))
-        return [
-            self.kind.text_of([label_names[place] for place in np.flatnonzero(row)]) for row in rows
-        ]
+        return [self.kind.text_in(row, label_names) for row in rows]
 
 
 class _Classes(Task):
@@ -307,12 +315,13 @@ class Number(Task):
     deviation, and the exported model turns it back, so its answers have the unit of the labels.
 
     Attributes:
-        mean: of the training images, see `training_task`.
-        std: their standard deviation.
+        mean: of the training images, see `training_task`; of several runs, an array that
+            broadcasts with their labels.
+        std: their standard deviation, likewise.
     """
 
-    mean: float = 0.0
-    std: float = 1.0
+    mean: float | np.ndarray = 0.0
+    std: float | np.ndarray = 1.0
 
     kind, story, quantity = label_kinds.NUMBER, stories.NumberStory(), "mae"
     # Significant digits: the unit can be as small or as large as it likes.
@@ -327,9 +336,16 @@ class Number(Task):
         return (probabilities - self.mean) / self.std
 
     def losses(self, labels: Any, logits: Any, class_weights: Any, smoothing: float) -> Any:
-        errors = (logits - self.logits_of(labels))[..., 0]
+        errors = logits - self.logits_of(labels)
         squares = keras.ops.square(errors)
-        return squares, squares * self.std**2, keras.ops.abs(errors) * self.std
+        reported = squares * self.std**2, keras.ops.abs(errors) * self.std
+        return tuple(values[..., 0] for values in (squares, *reported))
+
+    @classmethod
+    def side_by_side(cls, tasks: Sequence[Any]) -> Number:
+        pairs = np.array([(task.mean, task.std) for task in tasks], np.float32)
+        mean, std = pairs.T[..., np.newaxis, np.newaxis]  # as labels [runs, batch, 1]
+        return cls(mean, std)
 
     def class_weights(self, counts: Sequence[int], num_examples: int, power: float) -> tuple:
         return ()
@@ -379,7 +395,7 @@ def training_task(kind: LabelKind, data: str, part: Part) -> Task:
             numbers as it does in the loss.
 
     Raises:
-        ConfigError: if all examples have the same number.
+        ConfigError: if all examples have the same number, or their squares are too large.
     """
     if kind is not label_kinds.NUMBER:
         return task_of(kind)
@@ -393,6 +409,11 @@ def training_task(kind: LabelKind, data: str, part: Part) -> Task:
         )
     mean = np.average(numbers, weights=part.weights)
     variance = np.average(np.square(numbers - mean), weights=part.weights)
+    if variance > np.finfo(np.float32).max:
+        raise ConfigError(
+            f"the numbers of {data} differ by up to {np.ptp(numbers):g}, whose square float32 "
+            "cannot hold; give them in a larger unit, and build again"
+        )
     return Number(float(mean), float(np.sqrt(variance)))
 
 

@@ -39,7 +39,7 @@ from train.optimizers import averaged_weights, make_optimizer
 from train.parts import Part, Parts, choose_parts, read_statistics
 from train.steps import JaxSteps, Objective, TensorFlowSteps, make_steps
 from train.strategy import Devices, configure_devices, set_seed
-from train.tasks import Task, training_task
+from train.tasks import Task, task_of, training_task
 from train.workdir import (
     BEST_NAME,
     CHECKPOINT_NAME,
@@ -134,12 +134,15 @@ def plan_phases(config: TrainConfig, *, has_backbone: bool) -> list[Phase]:
     return phases
 
 
-def train_and_evaluate(config: TrainConfig, workdir: str | os.PathLike[str]) -> dict[str, Any]:
+def train_and_evaluate(
+    config: TrainConfig, workdir: str | os.PathLike[str], given: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """Trains, evaluates and exports; goes on where an earlier call with this folder stopped.
 
     Args:
         config: what to do.
         workdir: the folder of the run, made if it is missing.
+        given: the flags of the command line, if there is one, see `features.refuse_flags`.
 
     Returns:
         the content of metrics.json, see `metrics.evaluate_predictions`.
@@ -151,8 +154,12 @@ def train_and_evaluate(config: TrainConfig, workdir: str | os.PathLike[str]) -> 
         StoppedError: after SIGTERM or SIGINT, with the state saved.
     """
     devices = configure_devices(config)
-    trunk = find_trunk(config.data, tfrecord_io.Manifest.load(config.data))
+    manifest = tfrecord_io.Manifest.load(config.data)
+    if config.best_by == "val_accuracy" and task_of(manifest.label_kind).quantity != "accuracy":
+        raise ConfigError("--best_by val_accuracy needs classes or labels; use val_loss")
+    trunk = find_trunk(config.data, manifest)
     if trunk is not None:
+        features.refuse_flags(config.data, trunk, given or {})
         config = features.adapt(config, trunk)
         devices.say(
             f"features of {trunk.model} up to {trunk.layer}: the layers above are trained; "
@@ -161,32 +168,66 @@ def train_and_evaluate(config: TrainConfig, workdir: str | os.PathLike[str]) -> 
     if config.folds and config.fold is None:
         from train import folds
 
-        return folds.cross_validate(config, Path(workdir), devices)
-    return train_once(config, Path(workdir), devices)
+        return folds.cross_validate(config, Path(workdir), manifest, trunk, devices)
+    return train_once(config, Path(workdir), manifest, trunk, devices)
 
 
-def train_once(config: TrainConfig, workdir: Path, devices: Devices) -> dict[str, Any]:
-    """Does what `train_and_evaluate` says for one network, on devices that are set up."""
-    manifest = tfrecord_io.Manifest.load(config.data)
+def train_once(
+    config: TrainConfig,
+    workdir: Path,
+    manifest: tfrecord_io.Manifest,
+    trunk: Trunk | None,
+    devices: Devices,
+) -> dict[str, Any]:
+    """Does what `train_and_evaluate` says for one network, on devices that are set up.
+
+    Args:
+        config: of a single run; adapted, if there is a trunk.
+        workdir: see `train_and_evaluate`.
+        manifest: of the dataset.
+        trunk: of the dataset; None for images.
+        devices: the configured devices.
+    """
+    parts, task, config = plan_run(config, manifest, devices)
+    set_seed(config.seed)
+    with claim(workdir, config, manifest, devices):
+        if (path := workdir / METRICS_NAME).exists():
+            try:
+                results = json.loads(path.read_text(encoding="utf-8"))
+            except ValueError as error:
+                raise ConfigError(
+                    f"{path} is damaged ({error}); remove it, and the same command evaluates the "
+                    "run again"
+                ) from None
+            devices.say(f"{workdir} holds this run complete; nothing to do")
+            return results
+        run = _Run(config, workdir, manifest, parts, task, devices, trunk)
+        run.train()
+        return run.finish()
+
+
+def plan_run(
+    config: TrainConfig, manifest: tfrecord_io.Manifest, devices: Devices
+) -> tuple[Parts, Task, TrainConfig]:
+    """Returns what a run trains on, what it learns, and its resolved configuration.
+
+    Args:
+        config: as the user gave it.
+        manifest: of the dataset.
+        devices: of the run.
+
+    Raises:
+        ConfigError: if the configuration does not suit the data or the devices.
+    """
     parts = choose_parts(config, manifest)
     task = training_task(manifest.label_kind, config.data, parts.train)
-    if config.best_by == "val_accuracy" and task.quantity != "accuracy":
-        raise ConfigError("--best_by val_accuracy needs classes or labels; use val_loss")
-    set_seed(config.seed)
-    config = config.resolve(
+    resolved = config.resolve(
         num_examples=parts.train.num_examples,
         num_replicas=devices.num_replicas,
         precision=devices.best_precision,
         jit_compile=devices.best_jit_compile,
     )
-    with claim(workdir, config, manifest, devices):
-        if (workdir / METRICS_NAME).exists():
-            devices.say(f"{workdir} holds this run complete; nothing to do")
-            return json.loads((workdir / METRICS_NAME).read_text(encoding="utf-8"))
-        trunk = find_trunk(config.data, manifest)
-        run = _Run(config, workdir, manifest, parts, task, devices, trunk)
-        run.train()
-        return run.finish()
+    return parts, task, resolved
 
 
 class _Run:

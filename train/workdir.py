@@ -80,8 +80,8 @@ def claim(
         if path.exists():
             theirs = train_config.load_fields(path)
             content = json.loads(path.read_text(encoding="utf-8"))
-            theirs["dataset"] = content["dataset"]["fingerprint"]
-            theirs["backend"] = content["backend"]
+            theirs["dataset"] = content.get("dataset", {}).get("fingerprint")
+            theirs["backend"] = content.get("backend")
             changed = train_config.differences(ours, theirs)
             if changed:
                 raise ConfigError(

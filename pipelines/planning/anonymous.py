@@ -14,7 +14,7 @@ import hmac
 import json
 import os
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -78,26 +78,21 @@ class Secret:
         return self.file.with_name(f"{self.file.name}.{ending}")
 
 
-def read_secret(file: Path, *, output: str, sources: Sequence[str]) -> Secret:
+def read_secret(file: Path, *, output: str, source: str | None) -> Secret:
     """Reads the secret of `--anonymize`.
 
     Args:
         file: the file with the secret; every byte of it counts.
         output: folder or URL of the dataset.
-        sources: paths or URLs of the input, if it has any.
+        source: path or URL of the input, if it has any.
 
     Raises:
         errors.UserError: if the file cannot be read, is too short, or is inside the output or the
             input.
     """
     advice = "make one with: openssl rand -hex 32 > secret.txt"
-    place = file.resolve()
-    for flag, folder in (("--output", output), *(("--input", source) for source in sources)):
-        if not is_remote(folder) and place.is_relative_to(Path(folder).resolve()):
-            raise errors.UserError(
-                f"--anonymize {file} is inside {flag}, with which it could be passed on; move the "
-                "secret to a private folder elsewhere"
-            )
+    for flag, folder in (("--output", output), ("--input", source)):
+        require_outside(file, flag, folder)
     try:
         key = file.read_bytes()
     except OSError as error:
@@ -109,7 +104,25 @@ def read_secret(file: Path, *, output: str, sources: Sequence[str]) -> Secret:
             f"--anonymize {file} holds {len(key)} bytes, expected at least {MIN_SECRET_BYTES} "
             f"random ones; {advice}"
         )
-    return Secret(place, key)
+    return Secret(file.resolve(), key)
+
+
+def require_outside(file: Path, flag: str, folder: str | None) -> None:
+    """Refuses a secret in a folder with which it could be passed on.
+
+    Args:
+        file: the secret.
+        flag: what names the folder, for the message.
+        folder: path or URL of the output or of an input, if there is one.
+
+    Raises:
+        errors.UserError: if the secret is inside the folder.
+    """
+    if folder and not is_remote(folder) and file.resolve().is_relative_to(Path(folder).resolve()):
+        raise errors.UserError(
+            f"--anonymize {file} is inside {flag}, with which it could be passed on; move the "
+            "secret to a private folder elsewhere"
+        )
 
 
 def hide_names(listing: Listing, secret: Secret) -> tuple[Listing, pa.Table]:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import numpy as np
 import pyarrow as pa
 
@@ -19,6 +18,7 @@ from tfrecord_io.auditing.audit import LIMITS, MAX_LISTED, SEVERITIES, Audit
 from tfrecord_io.auditing.twins import ImageReader
 from tfrecord_io.label_kinds import NUMBER
 from tfrecord_io.manifest import Manifest
+from tfrecord_io.printing import counted
 
 # Limits that keep the page within a few megabytes for any dataset.
 _MAX_CLASSES = 24
@@ -29,15 +29,6 @@ _MAX_FILES = 50
 
 # Names of the intervals between `shortcuts.WHITE_BORDER_EDGES`.
 _BORDERS = ("none", "up to 10 %", "10 to 30 %", "over 30 %")
-
-
-@functools.cache
-def page_template() -> jinja2.Template:
-    """Returns the compiled template of the page, which is cached for later calls."""
-    templates = pages.environment(Path(__file__).parent)
-    for part in ("charts.html.jinja", "page.css.jinja", "findings.html.jinja"):
-        templates.get_template(part)
-    return templates.get_template("card.html.jinja")
 
 
 def render(
@@ -65,7 +56,8 @@ def render(
     summary, target = _summary(found, audit), charts.numbers(found, examples)
     # From here on the groups that are compared are ranges, if the labels are numbers.
     found, examples = ranges.as_classes(found, examples)
-    return page_template().render(
+    template = pages.environment(Path(__file__).parent).get_template("card.html.jinja")
+    return template.render(
         found=found,
         audit=audit,
         severities={name: severities[name] for name in SEVERITIES},
@@ -98,13 +90,13 @@ def _summary(found: Manifest, audit: Audit) -> list[str]:
     patients = audit.measures["patients"]
     splits = ", ".join(f"{split.num_examples:,} {name}" for name, split in found.splits.items())
     height, width, channels = found.image_shape
-    people = f" of {_count(patients, 'patient')}" if patients else ""
+    people = f" of {counted(patients, 'patient')}" if patients else ""
     kind = found.label_kind
-    labels = f"in {_count(found.num_classes, kind.noun, kind.plural)}"
+    labels = f"in {counted(found.num_classes, kind.noun, kind.plural)}"
     if kind is NUMBER:
         labels = f"with the number {found.label_names[0]}"
     sentences = [
-        f"{_count(found.num_examples, 'image')}{people} {labels} ({splits}), each "
+        f"{counted(found.num_examples, 'image')}{people} {labels} ({splits}), each "
         f"stored as {width}×{height} pixels in {'grey' if channels == 1 else 'colour'}"
         f"{' of 16 bits' if found.dtype == 'uint16' else ''}."
     ]
@@ -126,10 +118,6 @@ def _summary(found: Manifest, audit: Audit) -> list[str]:
             "resized may be in several splits."
         )
     return sentences
-
-
-def _count(number: int, noun: str, plural: str | None = None) -> str:
-    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
 def _side_facts(found: Manifest, examples: pa.Table) -> list[dict[str, Any]]:

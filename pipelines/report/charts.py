@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tfrecord_io.auditing import ranges
+from tfrecord_io.auditing.pages import Tick, ticks
 from tfrecord_io.label_kinds import NUMBER
 from tfrecord_io.manifest import Manifest
 
@@ -61,14 +61,6 @@ class Bars:
     rows: tuple[Bar, ...]
     title: str = ""
     mark: tuple[str, float] | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class Tick:
-    """A mark on an axis: its position, 0 to 1, and its label."""
-
-    place: float
-    text: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -239,8 +231,8 @@ def _histogram(
             (name, _outline(row / highest)) for name, row in zip(names, shares, strict=True)
         ),
         filled=len(names) == 1,
-        x_ticks=_ticks(low, top),
-        y_ticks=_ticks(0.0, highest),
+        x_ticks=ticks(low, top),
+        y_ticks=ticks(0.0, highest),
     )
 
 
@@ -253,14 +245,3 @@ def _outline(heights: np.ndarray) -> tuple[tuple[float, float], ...]:
         corners += [(left / len(heights), height), (right / len(heights), height)]
         left = right
     return (*corners, (1.0, 0.0))
-
-
-def _ticks(low: float, top: float) -> tuple[Tick, ...]:
-    """Returns up to seven marks between two values, spaced by 1, 2 or 5 times a power of ten."""
-    span = top - low
-    power = 10.0 ** math.floor(math.log10(span / 6))
-    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor * 6 >= span)
-    return tuple(
-        Tick((number * step - low) / span, f"{number * step:g}")
-        for number in range(math.ceil(low / step), math.floor(top / step) + 1)
-    )

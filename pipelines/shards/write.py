@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import io
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import IO, TYPE_CHECKING, Any, Generic, NamedTuple, Self, TypeVar
@@ -19,11 +20,13 @@ from pipelines.shards.build import Build, Sidecar, Work, read_sidecar, rows_name
 from pipelines.sources.listing import OTHERS, SITE, ImageRef, RejectedFile, iterate_refs
 from pipelines.stores import prefetch
 from pipelines.stores.output import WriteBehind
-from tfrecord_io import augment, dicom, preprocess, schema, shard_writer, shards
+from tfrecord_io import augment, dicom, preprocess, schema, shard_writer, shards, tiff
 from tfrecord_io.auditing import near_duplicates
 
 if TYPE_CHECKING:
     from pydicom import Dataset
+
+    _Data = bytes | io.BytesIO | Dataset
 
 #: Opens a file of the output for writing by its name.
 Create = Callable[[str], contextlib.AbstractContextManager[IO[bytes]]]
@@ -238,16 +241,19 @@ class ImageWriter(TaskWriter[Build]):
         write_shard(self._build, task, opened, create)
 
 
-def _read_part(reader: prefetch.Reader[ImageRef], ref: ImageRef) -> bytes | Dataset:
-    """Reads a file, or only the frame that is wanted of a DICOM file, where that is possible."""
+def _read_part(reader: prefetch.Reader[ImageRef], ref: ImageRef) -> _Data:
+    """Reads a file, or only the wanted frame of DICOM or page of TIFF, where that is possible."""
     if ref.frame and (file := reader.open(ref)):
         with file:
+            if not dicom.is_dicom(file.read(dicom.START_BYTES)):
+                return tiff.with_first_page(file, ref.frame)
+            file.seek(0)
             if cut := dicom.cut_frame(file, ref.frame):
                 return cut
     return reader.read(ref)
 
 
-def _read(read: Callable[[], bytes | Dataset], ref: ImageRef) -> bytes | Dataset:
+def _read(read: Callable[[], _Data], ref: ImageRef) -> _Data:
     try:
         return read()
     except (OSError, errors.BuildError, errors.UserError) as error:

@@ -133,56 +133,51 @@ class ArchiveSource(Source):
         return facts | ({"dataset": self.dataset} if self.dataset else {})
 
 
-@dataclasses.dataclass(frozen=True)
-class _Reader(Reader[ImageRef]):
-    descriptor: int
-    checks: Checks = dataclasses.field(default_factory=Checks, kw_only=True)
+def _announce(descriptor: int, ref: ImageRef) -> None:
+    """Asks the operating system to read a member into its cache, if it supports that."""
+    if hasattr(os, "posix_fadvise"):
+        # An invalid offset is reported when the member is read.
+        with contextlib.suppress(OSError, OverflowError):
+            os.posix_fadvise(descriptor, ref.offset, ref.stored_size, os.POSIX_FADV_WILLNEED)
+
+
+class _ZipReader(zip_members.ZipReader):
+    def __init__(self, descriptor: int) -> None:
+        super().__init__()
+        self._descriptor = descriptor
 
     def announce(self, ref: ImageRef) -> None:
-        """Asks the operating system to read a member into its cache, if it supports that."""
-        if hasattr(os, "posix_fadvise"):
-            # An invalid offset is reported when the member is read.
-            with contextlib.suppress(OSError, OverflowError):
-                os.posix_fadvise(
-                    self.descriptor, ref.offset, ref.stored_size, os.POSIX_FADV_WILLNEED
-                )
+        _announce(self._descriptor, ref)
+
+    def read_at(self, start: int, length: int) -> bytes:
+        return os.pread(self._descriptor, length, start)
 
 
-class _ZipReader(_Reader):
-    def read(self, ref: ImageRef) -> bytes:
-        return zip_members.read_member(self._read_at, ref)
+class _TarReader(Reader[ImageRef]):
+    def __init__(self, descriptor: int, shown: str) -> None:
+        self._descriptor, self._shown = descriptor, shown
+        self._checks = Checks()
 
-    def read_start(self, ref: ImageRef, length: int) -> bytes:
-        return zip_members.read_member_start(self._read_at, ref, length)
-
-    def open(self, ref: ImageRef) -> BinaryIO | None:
-        return zip_members.open_member(self._read_at, ref, self.checks)
-
-    def _read_at(self, start: int, length: int) -> bytes:
-        return os.pread(self.descriptor, length, start)
-
-
-@dataclasses.dataclass(frozen=True)
-class _TarReader(_Reader):
-    shown: str
+    def announce(self, ref: ImageRef) -> None:
+        _announce(self._descriptor, ref)
 
     def read_start(self, ref: ImageRef, length: int) -> bytes:
-        return os.pread(self.descriptor, min(length, ref.size), ref.offset)
+        return os.pread(self._descriptor, min(length, ref.size), ref.offset)
 
     def open(self, ref: ImageRef) -> BinaryIO:
-        self.checks.once(ref.offset, lambda: self.read(ref))
+        self._checks.once(ref.offset, lambda: self.read(ref))
         return io.BufferedReader(
             RangeFile(
-                lambda start, length: os.pread(self.descriptor, length, ref.offset + start),
+                lambda start, length: os.pread(self._descriptor, length, ref.offset + start),
                 ref.size,
             )
         )
 
     def read(self, ref: ImageRef) -> bytes:
-        data = os.pread(self.descriptor, ref.size, ref.offset)
+        data = os.pread(self._descriptor, ref.size, ref.offset)
         if len(data) != ref.size or deflate.crc32(data) != ref.version:
             raise errors.BuildError(
-                f"{self.shown} changed since the build began ({ref.source_path} differs); start "
+                f"{self._shown} changed since the build began ({ref.source_path} differs); start "
                 "again with --overwrite"
             )
         return data

@@ -97,16 +97,13 @@ def byte_text(count: int) -> str:
     return f"{count} bytes"
 
 
-def byte_bar(
-    description: str, *, total: int | None = None, initial: int = 0, disable: bool = False
-) -> tqdm:
+def byte_bar(description: str, *, total: int | None = None, initial: int = 0) -> tqdm:
     """Returns a progress bar in bytes, on stderr.
 
     Args:
         description: text in front of the bar.
         total: bytes in all, if known.
         initial: bytes that are already done.
-        disable: whether to show nothing.
     """
     seconds = 0.2 if sys.stderr.isatty() else 30.0  # In a log file each refresh is a new line.
     return tqdm(
@@ -117,7 +114,6 @@ def byte_bar(
         maxinterval=max(10.0, seconds),
         unit="B",
         unit_scale=True,
-        disable=disable,
     )
 
 

@@ -9,26 +9,24 @@ https://github.com/zalandoresearch/fashion-mnist.
 
 import contextlib
 import hashlib
-import os
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import numpy as np
 import pyarrow as pa
-import requests
-import urllib3.exceptions
 from numpy.typing import NDArray
 
 from pipelines import errors
-from pipelines.sources.downloads import DownloadError
+from pipelines.sources.downloads import DownloadError, raise_disk_error
 from pipelines.sources.idx import read_idx
 from pipelines.sources.listing import REF_SCHEMA, ImageRef, Listing, ListingOptions
 from pipelines.sources.source import Source
+from pipelines.stores import remote
 from pipelines.stores.prefetch import Reader
+from tfrecord_io import shards
 
 LABEL_NAMES = (
     "T-shirt/top",
@@ -84,8 +82,6 @@ PUBLISHED_FILES = {
         md5="bb300cfdad3c16e7a12a480ee83cd310",
     ),
 }
-
-_CHUNK_BYTES = 1 << 18
 
 
 def find_files(directory: Path) -> dict[str, Path]:
@@ -266,107 +262,54 @@ def _pgm(image: NDArray[np.uint8]) -> bytes:
     return b"P5 %d %d 255\n" % (width, height) + image.tobytes()
 
 
-def download(
-    directory: Path,
-    base_url: str = BASE_URL,
-    *,
-    check_md5: bool = True,
-    timeout_s: float = 60.0,
-) -> dict[str, Path]:
-    """Downloads the files that are not in a folder yet.
-
-    Each file is downloaded under a temporary name, checked, and then renamed. A file that is
-    already in the folder is downloaded again only if its check fails.
+def download(directory: Path, base_url: str = BASE_URL) -> dict[str, Path]:
+    """Downloads the files that are not in a folder yet, and compares them with the published MD5.
 
     Args:
         directory: folder for the files, made if it is missing.
         base_url: address of the folder with the published files.
-        check_md5: whether each file must have the published MD5; otherwise any undamaged IDX file
-            is accepted.
-        timeout_s: seconds without a byte after which a connection is given up.
 
     Returns:
         the paths of the four files, by the keys of `find_files`.
 
     Raises:
-        DownloadError: if a file could not be downloaded or written, or fails its check.
+        DownloadError: if a file could not be downloaded or written, or has another MD5.
     """
-    directory = Path(directory)
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise DownloadError(f"cannot make the folder {directory}: {error}.") from None
+        raise_disk_error(error, directory)
     for published in PUBLISHED_FILES.values():
         path = directory / published.name
-        if not (path.is_file() and _problem(path, published, check_md5) is None):
-            _download_file(
-                base_url.rstrip("/") + "/" + published.name, path, published, check_md5, timeout_s
-            )
+        if not (path.is_file() and _md5(path.read_bytes()) == published.md5):
+            _download_file(f"{base_url.rstrip('/')}/{published.name}", path, published.md5)
     return find_files(directory)
 
 
-# --------------------------------------------------------------------------------------------------
-# Downloading
-# --------------------------------------------------------------------------------------------------
-
-
-def _problem(path: Path, published: PublishedFile, check_md5: bool) -> str | None:
-    """Returns why a file is not the published one (or not a valid IDX file), or None if it is."""
-    if check_md5:
-        with path.open("rb") as file:
-            # MD5 is what is published; it finds damage and wrong files, not manipulation.
-            md5 = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
-        if md5 != published.md5:
-            return f"expected the published MD5 {published.md5}, got {md5}"
-        return None
+def _download_file(url: str, path: Path, md5: str) -> None:
+    shown = remote.shown(url)
     try:
-        shape = read_idx(path).shape
-    except ValueError as error:
-        return str(error)
-    if len(shape) != len(published.shape):
-        return f"expected {len(published.shape)} dimensions, got shape {list(shape)}"
-    return None
-
-
-def _download_file(
-    url: str, path: Path, published: PublishedFile, check_md5: bool, timeout_s: float
-) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    shown = _without_password(url)
+        content = remote.read_file(url)
+    except FileNotFoundError:
+        raise DownloadError(f"{shown} does not exist.\n{_BY_HAND}") from None
+    except (errors.BuildError, errors.UserError) as error:
+        raise DownloadError(f"{error}\n{_BY_HAND}") from None
+    if _md5(content) != md5:
+        raise DownloadError(
+            f"{shown} is not {path.name} of Fashion-MNIST: expected the published MD5 {md5}, got "
+            f"{_md5(content)}.\n"
+            "Check the address; a proxy or a login page may have answered in its place."
+        )
     try:
-        with requests.get(url, stream=True, timeout=timeout_s) as response:
-            response.raise_for_status()
-            with temporary.open("wb") as file:
-                # Not decoded: some servers declare the file's own gzip as a transfer encoding.
-                for chunk in response.raw.stream(_CHUNK_BYTES, decode_content=False):
-                    file.write(chunk)
-        if problem := _problem(temporary, published, check_md5):
-            raise DownloadError(
-                f"{shown} is not {published.name} of Fashion-MNIST: {problem}.\n"
-                "Check the address; a proxy or a login page may have answered in its place."
-            )
-        temporary.replace(path)
-    except requests.HTTPError as error:
-        raise DownloadError(
-            f"{shown} was refused by the server (HTTP {error.response.status_code}).\n{_BY_HAND}"
-        ) from None
-    except (requests.Timeout, urllib3.exceptions.TimeoutError):
-        raise DownloadError(
-            f"{shown}: the server sent nothing for {timeout_s:g} s.\n{_BY_HAND}"
-        ) from None
-    except (requests.RequestException, urllib3.exceptions.HTTPError) as error:
-        raise DownloadError(
-            f"{shown}: the connection failed or broke ({type(error).__name__}).\n{_BY_HAND}"
-        ) from None
+        with shards.atomic_write(path) as file:
+            file.write(content)
     except OSError as error:
-        raise DownloadError(f"{path} could not be written: {error.strerror}.") from None
-    finally:
-        temporary.unlink(missing_ok=True)
+        raise_disk_error(error, path)
 
 
-def _without_password(url: str) -> str:
-    parts = urlsplit(url)
-    return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="").geturl()
+def _md5(content: bytes) -> str:
+    # MD5 is what is published; it finds damage and wrong files, not manipulation.
+    return hashlib.md5(content, usedforsecurity=False).hexdigest()
 
 
 _BY_HAND = (

@@ -9,8 +9,8 @@ import collections
 import dataclasses
 import functools
 import io
+import os
 import sys
-import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from tqdm import tqdm
 
-from pipelines import errors
+from pipelines import errors, workers
 from pipelines.sources.listing import (
     OTHERS,
     PICTURE_SUFFIXES,
@@ -29,18 +29,24 @@ from pipelines.sources.listing import (
     ImageRef,
     Listing,
     ListingOptions,
+    RejectedFile,
     iterate_refs,
 )
 from pipelines.sources.source import Source
 from pipelines.stores import prefetch
 from tfrecord_io import dicom, tiff
-from tfrecord_io.preprocess import Reject
+from tfrecord_io.preprocess import Reject, split_frame_path
 
 # Threads that wait for a disk, where the source does not say how many reads it takes at a time.
 _NUM_THREADS = 8
 
-# Each frame takes at least the head of an item in the file, which bounds what a header can claim.
-_LEAST_FRAME_BYTES = 8
+# Files whose headers a worker process reads at a time. With fewer than some of these, starting the
+# processes would take longer.
+_NUM_AT_ONCE = 250
+_MOST_IN_ONE_PROCESS = 1000
+
+# A header can claim any number of frames. Each takes at least the head of an item in the file.
+_MOST_FRAMES, _LEAST_FRAME_BYTES = tiff.MAX_PAGES, 8
 
 
 class _Frames(NamedTuple):
@@ -50,13 +56,13 @@ class _Frames(NamedTuple):
         numbers: the images in it, see `preprocess.frame_path`.
         file_format: `DICOM` or `TIFF`.
         header: what the tags of a DICOM file say.
-        ignored: number of pages that are not images, by reason.
+        ignored: the reason of each page that is not an image.
     """
 
     numbers: Sequence[int]
     file_format: str
     header: dicom.Header = dicom.Header()
-    ignored: Mapping[str, int] = types.MappingProxyType({})
+    ignored: Sequence[str] = ()
 
 
 def list_frames(source: Source, options: ListingOptions) -> Listing:
@@ -83,7 +89,8 @@ def expand(listing: Listing, source: Source, *, keep_patients: bool) -> Listing:
     The patient of a DICOM file is taken from its tags, as a hash. A file is recognised by its
     content. One whose name ends like a picture's other than TIFF is not opened, so that a folder of
     pictures is listed as fast as ever; if it holds frames, the decoder rejects it. Headers are read
-    once, by several threads, with a progress bar.
+    once, with a progress bar: by several threads, and many headers on this machine by a process
+    per core, because parsing one takes longer than reading it.
 
     Args:
         listing: the files.
@@ -104,15 +111,17 @@ def expand(listing: Listing, source: Source, *, keep_patients: bool) -> Listing:
     rows = np.flatnonzero(~is_picture)
     if not len(rows):
         return listing
-    with source.open() as reader:
-        read = _read_all(listing.refs.take(rows), reader)
+    read = _read_all(listing.refs.take(rows), source)
     found = {row: some for row, some in zip(rows.tolist(), read, strict=True) if some}
     if not found:
         return listing
+    conflicts = _conflicts(listing.refs, found)
     places: list[int] = []
     numbers: list[int | None] = []
     patients: list[str | None] = []
     for row, patient in enumerate(listing.refs["patient"].to_pylist()):
+        if row in conflicts:
+            continue
         some = found.get(row)
         if some and some.header.patient and not keep_patients:
             patient = some.header.patient
@@ -128,20 +137,75 @@ def expand(listing: Listing, source: Source, *, keep_patients: bool) -> Listing:
     for some in found.values():
         ignored.update(some.ignored)
         frames[some.file_format] += len(some.numbers)
-    num_more = refs.num_rows - listing.refs.num_rows
+    num_more = refs.num_rows + len(conflicts) - listing.refs.num_rows
     num_more += ignored.total() - sum(listing.ignored.values())
+    rejects = (*listing.rejects, *conflicts.values())
     return dataclasses.replace(
         listing,
         refs=refs,
+        rejects=tuple(sorted(rejects, key=lambda reject: (reject.source_path, reject.reason))),
         num_files=listing.num_files + num_more,
         ignored=dict(sorted(ignored.items())),
         frames=dict(frames),
     )
 
 
-def _read_all(refs: pa.Table, reader: prefetch.Reader[ImageRef]) -> list[_Frames | None]:
+def _conflicts(refs: pa.Table, found: Mapping[int, _Frames]) -> dict[int, RejectedFile]:
+    """Returns the files, by row, whose own name is that of a frame of another file."""
+    is_like_a_frame = pc.match_substring(refs["path"], "#frame-").to_numpy()
+    rows = [
+        row for row in np.flatnonzero(is_like_a_frame).tolist() if _is_one_image(found.get(row))
+    ]
+    if not rows:
+        return {}
+    numbers = {refs["path"][row].as_py(): some.numbers for row, some in found.items()}
+    conflicts = {}
+    for row, ref in zip(rows, iterate_refs(refs.take(rows)), strict=True):
+        path, number = split_frame_path(ref.path)
+        if number and number in numbers.get(path, ()):
+            conflicts[row] = RejectedFile(
+                source_path=ref.source_path,
+                reason="path_conflict",
+                detail=f"{path} has a frame {number}, whose name this is; rename one of the files",
+            )
+    return conflicts
+
+
+def _is_one_image(some: _Frames | None) -> bool:
+    """Tells whether the image of a file has the file's own name."""
+    return some is None or some.numbers == [0]
+
+
+def _read_all(refs: pa.Table, source: Source) -> list[_Frames | None]:
     """Returns what each file holds, None for those that are one image, or damaged."""
-    num_threads = max(_NUM_THREADS, reader.num_parallel_reads)
+    num_processes = len(os.sched_getaffinity(0))
+    with source.open() as reader:
+        waits = reader.num_parallel_reads > 1  # for a network
+    with tqdm(
+        total=refs.num_rows,
+        unit=" files",
+        desc="reading headers",
+        # A folder of pictures has no such files, and few are read at once.
+        delay=1.0,
+        mininterval=0.1 if sys.stderr.isatty() else 10.0,
+    ) as bar:
+        if waits or num_processes == 1 or refs.num_rows <= _MOST_IN_ONE_PROCESS:
+            return _read_some(source, refs, bar.update)
+        # `take` copies the rows; a slice would be sent with the whole table.
+        rows = np.arange(refs.num_rows)
+        parts = np.split(rows, rows[_NUM_AT_ONCE::_NUM_AT_ONCE])
+        calls = ((source, refs.take(part)) for part in parts)
+        found: list[_Frames | None] = []
+        for some in workers.results(_read_some, calls, num_processes):
+            found += some
+            bar.update(len(some))
+        return found
+
+
+def _read_some(
+    source: Source, refs: pa.Table, update: Callable[[], object] = lambda: None
+) -> list[_Frames | None]:
+    """Reads headers as `_read_all` does, in this process; `update` is called after each."""
     require_once = functools.cache(require_codecs)
 
     def read(ref: ImageRef) -> _Frames | None:
@@ -153,16 +217,13 @@ def _read_all(refs: pa.Table, reader: prefetch.Reader[ImageRef]) -> list[_Frames
         except Reject:
             return None  # the worker will find the same
 
-    with tqdm(
-        prefetch.ahead(read, iterate_refs(refs), num_threads),
-        total=refs.num_rows,
-        unit=" files",
-        desc="reading headers",
-        # A folder of pictures has no such files, and few are read at once.
-        delay=1.0,
-        mininterval=0.1 if sys.stderr.isatty() else 10.0,
-    ) as bar:
-        return [result() for _, result in bar]
+    found = []
+    with source.open() as reader:
+        num_threads = max(_NUM_THREADS, reader.num_parallel_reads)
+        for _, result in prefetch.ahead(read, iterate_refs(refs), num_threads):
+            found.append(result())
+            update()
+    return found
 
 
 def _read_dicom(
@@ -175,7 +236,8 @@ def _read_dicom(
         return None  # the decoder rejects it, unless it is a TIFF of one page, too
     require_codecs()
     header = dicom.read_header(start) or dicom.read_header(reader.read(ref))
-    if header is None or not 1 <= header.num_frames <= ref.size // _LEAST_FRAME_BYTES:
+    most = min(_MOST_FRAMES, ref.size // _LEAST_FRAME_BYTES)
+    if header is None or not 1 <= header.num_frames <= most:
         header = dicom.Header()  # damaged: the decoder says why
     numbers = [0] if header.num_frames == 1 else range(1, header.num_frames + 1)
     return _Frames(numbers, "DICOM", header)
@@ -188,9 +250,9 @@ def _read_tiff(reader: prefetch.Reader[ImageRef], ref: ImageRef, start: bytes) -
             pages = tiff.read_pages(file, is_whole=True) or []
     kinds = [page.kind for page in pages]
     numbers = [number for number, kind in enumerate(kinds, start=1) if not kind]
-    if len(pages) == 1 or not numbers:
-        return None
-    return _Frames(numbers, "TIFF", ignored=collections.Counter(filter(None, kinds)))
+    if len(pages) == 1 or len(pages) > tiff.MAX_PAGES or not numbers:
+        return None  # the decoder rejects all but a single page
+    return _Frames(numbers, "TIFF", ignored=[*filter(None, kinds)])
 
 
 def require_codecs() -> dict[str, str]:

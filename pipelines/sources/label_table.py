@@ -12,6 +12,7 @@ import collections
 import dataclasses
 import hashlib
 import math
+import unicodedata
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
@@ -122,8 +123,12 @@ def read_label_table(
     used = ("path", *columns)
     try:
         table = _read_parquet(file) if file.suffix.lower() == ".parquet" else _read_csv(file, used)
-    except (OSError, pa.ArrowException) as error:
+    except OSError as error:
         raise errors.UserError(f"--labels {file} could not be read: {error}") from None
+    except (UnicodeDecodeError, pa.ArrowException) as error:
+        raise errors.UserError(
+            f"--labels {file} could not be read: {error}; expected Parquet, or CSV in UTF-8"
+        ) from None
     missing = [name for name in used if name not in table.column_names]
     if missing:
         raise errors.UserError(
@@ -153,7 +158,8 @@ def read_label_table(
     if kind is MULTI_LABEL:
         label = _several_labels(file, texts, columns)
     else:
-        label = [text or "" for text in texts[columns[0]]]
+        # A blank cell of a spreadsheet is not a class.
+        label = [text if text and text.strip() else "" for text in texts[columns[0]]]
     if kind is NUMBER:
         label, not_numbers = _numbers(label)
     return LabelTable(
@@ -173,7 +179,8 @@ def match_files(names: Sequence[str], table: LabelTable) -> Matches:
 
     A row belongs to the file whose name in the source is its path. If there is none, it belongs to
     the file whose name ends with its path, if there is only one: so a table may leave out the
-    leading folders, or all of them.
+    leading folders, or all of them. Names may be in another Unicode form there: macOS writes an
+    umlaut of a file's name as two characters, and a spreadsheet as one.
 
     Args:
         names: of the files, with `/` between folders.
@@ -183,18 +190,20 @@ def match_files(names: Sequence[str], table: LabelTable) -> Matches:
         errors.UserError: if two rows belong to one file.
     """
     by_name = {name: place for place, name in enumerate(names)}
+    composed = [_composed(name) for name in names]
     by_base: dict[str, list[int]] = collections.defaultdict(list)
-    for place, name in enumerate(names):
+    for place, name in enumerate(composed):
         by_base[name.rpartition("/")[2]].append(place)
     row_of_file = np.full(len(names), -1, np.int64)
     without: list[tuple[int, str]] = []
     for row, path in enumerate(table.path):
         place = by_name.get(path)
         if place is None:
+            wanted = _composed(path)
             ending = [
                 place
-                for place in by_base.get(path.rpartition("/")[2], ())
-                if names[place].endswith(f"/{path}")
+                for place in by_base.get(wanted.rpartition("/")[2], ())
+                if f"/{composed[place]}".endswith(f"/{wanted}")
             ]
             if len(ending) != 1:
                 without.append((row, _why_without(names, ending)))
@@ -222,6 +231,10 @@ def _normal(path: str) -> str:
     while path.startswith("./"):
         path = path[2:]
     return path.lstrip("/")
+
+
+def _composed(path: str) -> str:
+    return unicodedata.normalize("NFC", path)
 
 
 def _optional(column: list[str | None] | None) -> list[str | None] | None:
@@ -319,7 +332,8 @@ def _read_csv(file: Path, used: Sequence[str]) -> pa.Table:
     with file.open(encoding="utf-8-sig", errors="replace") as lines:
         header = lines.readline()
     delimiter = max(_DELIMITERS, key=header.count)
-    parse = pacsv.ParseOptions(delimiter=delimiter)
+    # By default Arrow cuts the file into blocks at any line break, also at one within quotes.
+    parse = pacsv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
     with pacsv.open_csv(file, parse_options=parse) as reader:
         names = reader.schema.names
     table = pacsv.read_csv(

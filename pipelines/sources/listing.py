@@ -312,9 +312,11 @@ def _list_labelled(
     """
     table = sorter.place_by_table(labels, options.tree)
     if not table.num_rows:
+        why = {reject.reason: reject.detail for reject in sorter.rejects}
         raise errors.UserError(
-            f"no row of --labels {labels.name} names one of the {sorter.num_files:,} files; its "
-            "`path` should be a file's path in the input, or the end of it"
+            f"no row of --labels {labels.name} gives a label to one of the files: "
+            + ("; ".join(why.values()) or "there are no files")
+            + ". Its `path` should be a file's path in the input, or the end of it"
         )
     table = choose_classes(table, options.classes, sorter.ignored)
     table = table.sort_by([("path", "ascending"), ("offset", "ascending")])
@@ -474,7 +476,7 @@ class _Sorter:
                 )
             else:
                 chosen.append((member, row))
-        root = _common_folder([member.name for member, _ in chosen])
+        root = "/".join(_common_folders(member.name for member, _ in chosen))
         columns = _Columns()
         for member, _ in chosen:
             columns.add(member, root)
@@ -627,25 +629,19 @@ def _looks_like_image(name: str) -> bool:
 
 def _common_depth(names: Sequence[str]) -> int:
     """Returns the number of leading folders that all images share; the class folder comes next."""
-    folders = {tuple(name.split("/")[:-1]) for name in names if _looks_like_image(name)}
-    if not folders:
-        return 0
-    first, last = min(folders), max(folders)
-    depth = 0
-    while depth < min(len(first), len(last)) and first[depth] == last[depth]:
-        depth += 1
+    images = [name for name in names if _looks_like_image(name)]
+    shallowest = min((name.count("/") for name in images), default=0)
     # If all images are in one folder, that folder is the class.
-    return max(min(depth, min(map(len, folders)) - 1), 0)
+    return max(min(len(_common_folders(images)), shallowest - 1), 0)
 
 
-def _common_folder(names: Sequence[str]) -> str:
-    """Returns the innermost folder that holds all files, "" if they share none."""
-    folders = [name.split("/")[:-1] for name in names]
+def _common_folders(names: Iterable[str]) -> list[str]:
+    """Returns the folders that hold all files, outermost first."""
+    folders = {tuple(name.split("/")[:-1]) for name in names}
     if not folders:
-        return ""
-    first, last = min(folders), max(folders)
-    shared = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(first, last, strict=False))
-    return "/".join(name for name, _ in shared)
+        return []
+    pairs = zip(min(folders), max(folders), strict=False)
+    return [name for name, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)]
 
 
 def _split_of(labels: LabelTable, row: int) -> str:

@@ -18,7 +18,6 @@ from pipelines.sources.listing import ImageRef, Listing, ListingOptions, Member,
 from pipelines.sources.source import Source
 from pipelines.stores import remote
 from pipelines.stores.prefetch import Reader
-from pipelines.stores.ranges import Checks
 
 # The tags of most files are in one request of this length.
 _BUFFER_BYTES = 64 * 1024
@@ -92,31 +91,22 @@ class RemoteZipSource(Source):
         return facts | ({"dataset": self.dataset} if self.dataset else {})
 
 
-@dataclasses.dataclass(frozen=True)
-class _ZipReader(Reader[ImageRef]):
-    source: RemoteZipSource
-    checks: Checks = dataclasses.field(default_factory=Checks)
-
+class _ZipReader(zip_members.ZipReader):
     num_parallel_reads = remote.NUM_CONNECTIONS
 
-    def read(self, ref: ImageRef) -> bytes:
-        return zip_members.read_member(self._read_at, ref)
+    def __init__(self, source: RemoteZipSource) -> None:
+        super().__init__()
+        self._source = source
 
-    def read_start(self, ref: ImageRef, length: int) -> bytes:
-        return zip_members.read_member_start(self._read_at, ref, length)
-
-    def open(self, ref: ImageRef) -> BinaryIO | None:
-        return zip_members.open_member(self._read_at, ref, self.checks)
-
-    def _read_at(self, start: int, length: int) -> bytes:
+    def read_at(self, start: int, length: int) -> bytes:
         # Some stores refuse a range that ends beyond the file.
-        length = min(length, self.source.size - start)
+        length = min(length, self._source.size - start)
         if length <= 0:
             return b""
         try:
-            return remote.read(self.source.url, start, length, self.source.mark)
+            return remote.read(self._source.url, start, length, self._source.mark)
         except FileNotFoundError:
-            raise _gone(self.source.url) from None
+            raise _gone(self._source.url) from None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,11 +115,9 @@ class RemoteDirectorySource(Source):
 
     Attributes:
         url: address of the folder.
-        kind: name of the source in the manifest.
     """
 
     url: str
-    kind: str = "directory"
 
     def list(self, options: ListingOptions) -> Listing:
         """Lists the images; see `Source.list`.
@@ -163,7 +151,7 @@ class RemoteDirectorySource(Source):
 
     def describe(self) -> dict[str, Any]:
         """Returns the source's entry in the manifest; see `Source.describe`."""
-        return {"kind": self.kind, "name": self.url.rstrip("/").rsplit("/", 1)[-1]}
+        return {"kind": "directory", "name": self.url.rstrip("/").rsplit("/", 1)[-1]}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -45,6 +45,7 @@ from pipelines.sources.source import Source
 from pipelines.stores.prefetch import Reader
 from pipelines.stores.remote import is_remote
 from tfrecord_io.label_kinds import LabelKind
+from tfrecord_io.printing import listed
 
 #: What the table of a site must name, by the kind of its source.
 _NEEDED = {"archive": "input", "directory": "input", "kaggle": "kaggle_dataset"}
@@ -196,6 +197,11 @@ class SitesSource(Source):
     """
 
     sources: Mapping[str, Source]
+
+    @property
+    def must_be_unpacked(self) -> bool:
+        """Whether that is so of every site; see `Source.must_be_unpacked`."""
+        return all(source.must_be_unpacked for source in self.sources.values())
 
     def prepare(self, scratch_dir: Path) -> SitesSource:
         """Prepares the source of each site; see `Source.prepare`."""
@@ -406,9 +412,8 @@ def _compare_classes(classes: Mapping[str, set[str]]) -> list[str]:
     notes = []
     for site, names in classes.items():
         if missing := [name for name in union if name not in names]:
-            more = f" and {len(missing) - _MAX_SHOWN:,} more" if len(missing) > _MAX_SHOWN else ""
             notes.append(
-                f"site {site} has no image of {', '.join(missing[:_MAX_SHOWN])}{more}, which other "
+                f"site {site} has no image of {listed(missing, _MAX_SHOWN)}, which other "
                 "sites have: a model may learn the site instead"
             )
     return notes

@@ -1,9 +1,9 @@
 """Lists the members of a zip once, and reads them one by one by their byte ranges.
 
-`list_members` reads the directory, on the launcher, with the standard library. `read_member` reads
+`list_members` reads the directory, on the launcher, with the standard library. `ZipReader` reads
 one member, on a worker, by the offset that the launcher found: opening a zip of 170,000 members
-would take a second and a hundred megabytes in each worker. The bytes come from the caller, which
-is `archive` for a local file and `remote` for a URL.
+would take a second and a hundred megabytes in each worker. The bytes come from its subclasses, in
+`archive` for a local file and in `remote` for a URL.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ import stat
 import struct
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import IO, Any, BinaryIO, NamedTuple
 
 import deflate
 
 from pipelines import errors
 from pipelines.sources.listing import ImageRef, Member
+from pipelines.stores.prefetch import Reader
 from pipelines.stores.ranges import Checks, RangeFile
 from tfrecord_io.preprocess import Reject
 
@@ -224,88 +225,89 @@ def _problem(info: zipfile.ZipInfo, archive_size: int) -> tuple[str, str] | None
     return None
 
 
-def read_member(read_at: Callable[[int, int], bytes], ref: ImageRef) -> bytes:
-    """Returns a member's content, in one read unless its header is unusually long.
+class ZipReader(Reader[ImageRef]):
+    """Reads the members of a zip; a subclass reads the bytes of the archive itself."""
 
-    Args:
-        read_at: returns bytes of the archive, given their start and number; fewer at the end of
-            the archive.
-        ref: the member.
+    def __init__(self) -> None:
+        self._checks = Checks()
 
-    Raises:
-        Reject: if the member is damaged, or its compression method is not supported.
-    """
-    method, _, stored = _read_stored(read_at, ref, ref.stored_size)
-    data = _inflate(stored, method, ref.size)
-    if len(data) != ref.size or deflate.crc32(data) != ref.version:
-        raise Reject("unreadable_member", "damaged in the archive: its CRC-32 does not match")
-    return data
+    def read_at(self, start: int, length: int) -> bytes:
+        """Returns bytes of the archive; fewer than `length` at its end."""
+        raise NotImplementedError
 
+    def read(self, ref: ImageRef) -> bytes:
+        """Returns a member's content, in one read unless its header is unusually long.
 
-def read_member_start(read_at: Callable[[int, int], bytes], ref: ImageRef, length: int) -> bytes:
-    """Returns the first bytes of a member, without checking them.
+        Args:
+            ref: the member.
 
-    Args:
-        read_at: see `read_member`.
-        ref: the member.
-        length: number of bytes; fewer come back if the member has fewer, or is damaged.
+        Raises:
+            Reject: if the member is damaged, or its compression method is not supported.
+        """
+        method, _, stored = self._read_stored(ref, ref.stored_size)
+        data = _inflate(stored, method, ref.size)
+        if len(data) != ref.size or deflate.crc32(data) != ref.version:
+            raise Reject("unreadable_member", "damaged in the archive: its CRC-32 does not match")
+        return data
 
-    Raises:
-        Reject: if the archive has no such member.
-    """
-    method, _, stored = _read_stored(read_at, ref, min(ref.stored_size, length))
-    if method != zipfile.ZIP_DEFLATED:
-        return bytes(stored)
-    with contextlib.suppress(zlib.error):
-        return zlib.decompressobj(-zlib.MAX_WBITS).decompress(stored, length)
-    return b""
+    def read_start(self, ref: ImageRef, length: int) -> bytes:
+        """Returns the first bytes of a member, without checking them.
 
+        Args:
+            ref: the member.
+            length: number of bytes; fewer come back if the member has fewer, or is damaged.
 
-def open_member(
-    read_at: Callable[[int, int], bytes], ref: ImageRef, checks: Checks
-) -> BinaryIO | None:
-    """Opens a member of which a part is enough; None if it is compressed.
+        Raises:
+            Reject: if the archive has no such member.
+        """
+        method, _, stored = self._read_stored(ref, min(ref.stored_size, length))
+        if method != zipfile.ZIP_DEFLATED:
+            return bytes(stored)
+        with contextlib.suppress(zlib.error):
+            return zlib.decompressobj(-zlib.MAX_WBITS).decompress(stored, length)
+        return b""
 
-    Args:
-        read_at: see `read_member`.
-        ref: the member.
-        checks: which members this function has compared with their checksums, which it does when
-            it opens a member for the first time.
+    def open(self, ref: ImageRef) -> BinaryIO | None:
+        """Opens a member of which a part is enough; None if it is compressed.
 
-    Raises:
-        Reject: if the member is damaged.
-    """
-    method, start, _ = _read_stored(read_at, ref, 0)
-    if method != zipfile.ZIP_STORED:
-        return None
-    checks.once(ref.offset, lambda: read_member(read_at, ref))
-    return io.BufferedReader(
-        RangeFile(lambda place, length: read_at(ref.offset + start + place, length), ref.size)
-    )
+        A member is compared with its checksum when it is opened for the first time.
 
+        Args:
+            ref: the member.
 
-def _read_stored(
-    read_at: Callable[[int, int], bytes], ref: ImageRef, length: int
-) -> tuple[int, int, memoryview]:
-    """Returns a member's compression method, and the start and first bytes of its content.
+        Raises:
+            Reject: if the member is damaged.
+        """
+        method, start, _ = self._read_stored(ref, 0)
+        if method != zipfile.ZIP_STORED:
+            return None
+        self._checks.once(ref.offset, lambda: self.read(ref))
+        return io.BufferedReader(
+            RangeFile(
+                lambda place, length: self.read_at(ref.offset + start + place, length), ref.size
+            )
+        )
 
-    The start counts from the member's header.
-    """
-    # A guess at the length of the local header's variable part, so that one read is enough.
-    guess = len(ref.source_path.encode()) + 64
-    block = read_at(ref.offset, _ZIP_HEADER_LENGTH + guess + length)
-    if len(block) < _ZIP_HEADER_LENGTH or not block.startswith(_ZIP_HEADER_SIGNATURE):
-        raise Reject("unreadable_member", "the archive has no member where its index says")
-    method = int.from_bytes(block[8:10], "little")
-    start = (
-        _ZIP_HEADER_LENGTH
-        + int.from_bytes(block[26:28], "little")
-        + int.from_bytes(block[28:30], "little")
-    )
-    stored = memoryview(block)[start : start + length]
-    if len(stored) < length:
-        stored = memoryview(read_at(ref.offset + start, length))
-    return method, start, stored
+    def _read_stored(self, ref: ImageRef, length: int) -> tuple[int, int, memoryview]:
+        """Returns a member's compression method, and the start and first bytes of its content.
+
+        The start counts from the member's header.
+        """
+        # A guess at the length of the local header's variable part, so that one read is enough.
+        guess = len(ref.source_path.encode()) + 64
+        block = self.read_at(ref.offset, _ZIP_HEADER_LENGTH + guess + length)
+        if len(block) < _ZIP_HEADER_LENGTH or not block.startswith(_ZIP_HEADER_SIGNATURE):
+            raise Reject("unreadable_member", "the archive has no member where its index says")
+        method = int.from_bytes(block[8:10], "little")
+        start = (
+            _ZIP_HEADER_LENGTH
+            + int.from_bytes(block[26:28], "little")
+            + int.from_bytes(block[28:30], "little")
+        )
+        stored = memoryview(block)[start : start + length]
+        if len(stored) < length:
+            stored = memoryview(self.read_at(ref.offset + start, length))
+        return method, start, stored
 
 
 def _inflate(stored: memoryview, method: int, size: int) -> bytes:

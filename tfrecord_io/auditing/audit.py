@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,6 +22,7 @@ from tfrecord_io import manifest
 from tfrecord_io.auditing import near_duplicates, ranges, shortcuts
 from tfrecord_io.auditing.twins import ImageReader, Twins, find_twins
 from tfrecord_io.label_kinds import NUMBER, RANGES
+from tfrecord_io.printing import counted
 
 Severity = Literal["problem", "warning", "note", "good"]
 SEVERITIES: tuple[Severity, ...] = ("problem", "warning", "note", "good")
@@ -170,20 +171,22 @@ def audit_examples(examples: pa.Table, twins: Twins, found: manifest.Manifest) -
             ranges, see `ranges.with_ranges`.
         found: the manifest; its audit is not used.
     """
-    findings: list[Finding] = []
     measures: dict[str, Any] = {"examples": examples.num_rows}
-    if found.label_kind is NUMBER:
-        _check_numbers(found, examples, findings, measures)
     codes = _Codes(examples, found)
-    _check_known_patients(codes, findings, measures)
-    _check_patient_leaks(codes, findings, measures)
-    _check_patient_labels(codes, findings, measures)
-    for check in (_check_exact, _check_near, _check_shortcuts):
-        check(examples, codes, twins, findings, measures)
-    _check_classes(codes.classes, findings, measures)
-    _check_sizes(examples, found, findings, measures)
-    _check_blank(twins, findings, measures)
-    _check_source(found, findings)
+    # Each check yields its findings and adds its numbers to the measures.
+    findings = [
+        *_check_numbers(found, examples, measures),
+        *_check_known_patients(codes, measures),
+        *_check_patient_leaks(codes, measures),
+        *_check_patient_labels(codes, measures),
+        *_check_exact(examples, codes, twins, measures),
+        *_check_near(examples, codes, twins, measures),
+        *_check_shortcuts(examples, codes, measures),
+        *_check_classes(codes.classes, measures),
+        *_check_sizes(examples, found, measures),
+        *_check_blank(twins, measures),
+        *_check_source(found),
+    ]
     findings.sort(key=lambda finding: SEVERITIES.index(finding.severity))
     return Audit(findings=tuple(findings), measures=measures)
 
@@ -232,11 +235,10 @@ def _index(column: pa.ChunkedArray, names: Sequence[str]) -> np.ndarray:
 
 
 def _check_numbers(
-    found: manifest.Manifest,
-    examples: pa.Table,
-    findings: list[Finding],
-    measures: dict[str, Any],
-) -> None:
+    found: manifest.Manifest, examples: pa.Table, measures: dict[str, Any]
+) -> Iterator[Finding]:
+    if found.label_kind is not NUMBER:
+        return
     (name,) = found.label_names
     described = ranges.describe(found, examples)
     measures["target"] = {"name": name, "splits": described}
@@ -252,29 +254,27 @@ def _check_numbers(
     else:
         severity, title = "note", f"How {name} is distributed"
         told += "."
-    findings.append(Finding(code="target", severity=severity, title=title, detail=told))
+    yield Finding(code="target", severity=severity, title=title, detail=told)
 
 
-def _check_known_patients(codes: _Codes, findings: list[Finding], measures: dict[str, Any]) -> None:
+def _check_known_patients(codes: _Codes, measures: dict[str, Any]) -> Iterator[Finding]:
     known = codes.patient >= 0
     num_unknown = int((~known).sum())
     measures["patients"] = len(codes.patients)
     measures["examples_without_patient"] = num_unknown
     if num_unknown:
         share = f"{num_unknown:,} images do not name" if known.any() else "No image names"
-        findings.append(
-            Finding(
-                code="no_patient",
-                severity="warning",
-                title=f"{share} a patient",
-                detail="The audit cannot check whether their patients are in several splits. If "
-                "the file names contain the patient, give the build a pattern with --group_regex.",
-                count=num_unknown,
-            )
+        yield Finding(
+            code="no_patient",
+            severity="warning",
+            title=f"{share} a patient",
+            detail="The audit cannot check whether their patients are in several splits. If "
+            "the file names contain the patient, give the build a pattern with --group_regex.",
+            count=num_unknown,
         )
 
 
-def _check_patient_leaks(codes: _Codes, findings: list[Finding], measures: dict[str, Any]) -> None:
+def _check_patient_leaks(codes: _Codes, measures: dict[str, Any]) -> Iterator[Finding]:
     known = codes.patient >= 0
     # images[p, s]: number of images of patient p in split s.
     images = _table(
@@ -293,27 +293,23 @@ def _check_patient_leaks(codes: _Codes, findings: list[Finding], measures: dict[
             f"{p['splits'][1]}"
             for p in pairs
         )
-        findings.append(
-            Finding(
-                code="patient_leak",
-                severity="problem",
-                title=f"{_many(num_leaked, 'patient')} in more than one split",
-                detail=f"{parts[0].upper()}{parts[1:]}. A model can recognise an eye it was "
-                "trained on, so results on the other split are too good. Build with --splits "
-                "patient to make new splits, or with --leaks drop to keep the given splits and "
-                "leave these patients' images out of all but one (test before val before train).",
-                count=num_leaked,
-                listed=_list_patients(codes, np.flatnonzero(leaked), images[leaked], codes.splits),
-            )
+        yield Finding(
+            code="patient_leak",
+            severity="problem",
+            title=f"{_many(num_leaked, 'patient')} in more than one split",
+            detail=f"{parts[0].upper()}{parts[1:]}. A model can recognise an eye it was "
+            "trained on, so results on the other split are too good. Build with --splits "
+            "patient to make new splits, or with --leaks drop to keep the given splits and "
+            "leave these patients' images out of all but one (test before val before train).",
+            count=num_leaked,
+            listed=_list_patients(codes, np.flatnonzero(leaked), images[leaked], codes.splits),
         )
     elif known.any() and len(codes.splits) > 1:
-        findings.append(
-            Finding(
-                code="patient_leak",
-                severity="good",
-                title="No patient is in more than one split",
-                detail=f"{len(codes.patients):,} patients are known.",
-            )
+        yield Finding(
+            code="patient_leak",
+            severity="good",
+            title="No patient is in more than one split",
+            detail=f"{len(codes.patients):,} patients are known.",
         )
 
 
@@ -339,7 +335,7 @@ def _shared_patients(images: np.ndarray, splits: Sequence[str]) -> list[dict[str
     return rows
 
 
-def _check_patient_labels(codes: _Codes, findings: list[Finding], measures: dict[str, Any]) -> None:
+def _check_patient_labels(codes: _Codes, measures: dict[str, Any]) -> Iterator[Finding]:
     known = codes.patient >= 0
     # Only patients with several labels get a row in the table, because a table of all patients and
     # a thousand classes would be large.
@@ -351,19 +347,17 @@ def _check_patient_labels(codes: _Codes, findings: list[Finding], measures: dict
         rows = np.searchsorted(several, codes.patient)
         theirs = known & np.isin(codes.patient, several)
         by_label = _table(rows[theirs], codes.label[theirs], len(several), len(codes.labels))
-        findings.append(
-            Finding(
-                code="patient_labels",
-                severity="note",
-                title=f"{_patients_have(len(several))} images in more than one {codes.kind.noun}"
-                if codes.kind.one_hot
-                else f"{_patients_have(len(several))} images with different labels",
-                detail=f"Together they have {int(by_label.sum()):,} images. Two eyes may differ "
-                "and a disease changes, so this need not be wrong. But all images of a patient "
-                "must be in one split, whatever they show, as with --splits patient.",
-                count=len(several),
-                listed=_list_patients(codes, several, by_label, codes.labels),
-            )
+        yield Finding(
+            code="patient_labels",
+            severity="note",
+            title=f"{_patients_have(len(several))} images in more than one {codes.kind.noun}"
+            if codes.kind.one_hot
+            else f"{_patients_have(len(several))} images with different labels",
+            detail=f"Together they have {int(by_label.sum()):,} images. Two eyes may differ "
+            "and a disease changes, so this need not be wrong. But all images of a patient "
+            "must be in one split, whatever they show, as with --splits patient.",
+            count=len(several),
+            listed=_list_patients(codes, several, by_label, codes.labels),
         )
 
 
@@ -389,12 +383,8 @@ def _list_patients(
 
 
 def _check_exact(
-    examples: pa.Table,
-    codes: _Codes,
-    twins: Twins,
-    findings: list[Finding],
-    measures: dict[str, Any],
-) -> None:
+    examples: pa.Table, codes: _Codes, twins: Twins, measures: dict[str, Any]
+) -> Iterator[Finding]:
     groups = list(twins.exact_groups())
     across = [g for g in groups if len(set(codes.split[g].tolist())) > 1]
     within = [g for g in groups if len(set(codes.split[g].tolist())) < len(g)]
@@ -404,50 +394,42 @@ def _check_exact(
     measures["duplicate_pictures_across_splits"] = len(across)
     measures["duplicate_label_conflicts"] = len(conflicts)
     if across:
-        findings.append(
-            Finding(
-                code="picture_leak",
-                severity="problem",
-                title=f"{_many(len(across), 'picture')} in more than one split, pixel by pixel",
-                detail=f"{sum(map(len, across)):,} images under different names. Build with "
-                "--leaks drop to leave them out of the larger split.",
-                count=len(across),
-                listed=_list_groups(examples, across),
-            )
+        yield Finding(
+            code="picture_leak",
+            severity="problem",
+            title=f"{_many(len(across), 'picture')} in more than one split, pixel by pixel",
+            detail=f"{sum(map(len, across)):,} images under different names. Build with "
+            "--leaks drop to leave them out of the larger split.",
+            count=len(across),
+            listed=_list_groups(examples, across),
         )
     if conflicts:
-        findings.append(
-            Finding(
-                code="label_conflict",
-                severity="problem",
-                title=f"{_many(len(conflicts), 'picture')} under contradicting labels",
-                detail=f"The same pixels have different {codes.plural}, so at least one is "
-                "wrong. --duplicates drop leaves all of them out.",
-                count=len(conflicts),
-                listed=_list_groups(examples, conflicts),
-            )
+        yield Finding(
+            code="label_conflict",
+            severity="problem",
+            title=f"{_many(len(conflicts), 'picture')} under contradicting labels",
+            detail=f"The same pixels have different {codes.plural}, so at least one is "
+            "wrong. --duplicates drop leaves all of them out.",
+            count=len(conflicts),
+            listed=_list_groups(examples, conflicts),
         )
     if within:
         extra = sum(len(g) - len(set(codes.split[g].tolist())) for g in within)
-        findings.append(
-            Finding(
-                code="duplicates",
-                severity="warning",
-                title=f"{_many(extra, 'image')} in the same split a second time",
-                detail=f"{_many(len(within), 'picture')} repeated under other names, and each "
-                "repetition counts in every result. --duplicates drop keeps one of each.",
-                count=extra,
-                listed=_list_groups(examples, within),
-            )
+        yield Finding(
+            code="duplicates",
+            severity="warning",
+            title=f"{_many(extra, 'image')} in the same split a second time",
+            detail=f"{_many(len(within), 'picture')} repeated under other names, and each "
+            "repetition counts in every result. --duplicates drop keeps one of each.",
+            count=extra,
+            listed=_list_groups(examples, within),
         )
     if not groups:
-        findings.append(
-            Finding(
-                code="duplicates",
-                severity="good",
-                title="No two images have the same pixels",
-                detail=f"All {examples.num_rows:,} stored images differ.",
-            )
+        yield Finding(
+            code="duplicates",
+            severity="good",
+            title="No two images have the same pixels",
+            detail=f"All {examples.num_rows:,} stored images differ.",
         )
 
 
@@ -475,12 +457,8 @@ def _list_groups(examples: pa.Table, groups: Sequence[np.ndarray]) -> tuple[dict
 
 
 def _check_near(
-    examples: pa.Table,
-    codes: _Codes,
-    twins: Twins,
-    findings: list[Finding],
-    measures: dict[str, Any],
-) -> None:
+    examples: pa.Table, codes: _Codes, twins: Twins, measures: dict[str, Any]
+) -> Iterator[Finding]:
     if not twins.near_checked:
         # With a single split, none can be across splits.
         measures["near_duplicate_pairs"] = 0 if len(np.unique(codes.split)) < 2 else None
@@ -493,13 +471,11 @@ def _check_near(
             else "An older release built the dataset without perceptual hashes. Build it again to "
             "have the images compared."
         )
-        findings.append(
-            Finding(
-                code="near_duplicates",
-                severity="note",
-                title="Near duplicates were not looked for",
-                detail=f"{reason} Copies with exactly the same pixels were looked for.",
-            )
+        yield Finding(
+            code="near_duplicates",
+            severity="note",
+            title="Near duplicates were not looked for",
+            detail=f"{reason} Copies with exactly the same pixels were looked for.",
         )
         return
     across = [p for p in twins.near if codes.split[p.first] != codes.split[p.second]]
@@ -509,50 +485,42 @@ def _check_near(
     measures["near_duplicates_unchecked"] = twins.num_unchecked
     measures["near_duplicates_complete"] = twins.complete and not twins.num_unchecked
     if across:
-        findings.append(
-            Finding(
-                code="near_duplicates",
-                severity="problem",
-                title=f"{_pairs(len(across))} of near duplicates across splits",
-                detail="Each pair is one picture that was saved again, brightened or resized, or "
-                "the same place of an eye scanned twice. --leaks drop keeps the one in the more "
-                "protected split (test before val before train).",
-                count=len(across),
-                listed=_list_pairs(examples, across),
-            )
+        yield Finding(
+            code="near_duplicates",
+            severity="problem",
+            title=f"{counted(len(across), 'pair')} of near duplicates across splits",
+            detail="Each pair is one picture that was saved again, brightened or resized, or "
+            "the same place of an eye scanned twice. --leaks drop keeps the one in the more "
+            "protected split (test before val before train).",
+            count=len(across),
+            listed=_list_pairs(examples, across),
         )
     else:
-        findings.append(
-            Finding(
-                code="near_duplicates",
-                severity="good",
-                title="No near duplicates across splits",
-                detail="No picture of one split is a re-saved, brightened or resized copy of one "
-                f"in another (hashes within {near_duplicates.MAX_DISTANCE} of 255 bits, fine "
-                f"detail correlated by {twins.min_similarity:.2f} or more).",
-            )
+        yield Finding(
+            code="near_duplicates",
+            severity="good",
+            title="No near duplicates across splits",
+            detail="No picture of one split is a re-saved, brightened or resized copy of one "
+            f"in another (hashes within {near_duplicates.MAX_DISTANCE} of 255 bits, fine "
+            f"detail correlated by {twins.min_similarity:.2f} or more).",
         )
     if conflicts:
-        findings.append(
-            Finding(
-                code="near_label_conflict",
-                severity="warning",
-                title=f"{_pairs(len(conflicts))} of near duplicates under different labels",
-                detail=f"Nearly the same picture has different {codes.plural}. Look at both.",
-                count=len(conflicts),
-                listed=_list_pairs(examples, conflicts),
-            )
+        yield Finding(
+            code="near_label_conflict",
+            severity="warning",
+            title=f"{counted(len(conflicts), 'pair')} of near duplicates under different labels",
+            detail=f"Nearly the same picture has different {codes.plural}. Look at both.",
+            count=len(conflicts),
+            listed=_list_pairs(examples, conflicts),
         )
     if not measures["near_duplicates_complete"]:
-        findings.append(
-            Finding(
-                code="near_duplicates_unchecked",
-                severity="warning",
-                title="So many images look alike that not all pairs were compared",
-                detail=f"{twins.num_unchecked:,} proposed pairs, the least alike ones, were left "
-                "out" + ("." if twins.complete else ", and the search itself stopped early."),
-                count=twins.num_unchecked,
-            )
+        yield Finding(
+            code="near_duplicates_unchecked",
+            severity="warning",
+            title="So many images look alike that not all pairs were compared",
+            detail=f"{twins.num_unchecked:,} proposed pairs, the least alike ones, were left "
+            "out" + ("." if twins.complete else ", and the search itself stopped early."),
+            count=twins.num_unchecked,
         )
 
 
@@ -570,12 +538,8 @@ def _list_pairs(examples: pa.Table, pairs: Sequence[Any]) -> tuple[dict[str, Any
 
 
 def _check_shortcuts(
-    examples: pa.Table,
-    codes: _Codes,
-    twins: Twins,
-    findings: list[Finding],
-    measures: dict[str, Any],
-) -> None:
+    examples: pa.Table, codes: _Codes, measures: dict[str, Any]
+) -> Iterator[Finding]:
     result, label, names = _measure_shortcuts(examples, codes)
     if result is None:
         return
@@ -617,15 +581,13 @@ def _check_shortcuts(
             " A network may learn these facts instead of the disease. Compare its results within "
             "one image size and one JPEG quality."
         )
-    findings.append(
-        Finding(
-            code="shortcuts",
-            severity=severity,
-            title=title,
-            detail=text,
-            count=len(giveaways),
-            listed=tuple(giveaways[:MAX_LISTED]),
-        )
+    yield Finding(
+        code="shortcuts",
+        severity=severity,
+        title=title,
+        detail=text,
+        count=len(giveaways),
+        listed=tuple(giveaways[:MAX_LISTED]),
     )
 
 
@@ -654,9 +616,7 @@ def _ranked(values: Mapping[str, float]) -> list[tuple[str, float]]:
     return sorted(values.items(), key=lambda item: (-item[1], item[0]))
 
 
-def _check_classes(
-    found: manifest.Manifest, findings: list[Finding], measures: dict[str, Any]
-) -> None:
+def _check_classes(found: manifest.Manifest, measures: dict[str, Any]) -> Iterator[Finding]:
     kind = found.label_kind
     counts = {name: np.array(split.label_counts) for name, split in found.splits.items()}
     totals = sum(counts.values(), np.zeros(found.num_classes, np.int64))
@@ -664,27 +624,22 @@ def _check_classes(
     for name, values in counts.items():
         missing = [found.label_names[i] for i in np.flatnonzero(values == 0)]
         if missing:
-            findings.append(
-                Finding(
-                    code="class_missing",
-                    severity="warning",
-                    title=f"{_many(len(missing), kind.noun, kind.plural)} missing from {name}",
-                    detail=f"{_join(missing)}: this split cannot be used to learn or evaluate "
-                    "them.",
-                    count=len(missing),
-                )
+            yield Finding(
+                code="class_missing",
+                severity="warning",
+                title=f"{_many(len(missing), kind.noun, kind.plural)} missing from {name}",
+                detail=f"{_join(missing)}: this split cannot be used to learn or evaluate them.",
+                count=len(missing),
             )
     # Ranges are made to be of equal size, and differ only if many numbers are the same.
     if _ratio(totals) > 3 and kind is not RANGES:
         most, least = found.label_names[totals.argmax()], found.label_names[totals.argmin()]
-        findings.append(
-            Finding(
-                code="class_balance",
-                severity="note",
-                title=f"The {kind.plural} differ in size by a factor of {_ratio(totals):.1f}",
-                detail=f"{most} has {totals.max():,} images, {least} {totals.min():,}. Weight the "
-                f"{kind.plural} in training, and judge results by {kind.noun}.",
-            )
+        yield Finding(
+            code="class_balance",
+            severity="note",
+            title=f"The {kind.plural} differ in size by a factor of {_ratio(totals):.1f}",
+            detail=f"{most} has {totals.max():,} images, {least} {totals.min():,}. Weight the "
+            f"{kind.plural} in training, and judge results by {kind.noun}.",
         )
     # Ranges are counted without augmented copies.
     shares = {
@@ -697,15 +652,13 @@ def _check_classes(
             gap = np.abs(share - shares["train"])
             if name != "train" and gap.max() > 0.10:
                 label = int(gap.argmax())
-                findings.append(
-                    Finding(
-                        code="class_shift",
-                        severity="note",
-                        title=f"{name} has a different mix of {kind.plural} than train",
-                        detail=f"{found.label_names[label]} is {share[label]:.0%} of {name} and "
-                        f"{shares['train'][label]:.0%} of train, so {told} on {name} says "
-                        "little about data mixed like train.",
-                    )
+                yield Finding(
+                    code="class_shift",
+                    severity="note",
+                    title=f"{name} has a different mix of {kind.plural} than train",
+                    detail=f"{found.label_names[label]} is {share[label]:.0%} of {name} and "
+                    f"{shares['train'][label]:.0%} of train, so {told} on {name} says "
+                    "little about data mixed like train.",
                 )
 
 
@@ -714,11 +667,8 @@ def _ratio(counts: np.ndarray) -> float:
 
 
 def _check_sizes(
-    examples: pa.Table,
-    found: manifest.Manifest,
-    findings: list[Finding],
-    measures: dict[str, Any],
-) -> None:
+    examples: pa.Table, found: manifest.Manifest, measures: dict[str, Any]
+) -> Iterator[Finding]:
     if not {"width", "height"} <= set(examples.column_names) or not examples.num_rows:
         return
     width, height = (examples[name].to_numpy().astype(np.int64) for name in ("width", "height"))
@@ -731,34 +681,30 @@ def _check_sizes(
     outliers = np.flatnonzero(ratios >= 2)
     measures["size_outliers"] = len(outliers)
     if len(outliers):
-        findings.append(
-            Finding(
-                code="size_outliers",
-                severity="note",
-                title=f"{_many(len(outliers), 'image')} far larger or smaller than usual",
-                detail=f"The usual size is {usual[0]}×{usual[1]} pixels. These images have at "
-                "least twice or at most half as many pixels in one direction. All are resized to "
-                f"{found.image_shape[1]}×{found.image_shape[0]}, so their proportions change.",
-                count=len(outliers),
-                listed=tuple(
-                    {"width": w, "height": h, "images": n}
-                    for (w, h), n in sizes.most_common()
-                    if max(_factor(w, usual[0]), _factor(h, usual[1])) >= 2
-                )[:MAX_LISTED],
-            )
+        yield Finding(
+            code="size_outliers",
+            severity="note",
+            title=f"{_many(len(outliers), 'image')} far larger or smaller than usual",
+            detail=f"The usual size is {usual[0]}×{usual[1]} pixels. These images have at "
+            "least twice or at most half as many pixels in one direction. All are resized to "
+            f"{found.image_shape[1]}×{found.image_shape[0]}, so their proportions change.",
+            count=len(outliers),
+            listed=tuple(
+                {"width": w, "height": h, "images": n}
+                for (w, h), n in sizes.most_common()
+                if max(_factor(w, usual[0]), _factor(h, usual[1])) >= 2
+            )[:MAX_LISTED],
         )
     stored_height, stored_width, _ = found.image_shape
     small = int(((width < stored_width) | (height < stored_height)).sum())
     measures["enlarged_images"] = small
     if small:
-        findings.append(
-            Finding(
-                code="enlarged",
-                severity="note",
-                title=f"{_many(small, 'image')} smaller than the stored size",
-                detail=f"They were enlarged to {stored_width}×{stored_height} and are blurred.",
-                count=small,
-            )
+        yield Finding(
+            code="enlarged",
+            severity="note",
+            title=f"{_many(small, 'image')} smaller than the stored size",
+            detail=f"They were enlarged to {stored_width}×{stored_height} and are blurred.",
+            count=small,
         )
 
 
@@ -766,57 +712,48 @@ def _factor(values: np.ndarray | int, usual: int) -> Any:
     return np.maximum(np.divide(values, usual), np.divide(usual, np.maximum(values, 1)))
 
 
-def _check_blank(twins: Twins, findings: list[Finding], measures: dict[str, Any]) -> None:
+def _check_blank(twins: Twins, measures: dict[str, Any]) -> Iterator[Finding]:
     measures["blank_images"] = twins.num_blank
     if twins.num_blank:
-        findings.append(
-            Finding(
-                code="blank",
-                severity="warning",
-                title=f"{_many(twins.num_blank, 'image')} of a single colour",
-                detail="They show nothing.",
-                count=twins.num_blank,
-            )
+        yield Finding(
+            code="blank",
+            severity="warning",
+            title=f"{_many(twins.num_blank, 'image')} of a single colour",
+            detail="They show nothing.",
+            count=twins.num_blank,
         )
 
 
-def _check_source(found: manifest.Manifest, findings: list[Finding]) -> None:
+def _check_source(found: manifest.Manifest) -> Iterator[Finding]:
     copies = found.counts.get("copies", 0)
     if copies:
-        findings.append(
-            Finding(
-                code="source_copies",
-                severity="note",
-                title=f"{_many(copies, 'file')} in the source a second time",
-                detail="A second folder tree in the source repeats these files. The build "
-                "recognised them and used each once.",
-                count=copies,
-            )
+        yield Finding(
+            code="source_copies",
+            severity="note",
+            title=f"{_many(copies, 'file')} in the source a second time",
+            detail="A second folder tree in the source repeats these files. The build "
+            "recognised them and used each once.",
+            count=copies,
         )
     rejects = sum(found.rejects.values())
     if rejects:
         reasons = _join([f"{count:,} {name}" for name, count in found.rejects.items()])
-        findings.append(
-            Finding(
-                code="rejects",
-                severity="note",
-                title=f"{_many(rejects, 'image')} rejected",
-                detail=f"They could not be used ({reasons}); {manifest.REJECTS_FILE_NAME} lists "
-                "them.",
-                count=rejects,
-            )
+        yield Finding(
+            code="rejects",
+            severity="note",
+            title=f"{_many(rejects, 'image')} rejected",
+            detail=f"They could not be used ({reasons}); {manifest.REJECTS_FILE_NAME} lists them.",
+            count=rejects,
         )
     dropped = found.counts.get("dropped", {})
     if dropped:
         reasons = _join([f"{count:,} {name}" for name, count in dropped.items()])
-        findings.append(
-            Finding(
-                code="dropped",
-                severity="note",
-                title=f"{_many(sum(dropped.values()), 'image')} left out by a policy",
-                detail=f"{reasons}; {manifest.DROPPED_FILE_NAME} lists them.",
-                count=sum(dropped.values()),
-            )
+        yield Finding(
+            code="dropped",
+            severity="note",
+            title=f"{_many(sum(dropped.values()), 'image')} left out by a policy",
+            detail=f"{reasons}; {manifest.DROPPED_FILE_NAME} lists them.",
+            count=sum(dropped.values()),
         )
 
 
@@ -826,15 +763,11 @@ def _pairs_of_splits(splits: Sequence[str]) -> list[tuple[int, int]]:
 
 def _many(count: int, noun: str, plural: str | None = None) -> str:
     """Returns a phrase such as `1 patient is` or `3 patients are`."""
-    return f"{count:,} {noun} is" if count == 1 else f"{count:,} {plural or noun + 's'} are"
-
-
-def _pairs(count: int) -> str:
-    return f"{count:,} {'pair' if count == 1 else 'pairs'}"
+    return f"{counted(count, noun, plural)} {'is' if count == 1 else 'are'}"
 
 
 def _patients_have(count: int) -> str:
-    return f"{count:,} patient has" if count == 1 else f"{count:,} patients have"
+    return f"{counted(count, 'patient')} {'has' if count == 1 else 'have'}"
 
 
 def _join(names: Sequence[str]) -> str:

@@ -1,9 +1,12 @@
-"""What the pages about datasets share: their templates' settings, and pictures side by side."""
+"""What all HTML pages share: their templates' settings, marks of axes, and pictures in pairs."""
 
 from __future__ import annotations
 
 import base64
+import dataclasses
+import functools
 import io
+import math
 import re
 from collections.abc import Iterable, Mapping
 from itertools import islice
@@ -20,8 +23,9 @@ from tfrecord_io.printing import printable
 _PAIR_SIDE = 224
 
 
+@functools.cache
 def environment(*folders: Path) -> jinja2.Environment:
-    """Returns what compiles the templates of these folders and of this one."""
+    """Returns what compiles the templates of these folders and of this one, once in a process."""
     templates = jinja2.Environment(
         loader=jinja2.FileSystemLoader([*folders, Path(__file__).parent]),
         autoescape=True,
@@ -54,6 +58,32 @@ def pairs(
         why = pair.get("why") or f"Fine detail correlates by {pair['similarity']:.3f}"
         found.append({"sides": sides, "why": why})
     return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Tick:
+    """A mark on the axis of a chart: its position, 0 to 1, and its label."""
+
+    place: float
+    text: str
+
+
+def ticks(low: float, top: float) -> tuple[Tick, ...]:
+    """Returns up to seven marks between two values, spaced by 1, 2 or 5 times a power of ten.
+
+    Args:
+        low: value at the beginning of the axis.
+        top: value at its end, larger.
+    """
+    span = top - low
+    power = 10.0 ** math.floor(math.log10(span / 6))
+    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor * 6 >= span)
+    # A value that is off by rounding alone is still on the axis.
+    first, last = math.ceil(low / step - 1e-9), math.floor(top / step + 1e-9)
+    return tuple(
+        Tick((number * step - low) / span, f"{number * step:g}")
+        for number in range(first, last + 1)
+    )
 
 
 def data_url(image: Image.Image, side: int) -> str:

@@ -5,16 +5,11 @@ An archive with the recorded size and time is not checked again. A corrupt archi
 
 import contextlib
 import errno
-import hashlib
 import json
 import logging
 import os
-import threading
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NoReturn
 
@@ -26,30 +21,8 @@ _READ_BYTES = 1 << 20
 _NAMED_MEMBERS = 5  # Corrupt members that an error names; it counts the others.
 
 
-@dataclass(frozen=True, kw_only=True)
-class Verification:
-    """The record of a successful check.
-
-    Attributes:
-        dataset: OWNER/NAME of the archive's dataset.
-        size: size of the archive in bytes.
-        mtime_ns: modification time of the archive in nanoseconds since 1970. Size and time
-            identify the archive without reading it.
-        sha256: SHA-256 of the whole archive, 64 hexadecimal digits.
-        num_members: number of members in the zip, folders included.
-        member_bytes: size of all members unpacked, in bytes.
-    """
-
-    dataset: str
-    size: int
-    mtime_ns: int
-    sha256: str
-    num_members: int
-    member_bytes: int
-
-
-def verify_archive(archive: Path, *, dataset: str, progress: bool = True) -> Verification:
-    """Reads every member of a zip and compares its CRC; hashes the archive at the same time.
+def verify_archive(archive: Path, dataset: str) -> None:
+    """Reads every member of a zip, compares its CRC, and records that the archive is good.
 
     Memory holds a chunk of one member, and the zip's directory (about 0.7 kB per member).
 
@@ -60,63 +33,21 @@ def verify_archive(archive: Path, *, dataset: str, progress: bool = True) -> Ver
     Args:
         archive: the zip file.
         dataset: OWNER/NAME, for the record.
-        progress: whether to show a progress bar on stderr.
 
     Raises:
         DownloadError: if the archive is corrupt (the message names the members), or the disk
             failed.
     """
-    give_up = threading.Event()
     try:
         before = archive.stat()
-        with (
-            _check_bar(archive, before.st_size, progress) as advance,
-            ThreadPoolExecutor(max_workers=1) as pool,
-        ):
-            # In parallel with the CRCs: hashlib and zlib both release the GIL.
-            digest = pool.submit(_sha256, archive, advance, give_up)
-            try:
-                members, corrupt = _check_members(archive, advance)
-            except BaseException:
-                give_up.set()
-                raise
-            if corrupt:
-                give_up.set()
-            sha256 = digest.result()
+        num_members, corrupt = _check_members(archive)
     except OSError as error:
         raise DownloadError(
             f"{archive} could not be read: {error.strerror}.\nCheck the disk and permissions."
         ) from None
     if corrupt:
-        _raise_corrupt(archive, corrupt, len(members))
-    return Verification(
-        dataset=dataset,
-        size=before.st_size,
-        mtime_ns=before.st_mtime_ns,
-        sha256=sha256,
-        num_members=len(members),
-        member_bytes=sum(member.file_size for member in members),
-    )
-
-
-def read_verification(archive: Path) -> Verification | None:
-    """Returns the record of an archive's check, or None if it was never checked or has changed.
-
-    Args:
-        archive: the zip file; the record is in `NAME.zip.verified.json` beside it.
-    """
-    try:
-        verification = Verification(**read_json(verification_path(archive)))
-        stat = archive.stat()
-    except (TypeError, OSError):
-        return None
-    is_same = (verification.size, verification.mtime_ns) == (stat.st_size, stat.st_mtime_ns)
-    return verification if is_same else None
-
-
-def verification_path(archive: Path) -> Path:
-    """Returns the path of the record of an archive's check."""
-    return archive.with_name(archive.name + ".verified.json")
+        _raise_corrupt(archive, corrupt, num_members)
+    _record(archive, {"dataset": dataset, "size": before.st_size, "mtime_ns": before.st_mtime_ns})
 
 
 def is_verified(archive: Path, dataset: str) -> bool:
@@ -129,28 +60,23 @@ def is_verified(archive: Path, dataset: str) -> bool:
     Raises:
         DownloadError: if the archive belongs to another dataset of the same NAME.
     """
-    verification = read_verification(archive)
-    if verification is None:
+    record, stat = read_json(_record_path(archive)), archive.stat()
+    if (record.get("size"), record.get("mtime_ns")) != (stat.st_size, stat.st_mtime_ns):
         return False
-    if verification.dataset.lower() != dataset.lower():
+    if str(record.get("dataset")).lower() != dataset.lower():
         raise DownloadError(
-            f"{archive} is the archive of {verification.dataset}, not of {dataset}: the two have "
+            f"{archive} is the archive of {record.get('dataset')}, not of {dataset}: the two have "
             "the same NAME.\nChoose another folder with --download_dir."
         )
     return True
 
 
-def remember(archive: Path, verification: Verification) -> None:
-    """Writes the record of a check; only warns if that fails, because the archive is good.
-
-    Args:
-        archive: the zip file.
-        verification: the record.
-    """
-    path = verification_path(archive)
+def _record(archive: Path, record: dict[str, str | int]) -> None:
+    """Writes the record of a check; only warns if that fails, because the archive is good."""
+    path = _record_path(archive)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        temporary.write_text(json.dumps(asdict(verification), indent=1) + "\n", encoding="utf-8")
+        temporary.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
         temporary.replace(path)
     except OSError as error:  # such as a read-only folder
         with contextlib.suppress(OSError):
@@ -163,48 +89,19 @@ def remember(archive: Path, verification: Verification) -> None:
         )
 
 
-_Advance = Callable[[float], None]
+def _record_path(archive: Path) -> Path:
+    return archive.with_name(archive.name + ".verified.json")
 
 
-@contextlib.contextmanager
-def _check_bar(archive: Path, size: int, progress: bool) -> Iterator[_Advance]:
-    """Yields a function that advances the bar by a share of the archive; any thread may call it.
-
-    Two threads read the whole archive, for the CRCs and for the hash, so each counts for half.
-    """
-    if not progress:
-        yield lambda share: None
-        return
-    lock = threading.Lock()
-    with byte_bar(f"checking {archive.name}", total=size) as bar:
-
-        def advance(share: float) -> None:
-            with lock:
-                bar.update(min(share * size / 2, size - bar.n))
-
-        yield advance
-
-
-def _sha256(path: Path, advance: _Advance, give_up: threading.Event) -> str:
-    digest = hashlib.sha256()
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        while not give_up.is_set() and (chunk := file.read(_READ_BYTES)):
-            digest.update(chunk)
-            advance(len(chunk) / size)
-    return digest.hexdigest()
-
-
-def _check_members(archive: Path, advance: _Advance) -> tuple[list[zipfile.ZipInfo], list[str]]:
-    """Returns all members, and a line for each corrupt one (a single line if it is not a zip)."""
+def _check_members(archive: Path) -> tuple[int, list[str]]:
+    """Returns the number of members, and a line for each corrupt one (one if it is not a zip)."""
     try:
         with archive.open("rb") as raw, zip_members.open_zip(raw) as file:
-            members = file.infolist()
-            return members, _corrupt_members(file, members, advance)
+            return len(file.infolist()), _corrupt_members(file, f"checking {archive.name}")
     except (*_NOT_A_ZIP, OSError) as error:
         if _is_disk_failure(error):
             raise
-        return [], [f"the file itself: its zip directory cannot be read ({error})"]
+        return 0, [f"the file itself: its zip directory cannot be read ({error})"]
 
 
 def _is_disk_failure(error: Exception) -> bool:
@@ -216,20 +113,19 @@ def _is_disk_failure(error: Exception) -> bool:
     return isinstance(error, OSError) and error.errno not in (None, errno.EINVAL)
 
 
-def _corrupt_members(
-    file: zipfile.ZipFile, members: list[zipfile.ZipInfo], advance: _Advance
-) -> list[str]:
+def _corrupt_members(file: zipfile.ZipFile, description: str) -> list[str]:
     corrupt = []
-    total = sum(member.file_size for member in members)
-    for member in members:
-        try:
-            with file.open(member) as stream:
-                while chunk := stream.read(_READ_BYTES):
-                    advance(len(chunk) / total)
-        except _BAD_MEMBER as error:
-            if _is_disk_failure(error):
-                raise
-            corrupt.append(f"{member.filename!r}: {error}")
+    members = file.infolist()
+    with byte_bar(description, total=sum(member.file_size for member in members)) as bar:
+        for member in members:
+            try:
+                with file.open(member) as stream:
+                    while chunk := stream.read(_READ_BYTES):
+                        bar.update(len(chunk))
+            except _BAD_MEMBER as error:
+                if _is_disk_failure(error):
+                    raise
+                corrupt.append(f"{member.filename!r}: {error}")
     return corrupt
 
 
@@ -252,7 +148,7 @@ def _raise_corrupt(archive: Path, corrupt: list[str], num_members: int) -> NoRet
             "again to download a new one."
         )
     with contextlib.suppress(OSError):
-        verification_path(archive).unlink(missing_ok=True)
+        _record_path(archive).unlink(missing_ok=True)
     lines = [f"  {line}" for line in corrupt[:_NAMED_MEMBERS]]
     if len(corrupt) > _NAMED_MEMBERS:
         lines.append(f"  and {len(corrupt) - _NAMED_MEMBERS} more")

@@ -99,8 +99,8 @@ def _locating(api_class: "type[KaggleApi]") -> "type[KaggleApi]":
         # the environment or another importer of the client may have set it.
         args = [arg for arg in api_class.args if arg != "--verbose"]  # noqa: RUF012
         # The client computes these at import, when `_no_credentials` hides the real folder.
-        config_dir = str(legacy_folder(os.environ))
-        config = str(legacy_folder(os.environ) / "kaggle.json")
+        config_dir = str(legacy_folder())
+        config = str(legacy_folder() / "kaggle.json")
         answer: requests.Response
 
         def download_needed(

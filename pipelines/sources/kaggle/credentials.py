@@ -3,7 +3,6 @@
 import os
 import re
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,30 +33,26 @@ class Credentials:
     problems: tuple[str, ...]
 
 
-def find_credentials(environ: Mapping[str, str] | None = None) -> Credentials:
+def find_credentials() -> Credentials:
     """Looks in every place where the official client looks, in its order, without the network.
 
     The order is that of `KaggleApi.authenticate` and `kagglesdk.get_access_token_from_env`:
     access token (environment, then file), legacy key (environment before kaggle.json), OAuth.
-
-    Args:
-        environ: the environment variables; `os.environ` by default.
     """
-    environ = os.environ if environ is None else environ
     found: list[str] = []
     problems: list[str] = []
     for look in (_find_token, _find_legacy_key, _find_oauth):
-        look(environ, found, problems)
+        look(found, problems)
     return Credentials(found=tuple(found), problems=tuple(problems))
 
 
-def _find_token(environ: Mapping[str, str], found: list[str], problems: list[str]) -> None:
-    notebook_file = environ.get("KAGGLE_API_V1_TOKEN")
-    in_notebook = "KAGGLE_KERNEL_RUN_TYPE" in environ and "KAGGLE_DATA_PROXY_URL" in environ
+def _find_token(found: list[str], problems: list[str]) -> None:
+    notebook_file = os.environ.get("KAGGLE_API_V1_TOKEN")
+    in_notebook = "KAGGLE_KERNEL_RUN_TYPE" in os.environ and "KAGGLE_DATA_PROXY_URL" in os.environ
     if in_notebook and notebook_file and read_text(Path(notebook_file)):
         found.append("KAGGLE_API_V1_TOKEN (Kaggle notebook)")
         return
-    value = environ.get("KAGGLE_API_TOKEN")
+    value = os.environ.get("KAGGLE_API_TOKEN")
     if value:
         # The client tests whether the value is the path of a file, and its error for a value that
         # is too long to be a path shows the token.
@@ -75,7 +70,7 @@ def _find_token(environ: Mapping[str, str], found: list[str], problems: list[str
             found.append("KAGGLE_API_TOKEN")
         return
     for name in ("access_token", "access_token.txt"):
-        path = _home(environ) / ".kaggle" / name
+        path = Path.home() / ".kaggle" / name
         if read_text(path):
             found.append(str(path))
             return
@@ -83,9 +78,9 @@ def _find_token(environ: Mapping[str, str], found: list[str], problems: list[str
             problems.append(f"{path}: it is empty or cannot be read.")
 
 
-def _find_legacy_key(environ: Mapping[str, str], found: list[str], problems: list[str]) -> None:
-    from_environment = {key: environ.get(f"KAGGLE_{key.upper()}") for key in ("username", "key")}
-    path = legacy_folder(environ) / "kaggle.json"
+def _find_legacy_key(found: list[str], problems: list[str]) -> None:
+    from_environment = {key: os.environ.get(f"KAGGLE_{key.upper()}") for key in ("username", "key")}
+    path = legacy_folder() / "kaggle.json"
     from_file = read_json(path)
     if all(from_environment.values()):
         found.append("KAGGLE_USERNAME and KAGGLE_KEY")
@@ -100,8 +95,8 @@ def _find_legacy_key(environ: Mapping[str, str], found: list[str], problems: lis
             problems.append(f'{path}: expected a JSON object with "username" and "key".')
 
 
-def _find_oauth(environ: Mapping[str, str], found: list[str], problems: list[str]) -> None:
-    path = _home(environ) / ".kaggle" / "credentials.json"
+def _find_oauth(found: list[str], problems: list[str]) -> None:
+    path = Path.home() / ".kaggle" / "credentials.json"
     if read_json(path).get("refresh_token"):
         found.append(f"{path} (kaggle auth login)")
     elif path.exists():
@@ -124,22 +119,13 @@ def require_credentials() -> Credentials:
     return credentials
 
 
-def _home(environ: Mapping[str, str]) -> Path:
-    home = environ.get("HOME")
-    return Path(home) if home else Path("~").expanduser()
-
-
-def legacy_folder(environ: Mapping[str, str]) -> Path:
-    """Returns the folder where the client looks for kaggle.json, as `KaggleApi.config_dir` does.
-
-    Args:
-        environ: the environment variables.
-    """
-    if environ.get("KAGGLE_CONFIG_DIR"):
-        return Path(environ["KAGGLE_CONFIG_DIR"])
-    folder = _home(environ) / ".kaggle"
+def legacy_folder() -> Path:
+    """Returns the folder where the client looks for kaggle.json, as `KaggleApi.config_dir` does."""
+    if os.environ.get("KAGGLE_CONFIG_DIR"):
+        return Path(os.environ["KAGGLE_CONFIG_DIR"])
+    folder = Path.home() / ".kaggle"
     if sys.platform.startswith("linux") and not folder.exists():
-        base = environ.get("XDG_CONFIG_HOME") or _home(environ) / ".config"
+        base = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
         return Path(base) / "kaggle"
     return folder
 
@@ -149,10 +135,10 @@ def redacted(text: str) -> str:
 
     A server may repeat the credentials in its answer.
     """
-    home = _home(os.environ) / ".kaggle"
+    home = Path.home() / ".kaggle"
     texts = [os.environ.get(name, "") for name in ("KAGGLE_API_TOKEN", "KAGGLE_KEY")]
     texts += [read_text(home / name) for name in ("access_token", "access_token.txt")]
-    stored = [read_json(legacy_folder(os.environ) / "kaggle.json")]
+    stored = [read_json(legacy_folder() / "kaggle.json")]
     stored.append(read_json(home / "credentials.json"))
     texts += [str(values.get(key) or "") for values in stored for key in _SECRET_KEYS]
     if texts[0] and len(texts[0]) < 255:

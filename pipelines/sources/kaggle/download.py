@@ -11,10 +11,12 @@ import logging
 import os
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
+
+from tqdm import tqdm
 
 from pipelines.sources.downloads import (
     DownloadError,
@@ -26,11 +28,7 @@ from pipelines.sources.downloads import (
     partial_note,
     raise_disk_error,
 )
-from pipelines.sources.kaggle.archive_check import (
-    is_verified,
-    remember,
-    verify_archive,
-)
+from pipelines.sources.kaggle.archive_check import is_verified, verify_archive
 from pipelines.sources.kaggle.client import Client, quiet_client
 from pipelines.sources.kaggle.credentials import Credentials, require_credentials
 from pipelines.sources.kaggle.problems import Problem, diagnose
@@ -42,6 +40,8 @@ DEFAULT_DATASET = "paultimothymooney/kermany2018"
 
 _LOG = logging.getLogger(__name__)
 _LONGEST_BACKOFF_S = 60.0
+# A longer Retry-After is an error that says how long to wait.
+_LONGEST_WAIT_S = 300.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,35 +53,14 @@ class Retries:
         max_retries: number of retries in a row that may fail without a new byte. An attempt that
             makes progress resets the count, so a bad connection still completes the archive.
         backoff_s: seconds before the first retry, doubled for each further one, 60 at most.
-        longest_wait_s: longest Retry-After, in seconds, that is obeyed; a longer one is an error
-            that says how long to wait.
-
-    Raises:
-        ValueError: if a value is out of range.
     """
 
     timeout_s: float = 60.0
     max_retries: int = 5
     backoff_s: float = 1.0
-    longest_wait_s: float = 300.0
-
-    def __post_init__(self):
-        """Checks the values."""
-        if not self.timeout_s > 0:
-            raise ValueError(f"timeout_s must be more than 0, got {self.timeout_s}.")
-        for name in ("max_retries", "backoff_s", "longest_wait_s"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must be 0 or more, got {getattr(self, name)}.")
 
 
-def download_archive(
-    dataset: str,
-    download_dir: Path,
-    *,
-    progress: bool = True,
-    retries: Retries | None = None,
-    check_members: bool = True,
-) -> Path:
+def download_archive(dataset: str, download_dir: Path, retries: Retries | None = None) -> Path:
     """Downloads what is missing of a dataset's zip archive, checks it and returns its path.
 
     The archive is `download_dir/NAME.zip`. An archive that was checked before is returned at once,
@@ -95,31 +74,28 @@ def download_archive(
     Args:
         dataset: OWNER/NAME, as in https://www.kaggle.com/datasets/OWNER/NAME.
         download_dir: folder for the archive, made if it is missing.
-        progress: whether to show progress bars on stderr.
         retries: timeouts and retries; `Retries()` by default.
-        check_members: whether to read every member and compare its CRC.
 
     Raises:
         CredentialsError: if no credentials were found, or Kaggle refused them.
         DownloadError: if the archive could not be downloaded, is corrupt, or is in use by another
             process.
+        ValueError: if the dataset's name has another form.
     """
-    name = _archive_name(dataset)
-    archive = Path(download_dir) / name
-
-    def is_checked() -> bool:
-        return not check_members or is_verified(archive, dataset)
-
-    if is_finished(archive) and is_checked():
-        _LOG.info("Using %s, downloaded and checked before.", archive)
-        return archive
-    # Before any folder is made, so that an error about credentials leaves nothing on the disk.
-    credentials = None if is_finished(archive) else require_credentials()
+    check_dataset_name(dataset)
+    archive = Path(download_dir) / f"{dataset.split('/')[1]}.zip"
+    if is_finished(archive):
+        if is_verified(archive, dataset):
+            _LOG.info("Using %s, downloaded and checked before.", archive)
+            return archive
+    else:
+        # Before any folder is made, so that an error leaves nothing on the disk.
+        require_credentials()
     with made_folder(archive.parent), _locked(archive):
         if not is_finished(archive):
-            _fetch(dataset, archive, credentials or require_credentials(), progress, retries)
-        if not is_checked():
-            remember(archive, verify_archive(archive, dataset=dataset, progress=progress))
+            fetch(dataset, archive, retries or Retries())
+        if not is_verified(archive, dataset):
+            verify_archive(archive, dataset)
     return archive
 
 
@@ -135,14 +111,6 @@ def check_dataset_name(dataset: str) -> None:
             f"A Kaggle dataset is named OWNER/NAME, such as {DEFAULT_DATASET}; got {dataset!r}.\n"
             "Take both from the dataset's address, https://www.kaggle.com/datasets/OWNER/NAME."
         )
-
-
-def _archive_name(dataset: str) -> str:
-    try:
-        check_dataset_name(dataset)
-    except ValueError as error:
-        raise DownloadError(str(error)) from None
-    return dataset.split("/")[1] + ".zip"
 
 
 @contextlib.contextmanager
@@ -173,27 +141,25 @@ def _locked(archive: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _fetch(
-    dataset: str,
-    archive: Path,
-    credentials: Credentials,
-    progress: bool,
-    retries: Retries | None,
-) -> None:
-    """Downloads or resumes until the archive is complete; each attempt asks for a new address."""
-    retries = retries or Retries()
-    description = f"downloading {archive.name}"
+def fetch(dataset: str, archive: Path, retries: Retries) -> None:
+    """Downloads or resumes until the archive is complete; each attempt asks for a new address.
+
+    Args:
+        dataset: OWNER/NAME.
+        archive: the file to write; its folder exists, and no other process writes it.
+        retries: timeouts and retries.
+
+    Raises:
+        CredentialsError: if no credentials were found, or Kaggle refused them.
+        DownloadError: if the archive could not be downloaded. The bytes that arrived are kept.
+    """
+    credentials = require_credentials()
     try:
         with (
             quiet_client(),
-            byte_bar(description, initial=file_size(archive), disable=not progress) as bar,
+            byte_bar(f"downloading {archive.name}", initial=file_size(archive)) as bar,
         ):
-            client = Client(credentials, retries.timeout_s)
-
-            def attempt() -> None:
-                transfer(client.locate(dataset), archive, bar, retries.timeout_s)
-
-            _attempt_until_done(attempt, dataset, archive, credentials, retries)
+            _attempt_until_done(dataset, archive, credentials, retries, bar)
     except BaseException:
         _drop_empty(archive)
         raise
@@ -208,17 +174,14 @@ def _fetch(
 
 
 def _attempt_until_done(
-    attempt: Callable[[], None],
-    dataset: str,
-    archive: Path,
-    credentials: Credentials,
-    retries: Retries,
+    dataset: str, archive: Path, credentials: Credentials, retries: Retries, bar: tqdm
 ) -> None:
+    client = Client(credentials, retries.timeout_s)
     failures = 0
     furthest = file_size(archive)
     while True:
         try:
-            attempt()
+            transfer(client.locate(dataset), archive, bar, retries.timeout_s)
             return
         except DownloadError:
             raise
@@ -233,7 +196,7 @@ def _attempt_until_done(
         if not problem.is_transient or failures > retries.max_retries:
             tries = f" Tried {failures} times." if failures > 1 else ""
             _raise_problem(problem, tries, archive)
-        if wait_s > retries.longest_wait_s:
+        if wait_s > _LONGEST_WAIT_S:
             asked = f" It asks to wait {wait_s:.0f} s; run the same command again after that."
             _raise_problem(problem, asked, archive)
         _LOG.warning(

@@ -4,18 +4,16 @@ The text of most exceptions is not shown, because it may contain a signed addres
 """
 
 import logging
-import math
 import socket
 import ssl
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import requests
 import urllib3.exceptions
+from urllib3.util import Retry
 
 from pipelines.sources.downloads import CredentialsError, DownloadError, raise_disk_error
 from pipelines.sources.kaggle.credentials import Credentials, redacted, refused_text
@@ -203,13 +201,7 @@ def _retry_after(response: requests.Response) -> float | None:
 
     Source: RFC 9110, section 10.2.3.
     """
-    value = response.headers.get("Retry-After", "").strip()
-    if value.isdecimal():
-        return float(value)
     try:
-        until = parsedate_to_datetime(value)
-    except ValueError:
+        return Retry().get_retry_after(response)
+    except urllib3.exceptions.InvalidHeader:
         return None
-    if until.tzinfo is None:
-        until = until.replace(tzinfo=UTC)
-    return max(0.0, math.ceil((until - datetime.now(UTC)).total_seconds()))

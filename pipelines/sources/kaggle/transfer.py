@@ -44,13 +44,11 @@ class RemoteArchive:
         url: its signed address, with which anyone can download it for some minutes.
         size: size in bytes, or None if the host does not send it.
         validator: ETag or Last-Modified, which identifies this version; None without both.
-        accepts_ranges: whether the host sends parts of it.
     """
 
     url: str
     size: int | None
     validator: str | None
-    accepts_ranges: bool
 
     @classmethod
     def from_response(cls, response: requests.Response) -> RemoteArchive:
@@ -72,7 +70,6 @@ class RemoteArchive:
             url=response.url,
             size=int(length) if length.isdecimal() else None,
             validator=response.headers.get("ETag") or response.headers.get("Last-Modified"),
-            accepts_ranges=response.headers.get("Accept-Ranges") == "bytes",
         )
 
 
@@ -97,17 +94,17 @@ def transfer(remote: RemoteArchive, archive: Path, bar: tqdm, timeout_s: float) 
     _check_free_space(remote, archive)
     note = {"validator": remote.validator, "size": remote.size}
     is_same = remote.validator is not None and read_json(marker_path(archive)) == note
-    start = file_size(archive) if is_same and remote.accepts_ranges else 0
+    start = file_size(archive) if is_same else 0
     bar.total = remote.size
-    if is_same and remote.size is not None and file_size(archive) == remote.size:
-        bar.update(remote.size - bar.n)
+    if is_same and start == remote.size:
+        bar.update(start - bar.n)
         return
     headers = {"Accept-Encoding": "identity", "User-Agent": "scan-tfrecords"}
     if start:
         headers |= {"Range": f"bytes={start}-", "If-Range": str(remote.validator)}
     with requests.get(remote.url, headers=headers, stream=True, timeout=timeout_s) as response:
         _check_answer(response, remote, start)
-        if response.status_code == 200:
+        if response.status_code == 200:  # also from a host that sends no parts
             start = 0
         if not start and file_size(archive):
             # Before the marker names the new version, which would claim these bytes.

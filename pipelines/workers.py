@@ -1,0 +1,127 @@
+"""Worker processes on this machine.
+
+They do not import Beam and open no port. They are forked from a server process that has already
+imported their modules, so they start at once and share that memory. They end when the process that
+started them dies. If one of them dies, the others are ended.
+"""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent import futures
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import connection, forkserver
+from multiprocessing.process import BaseProcess
+from typing import Any, TypeVar
+
+from pipelines import errors
+
+_context = multiprocessing.get_context("forkserver")
+
+#: Makes a value that all workers share, to be passed to them by `results`.
+shared_value = _context.Value
+
+_Result = TypeVar("_Result")
+
+
+def set_modules(names: Sequence[str]) -> None:
+    """Sets the modules that the server process imports when it starts.
+
+    Each worker imports the main module as well, which is the command.
+
+    Args:
+        names: of the modules.
+    """
+    _context.set_forkserver_preload(list(names))
+
+
+def start_ahead() -> None:
+    """Starts the server process, which otherwise starts with the first worker."""
+    forkserver.ensure_running()
+
+
+def results(
+    function: Callable[..., _Result],
+    calls: Iterable[Sequence[object]],
+    num_processes: int,
+    prepare: Callable[..., None] | None = None,
+    *values: object,
+) -> Iterator[_Result]:
+    """Calls a function several times in worker processes, and yields the results in order.
+
+    Args:
+        function: it is pickled by its name, as are its arguments.
+        calls: the arguments of each call.
+        num_processes: number of processes; at most one a call is started.
+        prepare: is called first in each process, if given.
+        values: arguments of `prepare`.
+
+    Raises:
+        Exception: the first error of a call; the calls that have not begun are left out.
+        errors.BuildError: if a worker died; that ends the others at once.
+        KeyboardInterrupt: after Ctrl-C, once all workers are killed.
+    """
+    others = multiprocessing.active_children()
+    workers: list[BaseProcess] = []
+    pool = futures.ProcessPoolExecutor(
+        num_processes, _context, _start, (dict(os.environ), prepare, values)
+    )
+    try:
+        waiting = [pool.submit(function, *arguments) for arguments in calls]
+        workers = [child for child in multiprocessing.active_children() if child not in others]
+        for call in waiting:
+            yield call.result()
+    except BrokenProcessPool:
+        raise errors.BuildError(_dead_worker_message(workers)) from None
+    except KeyboardInterrupt:
+        for child in multiprocessing.active_children():
+            if child not in others:
+                child.kill()
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _dead_worker_message(workers: Sequence[BaseProcess]) -> str:
+    # SIGTERM is left out: the pool ends the other workers with it.
+    codes = {worker.exitcode for worker in workers} - {None, 0, -signal.SIGTERM}
+    detail = f" (exit code {', '.join(map(str, sorted(codes)))})" if codes else ""
+    return (
+        f"a worker process died{detail}, most likely because the memory was full; the shards that "
+        "were finished are kept.\nRun the same command again to resume, with fewer workers "
+        "(--direct_num_workers=1) if memory is short."
+    )
+
+
+def _start(
+    environment: Mapping[str, str], prepare: Callable[..., None] | None, values: Sequence[Any]
+) -> None:
+    """Prepares a worker.
+
+    Args:
+        environment: the launcher's environment variables; the server process may have started
+            before some of them were set.
+        prepare: what else is to be done, if anything.
+        values: its arguments.
+    """
+    os.environ.update(environment)
+    # A garbage collection would write to the memory shared with the server, and so copy it.
+    gc.freeze()
+    # Ctrl-C in a terminal reaches every process; only the launcher handles it.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_die_with_launcher, daemon=True).start()
+    if prepare:
+        prepare(*values)
+
+
+def _die_with_launcher() -> None:
+    """Kills this process when the launcher dies, before it can disturb the next build."""
+    launcher = multiprocessing.parent_process()
+    if launcher is not None:
+        connection.wait([launcher.sentinel])
+        os.kill(os.getpid(), signal.SIGKILL)
