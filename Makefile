@@ -31,7 +31,7 @@ run: $(VENV)/installed
 # What takes longer than ten seconds runs in .ci/run. Two processes share the test files, because
 # much of the time goes into waiting for single-threaded starts.
 test: $(VENV)/installed
-	$(BIN)/python -m pytest -m "not slow" --numprocesses 2 --dist loadfile
+	$(BIN)/python -m pytest -m "not slow" --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 # Property tests with new random examples, many of each; a failure prints how to run it again.
 search: $(VENV)/installed
