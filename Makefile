@@ -29,9 +29,9 @@ run: $(VENV)/installed
 	@echo "Open $(OUTPUT)/report.html and $(WORKDIR)/report.html; next: python train/predict.py --model $(WORKDIR) --input SCAN.jpeg"
 
 # What takes longer than ten seconds runs in .ci/run. Two processes share the test files, because
-# much of the time goes into waiting for single-threaded starts.
+# much of the time goes into waiting for single-threaded starts; conftest.py orders the files.
 test: $(VENV)/installed
-	$(BIN)/python -m pytest -m "not slow" --numprocesses 2 --dist loadfile
+	$(BIN)/python -m pytest -m "not slow" --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 # Property tests with new random examples, many of each; a failure prints how to run it again.
 search: $(VENV)/installed

@@ -42,8 +42,20 @@ def data(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def finished(data, tmp_path_factory):
+    """The folder of a run that saved its state after each step, and that nothing disturbed."""
     workdir = tmp_path_factory.mktemp("run") / "run"
-    return workdir, run_script("run", "--data", data, "--workdir", workdir, "--profile=3,4", *FLAGS)
+    result = run_script("run", "--data", data, "--workdir", workdir, *FLAGS)
+    assert result.returncode == 0, result.stderr
+    return workdir
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory):
+    """A run of eight steps, and what it wrote to the terminal."""
+    folder = tmp_path_factory.mktemp("told")
+    write(folder / "data", num_examples={"train": 32, "val": 10, "test": 12})
+    arguments = ("--data", folder / "data", "--workdir", folder / "run", *FLAGS)
+    return folder / "run", run_script("run", *arguments, "--epochs=2", "--profile=3,4")
 
 
 @pytest.mark.parametrize(
@@ -93,17 +105,17 @@ def test_ctrl_c_outside_of_the_steps_ends_with_a_message_and_code_130(tmp_path, 
     assert capsys.readouterr().err == "stopped; run the same command again to continue\n"
 
 
-def test_the_console_is_clean(finished):
-    workdir, result = finished
+def test_the_console_is_clean(told):
+    workdir, result = told
     assert result.returncode == 0, result.stderr
     assert result.stderr == ""
     assert result.stdout.startswith("convnet, ")
     assert f"The model, its metrics and report.html are in {workdir}" in result.stdout
-    assert len(history_of(workdir)) == 3
+    assert len(history_of(workdir)) == 2
 
 
-def test_the_steps_asked_for_are_traced(finished):
-    workdir, _ = finished
+def test_the_steps_asked_for_are_traced(told):
+    workdir, _ = told
     operations = (workdir / "profile" / "operations.csv").read_text()
     assert "Conv2D" in operations
     assert (workdir / "profile" / "trace.json.gz").stat().st_size > 1000
@@ -157,7 +169,7 @@ def test_killed_at_two_moments_it_ends_with_the_weights_of_an_undisturbed_run(
     data, finished, tmp_path
 ):
     run_killed_twice(data, tmp_path / "run")
-    check_same(tmp_path / "run", finished[0])
+    check_same(tmp_path / "run", finished)
 
 
 @pytest.mark.slow
@@ -177,7 +189,7 @@ def test_a_full_disk_ends_with_a_message_and_the_same_command_continues(data, fi
     assert full.stderr.startswith(message), full.stderr
     result = run_script("run", "--data", data, "--workdir", tmp_path / "run", *FLAGS)
     assert result.returncode == 0, result.stderr
-    check_same(tmp_path / "run", finished[0])
+    check_same(tmp_path / "run", finished)
 
 
 @pytest.mark.slow
@@ -193,10 +205,10 @@ def test_a_training_on_numbers_that_was_killed_ends_like_an_undisturbed_one(tmp_
 
 @pytest.mark.slow
 def test_a_run_is_repeated_from_its_configuration_file(finished, tmp_path):
-    workdir, _ = finished
-    result = run_script("run", "--config", workdir / "config.json", "--workdir", tmp_path / "run")
+    arguments = ("--config", finished / "config.json", "--workdir", tmp_path / "run")
+    result = run_script("run", *arguments)
     assert result.returncode == 0, result.stderr
-    check_same(tmp_path / "run", workdir)
+    check_same(tmp_path / "run", finished)
 
 
 def free_ports(count):
@@ -240,11 +252,11 @@ def test_two_workers_learn_what_one_process_learns(tmp_path):
         assert row["val_loss"] == pytest.approx(same["val_loss"], rel=1e-4)
 
 
-def test_a_second_process_in_the_same_folder_is_refused(finished, data, tmp_path, capsys):
+def test_a_second_process_in_the_same_folder_is_refused(data, tmp_path, capsys):
     import fcntl
 
     workdir = tmp_path / "run"
-    shutil.copytree(finished[0], workdir)
+    workdir.mkdir()
     with (workdir / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         ours = [flag for flag in FLAGS if flag != "--deterministic"]
@@ -255,7 +267,7 @@ def test_a_second_process_in_the_same_folder_is_refused(finished, data, tmp_path
 @pytest.mark.slow
 def test_a_damaged_checkpoint_is_a_failed_run_with_advice(finished, tmp_path):
     workdir = tmp_path / "run"
-    shutil.copytree(finished[0], workdir)
+    shutil.copytree(finished, workdir)
     (workdir / "metrics.json").unlink()
     path = workdir / "checkpoint.npz"
     os.truncate(path, path.stat().st_size // 2)
