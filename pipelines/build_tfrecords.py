@@ -11,14 +11,14 @@ from __future__ import annotations
 import dataclasses
 import gc
 import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from pipelines import options
 from pipelines.running import launch
 from pipelines.running.job import Job, prepared
-from pipelines.shards.build import Build
 from pipelines.shards.finish import finish_dataset
+from pipelines.shards.write import ImageWriter, TaskWriter
 from pipelines.stores import remote
 
 # Beam is imported inside functions: each local worker imports this module and does not need Beam.
@@ -44,13 +44,22 @@ def build(argv: Sequence[str]) -> None:
     )
 
 
-def run(job: Job[Build], pipeline: beam.Pipeline, num_processes: int | None = None) -> None:
+def run(
+    job: Job[Any],
+    pipeline: beam.Pipeline,
+    num_processes: int | None = None,
+    *,
+    writer: type[TaskWriter[Any]] = ImageWriter,
+    finish: Callable[[Any], None] = finish_dataset,
+) -> None:
     """Writes the remaining shards in a Beam pipeline, then finishes the dataset.
 
     Args:
-        job: the build and its remaining tasks.
+        job: the build or extraction and its remaining tasks.
         pipeline: an empty pipeline, see `engine.make_pipeline`.
         num_processes: number of local worker processes, see `engine.num_processes`.
+        writer: kind of writer that writes the shards.
+        finish: finishes a dataset whose shards are written.
 
     Raises:
         errors.BuildError: if a shard could not be written or the engine failed.
@@ -60,14 +69,14 @@ def run(job: Job[Build], pipeline: beam.Pipeline, num_processes: int | None = No
     from pipelines.running import engine, transforms
 
     if not job.todo:
-        finish_dataset(job.build)
+        finish(job.build)
         return
     with engine.clear_errors(pipeline.options), pipeline:
         (
             pipeline
             | "Tasks" >> beam.Create(job.todo)
-            | "WriteShards" >> transforms.WriteShards(job.build, num_processes)
-            | "FinishDataset" >> transforms.FinishDataset(job.build, num_processes)
+            | "WriteShards" >> transforms.WriteShards(job.build, num_processes, writer)
+            | "FinishDataset" >> transforms.FinishDataset(job.build, num_processes, finish)
         )
 
 

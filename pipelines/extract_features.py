@@ -9,22 +9,17 @@ the trunk on it. The job resumes, runs on the same engines and is verified like 
 from __future__ import annotations
 
 import argparse
+import functools
 import gc
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from pipelines import errors
+from pipelines import build_tfrecords, errors
 from pipelines.running import launch
 from pipelines.running.feature_job import FeatureOptions, prepared_features
-from pipelines.running.job import Job
-from pipelines.shards.features import DTYPES, Extraction, FeatureWriter, finish_features
+from pipelines.shards.features import DTYPES, FeatureWriter, finish_features
 from pipelines.stores import remote
-
-# Beam is imported inside functions: each local worker imports this module and does not need Beam.
-if TYPE_CHECKING:
-    import apache_beam as beam
 
 _EPILOG = """\
 All other flags are Beam's, as for build_tfrecords.py. On this machine one process writes all
@@ -51,34 +46,8 @@ def extract(argv: Sequence[str]) -> None:
     # The last of two flags counts, so the user's own number wins.
     beam_args = remote.use_flags(("--direct_num_workers=1", *beam_args))
     flag_names = [f"--{name}" for name in vars(found)]
+    run = functools.partial(build_tfrecords.run, writer=FeatureWriter, finish=finish_features)
     launch.launch(options.output, beam_args, flag_names, lambda: prepared_features(options), run)
-
-
-def run(job: Job[Extraction], pipeline: beam.Pipeline, num_processes: int | None = None) -> None:
-    """Writes the remaining shards in a Beam pipeline, then finishes the dataset.
-
-    Args:
-        job: the extraction and its remaining tasks.
-        pipeline: an empty pipeline, see `engine.make_pipeline`.
-        num_processes: number of local worker processes, see `engine.num_processes`.
-
-    Raises:
-        errors.BuildError: if a shard could not be written or the engine failed.
-    """
-    import apache_beam as beam
-
-    from pipelines.running import engine, transforms
-
-    if not job.todo:
-        finish_features(job.build)
-        return
-    with engine.clear_errors(pipeline.options), pipeline:
-        (
-            pipeline
-            | "Tasks" >> beam.Create(job.todo)
-            | "ExtractFeatures" >> transforms.WriteShards(job.build, num_processes, FeatureWriter)
-            | "FinishDataset" >> transforms.FinishDataset(job.build, num_processes, finish_features)
-        )
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -22,8 +22,10 @@ IN_MEMORY = "--direct_running_mode=in_memory"
 
 
 def arguments(source: Path, output: Path | str, *more: str) -> list[str]:
-    """Returns the build's flags for a folder or an archive, with tiny pictures."""
-    kind = "directory" if Path(source).is_dir() else "archive"
+    """Returns the build's flags for a folder, an archive or a file of sites; tiny pictures."""
+    source = Path(source)
+    of_file = "sites" if source.suffix == ".toml" else "archive"
+    kind = "directory" if source.is_dir() else of_file
     return [f"--source={kind}", f"--input={source}", f"--output={output}", "--image_size=8", *more]
 
 
@@ -33,6 +35,13 @@ def build_here(source: Path, output: Path | str, *more: str) -> Path:
 
     build_tfrecords.build(arguments(source, output, IN_MEMORY, *more))
     return Path(output)
+
+
+def run_build_here(source: Path, output: Path | str, *more: str) -> int:
+    """Runs the command in this process; returns its exit code."""
+    from pipelines import build_tfrecords
+
+    return build_tfrecords.main(arguments(source, output, IN_MEMORY, *more))
 
 
 def command(source: Path, output: Path, *more: str) -> list[str]:

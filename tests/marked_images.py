@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import hashlib
 import json
@@ -42,6 +43,17 @@ QUICK = {
     "label_smoothing": 0.0,
     "class_weight_power": 1.0,
     "test_time_flip": False,
+}
+
+#: A run of a few seconds on some dozens of these images.
+SMALL_RUN = {
+    **QUICK,
+    "epochs": 2,
+    "replica_batch_size": 16,
+    "seed": 1,
+    "strategy": "single",
+    "learning_rate": 0.01,
+    "bootstrap_samples": 20,
 }
 
 #: All that is random or has a state of its own, on the smallest network. The ranges of the
@@ -205,6 +217,25 @@ def run_script(
         timeout=600,
         check=False,
     )
+
+
+def train(data: Path, workdir: Path, **fields: object) -> int:
+    """Runs the trainer's command in this process; returns its exit code.
+
+    Args:
+        data: folder of the dataset.
+        workdir: folder of the run.
+        **fields: of the configuration, where they differ from `SMALL_RUN`.
+    """
+    from train import run
+
+    return run.main([f"--data={data}", f"--workdir={workdir}", *flags(**SMALL_RUN | fields)])
+
+
+def rows_of(folder: Path) -> list[dict[str, str]]:
+    """Returns the rows of the table of predictions in a folder."""
+    with (folder / "predictions.csv").open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
 
 
 def history_of(workdir: Path) -> list[dict[str, float]]:

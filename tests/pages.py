@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html.parser
+import itertools
 import re
 import shutil
 import subprocess
@@ -44,31 +45,70 @@ class Page(html.parser.HTMLParser):
         return [attributes for name, attributes in self.elements if name == tag]
 
 
+def require_good_page(text: str, picture: str) -> Page:
+    """Returns a page that is well-formed, stands alone and can be read in every way.
+
+    Args:
+        text: its HTML.
+        picture: kind of its pictures, `png` or `jpeg`.
+    """
+    page = Page(text)
+    assert page.open == []
+    assert len(set(page.ids)) == len(page.ids)
+    # It needs no network and runs no script.
+    assert not page.all("script")
+    assert not page.all("link")
+    links = re.findall(r"""(?:src|href)=["']([^"']+)""", text) + re.findall(r"url\(([^)]+)", text)
+    assert links
+    assert all(link.startswith((f"data:image/{picture};base64,", "#")) for link in links)
+    assert "default-src 'none'" in text
+    targets = {a["href"].removeprefix("#") for a in page.all("a")}
+    targets |= {use["xlink:href"].removeprefix("#") for use in page.all("use")}
+    assert targets <= set(page.ids)
+    assert page.all("html")[0]["lang"] == "en"
+    # Pictures and charts are described, and tables can be scrolled by keyboard.
+    assert page.all("img")
+    assert all(image["alt"] for image in page.all("img"))
+    assert page.all("svg")
+    assert all(svg["role"] == "img" and svg["aria-label"] for svg in page.all("svg"))
+    scrolled = [div for div in page.all("div") if "scroll" in div.get("class", "").split()]
+    assert scrolled
+    assert all(div["tabindex"] == "0" and div["aria-label"] for div in scrolled)
+    levels = [int(tag[1]) for tag, _ in page.elements if re.fullmatch(r"h[1-6]", tag)]
+    assert levels[0] == 1
+    assert levels.count(1) == 1
+    assert all(after <= before + 1 for before, after in itertools.pairwise(levels))
+    return page
+
+
+def _chromium(*arguments: str) -> str:
+    """Runs the browser without a window and a network; returns what it prints."""
+    flags = [
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-quic",
+        "--no-first-run",
+        "--disable-background-networking",
+        "--disable-component-update",
+        "--disable-sync",
+    ]
+    command = [CHROMIUM, *flags, *arguments]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
+    return done.stdout
+
+
 def screenshot(page_path: Path, folder: Path, width: int, dark: bool) -> np.ndarray:
     """Returns the page as a browser shows it: uint8 [height, width, 3]."""
     picture = folder / f"shot-{width}-{dark}.png"
     scheme = 0 if dark else 1
-    subprocess.run(
-        [
-            CHROMIUM,
-            "--headless",
-            "--no-sandbox",
-            "--disable-gpu",
-            "--disable-quic",
-            "--no-first-run",
-            "--disable-background-networking",
-            "--disable-component-update",
-            "--disable-sync",
-            "--hide-scrollbars",
-            f"--blink-settings=preferredColorScheme={scheme}",
-            f"--user-data-dir={folder / f'profile-{width}-{dark}'}",
-            f"--window-size={width},2400",
-            f"--screenshot={picture}",
-            page_path.as_uri(),
-        ],
-        check=True,
-        capture_output=True,
-        timeout=120,
+    _chromium(
+        "--hide-scrollbars",
+        f"--blink-settings=preferredColorScheme={scheme}",
+        f"--user-data-dir={folder / f'profile-{width}-{dark}'}",
+        f"--window-size={width},2400",
+        f"--screenshot={picture}",
+        page_path.as_uri(),
     )
     with Image.open(picture) as image:
         return np.asarray(image.convert("RGB"))
@@ -89,24 +129,11 @@ def overhang(page_path: Path, folder: Path, width: int) -> int:
         "f.contentDocument.documentElement.clientWidth); }</script>",
         encoding="utf-8",
     )
-    done = subprocess.run(
-        [
-            CHROMIUM,
-            "--headless",
-            "--no-sandbox",
-            "--disable-gpu",
-            "--disable-quic",
-            "--no-first-run",
-            "--disable-background-networking",
-            "--allow-file-access-from-files",
-            f"--user-data-dir={folder / 'profile'}",
-            "--virtual-time-budget=5000",
-            "--dump-dom",
-            outer.as_uri(),
-        ],
-        check=True,
-        capture_output=True,
-        text=True,
-        timeout=120,
+    printed = _chromium(
+        "--allow-file-access-from-files",
+        f"--user-data-dir={folder / 'profile'}",
+        "--virtual-time-budget=5000",
+        "--dump-dom",
+        outer.as_uri(),
     )
-    return int(re.search(r"<title>sticks out by (-?\d+)</title>", done.stdout)[1])
+    return int(re.search(r"<title>sticks out by (-?\d+)</title>", printed)[1])

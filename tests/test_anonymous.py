@@ -1,5 +1,6 @@
 """Anonymous datasets: no name of the input in any output, the same bytes for the same secret."""
 
+import base64
 import contextlib
 import csv
 import io
@@ -14,6 +15,7 @@ import pytest
 from builds import IN_MEMORY, arguments, build_here, files_of, run_build, shards_of
 from dicom_files import dicom_file
 from image_files import TIME, encoded, grey_pixels, jpeg, tar_info, write_tar, write_tree, write_zip
+from pages import Page
 from PIL import Image, PngImagePlugin, TiffImagePlugin
 
 from pipelines import build_tfrecords, errors
@@ -32,13 +34,13 @@ class Names:
         self.given = []
 
     def new(self):
-        self.given.append(f"q{len(self.given):04d}zyx")
+        self.given.append(f"q{len(self.given):05d}zyx")
         return self.given[-1]
 
     def found_in(self, content):
         """Returns the identifiers in some bytes."""
-        content = content.lower()
-        return [name for name in self.given if name.encode() in content]
+        found = {name.decode() for name in re.findall(rb"q[0-9]{5}zyx", content.lower())}
+        return sorted(found & set(self.given))
 
 
 def photo(names, seed):
@@ -46,7 +48,8 @@ def photo(names, seed):
     image = Image.fromarray(grey_pixels(seed))
     exif = Image.Exif()
     exif[0x010E], exif[0x013B] = f"patient {names.new()}", names.new()
-    settings = {"exif": exif, "xmp": f"<x>{names.new()}</x>".encode(), "comment": names.new()}
+    many = " ".join(names.new() for _ in range(400))
+    settings = {"exif": exif, "xmp": f"<x>{many}</x>".encode(), "comment": names.new()}
     return encoded(image, "JPEG", **settings)
 
 
@@ -159,7 +162,7 @@ def everything(folder):
 def test_no_name_of_the_input_is_in_an_output_or_on_the_terminal(kind, secret, tmp_path, capfd):
     names = Names()
     source, flags = source_of(kind, names, tmp_path)
-    assert len(names.given) > 200
+    assert len(names.given) > 10_000
     plain, hidden = tmp_path / "plain", tmp_path / "hidden"
     build_here(source, plain, *flags)
     assert len(names.found_in(everything(plain))) > 40  # so this test would see them
@@ -359,3 +362,25 @@ def test_an_anonymous_build_goes_on_where_it_was_stopped(secret, tmp_path):
         assert len(job.todo) == 2
     build_here(source, tmp_path / "out", *flags)
     assert shards_of(tmp_path / "out") == shards_of(whole)
+
+
+def test_the_card_shows_the_corners_in_which_devices_write_names(secret, tmp_path):
+    files = {f"CNV/{number}.png": encoded(np.full((64, 64), 40, np.uint8)) for number in range(40)}
+    written = np.full((64, 80), 40, np.uint8)  # another device, which writes at the lower right
+    written[48:, 60:] = 250
+    source = write_tree(tmp_path / "in", {**files, "CNV/rare.png": encoded(written)})
+    output = build_here(source, tmp_path / "out", "--image_size=64", f"--anonymize={secret}")
+    card = Page((output / "report.html").read_text(encoding="utf-8"))
+    assert card.open == []
+    shown = [image["src"] for image in card.all("img") if "corners" in image["alt"]]
+    assert 20 < len(shown) <= 24
+    pictures = [
+        np.asarray(Image.open(io.BytesIO(base64.b64decode(src.partition(",")[2]))).convert("L"))
+        for src in shown
+    ]
+    assert {picture.shape for picture in pictures} == {(33, 33)}
+    lower_right = [picture[20:, 20:].mean() for picture in pictures]
+    assert min(lower_right) < 60
+    assert 240 < max(lower_right) < 255
+    plain = build_here(source, tmp_path / "plain", "--image_size=64")
+    assert "Text in the pictures" not in (plain / "report.html").read_text(encoding="utf-8")

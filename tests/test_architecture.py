@@ -23,8 +23,8 @@ ALLOWED = {"pipelines.shards.features": {"keras"}}
 
 #: The floors, from the top. A module imports from its own floor and those below it.
 FLOORS = (
-    "pipelines.build_tfrecords",
     "pipelines.extract_features",
+    "pipelines.build_tfrecords",
     "pipelines.running",
     "pipelines.options",
     "pipelines.shards",

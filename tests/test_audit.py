@@ -8,7 +8,7 @@ import planted_scans as planted
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from builds import ROOT, build_here, run_build, shards_of
+from builds import ROOT, build_here, run_build_here, shards_of
 from dataset_factory import write_dataset
 from image_files import encoded, jpeg, kermany_archive, write_tree, write_zip
 
@@ -257,25 +257,23 @@ def test_failing_on_duplicates_keeps_the_evidence_and_writes_no_manifest(flawed_
     assert {p.name: p.stat().st_mtime_ns for p in out.glob("*.tfrecord")} == before
 
 
-def test_failing_on_leaks_is_refused_where_copies_cannot_be_found(flawed_tree, tmp_path):
+def test_failing_on_leaks_is_refused_where_copies_cannot_be_found(flawed_tree, tmp_path, capsys):
     scans = shutil.copytree(flawed_tree, tmp_path / "scans")
     (scans / planted.LEAKED_PATIENT).unlink()  # or it would fail for the patient
-    done = run_build(scans, tmp_path / "out", "--leaks=fail", "--image_size=28")
-    assert done.returncode == 2
-    assert "--leaks fail cannot be checked with --image_size 28x28" in done.stderr
+    assert run_build_here(scans, tmp_path / "out", "--leaks=fail", "--image_size=28") == 2
+    assert "--leaks fail cannot be checked with --image_size 28x28" in capsys.readouterr().err
     assert not list(tmp_path.glob("out/*.tfrecord"))
 
 
 def test_failing_on_leaks_is_not_passed_by_a_complete_dataset_of_small_pictures(
-    flawed_tree, tmp_path
+    flawed_tree, tmp_path, capsys
 ):
     scans = shutil.copytree(flawed_tree, tmp_path / "scans")
     for name in (planted.LEAKED_PATIENT, planted.SAME_PIXELS[0]):
         (scans / name).unlink()
     build_here(scans, tmp_path / "out", "--image_size=28")
-    done = run_build(scans, tmp_path / "out", "--leaks=fail", "--image_size=28")
-    assert done.returncode == 1
-    assert "near duplicates were not looked for" in done.stderr
+    assert run_build_here(scans, tmp_path / "out", "--leaks=fail", "--image_size=28") == 1
+    assert "near duplicates were not looked for" in capsys.readouterr().err
 
 
 def test_one_split_of_small_pictures_leaks_nothing(tmp_path):
@@ -424,6 +422,13 @@ def test_a_dataset_without_its_table_is_an_error_that_names_it(tmp_path, capsys)
     write_dataset(tmp_path / "out")
     assert command_line.main(["audit", str(tmp_path / "out")]) == 1
     assert "examples.parquet" in capsys.readouterr().err
+
+
+def test_a_damaged_table_is_an_error_that_names_it(flawed, tmp_path, capsys):
+    shutil.copytree(flawed, tmp_path / "out")
+    (tmp_path / "out" / "examples.parquet").write_bytes(b"PAR1")
+    assert command_line.main(["audit", str(tmp_path / "out")]) == 1
+    assert "examples.parquet is damaged" in capsys.readouterr().err
 
 
 def test_a_shard_that_is_too_short_is_an_error_that_names_it(flawed, tmp_path):

@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import sys
+import zipfile
 
 import keras
 import numpy as np
@@ -250,6 +251,40 @@ def test_wrong_usage_ends_with_code_2(flags, message, images, trunk, tmp_path, c
     assert extract(images, trunk, tmp_path / "out", *flags) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", ["train-00001-of-00002.tfrecord", "examples.parquet"])
+@pytest.mark.parametrize("content", [None, b"cut"])
+def test_a_dataset_that_is_not_whole_is_refused_before_anything_is_computed(
+    name, content, images, trunk, tmp_path, capsys
+):
+    broken = shutil.copytree(images, tmp_path / "images")
+    (broken / name).unlink()
+    if content is not None:
+        (broken / name).write_bytes(content)
+    assert extract(broken, trunk, tmp_path / "out") == 2
+    assert name in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"feature_shape": [8, 8, 64]}, "but its network gives (8, 8, 128)"),
+        (None, "Keras cannot load the trunk"),
+    ],
+)
+def test_a_trunk_that_is_not_what_it_says_is_an_error(
+    change, message, images, trunk, tmp_path, capsys
+):
+    with zipfile.ZipFile(trunk) as old, zipfile.ZipFile(tmp_path / "t.keras", "w") as new:
+        for name in old.namelist() if change else ["trunk.json"]:
+            content = old.read(name)
+            if name == "trunk.json":
+                content = json.dumps(json.loads(content) | (change or {}))
+            new.writestr(name, content)
+    assert extract(images, tmp_path / "t.keras", tmp_path / "out") == 1
+    assert message in capsys.readouterr().err
 
 
 def test_the_images_are_never_overwritten_with_their_features(images, trunk, capsys):

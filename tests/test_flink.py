@@ -11,7 +11,7 @@ from pathlib import Path
 
 import builds
 import pytest
-from image_files import scan_tree, write_tree
+from image_files import scan_tree, write_tar, write_tree
 
 from scripts import flink_cluster
 
@@ -45,15 +45,30 @@ def local_shards(many_scans: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     return builds.shards_of(builds.build_here(many_scans, output, MANY_SHARDS))
 
 
-def test_two_task_managers_write_the_bytes_that_this_machine_writes_alone(
-    cluster: flink_cluster.Cluster, many_scans: Path, local_shards: dict[str, str], tmp_path: Path
-):
-    output = tmp_path / "dataset"
+def write_sites(folder: Path) -> Path:
+    """Writes two sites, a folder and a tar.gz, and the file that names them."""
+    write_tree(folder / "london", scan_tree({"train": 4, "test": 2}))
+    write_tar(folder / "zurich.tar.gz", scan_tree({"train": 5, "val": 1}))
+    file = folder / "sites.toml"
+    file.write_text(
+        '[site.london]\nsource = "directory"\ninput = "london"\n'
+        '[site.zurich]\nsource = "archive"\ninput = "zurich.tar.gz"\n'
+    )
+    return file
 
-    done = builds.run_build(many_scans, output, MANY_SHARDS, *cluster.beam_flags)
+
+@pytest.mark.parametrize("kind", ["folder", "sites"])
+def test_two_task_managers_write_the_bytes_that_this_machine_writes_alone(
+    cluster: flink_cluster.Cluster, many_scans: Path, tmp_path: Path, kind: str
+):
+    source = many_scans if kind == "folder" else write_sites(tmp_path)
+    shards = MANY_SHARDS if kind == "folder" else "--num_shards=10"
+    alone = builds.build_here(source, tmp_path / "alone", shards)
+
+    done = builds.run_build(source, tmp_path / "dataset", shards, *cluster.beam_flags)
 
     assert done.returncode == 0, done.stderr
-    assert builds.shards_of(output) == local_shards
+    assert builds.shards_of(tmp_path / "dataset") == builds.shards_of(alone)
 
 
 @pytest.mark.parametrize("victim", ["task_manager", "worker_pool"])

@@ -34,8 +34,9 @@ def _lines(path: Path) -> list[tuple[int, ...]]:
     return [tuple(int(number) for number in line.split()) for line in lines]
 
 
-def test_each_line_is_the_frame_of_a_record(tmp_path: Path) -> None:
-    manifest = write_dataset(tmp_path)
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "float32"])
+def test_each_line_is_the_frame_of_a_record(tmp_path: Path, dtype: str) -> None:
+    manifest = write_dataset(tmp_path, dtype=dtype)
     written = index.write_index(tmp_path)
     names = [shard.name for split in manifest.splits.values() for shard in split.shards]
     assert written == [tmp_path / f"{name}.idx" for name in names]
@@ -56,6 +57,12 @@ def test_the_command_writes_into_another_folder(
     assert "wrote 2 index files" in capsys.readouterr().out
     assert len(list((tmp_path / "idx").iterdir())) == 2
     assert not list((tmp_path / "data").glob("*.idx"))
+
+
+def test_a_dataset_that_is_not_there_leaves_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(ManifestError, match="does not exist"):
+        index.write_index(tmp_path / "nowhere")
+    assert not (tmp_path / "nowhere").exists()
 
 
 def test_no_index_is_written_of_a_truncated_shard(tmp_path: Path) -> None:

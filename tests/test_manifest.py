@@ -2,11 +2,9 @@ import contextlib
 import dataclasses
 import json
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sklearn.utils.class_weight import compute_class_weight
 
 from tfrecord_io import manifest
 from tfrecord_io.manifest import Manifest, ManifestError, Shard, Split
@@ -102,24 +100,6 @@ def test_several_splits_are_one_whose_parts_follow_each_other():
     assert together.num_examples == train.num_examples + test.num_examples == 24
     with pytest.raises(ManifestError, match="no split 'dev'"):
         A_MANIFEST.split(("train", "dev"))
-
-
-@given(st.lists(st.integers(1, 500), min_size=2, max_size=6))
-def test_class_weights_are_those_of_scikit_learn(counts):
-    labels = tuple(f"class{i}" for i in range(len(counts)))
-    found = make_manifest({"train": (tuple(counts),)}, labels=labels).class_weights("train")
-    classes = np.arange(len(counts))
-    expected = compute_class_weight("balanced", classes=classes, y=np.repeat(classes, counts))
-    assert found == pytest.approx(expected)
-
-
-def test_class_weights_of_the_real_data_are_the_known_ones():
-    real = make_manifest({"train": ((37_205, 11_348, 8_616, 26_315),)})
-    assert real.class_weights("train") == pytest.approx((0.561, 1.839, 2.422, 0.793), abs=5e-4)
-
-
-def test_a_class_without_examples_weighs_nothing():
-    assert make_manifest({"train": ((2, 2, 0, 0),)}).class_weights("train") == (0.5, 0.5, 0, 0)
 
 
 def test_a_folder_without_a_manifest_is_an_unfinished_build(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -45,6 +46,29 @@ def test_the_command_writes_a_png(built_dataset: Path, tmp_path: Path) -> None:
     assert main(["show", str(built_dataset), "--output", str(output)]) == 0
     with Image.open(output) as image:
         assert image.format == "PNG"
+
+
+@pytest.mark.parametrize("num_bytes", [0, 100])
+def test_a_shard_that_was_cut_off_is_named(
+    num_bytes: int, built_dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    folder = shutil.copytree(built_dataset, tmp_path / "cut")
+    for shard in folder.glob("train*.tfrecord"):
+        shard.write_bytes(shard.read_bytes()[:num_bytes])
+    assert main(["show", str(folder), "--output", str(tmp_path / "grid.png")]) == 1
+    message = capsys.readouterr().err
+    assert f"train-00000-of-00003.tfrecord has {num_bytes} bytes, but the manifest says" in message
+
+
+@pytest.mark.parametrize(
+    ("flag", "message"),
+    [("--output=grid.doc", "must end in .png"), ("--num_per_class=-1", "must be at least 1")],
+)
+def test_a_sheet_that_cannot_be_drawn_is_refused(
+    flag: str, message: str, built_dataset: Path, capsys: pytest.CaptureFixture
+) -> None:
+    assert main(["show", str(built_dataset), flag]) == 2
+    assert message in capsys.readouterr().err
 
 
 def test_an_unknown_split_is_named_with_those_there_are(

@@ -94,7 +94,9 @@ def desk(kaggle: StandIn, tmp_path: Path) -> Desk:
     return Desk(kaggle, tmp_path)
 
 
-def test_without_a_source_the_dataset_comes_from_kaggle_and_is_built(desk, scans_zip, tmp_path):
+def test_without_a_source_the_dataset_comes_from_kaggle_and_a_second_run_needs_no_network(
+    desk, scans_zip, tmp_path
+):
     done = desk.run()
 
     assert done.returncode == 0, done.stderr
@@ -106,15 +108,11 @@ def test_without_a_source_the_dataset_comes_from_kaggle_and_is_built(desk, scans
     by_hand = build_here(scans_zip, tmp_path / "by_hand", "--max_reject_fraction=0.5")
     assert shards_of(by_hand) == shards_of(desk.output)
 
-
-def test_a_second_run_uses_the_archive_without_network_or_credentials(desk):
-    assert desk.run().returncode == 0
     desk.server.requests.clear()
+    again = desk.run(token=None)
 
-    done = desk.run(token=None)
-
-    assert done.returncode == 0
-    assert "is complete" in done.stdout
+    assert again.returncode == 0
+    assert "is complete" in again.stdout
     assert desk.server.requests == []
 
 

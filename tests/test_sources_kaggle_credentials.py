@@ -1,7 +1,6 @@
 """Credentials for Kaggle, found in every place where the real client looks."""
 
 import os
-import re
 
 import pytest
 from kaggle_client_runs import CHUNK, LEGACY_KEY, write_file
@@ -14,7 +13,7 @@ from kaggle_stand_in import (
     Refuse,
 )
 
-from pipelines.sources.kaggle.credentials import _HOW_TO_AUTHENTICATE, find_credentials
+from pipelines.sources.kaggle.credentials import find_credentials
 
 
 def test_without_credentials_every_way_is_named_and_nothing_is_made(work):
@@ -230,9 +229,3 @@ def test_a_credential_that_a_server_echoes_is_hidden(work):
     work.server.api_faults += [Refuse(403, f"no rights for {TOKEN}")]
 
     work.assert_failed(work.run(), "no rights for [hidden]")
-
-
-def test_the_help_names_every_variable_that_is_looked_up():
-    text = re.sub(r"\s+", " ", _HOW_TO_AUTHENTICATE)
-    for name in ("KAGGLE_API_TOKEN", "KAGGLE_USERNAME", "KAGGLE_KEY", "access_token"):
-        assert name in text

@@ -460,6 +460,18 @@ def test_a_table_with_other_columns_of_which_no_row_matches_is_an_error(tmp_path
     assert "no row of --labels" in capsys.readouterr().err
 
 
+def test_a_file_without_a_row_is_a_reject_whatever_the_names_of_an_export_are(tmp_path):
+    names = ["IM0001", "IM0002", "1.2.840.17", "1.2.840.18", "README.txt", "DICOMDIR"]
+    members = [Member(name, 9, version=place) for place, name in enumerate(names)]
+    table = table_of(tmp_path, [{"path": name, "label": "a"} for name in names[:3:2]])
+    listing = list_images(members, ListingOptions(labels=table), lambda *_: False)
+    assert {(reject.source_path, reject.reason) for reject in listing.rejects} == {
+        ("IM0002", "no_label"),
+        ("1.2.840.18", "no_label"),
+    }
+    assert listing.ignored == {"no_image_name": 2}
+
+
 def test_a_table_beside_fashion_mnist_is_refused(tmp_path, capsys):
     labels = write_csv(tmp_path / "labels.csv", ROWS)
     code = build_tfrecords.main(["--source=fashion_mnist", f"--labels={labels}"])

@@ -260,16 +260,21 @@ def test_the_real_sample_on_a_store_gives_the_local_bytes_and_little_more_is_fet
     assert s3.bytes_sent <= 1.1 * needed
 
 
-def test_a_folder_on_a_store_gives_the_bytes_of_the_local_one(s3, tmp_path):
+@pytest.mark.parametrize("has_table", [False, True])
+def test_a_folder_on_a_store_gives_the_bytes_of_the_local_one(s3, tmp_path, has_table):
     files = scan_tree({"train": 3, "test": 1})
     files["train/CNV/pages.tif"] = tiff_file([grey_pixels(seed) for seed in range(3)])
     tree = write_tree(tmp_path / "tree", files)
     for path in (tree / name for name in files):
         s3.client.upload_file(str(path), BUCKET, f"tree/{path.relative_to(tree).as_posix()}")
     s3.client.put_object(Bucket=BUCKET, Key="tree/train/", Body=b"")
-    local = build_here(tree, tmp_path / "local")
+    rows = [f"{name},{'ab'[place % 2]}" for place, name in enumerate(files)]
+    table = tmp_path / "labels.csv"
+    table.write_text("\n".join(["path,label", *rows]))
+    flags = [f"--labels={table}"] if has_table else []
+    local = build_here(tree, tmp_path / "local", *flags)
 
-    build(s3, "directory", f"s3://{BUCKET}/tree", tmp_path / "remote")
+    build(s3, "directory", f"s3://{BUCKET}/tree", tmp_path / "remote", *flags)
 
     assert shards_of(tmp_path / "remote") == shards_of(local) != {}
 

@@ -2,6 +2,7 @@ import collections
 import csv
 import json
 import random
+import re
 
 import numpy as np
 import pyarrow as pa
@@ -87,15 +88,22 @@ def test_with_many_patients_each_class_and_split_has_its_share_within_a_point():
             assert share == pytest.approx(FRACTIONS[name], abs=0.02)
 
 
+def test_auto_finds_a_seed_that_leaves_no_split_empty():
+    # A patient is more than a tenth of them, so the shares alone are met best without some split.
+    rows = [("train", "CNV", str(patient), 1) for patient in range(4)]
+    result = splits.apply(refs_of(rows), SplitOptions(splits="patient", seed=None))
+    assert set(result.refs["split"].to_pylist()) == {"train", "val", "test"}
+
+
 def test_auto_finds_a_seed_that_balances_every_class_of_few_patients_within_a_point():
     refs = refs_of(population(3000))
     chosen = splits.apply(refs, SplitOptions(splits="patient", seed=None))
     for label in CLASSES:
         for name, share in shares(chosen.refs, label).items():
             assert share == pytest.approx(FRACTIONS[name], abs=0.01)
-    again = splits.apply(refs, SplitOptions(splits="patient", seed=chosen.seed))
+    seed = int(re.search(r"--split_seed (\d+)", chosen.notes[0])[1])
+    again = splits.apply(refs, SplitOptions(splits="patient", seed=seed))
     assert again.refs.equals(chosen.refs)
-    assert f"--split_seed {chosen.seed}" in chosen.notes[0]
 
 
 def test_images_and_patients_that_come_later_move_nobody():
@@ -157,7 +165,7 @@ def test_without_patients_files_of_one_content_stay_together_and_the_user_is_tol
     for row in result.refs.select(["path", "split"]).to_pylist():
         together[content[row["path"]]].add(row["split"])
     assert all(len(names) == 1 for names in together.values())
-    assert "400 of 400 images have no patient in their names" in result.notes[0]
+    assert "400 of 400 images have no patient: none in their names" in result.notes[0]
 
 
 # ---- what is in several splits

@@ -112,8 +112,6 @@ def test_the_manifest_names_the_number_in_the_format_that_needs_it(dataset):
     assert tfrecord_io.Manifest.from_json(manifest.to_json()).to_json() == manifest.to_json()
     for split in manifest.splits.values():
         assert split.label_counts == (split.num_examples,)
-    with pytest.raises(tfrecord_io.ManifestError, match="not one class each"):
-        manifest.class_weights("train")
 
 
 def test_the_reader_gives_the_number_of_each_image(dataset):
@@ -253,7 +251,6 @@ def test_grades_of_a_column_are_classes_in_the_given_order(scans, tmp_path):
     manifest = tfrecord_io.Manifest.load(tmp_path / "out")
     assert (manifest.label_kind, manifest.format_version) == (GRADES, 2)
     assert manifest.label_names == ("low", "mid", "high")
-    assert manifest.class_weights("train") == (1, 1, 1)
     # An image whose grade is unclear belongs to none of the grades.
     assert manifest.counts["ignored"] == {"class_not_chosen": 3}
     assert labels_of(tmp_path / "out") == {path: grade for path, _, _, grade in ROWS[:24]}

@@ -1,17 +1,15 @@
 """Tests of train/evaluate.py: a finished run, measured on the scans of another hospital."""
 
-import csv
 import json
+import shutil
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from marked_images import KERAS_ARRAY_WARNING, OCT_NAMES, QUICK, write_marked_dataset
+from marked_images import KERAS_ARRAY_WARNING, OCT_NAMES, rows_of, train, write_marked_dataset
 
 from train import evaluate, predict
-from train.config import TrainConfig
-from train.trainer import train_and_evaluate
 
 pytestmark = pytest.mark.filterwarnings(KERAS_ARRAY_WARNING)
 
@@ -31,12 +29,8 @@ def data(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def trained(data, tmp_path_factory):
-    config = TrainConfig(
-        data=str(data), **QUICK, epochs=2, replica_batch_size=16, seed=1, learning_rate=0.01,
-        strategy="single", bootstrap_samples=20,
-    )  # fmt: skip
     workdir = tmp_path_factory.mktemp("runs") / "run"
-    train_and_evaluate(config, workdir)
+    assert train(data, workdir) == 0
     return workdir
 
 
@@ -60,11 +54,6 @@ def measured(trained, other, tmp_path_factory):
     return output
 
 
-def rows_of(path):
-    with path.open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
-
-
 def test_each_image_gets_the_probabilities_that_the_export_gives_it(trained, other, measured):
     import tfrecord_io
 
@@ -72,13 +61,13 @@ def test_each_image_gets_the_probabilities_that_the_export_gives_it(trained, oth
     dataset = tfrecord_io.make_dataset(other, split="test", batch_size=30, shuffle=False)
     ((images, _),) = dataset.as_numpy_iterator()
     expected = predict.predict_images(classifier, images)
-    rows = rows_of(measured / "predictions.csv")
+    rows = rows_of(measured)
     found = np.array([[float(row[name]) for name in OCT_NAMES] for row in rows])
     np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
 def test_classes_are_matched_by_name_and_not_by_place(measured):
-    rows = rows_of(measured / "predictions.csv")
+    rows = rows_of(measured)
     # The path of each image names its class.
     assert [row["label"] for row in rows] == [row["path"].split("/")[1] for row in rows]
     metrics = json.loads((measured / "metrics.json").read_text())
@@ -91,7 +80,7 @@ def test_classes_are_matched_by_name_and_not_by_place(measured):
 def test_each_site_is_measured_by_itself_too(trained, other, measured):
     table = pq.read_table(other / "examples.parquet").to_pylist()
     site_of = {row["key"]: row["site"] for row in table}
-    rows = rows_of(measured / "predictions.csv")
+    rows = rows_of(measured)
     metrics = json.loads((measured / "metrics.json").read_text())
     assert list(metrics["sites"]) == ["london", "zurich"]
     section = (measured / "report.html").read_text().partition('id="sites"')[2]
@@ -141,6 +130,32 @@ def test_a_class_that_the_model_does_not_know_is_refused(trained, tmp_path, caps
     message = capsys.readouterr().err
     assert "GLAUCOMA" in message
     assert "--classes" in message
+
+
+def test_names_of_labels_cannot_control_the_terminal(trained, tmp_path, capsys):
+    names = (*OCT_NAMES[:3], "\x1b]0;title\x07")
+    write_marked_dataset(tmp_path, num_examples={"test": 8}, label_names=names)
+    assert evaluate.main([f"--model={trained}", f"--data={tmp_path}"]) == 2
+    assert r"\x1b]0;title\x07" in capsys.readouterr().err
+    run = shutil.copytree(trained, tmp_path / "run")
+    facts = run / "export" / "preprocessing.json"
+    facts.write_text(json.dumps(json.loads(facts.read_text()) | {"label_names": names}))
+    assert evaluate.main([f"--model={run}", f"--data={tmp_path}", "--bootstrap_samples=0"]) == 0
+    told = capsys.readouterr().out
+    assert "\x1b" not in told
+    assert r"auc/\x1b]0;title\x07" in told
+
+
+def test_a_folder_that_cannot_be_made_and_damaged_metrics_are_refused(
+    trained, other, tmp_path, capsys
+):
+    run = shutil.copytree(trained, tmp_path / "run")
+    command = [f"--model={run}", f"--data={other}"]
+    assert evaluate.main([*command, f"--output={run / 'metrics.json'}"]) == 2
+    assert "metrics.json cannot be a folder: File exists" in capsys.readouterr().err
+    (run / "metrics.json").write_text("{")
+    assert evaluate.main(command) == 2
+    assert "metrics.json is damaged" in capsys.readouterr().err
 
 
 def test_a_split_that_is_missing_and_a_run_that_is_not_finished_are_refused(

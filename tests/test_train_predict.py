@@ -21,9 +21,8 @@ from marked_images import (
 )
 from PIL import Image
 
-import tfrecord_io
 from tfrecord_io import dicom
-from tfrecord_io.preprocess import Preprocessing, decode_image, decoder_versions
+from tfrecord_io.preprocess import Preprocessing, decode_image
 from train import export, plots, predict
 from train.config import ConfigError, TrainConfig
 from train.models import build_network
@@ -37,7 +36,7 @@ SHAPE = (24, 20, 1)
 def run_folder(tmp_path_factory):
     data = tmp_path_factory.mktemp("data")
     manifest = write_marked_dataset(data, num_examples={"train": 4}, image_shape=SHAPE)
-    config = TrainConfig(data=str(data))
+    config = TrainConfig(data=str(data), model="convnet")
     keras.utils.set_random_seed(0)
     model = build_network(config, image_shape=SHAPE, num_classes=4).model
     folder = tmp_path_factory.mktemp("run")
@@ -146,6 +145,60 @@ def test_an_export_that_does_not_say_how_to_read_files_is_refused(run_folder, tm
         predict.load_classifier(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("preprocessing.json", b"{", "does not say how files became"),
+        ("preprocessing.json", b"[]", "does not say how files became"),
+        ("model.keras", b"PK", "model.keras cannot be loaded"),
+    ],
+)
+def test_a_damaged_export_is_an_error_that_names_the_file(
+    name, content, message, run_folder, files, tmp_path, capsys
+):
+    shutil.copytree(run_folder / "export", tmp_path / "export")
+    (tmp_path / "export" / name).write_bytes(content)
+    assert predict.main([f"--model={tmp_path}", "--input", str(files / "a.jpeg")]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_labels_of_another_run_are_refused(run_folder, files, tmp_path, capsys):
+    shutil.copytree(run_folder / "export", tmp_path / "export")
+    path = tmp_path / "export" / "preprocessing.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"label_names": ["CNV"]}))
+    assert predict.main([f"--model={tmp_path}", "--input", str(files / "a.jpeg")]) == 2
+    assert "names 1: they are of different runs" in capsys.readouterr().err
+
+
+def test_links_that_lead_to_no_file_are_named_and_not_passed_over(
+    run_folder, files, tmp_path, capsys
+):
+    shutil.copy(files / "a.jpeg", tmp_path / "scan.jpeg")
+    (tmp_path / "broken.jpeg").symlink_to("nowhere.jpeg")
+    (tmp_path / "more").symlink_to(files)
+    os.mkfifo(tmp_path / "pipe")
+    assert predict.main([f"--model={run_folder}", "--input", str(tmp_path), "--format=csv"]) == 1
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    reasons = {Path(row["path"]).name: row["reject"].partition(":")[0] for row in rows}
+    assert reasons == {"broken.jpeg": "unreadable", "more": "unreadable", "scan.jpeg": ""}
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="nothing is forbidden to root")
+def test_a_folder_that_may_not_be_listed_is_an_error(run_folder, files, tmp_path, capsys):
+    folder = shutil.copytree(files, tmp_path / "files") / "secret"
+    folder.mkdir(mode=0)
+    assert predict.main([f"--model={run_folder}", "--input", str(tmp_path)]) == 2
+    assert f"{folder} cannot be listed: Permission denied" in capsys.readouterr().err
+
+
+def test_a_file_in_the_place_of_the_folder_of_maps_is_refused(run_folder, files, capsys):
+    scan = str(files / "a.jpeg")
+    assert predict.main([f"--model={run_folder}", f"--input={scan}", f"--occlusion={scan}"]) == 2
+    captured = capsys.readouterr()
+    assert "cannot be a folder: File exists" in captured.err
+    assert captured.out == ""
+
+
 @pytest.mark.slow
 def test_the_command_writes_a_map_for_each_image(run_folder, files, tmp_path, capsys):
     arguments = ["--model", str(run_folder), "--input", str(files / "a.jpeg"), str(files / "b.png")]
@@ -209,18 +262,6 @@ def test_another_version_of_the_decoder_is_told(run_folder, files, tmp_path, cap
         assert predict.main(arguments) == 0
         said = capsys.readouterr().err
         assert ("were decoded by pillow 9.0.1, here it is pillow" in said) == warns
-
-
-def test_an_export_names_the_versions_that_decoded_the_training_images(built_dataset, tmp_path):
-    manifest = tfrecord_io.Manifest.load(built_dataset)
-    config = TrainConfig(data=str(built_dataset))
-    model = build_network(
-        config, image_shape=manifest.image_shape, num_classes=manifest.num_classes
-    ).model
-    export.export_model(model, tmp_path / "export", manifest, precision="float32")
-    classifier = predict.load_classifier(tmp_path)
-    assert classifier.decoder == decoder_versions()
-    assert predict.other_decoder(classifier) is None
 
 
 def test_a_name_that_would_steer_the_terminal_is_printed_escaped(

@@ -2,10 +2,12 @@
 
 import json
 import os
+import resource
 import shutil
 import signal
 import socket
 import subprocess
+import threading
 import time
 
 import numpy as np
@@ -76,6 +78,21 @@ def test_a_users_mistake_is_one_message_without_a_stack(arguments, message, tmp_
     assert not (tmp_path / "run").exists()
 
 
+def test_ctrl_c_outside_of_the_steps_ends_with_a_message_and_code_130(tmp_path, capsys):
+    pipe = tmp_path / "config.json"
+    os.mkfifo(pipe)
+
+    def press():
+        with pipe.open("w"):  # as soon as the command reads it
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+    thread = threading.Thread(target=press)
+    thread.start()
+    assert run.main([f"--workdir={tmp_path / 'run'}", f"--config={pipe}"]) == 130
+    thread.join()
+    assert capsys.readouterr().err == "stopped; run the same command again to continue\n"
+
+
 def test_the_console_is_clean(finished):
     workdir, result = finished
     assert result.returncode == 0, result.stderr
@@ -106,9 +123,9 @@ def check_same(workdir, other):
             assert row.get(quantity) == same.get(quantity)
 
 
-def run_killed_twice(data, workdir, *more):
+def run_killed_twice(data, workdir):
     """Trains to the end, after a SIGTERM and a SIGKILL on the way."""
-    arguments = command("run", "--data", data, "--workdir", workdir, *FLAGS, *more)
+    arguments = command("run", "--data", data, "--workdir", workdir, *FLAGS)
     checkpoint = workdir / "checkpoint.npz"
     for number, delay in ((signal.SIGTERM, 0.13), (signal.SIGKILL, 0.05)):
         before = checkpoint.stat().st_mtime_ns if checkpoint.exists() else 0
@@ -131,7 +148,7 @@ def run_killed_twice(data, workdir, *more):
         assert process.returncode in (128 + number, -number)
         if process.returncode > 0:
             assert "stopped by SIGTERM after step" in errors
-    result = run_script("run", "--data", data, "--workdir", workdir, *FLAGS, *more)
+    result = run_script("run", "--data", data, "--workdir", workdir, *FLAGS)
     assert result.returncode == 0, result.stderr
 
 
@@ -144,16 +161,33 @@ def test_killed_at_two_moments_it_ends_with_the_weights_of_an_undisturbed_run(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_replicas", [1, 2])
-def test_a_training_on_numbers_that_was_killed_ends_like_an_undisturbed_one(num_replicas, tmp_path):
+def test_a_full_disk_ends_with_a_message_and_the_same_command_continues(data, finished, tmp_path):
+    words = command("run", "--data", data, "--workdir", tmp_path / "run", *FLAGS)
+    full = subprocess.run(
+        words,
+        cwd=REPOSITORY,
+        env=environment(),
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000)),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert full.returncode == 1
+    message = f"error: the run in {tmp_path / 'run'} cannot go on: [Errno 27] File too large; "
+    assert full.stderr.startswith(message), full.stderr
+    result = run_script("run", "--data", data, "--workdir", tmp_path / "run", *FLAGS)
+    assert result.returncode == 0, result.stderr
+    check_same(tmp_path / "run", finished[0])
+
+
+@pytest.mark.slow
+def test_a_training_on_numbers_that_was_killed_ends_like_an_undisturbed_one(tmp_path):
     data = tmp_path / "data"
     write(data, num_examples={"train": 200, "val": 10, "test": 12}, label_names=("ef",),
           label_kind=NUMBER)  # fmt: skip
-    more = ("--strategy=mirrored", "--cpu_devices=2") if num_replicas == 2 else ()
-    alone = run_script("run", "--data", data, "--workdir", tmp_path / "alone", *FLAGS, *more)
+    alone = run_script("run", "--data", data, "--workdir", tmp_path / "alone", *FLAGS)
     assert alone.returncode == 0, alone.stderr
-    assert f"{num_replicas} x CPU" in alone.stdout
-    run_killed_twice(data, tmp_path / "run", *more)
+    run_killed_twice(data, tmp_path / "run")
     check_same(tmp_path / "run", tmp_path / "alone")
 
 

@@ -11,10 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from marked_images import (
     KERAS_ARRAY_WARNING,
-    QUICK,
+    SMALL_RUN,
     flags,
     history_of,
+    rows_of,
     run_on_jax,
+    train,
     write_marked_dataset,
 )
 from pages import Page
@@ -24,21 +26,11 @@ from sklearn import metrics as sk_metrics
 from tfrecord_io import Shard, Split
 from tfrecord_io.label_kinds import CLASSES, GRADES, NUMBER
 from tfrecord_io.reading.mapped import MappedDataset
-from train import charts, evaluate, evaluation, metrics, predict, report, run, scores, tasks
+from train import charts, evaluate, evaluation, metrics, predict, report, scores, tasks
 from train.config import ConfigError, TrainConfig
 from train.parts import Part
 
 pytestmark = pytest.mark.filterwarnings(KERAS_ARRAY_WARNING)
-
-SETTINGS = {
-    **QUICK, "epochs": 2, "replica_batch_size": 16, "strategy": "single", "learning_rate": 0.01,
-    "bootstrap_samples": 20,
-}  # fmt: skip
-
-
-def train(data, workdir, **fields):
-    return run.main([f"--data={data}", f"--workdir={workdir}", *flags(**SETTINGS | fields)])
-
 
 # ---- grades
 
@@ -91,8 +83,7 @@ def test_grades_are_learned_as_classes_and_judged_by_kappa_too(tmp_path, capsys)
     metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())
     assert metrics["label_kind"] == "grade"
     kappa = metrics["scores"]["quadratic_kappa"]
-    with (tmp_path / "run" / "predictions.csv").open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = rows_of(tmp_path / "run")
     expected = sk_metrics.cohen_kappa_score(
         *([names.index(row[column]) for row in rows] for column in ("label", "predicted")),
         weights="quadratic",
@@ -256,11 +247,6 @@ def finished(data, tmp_path_factory):
     return workdir
 
 
-def rows_of(folder):
-    with (folder / "predictions.csv").open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
-
-
 def test_a_network_learns_numbers_and_is_measured_in_their_unit(finished):
     metrics = json.loads((finished / "metrics.json").read_text())
     assert metrics["label_kind"] == "number"
@@ -377,7 +363,7 @@ def test_numbers_whose_squares_are_infinite_are_refused_before_a_folder_is_made(
 @pytest.mark.slow
 def test_jax_learns_numbers(data, tmp_path):
     workdir = tmp_path / "run"
-    arguments = [f"--data={data}", f"--workdir={workdir}", *flags(**SETTINGS | {"epochs": 10})]
+    arguments = [f"--data={data}", f"--workdir={workdir}", *flags(**SMALL_RUN | {"epochs": 10})]
     run_on_jax("import sys\nfrom train import run\nsys.exit(run.main(sys.argv[1:]))", *arguments)
     metrics = json.loads((workdir / "metrics.json").read_text())
     assert metrics["scores"]["r2"]["value"] > 0.5

@@ -11,11 +11,13 @@ import pytest
 from builds import IN_MEMORY
 from marked_images import (
     KERAS_ARRAY_WARNING,
-    QUICK,
+    SMALL_RUN,
     flags,
     history_of,
+    rows_of,
     run_on_jax,
     run_script,
+    train,
     weigh,
     write_marked_dataset,
 )
@@ -227,21 +229,6 @@ def test_the_map_of_a_label_that_was_missed_shows_what_speaks_against_it(data):
 # ---- the commands
 
 
-SETTINGS = {
-    **QUICK, "epochs": 12, "replica_batch_size": 16, "seed": 1, "strategy": "single",
-    "learning_rate": 0.01, "bootstrap_samples": 20,
-}  # fmt: skip
-
-
-def train(data, workdir, **fields):
-    return run.main([f"--data={data}", f"--workdir={workdir}", *flags(**SETTINGS | fields)])
-
-
-def rows_of(folder):
-    with (folder / "predictions.csv").open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
-
-
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     path = tmp_path_factory.mktemp("data")
@@ -257,7 +244,7 @@ def data(tmp_path_factory):
 @pytest.fixture(scope="module")
 def finished(data, tmp_path_factory):
     workdir = tmp_path_factory.mktemp("runs") / "run"
-    assert train(data, workdir) == 0
+    assert train(data, workdir, epochs=12) == 0
     return workdir
 
 
@@ -359,6 +346,10 @@ def test_labels_that_the_model_does_not_know_and_classes_are_refused(finished, t
 def test_a_cross_validation_measures_every_label(data, tmp_path):
     workdir = tmp_path / "folds"
     assert train(data, workdir, epochs=2, folds=2, seeds=2) == 0
+    # A fold holds the same patients for every seed, and another seed learns something else.
+    first, second = (rows_of(workdir / f"seed-{seed}" / "fold-0") for seed in (1, 2))
+    assert [row["key"] for row in first] == [row["key"] for row in second]
+    assert [row["mass"] for row in first] != [row["mass"] for row in second]
     measured = json.loads((workdir / "metrics.json").read_text())
     assert (measured["num_images"], measured["num_examples"]) == (144, 288)
     assert measured["spread"]["macro_auc"]["std_over_seeds"] is not None
@@ -372,8 +363,8 @@ def test_features_of_images_with_several_labels_are_trained_and_compared(data, t
     write_pooling_trunk(tmp_path / "trunk.keras")
     words = ["--data", data, "--trunk", tmp_path / "trunk.keras", "--output", tmp_path / "out"]
     assert extract_features.main([*map(str, words), IN_MEMORY]) == 0
-    fields = {name: value for name, value in SETTINGS.items() if name != "model"}
-    of_images = {"augment", "test_time_flip"}
+    fields = SMALL_RUN | {"epochs": 12}
+    of_images = {"model", "augment", "test_time_flip"}
     command = flags(**{name: fields[name] for name in fields.keys() - of_images})
     workdir = tmp_path / "run"
     assert run.main([f"--data={tmp_path / 'out'}", f"--workdir={workdir}", *command]) == 0
@@ -403,7 +394,7 @@ def test_jax_learns_several_labels_but_nothing_of_images_with_the_weight_0(data,
     workdir, weighed = tmp_path / "run", tmp_path / "data"
     shutil.copytree(data, weighed)
     weigh(weighed, lambda label: "scar" not in label)
-    arguments = [f"--data={weighed}", f"--workdir={workdir}", *flags(**SETTINGS | {"epochs": 30})]
+    arguments = [f"--data={weighed}", f"--workdir={workdir}", *flags(**SMALL_RUN | {"epochs": 30})]
     run_on_jax("import sys\nfrom train import run\nsys.exit(run.main(sys.argv[1:]))", *arguments)
     measured = json.loads((workdir / "metrics.json").read_text())
     assert measured["scores"]["auc/mass"]["value"] > 0.9

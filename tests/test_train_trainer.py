@@ -15,16 +15,22 @@ from marked_images import (
     KERAS_ARRAY_WARNING,
     OCT_NAMES,
     QUICK,
+    SMALL_RUN,
     flags,
     history_of,
+    rows_of,
     write_marked_dataset,
 )
 
+from tfrecord_io import Manifest
+from tfrecord_io.preprocess import decoder_versions
 from tfrecord_io.shards import atomic_write
 from train import callbacks, checkpoint, predict, run, scores
 from train.callbacks import StoppedError, TrainingError
 from train.config import ConfigError, TrainConfig
+from train.strategy import configure_devices
 from train.trainer import Progress, plan_phases, train_and_evaluate
+from train.workdir import claim
 
 pytestmark = pytest.mark.filterwarnings(KERAS_ARRAY_WARNING)
 
@@ -37,11 +43,7 @@ def data(tmp_path_factory):
 
 
 def config_of(data, **fields):
-    common = {
-        **QUICK, "epochs": 3, "replica_batch_size": 16, "seed": 1, "strategy": "single",
-        "learning_rate": 0.01, "bootstrap_samples": 20,
-    }  # fmt: skip
-    return TrainConfig(data=str(data), **(common | fields))
+    return TrainConfig(data=str(data), **(SMALL_RUN | {"epochs": 3} | fields))
 
 
 def stop_at(monkeypatch, workdir, step):
@@ -263,16 +265,15 @@ def test_without_a_test_split_the_metrics_are_of_validation_without_a_temperatur
     assert "thresholds" not in found
 
 
-def test_what_a_killed_process_left_half_written_does_not_block_its_folder(
-    data, tmp_path, monkeypatch
-):
+def test_what_a_killed_process_left_half_written_does_not_block_its_folder(data, tmp_path):
     with atomic_write(tmp_path / "config.json"):
         (leftover,) = tmp_path.glob(".config.json.*")
     (tmp_path / "config.json").unlink()
     leftover.write_bytes(b'{"half": ')
-    train_until(1, config_of(data), tmp_path, monkeypatch)
-    assert not leftover.exists()
-    assert (tmp_path / "config.json").exists()
+    config = config_of(data)
+    with claim(tmp_path, config, Manifest.load(data), configure_devices(config)):
+        assert not leftover.exists()
+        assert (tmp_path / "config.json").exists()
 
 
 def test_a_stop_at_a_step_saves_and_the_next_call_ends_with_the_same_weights(
@@ -282,7 +283,7 @@ def test_a_stop_at_a_step_saves_and_the_next_call_ends_with_the_same_weights(
     undisturbed, _ = finished
     workdir = tmp_path / "run"
     config = config_of(data, best_by="val_loss")
-    for step in (2, 9, 12):  # in the middle of an epoch, twice, and at the end of one
+    for step in (9, 12):  # in the middle of the second epoch and at its end
         train_until(step, config, workdir, monkeypatch)
     train_and_evaluate(config, workdir)
     ours = arrays_of(workdir / "checkpoint.npz")
@@ -342,8 +343,7 @@ def test_what_is_reported_is_what_predict_says_of_the_same_files(
     )
     found = train_and_evaluate(config, workdir)
     assert found["calibration"]["fitted_on"] == "val"
-    with (workdir / "predictions.csv").open() as file:
-        reported = list(csv.DictReader(file))
+    reported = rows_of(workdir)
     assert len(reported) == found["num_examples"] > 3
     files = [str(source_tree / row["path"]) for row in reported]
     capsys.readouterr()
@@ -354,6 +354,10 @@ def test_what_is_reported_is_what_predict_says_of_the_same_files(
         assert ours["predicted"] == theirs["predicted"]
         for name in ("CNV", "NORMAL"):
             assert float(ours[name]) == float(theirs[name])
+    # The export names the versions that decoded the training images.
+    classifier = predict.load_classifier(workdir)
+    assert classifier.decoder == decoder_versions()
+    assert predict.other_decoder(classifier) is None
 
 
 @pytest.mark.parametrize(

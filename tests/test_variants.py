@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from builds import build_here, run_build, shards_of
+from builds import build_here, run_build_here, shards_of
 from image_files import jpeg, scan_tree, write_tar, write_tree, write_zip
 
 from pipelines import errors, options
@@ -141,10 +141,10 @@ def test_a_limit_is_of_images_not_of_variants(scans, tmp_path):
     assert counts["over_limit"] == 17 - 3 - 2 - 3
 
 
-def test_the_summary_says_how_many_are_variants(scans, tmp_path):
-    done = run_build(scans, tmp_path / "out", "--variants=2", "--max_reject_fraction=0.1",
-                     "--direct_running_mode=in_memory")  # fmt: skip
-    assert "17 files = 36 examples - 20 variants + 1 rejects" in done.stdout
+def test_the_summary_says_how_many_are_variants(scans, tmp_path, capsys):
+    flags = ("--variants=2", "--max_reject_fraction=0.1")
+    assert run_build_here(scans, tmp_path / "out", *flags) == 0
+    assert "17 files = 36 examples - 20 variants + 1 rejects" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("number", ["-1", "101"])

@@ -146,6 +146,11 @@ def test_a_ledger_that_does_not_add_up_is_found(dataset: Path) -> None:
     assert "counts 10000 files" in _messages(dataset)[manifest.FILE_NAME]
 
 
+def test_a_manifest_without_counts_is_found(dataset: Path) -> None:
+    _rewrite_manifest(dataset, lambda content: content.update(counts={}))
+    assert "does not count the files" in _messages(dataset)[manifest.FILE_NAME]
+
+
 def test_a_lost_row_of_the_examples_table_is_found(dataset: Path) -> None:
     path = dataset / manifest.EXAMPLES_FILE_NAME
     table = pq.read_table(path)

@@ -185,25 +185,6 @@ class Manifest:
             shards=tuple(shard for part in parts for shard in part.shards),
         )
 
-    def class_weights(self, split: str) -> tuple[float, ...]:
-        """Returns balanced class weights: num_examples / (num_classes * examples of the class).
-
-        A class without examples gets 0. The formula is scikit-learn's `class_weight="balanced"`.
-
-        Args:
-            split: name of the split.
-
-        Raises:
-            ManifestError: if the dataset has no such split, or its images have several labels or a
-                number instead of a class.
-        """
-        if not self.label_kind.one_hot:
-            raise ManifestError(
-                f"the images have {', '.join(self.label_names)}, not one class each"
-            )
-        counts = self.split(split).label_counts
-        return tuple(sum(counts) / (len(counts) * count) if count else 0.0 for count in counts)
-
     def to_json(self) -> str:
         """Returns the manifest as JSON text; equal manifests give equal bytes."""
         layout = self.layout

@@ -1,4 +1,4 @@
-"""Names of shards, and atomic writing of files."""
+"""Names of shards, their records as arrays, and atomic writing of files."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
+
+import numpy as np
 
 
 def shard_name(split: str, shard_index: int, num_shards: int) -> str:
@@ -29,6 +31,26 @@ def shard_name(split: str, shard_index: int, num_shards: int) -> str:
 def sidecar_name(shard: str) -> str:
     """Returns the name of the JSON file beside a shard that describes it."""
     return shard.removesuffix(".tfrecord") + ".json"
+
+
+def map_records(path: Path, num_bytes: int, stride: int) -> np.ndarray:
+    """Returns the records of a shard, uint8 [num_examples, stride], memory-mapped.
+
+    Args:
+        path: the shard, which is not empty.
+        num_bytes: its size by the manifest.
+        stride: bytes of a record.
+
+    Raises:
+        OSError: if the shard is missing or has another size.
+    """
+    found = path.stat().st_size
+    if found != num_bytes:
+        raise OSError(
+            f"{path} has {found:,} bytes, but the manifest says {num_bytes:,}: it was cut off or "
+            "replaced. Copy it again, or build the dataset again with --overwrite"
+        )
+    return np.memmap(path, np.uint8, "r").reshape(-1, stride)
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from PIL import Image, ImageDraw, ImageFont
 from tfrecord_io import manifest, schema, visible
 from tfrecord_io.label_kinds import NUMBER, ranges_of
 from tfrecord_io.printing import printable
+from tfrecord_io.shards import map_records
 
 _MARGIN = 6
 _CAPTION_HEIGHT = 18
@@ -65,7 +67,7 @@ def contact_sheet(
 def _open_shards(directory: Path, found: manifest.Manifest, split: str) -> list[np.ndarray]:
     """Returns the records of each shard that has any, uint8 [num_examples, stride]."""
     return [
-        np.memmap(directory / shard.name, np.uint8, "r").reshape(-1, found.layout.stride)
+        map_records(directory / shard.name, shard.num_bytes, found.layout.stride)
         for shard in found.split(split).shards
         if shard.num_examples
     ]
@@ -119,6 +121,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Writes the contact sheet; returns the exit code."""
+    if Image.registered_extensions().get(Path(args.output).suffix.lower()) not in Image.SAVE:
+        return _refuse(f"--output {args.output} must end in .png, or like another picture")
+    if args.num_per_class < 1:
+        return _refuse(f"--num_per_class must be at least 1, received {args.num_per_class}")
     contact_sheet(args.directory, args.split, num_per_class=args.num_per_class).save(args.output)
     print(f"wrote {args.output}")
     return 0
+
+
+def _refuse(message: str) -> int:
+    print(f"error: {printable(message)}", file=sys.stderr)
+    return 2

@@ -207,6 +207,8 @@ def _cut_out(tiff: _File, tags: bytes) -> io.BytesIO | None:
         kind, count, content = values.get(tag, (_SHORT, 0, b""))
         return struct.unpack_from(f"{tiff.mark}{count}{_NUMBERS[kind]}", content)
 
+    if {_STRIPS[0], _TILES[0]} <= values.keys():
+        return None
     places_tag, lengths_tag = _STRIPS if _STRIPS[0] in values else _TILES
     try:
         places, lengths = numbers(places_tag), numbers(lengths_tag)
@@ -260,7 +262,8 @@ def _are_all(numbers: Callable[[int], tuple[int, ...]], lengths: Sequence[int]) 
     (width,), (height,) = numbers(_WIDTH), numbers(_HEIGHT)
     (rows,) = numbers(_ROWS_PER_STRIP) or (height,)
     row_bytes = -(-width * sum(numbers(_BITS)) // 8)
-    return numbers(_PLANES) in ((), (1,)) and all(
+    is_plain = not numbers(_TILES[0]) and numbers(_PLANES) in ((), (1,))
+    return is_plain and all(
         length == min(rows, height - strip * rows) * row_bytes
         for strip, length in enumerate(lengths)
     )

@@ -329,6 +329,9 @@ def _check_croissant(directory: Path, found: manifest.Manifest, findings: list[F
 
 def _check_ledger(directory: Path, found: manifest.Manifest, findings: list[Finding]) -> None:
     counts: Mapping[str, Any] = found.counts
+    if not {"files", "examples"} <= counts.keys():
+        findings.append(Finding(manifest.FILE_NAME, "does not count the files of the source"))
+        return
     accounted = sum(
         sum(value.values()) if isinstance(value, Mapping) else value
         for name, value in counts.items()

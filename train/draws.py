@@ -2,8 +2,8 @@
 
 A run on JAX needs no TensorFlow, and yet sees the images that a run on TensorFlow sees:
 `tf.random.stateless_uniform` and `stateless_gamma` on a CPU are a counter-based generator and
-plain arithmetic, which are written down here. Uniform numbers are the same to the bit; the others
-go through logarithms, whose last bit is the library's.
+plain arithmetic, which this module repeats. Uniform numbers are equal in every bit. The others go
+through logarithms, whose last bit depends on the library.
 """
 
 from __future__ import annotations

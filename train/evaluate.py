@@ -20,6 +20,7 @@ import numpy as np
 import tfrecord_io
 from tfrecord_io.label_kinds import MULTI_LABEL, NUMBER
 from tfrecord_io.preprocess import Preprocessing
+from tfrecord_io.printing import printable
 from tfrecord_io.trunk import SOURCE_KIND
 from train import console, metrics, predict
 from train.config import ConfigError
@@ -54,7 +55,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             num_samples=arguments.bootstrap_samples,
         )
     except (ConfigError, tfrecord_io.ManifestError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        # Names of labels may be those of a stranger.
+        print("error: " + "\n".join(map(printable, str(error).split("\n"))), file=sys.stderr)
         return 2
     except metrics.MetricsError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -108,6 +110,12 @@ def evaluate(
     from train.parts import whole_split
     from train.workdir import METRICS_NAME, versions, write_json
 
+    own_results = _own_metrics(run)
+    output = output or run / "evaluation" / f"{manifest.name}-{split}"
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--output {output} cannot be a folder: {error.strerror}") from None
     outputs, columns = task.match(places, len(classifier.label_names))
     label_names = tuple(classifier.label_names[output] for output in outputs)
     probabilities, labels = _predict_split(classifier, data, split)
@@ -121,7 +129,6 @@ def evaluate(
         part=whole_split(manifest, split),
     )
     config = TrainConfig(data=data, bootstrap_samples=num_samples)
-    own_results = _own_metrics(run)
     results: dict[str, Any] = {
         "split": split,
         "dataset": {"name": manifest.name, "fingerprint": manifest.fingerprint},
@@ -129,7 +136,6 @@ def evaluate(
         "best_epoch": own_results.get("best_epoch"),
         **evaluation.measure(predictions, label_names, config),
     }
-    output = output or run / "evaluation" / f"{manifest.name}-{split}"
     evaluation.write_results(
         output,
         data=data,
@@ -213,7 +219,10 @@ def _predict_split(
 
 def _own_metrics(run: Path) -> dict[str, Any]:
     path = run / "metrics.json"
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    try:
+        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    except ValueError as error:
+        raise ConfigError(f"{path} is damaged ({error}); copy the run again") from None
 
 
 def _side_by_side(own: Mapping[str, Any], external: Mapping[str, Any]) -> str:
@@ -229,11 +238,11 @@ def _side_by_side(own: Mapping[str, Any], external: Mapping[str, Any]) -> str:
             text += f" [{told(score['low'])}, {told(score['high'])}]"
         return text
 
-    width = max(map(len, external["scores"]))
+    width = max(len(printable(name)) for name in external["scores"])
     heads = (f"{own.get('split') or 'none'} of the run", f"{external['split']} here")
     lines = [f"{'':<{width}}  {heads[0]:>24}  {heads[1]:>24}"]
     lines += [
-        f"{name:<{width}}  {cell(own, name):>24}  {cell(external, name):>24}"
+        f"{printable(name):<{width}}  {cell(own, name):>24}  {cell(external, name):>24}"
         for name in external["scores"]
     ]
     return "\n".join(lines)

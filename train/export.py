@@ -1,4 +1,4 @@
-"""The trained model in every form that somebody asks for, each tried before it counts.
+"""Exports the trained model in several forms, and loads each again to try it.
 
     model.keras         the whole model, for Keras
     saved_model/        TensorFlow's serving format; `serving_default` takes stored images. Only
@@ -164,7 +164,7 @@ def _compare(name: str, answer: np.ndarray, expected: np.ndarray, tolerance: flo
 
 @contextlib.contextmanager
 def _quiet(name: str) -> Iterator[None]:
-    """Lowers a logger's voice: saving and loading report what matters to training alone."""
+    """Shows only a logger's errors: its warnings while saving and loading concern training."""
     logger = logging.getLogger(name)
     level = logger.level
     logger.setLevel(logging.ERROR)

@@ -13,7 +13,9 @@ import dataclasses
 import functools
 import io
 import json
+import os
 import sys
+import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -95,11 +97,12 @@ def load_classifier(path: Path) -> Classifier:
             f"--model {path}: expected the folder of a finished run, with {_EXPORT}/{_KERAS} and "
             f"{_EXPORT}/{_FACTS}; run python train/run.py --workdir {path} to its end"
         )
-    facts = json.loads((folder / _FACTS).read_text(encoding="utf-8"))
     try:
+        facts = json.loads((folder / _FACTS).read_text(encoding="utf-8"))
         preprocessing = Preprocessing.from_dict(facts["preprocessing"])
         kind = kind_named(facts.get("label_kind", CLASSES.name))
-    except (KeyError, ValueError) as error:
+        label_names = tuple(facts["label_names"])
+    except (KeyError, ValueError, TypeError) as error:
         raise ConfigError(
             f"{folder / _FACTS} does not say how files became the training images ({error!r}): "
             "the dataset's manifest had no complete preprocessing, or another release wrote it, so "
@@ -110,12 +113,23 @@ def load_classifier(path: Path) -> Classifier:
 
         from train.tasks import task_of
 
-        model = keras.saving.load_model(folder / _KERAS, compile=False)
+        try:
+            model = keras.saving.load_model(folder / _KERAS, compile=False)
+        except (ValueError, OSError, KeyError, zipfile.BadZipFile) as error:
+            raise ConfigError(
+                f"{folder / _KERAS} cannot be loaded ({error}); copy the run again, or finish it "
+                f"with python train/run.py --workdir {path}"
+            ) from error
+    if model.output_shape[-1] != len(label_names):
+        raise ConfigError(
+            f"{folder / _KERAS} has {model.output_shape[-1]} outputs, but {_FACTS} names "
+            f"{len(label_names)}: they are of different runs; copy the run again"
+        )
     return Classifier(
         model,
         task_of(kind),
         preprocessing,
-        tuple(facts["label_names"]),
+        label_names,
         dict(facts.get("decoder", {})),
         facts.get("dataset", {}).get("fingerprint", ""),
     )
@@ -146,7 +160,7 @@ def read_pixels(path: Path, preprocessing: Preprocessing) -> np.ndarray:
     """Returns the [height, width, channels] pixels of a file, as the build stores them.
 
     Raises:
-        Reject: if the file is no image, is damaged, or cannot be read.
+        Reject: if the file is not an image, is damaged, or cannot be read.
         ModuleNotFoundError: if it is a DICOM file, and pydicom or a codec is not installed.
     """
     try:
@@ -160,7 +174,7 @@ def read_pixels(path: Path, preprocessing: Preprocessing) -> np.ndarray:
 def predict_files(
     classifier: Classifier, paths: Sequence[Path], *, batch_size: int = 32
 ) -> Iterator[Prediction]:
-    """Yields a prediction for each file, in order; a file that is no image gets its reason."""
+    """Yields a prediction for each file, in order; one that is not an image gets the reason."""
     for start in range(0, len(paths), batch_size):
         chosen = paths[start : start + batch_size]
         images: list[np.ndarray] = []
@@ -248,6 +262,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise ConfigError(f"--patch must be at least 1 pixel, received {arguments.patch}")
         if arguments.similar is not None and arguments.similar < 1:
             raise ConfigError(f"--similar must be at least 1, received {arguments.similar}")
+        if arguments.occlusion:
+            _make_folder(Path(arguments.occlusion))
         classifier = load_classifier(Path(arguments.model))
         scans = _open_scans(Path(arguments.model)) if arguments.similar else None
         warning = other_decoder(classifier)
@@ -275,6 +291,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 1 if rejected else 0
 
 
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--occlusion {folder} cannot be a folder: {error.strerror}") from None
+
+
 def _open_scans(run: Path) -> TrainingScans:
     from train.similar import TrainingScans
 
@@ -289,12 +312,7 @@ def _list_files(inputs: Sequence[Path]) -> list[Path]:
     paths: list[Path] = []
     for path in inputs:
         if path.is_dir():
-            found = sorted(
-                file
-                for file in path.rglob("*")
-                if file.is_file()
-                and not any(part.startswith(".") for part in file.relative_to(path).parts)
-            )
+            found = _files_in(path)
             if not found:
                 raise ConfigError(f"--input {path}: there is no file in this folder")
             paths += found
@@ -307,6 +325,24 @@ def _list_files(inputs: Sequence[Path]) -> list[Path]:
     for path in paths:
         once.setdefault(path.parent.resolve() / path.name, path)
     return list(once.values())
+
+
+def _files_in(folder: Path) -> list[Path]:
+    """Returns the files below a folder, sorted, without hidden ones, pipes and devices.
+
+    Links that lead nowhere or to a folder are among them, because a scan may be missing there.
+    """
+
+    def fail(error: OSError) -> None:
+        # By default os.walk skips a folder that it cannot list.
+        raise ConfigError(f"--input {error.filename} cannot be listed: {error.strerror}")
+
+    found: list[Path] = []
+    for root, folders, names in os.walk(folder, onerror=fail):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        here = [Path(root, name) for name in (*folders, *names) if not name.startswith(".")]
+        found += [path for path in here if path.is_file() or path.is_symlink()]
+    return sorted(found)
 
 
 def _show(text: str, form: str) -> None:
@@ -325,7 +361,6 @@ def _write_maps(
 ) -> None:
     from train.plots import draw_occlusion
 
-    folder.mkdir(parents=True, exist_ok=True)
     for index, prediction in enumerate(predictions):
         if prediction.probabilities is None:
             continue
@@ -381,7 +416,7 @@ def _as_csv(predictions: Sequence[Prediction], label_names: Sequence[str]) -> st
         writer.writerow(
             (
                 no_formula(row["path"]),
-                # A negative number is no formula.
+                # A negative number is not a formula.
                 no_formula(predicted) if isinstance(predicted, str) else predicted,
                 *(numbers.get(name, "") for name in label_names),
                 no_formula(row.get("reject", "")),

@@ -16,6 +16,15 @@ from train import config, console
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit code."""
+    try:
+        return _run(argv)
+    except KeyboardInterrupt:
+        # Before or after the training steps, or a second Ctrl-C within one.
+        print("stopped; run the same command again to continue", file=sys.stderr)
+        return 130
+
+
+def _run(argv: Sequence[str] | None) -> int:
     parser = argparse.ArgumentParser(
         prog="python train/run.py",
         description=__doc__.partition("\n")[0] if __doc__ else None,
@@ -48,10 +57,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         metrics.MetricsError,
     ) as error:
         return _complain(error, 1)
+    except OSError as error:
+        how = "its last checkpoint is whole; mend that and run the same command again to continue"
+        return _complain(f"the run in {workdir} cannot go on: {error}; {how}", 1)
     return 0
 
 
-def _complain(error: Exception, exit_code: int) -> int:
+def _complain(error: Exception | str, exit_code: int) -> int:
     print(f"{'stopped' if exit_code > 2 else 'error'}: {error}", file=sys.stderr)
     return exit_code
 

@@ -352,7 +352,7 @@ class NumberScorer(Scorer):
         # Around the mean of all truths, which loses the fewest digits.
         truths = self.labels - self.labels.mean(dtype=np.float64)
         spread = weights @ np.square(truths) - ratios(np.square(weights @ truths), total)
-        # What is left of equal numbers by rounding is no spread.
+        # Equal numbers may differ by rounding, which is not a spread.
         is_spread = spread > 1e-9 * total * np.square(truths).max()
         deviation = np.sqrt(
             np.maximum(ratios(squares - total * np.square(bias), np.maximum(total - 1, 0)), 0)

@@ -1,16 +1,15 @@
 """The training step, once for each backend, with one interface.
 
-Why not Keras' `fit`: four things this trainer promises need to see inside its loop. `fit` fetches
-its batches inside the graph, so nobody can tell how long a step waited for input; it reports a
-running mean, so a NaN has no step; it runs over the end of an epoch when `steps_per_execution`
-does not divide it; and it peeks at the data before it starts, which is one batch off for a run
-that must go on at the exact example. Its loop is short without what we do not use: this module.
+Keras' `fit` is not used, for four reasons. It fetches its batches inside the graph, so the time
+that a step waits for input cannot be measured. It reports a running mean, which does not show at
+which step a NaN came. It runs over the end of an epoch if `steps_per_execution` does not divide it.
+And it takes a batch before it starts, so a run could not go on at the exact example.
 
 Both classes do the same arithmetic. The loss of a step is the sum of weight × loss over the global
-batch, where the weights of a step's examples add up to 1 and `tasks` has the losses: so the
-gradients of replicas are summed, never averaged, and it does not matter how examples are dealt to
-replicas. Images are augmented here, before the network, so that the network which is exported has
-no layer that matters in training alone.
+batch; `tasks` has the losses, and the weights of a step's examples add up to 1. So the gradients of
+replicas are summed, never averaged, and any division of the examples among replicas gives the same
+result. Images are augmented here, before the network, so that the exported network has no layer
+that is for training only.
 """
 
 from __future__ import annotations
@@ -351,7 +350,7 @@ class JaxSteps:
         for _ in range(num_steps):
             asked_at = time.perf_counter()
             batch = next(batches)
-            # As long as the devices work on the last step, nobody waits for the input.
+            # While the devices work on the last step, they do not wait for input.
             if not totals or totals[-1].is_ready():
                 wait_seconds += time.perf_counter() - asked_at
             self._state, step_totals = self._train_function(self._state, *batch)

@@ -80,14 +80,14 @@ class Devices:
 
     @property
     def batch_sharding(self) -> Any:
-        """JAX: how a batch lies on the devices, cut along its first axis."""
+        """JAX: the placement of a batch, which is cut along its first axis."""
         import jax
 
         return jax.sharding.NamedSharding(self.mesh, jax.sharding.PartitionSpec("batch"))
 
     @property
     def copied(self) -> Any:
-        """JAX: how lies what is on every device as a whole."""
+        """JAX: the placement of values of which every device has a whole copy."""
         import jax
 
         return jax.sharding.NamedSharding(self.mesh, jax.sharding.PartitionSpec())
@@ -104,9 +104,9 @@ class Devices:
         )
 
     def alone(self) -> Devices:
-        """Returns the devices of this process, for what the workers do without each other.
+        """Returns the devices of this process alone, for work that the workers do not share.
 
-        On JAX what is built from now on lies on these alone.
+        On JAX, all that is built from now on is placed on these devices.
         """
         if self.mesh is None or self.num_workers == 1:
             return self
@@ -232,8 +232,8 @@ def _multi_worker(tf: Any, config: TrainConfig, has_gpus: bool) -> Devices:
     addresses, worker_index = _read_cluster(config)
     num_workers = len(addresses)
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
-    # Every worker has equally many batches, so nobody has to ask the others before each step
-    # whether they have one; the question would count as waiting for input, too.
+    # All workers have the same number of batches, so they need not ask each other before each step
+    # whether there is one. The question would also count as waiting for input.
     strategy.extended.experimental_enable_get_next_as_optional = False
     local = strategy.num_replicas_in_sync // num_workers
     return Devices(

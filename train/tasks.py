@@ -49,6 +49,7 @@ class Task(abc.ABC):
     Attributes:
         kind: of the dataset's labels.
         story: what the page of a run says of the results.
+        measured_by: what measures predictions.
         quantity: name in history.json of what `losses` reports beside the loss.
         gives_probabilities: whether the outputs are probabilities.
         digits: format of the outputs and their measures in files.
@@ -56,6 +57,7 @@ class Task(abc.ABC):
 
     kind: LabelKind
     story: stories.Story
+    measured_by: type[scores.Scorer]
     quantity: str = "accuracy"
     gives_probabilities: bool = True
     digits: str = metrics.SHARE_DIGITS
@@ -152,7 +154,6 @@ class Task(abc.ABC):
         """Returns the `quantity` of predictions."""
         return float(np.mean(self.chosen(probabilities) == truths))
 
-    @abc.abstractmethod
     def match(self, places: np.ndarray, num_labels: int) -> tuple[np.ndarray, np.ndarray]:
         """Returns how to measure a model on a dataset that has other labels.
 
@@ -164,12 +165,14 @@ class Task(abc.ABC):
             (outputs of the model that can be measured, place of each of the dataset's labels among
             these), int [...] each.
         """
+        # A class that the dataset does not have is one of which it has no images.
+        return np.arange(num_labels), places
 
-    @abc.abstractmethod
     def scorer(
         self, probabilities: np.ndarray, truths: np.ndarray, label_names: Sequence[str]
     ) -> scores.Scorer:
         """Returns what measures predictions."""
+        return self.measured_by(probabilities, truths, tuple(label_names))
 
     def texts(self, truths: np.ndarray, label_names: Sequence[str]) -> list[str]:
         """Returns the text of each label, as in examples.parquet."""
@@ -180,7 +183,7 @@ class Task(abc.ABC):
 class _Classes(Task):
     """One class for each image: softmax and cross-entropy."""
 
-    kind, story = label_kinds.CLASSES, stories.ClassStory()
+    kind, story, measured_by = label_kinds.CLASSES, stories.ClassStory(), scores.ClassScorer
 
     def activation(self, name: str | None = None) -> keras.layers.Layer:
         # Probabilities are always float32: in reduced precision they are rounded too much.
@@ -222,31 +225,18 @@ class _Classes(Task):
     def cool(self, probabilities: np.ndarray, temperature: float) -> np.ndarray:
         return calibration.apply_temperature(probabilities, temperature)
 
-    def match(self, places: np.ndarray, num_labels: int) -> tuple[np.ndarray, np.ndarray]:
-        # A class that the dataset does not have is one of which it has no images.
-        return np.arange(num_labels), places
-
-    def scorer(
-        self, probabilities: np.ndarray, truths: np.ndarray, label_names: Sequence[str]
-    ) -> scores.Scorer:
-        return scores.ClassScorer(probabilities, truths, tuple(label_names))
-
 
 class _Grades(_Classes):
     """A grade for each image: learned as classes, judged by how far off it is."""
 
-    kind, story = label_kinds.GRADES, stories.GradeStory()
-
-    def scorer(
-        self, probabilities: np.ndarray, truths: np.ndarray, label_names: Sequence[str]
-    ) -> scores.Scorer:
-        return scores.GradeScorer(probabilities, truths, tuple(label_names))
+    kind, story, measured_by = label_kinds.GRADES, stories.GradeStory(), scores.GradeScorer
 
 
 class _MultiLabel(Task):
     """Any number of labels for each image: a sigmoid and a binary cross-entropy for each label."""
 
     kind, story = label_kinds.MULTI_LABEL, stories.LabelStory()
+    measured_by = scores.LabelScorer
 
     def activation(self, name: str | None = None) -> keras.layers.Layer:
         return keras.layers.Activation("sigmoid", dtype="float32", name=name or "sigmoid")
@@ -301,11 +291,6 @@ class _MultiLabel(Task):
         # Whether an image has a label that its dataset does not name is not known.
         return places, np.arange(len(places))
 
-    def scorer(
-        self, probabilities: np.ndarray, truths: np.ndarray, label_names: Sequence[str]
-    ) -> scores.Scorer:
-        return scores.LabelScorer(probabilities, truths, tuple(label_names))
-
 
 @dataclasses.dataclass(frozen=True)
 class Number(Task):
@@ -324,6 +309,7 @@ class Number(Task):
     std: float | np.ndarray = 1.0
 
     kind, story, quantity = label_kinds.NUMBER, stories.NumberStory(), "mae"
+    measured_by = scores.NumberScorer
     # Significant digits: the unit can be as small or as large as it likes.
     gives_probabilities, digits = False, ".9g"
 
@@ -361,14 +347,6 @@ class Number(Task):
 
     def progress(self, probabilities: np.ndarray, truths: np.ndarray) -> float:
         return float(np.abs(probabilities[:, 0].astype(np.float64) - truths).mean())
-
-    def match(self, places: np.ndarray, num_labels: int) -> tuple[np.ndarray, np.ndarray]:
-        return np.arange(num_labels), places
-
-    def scorer(
-        self, probabilities: np.ndarray, truths: np.ndarray, label_names: Sequence[str]
-    ) -> scores.Scorer:
-        return scores.NumberScorer(probabilities, truths, tuple(label_names))
 
     def texts(self, truths: np.ndarray, label_names: Sequence[str]) -> list[str]:
         return [label_kinds.number_text(str(truth)) or "" for truth in truths]

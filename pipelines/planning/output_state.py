@@ -86,7 +86,7 @@ def check_output(storage: Storage, identity: Mapping[str, Any]) -> OutputState:
         except manifest.ManifestError as error:
             raise errors.UserError(f"{error}; --overwrite replaces it") from None
         _refuse_other(storage, found.options, identity, found.fingerprint)
-        _require_shards(storage, found)
+        require_shards(storage, found)
         return OutputState.COMPLETE
     if storage.exists(PLAN_JSON):
         try:
@@ -170,7 +170,16 @@ def _refuse_other(
         )
 
 
-def _require_shards(storage: Storage, found: manifest.Manifest) -> None:
+def require_shards(storage: Storage, found: manifest.Manifest) -> None:
+    """Checks that a complete dataset has its shards, of the right sizes.
+
+    Args:
+        storage: its folder.
+        found: its manifest.
+
+    Raises:
+        errors.UserError: naming the first that is missing or has another size.
+    """
     promised = [shard for split in found.splits.values() for shard in split.shards]
     sizes = storage.map(storage.size, [shard.name for shard in promised])
     for shard, size in zip(promised, sizes, strict=True):

@@ -121,14 +121,12 @@ class Plan:
     Attributes:
         refs: the images in the order of the records, a table of `PLAN_SCHEMA`.
         tasks: the tasks in the order of `refs`; together they cover it exactly.
-        label_names: class names in the order of their indices.
         over_limit: number of images left out because of the limit.
         num_variants: number of rows of `refs` that are augmented copies.
     """
 
     refs: pa.Table
     tasks: tuple[ShardTask, ...]
-    label_names: tuple[str, ...]
     over_limit: int
     num_variants: int = 0
 
@@ -254,15 +252,12 @@ def read_tasks(storage: Storage, fingerprint: str) -> list[ShardTask]:
     return [ShardTask(*values) for values in planned["tasks"]]
 
 
-def make_plan(
-    listing: Listing, record_stride: int, classes: Sequence[str], options: PlanOptions
-) -> Plan:
+def make_plan(listing: Listing, record_stride: int, options: PlanOptions) -> Plan:
     """Shuffles all images of each split and cuts the split into shards of equal size (±1 image).
 
     Args:
         listing: the images of the source, with their final splits.
         record_stride: size of a record in bytes.
-        classes: class names in the order of their indices; if empty, the listing's, sorted.
         options: seed, shard size, limit and variants.
     """
     names = pc.unique(listing.refs["split"].cast(pa.string())).to_pylist()
@@ -293,13 +288,11 @@ def make_plan(
                     num_refs=count,
                 )
             )
-    labels = pc.unique(listing.refs["label"].cast(pa.string())).to_pylist()
     return Plan(
         refs=listing.refs.take(rows)
         .append_column("variant", pa.array(variant, pa.int32()))
         .combine_chunks(),
         tasks=tuple(tasks),
-        label_names=tuple(classes) or tuple(sorted(labels)),
         over_limit=over_limit,
         num_variants=int(np.count_nonzero(variant)),
     )

@@ -106,13 +106,11 @@ class SplitResult:
         refs: the images kept, a table of `REF_SCHEMA` in the original order.
         dropped: the images left out, a table of `DROPPED_SCHEMA`.
         notes: what the user should know, one sentence each.
-        seed: the seed used with `patient`, else None.
     """
 
     refs: pa.Table
     dropped: pa.Table
     notes: tuple[str, ...]
-    seed: int | None = None
 
 
 def apply(
@@ -140,9 +138,8 @@ def apply(
     if options.keep_split is not None:
         refs, left_out = _drop_shared_with(refs, options.keep_split)
         dropped.append(left_out)
-    seed = None
     if options.splits == "patient":
-        refs, seed = _assign(refs, options, read_group, label_kind, notes)
+        refs = _assign(refs, options, read_group, label_kind, notes)
     elif options.leaks != "keep":
         leaked = _leaks(refs)
         if leaked and options.leaks == "fail":
@@ -150,7 +147,7 @@ def apply(
         for protected in protected_first(_split_names(refs)):
             refs, left_out = _drop_shared_with(refs, protected, less_protected_only=True)
             dropped.append(left_out)
-    return SplitResult(refs=refs, dropped=pa.concat_tables(dropped), notes=tuple(notes), seed=seed)
+    return SplitResult(refs=refs, dropped=pa.concat_tables(dropped), notes=tuple(notes))
 
 
 def protected_first(names: Sequence[str]) -> list[str]:
@@ -193,8 +190,8 @@ def _assign(
     read_group: Callable[[pa.Table], Sequence[str]] | None,
     label_kind: LabelKind,
     notes: list[str],
-) -> tuple[pa.Table, int]:
-    """Returns the refs with the splits of `--splits patient`, and the seed used."""
+) -> pa.Table:
+    """Returns the refs with the splits of `--splits patient`."""
     fractions = dict(options.fractions or DEFAULT_FRACTIONS)
     splits = refs["split"].cast(pa.string()).combine_chunks()
     free = pa.array(np.ones(refs.num_rows, bool))
@@ -227,13 +224,13 @@ def _assign(
     seed = options.seed if options.seed is not None else _best_seed(hashes, counts, shares)
     choice = np.searchsorted(bounds, _positions(hashes, np.array([seed], np.uint64))[0], "right")
     achieved = np.stack([counts[choice == index].sum(0) for index in range(len(names))])
-    _check_not_empty(names, shares, achieved, len(hashes))
+    _check_not_empty(names, shares, achieved, len(hashes), searched=options.seed is None)
     notes.append(_describe_balance(names, shares, achieved, seed, options.seed is None))
     chosen = pa.array(names).take(pa.array(choice[members]))
     column = pc.replace_with_mask(splits, free, chosen)
     index = REF_SCHEMA.get_field_index("split")
     table = refs.set_column(index, REF_SCHEMA.field("split"), _dictionary(column))
-    return table.combine_chunks(), seed
+    return table.combine_chunks()
 
 
 def _groups(
@@ -253,8 +250,9 @@ def _groups(
         return patients
     rows = refs.filter(unknown)
     notes.append(
-        f"{num_unknown:,} of {refs.num_rows:,} images have no patient in their names (see "
-        "--group_regex); they are split by their content, so that copies of a file stay together"
+        f"{num_unknown:,} of {refs.num_rows:,} images have no patient: none in their names (see "
+        "--group_regex), in tags of DICOM or in a table of --labels; they are split by their "
+        "content, so that copies of a file stay together"
     )
     names = read_group(rows) if read_group else rows["path"].to_pylist()
     contents = pa.array([f"content:{name}" for name in names], pa.large_string())
@@ -286,20 +284,27 @@ def _best_seed(hashes: np.ndarray, counts: np.ndarray, shares: np.ndarray) -> in
         edges = np.stack([np.zeros_like(below[0]), *below, np.tile(totals, (len(seeds), 1))], 1)
         share = np.diff(edges, axis=1) / totals
         error = np.abs(share - shares[None, :, None]).max((1, 2))
+        error += (share.sum(2) == 0).any(1)  # a split without an image is the worst
         if error.min() < best_error:
             best_seed, best_error = int(seeds[error.argmin()]), float(error.min())
     return best_seed
 
 
 def _check_not_empty(
-    names: Sequence[str], shares: np.ndarray, achieved: np.ndarray, num_groups: int
+    names: Sequence[str],
+    shares: np.ndarray,
+    achieved: np.ndarray,
+    num_groups: int,
+    *,
+    searched: bool,
 ) -> None:
     empty = [name for name, count in zip(names, achieved.sum(1), strict=True) if count == 0]
     if empty:
         wanted = ", ".join(f"{n}={s:g}" for n, s in zip(names, shares.round(4), strict=True))
         raise errors.UserError(
             f"{', '.join(empty)} would get no image: {num_groups:,} patients are too few for "
-            f"{wanted} with this seed; choose other --split_fractions, or --split_seed auto"
+            f"{wanted} with {'any seed' if searched else 'this seed'}; choose other "
+            f"--split_fractions{'' if searched else ', or --split_seed auto'}"
         )
 
 

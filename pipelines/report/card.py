@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import collections
 import functools
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from PIL import Image
 
 from pipelines.report import charts
 from pipelines.sources.listing import RejectedFile
@@ -25,6 +27,7 @@ _MAX_CLASSES = 24
 _MAX_PICTURES = 48
 _PICTURE_SIDE = 112
 _MAX_PAIRS = 12
+_MAX_CORNERS = 24
 _MAX_FILES = 50
 
 # Names of the intervals between `shortcuts.WHITE_BORDER_EDGES`.
@@ -76,6 +79,7 @@ def render(
         facts=_side_facts(found, examples),
         classes=_contact_sheets(found, examples, images),
         num_more_classes=max(found.num_classes - _MAX_CLASSES, 0),
+        corners=_corners_of_devices(examples, images) if "anonymize" in found.options else [],
         pairs=functools.partial(pages.pairs, images=images, most=_MAX_PAIRS),
         ledger=ledger(found.counts),
         rejects=_listing((r.source_path, r.reason, r.detail) for r in rejects),
@@ -214,6 +218,37 @@ def _contact_sheets(
         ]
         sheets.append({"label": label, "counts": ", ".join(counts), "pictures": pictures})
     return sheets
+
+
+def _corners_of_devices(examples: pa.Table, images: ImageReader) -> list[str]:
+    """Returns the corners of some pictures, in which devices write names, as URLs.
+
+    There is a picture of each size, format and site that the files have, because most devices have
+    a size of their own, and others are spread evenly over the dataset.
+    """
+    columns = {"site", "width", "height", "mode", "file_format"} & set(examples.column_names)
+    table = pa.table({name: _without_dictionary(examples[name]) for name in sorted(columns)})
+    table = table.append_column("place", pa.array(range(len(table))))
+    kinds = table.group_by(sorted(columns)).aggregate([("place", "min"), ("place", "count")])
+    kinds = kinds.sort_by([("place_count", "descending"), ("place_min", "ascending")])
+    first = kinds["place_min"].to_pylist()[:_MAX_CORNERS]
+    spread = np.linspace(0, len(table) - 1, min(_MAX_CORNERS - len(first), len(table))).astype(int)
+    chosen = examples.select(["shard", "row"]).take(list(dict.fromkeys([*first, *spread])))
+    return [
+        pages.data_url(_corners(images.read(row["shard"], row["row"])), 2 * _PICTURE_SIDE)
+        for row in chosen.to_pylist()
+    ]
+
+
+def _corners(picture: Image.Image) -> Image.Image:
+    """Returns the four corners of a picture, each a quarter as wide and high, beside each other."""
+    width, height = (max(side // 4, 1) for side in picture.size)
+    joined = Image.new(picture.mode, (2 * width + 1, 2 * height + 1), "white")
+    for right, lower in itertools.product((0, 1), repeat=2):
+        left, upper = right * (picture.width - width), lower * (picture.height - height)
+        corner = picture.crop((left, upper, left + width, upper + height))
+        joined.paste(corner, (right * (width + 1), lower * (height + 1)))
+    return joined
 
 
 def ledger(counts: Mapping[str, Any]) -> list[tuple[str, int]]:

@@ -10,12 +10,15 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+
 from pipelines import errors
 from pipelines.planning import output_state, plan
 from pipelines.running.job import Job, clean, is_complete, start_or_resume
-from pipelines.shards.features import DTYPES, Extraction
+from pipelines.shards.features import Extraction
 from pipelines.stores.output import Storage
-from tfrecord_io.manifest import Manifest, ManifestError
+from tfrecord_io.manifest import EXAMPLES_FILE_NAME, Manifest, ManifestError
 from tfrecord_io.trunk import FILE_NAME, Trunk, read_trunk
 
 
@@ -27,11 +30,11 @@ class FeatureOptions:
         data: folder or URL of a finished dataset of images.
         trunk: path of a file that `train/trunk.py` wrote.
         output: folder or URL of the dataset of feature maps.
-        dtype: type in which they are stored.
+        dtype: type in which they are stored, one of `features.DTYPES`.
         overwrite: whether to replace another dataset in the output folder.
 
     Raises:
-        ValueError: if a value is out of range.
+        ValueError: if the output is the dataset itself.
     """
 
     data: str
@@ -41,8 +44,6 @@ class FeatureOptions:
     overwrite: bool = False
 
     def __post_init__(self) -> None:
-        if self.dtype not in DTYPES:
-            raise ValueError(f"--dtype must be {' or '.join(DTYPES)}, received {self.dtype!r}")
         if _absolute(self.data) == _absolute(self.output):
             raise ValueError(f"--output must be another folder than --data, received {self.output}")
 
@@ -64,9 +65,7 @@ def prepared_features(options: FeatureOptions) -> Iterator[Job[Extraction] | Non
     started = time.monotonic()
     trunk, content = _read_trunk(options.trunk)
     found = _read_images(options.data, trunk)
-    storage = Storage(
-        options.output if Storage(options.output).remote else _absolute(options.output)
-    )
+    storage = Storage(_absolute(options.output))
     extraction = Extraction(
         name=f"{found.name}_features",
         output=storage.root,
@@ -110,9 +109,10 @@ def _read_trunk(path: Path) -> tuple[Trunk, bytes]:
 
 
 def _read_images(data: str, trunk: Trunk) -> Manifest:
-    """Returns the manifest of the dataset of images, checked against the trunk."""
+    """Returns the manifest of the dataset of images, checked against its files and the trunk."""
+    storage = Storage(data)
     try:
-        found = output_state.read_manifest(Storage(data))
+        found = output_state.read_manifest(storage)
     except FileNotFoundError:
         raise errors.UserError(
             f"--data {data} has no manifest.json: expected the folder of a finished dataset"
@@ -125,4 +125,13 @@ def _read_images(data: str, trunk: Trunk) -> Manifest:
             f"{found.dtype} of shape {found.image_shape}; write a trunk for this dataset with "
             f"python train/trunk.py --data {data}"
         )
+    # A file that is missing must not be noticed when all features are computed.
+    output_state.require_shards(storage, found)
+    try:
+        with storage.open_arrow(EXAMPLES_FILE_NAME) as examples:
+            pq.read_schema(examples)
+    except (OSError, pa.ArrowInvalid) as error:
+        raise errors.UserError(
+            f"{storage.path(EXAMPLES_FILE_NAME)} cannot be read: {error}; copy the dataset again"
+        ) from None
     return found

@@ -27,7 +27,7 @@ from pipelines.sources.source import Source
 from pipelines.stores import prefetch, remote
 from pipelines.stores.output import BUILD_DIR, Storage
 from tfrecord_io import augment, preprocess, shards
-from tfrecord_io.label_kinds import CLASSES, LabelKind
+from tfrecord_io.label_kinds import CLASSES
 from tfrecord_io.manifest import FILE_NAME, ManifestError
 
 _Work = TypeVar("_Work", bound=Work)
@@ -89,7 +89,9 @@ def _prepare(options: BuildOptions, storage: Storage, source: Source) -> Job[Bui
     """Lists the images and plans the shards; returns None if the output is complete."""
     if _is_known_complete(options, storage, source):
         return None
-    source = source.prepare(_scratch_dir(options, storage))
+    # A local folder, into which a source may unpack its archive.
+    scratch = options.download_dir if storage.remote else Path(storage.path(BUILD_DIR))
+    source = source.prepare(scratch.absolute())
     started = time.monotonic()
     shown = "the input" if options.secret else options.input or options.source
     _say(f"listing the images of {remote.shown(shown)}")
@@ -101,12 +103,6 @@ def _prepare(options: BuildOptions, storage: Storage, source: Source) -> Job[Bui
     for note in listing.notes:
         _say(f"warning: {note}")
     return _plan_job(options, storage, source, listing, names, started)
-
-
-def _scratch_dir(options: BuildOptions, storage: Storage) -> Path:
-    """Returns the local folder into which a source unpacks its archive."""
-    folder = options.download_dir if storage.remote else Path(storage.path(BUILD_DIR))
-    return folder.absolute()
 
 
 def is_complete(storage: Storage, identity: Mapping[str, Any], *, overwrite: bool) -> bool:
@@ -262,7 +258,7 @@ def _plan_job(
         drops.check_searchable(build.layout.image_shape, options.drops)
     build = dataclasses.replace(build, notes=(*listing.notes, *split.notes))
     listing = dataclasses.replace(listing, refs=split.refs, dropped=split.dropped.num_rows)
-    planned = plan.make_plan(listing, build.layout.stride, labels, options.plan)
+    planned = plan.make_plan(listing, build.layout.stride, options.plan)
     build = dataclasses.replace(
         build, over_limit=planned.over_limit, num_variants=planned.num_variants
     )
@@ -314,7 +310,8 @@ def _identity(
     num_pages: int,
 ) -> dict[str, Any]:
     """Returns everything that decides the bytes of the dataset, by the names of the flags."""
-    listing = options.listing
+    listing, pixels = options.listing, options.preprocessing
+    kind, variants = options.label_kind, options.plan.variants
     identity = {
         "source": source.describe()["kind"],
         "source_listing": listing_digest,
@@ -324,10 +321,14 @@ def _identity(
         "group_regex": listing.group_regex,
         **({"labels": listing.labels.digest} if listing.labels else {}),
         **_sites(listing.sites),
-        **_label_kind(options.label_kind),
-        "image_size": [options.preprocessing.height, options.preprocessing.width],
-        "channels": options.preprocessing.channels,
-        "resize": options.preprocessing.resize,
+        **(
+            {"label_kind": kind.name, "format_version": kind.format_version}
+            if kind is not CLASSES
+            else {}
+        ),
+        "image_size": [pixels.height, pixels.width],
+        "channels": pixels.channels,
+        "resize": pixels.resize,
         "splits": options.splits,
         "split_fractions": dict(options.split_fractions) if options.split_fractions else None,
         "split_seed": "auto" if options.split_seed is None else options.split_seed,
@@ -339,8 +340,9 @@ def _identity(
         "shard_size_mb": options.plan.shard_size_mb,
         "num_shards": options.plan.num_shards,
         "limit": options.plan.limit,
-        **_depth(options.preprocessing),
-        **_augmentation(options.plan.variants),
+        **({"dtype": pixels.dtype, "format_version": 2} if pixels.dtype != "uint8" else {}),
+        **({"window": list(pixels.window)} if pixels.window else {}),
+        **({"variants": variants, "augmentation": dict(augment.RECIPE)} if variants else {}),
         # Builds of before rejected a TIFF of several pages.
         **({"tiff_pages": num_pages} if num_pages else {}),
         "decoder": {
@@ -384,25 +386,6 @@ def _sites(sites: Mapping[str, SiteOptions]) -> dict[str, Any]:
             for name, site in sites.items()
         }
     }
-
-
-def _label_kind(kind: LabelKind) -> dict[str, Any]:
-    if kind is CLASSES:
-        return {}
-    return {"label_kind": kind.name, "format_version": kind.format_version}
-
-
-def _depth(preprocessing: preprocess.Preprocessing) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    if preprocessing.dtype != "uint8":
-        found = {"dtype": preprocessing.dtype, "format_version": 2}
-    if preprocessing.window:
-        found["window"] = list(preprocessing.window)
-    return found
-
-
-def _augmentation(variants: int) -> dict[str, Any]:
-    return {"variants": variants, "augmentation": dict(augment.RECIPE)} if variants else {}
 
 
 def _describe(listing: Listing) -> str:

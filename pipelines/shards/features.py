@@ -230,6 +230,12 @@ def _load_trunk(extraction: Extraction) -> Iterator[Any]:
     # A cluster's worker may load in several threads, and the noise is hidden for the whole process.
     with _loading, native_noise.hide_native_noise(errors.BuildError):
         model = _read_model(storage)
+    if tuple(model.output_shape[1:]) != extraction.trunk.feature_shape:
+        raise errors.BuildError(
+            f"the trunk says that its features have the shape {extraction.trunk.feature_shape}, "
+            f"but its network gives {tuple(model.output_shape[1:])}; write it again with "
+            "python train/trunk.py"
+        )
     yield model
 
 
@@ -248,7 +254,7 @@ def _read_model(storage: Storage) -> Any:
             path.write_bytes(storage.read(FILE_NAME))
         try:
             return keras.saving.load_model(path, compile=False)
-        except (ValueError, OSError, TypeError) as error:
+        except (ValueError, OSError, TypeError, KeyError) as error:
             raise errors.BuildError(f"Keras cannot load the trunk: {error}") from error
 
 

@@ -245,11 +245,13 @@ def _read_part(reader: prefetch.Reader[ImageRef], ref: ImageRef) -> _Data:
     """Reads a file, or only the wanted frame of DICOM or page of TIFF, where that is possible."""
     if ref.frame and (file := reader.open(ref)):
         with file:
-            if not dicom.is_dicom(file.read(dicom.START_BYTES)):
+            if dicom.is_dicom(file.read(dicom.START_BYTES)):
+                file.seek(0)
+                if cut := dicom.cut_frame(file, ref.frame):
+                    return cut
+            # Over a network, going from page to page would take longer than reading the file.
+            elif reader.num_parallel_reads == 1:
                 return tiff.with_first_page(file, ref.frame)
-            file.seek(0)
-            if cut := dicom.cut_frame(file, ref.frame):
-                return cut
     return reader.read(ref)
 
 

@@ -107,8 +107,6 @@ def _synthetic(options: SourceOptions) -> Source:
             synthetic.write_tree(directory, num_examples, seed, progress=bar.update)
     except (ValueError, BlockingIOError) as error:
         raise errors.UserError(str(error)) from None
-    except RuntimeError as error:
-        raise errors.BuildError(str(error)) from None
     return DirectorySource(directory, kind="synthetic")
 
 

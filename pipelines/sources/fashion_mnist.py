@@ -50,12 +50,10 @@ class PublishedFile:
 
     Attributes:
         name: file name.
-        shape: dimensions of its array.
         md5: MD5 of the gzip file, 32 hexadecimal digits.
     """
 
     name: str
-    shape: tuple[int, ...]
     md5: str
 
 
@@ -63,22 +61,18 @@ class PublishedFile:
 PUBLISHED_FILES = {
     "train_images": PublishedFile(
         name="train-images-idx3-ubyte.gz",
-        shape=(60_000, 28, 28),
         md5="8d4fb7e6c68d591d4c3dfef9ec88bf0d",
     ),
     "train_labels": PublishedFile(
         name="train-labels-idx1-ubyte.gz",
-        shape=(60_000,),
         md5="25c81989df183df01b3e8a0aad5dffbe",
     ),
     "test_images": PublishedFile(
         name="t10k-images-idx3-ubyte.gz",
-        shape=(10_000, 28, 28),
         md5="bef4ecab320f06d8554ea6380940ec79",
     ),
     "test_labels": PublishedFile(
         name="t10k-labels-idx1-ubyte.gz",
-        shape=(10_000,),
         md5="bb300cfdad3c16e7a12a480ee83cd310",
     ),
 }

@@ -116,6 +116,7 @@ def expand(listing: Listing, source: Source, *, keep_patients: bool) -> Listing:
     if not found:
         return listing
     conflicts = _conflicts(listing.refs, found)
+    found = {row: some for row, some in found.items() if row not in conflicts}
     places: list[int] = []
     numbers: list[int | None] = []
     patients: list[str | None] = []

@@ -4,12 +4,11 @@ The format is described at http://yann.lecun.com/exdb/mnist/: two zero bytes, a 
 number of dimensions, each dimension as a big-endian uint32, then the values in row-major order.
 """
 
-import contextlib
 import gzip
 import math
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,8 +42,10 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
         ValueError: if it is not an IDX file of unsigned bytes, is too short or too long, or is a
             damaged gzip file. The message names the file, what was expected and what was found.
     """
+    with path.open("rb") as raw:
+        is_gzip = raw.read(2) == b"\x1f\x8b"
     try:
-        with _opened(path) as file:
+        with gzip.open(path) if is_gzip else path.open("rb") as file:
             shape = _read_header(file, path)
             num_bytes = math.prod(shape)
             values = file.read(num_bytes)
@@ -66,19 +67,7 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
     return np.frombuffer(values, dtype=np.uint8).reshape(shape)
 
 
-@contextlib.contextmanager
-def _opened(path: Path) -> Iterator[gzip.GzipFile]:
-    with path.open("rb") as raw:
-        is_gzip = raw.read(2) == b"\x1f\x8b"
-        raw.seek(0)
-        if is_gzip:
-            with gzip.GzipFile(fileobj=raw) as file:
-                yield file
-        else:
-            yield raw
-
-
-def _read_header(file: gzip.GzipFile, path: Path) -> tuple[int, ...]:
+def _read_header(file: IO[bytes], path: Path) -> tuple[int, ...]:
     """Returns the shape; leaves the file at the first value."""
     magic = file.read(4)
     if len(magic) < 4 or magic[:2] != b"\x00\x00":

@@ -122,7 +122,7 @@ def read_label_table(
     """
     used = ("path", *columns)
     try:
-        table = _read_parquet(file) if file.suffix.lower() == ".parquet" else _read_csv(file, used)
+        table = pq.read_table(file) if file.suffix.lower() == ".parquet" else _read_csv(file, used)
     except OSError as error:
         raise errors.UserError(f"--labels {file} could not be read: {error}") from None
     except (UnicodeDecodeError, pa.ArrowException) as error:
@@ -321,10 +321,6 @@ def _as_text(file: Path, name: str, column: pa.ChunkedArray) -> list[str | None]
             f"--labels {file}: expected text or numbers in the column {name}, received "
             f"{column.type}"
         ) from None
-
-
-def _read_parquet(file: Path) -> pa.Table:
-    return pq.read_table(file)
 
 
 def _read_csv(file: Path, used: Sequence[str]) -> pa.Table:

@@ -13,7 +13,7 @@ import itertools
 import re
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -457,13 +457,20 @@ class _Sorter:
             members = inside
         names = [member.name for member in members]
         matches = match_files(names, labels)
+        # A DICOM export has names without an ending; then such a file without a row is one too.
+        endings = {
+            _ending(name)
+            for name, row in zip(names, matches.row_of_file.tolist(), strict=True)
+            if row >= 0
+        }
         for row, why in matches.rows_without_file:
             self.num_files += 1
             self._reject(labels.path[row], "missing_file", f"row {row + 1} of {labels.name}: {why}")
         chosen: list[tuple[Member, int]] = []
         for member, row in zip(members, matches.row_of_file.tolist(), strict=True):
             if row < 0:
-                self._set_aside(member.name, f"{labels.name} has no row for it")
+                is_image = _ending(member.name) in endings
+                self._set_aside(member.name, f"{labels.name} has no row for it", is_image=is_image)
             elif row in labels.not_numbers:
                 self._reject(
                     member.name,
@@ -504,8 +511,8 @@ class _Sorter:
             )
         )
 
-    def _set_aside(self, name: str, detail: str) -> None:
-        if _looks_like_image(name):
+    def _set_aside(self, name: str, detail: str, *, is_image: bool = False) -> None:
+        if is_image or _looks_like_image(name):
             self.rejects.append(RejectedFile(source_path=name, reason="no_label", detail=detail))
         else:
             self.ignored["no_image_name"] += 1
@@ -621,6 +628,13 @@ def _size_problem(member: Member) -> tuple[str, str] | None:
     if size > MAX_FILE_BYTES:
         return "file_too_large", f"{size:,} bytes, more than {MAX_FILE_BYTES:,}"
     return None
+
+
+def _ending(name: str) -> str | None:
+    """Returns how a file's name ends, "" if only with a number; None for the index of an export."""
+    base = name.rpartition("/")[2].lower()
+    ending = base.rpartition(".")[2] if "." in base else ""
+    return None if base == "dicomdir" else "" if ending.isdecimal() else ending
 
 
 def _looks_like_image(name: str) -> bool:
@@ -869,18 +883,11 @@ def _find_patients(paths: pa.ChunkedArray, group_regex: str) -> pa.ChunkedArray:
         match = pattern.search(path.rsplit("/", 1)[-1])
         return match.group(1) if match else None
 
-    return pa.chunked_array(
-        [
-            pa.array([patient(path) for path in batch.to_pylist()], pa.large_string())
-            for batch in _batches_of(paths)
-        ],
-        type=pa.large_string(),
-    )
-
-
-def _batches_of(column: pa.ChunkedArray) -> Iterator[Any]:
-    for start in range(0, len(column), _BATCH_ROWS):
-        yield column.slice(start, _BATCH_ROWS)
+    # Batch by batch, because a list of all paths would take ten times the memory of the column.
+    batches = (paths.slice(start, _BATCH_ROWS) for start in range(0, len(paths), _BATCH_ROWS))
+    found = (map(patient, batch.to_pylist()) for batch in batches)
+    kind = pa.large_string()
+    return pa.chunked_array([pa.array(patients, kind) for patients in found], kind)
 
 
 def _quote(names: Iterable[str]) -> str:

@@ -13,6 +13,7 @@ from pipelines.sources.downloads import byte_bar
 from pipelines.sources.remote import RemoteZipSource
 from pipelines.sources.source import Source, SourceOptions
 from pipelines.stores import remote
+from pipelines.stores.output import Storage
 
 
 def require_reachable(options: SourceOptions) -> None:
@@ -79,13 +80,14 @@ def staged(source: Source, options: SourceOptions) -> Source:
 def _upload_once(path: Path, staging: str) -> str:
     size = path.stat().st_size
     with path.open("rb") as file:
-        url = f"{staging.rstrip('/')}/{size}-{_index_digest(file, size, path)}/{path.name}"
-        if _size(url) == size:
+        folder = Storage(f"{staging.rstrip('/')}/{size}-{_index_digest(file, size, path)}")
+        url = folder.path(path.name)
+        if folder.size(path.name) == size:
             return url
         file.seek(0)
         with byte_bar("uploading to --staging", total=size) as bar:
             remote.write(url, file, bar.update)
-    if (uploaded := _size(url)) != size:
+    if (uploaded := folder.size(path.name)) != size:
         raise errors.BuildError(
             f"{url} should have {size:,} bytes after the upload, but has {uploaded}; run the same "
             "command again"
@@ -100,10 +102,3 @@ def _index_digest(file: IO[bytes], size: int, path: Path) -> str:
         facts = (member.name, member.size, member.offset, member.stored_size, member.version)
         digest.update(repr(facts).encode())
     return digest.hexdigest()
-
-
-def _size(url: str) -> int | None:
-    try:
-        return remote.describe(url).size
-    except FileNotFoundError:
-        return None

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 
@@ -36,6 +38,28 @@ def acquire(path: Path) -> int:
         except BaseException:
             os.close(descriptor)
             raise
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def held(path: Path, busy: Callable[[str], Exception]) -> Iterator[None]:
+    """Holds a lock until the block ends, and then deletes its file.
+
+    Args:
+        path: the lock file.
+        busy: returns the error to raise if another process holds the lock, given its id.
+
+    Raises:
+        OSError: if the file cannot be made.
+    """
+    try:
+        descriptor = acquire(path)
+    except BlockingIOError:
+        raise busy(holder(path)) from None
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)  # before the lock is released; see `acquire`
         os.close(descriptor)
 
 

@@ -1,6 +1,6 @@
-"""Builds that are killed, run out of disk, lose power or meet a server that fails; then run again.
+"""Commands that are killed, run out of disk, lose power or meet a failing server; then run again.
 
-In the end there must be, byte for byte, what an undisturbed build leaves.
+In the end there must be, byte for byte, what an undisturbed run leaves.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import errno
 import functools
+import importlib
 import io
 import multiprocessing
 import os
@@ -19,9 +20,10 @@ import resource
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from unittest import mock
@@ -34,11 +36,12 @@ import power_cut
 import s3_server
 
 context = multiprocessing.get_context("forkserver")
-context.set_forkserver_preload(["campaign.preloaded"])
 # The fork server does not inherit sys.path, and ignores modules that it cannot import.
-os.environ["PYTHONPATH"] = str(Path(__file__).resolve().parents[1])
+_TESTS = Path(__file__).resolve().parents[1]
+os.environ["PYTHONPATH"] = os.pathsep.join((str(_TESTS), str(_TESTS.parent)))
 
-_MOST_SECONDS = 120
+_MOST_SECONDS = 600
+_BUILD = "pipelines.build_tfrecords"
 _STATUSES = (
     "500 Internal Server Error",
     "503 Slow Down",
@@ -61,19 +64,33 @@ DROPS = (3, 4)
 Fault = Callable[[], contextlib.AbstractContextManager[None]]
 
 
+def preload(modules: Iterable[str]) -> None:
+    """Says what the server has imported from which `Run` forks; to be called before the first."""
+    # Each run begins with the program itself, so what that imports has to be there, too.
+    context.set_forkserver_preload(["campaign.run", *modules])
+
+
 class Run:
-    """A build in a process of its own, forked from a server that has imported everything."""
+    """A command in a process of its own, forked from a server that has imported everything.
+
+    Args:
+        words: its arguments.
+        fault: what goes wrong in it.
+        variables: of its environment.
+        command: the module whose `main` it is.
+    """
 
     def __init__(
         self,
         words: list[str],
         fault: Fault | None = None,
         variables: Mapping[str, str] | None = None,
+        command: str = _BUILD,
     ) -> None:
         descriptor, self._log = tempfile.mkstemp(prefix="campaign-log-")
         os.close(descriptor)
         self.process: BaseProcess = context.Process(
-            target=_run, args=(words, self._log, fault, variables)
+            target=_run, args=(command, words, self._log, fault, variables)
         )
         self.process.start()
         builds.wait_until(lambda: Path(self._log).stat().st_size > 0, limit_s=_MOST_SECONDS)
@@ -91,10 +108,13 @@ class Run:
 
 
 def _run(
-    words: list[str], log: str, fault: Fault | None, variables: Mapping[str, str] | None
+    command: str,
+    words: list[str],
+    log: str,
+    fault: Fault | None,
+    variables: Mapping[str, str] | None,
 ) -> None:
-    from pipelines import build_tfrecords
-
+    main = importlib.import_module(command).main
     file = os.open(log, os.O_WRONLY)
     os.dup2(file, 1)
     os.dup2(file, 2)
@@ -103,7 +123,8 @@ def _run(
     os.environ.update(variables or {})
     print(flush=True)
     with fault() if fault else contextlib.nullcontext():
-        code = build_tfrecords.main(words)
+        code = main(words)
+    sys.stdout.flush()
     os._exit(code)
 
 
@@ -119,6 +140,8 @@ class Job:
         seconds: how long an undisturbed run takes.
         variables: of its environment.
         advice: what the last run may say if running it once more is the remedy.
+        command: see `Run`.
+        scale: how much more it writes than a tiny build, so that faults hit all of it.
     """
 
     words: list[str]
@@ -128,9 +151,11 @@ class Job:
     seconds: float
     variables: Mapping[str, str] = dataclasses.field(default_factory=dict)
     advice: str | None = None
+    command: str = _BUILD
+    scale: int = 1
 
     def start(self, fault: Fault | None = None) -> Run:
-        return Run(self.words, fault, self.variables)
+        return Run(self.words, fault, self.variables, self.command)
 
 
 Way = Callable[[random.Random, Job], tuple[int, str]]
@@ -187,7 +212,7 @@ def _effect(codes: list[int]) -> str:
 
 
 def complaints(code: int, text: str) -> list[str]:
-    if "Traceback" in text or (code > 0 and "error: " not in text and code != 130):
+    if "Traceback" in text or (code > 0 and "error: " not in text and code not in (130, 143)):
         return [f"exit code {code} and no message: {text[-1500:]}"]
     return []
 
@@ -196,7 +221,7 @@ def differences(found: Mapping[str, bytes], wanted: Mapping[str, bytes]) -> list
     if found == wanted:
         return []
     names = sorted(n for n in found.keys() | wanted.keys() if found.get(n) != wanted.get(n))
-    return [f"other than of an undisturbed build: {', '.join(names)}"]
+    return [f"other than of an undisturbed run: {', '.join(names)}"]
 
 
 @functools.cache
@@ -251,8 +276,8 @@ def kill(rng: random.Random, job: Job) -> tuple[int, str]:
 
 
 def _failing_write(rng: random.Random, job: Job) -> tuple[int, str]:
-    number = rng.choice((errno.EIO, errno.ENOSPC, errno.EDQUOT))
-    return job.start(functools.partial(failing_writes, rng.randrange(60), number)).wait()
+    number, num_good = rng.choice((errno.EIO, errno.ENOSPC, errno.EDQUOT)), 60 * job.scale
+    return job.start(functools.partial(failing_writes, rng.randrange(num_good), number)).wait()
 
 
 def _failing_sync(rng: random.Random, job: Job) -> tuple[int, str]:
@@ -260,7 +285,7 @@ def _failing_sync(rng: random.Random, job: Job) -> tuple[int, str]:
 
 
 def _small_files(rng: random.Random, job: Job) -> tuple[int, str]:
-    return job.start(functools.partial(small_files, rng.randrange(20_000))).wait()
+    return job.start(functools.partial(small_files, rng.randrange(20_000 * job.scale))).wait()
 
 
 def _full_disk(rng: random.Random, job: Job) -> tuple[int, str]:

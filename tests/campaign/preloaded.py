@@ -5,6 +5,8 @@ import gc
 
 import builds
 import numpy
+import PIL.Image
+import pyarrow.dataset
 
 import pipelines.build_tfrecords
 import pipelines.report.card
@@ -12,4 +14,5 @@ import pipelines.running.engine
 import pipelines.running.transforms
 import tfrecord_io.reading.mapped
 
+PIL.Image.preinit()
 gc.freeze()

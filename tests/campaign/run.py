@@ -30,6 +30,8 @@ from campaign import archives, downloads, frames, images, kills, reader, trainin
 Outcome = tuple[str, list[str], str]
 Try = Callable[[random.Random, Path], Outcome]
 
+#: What the commands of an area import, if it is no build.
+_PRELOADED = dict.fromkeys(("trainings", "folds"), "campaign.preloaded_training")
 _MOST_SECONDS = 30
 _MOST_KIB = 1 << 20
 
@@ -133,6 +135,7 @@ def main() -> int:
         parser.error(f"no area {', '.join(sorted(unknown))}; there are {', '.join(areas())}")
     logging.disable(logging.CRITICAL)
     warnings.simplefilter("ignore")
+    kills.preload({_PRELOADED.get(area, "campaign.preloaded") for area in chosen.area})
     numbers = range(chosen.first, chosen.first + chosen.cases)
     if chosen.case is not None:
         numbers = range(chosen.case, chosen.case + 1)

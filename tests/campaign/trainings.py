@@ -1,4 +1,4 @@
-"""Trainings and cross-validations that are killed, or that two processes try at once.
+"""Trainings and cross-validations that are killed, cannot write, or run twice at once.
 
 In the end the weights and predictions must be, to the bit, those of an undisturbed run.
 """
@@ -7,55 +7,39 @@ from __future__ import annotations
 
 import functools
 import random
-import signal
-import subprocess
 import time
 from pathlib import Path
 
 import marked_images
 import numpy as np
 
-from campaign.kills import home
+from campaign import kills
 
 _FLAGS = (
     *marked_images.flags(**marked_images.ALL_ON), "--epochs=2", "--replica_batch_size=8",
     "--seed=1", "--strategy=single", "--deterministic", "--checkpoint_seconds=0", "--dropout=0.2",
     "--bootstrap_samples=5",
 )  # fmt: skip
-_FOLDS = ("--folds=2", "--epochs=1")
-#: What a run may end with besides 0: a usage error, or stopped with the state saved.
-_CODES = (0, 2, 130, 143, -signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT)
+# Smaller graphs, because each of the two folds builds its own; a training has them whole.
+_FOLDS = ("--folds=2", "--epochs=1", "--no-augment", "--mixup=0")
+_WAYS = [kills.kill] * 4 + [way for way in kills.FAULTS if way is not kills.cut]
 
 
 def try_case(
     rng: random.Random, folder: Path, more: tuple[str, ...] = ()
 ) -> tuple[str, list[str], str]:
-    """Disturbs a training and lets it end; see `archives.try_case`."""
+    """Disturbs a training and lets it end, or starts it twice; see `archives.try_case`."""
     data, wanted, seconds = _undisturbed(more)
-    workdir = folder / "run"
-    problems, codes, is_two = [], [], rng.random() < 0.25
-    for _ in range(1 if is_two else rng.choice((1, 2))):
-        processes = [_start(data, workdir, more)]
-        time.sleep(rng.random() * seconds)
-        if is_two:
-            processes.append(_start(data, workdir, more))
-        else:
-            processes[0].send_signal(rng.choice((signal.SIGKILL, signal.SIGTERM, signal.SIGINT)))
-        for process in processes:
-            text, _ = process.communicate(timeout=600)
-            codes.append(process.returncode)
-            # A signal during the imports ends Python itself, with its own words.
-            is_early = "KeyboardInterrupt" in text
-            if process.returncode not in _CODES or ("Traceback" in text and not is_early):
-                problems.append(f"exit code {process.returncode}: {text[-1500:]}")
-    last = _start(data, workdir, more)
-    text, _ = last.communicate(timeout=600)
-    if last.returncode:
-        problems.append(f"the last run ends with {last.returncode}: {text[-1500:]}")
-    elif different := _differences(workdir, wanted):
-        problems.append(f"other than of an undisturbed run: {different}")
-    what = f"{'two at once' if is_two else 'killed'} {codes}"
-    return what.rpartition(" [")[0], problems, what
+    job = kills.Job(
+        words=_words(data, folder / "run", more),
+        folder=folder,
+        wanted=wanted,
+        found=functools.partial(_found, folder / "run"),
+        seconds=seconds,
+        command="train.run",
+        scale=5,
+    )
+    return _twice(rng, job) if rng.random() < 0.2 else kills.disturbed(rng, job, _WAYS)
 
 
 def try_folds_case(rng: random.Random, folder: Path) -> tuple[str, list[str], str]:
@@ -63,43 +47,62 @@ def try_folds_case(rng: random.Random, folder: Path) -> tuple[str, list[str], st
     return try_case(rng, folder, _FOLDS)
 
 
-def _start(data: Path, workdir: Path, more: tuple[str, ...]) -> subprocess.Popen[str]:
-    words = marked_images.command("run", "--data", data, "--workdir", workdir, *_FLAGS, *more)
-    return subprocess.Popen(
-        words,
-        cwd=marked_images.REPOSITORY,
-        env=marked_images.environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+def _twice(rng: random.Random, job: kills.Job) -> tuple[str, list[str], str]:
+    """Starts a second run while the first is under way, which must refuse to disturb it."""
+    delay = rng.random() * job.seconds
+    runs = [job.start()]
+    time.sleep(delay)
+    runs.append(job.start())
+    ended = [run.wait() for run in runs]
+    problems = [line for code, text in ended for line in kills.complaints(code, text)]
+    codes = sorted(code for code, _ in ended)
+    if codes not in ([0, 0], [0, 2]):
+        problems.append(f"they end with {codes}: {' '.join(text for _, text in ended)}")
+    problems += kills.differences(job.found(), job.wanted)
+    return f"two at once: {codes}", problems, f"{delay:.2f} s apart"
+
+
+def _words(data: Path, workdir: Path, more: tuple[str, ...]) -> list[str]:
+    return [f"--data={data}", f"--workdir={workdir}", *_FLAGS, *more]
 
 
 @functools.cache
-def _undisturbed(more: tuple[str, ...]) -> tuple[Path, Path, float]:
-    """Returns a dataset, the folder of an undisturbed run on it, and the seconds that it took."""
-    data, workdir = home() / "data", home() / f"run{''.join(more)}"
+def _undisturbed(more: tuple[str, ...]) -> tuple[Path, dict[str, bytes], float]:
+    """Returns a dataset, what an undisturbed run on it leaves, and the seconds that it takes.
+
+    Raises:
+        RuntimeError: if a forked run does not leave the same as the command itself.
+    """
+    home = kills.home()
+    data = home / "data"
     if not data.exists():
-        counts = {"train": 100, "val": 10, "test": 12}
+        counts = {"train": 36, "val": 8, "test": 8}
         marked_images.write_marked_dataset(data, num_examples=counts)
+    command, forked = home / f"command{''.join(more)}", home / f"forked{''.join(more)}"
+    done = marked_images.run_script("run", *_words(data, command, more))
     start = time.monotonic()
-    process = _start(data, workdir, more)
-    text, _ = process.communicate(timeout=600)
-    if process.returncode:
-        raise RuntimeError(text)
-    return data, workdir, time.monotonic() - start
+    code, text = kills.Run(_words(data, forked, more), command="train.run").wait()
+    seconds = time.monotonic() - start
+    if done.returncode or code or kills.complaints(code, text):
+        raise RuntimeError(f"{done.stderr}{text}")
+    wanted = _found(command)
+    if different := kills.differences(_found(forked), wanted):
+        raise RuntimeError(f"a forked run leaves something else than the command: {different}")
+    return data, wanted, seconds
 
 
-def _differences(workdir: Path, wanted: Path) -> str:
-    """Returns the files, and the variables in them, that differ in the run or in its folds."""
-    files = [path.relative_to(wanted) for path in sorted(wanted.rglob("predictions.csv"))]
-    names = [str(f) for f in files if (workdir / f).read_bytes() != (wanted / f).read_bytes()]
-    for file in (path.relative_to(wanted) for path in sorted(wanted.rglob("checkpoint.npz"))):
-        with np.load(workdir / file) as ours, np.load(wanted / file) as theirs:
-            # The facts hold times.
-            different = {*ours.files} ^ {*theirs.files}
-            for name in {*ours.files} & {*theirs.files} - {"facts"}:
-                if not np.array_equal(ours[name], theirs[name], equal_nan=True):
-                    different.add(name)
-        names += [f"{file} {name}" for name in sorted(different)]
-    return ", ".join(names)
+def _found(workdir: Path) -> dict[str, bytes]:
+    """Returns weights, moments and predictions of a run and its folds; of other files, the names.
+
+    Those hold times, or names that TensorFlow draws.
+    """
+    found: dict[str, bytes] = {}
+    for path in workdir.rglob("*"):
+        name = path.relative_to(workdir).as_posix()
+        if path.suffix == ".npz":
+            with np.load(path) as arrays:
+                names = [key for key in arrays.files if key != "facts"]
+                found |= {f"{name} {key}": arrays[key].tobytes() for key in names}
+        elif path.is_file() and "tensorboard" not in path.parts:
+            found[name] = path.read_bytes() if path.name == "predictions.csv" else b""
+    return found

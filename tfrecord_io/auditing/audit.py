@@ -142,10 +142,13 @@ def read_examples(file: str | os.PathLike[str] | pa.NativeFile) -> pa.Table:
         those of `COLUMNS` that the table has.
 
     Raises:
-        manifest.ManifestError: if the table lacks a column that every version has.
+        manifest.ManifestError: if the table is damaged or lacks a column that every version has.
     """
-    parquet = pq.ParquetFile(file, read_dictionary=list(_REPEATED))
-    names = parquet.schema_arrow.names
+    try:
+        names = pq.read_schema(file).names
+    except pa.ArrowInvalid as error:
+        raise manifest.ManifestError(f"{manifest.EXAMPLES_FILE_NAME} is damaged: {error}") from None
+    parquet = pq.ParquetFile(file, read_dictionary=[n for n in _REPEATED if n in names])
     missing = {"split", "shard", "row", "label", "patient", "path", "pixels_xxh3"} - set(names)
     if missing:
         raise manifest.ManifestError(
@@ -493,7 +496,7 @@ def _check_near(
             "the same place of an eye scanned twice. --leaks drop keeps the one in the more "
             "protected split (test before val before train).",
             count=len(across),
-            listed=_list_pairs(examples, across),
+            listed=tuple(list_pairs(examples, across)),
         )
     else:
         yield Finding(
@@ -511,7 +514,7 @@ def _check_near(
             title=f"{counted(len(conflicts), 'pair')} of near duplicates under different labels",
             detail=f"Nearly the same picture has different {codes.plural}. Look at both.",
             count=len(conflicts),
-            listed=_list_pairs(examples, conflicts),
+            listed=tuple(list_pairs(examples, conflicts)),
         )
     if not measures["near_duplicates_complete"]:
         yield Finding(
@@ -524,17 +527,20 @@ def _check_near(
         )
 
 
-def _list_pairs(examples: pa.Table, pairs: Sequence[Any]) -> tuple[dict[str, Any], ...]:
-    """Lists pairs with the facts needed to show them side by side."""
+def list_pairs(examples: pa.Table, pairs: Sequence[Any]) -> list[dict[str, Any]]:
+    """Lists the first pairs with the facts needed to show them side by side.
+
+    Args:
+        examples: the examples table.
+        pairs: each with `first` and `second`, rows of the table, and `similarity`.
+    """
+    columns = examples.select(["split", "label", "path", "shard", "row"])
     listed = []
     for pair in pairs[:MAX_LISTED]:
-        first, second = (
-            examples.select(["split", "label", "path", "shard", "row"])
-            .take([pair.first, pair.second])
-            .to_pylist()
-        )
-        listed.append({"first": first, "second": second, "similarity": pair.similarity})
-    return tuple(listed)
+        first, second = columns.take([pair.first, pair.second]).to_pylist()
+        similarity = round(pair.similarity, 4)
+        listed.append({"first": first, "second": second, "similarity": similarity})
+    return listed
 
 
 def _check_shortcuts(

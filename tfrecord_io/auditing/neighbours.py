@@ -18,8 +18,10 @@ import pyarrow as pa
 
 from tfrecord_io import manifest
 from tfrecord_io.auditing import near_duplicates
-from tfrecord_io.auditing.audit import MAX_LISTED, SEVERITIES, Audit, Finding, read_examples
+from tfrecord_io.auditing.audit import SEVERITIES, Audit, Finding, list_pairs, read_examples
 from tfrecord_io.auditing.ranges import with_ranges
+from tfrecord_io.printing import counted
+from tfrecord_io.shards import map_records
 
 #: Number of neighbours that judge a scan's label, and how many of them must agree on another one.
 NUM_NEIGHBOURS = 10
@@ -265,16 +267,23 @@ def read_features(directory: Path, found: manifest.Manifest, examples: pa.Table)
         float32 [num_examples, channels].
 
     Raises:
+        manifest.ManifestError: if the examples are not those of the dataset.
         OSError: if a shard cannot be read.
     """
     layout = found.layout
+    sizes = {s.name: s.num_bytes for split in found.splits.values() for s in split.shards}
     shards = examples["shard"].cast(pa.string()).to_numpy()
     rows = examples["row"].to_numpy().astype(np.int64)
     features = np.empty((len(rows), found.image_shape[2]), np.float32)
     starts = np.flatnonzero(shards[1:] != shards[:-1]) + 1
     for places in np.split(np.arange(len(rows)), starts):
-        records = np.memmap(directory / shards[places[0]], np.uint8, "r")
-        records = records.reshape(-1, layout.stride)
+        name, last = shards[places[0]], rows[places].max()
+        if last * layout.stride >= sizes.get(name, 0):
+            raise manifest.ManifestError(
+                f"{directory / manifest.EXAMPLES_FILE_NAME} is of another dataset: the manifest "
+                f"knows no record {last} of {name}; copy the folder again"
+            )
+        records = map_records(directory / name, sizes[name], layout.stride)
         for block in np.array_split(places, -(-len(places) // _ROWS_AT_ONCE)):
             features[block] = pool(layout.images_in(records[rows[block]]))
     return features
@@ -303,8 +312,7 @@ def _check_copies(examples: pa.Table, neighbours: Neighbours, found: manifest.Ma
     return Finding(
         code="near_copies",
         severity="warning" if len(hints) > _CHANCE_SCANS / 2 else "note",
-        title=f"{len(hints):,} {'pair' if len(hints) == 1 else 'pairs'} of scans may be cropped, "
-        "mirrored or turned copies",
+        title=f"{counted(len(hints), 'pair')} of scans may be cropped, mirrored or turned copies",
         detail="Their features are far nearer to each other than to those of any other patient's "
         "scan. One or two such pairs are expected by chance, so look at the pictures. "
         f"Across splits: {across:,}. With different {found.label_kind.plural}: {differ:,}. Copies "
@@ -354,8 +362,8 @@ def _check_labels(examples: pa.Table, neighbours: Neighbours, found: manifest.Ma
     return Finding(
         code="doubtful_labels",
         severity="warning",
-        title=f"{len(hints):,} {'label stands' if len(hints) == 1 else 'labels stand'} out from "
-        "those of similar scans",
+        title=f"{counted(len(hints), 'label stands', 'labels stand')} out from those of similar "
+        "scans",
         detail=f"At least {MIN_AGREEING} of the {NUM_NEIGHBOURS} most similar scans of other "
         "patients have one other class. The label may be wrong, or right for an unusual scan.",
         count=len(hints),
@@ -364,20 +372,8 @@ def _check_labels(examples: pa.Table, neighbours: Neighbours, found: manifest.Ma
 
 
 def _list(examples: pa.Table, hints: Sequence[Hint]) -> tuple[dict[str, Any], ...]:
-    """Lists the first hints with the facts needed to show both scans side by side."""
-    columns = examples.select(["split", "label", "path", "shard", "row"])
-    listed = []
-    for hint in hints[:MAX_LISTED]:
-        first, second = columns.take([hint.first, hint.second]).to_pylist()
-        listed.append(
-            {
-                "first": first,
-                "second": second,
-                "similarity": round(hint.similarity, 4),
-                "why": hint.why,
-            }
-        )
-    return tuple(listed)
+    listed = zip(list_pairs(examples, hints), hints, strict=False)
+    return tuple({**pair, "why": hint.why} for pair, hint in listed)
 
 
 def _members(groups: np.ndarray) -> dict[int, np.ndarray]:

@@ -1,4 +1,4 @@
-"""Batches as NumPy arrays, for JAX, PyTorch and whoever else has no TensorFlow.
+"""Batches as NumPy arrays, for JAX, PyTorch and other programs without TensorFlow.
 
 The order and the bytes are those of `reader.make_dataset` with `engine="mmap"`: a batch is one
 gather out of the mapped shards. Two threads gather ahead; they copy without holding the GIL.
@@ -65,7 +65,7 @@ def make_batches(
         num_replicas: readers (such as processes) that share each global batch in equal slices.
         replica_index: which slice this reader gets.
         start_step: batches to skip, at no cost: the state of a reader is its number of steps.
-        with_keys: give each example's key, too.
+        with_keys: whether to give each example's key as well.
         verify: how much of the shards is checked now: `size`, `crc` or `sha256`.
         examples: places in the split, counted from 0 in the order of the shards, of the examples
             to read; all if not given.
@@ -188,8 +188,8 @@ def map_ahead(
     if not num_ahead:
         yield from map(function, items)
         return
-    # A worker that waits for work needs no care at the end of the program, unlike a thread that
-    # waits for room in a queue.
+    # A pool, because its idle threads do not keep the program from ending. A thread that waits for
+    # room in a queue would.
     with ThreadPoolExecutor(num_threads, thread_name_prefix="map_ahead") as executor:
         ahead: collections.deque[Future[Result]] = collections.deque()
         try:

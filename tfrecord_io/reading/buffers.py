@@ -1,4 +1,4 @@
-"""Memory for batches that is used again once nobody has an array in it any more."""
+"""Memory for batches, which is reused when no array refers to it any more."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 
 class BufferPool:
-    """Gives out buffers of one size, and takes each back when the last array in it is gone.
+    """Gives out buffers of one size, and reuses each when its last array is gone.
 
     The system clears every page of new memory before its first use. For batches of some megabytes
     that costs more than gathering the images does.

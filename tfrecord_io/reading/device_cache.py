@@ -95,8 +95,8 @@ class DeviceSplit:
 class DeviceDataset:
     """Batches of a `DeviceSplit`: an iterable that can be gone through again and again.
 
-    It is no `tf.data.Dataset`, because those live in the host's memory, and a batch would go back
-    there. A step that is compiled takes the elements of `order`, and calls `split.gather` itself.
+    It is not a `tf.data.Dataset`, whose elements are in the host's memory: a batch would be copied
+    back there. A compiled step takes the elements of `order`, and calls `split.gather` itself.
 
     Attributes:
         split: the examples.

@@ -35,8 +35,8 @@ def write_index(
         OSError: if a file cannot be written.
     """
     target = Path(directory if index_dir is None else index_dir)
-    target.mkdir(parents=True, exist_ok=True)
     manifest = opening.load_manifest(directory)
+    target.mkdir(parents=True, exist_ok=True)
     stride = manifest.layout.stride
     written = []
     for name, split in manifest.splits.items():

@@ -231,10 +231,10 @@ def _sha256(read: Callable[[int], bytes]) -> str:
 
 
 def _size(path: str) -> int | None:
-    """Bytes of a file, or None if there is no such file."""
+    """Returns the size of a file in bytes, or None if it does not exist."""
     if not is_remote(path):
         try:
-            return os.stat(path).st_size  # noqa: PTH116 - a name, local or not, is no Path here
+            return os.stat(path).st_size  # noqa: PTH116 - the name may be a URL
         except FileNotFoundError:
             return None
     import tensorflow as tf
@@ -247,7 +247,7 @@ def _size(path: str) -> int | None:
 
 def _open(path: str) -> BinaryIO:
     if not is_remote(path):
-        return open(path, "rb")  # noqa: PTH123 - a name is no Path here; callers close it
+        return open(path, "rb")  # noqa: PTH123 - the name may be a URL; callers close it
     import tensorflow as tf
 
     return tf.io.gfile.GFile(path, "rb")

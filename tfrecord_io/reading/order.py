@@ -22,8 +22,8 @@ _MIX_2 = np.uint64(0x94D049BB133111EB)
 _SPREAD = np.uint64(0xD1342543DE82EF95)
 
 # Four rounds make a Feistel network a pseudorandom permutation of a large set (Luby and Rackoff
-# 1988). Halves of a few values need more: with 16 rounds all 720 orders of six examples are
-# equally likely to the eye of a chi-squared test, with 12 they are not.
+# 1988). Halves of a few values need more: a chi-squared test finds all 720 orders of six examples
+# equally likely with 16 rounds, but not with 12.
 _NUM_ROUNDS = 8
 _NUM_ROUNDS_SMALL = 24
 _SMALL = 4096

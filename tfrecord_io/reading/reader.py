@@ -52,8 +52,8 @@ _LOAD_BATCH_SIZE = 512
 _MAX_GATHERS = 8
 
 
-# No Python in here decides over tensors, and looking for such took AutoGraph most of the time to
-# the first batch.
+# AutoGraph would look for Python control flow that depends on tensors. There is none, and looking
+# takes most of the time to the first batch.
 @tf.autograph.experimental.do_not_convert
 def make_dataset(
     directory: str | os.PathLike[str],
@@ -97,7 +97,7 @@ def make_dataset(
         num_replicas: readers (such as workers) that share each global batch in equal slices.
         replica_index: which slice this reader gets.
         start_step: batches to skip, at no cost: the state of a reader is its number of steps.
-        with_keys: give each example's key, too.
+        with_keys: whether to give each example's key as well.
         verify: how much of the shards is checked now: `size`, `crc` or `sha256`.
         cache: `device` reads the split now, once, into the memory of the first GPU (of the CPU
             if there is none) and gathers batches there, in the order of `mmap` whatever the
@@ -180,7 +180,7 @@ def _choose_engine(
     try:
         MappedSplit(directory, split)
     except (OSError, AttributeError, ImportError) as error:
-        # No such C function on Windows; no room for addresses under `ulimit -v`.
+        # Windows lacks the C function, and `ulimit -v` may leave too few addresses.
         if engine == "mmap":
             raise
         _log.warning(
@@ -311,10 +311,10 @@ def _mapped_batches(
     rows = _row_batches(order, start_step, lambda places: row_index(choose(places)))
     fingerprint = manifest.fingerprint
 
-    # tf.data copies a tensor that a dataset or its functions hold into the graph of each
-    # iterator, but hands on by reference one that is made while it runs. So the files are mapped
-    # when an iterator starts, and unmapped with it. TensorFlow never lets go of a function that
-    # it was given, so this one holds names only.
+    # tf.data copies a tensor that a dataset or its functions hold into the graph of each iterator.
+    # A tensor that is made while the iterator runs is passed by reference. So the files are mapped
+    # when an iterator starts, and unmapped when it ends. TensorFlow never frees a function that it
+    # was given, so this one holds only names.
     def map_files() -> np.ndarray:
         mapped = MappedSplit(directory, split)
         if mapped.manifest.fingerprint != fingerprint:
@@ -345,7 +345,7 @@ def _streamed_batches(
     paths = [shard_path(directory, shard) for shard in shards]
     reader = _SegmentReader(paths, manifest.layout)
     if order.shuffle and order.num_examples <= _HELD_EXAMPLES:
-        # Held in memory as a whole, it can have the global order.
+        # The whole split is held in memory, so it can have the global order.
         batch = BatchOrder(
             num_examples=order.num_examples, batch_size=order.num_examples, shuffle=False
         )
@@ -445,8 +445,8 @@ class _SegmentReader:
     def _read_segment(
         self, shard: tf.Tensor, first_record: tf.Tensor, num_records: tf.Tensor
     ) -> tf.data.Dataset:
-        # The raw op, because it alone goes to an offset without reading what lies before it. It
-        # checks each record's checksums.
+        # Only the raw op can start at an offset without reading the bytes before it. It also
+        # compares each record's checksums.
         variant = tf.raw_ops.TFRecordDatasetV2(
             filenames=[tf.gather(self._paths, shard)],
             compression_type="",

@@ -1,8 +1,8 @@
 """The order of a stream: shuffled, yet made of long runs of neighbouring records.
 
-Where jumping to a record costs a request, the global order of `BatchOrder` is not to be had. This
-one reads the shards in an order of its own each epoch and mixes within windows. Like the other it
-is arithmetic, not the state of a buffer: it begins at any step, and replicas that share batches
+On a store each jump to a record costs a request, so the global order of `BatchOrder` would be too
+slow. This order reads the shards in another sequence each epoch and mixes within windows. It too is
+arithmetic, not the state of a buffer: it can begin at any step, and replicas that share batches
 read disjoint parts of the files.
 """
 
@@ -22,7 +22,7 @@ _SHARD_KEYS = 1 << 61
 _ROTATION_KEYS = 1 << 62
 
 
-# Arrays on the way to a graph, tensors in it.
+# An array before it enters a graph, a tensor inside of it.
 Array = TypeVar("Array")
 
 
@@ -74,7 +74,7 @@ class StreamOrder:
         Returns:
             int64 [...]: places of the examples in the split, shard after shard.
         """
-        _, shards, records = self._locate(self._mix(position))
+        shards, records = self._locate(self._mix(position))
         return (np.cumsum(self._sizes) - self._sizes)[shards] + records
 
     def window_of(self, position: int) -> int:
@@ -115,7 +115,7 @@ class StreamOrder:
         return self._segments(positions, np.arange(len(positions)))
 
     def _mix(self, position: np.ndarray) -> np.ndarray:
-        """Where in the sequence of records lies that of each position."""
+        """Returns the place in the sequence of records of each position."""
         order = self._order
         position = np.asarray(position, np.int64)
         if not order.shuffle:
@@ -133,8 +133,8 @@ class StreamOrder:
         rotation = draw(run_length, seed=order.seed, key=_ROTATION_KEYS + key)
         return epoch * order.num_examples + run_start + (rank + rotation) % run_length
 
-    def _locate(self, sequence: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The epoch, the shard and the place in the shard of each place of the sequence."""
+    def _locate(self, sequence: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the shard, and the place in the shard, of each place of the sequence."""
         epochs, places = np.divmod(sequence, self._order.num_examples)
         shards = np.empty_like(places)
         records = np.empty_like(places)
@@ -152,11 +152,11 @@ class StreamOrder:
             slot = np.searchsorted(ends, places[here], side="right")
             shards[here] = shard_order[slot]
             records[here] = places[here] - (ends - self._sizes[shard_order])[slot]
-        return epochs, shards, records
+        return shards, records
 
     def _segments(self, positions: np.ndarray, run_starts: np.ndarray) -> Segments[np.ndarray]:
         """Joins neighbouring records of each run."""
-        _, shards, records = self._locate(self._mix(positions))
+        shards, records = self._locate(self._mix(positions))
         is_first = np.zeros(len(positions), bool)
         is_first[run_starts] = True
         is_first[1:] |= (np.diff(shards) != 0) | (np.diff(records) != 1)

@@ -8,6 +8,7 @@ tests whose names begin with `test_the_bare_client` prove them.
 """
 
 import contextlib
+import functools
 import io
 import logging
 import os
@@ -15,16 +16,13 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, TypeVar
+from typing import Any, TypeVar
 
 import requests
 
 from pipelines.sources.downloads import CredentialsError, DownloadError
 from pipelines.sources.kaggle.credentials import Credentials, legacy_folder, refused_text
 from pipelines.sources.kaggle.transfer import RemoteArchive
-
-if TYPE_CHECKING:
-    from kaggle.api.kaggle_api_extended import KaggleApi
 
 _LOG = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
@@ -42,62 +40,52 @@ _HIDDEN_AT_IMPORT = (
 )
 
 
-class Client:
-    """The official client, imported without its side effects and asked for addresses only."""
+def locate(dataset: str, credentials: Credentials, timeout_s: float) -> RemoteArchive:
+    """Logs in with the official client and returns the archive's current address.
 
-    def __init__(self, credentials: Credentials, timeout_s: float) -> None:
-        """Imports the client.
+    Args:
+        dataset: OWNER/NAME.
+        credentials: where the credentials are, for the message if Kaggle refuses them.
+        timeout_s: seconds that Kaggle has to answer.
 
-        Args:
-            credentials: where the credentials are, for the message if Kaggle refuses them.
-            timeout_s: seconds that Kaggle has to answer.
+    Raises:
+        CredentialsError: if Kaggle refuses the credentials.
+        DownloadError: if the client is missing or cannot be imported.
+        requests.RequestException: if the API or the storage refuses, or does not answer in time.
+    """
+    api = _locating_api()()
 
-        Raises:
-            DownloadError: if the package is missing or cannot be imported.
-        """
-        self._credentials = credentials
-        self._timeout_s = timeout_s
-        try:
-            with _no_credentials():
-                from kaggle.api.kaggle_api_extended import KaggleApi
-        except ImportError as error:
-            raise DownloadError(
-                f"The official Kaggle client could not be imported ({error}).\n"
-                "Install it with: pip install kaggle six"
-            ) from None
-        self._api_class = _locating(KaggleApi)
-
-    def locate(self, dataset: str) -> RemoteArchive:
-        """Logs in and returns the archive's current address.
-
-        Args:
-            dataset: OWNER/NAME.
-
-        Raises:
-            CredentialsError: if Kaggle refuses the credentials.
-            requests.RequestException: if the API or the storage refuses, or does not answer in
-                time.
-        """
-        return _within(self._timeout_s, lambda: self._locate(dataset))
-
-    def _locate(self, dataset: str) -> RemoteArchive:
-        api = self._api_class()
+    def ask() -> RemoteArchive:
         # In each attempt, because an OAuth token can expire during a long download.
         try:
             api.authenticate()
         except SystemExit:  # raised by the client if no credentials worked
-            raise CredentialsError(refused_text(self._credentials)) from None
+            raise CredentialsError(refused_text(credentials)) from None
         api.dataset_download_files(dataset, path=os.devnull, quiet=True, unzip=False)
         return RemoteArchive.from_response(api.answer)
 
+    return _within(timeout_s, ask)
 
-def _locating(api_class: "type[KaggleApi]") -> "type[KaggleApi]":
-    """Returns a client that keeps the storage's answer instead of downloading its body."""
 
-    class LocatingApi(api_class):
+@functools.cache
+def _locating_api() -> Any:
+    """Returns the official client, which keeps the storage's answer and downloads nothing.
+
+    It is imported without its side effects.
+    """
+    try:
+        with _no_credentials():
+            from kaggle.api.kaggle_api_extended import KaggleApi
+    except ImportError as error:
+        raise DownloadError(
+            f"The official Kaggle client could not be imported ({error}).\n"
+            "Install it with: pip install kaggle six"
+        ) from None
+
+    class LocatingApi(KaggleApi):
         # Removes --verbose, which prints the Authorization header and decodes the archive as text;
         # the environment or another importer of the client may have set it.
-        args = [arg for arg in api_class.args if arg != "--verbose"]  # noqa: RUF012
+        args = [arg for arg in KaggleApi.args if arg != "--verbose"]  # noqa: RUF012
         # The client computes these at import, when `_no_credentials` hides the real folder.
         config_dir = str(legacy_folder())
         config = str(legacy_folder() / "kaggle.json")

@@ -29,7 +29,7 @@ from pipelines.sources.downloads import (
     raise_disk_error,
 )
 from pipelines.sources.kaggle.archive_check import is_verified, verify_archive
-from pipelines.sources.kaggle.client import Client, quiet_client
+from pipelines.sources.kaggle.client import locate, quiet_client
 from pipelines.sources.kaggle.credentials import Credentials, require_credentials
 from pipelines.sources.kaggle.problems import Problem, diagnose
 from pipelines.sources.kaggle.transfer import transfer
@@ -120,25 +120,21 @@ def _locked(archive: Path) -> Iterator[None]:
     The lock ends with the process, so a killed download does not block the next one.
     """
     path = archive.with_name(f".{archive.name}.lock")
-    try:
-        descriptor = file_lock.acquire(path)
-    except BlockingIOError:
-        raise DownloadError(
-            f"{archive} is being downloaded or checked by another process "
-            f"(process id {file_lock.holder(path)}).\n"
+    lock = file_lock.held(
+        path,
+        lambda process: DownloadError(
+            f"{archive} is being downloaded or checked by another process (process id {process}).\n"
             "Wait until it has finished, then run the same command again to use that archive."
-        ) from None
-    except OSError as error:
-        # A finished archive in a read-only folder needs no lock, as nothing is written.
-        if error.errno not in (errno.EACCES, errno.EROFS) or not is_finished(archive):
-            raise_disk_error(error, path)
+        ),
+    )
+    with contextlib.ExitStack() as held:
+        try:
+            held.enter_context(lock)
+        except OSError as error:
+            # A finished archive in a read-only folder needs no lock, as nothing is written.
+            if error.errno not in (errno.EACCES, errno.EROFS) or not is_finished(archive):
+                raise_disk_error(error, path)
         yield
-        return
-    try:
-        yield
-    finally:
-        path.unlink(missing_ok=True)  # before the lock is released; see file_lock
-        os.close(descriptor)
 
 
 def fetch(dataset: str, archive: Path, retries: Retries) -> None:
@@ -176,12 +172,12 @@ def fetch(dataset: str, archive: Path, retries: Retries) -> None:
 def _attempt_until_done(
     dataset: str, archive: Path, credentials: Credentials, retries: Retries, bar: tqdm
 ) -> None:
-    client = Client(credentials, retries.timeout_s)
     failures = 0
     furthest = file_size(archive)
     while True:
         try:
-            transfer(client.locate(dataset), archive, bar, retries.timeout_s)
+            remote = locate(dataset, credentials, retries.timeout_s)
+            transfer(remote, archive, bar, retries.timeout_s)
             return
         except DownloadError:
             raise

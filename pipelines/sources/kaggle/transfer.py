@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -128,19 +126,16 @@ def _check_answer(response: requests.Response, remote: RemoteArchive, start: int
     """Raises if the body is neither the rest of the archive nor all of it."""
     if response.status_code >= 400:
         raise requests.HTTPError("refused", request=response.request, response=response)
+    sent = response.headers.get("Content-Range", "")
     if RemoteArchive.from_response(response).validator != remote.validator:
         problem = "the answer is a different version of the file"
-    elif response.status_code == 206 and not _begins_at(response.headers, start):
-        problem = f"asked for bytes from {start}, got {response.headers.get('Content-Range')!r}"
+    elif response.status_code == 206 and not sent.startswith(f"bytes {start}-"):
+        problem = f"asked for bytes from {start}, got {sent!r}"
     elif response.status_code not in (200, 206):
         problem = f"expected the archive, got HTTP {response.status_code}"
     else:
         return
     raise WrongAnswerError(problem, request=response.request, response=response)
-
-
-def _begins_at(headers: Mapping[str, str], start: int) -> bool:
-    return re.match(rf"bytes {start}-", headers.get("Content-Range", "")) is not None
 
 
 def _check_free_space(remote: RemoteArchive, archive: Path) -> None:

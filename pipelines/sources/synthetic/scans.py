@@ -17,7 +17,7 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 
 import numpy as np
@@ -225,15 +225,7 @@ def _with_drusen(
         height = 1.2 + (1 + 24 * severity) * float(rng.random()) ** 1.2
         bump = _bell(x_mm, centre + _between(rng, -2.2, 2.2), half_width)
         elevation = np.maximum(elevation, height * bump)
-    return _Lesions(
-        elevation=elevation,
-        fluid=healthy.fluid,
-        deposit=healthy.deposit,
-        swelling=healthy.swelling,
-        roughness=healthy.roughness,
-        elevation_grey=_between(rng, 70, 110),
-        spots=(),
-    )
+    return replace(healthy, elevation=elevation, elevation_grey=_between(rng, 70, 110))
 
 
 def _with_neovascularisation(
@@ -279,14 +271,11 @@ def _with_macular_oedema(
     fluid = np.zeros_like(x_mm)
     if chance(rng, 0.15):
         fluid = severity * _between(rng, 4, 20) * _dome(x_mm, 0.3 * centre, 0.9) ** 1.5
-    return _Lesions(
-        elevation=healthy.elevation,
+    return replace(
+        healthy,
         fluid=fluid,
-        deposit=healthy.deposit,
         swelling=healthy.swelling
         + severity * _between(rng, 0.15, 0.75) * _bell(x_mm, 0.6 * centre, _between(rng, 0.7, 1.8)),
-        roughness=healthy.roughness,
-        elevation_grey=healthy.elevation_grey,
         spots=cysts + _draw_exudates(rng, severity, centre),
     )
 

@@ -5,20 +5,18 @@ The tree is drawn in a temporary folder and renamed when it is complete.
 
 from __future__ import annotations
 
-import contextlib
+import itertools
 import json
-import multiprocessing
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 
 import PIL
 from numpy.random import Generator
 
+from pipelines import workers
 from pipelines.sources.synthetic.scans import (
     GENERATOR_VERSION,
     LABEL_NAMES,
@@ -72,24 +70,21 @@ def write_tree(
         num_examples: number of images in all, at least 12.
         seed: seed of the whole dataset, not negative.
         num_workers: number of processes that draw; 1 draws in this process. By default one per
-            core, or 1 for so few images that starting processes would not pay. With several, the
-            calling script must guard its main code with `if __name__ == "__main__":`.
+            core, or 1 for so few images that starting processes would not pay.
         progress: is called with the number of images written since the last call.
 
     Returns:
         `directory`, as a Path.
 
     Raises:
-        ValueError: if num_examples, seed or num_workers is too small.
+        ValueError: if num_examples or seed is too small.
         FileExistsError: if the archive's folder exists and this function did not write it.
         BlockingIOError: if another process is drawing into the directory.
-        RuntimeError: if a worker process died.
+        errors.BuildError: if a worker process died.
     """
     directory = Path(directory)
     if seed < 0:
         raise ValueError(f"seed must be 0 or more, got {seed}")
-    if num_workers is not None and num_workers < 1:
-        raise ValueError(f"num_workers must be at least 1, got {num_workers}; leave it out for all")
     tasks = _plan_tree(num_examples, seed)
     settings: dict[str, object] = {
         "generator_version": GENERATOR_VERSION,
@@ -99,7 +94,15 @@ def write_tree(
     }
     if not _is_complete(directory, settings, tasks):
         directory.mkdir(parents=True, exist_ok=True)
-        with _locked(directory):
+        # Beside the directory, so that it is not listed as data.
+        lock = directory.with_name(f".{directory.name}.lock")
+        with file_lock.held(
+            lock,
+            lambda process: BlockingIOError(
+                f"another process (process id {process}) is drawing into {directory}; wait for it, "
+                "or choose another folder"
+            ),
+        ):
             # Another process may have drawn the tree before this one got the lock.
             if not _is_complete(directory, settings, tasks):
                 _draw_tree(directory, settings, tasks, num_workers, progress)
@@ -124,15 +127,18 @@ def _draw_tree(
     shutil.rmtree(drawing, ignore_errors=True)
     for folder in {task.path(drawing).parent for task in tasks}:
         folder.mkdir(parents=True)
-    chunks = [tasks[i : i + _CHUNK_SIZE] for i in range(0, len(tasks), _CHUNK_SIZE)]
-    num_workers = num_workers or _default_num_workers(len(tasks))
-    if num_workers > 1 and len(chunks) > 1:
-        _write_in_processes(chunks, drawing, min(num_workers, len(chunks)), progress)
-    else:
-        for chunk in chunks:
-            written = _write_images(chunk, drawing)
-            if progress is not None:
-                progress(written)
+    if num_workers is None:
+        pays = len(tasks) >= _SMALLEST_PARALLEL_RUN
+        num_workers = len(os.sched_getaffinity(0)) if pays else 1
+    calls = [(tasks[i : i + _CHUNK_SIZE], drawing) for i in range(0, len(tasks), _CHUNK_SIZE)]
+    counts = (
+        workers.results(_write_images, calls, min(num_workers, len(calls)))
+        if num_workers > 1
+        else itertools.starmap(_write_images, calls)
+    )
+    for written in counts:
+        if progress is not None:
+            progress(written)
     if tree.exists():
         shutil.rmtree(tree)
     # The marker is written first: after a kill in between, a tree without a marker would look like
@@ -152,24 +158,6 @@ def _is_complete(directory: Path, settings: dict[str, object], tasks: list[_Imag
     except (FileNotFoundError, ValueError):
         return False
     return all(stat.st_size > 0 and stat.st_mtime == FILE_MTIME for stat in stats)
-
-
-@contextlib.contextmanager
-def _locked(directory: Path) -> Iterator[None]:
-    """Locks a directory; the lock file is beside it, so that it is not listed as data."""
-    path = directory.with_name(f".{directory.name}.lock")
-    try:
-        descriptor = file_lock.acquire(path)
-    except BlockingIOError:
-        raise BlockingIOError(
-            f"another process (process id {file_lock.holder(path)}) is drawing into {directory}; "
-            "wait for it, or choose another folder"
-        ) from None
-    try:
-        yield
-    finally:
-        path.unlink(missing_ok=True)  # before the lock is released; see file_lock
-        os.close(descriptor)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -285,36 +273,3 @@ def _write_images(tasks: Sequence[_ImageTask], directory: Path) -> int:
         path.write_bytes(encode_jpeg(draw_bscan(task.label, task.patient, task.index, task.seed)))
         os.utime(path, (FILE_MTIME, FILE_MTIME))
     return len(tasks)
-
-
-def _write_in_processes(
-    chunks: list[Sequence[_ImageTask]],
-    directory: Path,
-    num_workers: int,
-    progress: Callable[[int], None] | None,
-) -> None:
-    # spawn instead of fork, because a fork of a caller with threads can deadlock.
-    context = multiprocessing.get_context("spawn")
-    executor = ProcessPoolExecutor(num_workers, mp_context=context)
-    try:
-        futures = [executor.submit(_write_images, chunk, directory) for chunk in chunks]
-        for future in as_completed(futures):
-            written = future.result()
-            if progress is not None:
-                progress(written)
-    except BrokenProcessPool as error:
-        raise RuntimeError(
-            f"a worker process died while it drew into {directory}. Either the calling script "
-            'lacks `if __name__ == "__main__":`, or memory ran out. Run again, with num_workers=1 '
-            "to draw in this process"
-        ) from error
-    finally:
-        executor.shutdown(cancel_futures=True)
-
-
-def _default_num_workers(num_images: int) -> int:
-    if num_images < _SMALLEST_PARALLEL_RUN:
-        return 1
-    if hasattr(os, "sched_getaffinity"):  # on Linux; respects the limits of containers and taskset
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
