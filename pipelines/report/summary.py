@@ -9,6 +9,7 @@ from pipelines.stores.output import Storage, is_remote
 from tfrecord_io.label_kinds import NUMBER
 from tfrecord_io.manifest import REJECTS_FILE_NAME, Manifest
 from tfrecord_io.printing import printable
+from tfrecord_io.trunk import SOURCE_KIND
 
 
 def print_built(output: str, seconds: float, num_finished_before: int) -> None:
@@ -39,7 +40,7 @@ def print_built(output: str, seconds: float, num_finished_before: int) -> None:
         f"{found.num_bytes / 1e6:,.1f} MB in {_num_shards(found)} shards, "
         f"{num_images / seconds:,.0f} images/s over {seconds:,.1f} s"
     )
-    print(f"\nThe dataset is in {output}. Next:\n{_next_steps(output)}")
+    print(f"\nThe dataset is in {output}. Next:\n{_next_steps(output, found)}")
 
 
 def print_complete(output: str) -> None:
@@ -89,10 +90,10 @@ def _print_rejects(found: Manifest, output: str) -> None:
         print(f"rejects: {reasons}; see {output}/{REJECTS_FILE_NAME}")
 
 
-def _next_steps(output: str) -> str:
+def _next_steps(output: str, found: Manifest) -> str:
     if is_remote(output):
         return "  copy it to a disk and run python -m tfrecord_io verify, or train from the store"
-    return (
-        f"  python -m tfrecord_io verify {output}\n"
-        f"  python -m tfrecord_io show {output} --output grid.png"
-    )
+    second = f"python -m tfrecord_io show {output} --output grid.png"
+    if found.source.get("kind") == SOURCE_KIND:
+        second = f"python train/run.py --data {output} --workdir RUN"
+    return f"  python -m tfrecord_io verify {output}\n  {second}"
