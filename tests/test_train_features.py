@@ -247,3 +247,14 @@ def test_a_run_on_images_has_no_features_to_compare(images, tmp_path, capsys):
     words = ["--model", tmp_path / "run", "--input", images / "report.html", "--similar=2"]
     assert predict.main([str(word) for word in words]) == 2
     assert "was trained on images" in capsys.readouterr().err
+
+
+def test_scans_of_another_dataset_are_not_shown(finished, scans, tmp_path, capsys):
+    other = shutil.copytree(finished, tmp_path / "run")
+    content = json.loads((other / "config.json").read_text())
+    content["dataset"]["fingerprint"] = "0" * 64
+    (other / "config.json").write_text(json.dumps(content))
+    scan = next((scans / "test").rglob("*.jpeg"))
+    words = ["--model", other, "--input", scan, "--similar=2"]
+    assert predict.main([str(word) for word in words]) == 2
+    assert "holds another dataset than" in capsys.readouterr().err

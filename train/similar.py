@@ -8,6 +8,7 @@ training scan: 1 for the same features, about 0 for scans that have nothing in c
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 
 import keras
@@ -17,7 +18,7 @@ import tfrecord_io
 from tfrecord_io.auditing import neighbours
 from tfrecord_io.reading.mapped import MappedDataset
 from tfrecord_io.trunk import FILE_NAME, find_trunk
-from train import metrics
+from train import config, metrics
 from train.config import ConfigError, load_fields
 from train.tasks import task_of
 
@@ -53,7 +54,7 @@ class TrainingScans:
             run: folder of a run on a dataset of features, which must still be there.
 
         Raises:
-            ConfigError: if the run was trained on images.
+            ConfigError: if the run was trained on images, or on another dataset than is there now.
             tfrecord_io.ManifestError: if the dataset cannot be used.
         """
         fields = load_fields(run)
@@ -68,6 +69,12 @@ class TrainingScans:
             raise ConfigError(
                 f"--similar compares features, but {run} was trained on images; extract features "
                 "with python pipelines/extract_features.py, and train on them"
+            )
+        content = json.loads((run / config.FILE_NAME).read_text(encoding="utf-8"))
+        if manifest.fingerprint != content["dataset"]["fingerprint"]:
+            raise ConfigError(
+                f"{data} holds another dataset than {run} was trained on, whose scans --similar "
+                "would show; put that dataset back, or leave the flag out"
             )
         self._trunk = keras.saving.load_model(Path(data) / FILE_NAME, compile=False)
         dataset = MappedDataset(data, _SPLIT)
