@@ -79,7 +79,7 @@ def test_grades_are_learned_as_classes_and_judged_by_kappa_too(tmp_path, capsys)
         write_marked_dataset(
             tmp_path / name, num_examples=num_examples, label_names=names, label_kind=kind
         )
-    assert train(tmp_path / "data", tmp_path / "run") == 0
+    assert train(tmp_path / "data", tmp_path / "run", seed=0) == 0
     metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())
     assert metrics["label_kind"] == "grade"
     kappa = metrics["scores"]["quadratic_kappa"]
@@ -242,7 +242,7 @@ def data(tmp_path_factory):
 @pytest.fixture(scope="module")
 def finished(data, tmp_path_factory):
     workdir = tmp_path_factory.mktemp("runs") / "run"
-    fields = {"mixup": 0.2, "test_time_flip": True, "best_by": "val_loss"}
+    fields = {"seed": 0, "mixup": 0.2, "test_time_flip": True, "best_by": "val_loss"}
     assert train(data, workdir, epochs=10, **fields) == 0
     return workdir
 
@@ -326,7 +326,7 @@ def test_a_model_of_numbers_is_measured_on_another_dataset_of_the_same_name(
 @pytest.mark.slow
 def test_a_cross_validation_pools_the_errors_of_all_folds(data, tmp_path):
     workdir = tmp_path / "folds"
-    assert train(data, workdir, epochs=2, folds=2) == 0
+    assert train(data, workdir, epochs=2, folds=2, seed=0) == 0
     metrics = json.loads((workdir / "metrics.json").read_text())
     assert metrics["num_examples"] == 112
     assert metrics["spread"]["mae"]["mean"] > 0
@@ -363,7 +363,8 @@ def test_numbers_whose_squares_are_infinite_are_refused_before_a_folder_is_made(
 @pytest.mark.slow
 def test_jax_learns_numbers(data, tmp_path):
     workdir = tmp_path / "run"
-    arguments = [f"--data={data}", f"--workdir={workdir}", *flags(**SMALL_RUN | {"epochs": 10})]
+    settings = flags(**SMALL_RUN | {"epochs": 10, "seed": 0})
+    arguments = [f"--data={data}", f"--workdir={workdir}", *settings]
     run_on_jax("import sys\nfrom train import run\nsys.exit(run.main(sys.argv[1:]))", *arguments)
     metrics = json.loads((workdir / "metrics.json").read_text())
     assert metrics["scores"]["r2"]["value"] > 0.5
