@@ -21,15 +21,14 @@ ROOT = Path(__file__).resolve().parent.parent
 IN_MEMORY = "--direct_running_mode=in_memory"
 
 
-def arguments(source: Path, output: Path | str, *more: str) -> list[str]:
+def arguments(source: Path | str, output: Path | str, *more: str) -> list[str]:
     """Returns the build's flags for a folder, an archive or a file of sites; tiny pictures."""
-    source = Path(source)
-    of_file = "sites" if source.suffix == ".toml" else "archive"
-    kind = "directory" if source.is_dir() else of_file
+    of_file = "sites" if str(source).endswith(".toml") else "archive"
+    kind = "directory" if Path(source).is_dir() else of_file
     return [f"--source={kind}", f"--input={source}", f"--output={output}", "--image_size=8", *more]
 
 
-def build_here(source: Path, output: Path | str, *more: str) -> Path:
+def build_here(source: Path | str, output: Path | str, *more: str) -> Path:
     """Builds in this process; returns the output folder."""
     from pipelines import build_tfrecords
 

@@ -219,6 +219,8 @@ def plan_run(
     """
     parts = choose_parts(config, manifest)
     task = training_task(manifest.label_kind, config.data, parts.train)
+    if config.best_by == "val_accuracy" and task.quantity != "accuracy":
+        raise ConfigError("--best_by val_accuracy needs classes or labels; use val_loss")
     resolved = config.resolve(
         num_examples=parts.train.num_examples,
         num_replicas=devices.num_replicas,
