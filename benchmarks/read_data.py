@@ -76,7 +76,10 @@ def speckled(generator: np.random.Generator, height: int, width: int) -> np.ndar
 
 
 def draw_records(
-    directory: Path, num_examples: int, image_shape: tuple[int, int, int] = IMAGE_SHAPE
+    directory: Path,
+    num_examples: int,
+    image_shape: tuple[int, int, int] = IMAGE_SHAPE,
+    dtype: str = "uint8",
 ) -> Path:
     """Writes a dataset of drawn images in the project's format; `directory` if it is there.
 
@@ -86,6 +89,7 @@ def draw_records(
         directory: folder of the dataset.
         num_examples: number of images.
         image_shape: (height, width, channels) in pixels.
+        dtype: uint8, or uint16 of which each value has two bytes of a drawn image.
 
     Returns:
         the folder.
@@ -93,17 +97,18 @@ def draw_records(
     generator = np.random.default_rng(0)
 
     def pixels() -> Iterator[bytes]:
-        drawn = [speckled(generator, *image_shape[:2]) for _ in range(64)]
+        height, width = image_shape[0], image_shape[1] * np.dtype(dtype).itemsize
+        drawn = [speckled(generator, height, width) for _ in range(64)]
         for example in range(num_examples):
             yield np.roll(drawn[example % 64], example // 64, axis=(0, 1)).tobytes()
 
-    layout = RecordLayout(image_shape=image_shape, num_classes=len(LABEL_NAMES))
+    layout = RecordLayout(image_shape=image_shape, num_classes=len(LABEL_NAMES), dtype=dtype)
     records = (
         layout.encode_record(image, example % len(LABEL_NAMES), image_key(str(example)))
         for example, image in enumerate(pixels())
     )
     num_shards = -(-num_examples // _SHARD_SIZE)
-    return _write_records(directory, records, num_examples, num_shards, image_shape)
+    return _write_records(directory, records, num_examples, num_shards, image_shape, dtype)
 
 
 def cut_records(records: Path, directory: Path, *, num_shards: int, num_examples: int) -> Path:
@@ -126,6 +131,7 @@ def _write_records(
     num_examples: int,
     num_shards: int,
     image_shape: tuple[int, int, int] = IMAGE_SHAPE,
+    dtype: str = "uint8",
 ) -> Path:
     def write(directory: Path) -> None:
         shards = []
@@ -144,6 +150,7 @@ def _write_records(
         manifest = Manifest(
             name="read_speed",
             image_shape=image_shape,
+            dtype=dtype,
             label_names=LABEL_NAMES,
             splits={"train": Split(label_counts=label_counts, shards=tuple(shards))},
             preprocessing={},
