@@ -6,7 +6,6 @@ import csv
 import json
 import os
 import re
-import resource
 import shutil
 import signal
 import socket
@@ -34,6 +33,7 @@ from builds import (
     shards_of,
     started,
     wait_until,
+    with_file_limit,
     workers_of,
 )
 from hypothesis import given, settings
@@ -726,14 +726,8 @@ def test_an_interrupted_build_says_how_to_go_on(large_archive, tmp_path, whole_g
 def test_a_full_disk_is_a_clear_error(archive, tmp_path):
     output = tmp_path / "out"
     words = command(archive, output, "--image_size=300", "--direct_num_workers=1")
-
-    def few_bytes():
-        # Of the limits that make a write fail, the one that needs no file system of its own.
-        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
-
-    done = subprocess.run(
-        words, capture_output=True, text=True, cwd=ROOT, preexec_fn=few_bytes, check=False
-    )
+    limited = with_file_limit(words, 100_000)
+    done = subprocess.run(limited, capture_output=True, text=True, cwd=ROOT, check=False)
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
     assert re.search(r"error: cannot write .*File too large", done.stderr)

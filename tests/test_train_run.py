@@ -2,7 +2,6 @@
 
 import json
 import os
-import resource
 import shutil
 import signal
 import socket
@@ -12,6 +11,7 @@ import time
 
 import numpy as np
 import pytest
+from builds import with_file_limit
 from marked_images import (
     ALL_ON,
     REPOSITORY,
@@ -176,10 +176,9 @@ def test_killed_at_two_moments_it_ends_with_the_weights_of_an_undisturbed_run(
 def test_a_full_disk_ends_with_a_message_and_the_same_command_continues(data, finished, tmp_path):
     words = command("run", "--data", data, "--workdir", tmp_path / "run", *FLAGS)
     full = subprocess.run(
-        words,
+        with_file_limit(words, 100_000),
         cwd=REPOSITORY,
         env=environment(),
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000)),
         capture_output=True,
         text=True,
         check=False,

@@ -139,7 +139,8 @@ def test_the_first_steps_are_those_of_keras_fit(runs, data):
         keras.optimizers.Adam(config.learning_rate),
         keras.losses.CategoricalCrossentropy(from_logits=True),
     )
-    weights = tf.constant(manifest.class_weights("train"))
+    split = manifest.split("train")
+    weights = tf.constant(CLASSES.class_weights(split.label_counts, split.num_examples, 1.0))
     dataset = tfrecord_io.make_dataset(data, split="train", batch_size=8, seed=1, epochs=3)
     for step, (images, labels) in enumerate(dataset):
         # Before the update, like the loss of a training step.

@@ -523,9 +523,10 @@ class _Run:
                 self._best = [variable.numpy() for variable in self._variables]
         is_last = row["epoch"] == self._config.epochs
         if is_last or loop.stop.received is not None or loop.checkpoint_is_due(self._config):
-            self._save_checkpoint(loop)
+            # Before the checkpoint: a run that goes on from one does not repeat this epoch.
             if devices.is_chief:
                 write_json(self._workdir / HISTORY_NAME, progress.history)
+            self._save_checkpoint(loop)
         if devices.is_chief and _is_shown(row["epoch"], self._config.epochs):
             loop.bar.print_above(_describe_epoch(row, self._config.epochs))
         share = row["input_wait_share"]
