@@ -183,6 +183,7 @@ def test_no_name_of_the_input_is_in_an_output_or_on_the_terminal(kind, secret, t
     assert (hidden / "dropped.csv").read_text().count("\n") > 2
 
 
+@pytest.mark.slow
 def test_workers_of_the_command_say_no_name_either(secret, tmp_path):
     names = Names()
     source, flags = source_of("folder", names, tmp_path)

@@ -159,6 +159,7 @@ def test_the_same_tree_gives_the_same_shards_however_it_is_packed(undisturbed, t
     assert shards_of(output) == shards_of(undisturbed[0])
 
 
+@pytest.mark.slow
 def test_behind_a_proxy_that_never_answers_the_local_engine_starts_all_the_same(
     undisturbed, archive, tmp_path
 ):

@@ -138,6 +138,7 @@ def test_a_download_that_is_refused_fails_and_leaves_no_output(desk):
     assert not desk.output.exists()
 
 
+@pytest.mark.slow
 def test_a_killed_download_is_resumed_and_built_as_if_nothing_had_been(desk, scans_zip, tmp_path):
     half = desk.server.size() // 2
     desk.server.storage_faults += [Stall(after=half)]

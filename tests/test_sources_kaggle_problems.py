@@ -16,6 +16,7 @@ from pipelines.sources.kaggle.download import download_archive
 from pipelines.sources.kaggle.problems import _retry_after
 
 
+@pytest.mark.slow
 def test_too_many_requests_waits_as_long_as_it_is_asked_to(work):
     work.server.api_faults += [Refuse(429, headers={"Retry-After": "2"})]
 

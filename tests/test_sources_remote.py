@@ -90,6 +90,7 @@ def test_a_dataset_on_a_store_is_the_one_on_a_disk(s3, scans_zip, tmp_path):
     assert all(SECRET_KEY.encode() not in path.read_bytes() for path in remote.iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("scheme", "running"),
     [("gs", gcs_server.running_gcs), ("az", azure_server.running_azure)],
@@ -207,6 +208,7 @@ def test_a_shard_without_an_example_is_a_file_on_a_store_too(s3, tmp_path):
     assert verify.verify(fetch(s3, "empty", tmp_path / "remote")) == []
 
 
+@pytest.mark.slow
 def test_copies_made_and_duplicates_left_out_on_a_store_are_those_of_the_local_build(s3, tmp_path):
     files = scan_tree({"train": 6, "val": 1, "test": 2})
     twin = next(name for name in files if name.startswith("train/CNV/"))

@@ -275,6 +275,7 @@ def test_a_step_that_hangs_leaves_the_stacks_of_all_threads(data, tmp_path, monk
     assert "many_heads.py" in stacks.read_text()
 
 
+@pytest.mark.slow
 def test_what_was_stopped_begins_anew_with_the_same_command(
     data, finished, tmp_path, monkeypatch, capsys
 ):

@@ -1,4 +1,5 @@
 import numpy as np
+import pytest
 from marked_images import OCT_NAMES
 from PIL import Image
 
@@ -98,6 +99,7 @@ def all_written(folder, names, num_examples):
     return sizes
 
 
+@pytest.mark.slow
 def test_pictures_of_very_many_classes_are_of_bounded_size(tmp_path, capsys):
     names = tuple(f"class number {index}" for index in range(300))
     sizes = all_written(tmp_path, names, 900)

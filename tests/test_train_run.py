@@ -105,6 +105,7 @@ def test_ctrl_c_outside_of_the_steps_ends_with_a_message_and_code_130(tmp_path, 
     assert capsys.readouterr().err == "stopped; run the same command again to continue\n"
 
 
+@pytest.mark.slow
 def test_the_console_is_clean(told):
     workdir, result = told
     assert result.returncode == 0, result.stderr
@@ -114,6 +115,7 @@ def test_the_console_is_clean(told):
     assert len(history_of(workdir)) == 2
 
 
+@pytest.mark.slow
 def test_the_steps_asked_for_are_traced(told):
     workdir, _ = told
     operations = (workdir / "profile" / "operations.csv").read_text()

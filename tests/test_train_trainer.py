@@ -333,6 +333,7 @@ def test_timing_a_long_run_beforehand_changes_nothing(data, tmp_path, monkeypatc
     )
 
 
+@pytest.mark.slow
 def test_what_is_reported_is_what_predict_says_of_the_same_files(
     built_dataset, source_tree, tmp_path, capsys
 ):
