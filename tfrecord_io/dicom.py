@@ -357,7 +357,7 @@ def _decode(dataset: Dataset, index: int) -> tuple[np.ndarray, str]:
         if _sides_of(frame) != (dataset.Rows, dataset.Columns):
             raise Reject("undecodable", "the compressed frame has other sides than the file says")
         # pyjpegls would say so, too, but only after all pixels, of which there may be 89 million.
-        if plugin == _JPEG_LS and _JPEG_END not in frame:
+        if plugin == _JPEG_LS and frame.rfind(_JPEG_END) < 0:  # it is near the end of a whole one
             raise Reject("truncated", "the JPEG-LS frame is cut off")
         if plugin == _IMAGECODECS:
             return _decode_jpeg(frame, dataset), dataset.PhotometricInterpretation
@@ -448,7 +448,10 @@ def _grey(
     bits = dataset.BitsStored
     lowest = -(1 << bits - 1) if dataset.PixelRepresentation else 0
     span = (1 << bits) - 1
-    levels = np.clip(pixels, lowest, lowest + span)
+    levels = pixels
+    # Without the copy where it is not needed, which takes longer than the comparison.
+    if pixels.min() < lowest or pixels.max() > lowest + span:
+        levels = np.clip(pixels, lowest, lowest + span)
     if lowest:
         levels = np.subtract(levels, lowest, dtype=np.int32)
     levels = levels.astype(np.uint16, copy=False)
