@@ -67,24 +67,20 @@ def main() -> None:
             f"{engine}: memory of its own after two epochs {fresh['own_mib']:.0f} MiB; "
             f"with an eighth of the data {little['own_mib']:.0f} MiB"
         )
-    for engine in ("mmap", "stream"):
-        eight, sixteen = compare(
-            [WayProcess(engine, ReadData(records, data.work)) for records in (few, deep)],
-            arguments,
-        )
-        print(
-            f"{engine}: uint16 {sixteen:,.0f} images/s, uint8 of as many bytes {eight:,.0f}: "
-            f"{sixteen / eight:.2f}"
-        )
-    for engine in ("mmap", "stream"):
-        sixteen, thousand = compare(
-            [WayProcess(engine, ReadData(records, data.work)) for records in (few, many)],
-            arguments,
-        )
-        print(
-            f"{engine}: {MANY_SHARDS} shards {thousand:,.0f} images/s, {FEW_SHARDS} shards "
-            f"{sixteen:,.0f}: {thousand / sixteen:.2f}"
-        )
+    pairs = (
+        ("uint16", deep, "uint8 of as many bytes", few),
+        (f"{MANY_SHARDS} shards", many, f"{FEW_SHARDS} shards", few),
+    )
+    for name, records, base_name, base in pairs:
+        for engine in ("mmap", "stream"):
+            speed, base_speed = compare(
+                [WayProcess(engine, ReadData(path, data.work)) for path in (records, base)],
+                arguments,
+            )
+            print(
+                f"{engine}: {name} {speed:,.0f} images/s, {base_name} {base_speed:,.0f}: "
+                f"{speed / base_speed:.2f}"
+            )
     print_halves(ReadData(few, data.work), arguments)
 
 

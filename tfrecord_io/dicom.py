@@ -356,7 +356,7 @@ def _decode(dataset: Dataset, index: int) -> tuple[np.ndarray, str]:
         # A codec takes memory for as many pixels as the frame itself says.
         if _sides_of(frame) != (dataset.Rows, dataset.Columns):
             raise Reject("undecodable", "the compressed frame has other sides than the file says")
-        # pyjpegls would say so, too, but only after all pixels, of which there may be 89 million.
+        # pyjpegls reports this only after it has decoded every pixel, which can take seconds.
         if plugin == _JPEG_LS and frame.rfind(_JPEG_END) < 0:  # it is near the end of a whole one
             raise Reject("truncated", "the JPEG-LS frame is cut off")
         if plugin == _IMAGECODECS:

@@ -180,31 +180,40 @@ def _is_one_image(some: _Frames | None) -> bool:
 def _read_all(refs: pa.Table, source: Source) -> list[_Frames | None]:
     """Returns what each file holds, None for those that are one image, or damaged."""
     num_processes = len(os.sched_getaffinity(0))
-    with source.open() as reader:
-        waits = reader.num_parallel_reads > 1  # for a network
-    with tqdm(
-        total=refs.num_rows,
-        unit=" files",
-        desc="reading headers",
-        # A folder of pictures has no such files, and few are read at once.
-        delay=1.0,
-        mininterval=0.1 if sys.stderr.isatty() else 10.0,
-    ) as bar:
-        if waits or num_processes == 1 or refs.num_rows <= _MOST_IN_ONE_PROCESS:
-            return _read_some(source, refs, bar.update)
+    with (
+        source.open() as reader,
+        tqdm(
+            total=refs.num_rows,
+            unit=" files",
+            desc="reading headers",
+            # A folder of pictures has no such files, and few are read at once.
+            delay=1.0,
+            mininterval=0.1 if sys.stderr.isatty() else 10.0,
+        ) as bar,
+    ):
+        waits_for_network = reader.num_parallel_reads > 1
+        if waits_for_network or num_processes == 1 or refs.num_rows <= _MOST_IN_ONE_PROCESS:
+            return _read_with(reader, refs, bar.update)
         # `take` copies the rows; a slice would be sent with the whole table.
         rows = np.arange(refs.num_rows)
         parts = np.split(rows, rows[_NUM_AT_ONCE::_NUM_AT_ONCE])
         calls = ((source, refs.take(part)) for part in parts)
         found: list[_Frames | None] = []
-        for some in workers.results(_read_some, calls, num_processes):
+        for some in workers.results(_read_in_worker, calls, num_processes):
             found += some
             bar.update(len(some))
         return found
 
 
-def _read_some(
-    source: Source, refs: pa.Table, update: Callable[[], object] = lambda: None
+def _read_in_worker(source: Source, refs: pa.Table) -> list[_Frames | None]:
+    with source.open() as reader:
+        return _read_with(reader, refs)
+
+
+def _read_with(
+    reader: prefetch.Reader[ImageRef],
+    refs: pa.Table,
+    update: Callable[[], object] = lambda: None,
 ) -> list[_Frames | None]:
     """Reads headers as `_read_all` does, in this process; `update` is called after each."""
     require_once = functools.cache(require_codecs)
@@ -218,12 +227,11 @@ def _read_some(
         except Reject:
             return None  # the worker will find the same
 
+    num_threads = max(_NUM_THREADS, reader.num_parallel_reads)
     found = []
-    with source.open() as reader:
-        num_threads = max(_NUM_THREADS, reader.num_parallel_reads)
-        for _, result in prefetch.ahead(read, iterate_refs(refs), num_threads):
-            found.append(result())
-            update()
+    for _, result in prefetch.ahead(read, iterate_refs(refs), num_threads):
+        found.append(result())
+        update()
     return found
 
 

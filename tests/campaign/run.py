@@ -30,7 +30,7 @@ from campaign import archives, downloads, frames, images, kills, reader, trainin
 Outcome = tuple[str, list[str], str]
 Try = Callable[[random.Random, Path], Outcome]
 
-#: What the commands of an area import, if it is no build.
+#: The modules that an area's commands import, for areas that run other commands than the build.
 _PRELOADED = dict.fromkeys(("trainings", "folds"), "campaign.preloaded_training")
 _MOST_SECONDS = 30
 _MOST_KIB = 1 << 20
