@@ -402,6 +402,9 @@ def _check_offsets(pixels: BinaryIO, num_frames: int) -> None:
 
 def _check_inflated(data: bytes) -> None:
     """Refuses a deflated file that pydicom would inflate to more memory than there may be."""
+    # A fast path: parsing takes longer than this test.
+    if _DEFLATED.encode() not in data:
+        return
     from pydicom.filereader import read_dataset
 
     file = io.BytesIO(data)
