@@ -217,7 +217,8 @@ def _effect(codes: list[int]) -> str:
 
 def complaints(code: int, text: str) -> list[str]:
     if "Traceback" in text or (code > 0 and "error: " not in text and code not in (130, 143)):
-        return [f"exit code {code} and no message: {text[-1500:]}"]
+        start = max(text.find("Traceback") - 300, 0) if "Traceback" in text else -1500
+        return [f"exit code {code} and no message: {text[start:][:1500]}"]
     return []
 
 

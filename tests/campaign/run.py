@@ -111,7 +111,7 @@ def run_area(area: str, seed: int, numbers: range, is_verbose: bool = False) -> 
                 print(f"{area} {number}: {outcome} ({what})")
             if problems:
                 num_failed += 1
-                print("\n".join(f"  {line}" for p in problems for line in p.splitlines()[-12:]))
+                print("\n".join(f"  {line}" for p in problems for line in p.splitlines()[-40:]))
                 command = f"python tests/campaign/run.py {area} --seed {seed} --case {number}"
                 print(f"  {command}", flush=True)
     seconds = time.monotonic() - start
