@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from tfrecord_io.label_kinds import CLASSES, NUMBER, LabelKind, number_text
 from tfrecord_io.manifest import EXAMPLES_FILE_NAME, FILE_NAME
 from tfrecord_io.preprocess import Preprocessing
 from tfrecord_io.shards import shard_name
+from tfrecord_io.trunk import FACTS_NAME, REST_NAME, Trunk
 
 REPOSITORY = Path(__file__).parent.parent
 #: Keras 3.15 copies a variable of TensorFlow in a way NumPy 2.4 is going to forbid.
@@ -29,6 +31,9 @@ KERAS_ARRAY_WARNING = "ignore:__array__ implementation doesn.t accept a copy:Dep
 
 OCT_NAMES = ("CNV", "DME", "DRUSEN", "NORMAL")
 IMAGES_A_PATIENT = 2
+
+#: Side in pixels of the images that `write_pooling_trunk` takes.
+TRUNK_SIDE = 12
 
 #: The smallest network and the bare loss: it learns the marked images in a few steps.
 QUICK = {
@@ -241,3 +246,29 @@ def rows_of(folder: Path) -> list[dict[str, str]]:
 def history_of(workdir: Path) -> list[dict[str, float]]:
     """Returns the rows of a run's history."""
     return json.loads((workdir / "history.json").read_text())
+
+
+def write_pooling_trunk(path: Path) -> None:
+    """Writes the smallest trunk: means of 16 parts of an image of `TRUNK_SIDE` pixels a side."""
+    import keras
+
+    num_parts = 16
+    images = keras.Input((TRUNK_SIDE, TRUNK_SIDE, 1), dtype="uint8")
+    pixels = keras.layers.Rescaling(1 / 255, dtype="float32")(images)
+    means = keras.layers.AveragePooling2D(TRUNK_SIDE // 4)(pixels)
+    pooled = keras.layers.Reshape((1, 1, num_parts))(means)
+    keras.Model(images, pooled, name="trunk").save(path)
+    features = keras.Input((1, 1, num_parts))
+    rest = path.parent / REST_NAME
+    keras.Model(features, keras.layers.Flatten()(features)).save(rest)
+    facts = Trunk(
+        model="mobilenet",
+        layer="pool",
+        weights="none",
+        image_shape=(TRUNK_SIDE, TRUNK_SIDE, 1),
+        feature_shape=(1, 1, num_parts),
+        rest_layers=0,
+    )
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.write(rest, REST_NAME)
+        archive.writestr(FACTS_NAME, json.dumps(facts.to_dict()))

@@ -9,9 +9,7 @@ import os
 import shutil
 import signal
 import time
-import zipfile
 
-import keras
 import numpy as np
 import pytest
 from builds import IN_MEMORY, build_here
@@ -19,16 +17,18 @@ from image_files import scan_tree, write_tree
 from marked_images import (
     ALL_ON,
     KERAS_ARRAY_WARNING,
+    TRUNK_SIDE,
     flags,
     history_of,
     run_on_jax,
     weigh,
+    write_pooling_trunk,
 )
 from test_train_trainer import stop_at
 
 import tfrecord_io
 from pipelines import extract_features
-from tfrecord_io.trunk import FACTS_NAME, REST_NAME, Trunk, find_trunk
+from tfrecord_io.trunk import find_trunk
 from train import callbacks, many_heads, run
 from train.config import TrainConfig
 from train.features import adapt
@@ -37,7 +37,7 @@ from train.strategy import configure_devices
 
 pytestmark = pytest.mark.filterwarnings(KERAS_ARRAY_WARNING)
 
-SIDE, CHANNELS, NUM_IMAGES = 12, 16, 44
+NUM_IMAGES = 44
 FOLDS, SEEDS = (0, 1), (1, 2)
 #: All that a head can have. The folds differ in size, and the last batch of a run is short.
 SETTINGS = {
@@ -54,29 +54,6 @@ SETTINGS = {
 PROGRAM = "import sys; from train import run; sys.exit(run.main(sys.argv[1:]))"
 
 
-def write_pooling_trunk(path):
-    """Writes the smallest trunk: the means of 16 parts of an image."""
-    images = keras.Input((SIDE, SIDE, 1), dtype="uint8")
-    pixels = keras.layers.Rescaling(1 / 255, dtype="float32")(images)
-    means = keras.layers.AveragePooling2D(SIDE // 4)(pixels)
-    pooled = keras.layers.Reshape((1, 1, CHANNELS))(means)
-    keras.Model(images, pooled, name="trunk").save(path)
-    features = keras.Input((1, 1, CHANNELS))
-    rest = path.parent / REST_NAME
-    keras.Model(features, keras.layers.Flatten()(features)).save(rest)
-    facts = Trunk(
-        model="mobilenet",
-        layer="pool",
-        weights="none",
-        image_shape=(SIDE, SIDE, 1),
-        feature_shape=(1, 1, CHANNELS),
-        rest_layers=0,
-    )
-    with zipfile.ZipFile(path, "a") as archive:
-        archive.write(rest, REST_NAME)
-        archive.writestr(FACTS_NAME, json.dumps(facts.to_dict()))
-
-
 def pooled_features(folder):
     """Writes the features of folder/images; returns their folder."""
     write_pooling_trunk(folder / "trunk.keras")
@@ -90,7 +67,7 @@ def pooled_features(folder):
 def data(tmp_path_factory):
     folder = tmp_path_factory.mktemp("heads")
     tree = write_tree(folder / "scans", scan_tree({"train": 7, "val": 4}))
-    build_here(tree, folder / "images", f"--image_size={SIDE}")
+    build_here(tree, folder / "images", f"--image_size={TRUNK_SIDE}")
     features = pooled_features(folder)
     weigh(features, lambda label: {"CNV": 0.5, "DME": 0}.get(label, 2))
     return features
@@ -153,7 +130,7 @@ def test_heads_of_numbers_learn_side_by_side_what_each_learns_alone(tmp_path, ca
         for place, path in enumerate(files)
     ]
     (tmp_path / "table.csv").write_text("\n".join(["path,split,ef,weight", *rows, ""]))
-    flags = (f"--labels={tmp_path / 'table.csv'}", "--target=ef", f"--image_size={SIDE}")
+    flags = (f"--labels={tmp_path / 'table.csv'}", "--target=ef", f"--image_size={TRUNK_SIDE}")
     build_here(write_tree(tmp_path / "scans", files), tmp_path / "images", *flags)
     features = pooled_features(tmp_path)
     fields = {"seed": 2, "step_timeout": 0}
