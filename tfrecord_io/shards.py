@@ -1,8 +1,9 @@
-"""Names of shards, their records as arrays, and atomic writing of files."""
+"""Names of shards, their records as arrays, and files that a power cut cannot take."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import uuid
 from collections.abc import Iterator
@@ -80,3 +81,19 @@ def atomic_write(
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def sync_folder(path: str | os.PathLike[str]) -> None:
+    """Waits until the names in a folder are on the disk, so that a power cut cannot undo them."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    except PermissionError:
+        return  # a folder that may be entered, but not read, cannot be synced
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        # Some network file systems do not support this; their server keeps the names.
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(descriptor)

@@ -16,6 +16,7 @@ import contextlib
 import importlib.util
 import json
 import logging
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -53,7 +54,7 @@ def export_model(
 
     Args:
         model: images of the manifest's type → float32 probabilities.
-        directory: made if it is missing.
+        directory: made; if it is there, it is emptied first.
         manifest: of the training data, for preprocessing and names.
         precision: arithmetic of the model, `float32`, `bfloat16` or `float16`: decides how far
             a copy's predictions may be off.
@@ -65,7 +66,9 @@ def export_model(
         ExportError: if a form predicts something else than the model, or the model predicts no
             numbers.
     """
-    directory.mkdir(exist_ok=True)
+    # A run that was killed while it exported leaves temporary files here.
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir()
     generator = np.random.default_rng(0)
     images = generator.integers(
         np.iinfo(manifest.dtype).max + 1,

@@ -20,7 +20,7 @@ from train import calibration, evaluation, many_heads, metrics, parts, report, s
 from train.config import TrainConfig
 from train.strategy import Devices
 from train.tasks import Task, task_of
-from train.workdir import METRICS_NAME, claim, versions, write_json
+from train.workdir import claim, versions, write_metrics
 
 
 def cross_validate(
@@ -168,7 +168,7 @@ def _pool(
         predictions=predictions,
         versions=versions(),
     )
-    write_json(workdir / METRICS_NAME, results)
+    write_metrics(workdir, results)
     print(metrics.describe(results))
     print(f"the metrics and {report.FILE_NAME} of all folds are in {workdir}")
     return results

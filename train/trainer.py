@@ -48,6 +48,7 @@ from train.workdir import (
     claim,
     versions,
     write_json,
+    write_metrics,
 )
 
 # Number of steps that are timed before a phase, and the fewest steps left for which that is done.
@@ -523,7 +524,6 @@ class _Run:
                 self._best = [variable.numpy() for variable in self._variables]
         is_last = row["epoch"] == self._config.epochs
         if is_last or loop.stop.received is not None or loop.checkpoint_is_due(self._config):
-            # Before the checkpoint: a run that goes on from one does not repeat this epoch.
             if devices.is_chief:
                 write_json(self._workdir / HISTORY_NAME, progress.history)
             self._save_checkpoint(loop)
@@ -581,7 +581,7 @@ class _Run:
         so what is reported is exactly what the export and `predict` compute.
         """
         self._devices = self._devices.alone()
-        devices, manifest = self._devices, self._manifest
+        devices, manifest, progress = self._devices, self._manifest, self._progress
         self._load_best()
         parts = self._parts
         val = None if parts.val is None else self._predict_best(parts.val)
@@ -600,12 +600,12 @@ class _Run:
             checkpoint.save(
                 self._workdir / BEST_NAME,
                 {"model": self._variables},
-                {"epoch": self._progress.best_epoch},
+                {"epoch": progress.best_epoch},
             )
         results: dict[str, Any] = {
             "split": parts.evaluated.name if parts.evaluated else None,
-            "best_epoch": self._progress.best_epoch,
-            "steps": self._progress.step,
+            "best_epoch": progress.best_epoch,
+            "steps": progress.step,
         }
         predictions = None
         if parts.evaluated is not None:
@@ -631,11 +631,13 @@ class _Run:
             predictions=predictions,
             # Pictures of the mistakes need images.
             predict=self._predict_images if self._trunk is None else None,
-            history=self._progress.history,
+            history=progress.history,
             versions=versions(),
         )
-        # Last: its presence means that the run is complete.
-        write_json(self._workdir / METRICS_NAME, results)
+        # Again: a run that goes on from its last checkpoint does not repeat the epoch, and a kill
+        # or a power cut may have taken the file.
+        write_json(self._workdir / HISTORY_NAME, progress.history)
+        write_metrics(self._workdir, results)
         if predictions is not None:
             print(metrics.describe(results))
         print(f"The model, its metrics and {report.FILE_NAME} are in {self._workdir}")

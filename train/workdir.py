@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import importlib.metadata
 import json
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ import keras
 import numpy as np
 
 import tfrecord_io
-from tfrecord_io.shards import atomic_write
+from tfrecord_io.shards import atomic_write, sync_folder
 from train import config as train_config
 from train.config import ConfigError, TrainConfig
 from train.strategy import Devices
@@ -35,6 +36,28 @@ def write_json(path: Path, content: Any) -> None:
     """
     with atomic_write(path) as file:
         file.write((json.dumps(content, indent=1) + "\n").encode("utf-8"))
+
+
+def write_metrics(workdir: Path, metrics: Any) -> None:
+    """Writes metrics.json, whose presence means that a run is complete.
+
+    All other files of the folder are on the disk before it, with their names: a power cut may leave
+    an unfinished run, which can go on, but not a complete one without its export.
+
+    Args:
+        workdir: the folder of a run.
+        metrics: JSON values.
+    """
+    folders = [workdir]
+    for path in workdir.rglob("*"):
+        if path.is_dir():
+            folders.append(path)
+        elif path.is_file():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+    for folder in folders:
+        sync_folder(folder)
+    write_json(workdir / METRICS_NAME, metrics)
 
 
 @contextlib.contextmanager
@@ -102,6 +125,8 @@ def claim(
             "versions": versions(),
         }
         write_json(path, content)
+        # A folder with a checkpoint, but without this file, would be refused after a power cut.
+        sync_folder(workdir)
         yield
 
 

@@ -24,7 +24,6 @@ import pyarrow.parquet as pq
 from pipelines import errors
 from pipelines.sources.listing import OTHERS, REF_SCHEMA, Listing, RejectedFile, source_paths
 from pipelines.sources.source import Source
-from pipelines.stores.output import sync_folder
 from pipelines.stores.remote import is_remote
 from tfrecord_io import schema, shards
 from tfrecord_io.manifest import WEIGHT
@@ -225,7 +224,7 @@ def write_names(names: pa.Table, secret: Secret, fingerprint: str) -> Path:
     path = secret.beside(f"{fingerprint[:12]}.parquet")
     with _create_private(path) as file:
         pq.write_table(names, file)
-    sync_folder(path.parent)
+    shards.sync_folder(path.parent)
     return path
 
 

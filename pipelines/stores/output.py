@@ -9,7 +9,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
-import errno
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
@@ -56,7 +55,7 @@ class Storage:
         """Makes the folder and its build folder; an object store needs no folders."""
         if not self.remote:
             Path(self.path(BUILD_DIR)).mkdir(parents=True, exist_ok=True)
-            sync_folder(Path(self.root).absolute().parent)
+            shards.sync_folder(Path(self.root).absolute().parent)
             self.sync_names()
 
     def size(self, name: str) -> int | None:
@@ -111,8 +110,8 @@ class Storage:
         Without it, a power cut could keep the name of a later file and lose that of an earlier one.
         """
         if not self.remote:
-            sync_folder(self.path(BUILD_DIR))
-            sync_folder(self.root)
+            shards.sync_folder(self.path(BUILD_DIR))
+            shards.sync_folder(self.root)
 
     @contextlib.contextmanager
     def open_arrow(self, name: str) -> Iterator[pa.NativeFile]:
@@ -173,22 +172,6 @@ class Storage:
             shutil.rmtree(self.path(BUILD_DIR), ignore_errors=True)
             return
         self.delete([f"{BUILD_DIR}/{name}" for name in self.names(BUILD_DIR)])
-
-
-def sync_folder(path: str | Path) -> None:
-    """Waits until the names in a folder are on the disk, so that a power cut cannot undo them."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    except PermissionError:
-        return  # a folder that may be entered, but not read, cannot be synced
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        # Some network file systems do not support this; their server keeps the names.
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
-            raise
-    finally:
-        os.close(descriptor)
 
 
 class WriteBehind:

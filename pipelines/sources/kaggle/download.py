@@ -34,7 +34,7 @@ from pipelines.sources.kaggle.credentials import Credentials, require_credential
 from pipelines.sources.kaggle.problems import Problem, diagnose
 from pipelines.sources.kaggle.transfer import transfer
 from pipelines.stores import file_lock
-from pipelines.stores.output import sync_folder
+from tfrecord_io.shards import sync_folder
 
 DEFAULT_DATASET = "paultimothymooney/kermany2018"
 

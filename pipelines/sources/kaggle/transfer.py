@@ -24,7 +24,7 @@ from pipelines.sources.downloads import (
     partial_note,
     read_json,
 )
-from pipelines.stores.output import sync_folder
+from tfrecord_io.shards import sync_folder
 
 # A broken connection loses the current chunk, so small chunks lose less on a bad connection.
 _CHUNK_BYTES = 1 << 18
