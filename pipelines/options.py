@@ -77,7 +77,10 @@ All other flags are Beam's, for example --runner=DataflowRunner or --direct_num_
 
 
 def _names(text: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in text.split(",") if name.strip())
+    names = tuple(name.strip() for name in text.split(","))
+    if not all(names):
+        raise argparse.ArgumentTypeError(f"a name is empty, or a comma too many, in {text!r}")
+    return names
 
 
 def _fractions(text: str) -> tuple[tuple[str, float], ...]:

@@ -99,6 +99,7 @@ def test_a_value_that_makes_no_sense_is_named(argv, message):
 @pytest.mark.parametrize(
     "argv",
     [["--image_size=big"], ["--image_size=1x2x3"], ["--image_size=-5"], ["--seed=x"],
+     ["--grades=0,,2"], ["--classes=A,"],
      ["--channels=2"], ["--resize=nearest"], ["--source=s3"], ["--limit"]],
 )  # fmt: skip
 def test_a_value_that_cannot_be_read_is_wrong_usage(argv, capsys):

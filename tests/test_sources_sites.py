@@ -206,6 +206,15 @@ def test_label_tables_of_sites_may_have_different_columns(tmp_path):
         parse_options(flags(sites, tmp_path / "out"))
 
 
+def test_either_all_sites_have_weights_or_none(tmp_path, capsys):
+    for site, table in {"a": "path,label,weight\n1.png,sick,2\n", "b": ""}.items():
+        write_tree(tmp_path / site, {"sick/1.png" if not table else "1.png": png(ord(site))})
+        (tmp_path / f"{site}.csv").write_text(table)
+    tables = {"a": FOLDER.format("a") + 'labels = "a.csv"\n', "b": FOLDER.format("b")}
+    assert build(write_sites(tmp_path, **tables), tmp_path / "out") == 2
+    assert "the images of some sites have a weight, those of others" in capsys.readouterr().err
+
+
 def test_several_labels_need_a_table_of_each_site(tmp_path, capsys):
     for site, mass in (("a", 1), ("b", 0)):
         write_tree(tmp_path / site, {f"{n}.png": png(ord(site) + n) for n in range(2)})

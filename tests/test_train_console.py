@@ -43,6 +43,38 @@ def test_what_the_user_set_stays(monkeypatch):
     assert os.environ["TF_CPP_MIN_LOG_LEVEL"] == "2"
 
 
+# Ctrl-C while an object is destroyed, which Python alone would print and forget.
+INTERRUPTED = """
+import os, signal, time
+from train import console
+
+class Bar:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(60)
+
+console.repeat_lost_interrupts()
+Bar()
+try:
+    time.sleep(60)
+except KeyboardInterrupt:
+    print("stopped")
+"""
+
+
+def test_ctrl_c_is_not_lost_while_an_object_is_destroyed():
+    result = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED],
+        cwd=REPOSITORY,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+    assert (result.stdout, result.stderr) == ("stopped\n", "")
+
+
 def test_help_needs_no_tensorflow():
     code = (
         "import sys; from train import run\n"

@@ -6,7 +6,9 @@ import contextlib
 import faulthandler
 import importlib.util
 import os
+import signal
 import sys
+import threading
 
 from tfrecord_io import native_noise
 from train.config import ConfigError
@@ -26,6 +28,26 @@ def set_defaults() -> None:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     only_jax = _is_installed("jax") and not _is_installed("tensorflow")
     os.environ.setdefault("KERAS_BACKEND", "jax" if only_jax else "tensorflow")
+
+
+def repeat_lost_interrupts() -> None:
+    """Has Ctrl-C end the command also where Python would print the exception and go on.
+
+    That is so while an object is destroyed, such as a progress bar.
+    """
+    if sys.unraisablehook is sys.__unraisablehook__:  # a test runner has its own
+        sys.unraisablehook = _repeat_interrupt
+
+
+def _repeat_interrupt(unraisable: sys.UnraisableHookArgs) -> None:
+    if not issubclass(unraisable.exc_type, KeyboardInterrupt):
+        sys.__unraisablehook__(unraisable)
+        return
+    # Somewhat later, because it would be lost again in here.
+    main_thread = threading.main_thread().ident
+    timer = threading.Timer(0.01, signal.pthread_kill, (main_thread, signal.SIGINT))
+    timer.daemon = True
+    timer.start()
 
 
 def check_backend(backend: str) -> None:

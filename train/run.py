@@ -36,6 +36,7 @@ def _run(argv: Sequence[str] | None) -> int:
     arguments = vars(parser.parse_args(argv))
     workdir, file = arguments.pop("workdir"), arguments.pop("config")
     console.set_defaults()
+    console.repeat_lost_interrupts()
     try:
         chosen = config.from_arguments(arguments, file)
         console.check_backend(os.environ["KERAS_BACKEND"])

@@ -45,6 +45,7 @@ from pipelines.sources.source import Source
 from pipelines.stores.prefetch import Reader
 from pipelines.stores.remote import is_remote
 from tfrecord_io.label_kinds import LabelKind
+from tfrecord_io.manifest import WEIGHT
 from tfrecord_io.printing import listed
 
 #: What the table of a site must name, by the kind of its source.
@@ -345,6 +346,11 @@ def _join_others(tables: Sequence[pa.Table]) -> pa.StructArray | None:
             struct = table[OTHERS].combine_chunks()
             names = (field.name for field in struct.type)
             parts[-1] = dict(zip(names, struct.flatten(), strict=True))
+    if 0 < sum(WEIGHT in part for part in parts) < len(parts):
+        raise errors.UserError(
+            f"the images of some sites have a {WEIGHT}, those of others have none; give the tables "
+            "of all sites this column, or none"
+        )
     columns = {}
     for name in dict.fromkeys(name for part in parts for name in part):
         kind = _common_type([part[name] for part in parts if name in part])
