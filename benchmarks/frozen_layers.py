@@ -6,7 +6,8 @@
 
 For each image size it draws a dataset, writes random weights (the arithmetic is the same as with
 ImageNet's), and trains twice with the same settings: on the images, and on the features of the
-first four blocks. Both train in float32 without augmentation, so the losses can be compared. The
+first four blocks. Neither is augmented, so the losses can be compared. With `--precision bfloat16`
+the frozen layers compute in bfloat16 on images, while the trunk always computes in float32. The
 extraction is compared with a bare loop of `model.predict` on the same trunk and the same images;
 both times are of the whole process, start included.
 
@@ -66,6 +67,7 @@ def main() -> None:
     parser.add_argument("--num_examples", default="600", help="images to draw")
     parser.add_argument("--epochs", default="4", help="of each run; the first is not counted")
     parser.add_argument("--cache", default="none", choices=("none", "device"))
+    parser.add_argument("--precision", default="float32", help="of the layers; see train/run.py")
     parser.add_argument("--workdir", type=Path, help="folder for datasets and runs")
     parser.add_argument(
         "--heads", metavar="FILE", help="cross-validate heads on an archive, and nothing else"
@@ -162,7 +164,7 @@ def _train(
 ) -> tuple[float, list[float]]:
     """Returns the median seconds of an epoch, without validation, and the losses."""
     _run("train/run.py", "--data", data, "--workdir", workdir, "--epochs", arguments.epochs,
-         "--head_epochs", "0", "--mixup", "0", "--precision", "float32",
+         "--head_epochs", "0", "--mixup", "0", "--precision", arguments.precision,
          "--bootstrap_samples", "0", "--cache", arguments.cache, *flags)  # fmt: skip
     rows = json.loads((workdir / "history.json").read_text())
     return statistics.median(row["seconds"] for row in rows[1:]), [row["loss"] for row in rows]
