@@ -130,6 +130,14 @@ def test_rejects_of_all_sites_count_together_under_their_sites(two_sites, tmp_pa
     assert verify.verify(tmp_path / "out") == []
 
 
+def test_a_site_all_of_whose_files_are_damaged_does_not_just_disappear(two_sites, tmp_path, capsys):
+    for path in (tmp_path / "in/zurich").rglob("*.jpeg"):
+        path.write_bytes(b"damaged")
+    assert build(two_sites, tmp_path / "out", "--max_reject_fraction=0.9") == 1
+    message = capsys.readouterr().err
+    assert "site zurich has no image left: all its files were rejected, such as zurich/" in message
+
+
 @pytest.mark.parametrize(
     "splits", [(), ("--splits=patient", "--split_fractions=train=0.4,val=0.4,test=0.2")]
 )

@@ -77,6 +77,7 @@ def _finish(build: Build) -> None:
     _refuse(ledger.judge_rejects(build, tasks, rejects))
     _refuse(ledger.judge_classes(build, tasks, sidecars))
     _join_examples(build.storage, tasks)
+    _refuse(ledger.judge_sites(build, sidecars, rejects))
     ledger.require_unique_keys(build.storage)
     dropped = _drop(build, tasks, sidecars)
     sidecars = require_sidecars(build, tasks) if dropped.num_rows else sidecars
