@@ -43,7 +43,8 @@ def test_what_the_user_set_stays(monkeypatch):
     assert os.environ["TF_CPP_MIN_LOG_LEVEL"] == "2"
 
 
-# Ctrl-C while an object is destroyed, which Python alone would print and forget.
+# Ctrl-C while an object is destroyed, which Python alone would print and forget; and while a
+# library does something that it turns into another error.
 INTERRUPTED = """
 import os, signal, time
 from train import console
@@ -53,16 +54,27 @@ class Bar:
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(60)
 
-console.repeat_lost_interrupts()
-Bar()
-try:
+def destroy():
+    Bar()
     time.sleep(60)
-except KeyboardInterrupt:
-    print("stopped")
+
+def trace():
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(60)
+    except KeyboardInterrupt:
+        raise RuntimeError("this cannot be traced") from None
+
+for act in (destroy, trace):
+    try:
+        with console.clear_interrupts():
+            act()
+    except KeyboardInterrupt:
+        print("stopped")
 """
 
 
-def test_ctrl_c_is_not_lost_while_an_object_is_destroyed():
+def test_ctrl_c_ends_a_command_whatever_libraries_make_of_it():
     result = subprocess.run(
         [sys.executable, "-c", INTERRUPTED],
         cwd=REPOSITORY,
@@ -72,7 +84,12 @@ def test_ctrl_c_is_not_lost_while_an_object_is_destroyed():
         timeout=50,
         check=False,
     )
-    assert (result.stdout, result.stderr) == ("stopped\n", "")
+    assert (result.stdout, result.stderr) == ("stopped\nstopped\n", "")
+
+
+def test_an_error_without_ctrl_c_stays_what_it_is():
+    with pytest.raises(RuntimeError, match="other"), console.clear_interrupts():
+        raise RuntimeError("another")
 
 
 def test_help_needs_no_tensorflow():

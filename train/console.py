@@ -9,6 +9,8 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Iterator
+from types import FrameType
 
 from tfrecord_io import native_noise
 from train.config import ConfigError
@@ -30,24 +32,45 @@ def set_defaults() -> None:
     os.environ.setdefault("KERAS_BACKEND", "jax" if only_jax else "tensorflow")
 
 
-def repeat_lost_interrupts() -> None:
-    """Has Ctrl-C end the command also where Python would print the exception and go on.
+@contextlib.contextmanager
+def clear_interrupts() -> Iterator[None]:
+    """Has Ctrl-C end the block with KeyboardInterrupt, whatever libraries make of it.
 
-    That is so while an object is destroyed, such as a progress bar.
+    Python itself prints it and goes on if it arrives while an object is destroyed, such as a
+    progress bar. TensorFlow can turn it into another error while it builds a graph.
     """
-    if sys.unraisablehook is sys.__unraisablehook__:  # a test runner has its own
-        sys.unraisablehook = _repeat_interrupt
+    was_interrupted = False
 
+    def note(number: int, frame: FrameType | None) -> None:
+        nonlocal was_interrupted
+        was_interrupted = True
+        signal.default_int_handler(number, frame)
 
-def _repeat_interrupt(unraisable: sys.UnraisableHookArgs) -> None:
-    if not issubclass(unraisable.exc_type, KeyboardInterrupt):
-        sys.__unraisablehook__(unraisable)
+    def repeat(unraisable: sys.UnraisableHookArgs) -> None:
+        if not issubclass(unraisable.exc_type, KeyboardInterrupt):
+            previous_hook(unraisable)
+            return
+        # Somewhat later, because it would be lost again in here.
+        timer = threading.Timer(0.01, signal.pthread_kill, (threading.get_ident(), signal.SIGINT))
+        timer.daemon = True
+        timer.start()
+
+    previous_hook = sys.unraisablehook
+    is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if not is_default or threading.current_thread() is not threading.main_thread():
+        yield
         return
-    # Somewhat later, because it would be lost again in here.
-    main_thread = threading.main_thread().ident
-    timer = threading.Timer(0.01, signal.pthread_kill, (main_thread, signal.SIGINT))
-    timer.daemon = True
-    timer.start()
+    sys.unraisablehook = repeat
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    except Exception as error:
+        if was_interrupted:
+            raise KeyboardInterrupt from error
+        raise
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        sys.unraisablehook = previous_hook
 
 
 def check_backend(backend: str) -> None:

@@ -17,7 +17,8 @@ from train import config, console
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit code."""
     try:
-        return _run(argv)
+        with console.clear_interrupts():
+            return _run(argv)
     except KeyboardInterrupt:
         # Before or after the training steps, or a second Ctrl-C within one.
         print("stopped; run the same command again to continue", file=sys.stderr)
@@ -36,7 +37,6 @@ def _run(argv: Sequence[str] | None) -> int:
     arguments = vars(parser.parse_args(argv))
     workdir, file = arguments.pop("workdir"), arguments.pop("config")
     console.set_defaults()
-    console.repeat_lost_interrupts()
     try:
         chosen = config.from_arguments(arguments, file)
         console.check_backend(os.environ["KERAS_BACKEND"])

@@ -206,9 +206,12 @@ class TensorFlowSteps:
         self._gradients = self._compute_gradients
         if jit_compile:
             _require_no_exchange(network, devices)
-            self._gradients = tf.function(self._compute_gradients, jit_compile=True)
-        self._predict_function = tf.function(self._compute_predictions)
-        self._train_function = tf.function(self._train)
+            self._gradients = tf.function(
+                self._compute_gradients, autograph=False, jit_compile=True
+            )
+        # Without AutoGraph, which writes Python files into the folder for temporary files.
+        self._predict_function = tf.function(self._compute_predictions, autograph=False)
+        self._train_function = tf.function(self._train, autograph=False)
 
     @property
     def num_traces(self) -> int:
@@ -256,18 +259,27 @@ class TensorFlowSteps:
         self._num_traces += 1
         tf = self._tf
         strategy = self._devices.strategy
-        results = tf.TensorArray(tf.float32, size=num_steps)
-        wait_seconds = tf.constant(0.0, tf.float64)
-        for step in tf.range(num_steps):
+
+        def train_one(
+            step: tf.Tensor, results: tf.TensorArray, wait_seconds: tf.Tensor
+        ) -> tuple[tf.Tensor, tf.TensorArray, tf.Tensor]:
             asked_at = self._now()
             with tf.control_dependencies([asked_at]):
                 batch = batches.get_next()
             with tf.control_dependencies(tf.nest.flatten(batch, expand_composites=True)):
                 wait_seconds += self._now() - asked_at
             totals = strategy.run(self._replica_step, args=batch)
-            results = results.write(
-                step, strategy.reduce(tf.distribute.ReduceOp.SUM, totals, axis=None)
-            )
+            totals = strategy.reduce(tf.distribute.ReduceOp.SUM, totals, axis=None)
+            return step + 1, results.write(step, totals), wait_seconds
+
+        nothing = (
+            tf.constant(0),
+            tf.TensorArray(tf.float32, num_steps),
+            tf.constant(0.0, tf.float64),
+        )
+        _, results, wait_seconds = tf.while_loop(
+            lambda step, *_: step < num_steps, train_one, nothing
+        )
         return results.stack(), wait_seconds
 
     def _now(self) -> tf.Tensor:
