@@ -10,6 +10,19 @@ from train import console
 from train.config import ConfigError
 
 
+def run_code(code, *arguments):
+    """Runs Python code in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        cwd=REPOSITORY,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+
+
 def write_and_raise(noise, error):
     with console.hide_native_noise():
         os.write(2, noise)
@@ -75,15 +88,7 @@ for act in (destroy, trace):
 
 
 def test_ctrl_c_ends_a_command_whatever_libraries_make_of_it():
-    result = subprocess.run(
-        [sys.executable, "-c", INTERRUPTED],
-        cwd=REPOSITORY,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=50,
-        check=False,
-    )
+    result = run_code(INTERRUPTED)
     assert (result.stdout, result.stderr) == ("stopped\nstopped\n", "")
 
 
@@ -99,14 +104,7 @@ def test_help_needs_no_tensorflow():
         "except SystemExit: pass\n"
         "assert not {'tensorflow', 'keras'} & set(sys.modules)"
     )
-    result = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=REPOSITORY,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    result = run_code(code)
     assert result.returncode == 0, result.stderr
     assert "--workdir" in result.stdout
 
@@ -123,14 +121,7 @@ with open(sys.argv[1], "rb") as file:
 os.truncate(sys.argv[1], 0)
 mapped[50_000]
 """
-    ended = subprocess.run(
-        [sys.executable, "-c", program, path],
-        cwd=REPOSITORY,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    ended = run_code(program, path)
     assert ended.returncode == -signal.SIGBUS
     assert "Bus error" in ended.stderr
     assert 'File "<string>", line 8' in ended.stderr

@@ -39,7 +39,12 @@ def clear_interrupts() -> Iterator[None]:
     Python itself prints it and goes on if it arrives while an object is destroyed, such as a
     progress bar. TensorFlow can turn it into another error while it builds a graph.
     """
+    is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if not is_default or threading.current_thread() is not threading.main_thread():
+        yield
+        return
     was_interrupted = False
+    previous_hook = sys.unraisablehook
 
     def note(number: int, frame: FrameType | None) -> None:
         nonlocal was_interrupted
@@ -55,11 +60,6 @@ def clear_interrupts() -> Iterator[None]:
         timer.daemon = True
         timer.start()
 
-    previous_hook = sys.unraisablehook
-    is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    if not is_default or threading.current_thread() is not threading.main_thread():
-        yield
-        return
     sys.unraisablehook = repeat
     signal.signal(signal.SIGINT, note)
     try:

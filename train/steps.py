@@ -272,13 +272,13 @@ class TensorFlowSteps:
             totals = strategy.reduce(tf.distribute.ReduceOp.SUM, totals, axis=None)
             return step + 1, results.write(step, totals), wait_seconds
 
-        nothing = (
+        initial = (
             tf.constant(0),
             tf.TensorArray(tf.float32, num_steps),
             tf.constant(0.0, tf.float64),
         )
         _, results, wait_seconds = tf.while_loop(
-            lambda step, *_: step < num_steps, train_one, nothing
+            lambda step, *_: step < num_steps, train_one, initial
         )
         return results.stack(), wait_seconds
 

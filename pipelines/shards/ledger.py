@@ -158,6 +158,7 @@ def judge_sites(
         rejects: all rejected images.
     """
     sites = build.source.describe().get("sites", {})
+    # In a build that is resumed, the last images of a site may have been dropped as duplicates.
     if not sites or any(sidecar.num_dropped for sidecar in sidecars):
         return None
     with build.storage.open_arrow(manifest.EXAMPLES_FILE_NAME) as file:
