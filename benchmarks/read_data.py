@@ -103,8 +103,9 @@ def draw_records(
             yield np.roll(drawn[example % 64], example // 64, axis=(0, 1)).tobytes()
 
     layout = RecordLayout(image_shape=image_shape, num_classes=len(LABEL_NAMES), dtype=dtype)
+    labels = np.eye(len(LABEL_NAMES), dtype=np.float32)
     records = (
-        layout.encode_record(image, example % len(LABEL_NAMES), image_key(str(example)))
+        layout.encode_record(image, labels[example % len(LABEL_NAMES)], image_key(str(example)))
         for example, image in enumerate(pixels())
     )
     num_shards = -(-num_examples // _SHARD_SIZE)

@@ -77,6 +77,7 @@ def write_dataset(
     layout = RecordLayout(image_shape=image_shape, num_classes=len(label_names), dtype=dtype)
     generator = np.random.default_rng(seed)
     splits = {}
+    one_hot = np.eye(len(label_names), dtype=np.float32)
     for split, total in (num_examples or {"train": 23, "val": 7}).items():
         label_counts = [0] * len(label_names)
         shards = []
@@ -90,7 +91,7 @@ def write_dataset(
                 label_counts[label_index] += 1
                 pixels = _random_pixels(generator, image_shape, layout.numpy_dtype).tobytes()
                 key = image_key(f"{split}/{example}")
-                records.append(layout.encode_record(pixels, label_index, key))
+                records.append(layout.encode_record(pixels, one_hot[label_index], key))
                 example += 1
             content = b"".join(records)
             name = shard_name(split, shard_index, num_shards)

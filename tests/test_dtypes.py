@@ -161,7 +161,7 @@ def written(dtype, shape):
     images = np.random.default_rng(0).integers(50_000, size=(5, *shape)).astype(dtype)
     with ShardWriter(io.BytesIO(), layout) as shard:
         for number, image in enumerate(images):
-            shard.write(image.tobytes(), 0, tfrecord_io.image_key(str(number)))
+            shard.write(image.tobytes(), np.eye(2)[0], tfrecord_io.image_key(str(number)))
     return shard, images
 
 
@@ -214,7 +214,7 @@ def test_an_unknown_type_is_refused_with_those_there_are():
 def test_images_of_too_few_bytes_for_their_type_are_refused():
     layout = RecordLayout(image_shape=(2, 3, 1), num_classes=2, dtype="uint16")
     with pytest.raises(ValueError, match=r"expected 12 bytes of pixels .* of uint16, received 6"):
-        layout.encode_record(bytes(6), 0, tfrecord_io.image_key("a"))
+        layout.encode_record(bytes(6), np.eye(2)[0], tfrecord_io.image_key("a"))
 
 
 # ---- 16 bits from the files to a prediction

@@ -52,16 +52,17 @@ def test_splits_are_balanced_by_the_images_with_and_without_each_label():
 def test_a_record_holds_a_one_for_each_label_that_the_image_has():
     layout = tfrecord_io.RecordLayout(image_shape=(2, 2, 1), num_classes=3, label_kind=MULTI_LABEL)
     key = tfrecord_io.image_key("a")
-    for indices, values in (([0, 2], [1, 0, 1]), ([], [0, 0, 0]), (1, [0, 1, 0])):
-        record = np.frombuffer(layout.encode_record(bytes(4), indices, key), np.uint8)
+    for texts, values in ((["mass|scar"], [1, 0, 1]), (["none"], [0, 0, 0])):
+        (label,) = MULTI_LABEL.vectors(texts, NAMES)
+        record = np.frombuffer(layout.encode_record(bytes(4), label, key), np.uint8)
         slot = layout.features["label"]
         assert record[slot.offset :][: slot.length].view("<f4").tolist() == values
     classes = tfrecord_io.RecordLayout(image_shape=(2, 2, 1), num_classes=3)
     assert classes.features == layout.features
-    with pytest.raises(ValueError, match=r"received the indices \[0, 2\]"):
-        classes.encode_record(bytes(4), [0, 2], key)
-    with pytest.raises(ValueError, match="must be in"):
-        layout.encode_record(bytes(4), [0, 3], key)
+    with pytest.raises(ValueError, match=r"3 values, one-hot, received \[1.0, 0.0, 1.0\]"):
+        classes.encode_record(bytes(4), np.array([1.0, 0, 1]), key)
+    with pytest.raises(ValueError, match=r"3 values, of 0 and 1, received \[0.5, 0.0, 1.0\]"):
+        layout.encode_record(bytes(4), np.array([0.5, 0, 1]), key)
 
 
 # ---- the command

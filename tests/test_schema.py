@@ -55,7 +55,7 @@ def test_a_record_has_the_bytes_that_tensorflow_writes(tmp_path, shape, num_clas
     label_index = data.draw(st.integers(0, num_classes - 1))
     pixels = pixels_of(shape)
     layout = RecordLayout(image_shape=shape, num_classes=num_classes)
-    record = layout.encode_record(pixels.tobytes(), label_index, KEY)
+    record = layout.encode_record(pixels.tobytes(), np.eye(num_classes)[label_index], KEY)
     padding = padding_of(record)
     assert not any(b"".join(padding.values()))
     assert record == record_by_tensorflow(
@@ -73,7 +73,8 @@ def test_a_record_has_the_bytes_that_tensorflow_writes(tmp_path, shape, num_clas
 )  # fmt: skip
 def test_lengths_at_a_varint_border_have_the_bytes_that_tensorflow_writes(tmp_path, shape):
     pixels = pixels_of(shape)
-    record = RecordLayout(image_shape=shape, num_classes=4).encode_record(pixels.tobytes(), 3, KEY)
+    layout = RecordLayout(image_shape=shape, num_classes=4)
+    record = layout.encode_record(pixels.tobytes(), np.eye(4)[3], KEY)
     padding = padding_of(record)
     assert record == record_by_tensorflow(tmp_path / "one.tfrecord", pixels, 3, 4, KEY, padding)
 
@@ -114,7 +115,7 @@ def test_slots_hold_the_payloads(shape, num_classes, data):
     label_index = data.draw(st.integers(0, num_classes - 1))
     layout = RecordLayout(image_shape=shape, num_classes=num_classes)
     pixels = pixels_of(shape)
-    record = layout.encode_record(pixels.tobytes(), label_index, KEY)
+    record = layout.encode_record(pixels.tobytes(), np.eye(num_classes)[label_index], KEY)
 
     def payload(name):
         slot = layout.features[name]
@@ -132,8 +133,8 @@ def test_a_batch_is_parsed_into_what_was_encoded():
     images = [pixels_of((5, 7, 3), seed) for seed in range(4)]
     keys = [image_key(str(i)) for i in range(4)]
     records = [
-        layout.encode_record(image.tobytes(), index, key)[12:-4]
-        for index, (image, key) in enumerate(zip(images, keys, strict=True))
+        layout.encode_record(image.tobytes(), label, key)[12:-4]
+        for image, label, key in zip(images, np.eye(4), keys, strict=True)
     ]
     batch = layout.parse_batch(tf.constant(records))
     assert batch["image"].dtype == tf.uint8
@@ -144,7 +145,7 @@ def test_a_batch_is_parsed_into_what_was_encoded():
 
 def test_the_parser_keeps_its_shape_in_a_graph():
     layout = RecordLayout(image_shape=(5, 7, 1), num_classes=4)
-    record = layout.encode_record(pixels_of((5, 7, 1)).tobytes(), 0, KEY)[12:-4]
+    record = layout.encode_record(pixels_of((5, 7, 1)).tobytes(), np.eye(4)[0], KEY)[12:-4]
     dataset = tf.data.Dataset.from_tensors(record).repeat(3).batch(3).map(layout.parse_batch)
     assert dataset.element_spec["image"].shape.as_list() == [None, 5, 7, 1]
     assert dataset.element_spec["label"].shape.as_list() == [None, 4]
@@ -162,21 +163,21 @@ def test_no_classes_are_refused():
 
 
 @pytest.mark.parametrize(
-    ("image", "label_index", "key", "message"),
+    ("image", "label", "key", "message"),
     [
-        (bytes(5), 0, KEY, "expected 6 bytes of pixels"),
-        (bytes(7), 0, KEY, "expected 6 bytes of pixels"),
-        (bytes(6), 4, KEY, "label_index must be in 0..3, received 4"),
-        (bytes(6), -1, KEY, "label_index must be in 0..3, received -1"),
-        (bytes(6), 0, KEY[:-1], "a key must have 32 characters"),
-        (bytes(6), 0, KEY + "0", "a key must have 32 characters"),
-        (bytes(6), 0, "é" * 32, "ascii"),
+        (bytes(5), [1, 0, 0, 0], KEY, "expected 6 bytes of pixels"),
+        (bytes(7), [1, 0, 0, 0], KEY, "expected 6 bytes of pixels"),
+        (bytes(6), [1, 0, 0], KEY, "expected a label of 4 values, one-hot, received"),
+        (bytes(6), [0, 0.5, 0.5, 0], KEY, "expected a label of 4 values, one-hot, received"),
+        (bytes(6), [1, 0, 0, 0], KEY[:-1], "a key must have 32 characters"),
+        (bytes(6), [1, 0, 0, 0], KEY + "0", "a key must have 32 characters"),
+        (bytes(6), [1, 0, 0, 0], "é" * 32, "ascii"),
     ],
 )
-def test_what_does_not_fit_the_layout_is_refused(image, label_index, key, message):
+def test_what_does_not_fit_the_layout_is_refused(image, label, key, message):
     layout = RecordLayout(image_shape=(2, 3, 1), num_classes=4)
     with pytest.raises(ValueError, match=message):
-        layout.encode_record(image, label_index, key)
+        layout.encode_record(image, np.array(label, np.float32), key)
 
 
 def test_a_key_is_the_start_of_the_paths_sha256_and_never_changes():

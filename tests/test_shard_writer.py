@@ -13,8 +13,9 @@ from tfrecord_io.statistics import PixelStatistics
 def make_examples(layout, num_examples):
     generator = np.random.default_rng(num_examples)
     pictures = generator.integers(256, size=(num_examples, *layout.image_shape), dtype=np.uint8)
+    one_hot = np.eye(layout.num_classes, dtype=np.float32)
     return [
-        (picture.tobytes(), number % layout.num_classes, schema.image_key(f"{number}"))
+        (picture.tobytes(), one_hot[number % layout.num_classes], schema.image_key(f"{number}"))
         for number, picture in enumerate(pictures)
     ], pictures
 
@@ -61,6 +62,6 @@ def test_an_image_that_does_not_fit_is_refused_and_leaves_the_others():
     with ShardWriter(file, layout) as shard:
         shard.write(*examples[0])
         with pytest.raises(ValueError, match="expected 64 bytes of pixels"):
-            shard.write(b"short", 0, schema.image_key("a"))
+            shard.write(b"short", np.eye(2)[0], schema.image_key("a"))
         shard.write(*examples[1])
     assert file.getvalue() == b"".join(layout.encode_record(*example) for example in examples)

@@ -122,7 +122,7 @@ def test_a_shard_is_counted_over_its_images_alone(num_examples):
     layout = RecordLayout(image_shape=(17, 23, 3), num_classes=2)
     images = random_images((num_examples, *layout.image_shape))
     shard = b"".join(
-        layout.encode_record(image.tobytes(), row % 2, image_key(str(row)))
+        layout.encode_record(image.tobytes(), np.eye(2)[row % 2], image_key(str(row)))
         for row, image in enumerate(images)
     )
     counted = PixelStatistics.from_shard(io.BytesIO(shard), layout)
@@ -131,7 +131,7 @@ def test_a_shard_is_counted_over_its_images_alone(num_examples):
 
 def test_a_shard_that_is_cut_off_is_not_counted():
     layout = RecordLayout(image_shape=(4, 4, 1), num_classes=2)
-    record = layout.encode_record(bytes(16), 0, image_key("a"))
+    record = layout.encode_record(bytes(16), np.eye(2)[0], image_key("a"))
     with pytest.raises(ValueError, match=f"the last one has {layout.stride - 1}"):
         PixelStatistics.from_shard(io.BytesIO(record + record[:-1]), layout)
 

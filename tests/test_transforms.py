@@ -77,8 +77,8 @@ def test_a_shard_holds_the_planned_images_in_order_without_the_rejects(job):
                 except preprocess.Reject as reject:
                     rejected.append((ref.source_path, reject.reason))
                     continue
-                index = build.label_names.index(ref.label)
-                expected += layout.encode_record(image.pixels, index, image_key(ref.path))
+                (label,) = build.label_kind.vectors([ref.label], build.label_names)
+                expected += layout.encode_record(image.pixels, label, image_key(ref.path))
         assert job.storage.read(task.shard_name) == expected
         assert sidecar.num_bytes == len(expected)
         assert sidecar.sha256 == hashlib.sha256(expected).hexdigest()

@@ -14,7 +14,7 @@ import hashlib
 import itertools
 import math
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import google_crc32c
@@ -196,37 +196,15 @@ class RecordLayout:
     def _template(self) -> _Template:
         return _make_template(self.image_length, self.label_length, self.block_length)
 
-    @functools.cached_property
-    def _label_payloads(self) -> dict[tuple[int, ...], bytes]:
-        """The payloads of the labels that occurred."""
-        return {}
-
-    def _label_payload(self, label: int | Sequence[int] | np.ndarray) -> bytes:
-        if isinstance(label, np.ndarray):
-            # Adding zero turns -0 into 0, so that equal labels have equal bytes.
-            values = (label + np.float32(0)).astype("<f4")
-            if values.shape != (self.num_classes,) or not self.label_kind.is_label(values):
-                raise ValueError(
-                    f"expected a label of {self.num_classes} values, {self.label_kind.values}, "
-                    f"received {label.tolist()}"
-                )
-            return values.tobytes()
-        indices = tuple(label) if isinstance(label, Sequence) else (label,)
-        payload = self._label_payloads.get(indices)
-        if payload is None:
-            values = np.zeros(self.num_classes, "<f4")
-            if not all(0 <= index < self.num_classes for index in indices):
-                raise ValueError(
-                    f"label_index must be in 0..{self.num_classes - 1}, received {label}"
-                )
-            values[list(indices)] = 1
-            if not self.label_kind.is_label(values):
-                raise ValueError(
-                    f"expected the label of an example of kind {self.label_kind.name}, received "
-                    f"the indices {list(indices)}"
-                )
-            payload = self._label_payloads[indices] = values.tobytes()
-        return payload
+    def _label_payload(self, label: np.ndarray) -> bytes:
+        # Adding zero turns -0 into 0, so that equal labels have equal bytes.
+        values = (label + np.float32(0)).astype("<f4")
+        if values.shape != (self.num_classes,) or not self.label_kind.is_label(values):
+            raise ValueError(
+                f"expected a label of {self.num_classes} values, {self.label_kind.values}, "
+                f"received {label.tolist()}"
+            )
+        return values.tobytes()
 
     def images_in(self, records: np.ndarray) -> np.ndarray:
         """Returns the images of framed records, a view where NumPy can make one.
@@ -241,9 +219,7 @@ class RecordLayout:
         pixels = records[:, slot.offset : slot.offset + slot.length]
         return pixels.view(self.numpy_dtype).reshape(len(records), *self.image_shape)
 
-    def encode_record(
-        self, image: bytes, label: int | Sequence[int] | np.ndarray, key: str
-    ) -> bytes:
+    def encode_record(self, image: bytes, label: np.ndarray, key: str) -> bytes:
         """Returns one framed record, ready to be appended to a shard.
 
         The bytes equal those of `tf.io.TFRecordWriter` given
@@ -251,8 +227,7 @@ class RecordLayout:
 
         Args:
             image: pixels of type `dtype`, little-endian, row-major [height, width, channels].
-            label: index of the class in the dataset's label names, indices of all labels that the
-                image has, or the values themselves, float32 [num_classes].
+            label: float32 [num_classes], such as one-hot; see `LabelKind.vectors`.
             key: the example's key, see `image_key`.
 
         Returns:
@@ -269,7 +244,7 @@ class RecordLayout:
         self,
         record: bytearray | memoryview,
         image: bytes,
-        label: int | Sequence[int] | np.ndarray,
+        label: np.ndarray,
         key: str,
     ) -> None:
         """Writes one framed record into existing memory; otherwise as `encode_record`.
@@ -277,8 +252,7 @@ class RecordLayout:
         Args:
             record: memory of `stride` bytes.
             image: pixels of type `dtype`, little-endian, row-major [height, width, channels].
-            label: index of the class in the dataset's label names, indices of all labels that the
-                image has, or the values themselves, float32 [num_classes].
+            label: float32 [num_classes], such as one-hot; see `LabelKind.vectors`.
             key: the example's key, see `image_key`.
 
         Raises:

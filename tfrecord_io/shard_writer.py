@@ -8,7 +8,6 @@ between evicts their code and data from the processor's caches.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from typing import IO
 
 import numpy as np
@@ -44,12 +43,12 @@ class ShardWriter:
             PixelStatistics.from_images(self._pictures[:0]) if layout.holds_pictures else None
         )
 
-    def write(self, image: bytes, label: int | Sequence[int] | np.ndarray, key: str) -> None:
+    def write(self, image: bytes, label: np.ndarray, key: str) -> None:
         """Appends a record; see `schema.RecordLayout.encode_into`.
 
         Args:
             image: pixels of the layout's type, row-major [height, width, channels].
-            label: index of the class, indices of labels, or the values themselves.
+            label: float32 [num_classes].
             key: the example's key, see `schema.image_key`.
 
         Raises:
