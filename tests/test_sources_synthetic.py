@@ -58,7 +58,9 @@ def seconds_to_draw_one() -> float:
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished tree of FEW images; tests only read it."""
-    return write_tree(tmp_path_factory.mktemp("tree"), FEW, seed=3, num_workers=1)
+    folder = tmp_path_factory.mktemp("tree")
+    write_tree(folder, FEW, seed=3)
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -246,8 +248,10 @@ def test_workers_change_no_byte(
     tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tree_module, "_CHUNK_SIZE", 5)  # So that both workers get some.
+    monkeypatch.setattr(tree_module, "_SMALLEST_PARALLEL_RUN", FEW)
+    monkeypatch.setattr(tree_module.os, "sched_getaffinity", lambda _: {0, 1})
     reported: list[int] = []
-    write_tree(tmp_path, FEW, seed=3, num_workers=2, progress=reported.append)
+    write_tree(tmp_path, FEW, seed=3, progress=reported.append)
     assert digests(tmp_path) == digests(tree)
     assert sorted(reported) == [1, 5, 5, 5]
 
@@ -255,7 +259,7 @@ def test_workers_change_no_byte(
 def test_a_finished_tree_is_left_as_it_is(tree: Path) -> None:
     before = {path: path.stat().st_ino for path in image_files(tree)}
     reported: list[int] = []
-    assert write_tree(tree, FEW, seed=3, progress=reported.append) == tree
+    write_tree(tree, FEW, seed=3, progress=reported.append)
     assert not reported
     assert {path: path.stat().st_ino for path in image_files(tree)} == before
 
@@ -268,10 +272,10 @@ def test_a_finished_tree_is_left_as_it_is(tree: Path) -> None:
 def test_a_tree_that_is_no_longer_whole_is_drawn_again(
     tmp_path: Path, damage: Callable[[Path], object]
 ) -> None:
-    write_tree(tmp_path, 12, seed=3, num_workers=1)
+    write_tree(tmp_path, 12, seed=3)
     before = digests(tmp_path)
     damage(image_files(tmp_path)[4])
-    write_tree(tmp_path, 12, seed=3, num_workers=1)
+    write_tree(tmp_path, 12, seed=3)
     assert digests(tmp_path) == before
 
 
@@ -293,9 +297,9 @@ def test_no_half_drawn_tree_is_ever_seen_and_the_next_run_draws_a_whole_one(
 ) -> None:
     monkeypatch.setattr(tree_module, "_CHUNK_SIZE", 5)
     with pytest.raises(KeyboardInterrupt):
-        write_tree(tmp_path, FEW, seed=3, num_workers=1, progress=interrupt_after(10))
+        write_tree(tmp_path, FEW, seed=3, progress=interrupt_after(10))
     assert not image_files(tmp_path)
-    write_tree(tmp_path, FEW, seed=3, num_workers=1)
+    write_tree(tmp_path, FEW, seed=3)
     assert digests(tmp_path) == digests(tree)
     assert sorted(path.name for path in tmp_path.iterdir()) == [COMPLETE_MARKER, ARCHIVE_FOLDER]
 
@@ -303,30 +307,23 @@ def test_no_half_drawn_tree_is_ever_seen_and_the_next_run_draws_a_whole_one(
 def test_nothing_of_other_settings_remains(
     tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_tree(tmp_path, 13, seed=8, num_workers=1)
+    write_tree(tmp_path, 13, seed=8)
     before = digests(tmp_path)
     monkeypatch.setattr(tree_module, "_CHUNK_SIZE", 5)
     with pytest.raises(KeyboardInterrupt):
-        write_tree(tmp_path, FEW, seed=3, num_workers=1, progress=interrupt_after(5))
+        write_tree(tmp_path, FEW, seed=3, progress=interrupt_after(5))
     assert digests(tmp_path) == before
-    write_tree(tmp_path, FEW, seed=3, num_workers=1)
-    assert digests(tmp_path) == digests(tree)
-
-
-def test_what_an_earlier_version_left_unfinished_is_replaced(tree: Path, tmp_path: Path) -> None:
-    (tmp_path / ARCHIVE_FOLDER / "train").mkdir(parents=True)
-    (tmp_path / ".started.json").write_text("{}")
-    write_tree(tmp_path, FEW, seed=3, num_workers=1)
+    write_tree(tmp_path, FEW, seed=3)
     assert digests(tmp_path) == digests(tree)
 
 
 def test_files_of_an_older_generator_are_drawn_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_tree(tmp_path, 12, seed=3, num_workers=1)
+    write_tree(tmp_path, 12, seed=3)
     monkeypatch.setattr(tree_module, "GENERATOR_VERSION", tree_module.GENERATOR_VERSION + 1)
     reported: list[int] = []
-    write_tree(tmp_path, 12, seed=3, num_workers=1, progress=reported.append)
+    write_tree(tmp_path, 12, seed=3, progress=reported.append)
     assert sum(reported) == 12
 
 
@@ -347,7 +344,7 @@ def test_a_second_process_that_would_draw_into_the_same_folder_is_refused(tmp_pa
         seen.append(True)
 
     folder = tmp_path / "synthetic-12-seed-0"
-    write_tree(folder, 12, 0, num_workers=1, progress=build_meanwhile)
+    write_tree(folder, 12, 0, progress=build_meanwhile)
     assert seen
     assert [path.name for path in tmp_path.iterdir()] == [folder.name]
     build_tfrecords.build(argv)

@@ -36,8 +36,6 @@ COMPLETE_MARKER = ".complete.json"
 FILE_MTIME = 1_514_764_800
 
 _DRAWING_FOLDER = ".drawing"
-# An earlier version left this file beside an unfinished tree.
-_OLD_STARTED_MARKER = ".started.json"
 
 # Images of each class in the real train folder (Kermany et al. 2018, Kaggle's edition).
 _TRAIN_WEIGHTS = {"CNV": 37_205, "DME": 11_348, "DRUSEN": 8_616, "NORMAL": 26_315}
@@ -54,27 +52,20 @@ def write_tree(
     directory: Path,
     num_examples: int,
     seed: int,
-    *,
-    num_workers: int | None = None,
-    progress: Callable[[int], None] | None = None,
-) -> Path:
+    progress: Callable[[int], object] = lambda written: None,
+) -> None:
     """Writes a tree of synthetic scans with the structure of the Kermany archive.
 
     The files are `directory/OCT2017 /{train,val,test}/CLASS/CLASS-PATIENT-INDEX.jpeg`. The same
-    num_examples, seed and Pillow version give the same bytes and modification times, with any
-    number of workers. A complete tree is kept; a tree with other settings or missing files is drawn
-    again. A second process that wants to draw into the same directory gets an error.
+    num_examples, seed and Pillow version give the same bytes and modification times on any number
+    of cores. A complete tree is kept; a tree with other settings or missing files is drawn again. A
+    second process that wants to draw into the same directory gets an error.
 
     Args:
         directory: parent of the archive's folder; made if it is missing.
         num_examples: number of images in all, at least 12.
         seed: seed of the whole dataset, not negative.
-        num_workers: number of processes that draw; 1 draws in this process. By default one per
-            core, or 1 for so few images that starting processes would not pay.
         progress: is called with the number of images written since the last call.
-
-    Returns:
-        `directory`, as a Path.
 
     Raises:
         ValueError: if num_examples or seed is too small.
@@ -82,7 +73,6 @@ def write_tree(
         BlockingIOError: if another process is drawing into the directory.
         errors.BuildError: if a worker process died.
     """
-    directory = Path(directory)
     if seed < 0:
         raise ValueError(f"seed must be 0 or more, got {seed}")
     tasks = _plan_tree(num_examples, seed)
@@ -105,20 +95,18 @@ def write_tree(
         ):
             # Another process may have drawn the tree before this one got the lock.
             if not _is_complete(directory, settings, tasks):
-                _draw_tree(directory, settings, tasks, num_workers, progress)
-    return directory
+                _draw_tree(directory, settings, tasks, progress)
 
 
 def _draw_tree(
     directory: Path,
     settings: dict[str, object],
     tasks: list[_ImageTask],
-    num_workers: int | None,
-    progress: Callable[[int], None] | None,
+    progress: Callable[[int], object],
 ) -> None:
     """Draws all files in a temporary folder, then renames it."""
     tree, marker = directory / ARCHIVE_FOLDER, directory / COMPLETE_MARKER
-    if tree.exists() and not (marker.exists() or (directory / _OLD_STARTED_MARKER).exists()):
+    if tree.exists() and not marker.exists():
         raise FileExistsError(
             f"{tree!s} exists and was not written by the synthetic source (no {COMPLETE_MARKER} "
             "beside it); choose another directory, or delete that folder if it is not needed"
@@ -127,18 +115,15 @@ def _draw_tree(
     shutil.rmtree(drawing, ignore_errors=True)
     for folder in {task.path(drawing).parent for task in tasks}:
         folder.mkdir(parents=True)
-    if num_workers is None:
-        pays = len(tasks) >= _SMALLEST_PARALLEL_RUN
-        num_workers = len(os.sched_getaffinity(0)) if pays else 1
     calls = [(tasks[i : i + _CHUNK_SIZE], drawing) for i in range(0, len(tasks), _CHUNK_SIZE)]
+    num_workers = len(os.sched_getaffinity(0)) if len(tasks) >= _SMALLEST_PARALLEL_RUN else 1
     counts = (
-        workers.results(_write_images, calls, min(num_workers, len(calls)))
+        workers.results(_write_images, calls, num_workers)
         if num_workers > 1
         else itertools.starmap(_write_images, calls)
     )
     for written in counts:
-        if progress is not None:
-            progress(written)
+        progress(written)
     if tree.exists():
         shutil.rmtree(tree)
     # The marker is written first: after a kill in between, a tree without a marker would look like
@@ -146,7 +131,6 @@ def _draw_tree(
     marker.write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")
     (drawing / ARCHIVE_FOLDER).rename(tree)
     drawing.rmdir()
-    (directory / _OLD_STARTED_MARKER).unlink(missing_ok=True)
 
 
 def _is_complete(directory: Path, settings: dict[str, object], tasks: list[_ImageTask]) -> bool:
