@@ -62,7 +62,7 @@ if options.get("bare_client"):
     api.dataset_download_files(options["dataset"], path=folder)
     sys.exit(0)
 
-from pipelines.sources import downloads
+from pipelines import errors
 from pipelines.sources.kaggle import download as source
 
 environment = dict(os.environ)
@@ -73,7 +73,7 @@ try:
         Path(folder),
         retries=source.Retries(**options["retries"]),
     )
-except downloads.DownloadError as error:
+except (errors.BuildError, errors.UserError) as error:
     print(f"{type(error).__name__}: {error}", file=sys.stderr)
     sys.exit(2)
 finally:
@@ -251,7 +251,7 @@ class Workplace:
         names = sorted(path.name for path in self.downloads.iterdir())
         assert names == [NAME, f"{NAME}.verified.json"]
 
-    def assert_failed(self, outcome: Outcome, *texts: str, kind: str = "DownloadError") -> None:
+    def assert_failed(self, outcome: Outcome, *texts: str, kind: str = "BuildError") -> None:
         assert outcome.code == 2, outcome.stdout + outcome.stderr
         assert f"{kind}: " in outcome.stderr
         for text in texts:

@@ -13,8 +13,8 @@ import pytest
 from idx_files import FILES, IMAGES, LABELS, gzipped, idx
 from web_server import WebFile, WebServer, running_web
 
+from pipelines import errors
 from pipelines.sources import fashion_mnist as source
-from pipelines.sources.downloads import DownloadError
 from tfrecord_io import shards
 
 
@@ -148,7 +148,7 @@ def test_only_a_missing_or_damaged_file_is_downloaded(web, folder):
 def test_a_file_of_another_md5_is_refused_and_leaves_nothing(web, tmp_path):
     web.files["fashion/train-images-idx3-ubyte.gz"] = WebFile(gzipped(idx(IMAGES + 1)))
 
-    with pytest.raises(DownloadError, match=r"expected the published MD5 .* got") as error:
+    with pytest.raises(errors.BuildError, match=r"expected the published MD5 .* got") as error:
         source.download(tmp_path, web.url("fashion"))
     assert web.url("fashion/train-images-idx3-ubyte.gz") in str(error.value)
     assert contents(tmp_path) == {}
@@ -165,10 +165,12 @@ def test_a_server_that_calls_the_file_s_gzip_an_encoding_changes_nothing(web, tm
 def test_a_wrong_address_is_explained_without_its_password(web, tmp_path):
     elsewhere = web.url("elsewhere").replace("http://", "http://me:secret@")
 
-    with pytest.raises(DownloadError, match=r"elsewhere/.* does not exist(?s:.*)--input") as error:
+    with pytest.raises(
+        errors.BuildError, match=r"elsewhere/.* does not exist(?s:.*)--input"
+    ) as error:
         source.download(tmp_path, elsewhere)
     assert "secret" not in str(error.value)
-    with pytest.raises(DownloadError, match="expected s3://, gs://, az:// or https://"):
+    with pytest.raises(errors.BuildError, match="expected s3://, gs://, az:// or https://"):
         source.download(tmp_path, "no-address")
     assert contents(tmp_path) == {}
 
@@ -177,7 +179,7 @@ def test_a_refusal_is_explained(web, tmp_path):
     for file in web.files.values():
         file.query = "signature"
 
-    with pytest.raises(DownloadError, match=r"(?s)403.*--input"):
+    with pytest.raises(errors.BuildError, match=r"(?s)403.*--input"):
         source.download(tmp_path, web.url("fashion"))
     assert contents(tmp_path) == {}
 
@@ -185,7 +187,7 @@ def test_a_refusal_is_explained(web, tmp_path):
 def test_a_file_in_the_folder_s_place_is_explained(tmp_path):
     (tmp_path / "taken").write_text("a file")
 
-    with pytest.raises(DownloadError, match=r"taken could not be written: File exists"):
+    with pytest.raises(errors.BuildError, match=r"taken could not be written: File exists"):
         source.download(tmp_path / "taken")
 
 
@@ -195,7 +197,7 @@ def test_a_full_disk_is_explained(web, tmp_path, monkeypatch):
 
     monkeypatch.setattr(shards, "atomic_write", on_full_disk)
 
-    with pytest.raises(DownloadError, match="could not be written: the disk is full"):
+    with pytest.raises(errors.BuildError, match="could not be written: the disk is full"):
         source.download(tmp_path, web.url("fashion"))
 
 

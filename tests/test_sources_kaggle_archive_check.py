@@ -17,7 +17,7 @@ from kaggle_stand_in import (
     DATASET,
 )
 
-from pipelines.sources.downloads import DownloadError
+from pipelines import errors
 from pipelines.sources.kaggle.archive_check import is_verified, verify_archive
 from pipelines.sources.kaggle.download import download_archive
 from pipelines.stores import file_lock
@@ -58,7 +58,7 @@ def test_an_archive_that_is_no_zip_is_refused(tmp_path):
     archive = tmp_path / NAME
     archive.write_bytes(ARCHIVE[:-100])
 
-    with pytest.raises(DownloadError, match="its zip directory cannot be read"):
+    with pytest.raises(errors.BuildError, match="its zip directory cannot be read"):
         download_archive(DATASET, tmp_path)
 
 
@@ -69,7 +69,7 @@ def test_many_corrupt_members_are_counted_and_some_are_named(tmp_path):
         content[offset_of_member(ARCHIVE, index)] ^= 1
     archive.write_bytes(content)
 
-    with pytest.raises(DownloadError) as error:
+    with pytest.raises(errors.BuildError) as error:
         verify_archive(archive, DATASET)
     assert "8 of its 8 members" in str(error.value)
     assert str(error.value).count(".jpeg':") == 5
@@ -87,7 +87,7 @@ def test_an_archive_that_changed_since_its_check_is_checked_again(tmp_path):
     os.utime(archive, ns=(1, 1))
     assert not is_verified(archive, DATASET)
 
-    with pytest.raises(DownloadError, match="corrupt"):
+    with pytest.raises(errors.BuildError, match="corrupt"):
         download_archive(DATASET, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == [f"{NAME}.corrupt"]
 
@@ -101,7 +101,7 @@ def test_a_new_download_is_checked_though_the_old_one_was(work):
 
 
 def test_an_archive_that_cannot_be_read_is_explained(tmp_path):
-    with pytest.raises(DownloadError, match="could not be read: No such file"):
+    with pytest.raises(errors.BuildError, match="could not be read: No such file"):
         verify_archive(tmp_path / NAME, DATASET)
 
 
@@ -157,7 +157,7 @@ def test_a_zip_whose_directory_lost_a_member_is_refused(tmp_path):
     content[entries[-2] + 32] = len(SMALL) - entries[-1] - 22
     archive.write_bytes(content)
 
-    with pytest.raises(DownloadError, match="expected 3 members, found 2"):
+    with pytest.raises(errors.BuildError, match="expected 3 members, found 2"):
         verify_archive(archive, DATASET)
 
 
@@ -184,7 +184,7 @@ def test_a_directory_whose_offset_is_damaged_is_a_corrupt_archive(tmp_path, dist
     content[-distance_from_end] ^= 8
     archive.write_bytes(content)
 
-    with pytest.raises(DownloadError, match="corrupt"):
+    with pytest.raises(errors.BuildError, match="corrupt"):
         verify_archive(archive, DATASET)
 
 
@@ -199,7 +199,7 @@ def test_any_changed_byte_is_either_harmless_or_found(tmp_path_factory, offset, 
     complaint = None
     try:
         verify_archive(archive, DATASET)
-    except DownloadError as error:
+    except errors.BuildError as error:
         complaint = str(error)
     if complaint is None:
         with zipfile.ZipFile(io.BytesIO(SMALL)) as sound, zipfile.ZipFile(archive) as changed:

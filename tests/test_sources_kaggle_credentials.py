@@ -31,7 +31,7 @@ def test_without_credentials_every_way_is_named_and_nothing_is_made(work):
         "KAGGLE_KEY",
         "~/.kaggle/kaggle.json",
         "--source synthetic",
-        kind="CredentialsError",
+        kind="UserError",
     )
     assert outcome.stdout == ""
     assert "Authentication required" not in outcome.stderr
@@ -154,7 +154,7 @@ def test_unusable_credentials_are_named_with_the_reason_and_nothing_is_made(work
         "No usable Kaggle credentials",
         reason,
         "--source synthetic",
-        kind="CredentialsError",
+        kind="UserError",
     )
     assert work.server.requests == []
     assert not work.downloads.parent.exists()
@@ -166,7 +166,7 @@ def test_a_token_that_kaggle_does_not_know_is_refused_by_place_not_by_value(work
     outcome = work.run(token=wrong)
 
     work.assert_failed(
-        outcome, "Kaggle refused", "found in:\n  KAGGLE_API_TOKEN\n", kind="CredentialsError"
+        outcome, "Kaggle refused", "found in:\n  KAGGLE_API_TOKEN\n", kind="UserError"
     )
     assert wrong not in outcome.stdout + outcome.stderr
     assert "Authentication required" not in outcome.stderr
@@ -180,13 +180,13 @@ def test_an_unknown_token_beside_a_good_key_is_named_first(work):
     outcome = work.run(token="KGAT_no_such_token", environment=variables)
 
     places = "found in:\n  KAGGLE_API_TOKEN\n  KAGGLE_USERNAME and KAGGLE_KEY\n"
-    work.assert_failed(outcome, places, kind="CredentialsError")
+    work.assert_failed(outcome, places, kind="UserError")
 
 
 def test_a_revoked_login_is_a_matter_of_credentials(work):
     work.server.login_faults += [Refuse(401, "Unauthenticated")]
 
-    work.assert_failed(work.run(), "Kaggle refused", kind="CredentialsError")
+    work.assert_failed(work.run(), "Kaggle refused", kind="UserError")
 
 
 def test_a_key_file_that_others_can_read_is_warned_of(work):

@@ -87,7 +87,7 @@ def test_retry_after_is_read_as_a_date():
 )
 def test_a_refusal_is_explained_at_once_and_leaves_nothing_behind(work, status, texts):
     work.server.api_faults += [Refuse(status)] * 10
-    kind = "CredentialsError" if status == 401 else "DownloadError"
+    kind = "UserError" if status == 401 else "BuildError"
 
     work.assert_failed(work.run(), *texts, kind=kind)
 

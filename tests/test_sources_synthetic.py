@@ -180,7 +180,9 @@ def test_train_is_out_of_balance_as_the_real_one_and_val_and_test_are_balanced()
 
 @pytest.mark.parametrize("num_examples", [11, 0, -5])
 def test_too_few_examples_are_refused_with_advice(num_examples: int, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=f"at least 12.* got {num_examples}; choose a larger"):
+    with pytest.raises(
+        errors.UserError, match=f"at least 12.* got {num_examples}; choose a larger"
+    ):
         write_tree(tmp_path, num_examples, seed=0)
     assert not list(tmp_path.iterdir())
 
@@ -361,6 +363,6 @@ def test_a_tree_that_is_not_ours_is_refused_and_kept(tmp_path: Path) -> None:
 
 
 def test_a_wrong_seed_is_refused_before_anything_is_written(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="seed must be 0 or more"):
+    with pytest.raises(errors.UserError, match="seed must be 0 or more"):
         write_tree(tmp_path / "new", 12, seed=-1)
     assert not (tmp_path / "new").exists()

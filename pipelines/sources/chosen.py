@@ -15,7 +15,6 @@ from pipelines import errors
 from pipelines.sources import fashion_mnist, staging
 from pipelines.sources.archive import ArchiveSource
 from pipelines.sources.directory import DirectorySource
-from pipelines.sources.downloads import CredentialsError, DownloadError
 from pipelines.sources.kaggle import download as kaggle
 from pipelines.sources.remote import RemoteDirectorySource, RemoteZipSource
 from pipelines.sources.sites import SitesSource, naming
@@ -78,12 +77,7 @@ def _directory(options: SourceOptions) -> Source:
 
 def _kaggle(options: SourceOptions) -> Source:
     """Downloads the archive, unless it is already complete, and returns it as a local archive."""
-    try:
-        path = kaggle.download_archive(options.kaggle_dataset, options.download_dir.absolute())
-    except CredentialsError as error:
-        raise errors.UserError(str(error)) from None
-    except DownloadError as error:
-        raise errors.BuildError(str(error)) from None
+    path = kaggle.download_archive(options.kaggle_dataset, options.download_dir.absolute())
     return ArchiveSource(path, kind="kaggle", dataset=options.kaggle_dataset)
 
 
@@ -91,10 +85,7 @@ def _fashion_mnist(options: SourceOptions) -> Source:
     if options.input is not None:
         return fashion_mnist.FashionMnistSource(_input(options))
     directory = options.download_dir.absolute() / "fashion-mnist"
-    try:
-        fashion_mnist.download(directory, options.fashion_mnist_url)
-    except DownloadError as error:
-        raise errors.BuildError(str(error)) from None
+    fashion_mnist.download(directory, options.fashion_mnist_url)
     return fashion_mnist.FashionMnistSource(directory)
 
 
@@ -102,11 +93,8 @@ def _synthetic(options: SourceOptions) -> Source:
     """Draws the synthetic scans, unless they are already complete, and returns their folder."""
     num_examples, seed = options.num_examples, options.seed
     directory = options.download_dir.absolute() / f"synthetic-{num_examples}-seed-{seed}"
-    try:
-        with tqdm(total=num_examples, unit=" images", desc="drawing", delay=1.0) as bar:
-            synthetic.write_tree(directory, num_examples, seed, progress=bar.update)
-    except (ValueError, BlockingIOError) as error:
-        raise errors.UserError(str(error)) from None
+    with tqdm(total=num_examples, unit=" images", desc="drawing", delay=1.0) as bar:
+        synthetic.write_tree(directory, num_examples, seed, progress=bar.update)
     return DirectorySource(directory, kind="synthetic")
 
 

@@ -1,4 +1,4 @@
-"""What all downloads share: their errors, the state of a partial file, and a progress bar."""
+"""What all downloads share: the state of a partial file, disk errors, and a progress bar."""
 
 import contextlib
 import errno
@@ -10,13 +10,7 @@ from typing import Any, NoReturn
 
 from tqdm import tqdm
 
-
-class DownloadError(Exception):
-    """A download failed. The message says why and what to do, in full sentences."""
-
-
-class CredentialsError(DownloadError):
-    """Kaggle credentials are missing, unusable or refused, which the user must correct."""
+from pipelines import errors
 
 
 def read_text(path: Path) -> str:
@@ -44,7 +38,7 @@ def made_folder(folder: Path) -> Iterator[None]:
         folder: the folder, made with its parents.
 
     Raises:
-        DownloadError: if it cannot be made.
+        errors.BuildError: if it cannot be made.
     """
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
@@ -126,17 +120,17 @@ _FULL_DISK = {
 
 
 def raise_disk_error(error: OSError, path: Path) -> NoReturn:
-    """Raises a `DownloadError` that says what is wrong with the disk and what to do.
+    """Raises a `BuildError` that says what is wrong with the disk and what to do.
 
     Args:
         error: the error of the file system.
         path: the file that could not be written.
 
     Raises:
-        DownloadError: always.
+        errors.BuildError: always.
     """
     reason = _FULL_DISK.get(error.errno or 0) or error.strerror or type(error).__name__
-    raise DownloadError(
+    raise errors.BuildError(
         f"{path} could not be written: {reason}.\n"
         "Free some space or fix its permissions, or choose another folder with --download_dir.\n"
         f"{partial_note(path)}".rstrip()

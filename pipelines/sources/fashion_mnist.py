@@ -20,7 +20,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from pipelines import errors
-from pipelines.sources.downloads import DownloadError, raise_disk_error
+from pipelines.sources.downloads import raise_disk_error
 from pipelines.sources.idx import read_idx
 from pipelines.sources.listing import REF_SCHEMA, ImageRef, Listing, ListingOptions
 from pipelines.sources.source import Source
@@ -267,7 +267,7 @@ def download(directory: Path, base_url: str = BASE_URL) -> dict[str, Path]:
         the paths of the four files, by the keys of `find_files`.
 
     Raises:
-        DownloadError: if a file could not be downloaded or written, or has another MD5.
+        errors.BuildError: if a file could not be downloaded or written, or has another MD5.
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -285,11 +285,11 @@ def _download_file(url: str, path: Path, md5: str) -> None:
     try:
         content = remote.read_file(url)
     except FileNotFoundError:
-        raise DownloadError(f"{shown} does not exist.\n{_BY_HAND}") from None
+        raise errors.BuildError(f"{shown} does not exist.\n{_BY_HAND}") from None
     except (errors.BuildError, errors.UserError) as error:
-        raise DownloadError(f"{error}\n{_BY_HAND}") from None
+        raise errors.BuildError(f"{error}\n{_BY_HAND}") from None
     if _md5(content) != md5:
-        raise DownloadError(
+        raise errors.BuildError(
             f"{shown} is not {path.name} of Fashion-MNIST: expected the published MD5 {md5}, got "
             f"{_md5(content)}.\n"
             "Check the address; a proxy or a login page may have answered in its place."

@@ -13,8 +13,9 @@ import zlib
 from pathlib import Path
 from typing import NoReturn
 
+from pipelines import errors
 from pipelines.sources import zip_members
-from pipelines.sources.downloads import DownloadError, byte_bar, byte_text, file_size, read_json
+from pipelines.sources.downloads import byte_bar, byte_text, file_size, read_json
 
 _LOG = logging.getLogger(__name__)
 _READ_BYTES = 1 << 20
@@ -35,14 +36,14 @@ def verify_archive(archive: Path, dataset: str) -> None:
         dataset: OWNER/NAME, for the record.
 
     Raises:
-        DownloadError: if the archive is corrupt (the message names the members), or the disk
+        errors.BuildError: if the archive is corrupt (the message names the members), or the disk
             failed.
     """
     try:
         before = archive.stat()
         num_members, corrupt = _check_members(archive)
     except OSError as error:
-        raise DownloadError(
+        raise errors.BuildError(
             f"{archive} could not be read: {error.strerror}.\nCheck the disk and permissions."
         ) from None
     if corrupt:
@@ -58,13 +59,13 @@ def is_verified(archive: Path, dataset: str) -> bool:
         dataset: OWNER/NAME of the wanted dataset.
 
     Raises:
-        DownloadError: if the archive belongs to another dataset of the same NAME.
+        errors.BuildError: if the archive belongs to another dataset of the same NAME.
     """
     record, stat = read_json(_record_path(archive)), archive.stat()
     if (record.get("size"), record.get("mtime_ns")) != (stat.st_size, stat.st_mtime_ns):
         return False
     if str(record.get("dataset")).lower() != dataset.lower():
-        raise DownloadError(
+        raise errors.BuildError(
             f"{archive} is the archive of {record.get('dataset')}, not of {dataset}: the two have "
             "the same NAME.\nChoose another folder with --download_dir."
         )
@@ -153,6 +154,6 @@ def _raise_corrupt(archive: Path, corrupt: list[str], num_members: int) -> NoRet
     if len(corrupt) > _NAMED_MEMBERS:
         lines.append(f"  and {len(corrupt) - _NAMED_MEMBERS} more")
     count = f"{len(corrupt)} of its {num_members} members are" if num_members else "it is"
-    raise DownloadError(
+    raise errors.BuildError(
         "\n".join([f"{archive} has all its bytes, but {count} corrupt:", *lines, whereabouts])
     ) from None

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 import requests
 
-from pipelines.sources.downloads import CredentialsError, DownloadError
+from pipelines import errors
 from pipelines.sources.kaggle.credentials import Credentials, legacy_folder, refused_text
 from pipelines.sources.kaggle.transfer import RemoteArchive
 
@@ -49,8 +49,8 @@ def locate(dataset: str, credentials: Credentials, timeout_s: float) -> RemoteAr
         timeout_s: seconds that Kaggle has to answer.
 
     Raises:
-        CredentialsError: if Kaggle refuses the credentials.
-        DownloadError: if the client is missing or cannot be imported.
+        errors.UserError: if Kaggle refuses the credentials.
+        errors.BuildError: if the client is missing or cannot be imported.
         requests.RequestException: if the API or the storage refuses, or does not answer in time.
     """
     api = _locating_api()()
@@ -60,7 +60,7 @@ def locate(dataset: str, credentials: Credentials, timeout_s: float) -> RemoteAr
         try:
             api.authenticate()
         except SystemExit:  # raised by the client if no credentials worked
-            raise CredentialsError(refused_text(credentials)) from None
+            raise errors.UserError(refused_text(credentials)) from None
         api.dataset_download_files(dataset, path=os.devnull, quiet=True, unzip=False)
         return RemoteArchive.from_response(api.answer)
 
@@ -77,7 +77,7 @@ def _locating_api() -> Any:
         with _no_credentials():
             from kaggle.api.kaggle_api_extended import KaggleApi
     except ImportError as error:
-        raise DownloadError(
+        raise errors.BuildError(
             f"The official Kaggle client could not be imported ({error}).\n"
             "Install it with: pip install kaggle six"
         ) from None

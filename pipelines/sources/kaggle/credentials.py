@@ -6,7 +6,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipelines.sources.downloads import CredentialsError, read_json, read_text
+from pipelines import errors
+from pipelines.sources.downloads import read_json, read_text
 
 _HOW_TO_AUTHENTICATE = """\
 Kaggle needs credentials, and they are free: sign in at https://www.kaggle.com, open
@@ -107,7 +108,7 @@ def require_credentials() -> Credentials:
     """Returns where the credentials are.
 
     Raises:
-        CredentialsError: if there are none; the message says how to get and set them.
+        errors.UserError: if there are none; the message says how to get and set them.
     """
     credentials = find_credentials()
     if not credentials.found:
@@ -115,7 +116,7 @@ def require_credentials() -> Credentials:
         if credentials.problems:
             lines = ["No usable Kaggle credentials were found."]
             lines += [f"  {problem}" for problem in credentials.problems]
-        raise CredentialsError("\n".join([*lines, _HOW_TO_AUTHENTICATE]))
+        raise errors.UserError("\n".join([*lines, _HOW_TO_AUTHENTICATE]))
     return credentials
 
 

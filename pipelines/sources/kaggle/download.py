@@ -18,8 +18,8 @@ from typing import NoReturn
 
 from tqdm import tqdm
 
+from pipelines import errors
 from pipelines.sources.downloads import (
-    DownloadError,
     byte_bar,
     file_size,
     is_finished,
@@ -77,9 +77,9 @@ def download_archive(dataset: str, download_dir: Path, retries: Retries | None =
         retries: timeouts and retries; `Retries()` by default.
 
     Raises:
-        CredentialsError: if no credentials were found, or Kaggle refused them.
-        DownloadError: if the archive could not be downloaded, is corrupt, or is in use by another
-            process.
+        errors.UserError: if no credentials were found, or Kaggle refused them.
+        errors.BuildError: if the archive could not be downloaded, is corrupt, or is in use by
+            another process.
         ValueError: if the dataset's name has another form.
     """
     check_dataset_name(dataset)
@@ -122,7 +122,7 @@ def _locked(archive: Path) -> Iterator[None]:
     path = archive.with_name(f".{archive.name}.lock")
     lock = file_lock.held(
         path,
-        lambda process: DownloadError(
+        lambda process: errors.BuildError(
             f"{archive} is being downloaded or checked by another process (process id {process}).\n"
             "Wait until it has finished, then run the same command again to use that archive."
         ),
@@ -146,8 +146,8 @@ def fetch(dataset: str, archive: Path, retries: Retries) -> None:
         retries: timeouts and retries.
 
     Raises:
-        CredentialsError: if no credentials were found, or Kaggle refused them.
-        DownloadError: if the archive could not be downloaded. The bytes that arrived are kept.
+        errors.UserError: if no credentials were found, or Kaggle refused them.
+        errors.BuildError: if the archive could not be downloaded. The bytes that arrived are kept.
     """
     credentials = require_credentials()
     try:
@@ -179,7 +179,7 @@ def _attempt_until_done(
             remote = locate(dataset, credentials, retries.timeout_s)
             transfer(remote, archive, bar, retries.timeout_s)
             return
-        except DownloadError:
+        except (errors.UserError, errors.BuildError):
             raise
         except Exception as error:
             problem = diagnose(error, dataset, archive, credentials, retries.timeout_s)

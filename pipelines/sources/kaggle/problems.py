@@ -15,7 +15,8 @@ import requests
 import urllib3.exceptions
 from urllib3.util import Retry
 
-from pipelines.sources.downloads import CredentialsError, DownloadError, raise_disk_error
+from pipelines import errors
+from pipelines.sources.downloads import raise_disk_error
 from pipelines.sources.kaggle.credentials import Credentials, redacted, refused_text
 from pipelines.sources.kaggle.transfer import WrongAnswerError
 
@@ -38,7 +39,7 @@ class Problem:
     advice: str = ""
     is_transient: bool = False
     wait_s: float | None = None
-    error: type[DownloadError] = DownloadError
+    error: type[errors.UserError | errors.BuildError] = errors.BuildError
 
 
 def diagnose(
@@ -58,7 +59,7 @@ def diagnose(
         timeout_s: seconds without a byte after which a connection was given up.
 
     Raises:
-        DownloadError: if the disk failed.
+        errors.BuildError: if the disk failed.
     """
     if isinstance(error, requests.HTTPError) and error.response is not None:
         if error.response.request is not None and error.response.request.method == "GET":
@@ -91,7 +92,7 @@ def _diagnose_api(response: requests.Response, dataset: str, credentials: Creden
     said = redacted(str(answer.get("message") or response.reason or ""))
     address = f"https://www.kaggle.com/datasets/{dataset}"
     if status == 401:
-        return Problem(message=refused_text(credentials), error=CredentialsError)
+        return Problem(message=refused_text(credentials), error=errors.UserError)
     if status == 403:
         return Problem(
             message=f"Kaggle does not let this account download {dataset} (HTTP 403: {said}).",

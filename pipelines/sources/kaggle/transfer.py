@@ -16,8 +16,8 @@ from pathlib import Path
 import requests
 from tqdm import tqdm
 
+from pipelines import errors
 from pipelines.sources.downloads import (
-    DownloadError,
     byte_text,
     file_size,
     marker_path,
@@ -84,7 +84,7 @@ def transfer(remote: RemoteArchive, archive: Path, bar: tqdm, timeout_s: float) 
         timeout_s: seconds without a byte after which a connection is given up.
 
     Raises:
-        DownloadError: if the disk has too little space.
+        errors.BuildError: if the disk has too little space.
         requests.RequestException: if the host refuses, stops sending or sends something else. The
             file keeps the bytes that arrived.
         OSError: if the disk failed.
@@ -146,7 +146,7 @@ def _check_free_space(remote: RemoteArchive, archive: Path) -> None:
     missing = (remote.size or 0) - file_size(archive)
     free = shutil.disk_usage(archive.parent).free
     if missing > free:
-        raise DownloadError(
+        raise errors.BuildError(
             f"{archive.parent} has {byte_text(free)} free, but {archive.name} needs "
             f"{byte_text(missing)} more.\n"
             "Free some space, or choose another folder with --download_dir.\n"

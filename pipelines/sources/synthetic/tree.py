@@ -16,7 +16,7 @@ from pathlib import Path
 import PIL
 from numpy.random import Generator
 
-from pipelines import workers
+from pipelines import errors, workers
 from pipelines.sources.synthetic.scans import (
     GENERATOR_VERSION,
     LABEL_NAMES,
@@ -68,13 +68,13 @@ def write_tree(
         progress: is called with the number of images written since the last call.
 
     Raises:
-        ValueError: if num_examples or seed is too small.
-        FileExistsError: if the archive's folder exists and this function did not write it.
-        BlockingIOError: if another process is drawing into the directory.
+        errors.UserError: if num_examples or seed is too small, or another process is drawing into
+            the directory.
         errors.BuildError: if a worker process died.
+        FileExistsError: if the archive's folder exists and this function did not write it.
     """
     if seed < 0:
-        raise ValueError(f"seed must be 0 or more, got {seed}")
+        raise errors.UserError(f"seed must be 0 or more, got {seed}")
     tasks = _plan_tree(num_examples, seed)
     settings: dict[str, object] = {
         "generator_version": GENERATOR_VERSION,
@@ -88,7 +88,7 @@ def write_tree(
         lock = directory.with_name(f".{directory.name}.lock")
         with file_lock.held(
             lock,
-            lambda process: BlockingIOError(
+            lambda process: errors.UserError(
                 f"another process (process id {process}) is drawing into {directory}; wait for it, "
                 "or choose another folder"
             ),
@@ -172,11 +172,11 @@ def split_sizes(num_examples: int) -> dict[tuple[str, str], int]:
         number of images by (split, label); they add up to num_examples.
 
     Raises:
-        ValueError: if there are too few images for one in every class of every split.
+        errors.UserError: if there are too few images for one in every class of every split.
     """
     smallest = len(SPLITS) * len(LABEL_NAMES)
     if num_examples < smallest:
-        raise ValueError(
+        raise errors.UserError(
             f"num_examples must be at least {smallest}, one for each of {len(LABEL_NAMES)} classes "
             f"in each of {len(SPLITS)} splits, got {num_examples}; choose a larger number"
         )
