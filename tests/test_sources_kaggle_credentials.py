@@ -225,7 +225,14 @@ def test_debug_logging_shows_no_credentials_and_no_signed_address(work):
     work.assert_downloaded(outcome)
 
 
-def test_a_credential_that_a_server_echoes_is_hidden(work):
+@pytest.mark.parametrize("way", ["a token", "the path of a token", "a Kaggle notebook"])
+def test_a_credential_that_a_server_echoes_is_hidden(work, way):
+    files, variables, _ = WAYS[way]
+    for name, content in files.items():
+        write_file(work.home / name, content)
+    variables = {name: value.format(home=work.home) for name, value in variables.items()}
     work.server.api_faults += [Refuse(403, f"no rights for {TOKEN}")]
 
-    work.assert_failed(work.run(), "no rights for [hidden]")
+    outcome = work.run(token=None, environment=variables)
+
+    work.assert_failed(outcome, "no rights for [hidden]")

@@ -7,7 +7,6 @@ import contextlib
 import errno
 import json
 import logging
-import os
 import zipfile
 import zlib
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import NoReturn
 from pipelines import errors
 from pipelines.sources import zip_members
 from pipelines.sources.downloads import byte_bar, byte_text, file_size, read_json
+from tfrecord_io import shards
 
 _LOG = logging.getLogger(__name__)
 _READ_BYTES = 1 << 20
@@ -75,13 +75,10 @@ def is_verified(archive: Path, dataset: str) -> bool:
 def _record(archive: Path, record: dict[str, str | int]) -> None:
     """Writes the record of a check; only warns if that fails, because the archive is good."""
     path = _record_path(archive)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        temporary.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-        temporary.replace(path)
+        with shards.atomic_write(path) as file:
+            file.write(json.dumps(record, indent=1).encode() + b"\n")
     except OSError as error:  # such as a read-only folder
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
         _LOG.warning(
             "%s could not be written (%s), so the next run will check %s again.",
             path,

@@ -137,20 +137,18 @@ def redacted(text: str) -> str:
     A server may repeat the credentials in its answer.
     """
     home = Path.home() / ".kaggle"
-    texts = [os.environ.get(name, "") for name in ("KAGGLE_API_TOKEN", "KAGGLE_KEY")]
-    texts += [read_text(home / name) for name in ("access_token", "access_token.txt")]
-    stored = [read_json(legacy_folder() / "kaggle.json")]
-    stored.append(read_json(home / "credentials.json"))
-    texts += [str(values.get(key) or "") for values in stored for key in _SECRET_KEYS]
-    if texts[0] and len(texts[0]) < 255:
-        texts.append(read_text(Path(texts[0])))
-    for secret in filter(None, texts):
+    secrets = [os.environ.get(name, "") for name in ("KAGGLE_API_TOKEN", "KAGGLE_KEY")]
+    # KAGGLE_API_TOKEN may be the path of a file, as KAGGLE_API_V1_TOKEN always is.
+    named = [os.environ.get(name, "") for name in ("KAGGLE_API_TOKEN", "KAGGLE_API_V1_TOKEN")]
+    files = [home / "access_token", home / "access_token.txt", *map(Path, named)]
+    secrets += [read_text(file) for file in files]
+    for file in (legacy_folder() / "kaggle.json", home / "credentials.json"):
+        stored = read_json(file)
+        secrets += [str(stored.get(key) or "") for key in ("key", "refresh_token", "access_token")]
+    for secret in filter(None, secrets):
         text = text.replace(secret, "[hidden]")
     text = re.sub(r"\?\S+", "?[hidden]", " ".join(text.split()))  # The signature of an address.
     return text if len(text) <= 200 else text[:200] + "…"
-
-
-_SECRET_KEYS = ("key", "refresh_token", "access_token")
 
 
 def refused_text(credentials: Credentials) -> str:

@@ -72,7 +72,7 @@ def download_archive(dataset: str, download_dir: Path, retries: Retries | None =
     because waiting silently could take hours.
 
     Args:
-        dataset: OWNER/NAME, as in https://www.kaggle.com/datasets/OWNER/NAME.
+        dataset: OWNER/NAME; see `check_dataset_name`.
         download_dir: folder for the archive, made if it is missing.
         retries: timeouts and retries; `Retries()` by default.
 
@@ -80,9 +80,7 @@ def download_archive(dataset: str, download_dir: Path, retries: Retries | None =
         errors.UserError: if no credentials were found, or Kaggle refused them.
         errors.BuildError: if the archive could not be downloaded, is corrupt, or is in use by
             another process.
-        ValueError: if the dataset's name has another form.
     """
-    check_dataset_name(dataset)
     archive = Path(download_dir) / f"{dataset.split('/')[1]}.zip"
     if is_finished(archive):
         if is_verified(archive, dataset):
