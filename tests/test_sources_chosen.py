@@ -10,7 +10,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -195,10 +194,10 @@ LABELS = (np.arange(40) % 10).astype(np.uint8)
 def fashion(tmp_path: Path) -> Path:
     folder = tmp_path / "fashion"
     folder.mkdir()
-    for key, file in fashion_mnist.PUBLISHED_FILES.items():
-        values = IMAGES if key.endswith("images") else LABELS
-        count = NUM[key.split("_")[0]]
-        (folder / file.name).write_bytes(gzipped(idx(values[:count])))
+    for name in fashion_mnist.MD5_SUMS:
+        values = IMAGES if "images" in name else LABELS
+        count = NUM["train" if name.startswith("train") else "test"]
+        (folder / name).write_bytes(gzipped(idx(values[:count])))
     return folder
 
 
@@ -243,6 +242,19 @@ def test_fashion_mnist_is_stored_as_it_is_with_the_published_label_names(fashion
         assert row["label"] == fashion_mnist.LABEL_NAMES[LABELS[index]]
 
 
+def test_new_splits_of_fashion_mnist_take_images_from_both_files(fashion, tmp_path):
+    splits = ["--splits=patient", "--split_fractions=train=0.5,val=0.3,test=0.2"]
+    output = build_fashion(tmp_path / "out", f"--input={fashion}", *splits)
+
+    assert verify(str(output)) == []
+    examples = pq.read_table(output / "examples.parquet", columns=["split", "path"]).to_pylist()
+    assert len(examples) == 60
+    found = {(row["split"], row["path"].partition("-")[0]) for row in examples}
+    assert found == {
+        (split, file) for split in ("train", "val", "test") for file in ("train", "t10k")
+    }
+
+
 def test_fashion_mnist_unpacked_or_packed_gives_the_same_bytes(fashion, tmp_path):
     packed = build_fashion(tmp_path / "packed", f"--input={fashion}")
     path = fashion / "train-images-idx3-ubyte.gz"
@@ -282,19 +294,18 @@ def test_a_file_that_changed_under_the_build_is_not_read_as_if_it_had_not(fashio
     source = fashion_mnist.FashionMnistSource(fashion)
     listing = source.list(options.parse_options(["--source=fashion_mnist"]).listing)
     ref = next(iterate_refs(listing.refs))
-    name = fashion_mnist.PUBLISHED_FILES["train_images"].name
-    (fashion / name).write_bytes(gzipped(idx(IMAGES + 1)))
+    (fashion / "train-images-idx3-ubyte.gz").write_bytes(gzipped(idx(IMAGES + 1)))
 
     with source.open() as reader, pytest.raises(errors.BuildError, match="changed since"):
         reader.read(ref)
 
 
 def test_without_a_folder_fashion_mnist_is_downloaded_and_kept(fashion, tmp_path, monkeypatch):
-    published = {
-        key: replace(file, md5=hashlib.md5((fashion / file.name).read_bytes()).hexdigest())
-        for key, file in fashion_mnist.PUBLISHED_FILES.items()
+    sums = {
+        name: hashlib.md5((fashion / name).read_bytes()).hexdigest()
+        for name in fashion_mnist.MD5_SUMS
     }
-    monkeypatch.setattr(fashion_mnist, "PUBLISHED_FILES", published)
+    monkeypatch.setattr(fashion_mnist, "MD5_SUMS", sums)
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     flags = [f"--download_dir={tmp_path / 'kept'}"]
 

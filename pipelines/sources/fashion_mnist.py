@@ -44,38 +44,15 @@ IMAGE_SIZE = (28, 28)
 BASE_URL = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
 
 
-@dataclass(frozen=True, kw_only=True)
-class PublishedFile:
-    """A file of the dataset, as its README describes it.
-
-    Attributes:
-        name: file name.
-        md5: MD5 of the gzip file, 32 hexadecimal digits.
-    """
-
-    name: str
-    md5: str
-
-
-# By the keys of `find_files`. The file names call the test split t10k.
-PUBLISHED_FILES = {
-    "train_images": PublishedFile(
-        name="train-images-idx3-ubyte.gz",
-        md5="8d4fb7e6c68d591d4c3dfef9ec88bf0d",
-    ),
-    "train_labels": PublishedFile(
-        name="train-labels-idx1-ubyte.gz",
-        md5="25c81989df183df01b3e8a0aad5dffbe",
-    ),
-    "test_images": PublishedFile(
-        name="t10k-images-idx3-ubyte.gz",
-        md5="bef4ecab320f06d8554ea6380940ec79",
-    ),
-    "test_labels": PublishedFile(
-        name="t10k-labels-idx1-ubyte.gz",
-        md5="bb300cfdad3c16e7a12a480ee83cd310",
-    ),
+# MD5 of each gzip file, as 32 hexadecimal digits.
+MD5_SUMS = {
+    "train-images-idx3-ubyte.gz": "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+    "train-labels-idx1-ubyte.gz": "25c81989df183df01b3e8a0aad5dffbe",
+    "t10k-images-idx3-ubyte.gz": "bef4ecab320f06d8554ea6380940ec79",
+    "t10k-labels-idx1-ubyte.gz": "bb300cfdad3c16e7a12a480ee83cd310",
 }
+# What the file names call each split.
+_PREFIXES = {"train": "train", "test": "t10k"}
 
 
 def find_files(directory: Path) -> dict[str, Path]:
@@ -87,23 +64,22 @@ def find_files(directory: Path) -> dict[str, Path]:
         directory: folder that holds them.
 
     Returns:
-        the paths by the keys train_images, train_labels, test_images and test_labels.
+        the paths by the published names.
 
     Raises:
         FileNotFoundError: if the folder or a file is missing; the message names all of them.
     """
-    directory = Path(directory)
     if not directory.is_dir():
         raise FileNotFoundError(f"{directory}: expected a folder with the four IDX files.")
     found: dict[str, Path] = {}
     missing: list[str] = []
-    for key, published in PUBLISHED_FILES.items():
-        names = (published.name, published.name.removesuffix(".gz"))
-        paths = [path for name in names if (path := directory / name).is_file()]
-        if paths:
-            found[key] = paths[0]
+    for name in MD5_SUMS:
+        paths = (directory / name, directory / name.removesuffix(".gz"))
+        path = next((path for path in paths if path.is_file()), None)
+        if path:
+            found[name] = path
         else:
-            missing.append(published.name)
+            missing.append(name)
     if missing:
         raise FileNotFoundError(
             f"{directory}: expected the four files of Fashion-MNIST under their published names, "
@@ -112,12 +88,12 @@ def find_files(directory: Path) -> dict[str, Path]:
     return found
 
 
-def read_split(directory: Path, split: str) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+def read_split(directory: Path, prefix: str) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     """Reads the images and labels of a split, and checks that they belong together.
 
     Args:
         directory: folder that holds the four files.
-        split: "train" or "test".
+        prefix: what the names of the split's files begin with, `train` or `t10k`.
 
     Returns:
         images uint8 [num_images, height, width], and labels uint8 [num_images], each an index of
@@ -127,10 +103,9 @@ def read_split(directory: Path, split: str) -> tuple[NDArray[np.uint8], NDArray[
         FileNotFoundError: if a file is missing.
         ValueError: if a file is damaged, or images and labels do not match.
     """
-    if split not in ("train", "test"):
-        raise ValueError(f"Fashion-MNIST has the splits train and test, got {split!r}.")
     files = find_files(directory)
-    images_path, labels_path = files[f"{split}_images"], files[f"{split}_labels"]
+    images_path = files[f"{prefix}-images-idx3-ubyte.gz"]
+    labels_path = files[f"{prefix}-labels-idx1-ubyte.gz"]
     images, labels = read_idx(images_path), read_idx(labels_path)
     if images.ndim != 3:
         raise ValueError(
@@ -178,17 +153,16 @@ class FashionMnistSource(Source):
             )
         rows: list[dict[str, Any]] = []
         num_files = 0
-        for split in ("train", "test"):
+        for split, prefix in _PREFIXES.items():
             try:
-                images, labels = read_split(self.directory, split)
+                images, labels = read_split(self.directory, prefix)
             except (FileNotFoundError, ValueError) as error:
                 raise errors.UserError(str(error)) from None
             num_files += len(images)
-            stem = PUBLISHED_FILES[f"{split}_images"].name.split(".")[0]
             rows += [
                 {
                     "root": "",
-                    "path": f"{stem}/{index:05d}.pgm",
+                    "path": f"{prefix}-images-idx3-ubyte/{index:05d}.pgm",
                     "split": split,
                     "label": LABEL_NAMES[label],
                     "patient": None,
@@ -227,14 +201,15 @@ class _Reader(Reader[ImageRef]):
         self._splits: dict[str, tuple[NDArray[np.uint8], NDArray[np.uint8]]] = {}
 
     def read(self, ref: ImageRef) -> bytes:
-        if ref.split not in self._splits:
+        prefix = ref.path.partition("-")[0]  # new splits take images from both files
+        if prefix not in self._splits:
             try:
-                self._splits[ref.split] = read_split(self._directory, ref.split)
+                self._splits[prefix] = read_split(self._directory, prefix)
             except (OSError, ValueError) as error:
                 raise errors.BuildError(
                     f"{error}; every worker must be able to read the folder"
                 ) from None
-        images, labels = self._splits[ref.split]
+        images, labels = self._splits[prefix]
         if (
             ref.offset >= len(images)
             or _version(images[ref.offset], int(labels[ref.offset])) != ref.version
@@ -256,15 +231,12 @@ def _pgm(image: NDArray[np.uint8]) -> bytes:
     return b"P5 %d %d 255\n" % (width, height) + image.tobytes()
 
 
-def download(directory: Path, base_url: str = BASE_URL) -> dict[str, Path]:
+def download(directory: Path, base_url: str) -> None:
     """Downloads the files that are not in a folder yet, and compares them with the published MD5.
 
     Args:
         directory: folder for the files, made if it is missing.
         base_url: address of the folder with the published files.
-
-    Returns:
-        the paths of the four files, by the keys of `find_files`.
 
     Raises:
         errors.BuildError: if a file could not be downloaded or written, or has another MD5.
@@ -273,11 +245,10 @@ def download(directory: Path, base_url: str = BASE_URL) -> dict[str, Path]:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise_disk_error(error, directory)
-    for published in PUBLISHED_FILES.values():
-        path = directory / published.name
-        if not (path.is_file() and _md5(path.read_bytes()) == published.md5):
-            _download_file(f"{base_url.rstrip('/')}/{published.name}", path, published.md5)
-    return find_files(directory)
+    for name, md5 in MD5_SUMS.items():
+        path = directory / name
+        if not (path.is_file() and _md5(path.read_bytes()) == md5):
+            _download_file(f"{base_url.rstrip('/')}/{name}", path, md5)
 
 
 def _download_file(url: str, path: Path, md5: str) -> None:
