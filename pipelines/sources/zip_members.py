@@ -15,7 +15,7 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Iterator
-from typing import IO, Any, BinaryIO, NamedTuple
+from typing import IO, BinaryIO, NamedTuple
 
 import deflate
 
@@ -123,7 +123,7 @@ def member_names(archive: zipfile.ZipFile) -> list[str]:
     return names
 
 
-class _WithLegacyNames(io.RawIOBase):
+class _WithLegacyNames(RangeFile):
     """A view of a zip that clears the UTF-8 flag of names that are not valid UTF-8.
 
     `zipfile` then decodes these names as code page 437, in which every byte is a character.
@@ -133,6 +133,7 @@ class _WithLegacyNames(io.RawIOBase):
     """
 
     def __init__(self, file: IO[bytes]) -> None:
+        super().__init__(self._read_changed, file.seek(0, io.SEEK_END))
         self._file = file
         end = _find_end(file)
         file.seek(end.directory_start)
@@ -157,26 +158,13 @@ class _WithLegacyNames(io.RawIOBase):
         for index in self.indices:
             self._changes[infos[index].header_offset + 7] = infos[index].flag_bits >> 8
 
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._file.tell()
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        return self._file.seek(offset, whence)
-
-    def readinto(self, buffer: Any) -> int:
-        start = self._file.tell()
-        data = bytearray(self._file.read(len(buffer)))
+    def _read_changed(self, start: int, length: int) -> bytes:
+        self._file.seek(start)
+        data = bytearray(self._file.read(length))
         for place, value in self._changes.items():
             if 0 <= place - start < len(data):
                 data[place - start] = value
-        buffer[: len(data)] = data
-        return len(data)
+        return bytes(data)
 
 
 def _is_utf_8(name: bytes) -> bool:
