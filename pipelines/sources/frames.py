@@ -23,7 +23,6 @@ from pipelines import errors, workers
 from pipelines.sources.listing import (
     OTHERS,
     PICTURE_SUFFIXES,
-    REF_SCHEMA,
     SITE,
     TIFF_SUFFIXES,
     ImageRef,
@@ -31,6 +30,8 @@ from pipelines.sources.listing import (
     ListingOptions,
     RejectedFile,
     iterate_refs,
+    other_columns,
+    with_column,
 )
 from pipelines.sources.source import Source
 from pipelines.stores import prefetch
@@ -131,7 +132,7 @@ def expand(listing: Listing, source: Source, *, keep_patients: bool) -> Listing:
         numbers += of_row
         patients += [patient] * len(of_row)
     refs = listing.refs.take(places).combine_chunks()
-    refs = _with(_with(refs, "frame", numbers), "patient", patients)
+    refs = with_column(with_column(refs, "frame", numbers), "patient", patients)
     refs = _with_facts(refs, [found[place].header if place in found else None for place in places])
     ignored = collections.Counter(listing.ignored)
     frames: collections.Counter[str] = collections.Counter()
@@ -140,13 +141,12 @@ def expand(listing: Listing, source: Source, *, keep_patients: bool) -> Listing:
         frames[some.file_format] += len(some.numbers)
     num_more = refs.num_rows + len(conflicts) - listing.refs.num_rows
     num_more += ignored.total() - sum(listing.ignored.values())
-    rejects = (*listing.rejects, *conflicts.values())
     return dataclasses.replace(
         listing,
         refs=refs,
-        rejects=tuple(sorted(rejects, key=lambda reject: (reject.source_path, reject.reason))),
+        rejects=(*listing.rejects, *conflicts.values()),
         num_files=listing.num_files + num_more,
-        ignored=dict(sorted(ignored.items())),
+        ignored=ignored,
         frames=dict(frames),
     )
 
@@ -278,10 +278,8 @@ def require_codecs() -> dict[str, str]:
 
 def _with_facts(refs: pa.Table, headers: Sequence[dicom.Header | None]) -> pa.Table:
     """Adds what the headers say of the images to the columns that go into the examples table."""
-    others: dict[str, pa.Array] = {}
-    if OTHERS in refs.column_names:
-        column = refs[OTHERS].combine_chunks()
-        others = dict(zip((field.name for field in column.type), column.flatten(), strict=True))
+    others = other_columns(refs)
+    if others:
         refs = refs.drop_columns(OTHERS)
     for name in ("study", "series", "modality", "laterality", "device"):
         values = [header and getattr(header, name) for header in headers]
@@ -291,8 +289,3 @@ def _with_facts(refs: pa.Table, headers: Sequence[dicom.Header | None]) -> pa.Ta
     if not others:
         return refs
     return refs.append_column(OTHERS, pa.StructArray.from_arrays(others.values(), list(others)))
-
-
-def _with(refs: pa.Table, name: str, values: Sequence[object]) -> pa.Table:
-    field = REF_SCHEMA.field(name)
-    return refs.set_column(refs.schema.get_field_index(name), field, pa.array(values, field.type))

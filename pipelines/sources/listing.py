@@ -154,9 +154,9 @@ class Listing:
 
     Attributes:
         refs: the images, a table of `REF_SCHEMA` sorted by path.
-        rejects: files that should be images of a class but cannot be used.
+        rejects: files that should be images of a class but cannot be used, sorted by path.
         copies: number of files in a second tree that repeat a listed one.
-        ignored: number of files that are not data, by reason.
+        ignored: number of files that are not data, by reason, sorted.
         num_files: number of files seen; each frame of a file with several counts as a file.
         frames: number of images that are frames of DICOM or TIFF files, by format.
         dropped: number of images that a policy left out.
@@ -176,6 +176,9 @@ class Listing:
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        rejects = sorted(self.rejects, key=lambda reject: (reject.source_path, reject.reason))
+        object.__setattr__(self, "rejects", tuple(rejects))  # the dataclass is frozen
+        object.__setattr__(self, "ignored", dict(sorted(self.ignored.items())))
         parts = self.refs.num_rows + len(self.rejects) + self.copies + sum(self.ignored.values())
         parts += self.dropped
         if parts != self.num_files:
@@ -290,11 +293,9 @@ def _listing(sorter: _Sorter, table: pa.Table, copies: int, notes: Iterable[str]
         schema = schema.append(table.schema.field(OTHERS))
     return Listing(
         refs=table.select(schema.names).cast(schema).combine_chunks(),
-        rejects=tuple(
-            sorted(sorter.rejects, key=lambda reject: (reject.source_path, reject.reason))
-        ),
+        rejects=tuple(sorter.rejects),
         copies=copies,
-        ignored=dict(sorted(sorter.ignored.items())),
+        ignored=sorter.ignored,
         num_files=sorter.num_files,
         notes=tuple(notes),
     )
@@ -346,6 +347,20 @@ def source_paths(refs: pa.Table) -> pa.Array:
         roots, refs["path"].combine_chunks(), pa.scalar("/", pa.large_string())
     )
     return pc.if_else(pc.equal(roots, ""), refs["path"].combine_chunks(), joined)
+
+
+def with_column(refs: pa.Table, name: str, values: Sequence[object] | pa.Array) -> pa.Table:
+    """Returns the images with other values in a column of `REF_SCHEMA`."""
+    field = REF_SCHEMA.field(name)
+    return refs.set_column(refs.schema.get_field_index(name), field, pa.array(values, field.type))
+
+
+def other_columns(refs: pa.Table) -> dict[str, pa.Array]:
+    """Returns the columns in the struct `OTHERS`, by name; none if the images have no struct."""
+    if OTHERS not in refs.column_names:
+        return {}
+    struct = refs[OTHERS].combine_chunks()
+    return dict(zip((field.name for field in struct.type), struct.flatten(), strict=True))
 
 
 class _Sorter:

@@ -38,8 +38,10 @@ from pipelines.sources.listing import (
     SiteOptions,
     choose_classes,
     folded,
+    other_columns,
     source_paths,
     split_called,
+    with_column,
 )
 from pipelines.sources.source import Source
 from pipelines.stores.prefetch import Reader
@@ -220,27 +222,26 @@ class SitesSource(Source):
         Raises:
             errors.UserError: also if two sites spell a class differently.
         """
-        listings = {}
+        listings = []
         for name, source in self.sources.items():
             with naming(name):
-                listings[name] = _list_site(name, source, options.sites[name])
+                listings.append(_list_site(name, source, options.sites[name]))
         ignored: collections.Counter[str] = collections.Counter()
         num_frames: collections.Counter[str] = collections.Counter()
-        for listing in listings.values():
+        for listing in listings:
             ignored.update(listing.ignored)
             num_frames.update(listing.frames)
-        refs = _join([listing.refs for listing in listings.values()])
+        refs = _join([listing.refs for listing in listings])
         refs = choose_classes(refs, options.classes, ignored)
         notes = _compare_classes(_classes_of_sites(refs, options.label_kind))
-        rejects = [reject for listing in listings.values() for reject in listing.rejects]
         return Listing(
             refs=refs,
-            rejects=tuple(sorted(rejects, key=lambda reject: (reject.source_path, reject.reason))),
-            copies=sum(listing.copies for listing in listings.values()),
-            ignored=dict(sorted(ignored.items())),
-            num_files=sum(listing.num_files for listing in listings.values()),
+            rejects=tuple(reject for listing in listings for reject in listing.rejects),
+            copies=sum(listing.copies for listing in listings),
+            ignored=ignored,
+            num_files=sum(listing.num_files for listing in listings),
             frames=dict(num_frames),
-            notes=(*(note for listing in listings.values() for note in listing.notes), *notes),
+            notes=(*(note for listing in listings for note in listing.notes), *notes),
         )
 
     @contextlib.contextmanager
@@ -307,9 +308,7 @@ def _list_site(name: str, source: Source, options: SiteOptions) -> Listing:
     if options.split:
         columns["split"] = [options.split] * refs.num_rows
     for column, values in columns.items():
-        field = REF_SCHEMA.field(column)
-        place = refs.schema.get_field_index(column)
-        refs = refs.set_column(place, field, pa.array(values, field.type))
+        refs = with_column(refs, column, values)
     site = pa.array([name] * refs.num_rows, REF_SCHEMA.field("split").type)
     return dataclasses.replace(
         listing,
@@ -339,13 +338,7 @@ def _join(tables: Sequence[pa.Table]) -> pa.Table:
 
 def _join_others(tables: Sequence[pa.Table]) -> pa.StructArray | None:
     """Returns the further columns of all sites; null where a site does not have a column."""
-    parts: list[dict[str, pa.Array]] = []
-    for table in tables:
-        parts.append({})
-        if OTHERS in table.column_names:
-            struct = table[OTHERS].combine_chunks()
-            names = (field.name for field in struct.type)
-            parts[-1] = dict(zip(names, struct.flatten(), strict=True))
+    parts = [other_columns(table) for table in tables]
     if 0 < sum(WEIGHT in part for part in parts) < len(parts):
         raise errors.UserError(
             f"the images of some sites have a {WEIGHT}, those of others have none; give the tables "
