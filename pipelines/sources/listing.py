@@ -403,12 +403,11 @@ class _Sorter:
         if self._has_nested_levels:
             self._choose_levels()
         if self._with_split.num_rows:
-            for name in self._without_split.names():
-                self._set_aside(name, "lies outside the SPLIT/CLASS folders")
+            for member in self._without_split.members():
+                self._set_aside(member.name, "lies outside the SPLIT/CLASS folders")
             table = self._with_split.table()
-            splits = pc.ascii_lower(_folder(table, 0))
-            split = pc.cast(splits.dictionary_encode(), pa.dictionary(pa.int32(), pa.string()))
-            split = pa.chunked_array([_rename_splits(chunk) for chunk in split.chunks])
+            place = pc.index_in(pc.ascii_lower(_folder(table, 0)), pa.array(list(_SPLITS)))
+            split = pa.array(list(_SPLITS.values())).take(place)
             return _with_columns(table, split, _folder(table, 1))
         return self._place_by_class()
 
@@ -447,8 +446,7 @@ class _Sorter:
         self._with_split = columns
 
     def _place_by_class(self) -> pa.Table:
-        names = list(self._without_split.names())
-        depth = _common_depth(names)
+        depth = _common_depth([member.name for member in self._without_split.members()])
         columns = _Columns()
         for member in self._without_split.members():
             if member.name.count("/") > depth:
@@ -456,8 +454,7 @@ class _Sorter:
             else:
                 self._set_aside(member.name, "lies outside the CLASS folders")
         table = columns.table()
-        split = pa.chunked_array([pa.array(["train"] * table.num_rows, pa.string())])
-        return _with_columns(table, split, _folder(table, 0))
+        return _with_columns(table, pa.repeat("train", table.num_rows), _folder(table, 0))
 
     def place_by_table(self, labels: LabelTable, tree: str | None) -> pa.Table:
         """Gives every remaining file the label of its row, or a reason why it has none."""
@@ -507,9 +504,7 @@ class _Sorter:
         label = [labels.label[row] for row in rows]
         patient = [labels.patient[row] for row in rows] if labels.patient else [None] * len(rows)
         table = _with_columns(
-            columns.table(),
-            pa.chunked_array([pa.array(split, pa.string())]),
-            pa.chunked_array([pa.array(label, pa.string())]),
+            columns.table(), pa.array(split, pa.string()), pa.array(label, pa.string())
         ).append_column("patient", pa.array(patient, pa.large_string()))
         if labels.others is None:
             return table
@@ -570,9 +565,6 @@ class _Columns:
             for row in batch.to_pylist():
                 name = f"{row['root']}/{row['path']}" if row["root"] else row["path"]
                 yield Member(name, row["size"], row["offset"], row["stored_size"], row["version"])
-
-    def names(self) -> Iterator[str]:
-        return (member.name for member in self.members())
 
 
 class _Folder(NamedTuple):
@@ -705,12 +697,9 @@ def _folder(table: pa.Table, depth: int) -> pa.ChunkedArray:
     return pc.cast(folders, pa.string())
 
 
-def _rename_splits(splits: pa.DictionaryArray) -> pa.StringArray:
-    renamed = pa.array([_SPLITS[name] for name in splits.dictionary.to_pylist()], pa.string())
-    return renamed.take(splits.indices)
-
-
-def _with_columns(table: pa.Table, split: pa.ChunkedArray, label: pa.ChunkedArray) -> pa.Table:
+def _with_columns(
+    table: pa.Table, split: pa.Array | pa.ChunkedArray, label: pa.Array | pa.ChunkedArray
+) -> pa.Table:
     return table.append_column("split", split.dictionary_encode()).append_column(
         "label", label.dictionary_encode()
     )
@@ -740,9 +729,8 @@ def _choose_tree(table: pa.Table, tree: str | None, ignored: collections.Counter
             f"the source holds {len(others) + 1} unrelated trees: {_quote([leader, *others])}; "
             "choose one with --tree"
         )
-    ignored["other_tree"] += sum(sizes[root] for root in others)
-    if not others:
-        del ignored["other_tree"]
+    if others:
+        ignored["other_tree"] = sum(sizes[root] for root in others)
     kept = table.filter(pc.is_in(table["tree"], pa.array(sorted(same))))
     is_copy = pc.not_equal(kept["tree"], leader)
     order = pc.sort_indices(
@@ -835,11 +823,11 @@ def choose_classes(
     if not classes:
         return table
     labels = pc.cast(table["label"], pa.string())
-    missing = set(classes) - set(pc.unique(labels).to_pylist())
-    if missing:
+    present = set(pc.unique(labels).to_pylist())
+    if missing := set(classes) - present:
         raise errors.UserError(
             f"--classes or --grades names {_quote(sorted(missing))}, but the classes are "
-            f"{_quote(sorted(pc.unique(labels).to_pylist()))}"
+            f"{_quote(sorted(present))}"
         )
     kept = table.filter(pc.is_in(labels, pa.array(classes)))
     if kept.num_rows < table.num_rows:
