@@ -1,10 +1,8 @@
-"""What all downloads share: the state of a partial file, disk errors, and a progress bar."""
+"""What downloads share: small files, progress bars in bytes, and errors of the disk."""
 
-import contextlib
 import errno
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -28,59 +26,6 @@ def read_json(path: Path) -> dict[str, Any]:
     except ValueError:
         return {}
     return value if isinstance(value, dict) else {}
-
-
-@contextlib.contextmanager
-def made_folder(folder: Path) -> Iterator[None]:
-    """Makes a folder; if the block fails and leaves it empty, removes it again.
-
-    Args:
-        folder: the folder, made with its parents.
-
-    Raises:
-        errors.BuildError: if it cannot be made.
-    """
-    made = [path for path in (folder, *folder.parents) if not path.exists()]
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise_disk_error(error, folder)
-    try:
-        yield
-    except BaseException:
-        with contextlib.suppress(OSError):  # raised if it holds a partial download, for instance
-            for path in made:
-                path.rmdir()
-        raise
-
-
-def is_finished(archive: Path) -> bool:
-    """Returns whether an archive is complete: a partial one has a marker file beside it."""
-    return archive.is_file() and not marker_path(archive).exists()
-
-
-def marker_path(archive: Path) -> Path:
-    """Returns the path of the marker beside a partial file.
-
-    It holds the remote file's ETag and size, and no secret. The Kaggle client uses the same file.
-    """
-    return archive.with_name(archive.name + ".kaggle-partial")
-
-
-def file_size(path: Path) -> int:
-    """Returns the size of a file in bytes, or 0 if it does not exist."""
-    return path.stat().st_size if path.is_file() else 0
-
-
-def partial_note(archive: Path) -> str:
-    """Returns a sentence that says how much of a download is kept, or "" if nothing is."""
-    size = file_size(archive)
-    if size == 0:
-        return ""
-    total = read_json(marker_path(archive)).get("size")
-    of_total = f" of {byte_text(total)}" if total else ""
-    kept = f"{byte_text(size)}{of_total} are kept in {archive}"
-    return f"{kept}: run the same command again to resume."
 
 
 def byte_text(count: int) -> str:
@@ -119,12 +64,13 @@ _FULL_DISK = {
 }
 
 
-def raise_disk_error(error: OSError, path: Path) -> NoReturn:
+def raise_disk_error(error: OSError, path: Path, note: str = "") -> NoReturn:
     """Raises a `BuildError` that says what is wrong with the disk and what to do.
 
     Args:
         error: the error of the file system.
         path: the file that could not be written.
+        note: a sentence about what is kept, if anything is.
 
     Raises:
         errors.BuildError: always.
@@ -133,5 +79,5 @@ def raise_disk_error(error: OSError, path: Path) -> NoReturn:
     raise errors.BuildError(
         f"{path} could not be written: {reason}.\n"
         "Free some space or fix its permissions, or choose another folder with --download_dir.\n"
-        f"{partial_note(path)}".rstrip()
+        f"{note}".rstrip()
     ) from None

@@ -14,7 +14,7 @@ from typing import NoReturn
 
 from pipelines import errors
 from pipelines.sources import zip_members
-from pipelines.sources.downloads import byte_bar, byte_text, file_size, read_json
+from pipelines.sources.downloads import byte_bar, byte_text, read_json
 from tfrecord_io import shards
 
 _LOG = logging.getLogger(__name__)
@@ -137,7 +137,7 @@ def _raise_corrupt(archive: Path, corrupt: list[str], num_members: int) -> NoRet
     try:
         archive.replace(aside)
         whereabouts = (
-            f"It was moved to {aside}; delete that to free {byte_text(file_size(aside))}.\n"
+            f"It was moved to {aside}; delete that to free {byte_text(aside.stat().st_size)}.\n"
             "Run the same command again to download a new one."
         )
     except OSError as error:

@@ -19,20 +19,18 @@ from typing import NoReturn
 from tqdm import tqdm
 
 from pipelines import errors
-from pipelines.sources.downloads import (
-    byte_bar,
-    file_size,
-    is_finished,
-    made_folder,
-    marker_path,
-    partial_note,
-    raise_disk_error,
-)
+from pipelines.sources.downloads import byte_bar, raise_disk_error
 from pipelines.sources.kaggle.archive_check import is_verified, verify_archive
 from pipelines.sources.kaggle.client import locate, quiet_client
 from pipelines.sources.kaggle.credentials import Credentials, require_credentials
 from pipelines.sources.kaggle.problems import Problem, diagnose
-from pipelines.sources.kaggle.transfer import transfer
+from pipelines.sources.kaggle.transfer import (
+    file_size,
+    is_finished,
+    marker_path,
+    partial_note,
+    transfer,
+)
 from pipelines.stores import file_lock
 from tfrecord_io.shards import sync_folder
 
@@ -89,7 +87,7 @@ def download_archive(dataset: str, download_dir: Path, retries: Retries | None =
     else:
         # Before any folder is made, so that an error leaves nothing on the disk.
         require_credentials()
-    with made_folder(archive.parent), _locked(archive):
+    with _made_folder(archive.parent), _locked(archive):
         if not is_finished(archive):
             fetch(dataset, archive, retries or Retries())
         if not is_verified(archive, dataset):
@@ -109,6 +107,23 @@ def check_dataset_name(dataset: str) -> None:
             f"A Kaggle dataset is named OWNER/NAME, such as {DEFAULT_DATASET}; got {dataset!r}.\n"
             "Take both from the dataset's address, https://www.kaggle.com/datasets/OWNER/NAME."
         )
+
+
+@contextlib.contextmanager
+def _made_folder(folder: Path) -> Iterator[None]:
+    """Makes a folder with its parents; if the block fails and leaves them empty, removes them."""
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise_disk_error(error, folder)
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(OSError):  # raised if it holds a partial download, for instance
+            for path in made:
+                path.rmdir()
+        raise
 
 
 @contextlib.contextmanager
@@ -164,7 +179,7 @@ def fetch(dataset: str, archive: Path, retries: Retries) -> None:
         marker_path(archive).unlink(missing_ok=True)
         sync_folder(archive.parent)
     except OSError as error:
-        raise_disk_error(error, archive)
+        raise_disk_error(error, archive, partial_note(archive))
 
 
 def _attempt_until_done(

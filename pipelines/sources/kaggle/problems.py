@@ -18,7 +18,7 @@ from urllib3.util import Retry
 from pipelines import errors
 from pipelines.sources.downloads import raise_disk_error
 from pipelines.sources.kaggle.credentials import Credentials, redacted, refused_text
-from pipelines.sources.kaggle.transfer import WrongAnswerError
+from pipelines.sources.kaggle.transfer import WrongAnswerError, partial_note
 
 _LOG = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ def diagnose(
     if isinstance(error, requests.RequestException | urllib3.exceptions.HTTPError):
         return _diagnose_connection(error, timeout_s)
     if isinstance(error, OSError):
-        raise_disk_error(error, archive)
+        raise_disk_error(error, archive, partial_note(archive))
     _LOG.debug("The Kaggle client failed with %s.", type(error).__name__)
     return Problem(
         message=f"The Kaggle client failed on {dataset} with {type(error).__name__}"

@@ -17,17 +17,40 @@ import requests
 from tqdm import tqdm
 
 from pipelines import errors
-from pipelines.sources.downloads import (
-    byte_text,
-    file_size,
-    marker_path,
-    partial_note,
-    read_json,
-)
+from pipelines.sources.downloads import byte_text, read_json
 from tfrecord_io.shards import sync_folder
 
 # A broken connection loses the current chunk, so small chunks lose less on a bad connection.
 _CHUNK_BYTES = 1 << 18
+
+
+def is_finished(archive: Path) -> bool:
+    """Returns whether an archive is complete: a partial one has a marker file beside it."""
+    return archive.is_file() and not marker_path(archive).exists()
+
+
+def marker_path(archive: Path) -> Path:
+    """Returns the path of the marker beside a partial file.
+
+    It holds the remote file's ETag and size, and no secret. The Kaggle client uses the same file.
+    """
+    return archive.with_name(archive.name + ".kaggle-partial")
+
+
+def file_size(path: Path) -> int:
+    """Returns the size of a file in bytes, or 0 if it does not exist."""
+    return path.stat().st_size if path.is_file() else 0
+
+
+def partial_note(archive: Path) -> str:
+    """Returns a sentence that says how much of a download is kept, or "" if nothing is."""
+    size = file_size(archive)
+    if size == 0:
+        return ""
+    total = read_json(marker_path(archive)).get("size")
+    of_total = f" of {byte_text(total)}" if total else ""
+    kept = f"{byte_text(size)}{of_total} are kept in {archive}"
+    return f"{kept}: run the same command again to resume."
 
 
 class WrongAnswerError(requests.RequestException):
