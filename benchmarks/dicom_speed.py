@@ -97,7 +97,7 @@ def listing_seconds(folder: Path) -> float:
     """Returns the wall time of listing a folder and reading the headers of its files."""
     source = DirectorySource(folder)
     start = time.perf_counter()
-    frames.expand(source.list(ListingOptions()), source, keep_patients=False)
+    frames.list_frames(source, ListingOptions())
     return time.perf_counter() - start
 
 

@@ -67,43 +67,42 @@ class _Frames(NamedTuple):
 
 
 def list_frames(source: Source, options: ListingOptions) -> Listing:
-    """Lists the images of a source, each frame as an image; see `expand`.
+    """Lists the images of a source; each frame of a file is an image.
+
+    So a DICOM file, and a TIFF file of several pages, is replaced by its frames. The patient of a
+    DICOM file is taken from its tags, as a hash, unless a table names the patients. A file is
+    recognised by its content. One whose name ends like a picture's other than TIFF is not opened,
+    so that a folder of pictures is listed as fast as ever; if it holds frames, the decoder rejects
+    it. Headers are read once, with a progress bar: by several threads, and many headers on this
+    machine by a process per core, because parsing one takes longer than reading it.
 
     Args:
         source: the source.
         options: what the user says about the layout.
-
-    Raises:
-        errors.UserError: as `Source.list` and `expand` do.
-    """
-    listing = source.list(options)
-    if SITE in listing.refs.column_names:
-        return listing  # the source has done so for each site, whose patients are its own
-    labels = options.labels
-    keep_patients = labels is not None and labels.patient is not None
-    return expand(listing, source, keep_patients=keep_patients)
-
-
-def expand(listing: Listing, source: Source, *, keep_patients: bool) -> Listing:
-    """Replaces each DICOM file, and each TIFF file of several pages, by its frames.
-
-    The patient of a DICOM file is taken from its tags, as a hash. A file is recognised by its
-    content. One whose name ends like a picture's other than TIFF is not opened, so that a folder of
-    pictures is listed as fast as ever; if it holds frames, the decoder rejects it. Headers are read
-    once, with a progress bar: by several threads, and many headers on this machine by a process
-    per core, because parsing one takes longer than reading it.
-
-    Args:
-        listing: the files.
-        source: where they are.
-        keep_patients: whether the listing knows the patients better, from a table.
 
     Returns:
         the listing, in which each frame counts as a file, and so does each page that is not an
         image. `frame` is null for files that are one image.
 
     Raises:
-        errors.UserError: if there is a DICOM file and pydicom or a codec is not installed.
+        errors.UserError: as `Source.list` does, or if there is a DICOM file and pydicom or a codec
+            is not installed.
+    """
+    listing = source.list(options)
+    if SITE in listing.refs.column_names:
+        return listing  # the source has done so for each site, whose patients are its own
+    labels = options.labels
+    keep_patients = labels is not None and labels.patient is not None
+    return _expanded(listing, source, keep_patients=keep_patients)
+
+
+def _expanded(listing: Listing, source: Source, *, keep_patients: bool) -> Listing:
+    """Returns the listing with each file of several images replaced by its frames.
+
+    Args:
+        listing: the files.
+        source: where they are.
+        keep_patients: whether the listing knows the patients better, from a table.
     """
     paths = pc.utf8_lower(listing.refs["path"])
     is_picture = np.zeros(listing.refs.num_rows, bool)
