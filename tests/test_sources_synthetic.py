@@ -132,20 +132,6 @@ def test_no_size_belongs_to_one_class_alone() -> None:
     assert shares.max() < 0.8
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("AMD", 1, 1, 0), "label must be one of CNV, DME, DRUSEN, NORMAL, got 'AMD'"),
-        (("CNV", -1, 1, 0), "patient must be 0 or more, got -1"),
-        (("CNV", 1, -2, 0), "index must be 0 or more, got -2"),
-        (("CNV", 1, 1, -3), "seed must be 0 or more, got -3"),
-    ],
-)
-def test_a_wrong_argument_is_named(arguments: tuple[str, int, int, int], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        draw_bscan(*arguments)
-
-
 def test_a_file_is_a_grey_jpeg_of_a_realistic_size() -> None:
     for patient in range(5):
         data = encode_jpeg(draw_bscan("NORMAL", patient, 1, 0))
