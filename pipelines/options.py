@@ -674,8 +674,10 @@ def _parser() -> argparse.ArgumentParser:
 def _default_name(options: BuildOptions) -> str:
     if options.anonymize:
         return "images"
-    if options.source in ("synthetic", "fashion_mnist"):
-        return {"synthetic": "synthetic_oct", "fashion_mnist": "fashion_mnist"}[options.source]
+    if options.source == "synthetic":
+        return "synthetic_oct"
+    if options.source == "fashion_mnist":
+        return "fashion_mnist"
     path = options.kaggle_dataset if options.source == "kaggle" else options.input or ""
     stem = re.split(r"[./]", path.rstrip("/").rsplit("/", 1)[-1])[0]
     name = re.sub(r"[^a-z0-9]+", "_", stem.lower()).strip("_")

@@ -346,9 +346,3 @@ def test_a_tree_that_is_not_ours_is_refused_and_kept(tmp_path: Path) -> None:
         write_tree(tmp_path, 12, seed=0)
     assert real.read_bytes() == b"somebody's only copy"
     assert [path.name for path in tmp_path.iterdir()] == [ARCHIVE_FOLDER]
-
-
-def test_a_wrong_seed_is_refused_before_anything_is_written(tmp_path: Path) -> None:
-    with pytest.raises(errors.UserError, match="seed must be 0 or more"):
-        write_tree(tmp_path / "new", 12, seed=-1)
-    assert not (tmp_path / "new").exists()

@@ -62,17 +62,7 @@ class ArchiveSource(Source):
     dataset: str | None = None
 
     def prepare(self, scratch_dir: Path) -> ArchiveSource:
-        """Unpacks a tar.gz into `scratch_dir`, unless it is already there; keeps other archives.
-
-        Args:
-            scratch_dir: local folder for the unpacked tar.
-
-        Returns:
-            the source to read from.
-
-        Raises:
-            errors.UserError: if the file is missing or damaged, or the disk is full.
-        """
+        """Unpacks a tar.gz, unless it is already there; see `Source.prepare`."""
         if not self.path.is_file():
             raise errors.UserError(f"--input {self.path} is not a file")
         if not self.must_be_unpacked:
@@ -134,11 +124,10 @@ class ArchiveSource(Source):
 
 
 def _announce(descriptor: int, ref: ImageRef) -> None:
-    """Asks the operating system to read a member into its cache, if it supports that."""
-    if hasattr(os, "posix_fadvise"):
-        # An invalid offset is reported when the member is read.
-        with contextlib.suppress(OSError, OverflowError):
-            os.posix_fadvise(descriptor, ref.offset, ref.stored_size, os.POSIX_FADV_WILLNEED)
+    """Asks the operating system to read a member into its cache."""
+    # An invalid offset is reported when the member is read.
+    with contextlib.suppress(OSError, OverflowError):
+        os.posix_fadvise(descriptor, ref.offset, ref.stored_size, os.POSIX_FADV_WILLNEED)
 
 
 class _ZipReader(zip_members.ZipReader):

@@ -137,14 +137,7 @@ class FashionMnistSource(Source):
     directory: Path
 
     def list(self, options: ListingOptions) -> Listing:
-        """Lists every image of both splits; an image's path is its file and its number there.
-
-        Args:
-            options: the classes to use.
-
-        Raises:
-            errors.UserError: if a file is missing or damaged, or a class is not one of the ten.
-        """
+        """Lists the images; the path of one is its file and its number there; see `Source.list`."""
         wanted = options.classes or LABEL_NAMES
         if unknown := sorted(set(wanted) - set(LABEL_NAMES)):
             raise errors.UserError(

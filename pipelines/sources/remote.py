@@ -42,15 +42,7 @@ class RemoteZipSource(Source):
     mark: str = ""
 
     def prepare(self, scratch_dir: Path) -> RemoteZipSource:
-        """Returns the source with the archive's size and version.
-
-        Args:
-            scratch_dir: not used.
-
-        Raises:
-            errors.UserError: if the archive does not exist.
-            errors.BuildError: if the store does not answer.
-        """
+        """Asks for the archive's size and version; see `Source.prepare`."""
         try:
             found = remote.describe(self.url)
         except FileNotFoundError:
@@ -58,15 +50,7 @@ class RemoteZipSource(Source):
         return dataclasses.replace(self, size=found.size, mark=found.mark)
 
     def list(self, options: ListingOptions) -> Listing:
-        """Lists the images; see `Source.list`.
-
-        Args:
-            options: what the user says about the layout.
-
-        Raises:
-            errors.UserError: if the file is not a zip, or holds no image.
-            errors.BuildError: if the store does not answer.
-        """
+        """Lists the images; see `Source.list`."""
         shown = remote.shown(self.url)
         start = remote.read(self.url, 0, 4, self.mark)
         if start not in zip_members.SIGNATURES:
@@ -120,15 +104,7 @@ class RemoteDirectorySource(Source):
     url: str
 
     def list(self, options: ListingOptions) -> Listing:
-        """Lists the images; see `Source.list`.
-
-        Args:
-            options: what the user says about the layout.
-
-        Raises:
-            errors.UserError: if the folder holds no image.
-            errors.BuildError: if the store does not answer.
-        """
+        """Lists the images; see `Source.list`."""
         found = remote.list_files(self.url, recursive=True)
         if not found:
             raise errors.UserError(f"--input {self.url} holds no files")

@@ -38,7 +38,8 @@ class Source(Protocol):
             the source to list and open.
 
         Raises:
-            errors.UserError: if the input is missing or damaged.
+            errors.UserError: if the input is missing or damaged, or the disk is full.
+            errors.BuildError: if a store does not answer.
         """
         return self
 
@@ -50,6 +51,7 @@ class Source(Protocol):
 
         Raises:
             errors.UserError: if the input is damaged or holds no image.
+            errors.BuildError: if a store does not answer.
         """
         ...
 

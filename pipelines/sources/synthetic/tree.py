@@ -68,13 +68,11 @@ def write_tree(
         progress: is called with the number of images written since the last call.
 
     Raises:
-        errors.UserError: if num_examples or seed is too small, or another process is drawing into
-            the directory.
+        errors.UserError: if num_examples is too small, or another process is drawing into the
+            directory.
         errors.BuildError: if a worker process died.
         FileExistsError: if the archive's folder exists and this function did not write it.
     """
-    if seed < 0:
-        raise errors.UserError(f"seed must be 0 or more, got {seed}")
     tasks = _plan_tree(num_examples, seed)
     settings: dict[str, object] = {
         "generator_version": GENERATOR_VERSION,
