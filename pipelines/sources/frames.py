@@ -70,11 +70,12 @@ def list_frames(source: Source, options: ListingOptions) -> Listing:
     """Lists the images of a source; each frame of a file is an image.
 
     So a DICOM file, and a TIFF file of several pages, is replaced by its frames. The patient of a
-    DICOM file is taken from its tags, as a hash, unless a table names the patients. A file is
-    recognised by its content. One whose name ends like a picture's other than TIFF is not opened,
-    so that a folder of pictures is listed as fast as ever; if it holds frames, the decoder rejects
-    it. Headers are read once, with a progress bar: by several threads, and many headers on this
-    machine by a process per core, because parsing one takes longer than reading it.
+    DICOM file is taken from its tags, as a hash, unless a table names the patients.
+
+    A file is recognised by its content. A file that is named like a picture, except a TIFF, is not
+    opened, so a folder of pictures is listed fast; the decoder rejects such a file if it holds
+    frames. Headers are read once, with a progress bar, by several threads. Many headers on this
+    machine are read by a process per core, because parsing one takes longer than reading it.
 
     Args:
         source: the source.
@@ -172,7 +173,7 @@ def _conflicts(refs: pa.Table, found: Mapping[int, _Frames]) -> dict[int, Reject
 
 
 def _is_one_image(some: _Frames | None) -> bool:
-    """Tells whether the image of a file has the file's own name."""
+    """Returns whether a file is one image, which has the file's own name."""
     return some is None or some.numbers == [0]
 
 
@@ -224,7 +225,7 @@ def _read_with(
                 return _read_dicom(reader, ref, start, require_once)
             return _read_tiff(reader, ref, start) if tiff.is_tiff(start) else None
         except Reject:
-            return None  # the worker will find the same
+            return None  # the worker will reject it too
 
     num_threads = max(_NUM_THREADS, reader.num_parallel_reads)
     found = []
@@ -241,7 +242,8 @@ def _read_dicom(
     require_codecs: Callable[[], object],
 ) -> _Frames | None:
     if ref.path.lower().endswith(PICTURE_SUFFIXES):
-        return None  # the decoder rejects it, unless it is a TIFF of one page, too
+        # The decoder rejects a DICOM file named like a picture, unless it is also a TIFF of a page.
+        return None
     require_codecs()
     header = dicom.read_header(start) or dicom.read_header(reader.read(ref))
     most = min(_MOST_FRAMES, ref.size // _LEAST_FRAME_BYTES)

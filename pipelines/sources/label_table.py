@@ -52,8 +52,8 @@ class LabelTable:
     Attributes:
         name: of its file, for messages.
         path: of each row's image, with `/` between folders.
-        label: of each row; "" if the table gives none. `tfrecord_io.label_kinds` tells the
-            text of several labels and of a number.
+        label: of each row; "" if the table gives none. `tfrecord_io.label_kinds` defines the text
+            of several labels and of a number.
         label_columns: columns of several labels or of a number; empty if each row has one class.
         patient: of each row, None where the table gives none; None without such a column.
         split: likewise.
@@ -261,7 +261,7 @@ def _several_labels(
 
 
 def _numbers(cells: Sequence[str]) -> tuple[list[str], dict[int, str]]:
-    """Returns the text of each row's number, "" where there is none, and cells that are none."""
+    """Returns the text of each row's number, or "", and by row the cells that are not numbers."""
     texts, wrong = [], {}
     for row, cell in enumerate(cells):
         text = "" if cell.strip().lower() in ("", "nan") else label_kinds.number_text(cell)

@@ -469,7 +469,8 @@ class _Sorter:
             members = inside
         names = [member.name for member in members]
         matches = match_files(names, labels)
-        # A DICOM export has names without an ending; then such a file without a row is one too.
+        # A file without a row counts as an image if one with a row has the same ending. The files
+        # of a DICOM export have none.
         endings = {
             _ending(name)
             for name, row in zip(names, matches.row_of_file.tolist(), strict=True)
@@ -638,10 +639,12 @@ def _size_problem(member: Member) -> tuple[str, str] | None:
 
 
 def _ending(name: str) -> str | None:
-    """Returns how a file's name ends, "" if only with a number; None for the index of an export."""
+    """Returns the ending of a file's name: "" for none or a number, None for a DICOM directory."""
     base = name.rpartition("/")[2].lower()
+    if base == "dicomdir":
+        return None
     ending = base.rpartition(".")[2] if "." in base else ""
-    return None if base == "dicomdir" else "" if ending.isdecimal() else ending
+    return "" if ending.isdecimal() else ending
 
 
 def _looks_like_image(name: str) -> bool:

@@ -140,7 +140,7 @@ class _DirectoryReader(Reader[ImageRef]):
         try:
             found = remote.describe(f"{self.url}/{ref.source_path}")
         except FileNotFoundError:
-            return None  # `read` says so, as it does of a file that has changed
+            return None  # `read` reports it, as it reports a file that has changed
         is_same = (found.size, found.version) == (ref.size, ref.version)
         return io.BufferedReader(found.open(), _BUFFER_BYTES) if is_same else None
 

@@ -203,7 +203,7 @@ class SitesSource(Source):
 
     @property
     def must_be_unpacked(self) -> bool:
-        """Whether that is so of every site; see `Source.must_be_unpacked`."""
+        """Whether every site must be unpacked; see `Source.must_be_unpacked`."""
         return all(source.must_be_unpacked for source in self.sources.values())
 
     def prepare(self, scratch_dir: Path) -> SitesSource:

@@ -128,7 +128,7 @@ def transfer(remote: RemoteArchive, archive: Path, bar: tqdm, timeout_s: float) 
         if response.status_code == 200:  # also from a host that sends no parts
             start = 0
         if not start and file_size(archive):
-            # Before the marker names the new version, which would claim these bytes.
+            # The old bytes go first: the marker of the new version would vouch for them.
             with archive.open("wb") as file:
                 os.fsync(file.fileno())
         if not start:
