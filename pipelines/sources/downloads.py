@@ -76,8 +76,9 @@ def raise_disk_error(error: OSError, path: Path, note: str = "") -> NoReturn:
         errors.BuildError: always.
     """
     reason = _FULL_DISK.get(error.errno or 0) or error.strerror or type(error).__name__
-    raise errors.BuildError(
-        f"{path} could not be written: {reason}.\n"
-        "Free some space or fix its permissions, or choose another folder with --download_dir.\n"
-        f"{note}".rstrip()
-    ) from None
+    lines = [
+        f"{path} could not be written: {reason}.",
+        "Free some space or fix its permissions, or choose another folder with --download_dir.",
+        note,
+    ]
+    raise errors.BuildError("\n".join(filter(None, lines))) from None

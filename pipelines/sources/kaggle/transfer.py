@@ -169,9 +169,10 @@ def _check_free_space(remote: RemoteArchive, archive: Path) -> None:
     missing = (remote.size or 0) - file_size(archive)
     free = shutil.disk_usage(archive.parent).free
     if missing > free:
-        raise errors.BuildError(
+        lines = [
             f"{archive.parent} has {byte_text(free)} free, but {archive.name} needs "
-            f"{byte_text(missing)} more.\n"
-            "Free some space, or choose another folder with --download_dir.\n"
-            f"{partial_note(archive)}".rstrip()
-        )
+            f"{byte_text(missing)} more.",
+            "Free some space, or choose another folder with --download_dir.",
+            partial_note(archive),
+        ]
+        raise errors.BuildError("\n".join(filter(None, lines)))
