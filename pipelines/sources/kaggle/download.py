@@ -58,7 +58,7 @@ class Retries:
     backoff_s: float = 1.0
 
 
-def download_archive(dataset: str, download_dir: Path, retries: Retries | None = None) -> Path:
+def download_archive(dataset: str, download_dir: Path, retries: Retries = Retries()) -> Path:
     """Downloads what is missing of a dataset's zip archive, checks it and returns its path.
 
     The archive is `download_dir/NAME.zip`. An archive that was checked before is returned at once,
@@ -72,7 +72,7 @@ def download_archive(dataset: str, download_dir: Path, retries: Retries | None =
     Args:
         dataset: OWNER/NAME; see `check_dataset_name`.
         download_dir: folder for the archive, made if it is missing.
-        retries: timeouts and retries; `Retries()` by default.
+        retries: timeouts and retries.
 
     Raises:
         errors.UserError: if no credentials were found, or Kaggle refused them.
@@ -89,7 +89,7 @@ def download_archive(dataset: str, download_dir: Path, retries: Retries | None =
         require_credentials()
     with _made_folder(archive.parent), _locked(archive):
         if not is_finished(archive):
-            fetch(dataset, archive, retries or Retries())
+            fetch(dataset, archive, retries)
         if not is_verified(archive, dataset):
             verify_archive(archive, dataset)
     return archive
