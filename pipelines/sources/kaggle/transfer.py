@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from pipelines import errors
 from pipelines.sources.downloads import byte_text, read_json
-from tfrecord_io.shards import sync_folder
+from tfrecord_io.shards import atomic_write, sync_folder
 
 # A broken connection loses the current chunk, so small chunks lose less on a bad connection.
 _CHUNK_BYTES = 1 << 18
@@ -133,10 +133,8 @@ def transfer(remote: RemoteArchive, archive: Path, bar: tqdm, timeout_s: float) 
                 os.fsync(file.fileno())
         if not start:
             # The marker is on the disk first: without it, a partial file would count as complete.
-            with marker_path(archive).open("w", encoding="utf-8") as marker:
-                marker.write(json.dumps(note))
-                marker.flush()
-                os.fsync(marker.fileno())
+            with atomic_write(marker_path(archive)) as marker:
+                marker.write(json.dumps(note).encode())
             sync_folder(archive.parent)
         with archive.open("ab" if start else "wb") as file:
             bar.update(start - bar.n)
