@@ -238,7 +238,7 @@ def interrupted(complete, scans, folder):
 
     with prepared(options) as job, job.build.source.open() as reader:
         for task in job.todo[::2]:
-            write.write_shard(job.build, task, reader)
+            write.write_shard(job.build, task, reader, job.storage.create)
         for task in job.todo[1::2]:
             half = (complete / task.shard_name).read_bytes()[:100]
             (folder / BUILD_DIR / f".{task.shard_name}.0a.tmp").write_bytes(half)

@@ -55,7 +55,7 @@ def job(scans, tmp_path):
 
 def write_all(job):
     with job.build.source.open() as reader:
-        return [write.write_shard(job.build, task, reader) for task in job.todo]
+        return [write.write_shard(job.build, task, reader, job.storage.create) for task in job.todo]
 
 
 def planned_refs(job, task):
@@ -151,7 +151,7 @@ def test_a_worker_with_another_pillow_refuses_to_mix_pixels(job):
         job.build.source.open() as reader,
         pytest.raises(errors.BuildError, match=r"the launcher planned with .*'1\.0'"),
     ):
-        write.write_shard(other, job.todo[0], reader)
+        write.write_shard(other, job.todo[0], reader, job.storage.create)
 
 
 # ---- all of them, by Beam

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import json
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import IO, Any
 
 import pyarrow as pa
 
@@ -19,6 +20,9 @@ from tfrecord_io import manifest, preprocess, schema, shards
 from tfrecord_io.auditing import audit, twins
 from tfrecord_io.label_kinds import CLASSES, LabelKind
 from tfrecord_io.statistics import PixelStatistics
+
+#: Opens a file of the output for writing by its name.
+Create = Callable[[str], contextlib.AbstractContextManager[IO[bytes]]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -190,6 +194,11 @@ class Sidecar:
         if self.computed_by is None:
             del content["computed_by"]
         return json.dumps(content, indent=1) + "\n"
+
+    def write(self, create: Create) -> None:
+        """Writes the sidecar beside its shard."""
+        with create(shards.sidecar_name(self.shard)) as file:
+            file.write(self.to_json().encode())
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Sidecar:

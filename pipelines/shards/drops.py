@@ -22,7 +22,7 @@ from pipelines import errors
 from pipelines.planning import plan, splits
 from pipelines.shards.build import Build, DropOptions, Sidecar, rows_name
 from pipelines.stores.output import BUILD_DIR, Storage
-from tfrecord_io import manifest, schema, shards
+from tfrecord_io import manifest, schema
 from tfrecord_io.auditing import audit, near_duplicates
 from tfrecord_io.auditing.ranges import with_ranges
 from tfrecord_io.auditing.twins import Twins, find_twins
@@ -69,27 +69,8 @@ def leave_out(
     for row in [*decided.to_pylist(), *_variants_of(build, decided)]:
         keys.setdefault(row["shard"], set()).add(row["key"])
     for task, sidecar in zip(tasks, sidecars, strict=True):
-        if sidecar.num_dropped or task.shard_name not in keys:
-            continue
-        num_examples, sha256, label_counts = copy_without(
-            build.storage,
-            task.shard_name,
-            rows_name(task),
-            keys[task.shard_name],
-            build.layout,
-            build.label_names,
-        )
-        smaller = dataclasses.replace(
-            sidecar,
-            num_examples=num_examples,
-            num_bytes=num_examples * build.layout.stride,
-            sha256=sha256,
-            label_counts=label_counts,
-            num_dropped=sidecar.num_examples - num_examples,
-            statistics=None,
-        )
-        with build.storage.create(shards.sidecar_name(task.shard_name)) as file:
-            file.write(smaller.to_json().encode())
+        if task.shard_name in keys and not sidecar.num_dropped:
+            _copy_without(build, task, sidecar, keys[task.shard_name])
     return pa.concat_tables([planned, decided.select(splits.DROPPED_SCHEMA.names)])
 
 
@@ -173,31 +154,22 @@ def _decide_near(
             reasons[other] = (f"picture_in_{names[kept]}", f"near duplicate of {paths[kept]}")
 
 
-def copy_without(
-    storage: Storage,
-    shard_name: str,
-    rows_name: str,
-    dropped_keys: set[str],
-    layout: schema.RecordLayout,
-    label_names: Sequence[str],
-) -> tuple[int, str, tuple[int, ...]]:
-    """Replaces a shard, and its rows of the examples table, by copies without some records.
+def _copy_without(
+    build: Build, task: plan.ShardTask, sidecar: Sidecar, dropped_keys: set[str]
+) -> None:
+    """Replaces a shard, its rows of the examples table and its sidecar, without some records.
 
     Args:
-        storage: the dataset's folder.
-        shard_name: name of the shard file.
-        rows_name: name of the file with its rows of the examples table.
+        build: the whole build.
+        task: the shard's task.
+        sidecar: the shard's sidecar.
         dropped_keys: keys of the records to leave out.
-        layout: layout of the records.
-        label_names: class names in the order of their indices.
-
-    Returns:
-        num_examples, sha256 and label_counts of the new shard, for its sidecar.
 
     Raises:
         errors.BuildError: if the rows do not describe the shard.
     """
-    with storage.open_arrow(rows_name) as file:
+    storage, layout, shard_name = build.storage, build.layout, task.shard_name
+    with storage.open_arrow(rows_name(task)) as file:
         rows = pq.read_table(file)
     keep = pc.invert(pc.is_in(rows["key"], pa.array(sorted(dropped_keys), pa.string())))
     kept = np.flatnonzero(keep.to_numpy())
@@ -221,10 +193,18 @@ def copy_without(
     rows = rows.filter(keep)
     place = rows.schema.get_field_index("row")
     rows = rows.set_column(place, rows.schema.field("row"), pa.array(range(len(rows)), pa.int32()))
-    with storage.create(rows_name) as file:
+    with storage.create(rows_name(task)) as file:
         pq.write_table(rows, file)
-    counts = layout.label_kind.counts(rows["label"].to_pylist(), label_names)
-    return len(rows), digest.hexdigest(), counts
+    smaller = dataclasses.replace(
+        sidecar,
+        num_examples=len(rows),
+        num_bytes=len(rows) * layout.stride,
+        sha256=digest.hexdigest(),
+        label_counts=layout.label_kind.counts(rows["label"].to_pylist(), build.label_names),
+        num_dropped=sidecar.num_examples - len(rows),
+        statistics=None,
+    )
+    smaller.write(storage.create)
 
 
 def check_searchable(image_shape: Sequence[int], options: DropOptions) -> None:

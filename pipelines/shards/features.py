@@ -23,10 +23,10 @@ import numpy as np
 from pipelines import errors
 from pipelines.planning import plan
 from pipelines.shards import finish
-from pipelines.shards.build import Sidecar, Work, require_sidecars
-from pipelines.shards.write import Create, TaskWriter
+from pipelines.shards.build import Create, Sidecar, Work, require_sidecars
+from pipelines.shards.write import TaskWriter
 from pipelines.stores.output import Storage
-from tfrecord_io import manifest, native_noise, schema, shard_writer, shards
+from tfrecord_io import manifest, native_noise, schema, shard_writer
 from tfrecord_io.trunk import FILE_NAME, SOURCE_KIND, Trunk
 
 #: Images that the trunk gets at once. The last images of a shard are filled up to as many, because
@@ -158,8 +158,7 @@ def write_features(
         rejects=(),
         computed_by=computed_by,
     )
-    with create(shards.sidecar_name(task.shard_name)) as file:
-        file.write(sidecar.to_json().encode())
+    sidecar.write(create)
 
 
 def finish_features(extraction: Extraction) -> None:

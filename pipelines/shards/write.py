@@ -7,7 +7,7 @@ import functools
 import io
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import IO, TYPE_CHECKING, Any, Generic, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -16,20 +16,17 @@ import xxhash
 
 from pipelines import errors
 from pipelines.planning import plan
-from pipelines.shards.build import Build, Sidecar, Work, read_sidecar, rows_name
+from pipelines.shards.build import Build, Create, Sidecar, Work, read_sidecar, rows_name
 from pipelines.sources.listing import OTHERS, SITE, ImageRef, RejectedFile, iterate_refs
 from pipelines.stores import prefetch
 from pipelines.stores.output import WriteBehind
-from tfrecord_io import augment, dicom, preprocess, schema, shard_writer, shards, tiff
+from tfrecord_io import augment, dicom, preprocess, schema, shard_writer, tiff
 from tfrecord_io.auditing import near_duplicates
 
 if TYPE_CHECKING:
     from pydicom import Dataset
 
     _Data = bytes | io.BytesIO | Dataset
-
-#: Opens a file of the output for writing by its name.
-Create = Callable[[str], contextlib.AbstractContextManager[IO[bytes]]]
 
 _Work = TypeVar("_Work", bound=Work)
 
@@ -64,10 +61,7 @@ EXAMPLE_SCHEMA = pa.schema(
 
 
 def write_shard(
-    build: Build,
-    task: plan.ShardTask,
-    reader: prefetch.Reader[ImageRef],
-    create: Create | None = None,
+    build: Build, task: plan.ShardTask, reader: prefetch.Reader[ImageRef], create: Create
 ) -> Sidecar:
     """Decodes the images of one task into one shard, one image at a time.
 
@@ -78,7 +72,7 @@ def write_shard(
         build: the whole build.
         task: the shard to write.
         reader: an open reader of the source.
-        create: opens a file for writing by its name; by default the storage's `create`.
+        create: opens a file for writing by its name.
 
     Returns:
         the sidecar that was written.
@@ -88,70 +82,21 @@ def write_shard(
             differs from the launcher's.
     """
     _check_decoder(build)
-    storage, layout = build.storage, build.layout
-    create = create or storage.create
-    with storage.open_arrow(plan.PLAN_FILE) as file:
+    with build.storage.open_arrow(plan.PLAN_FILE) as file:
         planned = plan.read_task_refs(file, task, build.fingerprint)
-    refs, variants = list(iterate_refs(planned)), planned["variant"].to_pylist()
-    paths = [ref.image_path for ref in refs]
-    if build.num_variants:
-        paths = [augment.variant_path(path, n) for path, n in zip(paths, variants, strict=True)]
-    keys = [schema.image_key(path) for path in paths]
-    texts = list({ref.label for ref in refs})
-    labels = dict(zip(texts, build.label_kind.vectors(texts, build.label_names), strict=True))
-    examples: list[_Example] = []
-    rows: list[int] = []
-    rejects: list[RejectedFile] = []
     with (
         create(task.shard_name) as file,
-        shard_writer.ShardWriter(file, layout) as shard,
-        warnings.catch_warnings(),
+        shard_writer.ShardWriter(file, build.layout) as shard,
     ):
-        # Pillow warns about odd metadata; an image that is unusable is rejected in any case.
-        warnings.simplefilter("ignore")
-        to_read = (ref.to_read() for ref in refs)
-        reads = prefetch.read_in_order(reader, to_read, functools.partial(_read_part, reader))
-        for row, (ref, (_, read), variant, key) in enumerate(
-            zip(refs, reads, variants, keys, strict=True)
-        ):
-            try:
-                data = _read(read, ref)
-                pixels, *original = preprocess.decode_image(data, build.preprocessing, ref.frame)
-            except preprocess.Reject as reject:
-                # A file is rejected only once, not again for each of its variants.
-                if not variant:
-                    rejects.append(
-                        RejectedFile(
-                            source_path=ref.image_name,
-                            reason=reject.reason,
-                            detail=reject.detail if ref.hidden is None else "",
-                        )
-                    )
-                continue
-            if variant:
-                pixels = augment.vary(pixels, layout.image_shape, key)
-            shard.write(pixels, labels[ref.label], key)
-            # Of a file of several images only a part may be at hand.
-            file_hash = None if ref.frame else xxhash.xxh3_128_hexdigest(data)
-            pixels_hash = xxhash.xxh3_128_hexdigest(pixels)
-            examples.append(_Example(ref, key, variant, *original, file_hash, pixels_hash))
-            rows.append(row)
-    table = _examples_table(task, examples, shard.facts())
-    written = pa.array(rows, pa.int64())
-    if SITE in planned.schema.names:
-        table = table.append_column(SITE, planned.column(SITE).take(written).cast(pa.string()))
-    if OTHERS in planned.schema.names:
-        others = planned.column(OTHERS).take(written)
-        for field, column in zip(others.type, others.flatten(), strict=True):
-            table = table.append_column(field, column)
+        examples, rejects = _write_images(build, planned, reader, shard)
     with create(rows_name(task)) as file:
-        pq.write_table(table, file)
+        pq.write_table(_examples_table(task, planned, examples, shard.facts()), file)
     sidecar = Sidecar(
         fingerprint=build.fingerprint,
         shard=task.shard_name,
         num_refs=task.num_refs,
         num_examples=len(examples),
-        num_bytes=len(examples) * layout.stride,
+        num_bytes=len(examples) * build.layout.stride,
         sha256=shard.sha256,
         label_counts=build.label_kind.counts(
             [example.ref.label for example in examples], build.label_names
@@ -159,8 +104,7 @@ def write_shard(
         rejects=tuple(rejects),
         statistics=shard.statistics(),
     )
-    with create(shards.sidecar_name(task.shard_name)) as file:
-        file.write(sidecar.to_json().encode())
+    sidecar.write(create)
     return sidecar
 
 
@@ -241,6 +185,58 @@ class ImageWriter(TaskWriter[Build]):
         write_shard(self._build, task, opened, create)
 
 
+def _write_images(
+    build: Build,
+    planned: pa.RecordBatch,
+    reader: prefetch.Reader[ImageRef],
+    shard: shard_writer.ShardWriter,
+) -> tuple[list[_Example], list[RejectedFile]]:
+    """Decodes the planned images into a shard; returns the examples and the rejected images."""
+    image_shape = build.layout.image_shape
+    refs, variants = list(iterate_refs(planned)), planned["variant"].to_pylist()
+    keys = _keys(build, refs, variants)
+    texts = list({ref.label for ref in refs})
+    labels = dict(zip(texts, build.label_kind.vectors(texts, build.label_names), strict=True))
+    to_read = (ref.to_read() for ref in refs)
+    reads = prefetch.read_in_order(reader, to_read, functools.partial(_read_part, reader))
+    rows = zip(refs, reads, variants, keys, strict=True)
+    examples: list[_Example] = []
+    rejects: list[RejectedFile] = []
+    with warnings.catch_warnings():
+        # Pillow warns about odd metadata; an image that is unusable is rejected in any case.
+        warnings.simplefilter("ignore")
+        for place, (ref, (_, read), variant, key) in enumerate(rows):
+            try:
+                data = _read(read, ref)
+                pixels, *original = preprocess.decode_image(data, build.preprocessing, ref.frame)
+            except preprocess.Reject as reject:
+                # A file is rejected only once, not again for each of its variants.
+                if not variant:
+                    detail = reject.detail if ref.hidden is None else ""
+                    rejects.append(
+                        RejectedFile(
+                            source_path=ref.image_name, reason=reject.reason, detail=detail
+                        )
+                    )
+                continue
+            if variant:
+                pixels = augment.vary(pixels, image_shape, key)
+            shard.write(pixels, labels[ref.label], key)
+            # Of a file of several images only a part may be at hand.
+            file_hash = None if ref.frame else xxhash.xxh3_128_hexdigest(data)
+            pixels_hash = xxhash.xxh3_128_hexdigest(pixels)
+            examples.append(_Example(place, ref, key, variant, *original, file_hash, pixels_hash))
+    return examples, rejects
+
+
+def _keys(build: Build, refs: Sequence[ImageRef], variants: Sequence[int]) -> list[str]:
+    """Returns the key of each example."""
+    paths = [ref.image_path for ref in refs]
+    if build.num_variants:
+        paths = [augment.variant_path(path, n) for path, n in zip(paths, variants, strict=True)]
+    return [schema.image_key(path) for path in paths]
+
+
 def _read_part(reader: prefetch.Reader[ImageRef], ref: ImageRef) -> _Data:
     """Reads a file, or only the wanted frame of DICOM or page of TIFF, where that is possible."""
     if ref.frame and (file := reader.open(ref)):
@@ -274,8 +270,12 @@ def _read(read: Callable[[], _Data], ref: ImageRef) -> _Data:
 
 
 class _Example(NamedTuple):
-    """The facts of one example that are found one by one, named as in `EXAMPLE_SCHEMA`."""
+    """The facts of one example that are found one by one, named as in `EXAMPLE_SCHEMA`.
 
+    The first two are not columns: the place in the plan's batch, and the image.
+    """
+
+    place: int
     ref: ImageRef
     key: str
     variant: int
@@ -289,19 +289,23 @@ class _Example(NamedTuple):
 
 
 def _examples_table(
-    task: plan.ShardTask, examples: Sequence[_Example], facts: Mapping[str, np.ndarray]
+    task: plan.ShardTask,
+    planned: pa.RecordBatch,
+    examples: Sequence[_Example],
+    facts: Mapping[str, np.ndarray],
 ) -> pa.Table:
     """Returns the shard's rows of the examples table.
 
     Args:
         task: the shard.
+        planned: the rows of the plan.
         examples: the facts of each example.
         facts: columns computed for all examples together, see `side_facts.SideFacts.columns`.
     """
     columns: dict[str, Any] = {
         name: [getattr(example, name) for example in examples] for name in _Example._fields
     }
-    refs = columns.pop("ref")
+    refs, places = columns.pop("ref"), pa.array(columns.pop("place"), pa.int64())
     columns |= facts
     columns |= {
         "split": [task.split] * len(refs),
@@ -313,7 +317,14 @@ def _examples_table(
         "file_bytes": [ref.size for ref in refs],
         "perceptual_hash": [bits.tobytes() for bits in facts["perceptual_hash"]],
     }
-    return pa.Table.from_pydict(columns, EXAMPLE_SCHEMA)
+    table = pa.Table.from_pydict(columns, EXAMPLE_SCHEMA)
+    if SITE in planned.schema.names:
+        table = table.append_column(SITE, planned.column(SITE).take(places).cast(pa.string()))
+    if OTHERS in planned.schema.names:
+        others = planned.column(OTHERS).take(places)
+        for field, column in zip(others.type, others.flatten(), strict=True):
+            table = table.append_column(field, column)
+    return table
 
 
 def _check_decoder(build: Build) -> None:
