@@ -61,8 +61,8 @@ def graph(num_shards: int) -> beam.Pipeline:
         num_files=num_shards * 1272,
         copies=0,
         ignored={},
-        over_limit=0,
         rejected_files=(),
+        source_facts={},
     )
     pipeline = beam.Pipeline()
     (

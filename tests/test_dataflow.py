@@ -114,8 +114,8 @@ def job_of(chosen: options.BuildOptions) -> Job:
         num_files=80_000,
         copies=0,
         ignored={},
-        over_limit=0,
         rejected_files=(),
+        source_facts={},
     )
     return Job(build=build, todo=tasks, num_finished=0, started=0.0)
 

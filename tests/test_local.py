@@ -11,6 +11,7 @@ from pipelines import errors
 from pipelines.options import parse_options
 from pipelines.running import local
 from pipelines.running.job import prepared
+from pipelines.shards.write import ImageWriter
 
 
 def write_shards(folder, oddity):
@@ -25,7 +26,8 @@ def write_shards(folder, oddity):
     argv = arguments(scans, folder / "out", "--num_shards=10", IN_MEMORY)
     with prepared(parse_options(argv)) as job:
         source = OddSource(scans, oddity=oddity, notes=notes)
-        local.write_shards(dataclasses.replace(job.build, source=source), job.todo, 2)
+        build = dataclasses.replace(job.build, source=source)
+        local.write_shards(build, job.todo, 2, ImageWriter)
     return notes
 
 

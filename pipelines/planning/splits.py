@@ -156,29 +156,22 @@ def protected_first(names: Sequence[str]) -> list[str]:
     return sorted(names, key=lambda name: (ranks.get(name, 2), name))
 
 
-def positions(groups: Sequence[str], seed: int) -> np.ndarray:
-    """Returns a position in [0, 1) for each group, computed from its name and the seed.
-
-    It is the upper 53 bits of the XXH3-64 of the UTF-8 name, mixed with the seed by SplitMix64.
-
-    Args:
-        groups: names of the groups.
-        seed: seed of the splits.
-
-    Returns:
-        float64 [num_groups].
-    """
-    return _positions(_hash(groups), np.array([seed], np.uint64))[0]
-
-
-def _hash(groups: Sequence[str]) -> np.ndarray:
-    """Returns uint64 [num_groups]."""
+def hash_names(groups: Sequence[str]) -> np.ndarray:
+    """Returns uint64 [num_groups], the XXH3-64 of the UTF-8 name of each group."""
     names = (group.encode("utf-8", "surrogateescape") for group in groups)
     return np.fromiter((xxhash.xxh3_64_intdigest(name) for name in names), np.uint64)
 
 
-def _positions(hashes: np.ndarray, seeds: np.ndarray) -> np.ndarray:
-    """Returns float64 [num_seeds, num_groups]."""
+def positions(hashes: np.ndarray, seeds: np.ndarray) -> np.ndarray:
+    """Returns a position in [0, 1) for each group and seed: 53 bits of both, mixed by SplitMix64.
+
+    Args:
+        hashes: uint64 [num_groups], see `hash_names`.
+        seeds: uint64 [num_seeds].
+
+    Returns:
+        float64 [num_seeds, num_groups].
+    """
     with np.errstate(over="ignore"):
         mixed = splitmix64(hashes[None, :] + splitmix64(seeds)[:, None])
     return (mixed >> np.uint64(11)).astype(np.float64) / 2.0**53
@@ -218,11 +211,11 @@ def _assign(
     shares = np.array([fractions[name] for name in names]) / sum(fractions.values())
     bounds = np.cumsum(shares)[:-1]
     encoded = groups.dictionary_encode()
-    hashes = _hash(encoded.dictionary.to_pylist())
+    hashes = hash_names(encoded.dictionary.to_pylist())
     members = encoded.indices.to_numpy().astype(np.int64)
     counts = _counts_by_class(candidates, members, len(hashes), label_kind)
     seed = options.seed if options.seed is not None else _best_seed(hashes, counts, shares)
-    choice = np.searchsorted(bounds, _positions(hashes, np.array([seed], np.uint64))[0], "right")
+    choice = np.searchsorted(bounds, positions(hashes, np.array([seed], np.uint64))[0], "right")
     achieved = np.stack([counts[choice == index].sum(0) for index in range(len(names))])
     _check_not_empty(names, shares, achieved, len(hashes), searched=options.seed is None)
     notes.append(_describe_balance(names, shares, achieved, seed, options.seed is None))
@@ -278,7 +271,7 @@ def _best_seed(hashes: np.ndarray, counts: np.ndarray, shares: np.ndarray) -> in
     num_seeds = min(_MAX_SEEDS, max(_MAX_PLACES // len(hashes), _SEEDS_AT_ONCE))
     for start in range(0, num_seeds, _SEEDS_AT_ONCE):
         seeds = np.arange(start, start + _SEEDS_AT_ONCE, dtype=np.uint64)
-        places = _positions(hashes, seeds)
+        places = positions(hashes, seeds)
         # One matrix product per bound gives the cumulative counts; their differences follow.
         below = [(places < bound).astype(np.float64) @ counts for bound in bounds[:-1]]
         edges = np.stack([np.zeros_like(below[0]), *below, np.tile(totals, (len(seeds), 1))], 1)

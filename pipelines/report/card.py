@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -82,9 +82,9 @@ def render(
         corners=_corners_of_devices(examples, images) if "anonymize" in found.options else [],
         pairs=functools.partial(pages.pairs, images=images, most=_MAX_PAIRS),
         ledger=ledger(found.counts),
-        rejects=_listing((r.source_path, r.reason, r.detail) for r in rejects),
+        rejects=[(r.source_path, r.reason, r.detail) for r in rejects[:_MAX_FILES]],
         num_rejects=len(rejects),
-        dropped=_listing(tuple(row.values()) for row in dropped.slice(0, _MAX_FILES).to_pylist()),
+        dropped=[tuple(row.values()) for row in dropped.slice(0, _MAX_FILES).to_pylist()],
         num_dropped=dropped.num_rows,
     )
 
@@ -270,7 +270,3 @@ def ledger(counts: Mapping[str, Any]) -> list[tuple[str, int]]:
         for reason, count in counts.get("ignored", {}).items()
     ]
     return [(name, count) for name, count in rows if count]
-
-
-def _listing(rows: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
-    return [row for row, _ in zip(rows, range(_MAX_FILES), strict=False)]

@@ -55,11 +55,6 @@ class Job(Generic[_Work]):
         """The output folder."""
         return self.build.storage
 
-    @property
-    def record_stride(self) -> int:
-        """Size of a record in bytes."""
-        return self.build.layout.stride
-
 
 @contextlib.contextmanager
 def prepared(options: BuildOptions) -> Iterator[Job[Build] | None]:
@@ -237,7 +232,6 @@ def _plan_job(
         num_files=listing.num_files,
         copies=listing.copies,
         ignored=listing.ignored,
-        over_limit=0,
         rejected_files=listing.rejects,
         drops=options.drops,
         label_kind=options.label_kind,
@@ -256,11 +250,13 @@ def _plan_job(
         _say(note)
     if len(split.refs["split"].unique()) > 1:
         drops.check_searchable(build.layout.image_shape, options.drops)
-    build = dataclasses.replace(build, notes=(*listing.notes, *split.notes))
     listing = dataclasses.replace(listing, refs=split.refs, dropped=split.dropped.num_rows)
     planned = plan.make_plan(listing, build.layout.stride, options.plan)
     build = dataclasses.replace(
-        build, over_limit=planned.over_limit, num_variants=planned.num_variants
+        build,
+        over_limit=planned.over_limit,
+        num_variants=planned.num_variants,
+        notes=(*listing.notes, *split.notes),
     )
     clean(storage)
     if options.secret and names is not None:

@@ -54,7 +54,8 @@ def launch(
             summary.print_complete(output)
             return
         try:
-            with progress.progress_bar(job.storage, job.todo, job.num_finished, job.record_stride):
+            stride = job.build.layout.stride
+            with progress.progress_bar(job.storage, job.todo, job.num_finished, stride):
                 run(job, pipeline, engine.num_processes(beam_args))
         except errors.BuildError:
             if not was_finished_elsewhere(job):

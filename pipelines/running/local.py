@@ -13,8 +13,7 @@ from typing import Any
 from pipelines import workers
 from pipelines.planning.plan import ShardTask
 from pipelines.shards.build import Work
-from pipelines.shards.finish import finish_dataset
-from pipelines.shards.write import ImageWriter, TaskWriter
+from pipelines.shards.write import TaskWriter
 
 #: Flags with which the job may need no local worker process.
 _NEEDS_NO_WORKER = ("--runner", "--direct_running_mode")
@@ -39,7 +38,7 @@ def write_shards(
     build: Work,
     tasks: Sequence[ShardTask],
     num_processes: int,
-    writer: type[TaskWriter[Any]] = ImageWriter,
+    writer: type[TaskWriter[Any]],
 ) -> None:
     """Writes shards in worker processes, and returns when all of them are written.
 
@@ -61,7 +60,7 @@ def write_shards(
         pass
 
 
-def finish_in_worker(build: Work, finish: Callable[[Any], None] = finish_dataset) -> None:
+def finish_in_worker(build: Work, finish: Callable[[Any], None]) -> None:
     """Finishes the dataset in a worker process, which does not hold the listing in memory.
 
     Args:

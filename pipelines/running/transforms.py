@@ -7,13 +7,13 @@ twice at the same time.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import apache_beam as beam
-from apache_beam.transforms.window import GlobalWindow
-from apache_beam.utils.windowed_value import WindowedValue
 
 from pipelines.planning.plan import ShardTask
 from pipelines.running import local
@@ -22,30 +22,32 @@ from pipelines.shards.finish import finish_dataset
 from pipelines.shards.write import ImageWriter, TaskWriter
 
 
+@dataclasses.dataclass(eq=False)
 class WriteShards(beam.PTransform):
     """Turns shard tasks into shard files, and yields (name of the dataset, index of the task).
 
-    Args:
+    Attributes:
         build: the whole build.
         num_processes: number of local worker processes, for the engine in this process. None if
             the engine's own workers write the shards.
         writer: kind of writer that writes them.
     """
 
-    def __init__(
-        self,
-        build: Work,
-        num_processes: int | None = None,
-        writer: type[TaskWriter[Any]] = ImageWriter,
-    ) -> None:
-        super().__init__()
-        self._build, self._num_processes, self._writer = build, num_processes, writer
+    build: Work
+    num_processes: int | None = None
+    writer: type[TaskWriter[Any]] = ImageWriter
 
     def expand(self, tasks: beam.PCollection) -> beam.PCollection:
         """Applies the transform to a collection of `ShardTask`."""
-        if self._num_processes is None:
-            return tasks | beam.ParDo(_WriteHere(self._build, self._writer))
-        return tasks | beam.ParDo(_WriteInProcesses(self._build, self._num_processes, self._writer))
+        if self.num_processes is None:
+            return tasks | beam.ParDo(_WriteHere(self.build, self.writer))
+        # The engine in this process would write the shards one after another, so all tasks become
+        # one element.
+        return (
+            tasks
+            | beam.BatchElements(min_batch_size=sys.maxsize, max_batch_size=sys.maxsize)
+            | beam.FlatMap(_write_in_processes, self.build, self.num_processes, self.writer)
+        )
 
 
 class _WriteHere(beam.DoFn):
@@ -70,54 +72,35 @@ class _WriteHere(beam.DoFn):
         self._open.close()
 
 
-class _WriteInProcesses(beam.DoFn):
-    """Collects the tasks of the only bundle, then writes them in local worker processes.
-
-    The engine in this process would write them one after another.
-    """
-
-    def __init__(self, build: Work, num_processes: int, writer: type[TaskWriter[Any]]) -> None:
-        self._build, self._num_processes, self._writer = build, num_processes, writer
-
-    def start_bundle(self) -> None:
-        self._tasks: list[ShardTask] = []
-
-    def process(self, task: ShardTask) -> None:
-        self._tasks.append(task)
-
-    def finish_bundle(self) -> Iterator[WindowedValue]:
-        local.write_shards(self._build, self._tasks, self._num_processes, self._writer)
-        window = GlobalWindow()
-        for task in self._tasks:
-            yield WindowedValue((self._build.name, task.index), window.start, [window])
+def _write_in_processes(
+    tasks: Sequence[ShardTask], build: Work, num_processes: int, writer: type[TaskWriter[Any]]
+) -> Iterator[tuple[str, int]]:
+    local.write_shards(build, tasks, num_processes, writer)
+    for task in tasks:
+        yield build.name, task.index
 
 
+@dataclasses.dataclass(eq=False)
 class FinishDataset(beam.PTransform):
     """Finishes the dataset once all tasks are done.
 
-    Args:
+    Attributes:
         build: the whole build.
         num_processes: as in `WriteShards`; unless it is None, a local worker process finishes.
         finish: finishes a dataset whose shards are written.
     """
 
-    def __init__(
-        self,
-        build: Work,
-        num_processes: int | None = None,
-        finish: Callable[[Any], None] = finish_dataset,
-    ) -> None:
-        super().__init__()
-        self._build = build
-        self._finish = finish
-        if num_processes is not None:
-            self._finish = functools.partial(local.finish_in_worker, finish=finish)
+    build: Work
+    num_processes: int | None = None
+    finish: Callable[[Any], None] = finish_dataset
 
     def expand(self, done: beam.PCollection) -> beam.PCollection:
         """Applies the transform to the output of `WriteShards`."""
-        finish = self._finish
+        finish = self.finish
+        if self.num_processes is not None:
+            finish = functools.partial(local.finish_in_worker, finish=finish)
         return (
             done
             | "Gather" >> beam.GroupByKey()
-            | "Finish" >> beam.Map(lambda _, build: finish(build), build=self._build)
+            | "Finish" >> beam.Map(lambda _, build: finish(build), build=self.build)
         )

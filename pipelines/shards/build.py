@@ -84,7 +84,7 @@ class Work:
 
     def parts(self, task: plan.ShardTask) -> tuple[str, ...]:
         """Returns the names of the files of a finished task besides its shard and sidecar."""
-        raise NotImplementedError
+        return ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -99,13 +99,13 @@ class Build(Work):
         num_files: number of files seen in the source.
         copies: number of files that repeat another one in a second folder tree.
         ignored: number of files that are not data, by reason.
-        over_limit: number of images left out by the limit.
         rejected_files: images already rejected by the listing.
+        source_facts: the source's entry in the manifest.
+        over_limit: number of images left out by the limit.
         num_variants: number of augmented copies planned.
         drops: what happens to pictures that occur more than once.
         notes: what the user should know about the classes and the splits.
         label_kind: what an example's label can be.
-        source_facts: the source's entry in the manifest; by default, what the source itself says.
     """
 
     source: Source
@@ -115,13 +115,13 @@ class Build(Work):
     num_files: int
     copies: int
     ignored: Mapping[str, int]
-    over_limit: int
     rejected_files: tuple[RejectedFile, ...]
+    source_facts: Mapping[str, Any]
+    over_limit: int = 0
     num_variants: int = 0
     drops: DropOptions = DropOptions()
     notes: tuple[str, ...] = ()
     label_kind: LabelKind = CLASSES
-    source_facts: Mapping[str, Any] | None = None
 
     @property
     def layout(self) -> schema.RecordLayout:

@@ -79,10 +79,6 @@ class Extraction(Work):
             label_kind=self.found.label_kind,
         )
 
-    def parts(self, task: plan.ShardTask) -> tuple[str, ...]:
-        """Returns nothing: a task has no files besides its shard and sidecar."""
-        return ()
-
     def shard(self, task: plan.ShardTask) -> manifest.Shard:
         """Returns the dataset's shard of which a task makes its own."""
         return self.found.splits[task.split].shards[task.shard_index]

@@ -214,7 +214,7 @@ def _make_manifest(
             for split, members in by_split.items()
         },
         preprocessing=build.preprocessing.to_dict(),
-        source=build.source_facts or build.source.describe(),
+        source=build.source_facts,
         counts=counts,
         rejects=dict(sorted(collections.Counter(r.reason for r in rejects).items())),
         options=build.identity,

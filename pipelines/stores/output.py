@@ -9,7 +9,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
-import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from concurrent import futures
@@ -60,13 +59,9 @@ class Storage:
 
     def size(self, name: str) -> int | None:
         """Returns a file's size in bytes, or None if it does not exist."""
-        if not self.remote:
-            try:
-                return os.stat(self.path(name)).st_size  # noqa: PTH116
-            except FileNotFoundError:
-                return None
+        path = self.path(name)
         try:
-            return remote.describe(self.path(name)).size
+            return remote.describe(path).size if self.remote else Path(path).stat().st_size
         except FileNotFoundError:
             return None
 

@@ -32,10 +32,6 @@ class RangeFile(io.RawIOBase):
         """Returns True."""
         return True
 
-    def tell(self) -> int:
-        """Returns the position in bytes."""
-        return self._position
-
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         """Sets the position; see `io.IOBase.seek`."""
         base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
