@@ -49,7 +49,8 @@ PLAN_SCHEMA = REF_SCHEMA.append(pa.field("variant", pa.int32()))
 # Key of the fingerprint in the metadata of the plan file's schema.
 _FINGERPRINT_KEY = b"fingerprint"
 
-_SPLIT_ORDER = ("train", "val", "test")
+# Other splits follow these, by name.
+_SPLIT_RANKS = {"train": 0, "val": 1, "test": 2}
 _ROWS_AT_ONCE = 65_536
 
 
@@ -233,7 +234,7 @@ def write_tasks(storage: Storage, tasks: Sequence[ShardTask], identity: Mapping[
     }
     with storage.create(PLAN_JSON) as file:
         file.write(json.dumps(content).encode())
-    # A shard without a plan would be refused as a stranger's.
+    # After a power cut, the next run would refuse shards that have no plan.
     storage.sync_names()
 
 
@@ -260,9 +261,9 @@ def make_plan(listing: Listing, record_stride: int, options: PlanOptions) -> Pla
         record_stride: size of a record in bytes.
         options: seed, shard size, limit and variants.
     """
-    names = pc.unique(listing.refs["split"].cast(pa.string())).to_pylist()
-    splits = sorted(names, key=lambda name: (_split_rank(name), name))
-    split_codes = _codes(listing.refs["split"], splits)
+    names = listing.refs["split"].cast(pa.string())
+    splits = sorted(names.unique().to_pylist(), key=lambda name: (_SPLIT_RANKS.get(name, 3), name))
+    split_codes = pc.index_in(names, pa.array(splits)).to_numpy().astype(np.int64)
     order = np.lexsort((_random_ranks(len(split_codes), options.seed), split_codes))
     counts = np.bincount(split_codes, minlength=len(splits))
     kept = np.minimum(counts, options.limit) if options.limit else counts
@@ -346,15 +347,6 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
         for name in sorted(old.keys() | new.keys())
         if old.get(name) != new.get(name)
     ]
-
-
-def _split_rank(name: str) -> int:
-    return _SPLIT_ORDER.index(name) if name in _SPLIT_ORDER else len(_SPLIT_ORDER)
-
-
-def _codes(column: pa.ChunkedArray, names: Sequence[str]) -> np.ndarray:
-    """Returns int64 [rows], the position of each value in `names`."""
-    return pc.index_in(column.cast(pa.string()), pa.array(names)).to_numpy().astype(np.int64)
 
 
 def _random_ranks(num_rows: int, seed: int) -> np.ndarray:

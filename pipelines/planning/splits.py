@@ -11,6 +11,7 @@ in every class, and prints it, so that later builds can use the same seed.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -221,9 +222,9 @@ def _assign(
     notes.append(_describe_balance(names, shares, achieved, seed, options.seed is None))
     chosen = pa.array(names).take(pa.array(choice[members]))
     column = pc.replace_with_mask(splits, free, chosen)
-    index = REF_SCHEMA.get_field_index("split")
-    table = refs.set_column(index, REF_SCHEMA.field("split"), _dictionary(column))
-    return table.combine_chunks()
+    index, field = REF_SCHEMA.get_field_index("split"), REF_SCHEMA.field("split")
+    column = column.dictionary_encode().cast(field.type)
+    return refs.set_column(index, field, column).combine_chunks()
 
 
 def _groups(
@@ -364,17 +365,9 @@ def _leaks(refs: pa.Table) -> dict[tuple[str, ...], int]:
     """Returns the number of patients who are in several splits, by the names of these splits."""
     known = refs.filter(pc.is_valid(refs["patient"]))
     pairs = pa.table({"patient": known["patient"], "split": known["split"].cast(pa.string())})
-    pairs = pairs.group_by(["patient", "split"]).aggregate([])
-    splits: dict[str, list[str]] = {}
-    counts = pairs.group_by("patient").aggregate([("split", "count")])
-    several = counts.filter(pc.greater(counts["split_count"], 1))["patient"]
-    for row in pairs.filter(pc.is_in(pairs["patient"], several.combine_chunks())).to_pylist():
-        splits.setdefault(row["patient"], []).append(row["split"])
-    found: dict[tuple[str, ...], int] = {}
-    for names in splits.values():
-        key = tuple(sorted(names))
-        found[key] = found.get(key, 0) + 1
-    return found
+    splits = pairs.group_by("patient").aggregate([("split", "distinct")])["split_distinct"]
+    several = splits.filter(pc.greater(pc.list_value_length(splits), 1))
+    return collections.Counter(tuple(sorted(names)) for names in several.to_pylist())
 
 
 def _describe_leaks(leaks: Mapping[tuple[str, ...], int]) -> str:
@@ -394,7 +387,3 @@ def _image_names(refs: pa.Table) -> pa.Array:
 
 def _split_names(refs: pa.Table) -> list[str]:
     return sorted(pc.unique(refs["split"].cast(pa.string())).to_pylist())
-
-
-def _dictionary(column: pa.Array) -> pa.DictionaryArray:
-    return pc.cast(column.dictionary_encode(), REF_SCHEMA.field("split").type)

@@ -161,7 +161,7 @@ def _count_by_label(
         value = show(*(row[name] for name in columns))
         for label in found.label_kind.names_in(row["label"]):
             counts[value, label] += row["count_all"]
-        # A fact of images that have no label is a fact, too.
+        # Makes a row also for a value that only images without a label have.
         counts[value, ""] += 0
     return counts
 

@@ -125,7 +125,7 @@ def _read_images(data: str, trunk: Trunk) -> Manifest:
             f"{found.dtype} of shape {found.image_shape}; write a trunk for this dataset with "
             f"python train/trunk.py --data {data}"
         )
-    # A file that is missing must not be noticed when all features are computed.
+    # Otherwise a missing file would be noticed only after all features are computed.
     output_state.require_shards(storage, found)
     try:
         with storage.open_arrow(EXAMPLES_FILE_NAME) as examples:

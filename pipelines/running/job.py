@@ -339,7 +339,7 @@ def _identity(
         **({"dtype": pixels.dtype, "format_version": 2} if pixels.dtype != "uint8" else {}),
         **({"window": list(pixels.window)} if pixels.window else {}),
         **({"variants": variants, "augmentation": dict(augment.RECIPE)} if variants else {}),
-        # Builds of before rejected a TIFF of several pages.
+        # Older releases rejected a TIFF of several pages.
         **({"tiff_pages": num_pages} if num_pages else {}),
         "decoder": {
             **preprocess.decoder_versions(),
@@ -368,7 +368,7 @@ def _tree(options: BuildOptions, source: Source) -> dict[str, Any]:
 
 
 def _sites(sites: Mapping[str, SiteOptions]) -> dict[str, Any]:
-    """Returns what decides labels, patients and splits of each site; nothing of one source."""
+    """Returns what decides the labels, patients and splits of each site, if there are sites."""
     if not sites:
         return {}
     return {

@@ -73,11 +73,6 @@ class Work:
         return plan.fingerprint(self.identity)
 
     @property
-    def is_anonymous(self) -> bool:
-        """Whether no name of the input may reach the output or a log."""
-        return "anonymize" in self.identity
-
-    @property
     def layout(self) -> schema.RecordLayout:
         """The layout of every record."""
         raise NotImplementedError

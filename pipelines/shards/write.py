@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 _Work = TypeVar("_Work", bound=Work)
 
 #: Columns of examples.parquet, which has one row per example. The hashes are XXH3-128: they show
-#: whether two files or two pictures are the same, but do not protect against an adversary; a frame
-#: of a file of several has none of the file, which need not be read as a whole. The site,
-#: where there are several, and the other columns of a table of labels follow these.
+#: whether two files or two pictures are the same, but do not protect against an adversary. A frame
+#: of a file with several has no hash of the file, because the file need not be read as a whole.
+#: The site, if there are several, and the other columns of a table of labels follow these.
 EXAMPLE_SCHEMA = pa.schema(
     [
         ("split", pa.string()),
@@ -136,7 +136,8 @@ class TaskWriter(Generic[_Work]):
         try:
             self._input = self._open.enter_context(self.open_input())
         except (errors.BuildError, errors.UserError):
-            if self._build.is_anonymous:
+            # The message may name the input, which must not reach a worker's log.
+            if "anonymize" in self._build.identity:
                 raise errors.BuildError(
                     "a worker cannot open the input; every worker must be able to read it"
                 ) from None

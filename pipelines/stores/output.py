@@ -108,9 +108,8 @@ class Storage:
             shards.sync_folder(self.path(BUILD_DIR))
             shards.sync_folder(self.root)
 
-    @contextlib.contextmanager
-    def open_arrow(self, name: str) -> Iterator[pa.NativeFile]:
-        """Opens a file for Arrow, which reads only the parts it needs.
+    def open_arrow(self, name: str) -> pa.NativeFile:
+        """Opens a file for Arrow, which reads only the parts it needs; for use in a `with` block.
 
         Args:
             name: name of the file in this folder.
@@ -119,15 +118,11 @@ class Storage:
             FileNotFoundError: if the file does not exist.
         """
         if not self.remote:
-            with pa.memory_map(self.path(name)) as file:
-                yield file
-            return
-        ranges = remote.describe(self.path(name)).open()
-        with ranges, pa.PythonFile(ranges, mode="r") as file:
-            yield file
+            return pa.memory_map(self.path(name))
+        return pa.PythonFile(remote.describe(self.path(name)).open(), mode="r")
 
     def map(self, read: Callable[[_Item], _Result], items: Iterable[_Item]) -> Iterator[_Result]:
-        """Yields the result of `read` for each item, in order.
+        """Returns the results of `read` for each item, in order.
 
         On an object store, where reading a small file is mostly waiting, several threads read ahead
         of the consumer.
@@ -137,10 +132,8 @@ class Storage:
             items: the arguments for `read`, such as file names.
         """
         if not self.remote:
-            yield from map(read, items)
-            return
-        for _, result in prefetch.ahead(read, items, remote.NUM_CONNECTIONS):
-            yield result()
+            return map(read, items)
+        return (result() for _, result in prefetch.ahead(read, items, remote.NUM_CONNECTIONS))
 
     def names(self, folder: str = "") -> list[str]:
         """Returns the names of the files of a folder below this one (this one by default)."""
