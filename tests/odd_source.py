@@ -15,7 +15,7 @@ from typing import Any
 from pipelines import errors
 from pipelines.sources.directory import DirectorySource
 from pipelines.sources.listing import ImageRef
-from pipelines.stores.prefetch import Reader
+from pipelines.sources.reader import Reader
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +36,7 @@ class OddSource(DirectorySource):
             yield OddReader(self, reader)
 
 
-class OddReader(Reader[ImageRef]):
+class OddReader(Reader):
     def __init__(self, source: OddSource, reader: Any) -> None:
         self._source, self._reader = source, reader
 

@@ -23,8 +23,9 @@ from pipelines.shards.build import Build, Work, find_finished
 from pipelines.sources import frames
 from pipelines.sources.chosen import make_source
 from pipelines.sources.listing import Listing, SiteOptions, iterate_refs
+from pipelines.sources.reader import read_in_order
 from pipelines.sources.source import Source
-from pipelines.stores import prefetch, remote
+from pipelines.stores import remote
 from pipelines.stores.output import BUILD_DIR, Storage
 from tfrecord_io import augment, preprocess, shards
 from tfrecord_io.label_kinds import CLASSES
@@ -279,7 +280,7 @@ def _content_names(source: Source, refs: pa.Table) -> list[str]:
     names = []
     with source.open() as reader:
         to_read = (ref.to_read() for ref in iterate_refs(refs.filter(pa.array(is_first))))
-        for ref, read in prefetch.read_in_order(reader, to_read, reader.read):
+        for ref, read in read_in_order(reader, to_read, reader.read):
             try:
                 names.append(xxhash.xxh3_128_hexdigest(read()))
             except preprocess.Reject:

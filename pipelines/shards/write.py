@@ -18,7 +18,7 @@ from pipelines import errors
 from pipelines.planning import plan
 from pipelines.shards.build import Build, Create, Sidecar, Work, read_sidecar, rows_name
 from pipelines.sources.listing import OTHERS, SITE, ImageRef, RejectedFile, iterate_refs
-from pipelines.stores import prefetch
+from pipelines.sources.reader import Reader, read_in_order
 from pipelines.stores.output import WriteBehind
 from tfrecord_io import augment, dicom, preprocess, schema, shard_writer, tiff
 from tfrecord_io.auditing import near_duplicates
@@ -60,9 +60,7 @@ EXAMPLE_SCHEMA = pa.schema(
 )
 
 
-def write_shard(
-    build: Build, task: plan.ShardTask, reader: prefetch.Reader[ImageRef], create: Create
-) -> Sidecar:
+def write_shard(build: Build, task: plan.ShardTask, reader: Reader, create: Create) -> Sidecar:
     """Decodes the images of one task into one shard, one image at a time.
 
     The files appear in this order, each only when it is complete: shard, rows of the examples
@@ -177,19 +175,17 @@ class TaskWriter(Generic[_Work]):
 class ImageWriter(TaskWriter[Build]):
     """Writes the shards of a build, see `write_shard`."""
 
-    def open_input(self) -> contextlib.AbstractContextManager[prefetch.Reader[ImageRef]]:
+    def open_input(self) -> contextlib.AbstractContextManager[Reader]:
         return self._build.source.open()
 
-    def write_task(
-        self, task: plan.ShardTask, opened: prefetch.Reader[ImageRef], create: Create
-    ) -> None:
+    def write_task(self, task: plan.ShardTask, opened: Reader, create: Create) -> None:
         write_shard(self._build, task, opened, create)
 
 
 def _write_images(
     build: Build,
     planned: pa.RecordBatch,
-    reader: prefetch.Reader[ImageRef],
+    reader: Reader,
     shard: shard_writer.ShardWriter,
 ) -> tuple[list[_Example], list[RejectedFile]]:
     """Decodes the planned images into a shard; returns the examples and the rejected images."""
@@ -199,7 +195,7 @@ def _write_images(
     texts = list({ref.label for ref in refs})
     labels = dict(zip(texts, build.label_kind.vectors(texts, build.label_names), strict=True))
     to_read = (ref.to_read() for ref in refs)
-    reads = prefetch.read_in_order(reader, to_read, functools.partial(_read_part, reader))
+    reads = read_in_order(reader, to_read, functools.partial(_read_part, reader))
     rows = zip(refs, reads, variants, keys, strict=True)
     examples: list[_Example] = []
     rejects: list[RejectedFile] = []
@@ -238,7 +234,7 @@ def _keys(build: Build, refs: Sequence[ImageRef], variants: Sequence[int]) -> li
     return [schema.image_key(path) for path in paths]
 
 
-def _read_part(reader: prefetch.Reader[ImageRef], ref: ImageRef) -> _Data:
+def _read_part(reader: Reader, ref: ImageRef) -> _Data:
     """Reads a file, or only the wanted frame of DICOM or page of TIFF, where that is possible."""
     if ref.frame and (file := reader.open(ref)):
         with file:

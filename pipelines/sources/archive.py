@@ -32,8 +32,8 @@ from pipelines.sources.listing import (
     Member,
     list_images,
 )
+from pipelines.sources.reader import Reader
 from pipelines.sources.source import Source
-from pipelines.stores.prefetch import Reader
 from pipelines.stores.ranges import Checks, RangeFile
 from tfrecord_io import shards
 
@@ -142,7 +142,7 @@ class _ZipReader(zip_members.ZipReader):
         return os.pread(self._descriptor, length, start)
 
 
-class _TarReader(Reader[ImageRef]):
+class _TarReader(Reader):
     def __init__(self, descriptor: int, shown: str) -> None:
         self._descriptor, self._shown = descriptor, shown
         self._checks = Checks()

@@ -14,8 +14,8 @@ from typing import Any, BinaryIO
 
 from pipelines import errors
 from pipelines.sources.listing import ImageRef, Listing, ListingOptions, Member, list_images
+from pipelines.sources.reader import Reader
 from pipelines.sources.source import Source
-from pipelines.stores.prefetch import Reader
 from tfrecord_io.preprocess import Reject
 
 # Errors that concern one path only: it may not be read, does not exist, or is not a file.
@@ -65,7 +65,7 @@ class DirectorySource(Source):
 
 
 @dataclasses.dataclass(frozen=True)
-class _DirectoryReader(Reader[ImageRef]):
+class _DirectoryReader(Reader):
     directory: Path
 
     def read(self, ref: ImageRef) -> bytes:

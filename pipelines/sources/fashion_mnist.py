@@ -23,9 +23,9 @@ from pipelines import errors
 from pipelines.sources.downloads import raise_disk_error
 from pipelines.sources.idx import read_idx
 from pipelines.sources.listing import REF_SCHEMA, ImageRef, Listing, ListingOptions
+from pipelines.sources.reader import Reader
 from pipelines.sources.source import Source
 from pipelines.stores import remote
-from pipelines.stores.prefetch import Reader
 from tfrecord_io import shards
 
 LABEL_NAMES = (
@@ -188,7 +188,7 @@ class FashionMnistSource(Source):
         return {"kind": "fashion_mnist", "name": "fashion-mnist"}
 
 
-class _Reader(Reader[ImageRef]):
+class _Reader(Reader):
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._splits: dict[str, tuple[NDArray[np.uint8], NDArray[np.uint8]]] = {}

@@ -33,6 +33,7 @@ from pipelines.sources.listing import (
     other_columns,
     with_column,
 )
+from pipelines.sources.reader import Reader
 from pipelines.sources.source import Source
 from pipelines.stores import prefetch
 from tfrecord_io import dicom, tiff
@@ -211,7 +212,7 @@ def _read_in_worker(source: Source, refs: pa.Table) -> list[_Frames | None]:
 
 
 def _read_with(
-    reader: prefetch.Reader[ImageRef],
+    reader: Reader,
     refs: pa.Table,
     update: Callable[[], object] = lambda: None,
 ) -> list[_Frames | None]:
@@ -236,7 +237,7 @@ def _read_with(
 
 
 def _read_dicom(
-    reader: prefetch.Reader[ImageRef],
+    reader: Reader,
     ref: ImageRef,
     start: bytes,
     require_codecs: Callable[[], object],
@@ -253,7 +254,7 @@ def _read_dicom(
     return _Frames(numbers, "DICOM", header)
 
 
-def _read_tiff(reader: prefetch.Reader[ImageRef], ref: ImageRef, start: bytes) -> _Frames | None:
+def _read_tiff(reader: Reader, ref: ImageRef, start: bytes) -> _Frames | None:
     pages = tiff.read_pages(io.BytesIO(start), is_whole=False)
     if pages is None:
         with reader.open(ref) or io.BytesIO(reader.read(ref)) as file:

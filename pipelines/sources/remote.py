@@ -15,9 +15,9 @@ from typing import Any, BinaryIO
 from pipelines import errors
 from pipelines.sources import zip_members
 from pipelines.sources.listing import ImageRef, Listing, ListingOptions, Member, list_images
+from pipelines.sources.reader import Reader
 from pipelines.sources.source import Source
 from pipelines.stores import remote
-from pipelines.stores.prefetch import Reader
 
 # The tags of most files are in one request of this length.
 _BUFFER_BYTES = 64 * 1024
@@ -131,7 +131,7 @@ class RemoteDirectorySource(Source):
 
 
 @dataclasses.dataclass(frozen=True)
-class _DirectoryReader(Reader[ImageRef]):
+class _DirectoryReader(Reader):
     url: str
 
     num_parallel_reads = remote.NUM_CONNECTIONS

@@ -43,8 +43,8 @@ from pipelines.sources.listing import (
     split_called,
     with_column,
 )
+from pipelines.sources.reader import Reader
 from pipelines.sources.source import Source
-from pipelines.stores.prefetch import Reader
 from pipelines.stores.remote import is_remote
 from tfrecord_io.label_kinds import LabelKind
 from tfrecord_io.manifest import WEIGHT
@@ -260,10 +260,10 @@ class SitesSource(Source):
         return {"kind": "sites", "sites": sites}
 
 
-class _Reader(Reader[ImageRef]):
+class _Reader(Reader):
     """Reads an image with the reader of its site, which the first part of its path names."""
 
-    def __init__(self, readers: Mapping[str, Reader[ImageRef]]) -> None:
+    def __init__(self, readers: Mapping[str, Reader]) -> None:
         self._readers = readers
         self.num_parallel_reads = max(reader.num_parallel_reads for reader in readers.values())
 
@@ -283,7 +283,7 @@ class _Reader(Reader[ImageRef]):
         reader, inner = self._find(ref)
         return reader.open(inner)
 
-    def _find(self, ref: ImageRef) -> tuple[Reader[ImageRef], ImageRef]:
+    def _find(self, ref: ImageRef) -> tuple[Reader, ImageRef]:
         site, _, path = ref.path.partition("/")
         return self._readers[site], ref._replace(path=path)
 

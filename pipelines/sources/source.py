@@ -7,8 +7,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from pipelines.sources.listing import ImageRef, Listing, ListingOptions
-from pipelines.stores.prefetch import Reader
+from pipelines.sources.listing import Listing, ListingOptions
+from pipelines.sources.reader import Reader
 
 if TYPE_CHECKING:
     from pipelines.sources.sites import Site
@@ -55,7 +55,7 @@ class Source(Protocol):
         """
         ...
 
-    def open(self) -> AbstractContextManager[Reader[ImageRef]]:
+    def open(self) -> AbstractContextManager[Reader]:
         """Opens the source on a worker.
 
         Its reader raises `tfrecord_io.preprocess.Reject` if only this file cannot be read, and

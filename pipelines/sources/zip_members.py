@@ -21,7 +21,7 @@ import deflate
 
 from pipelines import errors
 from pipelines.sources.listing import ImageRef, Member
-from pipelines.stores.prefetch import Reader
+from pipelines.sources.reader import Reader
 from pipelines.stores.ranges import Checks, RangeFile
 from tfrecord_io.preprocess import Reject
 
@@ -213,7 +213,7 @@ def _problem(info: zipfile.ZipInfo, archive_size: int) -> tuple[str, str] | None
     return None
 
 
-class ZipReader(Reader[ImageRef]):
+class ZipReader(Reader):
     """Reads the members of a zip; a subclass reads the bytes of the archive itself."""
 
     def __init__(self) -> None:

@@ -4,7 +4,7 @@ import threading
 
 from pipelines import errors
 from pipelines.sources.listing import ImageRef
-from pipelines.stores import prefetch
+from pipelines.sources.reader import Reader, read_in_order
 
 REF = ImageRef(
     root="", path="", split="train", label="A", patient=None, offset=0, stored_size=1, size=1,
@@ -12,7 +12,7 @@ REF = ImageRef(
 )  # fmt: skip
 
 
-class CountingReader(prefetch.Reader[ImageRef]):
+class CountingReader(Reader):
     """Answers with the ref's offset; remembers how many reads ran at the same time."""
 
     def __init__(self, num_parallel_reads: int):
@@ -35,7 +35,7 @@ def refs(count: int, stored_size: int = 1) -> list[ImageRef]:
 def test_reads_run_at_once_and_come_back_in_order():
     reader = CountingReader(4)
     found = []
-    for ref, read in prefetch.read_in_order(reader, refs(40), reader.read):
+    for ref, read in read_in_order(reader, refs(40), reader.read):
         try:
             found.append(read())
         except errors.BuildError:
@@ -47,25 +47,25 @@ def test_reads_run_at_once_and_come_back_in_order():
 def test_large_files_are_not_read_far_ahead():
     reader = CountingReader(1)
     reader.num_parallel_reads = 8  # A barrier of one holds nobody up.
-    reads = prefetch.read_in_order(reader, refs(20, stored_size=40_000_000), reader.read)
+    reads = read_in_order(reader, refs(20, stored_size=40_000_000), reader.read)
     next(reads)[1]()
     assert reader.started <= 2
     reads.close()
 
 
 def test_a_local_reader_is_asked_by_the_caller_itself():
-    class Local(prefetch.Reader[ImageRef]):
+    class Local(Reader):
         def read(self, ref: ImageRef) -> bytes:
             return threading.current_thread().name.encode()
 
-    names = [read() for _, read in prefetch.read_in_order(Local(), refs(3), Local().read)]
+    names = [read() for _, read in read_in_order(Local(), refs(3), Local().read)]
     assert names == [threading.current_thread().name.encode()] * 3
 
 
 def test_a_reader_of_a_disk_announces_each_image_before_it_is_read():
     happened = []
 
-    class Disk(prefetch.Reader[ImageRef]):
+    class Disk(Reader):
         def announce(self, ref: ImageRef) -> None:
             happened.append(("announced", ref.offset))
 
@@ -73,7 +73,7 @@ def test_a_reader_of_a_disk_announces_each_image_before_it_is_read():
             happened.append(("read", ref.offset))
             return b"%d" % ref.offset
 
-    found = [read() for _, read in prefetch.read_in_order(Disk(), refs(30), Disk().read)]
+    found = [read() for _, read in read_in_order(Disk(), refs(30), Disk().read)]
     assert found == [b"%d" % i for i in range(30)]
     places = {event: place for place, event in enumerate(happened)}
     assert len(places) == len(happened) == 60
