@@ -18,7 +18,7 @@ from pipelines import options
 from pipelines.running import launch
 from pipelines.running.job import Job, prepared
 from pipelines.shards.finish import finish_dataset
-from pipelines.shards.write import ImageWriter, TaskWriter
+from pipelines.shards.write import OpenWriter, open_image_writer
 from pipelines.stores import remote
 
 # Beam is imported inside functions: each local worker imports this module and does not need Beam.
@@ -49,7 +49,7 @@ def run(
     pipeline: beam.Pipeline,
     num_processes: int | None = None,
     *,
-    writer: type[TaskWriter[Any]] = ImageWriter,
+    open_writer: OpenWriter = open_image_writer,
     finish: Callable[[Any], None] = finish_dataset,
 ) -> None:
     """Writes the remaining shards in a Beam pipeline, then finishes the dataset.
@@ -58,7 +58,7 @@ def run(
         job: the build or extraction and its remaining tasks.
         pipeline: an empty pipeline, see `engine.make_pipeline`.
         num_processes: number of local worker processes, see `engine.num_processes`.
-        writer: kind of writer that writes the shards.
+        open_writer: opens what writes the shards, such as `open_image_writer`.
         finish: finishes a dataset whose shards are written.
 
     Raises:
@@ -75,7 +75,7 @@ def run(
         (
             pipeline
             | "Tasks" >> beam.Create(job.todo)
-            | "WriteShards" >> transforms.WriteShards(job.build, num_processes, writer)
+            | "WriteShards" >> transforms.WriteShards(job.build, num_processes, open_writer)
             | "FinishDataset" >> transforms.FinishDataset(job.build, num_processes, finish)
         )
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from pipelines import build_tfrecords, errors
 from pipelines.running import launch
 from pipelines.running.feature_job import FeatureOptions, prepared_features
-from pipelines.shards.features import DTYPES, FeatureWriter, finish_features
+from pipelines.shards.features import DTYPES, finish_features, open_feature_writer
 from pipelines.stores import remote
 
 _EPILOG = """\
@@ -46,7 +46,9 @@ def extract(argv: Sequence[str]) -> None:
     # The last of two flags counts, so the user's own number wins.
     beam_args = remote.use_flags(("--direct_num_workers=1", *beam_args))
     flag_names = [f"--{name}" for name in vars(found)]
-    run = functools.partial(build_tfrecords.run, writer=FeatureWriter, finish=finish_features)
+    run = functools.partial(
+        build_tfrecords.run, open_writer=open_feature_writer, finish=finish_features
+    )
     launch.launch(options.output, beam_args, flag_names, lambda: prepared_features(options), run)
 
 

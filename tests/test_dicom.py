@@ -26,7 +26,7 @@ from pipelines.errors import UserError
 from pipelines.options import parse_options
 from pipelines.planning.plan import PLAN_FILE
 from pipelines.running.job import prepared
-from pipelines.shards.write import ImageWriter
+from pipelines.shards.write import TaskWriter, open_image_writer
 from pipelines.sources.listing import OTHERS
 from tfrecord_io import Manifest, dicom, image_key, preprocess
 from tfrecord_io.__main__ import main
@@ -694,7 +694,7 @@ def test_a_build_that_a_version_without_study_and_series_began_has_them_in_every
         with job.storage.create(PLAN_FILE) as file, pa.ipc.new_file(file, older) as writer:
             for batch in batches:
                 writer.write_batch(batch.drop_columns([OTHERS]))
-        with ImageWriter(job.build) as images:
+        with TaskWriter(job.build, open_image_writer) as images:
             images.write(job.todo[0])
             images.wait()
     rows = pq.read_table(

@@ -11,7 +11,7 @@ from pipelines import errors
 from pipelines.options import parse_options
 from pipelines.running import local
 from pipelines.running.job import prepared
-from pipelines.shards.write import ImageWriter
+from pipelines.shards.write import open_image_writer
 
 
 def write_shards(folder, oddity):
@@ -27,7 +27,7 @@ def write_shards(folder, oddity):
     with prepared(parse_options(argv)) as job:
         source = OddSource(scans, oddity=oddity, notes=notes)
         build = dataclasses.replace(job.build, source=source)
-        local.write_shards(build, job.todo, 2, ImageWriter)
+        local.write_shards(build, job.todo, 2, open_image_writer)
     return notes
 
 

@@ -13,7 +13,7 @@ from image_files import grey_pixels, jpeg, png, write_tar, write_tree, write_zip
 from pipelines import build_tfrecords, errors
 from pipelines.options import parse_options
 from pipelines.running.job import prepared
-from pipelines.shards.write import ImageWriter
+from pipelines.shards.write import TaskWriter, open_image_writer
 from pipelines.sources import archive
 from pipelines.sources.sites import read_sites
 from tfrecord_io import manifest, verify
@@ -275,7 +275,7 @@ def test_a_build_of_sites_goes_on_where_a_worker_with_a_pickled_job_stopped(two_
     words = flags(two_sites, tmp_path / "out", "--num_shards=2")
     with prepared(parse_options(words)) as job:
         sent = pickle.loads(pickle.dumps(job.build))
-        with ImageWriter(sent) as writer:
+        with TaskWriter(sent, open_image_writer) as writer:
             writer.write(job.todo[0])
             writer.wait()
     with prepared(parse_options(words)) as job:

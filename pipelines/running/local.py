@@ -13,7 +13,7 @@ from typing import Any
 from pipelines import workers
 from pipelines.planning.plan import ShardTask
 from pipelines.shards.build import Work
-from pipelines.shards.write import TaskWriter
+from pipelines.shards.write import OpenWriter, TaskWriter
 
 #: Flags with which the job may need no local worker process.
 _NEEDS_NO_WORKER = ("--runner", "--direct_running_mode")
@@ -38,7 +38,7 @@ def write_shards(
     build: Work,
     tasks: Sequence[ShardTask],
     num_processes: int,
-    writer: type[TaskWriter[Any]],
+    open_writer: OpenWriter,
 ) -> None:
     """Writes shards in worker processes, and returns when all of them are written.
 
@@ -46,7 +46,7 @@ def write_shards(
         build: the whole build.
         tasks: the shards to write.
         num_processes: number of workers that share the tasks.
-        writer: kind of writer that writes the shards.
+        open_writer: opens what writes the shards, such as `open_image_writer`.
 
     Raises:
         errors.BuildError: the first error of a worker; the others finish the shards they have
@@ -55,7 +55,7 @@ def write_shards(
     """
     num_processes = min(num_processes, len(tasks))
     next_task = workers.shared_value("q", 0)
-    calls = [(build, tasks, writer)] * num_processes
+    calls = [(build, tasks, open_writer)] * num_processes
     for _ in workers.results(_write_next, calls, num_processes, _set_next_task, next_task):
         pass
 
@@ -80,13 +80,13 @@ def _set_next_task(next_task: Synchronized[int]) -> None:
     _next_task = next_task
 
 
-def _write_next(build: Work, tasks: Sequence[ShardTask], writer: type[TaskWriter[Any]]) -> None:
+def _write_next(build: Work, tasks: Sequence[ShardTask], open_writer: OpenWriter) -> None:
     """Takes the next task and writes it, until all tasks are taken."""
     try:
-        with writer(build) as opened:
+        with TaskWriter(build, open_writer) as writer:
             while (place := _take_one()) < len(tasks):
-                opened.write(tasks[place])
-            opened.wait()
+                writer.write(tasks[place])
+            writer.wait()
     except BaseException:
         _next_task.value = len(tasks)  # so that the other workers stop
         raise

@@ -19,7 +19,7 @@ from pipelines.planning.plan import ShardTask
 from pipelines.running import local
 from pipelines.shards.build import Work
 from pipelines.shards.finish import finish_dataset
-from pipelines.shards.write import ImageWriter, TaskWriter
+from pipelines.shards.write import OpenWriter, TaskWriter, open_image_writer
 
 
 @dataclasses.dataclass(eq=False)
@@ -30,35 +30,35 @@ class WriteShards(beam.PTransform):
         build: the whole build.
         num_processes: number of local worker processes, for the engine in this process. None if
             the engine's own workers write the shards.
-        writer: kind of writer that writes them.
+        open_writer: opens what writes them, such as `open_image_writer`.
     """
 
     build: Work
     num_processes: int | None = None
-    writer: type[TaskWriter[Any]] = ImageWriter
+    open_writer: OpenWriter = open_image_writer
 
     def expand(self, tasks: beam.PCollection) -> beam.PCollection:
         """Applies the transform to a collection of `ShardTask`."""
         if self.num_processes is None:
-            return tasks | beam.ParDo(_WriteHere(self.build, self.writer))
+            return tasks | beam.ParDo(_WriteHere(self.build, self.open_writer))
         # The engine in this process would write the shards one after another, so all tasks become
         # one element.
         return (
             tasks
             | beam.BatchElements(min_batch_size=sys.maxsize, max_batch_size=sys.maxsize)
-            | beam.FlatMap(_write_in_processes, self.build, self.num_processes, self.writer)
+            | beam.FlatMap(_write_in_processes, self.build, self.num_processes, self.open_writer)
         )
 
 
 class _WriteHere(beam.DoFn):
     """Writes each shard in the process to which Beam gives its task."""
 
-    def __init__(self, build: Work, writer: type[TaskWriter[Any]]) -> None:
-        self._build, self._make_writer = build, writer
+    def __init__(self, build: Work, open_writer: OpenWriter) -> None:
+        self._build, self._open_writer = build, open_writer
 
     def setup(self) -> None:
         self._open = contextlib.ExitStack()
-        self._writer = self._open.enter_context(self._make_writer(self._build))
+        self._writer = self._open.enter_context(TaskWriter(self._build, self._open_writer))
 
     def process(self, task: ShardTask) -> Iterator[tuple[str, int]]:
         self._writer.write(task)
@@ -73,9 +73,9 @@ class _WriteHere(beam.DoFn):
 
 
 def _write_in_processes(
-    tasks: Sequence[ShardTask], build: Work, num_processes: int, writer: type[TaskWriter[Any]]
+    tasks: Sequence[ShardTask], build: Work, num_processes: int, open_writer: OpenWriter
 ) -> Iterator[tuple[str, int]]:
-    local.write_shards(build, tasks, num_processes, writer)
+    local.write_shards(build, tasks, num_processes, open_writer)
     for task in tasks:
         yield build.name, task.index
 

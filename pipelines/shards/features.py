@@ -24,7 +24,7 @@ from pipelines import errors
 from pipelines.planning import plan
 from pipelines.shards import finish
 from pipelines.shards.build import Create, Sidecar, Work, require_sidecars
-from pipelines.shards.write import TaskWriter
+from pipelines.shards.write import WriteTask
 from pipelines.stores.output import Storage
 from tfrecord_io import manifest, native_noise, schema, shard_writer
 from tfrecord_io.trunk import FILE_NAME, SOURCE_KIND, Trunk
@@ -99,14 +99,11 @@ class Extraction(Work):
         return tasks
 
 
-class FeatureWriter(TaskWriter[Extraction]):
-    """Writes the shards of an extraction; it keeps the trunk loaded."""
-
-    def open_input(self) -> contextlib.AbstractContextManager[Any]:
-        return _load_trunk(self._build)
-
-    def write_task(self, task: plan.ShardTask, opened: Any, create: Create) -> None:
-        write_features(self._build, task, opened.predict_on_batch, create, _describe_device())
+@contextlib.contextmanager
+def open_feature_writer(extraction: Extraction) -> Iterator[WriteTask]:
+    """Loads the trunk and yields a function that writes the shards of an extraction."""
+    trunk, computed_by = _load_trunk(extraction).predict_on_batch, _describe_device()
+    yield lambda task, create: write_features(extraction, task, trunk, create, computed_by)
 
 
 def write_features(
@@ -214,8 +211,7 @@ def _make_manifest(extraction: Extraction, sidecars: list[Sidecar]) -> manifest.
     )
 
 
-@contextlib.contextmanager
-def _load_trunk(extraction: Extraction) -> Iterator[Any]:
+def _load_trunk(extraction: Extraction) -> Any:
     """Loads the copy of the trunk that is in the output folder."""
     storage = extraction.storage
     for name, value in _KERAS_SETTINGS.items():
@@ -231,7 +227,7 @@ def _load_trunk(extraction: Extraction) -> Iterator[Any]:
             f"but its network gives {tuple(model.output_shape[1:])}; write it again with "
             "python train/trunk.py"
         )
-    yield model
+    return model
 
 
 def _read_model(storage: Storage) -> Any:

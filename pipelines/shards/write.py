@@ -6,8 +6,8 @@ import contextlib
 import functools
 import io
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self, TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
@@ -28,7 +28,11 @@ if TYPE_CHECKING:
 
     _Data = bytes | io.BytesIO | Dataset
 
-_Work = TypeVar("_Work", bound=Work)
+#: Writes the files of a task, its sidecar last.
+WriteTask = Callable[[plan.ShardTask, Create], object]
+
+#: Opens what all tasks of a build need; it is pickled by its name.
+OpenWriter = Callable[[Any], contextlib.AbstractContextManager[WriteTask]]
 
 #: Columns of examples.parquet, which has one row per example. The hashes are XXH3-128: they show
 #: whether two files or two pictures are the same, but do not protect against an adversary. A frame
@@ -106,33 +110,32 @@ def write_shard(build: Build, task: plan.ShardTask, reader: Reader, create: Crea
     return sidecar
 
 
-class TaskWriter(Generic[_Work]):
+@contextlib.contextmanager
+def open_image_writer(build: Build) -> Iterator[WriteTask]:
+    """Opens the source and yields a function that writes the shards of a build."""
+    with build.source.open() as reader:
+        yield lambda task, create: write_shard(build, task, reader, create)
+
+
+class TaskWriter:
     """Writes one task after another, for use in a `with` block.
 
     It keeps its input open, and makes a shard while the files of earlier tasks reach the disk.
     """
 
-    def __init__(self, build: _Work) -> None:
-        self._build = build
-        self._open = contextlib.ExitStack()
-
-    def open_input(self) -> contextlib.AbstractContextManager[Any]:
-        """Opens what all tasks need, which `write_task` gets."""
-        raise NotImplementedError
-
-    def write_task(self, task: plan.ShardTask, opened: Any, create: Create) -> None:
-        """Writes the files of a task, its sidecar last.
+    def __init__(self, build: Work, open_writer: OpenWriter) -> None:
+        """Makes a writer that has opened nothing.
 
         Args:
-            task: the shard to write.
-            opened: what `open_input` returned.
-            create: opens a file for writing by its name.
+            build: the whole build.
+            open_writer: opens the input, such as `open_image_writer`.
         """
-        raise NotImplementedError
+        self._build, self._open_writer = build, open_writer
+        self._open = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
         try:
-            self._input = self._open.enter_context(self.open_input())
+            self._write = self._open.enter_context(self._open_writer(self._build))
         except (errors.BuildError, errors.UserError):
             # The message may name the input, which must not reach a worker's log.
             if "anonymize" in self._build.identity:
@@ -160,7 +163,7 @@ class TaskWriter(Generic[_Work]):
         # An engine may retry a task that is already done.
         if read_sidecar(self._build, task) is None:
             with errors.clear_write_errors(self._build.output):
-                self.write_task(task, self._input, self._files.create)
+                self._write(task, self._files.create)
 
     def wait(self) -> None:
         """Waits until the files of all tasks are finished.
@@ -170,16 +173,6 @@ class TaskWriter(Generic[_Work]):
         """
         with errors.clear_write_errors(self._build.output):
             self._files.wait()
-
-
-class ImageWriter(TaskWriter[Build]):
-    """Writes the shards of a build, see `write_shard`."""
-
-    def open_input(self) -> contextlib.AbstractContextManager[Reader]:
-        return self._build.source.open()
-
-    def write_task(self, task: plan.ShardTask, opened: Reader, create: Create) -> None:
-        write_shard(self._build, task, opened, create)
 
 
 def _write_images(
