@@ -107,17 +107,25 @@ def check_output(storage: Storage, identity: Mapping[str, Any]) -> OutputState:
     return OutputState.EMPTY
 
 
-def is_current(storage: Storage, identity: Mapping[str, Any]) -> bool:
-    """Returns whether the output holds this dataset, complete or unfinished.
+def is_complete(storage: Storage, identity: Mapping[str, Any], *, overwrite: bool) -> bool:
+    """Returns whether the output holds this dataset, finished.
 
     Args:
         storage: the output folder.
         identity: identity of the wanted dataset.
+        overwrite: whether to delete another dataset that is in the folder.
+
+    Raises:
+        errors.UserError: if the folder holds another dataset, or files of somebody else.
     """
-    try:
-        return check_output(storage, identity) is not OutputState.EMPTY
-    except errors.UserError:
-        return False
+    if overwrite:
+        try:
+            state = check_output(storage, identity)
+        except errors.UserError:
+            state = OutputState.EMPTY
+        if state is OutputState.EMPTY:
+            clear(storage)
+    return check_output(storage, identity) is OutputState.COMPLETE
 
 
 def read_manifest(storage: Storage) -> manifest.Manifest:

@@ -232,8 +232,7 @@ def write_tasks(storage: Storage, tasks: Sequence[ShardTask], identity: Mapping[
         "identity": identity,
         "tasks": [dataclasses.astuple(task) for task in tasks],
     }
-    with storage.create(PLAN_JSON) as file:
-        file.write(json.dumps(content).encode())
+    storage.write(PLAN_JSON, json.dumps(content).encode())
     # After a power cut, the next run would refuse shards that have no plan.
     storage.sync_names()
 

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from pipelines import errors
 from pipelines.planning import output_state, plan
-from pipelines.running.job import Job, clean, is_complete, start_or_resume
+from pipelines.running.job import Job, clean, start_or_resume
 from pipelines.shards.features import Extraction
 from pipelines.stores.output import Storage
 from tfrecord_io.manifest import EXAMPLES_FILE_NAME, Manifest, ManifestError
@@ -81,14 +81,13 @@ def prepared_features(options: FeatureOptions) -> Iterator[Job[Extraction] | Non
         dtype=options.dtype,
     )
     with output_state.locked(storage):
-        if is_complete(storage, extraction.identity, overwrite=options.overwrite):
+        if output_state.is_complete(storage, extraction.identity, overwrite=options.overwrite):
             yield None
             return
         tasks = extraction.tasks()
         clean(storage)
         plan.write_tasks(storage, tasks, extraction.identity)
-        with storage.create(FILE_NAME) as file:
-            file.write(content)
+        storage.write(FILE_NAME, content)
         yield start_or_resume(extraction, tasks, started)
 
 

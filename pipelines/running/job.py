@@ -101,23 +101,6 @@ def _prepare(options: BuildOptions, storage: Storage, source: Source) -> Job[Bui
     return _plan_job(options, storage, source, listing, names, started)
 
 
-def is_complete(storage: Storage, identity: Mapping[str, Any], *, overwrite: bool) -> bool:
-    """Tells whether the output holds this dataset, finished.
-
-    Args:
-        storage: the output folder.
-        identity: of this dataset.
-        overwrite: whether to delete another dataset that is in the folder.
-
-    Raises:
-        errors.UserError: if the folder holds another dataset, or files of somebody else.
-    """
-    if overwrite and not output_state.is_current(storage, identity):
-        output_state.clear(storage)
-    found = output_state.check_output(storage, identity)
-    return found is output_state.OutputState.COMPLETE
-
-
 def clean(storage: Storage) -> None:
     """Makes the output folder ready for a job: without the leftovers of a run that was killed."""
     output_state.remove_leftovers(storage)
@@ -238,7 +221,7 @@ def _plan_job(
         label_kind=options.label_kind,
         source_facts=_source_facts(options, source),
     )
-    if is_complete(storage, identity, overwrite=options.overwrite):
+    if output_state.is_complete(storage, identity, overwrite=options.overwrite):
         _require_policy(storage, options)
         return None
     split = splits.apply(

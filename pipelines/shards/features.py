@@ -175,9 +175,8 @@ def finish_features(extraction: Extraction) -> None:
         found = _make_manifest(extraction, sidecars)
         for name in _CARRIED_OVER:
             if data.exists(name):
-                with storage.create(name) as file:
-                    file.write(data.read(name))
-        finish.write_text(storage, manifest.REPORT_FILE_NAME, feature_card.render(found))
+                storage.write(name, data.read(name))
+        storage.write(manifest.REPORT_FILE_NAME, feature_card.render(found).encode())
         finish.publish(storage, found)
 
 

@@ -59,7 +59,7 @@ def finish_dataset(build: Build) -> None:
             _finish(build)
         except _RefusedError as refusal:
             content = json.dumps({"message": str(refusal)})
-            write_text(build.storage, FAILURE_FILE, content)
+            build.storage.write(FAILURE_FILE, content.encode())
 
 
 def read_failure(storage: Storage) -> str | None:
@@ -154,7 +154,7 @@ def _audit_and_report(
         content = {"notes": list(build.notes), **result.to_dict()}
         found = dataclasses.replace(found, audit=content)
         page = card.render(found, result, examples, images, rejects, dropped)
-    write_text(build.storage, manifest.REPORT_FILE_NAME, page)
+    build.storage.write(manifest.REPORT_FILE_NAME, page.encode())
     return found
 
 
@@ -166,10 +166,10 @@ def publish(storage: Storage, found: manifest.Manifest) -> None:
         found: the manifest.
     """
     for name, text in tfds_metadata.describe(found).items():
-        write_text(storage, name, text)
+        storage.write(name, text.encode())
     with storage.open_arrow(manifest.EXAMPLES_FILE_NAME) as examples:
-        write_text(storage, croissant.FILE_NAME, croissant.describe(found, examples))
-    write_text(storage, manifest.FILE_NAME, found.to_json())
+        storage.write(croissant.FILE_NAME, croissant.describe(found, examples).encode())
+    storage.write(manifest.FILE_NAME, found.to_json().encode())
 
 
 def _write_reasons(storage: Storage, name: str, rows: Iterable[Sequence[str]]) -> None:
@@ -177,19 +177,7 @@ def _write_reasons(storage: Storage, name: str, rows: Iterable[Sequence[str]]) -
     writer = csv.writer(text)
     writer.writerow(["path", "reason", "detail"])
     writer.writerows(map(csv_cell, row) for row in rows)
-    write_text(storage, name, text.getvalue())
-
-
-def write_text(storage: Storage, name: str, text: str) -> None:
-    """Writes a text file of the output.
-
-    Args:
-        storage: the output folder.
-        name: name of the file.
-        text: its content.
-    """
-    with storage.create(name) as file:
-        file.write(text.encode())
+    storage.write(name, text.getvalue().encode())
 
 
 def _make_manifest(

@@ -99,6 +99,11 @@ class Storage:
         with remote.create(self.path(name)) as file:
             yield file
 
+    def write(self, name: str, content: bytes) -> None:
+        """Writes a whole file; see `create`."""
+        with self.create(name) as file:
+            file.write(content)
+
     def sync_names(self) -> None:
         """Waits until all files created so far have their names on the disk.
 
