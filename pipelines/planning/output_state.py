@@ -151,19 +151,21 @@ def clear(storage: Storage) -> None:
     names = [name for name in storage.names() if _OWN_FILES.fullmatch(name)]
     names.sort(key=lambda name: name != manifest.FILE_NAME)
     storage.delete(names)
-    storage.delete([f"{BUILD_DIR}/{name}" for name in _build_files(storage)])
+    storage.delete(_build_files(storage))
 
 
 def remove_leftovers(storage: Storage) -> None:
     """Removes the temporary files that killed builds left."""
-    leftovers = [name for name in _build_files(storage) if name.endswith(".tmp")]
-    storage.delete([f"{BUILD_DIR}/{name}" for name in leftovers])
+    storage.delete([name for name in _build_files(storage) if name.endswith(".tmp")])
 
 
 def _build_files(storage: Storage) -> list[str]:
-    # The lock file stays: this build holds it, and another build may be about to open it.
+    # The lock file stays: this build holds it, and another build may be about to open it. An
+    # unpacked archive stays, too, because it is made from the input alone.
     return [
-        name for name in storage.names(BUILD_DIR) if name != "lock" and not name.endswith(".tar")
+        f"{BUILD_DIR}/{name}"
+        for name in storage.names(BUILD_DIR)
+        if name != "lock" and not name.endswith(".tar")
     ]
 
 

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines import errors
-from pipelines.sources.listing import REF_SCHEMA, Listing
+from pipelines.sources.listing import Listing
 from pipelines.stores.output import BUILD_DIR, Storage
 from tfrecord_io import shards
 
@@ -40,11 +40,6 @@ _MIN_SHARD_EXAMPLES = 64
 #: For more augmented copies than this, augment in the trainer, which makes new ones in each epoch.
 MAX_VARIANTS = 100
 _AUGMENTED_SPLIT = "train"
-
-#: One row per record: the image, and the number of its variant (0 is the image itself). The rows of
-#: anonymous images also have their real names, see `ImageRef.hidden`, those of images with a table
-#: of labels its other columns, see `listing.OTHERS`, and those of several sites `listing.SITE`.
-PLAN_SCHEMA = REF_SCHEMA.append(pa.field("variant", pa.int32()))
 
 # Key of the fingerprint in the metadata of the plan file's schema.
 _FINGERPRINT_KEY = b"fingerprint"
@@ -120,7 +115,8 @@ class Plan:
     """The records and shards of a whole build.
 
     Attributes:
-        refs: the images in the order of the records, a table of `PLAN_SCHEMA`.
+        refs: one row per record, in their order: the columns of the listing's `refs`, and
+            `variant` (int32), the number of the augmented copy; 0 is the image itself.
         tasks: the tasks in the order of `refs`; together they cover it exactly.
         over_limit: number of images left out because of the limit.
         num_variants: number of rows of `refs` that are augmented copies.
@@ -157,27 +153,20 @@ def read_task_refs(file: pa.NativeFile, task: ShardTask, fingerprint: str) -> pa
         fingerprint: fingerprint of the build that the plan must belong to.
 
     Returns:
-        a batch of `PLAN_SCHEMA`, in the order of the records.
+        a batch of `Plan.refs`.
 
     Raises:
         errors.BuildError: if the plan belongs to another build.
     """
     reader = pa.ipc.open_file(file)
-    require_own((reader.schema.metadata or {}).get(_FINGERPRINT_KEY, b"").decode(), fingerprint)
+    _require_own((reader.schema.metadata or {}).get(_FINGERPRINT_KEY, b"").decode(), fingerprint)
     return reader.get_batch(task.index)
 
 
-def require_own(found: str, fingerprint: str) -> None:
-    """Checks that a plan in the output folder belongs to the build that reads it.
+def _require_own(found: str, fingerprint: str) -> None:
+    """Raises if a plan in the output has the fingerprint of another build.
 
     Another launcher can replace the plan if the output has no lock, as on an object store.
-
-    Args:
-        found: fingerprint in the plan.
-        fingerprint: fingerprint of the build.
-
-    Raises:
-        errors.BuildError: if they differ.
     """
     if found != fingerprint:
         raise errors.BuildError(
@@ -248,7 +237,7 @@ def read_tasks(storage: Storage, fingerprint: str) -> list[ShardTask]:
         errors.BuildError: if the plan belongs to another build.
     """
     planned = json.loads(storage.read(PLAN_JSON))
-    require_own(planned["fingerprint"], fingerprint)
+    _require_own(planned["fingerprint"], fingerprint)
     return [ShardTask(*values) for values in planned["tasks"]]
 
 

@@ -44,11 +44,11 @@ def make_pipeline(beam_args: Sequence[str]) -> beam.Pipeline:
         errors.BuildError: if the job server does not answer.
     """
     options = PipelineOptions(list(beam_args), save_main_session=False)
-    if not is_local(options):
+    if not _is_local(options):
         # A remote engine logs the job's address at INFO; its type checker logs too much there.
         logging.getLogger().setLevel(logging.INFO)
         logging.getLogger("apache_beam.typehints").setLevel(logging.WARNING)
-        if is_dataflow(options):
+        if "dataflow" in options.view_as(StandardOptions).runner.lower():
             _require_package(options)
         _require_job_server(options)
         try:
@@ -87,24 +87,13 @@ def num_processes(beam_args: Sequence[str]) -> int | None:
     in_memory = _is_given(beam_args, "direct_running_mode") and (
         direct.direct_running_mode == "in_memory"
     )
-    if in_memory or not is_local(options):
+    if in_memory or not _is_local(options):
         return None
     # Beam's default is one worker, and for 0 it counts all cores of the machine, also those that
     # this process may not use, as in a container.
     if not _is_given(beam_args, "direct_num_workers") or direct.direct_num_workers < 1:
         return len(os.sched_getaffinity(0))
     return direct.direct_num_workers
-
-
-def is_local(options: PipelineOptions) -> bool:
-    """Returns whether the job runs on this machine, in processes that the launcher starts."""
-    runner = options.view_as(StandardOptions).runner
-    return runner is None or runner.rsplit(".", 1)[-1].lower() in LOCAL_RUNNERS
-
-
-def is_dataflow(options: PipelineOptions) -> bool:
-    """Returns whether the job runs on Dataflow, whose workers cannot read this machine's disk."""
-    return "dataflow" in (options.view_as(StandardOptions).runner or "").lower()
 
 
 def returns_early(options: PipelineOptions) -> bool:
@@ -114,6 +103,12 @@ def returns_early(options: PipelineOptions) -> bool:
         or options.view_as(TestOptions).dry_run
         or options.view_as(StandardOptions).no_wait_until_finish
     )
+
+
+def _is_local(options: PipelineOptions) -> bool:
+    """Returns whether the job runs on this machine, in processes that the launcher starts."""
+    runner = options.view_as(StandardOptions).runner
+    return runner is None or runner.rsplit(".", 1)[-1].lower() in LOCAL_RUNNERS
 
 
 def _require_package(options: PipelineOptions) -> None:
@@ -168,7 +163,7 @@ def clear_errors(options: PipelineOptions) -> Iterator[None]:
         KeyboardInterrupt: if the user stopped the job.
     """
     # Read before the job runs: Beam's portable runners remove their name from the options.
-    remote = None if is_local(options) else options.view_as(StandardOptions).runner
+    remote = None if _is_local(options) else options.view_as(StandardOptions).runner
     try:
         yield
     except Exception as error:

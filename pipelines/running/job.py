@@ -145,10 +145,9 @@ def was_finished_elsewhere(job: Job[Any]) -> bool:
     if not job.storage.remote:
         return False
     try:
-        found = output_state.check_output(job.storage, job.build.identity)
+        return output_state.is_complete(job.storage, job.build.identity, overwrite=False)
     except (errors.UserError, errors.BuildError):
         return False
-    return found is output_state.OutputState.COMPLETE
 
 
 def _is_known_complete(options: BuildOptions, storage: Storage, source: Source) -> bool:

@@ -121,7 +121,7 @@ def _drop(build: Build, tasks: Sequence[plan.ShardTask], sidecars: Sequence[Side
 def _join_examples(storage: Storage, tasks: Sequence[plan.ShardTask]) -> None:
     """Joins the shards' rows into one table, one row group per shard, one shard in memory."""
     parts = iter(storage.map(functools.partial(_read_rows, storage), tasks))
-    # The first part tells which columns of a table of labels there are.
+    # All parts have the same columns; sites and a table of labels add some to `EXAMPLE_SCHEMA`.
     first = next(parts, EXAMPLE_SCHEMA.empty_table())
     with (
         storage.create(manifest.EXAMPLES_FILE_NAME) as file,

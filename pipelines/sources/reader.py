@@ -27,7 +27,7 @@ class Reader(Protocol):
     num_parallel_reads: int = 1
 
     def announce(self, ref: ImageRef) -> None:
-        """Is told about a file some time before it is read, so that a disk can fetch it."""
+        """Tells the reader that a file will be read soon, so that a disk can fetch it."""
         return
 
     def read(self, ref: ImageRef) -> bytes:
