@@ -8,7 +8,6 @@ with Beam's own flags, and writes the same bytes either way.
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 import sys
 from collections.abc import Callable, Sequence
@@ -19,7 +18,6 @@ from pipelines.running import launch
 from pipelines.running.job import Job, prepared
 from pipelines.shards.finish import finish_dataset
 from pipelines.shards.write import OpenWriter, open_image_writer
-from pipelines.stores import remote
 
 # Beam is imported inside functions: each local worker imports this module and does not need Beam.
 if TYPE_CHECKING:
@@ -37,8 +35,6 @@ def build(argv: Sequence[str]) -> None:
         errors.BuildError: if the build could not be finished.
     """
     chosen = options.parse_options(argv)
-    # Before any worker starts: workers inherit the store settings through the environment.
-    chosen = dataclasses.replace(chosen, beam_args=remote.use_flags(chosen.beam_args))
     launch.launch(
         chosen.output, chosen.beam_args, options.flag_names(), lambda: prepared(chosen), run
     )

@@ -19,7 +19,6 @@ from pipelines import build_tfrecords, errors
 from pipelines.running import launch
 from pipelines.running.feature_job import FeatureOptions, prepared_features
 from pipelines.shards.features import DTYPES, finish_features, open_feature_writer
-from pipelines.stores import remote
 
 _EPILOG = """\
 All other flags are Beam's, as for build_tfrecords.py. On this machine one process writes all
@@ -44,7 +43,7 @@ def extract(argv: Sequence[str]) -> None:
     except ValueError as error:
         raise errors.UserError(str(error)) from None
     # The last of two flags counts, so the user's own number wins.
-    beam_args = remote.use_flags(("--direct_num_workers=1", *beam_args))
+    beam_args = ["--direct_num_workers=1", *beam_args]
     flag_names = [f"--{name}" for name in vars(found)]
     run = functools.partial(
         build_tfrecords.run, open_writer=open_feature_writer, finish=finish_features

@@ -14,6 +14,7 @@ from pipelines import errors
 from pipelines.report import summary
 from pipelines.running import local, progress
 from pipelines.running.job import Job, require_finished, was_finished_elsewhere
+from pipelines.stores import remote
 
 # Beam is imported inside functions: each local worker imports this module and does not need Beam.
 if TYPE_CHECKING:
@@ -43,6 +44,8 @@ def launch(
         errors.UserError: if the usage or the input is wrong.
         errors.BuildError: if the job could not be finished.
     """
+    # Before any worker starts: workers inherit the store settings through the environment.
+    beam_args = remote.use_flags(beam_args)
     local.start_ahead(beam_args)
     _import_beam()
     from pipelines.running import engine
