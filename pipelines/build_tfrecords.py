@@ -41,7 +41,7 @@ def build(argv: Sequence[str]) -> None:
 
 
 def run(
-    job: Job[Any],
+    job: Job,
     pipeline: beam.Pipeline,
     num_processes: int | None = None,
     *,

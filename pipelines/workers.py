@@ -23,8 +23,11 @@ from pipelines import errors
 
 _context = multiprocessing.get_context("forkserver")
 
-#: Makes a value that all workers share, to be passed to them by `results`.
+#: Makes a value that all workers share, for `results`.
 shared_value = _context.Value
+
+#: In a worker, the value that it shares with the others.
+shared: Any = None
 
 _Result = TypeVar("_Result")
 
@@ -49,8 +52,7 @@ def results(
     function: Callable[..., _Result],
     calls: Iterable[Sequence[object]],
     num_processes: int,
-    prepare: Callable[..., None] | None = None,
-    *values: object,
+    share: object = None,
 ) -> Iterator[_Result]:
     """Calls a function several times in worker processes, and yields the results in order.
 
@@ -58,8 +60,7 @@ def results(
         function: it is pickled by its name, as are its arguments.
         calls: the arguments of each call.
         num_processes: number of processes; at most one a call is started.
-        prepare: is called first in each process, if given.
-        values: arguments of `prepare`.
+        share: a `shared_value`, which the function finds in `workers.shared`.
 
     Raises:
         Exception: the first error of a call; the calls that have not begun are left out.
@@ -68,9 +69,7 @@ def results(
     """
     others = multiprocessing.active_children()
     workers: list[BaseProcess] = []
-    pool = futures.ProcessPoolExecutor(
-        num_processes, _context, _start, (dict(os.environ), prepare, values)
-    )
+    pool = futures.ProcessPoolExecutor(num_processes, _context, _start, (dict(os.environ), share))
     try:
         waiting = [pool.submit(function, *arguments) for arguments in calls]
         workers = [child for child in multiprocessing.active_children() if child not in others]
@@ -98,25 +97,22 @@ def _dead_worker_message(workers: Sequence[BaseProcess]) -> str:
     )
 
 
-def _start(
-    environment: Mapping[str, str], prepare: Callable[..., None] | None, values: Sequence[Any]
-) -> None:
+def _start(environment: Mapping[str, str], share: object) -> None:
     """Prepares a worker.
 
     Args:
         environment: the launcher's environment variables; the server process may have started
             before some of them were set.
-        prepare: what else is to be done, if anything.
-        values: its arguments.
+        share: the value of `shared`.
     """
+    global shared
+    shared = share
     os.environ.update(environment)
     # A garbage collection would write to the memory shared with the server, and so copy it.
     gc.freeze()
     # Ctrl-C in a terminal reaches every process; only the launcher handles it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_die_with_launcher, daemon=True).start()
-    if prepare:
-        prepare(*values)
 
 
 def _die_with_launcher() -> None:

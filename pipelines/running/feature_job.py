@@ -49,7 +49,7 @@ class FeatureOptions:
 
 
 @contextlib.contextmanager
-def prepared_features(options: FeatureOptions) -> Iterator[Job[Extraction] | None]:
+def prepared_features(options: FeatureOptions) -> Iterator[Job | None]:
     """Plans the shards, copies the trunk, and locks the output folder until the block ends.
 
     Args:

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -31,11 +31,9 @@ from tfrecord_io import augment, preprocess, shards
 from tfrecord_io.label_kinds import CLASSES
 from tfrecord_io.manifest import FILE_NAME, ManifestError
 
-_Work = TypeVar("_Work", bound=Work)
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Job(Generic[_Work]):
+class Job:
     """A build or an extraction, ready to run.
 
     Attributes:
@@ -46,7 +44,7 @@ class Job(Generic[_Work]):
             drawing and unpacking happen earlier.
     """
 
-    build: _Work
+    build: Work
     todo: tuple[plan.ShardTask, ...]
     num_finished: int
     started: float
@@ -58,7 +56,7 @@ class Job(Generic[_Work]):
 
 
 @contextlib.contextmanager
-def prepared(options: BuildOptions) -> Iterator[Job[Build] | None]:
+def prepared(options: BuildOptions) -> Iterator[Job | None]:
     """Lists the images and plans the shards, and locks the output folder until the block ends.
 
     Args:
@@ -81,7 +79,7 @@ def prepared(options: BuildOptions) -> Iterator[Job[Build] | None]:
         yield job
 
 
-def _prepare(options: BuildOptions, storage: Storage, source: Source) -> Job[Build] | None:
+def _prepare(options: BuildOptions, storage: Storage, source: Source) -> Job | None:
     """Lists the images and plans the shards; returns None if the output is complete."""
     if _is_known_complete(options, storage, source):
         return None
@@ -108,7 +106,7 @@ def clean(storage: Storage) -> None:
     storage.delete([finish.FAILURE_FILE])
 
 
-def start_or_resume(work: _Work, tasks: Sequence[plan.ShardTask], started: float) -> Job[_Work]:
+def start_or_resume(work: Work, tasks: Sequence[plan.ShardTask], started: float) -> Job:
     """Returns the job with the tasks that no earlier run has finished."""
     finished = find_finished(work, tasks)
     if finished:
@@ -121,7 +119,7 @@ def start_or_resume(work: _Work, tasks: Sequence[plan.ShardTask], started: float
     )
 
 
-def require_finished(job: Job[Any]) -> None:
+def require_finished(job: Job) -> None:
     """Checks that the job has left a finished dataset.
 
     Raises:
@@ -136,7 +134,7 @@ def require_finished(job: Job[Any]) -> None:
         )
 
 
-def was_finished_elsewhere(job: Job[Any]) -> bool:
+def was_finished_elsewhere(job: Job) -> bool:
     """Tells whether another build has finished this dataset meanwhile.
 
     That can be on an object store, which has no lock. The other build has then removed the plan
@@ -192,7 +190,7 @@ def _plan_job(
     listing: Listing,
     names: pa.Table | None,
     started: float,
-) -> Job[Build] | None:
+) -> Job | None:
     """Plans the shards; `names` is the private table of an anonymous dataset."""
     labels = options.label_names or tuple(sorted(set(listing.refs["label"].unique().to_pylist())))
     identity = _identity(

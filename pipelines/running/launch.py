@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pipelines import errors
 from pipelines.report import summary
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     import apache_beam as beam
 
 #: Runs a job in an empty pipeline, with a number of local worker processes.
-Run = Callable[[Any, "beam.Pipeline", int | None], None]
+Run = Callable[[Job, "beam.Pipeline", int | None], None]
 
 
 def launch(
     output: str,
     beam_args: Sequence[str],
     flag_names: Iterable[str],
-    prepared: Callable[[], AbstractContextManager[Job[Any] | None]],
+    prepared: Callable[[], AbstractContextManager[Job | None]],
     run: Run,
 ) -> None:
     """Prepares a job, runs it and prints what became of it.

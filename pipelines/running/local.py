@@ -18,9 +18,6 @@ from pipelines.shards.write import OpenWriter, TaskWriter
 #: Flags with which the job may need no local worker process.
 _NEEDS_NO_WORKER = ("--runner", "--direct_running_mode")
 
-#: In a worker, the index of the next task to take, shared by all workers.
-_next_task: Synchronized[int]
-
 
 def start_ahead(beam_args: Sequence[str]) -> None:
     """Starts the workers' server process early, so that it imports while this one imports Beam.
@@ -54,9 +51,9 @@ def write_shards(
         KeyboardInterrupt: after Ctrl-C, once all workers are killed.
     """
     num_processes = min(num_processes, len(tasks))
-    next_task = workers.shared_value("q", 0)
     calls = [(build, tasks, open_writer)] * num_processes
-    for _ in workers.results(_write_next, calls, num_processes, _set_next_task, next_task):
+    next_task = workers.shared_value("q", 0)
+    for _ in workers.results(_write_next, calls, num_processes, next_task):
         pass
 
 
@@ -75,25 +72,21 @@ def finish_in_worker(build: Work, finish: Callable[[Any], None]) -> None:
         pass
 
 
-def _set_next_task(next_task: Synchronized[int]) -> None:
-    global _next_task
-    _next_task = next_task
-
-
 def _write_next(build: Work, tasks: Sequence[ShardTask], open_writer: OpenWriter) -> None:
     """Takes the next task and writes it, until all tasks are taken."""
+    next_task: Synchronized[int] = workers.shared
     try:
         with TaskWriter(build, open_writer) as writer:
-            while (place := _take_one()) < len(tasks):
+            while (place := _take_one(next_task)) < len(tasks):
                 writer.write(tasks[place])
             writer.wait()
     except BaseException:
-        _next_task.value = len(tasks)  # so that the other workers stop
+        next_task.value = len(tasks)  # so that the other workers stop
         raise
 
 
-def _take_one() -> int:
-    with _next_task.get_lock():
-        place = _next_task.value
-        _next_task.value += 1
+def _take_one(next_task: Synchronized[int]) -> int:
+    with next_task.get_lock():
+        place = next_task.value
+        next_task.value += 1
     return place
