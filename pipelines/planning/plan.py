@@ -153,7 +153,7 @@ def read_task_refs(file: pa.NativeFile, task: ShardTask, fingerprint: str) -> pa
         fingerprint: fingerprint of the build that the plan must belong to.
 
     Returns:
-        a batch of `Plan.refs`.
+        the task's rows of `Plan.refs`.
 
     Raises:
         errors.BuildError: if the plan belongs to another build.

@@ -164,7 +164,9 @@ def hash_names(groups: Sequence[str]) -> np.ndarray:
 
 
 def positions(hashes: np.ndarray, seeds: np.ndarray) -> np.ndarray:
-    """Returns a position in [0, 1) for each group and seed: 53 bits of both, mixed by SplitMix64.
+    """Returns a position in [0, 1) for each group and seed.
+
+    It is the upper 53 bits of the group's hash, mixed with the seed by SplitMix64.
 
     Args:
         hashes: uint64 [num_groups], see `hash_names`.

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pipelines.planning import output_state
-from pipelines.stores.output import Storage, is_remote
+from pipelines.stores.output import Storage
+from pipelines.stores.remote import is_remote
 from tfrecord_io.label_kinds import NUMBER
 from tfrecord_io.manifest import REJECTS_FILE_NAME, Manifest
 from tfrecord_io.printing import printable

@@ -18,7 +18,6 @@ from typing import IO, TypeVar
 import pyarrow as pa
 
 from pipelines.stores import prefetch, remote
-from pipelines.stores.remote import is_remote
 from tfrecord_io import shards
 
 #: Folder for files that are not part of the dataset: plan, lock, temporary files and tables.
@@ -44,7 +43,7 @@ class Storage:
     @property
     def remote(self) -> bool:
         """Whether the folder is on an object store."""
-        return is_remote(self.root)
+        return remote.is_remote(self.root)
 
     def path(self, name: str) -> str:
         """Returns the full path of a file given by its name in this folder."""
