@@ -22,7 +22,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipelines import errors
-from pipelines.sources.listing import OTHERS, REF_SCHEMA, Listing, RejectedFile, source_paths
+from pipelines.sources.listing import (
+    OTHERS,
+    Listing,
+    RejectedFile,
+    other_columns,
+    source_paths,
+    with_column,
+)
 from pipelines.sources.source import Source
 from pipelines.stores.remote import is_remote
 from tfrecord_io import schema, shards
@@ -140,10 +147,10 @@ def hide_names(listing: Listing, secret: Secret) -> tuple[Listing, pa.Table]:
     refs = listing.refs
     if OTHERS in refs.column_names:
         # Nothing is known of the columns besides the weight, so names may be in them.
-        others = refs[OTHERS].combine_chunks()
+        others = other_columns(refs)
         refs = refs.drop_columns(OTHERS)
-        if others.type.get_field_index(WEIGHT) >= 0:
-            kept = pa.StructArray.from_arrays([others.field(WEIGHT)], [WEIGHT])
+        if WEIGHT in others:
+            kept = pa.StructArray.from_arrays([others[WEIGHT]], [WEIGHT])
             refs = refs.append_column(OTHERS, kept)
     names = source_paths(refs).to_pylist()
     patients = refs["patient"].to_pylist()
@@ -153,9 +160,7 @@ def hide_names(listing: Listing, secret: Secret) -> tuple[Listing, pa.Table]:
         "patient": [p if p is None else secret.code("patient", p) for p in patients],
     }
     for name, values in columns.items():
-        field = REF_SCHEMA.field(name)
-        index = REF_SCHEMA.get_field_index(name)
-        refs = refs.set_column(index, field, pa.array(values, field.type))
+        refs = with_column(refs, name, values)
     refs = refs.append_column("hidden", pa.array(names, pa.large_string()))
     rejects = [
         dataclasses.replace(
@@ -166,7 +171,7 @@ def hide_names(listing: Listing, secret: Secret) -> tuple[Listing, pa.Table]:
     hidden = dataclasses.replace(
         listing,
         refs=refs.sort_by([("path", "ascending"), ("frame", "ascending")]).combine_chunks(),
-        rejects=tuple(sorted(rejects, key=lambda reject: (reject.source_path, reject.reason))),
+        rejects=tuple(rejects),
     )
     codes = list(map(frame_path, columns["path"], refs["frame"].to_pylist()))
     images = pa.table(
