@@ -99,8 +99,9 @@ def test_calibration_says_what_the_temperature_changed_on_the_evaluated_split():
     logits = np.random.default_rng(0).normal(size=(800, 4)) * 2
     labels = drawn_from(logits, 1)
     sure = softmax(logits * 3)
+    after = calibration.apply_temperature(sure, 3.0)
     part = calibration.describe_calibration(
-        3.0, fitted_on="val", num_examples=90, probabilities=sure, labels=labels
+        3.0, fitted_on="val", num_examples=90, before=sure, after=after, labels=labels
     )
     assert (part["temperature"], part["fitted_on"], part["num_examples"]) == (3.0, "val", 90)
     is_correct = sure.argmax(-1) == labels
@@ -151,12 +152,6 @@ def test_without_positives_there_is_no_threshold():
     assert calibration.threshold_for_sensitivity(np.ones(3), np.zeros(3, bool), 0.9) is None
 
 
-@pytest.mark.parametrize("wanted", [0, -0.1, 1.01, float("nan")])
-def test_an_impossible_sensitivity_is_refused(wanted):
-    with pytest.raises(ValueError, match="above 0 and at most 1"):
-        calibration.threshold_for_sensitivity(np.ones(3), np.ones(3, bool), wanted)
-
-
 def test_weights_count_examples_at_a_threshold():
     ranking = np.array([0.9, 0.4, 0.6, 0.1])
     is_positive = np.array([True, True, False, False])
@@ -192,21 +187,6 @@ def test_thresholds_are_chosen_on_validation_and_measured_on_test():
         (called & is_urgent).sum() / is_urgent.sum(), abs=1e-6
     )
     assert urgent["test"]["num_positives"] == is_urgent.sum()
-
-
-def test_a_threshold_without_a_test_split_is_still_told():
-    val = (np.array([[0.7, 0.3], [0.2, 0.8]]), np.eye(2, dtype=bool))
-    (entry,) = calibration.choose_thresholds(
-        {"b": ("b",)}, ("a", "b"), val=val, test=None, groups=None, wanted=1.0,
-        num_samples=10, seed=0,
-    )  # fmt: skip
-    assert entry == {
-        "view": "b",
-        "wanted_sensitivity": 1.0,
-        "threshold": 0.8,
-        "val": {"num_positives": 1, "sensitivity": 1.0, "specificity": 1.0},
-        "test": None,
-    }
 
 
 @pytest.mark.parametrize(("num_classes", "num_views"), [(1, 0), (2, 2), (40, 40), (41, 0)])

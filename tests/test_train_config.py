@@ -36,6 +36,9 @@ def resolve(config, num_examples=1000, num_replicas=1):
         ({"augment_strength": -1.0}, "--augment_strength must be at least 0"),
         ({"mixup": float("nan")}, "--mixup must be at least 0"),
         ({"weight_decay": -0.1}, "--weight_decay must be at least 0"),
+        ({"sensitivity": 0.0}, "--sensitivity must be above 0 and at most 1; received 0.0"),
+        ({"sensitivity": 1.01}, "--sensitivity must be above 0 and at most 1"),
+        ({"sensitivity": float("nan")}, "--sensitivity must be above 0 and at most 1"),
         ({"normalize": "batch"}, "--normalize must be one of data, image, unit"),
         (
             {"normalize": "data", "model": "vgg16"},

@@ -90,8 +90,9 @@ def full():
     val_probabilities, val_truths = predictions_of(4, 40, seed=1)
     measured = dict(made.metrics)
     measured["calibration"] = calibration.describe_calibration(
-        1.7, fitted_on="val", num_examples=40, probabilities=made.probabilities, labels=made.truths
-    )
+        1.7, fitted_on="val", num_examples=40, before=made.probabilities,
+        after=calibration.apply_temperature(made.probabilities, 1.7), labels=made.truths,
+    )  # fmt: skip
     measured["thresholds"] = calibration.choose_thresholds(
         calibration.default_views(OCT_NAMES), OCT_NAMES,
         val=(val_probabilities, CLASSES.has(val_truths, 4)),

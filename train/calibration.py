@@ -113,7 +113,8 @@ def describe_calibration(
     *,
     fitted_on: str,
     num_examples: int,
-    probabilities: np.ndarray,
+    before: np.ndarray,
+    after: np.ndarray,
     labels: np.ndarray,
 ) -> dict[str, Any]:
     """Returns the entry `calibration` of metrics.json.
@@ -122,23 +123,21 @@ def describe_calibration(
         temperature: the fitted temperature.
         fitted_on: name of the split that it was fitted on.
         num_examples: images in that split.
-        probabilities: [num_examples, num_classes] of the evaluated split, before the temperature.
-        labels: int [num_examples] of the evaluated split.
+        before: probabilities [num_answers, num_classes] of the evaluated split, before the
+            temperature.
+        after: the same after the temperature.
+        labels: int [num_answers] of the evaluated split.
 
     Returns:
         JSON values: the first three arguments, and the expected calibration error before and after
         the temperature.
     """
-    errors = [
-        calibration_error(rows, labels)
-        for rows in (probabilities, apply_temperature(probabilities, temperature))
-    ]
     return {
         "temperature": round(temperature, 6),
         "fitted_on": fitted_on,
         "num_examples": num_examples,
-        "ece_before": round(errors[0], 6),
-        "ece_after": round(errors[1], 6),
+        "ece_before": round(calibration_error(before, labels), 6),
+        "ece_after": round(calibration_error(after, labels), 6),
     }
 
 
@@ -187,12 +186,7 @@ def threshold_for_sensitivity(
 
     Returns:
         the score of one of the positives, or None if there are no positives.
-
-    Raises:
-        ValueError: if the wanted sensitivity is out of range.
     """
-    if not 0 < wanted <= 1:
-        raise ValueError(f"expected a sensitivity above 0 and at most 1, received {wanted}")
     of_positives = np.sort(ranking[is_positive])[::-1]
     if not len(of_positives):
         return None
@@ -227,7 +221,7 @@ def choose_thresholds(
     label_names: Sequence[str],
     *,
     val: tuple[np.ndarray, np.ndarray],
-    test: tuple[np.ndarray, np.ndarray] | None,
+    test: tuple[np.ndarray, np.ndarray],
     groups: Sequence[str] | None,
     wanted: float,
     num_samples: int,
@@ -241,7 +235,7 @@ def choose_thresholds(
         label_names: names of the classes.
         val: (probabilities [num_examples, num_classes], which examples have which classes, bool
             [num_examples, num_classes]), with the temperature applied.
-        test: the same for the test split, or None if there is none.
+        test: the same for the test split.
         groups: the patient of each test example; None for intervals by image.
         wanted: sensitivity to reach on validation.
         num_samples: bootstrap resamples; 0 for no intervals.
@@ -250,11 +244,9 @@ def choose_thresholds(
     Returns:
         a list of dicts with `view`, `wanted_sensitivity`, `threshold`, `val` and `test`. `val` and
         `test` have `num_positives`, `sensitivity` and `specificity`; the measures of `test` have
-        intervals (`low` and `high`). `test` is None without a test split.
-
-    Raises:
-        ValueError: if the wanted sensitivity is out of range.
+        intervals (`low` and `high`).
     """
+    indices = group_indices(groups, len(test[1]))
     found = []
     for view, classes in views.items():
         is_member = np.isin(label_names, classes)
@@ -262,19 +254,17 @@ def choose_thresholds(
         threshold = threshold_for_sensitivity(ranking, is_positive, wanted)
         if threshold is None:
             continue
-        entry: dict[str, Any] = {
-            "view": view,
-            "wanted_sensitivity": wanted,
-            "threshold": threshold,
-            "val": _reached(ranking, is_positive, threshold, None, num_samples=0, seed=seed),
-            "test": None,
-        }
-        if test is not None and len(test[1]):
-            indices = group_indices(groups, len(test[1]))
-            entry["test"] = _reached(
-                *_view(test, is_member), threshold, indices, num_samples=num_samples, seed=seed
-            )
-        found.append(entry)
+        found.append(
+            {
+                "view": view,
+                "wanted_sensitivity": wanted,
+                "threshold": threshold,
+                "val": _reached(ranking, is_positive, threshold, None, num_samples=0, seed=seed),
+                "test": _reached(
+                    *_view(test, is_member), threshold, indices, num_samples=num_samples, seed=seed
+                ),
+            }
+        )
     return found
 
 

@@ -118,7 +118,8 @@ def measure_calibration(
             temperature,
             fitted_on="val",
             num_examples=len(val[1]),
-            probabilities=answers,
+            before=answers,
+            after=calibration.apply_temperature(answers, temperature),
             labels=right_answers,
         ),
         "thresholds": calibration.choose_thresholds(

@@ -124,10 +124,7 @@ def _pool(
     fold_of = np.repeat([fold for fold, _ in runs], [len(labels) for _, labels, _ in tables])
     calibrated = {}
     if task.gives_probabilities:
-        temperatures = _temperatures(task, raw, truths, fold_of)
-        calibrated["calibration"] = _describe_calibration(
-            task, raw, truths, fold_of, temperatures, splits
-        )
+        calibrated["calibration"] = _describe_calibration(task, raw, truths, fold_of, splits)
     examples = _join([examples for *_, examples in tables])
     # The tables of the runs do not name sites.
     everyone = metrics.read_examples(config.data, splits)
@@ -174,38 +171,29 @@ def _pool(
     return results
 
 
-def _temperatures(
-    task: Task, raw: np.ndarray, truths: np.ndarray, fold_of: np.ndarray
-) -> dict[int, float]:
-    """Returns the temperature of each fold, fitted to the predictions on the other folds."""
-    return {
-        fold: task.fit_temperature(raw[fold_of != fold], truths[fold_of != fold])
-        for fold in np.unique(fold_of).tolist()
-    }
-
-
 def _describe_calibration(
     task: Task,
     raw: np.ndarray,
     truths: np.ndarray,
     fold_of: np.ndarray,
-    temperatures: dict[int, float],
     splits: tuple[str, ...],
 ) -> dict[str, Any]:
-    cooled = raw.copy()
-    for fold, temperature in temperatures.items():
+    """Cools each fold by the temperature that is fitted to the predictions on the other folds."""
+    cooled, temperatures = raw.copy(), []
+    for fold in np.unique(fold_of):
         is_in = fold_of == fold
-        cooled[is_in] = task.cool(raw[is_in], temperature)
-    before, after = (
-        calibration.calibration_error(*task.choices(rows, truths)) for rows in (raw, cooled)
+        temperatures.append(task.fit_temperature(raw[~is_in], truths[~is_in]))
+        cooled[is_in] = task.cool(raw[is_in], temperatures[-1])
+    before, right_answers = task.choices(raw, truths)
+    after, _ = task.choices(cooled, truths)
+    return calibration.describe_calibration(
+        float(np.mean(temperatures)),
+        fitted_on=f"the other folds of {', '.join(splits)}",
+        num_examples=len(truths),
+        before=before,
+        after=after,
+        labels=right_answers,
     )
-    return {
-        "temperature": round(float(np.mean(list(temperatures.values()))), 6),
-        "fitted_on": f"the other folds of {', '.join(splits)}",
-        "num_examples": len(truths),
-        "ece_before": round(before, 6),
-        "ece_after": round(after, 6),
-    }
 
 
 def _join(examples: list[metrics.Examples]) -> metrics.Examples:
