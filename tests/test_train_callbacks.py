@@ -102,7 +102,7 @@ def test_a_meter_goes_on_from_its_totals_to_the_same_bits():
     whole, first = callbacks.EpochMeter(), callbacks.EpochMeter()
     whole.add(results_of(losses), 1.0, timed=True)
     first.add(results_of(losses[:20]), 1.0, timed=True)
-    rest = callbacks.EpochMeter.from_totals(first.totals())
+    rest = callbacks.EpochMeter(**first.totals())
     rest.add(results_of(losses[20:]), 1.0, timed=True)
     assert rest.totals() == whole.totals()
 

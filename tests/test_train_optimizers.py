@@ -34,11 +34,6 @@ def test_warm_up_and_cosine_meet_at_the_peak():
     assert values[-1] == pytest.approx(0.0, abs=1e-6)
 
 
-def test_a_schedule_survives_its_configuration():
-    schedule = WarmupSchedule(0.4, 4, 8)
-    assert rates(WarmupSchedule.from_config(schedule.get_config()), 12) == rates(schedule, 12)
-
-
 @pytest.mark.parametrize(
     ("fields", "kind"),
     [

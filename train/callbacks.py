@@ -101,7 +101,7 @@ class RetraceGuard:
 
     def __init__(self, action: str) -> None:
         self._action = action
-        self._num_traces: int | None = None
+        self._num_traces = 1
 
     def check(self, num_traces: int, step: int) -> None:
         """Compares the number of traces with that of the last call.
@@ -113,8 +113,7 @@ class RetraceGuard:
         Raises:
             TrainingError: if the graph was traced again and the action is `fail`.
         """
-        expected = self._num_traces if self._num_traces is not None else 1
-        self._num_traces = num_traces
+        expected, self._num_traces = self._num_traces, num_traces
         if num_traces <= expected:
             return
         message = (
@@ -174,12 +173,18 @@ class Watchdog:
 
 
 class EpochMeter:
-    """Measures an epoch: loss, accuracy, speed and the time spent waiting for input."""
+    """Measures an epoch: loss, accuracy, speed and the time spent waiting for input.
 
-    def __init__(self) -> None:
-        self.loss_sum = 0.0
-        self.num_correct = 0.0
-        self.num_examples = 0.0
+    To continue an epoch from a checkpoint, it is made of its `totals`; the speed is measured from
+    there on.
+    """
+
+    def __init__(
+        self, *, loss_sum: float = 0.0, num_correct: float = 0.0, num_examples: float = 0.0
+    ) -> None:
+        self.loss_sum = loss_sum
+        self.num_correct = num_correct
+        self.num_examples = num_examples
         self._timed_examples = 0.0
         self._timed_steps = 0
         self._timed_seconds = 0.0
@@ -213,15 +218,6 @@ class EpochMeter:
             "num_correct": self.num_correct,
             "num_examples": self.num_examples,
         }
-
-    @classmethod
-    def from_totals(cls, totals: Mapping[str, float]) -> EpochMeter:
-        """Continues an epoch from a checkpoint; the speed is measured from here on."""
-        meter = cls()
-        meter.loss_sum = totals["loss_sum"]
-        meter.num_correct = totals["num_correct"]
-        meter.num_examples = totals["num_examples"]
-        return meter
 
     @property
     def loss(self) -> float:

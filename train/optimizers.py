@@ -14,7 +14,6 @@ import numpy as np
 from train.config import TrainConfig
 
 
-@keras.saving.register_keras_serializable("scan_tfrecords")
 class WarmupSchedule(keras.optimizers.schedules.LearningRateSchedule):
     """A learning rate that rises linearly to its peak, then stays or falls along a cosine.
 
@@ -50,14 +49,6 @@ class WarmupSchedule(keras.optimizers.schedules.LearningRateSchedule):
             done = ops.clip((step - warmup_steps) / decay_steps, 0.0, 1.0)
             rate = rate * 0.5 * (1.0 + ops.cos(math.pi * done))
         return rate * ops.minimum((step + 1.0) / ops.maximum(warmup_steps, 1.0), 1.0)
-
-    def get_config(self):
-        """Returns the arguments of the constructor, for Keras' serialization."""
-        return {
-            "peak": self.peak,
-            "warmup_steps": self.warmup_steps,
-            "decay_steps": self.decay_steps,
-        }
 
 
 def make_optimizer(

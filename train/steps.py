@@ -182,7 +182,11 @@ class _RepeatedBatch:
 
 
 class TensorFlowSteps:
-    """Training and prediction under a `tf.distribute` strategy."""
+    """Training and prediction under a `tf.distribute` strategy.
+
+    Attributes:
+        num_traces: how often the training graph was built; more than once wastes time and memory.
+    """
 
     def __init__(
         self,
@@ -199,7 +203,7 @@ class TensorFlowSteps:
         self._optimizer = optimizer
         self._devices = devices
         self._objective = objective
-        self._num_traces = 0
+        self.num_traces = 0
         self._variables = network.logits.trainable_variables
         # Gradients alone are compiled: the exchange between replicas cannot be. Without XLA they
         # are part of the step's graph, because replicas exchange statistics inside of them.
@@ -212,11 +216,6 @@ class TensorFlowSteps:
         # Without AutoGraph, which writes Python files into the folder for temporary files.
         self._predict_function = tf.function(self._compute_predictions, autograph=False)
         self._train_function = tf.function(self._train, autograph=False)
-
-    @property
-    def num_traces(self) -> int:
-        """How often the training graph was built; more than once wastes time and memory."""
-        return self._num_traces
 
     def iterate(self, dataset: tf.data.Dataset | feed.DeviceBatches) -> Any:
         """Returns an iterator that brings a dataset of replica batches to the devices."""
@@ -256,7 +255,7 @@ class TensorFlowSteps:
 
     def _train(self, batches: Any, num_steps: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         # Runs while the graph is built, and only then.
-        self._num_traces += 1
+        self.num_traces += 1
         tf = self._tf
         strategy = self._devices.strategy
 
@@ -315,7 +314,11 @@ class TensorFlowSteps:
 
 
 class JaxSteps:
-    """Training and prediction as pure functions, batches split over the devices of a mesh."""
+    """Training and prediction as pure functions, batches split over the devices of a mesh.
+
+    Attributes:
+        num_traces: how often the step was traced; more than once wastes time and memory.
+    """
 
     def __init__(
         self,
@@ -331,7 +334,7 @@ class JaxSteps:
         self._network = network
         self._optimizer = optimizer
         self._objective = objective
-        self._num_traces = 0
+        self.num_traces = 0
         self._copy = jax.jit(
             lambda state: jax.tree.map(jax.numpy.copy, state), out_shardings=devices.copied
         )
@@ -339,11 +342,6 @@ class JaxSteps:
         self._train_function = jax.jit(self._train, donate_argnums=0, out_shardings=devices.copied)
         self._predict_function = jax.jit(self._compute_predictions, out_shardings=devices.copied)
         self._state: tuple[list[Any], list[Any], list[Any]] | None = None
-
-    @property
-    def num_traces(self) -> int:
-        """How often the step was traced; more than once wastes time and memory."""
-        return self._num_traces
 
     def iterate(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Returns the batches: `jax_feed` has brought them to the devices."""
@@ -417,7 +415,7 @@ class JaxSteps:
         self, state: Any, images: Any, labels: Any, weights: Any, draws: Any
     ) -> tuple[Any, Any]:
         # Runs while the function is traced, and only then.
-        self._num_traces += 1
+        self.num_traces += 1
         trainable, other, optimizer_state = state
         images, labels = self._objective.prepare(images, labels, draws)
 

@@ -136,14 +136,10 @@ def configure_devices(config: TrainConfig) -> Devices:
     """
     # Looking for GPUs where there are none makes the CUDA driver complain.
     with console.hide_native_noise():
-        return _configure(config)
-
-
-def _configure(config: TrainConfig) -> Devices:
-    console.check_backend(keras.backend.backend())
-    if keras.backend.backend() == "jax":
-        return _configure_jax(config)
-    return _configure_tensorflow(config)
+        console.check_backend(keras.backend.backend())
+        if keras.backend.backend() == "jax":
+            return _configure_jax(config)
+        return _configure_tensorflow(config)
 
 
 def _configure_tensorflow(config: TrainConfig) -> Devices:

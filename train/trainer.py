@@ -465,11 +465,7 @@ class _Run:
     def _train_epoch(self, phase: Phase, loop: _Loop) -> None:
         config, progress = self._config, self._progress
         last_step = self._end_step(progress.epoch)
-        meter = (
-            callbacks.EpochMeter.from_totals(progress.totals)
-            if progress.totals
-            else callbacks.EpochMeter()
-        )
+        meter = callbacks.EpochMeter(**progress.totals)
         watch = callbacks.Stopwatch()
         seconds_in_epoch = 0.0
         while progress.step < last_step:
@@ -584,12 +580,13 @@ class _Run:
         devices, manifest, progress = self._devices, self._manifest, self._progress
         self._load_best()
         parts = self._parts
-        val = None if parts.val is None else self._predict_best(parts.val)
-        temperature = 1.0
-        # What is reported of a part must not be fitted to it.
-        if val is not None and parts.test is not None and self._task.gives_probabilities:
-            temperature = self._task.fit_temperature(*val)
-            self._load_best(temperature)
+        val = temperature = None
+        if parts.val is not None:
+            val = self._predict_best(parts.val)
+            # What is reported of a part must not be fitted to it.
+            if parts.test is not None and self._task.gives_probabilities:
+                temperature = self._task.fit_temperature(*val)
+                self._load_best(temperature)
         # Before the evaluation: whatever may fail in it, the model is not lost.
         if devices.is_chief:
             has_saved_model = self._export()
@@ -614,7 +611,7 @@ class _Run:
             return results
         if predictions is not None:
             results |= evaluation.measure(predictions, manifest.label_names, self._config)
-        if predictions is not None and predictions.uncalibrated is not None and val is not None:
+        if predictions is not None and temperature is not None and val is not None:
             results |= evaluation.measure_calibration(
                 predictions,
                 val=val,
@@ -657,14 +654,9 @@ class _Run:
             model, self._workdir / export.FOLDER_NAME, manifest, precision=precision
         )
 
-    def _predictions_of(self, part: Part, temperature: float) -> evaluation.Predictions:
-        """Returns what the network that is exported says of a part."""
+    def _predictions_of(self, part: Part, temperature: float | None) -> evaluation.Predictions:
+        """Returns what the exported network, with its temperature if it has one, says of a part."""
         probabilities, truths = self._predict_best(part)
-        is_calibrated = (
-            self._task.gives_probabilities
-            and part is self._parts.test
-            and self._parts.val is not None
-        )
         return evaluation.Predictions(
             task=self._task,
             probabilities=probabilities,
@@ -672,7 +664,7 @@ class _Run:
             examples=metrics.read_examples(self._config.data, part.splits, part.examples),
             part=part,
             uncalibrated=(
-                self._task.cool(probabilities, 1 / temperature) if is_calibrated else None
+                None if temperature is None else self._task.cool(probabilities, 1 / temperature)
             ),
         )
 
