@@ -3,7 +3,6 @@ import pytest
 import scipy.stats
 from marked_images import OCT_NAMES, write_marked_dataset
 
-from tfrecord_io.label_kinds import CLASSES
 from train import metrics as measures
 from train.scores import ClassScorer
 
@@ -197,29 +196,3 @@ def test_a_dataset_without_the_table_has_keys_alone(tmp_path):
     examples = measures.read_examples(str(tmp_path), "test")
     assert len(set(examples.keys)) == 5
     assert examples.patients is None
-
-
-def test_predictions_are_written_a_row_an_example(tmp_path):
-    examples = measures.Examples(keys=("k1", "k2"), patients=("p", "q"), paths=None)
-    measures.write_predictions(
-        tmp_path / "predictions.csv", certain([1, 0], 2), "bb", "ba", ("a", "b"), examples
-    )
-    assert (tmp_path / "predictions.csv").read_text().splitlines() == [
-        "key,path,patient,label,predicted,a,b",
-        "k1,,p,b,b,0.010000,0.980000",
-        "k2,,q,b,a,0.980000,0.010000",
-    ]
-
-
-def test_predictions_are_read_as_they_were_written_and_hold_no_formula(tmp_path):
-    names = ("=A", "B")
-    probabilities = np.array([[0.25, 0.75], [0.5, 0.5]], np.float32)
-    labels = ["B", "=A"]
-    examples = measures.Examples(keys=("k1", "k2"), patients=("p", "q"), paths=("=x.png", "y.png"))
-    path = tmp_path / "predictions.csv"
-    measures.write_predictions(path, probabilities, labels, labels, names, examples)
-    assert "'=x.png" in path.read_text()
-    found, has, who = measures.read_predictions(path, 2, CLASSES)
-    np.testing.assert_allclose(found, probabilities)
-    assert has.argmax(-1).tolist() == [1, 0]
-    assert (who.keys, who.patients) == (("k1", "k2"), ("p", "q"))

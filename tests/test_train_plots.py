@@ -5,6 +5,7 @@ from PIL import Image
 
 from train import metrics as measures
 from train import plots
+from train.predictions import Predictions
 from train.scores import ClassScorer
 from train.tasks import CLASSES
 
@@ -18,10 +19,11 @@ def metrics_of(probabilities, labels, names=OCT_NAMES):
 
 def write(folder, history, probabilities, labels, names=OCT_NAMES):
     metrics = metrics_of(probabilities, labels, names)
-    pictures = plots.pictures_of_probabilities(
-        metrics, probabilities, CLASSES.has(labels, len(names)), (probabilities, labels), names
+    examples = measures.Examples(keys=("key",) * len(labels), patients=None, paths=None)
+    predictions = Predictions(
+        task=CLASSES, probabilities=probabilities, truths=labels, examples=examples
     )
-    plots.write_plots(folder, history, metrics, pictures)
+    plots.write_plots(folder, history, metrics, predictions, names)
 
 
 def texts(figure):

@@ -14,6 +14,7 @@ import tfrecord_io
 from tfrecord_io import Shard, Split
 from train import calibration, metrics, report
 from train.parts import whole_split
+from train.predictions import Predictions
 from train.report import Mistake, RunReport
 from train.scores import ClassScorer, scores
 from train.tasks import CLASSES
@@ -44,16 +45,20 @@ def predictions_of(num_classes, num_examples, seed=0):
     return (powers / powers.sum(-1, keepdims=True)).astype(np.float32), labels
 
 
+def as_predictions(probabilities, labels, **fields):
+    examples = metrics.Examples(keys=("key",) * len(labels), patients=None, paths=None)
+    found = {"task": CLASSES, "probabilities": probabilities, "truths": labels}
+    return Predictions(**found | {"examples": examples} | fields)
+
+
 def mistakes_of(probabilities, labels, names):
     generator = np.random.default_rng(0)
     answers = CLASSES.story.mistakes(probabilities, labels, names, report.MAX_MISTAKES)
     return [
         Mistake(
+            answer=answer,
             image=generator.integers(256, size=(20, 30, 1), dtype=np.uint8),
             drops=generator.normal(size=(20, 30)),
-            true=answer.true,
-            predicted=answer.predicted,
-            probability=answer.probability,
             path=f"test/{answer.true}/{answer.place}.jpeg",
         )
         for answer in answers
@@ -75,8 +80,7 @@ def report_of(names=OCT_NAMES, *, num_examples=80, with_patients=True, manifest=
             {"epoch": 2, "loss": 0.6, "accuracy": 0.8, "val_loss": 0.9, "val_accuracy": 0.7},
         ],
         "metrics": measured | {"split": "test", "best_epoch": 2},
-        "probabilities": probabilities,
-        "truths": labels,
+        "predictions": as_predictions(probabilities, labels),
         "mistakes": mistakes_of(probabilities, labels, names),
         "versions": {"python": "3.11.7"},
     }
@@ -88,18 +92,20 @@ def full():
     """A report with everything in it."""
     made = report_of()
     val_probabilities, val_truths = predictions_of(4, 40, seed=1)
-    measured = dict(made.metrics)
+    measured, predictions = dict(made.metrics), made.predictions
     measured["calibration"] = calibration.describe_calibration(
-        1.7, fitted_on="val", num_examples=40, before=made.probabilities,
-        after=calibration.apply_temperature(made.probabilities, 1.7), labels=made.truths,
+        1.7, fitted_on="val", num_examples=40, before=predictions.probabilities,
+        after=calibration.apply_temperature(predictions.probabilities, 1.7),
+        labels=predictions.truths,
     )  # fmt: skip
     measured["thresholds"] = calibration.choose_thresholds(
         calibration.default_views(OCT_NAMES), OCT_NAMES,
         val=(val_probabilities, CLASSES.has(val_truths, 4)),
-        test=(made.probabilities, CLASSES.has(made.truths, 4)),
+        test=(predictions.probabilities, CLASSES.has(predictions.truths, 4)),
         groups=None, wanted=0.95, num_samples=20, seed=0,
     )  # fmt: skip
-    return dataclasses.replace(made, metrics=measured, uncalibrated=made.probabilities)
+    predictions = dataclasses.replace(predictions, uncalibrated=predictions.probabilities)
+    return dataclasses.replace(made, metrics=measured, predictions=predictions)
 
 
 @pytest.fixture(scope="module")
@@ -197,18 +203,15 @@ def test_mistakes_are_found_with_their_images_paths_and_maps(tmp_path):
         return np.stack([bright, 1 - bright, 0 * bright, 0 * bright], axis=-1)
 
     examples = metrics.read_examples(str(tmp_path), "test")
-    found = report.find_mistakes(
-        predict,
-        str(tmp_path),
-        whole_split(manifest, "test"),
-        CLASSES.story.mistakes(probabilities, labels, manifest.label_names, 12),
-        examples,
+    predictions = as_predictions(
+        probabilities, labels, examples=examples, part=whole_split(manifest, "test")
     )
+    found = report.find_mistakes(predict, str(tmp_path), predictions, manifest.label_names)
     assert [mistake.path for mistake in found] == [examples.paths[290], examples.paths[7]]
     np.testing.assert_array_equal(found[1].image, images[7])
-    assert found[0].true == OCT_NAMES[labels[290]]
-    assert found[0].predicted == OCT_NAMES[(labels[290] + 1) % 4]
-    assert found[0].probability == pytest.approx(0.9)
+    assert found[0].answer.true == OCT_NAMES[labels[290]]
+    assert found[0].answer.predicted == OCT_NAMES[(labels[290] + 1) % 4]
+    assert found[0].answer.probability == pytest.approx(0.9)
     assert found[0].drops[2, 3] != 0
     assert found[0].drops[9, 9] == 0
 
@@ -247,7 +250,7 @@ def test_a_result_that_guessing_may_reach_is_called_that(text):
     )
     guessing = report_of(
         metrics=guessed | {"split": "test", "best_epoch": 1}, mistakes=(),
-        probabilities=probabilities, truths=labels,
+        predictions=as_predictions(probabilities, labels),
     )  # fmt: skip
     claim = "may be no better than always giving the most frequent answer"
     assert claim in words(report.render(guessing))
@@ -269,7 +272,7 @@ def test_what_the_audit_of_the_dataset_found_is_among_the_limits():
 
 
 def test_a_run_without_anything_to_evaluate_on_has_a_page_that_says_so():
-    bare = report_of(metrics=None, probabilities=None, truths=None, mistakes=())
+    bare = report_of(metrics=None, predictions=None, mistakes=())
     text = report.render(bare)
     assert "There is no result for this network" in words(text)
     assert "Training and data" in words(text)
@@ -302,11 +305,12 @@ def test_three_hundred_classes_have_a_page_of_modest_size():
 
 def test_a_cross_validation_shows_its_runs_and_their_spread():
     made = report_of()
+    probabilities, labels = made.predictions.probabilities, made.predictions.truths
     results = [
         (
             fold,
             seed,
-            scores(ClassScorer(made.probabilities[fold::5], made.truths[fold::5], OCT_NAMES)),
+            scores(ClassScorer(probabilities[fold::5], labels[fold::5], OCT_NAMES)),
         )
         for fold in range(5)
         for seed in range(2)

@@ -30,8 +30,9 @@ from pipelines import extract_features
 from tfrecord_io import Manifest
 from tfrecord_io.label_kinds import MULTI_LABEL as SEVERAL_LABELS
 from tfrecord_io.reading.mapped import MappedDataset
-from train import calibration, evaluate, evaluation, metrics, predict, report, run, scores
+from train import calibration, evaluate, metrics, predict, report, run, scores
 from train.parts import whole_split
+from train.predictions import Predictions, read_predictions, write_predictions
 from train.tasks import CLASSES, MULTI_LABEL, task_of
 
 pytestmark = pytest.mark.filterwarnings(KERAS_ARRAY_WARNING)
@@ -166,11 +167,11 @@ def test_names_that_a_spreadsheet_would_take_for_formulas_are_read_again(tmp_pat
     names = ("mass", "+fluid", "=scar")
     keys = tuple(f"k{place}" for place in range(len(truths)))
     examples = metrics.Examples(keys=keys, patients=None, paths=None)
-    found = evaluation.Predictions(
+    found = Predictions(
         task=MULTI_LABEL, probabilities=probabilities, truths=truths, examples=examples
     )
-    evaluation.write_predictions(tmp_path, found, names)
-    _, labels, _ = metrics.read_predictions(tmp_path / "predictions.csv", 3, SEVERAL_LABELS)
+    write_predictions(tmp_path / "predictions.csv", found, names)
+    _, labels, _ = read_predictions(tmp_path / "predictions.csv", 3, SEVERAL_LABELS)
     np.testing.assert_array_equal(MULTI_LABEL.truths(labels), truths)
 
 
@@ -209,21 +210,21 @@ def test_the_map_of_a_label_that_was_missed_shows_what_speaks_against_it(data):
         bright = images[:, 2, 3, 0] / 255
         return np.stack([1 - bright, bright / 4, bright / 5], axis=-1)
 
-    answers = MULTI_LABEL.story.mistakes(probabilities, truths, NAMES, most=12)
-    found = report.find_mistakes(
-        predict,
-        str(data),
-        whole_split(Manifest.load(data), "test"),
-        answers,
-        metrics.read_examples(str(data), "test"),
+    predictions = Predictions(
+        task=MULTI_LABEL,
+        probabilities=probabilities,
+        truths=truths,
+        examples=metrics.read_examples(str(data), "test"),
+        part=whole_split(Manifest.load(data), "test"),
     )
+    found = report.find_mistakes(predict, str(data), predictions, NAMES)
     image = dataset[5][0]
     rises = image.mean() > image[2, 3, 0]  # of the brightness, where the patch covers it
-    for answer, mistake in zip(answers, found, strict=True):
-        goes_with_brightness = answer.output > 0
-        lowers = (rises != goes_with_brightness) != mistake.predicted.startswith("no ")
+    for mistake in found:
+        goes_with_brightness = mistake.answer.output > 0
+        lowers = (rises != goes_with_brightness) != mistake.answer.predicted.startswith("no ")
         assert (mistake.drops[2, 3] > 0) == lowers
-    assert {mistake.predicted[:3] == "no " for mistake in found} == {True, False}
+    assert {mistake.answer.predicted[:3] == "no " for mistake in found} == {True, False}
 
 
 # ---- the commands

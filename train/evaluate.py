@@ -108,6 +108,7 @@ def evaluate(
     from train import evaluation, report
     from train.config import TrainConfig
     from train.parts import whole_split
+    from train.predictions import Predictions
     from train.workdir import METRICS_NAME, versions, write_json
 
     own_results = _own_metrics(run)
@@ -121,7 +122,7 @@ def evaluate(
     probabilities, labels = _predict_split(classifier, data, split)
     matched = np.zeros((len(labels), len(outputs)), labels.dtype)
     matched[:, columns] = labels
-    predictions = evaluation.Predictions(
+    predictions = Predictions(
         task=task,
         probabilities=probabilities[:, outputs],
         truths=task.truths(matched),

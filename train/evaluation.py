@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,38 +11,14 @@ import numpy as np
 
 import tfrecord_io
 from tfrecord_io.label_kinds import CLASSES
-from tfrecord_io.printing import csv_cell
 from train import calibration, metrics, plots, report, saliency
 from train.config import TrainConfig
-from train.parts import Part
-from train.tasks import Task
+from train.predictions import PREDICTIONS_NAME, Predictions, write_predictions
 
 #: Most sites that are measured by themselves; with more, those with the most images.
 MAX_SITES = 50
 
-PREDICTIONS_NAME = "predictions.csv"
 PLOTS_NAME = "plots"
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class Predictions:
-    """The predictions of a network for some examples.
-
-    Attributes:
-        task: what the network answers.
-        probabilities: float32 [num_examples, num_labels], with the temperature applied.
-        truths: of the examples, see `tasks`.
-        examples: keys, patients and paths of the examples.
-        part: the examples' place in the dataset; None if they come from several runs.
-        uncalibrated: probabilities before the temperature; None if there is no temperature.
-    """
-
-    task: Task
-    probabilities: np.ndarray
-    truths: np.ndarray
-    examples: metrics.Examples
-    part: Part | None = None
-    uncalibrated: np.ndarray | None = None
 
 
 def measure(
@@ -135,36 +110,6 @@ def measure_calibration(
     }
 
 
-def write_predictions(
-    directory: Path, predictions: Predictions, label_names: Sequence[str]
-) -> None:
-    """Writes predictions.csv, see `metrics.write_predictions`.
-
-    Args:
-        directory: exists.
-        predictions: to write.
-        label_names: names of the labels.
-    """
-    task, probabilities = predictions.task, predictions.probabilities
-    # Each name as its column has it, so that `read_predictions` finds it among several.
-    cells = [csv_cell(name) for name in label_names]
-    labels, answers = (
-        task.texts(truths, cells) for truths in (predictions.truths, task.chosen(probabilities))
-    )
-    if not task.gives_probabilities:
-        # As numbers, so that a minus does not look like the beginning of a formula.
-        labels, answers = (list(map(float, texts)) for texts in (labels, answers))
-    metrics.write_predictions(
-        directory / PREDICTIONS_NAME,
-        probabilities,
-        labels,
-        answers,
-        label_names,
-        predictions.examples,
-        task.digits,
-    )
-
-
 def write_results(
     directory: Path,
     *,
@@ -196,33 +141,10 @@ def write_results(
     mistakes: Sequence[report.Mistake] = ()
     if predictions is not None:
         label_names = manifest.label_names
-        task, probabilities, truths = (
-            predictions.task,
-            predictions.probabilities,
-            predictions.truths,
-        )
-        write_predictions(directory, predictions, label_names)
-        if task.gives_probabilities:
-            pictures = plots.pictures_of_probabilities(
-                results,
-                probabilities,
-                task.has(truths, len(label_names)),
-                task.choices(probabilities, truths),
-                label_names,
-            )
-        else:
-            pictures = plots.pictures_of_numbers(
-                results, task.chosen(probabilities), truths, label_names[0]
-            )
-        plots.write_plots(directory / PLOTS_NAME, history, results, pictures)
-        if predict is not None and predictions.part is not None:
-            mistakes = report.find_mistakes(
-                predict,
-                data,
-                predictions.part,
-                task.story.mistakes(probabilities, truths, label_names, report.MAX_MISTAKES),
-                predictions.examples,
-            )
+        write_predictions(directory / PREDICTIONS_NAME, predictions, label_names)
+        plots.write_plots(directory / PLOTS_NAME, history, results, predictions, label_names)
+        if predict is not None:
+            mistakes = report.find_mistakes(predict, data, predictions, label_names)
     report.write_report(
         directory / report.FILE_NAME,
         report.RunReport(
@@ -231,9 +153,7 @@ def write_results(
             config=config.to_dict(),
             history=history,
             metrics=results if predictions is not None else None,
-            probabilities=predictions.probabilities if predictions else None,
-            uncalibrated=predictions.uncalibrated if predictions else None,
-            truths=predictions.truths if predictions else None,
+            predictions=predictions,
             mistakes=mistakes,
             own_metrics=own_metrics,
             versions=versions or {},

@@ -18,6 +18,7 @@ import tfrecord_io
 from tfrecord_io.trunk import Trunk
 from train import calibration, evaluation, many_heads, metrics, parts, report, scores, trainer
 from train.config import TrainConfig
+from train.predictions import PREDICTIONS_NAME, Predictions, read_predictions
 from train.strategy import Devices
 from train.tasks import Task, task_of
 from train.workdir import claim, versions, write_metrics
@@ -74,7 +75,7 @@ def cross_validate(
         heads = trunk and many_heads.plan_heads(singles, manifest, trunk, devices)
         if not heads:
             _train_each(singles, manifest, trunk, devices)
-        elif not all((head.folder / evaluation.PREDICTIONS_NAME).exists() for head in heads):
+        elif not all((head.folder / PREDICTIONS_NAME).exists() for head in heads):
             many_heads.train_heads(heads, workdir, manifest, devices)
         if not devices.is_chief:
             return {}
@@ -112,10 +113,8 @@ def _pool(
     """Measures the held-out predictions of all runs together and writes the files of RUN."""
     task = task_of(manifest.label_kind)
     tables = [
-        metrics.read_predictions(
-            _folder(workdir, fold, seed) / evaluation.PREDICTIONS_NAME,
-            manifest.num_classes,
-            task.kind,
+        read_predictions(
+            _folder(workdir, fold, seed) / PREDICTIONS_NAME, manifest.num_classes, task.kind
         )
         for fold, seed in runs
     ]
@@ -132,9 +131,7 @@ def _pool(
         site_of = dict(zip(everyone.keys, everyone.sites, strict=True))
         sites = tuple(site_of[key] for key in examples.keys)
         examples = dataclasses.replace(examples, sites=sites)
-    predictions = evaluation.Predictions(
-        task=task, probabilities=raw, truths=truths, examples=examples
-    )
+    predictions = Predictions(task=task, probabilities=raw, truths=truths, examples=examples)
     results: dict[str, Any] = {
         "split": f"{config.folds} folds of {', '.join(splits)}",
         "best_epoch": None,

@@ -25,11 +25,12 @@ import tfrecord_io
 from tfrecord_io.reading.mapped import MappedDataset
 from tfrecord_io.reading.order import BatchOrder
 from tfrecord_io.trunk import Trunk
-from train import callbacks, checkpoint, evaluation, features, feed, metrics, trainer
+from train import callbacks, checkpoint, features, feed, metrics, trainer
 from train.config import TrainConfig
 from train.models import Network
 from train.optimizers import averaged_weights, make_stacked_optimizer
 from train.parts import Part
+from train.predictions import PREDICTIONS_NAME, Predictions, write_predictions
 from train.stacked import stack_networks
 from train.stacked_feed import Source, Table, training_batches
 from train.steps import Objective, StepResults, make_steps
@@ -371,10 +372,10 @@ def _write(head: Head, table: Table, manifest: tfrecord_io.Manifest) -> None:
     )
     places = head.held_out.examples
     logits = head.network.logits(np.float32(table.images[places]), training=False)
-    predictions = evaluation.Predictions(
+    predictions = Predictions(
         task=head.task,
         probabilities=keras.ops.convert_to_numpy(head.task.activation()(logits)),
         truths=head.task.truths(table.labels[places]),
         examples=metrics.read_examples(head.config.data, head.held_out.splits, places),
     )
-    evaluation.write_predictions(head.folder, predictions, manifest.label_names)
+    write_predictions(head.folder / PREDICTIONS_NAME, predictions, manifest.label_names)

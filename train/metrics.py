@@ -1,21 +1,18 @@
-"""The contents of metrics.json and predictions.csv."""
+"""The content of metrics.json, and the identities of the examples behind it."""
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import io
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tfrecord_io.label_kinds import CLASSES, NUMBER, LabelKind, kind_named
+from tfrecord_io.label_kinds import CLASSES, NUMBER, kind_named
 from tfrecord_io.manifest import EXAMPLES_FILE_NAME, WEIGHT
-from tfrecord_io.printing import csv_cell, listed, printable
+from tfrecord_io.printing import listed, printable
 from tfrecord_io.reading.mapped import MappedDataset
-from tfrecord_io.shards import atomic_write
 from train.scores import CONFIDENCE_LEVEL, Scorer, bootstrap, scores
 
 #: With fewer groups than this, intervals get a note: a bootstrap over few clusters tends to give
@@ -408,75 +405,6 @@ def _most_telling(metrics: Mapping[str, Any]) -> tuple[list[str], int]:
     hidden = set(label_names).difference(worst)
     shown = [name for name in metrics["scores"] if name.partition("/")[2] not in hidden]
     return shown, len(hidden)
-
-
-def write_predictions(
-    path: Path,
-    probabilities: np.ndarray,
-    labels: Sequence[str | float],
-    answers: Sequence[str | float],
-    label_names: Sequence[str],
-    examples: Examples,
-    digits: str = SHARE_DIGITS,
-) -> None:
-    """Writes predictions.csv: key, path, patient, label, predicted label and probabilities.
-
-    Args:
-        path: path of the table.
-        probabilities: float [num_examples, num_labels].
-        labels: text of each example's label, or its number.
-        answers: text of each predicted label, or its number.
-        label_names: names of the labels.
-        examples: identities of the examples, in the same order.
-        digits: format of the probabilities.
-    """
-    text = io.StringIO()
-    writer = csv.writer(text)
-    names = [csv_cell(name) for name in label_names]
-    writer.writerow(("key", "path", "patient", "label", "predicted", *names))
-    unknown = ("",) * len(labels)
-    for key, row, *texts in zip(
-        examples.keys,
-        probabilities,
-        examples.paths or unknown,
-        examples.patients or unknown,
-        labels,
-        answers,
-        strict=True,
-    ):
-        numbers = (f"{probability:{digits}}" for probability in row)
-        cells = (csv_cell(text) if isinstance(text, str) else text for text in texts)
-        writer.writerow((key, *cells, *numbers))
-    with atomic_write(path) as file:
-        file.write(text.getvalue().encode("utf-8", "surrogateescape"))
-
-
-def read_predictions(
-    path: Path, num_labels: int, kind: LabelKind
-) -> tuple[np.ndarray, np.ndarray, Examples]:
-    """Returns the content of a table that `write_predictions` wrote.
-
-    Args:
-        path: path of the table.
-        num_labels: labels of the dataset; that many last columns are the probabilities.
-        kind: of the labels.
-
-    Returns:
-        (probabilities float32 [num_examples, num_labels], labels as records have them, float32
-        [num_examples, num_labels], examples).
-    """
-    with path.open(encoding="utf-8", errors="surrogateescape", newline="") as file:
-        header, *rows = csv.reader(file)
-    keys, paths, patients = (tuple(row[column] for row in rows) for column in range(3))
-    return (
-        np.array([row[-num_labels:] for row in rows], np.float32),
-        kind.vectors([row[3] for row in rows], header[-num_labels:]),
-        Examples(
-            keys=keys,
-            patients=patients if any(patients) else None,
-            paths=paths if any(paths) else None,
-        ),
-    )
 
 
 def format_of(metrics: Mapping[str, Any]) -> Callable[[float | None], str]:

@@ -21,6 +21,7 @@ from sklearn import metrics as sk_metrics
 from tfrecord_io import visible
 from tfrecord_io.printing import printable
 from train import charts
+from train.predictions import Predictions
 from train.scores import NUM_CALIBRATION_BINS, calibration_bins
 
 #: Colours that colour-blind readers can tell apart. Source: Okabe and Ito 2008, "Color universal
@@ -42,58 +43,15 @@ _MAX_NAME_LENGTH = 28
 _plain_text = matplotlib.rc_context({"text.parse_math": False})
 
 
-#: Draws a plot when it is called.
-Picture = Callable[[], Figure]
-
-
-def pictures_of_probabilities(
-    metrics: Mapping[str, Any],
-    probabilities: np.ndarray,
-    has: np.ndarray,
-    choices: tuple[np.ndarray, np.ndarray],
-    label_names: Sequence[str],
-) -> dict[str, Picture]:
-    """Returns the plots of probabilities by file name: roc, reliability; confusion of classes.
-
-    Args:
-        metrics: content of metrics.json.
-        probabilities: float32 [num_examples, num_classes].
-        has: which examples have which classes, bool [num_examples, num_classes].
-        choices: see `tasks.Task.choices`.
-        label_names: names of the classes.
-    """
-    pictures: dict[str, Picture] = {
-        "roc": lambda: draw_roc(probabilities, has, label_names, metrics),
-        "reliability": lambda: draw_reliability(*choices, metrics),
-    }
-    if "confusion_matrix" in metrics:
-        matrix, split = np.asarray(metrics["confusion_matrix"]), metrics["split"]
-        pictures["confusion"] = lambda: draw_confusion(matrix, label_names, split)
-    return pictures
-
-
-def pictures_of_numbers(
-    metrics: Mapping[str, Any], answers: np.ndarray, truths: np.ndarray, name: str
-) -> dict[str, Picture]:
-    """Returns the plots of numbers by file name: agreement.
-
-    Args:
-        metrics: content of metrics.json.
-        answers: [num_examples].
-        truths: [num_examples].
-        name: of the number.
-    """
-    return {"agreement": lambda: draw_agreement(answers, truths, name, metrics)}
-
-
 @_plain_text
 def write_plots(
     directory: Path,
     history: Sequence[Mapping[str, Any]],
     metrics: Mapping[str, Any],
-    pictures: Mapping[str, Picture],
+    predictions: Predictions,
+    label_names: Sequence[str],
 ) -> None:
-    """Writes a .png of each picture, and curves.png with a history.
+    """Writes the plots that suit the kind of label, and curves.png with a history.
 
     A plot that cannot be drawn or written is left out with a warning, because a long run must not
     fail for a plot.
@@ -102,9 +60,23 @@ def write_plots(
         directory: created if it is missing.
         history: one row per epoch; none for a cross-validation or another dataset.
         metrics: content of metrics.json.
-        pictures: by file name.
+        predictions: the measured predictions.
+        label_names: names of the labels.
     """
-    pictures = dict(pictures)
+    task, probabilities, truths = predictions.task, predictions.probabilities, predictions.truths
+    pictures: dict[str, Callable[[], Figure]]
+    if task.gives_probabilities:
+        has, choices = task.has(truths, len(label_names)), task.choices(probabilities, truths)
+        pictures = {
+            "roc": lambda: draw_roc(probabilities, has, label_names, metrics),
+            "reliability": lambda: draw_reliability(*choices, metrics),
+        }
+    else:
+        answers = task.chosen(probabilities)
+        pictures = {"agreement": lambda: draw_agreement(answers, truths, label_names[0], metrics)}
+    if "confusion_matrix" in metrics:
+        matrix, split = np.asarray(metrics["confusion_matrix"]), metrics["split"]
+        pictures["confusion"] = lambda: draw_confusion(matrix, label_names, split)
     if history:
         pictures["curves"] = lambda: draw_curves(history, metrics["best_epoch"])
     for name, draw in pictures.items():

@@ -21,8 +21,8 @@ from tfrecord_io.reading.mapped import MappedDataset
 from tfrecord_io.shards import atomic_write
 from tfrecord_io.trunk import SOURCE_KIND
 from train import charts, saliency
-from train.metrics import FEW_GROUPS, Examples, worst_classes
-from train.parts import Part
+from train.metrics import FEW_GROUPS, worst_classes
+from train.predictions import Predictions
 from train.scores import URGENT_CLASSES
 from train.stories import MAX_CLASSES, MistakenAnswer, decimal, percent
 from train.tasks import Task, task_of
@@ -57,19 +57,15 @@ class Mistake:
     """An image that the network got wrong.
 
     Attributes:
+        answer: the wrong answer.
         image: [height, width, channels], as the network sees it.
-        drops: float [height, width], see `saliency.occlusion_map`; None for no map.
-        true: the truth, such as the name of the true class.
-        predicted: the answer.
-        probability: probability of the answer; None for a number.
+        drops: float [height, width], see `saliency.occlusion_map`.
         path: the source file, or the key if the dataset does not name files.
     """
 
+    answer: MistakenAnswer
     image: np.ndarray
-    drops: np.ndarray | None
-    true: str
-    predicted: str
-    probability: float | None
+    drops: np.ndarray
     path: str
 
 
@@ -83,10 +79,7 @@ class RunReport:
         config: settings of the run, see config.json.
         history: one row per epoch, see history.json; empty for a cross-validation.
         metrics: see metrics.json; None if there was nothing to evaluate.
-        probabilities: float [num_examples, num_classes] of the evaluated split, with the
-            temperature applied; None without metrics.
-        uncalibrated: the same before the temperature; None if there is no temperature.
-        truths: of the examples, see `tasks`; None without metrics.
+        predictions: the measured predictions; None for no charts of them.
         mistakes: the mistakes to show, the worst first.
         own_metrics: metrics of the training run, to show beside those of another dataset.
         versions: versions of the software, by name.
@@ -97,9 +90,7 @@ class RunReport:
     config: Mapping[str, Any]
     history: Sequence[Mapping[str, Any]] = ()
     metrics: Mapping[str, Any] | None = None
-    probabilities: np.ndarray | None = None
-    uncalibrated: np.ndarray | None = None
-    truths: np.ndarray | None = None
+    predictions: Predictions | None = None
     mistakes: Sequence[Mistake] = ()
     own_metrics: Mapping[str, Any] | None = None
     versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -127,23 +118,25 @@ class RunReport:
 def find_mistakes(
     predict: saliency.Predict,
     directory: str,
-    part: Part,
-    answers: Sequence[MistakenAnswer],
-    examples: Examples,
+    predictions: Predictions,
+    label_names: Sequence[str],
 ) -> list[Mistake]:
-    """Returns wrong answers on a split with their images and occlusion maps.
+    """Returns the worst mistakes on a part with their images and occlusion maps.
 
     It costs about 150 predictions per mistake.
 
     Args:
         predict: the function of stored images that gave the probabilities.
         directory: folder of the dataset.
-        part: the evaluated part.
-        answers: see `stories.Story.mistakes`.
-        examples: result of `metrics.read_examples` for the part.
+        predictions: on one part of the dataset.
+        label_names: names of the labels.
     """
+    part, examples = predictions.part, predictions.examples
+    answers = predictions.task.story.mistakes(
+        predictions.probabilities, predictions.truths, label_names, MAX_MISTAKES
+    )
     wanted = [answer.place for answer in answers]
-    if not wanted:
+    if part is None or not wanted:
         return []
     places = np.array(wanted) if part.examples is None else part.examples[wanted]
     images, _ = MappedDataset(directory, part.splits)[places]
@@ -155,12 +148,10 @@ def find_mistakes(
         )
         mistakes.append(
             Mistake(
+                answer=answer,
                 image=image,
                 # The probability of a negative answer rises where that of its label drops.
                 drops=-drops if answer.is_negative else drops,
-                true=answer.true,
-                predicted=answer.predicted,
-                probability=answer.probability,
                 path=(examples.paths or examples.keys)[answer.place],
             )
         )
@@ -191,11 +182,9 @@ def render(report: RunReport) -> str:
         comparison=_comparison_rows(report),
         num_more_classes=max(report.manifest.num_classes - MAX_CLASSES, 0),
         answers=story.answers(metrics) if metrics else None,
-        mistakes=[_pictures(mistake) for mistake in report.mistakes[:MAX_MISTAKES]],
+        mistakes=[(mistake, _pictures(mistake)) for mistake in report.mistakes],
         num_mistakes=story.num_mistakes(metrics) if metrics else 0,
-        roc=_roc(report),
-        reliability=_reliability(report),
-        agreement=_agreement(report),
+        **_charts(report),
         thresholds=_threshold_rows(metrics) if metrics else [],
         spread=_spread_rows(metrics) if metrics else [],
         runs=_run_rows(metrics, story.run_measures) if metrics else [],
@@ -339,19 +328,13 @@ def _unit(measure: str) -> str:
     return "share" if measure in _SHARES else "decimal"
 
 
-def _pictures(mistake: Mistake) -> dict[str, Any]:
-    """Returns a mistake with its pictures as data URLs."""
-    pictures = [(_data_url(mistake.image), "what the network sees")]
-    if mistake.drops is not None:
-        colours = saliency.overlay(mistake.image, mistake.drops)
-        pictures.append((_data_url(colours), "what mattered"))
-    return {
-        "true": mistake.true,
-        "predicted": mistake.predicted,
-        "probability": mistake.probability,
-        "path": mistake.path,
-        "pictures": pictures,
-    }
+def _pictures(mistake: Mistake) -> list[tuple[str, str]]:
+    """Returns the pictures of a mistake as (data URL, what it shows)."""
+    map_of_drops = saliency.overlay(mistake.image, mistake.drops)
+    return [
+        (_data_url(mistake.image), "what the network sees"),
+        (_data_url(map_of_drops), "what mattered"),
+    ]
 
 
 def _data_url(pixels: np.ndarray) -> str:
@@ -363,41 +346,28 @@ def _data_url(pixels: np.ndarray) -> str:
         return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
-def _roc(report: RunReport) -> charts.Lines | None:
-    if (
-        report.metrics is None
-        or report.probabilities is None
-        or report.truths is None
-        or not report.task.gives_probabilities
-    ):
-        return None
+def _charts(report: RunReport) -> dict[str, Any]:
+    """Returns the charts of the predictions by name; which there are depends on the labels."""
+    found: dict[str, Any] = {"roc": None, "reliability": None, "agreement": []}
+    metrics, predictions = report.metrics, report.predictions
+    if metrics is None or predictions is None:
+        return found
+    task, probabilities, truths = predictions.task, predictions.probabilities, predictions.truths
+    if not task.gives_probabilities:
+        answers = task.chosen(probabilities)
+        found["agreement"] = charts.agreement(answers, truths, metrics["scores"])
+        return found
     names = report.manifest.label_names
-    has = report.task.has(report.truths, len(names))
-    return charts.roc_curves(report.probabilities, has, names, report.metrics["scores"])
-
-
-def _reliability(report: RunReport) -> charts.Lines | None:
-    if report.probabilities is None or report.truths is None:
-        return None
-    if not report.task.gives_probabilities:
-        return None
-    answers, right_answers = report.task.choices(report.probabilities, report.truths)
-    if answers.shape[-1] < 2:
-        return None
-    named = [("as exported", answers)]
-    if report.uncalibrated is not None:
-        before, _ = report.task.choices(report.uncalibrated, report.truths)
-        named.append(("before the temperature", before))
-    return charts.reliability(named, right_answers)
-
-
-def _agreement(report: RunReport) -> list[charts.Lines]:
-    if report.metrics is None or report.probabilities is None or report.truths is None:
-        return []
-    if report.task.gives_probabilities:
-        return []
-    answers = report.task.chosen(report.probabilities)
-    return charts.agreement(answers, report.truths, report.metrics["scores"])
+    has = task.has(truths, len(names))
+    found["roc"] = charts.roc_curves(probabilities, has, names, metrics["scores"])
+    answers, right_answers = task.choices(probabilities, truths)
+    if answers.shape[-1] > 1:
+        named = [("as exported", answers)]
+        if predictions.uncalibrated is not None:
+            before, _ = task.choices(predictions.uncalibrated, truths)
+            named.append(("before the temperature", before))
+        found["reliability"] = charts.reliability(named, right_answers)
+    return found
 
 
 def _threshold_rows(metrics: Mapping[str, Any]) -> list[dict[str, Any]]:

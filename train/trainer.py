@@ -37,6 +37,7 @@ from train.config import ConfigError, TrainConfig
 from train.models import Network, build_network, grey_factor_of, set_trainable
 from train.optimizers import averaged_weights, make_optimizer
 from train.parts import Part, Parts, choose_parts, read_statistics
+from train.predictions import Predictions
 from train.steps import JaxSteps, Objective, TensorFlowSteps, make_steps
 from train.strategy import Devices, configure_devices, set_seed
 from train.tasks import Task, training_task
@@ -654,10 +655,10 @@ class _Run:
             model, self._workdir / export.FOLDER_NAME, manifest, precision=precision
         )
 
-    def _predictions_of(self, part: Part, temperature: float | None) -> evaluation.Predictions:
+    def _predictions_of(self, part: Part, temperature: float | None) -> Predictions:
         """Returns what the exported network, with its temperature if it has one, says of a part."""
         probabilities, truths = self._predict_best(part)
-        return evaluation.Predictions(
+        return Predictions(
             task=self._task,
             probabilities=probabilities,
             truths=truths,
