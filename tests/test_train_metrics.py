@@ -126,17 +126,19 @@ def test_without_resamples_there_are_no_intervals_and_no_notes_on_them():
     assert result["notes"] == []
 
 
-def test_many_classes_are_measured_with_fewer_resamples_of_areas():
+def test_many_classes_are_measured_with_fewer_resamples_of_areas(monkeypatch):
     generator = np.random.default_rng(0)
     names = tuple(f"class {index}" for index in range(300))
     labels = np.repeat(np.arange(300), 4)
     predicted = np.where(generator.random(1200) < 0.8, labels, 0)
     cost = 300 * 1200
-    result = measured(labels, predicted, names, num_samples=200, max_area_cost=120 * cost)
+    monkeypatch.setattr(measures, "MAX_AREA_COST", 120 * cost)
+    result = measured(labels, predicted, names, num_samples=200)
     assert result["auc_bootstrap_samples"] == 120
     assert any("use 120 resamples instead of 200" in note for note in result["notes"])
     assert result["scores"]["auc/class 0"]["low"] is not None
-    result = measured(labels, predicted, names, num_samples=200, max_area_cost=99 * cost)
+    monkeypatch.setattr(measures, "MAX_AREA_COST", 99 * cost)
+    result = measured(labels, predicted, names, num_samples=200)
     assert result["auc_bootstrap_samples"] == 0
     assert result["scores"]["auc/class 0"]["value"] is not None
     assert result["scores"]["auc/class 0"]["low"] is None

@@ -11,12 +11,11 @@ import argparse
 import csv
 import dataclasses
 import io
-import json
 import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,15 +30,16 @@ if TYPE_CHECKING:
     from train.steps import JaxSteps, TensorFlowSteps
     from train.strategy import Devices
 
-COLUMNS = (
-    "replicas",
-    "images_per_second",
-    "images_per_second_on_device",
-    "input_ratio",
-    "input_wait_share",
-    "speedup",
-    "efficiency",
-)
+#: Columns of the table, and how each is printed.
+COLUMNS = {
+    "replicas": "g",
+    "images_per_second": ",.0f",
+    "images_per_second_on_device": ",.0f",
+    "input_ratio": ".3f",
+    "input_wait_share": ".1%",
+    "speedup": ".2f",
+    "efficiency": ".0%",
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -104,23 +104,17 @@ def prepare(config: TrainConfig, *, replicas: int, num_steps: int) -> Session:
     import tfrecord_io
     from train.models import build_network, grey_factor_of, set_trainable
     from train.optimizers import make_optimizer
-    from train.parts import choose_parts, read_statistics
+    from train.parts import read_statistics
     from train.steps import Objective, make_steps
     from train.strategy import configure_devices, set_seed
-    from train.tasks import training_task
+    from train.trainer import plan_run
 
     manifest = tfrecord_io.Manifest.load(config.data)
     config = dataclasses.replace(config, gpus=replicas)
     set_seed(config.seed)
     devices = configure_devices(config)
-    part = choose_parts(config, manifest).train
-    task = training_task(manifest.label_kind, config.data, part)
-    config = config.resolve(
-        num_examples=part.num_examples,
-        num_replicas=replicas,
-        precision=devices.best_precision,
-        jit_compile=devices.best_jit_compile,
-    )
+    parts, task, config = plan_run(config, manifest, devices)
+    part = parts.train
     wanted = num_steps * (config.global_batch_size or 0)
     config = dataclasses.replace(config, epochs=wanted // part.num_examples + 1)
     pixels = read_statistics(config.data, part) if config.normalize == "data" else None
@@ -336,34 +330,24 @@ def _positive(text: str) -> int:
 
 
 def _print_row(row: dict[str, float], *, header: bool) -> None:
-    formats: dict[str, Callable[[float], str]] = {
-        "replicas": "{:g}".format,
-        "images_per_second": "{:,.0f}".format,
-        "images_per_second_on_device": "{:,.0f}".format,
-        "input_ratio": "{:.3f}".format,
-        "input_wait_share": "{:.1%}".format,
-        "speedup": "{:.2f}".format,
-        "efficiency": "{:.0%}".format,
-    }
     if header:
         print("  ".join(COLUMNS))
-    print("  ".join(formats[name](row[name]).rjust(len(name)) for name in COLUMNS), flush=True)
+    cells = (f"{row[name]:{form}}".rjust(len(name)) for name, form in COLUMNS.items())
+    print("  ".join(cells), flush=True)
 
 
 def _write(directory: Path, rows: Sequence[dict[str, float]], title: str) -> None:
     from tfrecord_io.shards import atomic_write
+    from train.workdir import write_json
 
     directory.mkdir(parents=True, exist_ok=True)
     text = io.StringIO()
-    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+    writer = csv.DictWriter(text, tuple(COLUMNS), lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
-    for name, content in (
-        ("scaling.csv", text.getvalue()),
-        ("scaling.json", json.dumps(list(rows), indent=1) + "\n"),
-    ):
-        with atomic_write(directory / name) as file:
-            file.write(content.encode("utf-8"))
+    with atomic_write(directory / "scaling.csv") as file:
+        file.write(text.getvalue().encode("utf-8"))
+    write_json(directory / "scaling.json", rows)
     draw(rows, title).savefig(directory / "scaling.png", dpi=120)
 
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import json
 import logging
 import shutil
 from collections.abc import Iterator
@@ -28,6 +27,7 @@ from tfrecord_io import dicom
 from tfrecord_io.label_kinds import CLASSES
 from tfrecord_io.preprocess import decoder_versions
 from tfrecord_io.shards import atomic_write
+from train.workdir import write_json
 
 FOLDER_NAME = "export"
 KERAS_NAME = "model.keras"
@@ -117,8 +117,7 @@ def export_model(
         },
         "dataset": {"name": manifest.name, "fingerprint": manifest.fingerprint},
     }
-    with atomic_write(directory / PREPROCESSING_NAME) as file:
-        file.write((json.dumps(content, indent=1) + "\n").encode("utf-8"))
+    write_json(directory / PREPROCESSING_NAME, content)
     return has_saved_model
 
 
@@ -139,14 +138,14 @@ def _export_saved_model(model: keras.Model, path: Path) -> None:
             tf.TensorSpec((None, *model.input_shape[1:]), model.inputs[0].dtype, name="image")
         ],
     )
-    with _quiet("absl"):
+    with _quiet_absl():
         archive.write_out(path, verbose=False)
 
 
 def _predict_saved_model(path: Path, images: np.ndarray) -> np.ndarray:
     import tensorflow as tf
 
-    with _quiet("absl"):
+    with _quiet_absl():
         loaded = tf.saved_model.load(str(path))
     (answer,) = loaded.signatures["serving_default"](image=tf.constant(images)).values()
     return answer.numpy()
@@ -166,9 +165,9 @@ def _compare(name: str, answer: np.ndarray, expected: np.ndarray, tolerance: flo
 
 
 @contextlib.contextmanager
-def _quiet(name: str) -> Iterator[None]:
-    """Shows only a logger's errors: its warnings while saving and loading concern training."""
-    logger = logging.getLogger(name)
+def _quiet_absl() -> Iterator[None]:
+    """Shows only absl's errors: its warnings while saving and loading concern training."""
+    logger = logging.getLogger("absl")
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:

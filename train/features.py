@@ -79,10 +79,9 @@ def adapt(config: TrainConfig, trunk: Trunk) -> TrainConfig:
 def build_network(
     config: TrainConfig,
     trunk: Trunk,
+    manifest: tfrecord_io.Manifest,
+    task: tasks.Task,
     *,
-    dtype: str,
-    num_classes: int,
-    task: tasks.Task = tasks.CLASSES,
     temperature: float = 1.0,
 ) -> models.Network:
     """Builds the network from a feature map on; the layers above the trunk have its weights.
@@ -90,22 +89,21 @@ def build_network(
     Args:
         config: adapted; supplies the dataset and the head.
         trunk: the trunk of the dataset.
-        dtype: type of the stored features.
-        num_classes: number of outputs.
+        manifest: of the features.
         task: says what the outputs are.
         temperature: divisor of the log probabilities, see `calibration`.
 
     Returns:
-        a network whose inputs are feature maps of `dtype`. Its `backbone` is the layers between
-        the trunk and the head.
+        a network whose inputs are stored feature maps. Its `backbone` is the layers between the
+        trunk and the head.
     """
     rest = _load_rest(Path(config.data) / FILE_NAME)
     features = keras.Input(trunk.feature_shape, dtype="float32", name="features")
-    classes = models.add_head(rest(features), config, num_classes)
+    classes = models.add_head(rest(features), config, manifest.num_classes)
     logits = keras.Model(features, classes, name=config.model)
-    stored = keras.Input(trunk.feature_shape, dtype=dtype, name="image")
-    pixels = keras.layers.Rescaling(1.0, dtype="float32", name="to_float")(stored)
-    model = models.classifier(logits, config, stored, pixels, temperature, task)
+    model = models.classifier(
+        logits, config, task, dtype=manifest.dtype, factor=1.0, temperature=temperature
+    )
     # As for images, `--trainable_layers` does not count the layer that makes the map flat.
     backbone = keras.Model(rest.input, rest.layers[-1].input)
     return models.Network(logits=logits, model=model, backbone=backbone)

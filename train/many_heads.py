@@ -139,11 +139,7 @@ def _heads_of(
         if config.seed not in networks:
             set_seed(config.seed)
             networks[config.seed] = features.build_network(
-                config,
-                trunk,
-                dtype=manifest.dtype,
-                num_classes=manifest.num_classes,
-                task=task_of(manifest.label_kind),
+                config, trunk, manifest, task_of(manifest.label_kind)
             )
         heads.append(
             Head(

@@ -112,7 +112,6 @@ def evaluate_predictions(
     groups: Sequence[str] | None,
     num_samples: int,
     seed: int,
-    max_area_cost: int = MAX_AREA_COST,
     digits: str = SHARE_DIGITS,
 ) -> dict[str, Any]:
     """Returns the measures of predictions for metrics.json.
@@ -122,7 +121,6 @@ def evaluate_predictions(
         groups: the patient of each example; None for intervals by image.
         num_samples: bootstrap resamples; 0 for no intervals.
         seed: seed of the bootstrap.
-        max_area_cost: limit on examples x classes x resamples for the areas under the curve.
         digits: format to which the scores are rounded.
 
     Returns:
@@ -139,7 +137,7 @@ def evaluate_predictions(
     check_predictions(scorer.probabilities, scorer.labels, len(scorer.label_names))
     indices = group_indices(groups, len(scorer.labels))
     point = scores(scorer)
-    num_area_samples = _num_area_samples(num_samples, max_area_cost // scorer.probabilities.size)
+    num_area_samples = _num_area_samples(num_samples, MAX_AREA_COST // scorer.probabilities.size)
     intervals = bootstrap(scorer.score, indices, num_samples=num_samples, seed=seed)
     intervals |= bootstrap(scorer.areas, indices, num_samples=num_area_samples, seed=seed)
     behind = scorer.num_groups_behind(indices)

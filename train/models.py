@@ -86,9 +86,9 @@ def build_network(
     logits = keras.Model(images, add_head(features, config, num_classes), name=config.model)
     if backbone is None and config.weights not in (None, "none"):
         _load_weights(logits, str(config.weights))
-    stored = keras.Input(image_shape, dtype=image_dtype, name="image")
-    pixels = keras.layers.Rescaling(grey_factor, dtype="float32", name="to_float")(stored)
-    model = classifier(logits, config, stored, pixels, temperature, task)
+    model = classifier(
+        logits, config, task, dtype=image_dtype, factor=grey_factor, temperature=temperature
+    )
     return Network(logits=logits, model=model, backbone=backbone)
 
 
@@ -128,18 +128,26 @@ def grey_factor_of(manifest: tfrecord_io.Manifest) -> float:
 
 
 def classifier(
-    logits: keras.Model, config: TrainConfig, images, pixels, temperature: float, task: tasks.Task
+    logits: keras.Model,
+    config: TrainConfig,
+    task: tasks.Task,
+    *,
+    dtype: str,
+    factor: float,
+    temperature: float,
 ) -> keras.Model:
     """Returns the model stored images → probabilities, see `Network.model`.
 
     Args:
         logits: the network up to the logits.
         config: says whether to average over an image and its mirror image.
-        images: the stored images, a Keras input.
-        pixels: what `logits` takes, computed from `images`.
-        temperature: divisor of the logits; 1 adds no layer.
         task: says how logits become probabilities.
+        dtype: type of the stored images.
+        factor: what they are multiplied by for `logits`.
+        temperature: divisor of the logits; 1 adds no layer.
     """
+    images = keras.Input(logits.input_shape[1:], dtype=dtype, name="image")
+    pixels = keras.layers.Rescaling(factor, dtype="float32", name="to_float")(images)
     activation = task.activation()
     probabilities = activation(logits(pixels))
     if config.test_time_flip:

@@ -265,7 +265,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.occlusion:
             _make_folder(Path(arguments.occlusion))
         classifier = load_classifier(Path(arguments.model))
-        scans = _open_scans(Path(arguments.model)) if arguments.similar else None
+        scans = None
+        if arguments.similar:
+            from train.similar import TrainingScans
+
+            scans = TrainingScans(Path(arguments.model))
         warning = other_decoder(classifier)
         if warning:
             print(f"warning: {warning}", file=sys.stderr)
@@ -296,12 +300,6 @@ def _make_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"--occlusion {folder} cannot be a folder: {error.strerror}") from None
-
-
-def _open_scans(run: Path) -> TrainingScans:
-    from train.similar import TrainingScans
-
-    return TrainingScans(run)
 
 
 def _list_files(inputs: Sequence[Path]) -> list[Path]:

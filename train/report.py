@@ -208,7 +208,7 @@ def _comparison_rows(report: RunReport) -> list[dict[str, Any]]:
     if report.own_metrics is None or report.metrics is None:
         return []
     own, here = report.own_metrics.get("scores", {}), report.metrics["scores"]
-    shown = {row["name"] for row in _class_rows(report.metrics, ())}
+    shown = _shown_classes(report.metrics)
     rows = []
     for name in here:
         first, _, second = name.partition("/")
@@ -287,16 +287,19 @@ def _tiles(report: RunReport) -> list[tuple[str, str]]:
     ]
 
 
+def _shown_classes(metrics: Mapping[str, Any]) -> list[str]:
+    """Returns the classes of the tables: all, or the worst if there are many."""
+    names = list(metrics["label_counts"])
+    return names if len(names) <= MAX_CLASSES else worst_classes(metrics, MAX_CLASSES)
+
+
 def _class_rows(
-    metrics: Mapping[str, Any], measures: Sequence[str], unit: str = "share"
+    metrics: Mapping[str, Any], measures: Sequence[str], unit: str
 ) -> list[dict[str, Any]]:
-    """Returns the measures of each class, or of the worst classes if there are many.
+    """Returns the measures of each shown class.
 
     A number is the only one, so its measures do not have its name.
     """
-    names = list(metrics["label_counts"])
-    if len(names) > MAX_CLASSES:
-        names = worst_classes(metrics, MAX_CLASSES)
     scores, counts = metrics["scores"], metrics["label_counts"]
     rows = [
         {
@@ -310,7 +313,7 @@ def _class_rows(
             ],
             "is_view": False,
         }
-        for name in names
+        for name in _shown_classes(metrics)
     ]
     if "urgent/auc" in scores:
         rows.append(

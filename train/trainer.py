@@ -298,12 +298,7 @@ class _Run:
         with self._devices.scope():
             if self._trunk is not None:
                 return features.build_network(
-                    self._config,
-                    self._trunk,
-                    dtype=self._manifest.dtype,
-                    num_classes=self._manifest.num_classes,
-                    task=self._task,
-                    temperature=temperature,
+                    self._config, self._trunk, self._manifest, self._task, temperature=temperature
                 )
             return build_network(
                 dataclasses.replace(self._config, weights=weights),
