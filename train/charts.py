@@ -262,7 +262,7 @@ def agreement(
         description=f"The answers to {len(chosen):,} images by their true number",
         x_axis="truth",
         y_axis="answer",
-        series=(_cloud("an image", (truths, low, high), (answers, low, high)),),
+        series=(_cloud((truths, low, high), (answers, low, high)),),
         x_ticks=ticks(low, high),
         y_ticks=ticks(low, high),
         diagonal="the right answer",
@@ -281,7 +281,7 @@ def agreement(
         x_axis="mean of answer and truth",
         y_axis="answer − truth",
         series=(
-            _cloud("an image", (means, left, right), (errors, least, most)),
+            _cloud((means, left, right), (errors, least, most)),
             *(
                 Series(name, tuple((x, (height - least) / (most - least)) for x in (0.0, 1.0)))
                 for name, height in heights.items()
@@ -293,12 +293,15 @@ def agreement(
     return [direct, difference]
 
 
-def _cloud(
-    name: str, x: tuple[np.ndarray, float, float], y: tuple[np.ndarray, float, float]
-) -> Series:
-    """Returns dots; each coordinate is (values, where its axis begins, where it ends)."""
+def _cloud(x: tuple[np.ndarray, float, float], y: tuple[np.ndarray, float, float]) -> Series:
+    """Returns a dot for each image.
+
+    Args:
+        x: (values, where the axis begins, where it ends).
+        y: likewise.
+    """
     places = [(values - low) / (high - low) for values, low, high in (x, y)]
-    return Series(name, tuple(zip(*(place.tolist() for place in places), strict=True)), True)
+    return Series("an image", tuple(zip(*(place.tolist() for place in places), strict=True)), True)
 
 
 def _limits(values: np.ndarray) -> tuple[float, float]:

@@ -36,8 +36,10 @@ class ConfigError(ValueError):
     """The trainer was used wrongly; the message says what was expected and what to do."""
 
 
-def _flag(default: Any, text: str, choices: Sequence[str] | None = None, **kwargs: Any) -> Any:
-    metadata = {"help": text, "choices": choices, **kwargs}
+def _flag(
+    default: Any, text: str, choices: Sequence[str] | None = None, *, least: float | None = None
+) -> Any:
+    metadata = {"help": text, "choices": choices, "least": least}
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -68,6 +70,7 @@ class TrainConfig:
         None,
         "number of layers at the end of a pretrained network that are trained after the head; the "
         "others stay frozen [4; all if the weights are none]",
+        least=0,
     )
     normalize: str | None = _flag(
         None,
@@ -80,6 +83,7 @@ class TrainConfig:
         None,
         "units of a dense layer before the output layer; 0: no such layer [convnet and vgg16: 64, "
         "else 0]",
+        least=0,
     )
     dropout: float | None = _flag(
         None,
@@ -95,20 +99,23 @@ class TrainConfig:
         "passes over the training split, including those of the head [so many that the run shows "
         "about 3,400 x the square root of the number of images; a quarter of that with "
         "pretrained weights]",
+        least=1,
     )
     head_epochs: int | None = _flag(
         None,
         "how many of the epochs train only the new head, before the layers below are unfrozen "
         "[1 with pretrained weights, else 0]",
+        least=0,
     )
-    seed: int = _flag(0, "seed of the weights, the order and the augmentation")
+    seed: int = _flag(0, "seed of the weights, the order and the augmentation", least=0)
     replica_batch_size: int | None = _flag(
         None,
         "images per step and replica; the global batch size is this x replicas [64 for 10,000 or "
         "more training images, else 32; at most the training images per replica]",
+        least=1,
     )
     global_batch_size: int | None = _flag(
-        None, "images per step over all replicas; overrides --replica_batch_size"
+        None, "images per step over all replicas; overrides --replica_batch_size", least=1
     )
 
     augment: bool = _flag(
@@ -117,10 +124,12 @@ class TrainConfig:
         "device",
     )
     augment_strength: float = _flag(
-        1.0, "factor for the ranges of the augmentation; 0 leaves only the mirroring"
+        1.0, "factor for the ranges of the augmentation; 0 leaves only the mirroring", least=0
     )
     mixup: float = _flag(
-        0.3, "train on mixtures of two images, with shares drawn from Beta(X, X); 0: no mixtures"
+        0.3,
+        "train on mixtures of two images, with shares drawn from Beta(X, X); 0: no mixtures",
+        least=0,
     )
     label_smoothing: float = _flag(
         0.1, "share of each label that is spread evenly over all classes, in training"
@@ -130,7 +139,9 @@ class TrainConfig:
         ("none", "balanced"),
     )  # fmt: skip
     class_weight_power: float = _flag(
-        0.5, "exponent of the balanced class weights; 1: unchanged, 0.5: their square roots"
+        0.5,
+        "exponent of the balanced class weights; 1: unchanged, 0.5: their square roots",
+        least=0,
     )
 
     optimizer: str = _flag("adamw", "update rule", ("adamw", "adam", "sgd"))
@@ -141,6 +152,7 @@ class TrainConfig:
     weight_decay: float | None = _flag(
         None,
         "weight decay: a step shrinks each kernel by this x learning rate [adamw: 0.05, else 0]",
+        least=0,
     )
     ema_decay: float | None = _flag(
         None,
@@ -152,6 +164,7 @@ class TrainConfig:
         None,
         "steps over which the learning rate rises linearly from zero [5 % of all steps; with "
         "--scale_learning_rate five epochs, but at most half of all steps]",
+        least=0,
     )
     scale_learning_rate: bool = _flag(
         False, "multiply the learning rates by the number of replicas (Goyal et al. 2017)"
@@ -165,16 +178,20 @@ class TrainConfig:
     )
 
     folds: int | None = _flag(
-        None, "cross-validate: divide the patients into this many folds and hold out each in turn"
+        None,
+        "cross-validate: divide the patients into this many folds and hold out each in turn",
+        least=2,
     )
     seeds: int = _flag(
-        1, "with --folds: repeat the cross-validation with this many seeds, starting at --seed"
+        1,
+        "with --folds: repeat the cross-validation with this many seeds, starting at --seed",
+        least=1,
     )
     fold_splits: str | None = _flag(
         None, "with --folds: the splits to divide, such as train,val,test [train,val]"
     )
     fold: int | None = _flag(
-        None, "with --folds: a single run that holds out this fold, counted from 0"
+        None, "with --folds: a single run that holds out this fold, counted from 0", least=0
     )
 
     precision: str = _flag(
@@ -184,7 +201,7 @@ class TrainConfig:
     jit_compile: bool | None = _flag(
         None, "compile the step with XLA [yes on one GPU, else no; JAX always compiles]"
     )
-    steps_per_execution: int = _flag(1, "steps that the graph runs per call from Python")
+    steps_per_execution: int = _flag(1, "steps that the graph runs per call from Python", least=1)
     deterministic: bool = _flag(
         False, "use only operations that give the same bits every time; slower on a GPU"
     )
@@ -194,7 +211,7 @@ class TrainConfig:
         "auto: multi_worker if TF_CONFIG is set, mirrored with more than one device, else single",
         STRATEGIES,
     )
-    gpus: int | None = _flag(None, "number of devices to train on [all visible ones]")
+    gpus: int | None = _flag(None, "number of devices to train on [all visible ones]", least=1)
     visible_gpus: str | None = _flag(None, "indices of the GPUs to use, such as 0,2 [all]")
     gpu_memory: str = _flag(
         "growth",
@@ -202,7 +219,7 @@ class TrainConfig:
     )
     gpu_allocator: str = _flag("bfc", "TensorFlow's GPU allocator", ("bfc", "cuda_malloc_async"))
     cpu_devices: int | None = _flag(
-        None, "split the CPU into this many devices, to test replicas without a GPU"
+        None, "split the CPU into this many devices, to test replicas without a GPU", least=1
     )
 
     engine: str = _flag("auto", "how shards are read", ("auto", "mmap", "stream"))
@@ -210,10 +227,11 @@ class TrainConfig:
         "none", "device: keep the training images in each device's memory", ("none", "device")
     )
 
-    checkpoint_seconds: float = _flag(120.0, "seconds between checkpoints within an epoch")
+    checkpoint_seconds: float = _flag(120.0, "seconds between checkpoints within an epoch", least=0)
     step_timeout: float = _flag(
         0.0,
         "seconds without a finished step after which the stacks are written to a file; 0: never",
+        least=0,
     )
     profile: str | None = _flag(
         None, "first and last step to trace, such as 10,20; the trace is written to RUN/profile"
@@ -224,18 +242,19 @@ class TrainConfig:
     sensitivity: float = _flag(
         0.95, "sensitivity that the thresholds of metrics.json reach on the validation split"
     )
-    bootstrap_samples: int = _flag(1000, "bootstrap resamples for each confidence interval")
+    bootstrap_samples: int = _flag(
+        1000, "bootstrap resamples for each confidence interval", least=0
+    )
 
     def __post_init__(self) -> None:
-        for name, allowed in _CHOICES.items():
-            value = getattr(self, name)
-            if value is not None and value not in allowed:
+        for field in dataclasses.fields(self):
+            name, value = field.name, getattr(self, field.name)
+            allowed, least = field.metadata["choices"], field.metadata["least"]
+            if value is not None and allowed and value not in allowed:
                 raise ConfigError(
                     f"--{name} must be one of {', '.join(allowed)}; received {value!r}"
                 )
-        for name, least in _AT_LEAST.items():
-            value = getattr(self, name)
-            if value is not None and not value >= least:
+            if value is not None and least is not None and not value >= least:
                 raise ConfigError(f"--{name} must be at least {least}; received {value}")
         for name in ("learning_rate", "fine_tune_learning_rate"):
             if not getattr(self, name) > 0:
@@ -370,35 +389,6 @@ class TrainConfig:
         """Returns the fields as JSON values."""
         return dataclasses.asdict(self)
 
-
-_AT_LEAST: Mapping[str, float] = {
-    "trainable_layers": 0,
-    "head_units": 0,
-    "epochs": 1,
-    "head_epochs": 0,
-    "seed": 0,
-    "replica_batch_size": 1,
-    "global_batch_size": 1,
-    "warmup_steps": 0,
-    "steps_per_execution": 1,
-    "gpus": 1,
-    "cpu_devices": 1,
-    "augment_strength": 0,
-    "mixup": 0,
-    "folds": 2,
-    "seeds": 1,
-    "fold": 0,
-    "class_weight_power": 0,
-    "weight_decay": 0,
-    "checkpoint_seconds": 0,
-    "step_timeout": 0,
-    "bootstrap_samples": 0,
-}
-_CHOICES: Mapping[str, Sequence[str]] = {
-    field.name: field.metadata["choices"]
-    for field in dataclasses.fields(TrainConfig)
-    if field.metadata["choices"]
-}
 
 #: Fields that do not change what is learnt, so a run may continue with other values.
 #: `replica_batch_size` is one of them because only the global batch size matters: a run may

@@ -109,7 +109,7 @@ def evaluate(
     from train.config import TrainConfig
     from train.parts import whole_split
     from train.predictions import Predictions
-    from train.workdir import METRICS_NAME, versions, write_json
+    from train.workdir import METRICS_NAME, write_json
 
     own_results = _own_metrics(run)
     output = output or run / "evaluation" / f"{manifest.name}-{split}"
@@ -139,14 +139,12 @@ def evaluate(
     }
     evaluation.write_results(
         output,
-        data=data,
         manifest=_with_labels(manifest, label_names, columns),
         config=config,
         results=results,
         predictions=predictions,
         own_metrics=own_results,
         predict=lambda images: predict.predict_images(classifier, images)[:, outputs],
-        versions=versions(),
     )
     write_json(output / METRICS_NAME, results)
     print(_side_by_side(own_results, results))

@@ -14,6 +14,7 @@ from tfrecord_io.label_kinds import CLASSES
 from train import calibration, metrics, plots, report, saliency
 from train.config import TrainConfig
 from train.predictions import PREDICTIONS_NAME, Predictions, write_predictions
+from train.workdir import versions
 
 #: Most sites that are measured by themselves; with more, those with the most images.
 MAX_SITES = 50
@@ -113,7 +114,6 @@ def measure_calibration(
 def write_results(
     directory: Path,
     *,
-    data: str,
     manifest: tfrecord_io.Manifest,
     config: TrainConfig,
     results: Mapping[str, Any],
@@ -121,21 +121,18 @@ def write_results(
     predict: saliency.Predict | None = None,
     history: Sequence[Mapping[str, Any]] = (),
     own_metrics: Mapping[str, Any] | None = None,
-    versions: Mapping[str, str] | None = None,
 ) -> None:
     """Writes predictions.csv, plots/ and report.html; the caller writes metrics.json.
 
     Args:
         directory: created if it is missing.
-        data: folder of the evaluated dataset.
-        manifest: manifest of that dataset.
-        config: configuration of the run.
+        manifest: manifest of the evaluated dataset.
+        config: configuration of the run; names the evaluated dataset.
         results: content of metrics.json.
         predictions: the measured predictions; None if there was no example to predict.
         predict: stored images → probabilities, for the maps of the mistakes; None for no maps.
         history: one row per epoch.
         own_metrics: metrics of the training run, if this is another dataset.
-        versions: versions of the software, by name.
     """
     directory.mkdir(parents=True, exist_ok=True)
     mistakes: Sequence[report.Mistake] = ()
@@ -144,7 +141,7 @@ def write_results(
         write_predictions(directory / PREDICTIONS_NAME, predictions, label_names)
         plots.write_plots(directory / PLOTS_NAME, history, results, predictions, label_names)
         if predict is not None:
-            mistakes = report.find_mistakes(predict, data, predictions, label_names)
+            mistakes = report.find_mistakes(predict, config.data, predictions, label_names)
     report.write_report(
         directory / report.FILE_NAME,
         report.RunReport(
@@ -156,6 +153,6 @@ def write_results(
             predictions=predictions,
             mistakes=mistakes,
             own_metrics=own_metrics,
-            versions=versions or {},
+            versions=versions(),
         ),
     )

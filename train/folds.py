@@ -21,7 +21,7 @@ from train.config import TrainConfig
 from train.predictions import PREDICTIONS_NAME, Predictions, read_predictions
 from train.strategy import Devices
 from train.tasks import Task, task_of
-from train.workdir import claim, versions, write_metrics
+from train.workdir import claim, write_metrics
 
 
 def cross_validate(
@@ -155,12 +155,10 @@ def _pool(
     }
     evaluation.write_results(
         workdir,
-        data=config.data,
         manifest=manifest,
         config=config,
         results=results,
         predictions=predictions,
-        versions=versions(),
     )
     write_metrics(workdir, results)
     print(metrics.describe(results))

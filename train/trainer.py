@@ -47,7 +47,6 @@ from train.workdir import (
     HISTORY_NAME,
     METRICS_NAME,
     claim,
-    versions,
     write_json,
     write_metrics,
 )
@@ -617,7 +616,6 @@ class _Run:
             )
         evaluation.write_results(
             self._workdir,
-            data=self._config.data,
             manifest=manifest,
             config=self._config,
             results=results,
@@ -625,7 +623,6 @@ class _Run:
             # Pictures of the mistakes need images.
             predict=self._predict_images if self._trunk is None else None,
             history=progress.history,
-            versions=versions(),
         )
         # Again: a run that goes on from its last checkpoint does not repeat the epoch, and a kill
         # or a power cut may have taken the file.
