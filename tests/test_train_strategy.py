@@ -50,10 +50,10 @@ def test_tf_config_means_several_workers(monkeypatch):
     [
         (None, "TF_CONFIG has no 'cluster'"),
         ('{"cluster": {"worker": ["a:1"]}}', "TF_CONFIG has no 'task'"),
-        ("no json", "no description of a cluster"),
+        ("no json", "does not describe a cluster"),
         (
             json.dumps({"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 1}}),
-            "none of 1 workers",
+            "not one of 1 workers",
         ),
     ],
 )

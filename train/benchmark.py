@@ -49,7 +49,7 @@ class Speed:
     Attributes:
         replicas: devices that train together.
         images_per_second: fed by the reader; the median of the rounds.
-        images_per_second_on_device: with a batch that is on the devices; likewise.
+        images_per_second_on_device: with a batch that is on the devices; the median of the rounds.
         input_wait_share: of the time of the rounds that were fed by the reader.
     """
 
@@ -94,7 +94,7 @@ def prepare(config: TrainConfig, *, replicas: int, num_steps: int) -> Session:
     Args:
         config: not resolved; its `replica_batch_size` stays, the global one grows.
         replicas: how many devices to use.
-        num_steps: that its batches last for.
+        num_steps: number of steps for which its batches last.
 
     Raises:
         ConfigError: if there are fewer devices.

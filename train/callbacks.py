@@ -175,7 +175,7 @@ class Watchdog:
 class EpochMeter:
     """Measures an epoch: loss, accuracy, speed and the time spent waiting for input.
 
-    To continue an epoch from a checkpoint, it is made of its `totals`; the speed is measured from
+    To continue an epoch from a checkpoint, pass what `totals` returned. The speed is measured from
     there on.
     """
 

@@ -34,10 +34,10 @@ def set_defaults() -> None:
 
 @contextlib.contextmanager
 def clear_interrupts() -> Iterator[None]:
-    """Has Ctrl-C end the block with KeyboardInterrupt, whatever libraries make of it.
+    """Makes Ctrl-C end the block with KeyboardInterrupt, even if it would be lost.
 
-    Python itself prints it and goes on if it arrives while an object is destroyed, such as a
-    progress bar. TensorFlow can turn it into another error while it builds a graph.
+    Python only prints an exception that is raised while an object is destroyed, such as a progress
+    bar. TensorFlow can turn it into another error while it builds a graph.
     """
     is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if not is_default or threading.current_thread() is not threading.main_thread():
@@ -55,7 +55,7 @@ def clear_interrupts() -> Iterator[None]:
         if not issubclass(unraisable.exc_type, KeyboardInterrupt):
             previous_hook(unraisable)
             return
-        # Somewhat later, because it would be lost again in here.
+        # A little later, because in here it would be lost again.
         timer = threading.Timer(0.01, signal.pthread_kill, (threading.get_ident(), signal.SIGINT))
         timer.daemon = True
         timer.start()

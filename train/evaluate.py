@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             num_samples=arguments.bootstrap_samples,
         )
     except (ConfigError, tfrecord_io.ManifestError) as error:
-        # Names of labels may be those of a stranger.
+        # Names of labels may come from a stranger's file.
         print("error: " + "\n".join(map(printable, str(error).split("\n"))), file=sys.stderr)
         return 2
     except metrics.MetricsError as error:

@@ -86,7 +86,7 @@ def evaluation_batches(
 def _fetcher(
     config: TrainConfig, devices: Devices, batches: Batches
 ) -> Callable[[np.ndarray], tuple[jax.Array, jax.Array]]:
-    """Returns what brings (images, labels) of a batch to the devices, given its places."""
+    """Returns a function that puts a batch, given its places, on the devices: (images, labels)."""
     examples = batches.examples
     if config.cache == "device":
         if examples is None:

@@ -6,8 +6,8 @@ weights of all runs (folds x seeds) are stacked, with the runs as their first ax
 takes a batch of every run. A run has the batches, random numbers, rates and length that it has
 alone, and thus the same result, but for the rounding of sums.
 
-A run leaves its folder as it is after the last step, before the export, and its predictions beside
-it. Until then nothing is saved: what is stopped begins anew.
+Each run gets the folder that it would have after its last step, before the export, and its
+predictions. Nothing is saved earlier, so a stopped cross-validation starts again.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Head:
         config: resolved.
         learnt: the examples to learn from.
         held_out: the examples to predict at the end.
-        task: what it learns; of numbers, by the mean of its own examples.
+        task: what it learns; numbers are scaled by the mean and deviation of its own examples.
         order: the batches, as places in `learnt.examples`.
         network: in float32, untrained; runs of the same seed share it. The task of each run says
             what its `logits` mean.

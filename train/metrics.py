@@ -25,7 +25,7 @@ _NO_INTERVAL = (float("nan"), float("nan"))
 #: Format of probabilities and of the measures of them in files.
 SHARE_DIGITS = ".6f"
 
-# Beginnings of the names of measures of a label that are a share of examples.
+# Prefixes of the measures of a label that are shares of examples.
 _SHARES_OF_LABELS = ("sensitivity/", "specificity/")
 
 #: With more classes than this, only the measures of the worst are printed.
@@ -51,9 +51,9 @@ class Examples:
         keys: keys of the examples.
         patients: patient of each example, or None if the dataset does not name them all.
         paths: source file of each example, or None if the dataset does not name them all.
-        sites: likewise the site of each example.
-        weights: how much each example counts in training; None if the dataset does not say it of
-            them all.
+        sites: site of each example, or None if the dataset does not name them all.
+        weights: how much each example counts in training, or None if the dataset does not have
+            the weight of each.
     """
 
     keys: tuple[str, ...]
@@ -406,7 +406,7 @@ def _most_telling(metrics: Mapping[str, Any]) -> tuple[list[str], int]:
 
 
 def format_of(metrics: Mapping[str, Any]) -> Callable[[float | None], str]:
-    """Returns what tells a measure: in percent, or of numbers in the unit of the labels.
+    """Returns the function that formats a measure: in percent, or a number in its own unit.
 
     Args:
         metrics: content of metrics.json.

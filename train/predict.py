@@ -1,8 +1,8 @@
 """Probabilities of image files: python train/predict.py --model RUN --input FILE|DIR.
 
-Files become pixels by the very code of the build (`tfrecord_io.preprocess`), with the settings
-that were exported beside the model: what the network saw in training is what it sees here. Exit
-codes: 0 every file was predicted, 1 one could not be read as an image, 2 wrong usage.
+Files become pixels by the code of the build (`tfrecord_io.preprocess`), with the settings that were
+exported beside the model, so the network sees what it saw in training. Exit codes: 0 every file was
+predicted, 1 one could not be read as an image, 2 wrong usage.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _FACTS = "preprocessing.json"
 
 @dataclasses.dataclass(frozen=True)
 class Classifier:
-    """An exported model with what it needs to know about files.
+    """An exported model, and how files become its input.
 
     Attributes:
         model: stored images [batch, height, width, channels] → float32 [batch, num_classes].
@@ -65,12 +65,13 @@ class Classifier:
 
 @dataclasses.dataclass(frozen=True)
 class Prediction:
-    """What came out for one file.
+    """The prediction for one file.
 
     Attributes:
         path: of the file.
-        probabilities: float32 [num_classes], or None if the file was rejected.
-        predicted: name of the likeliest class, names of the labels, or the number; None likewise.
+        probabilities: float32 [num_classes]; None if the file was rejected.
+        predicted: name of the likeliest class, names of the labels, or the number; None if the
+            file was rejected.
         reject: why, or None.
         similar: the training scans that look most like it, if they were asked for.
     """
@@ -214,7 +215,7 @@ def find_similar(
     Args:
         scans: the training scans of the run.
         classifier: supplies the preprocessing.
-        predictions: those of files that are no images are returned unchanged.
+        predictions: those of rejected files are returned unchanged.
         count: number of scans for each file.
     """
     found = []
@@ -276,7 +277,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         predictions = list(predict_files(classifier, paths))
         if scans is not None:
             predictions = find_similar(scans, classifier, predictions, arguments.similar)
-    # ModuleNotFoundError is that of DICOM without its codecs.
+    # ModuleNotFoundError: a DICOM file, and its codecs are not installed.
     except (ConfigError, ManifestError, ModuleNotFoundError) as error:
         print(f"error: {printable(str(error))}", file=sys.stderr)
         return 2
@@ -344,9 +345,9 @@ def _files_in(folder: Path) -> list[Path]:
 
 
 def _show(text: str, form: str) -> None:
-    """Prints the output; to a terminal or as a table, without characters that would steer it."""
+    """Prints the output; a terminal or a table gets control characters escaped."""
     if form == "csv" and not sys.stdout.isatty():
-        # For a program: names as they are, bytes that are no UTF-8 included.
+        # A program gets names as they are, even bytes that are not UTF-8.
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="surrogateescape")
         print(text)

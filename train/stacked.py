@@ -38,13 +38,14 @@ def stack_networks(networks: Sequence[Network], batch_size: int) -> Network:
     """Returns networks whose head alone learns as one network that computes them side by side.
 
     Args:
-        networks: results of `features.build_network`, one a run; they give the weights. Those of
-            the same seed are the same object and follow each other, and each seed has as many.
+        networks: results of `features.build_network`, one a run; they give the weights. Runs of
+            the same seed share one object and are adjacent; each seed has the same number of runs.
         batch_size: of each run.
 
     Returns:
         a network to train with: float32 features [runs, batch_size, height, width, channels] →
-        logits [runs, batch_size, num_classes]. Its dropout drops what that of each run does.
+        logits [runs, batch_size, num_classes]. In each run, its dropout drops what the run's own
+        dropout would.
     """
     grid = len(networks), batch_size
     shape = networks[0].logits.input_shape[1:]

@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StepResults:
-    """What some steps gave, one row a step, over all replicas.
+    """The results of some steps, one row a step, summed over all replicas.
 
-    With several runs side by side, a row has an entry for each.
+    With several runs side by side, a row has an entry for each run.
 
     Attributes:
         loss_sums: float32 [num_steps], cross-entropy in nats, summed over the examples.
@@ -231,7 +231,7 @@ class TensorFlowSteps:
     def train(self, batches: Any, num_steps: int) -> StepResults:
         """Runs training steps without returning to Python between them."""
         tf = self._tf
-        # A tensor, because a Python number would mean a graph of its own for each value.
+        # A tensor, because each value of a Python number would build another graph.
         totals, wait_seconds = self._train_function(batches, tf.constant(num_steps))
         loss_sums, num_correct, num_examples = np.moveaxis(totals.numpy(), 1, 0)
         return StepResults(
@@ -393,7 +393,7 @@ class JaxSteps:
         for variables, values in zip(self._state_variables(), self._state, strict=True):
             for variable, value in zip(variables, values, strict=True):
                 variable.assign(value)
-        # The next step gives its input away, and with it what the variables now hold.
+        # The variables now hold these arrays, which the next step would donate.
         self._state = None
 
     def _state_variables(self) -> tuple[list[Any], list[Any], list[Any]]:
@@ -405,7 +405,7 @@ class JaxSteps:
         )
 
     def _read_state(self) -> tuple[list[Any], list[Any], list[Any]]:
-        # Copies, because a step gives its input away; placed as a step's results are placed,
+        # Copies, because a step donates its input. They are placed as a step's results are,
         # because another placement means another trace.
         return self._copy(
             tuple([variable.value for variable in group] for group in self._state_variables())

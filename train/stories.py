@@ -1,6 +1,6 @@
-"""What the page of a run says of its results, by the kind of label.
+"""What the page of a run says about its results, by the kind of label.
 
-`report` has the page, and all on it that is the same for every kind.
+`report` has the parts of the page that are the same for every kind.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MAX_CLASSES = 20
 
 _MAX_CONFUSIONS = 20
 
-#: Titles of measures whose name does not tell them.
+#: Titles of measures that differ from their names.
 _TITLES = {
     "auc": "area under the ROC",
     "average_precision": "average precision",
@@ -64,7 +64,7 @@ class MistakenAnswer:
 
 
 class Story(abc.ABC):
-    """What a page says of the results of one kind of label.
+    """What a page says about the results for one kind of label.
 
     Attributes:
         measures: of each label, columns of a table.

@@ -39,7 +39,8 @@ class Devices:
         mesh: JAX's devices in their order, or None on TensorFlow.
         on_gpu: whether the replicas are GPUs.
         best_precision: arithmetic that suits them.
-        deterministic: whether TensorFlow allows operations with the same result each time only.
+        deterministic: whether TensorFlow allows only operations that give the same result each
+            time.
     """
 
     backend: str
@@ -210,14 +211,14 @@ def _read_cluster(config: TrainConfig) -> tuple[list[str], int]:
         addresses = list(cluster["cluster"]["worker"])
         worker_index = int(cluster["task"]["index"])
         if cluster["task"]["type"] != "worker" or not 0 <= worker_index < len(addresses):
-            raise ValueError(f"task {cluster['task']} is none of {len(addresses)} workers")
+            raise ValueError(f"task {cluster['task']} is not one of {len(addresses)} workers")
     except KeyError as error:
         raise ConfigError(
             f"--strategy multi_worker: the environment variable TF_CONFIG has no {error}; set it "
             f"in each process, such as TF_CONFIG={example}"
         ) from None
     except (ValueError, TypeError) as error:
-        raise ConfigError(f"TF_CONFIG is no description of a cluster: {error}") from None
+        raise ConfigError(f"TF_CONFIG does not describe a cluster: {error}") from None
     if config.gpus is not None:
         raise ConfigError("--gpus goes with one machine; with several use --visible_gpus on each")
     return addresses, worker_index

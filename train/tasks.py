@@ -11,7 +11,7 @@ A `Task` is the one place where the kind decides; the other modules ask the task
     evaluation   scorer, has               the measures of metrics.json
     predictions  chosen, texts             the labels in predictions.csv
     evaluate     match                     labels of another dataset
-    report       story                     what the page says of the result
+    report       story                     what the page says about the result
 
 Another kind of label is a subclass of `Task` here, a `Scorer` in `scores` and a `Story` in
 `stories`.
@@ -19,8 +19,8 @@ Another kind of label is a subclass of `Task` here, a `Scorer` in `scores` and a
 "Truths" are the labels of examples as the measures take them: for classes int64 [num_examples],
 for several labels bool [num_examples, num_labels], for a number float32 [num_examples].
 
-A task of numbers gives no probabilities: its outputs are numbers in the unit of the labels, and the
-methods that say so are not called.
+A task of numbers gives no probabilities: its outputs are numbers in the unit of the labels. `has`,
+`choices`, `cool` and `fit_temperature` are not called for it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Task(abc.ABC):
 
     Attributes:
         kind: of the dataset's labels.
-        story: what the page of a run says of the results.
+        story: what the page of a run says about the results.
         measured_by: what measures predictions.
         quantity: name in history.json of what `losses` reports beside the loss.
         gives_probabilities: whether the outputs are probabilities.
@@ -94,7 +94,9 @@ class Task(abc.ABC):
 
     @classmethod
     def side_by_side(cls, tasks: Sequence[Any]) -> Task:
-        """Returns the task whose `losses` are those of several runs, the first axis of all arrays.
+        """Returns the task whose `losses` treat several runs at once.
+
+        The runs are the first axis of all arrays.
 
         Args:
             tasks: of each run, all of this class.
@@ -303,7 +305,7 @@ class Number(Task):
     Attributes:
         mean: of the training images, see `training_task`; of several runs, an array that
             broadcasts with their labels.
-        std: their standard deviation, likewise.
+        std: their standard deviation, of the same shape.
     """
 
     mean: float | np.ndarray = 0.0

@@ -247,7 +247,7 @@ def trace_events(planes: Sequence[Plane]) -> Iterator[dict[str, Any]]:
 def operation_table(
     planes: Sequence[Plane],
 ) -> list[tuple[str, str, int, float, float, int]]:
-    """Returns one row for each operation, those of the longest total time first.
+    """Returns one row for each operation, the longest total time first.
 
     On a GPU every event is an operation. On the host an operation is an event named `node:Type`; an
     allocation counts for the operation that runs on its thread at that time.

@@ -178,7 +178,7 @@ def train_once(
     trunk: Trunk | None,
     devices: Devices,
 ) -> dict[str, Any]:
-    """Does what `train_and_evaluate` says for one network, on devices that are set up.
+    """Trains, evaluates and exports one network, see `train_and_evaluate`.
 
     Args:
         config: of a single run; adapted, if there is a trunk.
@@ -383,7 +383,8 @@ class _Run:
                     continue
                 steps, optimizer = self._start_phase(phase)
                 if batches is None or config.cache != "device":
-                    # A trial has batches of its own, for which the device may have no room twice.
+                    # The timing reads batches of its own; with --cache device they need a second
+                    # copy of the images, for which there may be no room.
                     self._announce_time(phase, steps, optimizer)
                 if batches is None:
                     batches = steps.iterate(self._training_batches())
@@ -566,10 +567,10 @@ class _Run:
         loop.since_checkpoint.lap()
 
     def finish(self) -> dict[str, Any]:
-        """Exports the weights that were kept, evaluates them, and writes what came out.
+        """Exports the weights that were kept, evaluates them, and writes the results.
 
-        Both are done in float32, whatever the training used, with the network that is exported:
-        so what is reported is exactly what the export and `predict` compute.
+        Both use the exported network, in float32 whatever the training used, so the report is
+        exactly what the export and `predict` compute.
         """
         self._devices = self._devices.alone()
         devices, manifest, progress = self._devices, self._manifest, self._progress
@@ -665,7 +666,7 @@ class _Run:
         return keras.ops.convert_to_numpy(self._network.model(images, training=False))
 
     def _load_best(self, temperature: float = 1.0) -> None:
-        """Makes the network the one to export: float32, with the weights that were kept."""
+        """Builds the network to export: float32, with the weights that were kept."""
         self._network = self._build_network("float32", temperature=temperature, is_final=True)
         for variable, value in zip(self._variables, self._best, strict=True):
             variable.assign(value)
@@ -721,13 +722,13 @@ def _count_labels(manifest: tfrecord_io.Manifest) -> str:
 
 
 def _is_shown(epoch: int, epochs: int) -> bool:
-    """Tells whether an epoch gets a line of its own: about 20 of a long run do."""
+    """Returns whether a line is printed for an epoch; a long run prints about 20."""
     every = max(1, epochs // 20)
     return epoch % every == 0 or epoch == epochs
 
 
-# Format of each quantity of history.json that an epoch's line tells.
-_TOLD_OF_EPOCHS = {
+# Format of each quantity of history.json in the line that is printed for an epoch.
+_EPOCH_FORMATS = {
     "loss": ".4f", "accuracy": ".1%", "mae": ".4g",
     "val_loss": ".4f", "val_accuracy": ".1%", "val_mae": ".4g",
 }  # fmt: skip
@@ -736,11 +737,7 @@ _TOLD_OF_EPOCHS = {
 def _describe_epoch(row: Mapping[str, Any], epochs: int) -> str:
     parts = [
         f"epoch {row['epoch']}/{epochs}",
-        *(
-            f"{name} {row[name]:{digits}}"
-            for name, digits in _TOLD_OF_EPOCHS.items()
-            if name in row
-        ),
+        *(f"{name} {row[name]:{digits}}" for name, digits in _EPOCH_FORMATS.items() if name in row),
     ]
     if row["images_per_second"] is not None:
         parts += [f"{row['images_per_second']:,.0f} images/s", f"{row['step_ms']:.1f} ms a step"]

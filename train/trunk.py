@@ -154,8 +154,8 @@ def cut(logits: keras.Model, layer: str) -> tuple[keras.Model, keras.Model]:
         [batch, channels]. Both share the layers of `logits`.
 
     Raises:
-        ConfigError: if there is no such layer below the head, its output is no feature map, or
-            data flows past it.
+        ConfigError: if there is no such layer below the head, its output is not a feature map,
+            or data flows past it.
     """
     import keras
 
