@@ -209,7 +209,7 @@ def test_a_file_that_is_no_configuration_is_refused(tmp_path, text):
     path = tmp_path / "config.json"
     path.write_text(text)
     with pytest.raises(ConfigError, match=r"config\.json"):
-        train_config.load_fields(path)
+        train_config.load(path)
 
 
 def test_differences_name_what_changes_learning_and_leave_out_what_does_not():

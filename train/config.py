@@ -430,11 +430,14 @@ def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]
     ]
 
 
-def load_fields(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Returns the fields of a configuration file.
+def load(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Returns the content of a run's config.json.
 
     Args:
-        path: a config.json, or the folder that contains it.
+        path: the file, or the folder that contains it.
+
+    Returns:
+        JSON values: `config` has the fields of `TrainConfig`; `workdir.claim` adds the others.
 
     Raises:
         ConfigError: if the file does not exist, is not a configuration, or has unknown settings.
@@ -443,15 +446,15 @@ def load_fields(path: str | os.PathLike[str]) -> dict[str, Any]:
     if path.is_dir():
         path = path / FILE_NAME
     try:
-        fields = json.loads(path.read_text(encoding="utf-8"))["config"]
-        unknown = set(fields) - {field.name for field in dataclasses.fields(TrainConfig)}
+        content = json.loads(path.read_text(encoding="utf-8"))
+        unknown = set(content["config"]) - {field.name for field in dataclasses.fields(TrainConfig)}
     except FileNotFoundError:
         raise ConfigError(f"{path} does not exist; give the config.json of a run") from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{path} is not the configuration of a run: {error!r}") from error
     if unknown:
         raise ConfigError(f"{path} has settings that this version does not know: {sorted(unknown)}")
-    return fields
+    return content
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -494,7 +497,7 @@ def from_arguments(given: Mapping[str, Any], file: str | None) -> TrainConfig:
     Raises:
         ConfigError: if the file cannot be used, a value is out of range, or `data` is missing.
     """
-    fields = load_fields(file) if file else {}
+    fields = load(file)["config"] if file else {}
     config = TrainConfig(**{**fields, **given})
     if not config.data:
         raise ConfigError(

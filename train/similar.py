@@ -8,7 +8,6 @@ training scan: 1 for the same features, about 0 for scans that have nothing in c
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 
 import keras
@@ -19,7 +18,7 @@ from tfrecord_io.auditing import neighbours
 from tfrecord_io.reading.mapped import MappedDataset
 from tfrecord_io.trunk import FILE_NAME, find_trunk
 from train import config, metrics
-from train.config import ConfigError, load_fields
+from train.config import ConfigError
 from train.tasks import task_of
 
 _SPLIT = "train"
@@ -57,8 +56,8 @@ class TrainingScans:
             ConfigError: if the run was trained on images, or on another dataset than is there now.
             tfrecord_io.ManifestError: if the dataset cannot be used.
         """
-        fields = load_fields(run)
-        data = fields["data"]
+        content = config.load(run)
+        fields, data = content["config"], content["config"]["data"]
         if fields.get("fold") is not None:
             raise ConfigError(
                 f"--similar searches the split train, but {run} is a fold, which was trained on "
@@ -70,7 +69,6 @@ class TrainingScans:
                 f"--similar compares features, but {run} was trained on images; extract features "
                 "with python pipelines/extract_features.py, and train on them"
             )
-        content = json.loads((run / config.FILE_NAME).read_text(encoding="utf-8"))
         if manifest.fingerprint != content["dataset"]["fingerprint"]:
             raise ConfigError(
                 f"{data} holds another dataset than {run} was trained on, whose scans --similar "

@@ -225,7 +225,7 @@ def _load_run(run: Path) -> keras.Model:
             f"--model {run}: expected the folder of a finished run, or a network of "
             f"keras.applications: {', '.join(sorted(APPLICATIONS))}"
         )
-    name = config.load_fields(run)["model"]
+    name = config.load(run)["config"]["model"]
     model = predict.load_classifier(run).model
     if model.inputs[0].dtype != "uint8":
         raise ConfigError(f"--model {run}: expected a run on uint8 images")

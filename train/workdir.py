@@ -8,7 +8,7 @@ import importlib.metadata
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -97,15 +97,16 @@ def claim(
         for leftover in workdir.glob(".*.tmp"):
             leftover.unlink(missing_ok=True)
         path = workdir / train_config.FILE_NAME
-        dataset = {"name": manifest.name, "fingerprint": manifest.fingerprint}
-        backend = keras.backend.backend()
-        ours = config.to_dict() | {"dataset": manifest.fingerprint, "backend": backend}
+        content = {
+            "config": config.to_dict(),
+            "dataset": {"name": manifest.name, "fingerprint": manifest.fingerprint},
+            "backend": keras.backend.backend(),
+            "num_replicas": devices.num_replicas,
+            "versions": versions(),
+        }
         if path.exists():
-            theirs = train_config.load_fields(path)
-            content = json.loads(path.read_text(encoding="utf-8"))
-            theirs["dataset"] = content.get("dataset", {}).get("fingerprint")
-            theirs["backend"] = content.get("backend")
-            changed = train_config.differences(ours, theirs)
+            theirs = _settings(train_config.load(path))
+            changed = train_config.differences(_settings(content), theirs)
             if changed:
                 raise ConfigError(
                     f"{workdir} contains a run with another configuration:\n  "
@@ -117,17 +118,18 @@ def claim(
                 f"{workdir} is not empty and has no {train_config.FILE_NAME}: it is not a run "
                 "folder. Use another --workdir"
             )
-        content = {
-            "config": config.to_dict(),
-            "dataset": dataset,
-            "backend": backend,
-            "num_replicas": devices.num_replicas,
-            "versions": versions(),
-        }
         write_json(path, content)
         # A folder with a checkpoint, but without this file, would be refused after a power cut.
         sync_folder(workdir)
         yield
+
+
+def _settings(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what must stay the same in a run, from the content of its config.json."""
+    return content["config"] | {
+        "dataset": content.get("dataset", {}).get("fingerprint"),
+        "backend": content.get("backend"),
+    }
 
 
 def versions() -> dict[str, str]:
