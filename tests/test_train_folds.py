@@ -11,7 +11,7 @@ import pytest
 from marked_images import KERAS_ARRAY_WARNING, rows_of, train, write_marked_dataset
 from test_train_trainer import stop_at
 
-from train.metrics import read_examples
+from train.examples import read_examples
 from train.parts import patient_folds
 
 pytestmark = pytest.mark.filterwarnings(KERAS_ARRAY_WARNING)

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 import scipy.stats
-from marked_images import OCT_NAMES, write_marked_dataset
+from marked_images import OCT_NAMES
 
 from train import metrics as measures
 from train.scores import ClassScorer
@@ -184,17 +184,3 @@ def test_names_that_would_steer_a_terminal_are_printed_escaped():
     text = measures.describe(result | {"split": "test", "best_epoch": 1})
     assert "a\\x1b]0;title\\x07" in text
     assert all(line.isprintable() for line in text.splitlines())
-
-
-def test_patients_and_paths_are_joined_by_key(tmp_path):
-    write_marked_dataset(tmp_path, num_examples={"train": 4, "test": 5})
-    examples = measures.read_examples(str(tmp_path), "test")
-    assert examples.patients == ("test-0", "test-0", "test-1", "test-1", "test-2")
-    assert [path.rpartition("/")[2] for path in examples.paths] == [f"{i}.jpeg" for i in range(5)]
-
-
-def test_a_dataset_without_the_table_has_keys_alone(tmp_path):
-    write_marked_dataset(tmp_path, num_examples={"test": 5}, with_patients=False)
-    examples = measures.read_examples(str(tmp_path), "test")
-    assert len(set(examples.keys)) == 5
-    assert examples.patients is None

@@ -6,8 +6,9 @@ from marked_images import write_marked_dataset
 
 import tfrecord_io
 from tfrecord_io import ManifestError, PixelStatistics
-from train import metrics, parts
+from train import parts
 from train.config import ConfigError, TrainConfig
+from train.examples import Examples, read_examples
 
 NUM_EXAMPLES = {"train": 40, "val": 10, "test": 12}
 
@@ -24,11 +25,11 @@ def choose(data, **fields):
 
 
 def keys_of(data, part):
-    return metrics.read_examples(data, part.splits, part.examples).keys
+    return read_examples(data, part.splits, part.examples).keys
 
 
 def patients_of(data, part):
-    return metrics.read_examples(data, part.splits, part.examples).patients
+    return read_examples(data, part.splits, part.examples).patients
 
 
 def test_without_folds_the_parts_are_the_splits(data):
@@ -110,7 +111,7 @@ def test_a_split_that_was_named_and_is_not_there_is_refused(data):
 
 def test_a_fold_without_anyone_is_refused(tmp_path):
     write_marked_dataset(tmp_path, num_examples={"train": 4})  # two patients
-    everyone = metrics.read_examples(str(tmp_path), "train")
+    everyone = read_examples(str(tmp_path), "train")
     empty = set(range(9)) - set(parts.patient_folds(everyone, 9).tolist())
     with pytest.raises(ConfigError, match="too few patients; use fewer --folds"):
         choose(str(tmp_path), folds=9, fold=min(empty))
@@ -118,7 +119,7 @@ def test_a_fold_without_anyone_is_refused(tmp_path):
 
 def test_a_patient_stays_in_its_fold_when_images_are_added():
     def folds(*patients):
-        examples = metrics.Examples(keys=("",) * len(patients), patients=patients, paths=None)
+        examples = Examples(keys=("",) * len(patients), patients=patients, paths=None)
         return dict(zip(patients, parts.patient_folds(examples, 5).tolist(), strict=True))
 
     many = folds(*(f"patient-{number}" for number in range(200)))
@@ -132,7 +133,7 @@ def test_a_patient_stays_in_its_fold_when_images_are_added():
 
 def test_where_no_patients_are_known_images_are_dealt_out():
     keys = tuple(f"{number:032x}" for number in range(100))
-    examples = metrics.Examples(keys=keys, patients=None, paths=None)
+    examples = Examples(keys=keys, patients=None, paths=None)
     assert (np.bincount(parts.patient_folds(examples, 4)) > 10).all()
 
 

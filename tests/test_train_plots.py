@@ -5,6 +5,7 @@ from PIL import Image
 
 from train import metrics as measures
 from train import plots
+from train.examples import Examples
 from train.predictions import Predictions
 from train.scores import ClassScorer
 from train.tasks import CLASSES
@@ -19,7 +20,7 @@ def metrics_of(probabilities, labels, names=OCT_NAMES):
 
 def write(folder, history, probabilities, labels, names=OCT_NAMES):
     metrics = metrics_of(probabilities, labels, names)
-    examples = measures.Examples(keys=("key",) * len(labels), patients=None, paths=None)
+    examples = Examples(keys=("key",) * len(labels), patients=None, paths=None)
     predictions = Predictions(
         task=CLASSES, probabilities=probabilities, truths=labels, examples=examples
     )

@@ -1,7 +1,7 @@
 import numpy as np
 
 from tfrecord_io import label_kinds
-from train.metrics import Examples
+from train.examples import Examples
 from train.predictions import Predictions, read_predictions, write_predictions
 from train.tasks import CLASSES
 

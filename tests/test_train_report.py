@@ -13,6 +13,7 @@ from PIL import Image
 import tfrecord_io
 from tfrecord_io import Shard, Split
 from train import calibration, metrics, report
+from train.examples import Examples, read_examples
 from train.parts import whole_split
 from train.predictions import Predictions
 from train.report import Mistake, RunReport
@@ -46,7 +47,7 @@ def predictions_of(num_classes, num_examples, seed=0):
 
 
 def as_predictions(probabilities, labels, **fields):
-    examples = metrics.Examples(keys=("key",) * len(labels), patients=None, paths=None)
+    examples = Examples(keys=("key",) * len(labels), patients=None, paths=None)
     found = {"task": CLASSES, "probabilities": probabilities, "truths": labels}
     return Predictions(**found | {"examples": examples} | fields)
 
@@ -202,7 +203,7 @@ def test_mistakes_are_found_with_their_images_paths_and_maps(tmp_path):
         bright = images[:, 2, 3, 0] / 255
         return np.stack([bright, 1 - bright, 0 * bright, 0 * bright], axis=-1)
 
-    examples = metrics.read_examples(str(tmp_path), "test")
+    examples = read_examples(str(tmp_path), "test")
     predictions = as_predictions(
         probabilities, labels, examples=examples, part=whole_split(manifest, "test")
     )

@@ -28,6 +28,7 @@ from tfrecord_io.label_kinds import CLASSES, GRADES, NUMBER
 from tfrecord_io.reading.mapped import MappedDataset
 from train import charts, evaluate, evaluation, metrics, predict, report, scores, tasks
 from train.config import ConfigError, TrainConfig
+from train.examples import Examples
 from train.parts import Part
 from train.predictions import Predictions
 
@@ -147,7 +148,7 @@ def test_a_small_unit_keeps_its_digits_in_the_metrics_and_on_the_page():
     generator = np.random.default_rng(0)
     truths = np.float32(generator.normal(7e-10, 1e-10, 40))
     answers = np.float32(truths + generator.normal(0, 3e-11, 40))
-    examples = metrics.Examples(keys=tuple("k" * 40), patients=None, paths=None)
+    examples = Examples(keys=tuple("k" * 40), patients=None, paths=None)
     predictions = Predictions(
         task=tasks.NUMBER, probabilities=answers[:, None], truths=truths, examples=examples
     )

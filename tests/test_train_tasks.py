@@ -30,7 +30,8 @@ from pipelines import extract_features
 from tfrecord_io import Manifest
 from tfrecord_io.label_kinds import MULTI_LABEL as SEVERAL_LABELS
 from tfrecord_io.reading.mapped import MappedDataset
-from train import calibration, evaluate, metrics, predict, report, run, scores
+from train import calibration, evaluate, predict, report, run, scores
+from train.examples import Examples, read_examples
 from train.parts import whole_split
 from train.predictions import Predictions, read_predictions, write_predictions
 from train.tasks import CLASSES, MULTI_LABEL, task_of
@@ -166,7 +167,7 @@ def test_names_that_a_spreadsheet_would_take_for_formulas_are_read_again(tmp_pat
     probabilities, truths = some_predictions()
     names = ("mass", "+fluid", "=scar")
     keys = tuple(f"k{place}" for place in range(len(truths)))
-    examples = metrics.Examples(keys=keys, patients=None, paths=None)
+    examples = Examples(keys=keys, patients=None, paths=None)
     found = Predictions(
         task=MULTI_LABEL, probabilities=probabilities, truths=truths, examples=examples
     )
@@ -214,7 +215,7 @@ def test_the_map_of_a_label_that_was_missed_shows_what_speaks_against_it(data):
         task=MULTI_LABEL,
         probabilities=probabilities,
         truths=truths,
-        examples=metrics.read_examples(str(data), "test"),
+        examples=read_examples(str(data), "test"),
         part=whole_split(Manifest.load(data), "test"),
     )
     found = report.find_mistakes(predict, str(data), predictions, NAMES)

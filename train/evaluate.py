@@ -24,6 +24,7 @@ from tfrecord_io.printing import printable
 from tfrecord_io.trunk import SOURCE_KIND
 from train import console, metrics, predict
 from train.config import ConfigError
+from train.examples import read_examples
 
 _BATCH_SIZE = 64
 
@@ -126,7 +127,7 @@ def evaluate(
         task=task,
         probabilities=probabilities[:, outputs],
         truths=task.truths(matched),
-        examples=metrics.read_examples(data, split),
+        examples=read_examples(data, split),
         part=whole_split(manifest, split),
     )
     config = TrainConfig(data=data, bootstrap_samples=num_samples)

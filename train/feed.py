@@ -14,8 +14,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import tfrecord_io
-from train import augmentation, metrics
+from train import augmentation
 from train.config import TrainConfig
+from train.examples import read_examples
 from train.parts import Part
 from train.strategy import Devices
 
@@ -191,7 +192,7 @@ def _weigh(dataset: tf.data.Dataset, data: str, part: Part) -> tf.data.Dataset:
     """Replaces the keys, last in each element, by a factor of the weights before them."""
     import tensorflow as tf
 
-    keys = metrics.read_examples(data, part.splits, part.examples).keys
+    keys = read_examples(data, part.splits, part.examples).keys
     of_keys = tf.lookup.StaticHashTable(
         tf.lookup.KeyValueTensorInitializer(tf.constant(keys), tf.constant(part.weights)), 0.0
     )

@@ -18,6 +18,7 @@ import tfrecord_io
 from tfrecord_io.trunk import Trunk
 from train import calibration, evaluation, many_heads, metrics, parts, report, scores, trainer
 from train.config import TrainConfig
+from train.examples import Examples, read_examples
 from train.predictions import PREDICTIONS_NAME, Predictions, read_predictions
 from train.strategy import Devices
 from train.tasks import Task, task_of
@@ -50,7 +51,7 @@ def cross_validate(
     """
     splits = parts.fold_splits(config, manifest)
     with claim(workdir, config, manifest, devices):
-        if metrics.read_examples(config.data, splits).patients is None:
+        if read_examples(config.data, splits).patients is None:
             devices.say(
                 "warning: the dataset does not name the patient of every image, so the folds are "
                 "divided by image: scans of one patient may be in the training and the held-out "
@@ -126,7 +127,7 @@ def _pool(
         calibrated["calibration"] = _describe_calibration(task, raw, truths, fold_of, splits)
     examples = _join([examples for *_, examples in tables])
     # The tables of the runs do not name sites.
-    everyone = metrics.read_examples(config.data, splits)
+    everyone = read_examples(config.data, splits)
     if everyone.sites is not None:
         site_of = dict(zip(everyone.keys, everyone.sites, strict=True))
         sites = tuple(site_of[key] for key in examples.keys)
@@ -191,7 +192,7 @@ def _describe_calibration(
     )
 
 
-def _join(examples: list[metrics.Examples]) -> metrics.Examples:
+def _join(examples: list[Examples]) -> Examples:
     """Returns the examples of all runs; patients and paths only if every run has them."""
 
     def joined(name: str) -> tuple[str, ...] | None:
@@ -200,6 +201,4 @@ def _join(examples: list[metrics.Examples]) -> metrics.Examples:
             return None
         return tuple(entry for value in values for entry in value)
 
-    return metrics.Examples(
-        keys=joined("keys") or (), patients=joined("patients"), paths=joined("paths")
-    )
+    return Examples(keys=joined("keys") or (), patients=joined("patients"), paths=joined("paths"))

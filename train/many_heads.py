@@ -25,8 +25,9 @@ import tfrecord_io
 from tfrecord_io.reading.mapped import MappedDataset
 from tfrecord_io.reading.order import BatchOrder
 from tfrecord_io.trunk import Trunk
-from train import callbacks, checkpoint, features, feed, metrics, trainer
+from train import callbacks, checkpoint, features, feed, trainer
 from train.config import TrainConfig
+from train.examples import read_examples
 from train.models import Network
 from train.optimizers import averaged_weights, make_stacked_optimizer
 from train.parts import Part
@@ -372,6 +373,6 @@ def _write(head: Head, table: Table, manifest: tfrecord_io.Manifest) -> None:
         task=head.task,
         probabilities=keras.ops.convert_to_numpy(head.task.activation()(logits)),
         truths=head.task.truths(table.labels[places]),
-        examples=metrics.read_examples(head.config.data, head.held_out.splits, places),
+        examples=read_examples(head.config.data, head.held_out.splits, places),
     )
     write_predictions(head.folder / PREDICTIONS_NAME, predictions, manifest.label_names)

@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 import tfrecord_io
 from tfrecord_io.manifest import EXAMPLES_FILE_NAME, WEIGHT
 from tfrecord_io.reading.mapped import MappedDataset
-from train import metrics
 from train.config import ConfigError, TrainConfig
+from train.examples import Examples, read_examples
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -81,7 +81,7 @@ def choose_parts(config: TrainConfig, manifest: tfrecord_io.Manifest) -> Parts:
             test=parts["test"],
         )
     splits = fold_splits(config, manifest)
-    folds = patient_folds(metrics.read_examples(config.data, splits), config.folds or 0)
+    folds = patient_folds(read_examples(config.data, splits), config.folds or 0)
     is_held_out = folds == config.fold
     if is_held_out.all() or not is_held_out.any():
         raise ConfigError(
@@ -114,7 +114,7 @@ def _weighted(config: TrainConfig, manifest: tfrecord_io.Manifest, part: Part) -
     # Looked for first: reading the keys of all examples takes longer.
     if not path.exists() or WEIGHT not in pq.read_schema(path).names:
         return part
-    given = metrics.read_examples(config.data, part.splits, part.examples).weights
+    given = read_examples(config.data, part.splits, part.examples).weights
     try:
         weights = np.array(given, np.float64)
     except ValueError:
@@ -162,7 +162,7 @@ def fold_splits(config: TrainConfig, manifest: tfrecord_io.Manifest) -> tuple[st
     return tuple(name for name in named if whole_split(manifest, name) is not None)
 
 
-def patient_folds(examples: metrics.Examples, num_folds: int) -> np.ndarray:
+def patient_folds(examples: Examples, num_folds: int) -> np.ndarray:
     """Returns the fold of each example; all examples of a patient have the same fold.
 
     The fold is a hash of the patient, or of the example's key if the dataset does not name

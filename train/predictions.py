@@ -13,7 +13,7 @@ import numpy as np
 from tfrecord_io.label_kinds import LabelKind
 from tfrecord_io.printing import csv_cell
 from tfrecord_io.shards import atomic_write
-from train.metrics import Examples
+from train.examples import Examples
 from train.parts import Part
 from train.tasks import Task
 

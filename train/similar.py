@@ -17,8 +17,9 @@ import tfrecord_io
 from tfrecord_io.auditing import neighbours
 from tfrecord_io.reading.mapped import MappedDataset
 from tfrecord_io.trunk import FILE_NAME, find_trunk
-from train import config, metrics
+from train import config
 from train.config import ConfigError
+from train.examples import read_examples
 from train.tasks import task_of
 
 _SPLIT = "train"
@@ -83,7 +84,7 @@ class TrainingScans:
         self._directions = neighbours.directions(features - self._mean)
         task = task_of(manifest.label_kind)
         self._labels = task.texts(task.truths(dataset.labels(places)), manifest.label_names)
-        examples = metrics.read_examples(data, _SPLIT)
+        examples = read_examples(data, _SPLIT)
         self._paths = examples.paths or examples.keys
 
     def nearest(self, images: np.ndarray, count: int) -> list[tuple[SimilarScan, ...]]:

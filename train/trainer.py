@@ -34,6 +34,7 @@ from train import (
     tracing,
 )
 from train.config import ConfigError, TrainConfig
+from train.examples import read_examples
 from train.models import Network, build_network, grey_factor_of, set_trainable
 from train.optimizers import averaged_weights, make_optimizer
 from train.parts import Part, Parts, choose_parts, read_statistics
@@ -655,7 +656,7 @@ class _Run:
             task=self._task,
             probabilities=probabilities,
             truths=truths,
-            examples=metrics.read_examples(self._config.data, part.splits, part.examples),
+            examples=read_examples(self._config.data, part.splits, part.examples),
             part=part,
             uncalibrated=(
                 None if temperature is None else self._task.cool(probabilities, 1 / temperature)
