@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Self
 
 import numpy as np
@@ -153,12 +153,7 @@ class Watchdog:
         if self._file is not None:
             faulthandler.dump_traceback_later(self._seconds, repeat=True, file=self._file)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        exception: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         if self._file is None:
             return
         faulthandler.cancel_dump_traceback_later()

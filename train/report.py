@@ -166,33 +166,40 @@ def write_report(path: Path, report: RunReport) -> None:
 
 def render(report: RunReport) -> str:
     """Returns the HTML of the page."""
-    metrics, story = report.metrics, report.task.story
-    source = report.manifest.source
+    metrics, source = report.metrics, report.manifest.source
     return _template().render(
         report=report,
         images_name=source["dataset"]["name"] if source.get("kind") == SOURCE_KIND else None,
         metrics=metrics,
         kind=report.task.kind,
-        story=story,
+        story=report.task.story,
         summary=_summary(report),
         warnings=_warnings(report),
         tiles=_tiles(report),
-        classes=_class_rows(metrics, story.measures, story.unit) if metrics else [],
-        sites=_site_rows(metrics, story.run_measures) if metrics else [],
-        comparison=_comparison_rows(report),
-        num_more_classes=max(report.manifest.num_classes - MAX_CLASSES, 0),
-        answers=story.answers(metrics) if metrics else None,
-        mistakes=[(mistake, _pictures(mistake)) for mistake in report.mistakes],
-        num_mistakes=story.num_mistakes(metrics) if metrics else 0,
-        **_charts(report),
-        thresholds=_threshold_rows(metrics) if metrics else [],
-        spread=_spread_rows(metrics) if metrics else [],
-        runs=_run_rows(metrics, story.run_measures) if metrics else [],
+        **(_results(report, metrics) if metrics else {}),
         curves=charts.training_curves(report.history, (metrics or {}).get("best_epoch") or 0),
         splits=_split_rows(report.manifest),
         settings=_settings(report.config),
         limits=_limits(report),
     )
+
+
+def _results(report: RunReport, metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what the sections on the results show."""
+    story = report.task.story
+    return {
+        "classes": _class_rows(metrics, story.measures, story.unit),
+        "num_more_classes": max(report.manifest.num_classes - MAX_CLASSES, 0),
+        "sites": _site_rows(metrics, story.run_measures),
+        "comparison": _comparison_rows(report.own_metrics or {}, metrics),
+        "answers": story.answers(metrics),
+        "mistakes": [(mistake, _pictures(mistake)) for mistake in report.mistakes],
+        "num_mistakes": story.num_mistakes(metrics),
+        **_charts(report.predictions, report.manifest.label_names, metrics["scores"]),
+        "thresholds": _threshold_rows(metrics),
+        "spread": _spread_rows(metrics),
+        "runs": _run_rows(metrics, story.run_measures),
+    }
 
 
 def _template() -> jinja2.Template:
@@ -203,12 +210,12 @@ def _template() -> jinja2.Template:
     return environment.get_template("report.html.jinja")
 
 
-def _comparison_rows(report: RunReport) -> list[dict[str, Any]]:
-    """Returns each measure of the training run beside that of this dataset; none without both."""
-    if report.own_metrics is None or report.metrics is None:
-        return []
-    own, here = report.own_metrics.get("scores", {}), report.metrics["scores"]
-    shown = _shown_classes(report.metrics)
+def _comparison_rows(
+    own_metrics: Mapping[str, Any], metrics: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    """Returns each measure of the training run beside that of this dataset."""
+    own, here = own_metrics.get("scores", {}), metrics["scores"]
+    shown = _shown_classes(metrics)
     rows = []
     for name in here:
         first, _, second = name.partition("/")
@@ -349,20 +356,20 @@ def _data_url(pixels: np.ndarray) -> str:
         return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
-def _charts(report: RunReport) -> dict[str, Any]:
+def _charts(
+    predictions: Predictions | None, names: Sequence[str], scores: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Any]:
     """Returns the charts of the predictions by name; which there are depends on the labels."""
     found: dict[str, Any] = {"roc": None, "reliability": None, "agreement": []}
-    metrics, predictions = report.metrics, report.predictions
-    if metrics is None or predictions is None:
+    if predictions is None:
         return found
     task, probabilities, truths = predictions.task, predictions.probabilities, predictions.truths
     if not task.gives_probabilities:
         answers = task.chosen(probabilities)
-        found["agreement"] = charts.agreement(answers, truths, metrics["scores"])
+        found["agreement"] = charts.agreement(answers, truths, scores)
         return found
-    names = report.manifest.label_names
     has = task.has(truths, len(names))
-    found["roc"] = charts.roc_curves(probabilities, has, names, metrics["scores"])
+    found["roc"] = charts.roc_curves(probabilities, has, names, scores)
     answers, right_answers = task.choices(probabilities, truths)
     if answers.shape[-1] > 1:
         named = [("as exported", answers)]
