@@ -257,14 +257,14 @@ def test_what_was_stopped_begins_anew_with_the_same_command(
     data, finished, tmp_path, monkeypatch, capsys
 ):
     workdir = tmp_path / "run"
-    real_update = callbacks.ProgressBar.update
+    real_update = callbacks.tqdm.update
 
     def update(bar, *more):
         os.kill(os.getpid(), signal.SIGTERM)
         real_update(bar, *more)
 
     with monkeypatch.context() as patch:
-        patch.setattr(callbacks.ProgressBar, "update", update)
+        patch.setattr(callbacks.tqdm, "update", update)
         assert cross_validate(data, workdir) == 143
     output = capsys.readouterr()
     assert "all 4 heads are trained side by side" in output.out

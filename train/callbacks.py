@@ -73,20 +73,20 @@ class StopSignal:
         self.received = number
 
 
-def check_finite(results: StepResults, first_step: int) -> None:
+def check_finite(losses: np.ndarray, first_step: int) -> None:
     """Raises an error for the first step whose loss is not finite.
 
     Args:
-        results: results of consecutive steps.
+        losses: [num_steps], of consecutive steps.
         first_step: number of the first of these steps, counted from 1.
 
     Raises:
         TrainingError: if a loss is NaN or infinite; the message names the step.
     """
-    bad = np.flatnonzero(~np.isfinite(results.loss_sums))
+    bad = np.flatnonzero(~np.isfinite(losses))
     if bad.size:
         raise TrainingError(
-            f"the loss is {results.loss_sums[bad[0]]} at step {first_step + bad[0]}: the weights "
+            f"the loss is {losses[bad[0]]} at step {first_step + bad[0]}: the weights "
             "went out of range before it. Lower --learning_rate, raise --warmup_steps, or use "
             "--precision float32. The last checkpoint is older than that step"
         )
@@ -170,8 +170,11 @@ class Watchdog:
 class EpochMeter:
     """Measures an epoch: loss, accuracy, speed and the time spent waiting for input.
 
-    To continue an epoch from a checkpoint, pass what `totals` returned. The speed is measured from
-    there on.
+    To continue an epoch from a checkpoint, pass what `totals` returned. Time and speed are measured
+    from there on.
+
+    Attributes:
+        seconds: duration of all steps, including the wait for input.
     """
 
     def __init__(
@@ -180,6 +183,7 @@ class EpochMeter:
         self.loss_sum = loss_sum
         self.num_correct = num_correct
         self.num_examples = num_examples
+        self.seconds = 0.0
         self._timed_examples = 0.0
         self._timed_steps = 0
         self._timed_seconds = 0.0
@@ -200,6 +204,7 @@ class EpochMeter:
             self.loss_sum += float(loss)
             self.num_correct += float(correct)
             self.num_examples += float(examples)
+        self.seconds += seconds
         if timed:
             self._timed_examples += float(results.num_examples.sum())
             self._timed_steps += len(results.loss_sums)
@@ -266,42 +271,22 @@ def memory_megabytes(backend: str, on_gpu: bool) -> dict[str, float]:
     return memory
 
 
-class ProgressBar:
-    """Shows the images done, the rate and the time left of a run, on a terminal only.
+def progress_bar(*, total: int, done: int) -> tqdm:
+    """Returns a bar of the images done, the rate and the time left, shown on a terminal only.
 
     Args:
         total: images of the whole run.
         done: images that earlier parts of the run have trained on.
     """
-
-    def __init__(self, *, total: int, done: int) -> None:
-        self._bar = tqdm(
-            total=total,
-            initial=done,
-            desc="training",
-            unit=" images",
-            leave=False,
-            dynamic_ncols=True,
-            disable=not sys.stderr.isatty(),
-        )
-
-    def update(self, num_examples: int, loss: float) -> None:
-        """Advances the bar.
-
-        Args:
-            num_examples: images since the last call.
-            loss: latest mean loss, shown beside the bar.
-        """
-        self._bar.set_postfix_str(f"loss {loss:.4f}", refresh=False)
-        self._bar.update(num_examples)
-
-    def print_above(self, text: str) -> None:
-        """Prints a line on standard output without breaking the bar."""
-        tqdm.write(text, file=sys.stdout)
-        sys.stdout.flush()
-
-    def close(self) -> None:
-        self._bar.close()
+    return tqdm(
+        total=total,
+        initial=done,
+        desc="training",
+        unit=" images",
+        leave=False,
+        dynamic_ncols=True,
+        disable=not sys.stderr.isatty(),
+    )
 
 
 class TensorBoardWriter:

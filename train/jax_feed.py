@@ -73,7 +73,7 @@ def evaluation_batches(
         examples=part.examples,
     )
     share = slice(devices.worker_index * num_local, (devices.worker_index + 1) * num_local)
-    if devices.num_workers == 1:
+    if devices.num_workers == 1:  # after `Devices.alone`, which keeps the worker's index
         share = slice(None)
 
     def put(batch: tuple[np.ndarray, ...]) -> tuple[Any, ...]:

@@ -62,7 +62,6 @@ class Head:
         best: values of the network's trainable variables after the last epoch.
         progress: of the run.
         meter: of the epoch that is not finished.
-        seconds: of the epoch that is not finished.
     """
 
     folder: Path
@@ -75,7 +74,6 @@ class Head:
     best: list[np.ndarray] = dataclasses.field(default_factory=list)
     progress: trainer.Progress = dataclasses.field(default_factory=trainer.Progress)
     meter: callbacks.EpochMeter = dataclasses.field(default_factory=callbacks.EpochMeter)
-    seconds: float = 0.0
 
     def end_step(self, epoch: int) -> int:
         """Returns how many steps are done when an epoch, counted from 0, is."""
@@ -251,7 +249,7 @@ def _train(
     ]
     batches = steps.iterate(training_batches(sources, table, manifest, devices))
     num_shown = sum(head.order.num_examples * (head.config.epochs or 0) for head in heads)
-    bar = callbacks.ProgressBar(total=num_shown, done=0)
+    bar = callbacks.progress_bar(total=num_shown, done=0)
     guard = callbacks.RetraceGuard(config.on_retrace)
     step = 0
     watch = callbacks.Stopwatch()
@@ -266,8 +264,8 @@ def _train(
             results = steps.train(batches, last_step - step)
             steps.sync()
             watchdog.restart()
-            in_all = dataclasses.replace(results, loss_sums=results.loss_sums.sum(axis=1))
-            callbacks.check_finite(in_all, step + 1)
+            losses = results.loss_sums.sum(axis=1)
+            callbacks.check_finite(losses, step + 1)
             guard.check(steps.num_traces, last_step)
             seconds = watch.lap()
             rates = keras.ops.convert_to_numpy(optimizer.learning_rate)[:, 0, 0]
@@ -275,7 +273,6 @@ def _train(
             for index in running:
                 head = heads[index]
                 head.meter.add(_results_of(results, index), seconds, timed=step > 0)
-                head.seconds += seconds
                 if last_step == head.end_step(head.progress.epoch):
                     _end_epoch(head, phase.name, last_step, float(rates[index]), devices)
             done = [index for index in running if len(heads[index].order) == last_step]
@@ -286,7 +283,8 @@ def _train(
                 for index in done:
                     heads[index].best = [value[index] for value in values]
             num_examples = results.num_examples.sum()
-            bar.update(int(num_examples), in_all.loss_sums.sum() / num_examples)
+            bar.set_postfix_str(f"loss {losses.sum() / num_examples:.4f}", refresh=False)
+            bar.update(int(num_examples))
             step = last_step
             if stop.received is not None:
                 raise callbacks.StoppedError(
@@ -342,13 +340,13 @@ def _end_epoch(head: Head, phase: str, step: int, rate: float, devices: Devices)
         "loss": meter.loss,
         head.task.quantity: meter.accuracy,
         "learning_rate": rate,
-        "seconds": head.seconds,
+        "seconds": meter.seconds,
         **meter.speed(),
         **callbacks.memory_megabytes(devices.backend, devices.on_gpu),
     }
     progress.history.append(row)
     progress.step, progress.phase, progress.best_epoch = step, phase, row["epoch"]
-    head.meter, head.seconds = callbacks.EpochMeter(), 0.0
+    head.meter = callbacks.EpochMeter()
 
 
 def _write(head: Head, table: Table, manifest: tfrecord_io.Manifest) -> None:

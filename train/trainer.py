@@ -13,12 +13,14 @@ import dataclasses
 import json
 import math
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
+from tqdm import tqdm
 
 import tfrecord_io
 from tfrecord_io.trunk import Trunk, find_trunk
@@ -114,26 +116,15 @@ def plan_phases(config: TrainConfig, *, has_backbone: bool) -> list[Phase]:
     if fine_tunes and config.trainable_layers == 0:
         head_epochs = config.epochs
     rest_rate = config.fine_tune_learning_rate if fine_tunes else config.learning_rate
-    phases = []
-    if head_epochs:
-        phases.append(
-            Phase(
-                name="head",
-                first_epoch=0,
-                last_epoch=head_epochs - 1,
-                learning_rate=config.learning_rate,
-            )
-        )
-    if head_epochs < config.epochs:
-        phases.append(
-            Phase(
-                name="all",
-                first_epoch=head_epochs,
-                last_epoch=config.epochs - 1,
-                learning_rate=rest_rate,
-            )
-        )
-    return phases
+    phases = (
+        ("head", 0, head_epochs, config.learning_rate),
+        ("all", head_epochs, config.epochs, rest_rate),
+    )
+    return [
+        Phase(name=name, first_epoch=first, last_epoch=end - 1, learning_rate=rate)
+        for name, first, end, rate in phases
+        if first < end
+    ]
 
 
 def train_and_evaluate(
@@ -360,7 +351,7 @@ class _Run:
         config, progress = self._config, self._progress
         if progress.epoch == config.epochs:
             return
-        bar = callbacks.ProgressBar(
+        bar = callbacks.progress_bar(
             total=self._num_examples * config.epochs,
             done=int(self._num_examples * progress.epoch + progress.totals.get("num_examples", 0)),
         )
@@ -464,33 +455,30 @@ class _Run:
         last_step = self._end_step(progress.epoch)
         meter = callbacks.EpochMeter(**progress.totals)
         watch = callbacks.Stopwatch()
-        seconds_in_epoch = 0.0
         while progress.step < last_step:
             num_steps = min(config.steps_per_execution, last_step - progress.step)
             loop.tracer.before(progress.step + 1, num_steps)
             watch.lap()
             results = loop.steps.train(loop.batches, num_steps)
             seconds = watch.lap()
-            seconds_in_epoch += seconds
             loop.watchdog.restart()
-            callbacks.check_finite(results, progress.step + 1)
+            callbacks.check_finite(results.loss_sums, progress.step + 1)
             progress.step += num_steps
             loop.tracer.after(progress.step)
             loop.guard.check(loop.steps.num_traces, progress.step)
             meter.add(results, seconds, timed=loop.warm)
             loop.warm = True
             progress.totals = meter.totals()
-            loop.bar.update(int(results.num_examples.sum()), meter.loss)
+            loop.bar.set_postfix_str(f"loss {meter.loss:.4f}", refresh=False)
+            loop.bar.update(int(results.num_examples.sum()))
             if progress.step < last_step:
                 if loop.stop.received is not None or loop.checkpoint_is_due(config):
                     self._save_checkpoint(loop)
                 loop.raise_if_stopped(progress.step)
-        self._end_epoch(phase, loop, meter, seconds_in_epoch)
+        self._end_epoch(phase, loop, meter)
         loop.raise_if_stopped(progress.step)
 
-    def _end_epoch(
-        self, phase: Phase, loop: _Loop, meter: callbacks.EpochMeter, seconds: float
-    ) -> None:
+    def _end_epoch(self, phase: Phase, loop: _Loop, meter: callbacks.EpochMeter) -> None:
         progress, devices = self._progress, self._devices
         loop.steps.sync()
         row: dict[str, Any] = {
@@ -504,7 +492,7 @@ class _Run:
             row |= self._validate(loop.steps, loop.optimizer)
         row |= {
             "learning_rate": float(keras.ops.convert_to_numpy(loop.optimizer.learning_rate)),
-            "seconds": seconds,
+            "seconds": meter.seconds,
             **meter.speed(),
             **callbacks.memory_megabytes(devices.backend, devices.on_gpu),
         }
@@ -521,7 +509,8 @@ class _Run:
                 write_json(self._workdir / HISTORY_NAME, progress.history)
             self._save_checkpoint(loop)
         if devices.is_chief and _is_shown(row["epoch"], self._config.epochs):
-            loop.bar.print_above(_describe_epoch(row, self._config.epochs))
+            loop.bar.write(_describe_epoch(row, self._config.epochs), file=sys.stdout)
+            sys.stdout.flush()
         share = row["input_wait_share"]
         if share is not None and share > callbacks.INPUT_BOUND_SHARE and not loop.has_warned:
             loop.has_warned = True
@@ -704,7 +693,7 @@ class _Loop:
     watchdog: callbacks.Watchdog
     tracer: tracing.Tracer
     guard: callbacks.RetraceGuard
-    bar: callbacks.ProgressBar
+    bar: tqdm
     warm: bool = False
     has_warned: bool = False
     since_checkpoint: callbacks.Stopwatch = dataclasses.field(default_factory=callbacks.Stopwatch)
