@@ -236,13 +236,11 @@ def table(speeds: Sequence[Speed]) -> list[dict[str, float]]:
 
 def draw(rows: Sequence[dict[str, float]], title: str) -> Figure:
     """Images a second by replicas, beside the line of perfect scaling."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     from train.plots import COLOURS
 
     figure = Figure(figsize=(7, 4.5), layout="constrained")
-    FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     places = range(len(rows))
     for shift, column, label, colour in (

@@ -1,6 +1,6 @@
 """Monitors of a run: stop signals, NaN, hanging steps, retracing, progress, TensorBoard.
 
-Each is a small object that the training loop calls by name. None of them changes what is learnt.
+None of them changes what is learnt.
 """
 
 from __future__ import annotations

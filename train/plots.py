@@ -13,7 +13,6 @@ from typing import Any
 
 import matplotlib
 import numpy as np
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from sklearn import metrics as sk_metrics
@@ -283,7 +282,5 @@ def _short(name: str) -> str:
 
 
 def _figure(width: float, height: float) -> Figure:
-    # matplotlib's object interface has no global state and needs no display.
-    figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
+    # A figure that pyplot does not manage has no global state and needs no display.
+    return Figure(figsize=(width, height), layout="constrained")
