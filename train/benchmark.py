@@ -99,14 +99,12 @@ def prepare(config: TrainConfig, *, replicas: int, num_steps: int) -> Session:
     Raises:
         ConfigError: if there are fewer devices.
     """
-    import keras
-
     import tfrecord_io
     from train.models import build_network, grey_factor_of, set_trainable
     from train.optimizers import make_optimizer
     from train.parts import read_statistics
     from train.steps import Objective, make_steps
-    from train.strategy import configure_devices, set_seed
+    from train.strategy import configure_devices, set_precision, set_seed
     from train.trainer import plan_run
 
     manifest = tfrecord_io.Manifest.load(config.data)
@@ -118,8 +116,7 @@ def prepare(config: TrainConfig, *, replicas: int, num_steps: int) -> Session:
     wanted = num_steps * (config.global_batch_size or 0)
     config = dataclasses.replace(config, epochs=wanted // part.num_examples + 1)
     pixels = read_statistics(config.data, part) if config.normalize == "data" else None
-    if config.precision != "float32":
-        keras.config.set_dtype_policy(f"mixed_{config.precision}")
+    set_precision(config.precision)
     with devices.scope():
         network = build_network(
             config,

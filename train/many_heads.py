@@ -35,7 +35,7 @@ from train.predictions import PREDICTIONS_NAME, Predictions, write_predictions
 from train.stacked import stack_networks
 from train.stacked_feed import Source, Table, training_batches
 from train.steps import Objective, StepResults, make_steps
-from train.strategy import Devices, set_seed
+from train.strategy import Devices, set_precision, set_seed
 from train.tasks import Task, task_of
 from train.workdir import CHECKPOINT_NAME, HISTORY_NAME, claim, write_json
 
@@ -122,7 +122,7 @@ def _heads_of(
     trunk: Trunk,
     devices: Devices,
 ) -> list[Head]:
-    keras.config.set_dtype_policy("float32")
+    set_precision("float32")
     plans = {
         config.fold: trainer.plan_run(config, manifest, devices)
         for config in {config.fold: config for _, config in runs}.values()
@@ -228,8 +228,7 @@ def _train(
     """Trains all heads to their ends, which are not all at the same step."""
     config = heads[0].config
     (phase,) = trainer.plan_phases(config, has_backbone=True)
-    if config.precision != "float32":
-        keras.config.set_dtype_policy(f"mixed_{config.precision}")
+    set_precision(config.precision)
     with devices.scope():
         network = stack_networks([head.network for head in heads], heads[0].order.batch_size)
         optimizer = make_stacked_optimizer(

@@ -308,6 +308,11 @@ def set_seed(seed: int) -> None:
         np.random.seed(seed)
 
 
+def set_precision(precision: str) -> None:
+    """Sets the arithmetic of the layers that are built from now on, such as bfloat16."""
+    keras.config.set_dtype_policy(precision if precision == "float32" else f"mixed_{precision}")
+
+
 def _strategy_kind(config: TrainConfig) -> str:
     if config.strategy != "auto":
         return config.strategy

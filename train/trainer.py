@@ -42,7 +42,7 @@ from train.optimizers import averaged_weights, make_optimizer
 from train.parts import Part, Parts, choose_parts, read_statistics
 from train.predictions import Predictions
 from train.steps import JaxSteps, Objective, TensorFlowSteps, make_steps
-from train.strategy import Devices, configure_devices, set_seed
+from train.strategy import Devices, configure_devices, set_precision, set_seed
 from train.tasks import Task, training_task
 from train.workdir import (
     BEST_NAME,
@@ -285,7 +285,7 @@ class _Run:
         is_final: bool = False,
     ) -> Network:
         """Builds the network; `weights` are "none" where a checkpoint overrides them all."""
-        keras.config.set_dtype_policy(precision if precision == "float32" else f"mixed_{precision}")
+        set_precision(precision)
         with self._devices.scope():
             if self._trunk is not None:
                 return features.build_network(
