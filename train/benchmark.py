@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from train.parts import Part
-    from train.steps import JaxSteps, TensorFlowSteps
+    from train.steps import Steps
     from train.strategy import Devices
 
 #: Columns of the table, and how each is printed.
@@ -78,7 +78,7 @@ class Session:
     config: TrainConfig
     devices: Devices
     part: Part
-    steps: TensorFlowSteps | JaxSteps
+    steps: Steps
 
     def batches(self, **fields: Any) -> Any:
         """Returns the training batches from the first step on, with fields changed."""
@@ -146,7 +146,7 @@ def prepare(config: TrainConfig, *, replicas: int, num_steps: int) -> Session:
 
 
 def time_rounds(
-    steps: TensorFlowSteps | JaxSteps,
+    steps: Steps,
     sources: Mapping[str, Any],
     *,
     num_steps: int,

@@ -28,8 +28,6 @@ OWN_MODELS = ("small_resnet", "convnet")
 MODELS = (*OWN_MODELS, *sorted(APPLICATIONS))
 #: Value of `weights` for a network whose trunk made the features; nobody gives it as a flag.
 TRUNK_WEIGHTS = "trunk"
-STRATEGIES = ("auto", "single", "mirrored", "multi_worker")
-PRECISIONS = ("auto", "float32", "bfloat16", "float16")
 
 
 class ConfigError(ValueError):
@@ -195,9 +193,11 @@ class TrainConfig:
     )
 
     precision: str = _flag(
-        "auto", "arithmetic of the layers in training; weights, evaluation and export are float32 "
-        "[bfloat16 on a GPU or CPU with hardware support, else float32]", PRECISIONS,
-    )  # fmt: skip
+        "auto",
+        "arithmetic of the layers in training; weights, evaluation and export are float32 "
+        "[bfloat16 on a GPU or CPU with hardware support, else float32]",
+        ("auto", "float32", "bfloat16", "float16"),
+    )
     jit_compile: bool | None = _flag(
         None, "compile the step with XLA [yes on one GPU, else no; JAX always compiles]"
     )
@@ -209,7 +209,7 @@ class TrainConfig:
     strategy: str = _flag(
         "auto",
         "auto: multi_worker if TF_CONFIG is set, mirrored with more than one device, else single",
-        STRATEGIES,
+        ("auto", "single", "mirrored", "multi_worker"),
     )
     gpus: int | None = _flag(None, "number of devices to train on [all visible ones]", least=1)
     visible_gpus: str | None = _flag(None, "indices of the GPUs to use, such as 0,2 [all]")

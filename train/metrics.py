@@ -65,9 +65,9 @@ def evaluate_predictions(
         `score_entry`). `notes` are sentences about what limits these figures.
 
     Raises:
-        MetricsError: if there are no examples, or a probability is not finite.
+        MetricsError: if there are no examples, a shape is wrong, or a probability is not finite.
     """
-    check_predictions(scorer.probabilities, scorer.labels, len(scorer.label_names))
+    _check_predictions(scorer.probabilities, scorer.labels, len(scorer.label_names))
     indices = group_indices(groups, len(scorer.labels))
     point = scores(scorer)
     num_area_samples = _num_area_samples(num_samples, MAX_AREA_COST // scorer.probabilities.size)
@@ -97,17 +97,8 @@ def evaluate_predictions(
     return result | {"notes": _notes(result, behind, scorer.without_absent)}
 
 
-def check_predictions(probabilities: np.ndarray, labels: np.ndarray, num_classes: int) -> None:
-    """Raises an error if predictions cannot be measured.
-
-    Args:
-        probabilities: [num_examples, num_classes].
-        labels: int [num_examples].
-        num_classes: classes of the dataset.
-
-    Raises:
-        MetricsError: if there are no examples, a shape is wrong, or a probability is not finite.
-    """
+def _check_predictions(probabilities: np.ndarray, labels: np.ndarray, num_classes: int) -> None:
+    """Raises a MetricsError if predictions cannot be measured."""
     if not len(labels) or probabilities.shape != (len(labels), num_classes):
         raise MetricsError(
             f"expected probabilities of at least one image in {num_classes} classes, received "

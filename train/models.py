@@ -20,8 +20,6 @@ from train.config import ConfigError, TrainConfig
 #: With this value, Keras downloads the weights and checks their hash.
 _IMAGENET = "imagenet"
 
-LOGITS_LAYER = "logits"
-
 # An image of a single grey level has a standard deviation of 0; this avoids the division by 0.
 _LEAST_STD = 1.0
 
@@ -110,7 +108,7 @@ def add_head(features, config: TrainConfig, num_classes: int):
     return keras.layers.Dense(
         num_classes,
         kernel_initializer=keras.initializers.RandomNormal(stddev=0.01, seed=config.seed),
-        name=LOGITS_LAYER,
+        name="logits",
     )(features)
 
 

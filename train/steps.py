@@ -143,7 +143,7 @@ def make_steps(
     *,
     objective: Objective,
     jit_compile: bool,
-) -> TensorFlowSteps | JaxSteps:
+) -> Steps:
     """Returns the steps of the backend in use.
 
     Args:
@@ -440,3 +440,7 @@ class JaxSteps:
             trainable, other, images, training=False
         )
         return probabilities
+
+
+#: The training steps of either backend.
+Steps = TensorFlowSteps | JaxSteps

@@ -125,20 +125,12 @@ class Tracer:
             import tensorflow as tf
 
             tf.profiler.experimental.stop()
-        write_views(self._directory, self._backend)
+        _write_views(self._directory, self._backend)
         print(f"trace written: {self._directory / TRACE_NAME}, {OPERATIONS_NAME} beside it")
 
 
-def write_views(directory: Path, backend: str) -> None:
-    """Writes the trace and the table from the newest XSpace under a folder.
-
-    Args:
-        directory: where the profiler wrote.
-        backend: `tensorflow` or `jax`, which parses the file.
-
-    Raises:
-        FileNotFoundError: if there is no XSpace.
-    """
+def _write_views(directory: Path, backend: str) -> None:
+    """Writes the trace and the table from the newest XSpace under a folder."""
     paths = sorted(directory.rglob("*.xplane.pb"), key=lambda path: path.stat().st_mtime)
     if not paths:
         raise FileNotFoundError(f"the profiler wrote no *.xplane.pb under {directory}")

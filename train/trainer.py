@@ -41,7 +41,7 @@ from train.models import Network, build_network, grey_factor_of, set_trainable
 from train.optimizers import averaged_weights, make_optimizer
 from train.parts import Part, Parts, choose_parts, read_statistics
 from train.predictions import Predictions
-from train.steps import JaxSteps, Objective, TensorFlowSteps, make_steps
+from train.steps import Objective, Steps, make_steps
 from train.strategy import Devices, configure_devices, set_precision, set_seed
 from train.tasks import Task, training_task
 from train.workdir import (
@@ -57,8 +57,6 @@ from train.workdir import (
 # Number of steps that are timed before a phase, and the fewest steps left for which that is done.
 _TIMED_STEPS = 5
 _FEWEST_STEPS_TO_TIME = 100
-
-Steps = TensorFlowSteps | JaxSteps
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
