@@ -204,7 +204,9 @@ def test_a_run_can_be_repeated_from_its_file_with_flags_laid_over_it(tmp_path):
     assert train_config.from_arguments({"seed": 4}, str(path)).seed == 4
 
 
-@pytest.mark.parametrize("text", ["no json", "{}", '{"config": {"colour": 1}}'])
+@pytest.mark.parametrize(
+    "text", ["no json", "{}", '{"config": {"colour": 1}}', '{"config": {"epochs": "3"}}']
+)
 def test_a_file_that_is_no_configuration_is_refused(tmp_path, text):
     path = tmp_path / "config.json"
     path.write_text(text)

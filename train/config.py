@@ -440,7 +440,8 @@ def load(path: str | os.PathLike[str]) -> dict[str, Any]:
         JSON values: `config` has the fields of `TrainConfig`; `workdir.claim` adds the others.
 
     Raises:
-        ConfigError: if the file does not exist, is not a configuration, or has unknown settings.
+        ConfigError: if the file does not exist, is not a configuration, or has unknown settings or
+            a value of the wrong type.
     """
     path = Path(path)
     if path.is_dir():
@@ -454,6 +455,11 @@ def load(path: str | os.PathLike[str]) -> dict[str, Any]:
         raise ConfigError(f"{path} is not the configuration of a run: {error!r}") from error
     if unknown:
         raise ConfigError(f"{path} has settings that this version does not know: {sorted(unknown)}")
+    hints = typing.get_type_hints(TrainConfig)
+    for name, value in content["config"].items():
+        kind = _value_type(hints[name])
+        if value is not None and not isinstance(value, (int, float) if kind is float else kind):
+            raise ConfigError(f"{path}: {name} must be of type {kind.__name__}; received {value!r}")
     return content
 
 
