@@ -20,8 +20,6 @@ from tfrecord_io.manifest import EXAMPLES_FILE_NAME, Manifest
 
 FILE_NAME = "croissant.json"
 
-_READ_BYTES = 1 << 20
-
 # The context of version 1.0, as the specification prints it.
 _CONTEXT: dict[str, Any] = {
     "@language": "en",
@@ -54,8 +52,9 @@ def describe(found: Manifest, examples: pa.NativeFile) -> str:
         examples: the examples table, open for reading.
     """
     columns = pq.read_schema(examples)
-    sha256, num_bytes = hash_file(examples)
-    files = [_file(EXAMPLES_FILE_NAME, "application/x-parquet", num_bytes, sha256)]
+    examples.seek(0)
+    sha256 = hashlib.file_digest(examples, "sha256").hexdigest()
+    files = [_file(EXAMPLES_FILE_NAME, "application/x-parquet", examples.tell(), sha256)]
     files += [
         _file(shard.name, "application/x-tfrecord", shard.num_bytes, shard.sha256)
         for split in found.splits.values()
@@ -87,15 +86,6 @@ def describe(found: Manifest, examples: pa.NativeFile) -> str:
         ],
     }
     return json.dumps(content, indent=1) + "\n"
-
-
-def hash_file(file: pa.NativeFile) -> tuple[str, int]:
-    """Returns the SHA-256 of a whole file in hexadecimal, and its size in bytes."""
-    digest = hashlib.sha256()
-    file.seek(0)
-    while block := file.read(_READ_BYTES):
-        digest.update(block)
-    return digest.hexdigest(), file.tell()
 
 
 def _file(name: str, encoding: str, num_bytes: int, sha256: str) -> dict[str, str]:

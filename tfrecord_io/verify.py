@@ -81,71 +81,59 @@ def verify(
         manifest.ManifestError: if there is no usable manifest.
         OSError: if the source or the private table cannot be read.
     """
-    findings, _ = _verify(Path(directory), source_input, names, num_samples, seed)
-    return findings
-
-
-def _verify(
-    directory: Path,
-    source_input: str | Path | None,
-    names: str | Path | None,
-    num_samples: int,
-    seed: int,
-) -> tuple[list[Finding], int]:
-    """Returns the findings, and the number of examples that were decoded again and compared."""
     found = manifest.Manifest.load(directory)
+    directory = Path(directory)
     findings: list[Finding] = []
     records: dict[str, list[tuple[str, str, str]]] = {}
     statistics = _no_statistics(found)
     for split_name, split in found.splits.items():
         label_counts = np.zeros(found.num_classes, np.int64)
         for shard in split.shards:
-            contents = _check_shard(directory, shard, found, findings)
+            contents = _read_shard(directory, shard, found)
+            findings += [Finding(shard.name, problem) for problem in contents.problems]
+            findings += _check_sidecar(directory, shard, found)
             records[shard.name] = [(key, label, split_name) for key, label in contents.labels]
             label_counts += contents.label_counts
-            _check_sidecar(directory, shard, found, findings)
             if split_name == manifest.STATISTICS_SPLIT and statistics and contents.statistics:
                 statistics += contents.statistics
-        if tuple(label_counts.tolist()) != split.label_counts:
-            findings.append(
-                Finding(
-                    manifest.FILE_NAME,
-                    f"says {split.label_counts} examples per class, but the shards hold "
-                    f"{tuple(label_counts.tolist())}",
-                )
-            )
+        held = tuple(label_counts.tolist())
+        if held != split.label_counts:
+            message = f"says {split.label_counts} examples per class, but the shards hold {held}"
+            findings.append(Finding(manifest.FILE_NAME, message))
     if found.statistics != statistics:
-        findings.append(
-            Finding(
-                manifest.FILE_NAME,
-                f"says {found.statistics} of split {manifest.STATISTICS_SPLIT!r}, but the shards "
-                f"hold {statistics}",
-            )
+        message = (
+            f"says {found.statistics} of split {manifest.STATISTICS_SPLIT!r}, but the shards "
+            f"hold {statistics}"
         )
-    _check_strangers(directory, found, findings)
-    try:
-        trunk.find_trunk(directory, found)
-    except manifest.ManifestError as error:
-        findings.append(Finding(trunk.FILE_NAME, str(error)))
-    _check_examples(directory, records, findings)
-    _check_croissant(directory, found, findings)
-    _check_ledger(directory, found, findings)
-    num_compared = 0
+        findings.append(Finding(manifest.FILE_NAME, message))
+    findings += _check_strangers(directory, found)
+    findings += _check_trunk(directory, found)
+    findings += _check_examples(directory, records)
+    findings += _check_croissant(directory, found)
+    findings += _check_ledger(directory, found)
     if source_input is not None and not findings:
         source_paths = _read_names(found, names)
-        num_compared = _check_sample(
-            directory, found, Path(source_input), source_paths, num_samples, seed, findings
+        findings += _check_sample(
+            directory, found, Path(source_input), source_paths, num_samples, seed
         )
-    return findings, num_compared
+    return findings
 
 
 @dataclasses.dataclass
 class _Contents:
-    """What a shard holds: key and text of the label of each record, and the sums over all."""
+    """What a shard holds.
+
+    Attributes:
+        labels: key and text of the label of each record that is right.
+        label_counts: int64 [num_classes], number of these records that have each label.
+        statistics: sums over the pixels; None if the manifest has none.
+        problems: what is wrong.
+    """
 
     labels: list[tuple[str, str]]
     label_counts: np.ndarray
     statistics: PixelStatistics | None
+    problems: list[str]
 
 
 def _no_statistics(found: manifest.Manifest) -> PixelStatistics | None:
@@ -155,19 +143,14 @@ def _no_statistics(found: manifest.Manifest) -> PixelStatistics | None:
     return PixelStatistics.from_images(np.empty((0, *found.image_shape), found.layout.numpy_dtype))
 
 
-def _check_shard(
-    directory: Path, shard: manifest.Shard, found: manifest.Manifest, findings: list[Finding]
-) -> _Contents:
+def _read_shard(directory: Path, shard: manifest.Shard, found: manifest.Manifest) -> _Contents:
     layout = found.layout
-    contents = _Contents([], np.zeros(found.num_classes, np.int64), _no_statistics(found))
-
-    def report(message: str) -> None:
-        findings.append(Finding(shard.name, message))
-
+    problems: list[str] = []
+    contents = _Contents([], np.zeros(found.num_classes, np.int64), _no_statistics(found), problems)
     try:
         file = (directory / shard.name).open("rb")
     except OSError as error:
-        report(error.strerror or str(error))
+        problems.append(error.strerror or str(error))
         return contents
     digest = hashlib.sha256()
     row = 0
@@ -176,14 +159,14 @@ def _check_shard(
             digest.update(chunk)
             whole = len(chunk) // layout.stride
             if whole * layout.stride != len(chunk):
-                report(f"is cut off in record {row + whole}")
+                problems.append(f"is cut off in record {row + whole}")
             records = np.frombuffer(chunk, np.uint8, whole * layout.stride)
             records = records.reshape(whole, layout.stride)
             if contents.statistics:
                 contents.statistics += PixelStatistics.from_records(records, layout)
             for record in records:
                 if problem := _record_problem(record, layout):
-                    report(f"record {row}: {problem}")
+                    problems.append(f"record {row}: {problem}")
                 else:
                     key = _payload(record, layout, schema.KEY).decode("ascii")
                     label = np.frombuffer(_payload(record, layout, schema.LABEL), "<f4")
@@ -192,9 +175,9 @@ def _check_shard(
                     contents.label_counts += layout.label_kind.count(label[None])
                 row += 1
     if row != shard.num_examples:
-        report(f"has {row} records, but the manifest says {shard.num_examples}")
+        problems.append(f"has {row} records, but the manifest says {shard.num_examples}")
     if digest.hexdigest() != shard.sha256:
-        report(f"has SHA-256 {digest.hexdigest()}, but the manifest says {shard.sha256}")
+        problems.append(f"has SHA-256 {digest.hexdigest()}, but the manifest says {shard.sha256}")
     return contents
 
 
@@ -227,69 +210,69 @@ def _record_problem(record: np.ndarray, layout: schema.RecordLayout) -> str | No
 
 
 def _check_sidecar(
-    directory: Path, shard: manifest.Shard, found: manifest.Manifest, findings: list[Finding]
-) -> None:
+    directory: Path, shard: manifest.Shard, found: manifest.Manifest
+) -> Iterator[Finding]:
     name = shards.sidecar_name(shard.name)
     try:
         content = json.loads((directory / name).read_text())
         facts = {key: content[key] for key in ("num_examples", "num_bytes", "sha256")}
     except (OSError, ValueError, KeyError, TypeError) as error:
-        findings.append(Finding(name, f"cannot be read: {error}"))
+        yield Finding(name, f"cannot be read: {error}")
         return
     expected = {key: getattr(shard, key) for key in facts}
     if facts != expected or content.get("fingerprint") != found.fingerprint:
-        findings.append(
-            Finding(
-                name, f"says {facts}, but the manifest says {expected}, or it is of another build"
-            )
+        yield Finding(
+            name, f"says {facts}, but the manifest says {expected}, or it is of another build"
         )
 
 
-def _check_strangers(directory: Path, found: manifest.Manifest, findings: list[Finding]) -> None:
+def _check_strangers(directory: Path, found: manifest.Manifest) -> Iterator[Finding]:
     """Reports shards that are not in the manifest, which a glob over the folder would read."""
     known = {shard.name for split in found.splits.values() for shard in split.shards}
     for path in sorted(directory.glob("*.tfrecord")):
         if path.name not in known:
-            findings.append(Finding(path.name, "is not in the manifest"))
+            yield Finding(path.name, "is not in the manifest")
+
+
+def _check_trunk(directory: Path, found: manifest.Manifest) -> Iterator[Finding]:
+    try:
+        trunk.find_trunk(directory, found)
+    except manifest.ManifestError as error:
+        yield Finding(trunk.FILE_NAME, str(error))
 
 
 def _check_examples(
-    directory: Path,
-    records: Mapping[str, Sequence[tuple[str, str, str]]],
-    findings: list[Finding],
-) -> None:
+    directory: Path, records: Mapping[str, Sequence[tuple[str, str, str]]]
+) -> Iterator[Finding]:
     """Compares the table of examples with the records.
 
     Args:
         directory: folder of the dataset.
         records: values of `_RECORD_COLUMNS` for each record, by shard.
-        findings: what is wrong is added to it.
     """
     name = manifest.EXAMPLES_FILE_NAME
     keys = Counter(key for expected in records.values() for key, *_ in expected)
     repeated = [key for key, count in keys.items() if count > 1]
     if repeated:
-        findings.append(
-            Finding(
-                manifest.FILE_NAME,
-                f"keys that occur in several examples: {len(repeated)}, such as {repeated[0]}",
-            )
+        yield Finding(
+            manifest.FILE_NAME,
+            f"keys that occur in several examples: {len(repeated)}, such as {repeated[0]}",
         )
     try:
         columns = ["shard", "row", *_RECORD_COLUMNS]
         table = pq.read_table(directory / name, columns=columns).select(columns)
     except (OSError, ValueError, KeyError) as error:
-        findings.append(Finding(name, f"cannot be read: {error}"))
+        yield Finding(name, f"cannot be read: {error}")
         return
     rows: dict[str, list[tuple[str, ...]]] = {shard: [] for shard in records}
     for shard, row, *values in zip(*(column.to_pylist() for column in table.columns), strict=True):
         if shard not in rows or row != len(rows[shard]):
-            findings.append(Finding(name, f"row {row} of {shard} is out of place"))
+            yield Finding(name, f"row {row} of {shard} is out of place")
             return
         rows[shard].append(tuple(values))
     for shard, expected in records.items():
         if [key for key, *_ in rows[shard]] != [key for key, *_ in expected]:
-            findings.append(Finding(name, f"has different keys for {shard} than the shard itself"))
+            yield Finding(name, f"has different keys for {shard} than the shard itself")
             continue
         for place, column in enumerate(_RECORD_COLUMNS):
             wrong = [
@@ -299,38 +282,36 @@ def _check_examples(
             ]
             if wrong:
                 told = f"another {column} in {len(wrong):,} of its records, such as {wrong[0]}"
-                findings.append(Finding(name, f"{shard} has {told}"))
+                yield Finding(name, f"{shard} has {told}")
 
 
-def _check_croissant(directory: Path, found: manifest.Manifest, findings: list[Finding]) -> None:
+def _check_croissant(directory: Path, found: manifest.Manifest) -> Iterator[Finding]:
     """Compares the digests in `croissant.json`, which older datasets do not have."""
     name = croissant.FILE_NAME
     expected = {s.name: s.sha256 for split in found.splits.values() for s in split.shards}
     try:
         with (directory / manifest.EXAMPLES_FILE_NAME).open("rb") as file:
-            expected[manifest.EXAMPLES_FILE_NAME] = croissant.hash_file(file)[0]
+            expected[manifest.EXAMPLES_FILE_NAME] = hashlib.file_digest(file, "sha256").hexdigest()
         content = json.loads((directory / name).read_text(encoding="utf-8"))
         listed = {entry["contentUrl"]: entry["sha256"] for entry in content["distribution"]}
     except FileNotFoundError:
         return
     except (OSError, ValueError, KeyError, TypeError) as error:
-        findings.append(Finding(name, f"cannot be read: {error}"))
+        yield Finding(name, f"cannot be read: {error}")
         return
     for file_name in sorted(listed.keys() | expected.keys()):
         if listed.get(file_name) != expected.get(file_name):
-            findings.append(
-                Finding(
-                    name,
-                    f"says that {file_name} has SHA-256 {listed.get(file_name)}, expected "
-                    f"{expected.get(file_name)}",
-                )
+            yield Finding(
+                name,
+                f"says that {file_name} has SHA-256 {listed.get(file_name)}, expected "
+                f"{expected.get(file_name)}",
             )
 
 
-def _check_ledger(directory: Path, found: manifest.Manifest, findings: list[Finding]) -> None:
+def _check_ledger(directory: Path, found: manifest.Manifest) -> Iterator[Finding]:
     counts: Mapping[str, Any] = found.counts
     if not {"files", "examples"} <= counts.keys():
-        findings.append(Finding(manifest.FILE_NAME, "does not count the files of the source"))
+        yield Finding(manifest.FILE_NAME, "does not count the files of the source")
         return
     accounted = sum(
         sum(value.values()) if isinstance(value, Mapping) else value
@@ -340,31 +321,25 @@ def _check_ledger(directory: Path, found: manifest.Manifest, findings: list[Find
     # Augmented copies are examples, but not files of the source.
     accounted -= counts.get("variants", 0)
     if accounted != counts["files"]:
-        findings.append(
-            Finding(
-                manifest.FILE_NAME,
-                f"counts {counts['files']} files, but {accounted} are accounted for",
-            )
+        yield Finding(
+            manifest.FILE_NAME,
+            f"counts {counts['files']} files, but {accounted} are accounted for",
         )
     if counts["examples"] != found.num_examples:
-        findings.append(
-            Finding(
-                manifest.FILE_NAME,
-                f"counts {counts['examples']} examples, but its splits hold {found.num_examples}",
-            )
+        yield Finding(
+            manifest.FILE_NAME,
+            f"counts {counts['examples']} examples, but its splits hold {found.num_examples}",
         )
     name = manifest.REJECTS_FILE_NAME
     try:
         with (directory / name).open(encoding="utf-8", newline="") as file:
             reasons = Counter(row["reason"] for row in csv.DictReader(file))
     except (OSError, KeyError, ValueError) as error:
-        findings.append(Finding(name, f"cannot be read: {error}"))
+        yield Finding(name, f"cannot be read: {error}")
         return
     if dict(reasons) != dict(found.rejects):
-        findings.append(
-            Finding(
-                name, f"has rejects {dict(reasons)}, but the manifest says {dict(found.rejects)}"
-            )
+        yield Finding(
+            name, f"has rejects {dict(reasons)}, but the manifest says {dict(found.rejects)}"
         )
 
 
@@ -391,13 +366,8 @@ def _check_sample(
     source_paths: Mapping[str, str],
     num_samples: int,
     seed: int,
-    findings: list[Finding],
-) -> int:
-    """Decodes a sample of the source's images again and compares them with their records.
-
-    Returns:
-        the number of examples that were compared, including augmented copies.
-    """
+) -> Iterator[Finding]:
+    """Decodes a sample of the source's images again and compares them with their records."""
     table = pq.read_table(directory / manifest.EXAMPLES_FILE_NAME)
     columns = ["shard", "row", "path", "key", "variant", "file_format", "file_xxh3"]
     table = table.select([name for name in columns if name in table.column_names])
@@ -411,24 +381,21 @@ def _check_sample(
             path, frame = preprocess.split_frame_path(path)
         path = source_paths.get(row["path"], path)
         wanted.setdefault(path, []).append({**row, "frame": frame})
-    num_compared = 0
     try:
         for path, data in _read_files(source_input, list(wanted)):
             if data is None:
                 shown = wanted[path][0]["path"]
-                findings.append(Finding(str(source_input), f"has no file {shown}"))
+                yield Finding(str(source_input), f"has no file {shown}")
                 continue
             for row in wanted[path]:
-                findings += _compare(directory, found, row, data)
-                num_compared += 1
+                yield from _compare(directory, found, row, data)
     except (zipfile.BadZipFile, tarfile.TarError, zlib.error, ValueError, EOFError) as error:
         raise OSError(f"cannot read {source_input}: {error}") from error
-    return num_compared
 
 
 def _compare(
     directory: Path, found: manifest.Manifest, row: Mapping[str, Any], data: bytes
-) -> list[Finding]:
+) -> Iterator[Finding]:
     """Decodes the file of an example again and compares its pixels with the record.
 
     Args:
@@ -446,16 +413,14 @@ def _compare(
         options = preprocess.Preprocessing.from_dict(found.preprocessing)
         pixels = preprocess.decode_image(data, options, row["frame"]).pixels
     except preprocess.Reject as reject:
-        return [
-            Finding(row["shard"], f"record {row['row']}: {row['path']} is now rejected: {reject}")
-        ]
+        message = f"record {row['row']}: {row['path']} is now rejected: {reject}"
+        yield Finding(row["shard"], message)
+        return
     if row.get("variant"):
         pixels = augment.vary(pixels, layout.image_shape, row["key"])
-    if pixels == stored:
-        return []
-    return [
-        Finding(row["shard"], f"record {row['row']} differs from what {row['path']} decodes to")
-    ]
+    if pixels != stored:
+        message = f"record {row['row']} differs from what {row['path']} decodes to"
+        yield Finding(row["shard"], message)
 
 
 def _read_files(source_input: Path, paths: Sequence[str]) -> Iterator[tuple[str, bytes | None]]:
@@ -537,8 +502,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Prints one finding per line, or that nothing is wrong; returns the exit code."""
-    findings, num_compared = _verify(
-        Path(args.directory), args.source_input, args.names, args.num_samples, args.seed
+    findings = verify(
+        args.directory,
+        source_input=args.source_input,
+        names=args.names,
+        num_samples=args.num_samples,
+        seed=args.seed,
     )
     for finding in findings:
         print(finding)
@@ -547,6 +516,8 @@ def run(args: argparse.Namespace) -> int:
     found = manifest.Manifest.load(args.directory)
     sampled = ""
     if args.source_input:
+        # Nothing is missing, so every example of the sample was compared.
+        num_compared = min(args.num_samples, found.num_examples)
         sampled = f"; {num_compared} images decoded again from {args.source_input} are the same"
     print(
         f"{args.directory} matches its manifest: {found.num_examples:,} examples in "
