@@ -57,8 +57,7 @@ def describe(found: Manifest, examples: pa.NativeFile) -> str:
     files = [_file(EXAMPLES_FILE_NAME, "application/x-parquet", examples.tell(), sha256)]
     files += [
         _file(shard.name, "application/x-tfrecord", shard.num_bytes, shard.sha256)
-        for split in found.splits.values()
-        for shard in split.shards
+        for shard in found.shards
     ]
     shape = " x ".join(map(str, found.image_shape))
     content = {

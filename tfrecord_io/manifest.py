@@ -151,6 +151,11 @@ class Manifest:
         return self.layout.format_version
 
     @property
+    def shards(self) -> tuple[Shard, ...]:
+        """The shards of all splits, split after split."""
+        return tuple(shard for split in self.splits.values() for shard in split.shards)
+
+    @property
     def num_examples(self) -> int:
         """Number of examples in all splits."""
         return sum(split.num_examples for split in self.splits.values())

@@ -228,7 +228,7 @@ def _check_sidecar(
 
 def _check_strangers(directory: Path, found: manifest.Manifest) -> Iterator[Finding]:
     """Reports shards that are not in the manifest, which a glob over the folder would read."""
-    known = {shard.name for split in found.splits.values() for shard in split.shards}
+    known = {shard.name for shard in found.shards}
     for path in sorted(directory.glob("*.tfrecord")):
         if path.name not in known:
             yield Finding(path.name, "is not in the manifest")
@@ -288,7 +288,7 @@ def _check_examples(
 def _check_croissant(directory: Path, found: manifest.Manifest) -> Iterator[Finding]:
     """Compares the digests in `croissant.json`, which older datasets do not have."""
     name = croissant.FILE_NAME
-    expected = {s.name: s.sha256 for split in found.splits.values() for s in split.shards}
+    expected = {shard.name: shard.sha256 for shard in found.shards}
     try:
         with (directory / manifest.EXAMPLES_FILE_NAME).open("rb") as file:
             expected[manifest.EXAMPLES_FILE_NAME] = hashlib.file_digest(file, "sha256").hexdigest()
@@ -521,7 +521,6 @@ def run(args: argparse.Namespace) -> int:
         sampled = f"; {num_compared} images decoded again from {args.source_input} are the same"
     print(
         f"{args.directory} matches its manifest: {found.num_examples:,} examples in "
-        f"{sum(len(split.shards) for split in found.splits.values())} shards, "
-        f"{found.num_bytes / 1e6:,.1f} MB{sampled}"
+        f"{len(found.shards)} shards, {found.num_bytes / 1e6:,.1f} MB{sampled}"
     )
     return 0

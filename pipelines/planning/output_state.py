@@ -190,9 +190,8 @@ def require_shards(storage: Storage, found: manifest.Manifest) -> None:
     Raises:
         errors.UserError: naming the first that is missing or has another size.
     """
-    promised = [shard for split in found.splits.values() for shard in split.shards]
-    sizes = storage.map(storage.size, [shard.name for shard in promised])
-    for shard, size in zip(promised, sizes, strict=True):
+    sizes = storage.map(storage.size, [shard.name for shard in found.shards])
+    for shard, size in zip(found.shards, sizes, strict=True):
         if size != shard.num_bytes:
             state = "is missing" if size is None else f"has {size:,} bytes"
             raise errors.UserError(

@@ -7,6 +7,7 @@ without findings does not prove that the data is clean; `LIMITS` lists what it c
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,9 +21,10 @@ import pyarrow.parquet as pq
 
 from tfrecord_io import manifest
 from tfrecord_io.auditing import near_duplicates, ranges, shortcuts
+from tfrecord_io.auditing.columns import encode
 from tfrecord_io.auditing.twins import ImageReader, Twins, find_twins
 from tfrecord_io.label_kinds import NUMBER, RANGES
-from tfrecord_io.printing import counted
+from tfrecord_io.printing import counted, listed
 
 Severity = Literal["problem", "warning", "note", "good"]
 SEVERITIES: tuple[Severity, ...] = ("problem", "warning", "note", "good")
@@ -67,6 +69,9 @@ _REPEATED = ("split", "shard", "label", "mode", "file_format")
 
 #: Largest number of cases that a finding lists.
 MAX_LISTED = 20
+
+# Largest number of names in a sentence.
+_MOST_NAMES = 12
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -204,7 +209,6 @@ class _Codes:
         kind: what an example's label can be.
         plural: what several of the dataset's labels are called.
         classes: the manifest, with ranges instead of numbers.
-        label_names: names of the labels.
         labels: texts of labels; of classes, their names.
         split: int64 [num_examples], index in `splits`.
         label: int64 [num_examples], index in `labels`.
@@ -215,21 +219,17 @@ class _Codes:
 
     def __init__(self, examples: pa.Table, found: manifest.Manifest) -> None:
         self.plural = found.label_kind.plural
-        texts = examples["label"].cast(pa.string()).combine_chunks().dictionary_encode()
-        self.text = texts.indices.to_numpy().astype(np.int64)
-        found, examples = ranges.as_classes(found, examples)
-        self.classes = found
+        self.text, _ = encode(examples["label"])
+        self.classes, examples = ranges.as_classes(found, examples)
         self.splits = list(found.splits)
-        self.kind = found.label_kind
-        self.label_names = found.label_names
-        self.labels = found.label_names
+        self.kind = self.classes.label_kind
+        self.labels = self.classes.label_names
         if not self.kind.one_hot:
             self.labels = sorted(pc.unique(examples["label"].cast(pa.string())).to_pylist())
         self.split = _index(examples["split"], self.splits)
         self.label = _index(examples["label"], self.labels)
-        encoded = examples["patient"].combine_chunks().dictionary_encode()
-        self.patients = encoded.dictionary.to_pylist()
-        self.patient = encoded.indices.fill_null(-1).to_numpy().astype(np.int64)
+        self.patient, patients = encode(examples["patient"])
+        self.patients = patients.to_pylist()
 
 
 def _index(column: pa.ChunkedArray, names: Sequence[str]) -> np.ndarray:
@@ -324,7 +324,7 @@ def _shared_patients(images: np.ndarray, splits: Sequence[str]) -> list[dict[str
         splits: their names.
     """
     rows = []
-    for a, b in _pairs_of_splits(splits):
+    for a, b in itertools.combinations(range(len(splits)), 2):
         both = (images[:, a] > 0) & (images[:, b] > 0)
         if both.any():
             rows.append(
@@ -607,10 +607,11 @@ def _measure_shortcuts(
     """
     if codes.kind.one_hot:
         return shortcuts.measure(examples, codes.label), None, codes.labels
-    has = codes.kind.has(codes.labels, codes.label_names)[codes.label].astype(np.int64)
+    names = codes.classes.label_names
+    has = codes.kind.has(codes.labels, names)[codes.label].astype(np.int64)
     found = [
         (result, name, (f"without {name}", f"with {name}"))
-        for name, column in zip(codes.label_names, has.T, strict=True)
+        for name, column in zip(names, has.T, strict=True)
         if (result := shortcuts.measure(examples, column)) is not None
     ]
     # A label on few patients can be predicted by chance.
@@ -634,7 +635,8 @@ def _check_classes(found: manifest.Manifest, measures: dict[str, Any]) -> Iterat
                 code="class_missing",
                 severity="warning",
                 title=f"{_many(len(missing), kind.noun, kind.plural)} missing from {name}",
-                detail=f"{_join(missing)}: this split cannot be used to learn or evaluate them.",
+                detail=f"{listed(missing, _MOST_NAMES)}: this split cannot be used to learn or "
+                "evaluate them.",
                 count=len(missing),
             )
     # Ranges are made to be of equal size, and differ only if many numbers are the same.
@@ -743,28 +745,27 @@ def _check_source(found: manifest.Manifest) -> Iterator[Finding]:
         )
     rejects = sum(found.rejects.values())
     if rejects:
-        reasons = _join([f"{count:,} {name}" for name, count in found.rejects.items()])
         yield Finding(
             code="rejects",
             severity="note",
             title=f"{_many(rejects, 'image')} rejected",
-            detail=f"They could not be used ({reasons}); {manifest.REJECTS_FILE_NAME} lists them.",
+            detail=f"They could not be used ({_reasons(found.rejects)}); "
+            f"{manifest.REJECTS_FILE_NAME} lists them.",
             count=rejects,
         )
     dropped = found.counts.get("dropped", {})
     if dropped:
-        reasons = _join([f"{count:,} {name}" for name, count in dropped.items()])
         yield Finding(
             code="dropped",
             severity="note",
             title=f"{_many(sum(dropped.values()), 'image')} left out by a policy",
-            detail=f"{reasons}; {manifest.DROPPED_FILE_NAME} lists them.",
+            detail=f"{_reasons(dropped)}; {manifest.DROPPED_FILE_NAME} lists them.",
             count=sum(dropped.values()),
         )
 
 
-def _pairs_of_splits(splits: Sequence[str]) -> list[tuple[int, int]]:
-    return [(a, b) for a in range(len(splits)) for b in range(a + 1, len(splits))]
+def _reasons(counts: Mapping[str, int]) -> str:
+    return listed([f"{count:,} {name}" for name, count in counts.items()], _MOST_NAMES)
 
 
 def _many(count: int, noun: str, plural: str | None = None) -> str:
@@ -774,10 +775,6 @@ def _many(count: int, noun: str, plural: str | None = None) -> str:
 
 def _patients_have(count: int) -> str:
     return f"{counted(count, 'patient')} {'has' if count == 1 else 'have'}"
-
-
-def _join(names: Sequence[str]) -> str:
-    return ", ".join(names[:12]) + (f" and {len(names) - 12} more" if len(names) > 12 else "")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -19,6 +19,7 @@ import pyarrow as pa
 from tfrecord_io import manifest
 from tfrecord_io.auditing import near_duplicates
 from tfrecord_io.auditing.audit import SEVERITIES, Audit, Finding, list_pairs, read_examples
+from tfrecord_io.auditing.columns import encode
 from tfrecord_io.auditing.ranges import with_ranges
 from tfrecord_io.printing import counted
 from tfrecord_io.shards import map_records
@@ -248,7 +249,8 @@ def compare(directory: Path, found: manifest.Manifest) -> tuple[pa.Table, Neighb
         OSError: if a file of the dataset is missing.
     """
     examples = read_examples(directory / manifest.EXAMPLES_FILE_NAME)
-    _, first_rows = np.unique(_codes(examples["pixels_xxh3"]), return_index=True)
+    pictures, _ = encode(examples["pixels_xxh3"])
+    _, first_rows = np.unique(pictures, return_index=True)
     examples = examples.take(pa.array(np.sort(first_rows)))
     vectors = directions(whitened(read_features(directory, found, examples)))
     return examples, find_neighbours(vectors, patients_of(examples))
@@ -271,7 +273,7 @@ def read_features(directory: Path, found: manifest.Manifest, examples: pa.Table)
         OSError: if a shard cannot be read.
     """
     layout = found.layout
-    sizes = {s.name: s.num_bytes for split in found.splits.values() for s in split.shards}
+    sizes = {shard.name: shard.num_bytes for shard in found.shards}
     shards = examples["shard"].cast(pa.string()).to_numpy()
     rows = examples["row"].to_numpy().astype(np.int64)
     features = np.empty((len(rows), found.image_shape[2]), np.float32)
@@ -291,12 +293,12 @@ def read_features(directory: Path, found: manifest.Manifest, examples: pa.Table)
 
 def patients_of(examples: pa.Table) -> np.ndarray:
     """Returns int64 [num_examples], the patient of each; one without a name is one of its own."""
-    codes = _codes(examples["patient"])
+    codes, _ = encode(examples["patient"])
     return np.where(codes >= 0, codes, len(codes) + np.arange(len(codes)))
 
 
 def _check_copies(examples: pa.Table, neighbours: Neighbours, found: manifest.Manifest) -> Finding:
-    splits, labels = _codes(examples["split"]), _codes(examples["label"])
+    (splits, _), (labels, _) = (encode(examples[name]) for name in ("split", "label"))
     is_compared = _compared_pixels(examples, found)
     hints = [hint for hint in near_copies(neighbours) if not is_compared(hint)]
     if not hints:
@@ -381,9 +383,3 @@ def _members(groups: np.ndarray) -> dict[int, np.ndarray]:
     order = np.argsort(groups, kind="stable")
     names, starts = np.unique(groups[order], return_index=True)
     return dict(zip(names.tolist(), np.split(order, starts[1:]), strict=True))
-
-
-def _codes(column: pa.ChunkedArray) -> np.ndarray:
-    """Returns int64 [num_rows]: the same number for the same value, -1 for none."""
-    encoded = column.cast(pa.string()).combine_chunks().dictionary_encode()
-    return encoded.indices.fill_null(-1).to_numpy().astype(np.int64)

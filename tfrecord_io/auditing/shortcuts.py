@@ -14,6 +14,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pyarrow as pa
 
+from tfrecord_io.auditing.columns import encode
+
 _NUM_FOLDS = 5
 _MAX_CATEGORIES = 30
 _BRIGHTNESS_BINS = 8
@@ -77,7 +79,7 @@ def measure(examples: pa.Table, label_codes: np.ndarray) -> Shortcuts | None:
     if len(present) < 2 or not signals:
         return None
     groups = _groups(examples)
-    folds = _folds(groups)
+    folds = groups % _NUM_FOLDS
     columns = [signal.codes for signal in signals]
     predicted = _cross_validate(columns, labels, folds, len(present))
     low, high = _interval(predicted == labels, labels, groups, len(present))
@@ -128,9 +130,11 @@ def _signals(examples: pa.Table) -> list[_Signal]:
         shown = [f"{value // _MAX_SIDE}×{value % _MAX_SIDE}" for value in values]
         signals.append(_Signal("original size", codes, shown))
     if {"mode", "file_format"} <= names:
-        formats, modes = (_strings(examples[name]) for name in ("file_format", "mode"))
-        codes, values = _categories(formats[0] * len(modes[1]) + modes[0])
-        shown = [f"{formats[1][v // len(modes[1])]} {modes[1][v % len(modes[1])]}" for v in values]
+        formats, format_names = encode(examples["file_format"])
+        modes, mode_names = encode(examples["mode"])
+        codes, values = _categories(formats * len(mode_names) + modes)
+        pairs = [divmod(value, len(mode_names)) for value in values]
+        shown = [f"{format_names[a]} {mode_names[b]}" for a, b in pairs]
         signals.append(_Signal("file format and mode", codes, shown))
     if "quantization" in names:
         codes, values = _categories(examples["quantization"].to_numpy())
@@ -143,9 +147,9 @@ def _signals(examples: pa.Table) -> list[_Signal]:
         border = examples["white_border"].to_numpy()
         signals.append(_binned("white border", border, WHITE_BORDER_EDGES))
     if "site" in names:
-        sites, shown = _strings(examples["site"].fill_null("unknown"))
+        sites, site_names = encode(examples["site"].fill_null("unknown"))
         codes, values = _categories(sites)
-        signals.append(_Signal("site", codes, [shown[value] for value in values]))
+        signals.append(_Signal("site", codes, [str(site_names[value]) for value in values]))
     return [signal for signal in signals if signal.codes.max(initial=0) > 0]
 
 
@@ -186,14 +190,6 @@ def _giveaways(
     return found
 
 
-def _strings(column: pa.ChunkedArray) -> tuple[np.ndarray, list[str]]:
-    """Returns int64 [num_examples] codes and the string of each."""
-    array = column.combine_chunks()
-    if not pa.types.is_dictionary(array.type):
-        array = array.dictionary_encode()
-    return array.indices.to_numpy().astype(np.int64), array.dictionary.to_pylist()
-
-
 def _groups(examples: pa.Table) -> np.ndarray:
     """Returns int64 [num_examples], the same number for images of one patient.
 
@@ -207,10 +203,6 @@ def _groups(examples: pa.Table) -> np.ndarray:
     ]
     # A checksum instead of an index, so that a group's fold does not depend on the other groups.
     return np.fromiter((zlib.crc32(name.encode("utf-8", "replace")) for name in names), np.int64)
-
-
-def _folds(groups: np.ndarray) -> np.ndarray:
-    return groups % _NUM_FOLDS
 
 
 def _cross_validate(

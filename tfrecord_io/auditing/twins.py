@@ -14,6 +14,7 @@ from PIL import Image
 
 from tfrecord_io import schema, visible
 from tfrecord_io.auditing import near_duplicates
+from tfrecord_io.auditing.columns import encode
 
 #: Largest number of proposed pairs whose pixels are compared; each takes about half a millisecond.
 MAX_CHECKED = 50_000
@@ -157,8 +158,7 @@ def find_twins(examples: pa.Table, images: ImageReader) -> Twins:
             look for near duplicates, `perceptual_hash`.
         images: reads the stored pixels of the proposed pairs.
     """
-    encoded = examples["pixels_xxh3"].combine_chunks().dictionary_encode()
-    groups = encoded.indices.to_numpy().astype(np.int64)
+    groups, _ = encode(examples["pixels_xxh3"])
     side = min(images.image_shape[:2])
     large_enough = side >= near_duplicates.MIN_SIDE
     if "perceptual_hash" not in examples.column_names or not len(groups) or not large_enough:
@@ -232,11 +232,8 @@ def _hashes(column: pa.ChunkedArray) -> np.ndarray:
 
 def _range_by_group(column: pa.ChunkedArray, groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Returns the smallest and largest code of a column's values in each group; int64 [groups]."""
-    array = column.combine_chunks()
-    if not pa.types.is_dictionary(array.type):
-        array = array.dictionary_encode()
-    codes = array.indices.to_numpy().astype(np.int64)
-    low = np.full(groups.max() + 1, len(array.dictionary), np.int64)
+    codes, values = encode(column)
+    low = np.full(groups.max() + 1, len(values), np.int64)
     high = np.full(groups.max() + 1, -1, np.int64)
     np.minimum.at(low, groups, codes)
     np.maximum.at(high, groups, codes)
