@@ -6,7 +6,6 @@ build workers, checks and processes that train with JAX or PyTorch start without
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any
 
 from tfrecord_io.manifest import Manifest, ManifestError, Shard, Split
@@ -32,11 +31,11 @@ __all__ = [
     "read_statistics",
 ]
 
-_LAZY = {"make_dataset": "tfrecord_io.reading.reader"}
-
 
 def __getattr__(name: str) -> Any:
-    """Imports a name that needs TensorFlow when it is first used (PEP 562)."""
-    if name in _LAZY:
-        return getattr(importlib.import_module(_LAZY[name]), name)
+    """Imports `make_dataset`, which needs TensorFlow, when it is first used (PEP 562)."""
+    if name == "make_dataset":
+        from tfrecord_io.reading.reader import make_dataset
+
+        return make_dataset
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -34,9 +34,6 @@ PACKAGES = (
     "pydicom", "imagecodecs", "pyjpegls", "pylibjpeg", "pylibjpeg-openjpeg", "pylibjpeg-rle",
 )  # fmt: skip
 
-#: How to install them.
-INSTALL = "pip install 'scan-tfrecords[dicom]'"
-
 #: The start of a file in which the header nearly always ends.
 HEADER_BYTES = 16 * 1024
 
@@ -92,11 +89,18 @@ _NEEDED = (
     "BitsStored", "PixelRepresentation",
 )  # fmt: skip
 
-_PATIENT_ID, _ISSUER, _NUM_FRAMES = 0x00100020, 0x00100021, 0x00280008
-
-# Modality, the model's name, the UIDs of study and series, and the laterality of a series and of an
-# image.
-_OTHER_TAGS = 0x00080060, 0x00081090, 0x0020000D, 0x0020000E, 0x00200060, 0x00200062
+# What `read_header` reads, in the order of a file.
+_HEADER_TAGS = {
+    "Modality": 0x00080060,
+    "ManufacturerModelName": 0x00081090,
+    "PatientID": 0x00100020,
+    "IssuerOfPatientID": 0x00100021,
+    "StudyInstanceUID": 0x0020000D,
+    "SeriesInstanceUID": 0x0020000E,
+    "Laterality": 0x00200060,
+    "ImageLaterality": 0x00200062,
+    "NumberOfFrames": 0x00280008,
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -138,7 +142,7 @@ def codec_versions() -> dict[str, str]:
     except importlib.metadata.PackageNotFoundError as error:
         raise ModuleNotFoundError(
             f"DICOM files are read with {', '.join(PACKAGES)}, but {error.name} is not installed: "
-            f"{INSTALL}"
+            "pip install 'scan-tfrecords[dicom]'"
         ) from None
 
 
@@ -155,42 +159,37 @@ def read_header(start: bytes) -> Header | None:
 
     def is_past(tag: Any, *_: object) -> bool:
         nonlocal ended
-        ended |= tag > _NUM_FRAMES
+        ended |= tag > _HEADER_TAGS["NumberOfFrames"]
         return ended
 
-    pydicom = _pydicom()
+    _pydicom()
     from pydicom.filereader import read_partial
 
-    tags = [pydicom.tag.Tag(tag) for tag in (_PATIENT_ID, _ISSUER, _NUM_FRAMES, *_OTHER_TAGS)]
     try:
         _check_inflated(start)
-        found = read_partial(io.BytesIO(start), is_past, specific_tags=tags)
+        found = read_partial(io.BytesIO(start), is_past, specific_tags=[*_HEADER_TAGS.values()])
         if not ended:
             return None
         num_frames = int(found.get("NumberOfFrames") or 1)
-        identity, issuer, study, series, modality, device, of_image, of_series = (
-            str(found.get(name) or "").strip()
-            for name in (
-                "PatientID", "IssuerOfPatientID", "StudyInstanceUID", "SeriesInstanceUID",
-                "Modality", "ManufacturerModelName", "ImageLaterality", "Laterality",
-            )
-        )  # fmt: skip
+        values = {name: str(found.get(name) or "").strip() for name in _HEADER_TAGS}
     except Exception:
         # A damaged file raises almost anything. The decoder rejects it, with a reason.
         return None
+    patient, issuer = values["PatientID"], values["IssuerOfPatientID"]
     return Header(
         num_frames=num_frames,
-        patient=_hashed(f"{issuer}\0{identity}") if identity else None,
-        study=_hashed(study) if study else None,
-        series=_hashed(series) if series else None,
-        modality=modality or None,
-        laterality=of_image or of_series or None,
-        device=device or None,
+        patient=_hashed(f"{issuer}\0{patient}") if patient else None,
+        study=_hashed(values["StudyInstanceUID"]),
+        series=_hashed(values["SeriesInstanceUID"]),
+        modality=values["Modality"] or None,
+        laterality=values["ImageLaterality"] or values["Laterality"] or None,
+        device=values["ManufacturerModelName"] or None,
     )
 
 
-def _hashed(identifier: str) -> str:
-    return hashlib.sha256(identifier.encode()).hexdigest()[:16]
+def _hashed(identifier: str) -> str | None:
+    """Returns a hash of an identifier, or None of an empty one."""
+    return hashlib.sha256(identifier.encode()).hexdigest()[:16] if identifier else None
 
 
 def cut_frame(file: BinaryIO, frame: int) -> Dataset | None:

@@ -17,7 +17,6 @@ from tfrecord_io.shards import map_records
 
 _MARGIN = 6
 _CAPTION_HEIGHT = 18
-_MAX_TILE = 224
 
 
 def contact_sheet(
@@ -40,7 +39,7 @@ def contact_sheet(
     names, counts, labels = _classes(found, split, shards)
     images = _first_of_each_class(found.layout, shards, labels, len(names), num_per_class)
     height, width, _ = found.image_shape
-    scale = min(tile_size, _MAX_TILE) / max(height, width)
+    scale = tile_size / max(height, width)
     tile = max(round(width * scale), 1), max(round(height * scale), 1)
     row_height = tile[1] + _CAPTION_HEIGHT + _MARGIN
     sheet = Image.new(
