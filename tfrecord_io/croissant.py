@@ -100,7 +100,7 @@ def _file(name: str, encoding: str, num_bytes: int, sha256: str) -> dict[str, st
 
 
 def _fields(columns: pa.Schema) -> Iterator[dict[str, Any]]:
-    """Yields the columns whose values Croissant has a type for, which bytes and lists have not."""
+    """Yields the columns, except bytes and lists, for which Croissant has no type."""
     kinds = (
         (pa.types.is_string, "sc:Text"),
         (pa.types.is_large_string, "sc:Text"),

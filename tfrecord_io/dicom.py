@@ -34,11 +34,11 @@ PACKAGES = (
     "pydicom", "imagecodecs", "pyjpegls", "pylibjpeg", "pylibjpeg-openjpeg", "pylibjpeg-rle",
 )  # fmt: skip
 
-#: The start of a file in which the header nearly always ends.
+#: Length of the beginning of a file, in which nearly every header ends.
 HEADER_BYTES = 16 * 1024
 
-# Of JPEG with more than eight bits and of lossless JPEG, for which pydicom has no plugin that is
-# free, or that survives damaged files: GDCM ends the process.
+# Decodes lossless JPEG, and JPEG of more than eight bits. pydicom's own plugins for them are not
+# free, or end the process on a damaged file, as GDCM does.
 _IMAGECODECS = "imagecodecs"
 
 _JPEG_LS = "pyjpegls"
@@ -68,7 +68,7 @@ _JPEG_EXTENDED = "1.2.840.10008.1.2.4.51"
 #: The preamble and DICM, by which a file is recognised; its elements follow (PS3.10, section 7.1).
 START_BYTES = 132
 
-# A deflated file that grows beyond this is a bomb; larger files are not read either.
+# A deflated file that inflates to more is rejected as a decompression bomb.
 _MAX_INFLATED_BYTES = 256 * 1024 * 1024
 
 # The markers of a frame's header, which has its sides: those of JPEG (ISO/IEC 10918-1, B.1.1.3)
@@ -109,7 +109,8 @@ class Header:
 
     Attributes:
         num_frames: number of frames; 1 if the file does not say.
-        patient: a hash of the patient's identity; None if the file does not say, like all others.
+        patient: a hash of the patient's identity; this and the following facts are None if the
+            file does not have them.
         study: a hash of the study's UID, which says whose examination it is.
         series: a hash of the series' UID.
         modality: such as `CT`.
@@ -193,7 +194,7 @@ def _hashed(identifier: str) -> str | None:
 
 
 def cut_frame(file: BinaryIO, frame: int) -> Dataset | None:
-    """Reads one frame of a file of several, and all tags before the pixels, but no other frame.
+    """Reads the tags and one frame of a file with several, without reading the other frames.
 
     Args:
         file: the file, at its beginning.
@@ -212,12 +213,12 @@ def cut_frame(file: BinaryIO, frame: int) -> Dataset | None:
     except Reject:
         raise
     except Exception:
-        return None  # whoever reads the whole file says why
+        return None  # reading the whole file gives the reason
     if pixels is None:
         return None
     dataset.NumberOfFrames = 1
     dataset.add(pixels)
-    # They say where the frames were.
+    # These tables locate the frames of the original file.
     for name in ("ExtendedOffsetTable", "ExtendedOffsetTableLengths"):
         dataset.pop(name, None)
     return dataset
@@ -451,7 +452,7 @@ def _grey(
     lowest = -(1 << bits - 1) if dataset.PixelRepresentation else 0
     span = (1 << bits) - 1
     levels = pixels
-    # Without the copy where it is not needed, which takes longer than the comparison.
+    # Clipping copies the values, which takes longer than this comparison.
     if pixels.min() < lowest or pixels.max() > lowest + span:
         levels = np.clip(pixels, lowest, lowest + span)
     if lowest:

@@ -1,4 +1,4 @@
-"""The kinds of label, and what tables, records and counts have to know of them.
+"""The kinds of label, and how tables, records and counts represent them.
 
 Tables hold a label as text. The text of a class is its name. The text of several labels is their
 names with `|` between them, in the dataset's order, or `none`. The text of a number is the shortest

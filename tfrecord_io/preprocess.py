@@ -73,7 +73,7 @@ class Reject(Exception):  # noqa: N818 - the project's word for an image that is
         return Reject, (self.reason, self.detail)
 
 
-#: Options that older manifests do not have, with their defaults, at which no manifest has them.
+# Options that were added later, with their defaults. A manifest has only those that differ.
 _NEWER: Mapping[str, Any] = {"dtype": "uint8", "window": None}
 
 _FRAME_NAME = re.compile(r"(?P<path>.*)#frame-(?P<frame>[1-9]\d*)", re.DOTALL)
@@ -132,10 +132,12 @@ class Preprocessing:
         return self.height, self.width, self.channels
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns JSON values by name, as the manifest keeps them; newer ones unless default."""
+        """Returns JSON values by name; those of `_NEWER` only if they are not the defaults."""
         values = dataclasses.asdict(self)
         return {
-            name: value for name, value in values.items() if _NEWER.get(name, not value) != value
+            name: value
+            for name, value in values.items()
+            if name not in _NEWER or value != _NEWER[name]
         }
 
     @classmethod
@@ -338,7 +340,7 @@ def _check_depth(image: ImageFile.ImageFile, dtype: str) -> None:
 
 
 def _check_png(data: bytes) -> None:
-    """Compares the checksums of a PNG's pixels, which Pillow reads past.
+    """Compares the checksums of a PNG's pixels, which Pillow ignores.
 
     Pillow also stops before the checksum of the compressed stream, once it has all rows.
     """

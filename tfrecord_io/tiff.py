@@ -59,15 +59,15 @@ def is_tiff(start: bytes) -> bool:
 
 
 def read_pages(file: BinaryIO, *, is_whole: bool) -> list[Page] | None:
-    """Returns the pages of a file, in order. Behind a damaged directory no page can be found.
+    """Returns the pages of a file, in order, up to the first whose directory is damaged.
 
     Args:
         file: the file, or as much of its beginning as is at hand; only its tags are read.
         is_whole: whether it is all of the file.
 
     Returns:
-        the pages, with a damaged one, but at most one more than `MAX_PAGES`; None if the next one
-        lies beyond the bytes at hand.
+        the pages, including the damaged one, but at most one more than `MAX_PAGES`; None if the
+        next one lies beyond the bytes at hand.
     """
     pages = []
     try:
@@ -86,8 +86,8 @@ def read_pages(file: BinaryIO, *, is_whole: bool) -> list[Page] | None:
 def with_first_page(file: BinaryIO, number: int) -> io.BytesIO:
     """Returns a file that begins with one of the pages, which Pillow then opens.
 
-    It has no other page, and no more is read of the file, unless parts of the page may be at places
-    of which only a decoder knows; then it is the whole file, with another first page.
+    It holds that page alone, and nothing else is read of the file. But if only a decoder can find
+    all parts of the page, it is the whole file, beginning with another page.
 
     Args:
         file: the file.

@@ -428,7 +428,7 @@ def _read_files(source_input: Path, paths: Sequence[str]) -> Iterator[tuple[str,
     if source_input.is_dir():
         for path in paths:
             file = source_input / path
-            # The table of a stranger may name files elsewhere.
+            # An untrusted table may name files outside of the folder.
             is_inside = ".." not in Path(path).parts and file.is_relative_to(source_input)
             yield path, file.read_bytes() if is_inside and file.is_file() else None
     elif source_input.suffix == ".toml":

@@ -551,7 +551,8 @@ def _check_shortcuts(
         return
     measures["shortcuts"] = dataclasses.asdict(result) | ({"label": label} if label else {})
     what = f"label {label}" if label else codes.kind.noun
-    signals = ", ".join(f"{name} {value:.0%}" for name, value in _ranked(result.by_signal))
+    ranked = sorted(result.by_signal.items(), key=lambda item: (-item[1], item[0]))
+    signals = ", ".join(f"{name} {value:.0%}" for name, value in ranked)
     giveaways = [
         {"fact": name, "value": value, "images": count, "all of them": names[place]}
         for name, value, place, count in result.giveaways
@@ -617,10 +618,6 @@ def _measure_shortcuts(
     # A label on few patients can be predicted by chance.
     by_gain = sorted(found, key=lambda entry: (entry[0].reliable, entry[0].low), reverse=True)
     return by_gain[0] if by_gain else (None, None, ())
-
-
-def _ranked(values: Mapping[str, float]) -> list[tuple[str, float]]:
-    return sorted(values.items(), key=lambda item: (-item[1], item[0]))
 
 
 def _check_classes(found: manifest.Manifest, measures: dict[str, Any]) -> Iterator[Finding]:

@@ -37,7 +37,8 @@ THUMBNAIL_SHAPE = (32, 32)
 _FREQUENCIES = 16
 _DETAIL_SIDE = 128
 _DETAIL_RADIUS = 2
-# So few pictures that a linear algebra library starts no threads, as many workers run at once.
+# With so few pictures a linear algebra library starts no threads, which would disturb the other
+# workers of the machine.
 _HASHED_AT_ONCE = 16
 
 # Rows of the DCT-II, rounded to integers. Sums of products of such small integers are exact in

@@ -181,8 +181,8 @@ def map_ahead(
 
     Args:
         function: called in a thread.
-        items: taken from in the thread that asks.
-        num_ahead: how many results are computed ahead; if 0, the caller computes them itself.
+        items: consumed in the caller's thread.
+        num_ahead: how many results are computed ahead; if 0, the caller's thread computes them.
         num_threads: threads that call the function at the same time.
     """
     if not num_ahead:

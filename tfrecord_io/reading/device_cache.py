@@ -1,7 +1,7 @@
-"""A split in an accelerator's memory: as stored, once, and batches gathered where they are needed.
+"""Keeps a split in an accelerator's memory, as it is stored, and gathers batches there.
 
-The images of a split are read one time and stay on the device (84,484 scans of 224x224 take
-4.2 GB). A step then sends a few hundred bytes to the device, the places of its examples.
+The images of a split are read once and stay on the device (84,484 scans of 224x224 take 4.2 GB). A
+step then sends only the places of its examples to the device, a few hundred bytes.
 """
 
 from __future__ import annotations
@@ -140,10 +140,10 @@ def num_bytes(manifest: Manifest, num_examples: int) -> int:
 
 
 def has_room(device: str, needed: int) -> bool:
-    """Tells whether a split may go to a device: if its free memory holds it twice.
+    """Tells whether the free memory of a device could hold a split twice.
 
-    The other half is left to the training. TensorFlow has no call for the free memory of an
-    accelerator, so as much is asked for, and given back at once.
+    The other half is left to the training. TensorFlow cannot report the free memory of an
+    accelerator, so that much memory is allocated, and freed at once.
 
     Args:
         device: its name.

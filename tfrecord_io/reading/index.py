@@ -9,13 +9,10 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 from tfrecord_io import shards
 from tfrecord_io.reading import opening
-
-_SUFFIX = ".idx"
 
 
 def write_index(
@@ -43,15 +40,12 @@ def write_index(
         if split.num_examples:
             opening.open_split(directory, name)
         for shard in split.shards:
-            path = target / f"{shard.name}{_SUFFIX}"
+            path = target / f"{shard.name}.idx"
             with shards.atomic_write(path) as file:
-                file.writelines(_lines(shard.num_examples, stride))
+                for row in range(shard.num_examples):
+                    file.write(b"%d %d\n" % (row * stride, stride))
             written.append(path)
     return written
-
-
-def _lines(num_records: int, stride: int) -> Iterator[bytes]:
-    return (b"%d %d\n" % (record * stride, stride) for record in range(num_records))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -22,7 +22,7 @@ from tfrecord_io.statistics import PixelStatistics
 Verify = Literal["size", "crc", "sha256"]
 _LEVELS = ("size", "crc", "sha256")
 
-# Checks of remote files wait for the network, so many wait together.
+# Checks of remote files mostly wait for the network, so many run at once.
 _NUM_THREADS = 16
 _CHUNK_LENGTH = 1 << 22
 
@@ -52,15 +52,15 @@ def open_split(
         raise ValueError(f"verify must be one of {', '.join(_LEVELS)}, received {verify!r}")
     manifest = load_manifest(directory)
     try:
-        shards = manifest.split(split).shards
+        found = manifest.split(split)
     except ManifestError as error:
         raise ManifestError(f"{os.fspath(directory)}: {error}") from None
-    if not manifest.split(split).num_examples:
+    if not found.num_examples:
         raise ManifestError(f"split {split!r} of {directory} has no examples")
     with concurrent.futures.ThreadPoolExecutor(_NUM_THREADS) as executor:
         checks = [
             executor.submit(_check_shard, shard_path(directory, shard), shard, manifest, verify)
-            for shard in shards
+            for shard in found.shards
         ]
         for check in checks:
             check.result()
@@ -76,7 +76,7 @@ def open_order(
     start_step: int,
     **options: Any,
 ) -> tuple[Manifest, BatchOrder, np.ndarray | None]:
-    """Opens a split, and checks the order in which its batches are wanted.
+    """Opens a split, and makes and checks the order of its batches.
 
     Args:
         directory: of the dataset; a local folder, or a URL that `tf.io.gfile` reads.

@@ -383,7 +383,8 @@ def _streamed_batches(
     if last_step is not None and start_step <= last_step:
         last = stream_order.remainder_segments(last_step)
         batches = batches.concatenate(reader.read_batch(last))
-    batches = batches.map(lambda records: tf.ensure_shape(records, (_share(order),)))
+    if order.pad_remainder or not order.remainder:  # all batches have the same length
+        batches = batches.map(lambda rows: tf.ensure_shape(rows, (order.replica_batch_size,)))
     return _map_in_order(
         lambda records, weights: features.cut(reader.as_tensor(records), weights),
         tf.data.Dataset.zip(batches, _weight_batches(order, start_step)),
@@ -461,7 +462,8 @@ def _map_in_order(
     function: Callable[..., tuple[tf.Tensor, ...]], dataset: tf.data.Dataset
 ) -> tf.data.Dataset:
     """Maps several elements at a time, and keeps their order."""
-    return dataset.map(function, num_parallel_calls=_num_threads(), deterministic=True)
+    num_threads = min(_MAX_GATHERS, os.cpu_count() or 1)
+    return dataset.map(function, num_parallel_calls=num_threads, deterministic=True)
 
 
 def _row_batches(
@@ -510,15 +512,6 @@ def _num_full_steps(order: BatchOrder) -> int:
     if order.num_full_steps is not None:
         return order.num_full_steps
     return np.iinfo(np.int64).max // (2 * order.batch_size)
-
-
-def _share(order: BatchOrder) -> int | None:
-    """The length of this replica's batches, if they all have one."""
-    return order.replica_batch_size if order.pad_remainder or not order.remainder else None
-
-
-def _num_threads() -> int:
-    return min(_MAX_GATHERS, os.cpu_count() or 1)
 
 
 def _finish(dataset: tf.data.Dataset, order: BatchOrder, start_step: int) -> tf.data.Dataset:
