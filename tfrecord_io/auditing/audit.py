@@ -774,56 +774,6 @@ def _patients_have(count: int) -> str:
     return f"{counted(count, 'patient')} {'has' if count == 1 else 'have'}"
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Limits:
-    """The largest accepted measures; None accepts any.
-
-    Attributes:
-        max_leaked_patients: number of patients in several splits.
-        max_leaked_pictures: number of pictures in several splits, including near duplicates.
-        max_duplicates: number of images with the same pixels as another one, without the first.
-        max_label_conflicts: number of pictures with contradicting labels, including near
-            duplicates.
-        max_shortcut_gain: balanced accuracy from side facts minus that of guessing, 0..1.
-    """
-
-    max_leaked_patients: int | None = None
-    max_leaked_pictures: int | None = None
-    max_duplicates: int | None = None
-    max_label_conflicts: int | None = None
-    max_shortcut_gain: float | None = None
-
-    def violations(self, measures: Mapping[str, Any]) -> list[str]:
-        """Returns a line for each limit that is exceeded or cannot be checked.
-
-        Args:
-            measures: the audit's measures, see `Audit`.
-        """
-        shortcut = measures.get("shortcuts", {"accuracy": 0, "chance": 0})
-        near = {
-            "max_leaked_pictures": measures["near_duplicate_pairs"],
-            "max_label_conflicts": measures["near_duplicate_label_conflicts"],
-        }
-        values = {
-            "max_leaked_patients": measures["patients_in_several_splits"],
-            "max_leaked_pictures": measures["duplicate_pictures_across_splits"]
-            + (near["max_leaked_pictures"] or 0),
-            "max_duplicates": measures["duplicate_images"],
-            "max_label_conflicts": measures["duplicate_label_conflicts"]
-            + (near["max_label_conflicts"] or 0),
-            "max_shortcut_gain": round(shortcut["accuracy"] - shortcut["chance"], 4),
-        }
-        lines = []
-        for name, limit in dataclasses.asdict(self).items():
-            if limit is None:
-                continue
-            if values[name] > limit:
-                lines.append(f"--{name} {limit}: found {values[name]:,}")
-            elif name in near and (missing := near_search_gap(near[name], measures)):
-                lines.append(f"--{name} {limit}: {missing}")
-        return lines
-
-
 def near_search_gap(num_pairs: int | None, measures: Mapping[str, Any]) -> str | None:
     """Returns why a number of near duplicates is incomplete, or None if it is complete.
 
