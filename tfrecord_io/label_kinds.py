@@ -46,10 +46,6 @@ class LabelKind(abc.ABC):
         """Returns the names of the labels in a label's text; a number has none."""
 
     @abc.abstractmethod
-    def text_of(self, names: Sequence[str]) -> str:
-        """Returns the text of a label that has these names, in the dataset's order."""
-
-    @abc.abstractmethod
     def is_label(self, values: np.ndarray) -> bool:
         """Tells whether the values of a record, float32 [num_labels], are a label."""
 
@@ -115,6 +111,10 @@ class LabelKind(abc.ABC):
 
 class _Named(LabelKind):
     """Each example has or has not each of the labels, by name."""
+
+    @abc.abstractmethod
+    def text_of(self, names: Sequence[str]) -> str:
+        """Returns the text of a label that has these names, in the dataset's order."""
 
     def text_in(self, values: np.ndarray, label_names: Sequence[str]) -> str:
         return self.text_of([label_names[place] for place in np.flatnonzero(values).tolist()])
@@ -201,9 +201,6 @@ class _Number(LabelKind):
     def names_in(self, text: str) -> list[str]:
         return []
 
-    def text_of(self, names: Sequence[str]) -> str:
-        raise ValueError(f"a number has no names, received {names}; see number_text")
-
     def balance(self, counts: np.ndarray, texts: Sequence[str]) -> np.ndarray:
         return counts
 
@@ -230,7 +227,7 @@ class _Number(LabelKind):
 
 CLASSES: LabelKind = _Classes()
 GRADES: LabelKind = _Grades()
-MULTI_LABEL: LabelKind = _MultiLabel()
+MULTI_LABEL = _MultiLabel()
 NUMBER: LabelKind = _Number()
 
 #: What a number's classes are, see `LabelKind.classes_of`.

@@ -7,6 +7,7 @@ gather out of the mapped shards. Two threads gather ahead; they copy without hol
 from __future__ import annotations
 
 import collections
+import dataclasses
 import functools
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -109,15 +110,16 @@ def make_batches(
         replica_index=replica_index,
     )
     return Batches(
-        MappedDataset(directory, split),
-        order,
-        chosen,
+        dataset=MappedDataset(directory, split),
+        order=order,
+        examples=chosen,
         start_step=start_step,
         with_keys=with_keys,
         prefetch=prefetch,
     )
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Batches:
     """What `make_batches` returns: an iterable that can be gone through again and again.
 
@@ -125,29 +127,22 @@ class Batches:
         dataset: the split.
         order: which examples each batch holds: places in `examples`.
         examples: int64, places in the split; None for all, in their order.
+        start_step: the first batch.
+        with_keys: whether batches hold keys.
+        prefetch: batches that threads make ahead.
     """
 
-    def __init__(
-        self,
-        dataset: MappedDataset,
-        order: BatchOrder,
-        examples: np.ndarray | None,
-        *,
-        start_step: int,
-        with_keys: bool,
-        prefetch: int,
-    ) -> None:
-        self.dataset = dataset
-        self.order = order
-        self.examples = examples
-        self._start_step = start_step
-        self._with_keys = with_keys
-        self._prefetch = prefetch
+    dataset: MappedDataset
+    order: BatchOrder
+    examples: np.ndarray | None
+    start_step: int
+    with_keys: bool
+    prefetch: int
 
     def __iter__(self) -> Iterator[tuple[np.ndarray, ...]]:
-        steps = enumerate(self.order.batches(self._start_step), self._start_step)
+        steps = enumerate(self.order.batches(self.start_step), self.start_step)
         gather = functools.partial(self._gather, self.buffer_pool())
-        return map_ahead(gather, steps, self._prefetch, num_threads=_NUM_THREADS)
+        return map_ahead(gather, steps, self.prefetch, num_threads=_NUM_THREADS)
 
     def buffer_pool(self) -> BufferPool:
         """Returns memory for the images of a batch, for `MappedDataset.gather`."""
@@ -156,7 +151,7 @@ class Batches:
 
     def __len__(self) -> int:
         """Returns the number of batches; raises TypeError if they are endless."""
-        return len(self.order) - self._start_step
+        return len(self.order) - self.start_step
 
     def _gather(
         self, pool: BufferPool, step_and_places: tuple[int, np.ndarray]
@@ -166,7 +161,7 @@ class Batches:
         batch: tuple[np.ndarray, ...] = self.dataset.gather(examples, pool.take())
         if self.order.pad_remainder:
             batch += (self.order.weights(step, step + 1)[0],)
-        if self._with_keys:
+        if self.with_keys:
             batch += (np.array(self.dataset.keys(examples), "S"),)
         return batch
 

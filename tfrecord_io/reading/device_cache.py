@@ -7,6 +7,7 @@ step then sends only the places of its examples to the device, a few hundred byt
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Iterable, Iterator
 
 import numpy as np
@@ -92,6 +93,7 @@ class DeviceSplit:
             return tf.gather(self.keys, examples)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class DeviceDataset:
     """Batches of a `DeviceSplit`: an iterable that can be gone through again and again.
 
@@ -101,23 +103,22 @@ class DeviceDataset:
     Attributes:
         split: the examples.
         order: a `tf.data.Dataset` of (examples int64 [batch], weights float32 [batch]).
+        with_weights: whether batches hold weights.
+        with_keys: whether batches hold keys.
     """
 
-    def __init__(
-        self, split: DeviceSplit, order: tf.data.Dataset, *, with_weights: bool, with_keys: bool
-    ) -> None:
-        self.split = split
-        self.order = order
-        self._with_weights = with_weights
-        self._with_keys = with_keys
+    split: DeviceSplit
+    order: tf.data.Dataset
+    with_weights: bool
+    with_keys: bool
 
     def __iter__(self) -> Iterator[tuple[tf.Tensor, ...]]:
         """Yields (image, label), then weight, then key, as `reader.make_dataset` says."""
         for examples, weights in self.order:
             batch = self.split.gather(examples)
-            if self._with_weights:
+            if self.with_weights:
                 batch += (weights,)
-            if self._with_keys:
+            if self.with_keys:
                 batch += (self.split.gather_keys(examples),)
             yield batch
 

@@ -145,7 +145,9 @@ def make_dataset(
         on_device = _load_to_device(directory, split, manifest, engine)
         if on_device is not None:
             rows = _finish(_row_batches(order, start_step, _choose(chosen)), order, start_step)
-            return DeviceDataset(on_device, rows, with_weights=pad_remainder, with_keys=with_keys)
+            return DeviceDataset(
+                split=on_device, order=rows, with_weights=pad_remainder, with_keys=with_keys
+            )
     features = _Features(layout=manifest.layout, with_weights=pad_remainder, with_keys=with_keys)
     if engine == "mmap":
         dataset = _mapped_batches(directory, split, manifest, order, start_step, features, chosen)
