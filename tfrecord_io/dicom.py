@@ -1,4 +1,4 @@
-"""Reads DICOM files: what a listing must know of them, and the picture of one frame.
+"""Reads DICOM files: the facts that a listing needs, and the picture of one frame.
 
 pydicom and its codecs are an extra, `pip install 'scan-tfrecords[dicom]'`. Each transfer syntax has
 one codec, whatever else is installed, so that the same files are accepted everywhere.
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 from PIL import Image
 
-from tfrecord_io.preprocess import MAX_PIXELS, Preprocessing, Reject
+from tfrecord_io.preprocess import Preprocessing, Reject, check_size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -105,7 +105,7 @@ _HEADER_TAGS = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Header:
-    """What a listing must know of a file.
+    """The facts about a file that a listing needs.
 
     Attributes:
         num_frames: number of frames; 1 if the file does not say.
@@ -225,7 +225,13 @@ def cut_frame(file: BinaryIO, frame: int) -> Dataset | None:
 
 
 def _pixels_of(file: BinaryIO, dataset: Dataset, index: int) -> DataElement | None:
-    """Returns the pixels of one frame of a file, which is at the element of the pixels."""
+    """Returns the pixels of one frame.
+
+    Args:
+        file: positioned at the element of the pixels.
+        dataset: the tags before them.
+        index: number of the frame, from 0.
+    """
     from pydicom import DataElement
     from pydicom.encaps import encapsulate, get_frame
 
@@ -233,7 +239,7 @@ def _pixels_of(file: BinaryIO, dataset: Dataset, index: int) -> DataElement | No
     if syntax == _DEFLATED or syntax not in _PLUGINS or dataset.BitsAllocated % 8:
         return None
     if not syntax.is_little_endian and dataset.BitsAllocated == 8:
-        return None  # two frames may share a word, whose bytes are the other way round
+        return None  # two frames may share a word, and the bytes of a word are swapped
     order = "<" if syntax.is_little_endian else ">"
     tag = struct.unpack(f"{order}HH", file.read(4))
     kind = "OW" if syntax.is_implicit_VR else file.read(4)[:2].decode()
@@ -296,11 +302,7 @@ def read_frame(
     num_frames = int(dataset.get("NumberOfFrames") or 1)
     if frame == 0 and num_frames != 1:
         raise Reject("multiple_frames", f"DICOM with {num_frames:,} frames")
-    if dataset.Rows * dataset.Columns > MAX_PIXELS:
-        raise Reject(
-            "too_many_pixels",
-            f"{dataset.Columns}x{dataset.Rows} pixels, more than {MAX_PIXELS:,}",
-        )
+    check_size(dataset.Columns, dataset.Rows)
     stored = f"{dataset.PhotometricInterpretation};{dataset.BitsStored}"
     if dataset.BitsStored > (16 if dataset.SamplesPerPixel == 1 else 8):
         raise Reject("too_many_bits", f"DICOM of {stored}")
@@ -357,7 +359,7 @@ def _decode(dataset: Dataset, index: int) -> tuple[np.ndarray, str]:
         if _sides_of(frame) != (dataset.Rows, dataset.Columns):
             raise Reject("undecodable", "the compressed frame has other sides than the file says")
         # pyjpegls reports this only after it has decoded every pixel, which can take seconds.
-        if plugin == _JPEG_LS and frame.rfind(_JPEG_END) < 0:  # it is near the end of a whole one
+        if plugin == _JPEG_LS and frame.rfind(_JPEG_END) < 0:  # near the end, if it is there
             raise Reject("truncated", "the JPEG-LS frame is cut off")
         if plugin == _IMAGECODECS:
             return _decode_jpeg(frame, dataset), dataset.PhotometricInterpretation
@@ -385,7 +387,7 @@ def _check_offsets(pixels: BinaryIO, num_frames: int) -> None:
     Some frames would be lost, or decoded as others.
 
     Args:
-        pixels: the table and what follows it, at its beginning; it stays there.
+        pixels: a file at the beginning of the table; its position is kept.
         num_frames: number of frames.
     """
     from pydicom.encaps import parse_basic_offsets

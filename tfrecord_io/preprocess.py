@@ -267,7 +267,7 @@ def _decode(
 ) -> DecodedImage:
     """Decodes the first picture of a file, which must be the only one unless it is a page."""
     with Image.open(file, formats=("TIFF",) if is_page else FORMATS) as image:
-        _check_size(image)
+        check_size(image.width, image.height)
         _check_depth(image, preprocessing.dtype)
         _check_sample_format(image)
         if not is_page and getattr(image, "is_animated", False):
@@ -308,11 +308,10 @@ def _decode_frame(data: bytes | Dataset, frame: int, preprocessing: Preprocessin
     )
 
 
-def _check_size(image: Image.Image) -> None:
-    if image.width * image.height > MAX_PIXELS:
-        raise Reject(
-            "too_many_pixels", f"{image.width}x{image.height} pixels, more than {MAX_PIXELS:,}"
-        )
+def check_size(width: int, height: int) -> None:
+    """Raises Reject for a picture of more than `MAX_PIXELS`."""
+    if width * height > MAX_PIXELS:
+        raise Reject("too_many_pixels", f"{width}x{height} pixels, more than {MAX_PIXELS:,}")
 
 
 def _check_depth(image: ImageFile.ImageFile, dtype: str) -> None:

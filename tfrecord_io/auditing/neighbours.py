@@ -28,8 +28,8 @@ from tfrecord_io.shards import map_records
 NUM_NEIGHBOURS = 10
 MIN_AGREEING = 9
 
-# Number of scans that the rule for copies would let through by chance, if each had to stand out
-# alone. A pair needs two that do, so it is at most half as many pairs.
+# Number of scans that the rule for copies is expected to select by chance. A pair needs two of
+# them, so at most half as many pairs are expected.
 _CHANCE_SCANS = 5
 
 # Rows that are compared with all others at once, which takes 300 MB for 100,000 scans.

@@ -177,15 +177,15 @@ def find_twins(examples: pa.Table, images: ImageReader) -> Twins:
     chosen = np.flatnonzero(matters)
     # If there are too many pairs, the nearest are kept. They are compared in order of their rows,
     # so that the details of a scan are computed only once.
-    nearest = chosen[np.argsort(pairs.distance[chosen], kind="stable")][:MAX_CHECKED]
+    nearest = np.sort(chosen[np.argsort(pairs.distance[chosen], kind="stable")][:MAX_CHECKED])
     min_similarity = near_duplicates.min_similarity(side)
     near = _check(
         examples,
         images,
         min_similarity,
-        first_rows[first[np.sort(nearest)]],
-        first_rows[second[np.sort(nearest)]],
-        pairs.distance[np.sort(nearest)],
+        first_rows[first[nearest]],
+        first_rows[second[nearest]],
+        pairs.distance[nearest],
     )
     return Twins(
         groups=groups,
