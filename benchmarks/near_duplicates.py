@@ -267,7 +267,7 @@ def report_search(files: list[bytes], sizes: list[int], preprocessing: Preproces
         found = set(zip(pairs.first.tolist(), pairs.second.tolist(), strict=True))
         hits = sum((row, row + len(files)) in found for row in range(len(files)))
         print(
-            f"| {size:,} | {seconds:.1f} | {hits:,} of {len(files):,} | {len(pairs):,} | "
+            f"| {size:,} | {seconds:.1f} | {hits:,} of {len(files):,} | {len(pairs.first):,} | "
             f"{added:.0f} |",
             flush=True,
         )

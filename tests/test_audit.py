@@ -451,7 +451,7 @@ def test_a_shard_that_is_too_short_is_an_error_that_names_it(flawed, tmp_path):
 def test_copies_of_near_duplicates_are_pairs_too():
     found = twins.Twins(
         groups=np.array([0, 1, 0, 2]),
-        near=(twins.NearPair(first=0, second=1, distance=3, similarity=0.99),),
+        near=(twins.NearPair(first=0, second=1, similarity=0.99),),
     )
     assert list(found.near_rows()) == [(0, 1), (2, 1)]
     assert [group.tolist() for group in found.exact_groups()] == [[0, 2]]

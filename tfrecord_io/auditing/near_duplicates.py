@@ -73,10 +73,7 @@ class Pairs:
     first: np.ndarray
     second: np.ndarray
     distance: np.ndarray
-    complete: bool = True
-
-    def __len__(self) -> int:
-        return len(self.first)
+    complete: bool
 
 
 def thumbnails(pictures: np.ndarray) -> np.ndarray:

@@ -87,13 +87,11 @@ class NearPair:
         first: row of the first picture in the examples table; if several rows have its pixels,
             the first of them.
         second: row of the second picture, chosen in the same way.
-        distance: number of bits in which the hashes differ.
         similarity: correlation of the fine detail, up to 1.
     """
 
     first: int
     second: int
-    distance: int
     similarity: float
 
 
@@ -179,14 +177,8 @@ def find_twins(examples: pa.Table, images: ImageReader) -> Twins:
     # so that the details of a scan are computed only once.
     nearest = np.sort(chosen[np.argsort(pairs.distance[chosen], kind="stable")][:MAX_CHECKED])
     min_similarity = near_duplicates.min_similarity(side)
-    near = _check(
-        examples,
-        images,
-        min_similarity,
-        first_rows[first[nearest]],
-        first_rows[second[nearest]],
-        pairs.distance[nearest],
-    )
+    rows = first_rows[first[nearest]], first_rows[second[nearest]]
+    near = _check(examples, images, min_similarity, *rows)
     return Twins(
         groups=groups,
         near=near,
@@ -204,7 +196,6 @@ def _check(
     min_similarity: float,
     first: np.ndarray,
     second: np.ndarray,
-    distance: np.ndarray,
 ) -> tuple[NearPair, ...]:
     """Compares the pixels of proposed pairs; returns the confirmed ones, most similar first."""
     shards, rows = examples.column("shard"), examples.column("row")
@@ -214,10 +205,10 @@ def _check(
         return near_duplicates.detail(images.read(shards[row].as_py(), rows[row].as_py()))
 
     found = []
-    for a, b, bits in zip(first.tolist(), second.tolist(), distance.tolist(), strict=True):
+    for a, b in zip(first.tolist(), second.tolist(), strict=True):
         alike = near_duplicates.similarity(detail(a), detail(b))
         if alike >= min_similarity:
-            found.append(NearPair(first=a, second=b, distance=bits, similarity=round(alike, 4)))
+            found.append(NearPair(first=a, second=b, similarity=round(alike, 4)))
     return tuple(sorted(found, key=lambda pair: (-pair.similarity, pair.first, pair.second)))
 
 
