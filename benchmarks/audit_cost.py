@@ -27,7 +27,7 @@ from sample_archive import WORK_DIR, make_archive
 
 from pipelines.report import card
 from tfrecord_io import preprocess, shard_writer
-from tfrecord_io.auditing import audit, side_facts, twins
+from tfrecord_io.auditing import audit, columns, side_facts, twins
 from tfrecord_io.manifest import Manifest
 
 
@@ -58,7 +58,7 @@ def seconds_at_the_end(directory: Path, files: list[bytes], num_images: int) -> 
         num_images: rows of the table, at most.
     """
     found = Manifest.load(directory)
-    examples = audit.read_examples(directory / "examples.parquet")
+    examples = columns.read_examples(directory / "examples.parquet")
     examples = examples.slice(0, num_images)
     hashes = crowd(files, examples.num_rows)
     unique = {

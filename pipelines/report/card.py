@@ -47,7 +47,7 @@ def render(
     Args:
         found: the manifest as it will be written.
         audit: the audit of this dataset.
-        examples: the table that `audit.read_examples` returns.
+        examples: the table that `columns.read_examples` returns.
         images: reads the stored pictures that the page shows.
         rejects: images that could not be used.
         dropped: images that a policy left out; columns `path`, `reason`, `detail`.

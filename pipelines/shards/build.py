@@ -17,7 +17,7 @@ from pipelines.sources.listing import RejectedFile
 from pipelines.sources.source import Source
 from pipelines.stores.output import BUILD_DIR, Storage
 from tfrecord_io import manifest, preprocess, schema, shards
-from tfrecord_io.auditing import audit, twins
+from tfrecord_io.auditing import columns, twins
 from tfrecord_io.label_kinds import CLASSES, LabelKind
 from tfrecord_io.statistics import PixelStatistics
 
@@ -137,9 +137,9 @@ class Build(Work):
         return twins.ImageReader(self.layout, self.storage.open_arrow)
 
     def read_examples(self) -> pa.Table:
-        """Returns the examples table, see `audit.read_examples`."""
+        """Returns the examples table, see `columns.read_examples`."""
         with self.storage.open_arrow(manifest.EXAMPLES_FILE_NAME) as file:
-            return audit.read_examples(file)
+            return columns.read_examples(file)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -17,11 +17,10 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from tfrecord_io import manifest
 from tfrecord_io.auditing import near_duplicates, ranges, shortcuts
-from tfrecord_io.auditing.columns import encode
+from tfrecord_io.auditing.columns import encode, read_examples
 from tfrecord_io.auditing.twins import ImageReader, Twins, find_twins
 from tfrecord_io.label_kinds import NUMBER, RANGES
 from tfrecord_io.printing import counted, listed
@@ -42,30 +41,6 @@ LIMITS = (
     "predict more.",
     "The audit does not check whether the labels are medically right.",
 )
-
-#: Columns of the examples table that the audit reads; an older table may lack some.
-COLUMNS = (
-    "split",
-    "shard",
-    "row",
-    "key",
-    "label",
-    "patient",
-    "path",
-    "width",
-    "height",
-    "mode",
-    "file_format",
-    "file_bytes",
-    "quantization",
-    "file_xxh3",
-    "pixels_xxh3",
-    "brightness",
-    "white_border",
-    "perceptual_hash",
-    "site",
-)
-_REPEATED = ("split", "shard", "label", "mode", "file_format")
 
 #: Largest number of cases that a finding lists.
 MAX_LISTED = 20
@@ -137,44 +112,11 @@ def audit(directory: str | os.PathLike[str]) -> Audit:
         return audit_examples(examples, same, found)
 
 
-def read_examples(file: str | os.PathLike[str] | pa.NativeFile) -> pa.Table:
-    """Returns the columns of an examples table that the audit reads, without augmented copies.
-
-    Args:
-        file: the table as a path or an open file.
-
-    Returns:
-        those of `COLUMNS` that the table has.
-
-    Raises:
-        manifest.ManifestError: if the table is damaged or lacks a column that every version has.
-    """
-    try:
-        names = pq.read_schema(file).names
-    except pa.ArrowInvalid as error:
-        raise manifest.ManifestError(f"{manifest.EXAMPLES_FILE_NAME} is damaged: {error}") from None
-    parquet = pq.ParquetFile(file, read_dictionary=[n for n in _REPEATED if n in names])
-    missing = {"split", "shard", "row", "label", "patient", "path", "pixels_xxh3"} - set(names)
-    if missing:
-        raise manifest.ManifestError(
-            f"{manifest.EXAMPLES_FILE_NAME} has no column {', '.join(sorted(missing))}"
-        )
-    columns = [name for name in COLUMNS if name in names]
-    if "site" in columns and not pa.types.is_string(parquet.schema_arrow.field("site").type):
-        columns.remove("site")  # a table of labels had a column of that name, of another kind
-    if "variant" not in names:
-        return parquet.read(columns=columns).unify_dictionaries()
-    table = parquet.read(columns=[*columns, "variant"])
-    # An augmented copy resembles its original on purpose, so it is not audited.
-    is_original = pc.equal(table["variant"], 0)
-    return table.filter(is_original).select(columns).unify_dictionaries()
-
-
 def audit_examples(examples: pa.Table, twins: Twins, found: manifest.Manifest) -> Audit:
     """Audits the examples of a dataset.
 
     Args:
-        examples: the table that `read_examples` returns.
+        examples: the table that `columns.read_examples` returns.
         twins: the duplicates among these examples, see `find_twins`; of numbers, among their
             ranges, see `ranges.with_ranges`.
         found: the manifest; its audit is not used.

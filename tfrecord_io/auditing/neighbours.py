@@ -18,8 +18,8 @@ import pyarrow as pa
 
 from tfrecord_io import manifest
 from tfrecord_io.auditing import near_duplicates
-from tfrecord_io.auditing.audit import SEVERITIES, Audit, Finding, list_pairs, read_examples
-from tfrecord_io.auditing.columns import encode
+from tfrecord_io.auditing.audit import SEVERITIES, Audit, Finding, list_pairs
+from tfrecord_io.auditing.columns import encode, read_examples
 from tfrecord_io.auditing.ranges import with_ranges
 from tfrecord_io.printing import counted
 from tfrecord_io.shards import map_records

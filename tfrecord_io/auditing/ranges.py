@@ -45,7 +45,7 @@ def as_classes(found: Manifest, examples: pa.Table) -> tuple[Manifest, pa.Table]
 
     Args:
         found: the manifest.
-        examples: the table that `audit.read_examples` returns.
+        examples: the table that `columns.read_examples` returns.
 
     Returns:
         the manifest and the table with the ranges in ascending order as classes. The counts are
@@ -73,7 +73,7 @@ def describe(found: Manifest, examples: pa.Table) -> dict[str, dict[str, Any]]:
 
     Args:
         found: the manifest of a dataset of numbers.
-        examples: the table that `audit.read_examples` returns.
+        examples: the table that `columns.read_examples` returns.
     """
     values = numbers_of(examples)
     of_split = examples["split"].cast(pa.string()).to_numpy(zero_copy_only=False)
