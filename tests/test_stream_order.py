@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -30,15 +32,28 @@ def _records(segments: Segments, shard_sizes: list[int]) -> list[int]:
     return [int(run[turn]) for turn in turns for run in runs if turn < len(run)]
 
 
+def _read(order: BatchOrder, sizes: list[int], first_step: int, last_step: int) -> list[int]:
+    """Places in the split of what a replica reads for some batches, in order."""
+    stream = StreamOrder(order, np.array(sizes))
+    first = stream.window_of(first_step * order.batch_size)
+    last = stream.window_of(last_step * order.batch_size - 1)
+    return [
+        record
+        for window in range(first, last + 1)
+        for record in _records(stream.window_segments(window, first_step, last_step), sizes)
+    ]
+
+
 @given(sizes=shard_sizes, batch_size=st.integers(1, 5), seed=seeds, epoch=st.integers(0, 1000))
 def test_each_epoch_has_every_record_exactly_once(
     sizes: list[int], batch_size: int, seed: int, epoch: int
 ) -> None:
     total = sum(sizes)
     order = BatchOrder(num_examples=total, batch_size=batch_size, seed=seed, epochs=None)
-    positions = epoch * total + np.arange(total)
-    found = StreamOrder(order, np.array(sizes)).examples_at(positions)
-    assert sorted(found.tolist()) == list(range(total))
+    # A whole number of epochs fills as many batches as an epoch has examples.
+    found = _read(order, sizes, epoch * total, (epoch + 1) * total)
+    for first in range(0, len(found), total):
+        assert sorted(found[first : first + total]) == list(range(total))
 
 
 @given(
@@ -48,30 +63,18 @@ def test_each_epoch_has_every_record_exactly_once(
     start=st.integers(0, 5),
     seed=seeds,
 )
-def test_segments_read_what_the_order_says(
+def test_replicas_read_their_columns_of_the_same_batches_from_any_step_on(
     sizes: list[int], shares: int, replicas: int, start: int, seed: int
 ) -> None:
+    order = BatchOrder(num_examples=sum(sizes), batch_size=shares * replicas, seed=seed, epochs=2)
+    full = order.num_full_steps
+    if start >= full:
+        return
+    batches = np.array(_read(order, sizes, 0, full)).reshape(full, order.batch_size)
     for replica_index in range(replicas):
-        order = BatchOrder(
-            num_examples=sum(sizes),
-            batch_size=shares * replicas,
-            seed=seed,
-            epochs=2,
-            num_replicas=replicas,
-            replica_index=replica_index,
-        )
-        full = order.num_full_steps
-        if start >= full:
-            continue
-        stream = StreamOrder(order, np.array(sizes))
-        first = stream.window_of(start * order.batch_size)
-        last = stream.window_of(full * order.batch_size - 1)
-        read = [
-            record
-            for window in range(first, last + 1)
-            for record in _records(stream.window_segments(window, start, full), sizes)
-        ]
-        assert read == stream.examples_at(order.positions(start, full)).ravel().tolist()
+        share = dataclasses.replace(order, num_replicas=replicas, replica_index=replica_index)
+        columns = share.first_column + np.arange(share.replica_batch_size)
+        assert _read(share, sizes, start, full) == batches[start:, columns].ravel().tolist()
 
 
 def test_a_window_is_read_in_long_runs() -> None:
@@ -84,7 +87,7 @@ def test_a_window_is_read_in_long_runs() -> None:
 
 def test_records_of_different_shards_meet_in_a_batch() -> None:
     order = BatchOrder(num_examples=512, batch_size=4, seed=1)
-    examples = StreamOrder(order, np.array([128] * 4)).examples_at(order.positions(0, 128))
+    examples = np.array(_read(order, [128] * 4, 0, 128)).reshape(128, 4)
     assert len({tuple(sorted(set(row // 128))) for row in examples}) == 1
     assert set(examples[0] // 128) == {0, 1, 2, 3}
 

@@ -24,7 +24,6 @@ _COLUMNS = (
     "height",
     "mode",
     "file_format",
-    "file_bytes",
     "quantization",
     "file_xxh3",
     "pixels_xxh3",

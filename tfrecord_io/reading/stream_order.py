@@ -65,18 +65,6 @@ class StreamOrder:
         self._window = RUN_LENGTH * order.batch_size
         self._windows_per_epoch = -(-order.num_examples // self._window)
 
-    def examples_at(self, position: np.ndarray) -> np.ndarray:
-        """Returns the examples at places of the endless sequence of batches.
-
-        Args:
-            position: int64 [...], such as `BatchOrder.positions` returns.
-
-        Returns:
-            int64 [...]: places of the examples in the split, shard after shard.
-        """
-        shards, records = self._locate(self._mix(position))
-        return (np.cumsum(self._sizes) - self._sizes)[shards] + records
-
     def window_of(self, position: int) -> int:
         """Returns the window that a place of the sequence of batches lies in, counted from 0."""
         epoch, place = divmod(position, self._order.num_examples)
@@ -117,7 +105,6 @@ class StreamOrder:
     def _mix(self, position: np.ndarray) -> np.ndarray:
         """Returns the place in the sequence of records of each position."""
         order = self._order
-        position = np.asarray(position, np.int64)
         if not order.shuffle:
             return position
         epoch, place = np.divmod(position, order.num_examples)
