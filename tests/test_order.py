@@ -31,7 +31,10 @@ def test_epochs_differ_from_each_other(seed: int) -> None:
 
 def test_the_order_of_a_seed_never_changes() -> None:
     order = BatchOrder(num_examples=10, batch_size=5, seed=1)
-    assert [batch.tolist() for batch in order] == [batch.tolist() for batch in order]
+    expected = [[9, 1, 7, 3, 8], [6, 0, 5, 2, 4]]
+    assert [batch.tolist() for batch in order] == [batch.tolist() for batch in order] == expected
+    large = BatchOrder(num_examples=5000, batch_size=5, seed=1)
+    assert next(iter(large)).tolist() == [3597, 3005, 4665, 2419, 754]
     other = BatchOrder(num_examples=10, batch_size=5, seed=2)
     assert [batch.tolist() for batch in order] != [batch.tolist() for batch in other]
 

@@ -77,6 +77,13 @@ def test_replicas_read_their_columns_of_the_same_batches_from_any_step_on(
         assert _read(share, sizes, start, full) == batches[start:, columns].ravel().tolist()
 
 
+def test_the_order_of_a_seed_never_changes() -> None:
+    order = BatchOrder(num_examples=12, batch_size=2, seed=7, epochs=2)
+    first = [9, 11, 10, 0, 5, 1, 6, 2, 7, 3, 8, 4]
+    second = [2, 11, 3, 5, 4, 6, 9, 7, 0, 8, 1, 10]
+    assert _read(order, [5, 4, 3], 0, 12) == first + second
+
+
 def test_a_window_is_read_in_long_runs() -> None:
     order = BatchOrder(num_examples=8 * RUN_LENGTH, batch_size=8, seed=1)
     segments = StreamOrder(order, np.array([8 * RUN_LENGTH])).window_segments(0, 0, RUN_LENGTH)
