@@ -291,13 +291,15 @@ def _check_patient_labels(codes: _Codes, measures: dict[str, Any]) -> Iterator[F
     if len(several):
         rows = np.searchsorted(several, codes.patient)
         theirs = known & np.isin(codes.patient, several)
+        verb = "has" if len(several) == 1 else "have"
+        how = (
+            f"in more than one {codes.kind.noun}" if codes.kind.one_hot else "with different labels"
+        )
         by_label = _table(rows[theirs], codes.label[theirs], len(several), len(codes.labels))
         yield Finding(
             code="patient_labels",
             severity="note",
-            title=f"{_patients_have(len(several))} images in more than one {codes.kind.noun}"
-            if codes.kind.one_hot
-            else f"{_patients_have(len(several))} images with different labels",
+            title=f"{counted(len(several), 'patient')} {verb} images {how}",
             detail=f"Together they have {int(by_label.sum()):,} images. Two eyes may differ "
             "and a disease changes, so this need not be wrong. But all images of a patient "
             "must be in one split, whatever they show, as with --splits patient.",
@@ -710,10 +712,6 @@ def _reasons(counts: Mapping[str, int]) -> str:
 def _many(count: int, noun: str, plural: str | None = None) -> str:
     """Returns a phrase such as `1 patient is` or `3 patients are`."""
     return f"{counted(count, noun, plural)} {'is' if count == 1 else 'are'}"
-
-
-def _patients_have(count: int) -> str:
-    return f"{counted(count, 'patient')} {'has' if count == 1 else 'have'}"
 
 
 def near_search_gap(num_pairs: int | None, measures: Mapping[str, Any]) -> str | None:

@@ -65,6 +65,7 @@ def run(args: argparse.Namespace) -> int:
     found = manifest.Manifest.load(args.directory)
     given = {name: getattr(args, name) for name in (*_COUNTED, "max_shortcut_gain")}
     limits = {name: limit for name, limit in given.items() if limit is not None}
+    violations: list[str] = []
     if found.source.get("kind") != SOURCE_KIND:
         if args.images:
             return _refuse(f"--images is for features, but {args.directory} holds images itself")
@@ -78,7 +79,6 @@ def run(args: argparse.Namespace) -> int:
     else:
         of_images = _load_images(args.images, found) if args.images else None
         result = neighbours.audit_features(args.directory)
-        violations: list[str] = []
         if of_images is not None:
             _write_page(Path(args.page), found, result, Path(args.images), of_images)
     if args.json:

@@ -171,13 +171,8 @@ def _dct(thumbnails: np.ndarray) -> np.ndarray:
     return math.prod(THUMBNAIL_SHAPE) * (_DCT @ rows.astype(np.float64)) - of_mean
 
 
-def find_pairs(
-    hashes: np.ndarray,
-    max_distance: int = MAX_DISTANCE,
-    window: int = 8,
-    max_pairs: int = 1_000_000,
-) -> Pairs:
-    """Finds pairs of hashes that differ in few bits, without comparing all pairs.
+def find_pairs(hashes: np.ndarray, window: int = 8, max_pairs: int = 1_000_000) -> Pairs:
+    """Finds pairs of hashes that differ in at most `MAX_DISTANCE` bits, without comparing all.
 
     The hashes are sorted 32 times, each time by the bytes from another position on, and each hash
     is compared with the next `window` hashes in that order. Close hashes share most bits, so they
@@ -187,7 +182,6 @@ def find_pairs(
 
     Args:
         hashes: uint8 [num_hashes, HASH_LENGTH].
-        max_distance: largest number of bits in which the hashes of a pair differ.
         window: number of neighbours compared in each order. It limits the work if thousands of
             hashes are close; then not every pair is found, but each hash is in some pair.
         max_pairs: number of pairs after which the search stops.
@@ -211,7 +205,7 @@ def find_pairs(
         order = np.argsort(key)
         words = np.ascontiguousarray(hashes[order]).view(np.uint64)
         for shift in range(1, min(window, num_hashes - 1) + 1):
-            rows, distance = _close_rows(words, shift, max_distance)
+            rows, distance = _close_rows(words, shift)
             a, b = order[rows], order[rows + shift]
             codes = np.minimum(a, b) * num_hashes + np.maximum(a, b)
             found = np.concatenate([found, codes])
@@ -279,10 +273,10 @@ def _sort_keys(hashes: np.ndarray) -> Iterator[np.ndarray]:
         yield np.ascontiguousarray(hashes[:, columns]).view(">u8").ravel().astype(np.uint64)
 
 
-def _close_rows(words: np.ndarray, shift: int, max_distance: int) -> tuple[np.ndarray, np.ndarray]:
+def _close_rows(words: np.ndarray, shift: int) -> tuple[np.ndarray, np.ndarray]:
     """Returns the rows that are close to the row `shift` rows later, and their distances."""
     distance = np.zeros(len(words) - shift, np.int16)
     for column in range(words.shape[1]):
         distance += np.bitwise_count(words[shift:, column] ^ words[:-shift, column])
-    rows = np.flatnonzero(distance <= max_distance)
+    rows = np.flatnonzero(distance <= MAX_DISTANCE)
     return rows, distance[rows]

@@ -14,7 +14,6 @@ import numpy as np
 import psutil
 import tensorflow as tf
 
-from tfrecord_io import schema
 from tfrecord_io.manifest import Manifest
 
 
@@ -131,13 +130,6 @@ def choose_device() -> str:
     """Returns the first GPU that this process may use, or else the CPU."""
     names = [device.name for device in tf.config.list_logical_devices("GPU")]
     return names[0].removeprefix("/device:") if names else "CPU:0"
-
-
-def num_bytes(manifest: Manifest, num_examples: int) -> int:
-    """Returns what a split takes on a device, in bytes."""
-    features = manifest.layout.features
-    length = features[schema.IMAGE].length + features[schema.LABEL].length
-    return num_examples * length
 
 
 def has_room(device: str, needed: int) -> bool:

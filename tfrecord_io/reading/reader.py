@@ -204,7 +204,7 @@ def _load_to_device(
     """Returns a split in the memory of a device, or None if there is no room for it."""
     num_examples = manifest.split(split).num_examples
     device = device_cache.choose_device()
-    needed = device_cache.num_bytes(manifest, num_examples)
+    needed = num_examples * (manifest.layout.image_length + manifest.layout.label_length)
     if device_cache.has_room(device, needed):
         batches = make_dataset(
             directory,
