@@ -221,6 +221,11 @@ def test_an_unfinished_dataset_says_so(tmp_path: Path, capsys: pytest.CaptureFix
     assert "run the same build command again" in capsys.readouterr().err
 
 
+def test_a_negative_size_of_the_sample_is_refused(dataset, capsys):
+    assert main(["verify", str(dataset), "--source_input=x.zip", "--num_samples=-1"]) == 2
+    assert "--num_samples must be at least 0, received -1" in capsys.readouterr().err
+
+
 def strings_in(value, path=()):
     """Yields the path of each string in a JSON value."""
     if isinstance(value, str):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 # Characters with which a spreadsheet begins a formula.
@@ -65,3 +66,9 @@ def listed(names: Sequence[str], most: int = 5) -> str:
     """
     shown = ", ".join(names[:most])
     return shown if len(names) <= most else f"{shown} and {len(names) - most:,} more"
+
+
+def refuse(message: str) -> int:
+    """Prints an error of usage, and returns the exit code that goes with it, 2."""
+    print(f"error: {printable(message)}", file=sys.stderr)
+    return 2

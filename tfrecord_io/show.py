@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from tfrecord_io import manifest, schema, visible
 from tfrecord_io.label_kinds import NUMBER, ranges_of
-from tfrecord_io.printing import printable
+from tfrecord_io.printing import printable, refuse
 from tfrecord_io.shards import map_records
 
 _MARGIN = 6
@@ -121,14 +120,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Writes the contact sheet; returns the exit code."""
     if Image.registered_extensions().get(Path(args.output).suffix.lower()) not in Image.SAVE:
-        return _refuse(f"--output {args.output} must end in .png, or like another picture")
+        return refuse(f"--output {args.output} must end in .png, or like another picture")
     if args.num_per_class < 1:
-        return _refuse(f"--num_per_class must be at least 1, received {args.num_per_class}")
+        return refuse(f"--num_per_class must be at least 1, received {args.num_per_class}")
     contact_sheet(args.directory, args.split, num_per_class=args.num_per_class).save(args.output)
     print(f"wrote {args.output}")
     return 0
-
-
-def _refuse(message: str) -> int:
-    print(f"error: {printable(message)}", file=sys.stderr)
-    return 2

@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from tfrecord_io import augment, croissant, manifest, preprocess, schema, shards, trunk
-from tfrecord_io.printing import printable
+from tfrecord_io.printing import printable, refuse
 from tfrecord_io.statistics import PixelStatistics
 
 # Columns of the examples table that the records, or the names of their shards, have too.
@@ -502,6 +502,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Prints one finding per line, or that nothing is wrong; returns the exit code."""
+    if args.num_samples < 0:
+        return refuse(f"--num_samples must be at least 0, received {args.num_samples}")
     findings = verify(
         args.directory,
         source_input=args.source_input,

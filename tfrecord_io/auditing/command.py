@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import functools
 import json
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from tfrecord_io import manifest
 from tfrecord_io.auditing import neighbours
 from tfrecord_io.auditing.audit import MAX_LISTED, Audit, audit, near_search_gap
 from tfrecord_io.auditing.twins import ImageReader
-from tfrecord_io.printing import printable
+from tfrecord_io.printing import printable, refuse
 from tfrecord_io.shards import atomic_write
 from tfrecord_io.trunk import SOURCE_KIND
 
@@ -68,11 +67,11 @@ def run(args: argparse.Namespace) -> int:
     violations: list[str] = []
     if found.source.get("kind") != SOURCE_KIND:
         if args.images:
-            return _refuse(f"--images is for features, but {args.directory} holds images itself")
+            return refuse(f"--images is for features, but {args.directory} holds images itself")
         result = audit(args.directory)
         violations = _violations(limits, result.measures)
     elif limits:
-        return _refuse(
+        return refuse(
             f"{args.directory} holds features, and the limits are for images; audit the dataset "
             f"from which they were computed, {found.source['dataset']['name']}"
         )
@@ -122,11 +121,6 @@ def _violations(limits: Mapping[str, float], measures: Mapping[str, Any]) -> lis
         elif name in near and (missing := near_search_gap(near[name], measures)):
             lines.append(f"--{name} {limit}: {missing}")
     return lines
-
-
-def _refuse(message: str) -> int:
-    print(f"error: {printable(message)}", file=sys.stderr)
-    return 2
 
 
 def _load_images(directory: str, found: manifest.Manifest) -> manifest.Manifest:
