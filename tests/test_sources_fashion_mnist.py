@@ -14,7 +14,6 @@ from web_server import WebFile, WebServer, running_web
 
 from pipelines import errors
 from pipelines.sources import fashion_mnist as source
-from tfrecord_io import shards
 
 
 @pytest.fixture
@@ -185,7 +184,7 @@ def test_a_full_disk_is_explained(web, tmp_path, monkeypatch):
     def on_full_disk(path: Path) -> BinaryIO:
         return Path("/dev/full").open("wb", buffering=0)
 
-    monkeypatch.setattr(shards, "atomic_write", on_full_disk)
+    monkeypatch.setattr(source, "atomic_write", on_full_disk)
     (tmp_path / "train-images-idx3-ubyte.gz").write_bytes(b"damaged")
 
     with pytest.raises(errors.BuildError, match="could not be written: the disk is full") as error:

@@ -23,8 +23,8 @@ from marked_images import (
 )
 
 from tfrecord_io import Manifest
+from tfrecord_io.files import atomic_write
 from tfrecord_io.preprocess import decoder_versions
-from tfrecord_io.shards import atomic_write
 from train import callbacks, checkpoint, predict, run, scores
 from train.callbacks import StoppedError, TrainingError
 from train.config import ConfigError, TrainConfig

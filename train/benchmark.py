@@ -332,7 +332,7 @@ def _print_row(row: dict[str, float], *, header: bool) -> None:
 
 
 def _write(directory: Path, rows: Sequence[dict[str, float]], title: str) -> None:
-    from tfrecord_io.shards import atomic_write
+    from tfrecord_io.files import atomic_write
     from train.workdir import write_json
 
     directory.mkdir(parents=True, exist_ok=True)

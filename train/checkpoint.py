@@ -18,7 +18,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from tfrecord_io.shards import atomic_write
+from tfrecord_io.files import atomic_write
 
 _FACTS = "facts"
 

@@ -24,9 +24,9 @@ import numpy as np
 
 import tfrecord_io
 from tfrecord_io import dicom
+from tfrecord_io.files import atomic_write
 from tfrecord_io.label_kinds import CLASSES
 from tfrecord_io.preprocess import decoder_versions
-from tfrecord_io.shards import atomic_write
 from train.workdir import write_json
 
 FOLDER_NAME = "export"

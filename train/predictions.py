@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
+from tfrecord_io.files import atomic_write
 from tfrecord_io.label_kinds import LabelKind
 from tfrecord_io.printing import csv_cell
-from tfrecord_io.shards import atomic_write
 from train.examples import Examples
 from train.parts import Part
 from train.tasks import Task

@@ -15,10 +15,10 @@ from PIL import Image
 
 from tfrecord_io import visible
 from tfrecord_io.auditing import pages
+from tfrecord_io.files import atomic_write
 from tfrecord_io.manifest import Manifest
 from tfrecord_io.printing import counted, listed
 from tfrecord_io.reading.mapped import MappedDataset
-from tfrecord_io.shards import atomic_write
 from tfrecord_io.trunk import SOURCE_KIND
 from train import charts, saliency
 from train.metrics import FEW_GROUPS, worst_classes

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from tfrecord_io.shards import atomic_write
+from tfrecord_io.files import atomic_write
 
 TRACE_NAME = "trace.json.gz"
 OPERATIONS_NAME = "operations.csv"

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import tfrecord_io
-from tfrecord_io.shards import atomic_write
+from tfrecord_io.files import atomic_write
 from tfrecord_io.trunk import FACTS_NAME, REST_NAME, Trunk
 from train import config, console, predict
 from train.applications import APPLICATIONS

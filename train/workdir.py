@@ -16,7 +16,7 @@ import keras
 import numpy as np
 
 import tfrecord_io
-from tfrecord_io.shards import atomic_write, sync_folder
+from tfrecord_io.files import atomic_write, sync_folder
 from train import config as train_config
 from train.config import ConfigError, TrainConfig
 from train.strategy import Devices

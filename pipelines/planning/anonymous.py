@@ -32,7 +32,8 @@ from pipelines.sources.listing import (
 )
 from pipelines.sources.source import Source
 from pipelines.stores.remote import is_remote
-from tfrecord_io import schema, shards
+from tfrecord_io import schema
+from tfrecord_io.files import atomic_write, sync_folder
 from tfrecord_io.manifest import WEIGHT
 from tfrecord_io.preprocess import frame_path
 
@@ -229,7 +230,7 @@ def write_names(names: pa.Table, secret: Secret, fingerprint: str) -> Path:
     path = secret.beside(f"{fingerprint[:12]}.parquet")
     with _create_private(path) as file:
         pq.write_table(names, file)
-    shards.sync_folder(path.parent)
+    sync_folder(path.parent)
     return path
 
 
@@ -260,6 +261,6 @@ def private_errors(secret: Secret | None) -> Iterator[None]:
 @contextlib.contextmanager
 def _create_private(path: Path) -> Iterator[BinaryIO]:
     """Opens a file for writing that its owner alone may read."""
-    with errors.clear_write_errors(str(path)), shards.atomic_write(path) as file:
+    with errors.clear_write_errors(str(path)), atomic_write(path) as file:
         os.fchmod(file.fileno(), 0o600)
         yield file

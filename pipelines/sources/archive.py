@@ -35,7 +35,7 @@ from pipelines.sources.listing import (
 from pipelines.sources.reader import Reader
 from pipelines.sources.source import Source
 from pipelines.stores.ranges import Checks, RangeFile
-from tfrecord_io import shards
+from tfrecord_io.files import atomic_write
 
 #: A gzip stream with a larger ratio is taken for a decompression bomb, because JPEGs hardly
 #: compress. A tar of a few tiny files does compress, being mostly padding, so a small result is
@@ -260,7 +260,7 @@ def _gunzip(path: Path, unpacked: Path) -> None:
     limit = max(path.stat().st_size * _MAX_GZIP_RATIO, _HARMLESS_BYTES)
     written = 0
     try:
-        with gzip.open(path) as stream, shards.atomic_write(unpacked) as file:
+        with gzip.open(path) as stream, atomic_write(unpacked) as file:
             while block := stream.read(_COPY_BYTES):
                 written += len(block)
                 if written > limit:

@@ -26,7 +26,7 @@ from pipelines.sources.listing import REF_SCHEMA, ImageRef, Listing, ListingOpti
 from pipelines.sources.reader import Reader
 from pipelines.sources.source import Source
 from pipelines.stores import remote
-from tfrecord_io import shards
+from tfrecord_io.files import atomic_write
 
 LABEL_NAMES = (
     "T-shirt/top",
@@ -259,7 +259,7 @@ def _download_file(url: str, path: Path, md5: str) -> None:
             "Check the address; a proxy or a login page may have answered in its place."
         )
     try:
-        with shards.atomic_write(path) as file:
+        with atomic_write(path) as file:
             file.write(content)
     except OSError as error:
         raise_disk_error(error, path)

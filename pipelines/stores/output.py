@@ -18,7 +18,7 @@ from typing import IO, TypeVar
 import pyarrow as pa
 
 from pipelines.stores import prefetch, remote
-from tfrecord_io import shards
+from tfrecord_io.files import atomic_write, sync_folder
 
 #: Folder for files that are not part of the dataset: plan, lock, temporary files and tables.
 BUILD_DIR = ".build"
@@ -53,7 +53,7 @@ class Storage:
         """Makes the folder and its build folder; an object store needs no folders."""
         if not self.remote:
             Path(self.path(BUILD_DIR)).mkdir(parents=True, exist_ok=True)
-            shards.sync_folder(Path(self.root).absolute().parent)
+            sync_folder(Path(self.root).absolute().parent)
             self.sync_names()
 
     def size(self, name: str) -> int | None:
@@ -90,7 +90,7 @@ class Storage:
             name: name of the file in this folder.
         """
         if not self.remote:
-            with shards.atomic_write(self.path(name), self.path(BUILD_DIR)) as file:
+            with atomic_write(self.path(name), self.path(BUILD_DIR)) as file:
                 yield file
                 if name.endswith(".json"):
                     self.sync_names()
@@ -109,8 +109,8 @@ class Storage:
         Without it, a power cut could keep the name of a later file and lose that of an earlier one.
         """
         if not self.remote:
-            shards.sync_folder(self.path(BUILD_DIR))
-            shards.sync_folder(self.root)
+            sync_folder(self.path(BUILD_DIR))
+            sync_folder(self.root)
 
     def open_arrow(self, name: str) -> pa.NativeFile:
         """Opens a file for Arrow, which reads only the parts it needs; for use in a `with` block.

@@ -13,8 +13,8 @@ from tfrecord_io import manifest
 from tfrecord_io.auditing import neighbours
 from tfrecord_io.auditing.audit import MAX_LISTED, Audit, audit, near_search_gap
 from tfrecord_io.auditing.twins import ImageReader
+from tfrecord_io.files import atomic_write
 from tfrecord_io.printing import printable, refuse
-from tfrecord_io.shards import atomic_write
 from tfrecord_io.trunk import SOURCE_KIND
 
 # Limits of numbers, and what each of them counts.

@@ -11,7 +11,7 @@ import argparse
 import os
 from pathlib import Path
 
-from tfrecord_io import shards
+from tfrecord_io.files import atomic_write
 from tfrecord_io.reading import opening
 
 
@@ -41,7 +41,7 @@ def write_index(
             opening.open_split(directory, name)
         for shard in split.shards:
             path = target / f"{shard.name}.idx"
-            with shards.atomic_write(path) as file:
+            with atomic_write(path) as file:
                 for row in range(shard.num_examples):
                     file.write(b"%d %d\n" % (row * stride, stride))
             written.append(path)

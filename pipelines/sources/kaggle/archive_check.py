@@ -15,7 +15,7 @@ from typing import NoReturn
 from pipelines import errors
 from pipelines.sources import zip_members
 from pipelines.sources.downloads import byte_bar, byte_text, read_json
-from tfrecord_io import shards
+from tfrecord_io.files import atomic_write
 
 _LOG = logging.getLogger(__name__)
 _READ_BYTES = 1 << 20
@@ -76,7 +76,7 @@ def _record(archive: Path, record: dict[str, str | int]) -> None:
     """Writes the record of a check; only warns if that fails, because the archive is good."""
     path = _record_path(archive)
     try:
-        with shards.atomic_write(path) as file:
+        with atomic_write(path) as file:
             file.write(json.dumps(record, indent=1).encode() + b"\n")
     except OSError as error:  # such as a read-only folder
         _LOG.warning(

@@ -32,7 +32,7 @@ from pipelines.sources.kaggle.transfer import (
     transfer,
 )
 from pipelines.stores import file_lock
-from tfrecord_io.shards import sync_folder
+from tfrecord_io.files import sync_folder
 
 DEFAULT_DATASET = "paultimothymooney/kermany2018"
 

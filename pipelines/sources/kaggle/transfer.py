@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from pipelines import errors
 from pipelines.sources.downloads import byte_text, read_json
-from tfrecord_io.shards import atomic_write, sync_folder
+from tfrecord_io.files import atomic_write, sync_folder
 
 # A broken connection loses the current chunk, so small chunks lose less on a bad connection.
 _CHUNK_BYTES = 1 << 18

@@ -1,0 +1,68 @@
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tfrecord_io.files import atomic_write
+
+
+def test_a_file_has_no_name_until_it_is_complete(tmp_path):
+    path = tmp_path / "file"
+    with atomic_write(path) as file:
+        file.write(b"half")
+        file.flush()
+        assert not path.exists()
+        file.write(b" whole")
+    assert path.read_bytes() == b"half whole"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_the_temporary_file_may_lie_elsewhere(tmp_path):
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    with atomic_write(tmp_path / "file", scratch) as file:
+        assert list(tmp_path.iterdir()) == [scratch]
+        file.write(b"whole")
+    assert (tmp_path / "file").read_bytes() == b"whole"
+    assert list(scratch.iterdir()) == []
+
+
+def test_an_exception_leaves_the_old_file_and_no_other(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+
+    def stop_half_way():
+        with atomic_write(path) as file:
+            file.write(b"new")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        stop_half_way()
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_of_two_writers_at_once_the_last_to_finish_wins_whole(tmp_path):
+    path = tmp_path / "file"
+    with atomic_write(path) as first:
+        first.write(b"first")
+        with atomic_write(path) as second:
+            second.write(b"second")
+        assert path.read_bytes() == b"second"
+    assert path.read_bytes() == b"first"
+
+
+def test_a_killed_writer_leaves_no_file_of_that_name(tmp_path):
+    program = (
+        "import os, signal, sys\n"
+        "from tfrecord_io.files import atomic_write\n"
+        "with atomic_write(sys.argv[1]) as file:\n"
+        "    file.write(b'half'); file.flush()\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    path = tmp_path / "file"
+    done = subprocess.run([sys.executable, "-c", program, path], check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert not path.exists()
+    assert [p.name.endswith(".tmp") for p in tmp_path.iterdir()] == [True]
