@@ -32,9 +32,10 @@ from pipelines.sources.listing import (
     Member,
     list_images,
 )
+from pipelines.sources.member_checks import Checks
 from pipelines.sources.reader import Reader
 from pipelines.sources.source import Source
-from pipelines.stores.ranges import Checks, RangeFile
+from pipelines.stores.range_file import RangeFile
 from tfrecord_io.files import atomic_write
 
 #: A gzip stream with a larger ratio is taken for a decompression bomb, because JPEGs hardly

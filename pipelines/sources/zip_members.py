@@ -21,8 +21,9 @@ import deflate
 
 from pipelines import errors
 from pipelines.sources.listing import ImageRef, Member
+from pipelines.sources.member_checks import Checks
 from pipelines.sources.reader import Reader
-from pipelines.stores.ranges import Checks, RangeFile
+from pipelines.stores.range_file import RangeFile
 from tfrecord_io.preprocess import Reject
 
 # APPNOTE.TXT 4.3.7: a local header has 30 bytes, the last of which give the lengths of the name and

@@ -30,7 +30,7 @@ from obstore import store as obstores
 
 from pipelines import errors
 from pipelines.stores import credentials
-from pipelines.stores.ranges import RangeFile
+from pipelines.stores.range_file import RangeFile
 
 #: Number of reads that one process makes at the same time.
 NUM_CONNECTIONS = 10

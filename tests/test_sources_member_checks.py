@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from pipelines.stores.ranges import Checks
+from pipelines.sources.member_checks import Checks
 
 
 def test_threads_that_open_one_member_compare_it_once():
