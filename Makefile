@@ -13,7 +13,7 @@ WORKDIR ?= runs/synthetic
 
 help:
 	@echo "make run    set up, draw $(NUM_EXAMPLES) synthetic scans, build TFRecords, verify, train a small network"
-	@echo "make test   set up and pass the tests"
+	@echo "make test   set up and run the tests"
 	@echo "make search try the property tests on many new random examples"
 	@echo "make flink  build on a Flink cluster of this machine and compare the bytes"
 	@echo "make lint   check style, format and types"

@@ -20,10 +20,10 @@ COMMANDS = {
     "audit": ("tfrecord_io.__main__", "look for leaks, copies, contradictions and shortcuts"),
     "index": ("tfrecord_io.__main__", "write index files for NVIDIA DALI"),
     "trunk": ("train.trunk", "write the frozen part of a network as a file"),
-    "features": ("pipelines.extract_features", "run it over a dataset, once"),
+    "features": ("pipelines.extract_features", "run that part over a dataset, once"),
     "train": ("train.run", "train a network on a dataset"),
     "evaluate": ("train.evaluate", "measure a trained network on another dataset"),
-    "predict": ("train.predict", "give the class probabilities of image files"),
+    "predict": ("train.predict", "predict image files"),
     "benchmark": ("train.benchmark", "measure images per second by number of replicas"),
 }
 

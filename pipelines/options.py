@@ -59,7 +59,7 @@ _INPUTS = {
 _DESCRIPTION = """\
 Turns an image collection into training-ready TFRecords, once.
 
-The images are listed, shuffled over each split, decoded, resized, one-hot labelled and written as
+The images are listed, shuffled over each split, decoded, resized, labelled and written as
 shards of equal records. Kill it at any time: the same command resumes where it stopped.
 """
 
@@ -166,7 +166,7 @@ class BuildOptions:
         None,
         _IN,
         "archive: the .zip, .tar or .tar.gz file; directory: the folder; sites: a .toml file that "
-        "names several archives and folders (docs/sources.md); fashion_mnist: the folder with its "
+        "names several sources (docs/sources.md); fashion_mnist: the folder with its "
         "four files (default: download them). A zip or folder may be a URL such as "
         "s3://bucket/scans.zip",
         metavar="PATH",
@@ -300,7 +300,7 @@ class BuildOptions:
         "keep",
         _SPLITS,
         "what to do with images of exactly the same stored pixels: keep and report them, "
-        "drop all but one, or fail (default: %(default)s)",
+        "drop all but one (all, if their labels differ), or fail (default: %(default)s)",
         choices=POLICIES,
     )
 

@@ -112,6 +112,11 @@ def test_a_folder_that_is_not_there_is_said_so(tmp_path):
         Manifest.load(tmp_path / "nowhere")
 
 
+def test_a_url_is_refused_with_the_function_that_reads_it():
+    with pytest.raises(ManifestError, match=r"local folder, received s3://bucket/oct; .*make_data"):
+        Manifest.load("s3://bucket/oct")
+
+
 @pytest.mark.parametrize(
     "content", [b"", b"{", b"[]", b"null", b"{}", b"\xff\xfe", b'"text"', b"1"]
 )

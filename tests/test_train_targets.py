@@ -26,7 +26,7 @@ from sklearn import metrics as sk_metrics
 from tfrecord_io import Shard, Split
 from tfrecord_io.label_kinds import CLASSES, GRADES, NUMBER
 from tfrecord_io.reading.mapped import MappedDataset
-from train import charts, evaluate, evaluation, metrics, predict, report, scores, tasks
+from train import charts, evaluate, metrics, predict, report, run_results, scores, tasks
 from train.config import ConfigError, TrainConfig
 from train.examples import Examples
 from train.parts import Part
@@ -153,7 +153,7 @@ def test_a_small_unit_keeps_its_digits_in_the_metrics_and_on_the_page():
         task=tasks.NUMBER, probabilities=answers[:, None], truths=truths, examples=examples
     )
     config = TrainConfig(data="", bootstrap_samples=20)
-    measured = evaluation.measure(predictions, ["adc"], config)
+    measured = run_results.measure(predictions, ["adc"], config)
     mae = measured["scores"]["mae"]
     assert mae["value"] == pytest.approx(np.abs(answers - truths).mean(), rel=1e-6)
     assert 0 < mae["low"] < mae["value"] < mae["high"]

@@ -23,7 +23,8 @@ from pipelines.planning import plan
 from pipelines.running import transforms
 from pipelines.running.job import prepared, require_finished
 from pipelines.shards import finish, write
-from pipelines.shards.build import Sidecar, find_finished, rows_name
+from pipelines.shards.build import rows_name
+from pipelines.shards.sidecar import Sidecar, find_finished
 from pipelines.sources.listing import iterate_refs
 from pipelines.stores.output import BUILD_DIR
 from tfrecord_io import preprocess

@@ -347,8 +347,14 @@ class Manifest:
             directory: folder of the dataset.
 
         Raises:
-            ManifestError: if there is no manifest (the build did not finish) or it is unusable.
+            ManifestError: if there is no manifest (the build did not finish) or it is unusable;
+                or for a URL.
         """
+        if "://" in os.fspath(directory):
+            raise ManifestError(
+                f"expected a local folder, received {os.fspath(directory)}; copy the dataset to a "
+                "disk of this machine, or read it with tfrecord_io.make_dataset"
+            )
         path = Path(directory) / FILE_NAME
         try:
             text = path.read_text(encoding="utf-8")

@@ -194,8 +194,8 @@ class TrainConfig:
 
     precision: str = _flag(
         "auto",
-        "arithmetic of the layers in training; weights, evaluation and export are float32 "
-        "[bfloat16 on a GPU or CPU with hardware support, else float32]",
+        "arithmetic of the layers in training; weights, evaluation and export are float32; "
+        "auto: bfloat16 on a GPU or CPU with hardware support, else float32",
         ("auto", "float32", "bfloat16", "float16"),
     )
     jit_compile: bool | None = _flag(

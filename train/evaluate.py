@@ -106,7 +106,7 @@ def evaluate(
         print("note: this is the dataset that the model was trained on, not an external one")
 
     # After the checks: these take seconds to import.
-    from train import evaluation, report
+    from train import report, run_results
     from train.config import TrainConfig
     from train.parts import whole_split
     from train.predictions import Predictions
@@ -136,9 +136,9 @@ def evaluate(
         "dataset": {"name": manifest.name, "fingerprint": manifest.fingerprint},
         "model": str(run),
         "best_epoch": own_results.get("best_epoch"),
-        **evaluation.measure(predictions, label_names, config),
+        **run_results.measure(predictions, label_names, config),
     }
-    evaluation.write_results(
+    run_results.write_results(
         output,
         manifest=_with_labels(manifest, label_names, columns),
         config=config,

@@ -16,7 +16,7 @@ import numpy as np
 
 import tfrecord_io
 from tfrecord_io.trunk import Trunk
-from train import calibration, evaluation, many_heads, metrics, parts, report, scores, trainer
+from train import calibration, many_heads, metrics, parts, report, run_results, scores, trainer
 from train.config import TrainConfig
 from train.examples import Examples, read_examples
 from train.predictions import PREDICTIONS_NAME, Predictions, read_predictions
@@ -138,7 +138,7 @@ def _pool(
         "best_epoch": None,
         "steps": None,
         "num_images": len(truths) // config.seeds,
-        **evaluation.measure(predictions, manifest.label_names, config),
+        **run_results.measure(predictions, manifest.label_names, config),
         **calibrated,
         **metrics.describe_folds(
             [
@@ -154,7 +154,7 @@ def _pool(
             task.digits,
         ),
     }
-    evaluation.write_results(
+    run_results.write_results(
         workdir,
         manifest=manifest,
         config=config,

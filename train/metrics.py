@@ -1,4 +1,4 @@
-"""The content of metrics.json."""
+"""The content of metrics.json; the measures themselves are in `scores`."""
 
 from __future__ import annotations
 

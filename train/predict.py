@@ -1,4 +1,4 @@
-"""Probabilities of image files: python train/predict.py --model RUN --input FILE|DIR.
+"""Predicts image files: python train/predict.py --model RUN --input FILE|DIR.
 
 Files become pixels by the code of the build (`tfrecord_io.preprocess`), with the settings that were
 exported beside the model, so the network sees what it saw in training. Exit codes: 0 every file was
@@ -231,14 +231,14 @@ def find_similar(
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit code."""
     parser = argparse.ArgumentParser(
-        prog="python train/predict.py", description="Probabilities of image files."
+        prog="python train/predict.py", description="Predicts image files."
     )
     parser.add_argument("--model", required=True, metavar="RUN", help="folder of a finished run")
     parser.add_argument(
         "--input", required=True, nargs="+", metavar="PATH", help="image files, or folders of them"
     )
     parser.add_argument(
-        "--format", choices=("table", "csv", "json"), default="table", help="of the output [table]"
+        "--format", choices=("table", "csv", "json"), default="table", help="output format [table]"
     )
     parser.add_argument(
         "--occlusion",
@@ -253,7 +253,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         "been trained on features, which must still be there",
     )
     parser.add_argument(
-        "--patch", type=int, metavar="N", help="side of the covering patch [an eighth of the image]"
+        "--patch",
+        type=int,
+        metavar="N",
+        help="side of the patch that --occlusion hides, in pixels [an eighth of the image]",
     )
     arguments = parser.parse_args(argv)
     console.set_defaults()

@@ -29,7 +29,7 @@ def _run(argv: Sequence[str] | None) -> int:
     parser = argparse.ArgumentParser(
         prog="python train/run.py",
         description=__doc__.partition("\n")[0] if __doc__ else None,
-        epilog="All is written under --workdir: report.html, metrics.json, checkpoint, export.",
+        epilog="All results are in --workdir: report.html, metrics.json, checkpoint, export.",
     )
     parser.add_argument("--workdir", required=True, metavar="RUN", help="folder of this run")
     parser.add_argument("--config", metavar="FILE", help="repeat the run of a RUN/config.json")

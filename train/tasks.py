@@ -8,7 +8,7 @@ A `Task` is the one place where the kind decides; the other modules ask the task
     many_heads   side_by_side              the losses of several runs in one step
                  mean_loss, progress       what history.json says of the validation split
     calibration  choices, cool             answers as choices among classes; the temperature
-    evaluation   scorer, has               the measures of metrics.json
+    run_results  scorer, has               the measures of metrics.json
     predictions  chosen, texts             the labels in predictions.csv
     evaluate     match                     labels of another dataset
     report       story                     what the page says about the result

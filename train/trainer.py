@@ -27,12 +27,12 @@ from tfrecord_io.trunk import Trunk, find_trunk
 from train import (
     callbacks,
     checkpoint,
-    evaluation,
     export,
     features,
     feed,
     metrics,
     report,
+    run_results,
     tracing,
 )
 from train.config import ConfigError, TrainConfig
@@ -594,16 +594,16 @@ class _Run:
         if not devices.is_chief:
             return results
         if predictions is not None:
-            results |= evaluation.measure(predictions, manifest.label_names, self._config)
+            results |= run_results.measure(predictions, manifest.label_names, self._config)
         if predictions is not None and temperature is not None and val is not None:
-            results |= evaluation.measure_calibration(
+            results |= run_results.measure_calibration(
                 predictions,
                 val=val,
                 temperature=temperature,
                 label_names=manifest.label_names,
                 config=self._config,
             )
-        evaluation.write_results(
+        run_results.write_results(
             self._workdir,
             manifest=manifest,
             config=self._config,

@@ -19,7 +19,8 @@ from pipelines import errors
 from pipelines.options import BuildOptions
 from pipelines.planning import anonymous, output_state, plan, splits
 from pipelines.shards import drops, finish
-from pipelines.shards.build import Build, Work, find_finished
+from pipelines.shards.build import Build, Work
+from pipelines.shards.sidecar import find_finished
 from pipelines.sources import frames
 from pipelines.sources.chosen import make_source
 from pipelines.sources.listing import Listing, SiteOptions, iterate_refs

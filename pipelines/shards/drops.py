@@ -20,7 +20,8 @@ import pyarrow.parquet as pq
 
 from pipelines import errors
 from pipelines.planning import plan, splits
-from pipelines.shards.build import Build, DropOptions, Sidecar, rows_name
+from pipelines.shards.build import Build, DropOptions, rows_name
+from pipelines.shards.sidecar import Sidecar
 from pipelines.stores.output import BUILD_DIR, Storage
 from tfrecord_io import manifest, schema
 from tfrecord_io.auditing import audit, near_duplicates

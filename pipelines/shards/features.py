@@ -23,7 +23,8 @@ import numpy as np
 from pipelines import errors
 from pipelines.planning import plan
 from pipelines.shards import finish
-from pipelines.shards.build import Create, Sidecar, Work, require_sidecars
+from pipelines.shards.build import Create, Work
+from pipelines.shards.sidecar import Sidecar, require_sidecars
 from pipelines.shards.write import WriteTask
 from pipelines.stores.output import Storage
 from tfrecord_io import manifest, native_noise, schema, shard_writer

@@ -17,7 +17,8 @@ import pyarrow.parquet as pq
 
 from pipelines import errors
 from pipelines.planning import plan
-from pipelines.shards.build import Build, Sidecar
+from pipelines.shards.build import Build
+from pipelines.shards.sidecar import Sidecar
 from pipelines.sources.listing import SITE, RejectedFile, iterate_refs
 from pipelines.stores.output import Storage
 from tfrecord_io import manifest

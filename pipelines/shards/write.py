@@ -16,7 +16,8 @@ import xxhash
 
 from pipelines import errors
 from pipelines.planning import plan
-from pipelines.shards.build import Build, Create, Sidecar, Work, read_sidecar, rows_name
+from pipelines.shards.build import Build, Create, Work, rows_name
+from pipelines.shards.sidecar import Sidecar, read_sidecar
 from pipelines.sources.listing import OTHERS, SITE, ImageRef, RejectedFile, iterate_refs
 from pipelines.sources.reader import Reader, read_in_order
 from pipelines.stores.output import WriteBehind

@@ -1,4 +1,8 @@
-"""The interface of a source of images."""
+"""The interface of a source of images.
+
+To add a source, write a class in a module of its own, make it in `chosen`, and name it in
+`options.SOURCES`; if a table of sites may name it, also in `sites`.
+"""
 
 from __future__ import annotations
 
