@@ -13,11 +13,13 @@ from builds import IN_MEMORY, build_here
 from image_files import scan_tree, write_tree
 from marked_images import KERAS_ARRAY_WARNING, QUICK, flags, history_of
 
+import tfrecord_io
 from pipelines import extract_features
 from tfrecord_io.trunk import read_trunk
 from train import callbacks, evaluate, predict, run
 from train.config import ConfigError, TrainConfig
 from train.features import adapt, build_network
+from train.tasks import CLASSES
 from train.trainer import train_and_evaluate
 from train.trunk import write_trunk
 
@@ -139,9 +141,8 @@ def test_the_layers_above_the_trunk_have_the_precision_of_the_run(extracted):
     before = keras.config.dtype_policy()
     keras.config.set_dtype_policy("mixed_bfloat16")
     try:
-        network = build_network(
-            adapt(config_of(extracted), trunk), trunk, dtype="float32", num_classes=2
-        )
+        config = adapt(config_of(extracted), trunk)
+        network = build_network(config, trunk, tfrecord_io.Manifest.load(extracted), CLASSES)
     finally:
         keras.config.set_dtype_policy(before)
     convolutions = [each for each in network.backbone.layers if each.name.startswith("conv_dw")]
