@@ -75,6 +75,13 @@ def list_modules(source: OddSource, ref: ImageRef) -> None:
     (source.notes / "modules").write_text(" ".join(sorted(packages)))
 
 
+def list_paths(source: OddSource, ref: ImageRef) -> None:
+    """Notes the images in the order in which they are read."""
+    with (source.notes / "paths").open("a") as file:
+        file.write(f"{ref.path}\n")
+
+
 ODDITIES = {
-    function.__name__: function for function in (fail, die, wait_for_the_others, list_modules)
+    function.__name__: function
+    for function in (fail, die, wait_for_the_others, list_modules, list_paths)
 }

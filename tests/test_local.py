@@ -13,21 +13,23 @@ from pipelines.running import local
 from pipelines.running.job import prepared
 from pipelines.shards.write import open_image_writer
 
+TEN_IMAGES = scan_tree({"train": 5}, classes=("CNV", "NORMAL"))
 
-def write_shards(folder, oddity):
-    """Has two workers write ten shards of an image each, reading in an odd way.
+
+def write_shards(folder, oddity, *, tree=TEN_IMAGES, num_shards=10, num_workers=2):
+    """Has workers write shards (by default, ten of an image each), reading in an odd way.
 
     Returns:
         The folder of what was noted, `folder / "notes"`; the shards are in `folder / "out"`.
     """
-    scans = write_tree(folder / "scans", scan_tree({"train": 5}, classes=("CNV", "NORMAL")))
+    scans = write_tree(folder / "scans", tree)
     notes = folder / "notes"
     notes.mkdir()
-    argv = arguments(scans, folder / "out", "--num_shards=10", IN_MEMORY)
+    argv = arguments(scans, folder / "out", f"--num_shards={num_shards}", IN_MEMORY)
     with prepared(parse_options(argv)) as job:
         source = OddSource(scans, oddity=oddity, notes=notes)
         build = dataclasses.replace(job.build, source=source)
-        local.write_shards(build, job.todo, 2, open_image_writer)
+        local.write_shards(build, job.todo, num_workers, open_image_writer)
     return notes
 
 
@@ -38,6 +40,13 @@ def num_shards(folder):
 def test_a_worker_that_is_done_early_gets_what_is_left(tmp_path):
     write_shards(tmp_path, "wait_for_the_others")
     assert num_shards(tmp_path) == 10
+
+
+def test_the_largest_shards_are_written_first(tmp_path):
+    tree = scan_tree({"train": 2, "val": 1, "test": 3}, classes=("CNV", "NORMAL"))
+    notes = write_shards(tmp_path, "list_paths", tree=tree, num_shards=1, num_workers=1)
+    splits = [path.split("/")[0] for path in (notes / "paths").read_text().splitlines()]
+    assert splits == ["test"] * 6 + ["train"] * 4 + ["val"] * 2
 
 
 def test_the_first_error_ends_the_job_and_the_rest_is_not_begun(tmp_path):

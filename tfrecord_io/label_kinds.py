@@ -98,11 +98,12 @@ class LabelKind(abc.ABC):
     def has(self, texts: Sequence[str], label_names: Sequence[str]) -> np.ndarray:
         """Returns which examples have which labels, bool [num_examples, num_labels]."""
         places = {name: place for place, name in enumerate(label_names)}
-        found = np.zeros((len(texts), len(label_names)), bool)
-        of_text = {text: [places[name] for name in self.names_in(text)] for text in set(texts)}
-        for row, text in enumerate(texts):
-            found[row, of_text[text]] = True
-        return found
+        # One row for each different text, of which there are few.
+        rows = {text: row for row, text in enumerate(dict.fromkeys(texts))}
+        of_text = np.zeros((len(rows), len(label_names)), bool)
+        for text, row in rows.items():
+            of_text[row, [places[name] for name in self.names_in(text)]] = True
+        return of_text[np.fromiter((rows[text] for text in texts), np.int64, len(texts))]
 
     def counts(self, texts: Sequence[str], label_names: Sequence[str]) -> tuple[int, ...]:
         """Returns how many examples have each label, in the order of the names."""

@@ -50,6 +50,8 @@ def write_shards(
             begun and take no more tasks. Also if a worker died; that ends the others at once.
         KeyboardInterrupt: after Ctrl-C, once all workers are killed.
     """
+    # The largest first, so that no worker is left alone with a large one at the end.
+    tasks = sorted(tasks, key=lambda task: task.num_refs, reverse=True)
     num_processes = min(num_processes, len(tasks))
     calls = [(build, tasks, open_writer)] * num_processes
     next_task = workers.shared_value("q", 0)
