@@ -26,8 +26,8 @@ import numpy as np
 import sample_archive
 from PIL import Image
 
+from pipelines.listing.listing import ListingOptions, iterate_refs
 from pipelines.sources.archive import ArchiveSource
-from pipelines.sources.listing import ListingOptions, iterate_refs
 from tfrecord_io import preprocess, schema
 
 _archive: zipfile.ZipFile

@@ -26,9 +26,9 @@ import sample_archive
 from PIL import Image
 from pydicom import uid
 
+from pipelines.listing.listing import ListingOptions
 from pipelines.sources import frames
 from pipelines.sources.directory import DirectorySource
-from pipelines.sources.listing import ListingOptions
 
 SYNTAXES = {
     "uncompressed": uid.ExplicitVRLittleEndian,

@@ -18,11 +18,11 @@ from pathlib import Path
 import apache_beam as beam
 import plan_scale
 
+from pipelines.listing.listing import ListingOptions, list_images
 from pipelines.planning import plan
 from pipelines.running import transforms
 from pipelines.shards.build import Build
 from pipelines.sources.archive import ArchiveSource
-from pipelines.sources.listing import ListingOptions, list_images
 from tfrecord_io import preprocess
 
 STRIDE = 50_295  # of a 224 × 224 × 1 record with four classes

@@ -17,8 +17,8 @@ import sys
 import time
 from collections.abc import Iterator
 
+from pipelines.listing.listing import ListingOptions, Member, list_images
 from pipelines.planning import plan
-from pipelines.sources.listing import ListingOptions, Member, list_images
 
 _LABELS = ("CNV", "DME", "DRUSEN", "NORMAL")
 

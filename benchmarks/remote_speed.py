@@ -24,8 +24,8 @@ import psutil
 import range_server
 import sample_archive
 
+from pipelines.listing.listing import ListingOptions
 from pipelines.sources.archive import ArchiveSource
-from pipelines.sources.listing import ListingOptions
 from pipelines.sources.zip_members import list_members
 from tfrecord_io import Manifest
 

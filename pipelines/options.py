@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pipelines import errors
+from pipelines.listing.label_table import LabelTable, read_label_table
+from pipelines.listing.listing import DEFAULT_GROUP_REGEX, SITE, ListingOptions, SiteOptions
 from pipelines.planning.anonymous import Secret, private_errors, read_secret, require_outside
 from pipelines.planning.plan import DEFAULT_SHARD_SIZE_MB, PlanOptions
 from pipelines.planning.splits import DEFAULT_FRACTIONS, POLICIES, Policy, SplitOptions
@@ -18,8 +20,6 @@ from pipelines.shards.build import DropOptions
 from pipelines.shards.write import EXAMPLE_SCHEMA
 from pipelines.sources import fashion_mnist
 from pipelines.sources.kaggle import download as kaggle
-from pipelines.sources.label_table import LabelTable, read_label_table
-from pipelines.sources.listing import DEFAULT_GROUP_REGEX, SITE, ListingOptions, SiteOptions
 from pipelines.sources.sites import Site, naming, read_sites
 from pipelines.sources.source import SourceOptions
 from pipelines.stores.remote import is_remote

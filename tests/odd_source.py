@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from pipelines import errors
+from pipelines.listing.listing import ImageRef
 from pipelines.sources.directory import DirectorySource
-from pipelines.sources.listing import ImageRef
 from pipelines.sources.reader import Reader
 
 

@@ -28,7 +28,8 @@ def test_a_fault_is_found_and_the_command_that_repeats_it_is_printed(tmp_path):
     # In this process alone the listing passes over every third file.
     broken = """
 import sys
-from pipelines.sources import archive, listing
+from pipelines.listing import listing
+from pipelines.sources import archive
 real = listing.list_images
 def lossy(members, *more):
     return real([m for i, m in enumerate(members) if i % 3], *more)

@@ -23,11 +23,11 @@ from PIL import Image
 from pydicom.pixels import apply_color_lut, apply_modality_lut, apply_voi, pixel_array
 
 from pipelines.errors import UserError
+from pipelines.listing.listing import OTHERS
 from pipelines.options import parse_options
 from pipelines.planning.plan import PLAN_FILE
 from pipelines.running.job import prepared
 from pipelines.shards.write import TaskWriter, open_image_writer
-from pipelines.sources.listing import OTHERS
 from tfrecord_io import Manifest, dicom, image_key, preprocess
 from tfrecord_io.__main__ import main
 from tfrecord_io.manifest import EXAMPLES_FILE_NAME

@@ -3,9 +3,9 @@ from pathlib import Path
 import pytest
 
 from pipelines import errors
+from pipelines.listing.listing import ListingOptions
 from pipelines.options import BuildOptions, flag_names, parse_options
 from pipelines.planning.plan import PlanOptions
-from pipelines.sources.listing import ListingOptions
 from tfrecord_io.preprocess import Preprocessing
 
 ARCHIVE = ["--source=archive", "--input=scans.zip"]

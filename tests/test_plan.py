@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines import errors
+from pipelines.listing.listing import ListingOptions, Member, iterate_refs, list_images
 from pipelines.planning import plan
 from pipelines.planning.plan import PlanOptions, make_plan
-from pipelines.sources.listing import ListingOptions, Member, iterate_refs, list_images
 
 STRIDE = 50_000
 
@@ -205,7 +205,7 @@ BASE = [
 
 
 def digest(rows):
-    from pipelines.sources.listing import REF_SCHEMA
+    from pipelines.listing.listing import REF_SCHEMA
 
     return plan.listing_digest(pa.Table.from_pylist(rows, REF_SCHEMA))
 

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from image_files import jpeg, kermany_archive, tar_info, write_tar, write_zip
 
 from pipelines import errors
+from pipelines.listing.listing import ListingOptions, iterate_refs
 from pipelines.sources import zip_members
 from pipelines.sources.archive import ArchiveSource
-from pipelines.sources.listing import ListingOptions, iterate_refs
 from tfrecord_io.preprocess import Reject
 
 TREE = {

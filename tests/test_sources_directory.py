@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from image_files import kermany_archive, write_tree
 
 from pipelines import errors
+from pipelines.listing.listing import ListingOptions, iterate_refs
 from pipelines.sources.directory import DirectorySource
-from pipelines.sources.listing import ListingOptions, iterate_refs
 from tfrecord_io.preprocess import Reject
 
 TREE = {

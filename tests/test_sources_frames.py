@@ -13,9 +13,9 @@ from image_files import encoded, grey_pixels, png, write_tar, write_tree, write_
 from PIL import Image
 from tiff_files import NEW_SUBFILE_TYPE, tiff_file
 
+from pipelines.listing.listing import ListingOptions
 from pipelines.sources import frames
 from pipelines.sources.directory import DirectorySource
-from pipelines.sources.listing import ListingOptions
 from tfrecord_io import Manifest, image_key, tiff
 from tfrecord_io.__main__ import main
 from tfrecord_io.manifest import EXAMPLES_FILE_NAME

@@ -11,10 +11,10 @@ from builds import IN_MEMORY, arguments, build_here, shards_of
 from image_files import jpeg, scan_tree, write_tree, write_zip
 
 from pipelines import build_tfrecords, errors
+from pipelines.listing.listing import REF_SCHEMA
 from pipelines.options import parse_options
 from pipelines.planning import splits
 from pipelines.planning.splits import SplitOptions
-from pipelines.sources.listing import REF_SCHEMA
 from tfrecord_io import verify
 from tfrecord_io.manifest import Manifest
 

@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipelines import errors
-from pipelines.sources.listing import (
+from pipelines.listing.listing import (
     OTHERS,
     Listing,
     RejectedFile,

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines import errors
-from pipelines.sources.listing import Listing
+from pipelines.listing.listing import Listing
 from pipelines.stores.output import BUILD_DIR, Storage
 from tfrecord_io import shards
 

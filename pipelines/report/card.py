@@ -13,8 +13,8 @@ import numpy as np
 import pyarrow as pa
 from PIL import Image
 
+from pipelines.listing.listing import RejectedFile
 from pipelines.report import charts
-from pipelines.sources.listing import RejectedFile
 from tfrecord_io.auditing import pages, ranges, shortcuts
 from tfrecord_io.auditing.audit import LIMITS, MAX_LISTED, SEVERITIES, Audit
 from tfrecord_io.auditing.twins import ImageReader

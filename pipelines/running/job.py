@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 import xxhash
 
 from pipelines import errors
+from pipelines.listing.listing import Listing, SiteOptions, iterate_refs
 from pipelines.options import BuildOptions
 from pipelines.planning import anonymous, output_state, plan, splits
 from pipelines.shards import drops, finish
@@ -23,7 +24,6 @@ from pipelines.shards.build import Build, Work
 from pipelines.shards.sidecar import find_finished
 from pipelines.sources import frames
 from pipelines.sources.chosen import make_source
-from pipelines.sources.listing import Listing, SiteOptions, iterate_refs
 from pipelines.sources.reader import read_in_order
 from pipelines.sources.source import Source
 from pipelines.stores import remote

@@ -9,8 +9,8 @@ from typing import IO, Any
 
 import pyarrow as pa
 
+from pipelines.listing.listing import RejectedFile
 from pipelines.planning import plan, splits
-from pipelines.sources.listing import RejectedFile
 from pipelines.sources.source import Source
 from pipelines.stores.output import BUILD_DIR, Storage
 from tfrecord_io import manifest, preprocess, schema

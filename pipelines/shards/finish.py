@@ -23,12 +23,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipelines import errors
+from pipelines.listing.listing import RejectedFile
 from pipelines.planning import plan
 from pipelines.shards import drops, ledger
 from pipelines.shards.build import Build, rows_name
 from pipelines.shards.sidecar import Sidecar, require_sidecars
 from pipelines.shards.write import EXAMPLE_SCHEMA
-from pipelines.sources.listing import RejectedFile
 from pipelines.stores.output import BUILD_DIR, Storage
 from tfrecord_io import croissant, manifest
 from tfrecord_io.auditing import audit, ranges, twins

@@ -16,10 +16,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipelines import errors
+from pipelines.listing.listing import SITE, RejectedFile, iterate_refs
 from pipelines.planning import plan
 from pipelines.shards.build import Build
 from pipelines.shards.sidecar import Sidecar
-from pipelines.sources.listing import SITE, RejectedFile, iterate_refs
 from pipelines.stores.output import Storage
 from tfrecord_io import manifest
 

@@ -8,9 +8,9 @@ import json
 from collections.abc import Iterable, Mapping
 
 from pipelines import errors
+from pipelines.listing.listing import RejectedFile
 from pipelines.planning import plan
 from pipelines.shards.build import Create, Work
-from pipelines.sources.listing import RejectedFile
 from tfrecord_io import manifest, shards
 from tfrecord_io.statistics import PixelStatistics
 

@@ -15,10 +15,10 @@ import pyarrow.parquet as pq
 import xxhash
 
 from pipelines import errors
+from pipelines.listing.listing import OTHERS, SITE, ImageRef, RejectedFile, iterate_refs
 from pipelines.planning import plan
 from pipelines.shards.build import Build, Create, Work, rows_name
 from pipelines.shards.sidecar import Sidecar, read_sidecar
-from pipelines.sources.listing import OTHERS, SITE, ImageRef, RejectedFile, iterate_refs
 from pipelines.sources.reader import Reader, read_in_order
 from pipelines.stores.output import WriteBehind
 from tfrecord_io import augment, dicom, preprocess, schema, shard_writer, tiff

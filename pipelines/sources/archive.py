@@ -23,8 +23,7 @@ from typing import IO, Any, BinaryIO
 import deflate
 
 from pipelines import errors
-from pipelines.sources import zip_members
-from pipelines.sources.listing import (
+from pipelines.listing.listing import (
     MAX_FILE_BYTES,
     ImageRef,
     Listing,
@@ -32,6 +31,7 @@ from pipelines.sources.listing import (
     Member,
     list_images,
 )
+from pipelines.sources import zip_members
 from pipelines.sources.member_checks import Checks
 from pipelines.sources.reader import Reader
 from pipelines.sources.source import Source

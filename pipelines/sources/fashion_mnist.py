@@ -20,9 +20,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from pipelines import errors
+from pipelines.listing.listing import REF_SCHEMA, ImageRef, Listing, ListingOptions
 from pipelines.sources.downloads import raise_disk_error
 from pipelines.sources.idx import read_idx
-from pipelines.sources.listing import REF_SCHEMA, ImageRef, Listing, ListingOptions
 from pipelines.sources.reader import Reader
 from pipelines.sources.source import Source
 from pipelines.stores import remote

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from tqdm import tqdm
 
 from pipelines import errors, workers
-from pipelines.sources.listing import (
+from pipelines.listing.listing import (
     OTHERS,
     PICTURE_SUFFIXES,
     SITE,

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from pipelines import errors
+from pipelines.listing.listing import ImageRef, Listing, ListingOptions, Member, list_images
 from pipelines.sources import zip_members
-from pipelines.sources.listing import ImageRef, Listing, ListingOptions, Member, list_images
 from pipelines.sources.reader import Reader
 from pipelines.sources.source import Source
 from pipelines.stores import remote

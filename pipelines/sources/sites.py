@@ -27,8 +27,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines import errors
-from pipelines.sources import frames
-from pipelines.sources.listing import (
+from pipelines.listing.listing import (
     OTHERS,
     REF_SCHEMA,
     SITE,
@@ -43,6 +42,7 @@ from pipelines.sources.listing import (
     split_called,
     with_column,
 )
+from pipelines.sources import frames
 from pipelines.sources.reader import Reader
 from pipelines.sources.source import Source
 from pipelines.stores.remote import is_remote

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from pipelines.sources.listing import Listing, ListingOptions
+from pipelines.listing.listing import Listing, ListingOptions
 from pipelines.sources.reader import Reader
 
 if TYPE_CHECKING:

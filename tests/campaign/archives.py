@@ -15,9 +15,9 @@ import pyarrow.parquet as pq
 
 from campaign import mutations, oracle, trees
 from pipelines import build_tfrecords, errors
+from pipelines.listing.listing import ListingOptions, iterate_refs
 from pipelines.sources.archive import ArchiveSource
 from pipelines.sources.directory import DirectorySource
-from pipelines.sources.listing import ListingOptions, iterate_refs
 from tfrecord_io.preprocess import Reject
 
 _REFUSALS = (errors.UserError, errors.BuildError)

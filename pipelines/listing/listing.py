@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines import errors
-from pipelines.sources.label_table import LabelTable, match_files
+from pipelines.listing.label_table import LabelTable, match_files
 from tfrecord_io.label_kinds import CLASSES, LabelKind
 from tfrecord_io.preprocess import MAX_DETAIL_LENGTH, frame_path
 from tfrecord_io.printing import printable

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from image_files import png, write_tree, write_zip
 
 from pipelines import build_tfrecords, errors
-from pipelines.sources.label_table import match_files, read_label_table
-from pipelines.sources.listing import ListingOptions, Member, iterate_refs, list_images
+from pipelines.listing.label_table import match_files, read_label_table
+from pipelines.listing.listing import ListingOptions, Member, iterate_refs, list_images
 from tfrecord_io import verify
 from tfrecord_io.label_kinds import CLASSES, MULTI_LABEL
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from image_files import kermany_archive, under
 
 from pipelines import errors
-from pipelines.sources.listing import (
+from pipelines.listing.listing import (
     MAX_FILE_BYTES,
     REF_SCHEMA,
     ListingOptions,

@@ -1,0 +1,1 @@
+"""Which files are images, and the class, patient and split of each; no image is read here."""
