@@ -26,7 +26,8 @@ import numpy as np
 import sample_archive
 from PIL import Image
 
-from pipelines.listing.listing import ListingOptions, iterate_refs
+from pipelines.listing.listing import ListingOptions
+from pipelines.listing.refs import iterate_refs
 from pipelines.sources.archive import ArchiveSource
 from tfrecord_io import preprocess, schema
 

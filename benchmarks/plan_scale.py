@@ -17,7 +17,8 @@ import sys
 import time
 from collections.abc import Iterator
 
-from pipelines.listing.listing import ListingOptions, Member, list_images
+from pipelines.listing.listing import ListingOptions, list_images
+from pipelines.listing.members import Member
 from pipelines.planning import plan
 
 _LABELS = ("CNV", "DME", "DRUSEN", "NORMAL")

@@ -12,7 +12,8 @@ from typing import Any, Literal
 
 from pipelines import errors
 from pipelines.listing.label_table import LabelTable, read_label_table
-from pipelines.listing.listing import DEFAULT_GROUP_REGEX, SITE, ListingOptions, SiteOptions
+from pipelines.listing.listing import DEFAULT_GROUP_REGEX, ListingOptions, SiteOptions
+from pipelines.listing.refs import SITE
 from pipelines.planning.anonymous import Secret, private_errors, read_secret, require_outside
 from pipelines.planning.plan import DEFAULT_SHARD_SIZE_MB, PlanOptions
 from pipelines.planning.splits import DEFAULT_FRACTIONS, POLICIES, Policy, SplitOptions

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines import errors
-from pipelines.listing.listing import ImageRef
+from pipelines.listing.refs import ImageRef
 from pipelines.sources.directory import DirectorySource
 from pipelines.sources.reader import Reader
 

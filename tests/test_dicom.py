@@ -23,7 +23,7 @@ from PIL import Image
 from pydicom.pixels import apply_color_lut, apply_modality_lut, apply_voi, pixel_array
 
 from pipelines.errors import UserError
-from pipelines.listing.listing import OTHERS
+from pipelines.listing.refs import OTHERS
 from pipelines.options import parse_options
 from pipelines.planning.plan import PLAN_FILE
 from pipelines.running.job import prepared

@@ -6,14 +6,9 @@ from hypothesis import strategies as st
 from image_files import kermany_archive, under
 
 from pipelines import errors
-from pipelines.listing.listing import (
-    MAX_FILE_BYTES,
-    REF_SCHEMA,
-    ListingOptions,
-    Member,
-    iterate_refs,
-    list_images,
-)
+from pipelines.listing.listing import ListingOptions, list_images
+from pipelines.listing.members import MAX_FILE_BYTES, Member
+from pipelines.listing.refs import REF_SCHEMA, iterate_refs
 
 #: A small tree: three splits, four classes, one content a file.
 TREE = {

@@ -14,7 +14,9 @@ from image_files import png, write_tree, write_zip
 
 from pipelines import build_tfrecords, errors
 from pipelines.listing.label_table import match_files, read_label_table
-from pipelines.listing.listing import ListingOptions, Member, iterate_refs, list_images
+from pipelines.listing.listing import ListingOptions, list_images
+from pipelines.listing.members import Member
+from pipelines.listing.refs import iterate_refs
 from tfrecord_io import verify
 from tfrecord_io.label_kinds import CLASSES, MULTI_LABEL
 

@@ -10,7 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines import errors
-from pipelines.listing.listing import ListingOptions, Member, iterate_refs, list_images
+from pipelines.listing.listing import ListingOptions, list_images
+from pipelines.listing.members import Member
+from pipelines.listing.refs import iterate_refs
 from pipelines.planning import plan
 from pipelines.planning.plan import PlanOptions, make_plan
 
@@ -205,7 +207,7 @@ BASE = [
 
 
 def digest(rows):
-    from pipelines.listing.listing import REF_SCHEMA
+    from pipelines.listing.refs import REF_SCHEMA
 
     return plan.listing_digest(pa.Table.from_pylist(rows, REF_SCHEMA))
 

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from image_files import jpeg, kermany_archive, tar_info, write_tar, write_zip
 
 from pipelines import errors
-from pipelines.listing.listing import ListingOptions, iterate_refs
+from pipelines.listing.listing import ListingOptions
+from pipelines.listing.refs import iterate_refs
 from pipelines.sources import zip_members
 from pipelines.sources.archive import ArchiveSource
 from tfrecord_io.preprocess import Reject

@@ -22,7 +22,7 @@ from image_files import kermany_archive, scan_tree, write_zip
 from kaggle_stand_in import DATASET, SECRETS, TOKEN, Refuse, Stall, StandIn
 
 from pipelines import build_tfrecords, errors, options
-from pipelines.listing.listing import iterate_refs
+from pipelines.listing.refs import iterate_refs
 from pipelines.sources import chosen, fashion_mnist
 from tfrecord_io import Manifest
 from tfrecord_io.verify import verify

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from image_files import kermany_archive, write_tree
 
 from pipelines import errors
-from pipelines.listing.listing import ListingOptions, iterate_refs
+from pipelines.listing.listing import ListingOptions
+from pipelines.listing.refs import iterate_refs
 from pipelines.sources.directory import DirectorySource
 from tfrecord_io.preprocess import Reject
 

@@ -3,7 +3,7 @@
 import threading
 
 from pipelines import errors
-from pipelines.listing.listing import ImageRef
+from pipelines.listing.refs import ImageRef
 from pipelines.sources.reader import Reader, read_in_order
 
 REF = ImageRef(

@@ -24,7 +24,8 @@ from tiff_files import tiff_file
 from web_server import WebFile, running_web
 
 from pipelines import build_tfrecords, errors, options
-from pipelines.listing.listing import ListingOptions, iterate_refs
+from pipelines.listing.listing import ListingOptions
+from pipelines.listing.refs import iterate_refs
 from pipelines.sources import staging
 from pipelines.sources.archive import ArchiveSource
 from pipelines.sources.chosen import make_source

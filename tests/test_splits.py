@@ -11,7 +11,7 @@ from builds import IN_MEMORY, arguments, build_here, shards_of
 from image_files import jpeg, scan_tree, write_tree, write_zip
 
 from pipelines import build_tfrecords, errors
-from pipelines.listing.listing import REF_SCHEMA
+from pipelines.listing.refs import REF_SCHEMA
 from pipelines.options import parse_options
 from pipelines.planning import splits
 from pipelines.planning.splits import SplitOptions

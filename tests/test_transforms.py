@@ -18,7 +18,7 @@ from builds import IN_MEMORY, arguments, files_of
 from image_files import encoded, grey_pixels, scan_tree, under, write_tree
 
 from pipelines import errors
-from pipelines.listing.listing import iterate_refs
+from pipelines.listing.refs import iterate_refs
 from pipelines.options import parse_options
 from pipelines.planning import plan
 from pipelines.running import transforms

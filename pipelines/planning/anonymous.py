@@ -22,14 +22,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipelines import errors
-from pipelines.listing.listing import (
-    OTHERS,
-    Listing,
-    RejectedFile,
-    other_columns,
-    source_paths,
-    with_column,
-)
+from pipelines.listing.listing import Listing
+from pipelines.listing.refs import OTHERS, RejectedFile, other_columns, source_paths, with_column
 from pipelines.sources.source import Source
 from pipelines.stores.remote import is_remote
 from tfrecord_io import schema

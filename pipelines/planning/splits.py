@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 import xxhash
 
 from pipelines import errors
-from pipelines.listing.listing import REF_SCHEMA, SITE, source_paths
+from pipelines.listing.refs import REF_SCHEMA, SITE, source_paths
 from pipelines.planning.plan import splitmix64
 from tfrecord_io.label_kinds import CLASSES, LabelKind
 from tfrecord_io.preprocess import frame_path

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 from PIL import Image
 
-from pipelines.listing.listing import RejectedFile
+from pipelines.listing.refs import RejectedFile
 from pipelines.report import charts
 from tfrecord_io.auditing import pages, ranges, shortcuts
 from tfrecord_io.auditing.audit import LIMITS, MAX_LISTED, SEVERITIES, Audit

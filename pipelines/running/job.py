@@ -16,7 +16,8 @@ import pyarrow.compute as pc
 import xxhash
 
 from pipelines import errors
-from pipelines.listing.listing import Listing, SiteOptions, iterate_refs
+from pipelines.listing.listing import Listing, SiteOptions
+from pipelines.listing.refs import iterate_refs
 from pipelines.options import BuildOptions
 from pipelines.planning import anonymous, output_state, plan, splits
 from pipelines.shards import drops, finish

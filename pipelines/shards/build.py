@@ -9,7 +9,7 @@ from typing import IO, Any
 
 import pyarrow as pa
 
-from pipelines.listing.listing import RejectedFile
+from pipelines.listing.refs import RejectedFile
 from pipelines.planning import plan, splits
 from pipelines.sources.source import Source
 from pipelines.stores.output import BUILD_DIR, Storage

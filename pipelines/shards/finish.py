@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipelines import errors
-from pipelines.listing.listing import RejectedFile
+from pipelines.listing.refs import RejectedFile
 from pipelines.planning import plan
 from pipelines.shards import drops, ledger
 from pipelines.shards.build import Build, rows_name

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipelines import errors
-from pipelines.listing.listing import SITE, RejectedFile, iterate_refs
+from pipelines.listing.refs import SITE, RejectedFile, iterate_refs
 from pipelines.planning import plan
 from pipelines.shards.build import Build
 from pipelines.shards.sidecar import Sidecar

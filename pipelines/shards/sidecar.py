@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterable, Mapping
 
 from pipelines import errors
-from pipelines.listing.listing import RejectedFile
+from pipelines.listing.refs import RejectedFile
 from pipelines.planning import plan
 from pipelines.shards.build import Create, Work
 from tfrecord_io import manifest, shards

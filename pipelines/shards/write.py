@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import xxhash
 
 from pipelines import errors
-from pipelines.listing.listing import OTHERS, SITE, ImageRef, RejectedFile, iterate_refs
+from pipelines.listing.refs import OTHERS, SITE, ImageRef, RejectedFile, iterate_refs
 from pipelines.planning import plan
 from pipelines.shards.build import Build, Create, Work, rows_name
 from pipelines.shards.sidecar import Sidecar, read_sidecar

@@ -23,14 +23,9 @@ from typing import IO, Any, BinaryIO
 import deflate
 
 from pipelines import errors
-from pipelines.listing.listing import (
-    MAX_FILE_BYTES,
-    ImageRef,
-    Listing,
-    ListingOptions,
-    Member,
-    list_images,
-)
+from pipelines.listing.listing import Listing, ListingOptions, list_images
+from pipelines.listing.members import MAX_FILE_BYTES, Member
+from pipelines.listing.refs import ImageRef
 from pipelines.sources import zip_members
 from pipelines.sources.member_checks import Checks
 from pipelines.sources.reader import Reader

@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from pipelines import errors
-from pipelines.listing.listing import ImageRef, Listing, ListingOptions, Member, list_images
+from pipelines.listing.listing import Listing, ListingOptions, list_images
+from pipelines.listing.members import Member
+from pipelines.listing.refs import ImageRef
 from pipelines.sources.reader import Reader
 from pipelines.sources.source import Source
 from tfrecord_io.preprocess import Reject

@@ -20,7 +20,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from pipelines import errors
-from pipelines.listing.listing import REF_SCHEMA, ImageRef, Listing, ListingOptions
+from pipelines.listing.listing import Listing, ListingOptions
+from pipelines.listing.refs import REF_SCHEMA, ImageRef
 from pipelines.sources.downloads import raise_disk_error
 from pipelines.sources.idx import read_idx
 from pipelines.sources.reader import Reader

@@ -20,14 +20,12 @@ import pyarrow.compute as pc
 from tqdm import tqdm
 
 from pipelines import errors, workers
-from pipelines.listing.listing import (
+from pipelines.listing.listing import Listing, ListingOptions
+from pipelines.listing.members import PICTURE_SUFFIXES, TIFF_SUFFIXES
+from pipelines.listing.refs import (
     OTHERS,
-    PICTURE_SUFFIXES,
     SITE,
-    TIFF_SUFFIXES,
     ImageRef,
-    Listing,
-    ListingOptions,
     RejectedFile,
     iterate_refs,
     other_columns,

@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import BinaryIO, Protocol, TypeVar
 
-from pipelines.listing.listing import ImageRef
+from pipelines.listing.refs import ImageRef
 from pipelines.stores import prefetch
 
 #: Number of images announced to the operating system together, while the previous group is read.

@@ -27,21 +27,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines import errors
-from pipelines.listing.listing import (
+from pipelines.listing.layout import split_called
+from pipelines.listing.listing import Listing, ListingOptions, SiteOptions, folded
+from pipelines.listing.refs import (
     OTHERS,
     REF_SCHEMA,
     SITE,
     ImageRef,
-    Listing,
-    ListingOptions,
-    SiteOptions,
-    choose_classes,
-    folded,
     other_columns,
     source_paths,
-    split_called,
     with_column,
 )
+from pipelines.listing.selection import choose_classes
 from pipelines.sources import frames
 from pipelines.sources.reader import Reader
 from pipelines.sources.source import Source

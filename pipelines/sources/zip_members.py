@@ -20,7 +20,8 @@ from typing import IO, BinaryIO, NamedTuple
 import deflate
 
 from pipelines import errors
-from pipelines.listing.listing import ImageRef, Member
+from pipelines.listing.members import Member
+from pipelines.listing.refs import ImageRef
 from pipelines.sources.member_checks import Checks
 from pipelines.sources.reader import Reader
 from pipelines.stores.range_file import RangeFile

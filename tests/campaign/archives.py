@@ -15,7 +15,8 @@ import pyarrow.parquet as pq
 
 from campaign import mutations, oracle, trees
 from pipelines import build_tfrecords, errors
-from pipelines.listing.listing import ListingOptions, iterate_refs
+from pipelines.listing.listing import ListingOptions
+from pipelines.listing.refs import iterate_refs
 from pipelines.sources.archive import ArchiveSource
 from pipelines.sources.directory import DirectorySource
 from tfrecord_io.preprocess import Reject

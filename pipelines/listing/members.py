@@ -1,0 +1,99 @@
+"""The files of a source, and what their names and sizes already tell about them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+#: A larger file is rejected as not a scan, because reading it could exhaust a worker's memory.
+MAX_FILE_BYTES = 256 * 1024 * 1024
+
+#: Endings of names of pictures, and of those that may have several pages.
+PICTURE_SUFFIXES = (
+    ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".bmp", ".gif", ".webp", ".jp2", ".pgm", ".ppm",
+)  # fmt: skip
+
+TIFF_SUFFIXES = (".tif", ".tiff")
+
+_SYSTEM_FILES = frozenset({".ds_store", "thumbs.db", "desktop.ini"})
+
+# A name that needs no further check if its folder is neither hidden nor unsafe.
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_. ()-]*")
+
+
+class Member(NamedTuple):
+    """One file of a source, which may be an image or not.
+
+    Attributes:
+        name: its path in the source, with `/` between folders.
+        size: size of the file's content in bytes.
+        offset: position in the archive in bytes; 0 for files on a disk.
+        stored_size: size in the archive in bytes, compressed or not.
+        version: a number that changes when the content changes.
+        problem: (reason, detail) if it is already known that the file cannot be read.
+    """
+
+    name: str
+    size: int
+    offset: int = 0
+    stored_size: int = 0
+    version: int = 0
+    problem: tuple[str, str] | None = None
+
+
+def has_plain_name(base: str) -> bool:
+    """Returns whether a file's own name needs no further check."""
+    return _PLAIN_NAME.fullmatch(base) is not None and base.lower() not in _SYSTEM_FILES
+
+
+def ignored_reason(parts: Sequence[str]) -> str | None:
+    """Returns why a file is not data, given the parts of its name; None if it may be data."""
+    name = parts[-1]
+    if "__MACOSX" in parts or name.startswith("._"):
+        return "apple_double"  # macOS stores a file's attributes there, also under a name in .jpeg
+    if name.lower() in _SYSTEM_FILES:
+        return "system_file"
+    if any(part.startswith(".") and part not in (".", "..") for part in parts):
+        return "hidden"
+    return None
+
+
+def name_problem(name: str, parts: Sequence[str]) -> tuple[str, str] | None:
+    """Returns (reason, detail) if a file must not be read because of its name, otherwise None."""
+    if (
+        name.startswith(("/", "\\"))
+        or re.match(r"[A-Za-z]:", name)
+        or ".." in parts
+        or "\0" in name
+        or "" in parts
+        or "." in parts[1:]
+    ):
+        return "unsafe_name", "the path is absolute, leads out of the archive, or is not plain"
+    try:
+        name.encode("utf-8")
+    except UnicodeEncodeError:
+        return "unreadable_name", "the name is not UTF-8"
+    return None
+
+
+def size_problem(member: Member) -> tuple[str, str] | None:
+    """Returns (reason, detail) if a file is too large to be read, otherwise None."""
+    size = max(member.size, member.stored_size)
+    if size > MAX_FILE_BYTES:
+        return "file_too_large", f"{size:,} bytes, more than {MAX_FILE_BYTES:,}"
+    return None
+
+
+def ending(name: str) -> str | None:
+    """Returns the ending of a file's name: "" for none or a number, None for a DICOM directory."""
+    base = name.rpartition("/")[2].lower()
+    if base == "dicomdir":
+        return None
+    ending = base.rpartition(".")[2] if "." in base else ""
+    return "" if ending.isdecimal() else ending
+
+
+def looks_like_image(name: str) -> bool:
+    """Returns whether a file's name ends as that of an image does."""
+    return name.lower().endswith((*PICTURE_SUFFIXES, ".dcm", ".dicom"))
