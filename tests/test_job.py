@@ -1,15 +1,12 @@
-import io
 import json
 import os
-import shutil
-import tarfile
 
 import pytest
 from builds import IN_MEMORY, arguments, build_here
 from image_files import kermany_archive, scan_tree, under, write_tar, write_tree, write_zip
 
 from pipelines import errors
-from pipelines.options import flag_names, parse_options
+from pipelines.options import parse_options
 from pipelines.planning.plan import PLAN_JSON
 from pipelines.running.job import prepared
 from pipelines.sources import archive as archive_module
@@ -116,62 +113,6 @@ def test_a_tar_gz_that_changed_is_not_taken_for_the_one_that_was_built(packed):
     os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
     with pytest.raises(errors.UserError, match="source_listing: "), prepare(path, output):
         pass
-
-
-def with_other_pixels(files):
-    """Returns the same names with other contents of the same sizes."""
-    flipped = {}
-    for name, content in files.items():
-        data = bytearray(content)
-        data[len(data) // 2] ^= 1
-        flipped[name] = bytes(data)
-    return flipped
-
-
-@pytest.mark.parametrize("kind", ["zip", "tar", "tar.gz"])
-def test_an_archive_of_the_same_names_sizes_and_times_is_told_from_another(tmp_path, kind):
-    # As `tar --mtime=@0` writes two versions of a tree.
-    write = write_zip if kind == "zip" else write_tar
-    path = write(tmp_path / f"scans.{kind}", TREE)
-    output = build_here(path, tmp_path / "out")
-    found = path.stat()
-    write(path, with_other_pixels(TREE))
-    os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
-    with pytest.raises(errors.UserError, match="source_listing: "), prepare(path, output):
-        pass
-
-
-def test_a_tar_whose_times_changed_is_the_same_source(tmp_path):
-    path = write_tar(tmp_path / "scans.tar", TREE)
-    output = build_here(path, tmp_path / "out")
-    with tarfile.open(path, "w") as archive:
-        for name, content in TREE.items():
-            info = tarfile.TarInfo(name)
-            info.size, info.mtime = len(content), 7
-            archive.addfile(info, io.BytesIO(content))
-    with prepare(path, output) as job:
-        assert job is None
-
-
-def test_what_decides_the_bytes_is_named_as_its_flag_is(archive, tmp_path):
-    with prepare(archive, tmp_path / "out") as job:
-        names = set(job.build.identity) - {"source_listing", "decoder"}
-        assert {f"--{name}" for name in names} <= set(flag_names())
-
-
-@pytest.mark.parametrize(
-    "more",
-    [["--max_reject_fraction=0.9"], ["--direct_num_workers=2"], ["--overwrite"]],
-)
-def test_what_does_not_decide_the_bytes_is_no_part_of_the_identity(archive, tmp_path, more):
-    with prepare(archive, tmp_path / "a") as job, prepare(archive, tmp_path / "b", *more) as other:
-        assert other.build.fingerprint == job.build.fingerprint
-
-
-def test_an_archive_may_be_moved_and_its_copy_is_the_same_source(archive, tmp_path):
-    moved = shutil.copy(archive, tmp_path / archive.name)
-    with prepare(archive, tmp_path / "a") as job, prepare(moved, tmp_path / "b") as other:
-        assert other.build.fingerprint == job.build.fingerprint
 
 
 def test_classes_have_the_order_they_are_given_in(archive, tmp_path):

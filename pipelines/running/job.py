@@ -6,9 +6,8 @@ import contextlib
 import dataclasses
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -16,10 +15,11 @@ import pyarrow.compute as pc
 import xxhash
 
 from pipelines import errors
-from pipelines.listing.listing import Listing, SiteOptions
+from pipelines.listing.listing import Listing
 from pipelines.listing.refs import iterate_refs
 from pipelines.options import BuildOptions
 from pipelines.planning import anonymous, output_state, plan, splits
+from pipelines.running.identity import make_identity, source_facts
 from pipelines.shards import drops, finish
 from pipelines.shards.build import Build, Work
 from pipelines.shards.sidecar import find_finished
@@ -29,8 +29,7 @@ from pipelines.sources.reader import read_in_order
 from pipelines.sources.source import Source
 from pipelines.stores import remote
 from pipelines.stores.output import BUILD_DIR, Storage
-from tfrecord_io import augment, preprocess, shards
-from tfrecord_io.label_kinds import CLASSES
+from tfrecord_io import preprocess, shards
 from tfrecord_io.manifest import FILE_NAME, ManifestError
 
 
@@ -165,12 +164,12 @@ def _is_known_complete(options: BuildOptions, storage: Storage, source: Source) 
         found = output_state.read_manifest(storage)
     except (FileNotFoundError, ManifestError):
         return False
-    if found.source != _source_facts(options, source):
+    if found.source != source_facts(options, source):
         return False
     if not options.listing.classes and "class_not_chosen" in found.counts.get("ignored", {}):
         return False
     labels = options.label_names or found.label_names
-    identity = _identity(
+    identity = make_identity(
         options,
         source,
         found.options.get("source_listing", ""),
@@ -195,7 +194,7 @@ def _plan_job(
 ) -> Job | None:
     """Plans the shards; `names` is the private table of an anonymous dataset."""
     labels = options.label_names or tuple(sorted(set(listing.refs["label"].unique().to_pylist())))
-    identity = _identity(
+    identity = make_identity(
         options,
         source,
         plan.listing_digest(listing.refs),
@@ -218,7 +217,7 @@ def _plan_job(
         rejected_files=listing.rejects,
         drops=options.drops,
         label_kind=options.label_kind,
-        source_facts=_source_facts(options, source),
+        source_facts=source_facts(options, source),
     )
     if output_state.is_complete(storage, identity, overwrite=options.overwrite):
         _require_policy(storage, options)
@@ -277,94 +276,6 @@ def _require_policy(storage: Storage, options: BuildOptions) -> None:
     failure = drops.judge(found.audit.get("measures", {}), options.drops)
     if failure:
         raise errors.BuildError(failure)
-
-
-def _identity(
-    options: BuildOptions,
-    source: Source,
-    listing_digest: str,
-    labels: tuple[str, ...],
-    *,
-    has_dicom: bool,
-    num_pages: int,
-) -> dict[str, Any]:
-    """Returns everything that decides the bytes of the dataset, by the names of the flags."""
-    listing, pixels = options.listing, options.preprocessing
-    kind, variants = options.label_kind, options.plan.variants
-    identity = {
-        "source": source.describe()["kind"],
-        "source_listing": listing_digest,
-        "name": options.name,
-        "classes": list(labels),
-        **_tree(options, source),
-        "group_regex": listing.group_regex,
-        **({"labels": listing.labels.digest} if listing.labels else {}),
-        **_sites(listing.sites),
-        **(
-            {"label_kind": kind.name, "format_version": kind.format_version}
-            if kind is not CLASSES
-            else {}
-        ),
-        "image_size": [pixels.height, pixels.width],
-        "channels": pixels.channels,
-        "resize": pixels.resize,
-        "splits": options.splits,
-        "split_fractions": dict(options.split_fractions) if options.split_fractions else None,
-        "split_seed": "auto" if options.split_seed is None else options.split_seed,
-        "keep_split": options.keep_split,
-        # `fail` writes the same bytes as `keep`, if the build succeeds.
-        "leaks": "drop" if options.drops.leaks == "drop" else "keep",
-        "duplicates": "drop" if options.drops.duplicates == "drop" else "keep",
-        "seed": options.plan.seed,
-        "shard_size_mb": options.plan.shard_size_mb,
-        "num_shards": options.plan.num_shards,
-        "limit": options.plan.limit,
-        **({"dtype": pixels.dtype, "format_version": 2} if pixels.dtype != "uint8" else {}),
-        **({"window": list(pixels.window)} if pixels.window else {}),
-        **({"variants": variants, "augmentation": dict(augment.RECIPE)} if variants else {}),
-        # Older releases rejected a TIFF of several pages.
-        **({"tiff_pages": num_pages} if num_pages else {}),
-        "decoder": {
-            **preprocess.decoder_versions(),
-            **(frames.require_codecs() if has_dicom else {}),
-        },
-    }
-    return anonymous.hide_identity(identity, options.secret) if options.secret else identity
-
-
-def _source_facts(options: BuildOptions, source: Source) -> dict[str, Any]:
-    """Returns the source's entry in the manifest."""
-    if options.secret:
-        return anonymous.describe(source, options.secret)
-    return source.describe()
-
-
-def _tree(options: BuildOptions, source: Source) -> dict[str, Any]:
-    """Returns the chosen tree for a source that `_is_known_complete` does not list.
-
-    For other sources the listing's digest covers the tree, since it contains the images' folders.
-    """
-    tree = options.listing.tree
-    if tree is None or not source.must_be_unpacked:
-        return {}
-    return {"tree": tree.strip(" /")}
-
-
-def _sites(sites: Mapping[str, SiteOptions]) -> dict[str, Any]:
-    """Returns what decides the labels, patients and splits of each site, if there are sites."""
-    if not sites:
-        return {}
-    return {
-        "sites": {
-            name: {
-                "group_regex": site.listing.group_regex,
-                "labels": site.listing.labels.digest if site.listing.labels else None,
-                "split": site.split,
-                "rename": dict(site.rename),
-            }
-            for name, site in sites.items()
-        }
-    }
 
 
 def _describe(listing: Listing) -> str:

@@ -1,0 +1,113 @@
+"""What a dataset is built from, and everything that decides its bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pipelines.listing.listing import SiteOptions
+from pipelines.options import BuildOptions
+from pipelines.planning import anonymous
+from pipelines.sources import frames
+from pipelines.sources.source import Source
+from tfrecord_io import augment, preprocess
+from tfrecord_io.label_kinds import CLASSES
+
+
+def make_identity(
+    options: BuildOptions,
+    source: Source,
+    listing_digest: str,
+    labels: tuple[str, ...],
+    *,
+    has_dicom: bool,
+    num_pages: int,
+) -> dict[str, Any]:
+    """Returns everything that decides the bytes of the dataset, by the names of the flags.
+
+    What an old release did not know is absent at its default, so that its datasets stay complete.
+
+    Args:
+        options: what the user chose.
+        source: the source of the images.
+        listing_digest: `plan.listing_digest` of the listed images.
+        labels: names of the labels, in the order of their indices.
+        has_dicom: whether images are frames of DICOM files.
+        num_pages: number of images that are pages of TIFF files.
+    """
+    listing, pixels = options.listing, options.preprocessing
+    kind, variants = options.label_kind, options.plan.variants
+    identity = {
+        "source": source.describe()["kind"],
+        "source_listing": listing_digest,
+        "name": options.name,
+        "classes": list(labels),
+        **_tree(options, source),
+        "group_regex": listing.group_regex,
+        **({"labels": listing.labels.digest} if listing.labels else {}),
+        **_sites(listing.sites),
+        **(
+            {"label_kind": kind.name, "format_version": kind.format_version}
+            if kind is not CLASSES
+            else {}
+        ),
+        "image_size": [pixels.height, pixels.width],
+        "channels": pixels.channels,
+        "resize": pixels.resize,
+        "splits": options.splits,
+        "split_fractions": dict(options.split_fractions) if options.split_fractions else None,
+        "split_seed": "auto" if options.split_seed is None else options.split_seed,
+        "keep_split": options.keep_split,
+        # `fail` writes the same bytes as `keep`, if the build succeeds.
+        "leaks": "drop" if options.drops.leaks == "drop" else "keep",
+        "duplicates": "drop" if options.drops.duplicates == "drop" else "keep",
+        "seed": options.plan.seed,
+        "shard_size_mb": options.plan.shard_size_mb,
+        "num_shards": options.plan.num_shards,
+        "limit": options.plan.limit,
+        **({"dtype": pixels.dtype, "format_version": 2} if pixels.dtype != "uint8" else {}),
+        **({"window": list(pixels.window)} if pixels.window else {}),
+        **({"variants": variants, "augmentation": dict(augment.RECIPE)} if variants else {}),
+        # Older releases rejected a TIFF of several pages.
+        **({"tiff_pages": num_pages} if num_pages else {}),
+        "decoder": {
+            **preprocess.decoder_versions(),
+            **(frames.require_codecs() if has_dicom else {}),
+        },
+    }
+    return anonymous.hide_identity(identity, options.secret) if options.secret else identity
+
+
+def source_facts(options: BuildOptions, source: Source) -> dict[str, Any]:
+    """Returns the source's entry in the manifest."""
+    if options.secret:
+        return anonymous.describe(source, options.secret)
+    return source.describe()
+
+
+def _tree(options: BuildOptions, source: Source) -> dict[str, Any]:
+    """Returns the chosen tree for a source that `job.prepared` does not list.
+
+    For other sources the listing's digest covers the tree, since it contains the images' folders.
+    """
+    tree = options.listing.tree
+    if tree is None or not source.must_be_unpacked:
+        return {}
+    return {"tree": tree.strip(" /")}
+
+
+def _sites(sites: Mapping[str, SiteOptions]) -> dict[str, Any]:
+    """Returns what decides the labels, patients and splits of each site, if there are sites."""
+    if not sites:
+        return {}
+    return {
+        "sites": {
+            name: {
+                "group_regex": site.listing.group_regex,
+                "labels": site.listing.labels.digest if site.listing.labels else None,
+                "split": site.split,
+                "rename": dict(site.rename),
+            }
+            for name, site in sites.items()
+        }
+    }
