@@ -16,7 +16,8 @@ from PIL import Image
 from pipelines.listing.refs import RejectedFile
 from pipelines.report import charts
 from tfrecord_io.auditing import pages, ranges, shortcuts
-from tfrecord_io.auditing.audit import LIMITS, MAX_LISTED, SEVERITIES, Audit
+from tfrecord_io.auditing.audit import LIMITS
+from tfrecord_io.auditing.findings import MAX_LISTED, SEVERITIES, Audit
 from tfrecord_io.auditing.twins import ImageReader
 from tfrecord_io.label_kinds import NUMBER
 from tfrecord_io.manifest import Manifest

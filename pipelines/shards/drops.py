@@ -24,7 +24,7 @@ from pipelines.shards.build import Build, DropOptions, rows_name
 from pipelines.shards.sidecar import Sidecar
 from pipelines.stores.output import BUILD_DIR, Storage
 from tfrecord_io import manifest, schema
-from tfrecord_io.auditing import audit, near_duplicates
+from tfrecord_io.auditing import copy_checks, near_duplicates
 from tfrecord_io.auditing.ranges import with_ranges
 from tfrecord_io.auditing.twins import Twins, find_twins
 
@@ -233,7 +233,7 @@ def judge(measures: Mapping[str, Any], options: DropOptions) -> str | None:
     """Returns why a dataset violates a policy that is `fail`, or None if it does not.
 
     Args:
-        measures: the audit's measures, see `audit.Audit`.
+        measures: the audit's measures, see `findings.Audit`.
         options: the policies.
     """
     wrong = []
@@ -250,7 +250,7 @@ def judge(measures: Mapping[str, Any], options: DropOptions) -> str | None:
         for name, text, flag in wrong
         if measures.get(name)
     ]
-    gap = audit.near_search_gap(measures.get("near_duplicate_pairs"), measures)
+    gap = copy_checks.near_search_gap(measures.get("near_duplicate_pairs"), measures)
     if options.leaks == "fail" and gap:
         parts.append(f"{gap} (--leaks is fail)")
     return "; ".join(parts) or None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -10,6 +11,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tfrecord_io import manifest
+from tfrecord_io.auditing import ranges
 
 # Columns of the examples table that the audit reads; an older table may lack some.
 _COLUMNS = (
@@ -80,3 +82,41 @@ def encode(column: pa.ChunkedArray) -> tuple[np.ndarray, pa.Array]:
     """
     encoded = column.combine_chunks().dictionary_encode()
     return encoded.indices.fill_null(-1).to_numpy().astype(np.int64), encoded.dictionary
+
+
+class CodedColumns:
+    """Columns of the examples table as integers.
+
+    Numbers count as their ranges, see `ranges.as_classes`.
+
+    Attributes:
+        splits: names of the splits.
+        kind: what an example's label can be.
+        plural: what several of the dataset's labels are called.
+        classes: the manifest, with ranges instead of numbers.
+        labels: texts of labels; of classes, their names.
+        split: int64 [num_examples], index in `splits`.
+        label: int64 [num_examples], index in `labels`.
+        text: int64 [num_examples], the same for examples of the same label, of numbers too.
+        patients: names of the patients.
+        patient: int64 [num_examples], index in `patients`, or -1 if unknown.
+    """
+
+    def __init__(self, examples: pa.Table, found: manifest.Manifest) -> None:
+        self.plural = found.label_kind.plural
+        self.text, _ = encode(examples["label"])
+        self.classes, examples = ranges.as_classes(found, examples)
+        self.splits = list(found.splits)
+        self.kind = self.classes.label_kind
+        self.labels = self.classes.label_names
+        if not self.kind.one_hot:
+            self.labels = sorted(pc.unique(examples["label"].cast(pa.string())).to_pylist())
+        self.split = _index(examples["split"], self.splits)
+        self.label = _index(examples["label"], self.labels)
+        self.patient, patients = encode(examples["patient"])
+        self.patients = patients.to_pylist()
+
+
+def _index(column: pa.ChunkedArray, names: Sequence[str]) -> np.ndarray:
+    found = pc.index_in(column.cast(pa.string()), pa.array(list(names), pa.string()))
+    return found.to_numpy().astype(np.int64)

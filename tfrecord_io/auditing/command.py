@@ -11,7 +11,9 @@ from typing import Any
 
 from tfrecord_io import manifest
 from tfrecord_io.auditing import neighbours
-from tfrecord_io.auditing.audit import MAX_LISTED, Audit, audit, near_search_gap
+from tfrecord_io.auditing.audit import audit
+from tfrecord_io.auditing.copy_checks import near_search_gap
+from tfrecord_io.auditing.findings import MAX_LISTED, Audit
 from tfrecord_io.auditing.twins import ImageReader
 from tfrecord_io.files import atomic_write
 from tfrecord_io.printing import printable, refuse
@@ -98,7 +100,7 @@ def _violations(limits: Mapping[str, float], measures: Mapping[str, Any]) -> lis
 
     Args:
         limits: the largest accepted measures, by their flag.
-        measures: the audit's measures, see `audit.Audit`.
+        measures: the audit's measures, see `findings.Audit`.
     """
     shortcut = measures.get("shortcuts", {"accuracy": 0, "chance": 0})
     near = {

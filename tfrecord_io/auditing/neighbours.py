@@ -18,8 +18,9 @@ import pyarrow as pa
 
 from tfrecord_io import manifest
 from tfrecord_io.auditing import near_duplicates
-from tfrecord_io.auditing.audit import SEVERITIES, Audit, Finding, list_pairs
 from tfrecord_io.auditing.columns import encode, read_examples
+from tfrecord_io.auditing.copy_checks import list_pairs
+from tfrecord_io.auditing.findings import SEVERITIES, Audit, Finding
 from tfrecord_io.auditing.ranges import with_ranges
 from tfrecord_io.printing import counted
 from tfrecord_io.shards import map_records

@@ -1,0 +1,112 @@
+"""Checks the sizes of images, and reports blank images and files that were not used."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from tfrecord_io import manifest
+from tfrecord_io.auditing.findings import MAX_LISTED, MOST_NAMES, Finding, many
+from tfrecord_io.auditing.twins import Twins
+from tfrecord_io.printing import listed
+
+
+def check_sizes(
+    examples: pa.Table, found: manifest.Manifest, measures: dict[str, Any]
+) -> Iterator[Finding]:
+    """Yields images of unusual size, and those smaller than they are stored."""
+    if not {"width", "height"} <= set(examples.column_names) or not examples.num_rows:
+        return
+    width, height = (examples[name].to_numpy().astype(np.int64) for name in ("width", "height"))
+    sizes = Counter(zip(width.tolist(), height.tolist(), strict=True))
+    measures["sizes"] = [
+        {"width": w, "height": h, "images": count} for (w, h), count in sizes.most_common(12)
+    ]
+    (usual, _), *_ = sizes.most_common(1)
+    ratios = np.maximum(_factor(width, usual[0]), _factor(height, usual[1]))
+    outliers = np.flatnonzero(ratios >= 2)
+    measures["size_outliers"] = len(outliers)
+    if len(outliers):
+        yield Finding(
+            code="size_outliers",
+            severity="note",
+            title=f"{many(len(outliers), 'image')} far larger or smaller than usual",
+            detail=f"The usual size is {usual[0]}×{usual[1]} pixels. These images have at "
+            "least twice or at most half as many pixels in one direction. All are resized to "
+            f"{found.image_shape[1]}×{found.image_shape[0]}, so their proportions change.",
+            count=len(outliers),
+            listed=tuple(
+                {"width": w, "height": h, "images": n}
+                for (w, h), n in sizes.most_common()
+                if max(_factor(w, usual[0]), _factor(h, usual[1])) >= 2
+            )[:MAX_LISTED],
+        )
+    stored_height, stored_width, _ = found.image_shape
+    small = int(((width < stored_width) | (height < stored_height)).sum())
+    measures["enlarged_images"] = small
+    if small:
+        yield Finding(
+            code="enlarged",
+            severity="note",
+            title=f"{many(small, 'image')} smaller than the stored size",
+            detail=f"They were enlarged to {stored_width}×{stored_height} and are blurred.",
+            count=small,
+        )
+
+
+def _factor(values: np.ndarray | int, usual: int) -> Any:
+    return np.maximum(np.divide(values, usual), np.divide(usual, np.maximum(values, 1)))
+
+
+def check_blank(twins: Twins, measures: dict[str, Any]) -> Iterator[Finding]:
+    """Yields the number of images of a single colour."""
+    measures["blank_images"] = twins.num_blank
+    if twins.num_blank:
+        yield Finding(
+            code="blank",
+            severity="warning",
+            title=f"{many(twins.num_blank, 'image')} of a single colour",
+            detail="They show nothing.",
+            count=twins.num_blank,
+        )
+
+
+def check_source(found: manifest.Manifest) -> Iterator[Finding]:
+    """Yields the files of the source that are not in the dataset, by reason."""
+    copies = found.counts.get("copies", 0)
+    if copies:
+        yield Finding(
+            code="source_copies",
+            severity="note",
+            title=f"{many(copies, 'file')} in the source a second time",
+            detail="A second folder tree in the source repeats these files. The build "
+            "recognised them and used each once.",
+            count=copies,
+        )
+    rejects = sum(found.rejects.values())
+    if rejects:
+        yield Finding(
+            code="rejects",
+            severity="note",
+            title=f"{many(rejects, 'image')} rejected",
+            detail=f"They could not be used ({_reasons(found.rejects)}); "
+            f"{manifest.REJECTS_FILE_NAME} lists them.",
+            count=rejects,
+        )
+    dropped = found.counts.get("dropped", {})
+    if dropped:
+        yield Finding(
+            code="dropped",
+            severity="note",
+            title=f"{many(sum(dropped.values()), 'image')} left out by a policy",
+            detail=f"{_reasons(dropped)}; {manifest.DROPPED_FILE_NAME} lists them.",
+            count=sum(dropped.values()),
+        )
+
+
+def _reasons(counts: Mapping[str, int]) -> str:
+    return listed([f"{count:,} {name}" for name, count in counts.items()], MOST_NAMES)

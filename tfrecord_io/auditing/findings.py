@@ -1,0 +1,70 @@
+"""What an audit finds, in words and numbers."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from tfrecord_io.printing import counted
+
+Severity = Literal["problem", "warning", "note", "good"]
+
+#: From the worst to the best, the order in which findings are listed.
+SEVERITIES: tuple[Severity, ...] = ("problem", "warning", "note", "good")
+
+#: Largest number of cases that a finding lists.
+MAX_LISTED = 20
+
+#: Largest number of names in a sentence.
+MOST_NAMES = 12
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One thing found, or one check passed.
+
+    Attributes:
+        code: fixed name of the finding, such as `patient_leak`.
+        severity: `problem` (results on this data would be misleading), `warning` (they may be),
+            `note` (good to know) or `good` (looked for and not found).
+        title: one short sentence with the number.
+        detail: what the finding means and what to do.
+        count: the number in the title.
+        listed: up to `MAX_LISTED` cases, each a mapping of column to value.
+    """
+
+    code: str
+    severity: Severity
+    title: str
+    detail: str
+    count: int = 0
+    listed: tuple[Mapping[str, Any], ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Audit:
+    """The result of an audit.
+
+    Attributes:
+        findings: the findings, the worst first.
+        measures: the numbers behind the findings, by name.
+    """
+
+    findings: tuple[Finding, ...]
+    measures: Mapping[str, Any]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns JSON values, as the manifest keeps them."""
+        return {
+            "measures": dict(self.measures),
+            "findings": [
+                {**dataclasses.asdict(finding), "listed": [dict(row) for row in finding.listed]}
+                for finding in self.findings
+            ],
+        }
+
+
+def many(count: int, noun: str, plural: str | None = None) -> str:
+    """Returns a phrase such as `1 patient is` or `3 patients are`."""
+    return f"{counted(count, noun, plural)} {'is' if count == 1 else 'are'}"
