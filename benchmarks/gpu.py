@@ -50,9 +50,11 @@ with console.hide_native_noise():
 
     from tfrecord_io.preprocess import Preprocessing, decode_image
     from tfrecord_io.reading.batches import map_ahead
-    from train import augmentation, benchmark, callbacks
+    from train import benchmark
     from train import config as train_config
     from train.config import TrainConfig
+    from train.feeding import augmentation
+    from train.training import callbacks
 
 MODELS = ("small_resnet", "vgg16", "resnet50", "efficientnetv2b0")
 WAYS = ("device", "reader", "cache", "decode")

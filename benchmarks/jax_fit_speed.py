@@ -23,7 +23,7 @@ import numpy as np
 
 import tfrecord_io
 from train import config as train_config
-from train.models import build_network
+from train.networks.models import build_network
 
 Batches = Iterator[tuple[np.ndarray, ...]]
 

@@ -37,11 +37,11 @@ with console.hide_native_noise():
     from PIL import Image
 
     import tfrecord_io
-    from train import feed
-    from train.models import build_network
-    from train.parts import choose_parts
-    from train.steps import Objective, make_steps
+    from train.feeding import feed
+    from train.feeding.parts import choose_parts
+    from train.networks.models import build_network
     from train.strategy import configure_devices
+    from train.training.steps import Objective, make_steps
 
 
 def main() -> None:

@@ -15,13 +15,13 @@ console.set_defaults()
 import numpy as np  # noqa: E402 - after the settings that Keras reads
 
 import tfrecord_io  # noqa: E402
-from train import feed, parts  # noqa: E402
 from train.config import TrainConfig  # noqa: E402
-from train.models import build_network  # noqa: E402
-from train.optimizers import averaged_weights, make_optimizer  # noqa: E402
-from train.steps import Objective, make_steps  # noqa: E402
+from train.feeding import feed, parts  # noqa: E402
+from train.measuring.tasks import CLASSES  # noqa: E402
+from train.networks.models import build_network  # noqa: E402
+from train.networks.optimizers import averaged_weights, make_optimizer  # noqa: E402
 from train.strategy import configure_devices, set_seed  # noqa: E402
-from train.tasks import CLASSES  # noqa: E402
+from train.training.steps import Objective, make_steps  # noqa: E402
 
 
 def losses(config: TrainConfig) -> dict[str, object]:

@@ -27,7 +27,7 @@ from tfrecord_io.reading.mapped import MappedDataset
 from tfrecord_io.shard_writer import ShardWriter
 from train import predict
 from train.config import TrainConfig
-from train.trainer import train_and_evaluate
+from train.training.trainer import train_and_evaluate
 
 KINDS = [
     ("uint16", (6, 5, 1)),

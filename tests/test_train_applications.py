@@ -12,7 +12,7 @@ from marked_images import KERAS_ARRAY_WARNING, REPOSITORY, environment
 
 from train.applications import APPLICATIONS
 from train.config import ConfigError, TrainConfig
-from train.models import build_network
+from train.networks.models import build_network
 
 pytestmark = pytest.mark.filterwarnings(KERAS_ARRAY_WARNING)
 

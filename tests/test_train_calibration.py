@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from marked_images import OCT_NAMES
 
-from train import calibration
-from train.scores import expected_calibration_error
+from train.measuring import calibration
+from train.measuring.scores import expected_calibration_error
 
 
 def softmax(logits):

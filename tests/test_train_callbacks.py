@@ -5,8 +5,8 @@ import time
 import numpy as np
 import pytest
 
-from train import callbacks
-from train.steps import StepResults
+from train.training import callbacks
+from train.training.steps import StepResults
 
 
 def results_of(losses, *, wait_seconds=0.0):

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from train import charts
+from train.results import charts
 
 
 def test_the_curves_show_what_is_known_in_shares_of_the_axes():

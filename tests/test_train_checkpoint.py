@@ -2,8 +2,8 @@ import keras
 import numpy as np
 import pytest
 
-from train import checkpoint
-from train.checkpoint import CheckpointError
+from train.training import checkpoint
+from train.training.checkpoint import CheckpointError
 
 
 def variables_of(*values):

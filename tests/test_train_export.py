@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 from marked_images import KERAS_ARRAY_WARNING, write_marked_dataset
 
-from train import export
 from train.config import TrainConfig
-from train.models import build_network
+from train.networks.models import build_network
+from train.training import export
 
 pytestmark = pytest.mark.filterwarnings(KERAS_ARRAY_WARNING)
 

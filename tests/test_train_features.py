@@ -16,11 +16,12 @@ from marked_images import KERAS_ARRAY_WARNING, QUICK, flags, history_of
 import tfrecord_io
 from pipelines import extract_features
 from tfrecord_io.trunk import read_trunk
-from train import callbacks, evaluate, predict, run
+from train import evaluate, predict, run
 from train.config import ConfigError, TrainConfig
-from train.features import adapt, build_network
-from train.tasks import CLASSES
-from train.trainer import train_and_evaluate
+from train.measuring.tasks import CLASSES
+from train.networks.features import adapt, build_network
+from train.training import callbacks
+from train.training.trainer import train_and_evaluate
 from train.trunk import write_trunk
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings(KERAS_ARRAY_WARNING)]

@@ -8,9 +8,9 @@ from marked_images import OCT_NAMES, weigh, write_marked_dataset
 
 import tfrecord_io
 from tfrecord_io.reading.mapped import MappedDataset
-from train import augmentation, feed
 from train.config import ConfigError, TrainConfig
-from train.parts import choose_parts
+from train.feeding import augmentation, feed
+from train.feeding.parts import choose_parts
 from train.strategy import Devices
 
 NUM_EXAMPLES = 23

@@ -1,4 +1,4 @@
-"""Tests of train/folds.py: cross-validation by patient, resumed and pooled."""
+"""Tests of train/training/folds.py: cross-validation by patient, resumed and pooled."""
 
 import contextlib
 import io
@@ -11,8 +11,8 @@ import pytest
 from marked_images import KERAS_ARRAY_WARNING, rows_of, train, write_marked_dataset
 from test_train_trainer import stop_at
 
-from train.examples import read_examples
-from train.parts import patient_folds
+from train.feeding.examples import read_examples
+from train.feeding.parts import patient_folds
 
 pytestmark = pytest.mark.filterwarnings(KERAS_ARRAY_WARNING)
 

@@ -54,7 +54,8 @@ PROGRAM = (
     WITHOUT_TENSORFLOW
     + """
 import signal
-from train import benchmark, callbacks, evaluate, predict, run
+from train import benchmark, evaluate, predict, run
+from train.training import callbacks
 
 data, out, *flags = sys.argv[1:]
 # The same command again and again: undisturbed, cached, stopped at a step, and gone on with.
@@ -171,7 +172,8 @@ UNDISTURBED = "import sys; from train import run; sys.exit(run.main(sys.argv[1:]
 
 KILLED_AT_STEP_5 = """
 import os, signal, sys
-from train import callbacks, run
+from train import run
+from train.training import callbacks
 
 class Kill(callbacks.RetraceGuard):
     def check(self, num_traces, step):

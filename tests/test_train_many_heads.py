@@ -1,4 +1,4 @@
-"""Tests of train/many_heads.py: heads side by side, each as if it were trained alone."""
+"""Tests of train/training/many_heads.py: heads side by side, each as if it were trained alone."""
 
 import csv
 import dataclasses
@@ -29,11 +29,12 @@ from test_train_trainer import stop_at
 import tfrecord_io
 from pipelines import extract_features
 from tfrecord_io.trunk import find_trunk
-from train import callbacks, many_heads, run
+from train import run
 from train.config import TrainConfig
-from train.features import adapt
-from train.steps import TensorFlowSteps
+from train.networks.features import adapt
 from train.strategy import configure_devices
+from train.training import callbacks, many_heads
+from train.training.steps import TensorFlowSteps
 
 pytestmark = pytest.mark.filterwarnings(KERAS_ARRAY_WARNING)
 

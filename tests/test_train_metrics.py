@@ -3,8 +3,8 @@ import pytest
 import scipy.stats
 from marked_images import OCT_NAMES
 
-from train import metrics as measures
-from train.scores import ClassScorer
+from train.measuring import metrics as measures
+from train.measuring.scores import ClassScorer
 
 
 def certain(predicted, num_classes=4):

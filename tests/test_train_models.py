@@ -4,9 +4,9 @@ import pytest
 from marked_images import KERAS_ARRAY_WARNING
 
 from tfrecord_io import PixelStatistics
-from train import calibration
 from train.config import ConfigError, TrainConfig
-from train.models import build_network, set_trainable
+from train.measuring import calibration
+from train.networks.models import build_network, set_trainable
 
 pytestmark = pytest.mark.filterwarnings(KERAS_ARRAY_WARNING)
 

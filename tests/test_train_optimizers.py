@@ -4,7 +4,7 @@ import pytest
 from marked_images import KERAS_ARRAY_WARNING
 
 from train.config import TrainConfig
-from train.optimizers import (
+from train.networks.optimizers import (
     WarmupSchedule,
     averaged_weights,
     make_optimizer,

@@ -3,12 +3,12 @@ import pytest
 from marked_images import OCT_NAMES
 from PIL import Image
 
-from train import metrics as measures
-from train import plots
-from train.examples import Examples
-from train.predictions import Predictions
-from train.scores import ClassScorer
-from train.tasks import CLASSES
+from train.feeding.examples import Examples
+from train.measuring import metrics as measures
+from train.measuring.predictions import Predictions
+from train.measuring.scores import ClassScorer
+from train.measuring.tasks import CLASSES
+from train.results import plots
 
 
 def metrics_of(probabilities, labels, names=OCT_NAMES):

@@ -23,9 +23,11 @@ from PIL import Image
 
 from tfrecord_io import dicom
 from tfrecord_io.preprocess import Preprocessing, decode_image
-from train import export, plots, predict
+from train import predict
 from train.config import ConfigError, TrainConfig
-from train.models import build_network
+from train.networks.models import build_network
+from train.results import plots
+from train.training import export
 
 pytestmark = pytest.mark.filterwarnings(KERAS_ARRAY_WARNING)
 

@@ -1,9 +1,9 @@
 import numpy as np
 
 from tfrecord_io import label_kinds
-from train.examples import Examples
-from train.predictions import Predictions, read_predictions, write_predictions
-from train.tasks import CLASSES
+from train.feeding.examples import Examples
+from train.measuring.predictions import Predictions, read_predictions, write_predictions
+from train.measuring.tasks import CLASSES
 
 
 def test_predictions_are_written_a_row_an_example(tmp_path):

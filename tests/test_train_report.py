@@ -12,13 +12,14 @@ from PIL import Image
 
 import tfrecord_io
 from tfrecord_io import Shard, Split
-from train import calibration, metrics, report
-from train.examples import Examples, read_examples
-from train.parts import whole_split
-from train.predictions import Predictions
-from train.report import Mistake, RunReport
-from train.scores import ClassScorer, scores
-from train.tasks import CLASSES
+from train.feeding.examples import Examples, read_examples
+from train.feeding.parts import whole_split
+from train.measuring import calibration, metrics
+from train.measuring.predictions import Predictions
+from train.measuring.scores import ClassScorer, scores
+from train.measuring.tasks import CLASSES
+from train.results import report
+from train.results.report import Mistake, RunReport
 
 
 def split_of(label_counts):

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from train import saliency
+from train.results import saliency
 
 
 def spot_classifier(images):

@@ -1,4 +1,4 @@
-"""Tests of train/stacked.py: what runs do side by side is what each does alone."""
+"""Tests of train/networks/stacked.py: what runs do side by side is what each does alone."""
 
 import keras
 import numpy as np
@@ -6,10 +6,10 @@ import pytest
 from marked_images import KERAS_ARRAY_WARNING
 
 from train.config import TrainConfig
-from train.models import Network, add_head
-from train.stacked import stack_networks
-from train.steps import Objective
-from train.tasks import CLASSES, MULTI_LABEL, Number
+from train.measuring.tasks import CLASSES, MULTI_LABEL, Number
+from train.networks.models import Network, add_head
+from train.networks.stacked import stack_networks
+from train.training.steps import Objective
 
 pytestmark = pytest.mark.filterwarnings(KERAS_ARRAY_WARNING)
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from marked_images import ALL_ON, QUICK, REPOSITORY, environment, write_marked_dataset
 
-from train.augmentation import NUM_DRAWS
 from train.config import TrainConfig
-from train.models import build_network
-from train.steps import Objective
-from train.tasks import CLASSES
+from train.feeding.augmentation import NUM_DRAWS
+from train.measuring.tasks import CLASSES
+from train.networks.models import build_network
+from train.training.steps import Objective
 
 NUM_EXAMPLES = {"train": 30, "test": 11}
 SHAPE = (10, 8, 1)

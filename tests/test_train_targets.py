@@ -26,11 +26,13 @@ from sklearn import metrics as sk_metrics
 from tfrecord_io import Shard, Split
 from tfrecord_io.label_kinds import CLASSES, GRADES, NUMBER
 from tfrecord_io.reading.mapped import MappedDataset
-from train import charts, evaluate, metrics, predict, report, run_results, scores, tasks
+from train import evaluate, predict
 from train.config import ConfigError, TrainConfig
-from train.examples import Examples
-from train.parts import Part
-from train.predictions import Predictions
+from train.feeding.examples import Examples
+from train.feeding.parts import Part
+from train.measuring import metrics, scores, tasks
+from train.measuring.predictions import Predictions
+from train.results import charts, report, run_results
 
 pytestmark = pytest.mark.filterwarnings(KERAS_ARRAY_WARNING)
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from train import tracing
+from train.training import tracing
 
 
 def planes_of(events):

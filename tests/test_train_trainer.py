@@ -25,11 +25,13 @@ from marked_images import (
 from tfrecord_io import Manifest
 from tfrecord_io.files import atomic_write
 from tfrecord_io.preprocess import decoder_versions
-from train import callbacks, checkpoint, predict, run, scores
-from train.callbacks import StoppedError, TrainingError
+from train import predict, run
 from train.config import ConfigError, TrainConfig
+from train.measuring import scores
 from train.strategy import configure_devices
-from train.trainer import Progress, plan_phases, train_and_evaluate
+from train.training import callbacks, checkpoint
+from train.training.callbacks import StoppedError, TrainingError
+from train.training.trainer import Progress, plan_phases, train_and_evaluate
 from train.workdir import claim
 
 pytestmark = pytest.mark.filterwarnings(KERAS_ARRAY_WARNING)

@@ -10,8 +10,8 @@ from marked_images import KERAS_ARRAY_WARNING, QUICK, write_marked_dataset
 from tfrecord_io.trunk import read_trunk
 from train import trunk
 from train.config import TrainConfig
-from train.models import build_network
-from train.trainer import train_and_evaluate
+from train.networks.models import build_network
+from train.training.trainer import train_and_evaluate
 
 pytestmark = pytest.mark.filterwarnings(KERAS_ARRAY_WARNING)
 

@@ -26,9 +26,9 @@ from train.config import ConfigError, TrainConfig
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from train.parts import Part
-    from train.steps import Steps
+    from train.feeding.parts import Part
     from train.strategy import Devices
+    from train.training.steps import Steps
 
 #: Columns of the table, and how each is printed.
 COLUMNS = {
@@ -82,7 +82,7 @@ class Session:
 
     def batches(self, **fields: Any) -> Any:
         """Returns the training batches from the first step on, with fields changed."""
-        from train import feed
+        from train.feeding import feed
 
         config = dataclasses.replace(self.config, **fields)
         return feed.training_batches(config, self.devices, self.part, start_step=0)
@@ -100,12 +100,12 @@ def prepare(config: TrainConfig, *, replicas: int, num_steps: int) -> Session:
         ConfigError: if there are fewer devices.
     """
     import tfrecord_io
-    from train.models import build_network, grey_factor_of, set_trainable
-    from train.optimizers import make_optimizer
-    from train.parts import read_statistics
-    from train.steps import Objective, make_steps
+    from train.feeding.parts import read_statistics
+    from train.networks.models import build_network, grey_factor_of, set_trainable
+    from train.networks.optimizers import make_optimizer
     from train.strategy import configure_devices, set_precision, set_seed
-    from train.trainer import plan_run
+    from train.training.steps import Objective, make_steps
+    from train.training.trainer import plan_run
 
     manifest = tfrecord_io.Manifest.load(config.data)
     config = dataclasses.replace(config, gpus=replicas)
@@ -235,7 +235,7 @@ def draw(rows: Sequence[dict[str, float]], title: str) -> Figure:
     """Images a second by replicas, beside the line of perfect scaling."""
     from matplotlib.figure import Figure
 
-    from train.plots import COLOURS
+    from train.results.plots import COLOURS
 
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     axes = figure.add_subplot()
@@ -290,8 +290,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         console.check_backend(os.environ["KERAS_BACKEND"])
         with console.hide_native_noise():
             from tfrecord_io import ManifestError
-            from train import trainer  # noqa: F401 - imports all that writes notes at import
             from train.strategy import configure_devices
+            from train.training import trainer  # noqa: F401 - imports all that writes notes at import
         # Before minutes are spent on the smaller numbers.
         configure_devices(dataclasses.replace(config, gpus=max(counts)))
     except ConfigError as error:

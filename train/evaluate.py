@@ -22,9 +22,10 @@ from tfrecord_io.label_kinds import MULTI_LABEL, NUMBER
 from tfrecord_io.preprocess import Preprocessing
 from tfrecord_io.printing import printable
 from tfrecord_io.trunk import SOURCE_KIND
-from train import console, metrics, predict
+from train import console, predict
 from train.config import ConfigError
-from train.examples import read_examples
+from train.feeding.examples import read_examples
+from train.measuring import metrics
 
 _BATCH_SIZE = 64
 
@@ -106,10 +107,10 @@ def evaluate(
         print("note: this is the dataset that the model was trained on, not an external one")
 
     # After the checks: these take seconds to import.
-    from train import report, run_results
     from train.config import TrainConfig
-    from train.parts import whole_split
-    from train.predictions import Predictions
+    from train.feeding.parts import whole_split
+    from train.measuring.predictions import Predictions
+    from train.results import report, run_results
     from train.workdir import METRICS_NAME, write_json
 
     own_results = _own_metrics(run)

@@ -29,13 +29,13 @@ from tfrecord_io.preprocess import Preprocessing, Reject, decode_image, decoder_
 from tfrecord_io.printing import no_formula, printable
 from train import console
 from train.config import ConfigError
-from train.saliency import occlusion_map
+from train.results.saliency import occlusion_map
 
 if TYPE_CHECKING:
     import keras
 
-    from train.similar import SimilarScan, TrainingScans
-    from train.tasks import Task
+    from train.measuring.tasks import Task
+    from train.results.similar import SimilarScan, TrainingScans
 
 _EXPORT = "export"
 _KERAS = "model.keras"
@@ -112,7 +112,7 @@ def load_classifier(path: Path) -> Classifier:
     with console.hide_native_noise():
         import keras
 
-        from train.tasks import task_of
+        from train.measuring.tasks import task_of
 
         try:
             model = keras.saving.load_model(folder / _KERAS, compile=False)
@@ -271,7 +271,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         classifier = load_classifier(Path(arguments.model))
         scans = None
         if arguments.similar:
-            from train.similar import TrainingScans
+            from train.results.similar import TrainingScans
 
             scans = TrainingScans(Path(arguments.model))
         warning = other_decoder(classifier)
@@ -361,7 +361,7 @@ def _show(text: str, form: str) -> None:
 def _write_maps(
     classifier: Classifier, predictions: Sequence[Prediction], folder: Path, patch: int | None
 ) -> None:
-    from train.plots import draw_occlusion
+    from train.results.plots import draw_occlusion
 
     for index, prediction in enumerate(predictions):
         if prediction.probabilities is None:

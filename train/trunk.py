@@ -209,7 +209,7 @@ def _above(features: keras.KerasTensor, end: keras.KerasTensor) -> keras.Model:
 
 def _build(model: str, weights: str | None, manifest: tfrecord_io.Manifest) -> keras.Model:
     """Returns a network of keras.applications, whose head does not matter."""
-    from train.models import build_network
+    from train.networks.models import build_network
 
     chosen = config.TrainConfig(model=model, weights=weights, dropout=0.0, head_units=0)
     network = build_network(

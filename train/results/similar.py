@@ -19,8 +19,8 @@ from tfrecord_io.reading.mapped import MappedDataset
 from tfrecord_io.trunk import FILE_NAME, find_trunk
 from train import config
 from train.config import ConfigError
-from train.examples import read_examples
-from train.tasks import task_of
+from train.feeding.examples import read_examples
+from train.measuring.tasks import task_of
 
 _SPLIT = "train"
 _ROWS_AT_ONCE = 256

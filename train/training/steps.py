@@ -24,11 +24,11 @@ from typing import TYPE_CHECKING, Any
 import keras
 import numpy as np
 
-from train import augmentation, feed
 from train.config import ConfigError, TrainConfig
-from train.models import Network
+from train.feeding import augmentation, feed
+from train.measuring.tasks import CLASSES, Task
+from train.networks.models import Network
 from train.strategy import Devices
-from train.tasks import CLASSES, Task
 
 if TYPE_CHECKING:
     import tensorflow as tf

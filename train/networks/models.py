@@ -14,8 +14,9 @@ from pathlib import Path
 import keras
 
 import tfrecord_io
-from train import applications, tasks
+from train import applications
 from train.config import ConfigError, TrainConfig
+from train.measuring import tasks
 
 #: With this value, Keras downloads the weights and checks their hash.
 _IMAGENET = "imagenet"

@@ -23,7 +23,7 @@ import numpy as np
 from tqdm import tqdm
 
 from tfrecord_io import schema
-from train.steps import StepResults
+from train.training.steps import StepResults
 
 #: The input is the bottleneck if a run waits for it for more than this share of its time.
 INPUT_BOUND_SHARE = 0.1

@@ -20,12 +20,12 @@ from tfrecord_io.manifest import Manifest
 from tfrecord_io.printing import counted, listed
 from tfrecord_io.reading.mapped import MappedDataset
 from tfrecord_io.trunk import SOURCE_KIND
-from train import charts, saliency
-from train.metrics import FEW_GROUPS, worst_classes
-from train.predictions import Predictions
-from train.scores import URGENT_CLASSES
-from train.stories import MAX_CLASSES, MistakenAnswer, decimal, percent
-from train.tasks import Task, task_of
+from train.measuring.metrics import FEW_GROUPS, worst_classes
+from train.measuring.predictions import Predictions
+from train.measuring.scores import URGENT_CLASSES
+from train.measuring.stories import MAX_CLASSES, MistakenAnswer, decimal, percent
+from train.measuring.tasks import Task, task_of
+from train.results import charts, saliency
 
 FILE_NAME = "report.html"
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from train.metrics import worst_classes
-from train.scores import (
+from train.measuring.metrics import worst_classes
+from train.measuring.scores import (
     KAPPA,
     LABEL_MEASURES,
     LABEL_THRESHOLD,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import keras
 import numpy as np
 
-from train.models import Network
+from train.networks.models import Network
 
 
 class _StackedDense(keras.layers.Layer):

@@ -24,26 +24,20 @@ from tqdm import tqdm
 
 import tfrecord_io
 from tfrecord_io.trunk import Trunk, find_trunk
-from train import (
-    callbacks,
-    checkpoint,
-    export,
-    features,
-    feed,
-    metrics,
-    report,
-    run_results,
-    tracing,
-)
 from train.config import ConfigError, TrainConfig
-from train.examples import read_examples
-from train.models import Network, build_network, grey_factor_of, set_trainable
-from train.optimizers import averaged_weights, make_optimizer
-from train.parts import Part, Parts, choose_parts, read_statistics
-from train.predictions import Predictions
-from train.steps import Objective, Steps, make_steps
+from train.feeding import feed
+from train.feeding.examples import read_examples
+from train.feeding.parts import Part, Parts, choose_parts, read_statistics
+from train.measuring import metrics
+from train.measuring.predictions import Predictions
+from train.measuring.tasks import Task, training_task
+from train.networks import features
+from train.networks.models import Network, build_network, grey_factor_of, set_trainable
+from train.networks.optimizers import averaged_weights, make_optimizer
+from train.results import report, run_results
 from train.strategy import Devices, configure_devices, set_precision, set_seed
-from train.tasks import Task, training_task
+from train.training import callbacks, checkpoint, export, tracing
+from train.training.steps import Objective, Steps, make_steps
 from train.workdir import (
     BEST_NAME,
     CHECKPOINT_NAME,
@@ -155,7 +149,7 @@ def train_and_evaluate(
             "augmentation and the mirror image need images and are off"
         )
     if config.folds and config.fold is None:
-        from train import folds
+        from train.training import folds
 
         return folds.cross_validate(config, Path(workdir), manifest, trunk, devices)
     return train_once(config, Path(workdir), manifest, trunk, devices)

@@ -9,7 +9,7 @@ import numpy as np
 
 from tfrecord_io.label_kinds import CLASSES, NUMBER, kind_named
 from tfrecord_io.printing import listed, printable
-from train.scores import CONFIDENCE_LEVEL, Scorer, bootstrap, scores
+from train.measuring.scores import CONFIDENCE_LEVEL, Scorer, bootstrap, scores
 
 #: With fewer groups than this, intervals get a note: a bootstrap over few clusters tends to give
 #: too narrow ones. Source: Cameron, Gelbach and Miller 2008, "Bootstrap-based improvements for

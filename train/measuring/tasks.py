@@ -36,9 +36,9 @@ import numpy as np
 from tfrecord_io import label_kinds
 from tfrecord_io.label_kinds import LabelKind
 from tfrecord_io.reading.mapped import MappedDataset
-from train import calibration, metrics, scores, stories
 from train.config import ConfigError
-from train.parts import Part
+from train.feeding.parts import Part
+from train.measuring import calibration, metrics, scores, stories
 
 # Smallest probability whose logarithm is taken.
 _LEAST_PROBABILITY = 1e-7

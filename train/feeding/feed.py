@@ -14,10 +14,10 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import tfrecord_io
-from train import augmentation
 from train.config import TrainConfig
-from train.examples import read_examples
-from train.parts import Part
+from train.feeding import augmentation
+from train.feeding.examples import read_examples
+from train.feeding.parts import Part
 from train.strategy import Devices
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ def training_batches(
         arrays that lie on the devices, each of all local replicas together.
     """
     if devices.backend == "jax":
-        from train import jax_feed
+        from train.feeding import jax_feed
 
         return jax_feed.training_batches(config, devices, part, start_step=start_step)
 
@@ -173,7 +173,7 @@ def evaluation_batches(
         of a copy 0.
     """
     if devices.backend == "jax":
-        from train import jax_feed
+        from train.feeding import jax_feed
 
         return jax_feed.evaluation_batches(config, devices, part)
     dataset = tfrecord_io.make_dataset(

@@ -16,12 +16,15 @@ import numpy as np
 
 import tfrecord_io
 from tfrecord_io.trunk import Trunk
-from train import calibration, many_heads, metrics, parts, report, run_results, scores, trainer
 from train.config import TrainConfig
-from train.examples import Examples, read_examples
-from train.predictions import PREDICTIONS_NAME, Predictions, read_predictions
+from train.feeding import parts
+from train.feeding.examples import Examples, read_examples
+from train.measuring import calibration, metrics, scores
+from train.measuring.predictions import PREDICTIONS_NAME, Predictions, read_predictions
+from train.measuring.tasks import Task, task_of
+from train.results import report, run_results
 from train.strategy import Devices
-from train.tasks import Task, task_of
+from train.training import many_heads, trainer
 from train.workdir import claim, write_metrics
 
 

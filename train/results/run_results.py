@@ -11,9 +11,10 @@ import numpy as np
 
 import tfrecord_io
 from tfrecord_io.label_kinds import CLASSES
-from train import calibration, metrics, plots, report, saliency
 from train.config import TrainConfig
-from train.predictions import PREDICTIONS_NAME, Predictions, write_predictions
+from train.measuring import calibration, metrics
+from train.measuring.predictions import PREDICTIONS_NAME, Predictions, write_predictions
+from train.results import plots, report, saliency
 from train.workdir import versions
 
 #: Most sites that are measured by themselves; with more, those with the most images.

@@ -17,8 +17,9 @@ import keras
 
 import tfrecord_io
 from tfrecord_io.trunk import FILE_NAME, REST_NAME, Trunk
-from train import models, tasks
 from train.config import TRUNK_WEIGHTS, ConfigError, TrainConfig
+from train.measuring import tasks
+from train.networks import models
 
 # Settings that a trunk decides, and those that change images before the network.
 _DECIDED = ("model", "weights", "normalize")

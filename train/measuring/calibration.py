@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from scipy import optimize
 
-from train.metrics import group_indices, score_entry
-from train.scores import (
+from train.measuring.metrics import group_indices, score_entry
+from train.measuring.scores import (
     OCT_CLASSES,
     URGENT_CLASSES,
     bootstrap,

@@ -15,8 +15,8 @@ import psutil
 import tfrecord_io
 from tfrecord_io.reading.batches import Batches, map_ahead
 from train.config import TrainConfig
-from train.draws import draw_step
-from train.parts import Part
+from train.feeding.draws import draw_step
+from train.feeding.parts import Part
 from train.strategy import Devices
 
 # Batches that wait on the devices while these work on another.

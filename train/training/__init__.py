@@ -1,0 +1,1 @@
+"""Training: one network, the folds of a cross-validation, or many heads side by side."""
