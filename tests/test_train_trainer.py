@@ -31,7 +31,8 @@ from train.measuring import scores
 from train.strategy import configure_devices
 from train.training import callbacks, checkpoint
 from train.training.callbacks import StoppedError, TrainingError
-from train.training.trainer import Progress, plan_phases, train_and_evaluate
+from train.training.progress import Progress, plan_phases
+from train.training.trainer import train_and_evaluate
 from train.workdir import claim
 
 pytestmark = pytest.mark.filterwarnings(KERAS_ARRAY_WARNING)

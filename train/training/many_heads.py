@@ -38,6 +38,7 @@ from train.networks.optimizers import averaged_weights, make_stacked_optimizer
 from train.networks.stacked import stack_networks
 from train.strategy import Devices, set_precision, set_seed
 from train.training import callbacks, checkpoint, trainer
+from train.training.progress import Progress, plan_phases
 from train.training.steps import Objective, StepResults, make_steps
 from train.workdir import CHECKPOINT_NAME, HISTORY_NAME, claim, write_json
 
@@ -74,7 +75,7 @@ class Head:
     order: BatchOrder
     network: Network
     best: list[np.ndarray] = dataclasses.field(default_factory=list)
-    progress: trainer.Progress = dataclasses.field(default_factory=trainer.Progress)
+    progress: Progress = dataclasses.field(default_factory=Progress)
     meter: callbacks.EpochMeter = dataclasses.field(default_factory=callbacks.EpochMeter)
 
     def end_step(self, epoch: int) -> int:
@@ -229,7 +230,7 @@ def _train(
 ) -> None:
     """Trains all heads to their ends, which are not all at the same step."""
     config = heads[0].config
-    (phase,) = trainer.plan_phases(config, has_backbone=True)
+    (phase,) = plan_phases(config, has_backbone=True)
     set_precision(config.precision)
     with devices.scope():
         network = stack_networks([head.network for head in heads], heads[0].order.batch_size)

@@ -1,0 +1,113 @@
+"""How far a run has come: its phases, its position and history, and the lines it prints."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from train.config import TrainConfig
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Phase:
+    """Some epochs in which the same layers are trained by the same optimizer.
+
+    Attributes:
+        name: `head` or `all`, see `models.set_trainable`.
+        first_epoch: counted from 0.
+        last_epoch: of the phase, included.
+        learning_rate: peak.
+    """
+
+    name: str
+    first_epoch: int
+    last_epoch: int
+    learning_rate: float
+
+
+@dataclasses.dataclass(kw_only=True)
+class Progress:
+    """Where a run stands; with the variables, all that is needed to go on.
+
+    Attributes:
+        step: training steps done.
+        phase: name of the phase of the last step done.
+        totals: sums over the epoch that is not finished.
+        history: one row for each finished epoch.
+        best_epoch: epoch of the weights that are kept, counted from 1; 0 if there is none yet.
+        best_value: validation loss, or minus the accuracy, of that epoch: smaller is better.
+    """
+
+    step: int = 0
+    phase: str = ""
+    totals: dict[str, float] = dataclasses.field(default_factory=dict)
+    history: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    best_epoch: int = 0
+    best_value: float | None = None
+
+    @property
+    def epoch(self) -> int:
+        """The epoch to go on with, counted from 0."""
+        return len(self.history)
+
+
+def plan_phases(config: TrainConfig, *, has_backbone: bool) -> list[Phase]:
+    """Returns the phases of a resolved configuration, in order.
+
+    Args:
+        config: resolved.
+        has_backbone: whether there are layers below the head that can be frozen.
+    """
+    fine_tunes = has_backbone and config.pretrained
+    head_epochs = (config.head_epochs or 0) if has_backbone else 0
+    if fine_tunes and config.trainable_layers == 0:
+        head_epochs = config.epochs
+    rest_rate = config.fine_tune_learning_rate if fine_tunes else config.learning_rate
+    phases = (
+        ("head", 0, head_epochs, config.learning_rate),
+        ("all", head_epochs, config.epochs, rest_rate),
+    )
+    return [
+        Phase(name=name, first_epoch=first, last_epoch=end - 1, learning_rate=rate)
+        for name, first, end, rate in phases
+        if first < end
+    ]
+
+
+def is_shown(epoch: int, epochs: int) -> bool:
+    """Returns whether a line is printed for an epoch; a long run prints about 20."""
+    every = max(1, epochs // 20)
+    return epoch % every == 0 or epoch == epochs
+
+
+# Format of each quantity of history.json in the line that is printed for an epoch.
+_EPOCH_FORMATS = {
+    "loss": ".4f", "accuracy": ".1%", "mae": ".4g",
+    "val_loss": ".4f", "val_accuracy": ".1%", "val_mae": ".4g",
+}  # fmt: skip
+
+
+def describe_epoch(row: Mapping[str, Any], epochs: int) -> str:
+    """Returns the line that is printed for an epoch, given its row of history.json."""
+    parts = [
+        f"epoch {row['epoch']}/{epochs}",
+        *(f"{name} {row[name]:{digits}}" for name, digits in _EPOCH_FORMATS.items() if name in row),
+    ]
+    if row["images_per_second"] is not None:
+        parts += [f"{row['images_per_second']:,.0f} images/s", f"{row['step_ms']:.1f} ms a step"]
+    if row["input_wait_share"] is not None:
+        parts.append(f"input-bound {row['input_wait_share']:.1%}")
+    parts.append(f"{row['peak_rss_mb']:,.0f} MB")
+    if "peak_gpu_mb" in row:
+        parts.append(f"GPU {row['peak_gpu_mb']:,.0f} MB")
+    return " · ".join(parts)
+
+
+def describe_seconds(seconds: float) -> str:
+    """Returns a duration in words, such as `7 minutes`."""
+    if seconds < 90:
+        return f"{seconds:.0f} seconds"
+    if seconds < 5400:
+        return f"{seconds / 60:.0f} minutes"
+    return f"{seconds / 3600:.1f} hours"
