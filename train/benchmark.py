@@ -104,8 +104,8 @@ def prepare(config: TrainConfig, *, replicas: int, num_steps: int) -> Session:
     from train.networks.models import build_network, grey_factor_of, set_trainable
     from train.networks.optimizers import make_optimizer
     from train.strategy import configure_devices, set_precision, set_seed
+    from train.training.single_run import plan_run
     from train.training.steps import Objective, make_steps
-    from train.training.trainer import plan_run
 
     manifest = tfrecord_io.Manifest.load(config.data)
     config = dataclasses.replace(config, gpus=replicas)

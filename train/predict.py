@@ -25,8 +25,9 @@ import numpy as np
 from tfrecord_io.dicom import is_dicom
 from tfrecord_io.label_kinds import CLASSES, kind_named
 from tfrecord_io.manifest import ManifestError
-from tfrecord_io.preprocess import Preprocessing, Reject, decode_image, decoder_versions
+from tfrecord_io.preprocess import Preprocessing, decode_image, decoder_versions
 from tfrecord_io.printing import no_formula, printable
+from tfrecord_io.rejects import Reject
 from train import console
 from train.config import ConfigError
 from train.results.saliency import occlusion_map

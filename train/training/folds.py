@@ -24,7 +24,7 @@ from train.measuring.predictions import PREDICTIONS_NAME, Predictions, read_pred
 from train.measuring.tasks import Task, task_of
 from train.results import report, run_results
 from train.strategy import Devices
-from train.training import many_heads, trainer
+from train.training import many_heads, single_run
 from train.workdir import claim, write_metrics
 
 
@@ -95,10 +95,10 @@ def _train_each(
     """Trains one run after another, each in its folder."""
     # All folds, so that one that cannot be trained does not waste the time of those before it.
     for single in {single.fold: single for _, single in singles}.values():
-        trainer.plan_run(single, manifest, devices)
+        single_run.plan_run(single, manifest, devices)
     for number, (folder, single) in enumerate(singles, 1):
         devices.say(f"\nrun {number} of {len(singles)}: fold {single.fold}, seed {single.seed}")
-        trainer.train_once(single, folder, manifest, trunk, devices)
+        single_run.train_once(single, folder, manifest, trunk, devices)
         # Without this, the graphs of all runs stay in memory.
         keras.utils.clear_session()
 

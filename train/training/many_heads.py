@@ -37,7 +37,7 @@ from train.networks.models import Network
 from train.networks.optimizers import averaged_weights, make_stacked_optimizer
 from train.networks.stacked import stack_networks
 from train.strategy import Devices, set_precision, set_seed
-from train.training import callbacks, checkpoint, trainer
+from train.training import callbacks, checkpoint, single_run
 from train.training.progress import Progress, plan_phases
 from train.training.steps import Objective, StepResults, make_steps
 from train.workdir import CHECKPOINT_NAME, HISTORY_NAME, claim, write_json
@@ -103,7 +103,7 @@ def plan_heads(
         devices: of the runs.
 
     Raises:
-        ConfigError: see `trainer.plan_run`.
+        ConfigError: see `single_run.plan_run`.
     """
     heads: list[Head] = []
     if trunk.rest_layers:
@@ -127,7 +127,7 @@ def _heads_of(
 ) -> list[Head]:
     set_precision("float32")
     plans = {
-        config.fold: trainer.plan_run(config, manifest, devices)
+        config.fold: single_run.plan_run(config, manifest, devices)
         for config in {config.fold: config for _, config in runs}.values()
     }
     networks: dict[int, Network] = {}
