@@ -22,7 +22,7 @@ from pipelines.shards.write import EXAMPLE_SCHEMA
 from pipelines.sources import fashion_mnist
 from pipelines.sources.kaggle import download as kaggle
 from pipelines.sources.sites import Site, naming, read_sites
-from pipelines.sources.source import SourceOptions
+from pipelines.sources.source_options import SourceOptions
 from pipelines.stores.remote import is_remote
 from tfrecord_io.label_kinds import (
     CLASSES,

@@ -1,6 +1,8 @@
 """Who may import whom, as the design says it."""
 
 import ast
+import graphlib
+import itertools
 import json
 import subprocess
 import sys
@@ -103,6 +105,21 @@ def test_no_module_imports_from_a_floor_above_its_own(path):
         return
     floors = {name: floor_of(name) for name in imports_of(path)}
     assert [name for name, place in floors.items() if place is not None and place < floor] == []
+
+
+def test_no_modules_import_each_other_in_a_circle():
+    api = ROOT / "tfrecord_io" / "__init__.py"  # which names what is in the modules
+    modules = {name_of(path): path for path in MODULES if path != api}
+    arrows = {
+        name: {other for used in imports_of(path) for other in prefixes(used) & modules.keys()}
+        for name, path in modules.items()
+    }
+    graphlib.TopologicalSorter(arrows).prepare()  # raises for a circle, and names its modules
+
+
+def prefixes(name):
+    """Returns a dotted name and all that it begins with, such as `a`, `a.b` and `a.b.c`."""
+    return set(itertools.accumulate(name.split("."), "{}.{}".format))
 
 
 def modules_after(program):

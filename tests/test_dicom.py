@@ -31,8 +31,9 @@ from pipelines.shards.write import TaskWriter, open_image_writer
 from tfrecord_io import Manifest, dicom, image_key, preprocess
 from tfrecord_io.__main__ import main
 from tfrecord_io.manifest import EXAMPLES_FILE_NAME
-from tfrecord_io.preprocess import Preprocessing, Reject, decode_image
+from tfrecord_io.preprocess import Preprocessing, decode_image
 from tfrecord_io.reading.mapped import MappedDataset
+from tfrecord_io.rejects import Reject
 from train.predict import Classifier, other_decoder
 
 # What pydicom itself warns of while this file reads its files.

@@ -19,7 +19,7 @@ from pipelines.listing.listing import ListingOptions
 from pipelines.listing.refs import iterate_refs
 from pipelines.sources import zip_members
 from pipelines.sources.archive import ArchiveSource
-from tfrecord_io.preprocess import Reject
+from tfrecord_io.rejects import Reject
 
 TREE = {
     f"{split}/{label}/{label}-{patient}-1.jpeg": f"{split} {label} {patient}".encode() * 9

@@ -12,7 +12,7 @@ from pipelines import errors
 from pipelines.listing.listing import ListingOptions
 from pipelines.listing.refs import iterate_refs
 from pipelines.sources.directory import DirectorySource
-from tfrecord_io.preprocess import Reject
+from tfrecord_io.rejects import Reject
 
 TREE = {
     f"{split}/{label}/{label}-{patient}-1.jpeg": f"{split} {label} {patient}".encode()

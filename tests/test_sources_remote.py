@@ -28,9 +28,9 @@ from pipelines.listing.listing import ListingOptions
 from pipelines.listing.refs import iterate_refs
 from pipelines.sources import staging
 from pipelines.sources.archive import ArchiveSource
-from pipelines.sources.chosen import make_source
+from pipelines.sources.factory import make_source
 from pipelines.sources.remote import RemoteZipSource
-from pipelines.sources.source import SourceOptions
+from pipelines.sources.source_options import SourceOptions
 from pipelines.stores import remote
 from tfrecord_io import Manifest, verify
 from tfrecord_io.__main__ import main as tfrecord_io_main

@@ -11,7 +11,8 @@ from PIL import Image
 from tiff_files import NEW_SUBFILE_TYPE, SUBFILE_TYPE, tiff_file
 
 from tfrecord_io import tiff
-from tfrecord_io.preprocess import Preprocessing, Reject, decode_image
+from tfrecord_io.preprocess import Preprocessing, decode_image
+from tfrecord_io.rejects import Reject
 
 # Pillow warns of damaged tags, as the build does not.
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -29,6 +29,7 @@ from pipelines.shards.sidecar import Sidecar, find_finished
 from pipelines.stores.output import BUILD_DIR
 from tfrecord_io import preprocess
 from tfrecord_io.manifest import Manifest
+from tfrecord_io.rejects import Reject
 from tfrecord_io.schema import image_key
 from tfrecord_io.statistics import PixelStatistics
 
@@ -75,7 +76,7 @@ def test_a_shard_holds_the_planned_images_in_order_without_the_rejects(job):
             for ref in planned_refs(job, task):
                 try:
                     image = preprocess.decode_image(reader.read(ref), build.preprocessing)
-                except preprocess.Reject as reject:
+                except Reject as reject:
                     rejected.append((ref.source_path, reject.reason))
                     continue
                 (label,) = build.label_kind.vectors([ref.label], build.label_names)

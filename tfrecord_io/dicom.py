@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 from PIL import Image
 
-from tfrecord_io.preprocess import Preprocessing, Reject, check_size
+from tfrecord_io.rejects import Reject, check_size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -266,17 +266,21 @@ def _pixels_of(file: BinaryIO, dataset: Dataset, index: int) -> DataElement | No
 
 
 def read_frame(
-    data: bytes | Dataset, frame: int, preprocessing: Preprocessing
+    data: bytes | Dataset,
+    frame: int,
+    *,
+    dtype: str,
+    window: tuple[float, float] | None,
 ) -> tuple[Image.Image, str]:
     """Decodes one frame.
 
     Args:
         data: the whole file, or what `cut_frame` returned for this frame.
         frame: number of the frame, from 1; 0 for the only frame of a file.
-        preprocessing: its type and window decide which grey levels become which pixels: uint16
-            has the stored values, from the lowest that the file can store; uint8 has the window,
-            or without one the range of the stored bits. A picture of eight stored bits has mode
-            L for both types.
+        dtype: uint16 for the stored values, from the lowest that the file can store; uint8 for
+            those of the window, or without one for the range of the stored bits. A picture of
+            eight stored bits has mode L for both.
+        window: center and width of the grey levels of uint8; None for those that the file names.
 
     Returns:
         a picture of mode L, RGB or I;16, and the photometric interpretation with the number of
@@ -315,7 +319,7 @@ def read_frame(
     index = max(frame, 1) - 1
     pixels, interpretation = _decode(dataset, index if num_frames > 1 else 0)
     if interpretation in ("MONOCHROME1", "MONOCHROME2"):
-        return _grey(pixels, dataset, index, preprocessing), stored
+        return _grey(pixels, dataset, index, dtype, window), stored
     if interpretation == "PALETTE COLOR":
         pixels = _coloured(pixels, dataset)
     elif interpretation != "RGB":
@@ -447,7 +451,11 @@ def _decode_jpeg(frame: bytes, dataset: Dataset) -> np.ndarray:
 
 
 def _grey(
-    pixels: np.ndarray, dataset: Dataset, index: int, preprocessing: Preprocessing
+    pixels: np.ndarray,
+    dataset: Dataset,
+    index: int,
+    dtype: str,
+    window: tuple[float, float] | None,
 ) -> Image.Image:
     """Turns stored values [rows, columns] into a picture of mode L or I;16 in which 0 is black."""
     bits = dataset.BitsStored
@@ -461,12 +469,12 @@ def _grey(
         levels = np.subtract(levels, lowest, dtype=np.int32)
     levels = levels.astype(np.uint16, copy=False)
     is_inverted = dataset.PhotometricInterpretation == "MONOCHROME1"
-    if preprocessing.dtype == "uint16":
+    if dtype == "uint16":
         levels = span - levels if is_inverted else levels
         # Mode L is spread over 16 bits like any other file of eight bits.
         return Image.fromarray(levels.astype(np.uint8) if bits == 8 else levels)
     # The window of each value that can be stored: there are fewer of them than pixels.
-    shares = _windowed(np.arange(lowest, lowest + span + 1), dataset, index, preprocessing.window)
+    shares = _windowed(np.arange(lowest, lowest + span + 1), dataset, index, window)
     table = np.rint(255 * (1 - shares if is_inverted else shares)).astype(np.uint8)
     return Image.fromarray(table[levels])
 

@@ -14,8 +14,8 @@ import numpy as np
 import PIL
 from PIL import Image, ImageFile, ImageOps, TiffImagePlugin, features
 
-from tfrecord_io import tiff
-from tfrecord_io.printing import printable
+from tfrecord_io import dicom, tiff
+from tfrecord_io.rejects import Reject, check_size
 
 if TYPE_CHECKING:
     from pydicom import Dataset
@@ -35,15 +35,6 @@ DTYPES = ("uint8", "uint16")
 #: left out because Pillow silently reduces its 16-bit colour to 8 bits.
 FORMATS = ("JPEG", "PNG", "BMP", "TIFF", "GIF", "WEBP", "PPM")
 
-#: A picture with more pixels is rejected as a decompression bomb (it takes over a quarter of a
-#: gigabyte in RGB). The value is Pillow's default `MAX_IMAGE_PIXELS`, repeated here because a
-#: program can change that one.
-MAX_PIXELS = 89_478_485
-
-#: Largest number of characters of a reject's detail; a library's message about an untrusted file
-#: can be longer.
-MAX_DETAIL_LENGTH = 200
-
 _EXIF_ORIENTATION = 0x0112
 
 _PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
@@ -53,24 +44,6 @@ _TIFF_SAMPLE_FORMAT = 339
 
 # TIFF 6.0, section 8: 0 stands for grey in which zero is white.
 _TIFF_PHOTOMETRIC = 262
-
-
-class Reject(Exception):  # noqa: N818 - the project's word for an image that is left out
-    """An image that is left out, with the reason.
-
-    Attributes:
-        reason: one of a few fixed words, by which rejects are counted.
-        detail: what was found in the file.
-    """
-
-    def __init__(self, reason: str, detail: str) -> None:
-        detail = printable(detail, MAX_DETAIL_LENGTH)
-        super().__init__(f"{reason}: {detail}")
-        self.reason = reason
-        self.detail = detail
-
-    def __reduce__(self) -> tuple[type, tuple[str, str]]:
-        return Reject, (self.reason, self.detail)
 
 
 # Options that were added later, with their defaults. A manifest has only those that differ.
@@ -185,8 +158,6 @@ def decoder_versions(*, with_dicom: bool = False) -> dict[str, str]:
     Raises:
         ModuleNotFoundError: if there are, and one of their codecs is not installed.
     """
-    from tfrecord_io import dicom
-
     return {
         "pillow": PIL.__version__,
         "libjpeg": str(features.version("libjpeg_turbo") or features.version("jpg")),
@@ -234,8 +205,6 @@ def decode_image(
     try:
         if isinstance(data, bytes) and frame is None:
             return _decode(io.BytesIO(data), preprocessing)
-        from tfrecord_io import dicom
-
         if isinstance(data, bytes) and frame and not dicom.is_dicom(data):
             data = tiff.with_first_page(io.BytesIO(data), frame)
         if isinstance(data, io.BytesIO):
@@ -295,9 +264,9 @@ def _decode(
 
 
 def _decode_frame(data: bytes | Dataset, frame: int, preprocessing: Preprocessing) -> DecodedImage:
-    from tfrecord_io import dicom
-
-    image, mode = dicom.read_frame(data, frame, preprocessing)
+    image, mode = dicom.read_frame(
+        data, frame, dtype=preprocessing.dtype, window=preprocessing.window
+    )
     return DecodedImage(
         pixels=_resized(_convert(image, preprocessing.channels), preprocessing),
         width=image.width,
@@ -306,12 +275,6 @@ def _decode_frame(data: bytes | Dataset, frame: int, preprocessing: Preprocessin
         file_format="DICOM",
         quantization=0,
     )
-
-
-def check_size(width: int, height: int) -> None:
-    """Raises Reject for a picture of more than `MAX_PIXELS`."""
-    if width * height > MAX_PIXELS:
-        raise Reject("too_many_pixels", f"{width}x{height} pixels, more than {MAX_PIXELS:,}")
 
 
 def _check_depth(image: ImageFile.ImageFile, dtype: str) -> None:

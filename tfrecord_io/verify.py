@@ -24,6 +24,7 @@ import pyarrow.parquet as pq
 
 from tfrecord_io import augment, croissant, manifest, preprocess, schema, shards, trunk
 from tfrecord_io.printing import printable, refuse
+from tfrecord_io.rejects import Reject
 from tfrecord_io.statistics import PixelStatistics
 
 # Columns of the examples table that the records, or the names of their shards, have too.
@@ -412,7 +413,7 @@ def _compare(
     try:
         options = preprocess.Preprocessing.from_dict(found.preprocessing)
         pixels = preprocess.decode_image(data, options, row["frame"]).pixels
-    except preprocess.Reject as reject:
+    except Reject as reject:
         message = f"record {row['row']}: {row['path']} is now rejected: {reject}"
         yield Finding(row["shard"], message)
         return

@@ -24,8 +24,8 @@ from pipelines.listing.members import (
     size_problem,
 )
 from pipelines.listing.refs import BATCH_ROWS, OTHERS, RejectedFile
-from tfrecord_io.preprocess import MAX_DETAIL_LENGTH
 from tfrecord_io.printing import printable
+from tfrecord_io.rejects import MAX_DETAIL_LENGTH
 
 #: The splits, by the names that folders and tables use for them, in lower case.
 SPLITS = {

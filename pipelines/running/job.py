@@ -24,13 +24,14 @@ from pipelines.shards import drops, finish
 from pipelines.shards.build import Build, Work
 from pipelines.shards.sidecar import find_finished
 from pipelines.sources import frames
-from pipelines.sources.chosen import make_source
+from pipelines.sources.factory import make_source
 from pipelines.sources.reader import read_in_order
 from pipelines.sources.source import Source
 from pipelines.stores import remote
 from pipelines.stores.output import BUILD_DIR, Storage
-from tfrecord_io import preprocess, shards
+from tfrecord_io import shards
 from tfrecord_io.manifest import FILE_NAME, ManifestError
+from tfrecord_io.rejects import Reject
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -264,7 +265,7 @@ def _content_names(source: Source, refs: pa.Table) -> list[str]:
         for ref, read in read_in_order(reader, to_read, reader.read):
             try:
                 names.append(xxhash.xxh3_128_hexdigest(read()))
-            except preprocess.Reject:
+            except Reject:
                 # The decoder will reject it later; here its path serves as a unique name.
                 names.append(ref.source_path)
     return [names[place] for place in np.cumsum(is_first) - 1]

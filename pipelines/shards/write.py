@@ -23,6 +23,7 @@ from pipelines.sources.reader import Reader, read_in_order
 from pipelines.stores.output import WriteBehind
 from tfrecord_io import augment, dicom, preprocess, schema, shard_writer, tiff
 from tfrecord_io.auditing import near_duplicates
+from tfrecord_io.rejects import Reject
 
 if TYPE_CHECKING:
     from pydicom import Dataset
@@ -200,7 +201,7 @@ def _write_images(
             try:
                 data = _read(read, ref)
                 pixels, *original = preprocess.decode_image(data, build.preprocessing, ref.frame)
-            except preprocess.Reject as reject:
+            except Reject as reject:
                 # A file is rejected only once, not again for each of its variants.
                 if not variant:
                     detail = reject.detail if ref.hidden is None else ""

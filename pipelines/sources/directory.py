@@ -18,7 +18,7 @@ from pipelines.listing.members import Member
 from pipelines.listing.refs import ImageRef
 from pipelines.sources.reader import Reader
 from pipelines.sources.source import Source
-from tfrecord_io.preprocess import Reject
+from tfrecord_io.rejects import Reject
 
 # Errors that concern one path only: it may not be read, does not exist, or is not a file.
 _ERRORS_OF_A_FILE = frozenset(

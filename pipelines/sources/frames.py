@@ -35,7 +35,8 @@ from pipelines.sources.reader import Reader
 from pipelines.sources.source import Source
 from pipelines.stores import prefetch
 from tfrecord_io import dicom, tiff
-from tfrecord_io.preprocess import Reject, split_frame_path
+from tfrecord_io.preprocess import split_frame_path
+from tfrecord_io.rejects import Reject
 
 # Threads that wait for a disk, where the source does not say how many reads it takes at a time.
 _NUM_THREADS = 8

@@ -11,7 +11,8 @@ from pipelines.sources import zip_members
 from pipelines.sources.archive import ArchiveSource
 from pipelines.sources.downloads import byte_bar
 from pipelines.sources.remote import RemoteZipSource
-from pipelines.sources.source import Source, SourceOptions
+from pipelines.sources.source import Source
+from pipelines.sources.source_options import SourceOptions
 from pipelines.stores import remote
 from pipelines.stores.output import Storage
 

@@ -25,7 +25,7 @@ from pipelines.listing.refs import ImageRef
 from pipelines.sources.member_checks import Checks
 from pipelines.sources.reader import Reader
 from pipelines.stores.range_file import RangeFile
-from tfrecord_io.preprocess import Reject
+from tfrecord_io.rejects import Reject
 
 # APPNOTE.TXT 4.3.7: a local header has 30 bytes, the last of which give the lengths of the name and
 # the extra field that follow.

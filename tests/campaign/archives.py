@@ -19,7 +19,7 @@ from pipelines.listing.listing import ListingOptions
 from pipelines.listing.refs import iterate_refs
 from pipelines.sources.archive import ArchiveSource
 from pipelines.sources.directory import DirectorySource
-from tfrecord_io.preprocess import Reject
+from tfrecord_io.rejects import Reject
 
 _REFUSALS = (errors.UserError, errors.BuildError)
 

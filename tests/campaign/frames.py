@@ -20,6 +20,7 @@ from tiff_files import NEW_SUBFILE_TYPE, SUBFILE_TYPE, tiff_file
 
 from campaign import mutations
 from tfrecord_io import dicom, preprocess, tiff
+from tfrecord_io.rejects import Reject
 
 #: Endings of UIDs below 1.2.840.10008.1.2.
 _SYNTAXES = ("", ".1", ".1.99", ".2", ".4.80", ".4.90", ".5")
@@ -152,7 +153,7 @@ def _decode(
     for number in numbers:
         try:
             decoded = preprocess.decode_image(data, wanted, number)
-        except preprocess.Reject as reject:
+        except Reject as reject:
             num_rejects += 1
             if truth:
                 problems.append(f"frame {number} of a whole file is rejected: {reject}")

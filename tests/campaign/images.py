@@ -14,6 +14,7 @@ from PIL import Image
 
 from campaign import mutations
 from tfrecord_io import preprocess
+from tfrecord_io.rejects import Reject
 
 _TIFF = ("raw", "tiff_lzw", "tiff_adobe_deflate", "packbits")
 #: Format, modes in which nothing is lost, and settings to choose from.
@@ -87,7 +88,7 @@ def try_case(rng: random.Random, folder: Path) -> tuple[str, list[str], str]:
         warnings.simplefilter("ignore")
         try:
             decoded = preprocess.decode_image(data, wanted)
-        except preprocess.Reject as reject:
+        except Reject as reject:
             problems = []
             if not done and group is not _REFUSED and not _has_alpha(image):
                 problems = [f"a whole image is rejected: {reject}"]

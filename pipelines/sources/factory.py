@@ -18,7 +18,8 @@ from pipelines.sources.directory import DirectorySource
 from pipelines.sources.kaggle import download as kaggle
 from pipelines.sources.remote import RemoteDirectorySource, RemoteZipSource
 from pipelines.sources.sites import SitesSource, naming
-from pipelines.sources.source import Source, SourceOptions
+from pipelines.sources.source import Source
+from pipelines.sources.source_options import SourceOptions
 from pipelines.sources.synthetic import tree as synthetic
 from pipelines.stores import remote
 

@@ -23,7 +23,7 @@ from kaggle_stand_in import DATASET, SECRETS, TOKEN, Refuse, Stall, StandIn
 
 from pipelines import build_tfrecords, errors, options
 from pipelines.listing.refs import iterate_refs
-from pipelines.sources import chosen, fashion_mnist
+from pipelines.sources import factory, fashion_mnist
 from tfrecord_io import Manifest
 from tfrecord_io.verify import verify
 
@@ -170,7 +170,7 @@ def test_no_credential_goes_to_the_workers(scans_zip, tmp_path, monkeypatch):
         [f"--kaggle_dataset={DATASET}", f"--download_dir={tmp_path}", IN_MEMORY]
     )
 
-    source = chosen.make_source(options_.source_options)
+    source = factory.make_source(options_.source_options)
 
     assert TOKEN.encode() not in pickle.dumps((source, options_))
     assert TOKEN not in repr(options_.beam_args)
@@ -330,5 +330,5 @@ def test_an_output_inside_the_input_folder_is_refused_before_it_becomes_a_class(
     inside = tmp_path / "scans" / "tfrecords"
     arguments = ["--source=directory", f"--input={tmp_path / 'scans'}", f"--output={inside}"]
     with pytest.raises(errors.UserError, match=r"tfrecords is inside --input .*scans"):
-        chosen.make_source(options.parse_options(arguments).source_options)
+        factory.make_source(options.parse_options(arguments).source_options)
     assert not inside.exists()
