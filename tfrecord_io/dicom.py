@@ -277,10 +277,10 @@ def read_frame(
     Args:
         data: the whole file, or what `cut_frame` returned for this frame.
         frame: number of the frame, from 1; 0 for the only frame of a file.
-        dtype: uint16 for the stored values, from the lowest that the file can store; uint8 for
-            those of the window, or without one for the range of the stored bits. A picture of
-            eight stored bits has mode L for both.
-        window: center and width of the grey levels of uint8; None for those that the file names.
+        dtype: uint16 for the stored values, from the lowest that the file can store; uint8 for the
+            grey levels of the window. A picture of eight stored bits has mode L for both.
+        window: center and width of the grey levels of uint8; None for the window that the file
+            names, or the range of the stored bits if it names none.
 
     Returns:
         a picture of mode L, RGB or I;16, and the photometric interpretation with the number of

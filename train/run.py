@@ -60,7 +60,7 @@ def _run(argv: Sequence[str] | None) -> int:
     ) as error:
         return _complain(error, 1)
     except OSError as error:
-        how = "its last checkpoint is whole; mend that and run the same command again to continue"
+        how = "its last checkpoint is whole; fix that and run the same command again to continue"
         return _complain(f"the run in {workdir} cannot go on: {error}; {how}", 1)
     return 0
 

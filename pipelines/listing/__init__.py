@@ -1,1 +1,4 @@
-"""Which files are images, and the class, patient and split of each; no image is read here."""
+"""Which files are images, and the class, patient and split of each.
+
+No image is read here; `sources.frames` adds what is inside files of several images.
+"""

@@ -36,7 +36,13 @@ SPLITS = {
 
 
 class Sorter:
-    """The first pass over the files: sets aside those that are not images, and keeps the others.
+    """Finds the split and class of each file, and sets aside those that are not images.
+
+    First `add` takes all files, then `place` places them by their folders, or `place_by_table` by
+    a table.
+
+    Args:
+        has_folders: whether folders may name splits.
 
     Attributes:
         num_files: number of files seen.
@@ -136,7 +142,15 @@ class Sorter:
         return _with_columns(table, pa.repeat("train", table.num_rows), _folder(table, 0))
 
     def place_by_table(self, labels: LabelTable, tree: str | None) -> pa.Table:
-        """Gives every remaining file the label of its row, or a reason why it has none."""
+        """Returns the files that a table gives a label, with what it says; sets aside the others.
+
+        Args:
+            labels: the table.
+            tree: the folder to look in; None for all.
+
+        Raises:
+            errors.UserError: if a row names a split that cannot be.
+        """
         members = list(self._without_split.members())
         if tree is not None:
             inside = [

@@ -9,11 +9,12 @@ from typing import NamedTuple
 #: A larger file is rejected as not a scan, because reading it could exhaust a worker's memory.
 MAX_FILE_BYTES = 256 * 1024 * 1024
 
-#: Endings of names of pictures, and of those that may have several pages.
+#: Endings of names of pictures.
 PICTURE_SUFFIXES = (
     ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".bmp", ".gif", ".webp", ".jp2", ".pgm", ".ppm",
 )  # fmt: skip
 
+#: Endings of names of pictures that may have several pages.
 TIFF_SUFFIXES = (".tif", ".tiff")
 
 _SYSTEM_FILES = frozenset({".ds_store", "thumbs.db", "desktop.ini"})
@@ -90,8 +91,8 @@ def ending(name: str) -> str | None:
     base = name.rpartition("/")[2].lower()
     if base == "dicomdir":
         return None
-    ending = base.rpartition(".")[2] if "." in base else ""
-    return "" if ending.isdecimal() else ending
+    last = base.rpartition(".")[2] if "." in base else ""
+    return "" if last.isdecimal() else last
 
 
 def looks_like_image(name: str) -> bool:

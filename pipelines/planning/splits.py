@@ -1,7 +1,7 @@
 """Splits without leaks, decided before any image is decoded.
 
-`--splits source` keeps the split that `sources.listing` took from the folder or the table;
-`--leaks` and `--keep_split` are applied to it here. `--splits patient` gives each patient a split,
+`--splits source` keeps the split that `listing.layout` took from the folder or the table; `--leaks`
+and `--keep_split` are applied to it here. `--splits patient` gives each patient a split,
 which depends only on the patient's name and a seed. A hash turns them into a number from 0 to 1,
 and bounds at the wanted fractions turn the number into a split. So images added later do not move a
 patient to another split. The fractions are therefore met only by chance, over all images and in
@@ -382,7 +382,7 @@ def _describe_leaks(leaks: Mapping[tuple[str, ...], int]) -> str:
 
 
 def _image_names(refs: pa.Table) -> pa.Array:
-    """Returns the full name of each image, as `ImageRef.image_name` does."""
+    """Returns the full name of each image, as `refs.ImageRef.image_name` does."""
     names = map(frame_path, source_paths(refs).to_pylist(), refs["frame"].to_pylist())
     return pa.array(names, pa.large_string())
 

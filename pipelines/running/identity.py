@@ -25,7 +25,8 @@ def make_identity(
 ) -> dict[str, Any]:
     """Returns everything that decides the bytes of the dataset, by the names of the flags.
 
-    What an old release did not know is absent at its default, so that its datasets stay complete.
+    An option that an old release did not have is absent at its default, so that datasets of that
+    release still count as complete.
 
     Args:
         options: what the user chose.
@@ -34,6 +35,9 @@ def make_identity(
         labels: names of the labels, in the order of their indices.
         has_dicom: whether images are frames of DICOM files.
         num_pages: number of images that are pages of TIFF files.
+
+    Raises:
+        errors.UserError: if there are DICOM files, and one of their codecs is not installed.
     """
     listing, pixels = options.listing, options.preprocessing
     kind, variants = options.label_kind, options.plan.variants
@@ -86,7 +90,7 @@ def source_facts(options: BuildOptions, source: Source) -> dict[str, Any]:
 
 
 def _tree(options: BuildOptions, source: Source) -> dict[str, Any]:
-    """Returns the chosen tree for a source that `job.prepared` does not list.
+    """Returns the chosen tree, if `job.prepared` may recognise the dataset without a listing.
 
     For other sources the listing's digest covers the tree, since it contains the images' folders.
     """

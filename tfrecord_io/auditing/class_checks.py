@@ -1,4 +1,7 @@
-"""Checks how the labels are distributed, and what gives them away besides the pixels."""
+"""Checks how the labels are distributed, and what gives them away besides the pixels.
+
+Each check yields its findings and adds its numbers to `measures`.
+"""
 
 from __future__ import annotations
 
@@ -120,7 +123,12 @@ def _measure_shortcuts(
 
 
 def check_classes(found: manifest.Manifest, measures: dict[str, Any]) -> Iterator[Finding]:
-    """Yields missing classes, and classes that differ in size or between splits."""
+    """Yields missing classes, and classes that differ in size or between splits.
+
+    Args:
+        found: the manifest, with ranges instead of numbers, see `columns.CodedColumns`.
+        measures: the measures so far.
+    """
     kind = found.label_kind
     counts = {name: np.array(split.label_counts) for name, split in found.splits.items()}
     totals = sum(counts.values(), np.zeros(found.num_classes, np.int64))

@@ -1,4 +1,7 @@
-"""Reports pictures that occur more than once: across splits, and under different labels."""
+"""Reports pictures that occur more than once: across splits, and under different labels.
+
+Each check yields its findings and adds its numbers to `measures`.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from tfrecord_io.printing import counted
 def check_exact(
     examples: pa.Table, codes: CodedColumns, twins: Twins, measures: dict[str, Any]
 ) -> Iterator[Finding]:
-    """Yields pictures with the same pixels in several splits, labels or places."""
+    """Yields pictures whose exact pixels occur again: across splits, labels or within a split."""
     groups = list(twins.exact_groups())
     across = [g for g in groups if len(set(codes.split[g].tolist())) > 1]
     within = [g for g in groups if len(set(codes.split[g].tolist())) < len(g)]
@@ -93,7 +96,7 @@ def _list_groups(examples: pa.Table, groups: Sequence[np.ndarray]) -> tuple[dict
 def check_near(
     examples: pa.Table, codes: CodedColumns, twins: Twins, measures: dict[str, Any]
 ) -> Iterator[Finding]:
-    """Yields pictures that are nearly the same in several splits or under several labels."""
+    """Yields near duplicates across splits and labels, or why they were not looked for."""
     if not twins.near_checked:
         # With a single split, none can be across splits.
         measures["near_duplicate_pairs"] = 0 if len(np.unique(codes.split)) < 2 else None

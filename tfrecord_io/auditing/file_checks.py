@@ -1,4 +1,7 @@
-"""Checks the sizes of images, and reports blank images and files that were not used."""
+"""Checks the sizes of images, and reports blank images and files that were not used.
+
+Each check yields its findings; those with `measures` add their numbers to it.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +79,7 @@ def check_blank(twins: Twins, measures: dict[str, Any]) -> Iterator[Finding]:
 
 
 def check_source(found: manifest.Manifest) -> Iterator[Finding]:
-    """Yields the files of the source that are not in the dataset, by reason."""
+    """Yields how many files are second copies, were rejected, or were left out by a policy."""
     copies = found.counts.get("copies", 0)
     if copies:
         yield Finding(

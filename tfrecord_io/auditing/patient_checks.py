@@ -1,4 +1,7 @@
-"""Looks for patients in several splits or under several labels, and for unknown ones."""
+"""Looks for patients in several splits or under several labels, and for unknown ones.
+
+Each check yields its findings and adds its numbers to `measures`.
+"""
 
 from __future__ import annotations
 

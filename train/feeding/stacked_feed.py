@@ -52,7 +52,7 @@ class Source(NamedTuple):
 def training_batches(
     sources: Sequence[Source], table: Table, manifest: tfrecord_io.Manifest, devices: Devices
 ) -> feed.DeviceBatches | Iterator[tuple[Any, ...]]:
-    """Returns the batches of all runs, to the end of the longest, for `steps.iterate`.
+    """Returns the batches of all runs, to the end of the longest, for `iterate` of `steps.Steps`.
 
     Args:
         sources: of each run; their batches have the same size.

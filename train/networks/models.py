@@ -67,7 +67,7 @@ def build_network(
         statistics: statistics of the training pixels; needed for `--normalize data`.
         temperature: divisor of the log probabilities, see `calibration`.
         synchronized: whether the replicas of small_resnet exchange their batch statistics in
-            training, see `Devices.must_synchronize`.
+            training, see `strategy.Devices.must_synchronize`.
 
     Raises:
         ConfigError: if the images do not suit the network or the weights cannot be loaded.

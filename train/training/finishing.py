@@ -39,6 +39,8 @@ def finish(setup: RunSetup, progress: Progress, best: Sequence[np.ndarray]) -> d
 
     Raises:
         TrainingError: if the network's answers are not numbers.
+        ExportError: if an exported form does not give the network's answers.
+        MetricsError: if the answers cannot be measured.
     """
     setup = dataclasses.replace(setup, devices=setup.devices.alone())
     manifest, parts, task, config = setup.manifest, setup.parts, setup.task, setup.config

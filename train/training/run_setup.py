@@ -56,10 +56,14 @@ class RunSetup:
         """Builds the network.
 
         Args:
-            precision: a type of Keras, such as `float32` or `mixed_bfloat16`.
-            weights: see `TrainConfig`; "none" where a checkpoint overrides them all.
-            temperature: what the network divides its logits by.
+            precision: a dtype policy of Keras, such as `float32` or `mixed_bfloat16`.
+            weights: see `TrainConfig`; "none" where a checkpoint overrides them all. Layers on
+                the features of a trunk have those that the trunk's file holds.
+            temperature: divisor of the log probabilities, see `calibration`.
             is_final: whether it is the one to export.
+
+        Raises:
+            ConfigError: if the images do not suit the network or the weights cannot be loaded.
         """
         set_precision(precision)
         with self.devices.scope():
@@ -97,7 +101,10 @@ def make_setup(
     task: Task,
     devices: Devices,
 ) -> RunSetup:
-    """Returns the setup of a run; reads the pixels for their statistics, if that is needed."""
+    """Returns the setup of a run; reads the training pixels if the network is normalized by them.
+
+    Args: see `RunSetup`.
+    """
     class_weights = task.class_weights(
         parts.train.label_counts,
         parts.train.num_examples,

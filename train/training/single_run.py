@@ -2,7 +2,8 @@
 
 It can be killed at any moment. Called again with the same configuration, it goes on at the next
 example after a stop, and at the last checkpoint after a kill. A checkpoint holds the variables, the
-optimizer, the best weights and `Progress`; everything else in the folder is written from them.
+optimizer, the best weights and `progress.Progress`; everything else in the folder is written from
+them.
 """
 
 from __future__ import annotations
@@ -30,14 +31,21 @@ def train_once(
     trunk: Trunk | None,
     devices: Devices,
 ) -> dict[str, Any]:
-    """Trains, evaluates and exports one network, see `train_and_evaluate`.
+    """Trains, evaluates and exports one network, see `trainer.train_and_evaluate`.
 
     Args:
         config: of a single run; adapted, if there is a trunk.
-        workdir: see `train_and_evaluate`.
+        workdir: the folder of the run.
         manifest: of the dataset.
         trunk: of the dataset; None for images.
         devices: the configured devices.
+
+    Returns:
+        the content of metrics.json, see `metrics.evaluate_predictions`.
+
+    Raises:
+        ConfigError: if the configuration does not suit the data, the devices or the folder.
+        Others: see `trainer.train_and_evaluate`.
     """
     parts, task, config = plan_run(config, manifest, devices)
     set_seed(config.seed)

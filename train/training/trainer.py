@@ -1,7 +1,6 @@
-"""A training: of one network, or of one for each fold and seed of a cross-validation.
+"""Trains one network, or one for each fold and seed of a cross-validation.
 
-`train_and_evaluate(config, workdir)` does it all and can be killed at any moment; called again with
-the same configuration, it goes on.
+`single_run` and `folds` do the work.
 """
 
 from __future__ import annotations
@@ -36,7 +35,10 @@ def train_and_evaluate(
     Raises:
         ConfigError: if the configuration does not suit the data, the devices or the folder.
         tfrecord_io.ManifestError: if the dataset cannot be used.
-        TrainingError: if the loss stops being a number, or a graph is traced again.
+        TrainingError: if the loss or the answers stop being numbers, or a graph is traced again.
+        CheckpointError: if the checkpoint is damaged.
+        ExportError: if an exported form does not give the network's answers.
+        MetricsError: if the answers cannot be measured.
         StoppedError: after SIGTERM or SIGINT, with the state saved.
     """
     devices = configure_devices(config)

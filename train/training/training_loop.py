@@ -46,6 +46,8 @@ def train(setup: RunSetup) -> tuple[Progress, list[np.ndarray]]:
         the progress, and the values of the network's variables in the epoch to keep.
 
     Raises:
+        ConfigError: if the images do not suit the network, or the weights cannot be loaded.
+        CheckpointError: if the checkpoint is damaged, or does not suit the network.
         TrainingError: if the loss stops being a number, or a graph is traced again.
         StoppedError: after SIGTERM or SIGINT, with the state saved.
     """
