@@ -26,8 +26,9 @@ from near_duplicates import crowd
 from sample_archive import WORK_DIR, make_archive
 
 from pipelines.report import card
-from tfrecord_io import preprocess, shard_writer
+from tfrecord_io import shard_writer
 from tfrecord_io.auditing import audit, columns, side_facts, twins
+from tfrecord_io.decoding import preprocess
 from tfrecord_io.manifest import Manifest
 
 

@@ -29,7 +29,8 @@ from PIL import Image
 from pipelines.listing.listing import ListingOptions
 from pipelines.listing.refs import iterate_refs
 from pipelines.sources.archive import ArchiveSource
-from tfrecord_io import preprocess, schema
+from tfrecord_io import schema
+from tfrecord_io.decoding import preprocess
 
 _archive: zipfile.ZipFile
 

@@ -48,12 +48,12 @@ with console.hide_native_noise():
     import psutil
     from read_data import LABEL_NAMES, ReadData, draw_records, draw_scans
 
-    from tfrecord_io.preprocess import Preprocessing, decode_image
+    from tfrecord_io.decoding.preprocess import Preprocessing, decode_image
     from tfrecord_io.reading.batches import map_ahead
     from train import benchmark
     from train import config as train_config
     from train.config import TrainConfig
-    from train.feeding import augmentation
+    from train.data import augmentation
     from train.training import callbacks
 
 MODELS = ("small_resnet", "vgg16", "resnet50", "efficientnetv2b0")
@@ -177,7 +177,7 @@ def config_of(arguments: argparse.Namespace, model: str) -> TrainConfig:
 
 def measure_devices(arguments: argparse.Namespace) -> dict[str, Any]:
     """Returns the names of the devices and the versions of the software."""
-    from train.strategy import configure_devices
+    from train.devices import configure_devices
 
     devices = configure_devices(config_of(arguments, "convnet"))
     if devices.backend == "jax":

@@ -18,12 +18,12 @@ from pathlib import Path
 import apache_beam as beam
 import plan_scale
 
+from pipelines.engine import transforms
 from pipelines.listing.listing import ListingOptions, list_images
 from pipelines.planning import plan
-from pipelines.running import transforms
 from pipelines.shards.build import Build
 from pipelines.sources.archive import ArchiveSource
-from tfrecord_io import preprocess
+from tfrecord_io.decoding import preprocess
 
 STRIDE = 50_295  # of a 224 × 224 × 1 record with four classes
 SHARD_BYTES = plan.DEFAULT_SHARD_SIZE_MB * 1_000_000

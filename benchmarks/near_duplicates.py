@@ -25,7 +25,7 @@ import numpy as np
 from PIL import Image
 
 from tfrecord_io.auditing import near_duplicates
-from tfrecord_io.preprocess import DecodedImage, Preprocessing, decode_image
+from tfrecord_io.decoding.preprocess import DecodedImage, Preprocessing, decode_image
 
 Change = Callable[[Image.Image], Image.Image]
 

@@ -37,10 +37,10 @@ with console.hide_native_noise():
     from PIL import Image
 
     import tfrecord_io
-    from train.feeding import feed
-    from train.feeding.parts import choose_parts
+    from train.data import feed
+    from train.data.parts import choose_parts
+    from train.devices import configure_devices
     from train.networks.models import build_network
-    from train.strategy import configure_devices
     from train.training.steps import Objective, make_steps
 
 

@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pipelines import options
-from pipelines.running import launch
-from pipelines.running.job import Job, prepared
+from pipelines.engine import launch
+from pipelines.engine.job import Job, prepared
 from pipelines.shards.finish import finish_dataset
 from pipelines.shards.write import OpenWriter, open_image_writer
 
@@ -62,7 +62,7 @@ def run(
     """
     import apache_beam as beam
 
-    from pipelines.running import engine, transforms
+    from pipelines.engine import engine, transforms
 
     if not job.todo:
         finish(job.build)

@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pipelines import build_tfrecords, errors
-from pipelines.running import launch
-from pipelines.running.feature_job import FeatureOptions, prepared_features
+from pipelines.engine import launch
+from pipelines.engine.feature_job import FeatureOptions, prepared_features
 from pipelines.shards.features import DTYPES, finish_features, open_feature_writer
 
 _EPILOG = """\

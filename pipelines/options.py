@@ -24,6 +24,7 @@ from pipelines.sources.kaggle import download as kaggle
 from pipelines.sources.sites import Site, naming, read_sites
 from pipelines.sources.source_options import SourceOptions
 from pipelines.stores.remote import is_remote
+from tfrecord_io.decoding.preprocess import DTYPES, RESIZE_FILTERS, Preprocessing
 from tfrecord_io.label_kinds import (
     CLASSES,
     GRADES,
@@ -33,7 +34,6 @@ from tfrecord_io.label_kinds import (
     SEPARATOR,
     LabelKind,
 )
-from tfrecord_io.preprocess import DTYPES, RESIZE_FILTERS, Preprocessing
 
 #: Values of `--runner`, in lower case, that mean the engine in this process.
 LOCAL_RUNNERS = ("directrunner", "fnapirunner", "bundlebaseddirectrunner", "direct")

@@ -19,9 +19,9 @@ import pyarrow.parquet as pq
 from dataset_factory import bare_manifest
 
 from tfrecord_io import Manifest, RecordLayout, Shard, Split, image_key
+from tfrecord_io.decoding.preprocess import Preprocessing
 from tfrecord_io.label_kinds import CLASSES, NUMBER, LabelKind, number_text
 from tfrecord_io.manifest import EXAMPLES_FILE_NAME, FILE_NAME
-from tfrecord_io.preprocess import Preprocessing
 from tfrecord_io.shards import shard_name
 from tfrecord_io.trunk import FACTS_NAME, REST_NAME, Trunk
 

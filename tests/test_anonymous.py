@@ -19,8 +19,8 @@ from pages import Page
 from PIL import Image, PngImagePlugin, TiffImagePlugin
 
 from pipelines import build_tfrecords, errors
+from pipelines.engine.job import prepared
 from pipelines.options import parse_options
-from pipelines.running.job import prepared
 from pipelines.shards.write import TaskWriter, open_image_writer
 from tfrecord_io import __main__, image_key, verify
 

@@ -52,10 +52,10 @@ from image_files import (
 from PIL import Image
 
 from pipelines import build_tfrecords, errors
+from pipelines.engine import engine
+from pipelines.engine.job import prepared
 from pipelines.options import parse_options
 from pipelines.planning import output_state
-from pipelines.running import engine
-from pipelines.running.job import prepared
 from pipelines.stores.output import BUILD_DIR, Storage
 from tfrecord_io import __main__ as tools
 from tfrecord_io.manifest import Manifest

@@ -16,12 +16,12 @@ import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from pipelines import build_tfrecords, errors, options
+from pipelines.engine import engine
+from pipelines.engine.job import Job
 from pipelines.planning import plan
-from pipelines.running import engine
-from pipelines.running.job import Job
 from pipelines.shards.build import Build
 from pipelines.sources.remote import RemoteZipSource
-from tfrecord_io import preprocess
+from tfrecord_io.decoding import preprocess
 
 pytest.importorskip("google.cloud.dataflow", reason="needs pip install 'apache-beam[gcp]'")
 
@@ -138,7 +138,7 @@ def test_without_an_image_the_package_is_staged(write_spec: Callable[..., Spec])
 
     with tarfile.open(package) as archive:
         names = archive.getnames()
-    assert any(name.endswith("pipelines/running/transforms.py") for name in names)
+    assert any(name.endswith("pipelines/engine/transforms.py") for name in names)
     assert any(name.endswith("tfrecord_io/schema.py") for name in names)
 
 

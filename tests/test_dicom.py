@@ -22,16 +22,17 @@ from image_files import grey_pixels, png, write_tar, write_tree, write_zip
 from PIL import Image
 from pydicom.pixels import apply_color_lut, apply_modality_lut, apply_voi, pixel_array
 
+from pipelines.engine.job import prepared
 from pipelines.errors import UserError
 from pipelines.listing.refs import OTHERS
 from pipelines.options import parse_options
 from pipelines.planning.plan import PLAN_FILE
-from pipelines.running.job import prepared
 from pipelines.shards.write import TaskWriter, open_image_writer
-from tfrecord_io import Manifest, dicom, image_key, preprocess
+from tfrecord_io import Manifest, image_key
 from tfrecord_io.__main__ import main
+from tfrecord_io.decoding import dicom, preprocess
+from tfrecord_io.decoding.preprocess import Preprocessing, decode_image
 from tfrecord_io.manifest import EXAMPLES_FILE_NAME
-from tfrecord_io.preprocess import Preprocessing, decode_image
 from tfrecord_io.reading.mapped import MappedDataset
 from tfrecord_io.rejects import Reject
 from train.predict import Classifier, other_decoder

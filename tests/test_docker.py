@@ -15,7 +15,7 @@ import builds
 import pytest
 
 from pipelines import options
-from pipelines.running import engine
+from pipelines.engine import engine
 
 DOCKERFILES = sorted((builds.ROOT / "docker").glob("*.Dockerfile"))
 METADATA = builds.ROOT / "docker" / "metadata.json"

@@ -7,8 +7,8 @@ from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from builds import IN_MEMORY
 
 from pipelines import errors
+from pipelines.engine import engine
 from pipelines.options import flag_names
-from pipelines.running import engine
 
 LOCAL = ["DirectRunner", "directrunner", "FnApiRunner", "BundleBasedDirectRunner", "direct"]
 

@@ -10,8 +10,8 @@ from builds import IN_MEMORY, arguments, build_here
 from image_files import kermany_archive, scan_tree, write_tar, write_zip
 
 from pipelines import errors
+from pipelines.engine.job import prepared
 from pipelines.options import flag_names, parse_options
-from pipelines.running.job import prepared
 
 TREE = scan_tree({"train": 4, "test": 2})
 

@@ -6,9 +6,9 @@ from builds import IN_MEMORY, arguments, build_here
 from image_files import kermany_archive, scan_tree, under, write_tar, write_tree, write_zip
 
 from pipelines import errors
+from pipelines.engine.job import prepared
 from pipelines.options import parse_options
 from pipelines.planning.plan import PLAN_JSON
-from pipelines.running.job import prepared
 from pipelines.sources import archive as archive_module
 from pipelines.stores.output import BUILD_DIR
 

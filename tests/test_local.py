@@ -8,9 +8,9 @@ from image_files import scan_tree, write_tree
 from odd_source import OddSource
 
 from pipelines import errors
+from pipelines.engine import local
+from pipelines.engine.job import prepared
 from pipelines.options import parse_options
-from pipelines.running import local
-from pipelines.running.job import prepared
 from pipelines.shards.write import open_image_writer
 
 TEN_IMAGES = scan_tree({"train": 5}, classes=("CNV", "NORMAL"))

@@ -12,7 +12,7 @@ from builds import build_here
 from image_files import encoded, write_tree
 from pages import CHROMIUM, Page, overhang
 
-from pipelines.running.feature_job import FeatureOptions, prepared_features
+from pipelines.engine.feature_job import FeatureOptions, prepared_features
 from pipelines.shards.features import finish_features, write_features
 from tfrecord_io.__main__ import main
 from tfrecord_io.auditing import neighbours

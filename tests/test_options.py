@@ -6,7 +6,7 @@ from pipelines import errors
 from pipelines.listing.listing import ListingOptions
 from pipelines.options import BuildOptions, flag_names, parse_options
 from pipelines.planning.plan import PlanOptions
-from tfrecord_io.preprocess import Preprocessing
+from tfrecord_io.decoding.preprocess import Preprocessing
 
 ARCHIVE = ["--source=archive", "--input=scans.zip"]
 

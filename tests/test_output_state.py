@@ -12,10 +12,10 @@ from builds import IN_MEMORY, arguments, build_here, files_of, shards_of
 from image_files import scan_tree, write_tree
 
 from pipelines import errors
+from pipelines.engine.job import prepared
 from pipelines.options import parse_options
 from pipelines.planning import output_state
 from pipelines.planning.output_state import OutputState
-from pipelines.running.job import prepared
 from pipelines.stores.output import BUILD_DIR, Storage
 
 

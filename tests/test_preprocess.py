@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from image_files import encoded, grey_pixels, jpeg, png, rgb_pixels
 from PIL import Image, ImageOps, TiffImagePlugin
 
-from tfrecord_io import preprocess
-from tfrecord_io.preprocess import Preprocessing, decode_image
+from tfrecord_io.decoding import preprocess
+from tfrecord_io.decoding.preprocess import Preprocessing, decode_image
 from tfrecord_io.rejects import Reject
 
 # Pillow warns of odd metadata and of large pictures; the job silences it where it decodes.

@@ -3,8 +3,8 @@ import re
 import pytest
 from builds import wait_until
 
+from pipelines.engine import progress
 from pipelines.planning.plan import ShardTask
-from pipelines.running import progress
 from pipelines.stores.output import BUILD_DIR, Storage
 
 STRIDE = 100

@@ -16,10 +16,11 @@ from tiff_files import NEW_SUBFILE_TYPE, tiff_file
 from pipelines.listing.listing import ListingOptions
 from pipelines.sources import frames
 from pipelines.sources.directory import DirectorySource
-from tfrecord_io import Manifest, image_key, tiff
+from tfrecord_io import Manifest, image_key
 from tfrecord_io.__main__ import main
+from tfrecord_io.decoding import tiff
+from tfrecord_io.decoding.preprocess import Preprocessing, decode_image
 from tfrecord_io.manifest import EXAMPLES_FILE_NAME
-from tfrecord_io.preprocess import Preprocessing, decode_image
 
 FLAGS = ("--max_reject_fraction=0.5", "--dtype=uint16", "--num_shards=2")
 

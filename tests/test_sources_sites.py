@@ -11,8 +11,8 @@ from dicom_files import dicom_file
 from image_files import grey_pixels, jpeg, png, write_tar, write_tree, write_zip
 
 from pipelines import build_tfrecords, errors
+from pipelines.engine.job import prepared
 from pipelines.options import parse_options
-from pipelines.running.job import prepared
 from pipelines.shards.write import TaskWriter, open_image_writer
 from pipelines.sources import archive
 from pipelines.sources.sites import read_sites

@@ -272,7 +272,7 @@ def test_folders_can_be_grades_and_differ_from_classes_in_the_fingerprint(tmp_pa
 
 def test_the_trainer_takes_grades_as_classes(scans, tmp_path):
     from train.config import TrainConfig
-    from train.feeding.parts import choose_parts
+    from train.data.parts import choose_parts
 
     source, table = scans
     flags = [f"--labels={table}", "--target=grade", "--grades=low,mid,high"]

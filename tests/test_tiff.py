@@ -10,8 +10,8 @@ from image_files import encoded, grey_pixels
 from PIL import Image
 from tiff_files import NEW_SUBFILE_TYPE, SUBFILE_TYPE, tiff_file
 
-from tfrecord_io import tiff
-from tfrecord_io.preprocess import Preprocessing, decode_image
+from tfrecord_io.decoding import tiff
+from tfrecord_io.decoding.preprocess import Preprocessing, decode_image
 from tfrecord_io.rejects import Reject
 
 # Pillow warns of damaged tags, as the build does not.

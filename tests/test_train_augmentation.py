@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from marked_images import run_on_jax
 
-from train.feeding import augmentation
-from train.feeding.augmentation import NUM_DRAWS
+from train.data import augmentation
+from train.data.augmentation import NUM_DRAWS
 
 # Places of the numbers among the draws of an example.
 MIRROR, TURN, ZOOM, STRETCH, SHIFT_X, SHIFT_Y, CONTRAST, BRIGHTNESS = range(8)
@@ -185,7 +185,7 @@ def test_tensorflow_and_jax_change_images_alike(tmp_path):
     images, draws = random_images(64, (24, 20, 1)), random_draws(64)
     np.savez(tmp_path / "in.npz", images=images, draws=draws)
     script = (
-        "import sys, keras, numpy as np; from train.feeding import augmentation; "
+        "import sys, keras, numpy as np; from train.data import augmentation; "
         "given = np.load(sys.argv[1]); "
         "images = augmentation.augment(given['images'], given['draws'], 1.0); "
         "np.save(sys.argv[2], keras.ops.convert_to_numpy(images))"

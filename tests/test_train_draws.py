@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from train.feeding import augmentation, draws
+from train.data import augmentation, draws
 
 
 @pytest.mark.parametrize("seed", [0, 7, -3, 2**62])

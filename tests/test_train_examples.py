@@ -1,6 +1,6 @@
 from marked_images import write_marked_dataset
 
-from train.feeding.examples import read_examples
+from train.data.examples import read_examples
 
 
 def test_patients_and_paths_are_joined_by_key(tmp_path):

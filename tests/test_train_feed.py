@@ -9,9 +9,9 @@ from marked_images import OCT_NAMES, weigh, write_marked_dataset
 import tfrecord_io
 from tfrecord_io.reading.mapped import MappedDataset
 from train.config import ConfigError, TrainConfig
-from train.feeding import augmentation, feed
-from train.feeding.parts import choose_parts
-from train.strategy import Devices
+from train.data import augmentation, feed
+from train.data.parts import choose_parts
+from train.devices import Devices
 
 NUM_EXAMPLES = 23
 

@@ -11,8 +11,8 @@ import pytest
 from marked_images import KERAS_ARRAY_WARNING, rows_of, train, write_marked_dataset
 from test_train_trainer import stop_at
 
-from train.feeding.examples import read_examples
-from train.feeding.parts import patient_folds
+from train.data.examples import read_examples
+from train.data.parts import patient_folds
 
 pytestmark = pytest.mark.filterwarnings(KERAS_ARRAY_WARNING)
 

@@ -31,8 +31,8 @@ from pipelines import extract_features
 from tfrecord_io.trunk import find_trunk
 from train import run
 from train.config import TrainConfig
+from train.devices import configure_devices
 from train.networks.features import adapt
-from train.strategy import configure_devices
 from train.training import callbacks, many_heads
 from train.training.steps import TensorFlowSteps
 

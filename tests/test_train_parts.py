@@ -7,8 +7,8 @@ from marked_images import write_marked_dataset
 import tfrecord_io
 from tfrecord_io import ManifestError, PixelStatistics
 from train.config import ConfigError, TrainConfig
-from train.feeding import parts
-from train.feeding.examples import Examples, read_examples
+from train.data import parts
+from train.data.examples import Examples, read_examples
 
 NUM_EXAMPLES = {"train": 40, "val": 10, "test": 12}
 

@@ -3,7 +3,7 @@ import pytest
 from marked_images import OCT_NAMES
 from PIL import Image
 
-from train.feeding.examples import Examples
+from train.data.examples import Examples
 from train.measuring import metrics as measures
 from train.measuring.predictions import Predictions
 from train.measuring.scores import ClassScorer

@@ -21,8 +21,8 @@ from marked_images import (
 )
 from PIL import Image
 
-from tfrecord_io import dicom
-from tfrecord_io.preprocess import Preprocessing, decode_image
+from tfrecord_io.decoding import dicom
+from tfrecord_io.decoding.preprocess import Preprocessing, decode_image
 from train import predict
 from train.config import ConfigError, TrainConfig
 from train.networks.models import build_network

@@ -1,7 +1,7 @@
 import numpy as np
 
 from tfrecord_io import label_kinds
-from train.feeding.examples import Examples
+from train.data.examples import Examples
 from train.measuring.predictions import Predictions, read_predictions, write_predictions
 from train.measuring.tasks import CLASSES
 

@@ -12,8 +12,8 @@ from PIL import Image
 
 import tfrecord_io
 from tfrecord_io import Shard, Split
-from train.feeding.examples import Examples, read_examples
-from train.feeding.parts import whole_split
+from train.data.examples import Examples, read_examples
+from train.data.parts import whole_split
 from train.measuring import calibration, metrics
 from train.measuring.predictions import Predictions
 from train.measuring.scores import ClassScorer, scores

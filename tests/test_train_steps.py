@@ -10,7 +10,7 @@ import pytest
 from marked_images import ALL_ON, QUICK, REPOSITORY, environment, write_marked_dataset
 
 from train.config import TrainConfig
-from train.feeding.augmentation import NUM_DRAWS
+from train.data.augmentation import NUM_DRAWS
 from train.measuring.tasks import CLASSES
 from train.networks.models import build_network
 from train.training.steps import Objective

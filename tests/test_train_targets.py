@@ -28,8 +28,8 @@ from tfrecord_io.label_kinds import CLASSES, GRADES, NUMBER
 from tfrecord_io.reading.mapped import MappedDataset
 from train import evaluate, predict
 from train.config import ConfigError, TrainConfig
-from train.feeding.examples import Examples
-from train.feeding.parts import Part
+from train.data.examples import Examples
+from train.data.parts import Part
 from train.measuring import metrics, scores, tasks
 from train.measuring.predictions import Predictions
 from train.results import charts, report, run_results

@@ -31,8 +31,8 @@ from tfrecord_io import Manifest
 from tfrecord_io.label_kinds import MULTI_LABEL as SEVERAL_LABELS
 from tfrecord_io.reading.mapped import MappedDataset
 from train import evaluate, predict, run
-from train.feeding.examples import Examples, read_examples
-from train.feeding.parts import whole_split
+from train.data.examples import Examples, read_examples
+from train.data.parts import whole_split
 from train.measuring import calibration, scores
 from train.measuring.predictions import Predictions, read_predictions, write_predictions
 from train.measuring.tasks import CLASSES, MULTI_LABEL, task_of

@@ -23,17 +23,17 @@ from marked_images import (
 )
 
 from tfrecord_io import Manifest
+from tfrecord_io.decoding.preprocess import decoder_versions
 from tfrecord_io.files import atomic_write
-from tfrecord_io.preprocess import decoder_versions
 from train import predict, run
 from train.config import ConfigError, TrainConfig
+from train.devices import configure_devices
 from train.measuring import scores
-from train.strategy import configure_devices
+from train.run_folder import claim
 from train.training import callbacks, checkpoint
 from train.training.callbacks import StoppedError, TrainingError
 from train.training.progress import Progress, plan_phases
 from train.training.trainer import train_and_evaluate
-from train.workdir import claim
 
 pytestmark = pytest.mark.filterwarnings(KERAS_ARRAY_WARNING)
 

@@ -18,16 +18,16 @@ from builds import IN_MEMORY, arguments, files_of
 from image_files import encoded, grey_pixels, scan_tree, under, write_tree
 
 from pipelines import errors
+from pipelines.engine import transforms
+from pipelines.engine.job import prepared, require_finished
 from pipelines.listing.refs import iterate_refs
 from pipelines.options import parse_options
 from pipelines.planning import plan
-from pipelines.running import transforms
-from pipelines.running.job import prepared, require_finished
 from pipelines.shards import finish, write
 from pipelines.shards.build import rows_name
 from pipelines.shards.sidecar import Sidecar, find_finished
 from pipelines.stores.output import BUILD_DIR
-from tfrecord_io import preprocess
+from tfrecord_io.decoding import preprocess
 from tfrecord_io.manifest import Manifest
 from tfrecord_io.rejects import Reject
 from tfrecord_io.schema import image_key

@@ -22,7 +22,8 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
-from tfrecord_io import augment, croissant, manifest, preprocess, schema, shards, trunk
+from tfrecord_io import augment, croissant, manifest, schema, shards, trunk
+from tfrecord_io.decoding import preprocess
 from tfrecord_io.printing import printable, refuse
 from tfrecord_io.rejects import Reject
 from tfrecord_io.statistics import PixelStatistics

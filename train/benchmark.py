@@ -26,8 +26,8 @@ from train.config import ConfigError, TrainConfig
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from train.feeding.parts import Part
-    from train.strategy import Devices
+    from train.data.parts import Part
+    from train.devices import Devices
     from train.training.steps import Steps
 
 #: Columns of the table, and how each is printed.
@@ -82,7 +82,7 @@ class Session:
 
     def batches(self, **fields: Any) -> Any:
         """Returns the training batches from the first step on, with fields changed."""
-        from train.feeding import feed
+        from train.data import feed
 
         config = dataclasses.replace(self.config, **fields)
         return feed.training_batches(config, self.devices, self.part, start_step=0)
@@ -100,10 +100,10 @@ def prepare(config: TrainConfig, *, replicas: int, num_steps: int) -> Session:
         ConfigError: if there are fewer devices.
     """
     import tfrecord_io
-    from train.feeding.parts import read_statistics
+    from train.data.parts import read_statistics
+    from train.devices import configure_devices, set_precision, set_seed
     from train.networks.models import build_network, grey_factor_of, set_trainable
     from train.networks.optimizers import make_optimizer
-    from train.strategy import configure_devices, set_precision, set_seed
     from train.training.single_run import plan_run
     from train.training.steps import Objective, make_steps
 
@@ -290,7 +290,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         console.check_backend(os.environ["KERAS_BACKEND"])
         with console.hide_native_noise():
             from tfrecord_io import ManifestError
-            from train.strategy import configure_devices
+            from train.devices import configure_devices
             from train.training import trainer  # noqa: F401 - imports all that writes notes at import
         # Before minutes are spent on the smaller numbers.
         configure_devices(dataclasses.replace(config, gpus=max(counts)))
@@ -333,7 +333,7 @@ def _print_row(row: dict[str, float], *, header: bool) -> None:
 
 def _write(directory: Path, rows: Sequence[dict[str, float]], title: str) -> None:
     from tfrecord_io.files import atomic_write
-    from train.workdir import write_json
+    from train.run_folder import write_json
 
     directory.mkdir(parents=True, exist_ok=True)
     text = io.StringIO()

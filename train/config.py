@@ -437,7 +437,7 @@ def load(path: str | os.PathLike[str]) -> dict[str, Any]:
         path: the file, or the folder that contains it.
 
     Returns:
-        JSON values: `config` has the fields of `TrainConfig`; `workdir.claim` adds the others.
+        JSON values: `config` has the fields of `TrainConfig`; `run_folder.claim` adds the others.
 
     Raises:
         ConfigError: if the file does not exist, is not a configuration, or has unknown settings or

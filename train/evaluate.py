@@ -18,13 +18,13 @@ from typing import Any
 import numpy as np
 
 import tfrecord_io
+from tfrecord_io.decoding.preprocess import Preprocessing
 from tfrecord_io.label_kinds import MULTI_LABEL, NUMBER
-from tfrecord_io.preprocess import Preprocessing
 from tfrecord_io.printing import printable
 from tfrecord_io.trunk import SOURCE_KIND
 from train import console, predict
 from train.config import ConfigError
-from train.feeding.examples import read_examples
+from train.data.examples import read_examples
 from train.measuring import metrics
 
 _BATCH_SIZE = 64
@@ -108,10 +108,10 @@ def evaluate(
 
     # After the checks: these take seconds to import.
     from train.config import TrainConfig
-    from train.feeding.parts import whole_split
+    from train.data.parts import whole_split
     from train.measuring.predictions import Predictions
     from train.results import report, run_results
-    from train.workdir import METRICS_NAME, write_json
+    from train.run_folder import METRICS_NAME, write_json
 
     own_results = _own_metrics(run)
     output = output or run / "evaluation" / f"{manifest.name}-{split}"

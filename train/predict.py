@@ -1,8 +1,8 @@
 """Predicts image files: python train/predict.py --model RUN --input FILE|DIR.
 
-Files become pixels by the code of the build (`tfrecord_io.preprocess`), with the settings that were
-exported beside the model, so the network sees what it saw in training. Exit codes: 0 every file was
-predicted, 1 one could not be read as an image, 2 wrong usage.
+Files become pixels by the code of the build (`tfrecord_io.decoding.preprocess`), with the settings
+that were exported beside the model, so the network sees what it saw in training. Exit codes: 0
+every file was predicted, 1 a file could not be read as an image, 2 wrong usage.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tfrecord_io.dicom import is_dicom
+from tfrecord_io.decoding.dicom import is_dicom
+from tfrecord_io.decoding.preprocess import Preprocessing, decode_image, decoder_versions
 from tfrecord_io.label_kinds import CLASSES, kind_named
 from tfrecord_io.manifest import ManifestError
-from tfrecord_io.preprocess import Preprocessing, decode_image, decoder_versions
 from tfrecord_io.printing import no_formula, printable
 from tfrecord_io.rejects import Reject
 from train import console

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tfrecord_io.preprocess import frame_path
+from tfrecord_io.decoding.preprocess import frame_path
 
 #: Number of rows of a table that are Python objects at the same time.
 BATCH_ROWS = 65_536

@@ -27,9 +27,9 @@ from pipelines.listing.refs import OTHERS, RejectedFile, other_columns, source_p
 from pipelines.sources.source import Source
 from pipelines.stores.remote import is_remote
 from tfrecord_io import schema
+from tfrecord_io.decoding.preprocess import frame_path
 from tfrecord_io.files import atomic_write, sync_folder
 from tfrecord_io.manifest import WEIGHT
-from tfrecord_io.preprocess import frame_path
 
 #: The digest of the secret is in the manifest, so a short secret could be found by trying.
 MIN_SECRET_BYTES = 32

@@ -13,8 +13,9 @@ from pipelines.listing.refs import RejectedFile
 from pipelines.planning import plan, splits
 from pipelines.sources.source import Source
 from pipelines.stores.output import BUILD_DIR, Storage
-from tfrecord_io import manifest, preprocess, schema
+from tfrecord_io import manifest, schema
 from tfrecord_io.auditing import columns, twins
+from tfrecord_io.decoding import preprocess
 from tfrecord_io.label_kinds import CLASSES, LabelKind
 
 #: Opens a file of the output for writing by its name.

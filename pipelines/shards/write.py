@@ -21,8 +21,9 @@ from pipelines.shards.build import Build, Create, Work, rows_name
 from pipelines.shards.sidecar import Sidecar, read_sidecar
 from pipelines.sources.reader import Reader, read_in_order
 from pipelines.stores.output import WriteBehind
-from tfrecord_io import augment, dicom, preprocess, schema, shard_writer, tiff
+from tfrecord_io import augment, schema, shard_writer
 from tfrecord_io.auditing import near_duplicates
+from tfrecord_io.decoding import dicom, preprocess, tiff
 from tfrecord_io.rejects import Reject
 
 if TYPE_CHECKING:

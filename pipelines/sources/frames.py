@@ -34,8 +34,8 @@ from pipelines.listing.refs import (
 from pipelines.sources.reader import Reader
 from pipelines.sources.source import Source
 from pipelines.stores import prefetch
-from tfrecord_io import dicom, tiff
-from tfrecord_io.preprocess import split_frame_path
+from tfrecord_io.decoding import dicom, tiff
+from tfrecord_io.decoding.preprocess import split_frame_path
 from tfrecord_io.rejects import Reject
 
 # Threads that wait for a disk, where the source does not say how many reads it takes at a time.

@@ -19,7 +19,7 @@ from PIL import Image
 from tiff_files import NEW_SUBFILE_TYPE, SUBFILE_TYPE, tiff_file
 
 from campaign import mutations
-from tfrecord_io import dicom, preprocess, tiff
+from tfrecord_io.decoding import dicom, preprocess, tiff
 from tfrecord_io.rejects import Reject
 
 #: Endings of UIDs below 1.2.840.10008.1.2.

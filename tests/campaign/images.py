@@ -13,7 +13,7 @@ import numpy as np
 from PIL import Image
 
 from campaign import mutations
-from tfrecord_io import preprocess
+from tfrecord_io.decoding import preprocess
 from tfrecord_io.rejects import Reject
 
 _TIFF = ("raw", "tiff_lzw", "tiff_adobe_deflate", "packbits")

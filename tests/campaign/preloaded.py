@@ -9,9 +9,9 @@ import PIL.Image
 import pyarrow.dataset
 
 import pipelines.build_tfrecords
+import pipelines.engine.engine
+import pipelines.engine.transforms
 import pipelines.report.card
-import pipelines.running.engine
-import pipelines.running.transforms
 import tfrecord_io.reading.mapped
 
 PIL.Image.preinit()

@@ -13,8 +13,8 @@ import numpy as np
 from tfrecord_io.files import atomic_write
 from tfrecord_io.label_kinds import LabelKind
 from tfrecord_io.printing import csv_cell
-from train.feeding.examples import Examples
-from train.feeding.parts import Part
+from train.data.examples import Examples
+from train.data.parts import Part
 from train.measuring.tasks import Task
 
 PREDICTIONS_NAME = "predictions.csv"

@@ -37,7 +37,7 @@ from tfrecord_io import label_kinds
 from tfrecord_io.label_kinds import LabelKind
 from tfrecord_io.reading.mapped import MappedDataset
 from train.config import ConfigError
-from train.feeding.parts import Part
+from train.data.parts import Part
 from train.measuring import calibration, metrics, scores, stories
 
 # Smallest probability whose logarithm is taken.

@@ -15,7 +15,7 @@ from train.config import TrainConfig
 from train.measuring import calibration, metrics
 from train.measuring.predictions import PREDICTIONS_NAME, Predictions, write_predictions
 from train.results import plots, report, saliency
-from train.workdir import versions
+from train.run_folder import versions
 
 #: Most sites that are measured by themselves; with more, those with the most images.
 MAX_SITES = 50

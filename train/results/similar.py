@@ -19,7 +19,7 @@ from tfrecord_io.reading.mapped import MappedDataset
 from tfrecord_io.trunk import FILE_NAME, find_trunk
 from train import config
 from train.config import ConfigError
-from train.feeding.examples import read_examples
+from train.data.examples import read_examples
 from train.measuring.tasks import task_of
 
 _SPLIT = "train"

@@ -23,11 +23,11 @@ import keras
 import numpy as np
 
 import tfrecord_io
-from tfrecord_io import dicom
+from tfrecord_io.decoding import dicom
+from tfrecord_io.decoding.preprocess import decoder_versions
 from tfrecord_io.files import atomic_write
 from tfrecord_io.label_kinds import CLASSES
-from tfrecord_io.preprocess import decoder_versions
-from train.workdir import write_json
+from train.run_folder import write_json
 
 FOLDER_NAME = "export"
 KERAS_NAME = "model.keras"

@@ -9,18 +9,18 @@ from typing import Any
 import keras
 import numpy as np
 
-from train.feeding.examples import read_examples
-from train.feeding.parts import Part
+from train.data.examples import read_examples
+from train.data.parts import Part
 from train.measuring import metrics
 from train.measuring.predictions import Predictions
 from train.networks import features
 from train.networks.models import Network
 from train.results import report, run_results
+from train.run_folder import BEST_NAME, HISTORY_NAME, write_json, write_metrics
 from train.training import callbacks, checkpoint, export
 from train.training.progress import Progress
 from train.training.run_setup import RunSetup
 from train.training.steps import make_steps
-from train.workdir import BEST_NAME, HISTORY_NAME, write_json, write_metrics
 
 
 def finish(setup: RunSetup, progress: Progress, best: Sequence[np.ndarray]) -> dict[str, Any]:

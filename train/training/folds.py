@@ -17,15 +17,15 @@ import numpy as np
 import tfrecord_io
 from tfrecord_io.trunk import Trunk
 from train.config import TrainConfig
-from train.feeding import parts
-from train.feeding.examples import Examples, read_examples
+from train.data import parts
+from train.data.examples import Examples, read_examples
+from train.devices import Devices
 from train.measuring import calibration, metrics, scores
 from train.measuring.predictions import PREDICTIONS_NAME, Predictions, read_predictions
 from train.measuring.tasks import Task, task_of
 from train.results import report, run_results
-from train.strategy import Devices
+from train.run_folder import claim, write_metrics
 from train.training import many_heads, single_run
-from train.workdir import claim, write_metrics
 
 
 def cross_validate(

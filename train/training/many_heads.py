@@ -26,21 +26,21 @@ from tfrecord_io.reading.mapped import MappedDataset
 from tfrecord_io.reading.order import BatchOrder
 from tfrecord_io.trunk import Trunk
 from train.config import TrainConfig
-from train.feeding import feed
-from train.feeding.examples import read_examples
-from train.feeding.parts import Part
-from train.feeding.stacked_feed import Source, Table, training_batches
+from train.data import feed
+from train.data.examples import read_examples
+from train.data.parts import Part
+from train.data.stacked_feed import Source, Table, training_batches
+from train.devices import Devices, set_precision, set_seed
 from train.measuring.predictions import PREDICTIONS_NAME, Predictions, write_predictions
 from train.measuring.tasks import Task, task_of
 from train.networks import features
 from train.networks.models import Network
 from train.networks.optimizers import averaged_weights, make_stacked_optimizer
 from train.networks.stacked import stack_networks
-from train.strategy import Devices, set_precision, set_seed
+from train.run_folder import CHECKPOINT_NAME, HISTORY_NAME, claim, write_json
 from train.training import callbacks, checkpoint, single_run
 from train.training.progress import Progress, plan_phases
 from train.training.steps import Objective, StepResults, make_steps
-from train.workdir import CHECKPOINT_NAME, HISTORY_NAME, claim, write_json
 
 #: Limit on the bytes of the features of a dataset, those in a step, and all heads.
 MAX_BYTES = 2 * 1024**3

@@ -10,12 +10,12 @@ import numpy as np
 import tfrecord_io
 from tfrecord_io.trunk import Trunk
 from train.config import TrainConfig
-from train.feeding import feed
-from train.feeding.parts import Part, Parts, read_statistics
+from train.data import feed
+from train.data.parts import Part, Parts, read_statistics
+from train.devices import Devices, set_precision
 from train.measuring.tasks import Task
 from train.networks import features
 from train.networks.models import Network, build_network, grey_factor_of
-from train.strategy import Devices, set_precision
 from train.training.steps import Objective, Steps
 
 

@@ -15,13 +15,13 @@ from typing import Any
 import tfrecord_io
 from tfrecord_io.trunk import Trunk
 from train.config import ConfigError, TrainConfig
-from train.feeding.parts import Parts, choose_parts
+from train.data.parts import Parts, choose_parts
+from train.devices import Devices, set_seed
 from train.measuring.tasks import Task, training_task
-from train.strategy import Devices, set_seed
+from train.run_folder import METRICS_NAME, claim
 from train.training.finishing import finish
 from train.training.run_setup import make_setup
 from train.training.training_loop import train
-from train.workdir import METRICS_NAME, claim
 
 
 def train_once(

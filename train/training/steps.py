@@ -25,10 +25,10 @@ import keras
 import numpy as np
 
 from train.config import ConfigError, TrainConfig
-from train.feeding import augmentation, feed
+from train.data import augmentation, feed
+from train.devices import Devices
 from train.measuring.tasks import CLASSES, Task
 from train.networks.models import Network
-from train.strategy import Devices
 
 if TYPE_CHECKING:
     import tensorflow as tf

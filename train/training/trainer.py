@@ -13,8 +13,8 @@ from typing import Any
 import tfrecord_io
 from tfrecord_io.trunk import find_trunk
 from train.config import TrainConfig
+from train.devices import configure_devices
 from train.networks import features
-from train.strategy import configure_devices
 from train.training import folds
 from train.training.single_run import train_once
 

@@ -15,9 +15,10 @@ from tqdm import tqdm
 
 import tfrecord_io
 from train.config import TrainConfig
-from train.feeding import feed
+from train.data import feed
 from train.networks.models import set_trainable
 from train.networks.optimizers import averaged_weights, make_optimizer
+from train.run_folder import CHECKPOINT_NAME, HISTORY_NAME, write_json
 from train.training import callbacks, checkpoint, tracing
 from train.training.progress import (
     Phase,
@@ -29,7 +30,6 @@ from train.training.progress import (
 )
 from train.training.run_setup import RunSetup
 from train.training.steps import Steps, make_steps
-from train.workdir import CHECKPOINT_NAME, HISTORY_NAME, write_json
 
 # Number of steps that are timed before a phase, and the fewest steps left for which that is done.
 _TIMED_STEPS = 5

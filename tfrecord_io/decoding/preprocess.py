@@ -14,7 +14,7 @@ import numpy as np
 import PIL
 from PIL import Image, ImageFile, ImageOps, TiffImagePlugin, features
 
-from tfrecord_io import dicom, tiff
+from tfrecord_io.decoding import dicom, tiff
 from tfrecord_io.rejects import Reject, check_size
 
 if TYPE_CHECKING:

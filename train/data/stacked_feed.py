@@ -14,8 +14,8 @@ import numpy as np
 import tfrecord_io
 from tfrecord_io.reading.order import BatchOrder
 from train.config import TrainConfig
-from train.feeding import feed
-from train.strategy import Devices
+from train.data import feed
+from train.devices import Devices
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -96,7 +96,7 @@ def _jax_batches(
 ) -> Iterator[tuple[Any, ...]]:
     import jax
 
-    from train.feeding.draws import draw_step
+    from train.data.draws import draw_step
 
     arrays = jax.device_put(tuple(table), devices.copied)
     gather = jax.jit(lambda arrays, rows: tuple(array[rows] for array in arrays))

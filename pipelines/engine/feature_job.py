@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipelines import errors
+from pipelines.engine.job import Job, clean, start_or_resume
 from pipelines.planning import output_state, plan
-from pipelines.running.job import Job, clean, start_or_resume
 from pipelines.shards.features import Extraction
 from pipelines.stores.output import Storage
 from tfrecord_io.manifest import EXAMPLES_FILE_NAME, Manifest, ManifestError

@@ -2,9 +2,9 @@ import json
 
 import pytest
 
-from train import strategy
+from train import devices
 from train.config import ConfigError, TrainConfig
-from train.strategy import Devices
+from train.devices import Devices
 
 
 @pytest.mark.parametrize(
@@ -19,7 +19,7 @@ from train.strategy import Devices
 )
 def test_devices_are_chosen_as_asked(kind, gpus, expected):
     config = TrainConfig(strategy=kind, gpus=gpus)
-    assert strategy._choose(("A", "B", "C"), kind, config) == expected
+    assert devices._choose(("A", "B", "C"), kind, config) == expected
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ def test_devices_are_chosen_as_asked(kind, gpus, expected):
 )
 def test_devices_that_are_not_there_are_refused(kind, gpus, message):
     with pytest.raises(ConfigError, match=message):
-        strategy._choose(("A", "B", "C"), kind, TrainConfig(strategy=kind, gpus=gpus))
+        devices._choose(("A", "B", "C"), kind, TrainConfig(strategy=kind, gpus=gpus))
 
 
 def test_replicas_are_counted_over_workers():
@@ -39,10 +39,10 @@ def test_replicas_are_counted_over_workers():
 
 def test_tf_config_means_several_workers(monkeypatch):
     monkeypatch.setenv("TF_CONFIG", "{}")
-    assert strategy._strategy_kind(TrainConfig()) == "multi_worker"
-    assert strategy._strategy_kind(TrainConfig(strategy="single")) == "single"
+    assert devices._strategy_kind(TrainConfig()) == "multi_worker"
+    assert devices._strategy_kind(TrainConfig(strategy="single")) == "single"
     monkeypatch.delenv("TF_CONFIG")
-    assert strategy._strategy_kind(TrainConfig()) == "auto"
+    assert devices._strategy_kind(TrainConfig()) == "auto"
 
 
 @pytest.mark.parametrize(
@@ -63,21 +63,21 @@ def test_a_wrong_tf_config_is_explained(monkeypatch, text, message):
     else:
         monkeypatch.setenv("TF_CONFIG", text)
     with pytest.raises(ConfigError, match=message):
-        strategy.configure_devices(TrainConfig(strategy="multi_worker"))
+        devices.configure_devices(TrainConfig(strategy="multi_worker"))
 
 
 def test_the_cpu_alone_is_one_replica_in_float32():
-    devices = strategy.configure_devices(TrainConfig(strategy="single"))
-    assert devices.num_replicas == 1
-    assert devices.is_chief
-    assert not devices.on_gpu
-    assert devices.best_precision == "float32"
-    assert not devices.best_jit_compile
+    found = devices.configure_devices(TrainConfig(strategy="single"))
+    assert found.num_replicas == 1
+    assert found.is_chief
+    assert not found.on_gpu
+    assert found.best_precision == "float32"
+    assert not found.best_jit_compile
 
 
 def test_gpus_that_do_not_exist_are_refused():
     with pytest.raises(ConfigError, match="--visible_gpus 97"):
-        strategy.configure_devices(TrainConfig(visible_gpus="97"))
+        devices.configure_devices(TrainConfig(visible_gpus="97"))
 
 
 def test_devices_cannot_be_set_up_too_late():
@@ -86,4 +86,4 @@ def test_devices_cannot_be_set_up_too_late():
     tf.config.list_logical_devices()  # opens them
     num_devices = len(tf.config.list_logical_devices("CPU"))
     with pytest.raises(ConfigError, match="too late"):
-        strategy.configure_devices(TrainConfig(cpu_devices=num_devices + 1))
+        devices.configure_devices(TrainConfig(cpu_devices=num_devices + 1))

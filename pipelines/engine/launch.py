@@ -11,9 +11,9 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 from pipelines import errors
+from pipelines.engine import local, progress
+from pipelines.engine.job import Job, require_finished, was_finished_elsewhere
 from pipelines.report import summary
-from pipelines.running import local, progress
-from pipelines.running.job import Job, require_finished, was_finished_elsewhere
 from pipelines.stores import remote
 
 # Beam is imported inside functions: each local worker imports this module and does not need Beam.
@@ -48,7 +48,7 @@ def launch(
     beam_args = remote.use_flags(beam_args)
     local.start_ahead(beam_args)
     _import_beam()
-    from pipelines.running import engine
+    from pipelines.engine import engine
 
     engine.check_flags(beam_args, flag_names)
     pipeline = engine.make_pipeline(beam_args)
@@ -109,7 +109,7 @@ def _import_beam() -> None:
     for name in ("common", "portability", "worker.data_plane"):
         logging.getLogger(f"apache_beam.runners.{name}").setLevel(logging.CRITICAL)
     gc.disable()
-    import pipelines.running.transforms  # noqa: F401
+    import pipelines.engine.transforms  # noqa: F401
 
     gc.freeze()
     gc.enable()

@@ -15,8 +15,8 @@ from typing import Any
 
 import apache_beam as beam
 
+from pipelines.engine import local
 from pipelines.planning.plan import ShardTask
-from pipelines.running import local
 from pipelines.shards.build import Work
 from pipelines.shards.finish import finish_dataset
 from pipelines.shards.write import OpenWriter, TaskWriter, open_image_writer

@@ -15,9 +15,9 @@ import psutil
 import tfrecord_io
 from tfrecord_io.reading.batches import Batches, map_ahead
 from train.config import TrainConfig
-from train.feeding.draws import draw_step
-from train.feeding.parts import Part
-from train.strategy import Devices
+from train.data.draws import draw_step
+from train.data.parts import Part
+from train.devices import Devices
 
 # Batches that wait on the devices while these work on another.
 _NUM_AHEAD = 2

@@ -23,7 +23,7 @@ import tfrecord_io
 from tfrecord_io.files import atomic_write, sync_folder
 from train import config as train_config
 from train.config import ConfigError, TrainConfig
-from train.strategy import Devices
+from train.devices import Devices
 
 CHECKPOINT_NAME = "checkpoint.npz"
 BEST_NAME = "best.npz"

@@ -10,7 +10,8 @@ from pipelines.options import BuildOptions
 from pipelines.planning import anonymous
 from pipelines.sources import frames
 from pipelines.sources.source import Source
-from tfrecord_io import augment, preprocess
+from tfrecord_io import augment
+from tfrecord_io.decoding import preprocess
 from tfrecord_io.label_kinds import CLASSES
 
 

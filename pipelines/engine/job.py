@@ -15,11 +15,11 @@ import pyarrow.compute as pc
 import xxhash
 
 from pipelines import errors
+from pipelines.engine.identity import make_identity, source_facts
 from pipelines.listing.listing import Listing
 from pipelines.listing.refs import iterate_refs
 from pipelines.options import BuildOptions
 from pipelines.planning import anonymous, output_state, plan, splits
-from pipelines.running.identity import make_identity, source_facts
 from pipelines.shards import drops, finish
 from pipelines.shards.build import Build, Work
 from pipelines.shards.sidecar import find_finished

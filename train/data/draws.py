@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from train.feeding import augmentation
+from train.data import augmentation
 
 # Philox 4x32 with 10 rounds. Source: Salmon et al. 2011, "Parallel random numbers: as easy as
 # 1, 2, 3"; TensorFlow's random/philox_random.h.

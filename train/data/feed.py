@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import tfrecord_io
 from train.config import TrainConfig
-from train.feeding import augmentation
-from train.feeding.examples import read_examples
-from train.feeding.parts import Part
-from train.strategy import Devices
+from train.data import augmentation
+from train.data.examples import read_examples
+from train.data.parts import Part
+from train.devices import Devices
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -117,7 +117,7 @@ def training_batches(
         arrays that lie on the devices, each of all local replicas together.
     """
     if devices.backend == "jax":
-        from train.feeding import jax_feed
+        from train.data import jax_feed
 
         return jax_feed.training_batches(config, devices, part, start_step=start_step)
 
@@ -173,7 +173,7 @@ def evaluation_batches(
         of a copy 0.
     """
     if devices.backend == "jax":
-        from train.feeding import jax_feed
+        from train.data import jax_feed
 
         return jax_feed.evaluation_batches(config, devices, part)
     dataset = tfrecord_io.make_dataset(

@@ -13,7 +13,7 @@ import tfrecord_io
 from tfrecord_io.manifest import EXAMPLES_FILE_NAME, WEIGHT
 from tfrecord_io.reading.mapped import MappedDataset
 from train.config import ConfigError, TrainConfig
-from train.feeding.examples import Examples, read_examples
+from train.data.examples import Examples, read_examples
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)

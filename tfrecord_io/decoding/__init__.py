@@ -1,0 +1,1 @@
+"""Turns the bytes of a file into pixels: Pillow, DICOM, TIFF."""
