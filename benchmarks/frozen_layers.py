@@ -2,7 +2,6 @@
 
     python benchmarks/frozen_layers.py
     python benchmarks/frozen_layers.py --sizes 224 --num_examples 20000 --cache device
-    python benchmarks/frozen_layers.py --heads sample.zip
 
 For each image size it draws a dataset, writes random weights (the arithmetic is the same as with
 ImageNet's), and trains twice with the same settings: on the images, and on the features of the
@@ -10,11 +9,6 @@ first four blocks. Neither is augmented, so the losses can be compared. With `--
 the frozen layers compute in bfloat16 on images, while the trunk always computes in float32. The
 extraction is compared with a bare loop of `model.predict` on the same trunk and the same images;
 both times are of the whole process, start included.
-
-`--heads` measures a cross-validation of 5 folds x 10 seeds on the images of an archive instead:
-MobileNetV2 pools them at 64 pixels, and all heads are trained side by side. One of the 50 runs is
-trained alone as well, and its time is multiplied by 50: the time of the whole command, which
-exports the model of that run, and the time of its training steps.
 """
 
 from __future__ import annotations
@@ -36,16 +30,11 @@ _COLUMNS = (
     "bytes an image", "bytes a feature map", "pays after epochs",
 )  # fmt: skip
 
-_HEADS_COLUMNS = (
-    "images", "extraction, s", "50 heads, s", "one alone, s", "x 50 / all",
-    "steps of 50 heads, s", "of one alone, s", "x 50 / all",
-)  # fmt: skip
-
 _WRITE_WEIGHTS = """
 import sys, keras
 keras.utils.set_random_seed(0)
-build = getattr(keras.applications, sys.argv[2])
-build(include_top=False, weights=None, input_shape=(64, 64, 3)).save_weights(sys.argv[1])
+network = keras.applications.VGG16(include_top=False, weights=None, input_shape=(64, 64, 3))
+network.save_weights(sys.argv[1])
 """
 
 _BARE_LOOP = """
@@ -69,20 +58,12 @@ def main() -> None:
     parser.add_argument("--cache", default="none", choices=("none", "device"))
     parser.add_argument("--precision", default="float32", help="of the layers; see train/run.py")
     parser.add_argument("--workdir", type=Path, help="folder for datasets and runs")
-    parser.add_argument(
-        "--heads", metavar="FILE", help="cross-validate heads on an archive, and nothing else"
-    )
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         workdir = arguments.workdir or Path(folder)
         workdir.mkdir(parents=True, exist_ok=True)
-        if arguments.heads:
-            row = measure_heads(Path(arguments.heads), workdir)
-            print(f"| {' | '.join(_HEADS_COLUMNS)} |\n|{' --- |' * len(_HEADS_COLUMNS)}")
-            print(f"| {' | '.join(row)} |")
-            return
         weights = workdir / "vgg16.weights.h5"
-        _run("-c", _WRITE_WEIGHTS, weights, "VGG16")
+        _run("-c", _WRITE_WEIGHTS, weights)
         print(f"| {' | '.join(_COLUMNS)} |\n|{' --- |' * len(_COLUMNS)}")
         for size in arguments.sizes:
             row = measure(size, weights, workdir / str(size), arguments)
@@ -122,41 +103,6 @@ def measure(
         f"{difference:.1e}", f"{extraction:.1f}", f"{bare:.1f}", f"{bare / extraction:.2f}",
         f"{sizes[0]:,}", f"{sizes[1]:,}", pays,
     )  # fmt: skip
-
-
-def measure_heads(archive: Path, folder: Path) -> tuple[str, ...]:
-    """Returns the cells of the row about heads side by side.
-
-    Args:
-        archive: of scans, as `--source archive` takes it.
-        folder: for the dataset, the features and the runs.
-    """
-    images, features, trunk = folder / "images", folder / "features", folder / "trunk.keras"
-    weights = folder / "mobilenetv2.weights.h5"
-    _run("-c", _WRITE_WEIGHTS, weights, "MobileNetV2")
-    _run("pipelines/build_tfrecords.py", "--source", "archive", "--input", archive.resolve(),
-         "--output", images, "--image_size", "64")  # fmt: skip
-    _run("train/trunk.py", "--data", images, "--model", "mobilenetv2", "--weights", weights,
-         "--layer", "pool", "--output", trunk)  # fmt: skip
-    extraction = _run("pipelines/extract_features.py", "--data", images, "--trunk", trunk,
-                      "--output", features)  # fmt: skip
-    splits = _manifest(images)["splits"]
-    folds = ("--data", features, "--folds", "5", "--fold_splits", ",".join(splits))
-    together, alone = folder / "together", folder / "alone"
-    seconds = _run("train/run.py", *folds, "--seeds", "10", "--workdir", together)
-    seconds_alone = _run("train/run.py", *folds, "--fold", "0", "--workdir", alone)
-    # The time of a step counts for every run, so the longest run has the time of all.
-    steps = max(_seconds_of(path) for path in together.glob("seed-0/fold-*"))
-    steps_alone = _seconds_of(alone)
-    return (
-        f"{_manifest(images)['counts']['examples']:,}", f"{extraction:.1f}",
-        f"{seconds:.1f}", f"{seconds_alone:.1f}", f"{50 * seconds_alone / seconds:.0f}",
-        f"{steps:.1f}", f"{steps_alone:.1f}", f"{50 * steps_alone / steps:.0f}",
-    )  # fmt: skip
-
-
-def _seconds_of(run: Path) -> float:
-    return sum(row["seconds"] for row in json.loads((run / "history.json").read_text()))
 
 
 def _train(

@@ -76,14 +76,6 @@ def test_training_on_features_is_compared_with_training_on_images(folder):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_heads_side_by_side_are_compared_with_one_alone(folder):
-    # So many that all folds have full batches, without which heads are trained one by one.
-    write_sample(folder / "heads.zip", 60)
-    check(folder, "frozen_layers.py --heads heads.zip", "| 60 |")
-
-
-@pytest.mark.slow
 @pytest.mark.skipif(find_spec("jax") is None, reason="JAX is not installed")
 def test_fit_on_jax_is_compared_with_batches_in_memory(folder):
     write_marked_dataset(folder / "marked", num_examples={"train": 40})

@@ -8,7 +8,6 @@ from train.networks.optimizers import (
     WarmupSchedule,
     averaged_weights,
     make_optimizer,
-    make_stacked_optimizer,
 )
 
 pytestmark = pytest.mark.filterwarnings(KERAS_ARRAY_WARNING)
@@ -106,42 +105,3 @@ def test_without_an_average_the_weights_are_what_they_are():
     variable = keras.Variable([3.0], name="kernel")
     with averaged_weights(updated([variable], weight_decay=0.0), [variable]):
         assert float(variable.numpy()[0]) == 3.0
-
-
-@pytest.mark.parametrize(
-    ("optimizer", "schedule"), [("adamw", "cosine"), ("adam", "constant"), ("sgd", "cosine")]
-)
-def test_a_stacked_optimizer_updates_each_run_as_its_own_would(optimizer, schedule):
-    common = {"optimizer": optimizer, "schedule": schedule, "weight_decay": 0.1}
-    configs = [
-        TrainConfig(warmup_steps=2, ema_decay=0.9, **common),
-        TrainConfig(warmup_steps=0, ema_decay=0.5, **common),
-    ]
-    num_steps = [4, 6]
-    generator = np.random.default_rng(0)
-    # A kernel and a bias of each run, and their gradients at each step.
-    start = [generator.normal(size=(2, *shape)).astype(np.float32) for shape in ((3, 2), (1, 2))]
-    gradients = generator.normal(size=(max(num_steps), 2, 4, 2)).astype(np.float32)
-    stacked = [
-        keras.Variable(value, name=name)
-        for value, name in zip(start, ("kernel", "bias"), strict=True)
-    ]
-    together = make_stacked_optimizer(configs, learning_rate=0.1, num_steps=num_steps)
-    together.build(stacked)
-    after = []
-    for step in range(max(num_steps)):
-        together.apply([gradients[step, :, :3], gradients[step, :, 3:]])
-        with averaged_weights(together, stacked):
-            after.append([variable.numpy() for variable in stacked])
-    for run, (config, length) in enumerate(zip(configs, num_steps, strict=True)):
-        own = [
-            keras.Variable(value[run], name=name)
-            for value, name in zip(start, ("kernel", "bias"), strict=True)
-        ]
-        alone = make_optimizer(config, learning_rate=0.1, num_steps=length)
-        alone.build(own)
-        for step in range(length):
-            alone.apply([gradients[step, run, :3], gradients[step, run, 3:]])
-            with averaged_weights(alone, own):
-                for ours, expected in zip(after[step], own, strict=True):
-                    np.testing.assert_allclose(ours[run], expected.numpy(), atol=1e-6)

@@ -20,10 +20,10 @@ from marked_images import (
     train,
     weigh,
     write_marked_dataset,
+    write_pooling_trunk,
 )
 from PIL import Image
 from sklearn import metrics as sk_metrics
-from test_train_many_heads import write_pooling_trunk
 from test_train_run import FLAGS, check_same, run_killed_twice
 
 from pipelines import extract_features

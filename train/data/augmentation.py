@@ -57,22 +57,20 @@ def mix(images, labels, draws):
     Empirical Risk Minimization".
 
     Args:
-        images: float32 [..., batch, height, width, channels].
-        labels: float32 [..., batch, num_classes].
-        draws: float32 [..., batch] in 0..1, the share that each example keeps of itself.
+        images: float32 [batch, height, width, channels].
+        labels: float32 [batch, num_classes].
+        draws: float32 [batch] in 0..1, the share that each example keeps of itself.
 
     Returns:
         (images, labels) of the same shapes.
     """
-    axis = len(draws.shape) - 1
-    batch = images.shape[axis]
+    batch = images.shape[0]
     partners = np.arange(batch) ^ 1
     partners[partners == batch] = batch - 1
 
     def blend(values):
-        by_example = keras.ops.shape(draws) + (1,) * (len(values.shape) - len(draws.shape))
-        kept = keras.ops.reshape(draws, by_example)
-        return values * kept + keras.ops.take(values, partners, axis=axis) * (1 - kept)
+        kept = keras.ops.reshape(draws, (-1,) + (1,) * (len(values.shape) - 1))
+        return values * kept + keras.ops.take(values, partners, axis=0) * (1 - kept)
 
     return blend(images), blend(labels)
 

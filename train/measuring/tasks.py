@@ -5,7 +5,6 @@ A `Task` is the one place where the kind decides; the other modules ask the task
     models       activation, logits_of     how logits become the answer that is exported
     steps        losses                    what a step minimizes, and what it reports
     trainer      class_weights, truths     weights in the loss; labels as the measures take them
-    many_heads   side_by_side              the losses of several runs in one step
                  mean_loss, progress       what history.json says of the validation split
     calibration  choices, cool             answers as choices among classes; the temperature
     run_results  scorer, has               the measures of metrics.json
@@ -82,7 +81,7 @@ class Task(abc.ABC):
         Args:
             labels: float32 [..., num_labels], as the records have them, or mixed.
             logits: float32 [..., num_labels].
-            class_weights: what `class_weights` returned; arrays of these must broadcast.
+            class_weights: what `class_weights` returned.
             smoothing: share of each label that is spread evenly over all that it could be.
                 Source: Szegedy et al. 2016, "Rethinking the Inception architecture", section 7.
 
@@ -91,17 +90,6 @@ class Task(abc.ABC):
             are right), float32 [...] each. Of numbers the second is the squared and the third the
             absolute error.
         """
-
-    @classmethod
-    def side_by_side(cls, tasks: Sequence[Any]) -> Task:
-        """Returns the task whose `losses` treat several runs at once.
-
-        The runs are the first axis of all arrays.
-
-        Args:
-            tasks: of each run, all of this class.
-        """
-        return tasks[0]
 
     @abc.abstractmethod
     def class_weights(self, counts: Sequence[int], num_examples: int, power: float) -> tuple:
@@ -303,13 +291,12 @@ class Number(Task):
     deviation, and the exported model turns it back, so its answers have the unit of the labels.
 
     Attributes:
-        mean: of the training images, see `training_task`; of several runs, an array that
-            broadcasts with their labels.
-        std: their standard deviation, of the same shape.
+        mean: of the training images, see `training_task`.
+        std: their standard deviation.
     """
 
-    mean: float | np.ndarray = 0.0
-    std: float | np.ndarray = 1.0
+    mean: float = 0.0
+    std: float = 1.0
 
     kind, story, quantity = label_kinds.NUMBER, stories.NumberStory(), "mae"
     measured_by = scores.NumberScorer
@@ -329,12 +316,6 @@ class Number(Task):
         squares = keras.ops.square(errors)
         reported = squares * self.std**2, keras.ops.abs(errors) * self.std
         return tuple(values[..., 0] for values in (squares, *reported))
-
-    @classmethod
-    def side_by_side(cls, tasks: Sequence[Any]) -> Number:
-        pairs = np.array([(task.mean, task.std) for task in tasks], np.float32)
-        mean, std = pairs.T[..., np.newaxis, np.newaxis]  # as labels [runs, batch, 1]
-        return cls(mean, std)
 
     def class_weights(self, counts: Sequence[int], num_examples: int, power: float) -> tuple:
         return ()

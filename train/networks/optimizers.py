@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
-import numpy as np
 
 from train.config import TrainConfig
 
@@ -22,33 +20,25 @@ class WarmupSchedule(keras.optimizers.schedules.LearningRateSchedule):
 
     Attributes:
         peak: learning rate after the warm-up.
-        warmup_steps: length of the warm-up; 0 for none. An array of lengths gives an array of
-            rates, of the same shape.
-        decay_steps: steps of the cosine from the peak to zero, or an array; None to stay at the
-            peak.
+        warmup_steps: length of the warm-up; 0 for none.
+        decay_steps: steps of the cosine from the peak to zero; None to stay at the peak.
     """
 
-    def __init__(
-        self,
-        peak: float,
-        warmup_steps: int | np.ndarray,
-        decay_steps: int | np.ndarray | None,
-    ) -> None:
+    def __init__(self, peak: float, warmup_steps: int, decay_steps: int | None) -> None:
         super().__init__()
         self.peak = peak
         self.warmup_steps = warmup_steps
         self.decay_steps = decay_steps
 
     def __call__(self, step):
-        """Returns the learning rate of a step (counted from 0) as a float32 scalar or array."""
+        """Returns the learning rate of a step (counted from 0) as a float32 scalar."""
         ops = keras.ops
-        step, warmup_steps = (ops.cast(steps, "float32") for steps in (step, self.warmup_steps))
+        step = ops.cast(step, "float32")
         rate = ops.convert_to_tensor(self.peak, dtype="float32")
         if self.decay_steps is not None:
-            decay_steps = ops.maximum(ops.cast(self.decay_steps, "float32"), 1.0)
-            done = ops.clip((step - warmup_steps) / decay_steps, 0.0, 1.0)
+            done = ops.clip((step - self.warmup_steps) / max(self.decay_steps, 1), 0.0, 1.0)
             rate = rate * 0.5 * (1.0 + ops.cos(math.pi * done))
-        return rate * ops.minimum((step + 1.0) / ops.maximum(warmup_steps, 1.0), 1.0)
+        return rate * ops.minimum((step + 1.0) / max(self.warmup_steps, 1), 1.0)
 
 
 def make_optimizer(
@@ -66,45 +56,6 @@ def make_optimizer(
     if warmup_steps or config.schedule == "cosine":
         decay_steps = num_steps - warmup_steps if config.schedule == "cosine" else None
         rate = WarmupSchedule(learning_rate, warmup_steps, decay_steps)
-    return _build(config, rate)
-
-
-def make_stacked_optimizer(
-    configs: Sequence[TrainConfig], *, learning_rate: float, num_steps: Sequence[int]
-) -> keras.optimizers.Optimizer:
-    """Returns one optimizer for many runs whose variables are stacked, each its own in effect.
-
-    All update rules treat each weight for itself, so stacked weights are updated as separate ones
-    are. Only the length of the runs differs, and with it the schedule and the moving average.
-
-    Args:
-        configs: the resolved configuration of each run; they differ in nothing else that an
-            optimizer needs.
-        learning_rate: peak of the schedule.
-        num_steps: steps of each run.
-
-    Returns:
-        an optimizer of variables that have the runs as the first of three axes.
-    """
-    config = configs[0]
-    lengths = _first_of_three_axes(num_steps)
-    warmup_steps = np.minimum(_first_of_three_axes([c.warmup_steps or 0 for c in configs]), lengths)
-    decay_steps = lengths - warmup_steps if config.schedule == "cosine" else None
-    decays = _first_of_three_axes([c.ema_decay or 0.0 for c in configs])
-    optimizer = _build(
-        dataclasses.replace(config, ema_decay=float(decays.max())),
-        WarmupSchedule(learning_rate, warmup_steps, decay_steps),
-    )
-    # Keras' constructor accepts a single number.
-    optimizer.ema_momentum = decays
-    return optimizer
-
-
-def _first_of_three_axes(values: Sequence[float]) -> np.ndarray:
-    return np.array(values, np.float32)[:, np.newaxis, np.newaxis]
-
-
-def _build(config: TrainConfig, rate: float | WarmupSchedule) -> keras.optimizers.Optimizer:
     # Keras averages only the variables that the optimizer updates. The other variables that
     # training changes, the statistics of batch normalization, are moving averages already.
     options: dict[str, Any] = {"weight_decay": config.weight_decay or None}

@@ -1,1 +1,1 @@
-"""Training: one network, the folds of a cross-validation, or many heads side by side."""
+"""Training: one network, or the folds of a cross-validation one after the other."""

@@ -1,7 +1,7 @@
 """Cross-validation by patient: each fold is held out in turn, for each of several seeds.
 
 Each run has its own folder, RUN/seed-S/fold-F, and can be resumed. RUN itself holds the results of
-all runs together. Heads on pooled features are trained side by side, see `many_heads`.
+all runs together.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from train.measuring.predictions import PREDICTIONS_NAME, Predictions, read_pred
 from train.measuring.tasks import Task, task_of
 from train.results import report, run_results
 from train.run_folder import claim, write_metrics
-from train.training import many_heads, single_run
+from train.training import single_run
 
 
 def cross_validate(
@@ -76,11 +76,7 @@ def cross_validate(
             )
             for fold, seed in runs
         ]
-        heads = trunk and many_heads.plan_heads(singles, manifest, trunk, devices)
-        if not heads:
-            _train_each(singles, manifest, trunk, devices)
-        elif not all((head.folder / PREDICTIONS_NAME).exists() for head in heads):
-            many_heads.train_heads(heads, workdir, manifest, devices)
+        _train_each(singles, manifest, trunk, devices)
         if not devices.is_chief:
             return {}
         return _pool(config, workdir, manifest, splits, runs)

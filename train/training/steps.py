@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 class StepResults:
     """The results of some steps, one row a step, summed over all replicas.
 
-    With several runs side by side, a row has an entry for each run.
-
     Attributes:
         loss_sums: float32 [num_steps], cross-entropy in nats, summed over the examples.
         num_correct: float32 [num_steps], examples whose likeliest class is theirs; of several
@@ -58,9 +56,6 @@ class StepResults:
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Objective:
     """What a training step does with its images and labels before it asks for the loss.
-
-    Without augmentation, all arrays may have the same axes in front of the batch. So several runs
-    are trained side by side, see `stacked`; the loss is then the sum of theirs.
 
     Attributes:
         class_weights: factors in the loss, see `Task.class_weights`.
@@ -110,7 +105,7 @@ class Objective:
         if self.augment_strength is not None:
             images = augmentation.augment(images, draws, self.augment_strength)
         if self.mixup:
-            images, labels = augmentation.mix(images, labels, draws[..., -1])
+            images, labels = augmentation.mix(images, labels, draws[:, -1])
         return images, labels
 
     def loss_and_totals(self, labels, logits, weights):
@@ -132,7 +127,7 @@ class Objective:
         # A product with zero would turn the infinity of a filling copy into NaN.
         real_loss = ops.where(weights > 0, reported, 0.0)
         of_examples = real_loss, shares_right * is_real, is_real
-        totals = ops.stack([ops.sum(values, axis=-1) for values in of_examples])
+        totals = ops.stack([ops.sum(values) for values in of_examples])
         return ops.sum(losses * weights), totals
 
 
