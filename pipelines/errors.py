@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import traceback
 from collections.abc import Iterator
+from pathlib import Path
 
 from tfrecord_io.printing import printable
 
@@ -47,3 +49,29 @@ def clear_write_errors(output: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise BuildError(f"cannot write {output}: {error.strerror or error}") from error
+
+
+@contextlib.contextmanager
+def without_names(anonymous: bool) -> Iterator[None]:
+    """Keeps the text of an unexpected error, which may name files of the input, out of a log.
+
+    Args:
+        anonymous: whether the dataset is anonymous; if not, errors are raised unchanged.
+
+    Raises:
+        BuildError: with the kind and the place of the error, if the block raises anything but a
+            `UserError` or a `BuildError`, whose messages have codes instead of names.
+    """
+    try:
+        yield
+    except (UserError, BuildError):
+        raise
+    except Exception as error:
+        if not anonymous:
+            raise
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        raise BuildError(
+            f"a worker failed with {type(error).__name__} in {Path(place.filename).name}, line "
+            f"{place.lineno}; the message may name files of the input, so it is not shown. Check "
+            "that the input is still there, and run the same command again"
+        ) from None

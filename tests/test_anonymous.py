@@ -21,8 +21,10 @@ from PIL import Image, PngImagePlugin, TiffImagePlugin
 from pipelines import build_tfrecords, errors
 from pipelines.engine.job import prepared
 from pipelines.options import parse_options
+from pipelines.planning import anonymous
 from pipelines.shards.write import TaskWriter, open_image_writer
 from tfrecord_io import __main__, image_key, verify
+from tfrecord_io.decoding import preprocess
 
 SECRET = "correct horse battery staple, but from a random generator"
 
@@ -346,6 +348,43 @@ def test_a_worker_that_cannot_read_an_image_does_not_name_it(change, secret, tmp
         code = re.search(r"image ([0-9a-f]{32}) could not", str(caught.value))[1]
         (table,) = secret.parent.glob("*.parquet")
         assert code in pq.read_table(table)["path"].to_pylist()
+
+
+@pytest.mark.parametrize("failure", ["the input is gone", "a bug", "a refusal"])
+def test_a_build_that_ends_early_names_nothing_and_leaves_nothing(
+    failure, secret, tmp_path, capfd, monkeypatch
+):
+    names, modes = Names(), []
+    source, flags = source_of("tar.gz", names, tmp_path)
+    output = tmp_path / "out"
+
+    def write_names(*arguments):
+        modes.append(stat.S_IMODE((output / ".build").stat().st_mode))
+        if failure == "the input is gone":
+            source.unlink()
+        return written(*arguments)
+
+    def decode(*arguments):
+        raise RuntimeError(names.given[0])
+
+    written = anonymous.write_names
+    monkeypatch.setattr(anonymous, "write_names", write_names)
+    if failure == "a bug":
+        monkeypatch.setattr(preprocess, "decode_image", decode)
+    if failure == "a refusal":
+        flags.remove("--max_reject_fraction=0.5")
+    words = arguments(source, output, *flags, f"--anonymize={secret}", IN_MEMORY)
+    assert build_tfrecords.main(words) == 1
+    said = "".join(capfd.readouterr())
+    assert "Traceback" not in said
+    assert names.found_in(said.encode()) == []
+    assert modes == [0o700]
+    assert {".build/lock", ".build/plan.json"} & files_of(output).keys()
+    assert names.found_in(everything(output)) == []
+    if failure == "a bug":
+        assert "RuntimeError in test_anonymous.py, line " in said
+        monkeypatch.undo()
+        build_here(source, output, *flags, f"--anonymize={secret}")
 
 
 def test_an_anonymous_build_goes_on_where_it_was_stopped(secret, tmp_path):

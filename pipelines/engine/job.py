@@ -75,10 +75,29 @@ def prepared(options: BuildOptions) -> Iterator[Job | None]:
     storage = Storage(options.output)
     with anonymous.private_errors(options.secret):
         source = make_source(options.source_options)
-    with output_state.locked(storage):
+    with output_state.locked(storage), _private(options.secret, storage):
         with anonymous.private_errors(options.secret):
             job = _prepare(options, storage, source)
-        yield job
+        # What has been prepared knows files by their codes, and so do its own errors.
+        with anonymous.private_errors(options.secret, (errors.UserError, errors.BuildError)):
+            yield job
+
+
+@contextlib.contextmanager
+def _private(secret: anonymous.Secret | None, storage: Storage) -> Iterator[None]:
+    """Keeps what the build folder of an anonymous dataset holds of the input from others.
+
+    A job that goes on without the launcher needs the plan, so only an error removes it.
+    """
+    if secret is None:
+        yield
+        return
+    output_state.make_private(storage)
+    try:
+        yield
+    except BaseException:
+        output_state.remove_private(storage)
+        raise
 
 
 def _prepare(options: BuildOptions, storage: Storage, source: Source) -> Job | None:

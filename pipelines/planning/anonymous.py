@@ -229,11 +229,14 @@ def write_names(names: pa.Table, secret: Secret, fingerprint: str) -> Path:
 
 
 @contextlib.contextmanager
-def private_errors(secret: Secret | None) -> Iterator[None]:
+def private_errors(
+    secret: Secret | None, shown: tuple[type[Exception], ...] = ()
+) -> Iterator[None]:
     """Writes the message of an error to a file beside the secret, because it may name the input.
 
     Args:
         secret: the secret; without one, errors are raised unchanged.
+        shown: errors whose messages name no file of the input; they are raised unchanged.
 
     Raises:
         errors.UserError, errors.BuildError: with the path of that file, instead of the error.
@@ -241,7 +244,7 @@ def private_errors(secret: Secret | None) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if secret is None:
+        if secret is None or isinstance(error, shown):
             raise
         is_told = isinstance(error, errors.UserError | errors.BuildError | OSError)
         path = secret.beside("error.txt")

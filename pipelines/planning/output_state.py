@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines import errors
-from pipelines.planning.plan import PLAN_JSON, differences, fingerprint
+from pipelines.planning.plan import PLAN_JSON, differences, fingerprint, forget_refs
 from pipelines.stores import file_lock
 from pipelines.stores.output import BUILD_DIR, Storage
 from tfrecord_io import manifest
@@ -160,6 +160,32 @@ def clear(storage: Storage) -> None:
 def remove_leftovers(storage: Storage) -> None:
     """Removes the temporary files that killed builds left."""
     storage.delete([name for name in _build_files(storage) if name.endswith(".tmp")])
+
+
+def make_private(storage: Storage) -> None:
+    """Lets no other user of this machine read the build folder of an anonymous dataset.
+
+    Raises:
+        errors.BuildError: if the folder belongs to another user.
+    """
+    if not storage.remote:
+        with errors.clear_write_errors(storage.root):
+            Path(storage.path(BUILD_DIR)).chmod(0o700)
+
+
+def remove_private(storage: Storage) -> None:
+    """Removes what names files of the input, or holds them, from an unfinished dataset.
+
+    That is the plan's rows and an unpacked archive. The next run makes both again.
+    """
+    storage.delete(
+        [
+            f"{BUILD_DIR}/{name}"
+            for name in storage.names(BUILD_DIR)
+            if name.endswith((".tar", ".tmp"))
+        ]
+    )
+    forget_refs(storage)
 
 
 def _build_files(storage: Storage) -> list[str]:

@@ -7,6 +7,7 @@ kilobytes of its own task, so neither Beam's graph nor a worker's memory grows w
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import itertools
@@ -206,6 +207,23 @@ def has_other_columns(storage: Storage, plan: Plan) -> bool:
             return not pa.ipc.open_file(file).schema.equals(plan.refs.schema)
     except pa.ArrowInvalid:
         return True
+
+
+def forget_refs(storage: Storage) -> None:
+    """Leaves only the columns of a plan, because its rows name the files of the input.
+
+    The next run writes the rows again.
+    """
+    try:
+        with storage.open_arrow(PLAN_FILE) as file:
+            columns = pa.ipc.open_file(file).schema
+    except (FileNotFoundError, pa.ArrowInvalid):
+        columns = None
+    storage.delete([PLAN_FILE])
+    if columns is not None:
+        # On a full disk, the next run does without the columns.
+        with contextlib.suppress(OSError, errors.BuildError), storage.create(PLAN_FILE) as file:
+            pa.ipc.new_file(file, columns).close()
 
 
 def write_tasks(storage: Storage, tasks: Sequence[ShardTask], identity: Mapping[str, Any]) -> None:

@@ -65,6 +65,11 @@ class Work:
         return Storage(self.output)
 
     @property
+    def anonymous(self) -> bool:
+        """Whether no name of the input may be in an output or a log."""
+        return "anonymize" in self.identity
+
+    @property
     def fingerprint(self) -> str:
         """Digest of the identity, see `plan.fingerprint`."""
         return plan.fingerprint(self.identity)

@@ -55,7 +55,7 @@ def finish_dataset(build: Build) -> None:
         errors.BuildError: if a shard is missing, a file is unaccounted for, or the output cannot
             be written.
     """
-    with errors.clear_write_errors(build.output):
+    with errors.without_names(build.anonymous), errors.clear_write_errors(build.output):
         try:
             _finish(build)
         except _RefusedError as refusal:

@@ -139,9 +139,9 @@ class TaskWriter:
     def __enter__(self) -> Self:
         try:
             self._write = self._open.enter_context(self._open_writer(self._build))
-        except (errors.BuildError, errors.UserError):
+        except Exception:
             # The message may name the input, which must not reach a worker's log.
-            if "anonymize" in self._build.identity:
+            if self._build.anonymous:
                 raise errors.BuildError(
                     "a worker cannot open the input; every worker must be able to read it"
                 ) from None
@@ -165,7 +165,7 @@ class TaskWriter:
         """
         # An engine may retry a task that is already done.
         if read_sidecar(self._build, task) is None:
-            with errors.clear_write_errors(self._build.output):
+            with self._clear_errors():
                 self._write(task, self._files.create)
 
     def wait(self) -> None:
@@ -174,8 +174,14 @@ class TaskWriter:
         Raises:
             errors.BuildError: if one of them could not be finished.
         """
-        with errors.clear_write_errors(self._build.output):
+        with self._clear_errors():
             self._files.wait()
+
+    @contextlib.contextmanager
+    def _clear_errors(self) -> Iterator[None]:
+        build = self._build
+        with errors.without_names(build.anonymous), errors.clear_write_errors(build.output):
+            yield
 
 
 def _write_images(
