@@ -12,16 +12,14 @@ from typing import Any, Literal
 
 from pipelines import errors
 from pipelines.listing.label_table import LabelTable, read_label_table
-from pipelines.listing.listing import DEFAULT_GROUP_REGEX, ListingOptions, SiteOptions
-from pipelines.listing.refs import SITE
-from pipelines.planning.anonymous import Secret, private_errors, read_secret, require_outside
+from pipelines.listing.listing import DEFAULT_GROUP_REGEX, ListingOptions
+from pipelines.planning.anonymous import Secret, private_errors, read_secret
 from pipelines.planning.plan import DEFAULT_SHARD_SIZE_MB, PlanOptions
 from pipelines.planning.splits import DEFAULT_FRACTIONS, POLICIES, Policy, SplitOptions
 from pipelines.shards.build import DropOptions
 from pipelines.shards.write import EXAMPLE_SCHEMA
 from pipelines.sources import fashion_mnist
 from pipelines.sources.kaggle import download as kaggle
-from pipelines.sources.sites import Site, naming, read_sites
 from pipelines.sources.source_options import SourceOptions
 from pipelines.stores.remote import is_remote
 from tfrecord_io.decoding.preprocess import DTYPES, RESIZE_FILTERS, Preprocessing
@@ -38,7 +36,7 @@ from tfrecord_io.label_kinds import (
 #: Values of `--runner`, in lower case, that mean the engine in this process.
 LOCAL_RUNNERS = ("directrunner", "fnapirunner", "bundlebaseddirectrunner", "direct")
 
-SOURCES = ("kaggle", "archive", "directory", "sites", "fashion_mnist", "synthetic")
+SOURCES = ("kaggle", "archive", "directory", "fashion_mnist", "synthetic")
 
 DEFAULT_IMAGE_SIZE = (224, 224)
 
@@ -52,7 +50,6 @@ _OUT = "output"
 _INPUTS = {
     "archive": "a .zip, .tar or .tar.gz file",
     "directory": "a folder",
-    "sites": "a .toml file with a table [site.NAME] for each site (docs/sources.md)",
     "kaggle": None,
     "synthetic": None,
 }
@@ -70,7 +67,6 @@ examples:
   python pipelines/build_tfrecords.py --source synthetic --output data/synthetic
   python pipelines/build_tfrecords.py --source archive --input kermany2018.zip --output data/oct
   python pipelines/build_tfrecords.py --source directory --input scans/ --output data/scans
-  python pipelines/build_tfrecords.py --source sites --input sites.toml --output data/merged
   python pipelines/build_tfrecords.py --source fashion_mnist --output data/fashion_mnist
 
 All other flags are Beam's, for example --runner=DataflowRunner or --direct_num_workers=4.
@@ -166,10 +162,9 @@ class BuildOptions:
     input: str | None = _flag(
         None,
         _IN,
-        "archive: the .zip, .tar or .tar.gz file; directory: the folder; sites: a .toml file that "
-        "names several sources (docs/sources.md); fashion_mnist: the folder with its "
-        "four files (default: download them). A zip or folder may be a URL such as "
-        "s3://bucket/scans.zip",
+        "archive: the .zip, .tar or .tar.gz file; directory: the folder; "
+        "fashion_mnist: the folder with its four files (default: download them). A zip or folder "
+        "may be a URL such as s3://bucket/scans.zip",
         metavar="PATH",
     )
     kaggle_dataset: str = _flag(
@@ -214,8 +209,8 @@ class BuildOptions:
     labels: Path | None = _flag(  # noqa: RUF009 - it makes a field
         None,
         _IN,
-        "table with the columns path and label, and patient and split if known, a row for each "
-        "image: a .csv or .parquet file. Folders then say nothing about the class",
+        "table with the columns path and label, and patient, split and site if known, a row for "
+        "each image: a .csv or .parquet file. Folders then say nothing about the class",
         kind=Path,
         metavar="FILE",
     )
@@ -410,16 +405,9 @@ class BuildOptions:
             )
         if self.labels and self.source == "fashion_mnist":
             raise ValueError("--source fashion_mnist has labels of its own; leave --labels out")
-        if self.source == "sites" and (self.labels or self.tree):
-            raise ValueError(
-                f"--source sites takes no {'--labels' if self.labels else '--tree'}; name it in "
-                f"the table of each site in {self.input}"
-            )
         self._check_label_columns()
         self._check_target()
-        for dataset in (self.kaggle_dataset, *(site.kaggle_dataset for site in self.sites)):
-            if dataset is not None:
-                kaggle.check_dataset_name(dataset)
+        kaggle.check_dataset_name(self.kaggle_dataset)
         if self.staging and not is_remote(self.staging):
             raise ValueError(
                 f"--staging must be a URL such as gs://bucket/folder, received {self.staging!r}"
@@ -458,25 +446,18 @@ class BuildOptions:
             return (self.target or "",)
         return self.label_columns or self.grades or self.classes
 
-    @property
-    def _has_tables(self) -> bool:
-        """Whether tables have the labels of all images."""
-        return all(site.labels for site in self.sites) if self.sites else self.labels is not None
-
     def _check_label_columns(self) -> None:
         names = self.label_columns
         if not names:
             return
-        if not self._has_tables or self.classes:
-            raise ValueError("--label_columns needs --labels (for each site), and no --classes")
-        if any(site.rename for site in self.sites):
-            raise ValueError("--label_columns names labels as the tables do; leave out rename")
+        if not self.labels or self.classes:
+            raise ValueError("--label_columns needs --labels, and no --classes")
         if len(set(names)) != len(names) or any(SEPARATOR in name for name in names):
             raise ValueError(
                 f"--label_columns takes each column once, and no name with {SEPARATOR}; received "
                 + ",".join(names)
             )
-        if taken := {NONE, "path", "patient", "split"} & set(names):
+        if taken := {NONE, "path", "patient", "split", "site"} & set(names):
             raise ValueError(
                 f"--label_columns cannot have a label named {', '.join(sorted(taken))}; rename the "
                 "column"
@@ -491,9 +472,9 @@ class BuildOptions:
             )
         if self.target is None:
             return
-        if not self._has_tables or self.classes or self.label_columns:
+        if not self.labels or self.classes or self.label_columns:
             raise ValueError("--target needs --labels, and no --classes or --label_columns")
-        if self.target in ("", "path", "patient", "split"):
+        if self.target in ("", "path", "patient", "split", "site"):
             raise ValueError(
                 f"--target must name a column with numbers or grades, received {self.target!r}"
             )
@@ -534,18 +515,6 @@ class BuildOptions:
         return read_secret(self.anonymize, output=self.output, source=self.input)
 
     @functools.cached_property
-    def sites(self) -> tuple[Site, ...]:
-        """The sites that the input names, if the source is `sites`."""
-        if self.source != "sites" or not self.input:
-            return ()
-        with private_errors(self.secret):
-            sites = read_sites(Path(self.input))
-        for site in sites:
-            if self.anonymize:
-                require_outside(self.anonymize, "--input", site.input)
-        return sites
-
-    @functools.cached_property
     def listing(self) -> ListingOptions:
         """The options of the listing: classes, tree, patients and labels."""
         return ListingOptions(
@@ -554,38 +523,17 @@ class BuildOptions:
             group_regex=self.group_regex,
             labels=self._read_labels(self.labels),
             label_kind=self.label_kind,
-            sites={
-                site.name: SiteOptions(
-                    listing=self._listing_of(site), split=site.split, rename=site.rename
-                )
-                for site in self.sites
-            },
         )
-
-    def _listing_of(self, site: Site) -> ListingOptions:
-        with naming(site.name):
-            labels = self._read_labels(site.labels)
-        try:
-            return ListingOptions(
-                tree=site.tree,
-                group_regex=site.group_regex or self.group_regex,
-                labels=labels,
-                label_kind=self.label_kind,
-            )
-        except ValueError as error:
-            with private_errors(self.secret), naming(site.name):
-                raise errors.UserError(str(error)) from None
 
     def _read_labels(self, file: Path | None) -> LabelTable | None:
         if file is None:
             return None
-        reserved = [*EXAMPLE_SCHEMA.names, *([SITE] if self.sites else [])]
         with private_errors(self.secret):
             return read_label_table(
                 file,
                 kind=self.label_kind,
                 columns=self.label_columns or (self.target or "label",),
-                reserved=reserved,
+                reserved=EXAMPLE_SCHEMA.names,
             )
 
     @property
@@ -610,7 +558,6 @@ class BuildOptions:
             keep_split=self.keep_split,
             seed=self.split_seed,
             leaks=self.leaks,
-            held_out=tuple(site.name for site in self.sites if site.split),
         )
 
     @property

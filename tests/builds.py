@@ -22,9 +22,8 @@ IN_MEMORY = "--direct_running_mode=in_memory"
 
 
 def arguments(source: Path | str, output: Path | str, *more: str) -> list[str]:
-    """Returns the build's flags for a folder, an archive or a file of sites; tiny pictures."""
-    of_file = "sites" if str(source).endswith(".toml") else "archive"
-    kind = "directory" if Path(source).is_dir() else of_file
+    """Returns the build's flags for a folder or an archive; tiny pictures."""
+    kind = "directory" if Path(source).is_dir() else "archive"
     return [f"--source={kind}", f"--input={source}", f"--output={output}", "--image_size=8", *more]
 
 

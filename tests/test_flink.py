@@ -47,23 +47,12 @@ def local_shards(many_scans: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     return builds.shards_of(builds.build_here(many_scans, output, MANY_SHARDS))
 
 
-def write_sites(folder: Path) -> Path:
-    """Writes two sites, a folder and a tar.gz, and the file that names them."""
-    write_tree(folder / "london", scan_tree({"train": 4, "test": 2}))
-    write_tar(folder / "zurich.tar.gz", scan_tree({"train": 5, "val": 1}))
-    file = folder / "sites.toml"
-    file.write_text(
-        '[site.london]\nsource = "directory"\ninput = "london"\n'
-        '[site.zurich]\nsource = "archive"\ninput = "zurich.tar.gz"\n'
-    )
-    return file
-
-
-@pytest.mark.parametrize("kind", ["folder", "sites"])
+@pytest.mark.parametrize("kind", ["folder", "tar.gz"])
 def test_two_task_managers_write_the_bytes_that_this_machine_writes_alone(
     cluster: flink_cluster.Cluster, many_scans: Path, tmp_path: Path, kind: str
 ):
-    source = many_scans if kind == "folder" else write_sites(tmp_path)
+    files = scan_tree({"train": 5, "val": 1})
+    source = many_scans if kind == "folder" else write_tar(tmp_path / "scans.tar.gz", files)
     shards = MANY_SHARDS if kind == "folder" else "--num_shards=10"
     alone = builds.build_here(source, tmp_path / "alone", shards)
 

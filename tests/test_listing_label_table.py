@@ -1,6 +1,7 @@
 """Labels from a table: matched by path, counted in the ledger, part of the fingerprint."""
 
 import csv
+import dataclasses
 import json
 import unicodedata
 
@@ -8,9 +9,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from builds import IN_MEMORY
+from dicom_files import dicom_file
 from hypothesis import given
 from hypothesis import strategies as st
-from image_files import png, write_tree, write_zip
+from image_files import grey_pixels, png, write_tree, write_zip
 
 from pipelines import build_tfrecords, errors
 from pipelines.listing.label_table import match_files, read_label_table
@@ -19,6 +21,7 @@ from pipelines.listing.members import Member
 from pipelines.listing.refs import iterate_refs
 from tfrecord_io import verify
 from tfrecord_io.label_kinds import CLASSES, MULTI_LABEL
+from train.data.examples import read_examples
 
 #: Images without class folders, by file name.
 IMAGES = {f"scan{number}.png": png(number) for number in range(8)}
@@ -184,7 +187,7 @@ def test_other_columns_are_in_the_digest_with_their_types(tmp_path):
     ("header", "message"),
     [
         ("path,label,width", "has the column width, which examples.parquet has for itself"),
-        ("path,label,site,site", "has the column site, more than once"),
+        ("path,label,age,age", "has the column age, more than once"),
         ("path,label,label", "has the column label, more than once"),
     ],
 )
@@ -310,6 +313,55 @@ def test_a_split_that_cannot_be_a_name_is_an_error_with_its_row(tmp_path):
 
 
 # ---- the command
+
+
+def test_patients_of_two_sites_are_two_patients_and_their_sites_are_measured(tmp_path, capsys):
+    source = write_tree(tmp_path / "in", IMAGES)
+    sites = ("london", "zurich")
+    rows = [row | {"patient": "17", "site": sites[k % 2]} for k, row in enumerate(ROWS)]
+    labels = write_csv(tmp_path / "labels.csv", rows)
+    output = tmp_path / "out"
+    assert build(source, labels, output) == 0
+    found = {row["path"]: row for row in pq.read_table(output / "examples.parquet").to_pylist()}
+    for row in rows:
+        assert found[row["path"]]["site"] == row["site"]
+        assert found[row["path"]]["patient"] == f"{row['site']}/17"
+    assert set(read_examples(output, "test", None).sites) == set(sites)
+    secret = tmp_path / "secret.txt"
+    secret.write_bytes(b"0123456789abcdef" * 4)
+    assert build(source, labels, tmp_path / "anonymous", f"--anonymize={secret}") == 0
+    hidden = pq.read_table(tmp_path / "anonymous" / "examples.parquet").to_pylist()
+    assert len({(row["site"], row["patient"]) for row in hidden}) == 2
+    write_csv(labels, [*rows[:-1], rows[-1] | {"site": " "}])
+    assert build(source, labels, output) == 2
+    assert "row 8 has nothing in the column site" in capsys.readouterr().err
+
+
+def test_a_site_is_part_of_patients_from_dicom_tags_and_names(tmp_path):
+    patient = {(0x0010, 0x0020, "LO"): "17"}
+    files = {f"{k}.dcm": dicom_file(grey_pixels(k), patient) for k in range(2)}
+    source = write_tree(tmp_path / "in", {**files, "a-17-1.png": png(1), "a-17-2.png": png(2)})
+    rows = [
+        {"path": name, "label": "x", "site": site}
+        for names in (files, ["a-17-1.png", "a-17-2.png"])
+        for name, site in zip(names, ("london", "zurich"), strict=True)
+    ]
+    labels = write_csv(tmp_path / "labels.csv", rows)
+    assert build(source, labels, tmp_path / "out") == 0
+    patients = {path: patient for path, (*_, patient) in examples_of(tmp_path / "out").items()}
+    assert (patients["a-17-1.png"], patients["a-17-2.png"]) == ("london/17", "zurich/17")
+    tags = [patients[name].split("/") for name in files]
+    assert [site for site, _ in tags] == ["london", "zurich"]
+    assert tags[0][1] == tags[1][1] != "17"
+
+
+def test_a_site_decides_the_patients_so_it_is_in_the_digest(tmp_path):
+    sited = [row | {"site": "a"} for row in ROWS]
+    digests = [table_of(tmp_path, rows).digest for rows in (ROWS, sited)]
+    assert digests[0] == "251528b3fdec3deceb976951cdf898b63cef2bc3ac2ed85e0e64dbc6d4966d47"
+    others = pa.Table.from_pylist([{"site": "a"}] * len(ROWS))
+    as_other = dataclasses.replace(table_of(tmp_path, ROWS), others=others).digest
+    assert len({*digests, as_other}) == 3
 
 
 @pytest.mark.parametrize("kind", ["folder", "zip"])

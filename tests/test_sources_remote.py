@@ -28,7 +28,6 @@ from pipelines.listing.listing import ListingOptions
 from pipelines.listing.refs import iterate_refs
 from pipelines.sources import staging
 from pipelines.sources.archive import ArchiveSource
-from pipelines.sources.factory import make_source
 from pipelines.sources.remote import RemoteZipSource
 from pipelines.sources.source_options import SourceOptions
 from pipelines.stores import remote
@@ -382,24 +381,6 @@ def test_a_local_archive_is_uploaded_once_and_read_from_there(s3, scans_zip):
     assert source.describe() == ArchiveSource(scans_zip).describe()
     assert s3.client.head_object(Bucket=BUCKET, Key=key)["LastModified"] == time
     assert source.prepare(Path()).list(ListingOptions()).num_files > 20
-
-
-def test_zips_of_sites_are_uploaded_and_read_beside_those_on_a_store(s3, scans_zip, tmp_path):
-    s3.use()
-    s3.client.upload_file(str(scans_zip), BUCKET, "in/there.zip")
-    sites = tmp_path / "sites.toml"
-    tables = {"here": scans_zip, "there": f"s3://{BUCKET}/in/there.zip"}
-    sites.write_text(
-        "".join(f'[site.{n}]\nsource = "archive"\ninput = "{p}"\n' for n, p in tables.items())
-    )
-    build(s3, "sites", str(sites), tmp_path / "local")
-    chosen = parsed("--source=sites", f"--input={sites}", f"--staging=s3://{BUCKET}/sites",
-                    *DATAFLOW)  # fmt: skip
-    source = make_source(chosen)
-    assert [key for key in s3.object_names() if key.startswith("sites/")]
-    assert {type(site) for site in source.sources.values()} == {RemoteZipSource}
-    assert source.describe() == Manifest.load(tmp_path / "local").source
-    assert verify.verify(tmp_path / "local") == []
 
 
 def test_an_archive_that_differs_in_its_first_image_alone_is_uploaded_too(s3, tmp_path):

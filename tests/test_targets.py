@@ -216,26 +216,6 @@ def test_tfds_reads_the_number(dataset):
     assert features["label"]["tensor"]["shape"] == {"dimensions": ["1"]}
 
 
-def test_sites_with_other_numbers_are_one_dataset_without_a_note(tmp_path):
-    for site, numbers in (("london", (1, 2)), ("zurich", (30, 40))):
-        files = {f"{site}/{number}.png": png(number) for number in numbers}
-        write_tree(tmp_path, files)
-        rows = [f"{number}.png,{number}" for number in numbers]
-        (tmp_path / f"{site}.csv").write_text("\n".join(["path,ef", *rows]))
-    (tmp_path / "sites.toml").write_text(
-        "\n".join(
-            f'[site.{site}]\nsource = "directory"\ninput = "{site}"\nlabels = "{site}.csv"'
-            for site in ("london", "zurich")
-        )
-    )
-    flags = ["--source=sites", f"--input={tmp_path / 'sites.toml'}", "--target=ef"]
-    assert build(tmp_path, tmp_path / "out", *flags) == 0
-    assert labels_of(tmp_path / "out") == {
-        "london/1.png": "1", "london/2.png": "2", "zurich/30.png": "30", "zurich/40.png": "40",
-    }  # fmt: skip
-    assert tfrecord_io.Manifest.load(tmp_path / "out").audit["notes"] == []
-
-
 # ---- grades
 
 

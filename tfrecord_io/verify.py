@@ -11,10 +11,9 @@ import json
 import random
 import struct
 import tarfile
-import tomllib
 import zipfile
 import zlib
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -70,8 +69,7 @@ def verify(
 
     Args:
         directory: folder of the dataset.
-        source_input: the archive or folder from which the dataset was built, or the TOML file that
-            names its sites.
+        source_input: the archive or folder from which the dataset was built.
         names: the private table of an anonymous dataset, which `source_input` needs.
         num_samples: number of images in the random sample.
         seed: seed of the random sample.
@@ -433,8 +431,6 @@ def _read_files(source_input: Path, paths: Sequence[str]) -> Iterator[tuple[str,
             # An untrusted table may name files outside of the folder.
             is_inside = ".." not in Path(path).parts and file.is_relative_to(source_input)
             yield path, file.read_bytes() if is_inside and file.is_file() else None
-    elif source_input.suffix == ".toml":
-        yield from _read_sites(source_input, paths)
     elif zipfile.is_zipfile(source_input):
         with zipfile.ZipFile(source_input) as archive:
             # The build uses the first of several members with the same name.
@@ -455,41 +451,13 @@ def _read_files(source_input: Path, paths: Sequence[str]) -> Iterator[tuple[str,
             yield path, None
 
 
-def _read_sites(file: Path, paths: Sequence[str]) -> Iterator[tuple[str, bytes | None]]:
-    """Yields each file of several sites, which a path names first; as `_read_files`."""
-    try:
-        tables = tomllib.loads(file.read_text(encoding="utf-8-sig"))["site"]
-        inputs = {
-            site: file.parent / Path(table["input"]).expanduser() for site, table in tables.items()
-        }
-    except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
-        raise OSError(
-            f"cannot read {file}: expected tables [site.NAME], each with an input: {error!r}"
-        ) from error
-    by_site = defaultdict(list)
-    for path in paths:
-        site, _, inner = path.partition("/")
-        by_site[site].append(inner)
-    for site, inner_paths in by_site.items():
-        if site not in inputs:
-            raise OSError(f"{file} has no table [site.{site}], but the dataset has images of it")
-        if not inputs[site].exists():
-            raise OSError(
-                f"{file}: the input of [site.{site}] is not a local file or folder; name there a "
-                "copy of it that is"
-            )
-        for inner, data in _read_files(inputs[site], inner_paths):
-            yield f"{site}/{inner}", data
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of `python -m tfrecord_io verify`."""
     parser.add_argument("directory", help="the dataset")
     parser.add_argument(
         "--source_input",
         metavar="PATH",
-        help="the archive or folder it was built from, or the .toml file that names its sites: "
-        "decode a random sample of it again",
+        help="the archive or folder it was built from: decode a random sample of it again",
     )
     parser.add_argument(
         "--names",

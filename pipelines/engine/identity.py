@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-from pipelines.listing.listing import SiteOptions
 from pipelines.options import BuildOptions
 from pipelines.planning import anonymous
 from pipelines.sources import frames
@@ -50,7 +48,6 @@ def make_identity(
         **_tree(options, source),
         "group_regex": listing.group_regex,
         **({"labels": listing.labels.digest} if listing.labels else {}),
-        **_sites(listing.sites),
         **(
             {"label_kind": kind.name, "format_version": kind.format_version}
             if kind is not CLASSES
@@ -99,20 +96,3 @@ def _tree(options: BuildOptions, source: Source) -> dict[str, Any]:
     if tree is None or not source.must_be_unpacked:
         return {}
     return {"tree": tree.strip(" /")}
-
-
-def _sites(sites: Mapping[str, SiteOptions]) -> dict[str, Any]:
-    """Returns what decides the labels, patients and splits of each site, if there are sites."""
-    if not sites:
-        return {}
-    return {
-        "sites": {
-            name: {
-                "group_regex": site.listing.group_regex,
-                "labels": site.listing.labels.digest if site.listing.labels else None,
-                "split": site.split,
-                "rename": dict(site.rename),
-            }
-            for name, site in sites.items()
-        }
-    }

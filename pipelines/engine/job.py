@@ -177,9 +177,6 @@ def _is_known_complete(options: BuildOptions, storage: Storage, source: Source) 
     """
     if not source.must_be_unpacked:
         return False
-    # The tree of a site is not in the identity; its listing is.
-    if any(site.listing.tree for site in options.listing.sites.values()):
-        return False
     try:
         found = output_state.read_manifest(storage)
     except (FileNotFoundError, ManifestError):

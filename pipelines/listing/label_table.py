@@ -1,9 +1,10 @@
 """A table of labels: a row for each image, with its class, patient and split.
 
 Two kinds of file are read: CSV (with commas, semicolons or tabs) and Parquet. The columns are
-`path` and `label`, and if they are there `patient` and `split`. Instead of `label`, another column
-may hold the class or a number, or several columns a 0 or a 1 for each label. Other columns become
-columns of examples.parquet; one of them, `weight`, says how much an example counts in training.
+`path` and `label`, and if they are there `patient`, `split` and `site`. Instead of `label`, another
+column may hold the class or a number, or several columns a 0 or a 1 for each label. Other columns
+become columns of examples.parquet; one of them, `weight`, says how much an example counts in
+training.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from tfrecord_io import label_kinds
 from tfrecord_io.label_kinds import CLASSES, MULTI_LABEL, NUMBER, LabelKind
 from tfrecord_io.manifest import WEIGHT
 
-_OPTIONAL = ("patient", "split")
+_OPTIONAL = ("patient", "split", "site")
 _DELIMITERS = (",", ";", "\t")
 
 # What a label's column may say; an empty value is unknown.
@@ -57,6 +58,7 @@ class LabelTable:
         label_columns: columns of several labels or of a number; empty if each row has one class.
         patient: of each row, None where the table gives none; None without such a column.
         split: likewise.
+        site: of each row, which is part of the patient; None without such a column.
         others: the other columns of the file, a row for each row of the table; None if it has none.
         not_numbers: what the table has instead of a finite number, by row.
     """
@@ -67,6 +69,7 @@ class LabelTable:
     label_columns: tuple[str, ...] = ()
     patient: Sequence[str | None] | None
     split: Sequence[str | None] | None
+    site: Sequence[str] | None = None
     others: pa.Table | None = None
     not_numbers: Mapping[int, str] = dataclasses.field(default_factory=dict)
 
@@ -77,8 +80,11 @@ class LabelTable:
         present = [column for column in columns if column is not None]
         names = [column is not None for column in columns]
         digest = hashlib.sha256(repr(names).encode())
+        # Absent without a site or other columns, so that such tables keep their digest.
+        if self.site is not None:
+            digest.update(b"site")
+            present.append(self.site)
         if self.others is not None:
-            # Absent without other columns, so that such tables keep their digest.
             digest.update(repr([(f.name, str(f.type)) for f in self.others.schema]).encode())
             present += [column.to_pylist() for column in self.others.columns]
         for row in sorted(zip(*present, strict=True), key=repr):
@@ -117,8 +123,8 @@ def read_label_table(
 
     Raises:
         errors.UserError: if the file cannot be read, has no `path` or no label column, a column has
-            a reserved name or the name of another column, a label is neither 0 nor 1, or a weight
-            is not a number of at least 0.
+            a reserved name or the name of another column, a label is neither 0 nor 1, a row has no
+            site, or a weight is not a number of at least 0.
     """
     used = ("path", *columns)
     try:
@@ -169,6 +175,7 @@ def read_label_table(
         label_columns=() if kind.one_hot else tuple(columns),
         patient=_optional(texts.get("patient")),
         split=_optional(texts.get("split")),
+        site=_sites(file, texts["site"]) if "site" in texts else None,
         others=_plain(table.select(names)) if names else None,
         not_numbers=not_numbers,
     )
@@ -239,6 +246,17 @@ def _composed(path: str) -> str:
 
 def _optional(column: list[str | None] | None) -> list[str | None] | None:
     return None if column is None else [value or None for value in column]
+
+
+def _sites(file: Path, cells: Sequence[str | None]) -> list[str]:
+    sites = [(cell or "").strip() for cell in cells]
+    if "" in sites:
+        raise errors.UserError(
+            f"--labels {file}: row {sites.index('') + 1:,} has nothing in the column site, which "
+            "is part of the patient; expected a site in each row, such as unknown. Rename the "
+            "column if it means something else"
+        )
+    return sites
 
 
 def _several_labels(

@@ -23,7 +23,7 @@ from pipelines.listing.members import (
     name_problem,
     size_problem,
 )
-from pipelines.listing.refs import BATCH_ROWS, OTHERS, RejectedFile
+from pipelines.listing.refs import BATCH_ROWS, OTHERS, SITE, RejectedFile
 from tfrecord_io.printing import printable
 from tfrecord_io.rejects import MAX_DETAIL_LENGTH
 
@@ -200,6 +200,9 @@ class Sorter:
         table = _with_columns(
             columns.table(), pa.array(split, pa.string()), pa.array(label, pa.string())
         ).append_column("patient", pa.array(patient, pa.large_string()))
+        if labels.site is not None:
+            site = pa.array([labels.site[row] for row in rows], pa.string())
+            table = table.append_column(SITE, site.dictionary_encode())
         if labels.others is None:
             return table
         return table.append_column(

@@ -15,7 +15,7 @@ from pipelines import errors
 from pipelines.listing.label_table import LabelTable
 from pipelines.listing.layout import SPLITS, Sorter
 from pipelines.listing.members import Member
-from pipelines.listing.refs import BATCH_ROWS, OTHERS, REF_SCHEMA, ImageRef, RejectedFile
+from pipelines.listing.refs import BATCH_ROWS, OTHERS, REF_SCHEMA, SITE, ImageRef, RejectedFile
 from pipelines.listing.selection import choose_classes, choose_tree, drop_copies
 from tfrecord_io.label_kinds import CLASSES, LabelKind
 
@@ -75,7 +75,6 @@ class ListingOptions:
         group_regex: pattern whose first group is the patient in a file's name.
         labels: a table with the label of each image, instead of class folders.
         label_kind: what an image's label can be.
-        sites: what the user says about each of several sites, by name.
 
     Raises:
         ValueError: if the pattern is invalid or has no group, or a class is repeated.
@@ -86,7 +85,6 @@ class ListingOptions:
     group_regex: str = DEFAULT_GROUP_REGEX
     labels: LabelTable | None = None
     label_kind: LabelKind = CLASSES
-    sites: Mapping[str, SiteOptions] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         try:
@@ -101,21 +99,6 @@ class ListingOptions:
             )
         if len(set(self.classes)) != len(self.classes):
             raise ValueError(f"classes must differ, received {', '.join(self.classes)}")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class SiteOptions:
-    """What the user says about one of several sites.
-
-    Attributes:
-        listing: its layout and labels.
-        split: the split of all its images; None if they keep their own.
-        rename: names of classes in the dataset, by their names at the site.
-    """
-
-    listing: ListingOptions
-    split: str | None = None
-    rename: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 def list_images(
@@ -165,8 +148,9 @@ def list_images(
 def _listing(sorter: Sorter, table: pa.Table, copies: int, notes: Iterable[str]) -> Listing:
     """Returns what was sorted, with the images in `table`."""
     schema = REF_SCHEMA
-    if OTHERS in table.column_names:
-        schema = schema.append(table.schema.field(OTHERS))
+    for name in (SITE, OTHERS):
+        if name in table.column_names:
+            schema = schema.append(table.schema.field(name))
     return Listing(
         refs=table.select(schema.names).cast(schema).combine_chunks(),
         rejects=tuple(sorter.rejects),
@@ -221,7 +205,7 @@ def _alike_notes(noun: str, labels: Sequence[str], advice: str) -> Iterator[str]
     """Yields a sentence for labels that look alike."""
     alike: dict[str, list[str]] = collections.defaultdict(list)
     for label in labels:
-        alike[folded(label)].append(ascii(label))
+        alike[_folded(label)].append(ascii(label))
     for names in alike.values():
         if len(names) > 1:
             yield (
@@ -230,7 +214,7 @@ def _alike_notes(noun: str, labels: Sequence[str], advice: str) -> Iterator[str]
             )
 
 
-def folded(label: str) -> str:
+def _folded(label: str) -> str:
     """Returns a form that is equal for names that look alike (Unicode D146: caseless matching)."""
     caseless = unicodedata.normalize("NFD", label).casefold()
     return unicodedata.normalize("NFC", caseless).strip()

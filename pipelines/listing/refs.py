@@ -24,8 +24,8 @@ BATCH_ROWS = 65_536
 #: `version` changes when the file changes (a CRC-32, or a time in ns). `frame` is the frame of a
 #: DICOM file or the page of a TIFF, see `preprocess.frame_path`; null for files that are one image.
 #: A table of anonymous images has a further column, `hidden`, with the name in the source; one of
-#: images with a table of labels has the table's other columns in a struct, `others`; one of several
-#: sites has the name of each image's site, `site`.
+#: images with a table of labels has the site of each image, `site`, if the table names it, and the
+#: table's other columns in a struct, `others`.
 REF_SCHEMA = pa.schema(
     [
         ("root", pa.dictionary(pa.int32(), pa.string())),
@@ -44,7 +44,7 @@ REF_SCHEMA = pa.schema(
 #: Name of the struct with the other columns of a table of labels.
 OTHERS = "others"
 
-#: Name of the column with the site of each image, in a listing of several sites.
+#: Name of the column with the site of each image.
 SITE = "site"
 
 
@@ -108,6 +108,19 @@ def source_paths(refs: pa.Table) -> pa.Array:
         roots, refs["path"].combine_chunks(), pa.scalar("/", pa.large_string())
     )
     return pc.if_else(pc.equal(roots, ""), refs["path"].combine_chunks(), joined)
+
+
+def with_site_in_patient(refs: pa.Table) -> pa.Table:
+    """Returns the images with patients such as `london/17`, if the images have a site.
+
+    Patient 17 of one site and patient 17 of another are two patients.
+    """
+    if SITE not in refs.column_names:
+        return refs
+    site = refs[SITE].cast(pa.large_string()).combine_chunks()
+    separator = pa.scalar("/", pa.large_string())
+    named = pc.binary_join_element_wise(site, refs["patient"].combine_chunks(), separator)
+    return with_column(refs, "patient", named)
 
 
 def with_column(refs: pa.Table, name: str, values: Sequence[object] | pa.Array) -> pa.Table:

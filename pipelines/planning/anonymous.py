@@ -37,7 +37,7 @@ MIN_SECRET_BYTES = 32
 _CODE_DIGITS = 32
 
 #: Entries of a build's identity that are names of the input, or plain hashes of them.
-_NAMING_ENTRIES = ("labels", "tree", "group_regex", "sites")
+_NAMING_ENTRIES = ("labels", "tree", "group_regex")
 
 #: The private table: the code of each file and patient, and what it stands for.
 NAMES_SCHEMA = pa.schema(
@@ -93,7 +93,7 @@ def read_secret(file: Path, *, output: str, source: str | None) -> Secret:
     """
     advice = "make one with: openssl rand -hex 32 > secret.txt"
     for flag, folder in (("--output", output), ("--input", source)):
-        require_outside(file, flag, folder)
+        _require_outside(file, flag, folder)
     try:
         key = file.read_bytes()
     except OSError as error:
@@ -108,17 +108,8 @@ def read_secret(file: Path, *, output: str, source: str | None) -> Secret:
     return Secret(file.resolve(), key)
 
 
-def require_outside(file: Path, flag: str, folder: str | None) -> None:
-    """Refuses a secret in a folder with which it could be passed on.
-
-    Args:
-        file: the secret.
-        flag: what names the folder, for the message.
-        folder: path or URL of the output or of an input, if there is one.
-
-    Raises:
-        errors.UserError: if the secret is inside the folder.
-    """
+def _require_outside(file: Path, flag: str, folder: str | None) -> None:
+    """Refuses a secret in the output or the input, with which it could be passed on."""
     if folder and not is_remote(folder) and file.resolve().is_relative_to(Path(folder).resolve()):
         raise errors.UserError(
             f"--anonymize {file} is inside {flag}, with which it could be passed on; move the "

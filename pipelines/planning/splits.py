@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 import xxhash
 
 from pipelines import errors
-from pipelines.listing.refs import REF_SCHEMA, SITE, source_paths
+from pipelines.listing.refs import REF_SCHEMA, source_paths
 from pipelines.planning.plan import splitmix64
 from tfrecord_io.decoding.preprocess import frame_path
 from tfrecord_io.label_kinds import CLASSES, LabelKind
@@ -58,8 +58,6 @@ class SplitOptions:
             out of the other splits.
         seed: seed for `patient`; None searches for one that balances the classes.
         leaks: policy for patients who are in several splits.
-        held_out: sites whose images keep their split with `patient`; no image of another site
-            joins them there.
 
     Raises:
         ValueError: if a value is out of range or two options contradict each other.
@@ -70,7 +68,6 @@ class SplitOptions:
     keep_split: str | None = None
     seed: int | None = 0
     leaks: Policy = "keep"
-    held_out: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.splits not in ("source", "patient"):
@@ -194,18 +191,8 @@ def _assign(
     if options.keep_split is not None:
         free = pc.not_equal(splits, options.keep_split)
         fractions.pop(options.keep_split, None)
-    if options.held_out:
-        is_held = pc.is_in(
-            refs[SITE].cast(pa.string()).combine_chunks(), pa.array(options.held_out)
-        )
-        free = pc.and_not(free, is_held)
-        for name in pc.unique(splits.filter(is_held)).to_pylist():
-            fractions.pop(name, None)
     if not fractions:
-        raise errors.UserError(
-            "--split_fractions must name a split other than that of --keep_split, or of sites "
-            "that have a split of their own"
-        )
+        raise errors.UserError("--split_fractions must name a split other than --keep_split")
     candidates = refs.filter(free)
     if not candidates.num_rows:
         raise errors.UserError("--splits patient finds no image to divide: each keeps its split")

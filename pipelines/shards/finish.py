@@ -78,7 +78,6 @@ def _finish(build: Build) -> None:
     _refuse(ledger.judge_rejects(build, tasks, rejects))
     _refuse(ledger.judge_classes(build, tasks, sidecars))
     _join_examples(build.storage, tasks)
-    _refuse(ledger.judge_sites(build, sidecars, rejects))
     ledger.require_unique_keys(build.storage)
     dropped = _drop(build, tasks, sidecars)
     sidecars = require_sidecars(build, tasks) if dropped.num_rows else sidecars
@@ -122,7 +121,7 @@ def _drop(build: Build, tasks: Sequence[plan.ShardTask], sidecars: Sequence[Side
 def _join_examples(storage: Storage, tasks: Sequence[plan.ShardTask]) -> None:
     """Joins the shards' rows into one table, one row group per shard, one shard in memory."""
     parts = iter(storage.map(functools.partial(_read_rows, storage), tasks))
-    # All parts have the same columns; sites and a table of labels add some to `EXAMPLE_SCHEMA`.
+    # All parts have the same columns; a table of labels adds some to `EXAMPLE_SCHEMA`.
     first = next(parts, EXAMPLE_SCHEMA.empty_table())
     with (
         storage.create(manifest.EXAMPLES_FILE_NAME) as file,

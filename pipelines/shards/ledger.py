@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipelines import errors
-from pipelines.listing.refs import SITE, RejectedFile, iterate_refs
+from pipelines.listing.refs import RejectedFile, iterate_refs
 from pipelines.planning import plan
 from pipelines.shards.build import Build
 from pipelines.shards.sidecar import Sidecar
@@ -145,34 +145,6 @@ def judge_classes(
         f"{build.label_kind.noun} {name!r} has no image left: all its files were rejected, such as "
         f"{path} ({table} lists them). Repair the files; or, if that folder is not a "
         f"{build.label_kind.noun}, run again with --{build.label_kind.plural}={rest} --overwrite"
-    )
-
-
-def judge_sites(
-    build: Build, sidecars: Sequence[Sidecar], rejects: Sequence[RejectedFile]
-) -> str | None:
-    """Returns why the dataset is unusable if all images of a site were rejected, else None.
-
-    Args:
-        build: the whole build, with its examples table.
-        sidecars: the sidecars of its shards.
-        rejects: all rejected images.
-    """
-    sites = build.source.describe().get("sites", {})
-    # In a build that is resumed, the last images of a site may have been dropped as duplicates.
-    if not sites or any(sidecar.num_dropped for sidecar in sidecars):
-        return None
-    with build.storage.open_arrow(manifest.EXAMPLES_FILE_NAME) as file:
-        found = pq.read_table(file, columns=[SITE])[SITE].unique().to_pylist()
-    rejected = {reject.source_path.partition("/")[0]: reject.source_path for reject in rejects}
-    lost = [name for name in sites if name in rejected and name not in found]
-    if not lost:
-        return None
-    table = build.storage.path(manifest.REJECTS_FILE_NAME)
-    return (
-        f"site {lost[0]} has no image left: all its files were rejected, such as "
-        f"{rejected[lost[0]]} ({table} lists them). Repair the files, or leave the site out of the "
-        "file of sites"
     )
 
 

@@ -40,7 +40,7 @@ OpenWriter = Callable[[Any], contextlib.AbstractContextManager[WriteTask]]
 #: Columns of examples.parquet, which has one row per example. The hashes are XXH3-128: they show
 #: whether two files or two pictures are the same, but do not protect against an adversary. A frame
 #: of a file with several has no hash of the file, because the file need not be read as a whole.
-#: The site, if there are several, and the other columns of a table of labels follow these.
+#: The site and the other columns of a table of labels follow these.
 EXAMPLE_SCHEMA = pa.schema(
     [
         ("split", pa.string()),

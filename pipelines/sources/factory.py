@@ -5,7 +5,6 @@ The paths in it are absolute, because a worker may have another working director
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,7 +16,6 @@ from pipelines.sources.archive import ArchiveSource
 from pipelines.sources.directory import DirectorySource
 from pipelines.sources.kaggle import download as kaggle
 from pipelines.sources.remote import RemoteDirectorySource, RemoteZipSource
-from pipelines.sources.sites import SitesSource, naming
 from pipelines.sources.source import Source
 from pipelines.sources.source_options import SourceOptions
 from pipelines.sources.synthetic import tree as synthetic
@@ -36,24 +34,8 @@ def make_source(options: SourceOptions) -> Source:
         errors.UserError: if credentials are missing, or an option does not fit the source.
         errors.BuildError: if the data could not be downloaded or drawn.
     """
-    if options.source == "sites":
-        return _sites(options)
     staging.require_reachable(options)
     return staging.staged(_MAKERS[options.source](options), options)
-
-
-def _sites(options: SourceOptions) -> Source:
-    sources = {}
-    for site in options.sites:
-        chosen = {
-            "source": site.source,
-            "input": site.input,
-            "kaggle_dataset": site.kaggle_dataset or options.kaggle_dataset,
-            "sites": (),
-        }
-        with naming(site.name):
-            sources[site.name] = make_source(dataclasses.replace(options, **chosen))
-    return SitesSource(sources)
 
 
 def _archive(options: SourceOptions) -> Source:

@@ -24,12 +24,12 @@ from pipelines.listing.listing import Listing, ListingOptions
 from pipelines.listing.members import PICTURE_SUFFIXES, TIFF_SUFFIXES
 from pipelines.listing.refs import (
     OTHERS,
-    SITE,
     ImageRef,
     RejectedFile,
     iterate_refs,
     other_columns,
     with_column,
+    with_site_in_patient,
 )
 from pipelines.sources.reader import Reader
 from pipelines.sources.source import Source
@@ -90,11 +90,10 @@ def list_frames(source: Source, options: ListingOptions) -> Listing:
             is not installed.
     """
     listing = source.list(options)
-    if SITE in listing.refs.column_names:
-        return listing  # the source has done so for each site, whose patients are its own
     labels = options.labels
     keep_patients = labels is not None and labels.patient is not None
-    return _expanded(listing, source, keep_patients=keep_patients)
+    listing = _expanded(listing, source, keep_patients=keep_patients)
+    return dataclasses.replace(listing, refs=with_site_in_patient(listing.refs))
 
 
 def _expanded(listing: Listing, source: Source, *, keep_patients: bool) -> Listing:

@@ -6,8 +6,6 @@ import dataclasses
 from pathlib import Path
 from typing import Literal
 
-from pipelines.sources.sites import Site
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SourceOptions:
@@ -25,7 +23,6 @@ class SourceOptions:
         staging: URL of a folder to which a local archive is uploaded for remote workers.
         workers: `here` for this machine; `cluster` for machines that may share its disk;
             `dataflow` for machines that do not.
-        sites: the sites of the source `sites`.
     """
 
     source: str
@@ -38,4 +35,3 @@ class SourceOptions:
     download_dir: Path
     staging: str | None
     workers: Literal["here", "cluster", "dataflow"]
-    sites: tuple[Site, ...] = ()
