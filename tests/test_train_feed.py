@@ -217,11 +217,9 @@ def test_jax_gets_the_batches_of_tensorflow(data, fields, start_step):
     config = dataclasses.replace(config, cache="none")
     wanted = feed.training_batches(config, devices_of(), part, start_step=start_step)
     for ours, theirs in zip(found, wanted.as_numpy_iterator(), strict=True):
-        for array, expected in zip(ours[:3], theirs[:3], strict=True):
+        for array, expected in zip(ours, theirs, strict=True):
             assert array.dtype == expected.dtype
             np.testing.assert_array_equal(array, expected)
-        # MixUp's numbers went through logarithms, whose last bit is the library's.
-        np.testing.assert_allclose(ours[3], theirs[3], rtol=1e-6)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:jax")

@@ -1,8 +1,8 @@
 """Random augmentation of training images on the device, from random numbers in the batch.
 
-Each example comes with its own random numbers, which depend only on the seed and the step. A step
-therefore gives the same images on one replica or on many, on TensorFlow or on JAX, and after a
-resume, and no random state has to be saved.
+Each example comes with its own random numbers. The host draws them, and they depend only on the
+seed, the step and the place in the global batch. A step therefore gives the same images on one
+replica or on many, on TensorFlow or on JAX, and after a resume; no random state has to be saved.
 """
 
 from __future__ import annotations
@@ -27,6 +27,27 @@ _MAX_NOISE = 10.0  # standard deviation in grey levels of 256
 _NUM_ERASED = 2
 _ERASE_CHANCE = 0.5
 _MIN_ERASED, _MAX_ERASED = 0.05, 0.4  # share of the side
+
+
+def draw(seed: int, step: int, *, batch_size: int, mixup: float) -> np.ndarray:
+    """Returns the random numbers of a global batch, by a generator of this step's own.
+
+    Args:
+        seed: of the run, at least 0.
+        step: counted from 0.
+        batch_size: examples in the global batch.
+        mixup: alpha of the Beta distribution of MixUp; 0 for none.
+
+    Returns:
+        float32 [batch_size, NUM_DRAWS], uniform in 0..1; with `mixup` the last number of an
+        example is the share that it keeps of itself, the larger one of Beta(alpha, alpha).
+    """
+    generator = np.random.Generator(np.random.Philox(key=np.array([seed, step], np.uint64)))
+    draws = generator.random((batch_size, NUM_DRAWS), np.float32)
+    if mixup:
+        kept = generator.beta(mixup, mixup, batch_size)
+        draws[:, -1] = np.maximum(kept, 1 - kept)
+    return draws
 
 
 def augment(images, draws, strength: float):

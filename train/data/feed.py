@@ -13,6 +13,8 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 import tfrecord_io
 from train.config import TrainConfig
 from train.data import augmentation
@@ -153,10 +155,21 @@ def training_batches(
     num_in_all = part.num_examples * config.epochs
     num_full_steps, num_in_last_step = divmod(num_in_all, global_batch_size)
 
+    share = global_batch_size // devices.num_workers
+    first = devices.worker_index * share
+
+    def draw(step: np.ndarray) -> np.ndarray:
+        draws = augmentation.draw(
+            config.seed, int(step), batch_size=global_batch_size, mixup=config.mixup
+        )
+        return draws[first : first + share]
+
     def finish(step: tf.Tensor, features: tuple[tf.Tensor, ...]) -> tuple[tf.Tensor, ...]:
         *others, weights = features
         in_step = tf.where(step < num_full_steps, global_batch_size, num_in_last_step)
-        return *others, weights / tf.cast(in_step, weights.dtype), draw_step(config, devices, step)
+        draws = tf.numpy_function(draw, [step], tf.float32)
+        draws = tf.ensure_shape(draws, (share, augmentation.NUM_DRAWS))
+        return *others, weights / tf.cast(in_step, weights.dtype), draws
 
     dataset = dataset.enumerate(start_step).map(finish)
     dataset = _cut_for_replicas(dataset, devices.num_local_replicas)
@@ -202,33 +215,6 @@ def _weigh(dataset: tf.data.Dataset, data: str, part: Part) -> tf.data.Dataset:
         return *others, weights * of_keys.lookup(batch_keys)
 
     return dataset.map(weigh)
-
-
-def draw_step(config: TrainConfig, devices: Devices, step: tf.Tensor) -> tf.Tensor:
-    """Returns this worker's rows of the random numbers of a step, see `training_batches`.
-
-    Args:
-        config: resolved; gives batch size, seed and MixUp.
-        devices: how many workers share a batch.
-        step: int64 scalar, counted from 0.
-    """
-    import tensorflow as tf
-
-    global_batch_size = config.global_batch_size or 0
-    seed = tf.stack([tf.constant(config.seed, tf.int64), step])
-    shape = (global_batch_size, augmentation.NUM_DRAWS)
-    draws = tf.random.stateless_uniform(shape, seed, alg="philox")
-    if config.mixup:
-        # The share of Beta(a, a) that an example keeps of itself: the larger one of the two.
-        # Source: Devroye 1986, "Non-Uniform Random Variate Generation", section IX.4.
-        first, second = tf.unstack(
-            tf.random.stateless_gamma((2, global_batch_size), seed, alpha=config.mixup)
-        )
-        kept = tf.math.divide_no_nan(first, first + second)
-        kept = tf.maximum(kept, 1 - kept)
-        draws = tf.concat([draws[:, :-1], kept[:, tf.newaxis]], axis=1)
-    share = global_batch_size // devices.num_workers
-    return draws[devices.worker_index * share :][:share]
 
 
 def _cut_for_replicas(dataset: tf.data.Dataset, num_local_replicas: int) -> tf.data.Dataset:

@@ -15,7 +15,7 @@ import psutil
 import tfrecord_io
 from tfrecord_io.reading.batches import Batches, map_ahead
 from train.config import TrainConfig
-from train.data.draws import draw_step
+from train.data import augmentation
 from train.data.parts import Part
 from train.devices import Devices
 
@@ -27,11 +27,10 @@ def training_batches(
     config: TrainConfig, devices: Devices, part: Part, *, start_step: int
 ) -> Iterator[tuple[jax.Array, ...]]:
     """Yields what `feed.training_batches` says: global batches, cut over the devices."""
-    global_batch_size = config.global_batch_size or 0
     batches = tfrecord_io.make_batches(
         config.data,
         split=part.splits,
-        batch_size=global_batch_size,
+        batch_size=config.global_batch_size or 0,
         seed=config.seed,
         epochs=config.epochs,
         pad_remainder=True,
@@ -50,10 +49,10 @@ def training_batches(
         weights = order.weights(step, step + 1)[0] / np.float32(in_step)
         if part.weights is not None:
             weights = weights * part.weights[places]
-        draws = draw_step(config.seed, step, batch_size=global_batch_size, mixup=config.mixup)[
-            share
-        ]
-        return *fetch(places), *devices.put_batch((weights, draws))
+        draws = augmentation.draw(
+            config.seed, step, batch_size=order.batch_size, mixup=config.mixup
+        )
+        return *fetch(places), *devices.put_batch((weights, draws[share]))
 
     steps = enumerate(order.batches(start_step), start_step)
     return map_ahead(read, steps, _NUM_AHEAD, num_threads=1)
