@@ -58,9 +58,7 @@ def needed_bytes(path: Path) -> int:
     listing = ArchiveSource(path).list(ListingOptions())
     stored = sum(listing.refs["stored_size"].to_pylist())
     with path.open("rb") as file:
-        last = max(
-            list_members(file, path.stat().st_size, str(path)), key=lambda member: member.offset
-        )
+        last = max(list_members(file, str(path)), key=lambda member: member.offset)
     # After the last member, the file contains only the directory.
     return stored + path.stat().st_size - last.offset - last.stored_size
 

@@ -149,6 +149,9 @@ def test_the_check_streams(tmp_path):
     assert peak < 16_000_000
 
 
+SMALL = make_archive(num_members=3, member_bytes=400)
+
+
 def test_a_zip_whose_directory_lost_a_member_is_refused(tmp_path):
     # One bit of the last but one entry's comment length, and zipfile reads the last as a comment.
     archive = tmp_path / NAME
@@ -159,21 +162,6 @@ def test_a_zip_whose_directory_lost_a_member_is_refused(tmp_path):
 
     with pytest.raises(errors.BuildError, match="expected 3 members, found 2"):
         verify_archive(archive, DATASET)
-
-
-def test_a_name_that_is_not_the_utf8_it_claims_does_not_make_an_archive_corrupt(tmp_path):
-    archive = tmp_path / NAME
-    with zipfile.ZipFile(archive, "w") as file:
-        file.writestr("ä.jpeg", b"1")
-        file.writestr("b.jpeg", b"2")
-    archive.write_bytes(archive.read_bytes().replace("ä".encode(), b"\xff\xfe"))
-
-    verify_archive(archive, DATASET)
-
-    assert is_verified(archive, DATASET)
-
-
-SMALL = make_archive(num_members=3, member_bytes=400)
 
 
 @pytest.mark.parametrize("distance_from_end", [3, 4, 5, 6])

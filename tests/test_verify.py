@@ -204,6 +204,16 @@ def test_a_source_that_gives_other_pixels_is_found(
     assert "has no file" in verify.verify(dataset, source_input=other)[0].message
 
 
+def test_a_zip_whose_index_leaves_out_files_does_not_agree(
+    dataset: Path, source_tree: Path, tmp_path: Path
+) -> None:
+    whole = Path(shutil.make_archive(str(tmp_path / "a"), "zip", source_tree))
+    assert verify.verify(dataset, source_input=whole) == []
+    whole.write_bytes(whole.read_bytes() * 2)
+    with pytest.raises(OSError, match=r"a\.zip: .* belong to no member that its index names"):
+        verify.verify(dataset, source_input=whole)
+
+
 def test_findings_are_printed_a_line_each_and_exit_1(
     dataset: Path, capsys: pytest.CaptureFixture
 ) -> None:

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
-from tfrecord_io import augment, croissant, manifest, schema, shards, trunk
+from tfrecord_io import augment, croissant, manifest, schema, shards, trunk, zip_index
 from tfrecord_io.decoding import preprocess
 from tfrecord_io.printing import printable, refuse
 from tfrecord_io.rejects import Reject
@@ -432,7 +432,7 @@ def _read_files(source_input: Path, paths: Sequence[str]) -> Iterator[tuple[str,
             is_inside = ".." not in Path(path).parts and file.is_relative_to(source_input)
             yield path, file.read_bytes() if is_inside and file.is_file() else None
     elif zipfile.is_zipfile(source_input):
-        with zipfile.ZipFile(source_input) as archive:
+        with source_input.open("rb") as raw, zip_index.open_zip(raw) as archive:
             # The build uses the first of several members with the same name.
             members = sorted(archive.infolist(), key=lambda info: -info.header_offset)
             infos = {info.filename: info for info in members}

@@ -31,6 +31,7 @@ from pipelines.sources.member_checks import Checks
 from pipelines.sources.reader import Reader
 from pipelines.sources.source import Source
 from pipelines.stores.range_file import RangeFile
+from tfrecord_io import zip_index
 from tfrecord_io.files import atomic_write
 
 #: A gzip stream with a larger ratio is taken for a decompression bomb, because JPEGs hardly
@@ -77,7 +78,7 @@ class ArchiveSource(Source):
 
     def _zip_members(self) -> Iterator[Member]:
         with self.path.open("rb") as file:
-            yield from zip_members.list_members(file, self.path.stat().st_size, str(self.path))
+            yield from zip_members.list_members(file, str(self.path))
 
     @property
     def must_be_unpacked(self) -> bool:
@@ -92,7 +93,7 @@ class ArchiveSource(Source):
     def is_zip(self) -> bool:
         """Whether the file is a zip, by its name or its first bytes."""
         # `zipfile.is_zipfile` would take a tar for a zip if the tar's last member is a zip.
-        return self.path.suffix.lower() == ".zip" or _start(self.path) in zip_members.SIGNATURES
+        return self.path.suffix.lower() == ".zip" or _start(self.path) in zip_index.SIGNATURES
 
     @contextlib.contextmanager
     def open(self) -> Iterator[_ZipReader | _TarReader]:

@@ -20,6 +20,7 @@ from pipelines.sources import zip_members
 from pipelines.sources.reader import Reader
 from pipelines.sources.source import Source
 from pipelines.stores import remote
+from tfrecord_io import zip_index
 
 # The tags of most files are in one request of this length.
 _BUFFER_BYTES = 64 * 1024
@@ -55,7 +56,7 @@ class RemoteZipSource(Source):
         """Lists the images; see `Source.list`."""
         shown = remote.shown(self.url)
         start = remote.read(self.url, 0, 4, self.mark)
-        if start not in zip_members.SIGNATURES:
+        if start not in zip_index.SIGNATURES:
             what = "a gzip file" if start[:2] == b"\x1f\x8b" else "not a zip"
             raise errors.UserError(
                 f"{shown} is {what}; only a zip has an index and can be read from a store without "
@@ -63,7 +64,7 @@ class RemoteZipSource(Source):
             )
         archive = remote.RemoteFile(self.url, self.size, self.mark)
         with archive.open() as file:
-            members = zip_members.list_members(file, self.size, shown)
+            members = zip_members.list_members(file, shown)
             return list_images(members, options, lambda a, b: a.version == b.version)
 
     @contextlib.contextmanager

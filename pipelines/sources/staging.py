@@ -81,7 +81,7 @@ def staged(source: Source, options: SourceOptions) -> Source:
 def _upload_once(path: Path, staging: str) -> str:
     size = path.stat().st_size
     with path.open("rb") as file:
-        folder = Storage(f"{staging.rstrip('/')}/{size}-{_index_digest(file, size, path)}")
+        folder = Storage(f"{staging.rstrip('/')}/{size}-{_index_digest(file, path)}")
         url = folder.path(path.name)
         if folder.size(path.name) == size:
             return url
@@ -96,10 +96,10 @@ def _upload_once(path: Path, staging: str) -> str:
     return url
 
 
-def _index_digest(file: IO[bytes], size: int, path: Path) -> str:
+def _index_digest(file: IO[bytes], path: Path) -> str:
     """Returns a digest of the zip's directory: name, sizes, offset and CRC of each member."""
     digest = hashlib.blake2b(digest_size=8)
-    for member in zip_members.list_members(file, size, str(path)):
+    for member in zip_members.list_members(file, str(path)):
         facts = (member.name, member.size, member.offset, member.stored_size, member.version)
         digest.update(repr(facts).encode())
     return digest.hexdigest()

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from pipelines import errors
-from pipelines.sources import zip_members
 from pipelines.sources.downloads import byte_bar, byte_text, read_json
+from tfrecord_io import zip_index
 from tfrecord_io.files import atomic_write
 
 _LOG = logging.getLogger(__name__)
@@ -94,7 +94,7 @@ def _record_path(archive: Path) -> Path:
 def _check_members(archive: Path) -> tuple[int, list[str]]:
     """Returns the number of members, and a line for each corrupt one (one if it is not a zip)."""
     try:
-        with archive.open("rb") as raw, zip_members.open_zip(raw) as file:
+        with archive.open("rb") as raw, zip_index.open_zip(raw) as file:
             return len(file.infolist()), _corrupt_members(file, f"checking {archive.name}")
     except (*_NOT_A_ZIP, OSError) as error:
         if _is_disk_failure(error):
