@@ -23,15 +23,11 @@ from pipelines.sources.kaggle import download as kaggle
 from pipelines.sources.source_options import SourceOptions
 from pipelines.stores.remote import is_remote
 from tfrecord_io.decoding.preprocess import DTYPES, RESIZE_FILTERS, Preprocessing
-from tfrecord_io.label_kinds import (
-    CLASSES,
-    GRADES,
-    MULTI_LABEL,
-    NONE,
-    NUMBER,
-    SEPARATOR,
-    LabelKind,
-)
+from tfrecord_io.kinds.classes import CLASSES
+from tfrecord_io.kinds.grades import GRADES
+from tfrecord_io.kinds.label_kind import LabelKind
+from tfrecord_io.kinds.multi_label import MULTI_LABEL, NONE, SEPARATOR
+from tfrecord_io.kinds.numbers import NUMBER
 
 #: Values of `--runner`, in lower case, that mean the engine in this process.
 LOCAL_RUNNERS = ("directrunner", "fnapirunner", "bundlebaseddirectrunner", "direct")
@@ -442,7 +438,7 @@ class BuildOptions:
     @property
     def label_names(self) -> tuple[str, ...]:
         """The names of the labels in the order of their indices, if the user gave them."""
-        if self.label_kind is NUMBER:
+        if self.label_kind.is_number:
             return (self.target or "",)
         return self.label_columns or self.grades or self.classes
 

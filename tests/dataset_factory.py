@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from tfrecord_io import Manifest, RecordLayout, Shard, Split, image_key
-from tfrecord_io.label_kinds import CLASSES, LabelKind
+from tfrecord_io.kinds.classes import CLASSES
+from tfrecord_io.kinds.label_kind import LabelKind
 from tfrecord_io.manifest import FILE_NAME
 from tfrecord_io.shards import shard_name
 

@@ -20,7 +20,9 @@ from dataset_factory import bare_manifest
 
 from tfrecord_io import Manifest, RecordLayout, Shard, Split, image_key
 from tfrecord_io.decoding.preprocess import Preprocessing
-from tfrecord_io.label_kinds import CLASSES, NUMBER, LabelKind, number_text
+from tfrecord_io.kinds.classes import CLASSES
+from tfrecord_io.kinds.label_kind import LabelKind
+from tfrecord_io.kinds.numbers import number_text
 from tfrecord_io.manifest import EXAMPLES_FILE_NAME, FILE_NAME
 from tfrecord_io.shards import shard_name
 from tfrecord_io.trunk import FACTS_NAME, REST_NAME, Trunk
@@ -105,14 +107,14 @@ def write_marked_dataset(
             vectors = np.eye(len(label_names), dtype=np.float32)[
                 generator.integers(len(label_names), size=total)
             ]
-        elif label_kind is NUMBER:
+        elif label_kind.is_number:
             vectors = 20 - 2.5 * generator.integers(image_shape[0] + 1, size=(total, 1))
         else:
             vectors = np.float32(generator.random((total, len(label_names))) < 0.5)
         records = []
         for index, vector in enumerate(vectors):
             pixels = generator.integers(100, size=image_shape, dtype=np.uint8)
-            if label_kind is NUMBER:
+            if label_kind.is_number:
                 pixels[: round((20 - vector[0]) / 2.5)] += 150
                 vector = vector * unit
                 text = number_text(str(vector[0]))

@@ -18,7 +18,7 @@ import tfrecord_io  # noqa: E402
 from train.config import TrainConfig  # noqa: E402
 from train.data import feed, parts  # noqa: E402
 from train.devices import configure_devices, set_seed  # noqa: E402
-from train.measuring.tasks import CLASSES  # noqa: E402
+from train.kinds.classes import CLASSES  # noqa: E402
 from train.networks.models import build_network  # noqa: E402
 from train.networks.optimizers import averaged_weights, make_optimizer  # noqa: E402
 from train.training.steps import Objective, make_steps  # noqa: E402

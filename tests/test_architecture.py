@@ -45,7 +45,7 @@ FLOORS = (
     "train.training",
     "train.results",
     "train.networks",
-    "train.measuring",
+    "train.kinds",
     "train.data",
     "train.run_folder",
     "train.devices",

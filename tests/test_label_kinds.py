@@ -17,16 +17,19 @@ import tfrecord_io
 from pipelines import build_tfrecords
 from tfrecord_io import schema, show, verify
 from tfrecord_io.auditing import audit
-from tfrecord_io.label_kinds import CLASSES, GRADES, MULTI_LABEL, NUMBER, kind_named
+from tfrecord_io.kinds.classes import CLASSES
+from tfrecord_io.kinds.multi_label import MULTI_LABEL
+from tfrecord_io.kinds.registry import KINDS, kind_in
 from tfrecord_io.reading import tfds_metadata
 
 NAMES = ("mass", "fluid", "scar")
 
 
-@pytest.mark.parametrize("kind", [CLASSES, GRADES, MULTI_LABEL, NUMBER])
-def test_a_kind_is_the_same_object_in_a_worker_and_by_its_name(kind):
-    assert pickle.loads(pickle.dumps(kind)) is kind
-    assert kind_named(kind.name) is kind
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_kind_is_the_same_in_a_worker_and_by_its_name(kind):
+    assert pickle.loads(pickle.dumps(kind)) == kind
+    assert [other for other in KINDS if other == kind] == [kind]
+    assert kind_in(kind.entry) is kind
 
 
 def test_the_text_of_several_labels_names_them_or_says_none():

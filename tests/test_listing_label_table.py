@@ -20,7 +20,8 @@ from pipelines.listing.listing import ListingOptions, list_images
 from pipelines.listing.members import Member
 from pipelines.listing.refs import iterate_refs
 from tfrecord_io import verify
-from tfrecord_io.label_kinds import CLASSES, MULTI_LABEL
+from tfrecord_io.kinds.classes import CLASSES
+from tfrecord_io.kinds.multi_label import MULTI_LABEL
 from train.data.examples import read_examples
 
 #: Images without class folders, by file name.

@@ -17,7 +17,8 @@ import tfrecord_io
 from pipelines import build_tfrecords
 from tfrecord_io import schema, show, verify
 from tfrecord_io.auditing import audit
-from tfrecord_io.label_kinds import GRADES, NUMBER, number_text, ranges_of
+from tfrecord_io.kinds.grades import GRADES
+from tfrecord_io.kinds.numbers import NUMBER, number_text, ranges_of
 from tfrecord_io.reading import tfds_metadata
 
 

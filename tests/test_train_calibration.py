@@ -6,8 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from marked_images import OCT_NAMES
 
-from train.measuring import calibration
-from train.measuring.scores import expected_calibration_error
+from train.kinds.scores import expected_calibration_error
+from train.kinds.temperature import apply_temperature, fit_temperature, log_probabilities
+from train.results import thresholds
 
 
 def softmax(logits):
@@ -25,24 +26,22 @@ def drawn_from(logits, seed):
 def test_the_temperature_that_spoilt_calibrated_logits_is_found(temperature):
     logits = np.random.default_rng(0).normal(size=(4000, 4)) * 2
     labels = drawn_from(logits, 1)
-    assert calibration.fit_temperature(logits * temperature, labels) == pytest.approx(
-        temperature, rel=0.05
-    )
+    assert fit_temperature(logits * temperature, labels) == pytest.approx(temperature, rel=0.05)
 
 
 def test_logarithms_of_probabilities_give_the_temperature_of_the_logits():
     logits = np.random.default_rng(0).normal(size=(300, 3)) * 3
     labels = drawn_from(logits / 2, 1)
-    of_logits = calibration.fit_temperature(logits, labels)
-    rows = calibration.log_probabilities(softmax(logits))
-    assert calibration.fit_temperature(rows, labels) == pytest.approx(of_logits, rel=1e-5)
+    of_logits = fit_temperature(logits, labels)
+    rows = log_probabilities(softmax(logits))
+    assert fit_temperature(rows, labels) == pytest.approx(of_logits, rel=1e-5)
 
 
 @pytest.mark.parametrize("num_examples", [3, 40, 9000])  # and more than are in memory at once
 def test_no_temperature_of_a_fine_grid_is_better(num_examples):
     logits = np.random.default_rng(2).normal(size=(num_examples, 3)) * 4
     labels = drawn_from(logits / 2, 3)
-    found = calibration.fit_temperature(logits, labels)
+    found = fit_temperature(logits, labels)
 
     def loss(temperature):
         of_truth = softmax(logits / temperature)[np.arange(num_examples), labels]
@@ -53,42 +52,42 @@ def test_no_temperature_of_a_fine_grid_is_better(num_examples):
 
 
 def test_nothing_to_fit_leaves_the_probabilities_as_they_are():
-    assert calibration.fit_temperature(np.zeros((0, 4)), np.zeros(0, int)) == pytest.approx(1)
-    assert calibration.fit_temperature(np.zeros((9, 1)), np.zeros(9, int)) == pytest.approx(1)
+    assert fit_temperature(np.zeros((0, 4)), np.zeros(0, int)) == pytest.approx(1)
+    assert fit_temperature(np.zeros((9, 1)), np.zeros(9, int)) == pytest.approx(1)
 
 
 def test_a_few_right_answers_are_no_proof_of_certainty():
     logits, labels = np.eye(4) * 3, np.arange(4)
-    few = calibration.fit_temperature(logits, labels)
-    many = calibration.fit_temperature(np.tile(logits, (1000, 1)), np.tile(labels, 1000))
+    few = fit_temperature(logits, labels)
+    many = fit_temperature(np.tile(logits, (1000, 1)), np.tile(labels, 1000))
     assert 0.5 < few < 1
     assert 0.25 <= many < 0.5
 
 
 def test_a_network_that_is_always_sure_and_wrong_stays_in_range():
     logits = np.tile([[9.0, 0.0]], (500, 1))
-    found = calibration.fit_temperature(logits, np.ones(500, int))
+    found = fit_temperature(logits, np.ones(500, int))
     assert found == pytest.approx(4, rel=1e-4)
     assert found <= 4
 
 
 def test_a_score_that_is_not_finite_is_refused():
     with pytest.raises(ValueError, match="expected finite logits"):
-        calibration.fit_temperature(np.array([[np.nan, 0.0]]), np.array([0]))
+        fit_temperature(np.array([[np.nan, 0.0]]), np.array([0]))
     with pytest.raises(ValueError, match="expected finite logits"):
-        calibration.fit_temperature(np.array([[-np.inf, 0.0]]), np.array([0]))
+        fit_temperature(np.array([[-np.inf, 0.0]]), np.array([0]))
 
 
 @given(seed=st.integers(0, 99), temperature=st.floats(0.25, 4))
 def test_applying_a_temperature_is_dividing_the_logits_by_it(seed, temperature):
     logits = np.random.default_rng(seed).normal(size=(5, 4)) * 3
-    applied = calibration.apply_temperature(softmax(logits), temperature)
+    applied = apply_temperature(softmax(logits), temperature)
     np.testing.assert_allclose(applied, softmax(logits / temperature), atol=1e-12)
 
 
 def test_applying_a_temperature_keeps_dtype_certainty_and_order():
     rows = np.array([[1, 0, 0], [0.5, 0.3, 0.2]], np.float32)
-    applied = calibration.apply_temperature(rows, 2.0)
+    applied = apply_temperature(rows, 2.0)
     assert applied.dtype == np.float32
     assert applied[0].tolist() == [1, pytest.approx(0, abs=1e-15), pytest.approx(0, abs=1e-15)]
     assert (applied.argsort(-1)[1] == rows.argsort(-1)[1]).all()
@@ -99,8 +98,8 @@ def test_calibration_says_what_the_temperature_changed_on_the_evaluated_split():
     logits = np.random.default_rng(0).normal(size=(800, 4)) * 2
     labels = drawn_from(logits, 1)
     sure = softmax(logits * 3)
-    after = calibration.apply_temperature(sure, 3.0)
-    part = calibration.describe_calibration(
+    after = apply_temperature(sure, 3.0)
+    part = thresholds.describe_calibration(
         3.0, fitted_on="val", num_examples=90, before=sure, after=after, labels=labels
     )
     assert (part["temperature"], part["fitted_on"], part["num_examples"]) == (3.0, "val", 90)
@@ -117,7 +116,7 @@ def test_calibration_says_what_the_temperature_changed_on_the_evaluated_split():
 def test_the_threshold_is_the_largest_that_reaches_the_sensitivity(wanted, threshold):
     ranking = np.array([0.9, 0.5, 0.5, 0.2, 0.95, 0.1])
     is_positive = np.array([True, True, True, True, False, False])
-    assert calibration.threshold_for_sensitivity(ranking, is_positive, wanted) == threshold
+    assert thresholds.threshold_for_sensitivity(ranking, is_positive, wanted) == threshold
 
 
 @given(
@@ -129,11 +128,11 @@ def test_no_larger_threshold_would_do(seed, wanted, num_values):
     ranking = generator.integers(num_values, size=40) / num_values
     is_positive = generator.random(40) < 0.5
     is_positive[0] = True
-    threshold = calibration.threshold_for_sensitivity(ranking, is_positive, wanted)
+    threshold = thresholds.threshold_for_sensitivity(ranking, is_positive, wanted)
     ones = np.ones(40)
 
     def sensitivity(at):
-        return float(calibration.at_threshold(ranking, is_positive, at, ones)["sensitivity"])
+        return float(thresholds.at_threshold(ranking, is_positive, at, ones)["sensitivity"])
 
     assert sensitivity(threshold) >= wanted - 1e-9
     above = ranking[ranking > threshold]
@@ -144,19 +143,19 @@ def test_rounding_does_not_cost_a_positive():
     # 0.29 * 100 is 28.999999999999996, and 0.07 * 100 is 7.000000000000001.
     ranking, is_positive = np.arange(100) / 100, np.ones(100, bool)
     for wanted, num_called in ((0.29, 29), (0.07, 7)):
-        threshold = calibration.threshold_for_sensitivity(ranking, is_positive, wanted)
+        threshold = thresholds.threshold_for_sensitivity(ranking, is_positive, wanted)
         assert (ranking >= threshold).sum() == num_called
 
 
 def test_without_positives_there_is_no_threshold():
-    assert calibration.threshold_for_sensitivity(np.ones(3), np.zeros(3, bool), 0.9) is None
+    assert thresholds.threshold_for_sensitivity(np.ones(3), np.zeros(3, bool), 0.9) is None
 
 
 def test_weights_count_examples_at_a_threshold():
     ranking = np.array([0.9, 0.4, 0.6, 0.1])
     is_positive = np.array([True, True, False, False])
     weights = np.array([[1, 1, 1, 1], [3, 1, 0, 2], [0, 0, 1, 1]], float)
-    reached = calibration.at_threshold(ranking, is_positive, 0.5, weights)
+    reached = thresholds.at_threshold(ranking, is_positive, 0.5, weights)
     np.testing.assert_array_equal(reached["sensitivity"], [0.5, 0.75, np.nan])
     np.testing.assert_array_equal(reached["specificity"], [0.5, 1, 0.5])
 
@@ -169,8 +168,8 @@ def test_thresholds_are_chosen_on_validation_and_measured_on_test():
         logits = np.eye(4)[labels] * 2 + generator.normal(size=(num_examples, 4))
         splits.append((softmax(logits).astype(np.float32), np.eye(4, dtype=bool)[labels]))
     val, test = splits
-    found = calibration.choose_thresholds(
-        calibration.default_views(OCT_NAMES), OCT_NAMES, val=val, test=test,
+    found = thresholds.choose_thresholds(
+        thresholds.default_views(OCT_NAMES), OCT_NAMES, val=val, test=test,
         groups=[str(index // 3) for index in range(120)], wanted=0.9, num_samples=50, seed=0,
     )  # fmt: skip
     assert json.loads(json.dumps(found)) == found
@@ -192,10 +191,10 @@ def test_thresholds_are_chosen_on_validation_and_measured_on_test():
 @pytest.mark.parametrize(("num_classes", "num_views"), [(1, 0), (2, 2), (40, 40), (41, 0)])
 def test_each_class_has_a_view_unless_they_are_very_many(num_classes, num_views):
     names = [f"class {index}" for index in range(num_classes)]
-    assert len(calibration.default_views(names)) == num_views
+    assert len(thresholds.default_views(names)) == num_views
 
 
 def test_of_several_labels_each_has_a_view_even_alone_and_none_is_a_sum_of_others():
     for names in (("scar",), OCT_NAMES):
-        views = calibration.default_views(names, one_hot=False)
+        views = thresholds.default_views(names, one_hot=False)
         assert views == {name: (name,) for name in names}

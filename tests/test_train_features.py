@@ -18,7 +18,7 @@ from pipelines import extract_features
 from tfrecord_io.trunk import read_trunk
 from train import evaluate, predict, run
 from train.config import ConfigError, TrainConfig
-from train.measuring.tasks import CLASSES
+from train.kinds.classes import CLASSES
 from train.networks.features import adapt, build_network
 from train.training import callbacks
 from train.training.trainer import train_and_evaluate

@@ -3,8 +3,8 @@ import pytest
 import scipy.stats
 from marked_images import OCT_NAMES
 
-from train.measuring import metrics as measures
-from train.measuring.scores import ClassScorer
+from train.kinds.scores import ClassScorer
+from train.results import metrics as measures
 
 
 def certain(predicted, num_classes=4):

@@ -4,11 +4,11 @@ from marked_images import OCT_NAMES
 from PIL import Image
 
 from train.data.examples import Examples
-from train.measuring import metrics as measures
-from train.measuring.predictions import Predictions
-from train.measuring.scores import ClassScorer
-from train.measuring.tasks import CLASSES
+from train.kinds.classes import CLASSES
+from train.kinds.scores import ClassScorer
+from train.results import metrics as measures
 from train.results import plots
+from train.results.predictions import Predictions
 
 
 def metrics_of(probabilities, labels, names=OCT_NAMES):

@@ -1,9 +1,9 @@
 import numpy as np
 
-from tfrecord_io import label_kinds
+from tfrecord_io.kinds import classes
 from train.data.examples import Examples
-from train.measuring.predictions import Predictions, read_predictions, write_predictions
-from train.measuring.tasks import CLASSES
+from train.kinds.classes import CLASSES
+from train.results.predictions import Predictions, read_predictions, write_predictions
 
 
 def test_predictions_are_written_a_row_an_example(tmp_path):
@@ -31,7 +31,7 @@ def test_predictions_are_read_as_they_were_written_and_hold_no_formula(tmp_path)
     path = tmp_path / "predictions.csv"
     write_predictions(path, predictions, ("=A", "B"))
     assert "'=x.png" in path.read_text()
-    found, has, who = read_predictions(path, 2, label_kinds.CLASSES)
+    found, has, who = read_predictions(path, 2, classes.CLASSES)
     np.testing.assert_allclose(found, predictions.probabilities)
     assert has.argmax(-1).tolist() == [1, 0]
     assert (who.keys, who.patients) == (("k1", "k2"), ("p", "q"))

@@ -14,11 +14,11 @@ import tfrecord_io
 from tfrecord_io import Shard, Split
 from train.data.examples import Examples, read_examples
 from train.data.parts import whole_split
-from train.measuring import calibration, metrics
-from train.measuring.predictions import Predictions
-from train.measuring.scores import ClassScorer, scores
-from train.measuring.tasks import CLASSES
-from train.results import report
+from train.kinds.classes import CLASSES
+from train.kinds.scores import ClassScorer, scores
+from train.kinds.temperature import apply_temperature
+from train.results import metrics, report, thresholds
+from train.results.predictions import Predictions
 from train.results.report import Mistake, RunReport
 
 
@@ -95,13 +95,13 @@ def full():
     made = report_of()
     val_probabilities, val_truths = predictions_of(4, 40, seed=1)
     measured, predictions = dict(made.metrics), made.predictions
-    measured["calibration"] = calibration.describe_calibration(
+    measured["calibration"] = thresholds.describe_calibration(
         1.7, fitted_on="val", num_examples=40, before=predictions.probabilities,
-        after=calibration.apply_temperature(predictions.probabilities, 1.7),
+        after=apply_temperature(predictions.probabilities, 1.7),
         labels=predictions.truths,
     )  # fmt: skip
-    measured["thresholds"] = calibration.choose_thresholds(
-        calibration.default_views(OCT_NAMES), OCT_NAMES,
+    measured["thresholds"] = thresholds.choose_thresholds(
+        thresholds.default_views(OCT_NAMES), OCT_NAMES,
         val=(val_probabilities, CLASSES.has(val_truths, 4)),
         test=(predictions.probabilities, CLASSES.has(predictions.truths, 4)),
         groups=None, wanted=0.95, num_samples=20, seed=0,

@@ -23,7 +23,7 @@ from marked_images import (
 )
 from marked_images import write_marked_dataset as write
 
-from tfrecord_io.label_kinds import NUMBER
+from tfrecord_io.kinds.numbers import NUMBER
 from train import run
 
 FLAGS = (

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from marked_images import OCT_NAMES
 from sklearn import metrics as sk_metrics
 
-from train.measuring import scores as scoring
+from train.kinds import scores as scoring
 
 
 def certain(predicted, num_classes=4):

@@ -11,7 +11,7 @@ from marked_images import ALL_ON, QUICK, REPOSITORY, environment, write_marked_d
 
 from train.config import TrainConfig
 from train.data.augmentation import NUM_DRAWS
-from train.measuring.tasks import CLASSES
+from train.kinds.classes import CLASSES
 from train.networks.models import build_network
 from train.training.steps import Objective
 

@@ -24,15 +24,17 @@ from PIL import Image
 from sklearn import metrics as sk_metrics
 
 from tfrecord_io import Shard, Split
-from tfrecord_io.label_kinds import CLASSES, GRADES, NUMBER
+from tfrecord_io.kinds.classes import CLASSES
+from tfrecord_io.kinds.grades import GRADES
+from tfrecord_io.kinds.numbers import NUMBER
 from tfrecord_io.reading.mapped import MappedDataset
 from train import evaluate, predict
 from train.config import ConfigError, TrainConfig
 from train.data.examples import Examples
 from train.data.parts import Part
-from train.measuring import metrics, scores, tasks
-from train.measuring.predictions import Predictions
-from train.results import charts, report, run_results
+from train.kinds import numbers, registry, scores
+from train.results import charts, metrics, report, run_results
+from train.results.predictions import Predictions
 
 pytestmark = pytest.mark.filterwarnings(KERAS_ARRAY_WARNING)
 
@@ -152,7 +154,7 @@ def test_a_small_unit_keeps_its_digits_in_the_metrics_and_on_the_page():
     answers = np.float32(truths + generator.normal(0, 3e-11, 40))
     examples = Examples(keys=tuple("k" * 40), patients=None, paths=None)
     predictions = Predictions(
-        task=tasks.NUMBER, probabilities=answers[:, None], truths=truths, examples=examples
+        task=numbers.NUMBER, probabilities=answers[:, None], truths=truths, examples=examples
     )
     config = TrainConfig(data="", bootstrap_samples=20)
     measured = run_results.measure(predictions, ["adc"], config)
@@ -160,7 +162,7 @@ def test_a_small_unit_keeps_its_digits_in_the_metrics_and_on_the_page():
     assert mae["value"] == pytest.approx(np.abs(answers - truths).mean(), rel=1e-6)
     assert 0 < mae["low"] < mae["value"] < mae["high"]
     halves = [(fold, 0, number_scores(answers[fold::2], truths[fold::2])) for fold in range(2)]
-    spread = metrics.describe_folds(halves, tasks.NUMBER.digits)
+    spread = metrics.describe_folds(halves, numbers.NUMBER.digits)
     assert spread["spread"]["mae"]["mean"] == pytest.approx(mae["value"])
     split = Split(
         label_counts=(40,), shards=(Shard(name="x", num_examples=40, num_bytes=1, sha256=""),)
@@ -182,7 +184,7 @@ def test_a_small_unit_keeps_its_digits_in_the_metrics_and_on_the_page():
 
 
 def test_a_network_learns_standardised_numbers_and_answers_in_their_unit():
-    task = tasks.Number(mean=50.0, std=10.0)
+    task = numbers.Number(mean=50.0, std=10.0)
     labels, logits = np.array([[50.0], [30.0]], np.float32), np.array([[0.0], [1.0]], np.float32)
     learnt, squares, errors = map(np.asarray, task.losses(labels, logits, (), 0.1))
     answers = np.asarray(task.activation()(logits))
@@ -203,14 +205,14 @@ def test_images_count_in_the_mean_that_is_learnt_as_they_do_in_the_loss(data):
         name="train", splits=("train",), examples=np.arange(4), num_examples=4,
         label_counts=(4,), weights=np.float32(counts),
     )  # fmt: skip
-    task = tasks.training_task(NUMBER, str(data), part)
+    task = registry.training_task(NUMBER, str(data), part)
     repeated = np.repeat(numbers, counts)
     assert (task.mean, task.std) == pytest.approx((repeated.mean(), repeated.std()))
 
 
 def test_the_largest_errors_are_the_mistakes_that_are_shown():
     answers, truths = np.array([[1.0], [9.0], [-3.0]]), np.array([1.5, 2.0, 0.0])
-    found = tasks.NUMBER.story.mistakes(answers, truths, ("ef",), most=2)
+    found = numbers.NUMBER.story.mistakes(answers, truths, ("ef",), most=2)
     assert [(one.place, one.true, one.predicted) for one in found] == [
         (1, "2", "9"),
         (2, "0", "-3"),
@@ -352,7 +354,7 @@ def test_what_cannot_be_learned_from_numbers_is_refused_before_a_folder_is_made(
         name="train", splits=("train",), examples=np.array([0]), num_examples=1, label_counts=(1,)
     )
     with pytest.raises(ConfigError, match="nothing to learn"):
-        tasks.training_task(NUMBER, str(data), part)
+        registry.training_task(NUMBER, str(data), part)
 
 
 def test_numbers_whose_squares_are_infinite_are_refused_before_a_folder_is_made(tmp_path, capsys):

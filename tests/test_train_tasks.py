@@ -28,15 +28,17 @@ from test_train_run import FLAGS, check_same, run_killed_twice
 
 from pipelines import extract_features
 from tfrecord_io import Manifest
-from tfrecord_io.label_kinds import MULTI_LABEL as SEVERAL_LABELS
+from tfrecord_io.kinds.multi_label import MULTI_LABEL as SEVERAL_LABELS
 from tfrecord_io.reading.mapped import MappedDataset
 from train import evaluate, predict, run
 from train.data.examples import Examples, read_examples
 from train.data.parts import whole_split
-from train.measuring import calibration, scores
-from train.measuring.predictions import Predictions, read_predictions, write_predictions
-from train.measuring.tasks import CLASSES, MULTI_LABEL, task_of
-from train.results import report
+from train.kinds import scores
+from train.kinds.classes import CLASSES
+from train.kinds.multi_label import MULTI_LABEL
+from train.kinds.registry import task_of
+from train.results import report, thresholds
+from train.results.predictions import Predictions, read_predictions, write_predictions
 
 pytestmark = pytest.mark.filterwarnings(KERAS_ARRAY_WARNING)
 
@@ -141,7 +143,7 @@ def test_the_measures_of_labels_are_those_of_scikit_learn():
     assert found["accuracy"] == pytest.approx((called == truths).mean())
     assert found["brier"] == pytest.approx(np.square(probabilities - truths).mean())
     choices = MULTI_LABEL.choices(probabilities, truths)
-    assert found["ece"] == pytest.approx(calibration.calibration_error(*choices))
+    assert found["ece"] == pytest.approx(thresholds.calibration_error(*choices))
 
 
 def test_average_precision_agrees_with_scikit_learn_with_ties_and_weights():

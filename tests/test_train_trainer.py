@@ -28,7 +28,7 @@ from tfrecord_io.files import atomic_write
 from train import predict, run
 from train.config import ConfigError, TrainConfig
 from train.devices import configure_devices
-from train.measuring import scores
+from train.kinds import scores
 from train.run_folder import claim
 from train.training import callbacks, checkpoint
 from train.training.callbacks import StoppedError, TrainingError

@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 
 from tfrecord_io import schema
-from tfrecord_io.label_kinds import CLASSES, LabelKind, kind_named
+from tfrecord_io.kinds.classes import CLASSES
+from tfrecord_io.kinds.label_kind import LabelKind
+from tfrecord_io.kinds.registry import kind_in
 from tfrecord_io.printing import printable
 from tfrecord_io.statistics import PixelStatistics
 
@@ -196,13 +198,11 @@ class Manifest:
         statistics = {}
         if self.statistics is not None:
             statistics["statistics"] = {"split": STATISTICS_SPLIT, **self.statistics.to_dict()}
-        # Absent for classes, so that their manifests stay what they were.
-        kind = {} if self.label_kind is CLASSES else {"label_kind": self.label_kind.name}
         content = {
             "format_version": self.format_version,
             "name": self.name,
             "image": {"shape": list(self.image_shape), "dtype": self.dtype},
-            **kind,
+            **self.label_kind.entry,
             "label_names": list(self.label_names),
             "record": {
                 "stride": layout.stride,
@@ -292,7 +292,7 @@ class Manifest:
                 else None
             ),
             dtype=content["image"]["dtype"],
-            label_kind=kind_named(content.get("label_kind", CLASSES.name)),
+            label_kind=kind_in(content),
         )
 
     def _check_consistency(self, content: Mapping[str, Any], file_name: str) -> None:

@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 import google_crc32c
 import numpy as np
 
-from tfrecord_io.label_kinds import CLASSES, LabelKind
+from tfrecord_io.kinds.classes import CLASSES
+from tfrecord_io.kinds.label_kind import LabelKind
 
 if TYPE_CHECKING:
     import tensorflow as tf

@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from tfrecord_io import manifest, schema, visible
-from tfrecord_io.label_kinds import NUMBER, ranges_of
+from tfrecord_io.kinds.numbers import ranges_of
 from tfrecord_io.printing import printable, refuse
 from tfrecord_io.shards import map_records
 
@@ -79,7 +79,7 @@ def _classes(
     labels = (
         records[:, slot.offset : slot.offset + slot.length].copy().view("<f4") for records in shards
     )
-    if found.label_kind is not NUMBER or not shards:
+    if not found.label_kind.is_number or not shards:
         return found.label_names, found.split(split).label_counts, labels
     numbers = [values[:, 0] for values in labels]
     names, codes = ranges_of(np.concatenate(numbers))

@@ -19,13 +19,12 @@ import numpy as np
 
 import tfrecord_io
 from tfrecord_io.decoding.preprocess import Preprocessing
-from tfrecord_io.label_kinds import MULTI_LABEL, NUMBER
 from tfrecord_io.printing import printable
 from tfrecord_io.trunk import SOURCE_KIND
 from train import console, predict
 from train.config import ConfigError
 from train.data.examples import read_examples
-from train.measuring import metrics
+from train.results import metrics
 
 _BATCH_SIZE = 64
 
@@ -96,7 +95,7 @@ def evaluate(
         )
     classifier = predict.load_classifier(run)
     task = classifier.task
-    if manifest.label_kind is not task.kind:
+    if manifest.label_kind != task.kind:
         raise ConfigError(
             f"the labels of {data} are of the kind {manifest.label_kind.name}, and the model of "
             f"{run} learned the kind {task.kind.name}; give a dataset with such labels"
@@ -109,8 +108,8 @@ def evaluate(
     # After the checks: these take seconds to import.
     from train.config import TrainConfig
     from train.data.parts import whole_split
-    from train.measuring.predictions import Predictions
     from train.results import report, run_results
+    from train.results.predictions import Predictions
     from train.run_folder import METRICS_NAME, write_json
 
     own_results = _own_metrics(run)
@@ -185,10 +184,9 @@ def _match_labels(
     """Returns int64 [their labels]: the place among the model's labels of each of theirs."""
     ours, theirs, kind = classifier.label_names, manifest.label_names, manifest.label_kind
     if not set(theirs) <= set(ours):
-        flag = {MULTI_LABEL: "--label_columns", NUMBER: "--target"}.get(kind, f"--{kind.plural}")
         raise ConfigError(
             f"{data} has the {kind.plural} {', '.join(theirs)}, the model of {run} knows "
-            f"{', '.join(ours)}; build the dataset with {flag} of these names"
+            f"{', '.join(ours)}; build the dataset with {kind.flag} of these names"
         )
     return np.array([ours.index(name) for name in theirs], np.int64)
 

@@ -24,7 +24,7 @@ import numpy as np
 
 from tfrecord_io.decoding.dicom import is_dicom
 from tfrecord_io.decoding.preprocess import Preprocessing, decode_image, decoder_versions
-from tfrecord_io.label_kinds import CLASSES, kind_named
+from tfrecord_io.kinds.registry import kind_in
 from tfrecord_io.manifest import ManifestError
 from tfrecord_io.printing import no_formula, printable
 from tfrecord_io.rejects import Reject
@@ -35,7 +35,7 @@ from train.results.saliency import occlusion_map
 if TYPE_CHECKING:
     import keras
 
-    from train.measuring.tasks import Task
+    from train.kinds.task import Task
     from train.results.similar import SimilarScan, TrainingScans
 
 _EXPORT = "export"
@@ -102,7 +102,7 @@ def load_classifier(path: Path) -> Classifier:
     try:
         facts = json.loads((folder / _FACTS).read_text(encoding="utf-8"))
         preprocessing = Preprocessing.from_dict(facts["preprocessing"])
-        kind = kind_named(facts.get("label_kind", CLASSES.name))
+        kind = kind_in(facts)
         label_names = tuple(facts["label_names"])
     except (KeyError, ValueError, TypeError) as error:
         raise ConfigError(
@@ -113,7 +113,7 @@ def load_classifier(path: Path) -> Classifier:
     with console.hide_native_noise():
         import keras
 
-        from train.measuring.tasks import task_of
+        from train.kinds.registry import task_of
 
         try:
             model = keras.saving.load_model(folder / _KERAS, compile=False)

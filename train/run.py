@@ -42,7 +42,7 @@ def _run(argv: Sequence[str] | None) -> int:
         console.check_backend(os.environ["KERAS_BACKEND"])
         with console.hide_native_noise():
             from tfrecord_io import ManifestError
-            from train.measuring import metrics
+            from train.results import metrics
             from train.training import callbacks, checkpoint, export, trainer
     except config.ConfigError as error:
         return _complain(error, 2)

@@ -10,7 +10,6 @@ from pipelines.sources import frames
 from pipelines.sources.source import Source
 from tfrecord_io import augment
 from tfrecord_io.decoding import preprocess
-from tfrecord_io.label_kinds import CLASSES
 
 
 def make_identity(
@@ -48,11 +47,7 @@ def make_identity(
         **_tree(options, source),
         "group_regex": listing.group_regex,
         **({"labels": listing.labels.digest} if listing.labels else {}),
-        **(
-            {"label_kind": kind.name, "format_version": kind.format_version}
-            if kind is not CLASSES
-            else {}
-        ),
+        **({**kind.entry, "format_version": kind.format_version} if kind.entry else {}),
         "image_size": [pixels.height, pixels.width],
         "channels": pixels.channels,
         "resize": pixels.resize,

@@ -24,19 +24,12 @@ import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
 from pipelines import errors
-from tfrecord_io import label_kinds
-from tfrecord_io.label_kinds import CLASSES, MULTI_LABEL, NUMBER, LabelKind
+from tfrecord_io.kinds.classes import CLASSES
+from tfrecord_io.kinds.label_kind import LabelKind
 from tfrecord_io.manifest import WEIGHT
 
 _OPTIONAL = ("patient", "split", "site")
 _DELIMITERS = (",", ";", "\t")
-
-# What a label's column may say; an empty value is unknown.
-_TRUTHS = {
-    **dict.fromkeys(("1", "1.0", "true", "yes"), True),
-    **dict.fromkeys(("0", "0.0", "false", "no"), False),
-    **dict.fromkeys(("", "nan"), None),
-}
 
 # Text of a CSV column that becomes a number: no leading zeros, which a code such as 007 has, no
 # exponents, which a code such as 1E5 may be, and no more digits than the type keeps.
@@ -53,7 +46,7 @@ class LabelTable:
     Attributes:
         name: of its file, for messages.
         path: of each row's image, with `/` between folders.
-        label: of each row; "" if the table gives none. `tfrecord_io.label_kinds` defines the text
+        label: of each row; "" if the table gives none. `tfrecord_io.kinds` defines the text
             of several labels and of a number.
         label_columns: columns of several labels or of a number; empty if each row has one class.
         patient: of each row, None where the table gives none; None without such a column.
@@ -160,14 +153,10 @@ def read_label_table(
         for name in (*used, *_OPTIONAL)
         if name in table.column_names
     }
-    not_numbers: dict[int, str] = {}
-    if kind is MULTI_LABEL:
-        label = _several_labels(file, texts, columns)
-    else:
-        # A blank cell of a spreadsheet is not a class.
-        label = [text if text and text.strip() else "" for text in texts[columns[0]]]
-    if kind is NUMBER:
-        label, not_numbers = _numbers(label)
+    try:
+        label, not_numbers = kind.read_columns({name: texts[name] for name in columns})
+    except ValueError as error:
+        raise errors.UserError(f"--labels {file}: {error}") from None
     return LabelTable(
         name=file.name,
         path=[_normal(path or "") for path in texts["path"]],
@@ -257,36 +246,6 @@ def _sites(file: Path, cells: Sequence[str | None]) -> list[str]:
             "column if it means something else"
         )
     return sites
-
-
-def _several_labels(
-    file: Path, columns: Mapping[str, Sequence[str | None]], names: Sequence[str]
-) -> list[str]:
-    """Returns the text of each row's labels; "" where one of them is unknown."""
-    texts = []
-    for number, row in enumerate(zip(*(columns[name] for name in names), strict=True), 1):
-        values = [_TRUTHS.get((value or "").strip().lower(), value) for value in row]
-        for name, value in zip(names, values, strict=True):
-            if isinstance(value, str):
-                raise errors.UserError(
-                    f"--labels {file}: row {number:,} has {value!a} in the column {name}; expected "
-                    "0 or 1"
-                )
-        chosen = [name for name, value in zip(names, values, strict=True) if value]
-        is_known = None not in values
-        texts.append(label_kinds.MULTI_LABEL.text_of(chosen) if is_known else "")
-    return texts
-
-
-def _numbers(cells: Sequence[str]) -> tuple[list[str], dict[int, str]]:
-    """Returns the text of each row's number, or "", and by row the cells that are not numbers."""
-    texts, wrong = [], {}
-    for row, cell in enumerate(cells):
-        text = "" if cell.strip().lower() in ("", "nan") else label_kinds.number_text(cell)
-        texts.append(text or "")
-        if text is None:
-            wrong[row] = cell
-    return texts, wrong
 
 
 def _plain(table: pa.Table) -> pa.Table:

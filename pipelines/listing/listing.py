@@ -17,7 +17,8 @@ from pipelines.listing.layout import SPLITS, Sorter
 from pipelines.listing.members import Member
 from pipelines.listing.refs import BATCH_ROWS, OTHERS, REF_SCHEMA, SITE, ImageRef, RejectedFile
 from pipelines.listing.selection import choose_classes, choose_tree, drop_copies
-from tfrecord_io.label_kinds import CLASSES, LabelKind
+from tfrecord_io.kinds.classes import CLASSES
+from tfrecord_io.kinds.label_kind import LabelKind
 
 #: Kermany's file names are CLASS-PATIENT-INDEX.jpeg. The group excludes the class on purpose,
 #: because a patient can appear in several classes.

@@ -26,7 +26,8 @@ from pipelines import errors
 from pipelines.listing.refs import REF_SCHEMA, source_paths
 from pipelines.planning.plan import splitmix64
 from tfrecord_io.decoding.preprocess import frame_path
-from tfrecord_io.label_kinds import CLASSES, LabelKind
+from tfrecord_io.kinds.classes import CLASSES
+from tfrecord_io.kinds.label_kind import LabelKind
 
 #: Fractions of `--splits patient` unless the user gives others.
 DEFAULT_FRACTIONS = (("train", 0.8), ("val", 0.1), ("test", 0.1))

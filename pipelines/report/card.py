@@ -19,7 +19,6 @@ from tfrecord_io.auditing import pages, ranges, shortcuts
 from tfrecord_io.auditing.audit import LIMITS
 from tfrecord_io.auditing.findings import MAX_LISTED, SEVERITIES, Audit
 from tfrecord_io.auditing.twins import ImageReader
-from tfrecord_io.label_kinds import NUMBER
 from tfrecord_io.manifest import Manifest
 from tfrecord_io.printing import counted
 
@@ -96,10 +95,7 @@ def _summary(found: Manifest, audit: Audit) -> list[str]:
     splits = ", ".join(f"{split.num_examples:,} {name}" for name, split in found.splits.items())
     height, width, channels = found.image_shape
     people = f" of {counted(patients, 'patient')}" if patients else ""
-    kind = found.label_kind
-    labels = f"in {counted(found.num_classes, kind.noun, kind.plural)}"
-    if kind is NUMBER:
-        labels = f"with the number {found.label_names[0]}"
+    labels = found.label_kind.describe(found.label_names)
     sentences = [
         f"{counted(found.num_examples, 'image')}{people} {labels} ({splits}), each "
         f"stored as {width}×{height} pixels in {'grey' if channels == 1 else 'colour'}"

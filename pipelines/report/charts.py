@@ -17,7 +17,6 @@ import pyarrow.compute as pc
 
 from tfrecord_io.auditing import ranges
 from tfrecord_io.auditing.pages import Tick, ticks
-from tfrecord_io.label_kinds import NUMBER
 from tfrecord_io.manifest import Manifest
 
 #: With more classes than this, the charts of class sizes would be unreadable and are left out.
@@ -192,7 +191,7 @@ def numbers(found: Manifest, examples: pa.Table) -> Histogram | None:
         found: the manifest.
         examples: the examples table.
     """
-    if found.label_kind is not NUMBER:
+    if not found.label_kind.is_number:
         return None
     values = ranges.numbers_of(examples)
     names = [name for name, split in found.splits.items() if split.num_examples][:_NUM_SERIES]

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pipelines.planning import output_state
 from pipelines.stores.output import Storage
 from pipelines.stores.remote import is_remote
-from tfrecord_io.label_kinds import NUMBER
 from tfrecord_io.manifest import REJECTS_FILE_NAME, Manifest
 from tfrecord_io.printing import printable
 from tfrecord_io.trunk import SOURCE_KIND
@@ -64,14 +63,14 @@ def _num_shards(found: Manifest) -> int:
 def _table(found: Manifest) -> str:
     """Returns a text table of the number of examples by split and class."""
     names: Sequence[str] = found.label_names
-    if found.label_kind is NUMBER:
+    if found.label_kind.is_number:
         names = [f"mean {names[0]}"]
         numbers = found.audit["measures"]["target"]["splits"]
     header = ["split", *map(printable, names), "examples", "shards"]
     rows: list[list[str]] = []
     for name, split in found.splits.items():
         counts = [f"{count:,}" for count in split.label_counts]
-        if found.label_kind is NUMBER:
+        if found.label_kind.is_number:
             counts = [f"{numbers[name]['mean']:.6g}" if name in numbers else "-"]
         rows.append([name, *counts, f"{split.num_examples:,}", f"{len(split.shards):,}"])
     cells = [header, *rows]

@@ -16,7 +16,8 @@ from pipelines.stores.output import BUILD_DIR, Storage
 from tfrecord_io import manifest, schema
 from tfrecord_io.auditing import columns, twins
 from tfrecord_io.decoding import preprocess
-from tfrecord_io.label_kinds import CLASSES, LabelKind
+from tfrecord_io.kinds.classes import CLASSES
+from tfrecord_io.kinds.label_kind import LabelKind
 
 #: Opens a file of the output for writing by its name.
 Create = Callable[[str], contextlib.AbstractContextManager[IO[bytes]]]

@@ -144,7 +144,7 @@ def judge_classes(
     return (
         f"{build.label_kind.noun} {name!r} has no image left: all its files were rejected, such as "
         f"{path} ({table} lists them). Repair the files; or, if that folder is not a "
-        f"{build.label_kind.noun}, run again with --{build.label_kind.plural}={rest} --overwrite"
+        f"{build.label_kind.noun}, run again with {build.label_kind.flag}={rest} --overwrite"
     )
 
 

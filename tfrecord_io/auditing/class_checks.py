@@ -16,7 +16,6 @@ from tfrecord_io import manifest
 from tfrecord_io.auditing import ranges, shortcuts
 from tfrecord_io.auditing.columns import CodedColumns
 from tfrecord_io.auditing.findings import MAX_LISTED, MOST_NAMES, Finding, Severity, many
-from tfrecord_io.label_kinds import NUMBER, RANGES
 from tfrecord_io.printing import listed
 
 
@@ -24,7 +23,7 @@ def check_numbers(
     found: manifest.Manifest, examples: pa.Table, measures: dict[str, Any]
 ) -> Iterator[Finding]:
     """Yields how the numbers of a dataset of numbers are distributed in its splits."""
-    if found.label_kind is not NUMBER:
+    if not found.label_kind.is_number:
         return
     (name,) = found.label_names
     described = ranges.describe(found, examples)
@@ -145,7 +144,7 @@ def check_classes(found: manifest.Manifest, measures: dict[str, Any]) -> Iterato
                 count=len(missing),
             )
     # Ranges are made to be of equal size, and differ only if many numbers are the same.
-    if _ratio(totals) > 3 and kind is not RANGES:
+    if _ratio(totals) > 3 and kind != ranges.RANGES:
         most, least = found.label_names[totals.argmax()], found.label_names[totals.argmin()]
         yield Finding(
             code="class_balance",
@@ -159,7 +158,7 @@ def check_classes(found: manifest.Manifest, measures: dict[str, Any]) -> Iterato
         name: values / max(values.sum() if kind.one_hot else found.splits[name].num_examples, 1)
         for name, values in counts.items()
     }
-    told = "the mean error" if kind is RANGES else "plain accuracy"
+    told = "the mean error" if kind == ranges.RANGES else "plain accuracy"
     if "train" in shares:
         for name, share in shares.items():
             gap = np.abs(share - shares["train"])

@@ -13,8 +13,19 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tfrecord_io.label_kinds import NUMBER, RANGES, LabelKind, ranges_of
+from tfrecord_io.kinds.classes import Classes
+from tfrecord_io.kinds.label_kind import LabelKind
+from tfrecord_io.kinds.numbers import NUMBER, ranges_of
 from tfrecord_io.manifest import Manifest
+
+
+class _Ranges(Classes):
+    """The classes are ranges of a number; no dataset is stored with them."""
+
+    noun, plural = "range", "ranges"
+
+
+RANGES = _Ranges()
 
 
 def numbers_of(examples: pa.Table) -> np.ndarray:
@@ -33,7 +44,7 @@ def with_ranges(examples: pa.Table, kind: LabelKind) -> pa.Table:
         examples: a table with the column `label`.
         kind: what an example's label can be; for other kinds than numbers nothing changes.
     """
-    if kind is not NUMBER:
+    if not kind.is_number:
         return examples
     names, codes = ranges_of(numbers_of(examples))
     labels = pa.DictionaryArray.from_arrays(pa.array(codes, pa.int32()), pa.array(names))
@@ -51,7 +62,7 @@ def as_classes(found: Manifest, examples: pa.Table) -> tuple[Manifest, pa.Table]
         the manifest and the table with the ranges in ascending order as classes. The counts are
         those of the table, which has no augmented copies.
     """
-    if found.label_kind is not NUMBER:
+    if not found.label_kind.is_number:
         return found, examples
     examples = with_ranges(examples, NUMBER)
     labels = examples["label"].combine_chunks()

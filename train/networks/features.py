@@ -18,7 +18,7 @@ import keras
 import tfrecord_io
 from tfrecord_io.trunk import FILE_NAME, REST_NAME, Trunk
 from train.config import TRUNK_WEIGHTS, ConfigError, TrainConfig
-from train.measuring import tasks
+from train.kinds.task import Task
 from train.networks import models
 
 # Settings that a trunk decides, and those that change images before the network.
@@ -81,7 +81,7 @@ def build_network(
     config: TrainConfig,
     trunk: Trunk,
     manifest: tfrecord_io.Manifest,
-    task: tasks.Task,
+    task: Task,
     *,
     temperature: float = 1.0,
 ) -> models.Network:

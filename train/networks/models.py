@@ -16,7 +16,8 @@ import keras
 import tfrecord_io
 from train import applications
 from train.config import ConfigError, TrainConfig
-from train.measuring import tasks
+from train.kinds.classes import CLASSES
+from train.kinds.task import Task
 
 #: With this value, Keras downloads the weights and checks their hash.
 _IMAGENET = "imagenet"
@@ -48,7 +49,7 @@ def build_network(
     *,
     image_shape: tuple[int, int, int],
     num_classes: int,
-    task: tasks.Task = tasks.CLASSES,
+    task: Task = CLASSES,
     image_dtype: str = "uint8",
     grey_factor: float = 1.0,
     statistics: tfrecord_io.PixelStatistics | None = None,
@@ -129,7 +130,7 @@ def grey_factor_of(manifest: tfrecord_io.Manifest) -> float:
 def classifier(
     logits: keras.Model,
     config: TrainConfig,
-    task: tasks.Task,
+    task: Task,
     *,
     dtype: str,
     factor: float,

@@ -11,7 +11,7 @@ import numpy as np
 from sklearn import metrics as sk_metrics
 
 from tfrecord_io.auditing.pages import Tick, ticks
-from train.measuring.scores import URGENT_CLASSES
+from train.kinds.scores import URGENT_CLASSES
 
 #: Most lines in a chart; the page has this many colours.
 NUM_SERIES = 8

@@ -19,9 +19,9 @@ from sklearn import metrics as sk_metrics
 
 from tfrecord_io import visible
 from tfrecord_io.printing import printable
-from train.measuring.predictions import Predictions
-from train.measuring.scores import NUM_CALIBRATION_BINS, calibration_bins
+from train.kinds.scores import NUM_CALIBRATION_BINS, calibration_bins
 from train.results import charts
+from train.results.predictions import Predictions
 
 #: Colours that colour-blind readers can tell apart. Source: Okabe and Ito 2008, "Color universal
 #: design".

@@ -20,12 +20,13 @@ from tfrecord_io.manifest import Manifest
 from tfrecord_io.printing import counted, listed
 from tfrecord_io.reading.mapped import MappedDataset
 from tfrecord_io.trunk import SOURCE_KIND
-from train.measuring.metrics import FEW_GROUPS, worst_classes
-from train.measuring.predictions import Predictions
-from train.measuring.scores import URGENT_CLASSES
-from train.measuring.stories import MAX_CLASSES, MistakenAnswer, decimal, percent
-from train.measuring.tasks import Task, task_of
+from train.kinds.registry import task_of
+from train.kinds.scores import URGENT_CLASSES
+from train.kinds.stories import MAX_CLASSES, MistakenAnswer, decimal, percent, worst_classes
+from train.kinds.task import Task
 from train.results import charts, saliency
+from train.results.metrics import FEW_GROUPS
+from train.results.predictions import Predictions
 
 FILE_NAME = "report.html"
 

@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 
 import tfrecord_io
-from tfrecord_io.label_kinds import CLASSES
 from train.config import TrainConfig
-from train.measuring import calibration, metrics
-from train.measuring.predictions import PREDICTIONS_NAME, Predictions, write_predictions
-from train.results import plots, report, saliency
+from train.kinds.temperature import apply_temperature
+from train.results import metrics, plots, report, saliency, thresholds
+from train.results.predictions import PREDICTIONS_NAME, Predictions, write_predictions
 from train.run_folder import versions
 
 #: Most sites that are measured by themselves; with more, those with the most images.
@@ -52,9 +51,7 @@ def measure(
             digits=task.digits,
         )
 
-    # Absent for classes, as in the manifest.
-    kind = {} if task.kind is CLASSES else {"label_kind": task.kind.name}
-    results = kind | measured(np.arange(len(predictions.truths)))
+    results = task.kind.entry | measured(np.arange(len(predictions.truths)))
     if examples.sites is None:
         return results
     sites = np.array(examples.sites)
@@ -85,22 +82,22 @@ def measure_calibration(
         config: supplies the wanted sensitivity, the number of resamples and the seed.
 
     Returns:
-        `calibration` and `thresholds`, see the module `calibration`.
+        `calibration` and `thresholds`, see the module `thresholds`.
     """
     assert predictions.uncalibrated is not None
     task = predictions.task
     answers, right_answers = task.choices(predictions.uncalibrated, predictions.truths)
     return {
-        "calibration": calibration.describe_calibration(
+        "calibration": thresholds.describe_calibration(
             temperature,
             fitted_on="val",
             num_examples=len(val[1]),
             before=answers,
-            after=calibration.apply_temperature(answers, temperature),
+            after=apply_temperature(answers, temperature),
             labels=right_answers,
         ),
-        "thresholds": calibration.choose_thresholds(
-            calibration.default_views(label_names, one_hot=task.kind.one_hot),
+        "thresholds": thresholds.choose_thresholds(
+            thresholds.default_views(label_names, one_hot=task.kind.one_hot),
             label_names,
             val=(task.cool(val[0], temperature), task.has(val[1], len(label_names))),
             test=(predictions.probabilities, task.has(predictions.truths, len(label_names))),

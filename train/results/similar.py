@@ -20,7 +20,7 @@ from tfrecord_io.trunk import FILE_NAME, find_trunk
 from train import config
 from train.config import ConfigError
 from train.data.examples import read_examples
-from train.measuring.tasks import task_of
+from train.kinds.registry import task_of
 
 _SPLIT = "train"
 _ROWS_AT_ONCE = 256

@@ -26,7 +26,6 @@ import tfrecord_io
 from tfrecord_io.decoding import dicom
 from tfrecord_io.decoding.preprocess import decoder_versions
 from tfrecord_io.files import atomic_write
-from tfrecord_io.label_kinds import CLASSES
 from train.run_folder import write_json
 
 FOLDER_NAME = "export"
@@ -108,7 +107,7 @@ def export_model(
         "input": {"shape": list(manifest.image_shape), "dtype": manifest.dtype, "name": "image"},
         "preprocessing": dict(manifest.preprocessing),
         "label_names": list(manifest.label_names),
-        **({} if manifest.label_kind is CLASSES else {"label_kind": manifest.label_kind.name}),
+        **manifest.label_kind.entry,
         # What made the pixels of the files; predict warns where it differs.
         "decoder": {
             name: manifest.versions[name]

@@ -11,11 +11,10 @@ import numpy as np
 
 from train.data.examples import read_examples
 from train.data.parts import Part
-from train.measuring import metrics
-from train.measuring.predictions import Predictions
 from train.networks import features
 from train.networks.models import Network
-from train.results import report, run_results
+from train.results import metrics, report, run_results
+from train.results.predictions import Predictions
 from train.run_folder import BEST_NAME, HISTORY_NAME, write_json, write_metrics
 from train.training import callbacks, checkpoint, export
 from train.training.progress import Progress

@@ -20,10 +20,11 @@ from train.config import TrainConfig
 from train.data import parts
 from train.data.examples import Examples, read_examples
 from train.devices import Devices
-from train.measuring import calibration, metrics, scores
-from train.measuring.predictions import PREDICTIONS_NAME, Predictions, read_predictions
-from train.measuring.tasks import Task, task_of
-from train.results import report, run_results
+from train.kinds import scores
+from train.kinds.registry import task_of
+from train.kinds.task import Task
+from train.results import metrics, report, run_results, thresholds
+from train.results.predictions import PREDICTIONS_NAME, Predictions, read_predictions
 from train.run_folder import claim, write_metrics
 from train.training import single_run
 
@@ -181,7 +182,7 @@ def _describe_calibration(
         cooled[is_in] = task.cool(raw[is_in], temperatures[-1])
     before, right_answers = task.choices(raw, truths)
     after, _ = task.choices(cooled, truths)
-    return calibration.describe_calibration(
+    return thresholds.describe_calibration(
         float(np.mean(temperatures)),
         fitted_on=f"the other folds of {', '.join(splits)}",
         num_examples=len(truths),

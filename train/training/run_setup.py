@@ -13,7 +13,7 @@ from train.config import TrainConfig
 from train.data import feed
 from train.data.parts import Part, Parts, read_statistics
 from train.devices import Devices, set_precision
-from train.measuring.tasks import Task
+from train.kinds.task import Task
 from train.networks import features
 from train.networks.models import Network, build_network, grey_factor_of
 from train.training.steps import Objective, Steps

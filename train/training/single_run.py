@@ -17,7 +17,8 @@ from tfrecord_io.trunk import Trunk
 from train.config import ConfigError, TrainConfig
 from train.data.parts import Parts, choose_parts
 from train.devices import Devices, set_seed
-from train.measuring.tasks import Task, training_task
+from train.kinds.registry import training_task
+from train.kinds.task import Task
 from train.run_folder import METRICS_NAME, claim
 from train.training.finishing import finish
 from train.training.run_setup import make_setup

@@ -27,7 +27,8 @@ import numpy as np
 from train.config import ConfigError, TrainConfig
 from train.data import augmentation, feed
 from train.devices import Devices
-from train.measuring.tasks import CLASSES, Task
+from train.kinds.classes import CLASSES
+from train.kinds.task import Task
 from train.networks.models import Network
 
 if TYPE_CHECKING:

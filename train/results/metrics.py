@@ -7,9 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from tfrecord_io.label_kinds import CLASSES, NUMBER, kind_named
+from tfrecord_io.kinds.registry import kind_in
 from tfrecord_io.printing import listed, printable
-from train.measuring.scores import CONFIDENCE_LEVEL, Scorer, bootstrap, scores
+from train.kinds.scores import CONFIDENCE_LEVEL, Scorer, bootstrap, scores
+from train.kinds.stories import worst_classes
+from train.kinds.task import SHARE_DIGITS
 
 #: With fewer groups than this, intervals get a note: a bootstrap over few clusters tends to give
 #: too narrow ones. Source: Cameron, Gelbach and Miller 2008, "Bootstrap-based improvements for
@@ -17,9 +19,6 @@ from train.measuring.scores import CONFIDENCE_LEVEL, Scorer, bootstrap, scores
 FEW_GROUPS = 20
 
 _NO_INTERVAL = (float("nan"), float("nan"))
-
-#: Format of probabilities and of the measures of them in files.
-SHARE_DIGITS = ".6f"
 
 # Prefixes of the measures of a label that are shares of examples.
 _SHARES_OF_LABELS = ("sensitivity/", "specificity/")
@@ -295,27 +294,9 @@ def describe(metrics: Mapping[str, Any]) -> str:
             text += f"  [{told(score['low'])}, {told(score['high'])}]"
         lines.append(f"  {printable(name):<{width}} {text}")
     if hidden:
-        plural = kind_named(metrics.get("label_kind", CLASSES.name)).plural
+        plural = kind_in(metrics).plural
         lines.append(f"  metrics.json has {hidden:,} more {plural}, of higher sensitivity")
     return "\n".join(lines)
-
-
-def worst_classes(metrics: Mapping[str, Any], most: int) -> list[str]:
-    """Returns the classes with the lowest sensitivity, the worst first.
-
-    Of classes with equal sensitivity, the larger comes first. Classes without images come last.
-
-    Args:
-        metrics: content of metrics.json.
-        most: the largest number of classes to return.
-    """
-    counts = metrics["label_counts"]
-
-    def rank(name: str) -> tuple[bool, float, int]:
-        sensitivity = metrics["scores"][f"sensitivity/{name}"]["value"]
-        return sensitivity is None, sensitivity or 0.0, -counts[name]
-
-    return sorted(counts, key=rank)[:most]
 
 
 def _most_telling(metrics: Mapping[str, Any]) -> tuple[list[str], int]:
@@ -335,7 +316,7 @@ def format_of(metrics: Mapping[str, Any]) -> Callable[[float | None], str]:
     Args:
         metrics: content of metrics.json.
     """
-    return _decimal if metrics.get("label_kind") == NUMBER.name else _percent
+    return _decimal if kind_in(metrics).is_number else _percent
 
 
 def _decimal(value: float | None) -> str:

@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 
 from tfrecord_io.files import atomic_write
-from tfrecord_io.label_kinds import LabelKind
+from tfrecord_io.kinds.label_kind import LabelKind
 from tfrecord_io.printing import csv_cell
 from train.data.examples import Examples
 from train.data.parts import Part
-from train.measuring.tasks import Task
+from train.kinds.task import Task
 
 PREDICTIONS_NAME = "predictions.csv"
 

@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from train.measuring.metrics import worst_classes
-from train.measuring.scores import (
+from train.kinds.scores import (
     KAPPA,
     LABEL_MEASURES,
     LABEL_THRESHOLD,
@@ -435,6 +434,24 @@ class NumberStory(Story):
             )
             for place in furthest.tolist()
         ]
+
+
+def worst_classes(metrics: Mapping[str, Any], most: int) -> list[str]:
+    """Returns the classes with the lowest sensitivity, the worst first.
+
+    Of classes with equal sensitivity, the larger comes first. Classes without images come last.
+
+    Args:
+        metrics: content of metrics.json.
+        most: the largest number of classes to return.
+    """
+    counts = metrics["label_counts"]
+
+    def rank(name: str) -> tuple[bool, float, int]:
+        sensitivity = metrics["scores"][f"sensitivity/{name}"]["value"]
+        return sensitivity is None, sensitivity or 0.0, -counts[name]
+
+    return sorted(counts, key=rank)[:most]
 
 
 def decimal(value: float | None) -> str:

@@ -1,0 +1,1 @@
+"""The kinds of label: each file says how tables, records and counts hold one kind."""

@@ -1,0 +1,46 @@
+"""One class for each example, whose label is one-hot. Its text is the name of the class.
+
+>>> CLASSES.vectors(["CNV", "NORMAL"], ["CNV", "NORMAL"]).tolist()
+[[1.0, 0.0], [0.0, 1.0]]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from tfrecord_io.kinds.label_kind import NamedKind
+
+
+class Classes(NamedKind):
+    """Each example has one class."""
+
+    name, format_version, noun, plural = "class", 1, "class", "classes"
+    values, flag, one_hot = "one-hot", "--classes", True
+
+    def read_columns(
+        self, columns: Mapping[str, Sequence[str | None]]
+    ) -> tuple[list[str], dict[int, str]]:
+        (cells,) = columns.values()
+        # A blank cell of a spreadsheet is not a class.
+        return [cell if cell and cell.strip() else "" for cell in cells], {}
+
+    def names_in(self, text: str) -> list[str]:
+        return [text]
+
+    def text_of(self, names: Sequence[str]) -> str:
+        (name,) = names
+        return name
+
+    def balance(self, counts: np.ndarray, texts: Sequence[str]) -> np.ndarray:
+        return counts
+
+    def is_label(self, values: np.ndarray) -> bool:
+        return sorted(values.tolist()) == [0.0] * (len(values) - 1) + [1.0]
+
+    def fits_counts(self, counts: Sequence[int], num_examples: int) -> bool:
+        return sum(counts) == num_examples
+
+
+CLASSES = Classes()

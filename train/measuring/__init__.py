@@ -1,1 +1,0 @@
-"""Outputs, losses, and what predictions are worth in numbers and words, by the kind of label."""
