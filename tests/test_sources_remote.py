@@ -136,6 +136,43 @@ def test_a_zip_on_a_web_server_is_read_in_place_and_its_signature_shown_to_nobod
     assert "very-secret" not in "".join(capsys.readouterr())
 
 
+# "us@er:pa/ss" in base64, as RFC 7617 has it.
+LOGIN = "Basic dXNAZXI6cGEvc3M="
+
+
+def secret_url(server, path="scans.zip", login="us%40er:pa%2Fss"):
+    return server.url(path).replace("://", f"://{login}@")
+
+
+def test_a_login_in_a_url_is_used_and_shown_to_nobody(scans_zip, tmp_path, capsys):
+    with running_web() as server:
+        server.files["scans.zip"] = WebFile(scans_zip.read_bytes(), login=LOGIN)
+        build_here(secret_url(server), tmp_path / "remote", "--max_reject_fraction=0.5")
+    written = [path.read_bytes() for path in (tmp_path / "remote").rglob("*") if path.is_file()]
+    for secret in ("us%40er", "pa%2Fss", "us@er", "pa/ss", LOGIN):
+        assert not [content for content in written if secret.encode() in content]
+    assert "us%40er" not in "".join(capsys.readouterr())
+
+
+@pytest.mark.parametrize("content", ["refused", "garbage", "another login", "another port", "s3"])
+def test_a_login_in_a_url_that_fails_is_shown_to_nobody(content, tmp_path, capsys):
+    with running_web() as server:
+        server.files["scans.zip"] = WebFile(b"garbage", query="no", login=LOGIN)
+        given = secret_url(server)
+        if content != "refused":
+            server.files["scans.zip"].query = ""
+        if content == "another login":
+            given = secret_url(server, login="us%40er:pa%2Fssword")
+        elif content == "another port":  # the slash ends the name of the server, says RFC 3986
+            given = secret_url(server, login="us%40er:pa/ss")
+        elif content == "s3":
+            given = "s3://us%40er:pa%2Fss@bucket/scans.zip"
+        with pytest.raises((errors.UserError, errors.BuildError)) as caught:
+            build_here(given, tmp_path / "out")
+    shown = str(caught.value) + "".join(capsys.readouterr())
+    assert not [secret for secret in ("us%40er", "us@er", "pa%2F", "pa/ss") if secret in shown]
+
+
 def test_a_folder_on_a_web_server_is_refused_with_the_way_out(tmp_path):
     with (
         running_web() as server,

@@ -25,12 +25,14 @@ class WebFile:
         e_tag: its version with quotes, or empty for a server that gives none.
         modified: its Last-Modified header.
         query: what the URL must end in, as a signature; anything else is refused.
+        login: what the Authorization header must be; anything else is refused.
     """
 
     content: bytes
     e_tag: str = '"1"'
     modified: str = "Mon, 01 Jan 2018 00:00:00 GMT"
     query: str = ""
+    login: str | None = None
 
 
 class WebServer(ThreadingHTTPServer):
@@ -94,6 +96,8 @@ class _Files(BaseHTTPRequestHandler):
             return self._answer(404)
         if parts.query != file.query:
             return self._answer(403, b"the signature has expired")
+        if self.headers.get("Authorization") != file.login:
+            return self._answer(401)
         condition = self.headers.get("If-Match", file.e_tag)
         if condition != file.e_tag and self.server.fault != "unconditional":
             return self._answer(412)

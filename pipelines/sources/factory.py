@@ -86,8 +86,8 @@ def _input(options: SourceOptions) -> Path:
         raise errors.UserError(f"--source {options.source} needs --input")
     if remote.is_remote(options.input):
         raise errors.UserError(
-            f"--source {options.source} reads a local folder, received {options.input}; copy the "
-            "files to a disk of this machine first"
+            f"--source {options.source} reads a local folder, received "
+            f"{remote.shown(options.input)}; copy the files to a disk of this machine first"
         )
     # A worker may have another working directory.
     return Path(options.input).absolute()

@@ -8,6 +8,7 @@ Names of buckets and files are literal: `*` and `[` are not patterns.
 
 from __future__ import annotations
 
+import base64
 import collections
 import contextlib
 import dataclasses
@@ -22,7 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import unquote_to_bytes, urlsplit
 
 import obstore
 from obstore import exceptions
@@ -92,11 +93,10 @@ def is_remote(path: str) -> bool:
 
 
 def shown(url: str) -> str:
-    """Returns a URL without its password and signature, for messages."""
-    if url.partition("://")[0] not in _WEB:
-        return url
-    parts = urlsplit(url)
-    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+    """Returns a URL for messages: without user name and password, and without a signature."""
+    is_web = url.partition("://")[0] in _WEB
+    url = re.sub("(?<=://)[^/?#]*@", "", url)
+    return re.split("[?#]", url)[0] if is_web else url
 
 
 def use_flags(beam_args: Sequence[str]) -> tuple[str, ...]:
@@ -220,7 +220,7 @@ def write(url: str, source: IO[bytes], advance: Callable[[int], object] | None =
             else:
                 obstore.put(store, path, first, use_multipart=False)
     except FileNotFoundError as error:
-        raise errors.BuildError(f"cannot write {url}: there is no such bucket") from error
+        raise errors.BuildError(f"cannot write {shown(url)}: there is no such bucket") from error
 
 
 @contextlib.contextmanager
@@ -355,7 +355,12 @@ def _opened(root: str) -> Any:
     scheme = root.partition("://")[0]
     if scheme not in _KINDS:
         raise errors.UserError(
-            f"cannot use {root}: expected s3://, gs://, az:// or https://, received {scheme}://"
+            f"cannot use {shown(root)}: expected s3://, gs://, az:// or https://, received {scheme}://"
+        )
+    if scheme not in _WEB and shown(root) != root:
+        raise errors.UserError(
+            f"cannot use {shown(root)} with a user name in the URL; give credentials as the tools "
+            "of the store take them (docs/sources.md)"
         )
     client_options: dict[str, Any] = {
         "allow_http": True,  # for an endpoint that the user gave as http://
@@ -367,6 +372,8 @@ def _opened(root: str) -> Any:
         if file := os.environ.get(variable):
             client_options["root_certificate"] = Path(file).read_bytes()
             break
+    if scheme in _WEB and (login := _login(root)):
+        client_options["default_headers"] = {"authorization": f"Basic {login}"}
     retries = {
         "max_retries": 6,
         "retry_timeout": datetime.timedelta(seconds=RETRY_SECONDS),
@@ -378,6 +385,22 @@ def _opened(root: str) -> Any:
         )
     except (exceptions.BaseError, ValueError) as error:
         raise errors.UserError(f"cannot use {shown(root)}: {_reason(error)}") from None
+
+
+def _login(url: str) -> str:
+    """Returns user name and password of a URL for HTTP's basic login (RFC 7617); "" if none."""
+    try:
+        parts = urlsplit(url)
+        _ = parts.port  # what follows an unescaped / or # in a password is taken for a path
+    except ValueError:
+        raise errors.UserError(
+            "cannot use the given URL: its port is not a number. In a user name or a password, "
+            "write characters such as / and # as %2F and %23"
+        ) from None
+    given = parts.netloc.rpartition("@")[0]
+    name, _, password = given.partition(":")
+    login = unquote_to_bytes(name) + b":" + unquote_to_bytes(password)
+    return base64.b64encode(login).decode() if given else ""
 
 
 # --------------------------------------------------------------------------------------------------
@@ -427,4 +450,5 @@ def _reason(error: Exception) -> str:
         text = head + ": ".join(match[1] for match in said if match)
     if "169.254.169.254" in text:
         text = f"no credentials were found, and this machine has no role in the cloud ({text})"
-    return " ".join(re.sub(r"\?[^\s()]*=[^\s()]*", "", text).split())
+    text = re.sub(r"\w+://[^\s()]+", lambda match: shown(match[0]), text)
+    return " ".join(text.split())
