@@ -1,0 +1,73 @@
+"""Options that are declared once, with their flags, defaults and checks."""
+
+import argparse
+import dataclasses
+import math
+import re
+from pathlib import Path
+
+import pytest
+
+from tfrecord_io.flags import add_flags, check, flag, from_flags, given
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+    data: Path | None = flag(None, "folder of 100 % of the data")
+    names: tuple[str, ...] = flag(("a", "b"), "names", parse=lambda text: tuple(text.split("+")))
+    optimizer: str = flag("adam", "update rule", choices=("sgd", "adam", "adamw"))
+    rate: float = flag(0.5, "step size (default: a half)", least=0)
+    augment: bool = flag(True, "change the images", can_be_negated=True)
+    overwrite: bool = flag(False, "replace what is there")
+    resolved: int = 0
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+def parser():
+    made = argparse.ArgumentParser()
+    add_flags(made, "training", Options)
+    return made
+
+
+def read(*words):
+    return from_flags(Options, parser().parse_args(words))
+
+
+def test_flags_become_values_of_their_types_and_others_keep_their_defaults():
+    assert read() == Options()
+    words = ["--data=x", "--names=c+d", "--rate", "2", "--no-augment", "--overwrite"]
+    assert read(*words) == Options(
+        data=Path("x"), names=("c", "d"), rate=2.0, augment=False, overwrite=True
+    )
+    found = parser().parse_args(["--optimizer=sgd"])
+    assert given(Options, found) == {"optimizer": "sgd"}
+
+
+def test_help_shows_each_text_with_its_default_once():
+    text = " ".join(parser().format_help().split())
+    assert "folder of 100 % of the data --names" in text
+    assert "--optimizer {sgd,adam,adamw} update rule (default: adam)" in text
+    assert "--rate X step size (default: a half) --augment" in text
+    assert "replace what is there" in text
+    assert "resolved" not in text
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--rate=fast"], "--rate: expected a number, received 'fast'"),
+        (["--rate=-1"], "--rate must be at least 0; received -1.0"),
+        (["--rate=nan"], "--rate must be at least 0; received nan"),
+        (["--optimizer=lion"], "--optimizer must be sgd, adam or adamw; received 'lion'"),
+    ],
+)
+def test_a_wrong_value_is_one_line_with_the_flag_and_what_was_expected(words, message):
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        read(*words)
+
+
+def test_values_from_elsewhere_are_checked_as_flags_are():
+    with pytest.raises(ValueError, match="--rate must be at least 0"):
+        Options(rate=math.nan)

@@ -1,0 +1,178 @@
+"""Options of a command: each is declared once, as a field of a frozen dataclass.
+
+The field has its default, help text and check, and its name is that of the flag:
+
+>>> @dataclasses.dataclass(frozen=True, kw_only=True)
+... class Options:
+...     epochs: int = flag(3, "passes over the data", least=1)
+...     __post_init__ = check
+>>> parser = argparse.ArgumentParser()
+>>> add_flags(parser, "training", Options)
+>>> from_flags(Options, parser.parse_args(["--epochs", "5"]))
+Options(epochs=5)
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import types
+import typing
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+_Options = TypeVar("_Options")
+
+# Of each type of value: its name in --help, and what a text must be to become one.
+_TYPES: dict[type, tuple[str, str]] = {
+    int: ("N", "a whole number"),
+    float: ("X", "a number"),
+    str: ("VALUE", "text"),
+    Path: ("PATH", "a path"),
+}
+
+
+def flag(
+    default: Any,
+    help_text: str,
+    *,
+    parse: Callable[[str], Any] | None = None,
+    choices: Sequence[Any] | None = None,
+    least: float | None = None,
+    metavar: str | None = None,
+    can_be_negated: bool = False,
+    **facts: Any,
+) -> Any:
+    """Declares a field of a dataclass and its flag.
+
+    Args:
+        default: of the field; --help shows it, unless it is None, False or empty, or the text says
+            "(default: ...)" itself.
+        help_text: the text in --help.
+        parse: turns the flag's text into the value, or raises a ValueError that says what was
+            expected; by default the field's type does. A flag of a bool takes no text.
+        choices: the values allowed, besides None.
+        least: the smallest number allowed.
+        metavar: name of the value in --help.
+        can_be_negated: whether `--no-NAME` turns a bool off.
+        facts: further metadata of the field, for the caller.
+    """
+    metadata = {
+        "help": help_text,
+        "parse": parse,
+        "choices": choices,
+        "least": least,
+        "metavar": metavar,
+        "can_be_negated": can_be_negated,
+        **facts,
+    }
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def add_flags(parser: argparse.ArgumentParser, heading: str, *groups: type) -> None:
+    """Adds the flags of dataclasses to a parser, under a heading in --help.
+
+    Args:
+        parser: of the command. Flags that are not given are absent from what it returns.
+        heading: title of these flags.
+        groups: dataclasses; their fields that `flag` declares become flags.
+    """
+    section = parser.add_argument_group(heading)
+    for group in groups:
+        for field, kind in _flags_of(group):
+            # argparse reads a single % as a placeholder.
+            text = (field.metadata["help"] + _shown_default(field)).replace("%", "%%")
+            settings: dict[str, Any] = {"default": argparse.SUPPRESS, "help": text}
+            if kind is bool:
+                negated = field.metadata["can_be_negated"]
+                settings["action"] = argparse.BooleanOptionalAction if negated else "store_true"
+            else:
+                settings["metavar"] = field.metadata["metavar"] or _metavar(field, kind)
+            section.add_argument(f"--{field.name}", **settings)
+
+
+def given(group: type, found: argparse.Namespace) -> dict[str, Any]:
+    """Returns the values of a dataclass's flags that were given, by field.
+
+    Args:
+        group: the dataclass.
+        found: what the parser returned.
+
+    Raises:
+        ValueError: if a text is no value of its flag.
+    """
+    return {
+        field.name: _parsed(field, kind, getattr(found, field.name))
+        for field, kind in _flags_of(group)
+        if hasattr(found, field.name)
+    }
+
+
+def from_flags(group: type[_Options], found: argparse.Namespace) -> _Options:
+    """Returns a dataclass with the values of the flags that were given, else its defaults.
+
+    Raises:
+        ValueError: if a value is wrong.
+    """
+    return group(**given(group, found))
+
+
+def check(options: Any) -> None:
+    """Checks the values of a dataclass against their `choices` and `least`.
+
+    A dataclass calls it in `__post_init__`, so that flags and values from elsewhere are checked
+    alike.
+
+    Raises:
+        ValueError: naming the flag, the value and what was expected.
+    """
+    for field, _ in _flags_of(type(options)):
+        value = getattr(options, field.name)
+        choices, least = field.metadata["choices"], field.metadata["least"]
+        if value is None:
+            continue
+        if choices is not None and value not in choices:
+            expected = " or ".join([", ".join(map(str, choices[:-1])), str(choices[-1])])
+            raise ValueError(f"--{field.name} must be {expected}; received {value!r}")
+        if least is not None and not value >= least:  # NaN is not
+            raise ValueError(f"--{field.name} must be at least {least}; received {value}")
+
+
+def _flags_of(group: type) -> list[tuple[dataclasses.Field[Any], Any]]:
+    """Returns the fields that are flags, each with the type of its values besides None."""
+    hints = typing.get_type_hints(group)
+    fields = [field for field in dataclasses.fields(group) if "help" in field.metadata]
+    return [(field, _besides_none(hints[field.name])) for field in fields]
+
+
+def _besides_none(hint: Any) -> Any:
+    if isinstance(hint, types.UnionType):
+        (hint, *_) = (part for part in typing.get_args(hint) if part is not types.NoneType)
+    return str if typing.get_origin(hint) is typing.Literal else hint
+
+
+def _shown_default(field: dataclasses.Field[Any]) -> str:
+    is_plain = field.default is None or field.default is False or field.default in ("", ())
+    if is_plain or "(default:" in field.metadata["help"]:
+        return ""
+    return f" (default: {field.default})"
+
+
+def _metavar(field: dataclasses.Field[Any], kind: Any) -> str:
+    choices = field.metadata["choices"]
+    # The usage would hide the other flags behind the names of many choices.
+    if choices is not None and len(choices) <= 8:
+        return f"{{{','.join(map(str, choices))}}}"
+    return "NAME" if choices else _TYPES.get(kind, _TYPES[str])[0]
+
+
+def _parsed(field: dataclasses.Field[Any], kind: Any, text: Any) -> Any:
+    parse = field.metadata["parse"] or kind
+    if kind is bool:
+        return text
+    try:
+        return parse(text)
+    except ValueError as error:
+        why = f"expected {_TYPES[parse][1]}, received {text!r}" if parse in _TYPES else error
+        raise ValueError(f"--{field.name}: {why}") from None
