@@ -22,6 +22,8 @@ from pipelines.engine import transforms
 from pipelines.listing.listing import ListingOptions, list_images
 from pipelines.planning import plan
 from pipelines.shards.build import Build
+from pipelines.shards.finish import finish_dataset
+from pipelines.shards.write import open_image_writer
 from pipelines.sources.archive import ArchiveSource
 from tfrecord_io.decoding import preprocess
 
@@ -57,6 +59,8 @@ def graph(num_shards: int) -> beam.Pipeline:
         preprocessing=preprocess.Preprocessing(),
         label_names=("CNV", "DME", "DRUSEN", "NORMAL"),
         identity={"decoder": preprocess.decoder_versions()},
+        open_writer=open_image_writer,
+        finish=finish_dataset,
         max_reject_fraction=0.01,
         num_files=num_shards * 1272,
         copies=0,

@@ -10,14 +10,12 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from pipelines import options
 from pipelines.engine import launch
 from pipelines.engine.job import Job, prepared
-from pipelines.shards.finish import finish_dataset
-from pipelines.shards.write import OpenWriter, open_image_writer
 
 # Beam is imported inside functions: each local worker imports this module and does not need Beam.
 if TYPE_CHECKING:
@@ -40,22 +38,13 @@ def build(argv: Sequence[str]) -> None:
     )
 
 
-def run(
-    job: Job,
-    pipeline: beam.Pipeline,
-    num_processes: int | None = None,
-    *,
-    open_writer: OpenWriter = open_image_writer,
-    finish: Callable[[Any], None] = finish_dataset,
-) -> None:
+def run(job: Job, pipeline: beam.Pipeline, num_processes: int | None = None) -> None:
     """Writes the remaining shards in a Beam pipeline, then finishes the dataset.
 
     Args:
         job: the build or extraction and its remaining tasks.
         pipeline: an empty pipeline, see `engine.make_pipeline`.
         num_processes: number of local worker processes, see `engine.num_processes`.
-        open_writer: opens what writes the shards, such as `open_image_writer`.
-        finish: finishes a dataset whose shards are written.
 
     Raises:
         errors.BuildError: if a shard could not be written or the engine failed.
@@ -65,14 +54,14 @@ def run(
     from pipelines.engine import engine, transforms
 
     if not job.todo:
-        finish(job.build)
+        job.build.finish(job.build)
         return
     with engine.clear_errors(pipeline.options), pipeline:
         (
             pipeline
             | "Tasks" >> beam.Create(job.todo)
-            | "WriteShards" >> transforms.WriteShards(job.build, num_processes, open_writer)
-            | "FinishDataset" >> transforms.FinishDataset(job.build, num_processes, finish)
+            | "WriteShards" >> transforms.WriteShards(job.build, num_processes)
+            | "FinishDataset" >> transforms.FinishDataset(job.build, num_processes)
         )
 
 

@@ -9,16 +9,16 @@ the trunk on it. The job resumes, runs on the same engines and is verified like 
 from __future__ import annotations
 
 import argparse
-import functools
 import gc
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipelines import build_tfrecords, errors
+from pipelines import errors
+from pipelines.build_tfrecords import run
 from pipelines.engine import launch
 from pipelines.engine.feature_job import FeatureOptions, prepared_features
-from pipelines.shards.features import DTYPES, finish_features, open_feature_writer
+from pipelines.shards.features import DTYPES
 
 _EPILOG = """\
 All other flags are Beam's, as for build_tfrecords.py. On this machine one process writes all
@@ -45,9 +45,6 @@ def extract(argv: Sequence[str]) -> None:
     # The last of two flags counts, so the user's own number wins.
     beam_args = ["--direct_num_workers=1", *beam_args]
     flag_names = [f"--{name}" for name in vars(found)]
-    run = functools.partial(
-        build_tfrecords.run, open_writer=open_feature_writer, finish=finish_features
-    )
     launch.launch(options.output, beam_args, flag_names, lambda: prepared_features(options), run)
 
 

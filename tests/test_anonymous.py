@@ -22,7 +22,7 @@ from pipelines import build_tfrecords, errors
 from pipelines.engine.job import prepared
 from pipelines.options import parse_options
 from pipelines.planning import anonymous
-from pipelines.shards.write import TaskWriter, open_image_writer
+from pipelines.shards.write import TaskWriter
 from tfrecord_io import __main__, image_key, verify
 from tfrecord_io.decoding import preprocess
 
@@ -341,7 +341,7 @@ def test_a_worker_that_cannot_read_an_image_does_not_name_it(change, secret, tmp
         else:
             archive.unlink()
         with pytest.raises(errors.BuildError) as caught:
-            stack.enter_context(TaskWriter(job.build, open_image_writer)).write(job.todo[0])
+            stack.enter_context(TaskWriter(job.build)).write(job.todo[0])
     assert names.found_in(str(caught.value).encode()) == []
     assert caught.value.__suppress_context__
     if change == "a file grows":
@@ -395,7 +395,7 @@ def test_an_anonymous_build_goes_on_where_it_was_stopped(secret, tmp_path):
     flags = ("--num_shards=3", f"--anonymize={secret}")
     whole = build_here(source, tmp_path / "whole", *flags)
     words = arguments(source, tmp_path / "out", *flags)
-    with prepared(parse_options(words)) as job, TaskWriter(job.build, open_image_writer) as writer:
+    with prepared(parse_options(words)) as job, TaskWriter(job.build) as writer:
         writer.write(job.todo[1])
         writer.wait()
     with prepared(parse_options(words)) as job:

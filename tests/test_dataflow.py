@@ -20,6 +20,8 @@ from pipelines.engine import engine
 from pipelines.engine.job import Job
 from pipelines.planning import plan
 from pipelines.shards.build import Build
+from pipelines.shards.finish import finish_dataset
+from pipelines.shards.write import open_image_writer
 from pipelines.sources.remote import RemoteZipSource
 from tfrecord_io.decoding import preprocess
 
@@ -110,6 +112,8 @@ def job_of(chosen: options.BuildOptions) -> Job:
         preprocessing=chosen.preprocessing,
         label_names=("CNV", "DME", "DRUSEN", "NORMAL"),
         identity={"decoder": preprocess.decoder_versions()},
+        open_writer=open_image_writer,
+        finish=finish_dataset,
         max_reject_fraction=chosen.max_reject_fraction,
         num_files=80_000,
         copies=0,

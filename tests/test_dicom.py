@@ -27,7 +27,7 @@ from pipelines.errors import UserError
 from pipelines.listing.refs import OTHERS
 from pipelines.options import parse_options
 from pipelines.planning.plan import PLAN_FILE
-from pipelines.shards.write import TaskWriter, open_image_writer
+from pipelines.shards.write import TaskWriter
 from tfrecord_io import Manifest, image_key
 from tfrecord_io.__main__ import main
 from tfrecord_io.decoding import dicom, preprocess
@@ -696,7 +696,7 @@ def test_a_build_that_a_version_without_study_and_series_began_has_them_in_every
         with job.storage.create(PLAN_FILE) as file, pa.ipc.new_file(file, older) as writer:
             for batch in batches:
                 writer.write_batch(batch.drop_columns([OTHERS]))
-        with TaskWriter(job.build, open_image_writer) as images:
+        with TaskWriter(job.build) as images:
             images.write(job.todo[0])
             images.wait()
     rows = pq.read_table(

@@ -11,7 +11,6 @@ from pipelines import errors
 from pipelines.engine import local
 from pipelines.engine.job import prepared
 from pipelines.options import parse_options
-from pipelines.shards.write import open_image_writer
 
 TEN_IMAGES = scan_tree({"train": 5}, classes=("CNV", "NORMAL"))
 
@@ -29,7 +28,7 @@ def write_shards(folder, oddity, *, tree=TEN_IMAGES, num_shards=10, num_workers=
     with prepared(parse_options(argv)) as job:
         source = OddSource(scans, oddity=oddity, notes=notes)
         build = dataclasses.replace(job.build, source=source)
-        local.write_shards(build, job.todo, num_workers, open_image_writer)
+        local.write_shards(build, job.todo, num_workers)
     return notes
 
 

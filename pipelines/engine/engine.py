@@ -82,16 +82,15 @@ def num_processes(beam_args: Sequence[str]) -> int | None:
         The number, or None if Beam's own workers write the shards: those of a remote engine, or
         the launcher itself with `--direct_running_mode=in_memory`.
     """
-    options = PipelineOptions(list(beam_args))
+    # Of two flags of the same name the last one counts, so these are defaults in place of Beam's.
+    defaults = ["--direct_running_mode=multi_processing", "--direct_num_workers=0"]
+    options = PipelineOptions([*defaults, *beam_args])
     direct = options.view_as(DirectOptions)
-    in_memory = _is_given(beam_args, "direct_running_mode") and (
-        direct.direct_running_mode == "in_memory"
-    )
-    if in_memory or not _is_local(options):
+    if direct.direct_running_mode == "in_memory" or not _is_local(options):
         return None
-    # Beam's default is one worker, and for 0 it counts all cores of the machine, also those that
-    # this process may not use, as in a container.
-    if not _is_given(beam_args, "direct_num_workers") or direct.direct_num_workers < 1:
+    # For 0 Beam would count all cores of the machine, also those that this process may not use, as
+    # in a container.
+    if direct.direct_num_workers < 1:
         return len(os.sched_getaffinity(0))
     return direct.direct_num_workers
 
@@ -120,7 +119,11 @@ def _require_package(options: PipelineOptions) -> None:
             "Dataflow's workers need this package: give --sdk_container_image, an image built from "
             "docker/pipeline.Dockerfile, or --setup_file=./setup.py; docs/dataflow.md explains both"
         )
-    if not _has_dataflow_client():
+    try:
+        has_client = importlib.util.find_spec("google.cloud.dataflow") is not None
+    except ModuleNotFoundError:  # raised if google.cloud is missing too
+        has_client = False
+    if not has_client:
         raise errors.UserError(
             "--runner=DataflowRunner needs Google's client libraries: pip install -e '.[gcp]'"
         )
@@ -138,13 +141,6 @@ def _require_job_server(options: PipelineOptions) -> None:
                 f"no job server answers at --job_endpoint {endpoint}; check that it is running and "
                 "that this is its port. docs/flink.md explains how to start one"
             ) from None
-
-
-def _has_dataflow_client() -> bool:
-    try:
-        return importlib.util.find_spec("google.cloud.dataflow") is not None
-    except ModuleNotFoundError:  # raised if google.cloud is missing too
-        return False
 
 
 @contextlib.contextmanager
@@ -231,7 +227,3 @@ def check_flags(beam_args: Sequence[str], own_flags: Iterable[str]) -> None:
         close = difflib.get_close_matches(flag, known, 1)
         hint = f"; did you mean {close[0]}?" if close else "; see --help"
         raise errors.UserError(f"unknown flag {flag}{hint}")
-
-
-def _is_given(beam_args: Sequence[str], flag: str) -> bool:
-    return any(arg.split("=")[0] == f"--{flag}" for arg in beam_args)

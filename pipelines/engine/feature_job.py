@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from pipelines import errors
 from pipelines.engine.job import Job, clean, start_or_resume
 from pipelines.planning import output_state, plan
-from pipelines.shards.features import Extraction
+from pipelines.shards.features import Extraction, finish_features, open_feature_writer
 from pipelines.stores.output import Storage
 from tfrecord_io.manifest import EXAMPLES_FILE_NAME, Manifest, ManifestError
 from tfrecord_io.trunk import FILE_NAME, Trunk, read_trunk
@@ -75,6 +75,8 @@ def prepared_features(options: FeatureOptions) -> Iterator[Job | None]:
             "dtype": options.dtype,
             "format_version": 2,
         },
+        open_writer=open_feature_writer,
+        finish=finish_features,
         data=_absolute(options.data),
         found=found,
         trunk=trunk,

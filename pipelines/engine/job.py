@@ -23,6 +23,7 @@ from pipelines.planning import anonymous, output_state, plan, splits
 from pipelines.shards import drops, finish
 from pipelines.shards.build import Build, Work
 from pipelines.shards.sidecar import find_finished
+from pipelines.shards.write import open_image_writer
 from pipelines.sources import frames
 from pipelines.sources.factory import make_source
 from pipelines.sources.reader import read_in_order
@@ -227,6 +228,8 @@ def _plan_job(
         preprocessing=options.preprocessing,
         label_names=labels,
         identity=identity,
+        open_writer=open_image_writer,
+        finish=finish.finish_dataset,
         max_reject_fraction=options.max_reject_fraction,
         num_files=listing.num_files,
         copies=listing.copies,

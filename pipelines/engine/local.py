@@ -6,14 +6,13 @@ with a message, and the next run keeps the finished shards.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from multiprocessing.sharedctypes import Synchronized
-from typing import Any
 
 from pipelines import workers
 from pipelines.planning.plan import ShardTask
 from pipelines.shards.build import Work
-from pipelines.shards.write import OpenWriter, TaskWriter
+from pipelines.shards.write import TaskWriter
 
 #: Flags with which the job may need no local worker process.
 _NEEDS_NO_WORKER = ("--runner", "--direct_running_mode")
@@ -31,19 +30,13 @@ def start_ahead(beam_args: Sequence[str]) -> None:
         workers.start_ahead()
 
 
-def write_shards(
-    build: Work,
-    tasks: Sequence[ShardTask],
-    num_processes: int,
-    open_writer: OpenWriter,
-) -> None:
+def write_shards(build: Work, tasks: Sequence[ShardTask], num_processes: int) -> None:
     """Writes shards in worker processes, and returns when all of them are written.
 
     Args:
         build: the whole build.
         tasks: the shards to write.
         num_processes: number of workers that share the tasks.
-        open_writer: opens what writes the shards, such as `open_image_writer`.
 
     Raises:
         errors.BuildError: the first error of a worker; the others finish the shards they have
@@ -53,32 +46,28 @@ def write_shards(
     # The largest first, so that no worker is left alone with a large one at the end.
     tasks = sorted(tasks, key=lambda task: task.num_refs, reverse=True)
     num_processes = min(num_processes, len(tasks))
-    calls = [(build, tasks, open_writer)] * num_processes
+    calls = [(build, tasks)] * num_processes
     next_task = workers.shared_value("q", 0)
     for _ in workers.results(_write_next, calls, num_processes, next_task):
         pass
 
 
-def finish_in_worker(build: Work, finish: Callable[[Any], None]) -> None:
+def finish_in_worker(build: Work) -> None:
     """Finishes the dataset in a worker process, which does not hold the listing in memory.
 
-    Args:
-        build: the whole build.
-        finish: finishes a dataset whose shards are written.
-
     Raises:
-        errors.BuildError: as `finish` does, or if the worker died.
+        errors.BuildError: as `build.finish` does, or if the worker died.
         KeyboardInterrupt: after Ctrl-C, once the worker is killed.
     """
-    for _ in workers.results(finish, [(build,)], 1):
+    for _ in workers.results(build.finish, [(build,)], 1):
         pass
 
 
-def _write_next(build: Work, tasks: Sequence[ShardTask], open_writer: OpenWriter) -> None:
+def _write_next(build: Work, tasks: Sequence[ShardTask]) -> None:
     """Takes the next task and writes it, until all tasks are taken."""
     next_task: Synchronized[int] = workers.shared
     try:
-        with TaskWriter(build, open_writer) as writer:
+        with TaskWriter(build) as writer:
             while (place := _take_one(next_task)) < len(tasks):
                 writer.write(tasks[place])
             writer.wait()

@@ -8,18 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import apache_beam as beam
 
 from pipelines.engine import local
 from pipelines.planning.plan import ShardTask
 from pipelines.shards.build import Work
-from pipelines.shards.finish import finish_dataset
-from pipelines.shards.write import OpenWriter, TaskWriter, open_image_writer
+from pipelines.shards.write import TaskWriter
 
 
 @dataclasses.dataclass(eq=False)
@@ -30,35 +27,33 @@ class WriteShards(beam.PTransform):
         build: the whole build.
         num_processes: number of local worker processes, for the engine in this process. None if
             the engine's own workers write the shards.
-        open_writer: opens what writes them, such as `open_image_writer`.
     """
 
     build: Work
     num_processes: int | None = None
-    open_writer: OpenWriter = open_image_writer
 
     def expand(self, tasks: beam.PCollection) -> beam.PCollection:
         """Applies the transform to a collection of `ShardTask`."""
         if self.num_processes is None:
-            return tasks | beam.ParDo(_WriteHere(self.build, self.open_writer))
+            return tasks | beam.ParDo(_WriteHere(self.build))
         # The engine in this process would write the shards one after another, so all tasks become
         # one element.
         return (
             tasks
             | beam.BatchElements(min_batch_size=sys.maxsize, max_batch_size=sys.maxsize)
-            | beam.FlatMap(_write_in_processes, self.build, self.num_processes, self.open_writer)
+            | beam.FlatMap(_write_in_processes, self.build, self.num_processes)
         )
 
 
 class _WriteHere(beam.DoFn):
     """Writes each shard in the process to which Beam gives its task."""
 
-    def __init__(self, build: Work, open_writer: OpenWriter) -> None:
-        self._build, self._open_writer = build, open_writer
+    def __init__(self, build: Work) -> None:
+        self._build = build
 
     def setup(self) -> None:
         self._open = contextlib.ExitStack()
-        self._writer = self._open.enter_context(TaskWriter(self._build, self._open_writer))
+        self._writer = self._open.enter_context(TaskWriter(self._build))
 
     def process(self, task: ShardTask) -> Iterator[tuple[str, int]]:
         self._writer.write(task)
@@ -73,9 +68,9 @@ class _WriteHere(beam.DoFn):
 
 
 def _write_in_processes(
-    tasks: Sequence[ShardTask], build: Work, num_processes: int, open_writer: OpenWriter
+    tasks: Sequence[ShardTask], build: Work, num_processes: int
 ) -> Iterator[tuple[str, int]]:
-    local.write_shards(build, tasks, num_processes, open_writer)
+    local.write_shards(build, tasks, num_processes)
     for task in tasks:
         yield build.name, task.index
 
@@ -87,18 +82,14 @@ class FinishDataset(beam.PTransform):
     Attributes:
         build: the whole build.
         num_processes: as in `WriteShards`; unless it is None, a local worker process finishes.
-        finish: finishes a dataset whose shards are written.
     """
 
     build: Work
     num_processes: int | None = None
-    finish: Callable[[Any], None] = finish_dataset
 
     def expand(self, done: beam.PCollection) -> beam.PCollection:
         """Applies the transform to the output of `WriteShards`."""
-        finish = self.finish
-        if self.num_processes is not None:
-            finish = functools.partial(local.finish_in_worker, finish=finish)
+        finish = self.build.finish if self.num_processes is None else local.finish_in_worker
         return (
             done
             | "Gather" >> beam.GroupByKey()

@@ -1,14 +1,15 @@
-"""The facts of a build that every worker gets, and the sidecar of each written shard."""
+"""What every worker gets to know of a build, besides its task."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import IO, Any
 
 import pyarrow as pa
 
+from pipelines import errors
 from pipelines.listing.refs import RejectedFile
 from pipelines.planning import plan, splits
 from pipelines.sources.source import Source
@@ -21,6 +22,9 @@ from tfrecord_io.kinds.label_kind import LabelKind
 
 #: Opens a file of the output for writing by its name.
 Create = Callable[[str], contextlib.AbstractContextManager[IO[bytes]]]
+
+#: Writes the files of a task, its sidecar last.
+WriteTask = Callable[[plan.ShardTask, Create], object]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -54,11 +58,16 @@ class Work:
         name: name of the dataset.
         output: folder or URL of the dataset.
         identity: everything that decides the bytes of the dataset, by name.
+        open_writer: given the work, opens what all its tasks need and yields a `WriteTask`.
+        finish: given the work, finishes the dataset once all shards are written. Both functions
+            are pickled by their names.
     """
 
     name: str
     output: str
     identity: Mapping[str, Any]
+    open_writer: Callable[[Any], contextlib.AbstractContextManager[WriteTask]]
+    finish: Callable[[Any], None]
 
     @property
     def storage(self) -> Storage:
@@ -83,6 +92,16 @@ class Work:
     def parts(self, task: plan.ShardTask) -> tuple[str, ...]:
         """Returns the names of the files of a finished task besides its shard and sidecar."""
         return ()
+
+    @contextlib.contextmanager
+    def clear_errors(self) -> Iterator[None]:
+        """Turns errors of the block into `errors.BuildError`s for the user.
+
+        Those are errors of the output's file system and, if the dataset is anonymous, all errors
+        whose messages may name files of the input.
+        """
+        with errors.without_names(self.anonymous), errors.clear_write_errors(self.output):
+            yield
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

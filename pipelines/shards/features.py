@@ -23,9 +23,8 @@ import numpy as np
 from pipelines import errors
 from pipelines.planning import plan
 from pipelines.shards import finish
-from pipelines.shards.build import Create, Work
+from pipelines.shards.build import Create, Work, WriteTask
 from pipelines.shards.sidecar import Sidecar, require_sidecars
-from pipelines.shards.write import WriteTask
 from pipelines.stores.output import Storage
 from tfrecord_io import manifest, native_noise, schema, shard_writer
 from tfrecord_io.trunk import FILE_NAME, SOURCE_KIND, Trunk
@@ -170,7 +169,7 @@ def finish_features(extraction: Extraction) -> None:
     from pipelines.report import feature_card
 
     storage, data = extraction.storage, Storage(extraction.data)
-    with errors.clear_write_errors(extraction.output):
+    with extraction.clear_errors():
         tasks = plan.read_tasks(storage, extraction.fingerprint)
         sidecars = require_sidecars(extraction, tasks)
         found = _make_manifest(extraction, sidecars)

@@ -22,7 +22,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipelines import errors
 from pipelines.listing.refs import RejectedFile
 from pipelines.planning import plan
 from pipelines.shards import drops, ledger
@@ -55,7 +54,7 @@ def finish_dataset(build: Build) -> None:
         errors.BuildError: if a shard is missing, a file is unaccounted for, or the output cannot
             be written.
     """
-    with errors.without_names(build.anonymous), errors.clear_write_errors(build.output):
+    with build.clear_errors():
         try:
             _finish(build)
         except _RefusedError as refusal:

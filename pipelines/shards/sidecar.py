@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 
 from pipelines import errors
 from pipelines.listing.refs import RejectedFile
@@ -86,16 +86,13 @@ class Sidecar:
             raise ValueError(f"not the sidecar of a shard: {error!r}") from error
 
 
-def find_finished(build: Work, tasks: Iterable[plan.ShardTask]) -> dict[int, Sidecar]:
-    """Returns the sidecars of the tasks whose shard is already written, by task index."""
+def find_finished(build: Work, tasks: Sequence[plan.ShardTask]) -> dict[int, Sidecar]:
+    """Returns the sidecars of the tasks whose shard is written, by task index."""
     names = set(build.storage.names())
     there = [task for task in tasks if shards.sidecar_name(task.shard_name) in names]
-    found = build.storage.map(functools.partial(read_sidecar, build), there)
-    return {
-        task.index: sidecar
-        for task, sidecar in zip(there, found, strict=True)
-        if sidecar is not None
-    }
+    sidecars = build.storage.map(functools.partial(read_sidecar, build), there)
+    pairs = zip(there, sidecars, strict=True)
+    return {task.index: sidecar for task, sidecar in pairs if sidecar is not None}
 
 
 def read_sidecar(build: Work, task: plan.ShardTask) -> Sidecar | None:
@@ -113,20 +110,17 @@ def read_sidecar(build: Work, task: plan.ShardTask) -> Sidecar | None:
     return sidecar if fits else None
 
 
-def _require_sidecar(build: Work, task: plan.ShardTask) -> Sidecar:
-    sidecar = read_sidecar(build, task)
-    if sidecar is None:
-        raise errors.BuildError(
-            f"{build.storage.path(task.shard_name)} was written, but is missing or does not match "
-            "its sidecar; run the same command to write it again"
-        )
-    return sidecar
-
-
-def require_sidecars(build: Work, tasks: Iterable[plan.ShardTask]) -> list[Sidecar]:
+def require_sidecars(build: Work, tasks: Sequence[plan.ShardTask]) -> list[Sidecar]:
     """Returns the sidecars of all tasks, in their order.
 
     Raises:
         errors.BuildError: if one is missing or does not match its shard.
     """
-    return list(build.storage.map(functools.partial(_require_sidecar, build), tasks))
+    finished = find_finished(build, tasks)
+    for task in tasks:
+        if task.index not in finished:
+            raise errors.BuildError(
+                f"{build.storage.path(task.shard_name)} was written, but is missing or does not "
+                "match its sidecar; run the same command to write it again"
+            )
+    return [finished[task.index] for task in tasks]

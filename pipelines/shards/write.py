@@ -17,7 +17,7 @@ import xxhash
 from pipelines import errors
 from pipelines.listing.refs import OTHERS, SITE, ImageRef, RejectedFile, iterate_refs
 from pipelines.planning import plan
-from pipelines.shards.build import Build, Create, Work, rows_name
+from pipelines.shards.build import Build, Create, Work, WriteTask, rows_name
 from pipelines.shards.sidecar import Sidecar, read_sidecar
 from pipelines.sources.reader import Reader, read_in_order
 from pipelines.stores.output import WriteBehind
@@ -30,12 +30,6 @@ if TYPE_CHECKING:
     from pydicom import Dataset
 
     _Data = bytes | io.BytesIO | Dataset
-
-#: Writes the files of a task, its sidecar last.
-WriteTask = Callable[[plan.ShardTask, Create], object]
-
-#: Opens what all tasks of a build need; it is pickled by its name.
-OpenWriter = Callable[[Any], contextlib.AbstractContextManager[WriteTask]]
 
 #: Columns of examples.parquet, which has one row per example. The hashes are XXH3-128: they show
 #: whether two files or two pictures are the same, but do not protect against an adversary. A frame
@@ -126,19 +120,14 @@ class TaskWriter:
     It keeps its input open, and makes a shard while the files of earlier tasks reach the disk.
     """
 
-    def __init__(self, build: Work, open_writer: OpenWriter) -> None:
-        """Makes a writer that has opened nothing.
-
-        Args:
-            build: the whole build.
-            open_writer: opens the input, such as `open_image_writer`.
-        """
-        self._build, self._open_writer = build, open_writer
+    def __init__(self, build: Work) -> None:
+        """Makes a writer that has opened nothing."""
+        self._build = build
         self._open = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
         try:
-            self._write = self._open.enter_context(self._open_writer(self._build))
+            self._write = self._open.enter_context(self._build.open_writer(self._build))
         except Exception:
             # The message may name the input, which must not reach a worker's log.
             if self._build.anonymous:
@@ -165,7 +154,7 @@ class TaskWriter:
         """
         # An engine may retry a task that is already done.
         if read_sidecar(self._build, task) is None:
-            with self._clear_errors():
+            with self._build.clear_errors():
                 self._write(task, self._files.create)
 
     def wait(self) -> None:
@@ -174,14 +163,8 @@ class TaskWriter:
         Raises:
             errors.BuildError: if one of them could not be finished.
         """
-        with self._clear_errors():
+        with self._build.clear_errors():
             self._files.wait()
-
-    @contextlib.contextmanager
-    def _clear_errors(self) -> Iterator[None]:
-        build = self._build
-        with errors.without_names(build.anonymous), errors.clear_write_errors(build.output):
-            yield
 
 
 def _write_images(
