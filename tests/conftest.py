@@ -11,9 +11,6 @@ import pytest
 from hypothesis import HealthCheck, settings
 from image_files import scan_tree, write_tree
 
-# Fixtures that several modules of tests share.
-pytest_plugins = ["kaggle_client_runs"]
-
 # TensorFlow's notes on the processor and on missing GPUs say nothing about a test.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")

@@ -1,10 +1,9 @@
-"""A stand-in for Kaggle's API and its storage, on loopback, for the real client to talk to.
+"""A stand-in for Kaggle's API and its storage, on loopback.
 
-The client knows two fixed addresses for its API. With `KAGGLE_API_ENVIRONMENT=LOCALHOST` it takes
-http://localhost, and `http_proxy` brings every request of it here, whatever its host:
-`StandIn.environment` has both. So the API and the storage are told apart by host, as in reality.
+With `KAGGLE_API_ENVIRONMENT=LOCALHOST` Kaggle's library takes http://localhost for the API, and
+`http_proxy` brings every request here, whatever its host: `StandIn.environment` has both. So the
+API and the storage are told apart by host, as in reality.
 
-    POST http://localhost/api/v1/security.OAuthService/IntrospectToken      is this token good?
     POST http://localhost/api/v1/users.AccountService/GenerateAccessToken   OAuth refresh
     POST http://localhost/api/v1/datasets.DatasetApiService/DownloadDataset 302 to a signed address
     GET  http://storage.stand-in/...zip?X-Goog-Signature=...                the archive, in ranges
@@ -19,12 +18,15 @@ sent for it.
 
 import base64
 import contextlib
+import io
 import json
+import random
 import re
 import select
 import socket
 import threading
 import time
+import zipfile
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -38,16 +40,36 @@ REFRESH_TOKEN = "refresh-token-13579"
 SECRETS = (TOKEN, KEY, REFRESH_TOKEN, base64.b64encode(f"{USERNAME}:{KEY}".encode()).decode())
 DATASET = "reader/tiny-scans"
 STORAGE_HOST = "storage.stand-in"
+NAME = "tiny-scans.zip"
 _LONGEST_STALL_S = 20.0
+
+
+def make_archive(num_members: int = 8, member_bytes: int = 150_000, seed: int = 1) -> bytes:
+    """Returns a zip of noise, in the shape of Kaggle's; every other member is compressed."""
+    noise = random.Random(seed)
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        for index in range(num_members):
+            info = zipfile.ZipInfo(f"OCT2017 /train/CNV/CNV-{index}-1.jpeg", (2018, 1, 1, 0, 0, 0))
+            info.compress_type = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)[index % 2]
+            archive.writestr(info, noise.randbytes(member_bytes))
+    return file.getvalue()
+
+
+ARCHIVE = make_archive()
 
 
 @dataclass(frozen=True)
 class Refuse:
-    """Answers with an error, in the form that Kaggle's API and storage give it."""
+    """Answers with an error, in the form that Kaggle's API and storage give it.
+
+    The API may answer 200 and have the status in its JSON (`is_in_json`).
+    """
 
     status: int
     message: str = "the stand-in refuses"
     headers: Mapping[str, str] = field(default_factory=dict)
+    is_in_json: bool = False
 
 
 @dataclass(frozen=True)
@@ -99,7 +121,6 @@ class StandIn:
     Attributes:
         archive: What the storage serves; bytes, or a file's path.
         api_faults: For the next requests to DownloadDataset, one each.
-        login_faults: For the next requests to IntrospectToken, one each.
         storage_faults: For the next requests to the storage, one each.
         uses_of_an_address: How often a signed address works before it has expired; None: always.
         corrupt_at: Offset of a byte that is sent with all its bits flipped; None: none is.
@@ -112,7 +133,6 @@ class StandIn:
     def __init__(self, archive: bytes | Path):
         self.archive = archive
         self.api_faults: deque[Fault | None] = deque()
-        self.login_faults: deque[Fault | None] = deque()
         self.storage_faults: deque[Fault | None] = deque()
         self.uses_of_an_address: int | None = None
         self.corrupt_at: int | None = None
@@ -158,14 +178,6 @@ class StandIn:
             return [request for request in self.requests if request.method == "GET"]
         return [request for request in self.requests if request.path.endswith(method)]
 
-    def wait_for_calls(self, method: str, count: int, timeout_s: float = 20.0) -> None:
-        """Returns once there were `count` such requests; raises TimeoutError if there are not."""
-        deadline = time.monotonic() + timeout_s
-        while len(self.calls(method)) < count:
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"{method}: {len(self.calls(method))} requests, not {count}")
-            time.sleep(0.01)
-
     def size(self) -> int:
         return len(self.archive) if isinstance(self.archive, bytes) else self.archive.stat().st_size
 
@@ -210,11 +222,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         self._record()
         stand_in = self.server.stand_in
-        if self.recorded.path.endswith("IntrospectToken"):
-            if not self._happens(stand_in.login_faults):
-                is_active = json.loads(self.recorded.body).get("token") == TOKEN
-                self._send_json(200, {"active": is_active, "username": USERNAME})
-        elif self.recorded.path.endswith("GenerateAccessToken"):
+        if self.recorded.path.endswith("GenerateAccessToken"):
             if json.loads(self.recorded.body).get("refreshToken") == REFRESH_TOKEN:
                 self._send_json(200, {"token": TOKEN, "expiresIn": 43200, "userName": USERNAME})
             else:
@@ -261,7 +269,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._send_storage_error(fault.status, fault.message, fault.headers)
         elif isinstance(fault, Refuse):
             answer = {"code": fault.status, "message": fault.message}
-            self._send_json(fault.status, answer, fault.headers)
+            self._send_json(200 if fault.is_in_json else fault.status, answer, fault.headers)
         elif isinstance(fault, Page):
             page = b"<html><body>Please log in to the network first.</body></html>"
             self._send(200, page, {"Content-Type": "text/html; charset=utf-8", **fault.headers})

@@ -7,8 +7,7 @@ import sys
 import pytest
 from builds import ROOT, build_here, files_of
 from image_files import jpeg, write_tree, write_zip
-from kaggle_client_runs import ARCHIVE, NAME
-from kaggle_stand_in import DATASET, TOKEN, StandIn
+from kaggle_stand_in import ARCHIVE, DATASET, NAME, TOKEN, StandIn
 from power_cut import Disk
 
 
@@ -43,7 +42,7 @@ def test_a_power_cut_loses_no_image(duplicates, source, tmp_path):
 # Checks, before and after each change, that no cut leaves a part that counts as a whole archive.
 DOWNLOAD = f"""
 import pathlib, random, sys
-from kaggle_client_runs import ARCHIVE
+from kaggle_stand_in import ARCHIVE
 from pipelines.sources.kaggle import download
 from power_cut import Disk
 folder = pathlib.Path(sys.argv[1])

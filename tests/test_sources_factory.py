@@ -65,7 +65,7 @@ class Desk:
 
     def environment(self, token: str | None = TOKEN) -> dict[str, str]:
         variables = {"KAGGLE_API_TOKEN": token} if token else {}
-        return self.server.environment(self.folder / "home", **variables)
+        return self.server.environment(self.folder / "home", PYTHONPATH=str(ROOT), **variables)
 
     def run(self, *more: str, token: str | None = TOKEN) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(

@@ -1,115 +1,335 @@
-"""The Kaggle source: downloads that go well, are interrupted, or meet a full disk."""
+"""The Kaggle source against a stand-in for Kaggle: credentials, interrupted downloads, messages.
+
+Every download checks that no credential and no signed address is in what it wrote or said.
+"""
 
 import json
+import logging
+import os
 import signal
+import socket
 import subprocess
 import sys
 
 import pytest
-from kaggle_client_runs import ARCHIVE, CHUNK, NAME, ROOT, make_archive, wait_until
+from builds import ROOT, wait_until
 from kaggle_stand_in import (
+    ARCHIVE,
     DATASET,
+    KEY,
+    NAME,
+    REFRESH_TOKEN,
+    SECRETS,
     STORAGE_HOST,
     TOKEN,
+    USERNAME,
     Cut,
     Page,
     Refuse,
     Stall,
+    StandIn,
     WrongRange,
+    make_archive,
 )
+from urllib3 import Retry
+
+from pipelines import errors
+from pipelines.sources.kaggle import download
+
+CHUNK = 1 << 18  # Bytes that the download writes at a time; a cut loses the one that it cut.
+LEGACY_KEY = {"username": USERNAME, "key": KEY}
+
+
+class Desk:
+    """A home folder and a download folder of this process, against one server."""
+
+    def __init__(self, server, folder, monkeypatch, caplog):
+        self.server, self.folder, self._patch, self._caplog = server, folder, monkeypatch, caplog
+        self.home = folder / "home"
+        self.home.mkdir()
+        self.downloads = folder / "data" / "downloads"
+        self.archive = self.downloads / NAME
+        self.marker = self.downloads / f"{NAME}.kaggle-partial"
+        for name in list(os.environ):
+            if name.startswith(("KAGGLE_", "XDG_")) or name.lower() == "no_proxy":
+                monkeypatch.delenv(name)
+        self.set(**server.environment(self.home, KAGGLE_API_TOKEN=TOKEN))
+
+    def set(self, **variables):
+        for name, value in variables.items():
+            self._patch.setenv(name, value.format(home=self.home))
+
+    def log_out(self):
+        self._patch.delenv("KAGGLE_API_TOKEN")
+
+    def write_home(self, files):
+        for name, content in files.items():
+            (self.home / name).parent.mkdir(parents=True, exist_ok=True)
+            text = content if isinstance(content, str) else json.dumps(content)
+            (self.home / name).write_text(text)
+
+    def run(self, dataset=DATASET, retries=2, timeout_s=10.0):
+        """Downloads; returns what the log said."""
+        self._caplog.clear()
+        retry = Retry(retries, backoff_factor=0.01)
+        archive = download.download_archive(dataset, self.downloads, retry, timeout_s)
+        assert archive == self.archive
+        assert archive.read_bytes() == self.server.archive
+        assert sorted(path.name for path in archive.parent.iterdir()) == [
+            NAME,
+            f"{NAME}.verified.json",
+        ]
+        self.assert_nothing_leaked(self._caplog.text)
+        return self._caplog.text
+
+    def fail(self, *texts, kind=errors.BuildError, **options):
+        """Downloads in vain; returns the message after comparing it with what it should say."""
+        with pytest.raises(kind) as error:
+            self.run(**options)
+        message = str(error.value)
+        for text in texts:
+            assert text in message
+        self.assert_nothing_leaked(message + self._caplog.text)
+        return message
+
+    def assert_nothing_leaked(self, said):
+        files = [path for path in self.downloads.rglob("*") if path.is_file()]
+        written = {**{str(path): path.read_bytes() for path in files}, "a message": said.encode()}
+        for where, content in written.items():
+            for secret in (*SECRETS, "signature0"):
+                assert secret.encode() not in content, f"{secret} is in {where}"
+
+    def keep_partial(self, num_bytes):
+        """Leaves a partial download as the official client would, cut after `num_bytes`."""
+        self.downloads.mkdir(parents=True)
+        self.archive.write_bytes(self.server.archive[:num_bytes])
+        note = {"validator": self.server.etag, "size": self.server.size()}
+        self.marker.write_text(json.dumps(note))
+        return self.archive.read_bytes()
+
+    def ranges(self):
+        """The Range header of every request that the storage had."""
+        return [request.headers.get("Range") for request in self.server.calls("GET")]
+
+
+@pytest.fixture
+def desk(tmp_path, monkeypatch, caplog):
+    caplog.set_level(logging.INFO)
+    with StandIn(ARCHIVE) as server:
+        yield Desk(server, tmp_path, monkeypatch, caplog)
+
 
 # --------------------------------------------------------------------------------------------------
 # A download that goes well
 # --------------------------------------------------------------------------------------------------
 
 
-def test_a_download_leaves_the_archive_and_what_is_known_of_it(work):
-    outcome = work.run()
+def test_a_download_is_one_request_that_gives_the_storage_no_credentials(desk, capsys):
+    desk.run()
 
-    work.assert_downloaded(outcome)
-    known = json.loads((work.downloads / f"{NAME}.verified.json").read_text())
-    assert known == {
-        "dataset": DATASET,
-        "size": len(ARCHIVE),
-        "mtime_ns": work.archive.stat().st_mtime_ns,
-    }
-
-
-def test_a_second_run_needs_no_network_no_credentials_and_no_client(work):
-    work.assert_downloaded(work.run())
-    requests_before = len(work.server.requests)
-    sidecar_before = (work.downloads / f"{NAME}.verified.json").stat()
-
-    again = work.run(token=None)
-
-    work.assert_downloaded(again)
-    assert "kaggle imported: False" in again.stdout
-    assert len(work.server.requests) == requests_before
-    sidecar = (work.downloads / f"{NAME}.verified.json").stat()
-    assert (sidecar.st_ino, sidecar.st_mtime_ns) == (
-        sidecar_before.st_ino,
-        sidecar_before.st_mtime_ns,
-    )
+    asked, sent = desk.server.requests
+    assert asked.headers["Authorization"] == f"Bearer {TOKEN}"
+    assert sent.host == STORAGE_HOST
+    assert "Authorization" not in sent.headers
+    bars = capsys.readouterr().err
+    assert f"downloading {NAME}: 100%" in bars
+    assert f"checking {NAME}: 100%" in bars
+    assert list(desk.home.iterdir()) == []
 
 
-def test_an_archive_put_there_by_hand_is_checked_and_used_without_credentials(work):
-    work.downloads.mkdir(parents=True)
-    work.archive.write_bytes(ARCHIVE)
+def test_the_request_is_that_of_the_official_client(desk):
+    from kagglesdk import KaggleClient
+    from kagglesdk.datasets.types.dataset_api_service import ApiDownloadDatasetRequest
 
-    outcome = work.run(token=None)
+    desk.run()
+    request = ApiDownloadDatasetRequest()
+    request.owner_slug, request.dataset_slug = DATASET.split("/")
+    with KaggleClient() as client:
+        client.datasets.dataset_api_client.download_dataset(request).close()
 
-    work.assert_downloaded(outcome)
-    assert work.server.requests == []
-
-
-def test_the_storage_host_never_sees_the_credentials(work):
-    work.keep_partial(CHUNK)
-
-    work.assert_downloaded(work.run())
-
-    assert len(work.server.calls("GET")) == 2
-    for request in work.server.calls("GET"):
-        assert request.host == STORAGE_HOST
-        assert "Authorization" not in request.headers
-    assert "Authorization" in work.server.calls("DownloadDataset")[0].headers
+    ours, theirs = desk.server.calls("DownloadDataset")
+    assert (ours.host, ours.path) == (theirs.host, theirs.path)
+    assert json.loads(ours.body) == json.loads(theirs.body)
+    for name in ("Authorization", "Content-Type"):
+        assert ours.headers[name] == theirs.headers[name]
 
 
-def test_the_progress_bars_say_what_is_done(work):
-    outcome = work.run()
+def test_a_second_run_needs_no_network_and_no_credentials(desk):
+    desk.run()
+    record = (desk.downloads / f"{NAME}.verified.json").stat()
+    desk.server.requests.clear()
+    desk.log_out()
 
-    work.assert_downloaded(outcome)
-    assert f"downloading {NAME}: 100%" in outcome.stderr
-    assert f"checking {NAME}: 100%" in outcome.stderr
+    desk.run()
 
-
-def test_importing_the_module_does_nothing(work):
-    code = "import sys, pipelines.sources.kaggle.download; print('kaggle' in sys.modules)"
-    environment = work.server.environment(work.home, PYTHONPATH=str(ROOT), KAGGLE_API_TOKEN=TOKEN)
-    process = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-
-    assert (process.stdout, process.stderr) == ("False\n", "")
-    assert work.server.requests == []
-    assert list(work.home.iterdir()) == []
+    assert desk.server.requests == []
+    assert (desk.downloads / f"{NAME}.verified.json").stat().st_mtime_ns == record.st_mtime_ns
+    desk.fail(f"is the archive of {DATASET}, not of else/tiny-scans", dataset="else/tiny-scans")
 
 
-def test_the_home_folder_stays_as_it_was(work):
-    work.assert_downloaded(work.run())
+def test_an_archive_put_there_by_hand_is_checked_and_used_without_credentials(desk):
+    desk.log_out()
+    desk.downloads.mkdir(parents=True)
+    desk.archive.write_bytes(ARCHIVE)
 
-    assert list(work.home.iterdir()) == []
+    desk.run()
+
+    assert desk.server.requests == []
 
 
-def test_the_bare_client_makes_a_folder_and_asks_the_network_when_it_is_imported(work):
-    environment = work.server.environment(work.home, KAGGLE_API_TOKEN=TOKEN)
-    subprocess.run([sys.executable, "-c", "import kaggle"], env=environment, check=True, timeout=60)
+@pytest.mark.parametrize("name", ["kermany2018", "a/b/c", "../b", "a/..", "a/b.zip", "", "a b/c"])
+def test_a_dataset_name_of_another_form_is_refused(name):
+    with pytest.raises(ValueError, match="OWNER/NAME") as error:
+        download.check_dataset_name(name)
+    assert repr(name) in str(error.value)
 
-    assert (work.home / ".config" / "kaggle").is_dir()
-    assert len(work.server.calls("IntrospectToken")) == 1
+
+# --------------------------------------------------------------------------------------------------
+# Credentials
+# --------------------------------------------------------------------------------------------------
+
+# Each way: files in the home folder, environment variables ({home} is filled in).
+WAYS = {
+    "a token": ({}, {"KAGGLE_API_TOKEN": TOKEN}),
+    "the path of a token": ({"my-token": TOKEN + "\n"}, {"KAGGLE_API_TOKEN": "{home}/my-token"}),
+    "a token file": ({".kaggle/access_token": TOKEN}, {}),
+    "a legacy key": ({}, {"KAGGLE_USERNAME": USERNAME, "KAGGLE_KEY": KEY}),
+    "kaggle.json": ({".kaggle/kaggle.json": LEGACY_KEY}, {}),
+    "kaggle.json in XDG's folder": ({".config/kaggle/kaggle.json": LEGACY_KEY}, {}),
+    "kaggle.json elsewhere": (
+        {"settings/kaggle.json": LEGACY_KEY},
+        {"KAGGLE_CONFIG_DIR": "{home}/settings"},
+    ),
+    "a user name beside kaggle.json": (
+        {".kaggle/kaggle.json": {"key": KEY}},
+        {"KAGGLE_USERNAME": USERNAME},
+    ),
+    "a login with the browser": (
+        {".kaggle/credentials.json": {"refresh_token": REFRESH_TOKEN, "username": USERNAME}},
+        {},
+    ),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_every_way_to_log_in_works_and_no_server_can_echo_it(desk, way):
+    files, variables = WAYS[way]
+    desk.log_out()
+    desk.write_home(files)
+    desk.set(**variables)
+    secret = KEY if KEY in str(WAYS[way]) else TOKEN
+    desk.server.api_faults += [Refuse(403, f"no rights for {secret}")]
+
+    desk.fail("(HTTP 403: no rights for [hidden])")
+
+    desk.run()
+
+
+UNUSABLE = {
+    "nothing": ({}, {}, "No Kaggle credentials were found.\nKaggle needs"),
+    "a user name alone": ({}, {"KAGGLE_USERNAME": USERNAME}, "incomplete or damaged: KAGGLE_USER"),
+    "an empty token file": ({".kaggle/access_token": " \n"}, {}, "{home}/.kaggle/access_token\n"),
+    "a token that names an empty file": (
+        {"my-token": ""},
+        {"KAGGLE_API_TOKEN": "{home}/my-token"},
+        "damaged: KAGGLE_API_TOKEN",
+    ),
+    "kaggle.json cut short": (
+        {".kaggle/kaggle.json": f'{{"username": "{USERNAME}", "key": "{KEY}'},
+        {},
+        "damaged: {home}/.kaggle/kaggle.json",
+    ),
+    "an OAuth file without a login": (
+        {".kaggle/credentials.json": {"access_token": TOKEN}},
+        {},
+        "damaged: {home}/.kaggle/credentials.json",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", UNUSABLE)
+def test_without_usable_credentials_the_ways_are_named_and_nothing_is_made(desk, case):
+    files, variables, reason = UNUSABLE[case]
+    desk.log_out()
+    desk.write_home(files)
+    desk.set(**variables)
+
+    ways = ("KAGGLE_API_TOKEN", "kaggle auth login", "KAGGLE_KEY", "--source synthetic")
+    desk.fail(reason.format(home=desk.home), *ways, kind=errors.UserError)
+
+    assert desk.server.requests == []
+    assert not desk.downloads.parent.exists()
+
+
+@pytest.mark.parametrize("token", ["KAGGLE_no_such_token", "KAGGLE_" + "long" * 1000])
+def test_a_token_that_kaggle_does_not_know_is_named_by_its_place(desk, token):
+    desk.set(KAGGLE_API_TOKEN=token)
+
+    assert token not in desk.fail("KAGGLE_API_TOKEN", "settings/api", kind=errors.UserError)
+
+
+def test_a_missing_library_is_explained(desk, monkeypatch):
+    monkeypatch.setitem(sys.modules, "kagglesdk", None)
+
+    desk.fail("could not be imported", "pip install kaggle", "--source synthetic")
+
+
+# --------------------------------------------------------------------------------------------------
+# Refusals
+# --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_in_json", [False, True])
+@pytest.mark.parametrize(
+    ("status", "texts"),
+    [
+        (400, ("refused the download", "HTTP 400: the stand-in refuses")),
+        (401, ("Kaggle refused the credentials", "KAGGLE_API_TOKEN")),
+        (403, ("HTTP 403: the stand-in refuses", "terms or rules", f"datasets/{DATASET}")),
+        (404, (f"no dataset {DATASET}", "HTTP 404: the stand-in refuses")),
+    ],
+)
+def test_a_refusal_of_the_api_is_explained_at_once(desk, status, texts, is_in_json):
+    desk.server.api_faults += [Refuse(status, is_in_json=is_in_json)] * 10
+
+    desk.fail(*texts, kind=errors.UserError if status == 401 else errors.BuildError)
+
+    assert len(desk.server.requests) == 1
+
+
+@pytest.mark.parametrize("status", [429, 500, 503])
+def test_a_busy_server_is_asked_again_after_the_time_that_it_names(desk, status):
+    desk.server.api_faults += [Refuse(status, headers={"Retry-After": "1"}), Refuse(status)]
+
+    assert f"HTTP {status}, Retry-After: 1" in desk.run()
+
+    desk.server.api_faults += [Refuse(status, headers={"Retry-After": "soon"})] * 10
+    desk.archive.unlink()
+    desk.fail(f"HTTP {status}", "Tried 3 times.", "again later")
+
+
+@pytest.mark.parametrize(
+    "fault", [*map(Refuse, (401, 403, 404, 416, 429, 500)), Page(), WrongRange()], ids=str
+)
+def test_no_answer_of_the_storage_but_the_archive_touches_the_partial_file(desk, fault):
+    partial = desk.keep_partial(CHUNK)
+    desk.server.storage_faults += [fault]
+    said = {Page: "login in the browser", WrongRange: f"asked for bytes from {CHUNK}"}
+
+    desk.fail(said.get(type(fault), "HTTP"), "262.1 kB are kept", retries=0)
+
+    assert desk.archive.read_bytes() == partial
+    desk.run()
+    assert desk.ranges() == [f"bytes={CHUNK}-"] * 2
+
+
+def test_a_page_in_the_place_of_the_api_is_not_taken_for_the_archive(desk):
+    partial = desk.keep_partial(CHUNK)
+    desk.server.api_faults += [Page()]
+
+    desk.fail("localhost did not send the archive: expected a zip archive, got text", retries=0)
+
+    assert desk.archive.read_bytes() == partial
 
 
 # --------------------------------------------------------------------------------------------------
@@ -117,267 +337,136 @@ def test_the_bare_client_makes_a_folder_and_asks_the_network_when_it_is_imported
 # --------------------------------------------------------------------------------------------------
 
 
-def test_cut_connection_resumes_from_the_partial_file(work):
-    work.server.storage_faults += [None, Cut(after=2 * CHUNK + 1000)]
+def test_a_cut_connection_resumes_as_long_as_each_attempt_brings_new_bytes(desk):
+    desk.server.storage_faults += [Cut(CHUNK + 1)] * 4
 
-    outcome = work.run()
+    assert "the connection to the storage host broke" in desk.run(retries=1)
 
-    work.assert_downloaded(outcome)
-    assert work.ranges() == [None, None, None, f"bytes={2 * CHUNK}-"]
-    resumed = work.server.calls("GET")[-1]
-    assert resumed.status == 206
-    assert resumed.sent == len(ARCHIVE) - 2 * CHUNK
-    assert resumed.headers["If-Range"] == work.server.etag
-    assert "the connection to the storage host broke" in outcome.stderr
+    assert desk.ranges() == [None] + [f"bytes={part * CHUNK}-" for part in (1, 2, 3, 4)]
+    resumed = desk.server.calls("GET")[-1]
+    assert (resumed.status, resumed.sent) == (206, len(ARCHIVE) - 4 * CHUNK)
+    assert resumed.headers["If-Range"] == desk.server.etag
 
 
-def test_cuts_are_endless_as_long_as_each_attempt_brings_new_bytes(work):
-    # An attempt is two requests: the client's, whose body nobody reads, and then the transfer's.
-    work.server.storage_faults += [None, Cut(CHUNK + 1)] * 4
+def test_cuts_that_bring_no_new_bytes_end_in_an_error_that_keeps_the_partial_file(desk):
+    partial = desk.keep_partial(CHUNK)
+    desk.server.storage_faults += [Cut(0)] * 10
 
-    outcome = work.run(retries={"max_retries": 1})
+    desk.fail("broke", "Tried 3 times.", "262.1 kB are kept", "to resume")
 
-    work.assert_downloaded(outcome)
-    assert work.ranges()[-1] == f"bytes={4 * CHUNK}-"
-
-
-def test_cuts_that_bring_no_new_bytes_end_in_an_error_that_keeps_the_partial_file(work):
-    partial = work.keep_partial(CHUNK)
-    work.server.storage_faults += [None, Cut(0)] * 10
-
-    outcome = work.run()
-
-    work.assert_failed(
-        outcome, "broke", "Tried 3 times.", "262.1 kB of 1.2 MB are kept", "to resume"
-    )
-    assert len(work.server.calls("DownloadDataset")) == 3
-    assert work.archive.read_bytes() == partial
-    work.server.storage_faults.clear()
-    work.assert_downloaded(work.run())
+    assert len(desk.server.calls("DownloadDataset")) == 3
+    assert desk.archive.read_bytes() == partial
 
 
-def test_a_killed_download_resumes_in_the_next_process(work):
-    work.server.storage_faults += [None, Stall(after=3 * CHUNK)]
-    process = work.start()
-    wait_until(lambda: work.archive.exists() and work.archive.stat().st_size == 3 * CHUNK)
-    process.send_signal(signal.SIGKILL)
-    assert work.finish(process).code == -signal.SIGKILL
-
-    work.assert_downloaded(work.run())
-
-    assert work.ranges() == [None, None, None, f"bytes={3 * CHUNK}-"]
-    assert work.server.calls("GET")[-1].sent == len(ARCHIVE) - 3 * CHUNK
+CHILD = f"""
+import pathlib, sys
+from pipelines.sources.kaggle import download
+download.download_archive({DATASET!r}, pathlib.Path(sys.argv[1]))
+"""
 
 
-def test_control_c_keeps_the_partial_file_and_gives_the_lock_back(work):
-    work.server.storage_faults += [None, Stall(after=CHUNK)]
-    process = work.start()
-    wait_until(lambda: work.archive.exists() and work.archive.stat().st_size == CHUNK)
-    process.send_signal(signal.SIGINT)
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_a_second_process_is_refused_and_resumes_what_a_stopped_one_left(desk, number):
+    desk.server.storage_faults += [Stall(after=3 * CHUNK)]
+    command = [sys.executable, "-c", CHILD, str(desk.downloads)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL) as process:
+        wait_until(
+            lambda: desk.archive.exists() and desk.archive.stat().st_size == 3 * CHUNK, process
+        )
+        desk.fail("by another process", f"process id {process.pid}", "Wait until")
+        process.send_signal(number)
+        assert process.wait() != 0
 
-    assert work.finish(process).code != 0
-    assert sorted(work.downloads.iterdir()) == [work.archive, work.marker]
-    work.assert_downloaded(work.run())
-    assert work.ranges()[-1] == f"bytes={CHUNK}-"
+    desk.run()
 
-
-def test_a_download_that_was_killed_before_its_last_note_is_not_fetched_again(work):
-    work.keep_partial(len(ARCHIVE))
-    work.server.storage_faults += [Cut(0)]  # Only the headers come: the bytes are not needed.
-
-    work.assert_downloaded(work.run())
-
-    assert work.ranges() == [None]
+    assert desk.ranges() == [None, f"bytes={3 * CHUNK}-"]
 
 
-def test_an_expired_storage_address_costs_nothing_but_a_fresh_one(work):
-    partial = work.keep_partial(CHUNK)
-    work.server.storage_faults += [None, Refuse(403, "ExpiredToken")]
+def test_a_download_that_was_killed_before_its_last_note_is_not_fetched_again(desk):
+    desk.keep_partial(len(ARCHIVE))
 
-    outcome = work.run()
+    desk.run()
 
-    work.assert_downloaded(outcome)
-    assert work.ranges() == [None, f"bytes={len(partial)}-"] * 2
-    signatures = [request.query["X-Goog-Signature"] for request in work.server.calls("GET")]
-    assert signatures[0] != signatures[-1]
-    assert "address has expired" in outcome.stderr
+    assert desk.server.requests == []
 
 
-def test_addresses_that_expire_at_once_leave_the_partial_file_as_it_was(work):
-    partial = work.keep_partial(CHUNK)
-    work.server.uses_of_an_address = 1  # The second use is the request for the range.
+def test_an_archive_that_changed_on_kaggle_is_downloaded_anew(desk):
+    desk.keep_partial(CHUNK)
+    desk.server.archive = make_archive(seed=2)
+    desk.server.etag = '"second-version"'
+    desk.server.storage_faults += [Cut(CHUNK + 1)]
 
-    outcome = work.run()
+    desk.run()
 
-    work.assert_failed(outcome, "address has expired", f"are kept in {work.archive}")
-    assert [request.status for request in work.server.calls("GET")] == [200, 403] * 3
-    assert work.archive.read_bytes() == partial
-    work.server.uses_of_an_address = None
-    work.assert_downloaded(work.run())
-    assert work.ranges()[-1] == f"bytes={CHUNK}-"
-
-
-def test_the_bare_client_writes_an_expired_address_s_error_over_the_partial_file(work):
-    partial = work.keep_partial(CHUNK)
-    work.server.uses_of_an_address = 1
-
-    outcome = work.run(bare_client=True)
-
-    assert "ValueError: Downloaded file size" in outcome.stderr
-    assert work.archive.read_bytes() != partial
-    assert b"ExpiredToken" in work.archive.read_bytes()
-    # Worse: the marker is still good, so the next run resumes on top of the error's body.
-    work.server.uses_of_an_address = None
-    assert work.run(bare_client=True).code == 0
-    assert work.archive.stat().st_size == len(ARCHIVE)
-    assert work.archive.read_bytes().startswith(b"<?xml")
-
-
-@pytest.mark.parametrize("status", [401, 404, 416, 429, 500, 503])
-def test_no_refusal_of_the_storage_touches_the_partial_file(work, status):
-    partial = work.keep_partial(CHUNK)
-    work.server.storage_faults += [None, Refuse(status)]
-
-    outcome = work.run(retries={"max_retries": 0})
-
-    work.assert_failed(outcome, f"HTTP {status}", f"The storage host {STORAGE_HOST}")
-    assert work.archive.read_bytes() == partial
-
-
-@pytest.mark.parametrize("faults", [[Page()], [None, Page()]], ids=["at first", "for the range"])
-def test_a_page_in_the_archive_s_place_is_not_taken_for_it(work, faults):
-    partial = work.keep_partial(CHUNK)
-    work.server.storage_faults += faults
-
-    outcome = work.run(retries={"max_retries": 0})
-
-    work.assert_failed(outcome, "did not send the archive", "a login in the browser")
-    assert work.archive.read_bytes() == partial
-    work.assert_downloaded(work.run())
-
-
-def test_a_page_from_the_api_is_not_taken_for_the_archive(work):
-    # With an old date, which is what makes the bare client believe that it has nothing to do.
-    work.server.api_faults += [Page({"Last-Modified": "Mon, 01 Jan 2001 00:00:00 GMT"})]
-    partial = work.keep_partial(CHUNK)
-
-    outcome = work.run(retries={"max_retries": 0})
-
-    work.assert_failed(outcome, "expected a zip archive, got text/html")
-    assert work.archive.read_bytes() == partial
-
-
-def test_another_range_than_the_one_asked_for_is_not_appended(work):
-    partial = work.keep_partial(CHUNK)
-    work.server.storage_faults += [None, WrongRange()]
-
-    outcome = work.run()
-
-    work.assert_downloaded(outcome)
-    assert f"asked for bytes from {len(partial)}" in outcome.stderr
-
-
-def test_an_archive_that_changed_on_kaggle_is_downloaded_anew(work):
-    work.keep_partial(CHUNK)
-    work.server.archive = make_archive(seed=2)
-    work.server.etag = '"second-version"'
-
-    work.assert_downloaded(work.run())
-
-    assert work.ranges() == [None, None]
+    assert desk.ranges() == [f"bytes={CHUNK}-"] * 2
+    assert desk.server.calls("GET")[0].status == 200
 
 
 @pytest.mark.parametrize("missing", ["ranges", "ETag"])
-def test_a_storage_without_ranges_or_without_an_etag_still_gives_the_archive(work, missing):
+def test_a_storage_without_ranges_or_without_an_etag_still_gives_the_archive(desk, missing):
     if missing == "ranges":
-        work.server.accepts_ranges = False
+        desk.server.accepts_ranges = False
     else:
-        work.server.etag = None  # The client then goes by Last-Modified.
-    work.server.storage_faults += [None, Cut(CHUNK + 1)]
+        desk.server.etag = None  # Last-Modified then tells versions apart.
+    desk.server.storage_faults += [Cut(CHUNK + 1)]
 
-    work.assert_downloaded(work.run())
+    desk.run()
 
-    assert work.ranges() == [None, None, None, f"bytes={CHUNK}-"]
+    assert desk.ranges() == [None, f"bytes={CHUNK}-"]
 
 
-@pytest.mark.parametrize("where", ["the login", "the API", "the storage", "the range"])
-def test_a_connection_that_falls_silent_is_given_up_and_tried_again(work, where):
-    if where == "the login":
-        work.server.login_faults += [Stall(after=None)]
-    elif where == "the API":
-        work.server.api_faults += [Stall(after=None)]
-    elif where == "the storage":
-        work.server.storage_faults += [None, Stall(after=CHUNK + 1)]
-    else:
-        work.keep_partial(CHUNK)
-        work.server.storage_faults += [None, Stall(after=CHUNK)]
+@pytest.mark.parametrize("where", ["api", "storage", "range"])
+def test_a_connection_that_falls_silent_is_given_up_and_tried_again(desk, where):
+    if where == "range":
+        desk.keep_partial(CHUNK)
+    faults = desk.server.api_faults if where == "api" else desk.server.storage_faults
+    faults += [Stall(after=None if where == "api" else CHUNK + 1)]
 
-    outcome = work.run(retries={"timeout_s": 1.0})
+    assert "sent nothing for 0.5 s" in desk.run(timeout_s=0.5)
 
-    work.assert_downloaded(outcome)
-    assert "sent nothing for 1 s" in outcome.stderr
-    assert outcome.seconds < 15
+
+def test_no_name_resolution_is_explained(desk, monkeypatch):
+    def fail(*args, **kwargs):
+        raise socket.gaierror(-3, "Temporary failure in name resolution")
+
+    monkeypatch.setattr("socket.getaddrinfo", fail)
+    desk.set(http_proxy="")
+
+    desk.fail("the name localhost could not be resolved (DNS)", "Tried 3 times.")
+
+
+def test_a_proxy_that_is_not_there_is_explained_without_its_password(desk):
+    # Nothing listens on a port that was just given back.
+    with StandIn(b"") as gone:
+        port = gone.address.rsplit(":", 1)[1]
+    desk.set(http_proxy=f"http://me:{KEY}@127.0.0.1:{port}")
+
+    desk.fail("the proxy named in http_proxy")
 
 
 # --------------------------------------------------------------------------------------------------
-# The disk, and others who use it
+# The disk
 # --------------------------------------------------------------------------------------------------
 
 
-def test_a_disk_too_small_is_an_error_before_the_first_byte(work):
-    work.server.claimed_size = 10**15
+def test_a_disk_too_small_is_an_error_before_the_first_byte(desk):
+    desk.server.claimed_size = 10**15
 
-    outcome = work.run()
+    desk.fail("free, but", "1000000.0 GB", "--download_dir")
 
-    work.assert_failed(outcome, "free, but", "1000000.0 GB", "--download_dir")
-    assert not work.downloads.parent.exists()
-
-
-def test_a_disk_that_fills_up_is_an_error_that_says_so(work):
-    work.downloads.mkdir(parents=True)
-    work.archive.symlink_to("/dev/full")
-
-    outcome = work.run()
-
-    work.assert_failed(outcome, f"{work.archive} could not be written: the disk is full")
-    assert list(work.downloads.iterdir()) == []
+    assert list(desk.downloads.iterdir()) == []
 
 
-def test_a_file_that_may_not_grow_keeps_its_bytes_and_resumes_where_it_may(work):
-    outcome = work.run(limit_bytes=3 * CHUNK)
+def test_a_disk_that_fills_up_is_an_error_that_says_so(desk):
+    desk.downloads.mkdir(parents=True)
+    desk.archive.symlink_to("/dev/full")
 
-    work.assert_failed(outcome, "larger than this file system", "to resume")
-    assert work.archive.stat().st_size == 3 * CHUNK
-    work.assert_downloaded(work.run())
-    assert work.ranges()[-1] == f"bytes={3 * CHUNK}-"
+    desk.fail(f"{desk.archive} could not be written: the disk is full")
 
 
-def test_a_file_in_the_folder_s_place_is_explained(work):
-    work.downloads.parent.mkdir()
-    work.downloads.write_text("not a folder")
+def test_a_file_in_the_place_of_the_folder_is_explained(desk):
+    desk.downloads.parent.mkdir()
+    desk.downloads.write_text("not a folder")
 
-    work.assert_failed(work.run(), f"{work.downloads} could not be written", "--download_dir")
-
-
-def test_a_second_download_at_once_is_refused_and_names_the_first(work):
-    work.server.storage_faults += [None, Stall(after=CHUNK)]
-    first = work.start()
-    wait_until(lambda: work.archive.exists() and work.archive.stat().st_size == CHUNK)
-    calls_before = len(work.server.requests)
-
-    second = work.run()
-
-    work.assert_failed(second, "by another process", f"process id {first.pid}", "Wait until")
-    assert len(work.server.requests) == calls_before
-    assert work.archive.stat().st_size == CHUNK
-    first.send_signal(signal.SIGKILL)
-    work.finish(first)
-    work.assert_downloaded(work.run())  # The dead process's lock file is still there.
-
-
-def test_the_same_name_of_another_owner_is_not_mistaken_for_it(work):
-    work.assert_downloaded(work.run())
-
-    outcome = work.run(dataset="someone-else/tiny-scans")
-
-    work.assert_failed(outcome, f"is the archive of {DATASET}, not of someone-else/tiny-scans")
+    desk.fail(f"{desk.downloads} could not be written", "--download_dir")

@@ -40,9 +40,7 @@ def try_case(rng: random.Random, folder: Path) -> tuple[str, list[str], str]:
         def other_version(rng: random.Random, job: kills.Job) -> tuple[int, str]:
             """A download of another version, killed before its end."""
             server.archive, server.etag = _archive(seed=1), '"other-version"'
-            # The client asks once for the headers alone, and once for the archive.
-            stall = Stall(after=rng.randrange(len(server.archive) // 2))
-            server.storage_faults += [stall, stall]
+            server.storage_faults += [Stall(after=rng.randrange(len(server.archive) // 2))]
             run = job.start()
             # If the archive is complete already, nothing is asked for.
             builds.wait_until(lambda: not server.storage_faults or run.process.exitcode is not None)
@@ -74,7 +72,7 @@ def try_two(rng: random.Random, folder: Path) -> tuple[str, list[str], str]:
     with kaggle_stand_in.StandIn(whole) as server:
         variables, runs = _variables(server, folder), []
         # A cut costs the first download a second, in which the other begins.
-        server.storage_faults += [None, Cut(after=rng.randrange(len(whole)))]
+        server.storage_faults += [Cut(after=rng.randrange(len(whole)))]
         delay = rng.random() * seconds
         for name in ("a", "b"):
             words = _words(folder, name)

@@ -1,98 +1,42 @@
 """Downloads a Kaggle dataset's archive: resumes, retries, checks and keeps it.
 
-A build calls `download_archive` only. `client` asks the official client for the archive's address,
-`transfer` downloads the bytes, `problems` explains errors, and `archive_check` reads every member
-once and records the check.
+A partial archive has a marker beside it, `NAME.zip.kaggle-partial`, with the remote file's
+validator (its ETag, or else its time) and size. The official client writes the same marker, so each
+can resume the other's download. An archive without a marker is complete.
 """
 
+from __future__ import annotations
+
 import contextlib
-import errno
+import json
 import logging
 import os
 import re
-import time
+import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
 
+import requests
 from tqdm import tqdm
+from urllib3 import Retry
+from urllib3.exceptions import InvalidHeader, MaxRetryError
 
 from pipelines import errors
-from pipelines.sources.downloads import byte_bar, raise_disk_error
+from pipelines.sources.downloads import byte_bar, byte_text, raise_disk_error, read_json
 from pipelines.sources.kaggle.archive_check import is_verified, verify_archive
-from pipelines.sources.kaggle.client import locate, quiet_client
-from pipelines.sources.kaggle.credentials import Credentials, require_credentials
-from pipelines.sources.kaggle.problems import Problem, diagnose
-from pipelines.sources.kaggle.transfer import (
-    file_size,
-    is_finished,
-    marker_path,
-    partial_note,
-    transfer,
-)
+from pipelines.sources.kaggle.login import Login, find_login
+from pipelines.sources.kaggle.problems import WrongAnswerError, explain
 from pipelines.stores import file_lock
-from tfrecord_io.files import sync_folder
+from tfrecord_io.files import atomic_write, sync_folder
 
 DEFAULT_DATASET = "paultimothymooney/kermany2018"
 
 _LOG = logging.getLogger(__name__)
-_LONGEST_BACKOFF_S = 60.0
-# A longer Retry-After is an error that says how long to wait.
-_LONGEST_WAIT_S = 300.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Retries:
-    """How long to wait for Kaggle, and how often to retry.
-
-    Attributes:
-        timeout_s: seconds without a byte after which a connection is given up.
-        max_retries: number of retries in a row that may fail without a new byte. An attempt that
-            makes progress resets the count, so a bad connection still completes the archive.
-        backoff_s: seconds before the first retry, doubled for each further one, 60 at most.
-    """
-
-    timeout_s: float = 60.0
-    max_retries: int = 5
-    backoff_s: float = 1.0
-
-
-def download_archive(dataset: str, download_dir: Path, retries: Retries = Retries()) -> Path:
-    """Downloads what is missing of a dataset's zip archive, checks it and returns its path.
-
-    The archive is `download_dir/NAME.zip`. An archive that was checked before is returned at once,
-    without network or credentials. A complete archive that the user put there is checked first. A
-    partial download is resumed, also one of the client. The check is recorded in
-    `NAME.zip.verified.json`, and a corrupt archive is renamed to `NAME.zip.corrupt`.
-
-    If another process is downloading the same archive, an error names its process id at once,
-    because waiting silently could take hours.
-
-    Args:
-        dataset: OWNER/NAME; see `check_dataset_name`.
-        download_dir: folder for the archive, made if it is missing.
-        retries: timeouts and retries.
-
-    Raises:
-        errors.UserError: if no credentials were found, or Kaggle refused them.
-        errors.BuildError: if the archive could not be downloaded, is corrupt, or is in use by
-            another process.
-    """
-    archive = Path(download_dir) / f"{dataset.split('/')[1]}.zip"
-    if is_finished(archive):
-        if is_verified(archive, dataset):
-            _LOG.info("Using %s, downloaded and checked before.", archive)
-            return archive
-    else:
-        # Before any folder is made, so that an error leaves nothing on the disk.
-        require_credentials()
-    with _made_folder(archive.parent), _locked(archive):
-        if not is_finished(archive):
-            fetch(dataset, archive, retries)
-        if not is_verified(archive, dataset):
-            verify_archive(archive, dataset)
-    return archive
+# A broken connection loses the current chunk, so small chunks lose less on a bad connection.
+_CHUNK_BYTES = 1 << 18
+_TIMEOUT_S = 60.0  # without a byte, after which a connection is given up
+# Retries in a row without a new byte: at once, then after 2, 4, 8 and 16 s, or as the server asks.
+_RETRY = Retry(5, backoff_factor=1)
 
 
 def check_dataset_name(dataset: str) -> None:
@@ -109,26 +53,43 @@ def check_dataset_name(dataset: str) -> None:
         )
 
 
-@contextlib.contextmanager
-def _made_folder(folder: Path) -> Iterator[None]:
-    """Makes a folder with its parents; if the block fails and leaves them empty, removes them."""
-    made = [path for path in (folder, *folder.parents) if not path.exists()]
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise_disk_error(error, folder)
-    try:
-        yield
-    except BaseException:
-        with contextlib.suppress(OSError):  # raised if it holds a partial download, for instance
-            for path in made:
-                path.rmdir()
-        raise
+def download_archive(
+    dataset: str, download_dir: Path, retry: Retry = _RETRY, timeout_s: float = _TIMEOUT_S
+) -> Path:
+    """Downloads what is missing of a dataset's zip archive, checks it and returns its path.
+
+    The archive is `download_dir/NAME.zip`. One that was checked before is returned at once, without
+    network or credentials; a complete one that the user put there is checked first. If another
+    process is downloading it, an error names that process at once: waiting could take hours.
+
+    Args:
+        dataset: OWNER/NAME; see `check_dataset_name`.
+        download_dir: folder for the archive, made if it is missing.
+        retry: how often to retry in a row without a new byte, and how long to wait.
+        timeout_s: seconds without a byte after which a connection is given up.
+
+    Raises:
+        errors.UserError: if no credentials were found, or Kaggle refused them.
+        errors.BuildError: if the archive could not be downloaded, is corrupt, or is in use by
+            another process.
+    """
+    archive = Path(download_dir) / f"{dataset.split('/')[1]}.zip"
+    if not _is_finished(archive):
+        find_login()  # Before any folder is made, so that an error leaves nothing on the disk.
+    elif is_verified(archive, dataset):
+        _LOG.info("Using %s, downloaded and checked before.", archive)
+        return archive
+    with _locked(archive):
+        if not _is_finished(archive):
+            fetch(dataset, archive, retry, timeout_s)
+        if not is_verified(archive, dataset):
+            verify_archive(archive, dataset)
+    return archive
 
 
 @contextlib.contextmanager
 def _locked(archive: Path) -> Iterator[None]:
-    """Locks the archive, because two clients would write into one file (kaggle-cli issue 516).
+    """Locks the archive, because two downloads would write into one file.
 
     The lock ends with the process, so a killed download does not block the next one.
     """
@@ -144,88 +105,179 @@ def _locked(archive: Path) -> Iterator[None]:
         try:
             held.enter_context(lock)
         except OSError as error:
-            # A finished archive in a read-only folder needs no lock, as nothing is written.
-            if error.errno not in (errno.EACCES, errno.EROFS) or not is_finished(archive):
-                raise_disk_error(error, path)
+            raise_disk_error(error, archive.parent)
         yield
 
 
-def fetch(dataset: str, archive: Path, retries: Retries) -> None:
+def fetch(
+    dataset: str, archive: Path, retry: Retry = _RETRY, timeout_s: float = _TIMEOUT_S
+) -> None:
     """Downloads or resumes until the archive is complete; each attempt asks for a new address.
 
     Args:
         dataset: OWNER/NAME.
         archive: the file to write; its folder exists, and no other process writes it.
-        retries: timeouts and retries.
+        retry: see `download_archive`.
+        timeout_s: see `download_archive`.
 
     Raises:
         errors.UserError: if no credentials were found, or Kaggle refused them.
         errors.BuildError: if the archive could not be downloaded. The bytes that arrived are kept.
     """
-    credentials = require_credentials()
+    login, left = find_login(), retry
     try:
-        with (
-            quiet_client(),
-            byte_bar(f"downloading {archive.name}", initial=file_size(archive)) as bar,
-        ):
-            _attempt_until_done(dataset, archive, credentials, retries, bar)
-    except BaseException:
-        _drop_empty(archive)
-        raise
-    # The marker goes when every byte is on the disk, because a file without one counts as complete.
-    try:
+        with byte_bar(f"downloading {archive.name}", initial=_size(archive)) as bar:
+            while True:
+                before = _size(archive)
+                try:
+                    _attempt(dataset, archive, login, bar, timeout_s)
+                    break
+                except requests.RequestException as error:
+                    message = explain(error, dataset, login, timeout_s)
+                    left = retry if _size(archive) > before else left
+                    left = _after_waiting(left, error, message, archive)
+        # The marker goes when all bytes are on the disk: a file without one counts as complete.
         with archive.open("rb") as file:
             os.fsync(file.fileno())
-        marker_path(archive).unlink(missing_ok=True)
+        _marker(archive).unlink()
         sync_folder(archive.parent)
     except OSError as error:
-        raise_disk_error(error, archive, partial_note(archive))
+        raise_disk_error(error, archive, _kept_text(archive))
 
 
-def _attempt_until_done(
-    dataset: str, archive: Path, credentials: Credentials, retries: Retries, bar: tqdm
-) -> None:
-    failures = 0
-    furthest = file_size(archive)
-    while True:
-        try:
-            remote = locate(dataset, credentials, retries.timeout_s)
-            transfer(remote, archive, bar, retries.timeout_s)
-            return
-        except (errors.UserError, errors.BuildError):
-            raise
-        except Exception as error:
-            problem = diagnose(error, dataset, archive, credentials, retries.timeout_s)
-        if file_size(archive) > furthest:
-            failures, furthest = 0, file_size(archive)
-        failures += 1
-        wait_s = min(retries.backoff_s * 2 ** (failures - 1), _LONGEST_BACKOFF_S)
-        if problem.wait_s is not None:
-            wait_s = problem.wait_s
-        if not problem.is_transient or failures > retries.max_retries:
-            tries = f" Tried {failures} times." if failures > 1 else ""
-            _raise_problem(problem, tries, archive)
-        if wait_s > _LONGEST_WAIT_S:
-            asked = f" It asks to wait {wait_s:.0f} s; run the same command again after that."
-            _raise_problem(problem, asked, archive)
-        _LOG.warning(
-            "%s Trying again in %.1f s (retry %d of %d).",
-            problem.message.splitlines()[0],
-            wait_s,
-            failures,
-            retries.max_retries,
+def _after_waiting(
+    retry: Retry, error: requests.RequestException, message: str, archive: Path
+) -> Retry:
+    """Waits before the next attempt, and returns the retries that are left after it.
+
+    Raises:
+        errors.BuildError: if none is left.
+    """
+    try:
+        retry = retry.increment()
+    except MaxRetryError:
+        tried = f"Tried {len(retry.history) + 1} times."
+        lines = filter(None, [message, tried, _kept_text(archive)])
+        raise errors.BuildError("\n".join(lines)) from None
+    _LOG.warning("%s Trying again (retries left: %d).", message.splitlines()[0], retry.total)
+    with contextlib.suppress(InvalidHeader):  # a Retry-After that is neither a number nor a date
+        retry.sleep(None if error.response is None else error.response.raw)
+    return retry
+
+
+def _attempt(dataset: str, archive: Path, login: Login, bar: tqdm, timeout_s: float) -> None:
+    """Downloads what is missing of an archive; the marker stays.
+
+    Bytes on the disk are kept if they belong to the same version; otherwise the download starts
+    again.
+
+    Raises:
+        errors.BuildError: if the disk has too little space.
+        requests.RequestException: if a host refuses, stops sending or sends something else. The
+            file keeps the bytes that arrived.
+    """
+    marker = read_json(_marker(archive))
+    start = _size(archive) if marker.get("validator") else 0
+    if start and start == marker.get("size"):
+        return
+    headers = {"Accept-Encoding": "identity", "User-Agent": "scan-tfrecords"}
+    if start:
+        headers |= {"Range": f"bytes={start}-", "If-Range": marker["validator"]}
+    with _request(dataset, login, headers, timeout_s) as response:
+        response.raise_for_status()
+        kind = response.headers.get("Content-Type", "").split(";")[0].strip().lower()
+        if kind.startswith("text/") or kind in ("application/json", "application/xml"):
+            raise WrongAnswerError(f"expected a zip archive, got {kind}", request=response.request)
+        length = response.headers.get("Content-Length", "")
+        num_bytes = int(length) if length.isdecimal() else None
+        if response.status_code == 206:
+            sent = response.headers.get("Content-Range", "")
+            if not start or not sent.startswith(f"bytes {start}-"):
+                problem = f"asked for bytes from {start}, got {sent!r}"
+                raise WrongAnswerError(problem, request=response.request)
+            _check_free_space(num_bytes, archive)
+        else:  # all of it: the archive has changed, or the host sends no parts
+            start = 0
+            if _size(archive):
+                # The old bytes go first: the marker of the new version would vouch for them.
+                with archive.open("wb") as file:
+                    os.fsync(file.fileno())
+            _check_free_space(num_bytes, archive)
+            # The marker is on the disk first: without it, a partial file would count as complete.
+            validator = response.headers.get("ETag") or response.headers.get("Last-Modified")
+            with atomic_write(_marker(archive)) as file:
+                file.write(json.dumps({"validator": validator, "size": num_bytes}).encode())
+            sync_folder(archive.parent)
+        bar.total = None if num_bytes is None else start + num_bytes
+        bar.update(start - bar.n)
+        with archive.open("ab" if start else "wb") as file:
+            for chunk in response.iter_content(_CHUNK_BYTES):
+                file.write(chunk)
+                bar.update(len(chunk))
+
+
+def _request(
+    dataset: str, login: Login, headers: dict[str, str], timeout_s: float
+) -> requests.Response:
+    """Asks Kaggle for an archive, as the official client does, and follows it to the storage.
+
+    Kaggle answers with the archive's address on a storage host, which is signed and valid for some
+    minutes. The client itself has no time limit, and cannot ask for a part.
+    """
+    from kagglesdk import KaggleClient, KaggleCredentials, KaggleEnv
+    from kagglesdk.kaggle_env import get_endpoint, get_env
+
+    token = login.token
+    if not token and not login.key:
+        with KaggleClient() as client:
+            token = KaggleCredentials.load(client).get_access_token()
+
+    def authorize(request: requests.PreparedRequest) -> requests.PreparedRequest:
+        request.headers["Authorization"] = f"Bearer {token}"
+        return request
+
+    environment = get_env()
+    prefix = "" if environment == KaggleEnv.PROD else "/api"
+    owner, name = dataset.split("/")
+    response = requests.post(
+        f"{get_endpoint(environment)}{prefix}/v1/datasets.DatasetApiService/DownloadDataset",
+        json={"ownerSlug": owner, "datasetSlug": name},
+        auth=authorize if token else (login.username, login.key),
+        headers=headers,
+        stream=True,
+        timeout=timeout_s,
+    )
+    with contextlib.suppress(ValueError, LookupError, TypeError):
+        if "json" in response.headers["Content-Type"]:
+            # The API may answer 200 and have the status in the answer's JSON.
+            response.status_code = max(response.status_code, response.json()["code"])
+    return response
+
+
+def _check_free_space(num_bytes: int | None, archive: Path) -> None:
+    """Raises a `BuildError` if the disk has too little space for so many more bytes."""
+    free = shutil.disk_usage(archive.parent).free
+    if num_bytes and num_bytes > free:
+        raise errors.BuildError(
+            f"{archive.parent} has {byte_text(free)} free, but {archive.name} needs "
+            f"{byte_text(num_bytes)} more.\n"
+            "Free some space, or choose another folder with --download_dir."
         )
-        time.sleep(wait_s)
 
 
-def _raise_problem(problem: Problem, addition: str, archive: Path) -> NoReturn:
-    lines = [problem.message + addition, problem.advice, partial_note(archive)]
-    raise problem.error("\n".join(filter(None, lines))) from None
+def _is_finished(archive: Path) -> bool:
+    return archive.is_file() and not _marker(archive).exists()
 
 
-def _drop_empty(archive: Path) -> None:
-    """Removes an empty archive and its marker, so that a failed start leaves no files."""
-    with contextlib.suppress(OSError):
-        if file_size(archive) == 0:
-            archive.unlink(missing_ok=True)
-            marker_path(archive).unlink(missing_ok=True)
+def _marker(archive: Path) -> Path:
+    return archive.with_name(archive.name + ".kaggle-partial")
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.is_file() else 0
+
+
+def _kept_text(archive: Path) -> str:
+    """Returns a sentence that says how much of a download is kept, or "" if nothing is."""
+    size = _size(archive)
+    return f"{byte_text(size)} are kept: run the same command again to resume." if size else ""
