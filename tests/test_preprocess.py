@@ -371,24 +371,6 @@ def test_several_pictures_in_one_file_are_rejected(file_format):
     assert reason(data) == "multiple_frames"
 
 
-@pytest.mark.parametrize(
-    ("image", "dtype"),
-    [
-        (Image.fromarray(GREY), "uint8"),
-        (Image.fromarray(RGB), "uint8"),
-        (Image.fromarray(GREY[:, :21]).convert("1"), "uint8"),
-        (Image.fromarray(GREY.astype(np.uint16) * 251), "uint16"),
-    ],
-    ids=["grey", "colour", "bits", "16 bits"],
-)
-def test_netpbm_pictures_one_behind_the_other_are_rejected(image, dtype):
-    """The format allows it, but Pillow reads the first one only."""
-    one, preprocessing = encoded(image, "PPM"), Preprocessing(dtype=dtype)
-    for between in (b"", b"\n"):
-        assert reason(one + between + one, preprocessing) == "multiple_frames"
-    assert decode_image(one + b"\n", preprocessing) == decode_image(one, preprocessing)
-
-
 def bomb_png(width, height):
     """Returns a PNG of a few bytes that claims to be enormous."""
     body = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)

@@ -6,7 +6,6 @@ import dataclasses
 import io
 import math
 import re
-import zlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,7 +13,7 @@ import numpy as np
 import PIL
 from PIL import Image, ImageFile, ImageOps, TiffImagePlugin, features
 
-from tfrecord_io.decoding import dicom, tiff
+from tfrecord_io.decoding import complete, dicom, tiff
 from tfrecord_io.rejects import Reject, check_size
 
 if TYPE_CHECKING:
@@ -36,8 +35,6 @@ DTYPES = ("uint8", "uint16")
 FORMATS = ("JPEG", "PNG", "BMP", "TIFF", "GIF", "WEBP", "PPM")
 
 _EXIF_ORIENTATION = 0x0112
-
-_PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
 # TIFF 6.0, section 19: 1 stands for unsigned integers, the default; 2 for signed ones.
 _TIFF_SAMPLE_FORMAT = 339
@@ -245,13 +242,18 @@ def _decode(
                 "several" if image.format == "TIFF" else getattr(image, "n_frames", "several")
             )
             raise Reject("multiple_frames", f"{image.format} with {num_frames} frames")
+        data = file.getvalue()
+        if not is_page:
+            complete.check_complete(image, data)
         if image.format == "PNG":
-            _check_png(file.getvalue())
-        if image.format == "PPM":
-            _check_netpbm(image, file.getvalue())
+            complete.check_png(data)
+        if isinstance(image, TiffImagePlugin.TiffImageFile):
+            complete.check_tiff_parts(image, data)
         mode, file_format = image.mode, image.format or ""
         quantization = sum(getattr(image, "quantization", {}).get(0, ()))
         image.load()
+        if file_format == "PNG":
+            complete.check_png_rows(image, data)
         upright = _turn_upright(image)
         return DecodedImage(
             pixels=_resized(_convert(upright, preprocessing.channels), preprocessing),
@@ -299,35 +301,6 @@ def _check_depth(image: ImageFile.ImageFile, dtype: str) -> None:
             hint = "; --dtype uint16 keeps it" if is_grey else ""
             found = f"{image.format} of mode {raw_modes or image.mode}"
             raise Reject("more_than_8_bits", f"{found}{hint}")
-
-
-def _check_png(data: bytes) -> None:
-    """Compares the checksums of a PNG's pixels, which Pillow ignores.
-
-    Pillow also stops before the checksum of the compressed stream, once it has all rows.
-    """
-    place = len(_PNG_SIGNATURE)
-    while place < len(data):
-        length = int.from_bytes(data[place : place + 4], "big")
-        name = data[place + 4 : place + 8]
-        end = place + 8 + length
-        if name == b"IDAT":
-            if len(data) < end + 4:
-                raise Reject("truncated", "the PNG ends within its pixels")
-            found = zlib.crc32(memoryview(data)[place + 4 : end])
-            if found != int.from_bytes(data[end : end + 4], "big"):
-                raise Reject("undecodable", "the PNG's pixels do not fit their checksum")
-        place = end + 4
-
-
-def _check_netpbm(image: ImageFile.ImageFile, data: bytes) -> None:
-    """Refuses a file that holds several pictures, because Pillow reads only the first."""
-    if data[:2] not in (b"P4", b"P5", b"P6"):  # the plain formats hold one
-        return
-    bits = {"1": 1, "I": 16}.get(image.mode, 8) * len(image.getbands())
-    end = image.tile[0][2] + image.height * math.ceil(image.width * bits / 8)
-    if re.match(rb"\s*P[1-7]\s", data[end : end + 64]):
-        raise Reject("multiple_frames", "PPM with several pictures")
 
 
 def _check_sample_format(image: Image.Image) -> None:

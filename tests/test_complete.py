@@ -1,0 +1,161 @@
+"""Files with less or more than one whole picture, see `tfrecord_io.decoding.complete`."""
+
+import io
+import struct
+import zlib
+
+import numpy as np
+import pytest
+from image_files import encoded, grey_pixels, jpeg, rgb_pixels
+from PIL import Image
+
+from tfrecord_io.decoding.preprocess import Preprocessing, decode_image
+from tfrecord_io.rejects import Reject
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+GREY, DEEP = grey_pixels(), grey_pixels().astype(np.uint16) * 251
+HEIGHT, WIDTH = GREY.shape
+THUMBNAIL = b"Exif\0\0" + jpeg(1, 8, 8)
+
+
+def reason(data, **options):
+    with pytest.raises(Reject) as raised:
+        decode_image(data, Preprocessing(**options))
+    return raised.value.reason
+
+
+def png_of_rows(rows, height, *, bits=8, colour_type=0, interlaced=0):
+    """Returns a PNG with right checksums whose stream has these rows, each behind its filter."""
+
+    def chunk(name, content):
+        checksum = zlib.crc32(name + content)
+        return struct.pack(">I", len(content)) + name + content + struct.pack(">I", checksum)
+
+    header = struct.pack(">IIBBBBB", WIDTH, height, bits, colour_type, 0, 0, interlaced)
+    stream = zlib.compress(b"".join(b"\0" + bytes(row) for row in rows))
+    middle = len(stream) // 2
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        chunk(name, content)
+        for name, content in (
+            (b"IHDR", header),
+            (b"IDAT", stream[:middle]),
+            (b"IDAT", stream[middle:]),
+            (b"IEND", b""),
+        )
+    )
+
+
+PNG_KINDS = {
+    "grey": ([row.tobytes() for row in GREY], {}),
+    "colour": ([row.tobytes() for row in rgb_pixels()], {"colour_type": 2}),
+    "16 bits": ([row.astype(">u2").tobytes() for row in DEEP], {"bits": 16}),
+    # All samples are zero, so that nothing but the length tells the rows that are missing.
+    "black bits": ([bytes(-(-WIDTH // 8))] * HEIGHT, {"bits": 1}),
+}
+
+
+@pytest.mark.parametrize("kind", PNG_KINDS)
+@pytest.mark.parametrize("missing", [1, HEIGHT // 2])
+def test_a_png_with_right_checksums_and_missing_rows_is_truncated(kind, missing):
+    rows, header = PNG_KINDS[kind]
+    dtype = "uint16" if header.get("bits") == 16 else "uint8"
+    assert reason(png_of_rows(rows[:-missing], HEIGHT, **header), dtype=dtype) == "truncated"
+    decode_image(png_of_rows(rows, HEIGHT, **header), Preprocessing(dtype=dtype))
+
+
+def test_an_interlaced_png_has_all_of_its_seven_passes():
+    """PNG, section 8.2: the steps of each pass."""
+    passes = (GREY[::8, ::8], GREY[::8, 4::8], GREY[4::8, ::4], GREY[::4, 2::4], GREY[2::4, ::2],
+              GREY[::2, 1::2], GREY[1::2])  # fmt: skip
+    rows = [row.tobytes() for pixels in passes for row in pixels]
+    settings = Preprocessing(height=HEIGHT, width=WIDTH)
+    whole = decode_image(png_of_rows(rows, HEIGHT, interlaced=1), settings)
+    assert whole.pixels == GREY.tobytes()
+    for missing in (1, 10):
+        assert reason(png_of_rows(rows[:-missing], HEIGHT, interlaced=1)) == "truncated"
+
+
+def tiff_with(tag, change, image=GREY, **settings):
+    """Returns a little-endian TIFF by Pillow, with another value of a tag that has one."""
+    data = bytearray(encoded(image, "TIFF", **settings))
+    (directory,) = struct.unpack_from("<I", data, 4)
+    (count,) = struct.unpack_from("<H", data, directory)
+    for place in range(directory + 2, directory + 2 + 12 * count, 12):
+        if struct.unpack_from("<H", data, place)[0] == tag:
+            (value,) = struct.unpack_from("<I", data, place + 8)
+            struct.pack_into("<I", data, place + 8, change(value))
+    return bytes(data)
+
+
+@pytest.mark.parametrize("compression", ["raw", "tiff_lzw", "tiff_adobe_deflate", "jpeg"])
+def test_a_tiff_whose_strip_is_too_short_is_a_reject(compression):
+    tags = {"compression": compression}
+    assert reason(tiff_with(279, lambda length: length * 3 // 4, **tags)) in (
+        "truncated",
+        "undecodable",
+    )
+    decode_image(tiff_with(279, lambda length: length, **tags), Preprocessing())
+
+
+def test_a_tiff_without_its_last_strips_is_a_reject():
+    assert reason(tiff_with(257, lambda height: height + 8)) == "truncated"
+
+
+FILES = {
+    "JPEG": jpeg(),
+    "progressive JPEG": encoded(GREY, "JPEG", progressive=True),
+    "JPEG with a thumbnail": encoded(GREY, "JPEG", exif=THUMBNAIL),
+    "JPEG with restarts": encoded(GREY, "JPEG", restart_marker_blocks=2, comment=b"\xff\xd9"),
+    "PNG": encoded(GREY),
+    "BMP": encoded(rgb_pixels()[:, :27], "BMP"),
+    "GIF": encoded(GREY, "GIF", comment=b"a comment"),
+    "WEBP": encoded(GREY, "WEBP"),
+    "PGM": encoded(GREY, "PPM"),
+    "PBM": encoded(Image.fromarray(GREY).convert("1"), "PPM"),
+    "plain PGM": b"P2 # a comment P2\n2 1 255\n7 9\n",
+    "TIFF": encoded(GREY, "TIFF"),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_two_files_that_are_joined_are_not_cut_down_to_the_first(name):
+    """`cat a b`; a TIFF may have its parts anywhere, so only another one is looked for."""
+    data = FILES[name]
+    decode_image(data, Preprocessing())
+    for between in (b"", bytes(100)):
+        assert reason(data + between + data) == "multiple_frames"
+        if name != "TIFF":
+            others = encoded(grey_pixels(1)), jpeg(1), encoded(grey_pixels(1), "BMP")
+            assert {reason(data + between + other) for other in others} == {"multiple_frames"}
+
+
+def test_two_files_of_16_bits_that_are_joined_are_a_reject():
+    data = encoded(DEEP, "PPM")
+    assert reason(data + b"\n" + data, dtype="uint16") == "multiple_frames"
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if name != "plain PGM"])
+@pytest.mark.parametrize(
+    "rest",
+    [bytes(1000), b"\n", b"few odd bytes", b"CANON OPTIONAL DATA\0" + bytes(range(200)),
+     bytes(range(200)) + b"SEFT"],
+)  # fmt: skip
+def test_zeros_and_known_metadata_behind_a_picture_are_nothing_lost(name, rest):
+    data = FILES[name]
+    assert decode_image(data + rest, Preprocessing()) == decode_image(data, Preprocessing())
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if name != "TIFF"])
+@pytest.mark.parametrize("rest", [bytes(range(60, 160)), bytes(70_000)])
+def test_unknown_data_behind_a_picture_is_a_reject_that_says_how_much(name, rest):
+    with pytest.raises(Reject, match=f"trailing_data: {len(rest):,} bytes follow the picture"):
+        decode_image(FILES[name] + rest, Preprocessing())
+
+
+def test_an_exif_block_within_a_tiff_is_not_another_tiff():
+    exif = Image.Exif()
+    exif[256], exif[271] = WIDTH, "a maker"
+    nested = io.BytesIO()
+    Image.fromarray(GREY).save(nested, "JPEG", exif=exif)
+    decode_image(encoded(GREY, "TIFF") + nested.getvalue(), Preprocessing())

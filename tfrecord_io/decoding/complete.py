@@ -1,0 +1,244 @@
+"""Checks that a file holds one whole picture: all of its rows, and nothing behind its end.
+
+Pillow stops reading once it has the first picture. So it shows missing rows of a PNG in black, and
+does not see a second file that was joined to the first.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from PIL import ImageFile, TiffImagePlugin
+
+from tfrecord_io.rejects import Reject
+
+#: Bytes of zeros or known metadata that may follow a picture.
+MAX_TRAILER_BYTES = 64 * 1024
+
+# Nothing that is a picture fits into these.
+_FEW_BYTES = 16
+
+# How trailers of metadata begin or end: Canon's editing data and Samsung's.
+_TRAILER_START, _TRAILER_END = b"CANON OPTIONAL DATA", b"SEFT"
+
+# How the files begin that are decoded.
+_PICTURE = re.compile(
+    rb"\xff\xd8\xff|\x89PNG\r\n\x1a\n|GIF8[79]a|RIFF....WEBP|II[*+]\0|MM\0[*+]|P[1-6]\s"
+    rb"|BM.{12}[\x0c-\x7c]\0\0\0|.{128}DICM",
+    re.DOTALL,
+)
+
+_JPEG_START, _JPEG_END = b"\xff\xd8\xff", b"\xff\xd9"
+
+# The next marker behind a segment of a JPEG or its coded pixels, among which are the restarts D0 to
+# D7 (ISO/IEC 10918-1, B.1.1.2).
+_JPEG_MARKER = re.compile(rb"\xff[\xc0-\xcf\xd8-\xfe]")
+
+_PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+
+# PNG, section 11.2.2: samples of a pixel by colour type. Section 8.2: first column and row of each
+# pass of an interlaced picture, and the steps to the next ones.
+_PNG_SAMPLES = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
+_PNG_PASSES = (
+    (0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2),
+    (0, 1, 1, 2),
+)  # fmt: skip
+
+# Largest piece of pixels that is inflated at a time, only to count them.
+_PIECE_BYTES = 1024 * 1024
+
+# The header of a BMP with a colour profile, which follows the pixels, and where the header says so.
+_BMP_V5_HEADER_BYTES, _BMP_PROFILE = 124, 14 + 112
+
+_PLAIN_NETPBM = re.compile(rb"P[123](?:[\s0-9]+|#[^\r\n]*)*")
+
+# TIFF 6.0, sections 3, 8, 15 and 22. Planar: each channel has strips of its own.
+_BITS, _COMPRESSION, _PLANES = 258, 259, 284
+_STRIPS, _STRIP_BYTES, _TILES, _TILE_BYTES = 273, 279, 324, 325
+_NOT_COMPRESSED, _JPEG, _PLANAR = 1, 7, 2
+
+# The lowest tags, which come first: the kind of the page, or the width of its picture.
+_FIRST_TAGS = (254, 255, 256)
+
+
+def check_complete(image: ImageFile.ImageFile, data: bytes) -> None:
+    """Refuses a file whose first picture lacks rows, or with something behind that picture.
+
+    A TIFF may have its parts anywhere, so only another TIFF is looked for behind it.
+
+    Args:
+        image: the picture.
+        data: the whole file.
+
+    Raises:
+        Reject: with the reason.
+    """
+    # A fast path: looking for the end of a JPEG takes longer than this test.
+    if image.format == "JPEG" and data.endswith(_JPEG_END) and not data.rfind(_JPEG_START):
+        return
+    end = _ENDS[image.format or ""](image, data)
+    rest = data[end:]
+    if len(rest) <= _FEW_BYTES:
+        return
+    found = rest.lstrip(b"\0\r\n\t ")
+    is_known = not found or found.startswith(_TRAILER_START) or found.endswith(_TRAILER_END)
+    if is_known and len(rest) <= MAX_TRAILER_BYTES:
+        return
+    if _PICTURE.match(found) or _PICTURE.match(rest):
+        raise Reject("multiple_frames", f"{image.format}, followed by another file")
+    raise Reject("trailing_data", f"{len(rest):,} bytes follow the picture of the {image.format}")
+
+
+def check_png(data: bytes) -> None:
+    """Compares the checksums of a PNG's pixels, which Pillow ignores.
+
+    Pillow also stops before the checksum of the compressed stream, once it has all rows.
+    """
+    for name, start, end in _png_chunks(data):
+        if name == b"IDAT":
+            if len(data) < end + 4:
+                raise Reject("truncated", "the PNG ends within its pixels")
+            found = zlib.crc32(memoryview(data)[start - 4 : end])
+            if found != int.from_bytes(data[end : end + 4], "big"):
+                raise Reject("undecodable", "the PNG's pixels do not fit their checksum")
+
+
+def check_png_rows(image: ImageFile.ImageFile, data: bytes) -> None:
+    """Refuses a loaded PNG whose compressed stream ended before its last row."""
+    width, height, bits, colour_type, _, _, interlaced = struct.unpack_from(">IIBBBBB", data, 16)
+    # A fast path: rows that are missing are zeros, and the last one is among them.
+    if not interlaced and any(image.crop((0, height - 1, width, height)).tobytes()):
+        return
+    passes = _PNG_PASSES if interlaced else ((0, 0, 1, 1),)
+    pixel_bits = bits * _PNG_SAMPLES[colour_type]
+    expected = 0
+    for left, top, columns, rows in passes:
+        num_columns = -(-(width - left) // columns)
+        if num_columns > 0:
+            row_bytes = 1 + -(-num_columns * pixel_bits // 8)  # the first names a filter
+            expected += row_bytes * max(0, -(-(height - top) // rows))
+    inflater = zlib.decompressobj()
+    stream = b"".join(data[start:end] for name, start, end in _png_chunks(data) if name == b"IDAT")
+    found = 0
+    while found < expected and (some := inflater.decompress(stream, _PIECE_BYTES)):
+        found += len(some)
+        stream = inflater.unconsumed_tail
+    if found < expected:
+        raise Reject("truncated", f"the PNG's pixels have {found:,} of {expected:,} bytes")
+
+
+def check_tiff_parts(image: TiffImagePlugin.TiffImageFile, data: bytes) -> None:
+    """Refuses a page of TIFF whose strips or tiles are shorter than its pixels.
+
+    Pillow shows missing strips in black, and reads beyond the end of short ones.
+    """
+    tags = image.tag_v2
+    places = tags.get(_STRIPS, tags.get(_TILES, ()))
+    lengths = tags.get(_STRIP_BYTES, tags.get(_TILE_BYTES, ()))
+    compression = tags.get(_COMPRESSION, _NOT_COMPRESSED)
+    if compression == _JPEG:
+        for place, length in zip(places, lengths, strict=False):
+            if not data[place : place + length].rstrip(b"\0").endswith(_JPEG_END):
+                raise Reject("truncated", "the TIFF's JPEG is cut off")
+    if compression != _NOT_COMPRESSED or not any(lengths):  # some writers leave the lengths out
+        return
+    bits = tags.get(_BITS, (1,))
+    is_planar = tags.get(_PLANES) == _PLANAR
+    row_bytes = sum(-(-image.width * n // 8) for n in (bits if is_planar else (sum(bits),)))
+    found, expected = sum(lengths[: len(places)]), image.height * row_bytes
+    if found < expected:
+        raise Reject("truncated", f"the TIFF's pixels have {found:,} of {expected:,} bytes")
+
+
+def _png_chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
+    """Yields the name of each chunk of a PNG, and where its content begins and ends."""
+    place = len(_PNG_SIGNATURE)
+    while place + 8 <= len(data):
+        length, name = struct.unpack_from(">I4s", data, place)
+        yield name, place + 8, place + 8 + length
+        place += 12 + length
+
+
+def _end_of_jpeg(image: Any, data: bytes) -> int:
+    place = 2
+    while True:
+        marker = data[place + 1]
+        if marker == _JPEG_END[1]:
+            return place + 2
+        if marker == _JPEG_START[1]:  # another picture begins
+            return place
+        # Any number of bytes 0xFF may come before a marker (ISO/IEC 10918-1, B.1.1.2).
+        place += 1 if marker == 0xFF else 2 + int.from_bytes(data[place + 2 : place + 4], "big")
+        following = _JPEG_MARKER.search(data, place)
+        if following is None:
+            return len(data)
+        place = following.start()
+
+
+def _end_of_png(image: Any, data: bytes) -> int:
+    return next((end + 4 for name, _, end in _png_chunks(data) if name == b"IEND"), len(data))
+
+
+def _end_of_bmp(image: Any, data: bytes) -> int:
+    codec, (_, _, _, height), start, arguments = image.tile[0]
+    if codec == "bmp_rle":
+        return int.from_bytes(data[2:6], "little")
+    end = start + arguments[1] * height
+    if int.from_bytes(data[14:18], "little") == _BMP_V5_HEADER_BYTES:
+        place, length = struct.unpack_from("<II", data, _BMP_PROFILE)
+        end = max(end, 14 + place + length) if length else end
+    return end
+
+
+def _end_of_gif(image: Any, data: bytes) -> int:
+    def after_table(place: int, flags: int) -> int:
+        return place + (3 << (flags & 7) + 1 if flags & 0x80 else 0)
+
+    place = after_table(13, data[10])
+    while place < len(data) and data[place] != 0x3B:
+        # An image has a descriptor, maybe colours, and the size of its codes; an extension a label.
+        place = after_table(place + 10, data[place + 9]) + 1 if data[place] == 0x2C else place + 2
+        while place < len(data) and data[place]:  # blocks of up to 255 bytes
+            place += 1 + data[place]
+        place += 1
+    return place + 1
+
+
+def _end_of_webp(image: Any, data: bytes) -> int:
+    size = int.from_bytes(data[4:8], "little")
+    return 8 + size + size % 2
+
+
+def _end_of_netpbm(image: Any, data: bytes) -> int:
+    if plain := _PLAIN_NETPBM.match(data):
+        return plain.end()
+    bits = {"1": 1, "I": 16}.get(image.mode, 8) * len(image.getbands())
+    _, (_, _, width, height), start, _ = image.tile[0]
+    return start + height * -(-width * bits // 8)
+
+
+def _end_of_tiff(image: Any, data: bytes) -> int:
+    """Returns the place of another TIFF with the same signature, or the end of the file."""
+    order, place = ("<" if data.startswith(b"II") else ">"), 0
+    while (place := data.find(data[:4], place + 4)) > 0:
+        directory = place + struct.unpack_from(f"{order}I", data.ljust(place + 8), place + 4)[0]
+        first_tag = struct.unpack_from(f"{order}H", data[directory + 2 : directory + 4].ljust(2))[0]
+        # EXIF within a JPEG looks the same, but has no picture.
+        if first_tag in _FIRST_TAGS and data[place - 6 : place] != b"Exif\0\0":
+            return place
+    return len(data)
+
+
+_ENDS: Mapping[str, Callable[[Any, bytes], int]] = {
+    "JPEG": _end_of_jpeg,
+    "PNG": _end_of_png,
+    "BMP": _end_of_bmp,
+    "GIF": _end_of_gif,
+    "WEBP": _end_of_webp,
+    "PPM": _end_of_netpbm,
+    "TIFF": _end_of_tiff,
+}
