@@ -212,7 +212,7 @@ def measure_input(arguments: argparse.Namespace) -> dict[str, Any]:
         "print(time.perf_counter() - started)"
     )
     first = subprocess.run(
-        [sys.executable, "-c", program, session.config.data],
+        [sys.executable, "-c", program, session.run.config.data],
         env=environment(), capture_output=True, text=True, check=True,
     )  # fmt: skip
     return {
@@ -257,14 +257,14 @@ def measure_model(arguments: argparse.Namespace, model: str, replicas: str) -> d
     started, worked = time.perf_counter(), time.process_time()
     steps.train(sources["reader"], num_steps)
     cores = (time.process_time() - worked) / (time.perf_counter() - started)
-    images = num_steps * (session.config.global_batch_size or 0)
+    images = num_steps * (session.run.config.global_batch_size or 0)
     return {
         "step_ms": 1000 * times["device"][0] / num_steps,
         "images_per_second": {name: images / seconds for name, (seconds, _) in times.items()},
         "input_wait_share": {name: share for name, (_, share) in times.items()},
         "reader_cpu_cores": cores,
         "first_step_seconds": first_step,
-        **callbacks.memory_megabytes(session.devices.backend, session.devices.on_gpu),
+        **callbacks.memory_megabytes(session.run.devices.backend, session.run.devices.on_gpu),
     }
 
 
@@ -291,10 +291,10 @@ def decoded(arguments: argparse.Namespace, session: benchmark.Session) -> Any:
                     ahead.append(pool.map(decode, itertools.islice(names, size)))
                 yield np.stack(list(ahead.popleft())), labels, weights, draws
 
-    if session.devices.backend == "jax":
+    if session.run.devices.backend == "jax":
         import jax
 
-        sharding = session.devices.batch_sharding
+        sharding = session.run.devices.batch_sharding
         put = functools.partial(jax.device_put, device=sharding)
         return map_ahead(put, batches(), 2, num_threads=1)
     import tensorflow as tf

@@ -17,7 +17,6 @@ ways alike.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import statistics
 import sys
@@ -38,10 +37,9 @@ with console.hide_native_noise():
 
     import tfrecord_io
     from train.data import feed
-    from train.data.parts import choose_parts
-    from train.devices import configure_devices
     from train.networks.models import build_network
-    from train.training.steps import Objective, make_steps
+    from train.run_setup import make_run
+    from train.training.steps import make_steps
 
 
 def main() -> None:
@@ -69,6 +67,7 @@ def main() -> None:
 def compare(arguments: argparse.Namespace, images: Path) -> dict[str, dict[str, float]]:
     """Returns images/s and the ratio to the limit, by the name of the way."""
     manifest = tfrecord_io.Manifest.load(arguments.data)
+    wanted = (arguments.rounds + 1) * arguments.steps * arguments.batch_size
     config = train_config.TrainConfig(
         data=arguments.data,
         model=arguments.model,
@@ -81,15 +80,14 @@ def compare(arguments: argparse.Namespace, images: Path) -> dict[str, dict[str, 
         # Avoids reading the statistics of the pixels.
         normalize="unit" if arguments.model in train_config.OWN_MODELS else None,
         test_time_flip=False,
+        precision="float32",
+        jit_compile=False,
+        class_weights="none",
+        epochs=wanted // manifest.split("train").num_examples + 1,
     )
     with console.hide_native_noise():
-        devices = configure_devices(config)
-    part = choose_parts(config, manifest).train
-    config = config.resolve(
-        num_examples=part.num_examples, num_replicas=1, precision="float32", jit_compile=False
-    )
-    wanted = (arguments.rounds + 1) * arguments.steps * arguments.batch_size
-    config = dataclasses.replace(config, epochs=wanted // part.num_examples + 1)
+        run = make_run(config, Path())
+    config, devices = run.config, run.devices
 
     ways: dict[str, Callable[[], float]] = {}
     for name, dataset in {
@@ -109,14 +107,8 @@ def compare(arguments: argparse.Namespace, images: Path) -> dict[str, dict[str, 
             config, image_shape=manifest.image_shape, num_classes=manifest.num_classes
         )
         optimizer = keras.optimizers.Adam(1e-4)
-    steps = make_steps(
-        network,
-        optimizer,
-        devices,
-        objective=Objective.from_config(config, (1.0,) * manifest.num_classes),
-        jit_compile=False,
-    )
-    batches = steps.iterate(feed.training_batches(config, devices, part, start_step=0))
+    steps = make_steps(run, network, optimizer)
+    batches = steps.iterate(feed.training_batches(config, devices, run.parts.train, start_step=0))
     waited = []
 
     def trainer_round() -> float:

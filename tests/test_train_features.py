@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import signal
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -13,13 +14,12 @@ from builds import IN_MEMORY, build_here
 from image_files import scan_tree, write_tree
 from marked_images import KERAS_ARRAY_WARNING, QUICK, flags, history_of
 
-import tfrecord_io
 from pipelines import extract_features
 from tfrecord_io.trunk import read_trunk
 from train import evaluate, predict, run
 from train.config import ConfigError, TrainConfig
-from train.kinds.classes import CLASSES
-from train.networks.features import adapt, build_network
+from train.networks.build import build_network
+from train.run_setup import make_run
 from train.training import callbacks
 from train.training.trainer import train_and_evaluate
 from train.trunk import write_trunk
@@ -138,12 +138,9 @@ def test_a_run_that_was_stopped_ends_as_an_undisturbed_one(
 
 
 def test_the_layers_above_the_trunk_have_the_precision_of_the_run(extracted):
-    trunk = read_trunk(extracted / "trunk.keras")
     before = keras.config.dtype_policy()
-    keras.config.set_dtype_policy("mixed_bfloat16")
     try:
-        config = adapt(config_of(extracted), trunk)
-        network = build_network(config, trunk, tfrecord_io.Manifest.load(extracted), CLASSES)
+        network = build_network(make_run(config_of(extracted), Path()), "bfloat16")
     finally:
         keras.config.set_dtype_policy(before)
     convolutions = [each for each in network.backbone.layers if each.name.startswith("conv_dw")]
@@ -188,7 +185,7 @@ def test_what_the_trunk_decides_is_no_flag(given, named, extracted, tmp_path, ca
 
 
 def test_a_configuration_of_another_network_is_refused(extracted, tmp_path):
-    with pytest.raises(ConfigError, match="remove --model, --weights and --normalize"):
+    with pytest.raises(ConfigError, match="remove --model"):
         train_and_evaluate(config_of(extracted, model="resnet50"), tmp_path / "run")
 
 

@@ -1,6 +1,7 @@
 import dataclasses
 import math
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from train.config import ConfigError, TrainConfig
 from train.data import augmentation, feed
 from train.data.parts import choose_parts
 from train.devices import Devices
+from train.run_setup import make_run
 
 NUM_EXAMPLES = 23
 
@@ -57,8 +59,9 @@ def batches_of(data, devices, *, batch_size=8, epochs=2, start_step=0, cache="no
 
 
 @pytest.mark.parametrize(("epoch", "step"), [(0, 3), (1, 6), (2, 9), (7, 23)])
-def test_an_epoch_ends_with_the_step_of_its_last_example(epoch, step):
-    assert feed.end_step(epoch, num_examples=23, global_batch_size=8) == step
+def test_an_epoch_ends_with_the_step_of_its_last_example(data, epoch, step):
+    run = make_run(TrainConfig(data=data, global_batch_size=8, strategy="single"), Path())
+    assert run.end_step(epoch) == step
 
 
 def test_all_batches_have_one_shape_and_their_weights_add_up_to_one(data):

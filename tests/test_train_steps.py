@@ -3,6 +3,7 @@ import json
 import math
 import subprocess
 import sys
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -13,6 +14,7 @@ from train.config import TrainConfig
 from train.data.augmentation import NUM_DRAWS
 from train.kinds.classes import CLASSES
 from train.networks.models import build_network
+from train.run_setup import make_run
 from train.training.steps import Objective
 
 NUM_EXAMPLES = {"train": 30, "test": 11}
@@ -222,10 +224,10 @@ def test_augmentation_changes_images_alone_and_mixup_labels_too():
         ({"mixup": 0.0}, 1.0, False),
     ],
 )
-def test_the_objective_is_what_the_configuration_asks_for(fields, augment_strength, mixup):
-    objective = Objective.from_config(TrainConfig(**fields), (1.0, 2.0))
-    assert objective == Objective(
-        class_weights=(1.0, 2.0), label_smoothing=0.1, augment_strength=augment_strength,
+def test_the_objective_is_what_the_configuration_asks_for(data, fields, augment_strength, mixup):
+    config = TrainConfig(data=str(data), class_weights="none", strategy="single", **fields)
+    assert Objective.of_run(make_run(config, Path())) == Objective(
+        class_weights=(1.0,) * 4, label_smoothing=0.1, augment_strength=augment_strength,
         mixup=mixup,
     )  # fmt: skip
 

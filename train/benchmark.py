@@ -26,8 +26,7 @@ from train.config import ConfigError, TrainConfig
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from train.data.parts import Part
-    from train.devices import Devices
+    from train.run_setup import Run
     from train.training.steps import Steps
 
 #: Columns of the table, and how each is printed.
@@ -66,26 +65,22 @@ class Speed:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Session:
-    """A network on its devices, ready to train, with what it takes to feed it.
+    """A network on the devices of a run, ready to train.
 
     Attributes:
-        config: resolved.
-        devices: that train.
-        part: to train on.
+        run: to measure.
         steps: of the backend.
     """
 
-    config: TrainConfig
-    devices: Devices
-    part: Part
+    run: Run
     steps: Steps
 
     def batches(self, **fields: Any) -> Any:
         """Returns the training batches from the first step on, with fields changed."""
         from train.data import feed
 
-        config = dataclasses.replace(self.config, **fields)
-        return feed.training_batches(config, self.devices, self.part, start_step=0)
+        config = dataclasses.replace(self.run.config, **fields)
+        return feed.training_batches(config, self.run.devices, self.run.parts.train, start_step=0)
 
 
 def prepare(config: TrainConfig, *, replicas: int, num_steps: int) -> Session:
@@ -99,50 +94,23 @@ def prepare(config: TrainConfig, *, replicas: int, num_steps: int) -> Session:
     Raises:
         ConfigError: if there are fewer devices.
     """
-    import tfrecord_io
-    from train.data.parts import read_statistics
-    from train.devices import configure_devices, set_precision, set_seed
-    from train.networks.models import build_network, grey_factor_of, set_trainable
+    from train.devices import set_seed
+    from train.networks.build import build_network
+    from train.networks.models import set_trainable
     from train.networks.optimizers import make_optimizer
-    from train.training.single_run import plan_run
-    from train.training.steps import Objective, make_steps
+    from train.run_setup import make_run
+    from train.training.steps import make_steps
 
-    manifest = tfrecord_io.Manifest.load(config.data)
-    config = dataclasses.replace(config, gpus=replicas)
     set_seed(config.seed)
-    devices = configure_devices(config)
-    parts, task, config = plan_run(config, manifest, devices)
-    part = parts.train
-    wanted = num_steps * (config.global_batch_size or 0)
-    config = dataclasses.replace(config, epochs=wanted // part.num_examples + 1)
-    pixels = read_statistics(config.data, part) if config.normalize == "data" else None
-    set_precision(config.precision)
-    with devices.scope():
-        network = build_network(
-            config,
-            image_shape=manifest.image_shape,
-            num_classes=manifest.num_classes,
-            task=task,
-            image_dtype=manifest.dtype,
-            grey_factor=grey_factor_of(manifest),
-            statistics=pixels,
-            synchronized=devices.must_synchronize,
-        )
-        set_trainable(network, phase="all", trainable_layers=config.trainable_layers)
-        optimizer = make_optimizer(config, learning_rate=1e-4, num_steps=num_steps)
-    steps = make_steps(
-        network,
-        optimizer,
-        devices,
-        objective=Objective.from_config(
-            config,
-            task.class_weights(part.label_counts, part.num_examples, 0.0),
-            grey_factor_of(manifest),
-            task,
-        ),
-        jit_compile=bool(config.jit_compile),
-    )
-    return Session(config=config, devices=devices, part=part, steps=steps)
+    run = make_run(dataclasses.replace(config, gpus=replicas), Path())
+    wanted = num_steps * (run.config.global_batch_size or 0)
+    epochs = wanted // run.parts.train.num_examples + 1
+    run = dataclasses.replace(run, given=dataclasses.replace(run.given, epochs=epochs))
+    network = build_network(run, run.config.precision, weights=run.config.weights)
+    set_trainable(network, phase="all", trainable_layers=run.config.trainable_layers)
+    with run.devices.scope():
+        optimizer = make_optimizer(run.config, learning_rate=1e-4, num_steps=num_steps)
+    return Session(run=run, steps=make_steps(run, network, optimizer))
 
 
 def time_rounds(
@@ -202,7 +170,7 @@ def measure(config: TrainConfig, *, replicas: int, num_steps: int, num_rounds: i
         num_steps=num_steps,
         num_rounds=num_rounds,
     )
-    images = num_steps * (session.config.global_batch_size or 0)
+    images = num_steps * (session.run.config.global_batch_size or 0)
     return Speed(
         replicas=replicas,
         images_per_second=images / times["fed"][0],

@@ -19,11 +19,10 @@ from typing import Any
 import keras
 import numpy as np
 
-import tfrecord_io
 from tfrecord_io.files import atomic_write, sync_folder
 from train import config as train_config
-from train.config import ConfigError, TrainConfig
-from train.devices import Devices
+from train.config import ConfigError
+from train.run_setup import Run
 
 CHECKPOINT_NAME = "checkpoint.npz"
 BEST_NAME = "best.npz"
@@ -65,24 +64,17 @@ def write_metrics(workdir: Path, metrics: Any) -> None:
 
 
 @contextlib.contextmanager
-def claim(
-    workdir: Path, config: TrainConfig, manifest: tfrecord_io.Manifest, devices: Devices
-) -> Iterator[None]:
-    """Locks the folder of a run and writes its config.json.
+def claim(run: Run) -> Iterator[None]:
+    """Locks the folder of a run, made if it is missing, and writes its config.json.
 
     Only the chief does so.
-
-    Args:
-        workdir: the folder, created if it is missing.
-        config: the resolved configuration of the run.
-        manifest: manifest of the dataset.
-        devices: devices of the run.
 
     Raises:
         ConfigError: if the folder cannot be written, belongs to a run of another configuration, is
             not a run folder, or another process trains in it.
     """
-    if not devices.is_chief:
+    workdir, manifest = run.folder, run.manifest
+    if not run.devices.is_chief:
         yield
         return
     try:
@@ -102,10 +94,10 @@ def claim(
             leftover.unlink(missing_ok=True)
         path = workdir / train_config.FILE_NAME
         content = {
-            "config": config.to_dict(),
+            "config": run.config.to_dict(),
             "dataset": {"name": manifest.name, "fingerprint": manifest.fingerprint},
             "backend": keras.backend.backend(),
-            "num_replicas": devices.num_replicas,
+            "num_replicas": run.devices.num_replicas,
             "versions": versions(),
         }
         if path.exists():

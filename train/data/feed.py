@@ -9,7 +9,6 @@ example means NaN. What is left to do here is to make the weights of a step add 
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -86,15 +85,6 @@ class DeviceIterator:
             kwargs={"rows": examples},
         )
         return images, labels, weights, draws
-
-
-def end_step(epoch: int, *, num_examples: int, global_batch_size: int) -> int:
-    """Returns how many steps are done when an epoch (counted from 0) is: its last example's step.
-
-    Epochs are not rounded up to whole batches: a batch may hold the end of one and the start of
-    the next.
-    """
-    return math.ceil((epoch + 1) * num_examples / global_batch_size)
 
 
 def training_batches(

@@ -9,72 +9,15 @@ from __future__ import annotations
 import dataclasses
 import tempfile
 import zipfile
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import keras
 
 import tfrecord_io
 from tfrecord_io.trunk import FILE_NAME, REST_NAME, Trunk
-from train.config import TRUNK_WEIGHTS, ConfigError, TrainConfig
+from train.config import TrainConfig
 from train.kinds.task import Task
 from train.networks import models
-
-# Settings that a trunk decides, and those that change images before the network.
-_DECIDED = ("model", "weights", "normalize")
-_NEED_IMAGES = ("augment", "test_time_flip")
-
-
-def refuse_flags(data: str, trunk: Trunk, given: Mapping[str, Any]) -> None:
-    """Refuses flags that mean nothing for a dataset of features.
-
-    Args:
-        data: folder of the dataset.
-        trunk: the trunk of the dataset.
-        given: the flags of the command line, by field of `TrainConfig`.
-
-    Raises:
-        ConfigError: naming the flags.
-    """
-    wrong = [name for name in _DECIDED if given.get(name) is not None]
-    wrong += [name for name in _NEED_IMAGES if given.get(name)]
-    if wrong:
-        raise ConfigError(
-            f"{data} holds features of {trunk.model} up to {trunk.layer}, which decide the "
-            "network and its weights, and cannot be augmented or mirrored; remove "
-            + ", ".join(f"--{name}" for name in wrong)
-        )
-
-
-def adapt(config: TrainConfig, trunk: Trunk) -> TrainConfig:
-    """Returns a configuration with the trunk's network, and without what needs images.
-
-    Args:
-        config: as the user gave it, or as a run on the same features resolved it.
-        trunk: the trunk of the dataset.
-
-    Raises:
-        ConfigError: if it asks for another network, weights or normalization.
-    """
-    if (
-        config.model not in (TrainConfig.model, trunk.model)
-        or config.weights not in (None, TRUNK_WEIGHTS)
-        or config.normalize
-    ):
-        raise ConfigError(
-            f"{config.data} holds features of {trunk.model} up to {trunk.layer}: remove --model, "
-            "--weights and --normalize, because the layers above it are trained"
-        )
-    layers = trunk.rest_layers if config.trainable_layers is None else config.trainable_layers
-    return dataclasses.replace(
-        config,
-        model=trunk.model,
-        weights=TRUNK_WEIGHTS,
-        trainable_layers=min(layers, trunk.rest_layers),
-        augment=False,
-        test_time_flip=False,
-    )
 
 
 def build_network(

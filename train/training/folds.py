@@ -8,42 +8,28 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
 
-import tfrecord_io
-from tfrecord_io.trunk import Trunk
-from train.config import TrainConfig
 from train.data import parts
 from train.data.examples import Examples, read_examples
-from train.devices import Devices
 from train.kinds import scores
 from train.kinds.registry import task_of
 from train.kinds.task import Task
 from train.results import metrics, report, run_results, thresholds
 from train.results.predictions import PREDICTIONS_NAME, Predictions, read_predictions
 from train.run_folder import claim, write_metrics
-from train.training import single_run
+from train.run_setup import Run
+from train.training.single_run import train_once
 
 
-def cross_validate(
-    config: TrainConfig,
-    workdir: Path,
-    manifest: tfrecord_io.Manifest,
-    trunk: Trunk | None,
-    devices: Devices,
-) -> dict[str, Any]:
+def cross_validate(run: Run) -> dict[str, Any]:
     """Trains every fold with every seed and measures all held-out predictions together.
 
     Args:
-        config: has `folds`, but no `fold`.
-        workdir: folder of the cross-validation, created if it is missing.
-        manifest: of the dataset.
-        trunk: of the dataset; None for images.
-        devices: the configured devices.
+        run: of a configuration that has `folds`, but no `fold`.
 
     Returns:
         the content of RUN/metrics.json: the measures of all held-out predictions, where every image
@@ -53,72 +39,45 @@ def cross_validate(
     Raises:
         ConfigError, TrainingError, StoppedError: see `trainer.train_and_evaluate`.
     """
-    splits = parts.fold_splits(config, manifest)
-    with claim(workdir, config, manifest, devices):
+    config, devices = run.config, run.devices
+    splits = parts.fold_splits(config, run.manifest)
+    with claim(run):
         if read_examples(config.data, splits).patients is None:
             devices.say(
                 "warning: the dataset does not name the patient of every image, so the folds are "
                 "divided by image: scans of one patient may be in the training and the held-out "
                 "part. Build the dataset with --group_regex"
             )
-        runs = [
-            (fold, seed)
+        singles = [
+            run.single(fold, seed)
             for seed in range(config.seed, config.seed + config.seeds)
             for fold in range(config.folds or 0)
         ]
         devices.say(
             f"cross-validation of the splits {', '.join(splits)}: {config.folds} folds of "
-            f"patients x {config.seeds} seeds = {len(runs)} runs",
+            f"patients x {config.seeds} seeds = {len(singles)} runs",
         )
-        singles = [
-            (
-                _folder(workdir, fold, seed),
-                dataclasses.replace(config, fold=fold, seed=seed, seeds=1),
-            )
-            for fold, seed in runs
-        ]
-        _train_each(singles, manifest, trunk, devices)
-        if not devices.is_chief:
-            return {}
-        return _pool(config, workdir, manifest, splits, runs)
+        # All folds, so that one that cannot be trained does not waste the time of those before it.
+        for single in singles[: config.folds]:
+            single.config  # noqa: B018 - raises ConfigError
+        for number, single in enumerate(singles, 1):
+            fold, seed = single.config.fold, single.config.seed
+            devices.say(f"\nrun {number} of {len(singles)}: fold {fold}, seed {seed}")
+            train_once(single)
+            # Without this, the graphs of all runs stay in memory.
+            keras.utils.clear_session()
+        return _pool(run, splits, singles) if devices.is_chief else {}
 
 
-def _train_each(
-    singles: Sequence[tuple[Path, TrainConfig]],
-    manifest: tfrecord_io.Manifest,
-    trunk: Trunk | None,
-    devices: Devices,
-) -> None:
-    """Trains one run after another, each in its folder."""
-    # All folds, so that one that cannot be trained does not waste the time of those before it.
-    for single in {single.fold: single for _, single in singles}.values():
-        single_run.plan_run(single, manifest, devices)
-    for number, (folder, single) in enumerate(singles, 1):
-        devices.say(f"\nrun {number} of {len(singles)}: fold {single.fold}, seed {single.seed}")
-        single_run.train_once(single, folder, manifest, trunk, devices)
-        # Without this, the graphs of all runs stay in memory.
-        keras.utils.clear_session()
-
-
-def _folder(workdir: Path, fold: int, seed: int) -> Path:
-    return workdir / f"seed-{seed}" / f"fold-{fold}"
-
-
-def _pool(
-    config: TrainConfig,
-    workdir: Path,
-    manifest: tfrecord_io.Manifest,
-    splits: tuple[str, ...],
-    runs: list[tuple[int, int]],
-) -> dict[str, Any]:
+def _pool(run: Run, splits: tuple[str, ...], singles: Sequence[Run]) -> dict[str, Any]:
     """Measures the held-out predictions of all runs together and writes the files of RUN."""
+    config, manifest = run.config, run.manifest
     task = task_of(manifest.label_kind)
     tables = [
-        read_predictions(
-            _folder(workdir, fold, seed) / PREDICTIONS_NAME, manifest.num_classes, task.kind
-        )
-        for fold, seed in runs
+        read_predictions(single.folder / PREDICTIONS_NAME, manifest.num_classes, task.kind)
+        for single in singles
     ]
+    runs = [(single.given.fold or 0, single.given.seed) for single in singles]
     raw = np.concatenate([probabilities for probabilities, _, _ in tables])
     truths = task.truths(np.concatenate([labels for _, labels, _ in tables]))
     fold_of = np.repeat([fold for fold, _ in runs], [len(labels) for _, labels, _ in tables])
@@ -155,15 +114,15 @@ def _pool(
         ),
     }
     run_results.write_results(
-        workdir,
+        run.folder,
         manifest=manifest,
         config=config,
         results=results,
         predictions=predictions,
     )
-    write_metrics(workdir, results)
+    write_metrics(run.folder, results)
     print(metrics.describe(results))
-    print(f"the metrics and {report.FILE_NAME} of all folds are in {workdir}")
+    print(f"the metrics and {report.FILE_NAME} of all folds are in {run.folder}")
     return results
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from train.config import TrainConfig
+from train.run_setup import Run
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -73,6 +74,44 @@ def plan_phases(config: TrainConfig, *, has_backbone: bool) -> list[Phase]:
         for name, first, end, rate in phases
         if first < end
     ]
+
+
+def describe_run(run: Run, progress: Progress, num_parameters: int) -> Iterator[str]:
+    """Yields the lines that are printed before a training starts or goes on."""
+    config, devices, parts, manifest = run.config, run.devices, run.parts, run.manifest
+    shape = "x".join(str(side) for side in manifest.image_shape)
+    kind = manifest.label_kind
+    labels = kind.noun if manifest.num_classes == 1 else kind.plural
+    yield (
+        f"{config.model}, {num_parameters:,} parameters, {parts.train.num_examples:,} training "
+        f"{'images' if run.trunk is None else 'features'} of {shape}, "
+        f"{manifest.num_classes} {labels}"
+    )
+    yield (
+        f"{devices.num_replicas} x {devices.names[0].split(':')[0]} on {devices.backend}, "
+        f"{config.precision}; global batch {config.global_batch_size}, "
+        f"{config.replica_batch_size} a replica; "
+        f"{run.end_step(config.epochs - 1):,} steps in {config.epochs} epochs"
+    )
+    if (weights := parts.train.weights) is not None:
+        yield (
+            f"images count by the column weight of the table of labels: {weights.min():.3g} to "
+            f"{weights.max():.3g} times the mean"
+        )
+    if parts.val is None:
+        yield "note: there are no validation images, so the last epoch is kept"
+    if parts.evaluated is None:
+        yield (
+            "note: there are no test images either, so this run ends with the exported model "
+            "and without metrics; python train/evaluate.py measures it on another dataset, "
+            "or build this one with --splits patient"
+        )
+    elif parts.test is None:
+        yield "note: there is no test split; the metrics will be of the validation"
+    if progress.epoch == config.epochs:
+        yield "the training is done; going on with the evaluation"
+    elif progress.step:
+        yield f"going on after step {progress.step:,}, in epoch {progress.epoch + 1}"
 
 
 def is_shown(epoch: int, epochs: int) -> bool:

@@ -18,18 +18,20 @@ import dataclasses
 import itertools
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy as np
 
-from train.config import ConfigError, TrainConfig
+from train.config import ConfigError
 from train.data import augmentation, feed
+from train.data.parts import Part
 from train.devices import Devices
 from train.kinds.classes import CLASSES
 from train.kinds.task import Task
-from train.networks.models import Network
+from train.networks.models import Network, grey_factor_of
+from train.run_setup import Run
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -75,21 +77,17 @@ class Objective:
     grey_factor: float = 1.0
 
     @classmethod
-    def from_config(
-        cls,
-        config: TrainConfig,
-        class_weights: Sequence[Any],
-        grey_factor: float = 1.0,
-        task: Task = CLASSES,
-    ) -> Objective:
-        """Returns what a configuration asks for."""
+    def of_run(cls, run: Run) -> Objective:
+        """Returns what the configuration of a run asks for."""
+        config, learnt = run.config, run.parts.train
+        power = config.class_weight_power if config.class_weights == "balanced" else 0.0
         return cls(
-            class_weights=tuple(class_weights),
-            task=task,
+            class_weights=run.task.class_weights(learnt.label_counts, learnt.num_examples, power),
+            task=run.task,
             label_smoothing=config.label_smoothing,
             augment_strength=config.augment_strength if config.augment else None,
             mixup=config.mixup > 0,
-            grey_factor=grey_factor,
+            grey_factor=grey_factor_of(run.manifest),
         )
 
     def prepare(self, images, labels, draws):
@@ -133,28 +131,35 @@ class Objective:
 
 
 def make_steps(
+    run: Run,
     network: Network,
     optimizer: keras.optimizers.Optimizer | None,
-    devices: Devices,
-    *,
-    objective: Objective,
-    jit_compile: bool,
+    devices: Devices | None = None,
 ) -> Steps:
     """Returns the steps of the backend in use.
 
     Args:
+        run: resolved.
         network: built in the devices' scope.
         optimizer: updates the network's trainable variables; built here. None if the steps are
             for prediction alone.
-        devices: the replicas.
-        objective: of training.
-        jit_compile: whether to compile with XLA on TensorFlow; JAX always does.
+        devices: the replicas, if they are not those of the run.
     """
+    devices = devices or run.devices
     kind = JaxSteps if devices.backend == "jax" else TensorFlowSteps
+    jit_compile = bool(run.config.jit_compile) and optimizer is not None
     if optimizer is not None:
         with devices.scope():
             optimizer.build(network.logits.trainable_variables)
-    return kind(network, optimizer, devices, objective, jit_compile)
+    return kind(network, optimizer, devices, Objective.of_run(run), jit_compile)
+
+
+def predict(run: Run, steps: Steps, part: Part) -> tuple[np.ndarray, np.ndarray]:
+    """Returns (probabilities float32 [num_examples, num_labels], truths) of a part."""
+    batches = steps.iterate(feed.evaluation_batches(run.config, steps.devices, part))
+    answers = list(steps.predict(batches))
+    labels = np.concatenate([labels for _, labels in answers])
+    return np.concatenate([rows for rows, _ in answers]), run.task.truths(labels)
 
 
 def _require_no_exchange(network: Network, devices: Devices) -> None:
@@ -181,6 +186,7 @@ class TensorFlowSteps:
     """Training and prediction under a `tf.distribute` strategy.
 
     Attributes:
+        devices: the replicas.
         num_traces: how often the training graph was built; more than once wastes time and memory.
     """
 
@@ -197,7 +203,7 @@ class TensorFlowSteps:
         self._tf = tf
         self._network = network
         self._optimizer = optimizer
-        self._devices = devices
+        self.devices = devices
         self._objective = objective
         self.num_traces = 0
         self._variables = network.logits.trainable_variables
@@ -215,7 +221,7 @@ class TensorFlowSteps:
 
     def iterate(self, dataset: tf.data.Dataset | feed.DeviceBatches) -> Any:
         """Returns an iterator that brings a dataset of replica batches to the devices."""
-        strategy = self._devices.strategy
+        strategy = self.devices.strategy
         if isinstance(dataset, feed.DeviceBatches):
             return dataset.iterate(strategy)
         return iter(strategy.distribute_datasets_from_function(lambda context: dataset))
@@ -239,7 +245,7 @@ class TensorFlowSteps:
 
     def predict(self, batches: Any) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yields (probabilities, labels) [examples, num_classes] of each batch, no copies."""
-        local = self._devices.strategy.experimental_local_results
+        local = self.devices.strategy.experimental_local_results
         for images, labels, weights in batches:
             probabilities = local(self._predict_function(images))
             for part in zip(probabilities, local(labels), local(weights), strict=True):
@@ -253,7 +259,7 @@ class TensorFlowSteps:
         # Runs while the graph is built, and only then.
         self.num_traces += 1
         tf = self._tf
-        strategy = self._devices.strategy
+        strategy = self.devices.strategy
 
         def train_one(
             step: tf.Tensor, results: tf.TensorArray, wait_seconds: tf.Tensor
@@ -279,7 +285,7 @@ class TensorFlowSteps:
 
     def _now(self) -> tf.Tensor:
         # TensorFlow refuses to read a clock when only deterministic operations are allowed.
-        if self._devices.deterministic:
+        if self.devices.deterministic:
             return self._tf.constant(math.nan, self._tf.float64)
         return self._tf.timestamp()
 
@@ -303,7 +309,7 @@ class TensorFlowSteps:
         return tape.gradient(loss, [variable.value for variable in self._variables]), totals
 
     def _compute_predictions(self, images: tf.Tensor) -> tf.Tensor:
-        return self._devices.strategy.run(
+        return self.devices.strategy.run(
             lambda replica_images: self._network.model(replica_images, training=False),
             args=(images,),
         )
@@ -313,6 +319,7 @@ class JaxSteps:
     """Training and prediction as pure functions, batches split over the devices of a mesh.
 
     Attributes:
+        devices: the replicas.
         num_traces: how often the step was traced; more than once wastes time and memory.
     """
 
@@ -330,6 +337,7 @@ class JaxSteps:
         self._network = network
         self._optimizer = optimizer
         self._objective = objective
+        self.devices = devices
         self.num_traces = 0
         self._copy = jax.jit(
             lambda state: jax.tree.map(jax.numpy.copy, state), out_shardings=devices.copied

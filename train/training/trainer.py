@@ -1,7 +1,4 @@
-"""Trains one network, or one for each fold and seed of a cross-validation.
-
-`single_run` and `folds` do the work.
-"""
+"""Trains one network, or one for each fold and seed of a cross-validation."""
 
 from __future__ import annotations
 
@@ -10,11 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import tfrecord_io
-from tfrecord_io.trunk import find_trunk
 from train.config import TrainConfig
-from train.devices import configure_devices
-from train.networks import features
+from train.run_setup import make_run
 from train.training import folds
 from train.training.single_run import train_once
 
@@ -27,7 +21,7 @@ def train_and_evaluate(
     Args:
         config: what to do.
         workdir: the folder of the run, made if it is missing.
-        given: the flags of the command line, if there is one, see `features.refuse_flags`.
+        given: the flags of the command line, if there is one, see `make_run`.
 
     Returns:
         the content of metrics.json, see `metrics.evaluate_predictions`.
@@ -41,16 +35,5 @@ def train_and_evaluate(
         MetricsError: if the answers cannot be measured.
         StoppedError: after SIGTERM or SIGINT, with the state saved.
     """
-    devices = configure_devices(config)
-    manifest = tfrecord_io.Manifest.load(config.data)
-    trunk = find_trunk(config.data, manifest)
-    if trunk is not None:
-        features.refuse_flags(config.data, trunk, given or {})
-        config = features.adapt(config, trunk)
-        devices.say(
-            f"features of {trunk.model} up to {trunk.layer}: the layers above are trained; "
-            "augmentation and the mirror image need images and are off"
-        )
-    if config.folds and config.fold is None:
-        return folds.cross_validate(config, Path(workdir), manifest, trunk, devices)
-    return train_once(config, Path(workdir), manifest, trunk, devices)
+    run = make_run(config, Path(workdir), given)
+    return folds.cross_validate(run) if run.is_cross_validation else train_once(run)

@@ -1,0 +1,150 @@
+"""All that a training is about, in one object that is made once and passed whole."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import tfrecord_io
+from tfrecord_io.trunk import Trunk, find_trunk
+from train.config import TRUNK_WEIGHTS, ConfigError, TrainConfig
+from train.data.parts import Parts, choose_parts, read_statistics
+from train.devices import Devices, configure_devices
+from train.kinds.registry import training_task
+from train.kinds.task import Task
+
+# Settings that a trunk decides, and those that change images before the network.
+_DECIDED = ("model", "weights", "normalize")
+_NEED_IMAGES = ("augment", "test_time_flip")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Run:
+    """All that a training is about; what follows from the data is read when it is asked for.
+
+    Attributes:
+        given: the configuration, with open decisions; adapted to the trunk, if there is one.
+        folder: of its files.
+        manifest: of the dataset.
+        trunk: of a dataset of features; None for images.
+        devices: that train.
+    """
+
+    given: TrainConfig
+    folder: Path
+    manifest: tfrecord_io.Manifest
+    trunk: Trunk | None
+    devices: Devices
+
+    @property
+    def is_cross_validation(self) -> bool:
+        """Whether this is many runs, one for each fold and seed, in folders below its own."""
+        return self.given.folds is not None and self.given.fold is None
+
+    @functools.cached_property
+    def parts(self) -> Parts:
+        """What the run trains on, validates on and tests on; raises `ConfigError`."""
+        return choose_parts(self.given, self.manifest)
+
+    @functools.cached_property
+    def task(self) -> Task:
+        """What the run learns; raises `ConfigError`."""
+        return training_task(self.manifest.label_kind, self.given.data, self.parts.train)
+
+    @functools.cached_property
+    def config(self) -> TrainConfig:
+        """The configuration with every decision made; that of a cross-validation as given.
+
+        Raises:
+            ConfigError: if the configuration does not suit the data or the devices.
+        """
+        if self.is_cross_validation:
+            return self.given
+        if self.given.best_by == "val_accuracy" and self.task.quantity != "accuracy":
+            raise ConfigError("--best_by val_accuracy needs classes or labels; use val_loss")
+        return self.given.resolve(
+            num_examples=self.parts.train.num_examples,
+            num_replicas=self.devices.num_replicas,
+            precision=self.devices.best_precision,
+            jit_compile=self.devices.best_jit_compile,
+        )
+
+    @functools.cached_property
+    def statistics(self) -> tfrecord_io.PixelStatistics | None:
+        """Of the training pixels; None if the network is not normalized by them."""
+        if self.config.normalize != "data":
+            return None
+        return read_statistics(self.config.data, self.parts.train)
+
+    def end_step(self, epoch: int) -> int:
+        """Returns how many steps are done when an epoch (counted from 0) is: its last example's.
+
+        Epochs are not rounded up to whole batches: a batch may hold the end of one and the start
+        of the next.
+        """
+        num_shown = (epoch + 1) * self.parts.train.num_examples
+        return -(-num_shown // (self.config.global_batch_size or 1))
+
+    def single(self, fold: int, seed: int) -> Run:
+        """Returns the run of a cross-validation that holds out a fold."""
+        return dataclasses.replace(
+            self,
+            given=dataclasses.replace(self.given, fold=fold, seed=seed, seeds=1),
+            folder=self.folder / f"seed-{seed}" / f"fold-{fold}",
+        )
+
+
+def make_run(config: TrainConfig, folder: Path, given: Mapping[str, Any] | None = None) -> Run:
+    """Sets up the devices and opens the dataset.
+
+    Args:
+        config: what to do.
+        folder: of the run; nothing is written to it yet.
+        given: the flags of the command line, if there is one, by name: for a dataset of features,
+            those that need images are refused.
+
+    Raises:
+        ConfigError: if the configuration does not suit the devices or the kind of dataset.
+        tfrecord_io.ManifestError: if the dataset cannot be used.
+    """
+    devices = configure_devices(config)
+    manifest = tfrecord_io.Manifest.load(config.data)
+    trunk = find_trunk(config.data, manifest)
+    if trunk is not None:
+        config = _adapt(config, trunk, given or {})
+        devices.say(
+            f"features of {trunk.model} up to {trunk.layer}: the layers above are trained; "
+            "augmentation and the mirror image need images and are off"
+        )
+    return Run(given=config, folder=folder, manifest=manifest, trunk=trunk, devices=devices)
+
+
+def _adapt(config: TrainConfig, trunk: Trunk, given: Mapping[str, Any]) -> TrainConfig:
+    """Returns a configuration with the trunk's network, and without what needs images."""
+    wrong = [name for name in _DECIDED if given.get(name) is not None]
+    wrong += [name for name in _NEED_IMAGES if given.get(name)]
+    # A file of a run may name these as well, but only as a run on the same features has them.
+    if config.model not in (TrainConfig.model, trunk.model):
+        wrong.append("model")
+    if config.weights not in (None, TRUNK_WEIGHTS):
+        wrong.append("weights")
+    if config.normalize:
+        wrong.append("normalize")
+    if wrong:
+        raise ConfigError(
+            f"{config.data} holds features of {trunk.model} up to {trunk.layer}, which decide the "
+            "network and its weights, and cannot be augmented or mirrored; remove "
+            + ", ".join(f"--{name}" for name in dict.fromkeys(wrong))
+        )
+    layers = trunk.rest_layers if config.trainable_layers is None else config.trainable_layers
+    return dataclasses.replace(
+        config,
+        model=trunk.model,
+        weights=TRUNK_WEIGHTS,
+        trainable_layers=min(layers, trunk.rest_layers),
+        augment=False,
+        test_time_flip=False,
+    )
