@@ -510,19 +510,12 @@ def test_no_name_in_an_archive_commands_the_terminal_or_stands_raw_in_a_report(
     assert r"\x1b]0;pwned" in (output / "report.html").read_text()
 
 
-@pytest.mark.parametrize("kind", ["zip", "tar", "directory"])
+@pytest.mark.parametrize("kind", ["tar", "directory"])
 def test_a_name_that_is_no_text_costs_that_file_alone(tmp_path, monkeypatch, capsys, kind):
     odd = b"train/CNV/\xff\xfe.jpeg"
     files = {**scan_tree({"train": 5}), os.fsdecode(odd): jpeg(50)}
-    if kind == "directory":
-        source = write_tree(tmp_path / "scans", files)
-    elif kind == "tar":
-        source = write_tar(tmp_path / "scans.tar", files)
-    else:
-        files["train/CNV/ä.jpeg"] = files.pop(os.fsdecode(odd))
-        source = write_zip(tmp_path / "scans.zip", files)
-        marked = "train/CNV/ä.jpeg".encode()
-        source.write_bytes(source.read_bytes().replace(marked, odd))
+    write = write_tree if kind == "directory" else write_tar
+    source = write(tmp_path / f"scans.{kind}", files)
     argv = arguments(source, tmp_path / "out", IN_MEMORY, "--max_reject_fraction=0.1")
     assert exit_code(monkeypatch, argv) == 0
     assert Manifest.load(tmp_path / "out").rejects == {"unreadable_name": 1}
