@@ -35,6 +35,10 @@ class BuildError(_ToldError):
     """
 
 
+class RefusedError(BuildError):
+    """A dataset that must not be used as it is: too many rejects, or a violated policy."""
+
+
 @contextlib.contextmanager
 def clear_write_errors(output: str) -> Iterator[None]:
     """Turns an error of the output's file system, such as a full disk, into a `BuildError`.

@@ -315,6 +315,10 @@ def test_a_limit_does_not_inflate_the_share_of_what_the_listing_rejects(
     if code:
         said = "4 of 12 images were rejected (4.00% of all 100, by this sample, allowed 3.00%)"
         assert said in capsys.readouterr().err
+        # What the listing knows is enough: no image was decoded.
+        assert not list((tmp_path / "out").glob("*.tfrecord"))
+        assert len(rows_of(tmp_path / "out")) == num_links
+        assert exit_code(monkeypatch, [*argv, "--max_reject_fraction=0.5"]) == 0
 
 
 def test_a_folder_that_is_no_class_fails_and_the_message_tells_what_to_do(

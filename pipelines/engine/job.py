@@ -20,7 +20,7 @@ from pipelines.listing.listing import Listing
 from pipelines.listing.refs import iterate_refs
 from pipelines.options import BuildOptions
 from pipelines.planning import anonymous, output_state, plan, splits
-from pipelines.shards import drops, finish
+from pipelines.shards import drops, finish, ledger
 from pipelines.shards.build import Build, Work
 from pipelines.shards.sidecar import find_finished
 from pipelines.shards.write import open_image_writer
@@ -198,7 +198,7 @@ def _is_known_complete(options: BuildOptions, storage: Storage, source: Source) 
     if plan.fingerprint(identity) != found.fingerprint:
         return False
     output_state.check_output(storage, identity)
-    _require_policy(storage, options)
+    drops.require_policies(storage, found, options.drops)
     return True
 
 
@@ -240,7 +240,7 @@ def _plan_job(
         source_facts=source_facts(options, source),
     )
     if output_state.is_complete(storage, identity, overwrite=options.overwrite):
-        _require_policy(storage, options)
+        drops.require_policies(storage, output_state.read_manifest(storage), options.drops)
         return None
     split = splits.apply(
         listing.refs,
@@ -269,6 +269,8 @@ def _plan_job(
         storage.delete([shards.sidecar_name(task.shard_name) for task in planned.tasks])
     plan.write_plan(storage, planned, identity)
     drops.write_table(storage, drops.PLANNED_FILE, split.dropped)
+    # Rejects of the listing alone may be too many; then no image needs to be decoded to know it.
+    ledger.list_rejects(build, planned.tasks)
     return start_or_resume(build, planned.tasks, started)
 
 
@@ -288,14 +290,6 @@ def _content_names(source: Source, refs: pa.Table) -> list[str]:
                 # The decoder will reject it later; here its path serves as a unique name.
                 names.append(ref.source_path)
     return [names[place] for place in np.cumsum(is_first) - 1]
-
-
-def _require_policy(storage: Storage, options: BuildOptions) -> None:
-    """Raises if a complete dataset, which may be built with `keep`, violates a `fail` policy."""
-    found = output_state.read_manifest(storage)
-    failure = drops.judge(found.audit.get("measures", {}), options.drops)
-    if failure:
-        raise errors.BuildError(failure)
 
 
 def _describe(listing: Listing) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import IO, Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from pipelines import errors
 from pipelines.listing.refs import RejectedFile
@@ -157,6 +158,12 @@ class Build(Work):
     def open_images(self) -> twins.ImageReader:
         """Returns a reader of the images in the written shards, for use in a `with` block."""
         return twins.ImageReader(self.layout, self.storage.open_arrow)
+
+    def read_rows(self, task: plan.ShardTask) -> pa.Table:
+        """Returns the rows of the examples table that a finished task has made."""
+        with self.storage.open_arrow(rows_name(task)) as part:
+            # `read_table` would set up a dataset of many files, which takes longer than reading.
+            return pq.ParquetFile(part).read()
 
     def read_examples(self) -> pa.Table:
         """Returns the examples table, see `columns.read_examples`."""

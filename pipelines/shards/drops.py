@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -29,11 +28,9 @@ from tfrecord_io.auditing.ranges import with_ranges
 from tfrecord_io.auditing.twins import Twins, find_twins
 
 #: Tables of `DROPPED_SCHEMA`: the images that the plan dropped, and those that the finishing step
-#: decided to drop, with their keys and shards.
+#: decided to drop.
 PLANNED_FILE = f"{BUILD_DIR}/dropped.arrow"
 DECIDED_FILE = f"{BUILD_DIR}/duplicates.arrow"
-
-_DECIDED_SCHEMA = pa.schema([*splits.DROPPED_SCHEMA, ("key", pa.string()), ("shard", pa.string())])
 
 
 def leave_out(
@@ -41,7 +38,8 @@ def leave_out(
 ) -> pa.Table:
     """Removes duplicates from the shards if the policies say so.
 
-    A shard that loses records is replaced, with its sidecar.
+    A shard that loses records is replaced, with its sidecar. Augmented copies of a dropped image,
+    which have its path, are dropped with it.
 
     Args:
         build: the whole build.
@@ -66,23 +64,13 @@ def leave_out(
             twins = find_twins(with_ranges(examples, build.label_kind), images)
             decided = decide(examples, twins, build.drops)
         write_table(build.storage, DECIDED_FILE, decided)
-    keys: dict[str, set[str]] = {}
-    for row in [*decided.to_pylist(), *_variants_of(build, decided)]:
-        keys.setdefault(row["shard"], set()).add(row["key"])
-    for task, sidecar in zip(tasks, sidecars, strict=True):
-        if task.shard_name in keys and not sidecar.num_dropped:
-            _copy_without(build, task, sidecar, keys[task.shard_name])
+    all_rows = build.storage.map(build.read_rows, tasks)
+    for task, sidecar, rows in zip(tasks, sidecars, all_rows, strict=True):
+        keep = pc.invert(pc.is_in(rows["path"], decided["path"].combine_chunks()))
+        if not pc.all(keep).as_py():
+            _copy_without(build, task, sidecar, rows, keep)
+    # An older release kept more columns of what it had decided.
     return pa.concat_tables([planned, decided.select(splits.DROPPED_SCHEMA.names)])
-
-
-def _variants_of(build: Build, decided: pa.Table) -> list[dict[str, Any]]:
-    """Returns shard and key of each augmented copy of a dropped image, which is dropped too."""
-    if not build.num_variants:
-        return []
-    with build.storage.open_arrow(manifest.EXAMPLES_FILE_NAME) as file:
-        rows = pq.read_table(file, columns=["shard", "key", "path", "variant"])
-    goes = pc.is_in(rows["path"], decided["path"].combine_chunks())
-    return rows.filter(pc.and_(goes, pc.greater(rows["variant"], 0))).to_pylist()
 
 
 def decide(examples: pa.Table, twins: Twins, options: DropOptions) -> pa.Table:
@@ -99,7 +87,7 @@ def decide(examples: pa.Table, twins: Twins, options: DropOptions) -> pa.Table:
         options: the policies; only `drop` has an effect here.
 
     Returns:
-        a table of `DROPPED_SCHEMA` and the columns `key` and `shard`, in the order of `examples`.
+        a table of `DROPPED_SCHEMA`, in the order of `examples`.
     """
     paths = examples["path"].to_pylist()
     names = examples["split"].to_pylist()
@@ -128,10 +116,8 @@ def decide(examples: pa.Table, twins: Twins, options: DropOptions) -> pa.Table:
             "path": examples["path"].take(rows),
             "reason": [reasons[row][0] for row in rows.to_pylist()],
             "detail": [reasons[row][1] for row in rows.to_pylist()],
-            "key": examples["key"].take(rows),
-            "shard": examples["shard"].take(rows),
         },
-        _DECIDED_SCHEMA,
+        splits.DROPPED_SCHEMA,
     )
 
 
@@ -156,7 +142,7 @@ def _decide_near(
 
 
 def _copy_without(
-    build: Build, task: plan.ShardTask, sidecar: Sidecar, dropped_keys: set[str]
+    build: Build, task: plan.ShardTask, sidecar: Sidecar, rows: pa.Table, keep: pa.ChunkedArray
 ) -> None:
     """Replaces a shard, its rows of the examples table and its sidecar, without some records.
 
@@ -164,21 +150,18 @@ def _copy_without(
         build: the whole build.
         task: the shard's task.
         sidecar: the shard's sidecar.
-        dropped_keys: keys of the records to leave out.
+        rows: the shard's rows of the examples table.
+        keep: bool, for each row whether its record stays.
 
     Raises:
         errors.BuildError: if the rows do not describe the shard.
     """
     storage, layout, shard_name = build.storage, build.layout, task.shard_name
-    with storage.open_arrow(rows_name(task)) as file:
-        rows = pq.read_table(file)
-    keep = pc.invert(pc.is_in(rows["key"], pa.array(sorted(dropped_keys), pa.string())))
-    kept = np.flatnonzero(keep.to_numpy())
     keys = rows["key"].to_pylist()
     slot = layout.features[schema.KEY]
     digest = hashlib.sha256()
     with storage.open_arrow(shard_name) as old, storage.create(shard_name) as new:
-        for row in kept.tolist():
+        for row in np.flatnonzero(keep.to_numpy()).tolist():
             old.seek(row * layout.stride)
             record = old.read(layout.stride)
             # Another attempt of this step may have replaced the shard or the rows meanwhile.
@@ -229,14 +212,20 @@ def check_searchable(image_shape: Sequence[int], options: DropOptions) -> None:
         )
 
 
-def judge(measures: Mapping[str, Any], options: DropOptions) -> str | None:
-    """Returns why a dataset violates a policy that is `fail`, or None if it does not.
+def require_policies(storage: Storage, found: manifest.Manifest, options: DropOptions) -> None:
+    """Refuses a dataset that violates a policy that is `fail`.
+
+    A complete one is checked, too, because it may have been built with `keep`.
 
     Args:
-        measures: the audit's measures, see `findings.Audit`.
+        storage: the output folder.
+        found: its manifest, with the audit.
         options: the policies.
+
+    Raises:
+        errors.RefusedError: with the number of images for each violated policy.
     """
-    wrong = []
+    measures, wrong = found.audit.get("measures", {}), []
     if options.duplicates == "fail":
         wrong += [("duplicate_images", "images repeat another one, pixel by pixel", "duplicates")]
     if options.leaks == "fail":
@@ -253,7 +242,9 @@ def judge(measures: Mapping[str, Any], options: DropOptions) -> str | None:
     gap = copy_checks.near_search_gap(measures.get("near_duplicate_pairs"), measures)
     if options.leaks == "fail" and gap:
         parts.append(f"{gap} (--leaks is fail)")
-    return "; ".join(parts) or None
+    if parts:
+        page = storage.path(manifest.REPORT_FILE_NAME)
+        raise errors.RefusedError(f"{'; '.join(parts)}. See {page}")
 
 
 def write_table(storage: Storage, name: str, table: pa.Table) -> None:

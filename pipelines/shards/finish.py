@@ -7,31 +7,29 @@ audited, and the tables, the report and last the manifest are written.
 from __future__ import annotations
 
 import collections
-import csv
 import dataclasses
 import functools
 import importlib.metadata
-import io
 import itertools
 import json
 import operator
 import platform
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pipelines import errors
 from pipelines.listing.refs import RejectedFile
 from pipelines.planning import plan
 from pipelines.shards import drops, ledger
-from pipelines.shards.build import Build, rows_name
+from pipelines.shards.build import Build
 from pipelines.shards.sidecar import Sidecar, require_sidecars
 from pipelines.shards.write import EXAMPLE_SCHEMA
 from pipelines.stores.output import BUILD_DIR, Storage
 from tfrecord_io import croissant, manifest
 from tfrecord_io.auditing import audit, ranges, twins
-from tfrecord_io.printing import csv_cell
 from tfrecord_io.reading import tfds_metadata
 from tfrecord_io.statistics import PixelStatistics
 
@@ -57,7 +55,7 @@ def finish_dataset(build: Build) -> None:
     with build.clear_errors():
         try:
             _finish(build)
-        except _RefusedError as refusal:
+        except errors.RefusedError as refusal:
             content = json.dumps({"message": str(refusal)})
             build.storage.write(FAILURE_FILE, content.encode())
 
@@ -73,67 +71,34 @@ def read_failure(storage: Storage) -> str | None:
 def _finish(build: Build) -> None:
     tasks = plan.read_tasks(build.storage, build.fingerprint)
     sidecars = require_sidecars(build, tasks)
-    rejects = _collect_rejects(build, sidecars)
-    _refuse(ledger.judge_rejects(build, tasks, rejects))
-    _refuse(ledger.judge_classes(build, tasks, sidecars))
-    _join_examples(build.storage, tasks)
+    rejects = ledger.list_rejects(build, tasks, sidecars)
+    ledger.require_classes(build, tasks, sidecars)
+    _join_examples(build, tasks)
     ledger.require_unique_keys(build.storage)
-    dropped = _drop(build, tasks, sidecars)
-    sidecars = require_sidecars(build, tasks) if dropped.num_rows else sidecars
-    counts = ledger.check_ledger(build, sidecars, len(rejects), dropped)
-    _refuse(ledger.judge_drops(build, counts))
+    dropped = drops.leave_out(build, tasks, sidecars)
+    if dropped.num_rows:
+        sidecars = require_sidecars(build, tasks)
+        _join_examples(build, tasks)
+        rows = (tuple(row.values()) for row in dropped.to_pylist())
+        ledger.write_reasons(build.storage, manifest.DROPPED_FILE_NAME, rows)
+    counts = ledger.count_files(build, sidecars, len(rejects), dropped)
     made = _make_manifest(build, tasks, sidecars, counts, rejects)
     made = _audit_and_report(build, made, rejects, dropped)
-    if refusal := drops.judge(made.audit["measures"], build.drops):
-        _refuse(f"{refusal}. See {build.storage.path(manifest.REPORT_FILE_NAME)}")
+    drops.require_policies(build.storage, made, build.drops)
     publish(build.storage, made)
 
 
-class _RefusedError(Exception):
-    """The dataset is refused; the message says why."""
-
-
-def _refuse(reason: str | None) -> None:
-    if reason:
-        raise _RefusedError(reason)
-
-
-def _collect_rejects(build: Build, sidecars: Sequence[Sidecar]) -> list[RejectedFile]:
-    """Returns all rejected images, and writes them to rejects.csv."""
-    rejects = [*build.rejected_files, *(r for sidecar in sidecars for r in sidecar.rejects)]
-    rejects.sort(key=lambda reject: (reject.source_path, reject.reason))
-    rows = map(dataclasses.astuple, rejects)
-    _write_reasons(build.storage, manifest.REJECTS_FILE_NAME, rows)
-    return rejects
-
-
-def _drop(build: Build, tasks: Sequence[plan.ShardTask], sidecars: Sequence[Sidecar]) -> pa.Table:
-    """Drops duplicates if the policies say so; returns all dropped images, and lists them."""
-    dropped = drops.leave_out(build, tasks, sidecars)
-    if dropped.num_rows:
-        _join_examples(build.storage, tasks)
-        rows = (tuple(row.values()) for row in dropped.to_pylist())
-        _write_reasons(build.storage, manifest.DROPPED_FILE_NAME, rows)
-    return dropped
-
-
-def _join_examples(storage: Storage, tasks: Sequence[plan.ShardTask]) -> None:
+def _join_examples(build: Build, tasks: Sequence[plan.ShardTask]) -> None:
     """Joins the shards' rows into one table, one row group per shard, one shard in memory."""
-    parts = iter(storage.map(functools.partial(_read_rows, storage), tasks))
+    parts = iter(build.storage.map(build.read_rows, tasks))
     # All parts have the same columns; a table of labels adds some to `EXAMPLE_SCHEMA`.
     first = next(parts, EXAMPLE_SCHEMA.empty_table())
     with (
-        storage.create(manifest.EXAMPLES_FILE_NAME) as file,
+        build.storage.create(manifest.EXAMPLES_FILE_NAME) as file,
         pq.ParquetWriter(file, first.schema) as writer,
     ):
         for rows in itertools.chain([first], parts):
             writer.write_table(rows)
-
-
-def _read_rows(storage: Storage, task: plan.ShardTask) -> pa.Table:
-    with storage.open_arrow(rows_name(task)) as part:
-        # `read_table` would set up a dataset of many files, which takes longer than reading.
-        return pq.ParquetFile(part).read()
 
 
 def _audit_and_report(
@@ -169,14 +134,6 @@ def publish(storage: Storage, found: manifest.Manifest) -> None:
     with storage.open_arrow(manifest.EXAMPLES_FILE_NAME) as examples:
         storage.write(croissant.FILE_NAME, croissant.describe(found, examples).encode())
     storage.write(manifest.FILE_NAME, found.to_json().encode())
-
-
-def _write_reasons(storage: Storage, name: str, rows: Iterable[Sequence[str]]) -> None:
-    text = io.StringIO(newline="")
-    writer = csv.writer(text)
-    writer.writerow(["path", "reason", "detail"])
-    writer.writerows(map(csv_cell, row) for row in rows)
-    storage.write(name, text.getvalue().encode())
 
 
 def _make_manifest(

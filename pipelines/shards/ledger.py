@@ -7,7 +7,10 @@ from the files of a finished dataset.
 from __future__ import annotations
 
 import collections
-from collections.abc import Mapping, Sequence
+import csv
+import dataclasses
+import io
+from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -22,68 +25,33 @@ from pipelines.shards.build import Build
 from pipelines.shards.sidecar import Sidecar
 from pipelines.stores.output import Storage
 from tfrecord_io import manifest
+from tfrecord_io.printing import csv_cell
 
 
-def check_ledger(
-    build: Build, sidecars: Sequence[Sidecar], num_rejects: int, dropped: pa.Table
-) -> dict[str, Any]:
-    """Returns the number of files seen, and their number by what became of them.
-
-    Args:
-        build: the whole build.
-        sidecars: the sidecars of all shards.
-        num_rejects: number of rejected images, including those that the listing rejected.
-        dropped: images dropped as duplicates or because of their patient, one row each.
-
-    Raises:
-        errors.BuildError: if the numbers do not add up to the files seen.
-    """
-    num_examples = sum(sidecar.num_examples for sidecar in sidecars)
-    num_variants = _count_variants(build.storage) if build.num_variants else 0
-    counts = {
-        "files": build.num_files,
-        "examples": num_examples,
-        # Variants are examples, but not files of the source.
-        **({"variants": num_variants} if build.num_variants else {}),
-        "rejects": num_rejects,
-        "copies": build.copies,
-        "over_limit": build.over_limit,
-        "dropped": dict(sorted(collections.Counter(dropped["reason"].to_pylist()).items())),
-        "ignored": dict(build.ignored),
-    }
-    accounted = (
-        num_examples
-        - num_variants
-        + num_rejects
-        + build.copies
-        + build.over_limit
-        + dropped.num_rows
-        + sum(build.ignored.values())
-    )
-    if accounted != build.num_files:
-        raise errors.BuildError(
-            f"the source has {build.num_files:,} files, but {accounted:,} are accounted for: "
-            f"{counts}; no manifest was written; this is a bug, please report it"
-        )
-    return counts
-
-
-def judge_rejects(
-    build: Build, tasks: Sequence[plan.ShardTask], rejects: Sequence[RejectedFile]
-) -> str | None:
-    """Returns why the dataset has too many rejects, or None if it has not.
+def list_rejects(
+    build: Build, tasks: Sequence[plan.ShardTask], sidecars: Sequence[Sidecar] = ()
+) -> list[RejectedFile]:
+    """Returns all rejected images, and writes them to rejects.csv.
 
     Args:
         build: the whole build.
         tasks: all tasks.
-        rejects: all rejected images, including those that the listing rejected.
+        sidecars: the sidecars of their shards; without them, only the listing's rejects count.
+
+    Raises:
+        errors.RefusedError: if there are too many.
     """
+    rejects = [*build.rejected_files, *(r for sidecar in sidecars for r in sidecar.rejects)]
+    rejects.sort(key=lambda reject: (reject.source_path, reject.reason))
+    write_reasons(build.storage, manifest.REJECTS_FILE_NAME, map(dataclasses.astuple, rejects))
     table = build.storage.path(manifest.REJECTS_FILE_NAME)
     num_planned = sum(task.num_refs for task in tasks) - build.num_variants
     num_listed = len(build.rejected_files)
     num_images = num_planned + num_listed
     if len(rejects) == num_images:
-        return f"all {num_images:,} images were rejected; {table} gives the reasons"
+        raise errors.RefusedError(
+            f"all {num_images:,} images were rejected; {table} gives the reasons"
+        )
     # The listing rejects files of the whole source, but with --limit only a sample of the other
     # files is decoded. So the rejects of the sample are scaled up to all of them.
     weight = Fraction(num_planned + build.over_limit, num_planned or 1)
@@ -91,22 +59,31 @@ def judge_rejects(
     num_all = num_images + build.over_limit
     # The exact decimal number: the binary 0.29 is slightly smaller, so 29 of 100 would be too many.
     allowed = Fraction(repr(build.max_reject_fraction))
-    if num_expected <= allowed * num_all:
-        return None
-    reasons = collections.Counter(reject.reason for reject in rejects).most_common()
-    sampled = f" of all {num_all:,}, by this sample" if build.over_limit else ""
-    return (
-        f"{len(rejects):,} of {num_images:,} images were rejected "
-        f"({float(num_expected / num_all):.2%}{sampled}, allowed {float(allowed):.2%}): "
-        + ", ".join(f"{count:,} {reason}" for reason, count in reasons)
-        + f". See {table}; to accept them, run again with a larger --max_reject_fraction"
-    )
+    if num_expected > allowed * num_all:
+        reasons = collections.Counter(reject.reason for reject in rejects).most_common()
+        sampled = f" of all {num_all:,}, by this sample" if build.over_limit else ""
+        raise errors.RefusedError(
+            f"{len(rejects):,} of {num_images:,} images were rejected "
+            f"({float(num_expected / num_all):.2%}{sampled}, allowed {float(allowed):.2%}): "
+            + ", ".join(f"{count:,} {reason}" for reason, count in reasons)
+            + f". See {table}; to accept them, run again with a larger --max_reject_fraction"
+        )
+    return rejects
 
 
-def judge_classes(
+def write_reasons(storage: Storage, name: str, rows: Iterable[Sequence[str]]) -> None:
+    """Writes a table of the images that are not in the dataset: path, reason, detail."""
+    text = io.StringIO(newline="")
+    writer = csv.writer(text)
+    writer.writerow(["path", "reason", "detail"])
+    writer.writerows(map(csv_cell, row) for row in rows)
+    storage.write(name, text.getvalue().encode())
+
+
+def require_classes(
     build: Build, tasks: Sequence[plan.ShardTask], sidecars: Sequence[Sidecar]
-) -> str | None:
-    """Returns why the dataset is unusable if all images of a class were rejected, else None.
+) -> None:
+    """Refuses a dataset in which all images of a class were rejected.
 
     Such a folder either is not a class at all, or all of its files are damaged.
 
@@ -114,78 +91,104 @@ def judge_classes(
         build: the whole build.
         tasks: all tasks.
         sidecars: the sidecars of their shards, in the same order.
+
+    Raises:
+        errors.RefusedError: naming the class and one of its files.
     """
     counts = [sum(column) for column in zip(*(s.label_counts for s in sidecars), strict=True)]
     without = {name for name, count in zip(build.label_names, counts, strict=True) if not count}
     if not without:
-        return None
+        return
     rejected = {reject.source_path for sidecar in sidecars for reject in sidecar.rejects}
     lost: dict[str, str] = {}
     with build.storage.open_arrow(plan.PLAN_FILE) as file:
         for task in tasks:
             for ref in iterate_refs(plan.read_task_refs(file, task, build.fingerprint)):
                 for name in without.intersection(build.label_kind.names_in(ref.label)):
-                    if ref.image_name not in rejected:
-                        without.discard(name)  # dropped as a duplicate
-                    else:
+                    if ref.image_name in rejected:
                         lost[name] = ref.image_name
-    lost = {name: path for name, path in sorted(lost.items()) if name in without}
+                    else:
+                        without.discard(name)  # its images were dropped as duplicates
+    lost = {name: lost[name] for name in sorted(without & lost.keys())}
     if not lost:
-        return None
-    name, path = next(iter(lost.items()))
-    rest = ",".join(label for label in build.label_names if label not in lost)
+        return
+    kind, (name, path) = build.label_kind, next(iter(lost.items()))
     table = build.storage.path(manifest.REJECTS_FILE_NAME)
-    if not build.label_kind.one_hot:
-        return (
-            f"no image with the label {name!r} is left: all its files were rejected, such as "
-            f"{path} ({table} lists them). Repair the files, or leave the label out of "
+    files = f"all its files were rejected, such as {path} ({table} lists them). Repair the files"
+    if not kind.one_hot:
+        raise errors.RefusedError(
+            f"no image with the label {name!r} is left: {files}, or leave the label out of "
             "--label_columns"
         )
-    return (
-        f"{build.label_kind.noun} {name!r} has no image left: all its files were rejected, such as "
-        f"{path} ({table} lists them). Repair the files; or, if that folder is not a "
-        f"{build.label_kind.noun}, run again with {build.label_kind.flag}={rest} --overwrite"
-    )
-
-
-def judge_drops(build: Build, counts: Mapping[str, Any]) -> str | None:
-    """Returns why the dataset is unusable if no image was left over, else None.
-
-    Args:
-        build: the whole build.
-        counts: the number of files by what became of them, see `check_ledger`.
-    """
-    if counts["examples"]:
-        return None
-    reasons = ", ".join(f"{count:,} {reason}" for reason, count in counts["dropped"].items())
-    table = build.storage.path(manifest.DROPPED_FILE_NAME)
-    return (
-        f"no image is left: {reasons} were dropped ({table} lists them). Correct the labels, or "
-        "choose --duplicates keep with --overwrite"
+    rest = ",".join(label for label in build.label_names if label not in lost)
+    raise errors.RefusedError(
+        f"{kind.noun} {name!r} has no image left: {files}; or, if that folder is not a "
+        f"{kind.noun}, run again with {kind.flag}={rest} --overwrite"
     )
 
 
 def require_unique_keys(storage: Storage) -> None:
     """Refuses a dataset that holds an image twice, which the shards' counts cannot show.
 
-    Args:
-        storage: the output folder, with its examples table.
-
     Raises:
-        errors.BuildError: if two examples have the same key.
+        errors.BuildError: if two rows of the examples table have the same key.
     """
-    with storage.open_arrow(manifest.EXAMPLES_FILE_NAME) as file:
-        rows = pq.read_table(file, columns=["key"])
-    repeated = len(rows) - pc.count_distinct(rows["key"]).as_py()
+    keys = _read_column(storage, "key")
+    repeated = len(keys) - pc.count_distinct(keys).as_py()
     if repeated:
         raise errors.BuildError(
-            f"{repeated:,} of {len(rows):,} examples in {storage.root} repeat the key of another "
-            "example: the shards come from different plans. Delete the folder and build "
-            "again"
+            f"{repeated:,} of {len(keys):,} examples in {storage.root} repeat the key of another "
+            "example: the shards come from different plans. Delete the folder and build again"
         )
 
 
-def _count_variants(storage: Storage) -> int:
+def count_files(
+    build: Build, sidecars: Sequence[Sidecar], num_rejects: int, dropped: pa.Table
+) -> dict[str, Any]:
+    """Returns the number of files seen, and their number by what became of them.
+
+    Args:
+        build: the whole build, with its examples table.
+        sidecars: the sidecars of all shards.
+        num_rejects: number of rejected images, including those that the listing rejected.
+        dropped: images dropped as duplicates or because of their patient, one row each.
+
+    Raises:
+        errors.BuildError: if the numbers do not add up to the files seen.
+        errors.RefusedError: if no example is left.
+    """
+    # Variants are examples, but not files of the source.
+    variants = {}
+    if build.num_variants:
+        is_variant = pc.greater(_read_column(build.storage, "variant"), 0)
+        variants = {"variants": pc.sum(is_variant).as_py() or 0}
+    counts = {
+        "files": build.num_files,
+        "examples": sum(sidecar.num_examples for sidecar in sidecars),
+        **variants,
+        "rejects": num_rejects,
+        "copies": build.copies,
+        "over_limit": build.over_limit,
+        "dropped": dict(sorted(collections.Counter(dropped["reason"].to_pylist()).items())),
+        "ignored": dict(build.ignored),
+    }
+    accounted = sum(counts[name] for name in ("examples", "rejects", "copies", "over_limit"))
+    accounted += dropped.num_rows + sum(build.ignored.values()) - sum(variants.values())
+    if accounted != build.num_files:
+        raise errors.BuildError(
+            f"the source has {build.num_files:,} files, but {accounted:,} are accounted for: "
+            f"{counts}; no manifest was written; this is a bug, please report it"
+        )
+    if not counts["examples"]:
+        reasons = ", ".join(f"{count:,} {reason}" for reason, count in counts["dropped"].items())
+        raise errors.RefusedError(
+            f"no image is left: {reasons} were dropped "
+            f"({build.storage.path(manifest.DROPPED_FILE_NAME)} lists them). Correct the labels, "
+            "or choose --duplicates keep with --overwrite"
+        )
+    return counts
+
+
+def _read_column(storage: Storage, name: str) -> pa.ChunkedArray:
     with storage.open_arrow(manifest.EXAMPLES_FILE_NAME) as file:
-        variants = pq.read_table(file, columns=["variant"])["variant"]
-    return pc.sum(pc.greater(variants, 0)).as_py() or 0
+        return pq.read_table(file, columns=[name])[name]
