@@ -448,10 +448,39 @@ def test_a_shard_that_is_too_short_is_an_error_that_names_it(flawed, tmp_path):
 # ---- who is whose twin
 
 
-def test_copies_of_near_duplicates_are_pairs_too():
+def test_near_duplicates_of_any_exact_copy_are_across():
     found = twins.Twins(
         groups=np.array([0, 1, 0, 2]),
         near=(twins.NearPair(first=0, second=1, similarity=0.99),),
     )
-    assert list(found.near_rows()) == [(0, 1), (2, 1)]
     assert [group.tolist() for group in found.exact_groups()] == [[0, 2]]
+    across = [
+        [(pair.first, pair.second) for pair in found.near_across(np.array(codes))]
+        for codes in ([0, 0, 0, 1], [0, 1, 0, 0], [0, 0, 1, 0], [1, 0, 0, 0])
+    ]
+    assert across == [[], [(0, 1)], [(2, 1)], [(0, 1)]]
+
+
+@pytest.fixture(scope="module")
+def exact_and_near(tmp_path_factory):
+    """A picture in train and test, pixel by pixel, and a near duplicate of it in train."""
+    names = ("train/CNV/CNV-4-2.jpeg", "test/CNV/CNV-50-1.jpeg", "train/CNV/CNV-51-1.jpeg")
+    data = planted.scan("CNV", 4, 2)
+    files = dict(zip(names, (data, data, planted.saved_again(data, 60)), strict=True))
+    tree = tmp_path_factory.mktemp("exact_and_near") / "scans"
+    return write_tree(tree, planted.clean_files() | files)
+
+
+def test_a_near_duplicate_of_a_picture_in_two_splits_is_a_leak(exact_and_near, tmp_path, capsys):
+    out = build_here(exact_and_near, tmp_path / "out", SIZE)
+    assert near_pairs(out) == {frozenset(("test/CNV/CNV-50-1.jpeg", "train/CNV/CNV-51-1.jpeg"))}
+    assert command_line.main(["audit", str(out), "--max_leaked_pictures=1"]) == 1
+    assert "FAILED   --max_leaked_pictures 1: found 2" in capsys.readouterr().out
+
+
+def test_dropping_leaks_drops_the_near_duplicate_of_a_picture_in_two_splits(
+    exact_and_near, tmp_path
+):
+    out = build_here(exact_and_near, tmp_path / "out", SIZE, "--leaks=drop")
+    assert set(dropped_rows(out)) == {"train/CNV/CNV-4-2.jpeg", "train/CNV/CNV-51-1.jpeg"}
+    assert command_line.main(["audit", str(out), "--max_leaked_pictures=0"]) == 0

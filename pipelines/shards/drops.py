@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -130,11 +131,13 @@ def _decide_near(
 ) -> None:
     """Adds near duplicates of pictures in a more protected split, the most protected first."""
     pairs = []
-    for a, b in twins.near_rows():
-        if rank[names[a]] > rank[names[b]]:
-            a, b = b, a
-        if names[a] != names[b]:
-            pairs.append((rank[names[a]], paths[a], paths[b], a, b))
+    for pair in twins.near_across(np.array([rank[name] for name in names])):
+        copies = twins.copies_of(pair.first).tolist(), twins.copies_of(pair.second).tolist()
+        for a, b in itertools.product(*copies):
+            if rank[names[a]] > rank[names[b]]:
+                a, b = b, a
+            if names[a] != names[b]:
+                pairs.append((rank[names[a]], paths[a], paths[b], a, b))
     for _, _, _, kept, other in sorted(pairs):
         # Only a picture that stays is a reason to drop its near duplicate.
         if kept not in reasons and other not in reasons:

@@ -116,8 +116,8 @@ def check_near(
             detail=f"{reason} Copies with exactly the same pixels were looked for.",
         )
         return
-    across = [p for p in twins.near if codes.split[p.first] != codes.split[p.second]]
-    conflicts = [p for p in twins.near if codes.label[p.first] != codes.label[p.second]]
+    across = list(twins.near_across(codes.split))
+    conflicts = list(twins.near_across(codes.label))
     measures["near_duplicate_pairs"] = len(across)
     measures["near_duplicate_label_conflicts"] = len(conflicts)
     measures["near_duplicates_unchecked"] = twins.num_unchecked

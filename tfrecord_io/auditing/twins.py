@@ -137,12 +137,24 @@ class Twins:
         group = int(self.groups[row])
         return order[starts[group] : starts[group] + counts[group]]
 
-    def near_rows(self) -> Iterator[tuple[int, int]]:
-        """Yields all pairs of rows that are nearly the same, including exact copies of each."""
+    def near_across(self, codes: np.ndarray) -> Iterator[NearPair]:
+        """Yields the near pairs that have rows of different codes, as two such rows.
+
+        All rows of both pictures count, exact copies included: a picture in train and test and its
+        near duplicate in train are across splits.
+
+        Args:
+            codes: int64 [num_examples], such as each example's split.
+        """
         for pair in self.near:
-            for first in self.copies_of(pair.first).tolist():
-                for second in self.copies_of(pair.second).tolist():
-                    yield first, second
+            first, second = self.copies_of(pair.first), self.copies_of(pair.second)
+            others = second[codes[second] != codes[first[0]]]
+            if len(others):
+                yield dataclasses.replace(pair, first=int(first[0]), second=int(others[0]))
+                continue
+            others = first[codes[first] != codes[second[0]]]
+            if len(others):
+                yield dataclasses.replace(pair, first=int(others[0]), second=int(second[0]))
 
 
 def find_twins(examples: pa.Table, images: ImageReader) -> Twins:
