@@ -161,13 +161,56 @@ def test_a_manifest_that_contradicts_itself_is_refused(change, message):
         Manifest.from_json(changed(change))
 
 
+def rename_split(content, name):
+    content["splits"][name] = content["splits"].pop("train")
+
+
 @pytest.mark.parametrize(
     "name",
-    ["/etc/passwd", "../train.tfrecord", "..", ".hidden", "a/b", "", "a\0b", "gs://b/x", 7, None],
+    [
+        "/etc/x",
+        "../x",
+        "../../y/train",
+        "..",
+        ".a",
+        "a/b",
+        "a\\b",
+        "",
+        "a\0b",
+        "gs://b/x",
+        "a" * 201,
+    ],
 )
-def test_a_shard_outside_the_datasets_folder_is_refused(name):
-    with pytest.raises(ManifestError):
-        Manifest.from_json(changed(lambda c: first_shard(c).update(name=name)))
+@pytest.mark.parametrize(
+    ("kind", "rename"),
+    [
+        ("dataset", lambda content, name: content.update(name=name)),
+        ("split", rename_split),
+        ("shard", lambda content, name: first_shard(content).update(name=name)),
+    ],
+)
+def test_a_name_that_could_be_a_path_is_refused(kind, rename, name):
+    with pytest.raises(ManifestError, match=f"expected the name of a {kind}, of up to 200 letters"):
+        Manifest.from_json(changed(lambda content: rename(content, name)))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"name": 7}, "expected a text for name, received 7"),
+        ({"source": []}, "expected a mapping for source"),
+        ({"counts": {"files": True}}, "expected a number of at least 0 for counts.files"),
+        ({"counts": {"dropped": 3}}, "expected a mapping for counts.dropped, received 3"),
+        ({"rejects": {"truncated": -1}}, "for rejects.truncated, received -1"),
+        ({"label_names": ["CNV", 7]}, r"expected a text for label_names\[1\]"),
+        ({"audit": {"measures": []}}, "expected a mapping for audit.measures"),
+        ({"source": {"kind": "features"}}, "'dataset'"),
+        ({"splits": {"train": {"shards": [3]}}}, "'num_examples'"),
+    ],
+)
+def test_a_value_of_another_type_is_refused_with_its_place(change, message):
+    with pytest.raises(ManifestError, match=f"is damaged: .*{message}"):
+        Manifest.from_json(changed(lambda content: content.update(change)))
 
 
 def paths_in(content, path=()):

@@ -55,6 +55,14 @@ def test_a_dataset_as_built_has_no_finding(dataset: Path, capsys: pytest.Capture
     assert "matches its manifest" in capsys.readouterr().out
 
 
+def test_odd_preprocessing_is_an_error_that_names_the_manifest(
+    dataset: Path, source_tree: Path, capsys: pytest.CaptureFixture
+) -> None:
+    _rewrite_manifest(dataset, lambda content: content["preprocessing"].update(height=None))
+    assert main(["verify", str(dataset), f"--source_input={source_tree}"]) == 1
+    assert "manifest.json is damaged: its preprocessing" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("place", ["first_byte", "image", "last_byte"])
 def test_one_flipped_bit_is_found_wherever_it_is(dataset: Path, place: str) -> None:
     shard = _a_shard(dataset)

@@ -41,6 +41,39 @@ STATISTICS_SPLIT = "train"
 #: Name of the dataset's card, an HTML page.
 REPORT_FILE_NAME = "report.html"
 
+#: The `kind` in the source of a dataset of feature maps, which were computed from another dataset.
+FEATURES = "features"
+
+# Names of a dataset, its splits and its shards. They become parts of paths, and a manifest may be
+# a stranger's, so none can lead out of a folder.
+_SAFE_NAME = re.compile(r"\w[\w.-]{0,199}")
+
+# The type of each value of a manifest: of all elements of a list, and of the entries of a mapping,
+# where "*" stands for any name. What only pages and comparisons use is not listed.
+_PARTS: Mapping[str, Any] = {
+    "name": str,
+    "image": {"shape": [int], "dtype": str},
+    "label_names": [str],
+    "splits": {
+        "*": {
+            "num_examples": int,
+            "label_counts": {"*": int},
+            "shards": [{"name": str, "num_examples": int, "num_bytes": int, "sha256": str}],
+        }
+    },
+    "preprocessing": {},
+    "source": {},
+    "counts": {},
+    "rejects": {"*": int},
+    "options": {},
+    "fingerprint": str,
+    "versions": {"*": str},
+}
+_FEATURES_SOURCE: Mapping[str, Any] = {
+    "dataset": {"name": str, "fingerprint": str},
+    "trunk": {"sha256": str, "image_shape": [int], "feature_shape": [int], "rest_layers": int},
+}
+
 
 class ManifestError(ValueError):
     """A dataset that cannot be used: unfinished, damaged, inconsistent or of another version.
@@ -136,6 +169,11 @@ class Manifest:
     def num_classes(self) -> int:
         """Number of classes, which is the length of a label."""
         return len(self.label_names)
+
+    @property
+    def holds_features(self) -> bool:
+        """Whether the images are feature maps, computed from the images of another dataset."""
+        return self.source.get("kind") == FEATURES
 
     @property
     def layout(self) -> schema.RecordLayout:
@@ -255,6 +293,7 @@ class Manifest:
                 f"{FORMAT_VERSION}; install the release that wrote it, or build the dataset again"
             )
         try:
+            _check_types(content, _PARTS, "")
             manifest = cls._from_content(content)
             manifest._check_consistency(content, file_name)
         except ManifestError:
@@ -307,15 +346,20 @@ class Manifest:
                 f"of {self.dtype} and {self.num_classes} classes; if the file was not changed, a "
                 "version before the first release wrote it: build the dataset again"
             )
+        self._check_names(file_name)
+        audit: dict[str, Any] = {"measures": {}, "findings": [], **self.audit}
+        _check_types(audit, {"measures": {}, "findings": [{}]}, "audit")
+        for name, count in self.counts.items():
+            by_reason = name in ("dropped", "ignored")
+            _check_types(count, {"*": int} if by_reason else int, f"counts.{name}")
+        if self.holds_features:
+            _check_types(self.source, _FEATURES_SOURCE, "source")
         for name, split in self.splits.items():
             if split.num_examples != content["splits"][name]["num_examples"] or (
                 not self.label_kind.fits_counts(split.label_counts, split.num_examples)
             ):
                 raise ManifestError(f"{file_name}: the counts of split {name!r} do not add up")
             for shard in split.shards:
-                # A manifest may be untrusted, so a shard must be in the manifest's folder.
-                if not re.fullmatch(r"[\w.-]+", shard.name) or shard.name.startswith("."):
-                    raise ManifestError(f"{file_name}: unsafe shard name {shard.name!r}")
                 if shard.num_bytes != shard.num_examples * layout.stride:
                     raise ManifestError(
                         f"{file_name}: {shard.name} should have {shard.num_examples} records of "
@@ -323,6 +367,17 @@ class Manifest:
                     )
         if self.statistics is not None:
             self._check_statistics(self.statistics, content["statistics"]["split"], file_name)
+
+    def _check_names(self, file_name: str) -> None:
+        shards = (shard.name for shard in self.shards)
+        for kind, names in (("dataset", (self.name,)), ("split", self.splits), ("shard", shards)):
+            for name in names:
+                if not _SAFE_NAME.fullmatch(name):
+                    raise ManifestError(
+                        f"{file_name}: expected the name of a {kind}, of up to 200 letters, "
+                        f"digits, '_', '-' and '.', received {name[:250]!r}; a name that could "
+                        "be a path is refused"
+                    )
 
     def _check_statistics(self, found: PixelStatistics, split: str, file_name: str) -> None:
         height, width, channels = self.image_shape
@@ -368,3 +423,30 @@ class Manifest:
         except (OSError, UnicodeDecodeError) as error:
             raise ManifestError(f"cannot read {path}: {error}") from error
         return cls.from_json(text, file_name=str(path))
+
+
+def _check_types(value: Any, expected: Any, place: str) -> None:
+    """Checks a JSON value and what is inside it.
+
+    Args:
+        value: the value.
+        expected: its type, a list or a mapping of types, see `_PARTS`. Numbers are at least 0.
+        place: where the value is, such as `splits.train`.
+
+    Raises:
+        TypeError: if a type differs.
+        KeyError: if an entry is missing.
+    """
+    wanted = expected if isinstance(expected, type) else type(expected)
+    # The exact type, because a bool is an int too.
+    if type(value) is not wanted or (wanted is int and value < 0):
+        kind = {int: "a number of at least 0", str: "a text", list: "a list", dict: "a mapping"}
+        raise TypeError(f"expected {kind[wanted]} for {place}, received {value!r:.80}")
+    if wanted is list:
+        for number, element in enumerate(value):
+            _check_types(element, expected[0], f"{place}[{number}]")
+    elif wanted is dict:
+        for name in value if "*" in expected else expected:
+            _check_types(
+                value[name], expected.get(name, expected.get("*")), f"{place}.{name}".lstrip(".")
+            )

@@ -24,9 +24,6 @@ FILE_NAME = "trunk.keras"
 FACTS_NAME = "trunk.json"
 REST_NAME = "rest.keras"
 
-#: The `kind` of such a dataset's source in its manifest.
-SOURCE_KIND = "features"
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Trunk:
@@ -96,7 +93,7 @@ def find_trunk(directory: str | os.PathLike[str], found: Manifest) -> Trunk | No
     Raises:
         ManifestError: if the trunk's copy in the folder is not the recorded file.
     """
-    if found.source.get("kind") != SOURCE_KIND:
+    if not found.holds_features:
         return None
     path = Path(directory) / FILE_NAME
     recorded = found.source["trunk"]["sha256"]

@@ -368,6 +368,12 @@ def _check_sample(
     seed: int,
 ) -> Iterator[Finding]:
     """Decodes a sample of the source's images again and compares them with their records."""
+    try:
+        options = preprocess.Preprocessing.from_dict(found.preprocessing)
+    except (KeyError, TypeError, ValueError) as error:
+        raise manifest.ManifestError(
+            f"{directory / manifest.FILE_NAME} is damaged: its preprocessing: {error!r}"
+        ) from error
     table = pq.read_table(directory / manifest.EXAMPLES_FILE_NAME)
     columns = ["shard", "row", "path", "key", "variant", "file_format", "file_xxh3"]
     table = table.select([name for name in columns if name in table.column_names])
@@ -388,13 +394,17 @@ def _check_sample(
                 yield Finding(str(source_input), f"has no file {shown}")
                 continue
             for row in wanted[path]:
-                yield from _compare(directory, found, row, data)
+                yield from _compare(directory, found, row, data, options)
     except (zipfile.BadZipFile, tarfile.TarError, zlib.error, ValueError, EOFError) as error:
         raise OSError(f"cannot read {source_input}: {error}") from error
 
 
 def _compare(
-    directory: Path, found: manifest.Manifest, row: Mapping[str, Any], data: bytes
+    directory: Path,
+    found: manifest.Manifest,
+    row: Mapping[str, Any],
+    data: bytes,
+    options: preprocess.Preprocessing,
 ) -> Iterator[Finding]:
     """Decodes the file of an example again and compares its pixels with the record.
 
@@ -403,6 +413,7 @@ def _compare(
         found: the manifest.
         row: the example's row of the examples table.
         data: content of the example's file.
+        options: how it became pixels.
     """
     layout = found.layout
     slot = layout.features[schema.IMAGE]
@@ -410,7 +421,6 @@ def _compare(
         file.seek(row["row"] * layout.stride + slot.offset)
         stored = file.read(slot.length)
     try:
-        options = preprocess.Preprocessing.from_dict(found.preprocessing)
         pixels = preprocess.decode_image(data, options, row["frame"]).pixels
     except Reject as reject:
         message = f"record {row['row']}: {row['path']} is now rejected: {reject}"

@@ -20,7 +20,6 @@ import numpy as np
 import tfrecord_io
 from tfrecord_io.decoding.preprocess import Preprocessing
 from tfrecord_io.printing import printable
-from tfrecord_io.trunk import SOURCE_KIND
 from train import console, predict
 from train.config import ConfigError
 from train.data.examples import read_examples
@@ -88,7 +87,7 @@ def evaluate(
     manifest = tfrecord_io.Manifest.load(data)
     if not manifest.split(split).num_examples:
         raise ConfigError(f"split {split!r} of {data} is empty; name another --split")
-    if manifest.source.get("kind") == SOURCE_KIND:
+    if manifest.holds_features:
         raise ConfigError(
             f"{data} holds features, but the exported model takes images; give the dataset of "
             f"images, {manifest.source['dataset']['name']}"

@@ -9,7 +9,6 @@ from pipelines.stores.output import Storage
 from pipelines.stores.remote import is_remote
 from tfrecord_io.manifest import REJECTS_FILE_NAME, Manifest
 from tfrecord_io.printing import printable
-from tfrecord_io.trunk import SOURCE_KIND
 
 
 def print_built(output: str, seconds: float, num_finished_before: int) -> None:
@@ -94,6 +93,6 @@ def _next_steps(output: str, found: Manifest) -> str:
     if is_remote(output):
         return "  copy it to a disk and run python -m tfrecord_io verify, or train from the store"
     second = f"python -m tfrecord_io show {output} --output grid.png"
-    if found.source.get("kind") == SOURCE_KIND:
+    if found.holds_features:
         second = f"python train/run.py --data {output} --workdir RUN"
     return f"  python -m tfrecord_io verify {output}\n  {second}"

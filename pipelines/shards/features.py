@@ -27,7 +27,7 @@ from pipelines.shards.build import Create, Work, WriteTask
 from pipelines.shards.sidecar import Sidecar, require_sidecars
 from pipelines.stores.output import Storage
 from tfrecord_io import manifest, native_noise, schema, shard_writer
-from tfrecord_io.trunk import FILE_NAME, SOURCE_KIND, Trunk
+from tfrecord_io.trunk import FILE_NAME, Trunk
 
 #: Images that the trunk gets at once. The last images of a shard are filled up to as many, because
 #: another number would need another graph.
@@ -198,7 +198,7 @@ def _make_manifest(extraction: Extraction, sidecars: list[Sidecar]) -> manifest.
             for name, split in found.splits.items()
         },
         source={
-            "kind": SOURCE_KIND,
+            "kind": manifest.FEATURES,
             "dataset": {"name": found.name, "fingerprint": found.fingerprint},
             "images": found.source,
             "trunk": {**trunk.to_dict(), "sha256": extraction.identity["trunk"]},

@@ -17,7 +17,6 @@ from tfrecord_io.auditing.findings import MAX_LISTED, Audit
 from tfrecord_io.auditing.twins import ImageReader
 from tfrecord_io.files import atomic_write
 from tfrecord_io.printing import printable, refuse
-from tfrecord_io.trunk import SOURCE_KIND
 
 # Limits of numbers, and what each of them counts.
 _COUNTED = {
@@ -67,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
     given = {name: getattr(args, name) for name in (*_COUNTED, "max_shortcut_gain")}
     limits = {name: limit for name, limit in given.items() if limit is not None}
     violations: list[str] = []
-    if found.source.get("kind") != SOURCE_KIND:
+    if not found.holds_features:
         if args.images:
             return refuse(f"--images is for features, but {args.directory} holds images itself")
         result = audit(args.directory)

@@ -19,7 +19,6 @@ from tfrecord_io.files import atomic_write
 from tfrecord_io.manifest import Manifest
 from tfrecord_io.printing import counted, listed
 from tfrecord_io.reading.mapped import MappedDataset
-from tfrecord_io.trunk import SOURCE_KIND
 from train.kinds.registry import task_of
 from train.kinds.scores import URGENT_CLASSES
 from train.kinds.stories import MAX_CLASSES, MistakenAnswer, decimal, percent, worst_classes
@@ -170,7 +169,7 @@ def render(report: RunReport) -> str:
     metrics, source = report.metrics, report.manifest.source
     return _template().render(
         report=report,
-        images_name=source["dataset"]["name"] if source.get("kind") == SOURCE_KIND else None,
+        images_name=source["dataset"]["name"] if report.manifest.holds_features else None,
         metrics=metrics,
         kind=report.task.kind,
         story=report.task.story,
