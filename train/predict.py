@@ -25,7 +25,6 @@ import numpy as np
 from tfrecord_io.decoding.dicom import is_dicom
 from tfrecord_io.decoding.preprocess import Preprocessing, decode_image, decoder_versions
 from tfrecord_io.kinds.registry import kind_in
-from tfrecord_io.manifest import ManifestError
 from tfrecord_io.printing import no_formula, printable
 from tfrecord_io.rejects import Reject
 from train import console
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
     import keras
 
     from train.kinds.task import Task
-    from train.results.similar import SimilarScan, TrainingScans
 
 _EXPORT = "export"
 _KERAS = "model.keras"
@@ -74,14 +72,12 @@ class Prediction:
         predicted: name of the likeliest class, names of the labels, or the number; None if the
             file was rejected.
         reject: why, or None.
-        similar: the training scans that look most like it, if they were asked for.
     """
 
     path: Path
     probabilities: np.ndarray | None
     predicted: str | None = None
     reject: str | None = None
-    similar: tuple[SimilarScan, ...] = ()
 
 
 def load_classifier(path: Path) -> Classifier:
@@ -205,30 +201,6 @@ def predict_images(classifier: Classifier, images: np.ndarray) -> np.ndarray:
     return keras.ops.convert_to_numpy(classifier.model(images, training=False))
 
 
-def find_similar(
-    scans: TrainingScans,
-    classifier: Classifier,
-    predictions: Sequence[Prediction],
-    count: int,
-) -> list[Prediction]:
-    """Returns predictions with the training scans that look most like their files.
-
-    Args:
-        scans: the training scans of the run.
-        classifier: supplies the preprocessing.
-        predictions: those of rejected files are returned unchanged.
-        count: number of scans for each file.
-    """
-    found = []
-    for prediction in predictions:
-        if prediction.probabilities is not None:
-            image = read_pixels(prediction.path, classifier.preprocessing)
-            (similar,) = scans.nearest(image[None], count)
-            prediction = dataclasses.replace(prediction, similar=similar)
-        found.append(prediction)
-    return found
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit code."""
     parser = argparse.ArgumentParser(
@@ -247,13 +219,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="write a map of what mattered for each image into this folder",
     )
     parser.add_argument(
-        "--similar",
-        type=int,
-        metavar="N",
-        help="also show the N training scans that look most like each file; the run must have "
-        "been trained on features, which must still be there",
-    )
-    parser.add_argument(
         "--patch",
         type=int,
         metavar="N",
@@ -265,24 +230,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         paths = _list_files([Path(path) for path in arguments.input])
         if arguments.patch is not None and arguments.patch < 1:
             raise ConfigError(f"--patch must be at least 1 pixel, received {arguments.patch}")
-        if arguments.similar is not None and arguments.similar < 1:
-            raise ConfigError(f"--similar must be at least 1, received {arguments.similar}")
         if arguments.occlusion:
             _make_folder(Path(arguments.occlusion))
         classifier = load_classifier(Path(arguments.model))
-        scans = None
-        if arguments.similar:
-            from train.results.similar import TrainingScans
-
-            scans = TrainingScans(Path(arguments.model))
         warning = other_decoder(classifier)
         if warning:
             print(f"warning: {warning}", file=sys.stderr)
         predictions = list(predict_files(classifier, paths))
-        if scans is not None:
-            predictions = find_similar(scans, classifier, predictions, arguments.similar)
     # ModuleNotFoundError: a DICOM file, and its codecs are not installed.
-    except (ConfigError, ManifestError, ModuleNotFoundError) as error:
+    except (ConfigError, ModuleNotFoundError) as error:
         print(f"error: {printable(str(error))}", file=sys.stderr)
         return 2
     # A number has no probability.
@@ -398,8 +354,6 @@ def _rows(predictions: Sequence[Prediction], label_names: Sequence[str]) -> list
                 }
         else:
             row["reject"] = prediction.reject
-        if prediction.similar:
-            row["similar"] = [dataclasses.asdict(scan) for scan in prediction.similar]
         rows.append(row)
     return rows
 
@@ -411,10 +365,8 @@ def _as_json(predictions: Sequence[Prediction], label_names: Sequence[str]) -> s
 def _as_csv(predictions: Sequence[Prediction], label_names: Sequence[str]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    num_similar = max((len(prediction.similar) for prediction in predictions), default=0)
-    columns = (f"similar_{rank}" for rank in range(1, num_similar + 1))
-    writer.writerow(("path", "predicted", *map(no_formula, label_names), "reject", *columns))
-    for row, prediction in zip(_rows(predictions, label_names), predictions, strict=True):
+    writer.writerow(("path", "predicted", *map(no_formula, label_names), "reject"))
+    for row in _rows(predictions, label_names):
         numbers, predicted = row.get("probabilities", {}), row.get("predicted", "")
         writer.writerow(
             (
@@ -423,7 +375,6 @@ def _as_csv(predictions: Sequence[Prediction], label_names: Sequence[str]) -> st
                 no_formula(predicted) if isinstance(predicted, str) else predicted,
                 *(numbers.get(name, "") for name in label_names),
                 no_formula(row.get("reject", "")),
-                *(no_formula(scan.path) for scan in prediction.similar),
             )
         )
     return text.getvalue().rstrip("\n")
@@ -438,7 +389,7 @@ def _as_table(predictions: Sequence[Prediction], label_names: Sequence[str]) -> 
     columns = [max(len(name), 7) for name in label_names]
     header = "  ".join(name.rjust(size) for name, size in zip(label_names, columns, strict=True))
     lines = [f"{'file'.ljust(width)}  {header}  predicted"]
-    for name, row, prediction in zip(names, rows, predictions, strict=True):
+    for name, row in zip(names, rows, strict=True):
         if "reject" in row:
             lines.append(f"{name.ljust(width)}  {printable(row['reject'])}")
             continue
@@ -449,7 +400,6 @@ def _as_table(predictions: Sequence[Prediction], label_names: Sequence[str]) -> 
             )
         )
         lines.append(f"{name.ljust(width)}  {numbers}  {printable(str(row['predicted']))}")
-        lines += [f"  similar: {printable(str(scan))}" for scan in prediction.similar]
     return "\n".join(lines)
 
 
