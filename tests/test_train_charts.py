@@ -1,91 +1,182 @@
+import base64
+
 import numpy as np
 import pytest
+from marked_images import OCT_NAMES
+from matplotlib.figure import Figure
+from PIL import Image
 
-from train.results import charts
+from train.data.examples import Examples
+from train.kinds.classes import CLASSES
+from train.kinds.scores import ClassScorer
+from train.results import charts, metrics
+from train.results.predictions import Predictions
 
-
-def test_the_curves_show_what_is_known_in_shares_of_the_axes():
-    history = [
-        {"epoch": 1, "loss": 2.0, "accuracy": 0.5, "val_loss": 1.0, "val_accuracy": 0.25},
-        {"epoch": 2, "loss": 1.0, "accuracy": 0.75, "val_loss": None, "val_accuracy": None},
-        {"epoch": 3, "loss": float("nan"), "accuracy": 1.0},
-    ]
-    loss, accuracy = charts.training_curves(history, best_epoch=2)
-    assert [line.name for line in loss.series] == ["training", "validation"]
-    assert [x for x, _ in loss.series[0].points] == [0, 0.5]
-    assert loss.series[0].points[0][1] == pytest.approx(2 * loss.series[0].points[1][1])
-    assert accuracy.series[0].points == ((0, 0.5), (0.5, 0.75), (1, 1))
-    assert loss.mark == ("kept", 0.5)
-    assert [tick.text for tick in loss.x_ticks] == ["1", "2", "3"]
-
-
-@pytest.mark.parametrize("num_epochs", [0, 1, 2, 7, 100, 1000])
-def test_any_number_of_epochs_has_curves_within_the_axes(num_epochs):
-    history = [
-        {"epoch": epoch + 1, "loss": 1 / (epoch + 1), "accuracy": 0.5}
-        for epoch in range(num_epochs)
-    ]
-    found = charts.training_curves(history, best_epoch=num_epochs)
-    assert len(found) == (2 if num_epochs else 0)
-    for chart in found:
-        assert len(chart.x_ticks) <= 7
-        (line,) = chart.series
-        assert len(line.points) == min(num_epochs, 200)
-        assert all(0 <= x <= 1 and 0 <= y <= 1 for x, y in line.points)
+HISTORY = (
+    {"epoch": 1, "loss": 2.0, "accuracy": 0.5, "val_loss": 1.0, "val_accuracy": 0.25},
+    {"epoch": 2, "loss": 1.0, "accuracy": 0.75, "val_loss": None, "val_accuracy": None},
+    {"epoch": 3, "loss": float("nan"), "accuracy": 1.0},
+)
+ALL = {"curves", "confusion", "roc", "reliability"}
 
 
-def scores_of(areas):
-    return {f"auc/{name}": {"value": area} for name, area in areas.items()}
+def charts_of(probabilities, labels, names=OCT_NAMES, history=HISTORY):
+    """Returns the charts by name, and what metrics.json says."""
+    measured = metrics.evaluate_predictions(
+        ClassScorer(probabilities, labels, tuple(names)), groups=None, num_samples=10, seed=0
+    ) | {"split": "test", "best_epoch": 2}
+    examples = Examples(keys=("key",) * len(labels), patients=None, paths=None)
+    predictions = Predictions(
+        task=CLASSES, probabilities=probabilities, truths=labels, examples=examples
+    )
+    return charts.charts_of(history, measured, predictions, names), measured
+
+
+def random_charts(names, num_examples):
+    generator = np.random.default_rng(0)
+    labels = np.arange(num_examples) % len(names)
+    return charts_of(generator.dirichlet(np.ones(len(names)), size=num_examples), labels, names)
+
+
+def drawn(chart):
+    axes = Figure().add_subplot()
+    chart.draw(axes)
+    return axes
+
+
+def lines_of(chart):
+    """Returns the points of each line by its name in the legend."""
+    return {line.get_label(): line.get_xydata().tolist() for line in drawn(chart).lines}
+
+
+def texts(chart):
+    axes = drawn(chart)
+    return {part.get_text() for part in axes.findobj(lambda part: hasattr(part, "get_text"))}
+
+
+def test_the_curves_show_what_is_known_and_which_epoch_was_kept():
+    loss, accuracy = charts.training_curves(HISTORY, best_epoch=2)
+    lines = lines_of(loss)
+    assert lines["training"] == [[1, 2], [2, 1]]
+    assert lines["validation"] == [[1, 1]]
+    assert [x for x, _ in lines["kept epoch"]] == [2, 2]
+    assert lines_of(accuracy)["training"] == [[1, 0.5], [2, 0.75], [3, 1]]
+    assert loss.description.endswith("training from 2.000 to 1.000; validation from 1.000 to 1.000")
+
+
+@pytest.mark.parametrize("num_epochs", [0, 1, 1000])
+def test_any_number_of_epochs_has_curves(num_epochs):
+    history = [{"epoch": epoch, "loss": 0.0, "accuracy": 0.5} for epoch in range(1, num_epochs + 1)]
+    found = charts.training_curves(history, best_epoch=0)
+    assert [len(lines_of(chart)["training"]) for chart in found] == [num_epochs] * 2 * bool(history)
 
 
 def test_the_roc_passes_through_the_corners_and_the_points_between():
     probabilities = np.array([[0.9, 0.1], [0.6, 0.4], [0.7, 0.3], [0.2, 0.8]])
-    chart = charts.roc_curves(
-        probabilities,
-        np.eye(2, dtype=bool)[[0, 0, 1, 1]],
-        ("a", "b"),
-        scores_of({"a": 0.75, "b": 0.75}),
-    )
-    assert [line.name for line in chart.series] == ["a 0.750", "b 0.750"]
-    assert chart.series[0].points == ((0, 0), (0, 0.5), (0.5, 0.5), (0.5, 1), (1, 1))
+    (chart,) = charts_of(probabilities, np.array([0, 0, 1, 1]), ("a", "b"))[0]["roc"]
+    lines = {name[:8]: points for name, points in lines_of(chart).items()}
+    assert lines["a: 0.750"] == [[0, 0], [0, 0.5], [0.5, 0.5], [0.5, 1], [1, 1]]
+    assert "a: 0.750" in chart.description
 
 
-def test_of_many_classes_those_of_smallest_area_are_drawn():
-    generator = np.random.default_rng(0)
-    names = [f"class {index}" for index in range(30)]
-    areas = {name: 0.5 + index / 100 for index, name in enumerate(names)}
-    areas["class 0"] = None
-    chart = charts.roc_curves(
-        generator.dirichlet(np.ones(30), size=90),
-        np.eye(30, dtype=bool)[np.arange(90) % 30],
-        names,
-        scores_of(areas),
-    )
-    assert [line.name for line in chart.series] == [
-        f"class {index} {0.5 + index / 100:.3f}" for index in range(1, 9)
-    ]
-    assert "the 8 smallest of 29" in chart.title
+def test_the_roc_has_a_curve_for_each_class_with_its_interval_and_the_urgent_view():
+    found, measured = random_charts(OCT_NAMES, 60)
+    (chart,) = found["roc"]
+    area = measured["scores"]["auc/DME"]
+    assert len(lines_of(chart)) == 4 + 1 + 1  # and the diagonal
+    assert f"DME: {area['value']:.3f} [{area['low']:.3f}, {area['high']:.3f}]" in texts(chart)
 
 
-def test_without_two_sides_there_is_no_roc():
-    has = np.ones((3, 1), bool)
-    assert charts.roc_curves(np.ones((3, 1)), has, ("a",), scores_of({"a": None})) is None
+def test_a_class_without_examples_has_no_curve():
+    found, _ = charts_of(np.full((4, 4), 0.25), np.array([0, 1, 2, 0]))
+    assert "NORMAL" not in found["roc"][0].description
+
+
+def test_of_many_classes_the_roc_shows_those_of_smallest_area():
+    names = tuple(f"class {index}" for index in range(30))
+    found, measured = random_charts(names, 120)
+    (chart,) = found["roc"]
+    worst = min(names, key=lambda name: measured["scores"][f"auc/{name}"]["value"])
+    assert f"{worst}: " in chart.description
+    assert len(lines_of(chart)) == 7 + 1
+    assert "the 7 smallest of 30" in chart.title
 
 
 @pytest.mark.parametrize(
     ("num_examples", "num_points"), [(1, 1), (39, 1), (40, 2), (240, 12), (5000, 12)]
 )
 def test_a_point_of_the_reliability_stands_for_enough_answers(num_examples, num_points):
-    generator = np.random.default_rng(0)
-    probabilities = generator.dirichlet(np.ones(3), size=num_examples)
-    labels = generator.integers(3, size=num_examples)
-    chart = charts.reliability([("now", probabilities)], labels)
-    assert len(chart.series[0].points) == num_points
+    (chart,) = random_charts(("a", "b", "c"), num_examples)[0]["reliability"]
+    assert len(lines_of(chart)["as exported"]) == num_points
 
 
-def test_the_reliability_is_accuracy_by_confidence():
+def test_the_reliability_is_accuracy_by_confidence_above_the_share_of_the_answers():
     # 20 sure answers, 15 of them right; 20 unsure ones, 10 right.
     probabilities = np.repeat([[0.9, 0.1], [0.6, 0.4]], 20, axis=0)
     labels = np.concatenate([np.arange(20) >= 15, np.arange(20) >= 10]).astype(int)
-    chart = charts.reliability([("now", probabilities)], labels)
-    np.testing.assert_allclose(chart.series[0].points, [(0.6, 0.5), (0.9, 0.75)])
+    (chart,) = charts_of(probabilities, labels, ("a", "b"))[0]["reliability"]
+    np.testing.assert_allclose(lines_of(chart)["as exported"], [(0.6, 0.5), (0.9, 0.75)])
+    heights = sorted(bar.get_height() for bar in drawn(chart).patches)
+    assert heights[-2:] == pytest.approx([0.5, 0.5])
+    assert "50% right at 60%, 75% right at 90%" in chart.description
+
+
+def test_the_confusion_matrix_shows_counts_and_shares():
+    chart = charts.confusion(np.array([[3, 1], [0, 0]]), ("cat", "dog"), "test")
+    assert {"3\n75%", "1\n25%", "0\n0%", "cat", "dog"} <= texts(chart)
+    assert chart.title == "test: 4 images"
+
+
+def test_a_large_confusion_matrix_has_no_texts_in_its_cells():
+    names = [f"class {index}" for index in range(41)]
+    small = charts.confusion(np.eye(40, dtype=int), names[:40], "test")
+    large = charts.confusion(np.eye(41, dtype=int), names, "test")
+    assert [len(drawn(chart).texts) for chart in (small, large)] == [1600, 0]
+
+
+@pytest.mark.parametrize(
+    ("names", "num_examples", "expected"),
+    [
+        (OCT_NAMES, 20, ALL),
+        (("a$x^$b", "$\\frac{1}$", "\x1b[31mred", "黄斑", "long name " * 9), 40, ALL),
+        (("only",), 5, {"curves", "confusion"}),
+        pytest.param(
+            [f"class number {index}" for index in range(300)], 900, ALL, marks=pytest.mark.slow
+        ),
+    ],
+    ids=["oct", "odd_names", "one", "very_many"],
+)
+def test_all_charts_are_written_as_pictures_of_bounded_size(
+    names, num_examples, expected, tmp_path, capsys
+):
+    found, _ = random_charts(names, num_examples)
+    charts.write_plots(tmp_path / "plots", found)
+    sizes = {}
+    for path in (tmp_path / "plots").iterdir():
+        with Image.open(path) as picture:
+            sizes[path.stem] = picture.size
+    assert set(sizes) == expected
+    assert all(min(size) > 300 and max(size) < 5000 for size in sizes.values())
+    assert capsys.readouterr().err == ""
+
+
+def test_a_chart_on_the_page_is_the_same_bytes_each_time_and_its_text_is_text():
+    for some in random_charts(OCT_NAMES, 40)[0].values():
+        for chart in some:
+            kind, _, data = charts.data_url(chart).partition(";base64,")
+            assert kind == "data:image/svg+xml"
+            assert charts.data_url(chart).endswith(data)
+            assert b"<text" in base64.b64decode(data)
+
+
+def test_a_chart_that_cannot_be_drawn_costs_a_warning_and_no_other_chart(tmp_path, capsys):
+    def fail(axes):
+        raise ValueError("no")
+
+    broken = charts.Chart(title="broken", description="what it shows", draw=fail)
+    found, _ = random_charts(OCT_NAMES, 40)
+    charts.write_plots(tmp_path, {"broken": [broken], **found})
+    assert {path.stem for path in tmp_path.iterdir()} == ALL
+    assert "broken.png was not written: ValueError" in capsys.readouterr().err
+    assert charts.data_url(broken) == "data:image/svg+xml;base64,"
+    assert "the chart broken was not drawn" in capsys.readouterr().err

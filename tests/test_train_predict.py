@@ -26,7 +26,7 @@ from tfrecord_io.decoding.preprocess import Preprocessing, decode_image
 from train import predict
 from train.config import ConfigError, TrainConfig
 from train.networks.models import build_network
-from train.results import plots
+from train.results import charts
 from train.training import export
 
 pytestmark = pytest.mark.filterwarnings(KERAS_ARRAY_WARNING)
@@ -298,7 +298,7 @@ def test_a_name_that_is_no_utf_8_reaches_a_program_byte_by_byte(run_folder, file
 
 def test_a_class_named_like_a_formula_has_its_map(tmp_path):
     image = np.zeros((8, 8, 1), np.uint8)
-    figure = plots.draw_occlusion(image, np.zeros((8, 8)), "a$x^$b 90.0%")
+    figure = charts.draw_occlusion(image, np.zeros((8, 8)), "a$x^$b 90.0%")
     figure.savefig(tmp_path / "map.png")
     with Image.open(tmp_path / "map.png") as picture:
         assert picture.width > 500

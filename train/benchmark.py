@@ -203,7 +203,7 @@ def draw(rows: Sequence[dict[str, float]], title: str) -> Figure:
     """Images a second by replicas, beside the line of perfect scaling."""
     from matplotlib.figure import Figure
 
-    from train.results.plots import COLOURS
+    from train.results.charts import COLOURS
 
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     axes = figure.add_subplot()

@@ -318,7 +318,7 @@ def _show(text: str, form: str) -> None:
 def _write_maps(
     classifier: Classifier, predictions: Sequence[Prediction], folder: Path, patch: int | None
 ) -> None:
-    from train.results.plots import draw_occlusion
+    from train.results.charts import draw_occlusion
 
     for index, prediction in enumerate(predictions):
         if prediction.probabilities is None:

@@ -1,317 +1,422 @@
-"""The charts of a run's page as numbers; `report.html.jinja` draws them."""
+"""The charts of a run. Each is drawn once, for a file under `plots/` and for the run's page."""
 
 from __future__ import annotations
 
+import base64
 import dataclasses
-import math
-from collections.abc import Mapping, Sequence
+import io
+import sys
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+import matplotlib
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from sklearn import metrics as sk_metrics
 
-from tfrecord_io.auditing.pages import Tick, ticks
-from train.kinds.scores import URGENT_CLASSES
+from tfrecord_io import visible
+from tfrecord_io.printing import printable
+from train.kinds.scores import NUM_CALIBRATION_BINS, URGENT_CLASSES
+from train.results.predictions import Predictions
 
-#: Most lines in a chart; the page has this many colours.
-NUM_SERIES = 8
+#: Colours that colour-blind readers can tell apart. Source: Okabe and Ito 2008, "Color universal
+#: design".
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+
+#: With at most this many classes, each cell of the confusion matrix shows its count.
+MAX_CLASSES_WITH_TEXT = 40
+
+#: Most class names beside the confusion matrix; with more classes, some have no name.
+_MAX_NAMES = 60
+
+_MAX_NAME_LENGTH = 28
+
+#: With more epochs than this, the training curves have no dots.
+_MAX_DOTS = 20
 
 #: Answers behind each point of the reliability chart, about, and the most points it has.
 _ANSWERS_A_POINT = 20
 _MAX_RELIABILITY_POINTS = 12
 
-#: Most dots of a cloud; of more images, so many are drawn at equal distances.
-_MAX_CLOUD = 1000
-
-#: With more epochs than this, the training curves have no dots.
-_MAX_DOTS = 20
-
-#: Most points of a line; the page is too narrow to show more.
-_MAX_POINTS = 200
-
-
-@dataclasses.dataclass(frozen=True)
-class Series:
-    """A line of a chart.
-
-    Attributes:
-        name: its name in the legend.
-        points: (x, y), each 0 to 1; y points upwards.
-        is_cloud: whether the points are dots without a line.
-    """
-
-    name: str
-    points: tuple[tuple[float, float], ...]
-    is_cloud: bool = False
+_STYLE = {
+    "text.parse_math": False,  # a class may be named `$x^2$`
+    "svg.fonttype": "none",  # text stays text, in the reader's fonts
+    "svg.hashsalt": "charts",  # the same chart is the same bytes
+    "font.size": 9.5,
+    "axes.titlesize": 10.5,
+    "legend.fontsize": 9,
+    "legend.framealpha": 0.6,
+    "axes.grid": True,
+    "grid.alpha": 0.3,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Lines:
-    """Lines on one pair of axes.
+class Chart:
+    """A chart on one pair of axes.
 
     Attributes:
-        title: title of the chart.
-        description: the content in words, for screen readers.
-        x_axis: label of the horizontal axis.
-        y_axis: label of the vertical axis.
-        series: the lines.
-        x_ticks: marks of the horizontal axis.
-        y_ticks: marks of the vertical axis.
-        diagonal: name of the line from corner to corner; empty for no such line.
-        mark: name and place, 0 to 1, of a vertical line, or None.
-        dots: whether each point has a dot.
+        title: its heading.
+        description: its content in words, for screen readers.
+        draw: draws it on axes.
+        size: width and height in inches; on a phone, the width is that of the screen.
     """
 
     title: str
     description: str
-    x_axis: str
-    y_axis: str
-    series: tuple[Series, ...]
-    x_ticks: tuple[Tick, ...]
-    y_ticks: tuple[Tick, ...]
-    diagonal: str = ""
-    mark: tuple[str, float] | None = None
-    dots: bool = False
+    draw: Callable[[Axes], Any]
+    size: tuple[float, float] = (4.2, 3.1)
 
 
-def training_curves(history: Sequence[Mapping[str, Any]], best_epoch: int) -> list[Lines]:
-    """Returns the charts of loss and accuracy by epoch; unknown and infinite values are left out.
+def charts_of(
+    history: Sequence[Mapping[str, Any]],
+    metrics: Mapping[str, Any],
+    predictions: Predictions | None,
+    label_names: Sequence[str],
+) -> dict[str, list[Chart]]:
+    """Returns the charts of a run, by the name of their file.
+
+    Args:
+        history: one row per epoch; none for a cross-validation or another dataset.
+        metrics: content of metrics.json; empty if there was nothing to evaluate.
+        predictions: the measured predictions; None for no charts of them.
+        label_names: names of the labels.
+    """
+    charts = {"curves": training_curves(history, metrics.get("best_epoch") or 0)}
+    if predictions is not None:
+        task, truths = predictions.task, predictions.truths
+        if task.gives_probabilities:
+            has = task.has(truths, len(label_names))
+            charts["roc"] = roc_curves(predictions.probabilities, has, label_names, metrics)
+            charts["reliability"] = reliability(predictions, metrics)
+        else:
+            charts["agreement"] = agreement(task.chosen(predictions.probabilities), truths, metrics)
+    if "confusion_matrix" in metrics:
+        matrix = np.asarray(metrics["confusion_matrix"])
+        charts["confusion"] = [confusion(matrix, label_names, metrics["split"])]
+    return charts
+
+
+def write_plots(directory: Path, charts: Mapping[str, Sequence[Chart]]) -> None:
+    """Writes DIRECTORY/NAME.png for each name that has charts, side by side.
+
+    One that cannot be drawn or written is left out with a warning, because a long run must not fail
+    for a picture.
+    """
+    for name, some in charts.items():
+        path = directory / f"{name}.png"
+        try:
+            directory.mkdir(exist_ok=True)
+            if some:
+                write_png(path, some)
+        except Exception as error:
+            print(f"warning: {path} was not written: {error!r}", file=sys.stderr)
+
+
+def write_png(path: Path, charts: Sequence[Chart]) -> None:
+    """Writes charts beside each other as a PNG, for papers and slides."""
+    with matplotlib.rc_context(_STYLE), _any_letters():
+        width, height = charts[0].size
+        figure = Figure(figsize=(width * len(charts), height), layout="constrained")
+        for chart, axes in zip(
+            charts, figure.subplots(1, len(charts), squeeze=False)[0], strict=True
+        ):
+            chart.draw(axes)
+            axes.set_title(chart.title)
+        figure.savefig(path, dpi=200)
+
+
+def data_url(chart: Chart) -> str:
+    """Returns a chart without its title as a data URL of SVG, with a transparent background.
+
+    One that cannot be drawn is an empty picture, in whose place browsers show the description.
+    """
+    file = io.BytesIO()
+    try:
+        with matplotlib.rc_context(_STYLE), _any_letters():
+            figure = Figure(figsize=chart.size, layout="constrained")
+            chart.draw(figure.add_subplot())
+            figure.savefig(file, format="svg", dpi=120, transparent=True, metadata={"Date": None})
+    except Exception as error:
+        print(f"warning: the chart {chart.title} was not drawn: {error!r}", file=sys.stderr)
+    return f"data:image/svg+xml;base64,{base64.b64encode(file.getvalue()).decode()}"
+
+
+def _any_letters() -> warnings.catch_warnings:
+    """Returns a context in which a letter that matplotlib's font lacks is no warning."""
+    return warnings.catch_warnings(action="ignore", category=UserWarning)
+
+
+def training_curves(history: Sequence[Mapping[str, Any]], best_epoch: int) -> list[Chart]:
+    """Returns a chart of each quantity by epoch; unknown and infinite values are left out.
 
     Args:
         history: one row per epoch.
         best_epoch: the epoch whose weights were kept, counted from 1; 0 if unknown.
     """
-    charts = []
-    last = max((row["epoch"] for row in history), default=0)
-    quantities = {"loss": "loss in nats", "accuracy": "accuracy"}
+    quantities = {
+        "loss": ("Loss", "loss in nats"),
+        "accuracy": ("Accuracy", "accuracy"),
+        "mae": ("Mean absolute error", "mean absolute error"),
+    }
     if history and "mae" in history[0]:
-        quantities = {"loss": "squared error", "mae": "mean absolute error"}
-    for quantity, axis in quantities.items():
-        lines = []
+        quantities["loss"] = ("Loss", "squared error")
+    charts = []
+    for quantity, (title, axis) in quantities.items():
+        lines = {}
         for prefix, name in (("", "training"), ("val_", "validation")):
-            found = [(row["epoch"], row.get(prefix + quantity)) for row in history]
-            known = [(x, y) for x, y in found if y is not None and math.isfinite(y)]
+            rows = [(row["epoch"], row.get(prefix + quantity)) for row in history]
+            known = [pair for pair in rows if pair[1] is not None and np.isfinite(pair[1])]
             if known:
-                lines.append((name, known))
-        if not lines:
-            continue
-        highest = max(y for _, points in lines for _, y in points)
-        top = 1.0 if quantity == "accuracy" else max(highest, 1e-6) * 1.02
-        ends = "; ".join(
-            f"{name} from {points[0][1]:.3f} to {points[-1][1]:.3f}" for name, points in lines
-        )
-        width = max(last - 1, 1)
-        charts.append(
-            Lines(
-                title="Mean absolute error" if quantity == "mae" else quantity.capitalize(),
-                description=f"{quantity} over {last} epochs: {ends}",
-                x_axis="epoch",
-                y_axis=axis,
-                series=tuple(
-                    Series(name, _thinned([((x - 1) / width, y / top) for x, y in points]))
-                    for name, points in lines
-                ),
-                x_ticks=_epoch_ticks(last),
-                y_ticks=ticks(0.0, top),
-                mark=("kept", (best_epoch - 1) / width) if best_epoch else None,
-                dots=last <= _MAX_DOTS,
-            )
-        )
+                lines[name] = np.array(known)
+        if lines:
+            charts.append(_curves(title, axis, lines, best_epoch))
     return charts
+
+
+def _curves(title: str, axis: str, lines: Mapping[str, np.ndarray], best_epoch: int) -> Chart:
+    def draw(axes: Axes) -> None:
+        for colour, (name, points) in zip(COLOURS, lines.items(), strict=False):
+            marker = "o" if len(points) <= _MAX_DOTS else ""
+            axes.plot(*points.T, marker=marker, markersize=4, color=colour, label=name)
+        if best_epoch:
+            axes.axvline(best_epoch, color="0.5", linestyle=":", label="kept epoch")
+        axes.set_ylim(0, 1 if axis == "accuracy" else None)
+        axes.set_xlabel("epoch")
+        axes.set_ylabel(axis)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.legend()
+
+    ends = "; ".join(
+        f"{name} from {points[0, 1]:.3f} to {points[-1, 1]:.3f}" for name, points in lines.items()
+    )
+    return Chart(title=title, description=f"{axis} by epoch: {ends}", draw=draw)
 
 
 def roc_curves(
     probabilities: np.ndarray,
     has: np.ndarray,
     label_names: Sequence[str],
-    scores: Mapping[str, Mapping[str, Any]],
-) -> Lines | None:
-    """Returns the ROC curve of each class, and of the urgent view.
+    metrics: Mapping[str, Any],
+) -> list[Chart]:
+    """Returns the ROC curves of each class against the rest, and of urgent cases for OCT.
 
-    If there are more curves than colours, the chart has those with the smallest areas.
-
-    Args:
-        probabilities: float [num_examples, num_classes].
-        has: which examples have which classes, bool [num_examples, num_classes].
-        label_names: names of the classes.
-        scores: the entry `scores` of metrics.json.
-
-    Returns:
-        the chart, or None if no class has both positive and negative examples.
-    """
-    views, num_views = roc_views(probabilities, has, label_names, scores, NUM_SERIES)
-    if not views:
-        return None
-    series = []
-    for name, is_positive, ranking, area in views:
-        false_rate, true_rate, _ = sk_metrics.roc_curve(is_positive, ranking)
-        points = _thinned(list(zip(false_rate.tolist(), true_rate.tolist(), strict=True)))
-        series.append(Series(f"{name} {area['value']:.3f}", points))
-    told = ", ".join(line.name for line in series)
-    some = f" (the {len(series)} smallest of {num_views})" if num_views > len(series) else ""
-    return Lines(
-        title=f"ROC: each against the rest{some}",
-        description=f"ROC curves with the areas under them: {told}",
-        x_axis="false alarms (1 − specificity)",
-        y_axis="sensitivity",
-        series=tuple(series),
-        x_ticks=ticks(0.0, 1.0),
-        y_ticks=ticks(0.0, 1.0),
-        diagonal="guessing",
-    )
-
-
-def roc_views(
-    probabilities: np.ndarray,
-    has: np.ndarray,
-    label_names: Sequence[str],
-    scores: Mapping[str, Mapping[str, Any]],
-    most: int,
-) -> tuple[list[tuple[str, np.ndarray, np.ndarray, Mapping[str, Any]]], int]:
-    """Returns what has a ROC curve: each class, and the urgent view.
+    Of many classes, those with the smallest areas are drawn. There is no chart if no class has both
+    positive and negative examples.
 
     Args:
         probabilities: float [num_examples, num_classes].
         has: which examples have which classes, bool [num_examples, num_classes].
         label_names: names of the classes.
-        scores: the entry `scores` of metrics.json.
-        most: of more curves than this, those with the smallest areas are returned.
-
-    Returns:
-        (name, which examples are positive, their ranking, the area's entry of `scores`) of each
-        curve, and how many curves there are in all.
+        metrics: content of metrics.json.
     """
-    views = [
-        (name, has[:, index], probabilities[:, index], scores[f"auc/{name}"])
-        for index, name in enumerate(label_names)
-    ]
+    scores = metrics["scores"]
+    members = {f"auc/{name}": [place] for place, name in enumerate(label_names)}
     if "urgent/auc" in scores:
-        urgent = np.isin(label_names, URGENT_CLASSES)
-        ranking = probabilities[:, urgent].sum(-1)
-        views.append(("urgent", has[:, urgent].any(-1), ranking, scores["urgent/auc"]))
-    views = [view for view in views if view[3]["value"] is not None]
-    if len(views) > most:
-        return sorted(views, key=lambda view: view[3]["value"])[:most], len(views)
-    return views, len(views)
+        members["urgent/auc"] = [label_names.index(name) for name in URGENT_CLASSES]
+    names = [name for name in members if scores[name]["value"] is not None]
+    drawn = names
+    if len(names) > len(COLOURS):
+        drawn = sorted(names, key=lambda name: scores[name]["value"])[: len(COLOURS)]
+    if not drawn:
+        return []
+    labels = {}
+    for name in drawn:
+        of = "urgent" if name == "urgent/auc" else _short(name.removeprefix("auc/"))
+        score = scores[name]
+        interval = "" if score["low"] is None else f" [{score['low']:.3f}, {score['high']:.3f}]"
+        labels[name] = f"{of}: {score['value']:.3f}{interval}"
+
+    def draw(axes: Axes) -> None:
+        for colour, name in zip(COLOURS, drawn, strict=False):
+            places = members[name]
+            false_rate, true_rate, _ = sk_metrics.roc_curve(
+                has[:, places].any(-1), probabilities[:, places].sum(-1)
+            )
+            axes.plot(
+                false_rate, true_rate, "-" if len(places) == 1 else "--", color=colour,
+                label=labels[name],
+            )  # fmt: skip
+        axes.plot((0, 1), (0, 1), ":", color="0.5", label="guessing")
+        axes.set_xlabel("false alarms (1 − specificity)")
+        axes.set_ylabel("sensitivity")
+        axes.legend(loc="lower right")
+
+    shown = f", the {len(drawn)} smallest of {len(names)}" if len(names) > len(drawn) else ""
+    return [
+        Chart(
+            title=f"ROC on {metrics['split']}: area and interval{shown}",
+            description=f"ROC curves with the areas under them: {', '.join(labels.values())}",
+            draw=draw,
+        )
+    ]
 
 
-def reliability(named: Sequence[tuple[str, np.ndarray]], labels: np.ndarray) -> Lines:
-    """Returns accuracy by confidence, one line per set of probabilities.
+def reliability(predictions: Predictions, metrics: Mapping[str, Any]) -> list[Chart]:
+    """Returns the share of right answers by confidence, before and after the temperature.
 
     Each point stands for the same number of answers. (The expected calibration error uses bins of
     equal width. With few images, most of those would hold one or two, and a line would show noise.)
-
-    Args:
-        named: (name, probabilities [num_answers, num_classes]) of each line.
-        labels: int [num_answers], the right classes.
+    Grey bars show how many answers have which confidence. There is no chart of a single class.
     """
-    num_bins = int(np.clip(len(labels) // _ANSWERS_A_POINT, 1, _MAX_RELIABILITY_POINTS))
-    series = []
-    for name, probabilities in named:
-        confidence = probabilities.max(-1)
-        is_correct = probabilities.argmax(-1) == labels
-        order = np.argsort(confidence, kind="stable")
-        points = [
-            (float(confidence[chosen].mean()), float(is_correct[chosen].mean()))
-            for chosen in np.array_split(order, num_bins)
-        ]
-        series.append(Series(name, tuple(points)))
+    task, truths = predictions.task, predictions.truths
+    named = {"as exported": predictions.probabilities}
+    if predictions.uncalibrated is not None:
+        named["before the temperature"] = predictions.uncalibrated
+    lines = {}
+    for name, probabilities in named.items():
+        choices, right = task.choices(probabilities, truths)
+        confidence, is_right = choices.max(-1), choices.argmax(-1) == right
+        if choices.shape[-1] < 2:
+            return []
+        num_points = int(np.clip(len(right) // _ANSWERS_A_POINT, 1, _MAX_RELIABILITY_POINTS))
+        parts = np.array_split(np.argsort(confidence, kind="stable"), num_points)
+        lines[name] = np.array([(confidence[part].mean(), is_right[part].mean()) for part in parts])
+    confidence = task.choices(predictions.probabilities, truths)[0].max(-1)
+
+    def draw(axes: Axes) -> None:
+        weights = np.full(len(confidence), 1 / len(confidence))
+        axes.hist(
+            confidence, NUM_CALIBRATION_BINS, range=(0, 1), weights=weights, color="0.75",
+            edgecolor="white", label="share of the answers",
+        )  # fmt: skip
+        for colour, (name, points) in zip(COLOURS, lines.items(), strict=False):
+            axes.plot(*points.T, "o-", markersize=4, color=colour, label=name)
+        axes.plot((0, 1), (0, 1), ":", color="0.5", label="perfect")
+        axes.set_ylim(0, 1.02)
+        axes.set_xlabel("probability given to the answer")
+        axes.set_ylabel("share of right answers")
+        axes.legend(loc="upper left")
+
     told = "; ".join(
-        f"{line.name}: " + ", ".join(f"{y:.0%} right at {x:.0%}" for x, y in line.points)
-        for line in series
+        f"{name}: " + ", ".join(f"{y:.0%} right at {x:.0%}" for x, y in points)
+        for name, points in lines.items()
     )
-    size = len(labels) // num_bins
-    return Lines(
-        title=f"Reliability, {size:,} answers a point",
-        description=f"Share of right answers by the probability given to them. {told}",
-        x_axis="probability given to the answer",
-        y_axis="share of right answers",
-        series=tuple(series),
-        x_ticks=ticks(0.0, 1.0),
-        y_ticks=ticks(0.0, 1.0),
-        diagonal="perfect",
-        dots=True,
-    )
+    error = metrics["scores"]["ece"]["value"]
+    return [
+        Chart(
+            title=f"Reliability on {metrics['split']}: calibration error {error:.3f}",
+            description=f"Share of right answers by the probability given to them. {told}",
+            draw=draw,
+        )
+    ]
 
 
-def _thinned(points: Sequence[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
-    """Returns at most `_MAX_POINTS` points of a line, including both ends."""
-    if len(points) <= _MAX_POINTS:
-        return tuple(points)
-    chosen = np.linspace(0, len(points) - 1, _MAX_POINTS).round().astype(int)
-    return tuple(points[index] for index in chosen)
-
-
-def agreement(
-    answers: np.ndarray, truths: np.ndarray, scores: Mapping[str, Mapping[str, Any]]
-) -> list[Lines]:
+def agreement(answers: np.ndarray, truths: np.ndarray, metrics: Mapping[str, Any]) -> list[Chart]:
     """Returns the answers by truth, and their difference by their mean (Bland and Altman).
 
     Args:
         answers: float [num_examples].
         truths: float [num_examples].
-        scores: the entry `scores` of metrics.json.
+        metrics: content of metrics.json.
     """
-    chosen = np.unique(np.linspace(0, len(truths) - 1, min(len(truths), _MAX_CLOUD)).astype(int))
-    answers, truths = answers[chosen].astype(np.float64), truths[chosen].astype(np.float64)
-    means, errors = (answers + truths) / 2, answers - truths
-    both = np.concatenate([answers, truths])
-    low, high = _limits(both)
-    direct = Lines(
-        title="Answer by truth",
-        description=f"The answers to {len(chosen):,} images by their true number",
-        x_axis="truth",
-        y_axis="answer",
-        series=(_cloud((truths, low, high), (answers, low, high)),),
-        x_ticks=ticks(low, high),
-        y_ticks=ticks(low, high),
-        diagonal="the right answer",
-    )
-    names = {"bias": "mean difference", "limit_low": "lower limit", "limit_high": "upper limit"}
+    answers, truths = answers.astype(np.float64), truths.astype(np.float64)
     heights = {
-        f"{name}: {scores[measure]['value']:.4g}": scores[measure]["value"]
-        for measure, name in names.items()
-        if scores[measure]["value"] is not None
-    }
-    least, most = _limits(np.array([*errors, *heights.values()]))
-    left, right = _limits(means)
-    difference = Lines(
-        title="Bland–Altman",
-        description=f"Answer minus truth by the mean of both. {', '.join(heights)}",
-        x_axis="mean of answer and truth",
-        y_axis="answer − truth",
-        series=(
-            _cloud((means, left, right), (errors, least, most)),
-            *(
-                Series(name, tuple((x, (height - least) / (most - least)) for x in (0.0, 1.0)))
-                for name, height in heights.items()
-            ),
+        name: metrics["scores"][measure]["value"]
+        for measure, name in (
+            ("bias", "mean difference"), ("limit_low", "lower limit"), ("limit_high", "upper limit")
+        )
+        if metrics["scores"][measure]["value"] is not None
+    }  # fmt: skip
+
+    def draw_cloud(axes: Axes, x: np.ndarray, y: np.ndarray) -> None:
+        # As pixels: a chart of 100,000 circles would be a large file.
+        axes.plot(x, y, ".", color=COLOURS[0], alpha=0.5, label="an image", rasterized=True)
+
+    def draw_direct(axes: Axes) -> None:
+        draw_cloud(axes, truths, answers)
+        ends = np.array([min(answers.min(), truths.min()), max(answers.max(), truths.max())])
+        axes.plot(ends, ends, ":", color="0.5", label="the right answer")
+        axes.set_xlabel("truth")
+        axes.set_ylabel("answer")
+        axes.legend()
+
+    def draw_difference(axes: Axes) -> None:
+        draw_cloud(axes, (answers + truths) / 2, answers - truths)
+        for name, height in heights.items():
+            style = "-" if name == "mean difference" else "--"
+            axes.axhline(height, ls=style, color=COLOURS[1], label=f"{name}: {height:.4g}")
+        axes.set_xlabel("mean of answer and truth")
+        axes.set_ylabel("answer − truth")
+        axes.legend()
+
+    told = ", ".join(f"{name}: {height:.4g}" for name, height in heights.items())
+    return [
+        Chart(
+            title=f"Answer by truth on {metrics['split']}",
+            description=f"The answers to {len(truths):,} images by their true number",
+            draw=draw_direct,
         ),
-        x_ticks=ticks(left, right),
-        y_ticks=ticks(least, most),
+        Chart(
+            title=f"Bland–Altman on {metrics['split']}",
+            description=f"Answer minus truth by the mean of both. {told}",
+            draw=draw_difference,
+        ),
+    ]
+
+
+def confusion(matrix: np.ndarray, label_names: Sequence[str], split: str) -> Chart:
+    """Returns counts by true and predicted class; the shade is the share of the true class."""
+    num_classes = len(label_names)
+    shares = matrix / np.maximum(matrix.sum(1, keepdims=True), 1)
+
+    def draw(axes: Axes) -> None:
+        picture = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
+        if num_classes <= MAX_CLASSES_WITH_TEXT:
+            size = 9 * min(1, 22 / num_classes)
+            for (row, column), count in np.ndenumerate(matrix):
+                colour = "white" if shares[row, column] > 0.5 else "black"
+                text = f"{count:,}\n{shares[row, column]:.0%}"
+                axes.text(column, row, text, ha="center", va="center", color=colour, fontsize=size)
+        named = range(0, num_classes, -(-num_classes // _MAX_NAMES))
+        names = [_short(label_names[index]) for index in named]
+        axes.set_xticks(named, names, rotation=30 if num_classes <= 20 else 90, ha="right")
+        axes.set_yticks(named, names)
+        axes.set_xlabel("predicted")
+        axes.set_ylabel("truth")
+        axes.grid(False)
+        axes.figure.colorbar(picture, ax=axes, label="share of the true class", shrink=0.8)
+
+    # A large matrix has no text in its cells, so it only needs space for the names.
+    side = min(max(4.5, 0.8 * num_classes + 2), 20 if num_classes <= MAX_CLASSES_WITH_TEXT else 12)
+    return Chart(
+        title=f"{split}: {matrix.sum():,} images",
+        description="Images by true and predicted class",
+        draw=draw,
+        size=(side + 0.8, side),
     )
-    return [direct, difference]
 
 
-def _cloud(x: tuple[np.ndarray, float, float], y: tuple[np.ndarray, float, float]) -> Series:
-    """Returns a dot for each image.
+def draw_occlusion(image: np.ndarray, drops: np.ndarray, title: str) -> Figure:
+    """Draws an image, and beside it the image under its occlusion map.
 
     Args:
-        x: (values, where the axis begins, where it ends).
-        y: likewise.
+        image: [height, width, channels], as stored.
+        drops: float [height, width], see `saliency.occlusion_map`.
+        title: title of the map.
     """
-    places = [(values - low) / (high - low) for values, low, high in (x, y)]
-    return Series("an image", tuple(zip(*(place.tolist() for place in places), strict=True)), True)
+    with matplotlib.rc_context(_STYLE):
+        figure = Figure(figsize=(9, 4.2), layout="constrained")
+        plain, covered = figure.subplots(1, 2)
+        seen = visible.eight_bits(image)
+        grey = seen.squeeze(-1) if seen.shape[-1] == 1 else seen
+        for axes in (plain, covered):
+            axes.imshow(grey, cmap="gray", vmin=0, vmax=255)
+            axes.set_axis_off()
+        plain.set_title("what the network sees")
+        limit = max(float(np.abs(drops).max()), 1e-6)
+        picture = covered.imshow(drops, cmap="RdBu_r", alpha=0.5, vmin=-limit, vmax=limit)
+        covered.set_title(_short(title))
+        figure.colorbar(picture, ax=covered, label="drop in probability when covered", shrink=0.8)
+        return figure
 
 
-def _limits(values: np.ndarray) -> tuple[float, float]:
-    """Returns the ends of an axis on which all values are."""
-    low, high = float(values.min()), float(values.max())
-    margin = 0.04 * (high - low) or max(abs(low), 1.0)
-    return low - margin, high + margin
-
-
-def _epoch_ticks(last: int) -> tuple[Tick, ...]:
-    """Returns marks at up to six epochs, including the first and the last."""
-    chosen = np.unique(np.linspace(1, last, min(last, 6)).round().astype(int)).tolist()
-    return tuple(Tick((epoch - 1) / max(last - 1, 1), str(epoch)) for epoch in chosen)
+def _short(name: str) -> str:
+    text = printable(name)
+    return text if len(text) <= _MAX_NAME_LENGTH else text[: _MAX_NAME_LENGTH - 1] + "…"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import collections
 import dataclasses
 import io
 from collections.abc import Mapping, Sequence
@@ -77,9 +78,8 @@ class RunReport:
         title: name of the run.
         manifest: manifest of the dataset.
         config: settings of the run, see config.json.
-        history: one row per epoch, see history.json; empty for a cross-validation.
         metrics: see metrics.json; None if there was nothing to evaluate.
-        predictions: the measured predictions; None for no charts of them.
+        charts: by the name of their file, see `charts.charts_of`.
         mistakes: the mistakes to show, the worst first.
         own_metrics: metrics of the training run, to show beside those of another dataset.
         versions: versions of the software, by name.
@@ -88,9 +88,8 @@ class RunReport:
     title: str
     manifest: Manifest
     config: Mapping[str, Any]
-    history: Sequence[Mapping[str, Any]] = ()
     metrics: Mapping[str, Any] | None = None
-    predictions: Predictions | None = None
+    charts: Mapping[str, Sequence[charts.Chart]] = dataclasses.field(default_factory=dict)
     mistakes: Sequence[Mistake] = ()
     own_metrics: Mapping[str, Any] | None = None
     versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -177,7 +176,7 @@ def render(report: RunReport) -> str:
         warnings=_warnings(report),
         tiles=_tiles(report),
         **(_results(report, metrics) if metrics else {}),
-        curves=charts.training_curves(report.history, (metrics or {}).get("best_epoch") or 0),
+        charts=collections.defaultdict(tuple, report.charts),
         splits=_split_rows(report.manifest),
         settings=_settings(report.config),
         limits=_limits(report),
@@ -195,7 +194,6 @@ def _results(report: RunReport, metrics: Mapping[str, Any]) -> dict[str, Any]:
         "answers": story.answers(metrics),
         "mistakes": [(mistake, _pictures(mistake)) for mistake in report.mistakes],
         "num_mistakes": story.num_mistakes(metrics),
-        **_charts(report.predictions, report.manifest.label_names, metrics["scores"]),
         "thresholds": _threshold_rows(metrics),
         "spread": _spread_rows(metrics),
         "runs": _run_rows(metrics, story.run_measures),
@@ -207,6 +205,7 @@ def _template() -> jinja2.Template:
     environment.filters["percent"] = percent
     environment.filters["decimal"] = lambda value: "–" if value is None else f"{value:.3f}"
     environment.filters["significant"] = decimal
+    environment.filters["data_url"] = charts.data_url
     return environment.get_template("report.html.jinja")
 
 
@@ -354,30 +353,6 @@ def _data_url(pixels: np.ndarray) -> str:
     with io.BytesIO() as file:
         image.save(file, "PNG", optimize=True)
         return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
-
-
-def _charts(
-    predictions: Predictions | None, names: Sequence[str], scores: Mapping[str, Mapping[str, Any]]
-) -> dict[str, Any]:
-    """Returns the charts of the predictions by name; which there are depends on the labels."""
-    found: dict[str, Any] = {"roc": None, "reliability": None, "agreement": []}
-    if predictions is None:
-        return found
-    task, probabilities, truths = predictions.task, predictions.probabilities, predictions.truths
-    if not task.gives_probabilities:
-        answers = task.chosen(probabilities)
-        found["agreement"] = charts.agreement(answers, truths, scores)
-        return found
-    has = task.has(truths, len(names))
-    found["roc"] = charts.roc_curves(probabilities, has, names, scores)
-    answers, right_answers = task.choices(probabilities, truths)
-    if answers.shape[-1] > 1:
-        named = [("as exported", answers)]
-        if predictions.uncalibrated is not None:
-            before, _ = task.choices(predictions.uncalibrated, truths)
-            named.append(("before the temperature", before))
-        found["reliability"] = charts.reliability(named, right_answers)
-    return found
 
 
 def _threshold_rows(metrics: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -12,7 +12,7 @@ import numpy as np
 import tfrecord_io
 from train.config import TrainConfig
 from train.kinds.temperature import apply_temperature
-from train.results import metrics, plots, report, saliency, thresholds
+from train.results import charts, metrics, report, saliency, thresholds
 from train.results.predictions import PREDICTIONS_NAME, Predictions, write_predictions
 from train.run_folder import versions
 
@@ -134,21 +134,22 @@ def write_results(
     """
     directory.mkdir(parents=True, exist_ok=True)
     mistakes: Sequence[report.Mistake] = ()
+    measured = results if predictions is not None else {}
+    drawn = charts.charts_of(history, measured, predictions, manifest.label_names)
     if predictions is not None:
         label_names = manifest.label_names
         write_predictions(directory / PREDICTIONS_NAME, predictions, label_names)
-        plots.write_plots(directory / PLOTS_NAME, history, results, predictions, label_names)
         if predict is not None:
             mistakes = report.find_mistakes(predict, config.data, predictions, label_names)
+    charts.write_plots(directory / PLOTS_NAME, drawn)
     report.write_report(
         directory / report.FILE_NAME,
         report.RunReport(
             title=directory.resolve().name,
             manifest=manifest,
             config=config.to_dict(),
-            history=history,
-            metrics=results if predictions is not None else None,
-            predictions=predictions,
+            metrics=measured or None,
+            charts=drawn,
             mistakes=mistakes,
             own_metrics=own_metrics,
             versions=versions(),
