@@ -26,8 +26,8 @@ import sample_archive
 from PIL import Image
 from pydicom import uid
 
+from pipelines.listing import frames
 from pipelines.listing.listing import ListingOptions
-from pipelines.sources import frames
 from pipelines.sources.directory import DirectorySource
 
 SYNTAXES = {

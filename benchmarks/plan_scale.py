@@ -18,8 +18,8 @@ import time
 from collections.abc import Iterator
 
 from pipelines.listing.listing import ListingOptions, list_images
-from pipelines.listing.members import Member
 from pipelines.planning import plan
+from pipelines.sources.member import Member
 
 _LABELS = ("CNV", "DME", "DRUSEN", "NORMAL")
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from pipelines import errors
-from pipelines.listing.refs import ImageRef
 from pipelines.sources.directory import DirectorySource
+from pipelines.sources.member import Member
 from pipelines.sources.reader import Reader
 
 
@@ -40,23 +40,23 @@ class OddReader(Reader):
     def __init__(self, source: OddSource, reader: Any) -> None:
         self._source, self._reader = source, reader
 
-    def read(self, ref: ImageRef) -> bytes:
-        ODDITIES[self._source.oddity](self._source, ref)
-        return self._reader.read(ref)
+    def read(self, member: Member) -> bytes:
+        ODDITIES[self._source.oddity](self._source, member)
+        return self._reader.read(member)
 
 
-def fail(source: OddSource, ref: ImageRef) -> None:
+def fail(source: OddSource, member: Member) -> None:
     """Notes the image and fails."""
-    (source.notes / Path(ref.path).name).touch()
-    raise errors.BuildError(f"{ref.path} is gone")
+    (source.notes / Path(member.name).name).touch()
+    raise errors.BuildError(f"{member.name} is gone")
 
 
-def die(source: OddSource, ref: ImageRef) -> None:
+def die(source: OddSource, member: Member) -> None:
     """Ends the process, as the kernel does for want of memory."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def wait_for_the_others(source: OddSource, ref: ImageRef) -> None:
+def wait_for_the_others(source: OddSource, member: Member) -> None:
     """Has the first image that is read wait until all others were."""
     with contextlib.suppress(FileExistsError):
         (source.notes / "first").touch(exist_ok=False)
@@ -66,19 +66,19 @@ def wait_for_the_others(source: OddSource, ref: ImageRef) -> None:
             assert time.monotonic() < end, "images wait for the worker that waits for them"
             time.sleep(0.01)
         return
-    (source.notes / Path(ref.path).name).touch()
+    (source.notes / Path(member.name).name).touch()
 
 
-def list_modules(source: OddSource, ref: ImageRef) -> None:
+def list_modules(source: OddSource, member: Member) -> None:
     """Notes what the process has imported."""
     packages = {name.split(".")[0] for name in sys.modules}
     (source.notes / "modules").write_text(" ".join(sorted(packages)))
 
 
-def list_paths(source: OddSource, ref: ImageRef) -> None:
+def list_paths(source: OddSource, member: Member) -> None:
     """Notes the images in the order in which they are read."""
     with (source.notes / "paths").open("a") as file:
-        file.write(f"{ref.path}\n")
+        file.write(f"{member.name}\n")
 
 
 ODDITIES = {

@@ -7,8 +7,8 @@ from image_files import kermany_archive, under
 
 from pipelines import errors
 from pipelines.listing.listing import ListingOptions, list_images
-from pipelines.listing.members import MAX_FILE_BYTES, Member
 from pipelines.listing.refs import REF_SCHEMA, iterate_refs
+from pipelines.sources.member import MAX_FILE_BYTES, Member
 
 #: A small tree: three splits, four classes, one content a file.
 TREE = {

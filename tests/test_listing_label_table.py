@@ -17,8 +17,8 @@ from image_files import grey_pixels, png, write_tree, write_zip
 from pipelines import build_tfrecords, errors
 from pipelines.listing.label_table import match_files, read_label_table
 from pipelines.listing.listing import ListingOptions, list_images
-from pipelines.listing.members import Member
 from pipelines.listing.refs import iterate_refs
+from pipelines.sources.member import Member
 from tfrecord_io import verify
 from tfrecord_io.kinds.classes import CLASSES
 from tfrecord_io.kinds.multi_label import MULTI_LABEL

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from pipelines import errors
 from pipelines.listing.listing import ListingOptions, list_images
-from pipelines.listing.members import Member
 from pipelines.listing.refs import iterate_refs
 from pipelines.planning import plan
 from pipelines.planning.plan import PlanOptions, make_plan
+from pipelines.sources.member import Member
 
 STRIDE = 50_000
 

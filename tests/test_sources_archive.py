@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from image_files import jpeg, kermany_archive, tar_info, write_tar, write_zip
 
 from pipelines import errors
-from pipelines.listing.listing import ListingOptions
+from pipelines.listing.listing import ListingOptions, list_source
 from pipelines.listing.refs import iterate_refs
 from pipelines.sources.archive import ArchiveSource
 from tfrecord_io import zip_index
@@ -33,7 +33,7 @@ FIRST = "train/CNV/CNV-1-1.jpeg"
 def list_archive(path, scratch_dir):
     scratch_dir.mkdir(exist_ok=True)
     source = ArchiveSource(path).prepare(scratch_dir)
-    return source, source.list(ListingOptions())
+    return source, list_source(source, ListingOptions())
 
 
 def read_archive(path, scratch_dir):
@@ -43,7 +43,7 @@ def read_archive(path, scratch_dir):
     with source.open() as reader:
         for ref in iterate_refs(listing.refs):
             try:
-                found[ref.source_path] = reader.read(ref)
+                found[ref.source_path] = reader.read(ref.member)
             except Reject as reject:
                 found[ref.source_path] = reject.reason
     return found
@@ -73,7 +73,9 @@ def test_a_header_is_read_without_the_rest_of_the_file(tmp_path, kind):
     path = write_archive(tmp_path, kind, {"CNV/scan": content, "CNV/empty": b"", "CNV/few": b"abc"})
     source, listing = list_archive(path, tmp_path / "scratch")
     with source.open() as reader:
-        starts = {ref.path: reader.read_start(ref, 1000) for ref in iterate_refs(listing.refs)}
+        starts = {
+            ref.path: reader.read_start(ref.member, 1000) for ref in iterate_refs(listing.refs)
+        }
     assert content.startswith(starts["CNV/scan"])
     assert 900 < len(starts["CNV/scan"]) <= 1000
     assert (starts["CNV/empty"], starts["CNV/few"]) == (b"", b"abc")
@@ -87,7 +89,7 @@ def test_the_real_archives_shape_is_its_tree_once(tmp_path, kind):
     assert listing.copies == len(TREE)
     assert listing.rejects == ()
     with source.open() as reader:
-        assert {ref.path: reader.read(ref) for ref in iterate_refs(listing.refs)} == TREE
+        assert {ref.path: reader.read(ref.member) for ref in iterate_refs(listing.refs)} == TREE
 
 
 @KINDS
@@ -140,7 +142,7 @@ def test_a_tar_that_changes_during_the_build_ends_it(tmp_path, kind):
         source.open() as reader,
         pytest.raises(errors.BuildError, match=rf"{path} changed since .*{FIRST}.*--overwrite"),
     ):
-        reader.read(next(ref for ref in iterate_refs(listing.refs) if ref.path == FIRST))
+        reader.read(next(ref for ref in iterate_refs(listing.refs) if ref.path == FIRST).member)
 
 
 @KINDS
@@ -433,7 +435,7 @@ def test_an_unusual_compression_is_a_reject_that_names_it(tmp_path, method):
     path = write_zip(tmp_path / "a.zip", TREE, method)
     source, listing = list_archive(path, tmp_path / "scratch")
     with source.open() as reader, pytest.raises(Reject, match=f"method {method} is not supported"):
-        reader.read(next(iterate_refs(listing.refs)))
+        reader.read(next(iterate_refs(listing.refs)).member)
 
 
 def test_a_member_that_is_named_like_a_folder_and_has_content_is_a_reject(tmp_path):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from image_files import kermany_archive, write_tree
 
 from pipelines import errors
-from pipelines.listing.listing import ListingOptions
+from pipelines.listing.listing import ListingOptions, list_source
 from pipelines.listing.refs import iterate_refs
 from pipelines.sources.directory import DirectorySource
 from tfrecord_io.rejects import Reject
@@ -24,7 +24,7 @@ FIRST = "train/CNV/CNV-1-1.jpeg"
 
 
 def list_directory(directory):
-    return DirectorySource(directory).list(ListingOptions())
+    return list_source(DirectorySource(directory), ListingOptions())
 
 
 def read_directory(directory):
@@ -33,7 +33,7 @@ def read_directory(directory):
     found = {reject.source_path: reject.reason for reject in listing.rejects}
     with DirectorySource(directory).open() as reader:
         for ref in iterate_refs(listing.refs):
-            found[ref.source_path] = reader.read(ref)
+            found[ref.source_path] = reader.read(ref.member)
     return found
 
 
@@ -120,7 +120,7 @@ def read_after(tree, change):
     ref = first_ref(tree)
     change(tree / ref.source_path)
     with DirectorySource(tree).open() as reader:
-        return reader.read(ref)
+        return reader.read(ref.member)
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ def test_a_machine_that_cannot_open_more_files_ends_the_build(tmp_path, one_free
         (tree / FIRST).open("rb"),
         pytest.raises(errors.BuildError, match=r"cannot read .*jpeg: Too many open files.*again"),
     ):
-        reader.read(ref)
+        reader.read(ref.member)
 
 
 @pytest.mark.parametrize("number", [errno.ESTALE, errno.ENOMEM, errno.EIO, errno.ETIMEDOUT])

@@ -24,8 +24,6 @@ from tiff_files import tiff_file
 from web_server import WebFile, running_web
 
 from pipelines import build_tfrecords, errors, options
-from pipelines.listing.listing import ListingOptions
-from pipelines.listing.refs import iterate_refs
 from pipelines.sources import staging
 from pipelines.sources.archive import ArchiveSource
 from pipelines.sources.remote import RemoteZipSource
@@ -289,9 +287,8 @@ def test_the_real_sample_on_a_store_gives_the_local_bytes_and_little_more_is_fet
     build(s3, "archive", source.url, tmp_path / "remote", *flags)
 
     assert shards_of(tmp_path / "remote") == shards_of(local)
-    listing = ArchiveSource(SAMPLE).list(ListingOptions())
     assert s3.bytes_sent < SAMPLE.stat().st_size / 3
-    sizes = {ref.source_path: ref.stored_size for ref in iterate_refs(listing.refs)}
+    sizes = {member.name: member.stored_size for member in ArchiveSource(SAMPLE).members()}
     import pyarrow.parquet as pq
 
     paths = pq.read_table(local / "examples.parquet")["path"].to_pylist()
@@ -366,11 +363,11 @@ def test_a_zip_that_changes_under_the_build_is_not_mixed(s3, scans_zip):
     s3.use()
     s3.client.upload_file(str(scans_zip), BUCKET, "changes.zip")
     source = RemoteZipSource(f"s3://{BUCKET}/changes.zip").prepare(Path())
-    ref = next(iterate_refs(source.list(ListingOptions()).refs))
+    member = next(source.members())
     s3.client.put_object(Bucket=BUCKET, Key="changes.zip", Body=b"other")
 
     with source.open() as reader, pytest.raises(errors.BuildError, match="changed since"):
-        reader.read(ref)
+        reader.read(member)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -417,7 +414,7 @@ def test_a_local_archive_is_uploaded_once_and_read_from_there(s3, scans_zip):
     assert again == source == RemoteZipSource(f"s3://{BUCKET}/{key}")
     assert source.describe() == ArchiveSource(scans_zip).describe()
     assert s3.client.head_object(Bucket=BUCKET, Key=key)["LastModified"] == time
-    assert source.prepare(Path()).list(ListingOptions()).num_files > 20
+    assert len(list(source.prepare(Path()).members())) > 20
 
 
 def test_an_archive_that_differs_in_its_first_image_alone_is_uploaded_too(s3, tmp_path):

@@ -75,7 +75,7 @@ def test_a_shard_holds_the_planned_images_in_order_without_the_rejects(job):
         with build.source.open() as reader:
             for ref in planned_refs(job, task):
                 try:
-                    image = preprocess.decode_image(reader.read(ref), build.preprocessing)
+                    image = preprocess.decode_image(reader.read(ref.member), build.preprocessing)
                 except Reject as reject:
                     rejected.append((ref.source_path, reject.reason))
                     continue

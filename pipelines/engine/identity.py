@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from pipelines.listing import frames
 from pipelines.options import BuildOptions
 from pipelines.planning import anonymous
-from pipelines.sources import frames
 from pipelines.sources.source import Source
 from tfrecord_io import augment
 from tfrecord_io.decoding import preprocess

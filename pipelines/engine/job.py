@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
+import itertools
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -16,6 +18,7 @@ import xxhash
 
 from pipelines import errors
 from pipelines.engine.identity import make_identity, source_facts
+from pipelines.listing import frames
 from pipelines.listing.listing import Listing
 from pipelines.listing.refs import iterate_refs
 from pipelines.options import BuildOptions
@@ -24,7 +27,6 @@ from pipelines.shards import drops, finish, ledger
 from pipelines.shards.build import Build, Work
 from pipelines.shards.sidecar import find_finished
 from pipelines.shards.write import open_image_writer
-from pipelines.sources import frames
 from pipelines.sources.factory import make_source
 from pipelines.sources.reader import read_in_order
 from pipelines.sources.source import Source
@@ -282,13 +284,16 @@ def _content_names(source: Source, refs: pa.Table) -> list[str]:
     is_first[1:] = pc.not_equal(paths[1:], paths[:-1]).to_numpy(zero_copy_only=False)
     names = []
     with source.open() as reader:
-        to_read = (ref.to_read() for ref in iterate_refs(refs.filter(pa.array(is_first))))
-        for ref, read in read_in_order(reader, to_read, reader.read):
+        firsts, again = itertools.tee(
+            ref.member for ref in iterate_refs(refs.filter(pa.array(is_first)))
+        )
+        reads = ((member, functools.partial(reader.read, member)) for member in again)
+        for member, read in zip(firsts, read_in_order(reader, reads), strict=True):
             try:
                 names.append(xxhash.xxh3_128_hexdigest(read()))
             except Reject:
                 # The decoder will reject it later; here its path serves as a unique name.
-                names.append(ref.source_path)
+                names.append(member.name)
     return [names[place] for place in np.cumsum(is_first) - 1]
 
 

@@ -15,7 +15,6 @@ import pyarrow.compute as pc
 from pipelines import errors
 from pipelines.listing.label_table import LabelTable, match_files
 from pipelines.listing.members import (
-    Member,
     ending,
     has_plain_name,
     ignored_reason,
@@ -24,6 +23,7 @@ from pipelines.listing.members import (
     size_problem,
 )
 from pipelines.listing.refs import BATCH_ROWS, OTHERS, SITE, RejectedFile
+from pipelines.sources.member import Member
 from tfrecord_io.printing import printable
 from tfrecord_io.rejects import MAX_DETAIL_LENGTH
 

@@ -14,9 +14,10 @@ import pyarrow.compute as pc
 from pipelines import errors
 from pipelines.listing.label_table import LabelTable
 from pipelines.listing.layout import SPLITS, Sorter
-from pipelines.listing.members import Member
-from pipelines.listing.refs import BATCH_ROWS, OTHERS, REF_SCHEMA, SITE, ImageRef, RejectedFile
+from pipelines.listing.refs import BATCH_ROWS, OTHERS, REF_SCHEMA, SITE, RejectedFile
 from pipelines.listing.selection import choose_classes, choose_tree, drop_copies
+from pipelines.sources.member import Member
+from pipelines.sources.source import Source
 from tfrecord_io.kinds.classes import CLASSES
 from tfrecord_io.kinds.label_kind import LabelKind
 
@@ -102,10 +103,35 @@ class ListingOptions:
             raise ValueError(f"classes must differ, received {', '.join(self.classes)}")
 
 
+def list_source(source: Source, options: ListingOptions) -> Listing:
+    """Asks a source for its files, and finds the images among them.
+
+    Args:
+        source: where the files are.
+        options: what the user says about the layout.
+
+    Raises:
+        errors.UserError: as `Source.members` and `list_images` do.
+        errors.BuildError: if a store does not answer.
+    """
+    if source.gives_labels:
+        return _list_as_given(source.members(), options)
+    return list_images(source.members(), options, source.same_content)
+
+
+def _list_as_given(members: Iterable[Member], options: ListingOptions) -> Listing:
+    """Lists files whose splits and labels the source knows."""
+    rows = [{"root": "", "path": member.name, **member._asdict()} for member in members]
+    refs = pa.Table.from_pylist(rows, REF_SCHEMA).combine_chunks()
+    ignored: collections.Counter[str] = collections.Counter()
+    refs = choose_classes(refs, options.classes, ignored)
+    return Listing(refs=refs, rejects=(), copies=0, ignored=ignored, num_files=len(rows))
+
+
 def list_images(
     members: Iterable[Member],
     options: ListingOptions,
-    same_content: Callable[[ImageRef, ImageRef], bool],
+    same_content: Callable[[Member, Member], bool],
 ) -> Listing:
     """Sorts a source's files into images, copies of images, rejects and ignored files.
 
@@ -166,7 +192,7 @@ def _list_labelled(
     sorter: Sorter,
     labels: LabelTable,
     options: ListingOptions,
-    same_content: Callable[[ImageRef, ImageRef], bool],
+    same_content: Callable[[Member, Member], bool],
 ) -> Listing:
     """Gives every file the label, patient and split of its row in a table.
 

@@ -1,13 +1,11 @@
-"""The files of a source, and what their names and sizes already tell about them."""
+"""What the name and the size of a file already tell about it."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import NamedTuple
 
-#: A larger file is rejected as not a scan, because reading it could exhaust a worker's memory.
-MAX_FILE_BYTES = 256 * 1024 * 1024
+from pipelines.sources.member import MAX_FILE_BYTES, Member
 
 #: Endings of names of pictures.
 PICTURE_SUFFIXES = (
@@ -21,26 +19,6 @@ _SYSTEM_FILES = frozenset({".ds_store", "thumbs.db", "desktop.ini"})
 
 # A name that needs no further check if its folder is neither hidden nor unsafe.
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_. ()-]*")
-
-
-class Member(NamedTuple):
-    """One file of a source, which may be an image or not.
-
-    Attributes:
-        name: its path in the source, with `/` between folders.
-        size: size of the file's content in bytes.
-        offset: position in the archive in bytes; 0 for files on a disk.
-        stored_size: size in the archive in bytes, compressed or not.
-        version: a number that changes when the content changes.
-        problem: (reason, detail) if it is already known that the file cannot be read.
-    """
-
-    name: str
-    size: int
-    offset: int = 0
-    stored_size: int = 0
-    version: int = 0
-    problem: tuple[str, str] | None = None
 
 
 def has_plain_name(base: str) -> bool:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pipelines.sources.member import Member
 from tfrecord_io.decoding.preprocess import frame_path
 
 #: Number of rows of a table that are Python objects at the same time.
@@ -49,7 +50,7 @@ SITE = "site"
 
 
 class ImageRef(NamedTuple):
-    """A row of `REF_SCHEMA`; see `to_read` for the one that a reader of the source takes."""
+    """A row of `REF_SCHEMA`."""
 
     root: str
     path: str
@@ -78,9 +79,11 @@ class ImageRef(NamedTuple):
         """The image's full name in the source, with its frame, if any."""
         return frame_path(self.source_path, self.frame)
 
-    def to_read(self) -> ImageRef:
-        """Returns the reference by which a reader finds the image: with its name in the source."""
-        return self if self.hidden is None else self._replace(root="", path=self.hidden)
+    @property
+    def member(self) -> Member:
+        """The image's file in the source, by its name there."""
+        name = self.source_path if self.hidden is None else self.hidden
+        return Member(name, self.size, self.offset, self.stored_size, self.version)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

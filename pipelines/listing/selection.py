@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 from pipelines import errors
 from pipelines.listing.layout import SPLITS
 from pipelines.listing.refs import REF_SCHEMA, ImageRef, RejectedFile, iterate_refs
+from pipelines.sources.member import Member
 
 #: The class folders of the Kermany OCT data, by which its tree is recognised among others.
 OCT_LABELS = frozenset({"CNV", "DME", "DRUSEN", "NORMAL"})
@@ -130,7 +131,7 @@ def choose_classes(
 
 def drop_copies(
     table: pa.Table,
-    same_content: Callable[[ImageRef, ImageRef], bool],
+    same_content: Callable[[Member, Member], bool],
     rejects: list[RejectedFile],
 ) -> tuple[pa.Table, int]:
     """Keeps the first of several files of the same path, which are adjacent in the table.
@@ -161,7 +162,7 @@ def drop_copies(
         _iterate_without_patient(table.take(firsts)),
         strict=True,
     ):
-        if ref.size == first.size and same_content(ref, first):
+        if ref.size == first.size and same_content(ref.member, first.member):
             copies += 1
         else:
             detail = f"same path as {first.source_path}, but different content"

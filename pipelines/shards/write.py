@@ -179,15 +179,15 @@ def _write_images(
     keys = _keys(build, refs, variants)
     texts = list({ref.label for ref in refs})
     labels = dict(zip(texts, build.label_kind.vectors(texts, build.label_names), strict=True))
-    to_read = (ref.to_read() for ref in refs)
-    reads = read_in_order(reader, to_read, functools.partial(_read_part, reader))
+    parts = ((ref.member, functools.partial(_read_part, reader, ref)) for ref in refs)
+    reads = read_in_order(reader, parts)
     rows = zip(refs, reads, variants, keys, strict=True)
     examples: list[_Example] = []
     rejects: list[RejectedFile] = []
     with warnings.catch_warnings():
         # Pillow warns about odd metadata; an image that is unusable is rejected in any case.
         warnings.simplefilter("ignore")
-        for place, (ref, (_, read), variant, key) in enumerate(rows):
+        for place, (ref, read, variant, key) in enumerate(rows):
             try:
                 data = _read(read, ref)
                 pixels, *original = preprocess.decode_image(data, build.preprocessing, ref.frame)
@@ -221,7 +221,7 @@ def _keys(build: Build, refs: Sequence[ImageRef], variants: Sequence[int]) -> li
 
 def _read_part(reader: Reader, ref: ImageRef) -> _Data:
     """Reads a file, or only the wanted frame of DICOM or page of TIFF, where that is possible."""
-    if ref.frame and (file := reader.open(ref)):
+    if ref.frame and (file := reader.open(ref.member)):
         with file:
             if dicom.is_dicom(file.read(dicom.START_BYTES)):
                 file.seek(0)
@@ -230,7 +230,7 @@ def _read_part(reader: Reader, ref: ImageRef) -> _Data:
             # Over a network, going from page to page would take longer than reading the file.
             elif reader.num_parallel_reads == 1:
                 return tiff.with_first_page(file, ref.frame)
-    return reader.read(ref)
+    return reader.read(ref.member)
 
 
 def _read(read: Callable[[], _Data], ref: ImageRef) -> _Data:

@@ -23,10 +23,8 @@ from typing import IO, Any, BinaryIO
 import deflate
 
 from pipelines import errors
-from pipelines.listing.listing import Listing, ListingOptions, list_images
-from pipelines.listing.members import MAX_FILE_BYTES, Member
-from pipelines.listing.refs import ImageRef
 from pipelines.sources import zip_members
+from pipelines.sources.member import MAX_FILE_BYTES, Member
 from pipelines.sources.member_checks import Checks
 from pipelines.sources.reader import Reader
 from pipelines.sources.source import Source
@@ -71,12 +69,11 @@ class ArchiveSource(Source):
             _gunzip(self.path, unpacked)
         return dataclasses.replace(self, random_access_path=unpacked)
 
-    def list(self, options: ListingOptions) -> Listing:
-        """Lists the images; see `Source.list`."""
-        members = self._zip_members() if self.is_zip else _tar_members(self._data_path, self.path)
-        return list_images(members, options, lambda a, b: a.version == b.version)
-
-    def _zip_members(self) -> Iterator[Member]:
+    def members(self) -> Iterator[Member]:
+        """Yields the files; see `Source.members`."""
+        if not self.is_zip:
+            yield from _tar_members(self._data_path, self.path)
+            return
         with self.path.open("rb") as file:
             yield from zip_members.list_members(file, str(self.path))
 
@@ -120,11 +117,11 @@ class ArchiveSource(Source):
         return facts | ({"dataset": self.dataset} if self.dataset else {})
 
 
-def _announce(descriptor: int, ref: ImageRef) -> None:
+def _announce(descriptor: int, member: Member) -> None:
     """Asks the operating system to read a member into its cache."""
     # An invalid offset is reported when the member is read.
     with contextlib.suppress(OSError, OverflowError):
-        os.posix_fadvise(descriptor, ref.offset, ref.stored_size, os.POSIX_FADV_WILLNEED)
+        os.posix_fadvise(descriptor, member.offset, member.stored_size, os.POSIX_FADV_WILLNEED)
 
 
 class _ZipReader(zip_members.ZipReader):
@@ -132,8 +129,8 @@ class _ZipReader(zip_members.ZipReader):
         super().__init__()
         self._descriptor = descriptor
 
-    def announce(self, ref: ImageRef) -> None:
-        _announce(self._descriptor, ref)
+    def announce(self, member: Member) -> None:
+        _announce(self._descriptor, member)
 
     def read_at(self, start: int, length: int) -> bytes:
         return os.pread(self._descriptor, length, start)
@@ -144,26 +141,26 @@ class _TarReader(Reader):
         self._descriptor, self._shown = descriptor, shown
         self._checks = Checks()
 
-    def announce(self, ref: ImageRef) -> None:
-        _announce(self._descriptor, ref)
+    def announce(self, member: Member) -> None:
+        _announce(self._descriptor, member)
 
-    def read_start(self, ref: ImageRef, length: int) -> bytes:
-        return os.pread(self._descriptor, min(length, ref.size), ref.offset)
+    def read_start(self, member: Member, length: int) -> bytes:
+        return os.pread(self._descriptor, min(length, member.size), member.offset)
 
-    def open(self, ref: ImageRef) -> BinaryIO:
-        self._checks.once(ref.offset, lambda: self.read(ref))
+    def open(self, member: Member) -> BinaryIO:
+        self._checks.once(member.offset, lambda: self.read(member))
         return io.BufferedReader(
             RangeFile(
-                lambda start, length: os.pread(self._descriptor, length, ref.offset + start),
-                ref.size,
+                lambda start, length: os.pread(self._descriptor, length, member.offset + start),
+                member.size,
             )
         )
 
-    def read(self, ref: ImageRef) -> bytes:
-        data = os.pread(self._descriptor, ref.size, ref.offset)
-        if len(data) != ref.size or deflate.crc32(data) != ref.version:
+    def read(self, member: Member) -> bytes:
+        data = os.pread(self._descriptor, member.size, member.offset)
+        if len(data) != member.size or deflate.crc32(data) != member.version:
             raise errors.BuildError(
-                f"{self._shown} changed since the build began ({ref.source_path} differs); start "
+                f"{self._shown} changed since the build began ({member.name} differs); start "
                 "again with --overwrite"
             )
         return data

@@ -13,9 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from pipelines import errors
-from pipelines.listing.listing import Listing, ListingOptions, list_images
-from pipelines.listing.members import Member
-from pipelines.listing.refs import ImageRef
+from pipelines.sources.member import Member
 from pipelines.sources.reader import Reader
 from pipelines.sources.source import Source
 from tfrecord_io.rejects import Reject
@@ -46,15 +44,15 @@ class DirectorySource(Source):
     directory: Path
     kind: str = "directory"
 
-    def list(self, options: ListingOptions) -> Listing:
-        """Lists the images; see `Source.list`."""
+    def members(self) -> Iterator[Member]:
+        """Yields the files; see `Source.members`."""
         if not self.directory.is_dir():
             raise errors.UserError(f"--input {self.directory} is not a folder")
-        return list_images(_walk(self.directory), options, self._same_content)
+        yield from _walk(self.directory)
 
-    def _same_content(self, a: ImageRef, b: ImageRef) -> bool:
-        paths = [self.directory / ref.source_path for ref in (a, b)]
-        return filecmp.cmp(*paths, shallow=False)
+    def same_content(self, one: Member, other: Member) -> bool:
+        """Returns whether two files are the same; see `Source.same_content`."""
+        return filecmp.cmp(self.directory / one.name, self.directory / other.name, shallow=False)
 
     @contextlib.contextmanager
     def open(self) -> Iterator[_DirectoryReader]:
@@ -70,32 +68,32 @@ class DirectorySource(Source):
 class _DirectoryReader(Reader):
     directory: Path
 
-    def read(self, ref: ImageRef) -> bytes:
-        return self.read_start(ref, ref.size)
+    def read(self, member: Member) -> bytes:
+        return self.read_start(member, member.size)
 
-    def read_start(self, ref: ImageRef, length: int) -> bytes:
-        with self._clear_errors(ref), self._open(ref) as file:
+    def read_start(self, member: Member, length: int) -> bytes:
+        with self._clear_errors(member), self._open(member) as file:
             return file.read(length)
 
-    def open(self, ref: ImageRef) -> BinaryIO:
-        with self._clear_errors(ref):
-            return self._open(ref)
+    def open(self, member: Member) -> BinaryIO:
+        with self._clear_errors(member):
+            return self._open(member)
 
-    def _open(self, ref: ImageRef) -> BinaryIO:
-        path = self.directory / ref.source_path
+    def _open(self, member: Member) -> BinaryIO:
+        path = self.directory / member.name
         file = path.open("rb")
         found = os.fstat(file.fileno())
-        if (found.st_size, found.st_mtime_ns) != (ref.size, ref.version):
+        if (found.st_size, found.st_mtime_ns) != (member.size, member.version):
             file.close()
             raise errors.BuildError(
-                f"{path} changed since the build began (it had {ref.size:,} bytes and now "
+                f"{path} changed since the build began (it had {member.size:,} bytes and now "
                 f"has {found.st_size:,}, or its time changed); start again with --overwrite"
             )
         return file
 
     @contextlib.contextmanager
-    def _clear_errors(self, ref: ImageRef) -> Iterator[None]:
-        path = self.directory / ref.source_path
+    def _clear_errors(self, member: Member) -> Iterator[None]:
+        path = self.directory / member.name
         try:
             yield
         except FileNotFoundError:

@@ -13,17 +13,15 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from pipelines import errors
-from pipelines.listing.listing import Listing, ListingOptions
-from pipelines.listing.refs import REF_SCHEMA, ImageRef
 from pipelines.sources.downloads import raise_disk_error
 from pipelines.sources.idx import read_idx
+from pipelines.sources.member import Member
 from pipelines.sources.reader import Reader
 from pipelines.sources.source import Source
 from pipelines.stores import remote
@@ -137,47 +135,25 @@ class FashionMnistSource(Source):
 
     directory: Path
 
-    def list(self, options: ListingOptions) -> Listing:
-        """Lists the images; the path of one is its file and its number there; see `Source.list`."""
-        wanted = options.classes or LABEL_NAMES
-        if unknown := sorted(set(wanted) - set(LABEL_NAMES)):
-            raise errors.UserError(
-                f"--classes names {', '.join(unknown)}, but Fashion-MNIST has "
-                f"{', '.join(LABEL_NAMES)}"
-            )
-        rows: list[dict[str, Any]] = []
-        num_files = 0
+    gives_labels: ClassVar[bool] = True
+
+    def members(self) -> Iterator[Member]:
+        """Yields the images, named by their file and their number there; see `Source.members`."""
         for split, prefix in _PREFIXES.items():
             try:
                 images, labels = read_split(self.directory, prefix)
             except (FileNotFoundError, ValueError) as error:
                 raise errors.UserError(str(error)) from None
-            num_files += len(images)
-            rows += [
-                {
-                    "root": "",
-                    "path": f"{prefix}-images-idx3-ubyte/{index:05d}.pgm",
-                    "split": split,
-                    "label": LABEL_NAMES[label],
-                    "patient": None,
-                    "offset": index,
-                    "stored_size": image.size,
-                    "size": len(_pgm(image)),
-                    "version": _version(image, label),
-                }
-                for index, (image, label) in enumerate(zip(images, labels.tolist(), strict=True))
-                if LABEL_NAMES[label] in wanted
-            ]
-        if not rows:
-            raise errors.UserError(f"{self.directory}: the four files hold no image")
-        not_chosen = num_files - len(rows)
-        return Listing(
-            refs=pa.Table.from_pylist(rows, REF_SCHEMA).combine_chunks(),
-            rejects=(),
-            copies=0,
-            ignored={"class_not_chosen": not_chosen} if not_chosen else {},
-            num_files=num_files,
-        )
+            for index, (image, label) in enumerate(zip(images, labels.tolist(), strict=True)):
+                yield Member(
+                    name=f"{prefix}-images-idx3-ubyte/{index:05d}.pgm",
+                    size=len(_pgm(image)),
+                    offset=index,
+                    stored_size=image.size,
+                    version=_version(image, label),
+                    split=split,
+                    label=LABEL_NAMES[label],
+                )
 
     @contextlib.contextmanager
     def open(self) -> Iterator["_Reader"]:
@@ -194,8 +170,8 @@ class _Reader(Reader):
         self._directory = directory
         self._splits: dict[str, tuple[NDArray[np.uint8], NDArray[np.uint8]]] = {}
 
-    def read(self, ref: ImageRef) -> bytes:
-        prefix = ref.path.partition("-")[0]  # new splits take images from both files
+    def read(self, member: Member) -> bytes:
+        prefix = member.name.partition("-")[0]  # new splits take images from both files
         if prefix not in self._splits:
             try:
                 self._splits[prefix] = read_split(self._directory, prefix)
@@ -205,13 +181,13 @@ class _Reader(Reader):
                 ) from None
         images, labels = self._splits[prefix]
         if (
-            ref.offset >= len(images)
-            or _version(images[ref.offset], int(labels[ref.offset])) != ref.version
+            member.offset >= len(images)
+            or _version(images[member.offset], int(labels[member.offset])) != member.version
         ):
             raise errors.BuildError(
                 f"{self._directory} changed since the build began; start again with --overwrite"
             )
-        return _pgm(images[ref.offset])
+        return _pgm(images[member.offset])
 
 
 def _version(image: NDArray[np.uint8], label: int) -> int:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import BinaryIO, Protocol, TypeVar
 
-from pipelines.listing.refs import ImageRef
+from pipelines.sources.member import Member
 from pipelines.stores import prefetch
 
 #: Number of images announced to the operating system together, while the previous group is read.
@@ -17,7 +16,7 @@ _Result = TypeVar("_Result")
 
 
 class Reader(Protocol):
-    """Reads files by their references, on a worker. Readers inherit from this class.
+    """Reads files of a source, on a worker. Readers inherit from this class.
 
     Attributes:
         num_parallel_reads: number of threads that call `read` at the same time; more than one for
@@ -26,54 +25,57 @@ class Reader(Protocol):
 
     num_parallel_reads: int = 1
 
-    def announce(self, ref: ImageRef) -> None:
+    def announce(self, member: Member) -> None:
         """Tells the reader that a file will be read soon, so that a disk can fetch it."""
         return
 
-    def read(self, ref: ImageRef) -> bytes:
+    def read(self, member: Member) -> bytes:
         """Returns the bytes of a file."""
         ...
 
-    def read_start(self, ref: ImageRef, length: int) -> bytes:
+    def read_start(self, member: Member, length: int) -> bytes:
         """Returns the first bytes of a file, about `length` of them; by default, all of it."""
-        return self.read(ref)
+        return self.read(member)
 
-    def open(self, ref: ImageRef) -> BinaryIO | None:
+    def open(self, member: Member) -> BinaryIO | None:
         """Opens a file of which a part may be enough; None if it can only be read as a whole."""
         return None
 
 
 def read_in_order(
-    reader: Reader, refs: Iterable[ImageRef], read: Callable[[ImageRef], _Result]
-) -> Iterator[tuple[ImageRef, Callable[[], _Result]]]:
-    """Yields each image with a function that returns what was read, or raises the error of it.
+    reader: Reader, reads: Iterable[tuple[Member, Callable[[], _Result]]]
+) -> Iterator[Callable[[], _Result]]:
+    """Yields for each read a function that returns what was read, or raises the error of it.
 
     If the reader's `num_parallel_reads` is more than one, that many threads read ahead of the
-    consumer. Otherwise the caller reads the image by calling the function, and the image is
-    announced some images earlier: the images of a shard are scattered over an archive, so the disk
-    can fetch the next ones while the worker decodes.
+    consumer. Otherwise the caller reads by calling the function, and the file is announced some
+    files earlier: the images of a shard are scattered over an archive, so the disk can fetch the
+    next ones while the worker decodes.
 
     Args:
         reader: an open reader of the source.
-        refs: the images.
-        read: reads an image with that reader; mostly its own `read`.
+        reads: the files, each with the function that reads it with that reader.
     """
     if reader.num_parallel_reads == 1:
-        announced = _announced(reader, refs)
-        return ((ref, functools.partial(read, ref)) for ref in announced)
-    return prefetch.ahead(read, refs, reader.num_parallel_reads, lambda ref: ref.stored_size)
+        return _announced(reader, reads)
+    ahead = prefetch.ahead(
+        lambda item: item[1](), reads, reader.num_parallel_reads, lambda item: item[0].stored_size
+    )
+    return (result for _, result in ahead)
 
 
-def _announced(reader: Reader, refs: Iterable[ImageRef]) -> Iterator[ImageRef]:
+def _announced(
+    reader: Reader, reads: Iterable[tuple[Member, Callable[[], _Result]]]
+) -> Iterator[Callable[[], _Result]]:
     # In groups, because a call between two decoded images finds cold caches and takes several times
     # longer.
-    rest = iter(refs)
-    announced: list[ImageRef] = []
+    rest = iter(reads)
+    announced: list[Callable[[], _Result]] = []
     while True:
         following = list(itertools.islice(rest, _NUM_ANNOUNCED))
-        for ref in following:
-            reader.announce(ref)
+        for member, _ in following:
+            reader.announce(member)
         yield from announced
         if not following:
             return
-        announced = following
+        announced = [read for _, read in following]

@@ -13,10 +13,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from pipelines import errors
-from pipelines.listing.listing import Listing, ListingOptions, list_images
-from pipelines.listing.members import Member
-from pipelines.listing.refs import ImageRef
 from pipelines.sources import zip_members
+from pipelines.sources.member import Member
 from pipelines.sources.reader import Reader
 from pipelines.sources.source import Source
 from pipelines.stores import remote
@@ -52,8 +50,8 @@ class RemoteZipSource(Source):
             raise errors.UserError(f"--input {remote.shown(self.url)} is not a file") from None
         return dataclasses.replace(self, size=found.size, mark=found.mark)
 
-    def list(self, options: ListingOptions) -> Listing:
-        """Lists the images; see `Source.list`."""
+    def members(self) -> Iterator[Member]:
+        """Yields the files; see `Source.members`."""
         shown = remote.shown(self.url)
         start = remote.read(self.url, 0, 4, self.mark)
         if start not in zip_index.SIGNATURES:
@@ -64,8 +62,7 @@ class RemoteZipSource(Source):
             )
         archive = remote.RemoteFile(self.url, self.size, self.mark)
         with archive.open() as file:
-            members = zip_members.list_members(file, shown)
-            return list_images(members, options, lambda a, b: a.version == b.version)
+            yield from zip_members.list_members(file, shown)
 
     @contextlib.contextmanager
     def open(self) -> Iterator[_ZipReader]:
@@ -106,22 +103,19 @@ class RemoteDirectorySource(Source):
 
     url: str
 
-    def list(self, options: ListingOptions) -> Listing:
-        """Lists the images; see `Source.list`."""
+    def members(self) -> Iterator[Member]:
+        """Yields the files; see `Source.members`."""
         found = remote.list_files(self.url, recursive=True)
         if not found:
             raise errors.UserError(f"--input {self.url} holds no files")
-        found.sort(key=lambda file: file.url)
-        with self.open() as reader:
-            return list_images(
-                (self._member(file) for file in found),
-                options,
-                lambda a, b: reader.read(a) == reader.read(b),
-            )
+        for file in sorted(found, key=lambda file: file.url):
+            name = file.url.removeprefix(f"{self.url.rstrip('/')}/")
+            yield Member(name, file.size, 0, file.size, file.version)
 
-    def _member(self, file: remote.RemoteFile) -> Member:
-        name = file.url.removeprefix(f"{self.url.rstrip('/')}/")
-        return Member(name, file.size, 0, file.size, file.version)
+    def same_content(self, one: Member, other: Member) -> bool:
+        """Returns whether two files are the same; see `Source.same_content`."""
+        with self.open() as reader:
+            return reader.read(one) == reader.read(other)
 
     @contextlib.contextmanager
     def open(self) -> Iterator[_DirectoryReader]:
@@ -139,20 +133,20 @@ class _DirectoryReader(Reader):
 
     num_parallel_reads = remote.NUM_CONNECTIONS
 
-    def open(self, ref: ImageRef) -> BinaryIO | None:
+    def open(self, member: Member) -> BinaryIO | None:
         try:
-            found = remote.describe(f"{self.url}/{ref.source_path}")
+            found = remote.describe(f"{self.url}/{member.name}")
         except FileNotFoundError:
             return None  # `read` reports it, as it reports a file that has changed
-        is_same = (found.size, found.version) == (ref.size, ref.version)
+        is_same = (found.size, found.version) == (member.size, member.version)
         return io.BufferedReader(found.open(), _BUFFER_BYTES) if is_same else None
 
-    def read(self, ref: ImageRef) -> bytes:
-        if not ref.size:
+    def read(self, member: Member) -> bytes:
+        if not member.size:
             return b""
-        url = f"{self.url}/{ref.source_path}"
+        url = f"{self.url}/{member.name}"
         try:
-            return remote.read_file(url, ref.size, ref.version)
+            return remote.read_file(url, member.size, member.version)
         except FileNotFoundError:
             raise _gone(url) from None
 

@@ -6,11 +6,12 @@ To add a source, write a class in a module of its own, make it in `factory`, and
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
-from pipelines.listing.listing import Listing, ListingOptions
+from pipelines.sources.member import Member
 from pipelines.sources.reader import Reader
 
 
@@ -18,7 +19,13 @@ class Source(Protocol):
     """A place where images come from. It is pickled for the workers, so it holds plain values only.
 
     Sources inherit from this class, which has the defaults.
+
+    Attributes:
+        gives_labels: whether the members have a split and a label; if not, the names of their
+            folders tell them.
     """
+
+    gives_labels: ClassVar[bool] = False
 
     @property
     def must_be_unpacked(self) -> bool:
@@ -43,17 +50,18 @@ class Source(Protocol):
         """
         return self
 
-    def list(self, options: ListingOptions) -> Listing:
-        """Lists the images, on the launcher.
-
-        Args:
-            options: the classes, the tree and the pattern of the patients.
+    def members(self) -> Iterable[Member]:
+        """Returns all files, on the launcher: images and others, in any order.
 
         Raises:
-            errors.UserError: if the input is damaged or holds no image.
+            errors.UserError: if the input is damaged or missing.
             errors.BuildError: if a store does not answer.
         """
         ...
+
+    def same_content(self, one: Member, other: Member) -> bool:
+        """Returns whether two files of one size are the same; by default by their versions."""
+        return one.version == other.version
 
     def open(self) -> AbstractContextManager[Reader]:
         """Opens the source on a worker.

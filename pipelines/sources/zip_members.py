@@ -19,8 +19,7 @@ from typing import IO, BinaryIO
 import deflate
 
 from pipelines import errors
-from pipelines.listing.members import Member
-from pipelines.listing.refs import ImageRef
+from pipelines.sources.member import Member
 from pipelines.sources.member_checks import Checks
 from pipelines.sources.reader import Reader
 from pipelines.stores.range_file import RangeFile
@@ -78,75 +77,74 @@ class ZipReader(Reader):
         """Returns bytes of the archive; fewer than `length` at its end."""
         raise NotImplementedError
 
-    def read(self, ref: ImageRef) -> bytes:
+    def read(self, member: Member) -> bytes:
         """Returns a member's content, in one read unless its header is unusually long.
 
         Args:
-            ref: the member.
+            member: the member.
 
         Raises:
             Reject: if the member is damaged, or its compression method is not supported.
         """
-        method, _, stored = self._read_stored(ref, ref.stored_size)
-        data = _inflate(stored, method, ref.size)
-        if len(data) != ref.size or deflate.crc32(data) != ref.version:
+        method, _, stored = self._read_stored(member, member.stored_size)
+        data = _inflate(stored, method, member.size)
+        if len(data) != member.size or deflate.crc32(data) != member.version:
             raise Reject("unreadable_member", "damaged in the archive: its CRC-32 does not match")
         return data
 
-    def read_start(self, ref: ImageRef, length: int) -> bytes:
+    def read_start(self, member: Member, length: int) -> bytes:
         """Returns the first bytes of a member, without checking them.
 
         Args:
-            ref: the member.
+            member: the member.
             length: number of bytes; fewer come back if the member has fewer, or is damaged.
 
         Raises:
             Reject: if the archive has no such member.
         """
-        method, _, stored = self._read_stored(ref, min(ref.stored_size, length))
+        method, _, stored = self._read_stored(member, min(member.stored_size, length))
         if method != zipfile.ZIP_DEFLATED:
             return bytes(stored)
         with contextlib.suppress(zlib.error):
             return zlib.decompressobj(-zlib.MAX_WBITS).decompress(stored, length)
         return b""
 
-    def open(self, ref: ImageRef) -> BinaryIO | None:
+    def open(self, member: Member) -> BinaryIO | None:
         """Opens a member of which a part is enough; None if it is compressed.
 
         A member is compared with its checksum when it is opened for the first time.
 
         Args:
-            ref: the member.
+            member: the member.
 
         Raises:
             Reject: if the member is damaged.
         """
-        method, start, _ = self._read_stored(ref, 0)
+        method, start, _ = self._read_stored(member, 0)
         if method != zipfile.ZIP_STORED:
             return None
-        self._checks.once(ref.offset, lambda: self.read(ref))
+        self._checks.once(member.offset, lambda: self.read(member))
+        first = member.offset + start
         return io.BufferedReader(
-            RangeFile(
-                lambda place, length: self.read_at(ref.offset + start + place, length), ref.size
-            )
+            RangeFile(lambda place, length: self.read_at(first + place, length), member.size)
         )
 
-    def _read_stored(self, ref: ImageRef, length: int) -> tuple[int, int, memoryview]:
+    def _read_stored(self, member: Member, length: int) -> tuple[int, int, memoryview]:
         """Returns a member's compression method, and the start and first bytes of its content.
 
         The start counts from the member's header.
         """
         # A guess at the length of the local header's variable part, so that one read is enough.
-        guess = len(ref.source_path.encode()) + 64
+        guess = len(member.name.encode()) + 64
         header = zip_index.HEADER
-        block = self.read_at(ref.offset, header.size + guess + length)
+        block = self.read_at(member.offset, header.size + guess + length)
         if len(block) < header.size or not block.startswith(zip_index.HEADER_SIGNATURE):
             raise Reject("unreadable_member", "the archive has no member where its index says")
         method = int.from_bytes(block[8:10], "little")
         start = header.size + sum(header.unpack_from(block))
         stored = memoryview(block)[start : start + length]
         if len(stored) < length:
-            stored = memoryview(self.read_at(ref.offset + start, length))
+            stored = memoryview(self.read_at(member.offset + start, length))
         return method, start, stored
 
 

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from campaign import mutations, oracle, trees
 from pipelines import build_tfrecords, errors
-from pipelines.listing.listing import ListingOptions
+from pipelines.listing.listing import ListingOptions, list_source
 from pipelines.listing.refs import iterate_refs
 from pipelines.sources.archive import ArchiveSource
 from pipelines.sources.directory import DirectorySource
@@ -77,13 +77,13 @@ def _list(path: Path, folder: Path) -> tuple[oracle.Ledger | None, str]:
     try:
         source = DirectorySource(path) if path.is_dir() else ArchiveSource(path)
         source = source.prepare(folder / "scratch")
-        listing = source.list(ListingOptions())
+        listing = list_source(source, ListingOptions())
         examples, rejects = {}, [(oracle.escaped(r.source_path), r.reason) for r in listing.rejects]
         with source.open() as reader:
             for ref in iterate_refs(listing.refs):
-                reader.announce(ref) if hasattr(reader, "announce") else None
+                reader.announce(ref.member) if hasattr(reader, "announce") else None
                 try:
-                    examples[ref.source_path] = oracle.digest(reader.read(ref))
+                    examples[ref.source_path] = oracle.digest(reader.read(ref.member))
                 except Reject as reject:
                     rejects.append((oracle.escaped(ref.source_path), reject.reason))
     except _REFUSALS as error:

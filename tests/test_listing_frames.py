@@ -13,8 +13,8 @@ from image_files import encoded, grey_pixels, png, write_tar, write_tree, write_
 from PIL import Image
 from tiff_files import NEW_SUBFILE_TYPE, tiff_file
 
+from pipelines.listing import frames
 from pipelines.listing.listing import ListingOptions
-from pipelines.sources import frames
 from pipelines.sources.directory import DirectorySource
 from tfrecord_io import Manifest, image_key
 from tfrecord_io.__main__ import main

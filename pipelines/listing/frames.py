@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from tqdm import tqdm
 
 from pipelines import errors, workers
-from pipelines.listing.listing import Listing, ListingOptions
+from pipelines.listing.listing import Listing, ListingOptions, list_source
 from pipelines.listing.members import PICTURE_SUFFIXES, TIFF_SUFFIXES
 from pipelines.listing.refs import (
     OTHERS,
@@ -86,10 +86,10 @@ def list_frames(source: Source, options: ListingOptions) -> Listing:
         image. `frame` is null for files that are one image.
 
     Raises:
-        errors.UserError: as `Source.list` does, or if there is a DICOM file and pydicom or a codec
+        errors.UserError: as `list_source` does, or if there is a DICOM file and pydicom or a codec
             is not installed.
     """
-    listing = source.list(options)
+    listing = list_source(source, options)
     labels = options.labels
     keep_patients = labels is not None and labels.patient is not None
     listing = _expanded(listing, source, keep_patients=keep_patients)
@@ -219,7 +219,7 @@ def _read_with(
 
     def read(ref: ImageRef) -> _Frames | None:
         try:
-            start = reader.read_start(ref, dicom.HEADER_BYTES)
+            start = reader.read_start(ref.member, dicom.HEADER_BYTES)
             if dicom.is_dicom(start):
                 return _read_dicom(reader, ref, start, require_once)
             return _read_tiff(reader, ref, start) if tiff.is_tiff(start) else None
@@ -244,7 +244,7 @@ def _read_dicom(
         # The decoder rejects a DICOM file named like a picture, unless it is also a TIFF of a page.
         return None
     require_codecs()
-    header = dicom.read_header(start) or dicom.read_header(reader.read(ref))
+    header = dicom.read_header(start) or dicom.read_header(reader.read(ref.member))
     most = min(_MOST_FRAMES, ref.size // _LEAST_FRAME_BYTES)
     if header is None or not 1 <= header.num_frames <= most:
         header = dicom.Header()  # damaged: the decoder says why
@@ -255,7 +255,7 @@ def _read_dicom(
 def _read_tiff(reader: Reader, ref: ImageRef, start: bytes) -> _Frames | None:
     pages = tiff.read_pages(io.BytesIO(start), is_whole=False)
     if pages is None:
-        with reader.open(ref) or io.BytesIO(reader.read(ref)) as file:
+        with reader.open(ref.member) or io.BytesIO(reader.read(ref.member)) as file:
             pages = tiff.read_pages(file, is_whole=True) or []
     kinds = [page.kind for page in pages]
     numbers = [number for number, kind in enumerate(kinds, start=1) if not kind]
