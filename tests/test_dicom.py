@@ -18,7 +18,7 @@ import pydicom
 import pytest
 from builds import ROOT, arguments, build_here, bytes_read, run_build_here
 from dicom_files import dicom_file, in_syntax
-from image_files import grey_pixels, png, write_tar, write_tree, write_zip
+from image_files import encoded, grey_pixels, png, write_tar, write_tree, write_zip
 from PIL import Image
 from pydicom.pixels import apply_color_lut, apply_modality_lut, apply_voi, pixel_array
 
@@ -94,7 +94,7 @@ def test_uint16_has_the_stored_values_from_the_lowest_possible_one(name):
 
 
 @pytest.mark.parametrize("name", GREY)
-def test_uint8_has_the_window_of_the_file_or_the_stored_range(name):
+def test_uint8_has_the_window_of_the_file_or_the_range_of_its_values(name):
     path = FILES / f"{name}.dcm"
     dataset = pydicom.dcmread(path)
     stored = pixel_array(dataset, raw=True)
@@ -109,7 +109,10 @@ def test_uint8_has_the_window_of_the_file_or_the_stored_range(name):
             shown = pydicom.pixels.apply_windowing(apply_modality_lut(stored, dataset), dataset)
         expected = (shown - ends[0]) / (ends[1] - ends[0]) * 255
     else:
-        expected = (stored.astype(float) - lowest) / ((1 << dataset.BitsStored) - 1) * 255
+        values = apply_modality_lut(stored, dataset).astype(float)
+        shown = values[stored != dataset.get("PixelPaddingValue")]
+        low, high = (0, 255) if dataset.BitsStored == 8 else (shown.min(), shown.max())
+        expected = (values.clip(low, high) - low) / (high - low) * 255
     assert np.abs(decoded(path.read_bytes()) - expected).max() <= 0.51
 
 
@@ -158,6 +161,10 @@ def test_a_file_of_another_kind_is_a_reject_where_dicom_was_listed():
 
 
 # ---- files written byte by byte
+
+
+def struct_of(*numbers: int) -> bytes:
+    return np.array(numbers, "<u2").tobytes()
 
 
 def levels(low: int, high: int, dtype=np.uint16) -> np.ndarray:
@@ -242,6 +249,82 @@ def test_a_window_counts_in_rescaled_values(window):
         else:
             expected = ((value - (center - 0.5)) / (width - 1) + 0.5) * 255
         assert abs(shown - expected) <= 0.51
+
+
+def test_a_frame_without_a_window_is_shown_from_its_lowest_value_to_its_highest():
+    """As a magnetic resonance image is stored: few values of the 65,536 that are possible."""
+    found = decoded(dicom_file(levels(0, 278, np.int16)))
+    assert np.abs(found - levels(0, 278) / 278 * 255).max() <= 0.51
+    assert np.ptp(found) == 255
+    assert set(decoded(dicom_file(np.full((4, 4), 278, np.int16))).flat) == {0}
+
+
+PADDING, PADDING_END = (0x0028, 0x0120, "SS"), (0x0028, 0x0121, "SS")
+
+
+@pytest.mark.parametrize("tags", [{PADDING: -2000}, {PADDING: -2000, PADDING_END: -1500}])
+def test_padding_is_outside_of_the_range_of_the_values(tags):
+    stored = levels(0, 278, np.int16)
+    stored[0] = tags.get(PADDING_END, -2000)
+    found = decoded(dicom_file(stored, tags))
+    shown = stored[1:].astype(float)
+    expected = (shown - shown.min()) / np.ptp(shown) * 255
+    assert np.abs(found[1:] - expected).max() <= 0.51
+    assert set(found[0]) == {0}
+
+
+def modality_lut(*entries: int) -> dict:
+    item = {
+        (0x0028, 0x3002, "US"): struct_of(len(entries), 0, 16),
+        (0x0028, 0x3006, "US"): struct_of(*entries),
+    }
+    return {(0x0028, 0x3000, "SQ"): [item]}
+
+
+MODALITIES = {
+    "slope": {SLOPE: "2", INTERCEPT: "-1024"},
+    "negative slope": {SLOPE: "-1", INTERCEPT: "0"},
+    "table": modality_lut(*(np.arange(256) ** 2 // 99)),
+    "falling table": modality_lut(*range(999, 999 - 256, -1)),
+}
+WINDOWS = {"no window": {}, "window": {WINDOW_CENTER: "90", WINDOW_WIDTH: "150"}}
+
+
+@pytest.mark.parametrize("photometric", ["MONOCHROME1", "MONOCHROME2"])
+@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize("modality", MODALITIES)
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
+def test_the_modality_comes_first_then_the_window_then_the_photometric_interpretation(
+    dtype, modality, window, photometric
+):
+    """PS3.3, C.11.1; pydicom does the first two."""
+    tags = MODALITIES[modality] | WINDOWS[window]
+    data = dicom_file(levels(3, 240, dtype), tags, photometric=photometric)
+    dataset = pydicom.dcmread(io.BytesIO(data))
+    values = apply_modality_lut(dataset.pixel_array, dataset).astype(float)
+    if window == "window":
+        values = np.clip((values - 90 + 0.5) / 149 + 0.5, 0, 1)
+    else:
+        values = (values - values.min()) / np.ptp(values)
+    expected = 255 * (1 - values if photometric == "MONOCHROME1" else values)
+    assert np.abs(decoded(data) - expected).max() <= 0.51
+
+
+@pytest.mark.parametrize(("slope", "intercept"), [("1", "nan"), ("inf", "0"), ("0", "7")])
+def test_a_rescaling_that_shows_nothing_is_a_reject(slope, intercept):
+    assert reason(dicom_file(levels(0, 255), {SLOPE: slope, INTERCEPT: intercept})) == "undecodable"
+
+
+def test_without_a_rule_for_files_without_a_window_they_are_rejects_that_name_the_flag():
+    """So it is for a model whose training files all had one, or came from an older release."""
+    settings = Preprocessing.from_dict({"height": 8, "width": 8, "channels": 1, "resize": "box"})
+    with pytest.raises(Reject, match=r"no_window: .* see --window"):
+        decode_image(dicom_file(levels(0, 255)), settings, 0)
+    for data in (
+        dicom_file(levels(0, 255, np.uint8)),
+        dicom_file(levels(0, 255), {WINDOW_CENTER: "100", WINDOW_WIDTH: "60"}),
+    ):
+        assert decode_image(data, settings, 0).pixels
 
 
 @pytest.mark.parametrize("function", ["LINEAR_EXACT", "SIGMOID"])
@@ -386,10 +469,6 @@ def test_a_model_of_dicom_files_predicts_pictures_without_the_extra(monkeypatch)
     assert other_decoder(trained) is None
     older = dataclasses.replace(trained, decoder=versions | {"pillow": "1.0"})
     assert "decoded by pillow 1.0, here it is pillow" in other_decoder(older)
-
-
-def struct_of(*numbers: int) -> bytes:
-    return np.array(numbers, "<u2").tobytes()
 
 
 def test_a_window_may_be_that_of_one_frame_or_of_all():
@@ -560,6 +639,58 @@ def test_frames_beyond_the_number_that_the_file_says_are_not_lost_in_silence(num
     volume = np.stack([grey_pixels(seed) for seed in range(3)])
     data = dicom_file(volume, num_frames=num_frames)
     assert {reason(data, frame) for frame in range(1 + int(num_frames))} == {"multiple_frames"}
+
+
+def compressed_frames(syntax: str) -> list[bytes]:
+    """Returns three frames of 64 pixels a side as a codec of this syntax writes them."""
+    pictures = [grey_pixels(seed, 64, 64) for seed in range(3)]
+    if syntax.endswith(".50"):
+        frames = [encoded(picture, "JPEG") for picture in pictures]
+    else:
+        files = (in_syntax(dicom_file(picture), syntax) for picture in pictures)
+        frames = [
+            pydicom.encaps.get_frame(
+                pydicom.dcmread(io.BytesIO(data)).PixelData, 0, number_of_frames=1
+            )
+            for data in files
+        ]
+    return [frame + bytes(len(frame) % 2) for frame in frames]
+
+
+@pytest.mark.parametrize("syntax", [".4.50", ".4.80", ".4.90", ".5"])
+@pytest.mark.parametrize("num_frames", [None, 1, 2])
+@pytest.mark.parametrize("has_table", [False, True])
+def test_compressed_frames_beyond_the_number_that_the_file_says_are_not_lost(
+    syntax, num_frames, has_table
+):
+    syntax = f"1.2.840.10008.1.2{syntax}"
+    frames = compressed_frames(syntax)
+    shape = (num_frames, 64, 64) if num_frames else (64, 64)
+    places = (0, 8 + len(frames[0]), 16 + len(frames[0]) + len(frames[1]))
+    table = np.array(places[: num_frames or 1], "<u4").tobytes() if has_table else b""
+    tags = {(0x7FE0, 0x0010, "OB"): [table, *frames]}
+    data = dicom_file(
+        np.zeros(shape, np.uint8), tags, syntax=syntax, num_frames=num_frames, compressed=frames
+    )
+    for number in (1, 2) if num_frames == 2 else (0,):
+        assert reason(data, number) == "multiple_frames"
+        if number:
+            with pytest.raises(Reject, match="multiple_frames"):
+                dicom.cut_frame(io.BytesIO(data), number)
+
+
+@pytest.mark.parametrize("syntax", [".4.50", ".4.80", ".4.90"])
+def test_a_frame_may_be_in_several_fragments_but_is_one_picture(syntax):
+    syntax = f"1.2.840.10008.1.2{syntax}"
+    first, second, _ = compressed_frames(syntax)
+    blank = np.zeros((64, 64), np.uint8)
+    parts = [first[place : place + 200] for place in range(0, len(first), 200)]
+    whole, split, joined = (
+        dicom_file(blank, syntax=syntax, compressed=fragments)
+        for fragments in ([first], parts, [first + second])
+    )
+    np.testing.assert_array_equal(decoded(split), decoded(whole))
+    assert reason(joined) == "multiple_frames"
 
 
 @pytest.mark.parametrize("syntax", ["1.2.840.10008.1.2.5", "1.2.840.10008.1.2.4.80"])
@@ -794,6 +925,27 @@ def test_a_window_is_part_of_the_identity_and_for_uint8_only(folder, tmp_path):
     assert main(["verify", str(windowed), f"--source_input={folder}"]) == 0
     with pytest.raises(UserError, match="window is for uint8"):
         build_here(folder, tmp_path / "deep", *FLAGS, "--window=40,400")
+
+
+def test_files_without_a_window_have_a_rule_in_the_manifest_and_the_identity(tmp_path):
+    window = {WINDOW_CENTER: "100", WINDOW_WIDTH: "60"}
+    plain = {
+        "CNV/1.dcm": dicom_file(grey_pixels()),
+        "CNV/2.dcm": dicom_file(levels(0, 278), window),
+        "DME/3.png": png(),
+    }
+    without = plain | {"CNV/2.dcm": dicom_file(levels(0, 278))}
+    for files, flags, rule in (
+        (plain, (), None),
+        (without, (), "frame_range"),
+        (without, ("--window=40,400",), None),
+        (without, ("--dtype=uint16",), None),
+    ):
+        source = write_tree(tmp_path / f"in{len(list(tmp_path.iterdir()))}", files)
+        output = build_here(source, tmp_path / f"{source.name} out", *flags)
+        found = Manifest.load(output)
+        assert found.options.get("no_window") == found.preprocessing.get("no_window") == rule
+        assert main(["verify", str(output), f"--source_input={source}"]) == 0
 
 
 def test_the_same_command_finds_a_tar_of_dicom_files_complete(tmp_path, capsys):

@@ -306,6 +306,7 @@ def test_a_class_named_like_a_formula_has_its_map(tmp_path):
 
 def test_a_dicom_file_is_predicted_as_the_build_stores_it(run_folder, tmp_path, capsys):
     pixels = np.random.default_rng(0).integers(4096, size=(24, 20), dtype=np.uint16)
+    pixels[0, :2] = 0, 4095
     (tmp_path / "scan").write_bytes(dicom_file(pixels, bits=12))
     (tmp_path / "volume").write_bytes(dicom_file(np.stack([pixels] * 3), bits=12))
     assert predict.main(["--model", str(run_folder), "--input", str(tmp_path), "--format=csv"]) == 1

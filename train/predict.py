@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tfrecord_io.decoding.dicom import is_dicom
+from tfrecord_io.decoding.dicom import FRAME_RANGE, is_dicom
 from tfrecord_io.decoding.preprocess import Preprocessing, decode_image, decoder_versions
 from tfrecord_io.kinds.registry import kind_in
 from tfrecord_io.printing import no_formula, printable
@@ -100,6 +100,9 @@ def load_classifier(path: Path) -> Classifier:
         preprocessing = Preprocessing.from_dict(facts["preprocessing"])
         kind = kind_in(facts)
         label_names = tuple(facts["label_names"])
+        decoder = dict(facts.get("decoder", {}))
+        if "pydicom" not in decoder:  # no training image says what a DICOM file should look like
+            preprocessing = dataclasses.replace(preprocessing, no_window=FRAME_RANGE)
     except (KeyError, ValueError, TypeError) as error:
         raise ConfigError(
             f"{folder / _FACTS} does not say how files became the training images ({error!r}): "
@@ -128,7 +131,7 @@ def load_classifier(path: Path) -> Classifier:
         task_of(kind),
         preprocessing,
         label_names,
-        dict(facts.get("decoder", {})),
+        decoder,
         facts.get("dataset", {}).get("fingerprint", ""),
     )
 

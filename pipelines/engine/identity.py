@@ -20,6 +20,7 @@ def make_identity(
     *,
     has_dicom: bool,
     num_pages: int,
+    no_window: bool,
 ) -> dict[str, Any]:
     """Returns everything that decides the bytes of the dataset, by the names of the flags.
 
@@ -33,6 +34,7 @@ def make_identity(
         labels: names of the labels, in the order of their indices.
         has_dicom: whether images are frames of DICOM files.
         num_pages: number of images that are pages of TIFF files.
+        no_window: whether DICOM files name no window.
 
     Raises:
         errors.UserError: if there are DICOM files, and one of their codecs is not installed.
@@ -67,6 +69,8 @@ def make_identity(
         **({"variants": variants, "augmentation": dict(augment.RECIPE)} if variants else {}),
         # Older releases rejected a TIFF of several pages.
         **({"tiff_pages": num_pages} if num_pages else {}),
+        # Older releases showed such files in the range of their stored bits.
+        **({"no_window": pixels.no_window} if no_window and not pixels.is_windowed else {}),
         "decoder": {
             **preprocess.decoder_versions(),
             **(frames.require_codecs() if has_dicom else {}),

@@ -196,6 +196,7 @@ def _is_known_complete(options: BuildOptions, storage: Storage, source: Source) 
         labels,
         has_dicom="pydicom" in found.options.get("decoder", {}),
         num_pages=found.options.get("tiff_pages", 0),
+        no_window="no_window" in found.options,
     )
     if plan.fingerprint(identity) != found.fingerprint:
         return False
@@ -221,13 +222,16 @@ def _plan_job(
         labels,
         has_dicom="DICOM" in listing.frames,
         num_pages=listing.frames.get("TIFF", 0),
+        no_window=frames.NO_WINDOW in listing.frames,
     )
     build = Build(
         name=options.name,
         # Absolute, because a worker may have another working directory.
         output=options.output if storage.remote else str(Path(options.output).absolute()),
         source=source,
-        preprocessing=options.preprocessing,
+        preprocessing=dataclasses.replace(
+            options.preprocessing, no_window=identity.get("no_window")
+        ),
         label_names=labels,
         identity=identity,
         open_writer=open_image_writer,

@@ -50,6 +50,10 @@ _MOST_IN_ONE_PROCESS = 1000
 _MOST_FRAMES, _LEAST_FRAME_BYTES = tiff.MAX_PAGES, 8
 
 
+#: What counts the DICOM files without a window among a listing's frames.
+NO_WINDOW = "DICOM without a window"
+
+
 class _Frames(NamedTuple):
     """What a file holds.
 
@@ -138,6 +142,7 @@ def _expanded(listing: Listing, source: Source, *, keep_patients: bool) -> Listi
     for some in found.values():
         ignored.update(some.ignored)
         frames[some.file_format] += len(some.numbers)
+        frames[NO_WINDOW] += some.header.needs_range
     num_more = refs.num_rows + len(conflicts) - listing.refs.num_rows
     num_more += ignored.total() - sum(listing.ignored.values())
     return dataclasses.replace(
@@ -146,7 +151,7 @@ def _expanded(listing: Listing, source: Source, *, keep_patients: bool) -> Listi
         rejects=(*listing.rejects, *conflicts.values()),
         num_files=listing.num_files + num_more,
         ignored=ignored,
-        frames=dict(frames),
+        frames=dict(+frames),
     )
 
 

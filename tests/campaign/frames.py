@@ -68,7 +68,10 @@ def _try_dicom(rng: random.Random) -> tuple[str, list[str], str]:
     def truth(number: int) -> np.ndarray:
         span = (1 << bits) - 1
         stored = frames[number - 1].astype(np.float64)
-        shares = (stored - lowest) / span
+        low, high = (lowest, lowest + span)
+        if dtype == "uint8" and bits > 8 and not facts:  # the range of the frame's values
+            low, high = stored.min(), stored.max()
+        shares = (stored - low) / max(high - low, 1e-6)
         if dtype == "uint8" and facts:
             values = stored * facts.get("slope", 1) + facts.get("intercept", 0)
             # PS3.3, C.11.2.1.2.1

@@ -14,6 +14,8 @@ import hashlib
 import importlib.metadata
 import io
 import logging
+import math
+import re
 import struct
 import warnings
 import zlib
@@ -89,6 +91,17 @@ _NEEDED = (
     "BitsStored", "PixelRepresentation",
 )  # fmt: skip
 
+# How a frame begins in each codec: JPEG, JPEG 2000 with and without boxes, RLE (PS3.5, G.5).
+_FRAME_START = re.compile(
+    rb"\xff\xd8\xff|\xff\x4f\xff\x51|\0\0\0\x0cjP|[\x01-\x0f]\0\0\0\x40\0\0\0"
+)
+_JOINED_FRAMES = re.compile(rb"\xff\xd9\0*(?:\xff\xd8\xff|\xff\x4f\xff\x51|\0\0\0\x0cjP)")
+
+#: How frames without a window become grey levels, see `read_frame`.
+FRAME_RANGE = "frame_range"
+
+_MONOCHROME = ("MONOCHROME1", "MONOCHROME2")
+
 # What `read_header` reads, in the order of a file.
 _HEADER_TAGS = {
     "Modality": 0x00080060,
@@ -99,7 +112,14 @@ _HEADER_TAGS = {
     "SeriesInstanceUID": 0x0020000E,
     "Laterality": 0x00200060,
     "ImageLaterality": 0x00200062,
+    "PhotometricInterpretation": 0x00280004,
     "NumberOfFrames": 0x00280008,
+    "BitsStored": 0x00280101,
+    "WindowCenter": 0x00281050,
+    "WindowWidth": 0x00281051,
+    "RescaleSlope": 0x00281053,
+    "ModalityLUTSequence": 0x00283000,
+    "VOILUTSequence": 0x00283010,
 }
 
 
@@ -116,6 +136,8 @@ class Header:
         modality: such as `CT`.
         laterality: `L`, `R` or `B`.
         device: the model's name.
+        needs_range: whether grey levels of uint8 depend on the range of the frame's values,
+            because the file names no window, or only for each frame.
     """
 
     num_frames: int = 1
@@ -125,6 +147,7 @@ class Header:
     modality: str | None = None
     laterality: str | None = None
     device: str | None = None
+    needs_range: bool = False
 
 
 def is_dicom(start: bytes) -> bool:
@@ -160,7 +183,7 @@ def read_header(start: bytes) -> Header | None:
 
     def is_past(tag: Any, *_: object) -> bool:
         nonlocal ended
-        ended |= tag > _HEADER_TAGS["NumberOfFrames"]
+        ended |= tag > _HEADER_TAGS["VOILUTSequence"]
         return ended
 
     _pydicom()
@@ -172,6 +195,8 @@ def read_header(start: bytes) -> Header | None:
         if not ended:
             return None
         num_frames = int(found.get("NumberOfFrames") or 1)
+        is_grey = found.get("PhotometricInterpretation") in _MONOCHROME
+        has_levels = found.get("VOILUTSequence") or _window_of(found) or _is_plain(found, found)
         values = {name: str(found.get(name) or "").strip() for name in _HEADER_TAGS}
     except Exception:
         # A damaged file raises almost anything. The decoder rejects it, with a reason.
@@ -185,6 +210,7 @@ def read_header(start: bytes) -> Header | None:
         modality=values["Modality"] or None,
         laterality=values["ImageLaterality"] or values["Laterality"] or None,
         device=values["ManufacturerModelName"] or None,
+        needs_range=is_grey and not has_levels,
     )
 
 
@@ -205,7 +231,7 @@ def cut_frame(file: BinaryIO, frame: int) -> Dataset | None:
         cannot be read, or is deflated, damaged, without pixels, or not DICOM.
 
     Raises:
-        Reject: if its table of offsets does not fit the number of its frames.
+        Reject: if it holds other frames than it says.
     """
     try:
         dataset = _pydicom().dcmread(file, stop_before_pixels=True)
@@ -248,7 +274,7 @@ def _pixels_of(file: BinaryIO, dataset: Dataset, index: int) -> DataElement | No
         return None
     num_frames = int(dataset.NumberOfFrames)
     if syntax.is_encapsulated:
-        _check_offsets(file, num_frames)
+        _check_frames(file, num_frames)
         frame = get_frame(file, index, number_of_frames=num_frames)
         element = DataElement(tag, kind, encapsulate([frame], has_bot=False))
         element.is_undefined_length = True
@@ -271,6 +297,7 @@ def read_frame(
     *,
     dtype: str,
     window: tuple[float, float] | None,
+    no_window: str | None = FRAME_RANGE,
 ) -> tuple[Image.Image, str]:
     """Decodes one frame.
 
@@ -280,7 +307,10 @@ def read_frame(
         dtype: uint16 for the stored values, from the lowest that the file can store; uint8 for the
             grey levels of the window. A picture of eight stored bits has mode L for both.
         window: center and width of the grey levels of uint8; None for the window that the file
-            names, or the range of the stored bits if it names none.
+            names.
+        no_window: `FRAME_RANGE` to show a frame without a window from its lowest value to its
+            highest, the padding aside, except that eight stored bits which are not rescaled keep
+            their levels; None to reject it.
 
     Returns:
         a picture of mode L, RGB or I;16, and the photometric interpretation with the number of
@@ -318,8 +348,8 @@ def read_frame(
         )
     index = max(frame, 1) - 1
     pixels, interpretation = _decode(dataset, index if num_frames > 1 else 0)
-    if interpretation in ("MONOCHROME1", "MONOCHROME2"):
-        return _grey(pixels, dataset, index, dtype, window), stored
+    if interpretation in _MONOCHROME:
+        return _grey(pixels, dataset, index, dtype, window, no_window), stored
     if interpretation == "PALETTE COLOR":
         pixels = _coloured(pixels, dataset)
     elif interpretation != "RGB":
@@ -354,11 +384,13 @@ def _decode(dataset: Dataset, index: int) -> tuple[np.ndarray, str]:
         plugin = _IMAGECODECS
     num_frames = int(dataset.get("NumberOfFrames") or 1)
     if plugin:
-        _check_offsets(io.BytesIO(dataset.PixelData), num_frames)
+        _check_frames(io.BytesIO(dataset.PixelData), num_frames)
     elif len(dataset.PixelData) >= (num_frames + 1) * _frame_bytes(dataset, num_frames) > 0:
         raise Reject("multiple_frames", f"DICOM with pixels of more than {num_frames:,} frames")
     if plugin and syntax != _RLE:
         frame = get_frame(dataset.PixelData, index, number_of_frames=num_frames)
+        if _JOINED_FRAMES.search(frame):
+            raise Reject("multiple_frames", "a DICOM frame of several pictures")
         # A codec takes memory for as many pixels as the frame itself says.
         if _sides_of(frame) != (dataset.Rows, dataset.Columns):
             raise Reject("undecodable", "the compressed frame has other sides than the file says")
@@ -385,25 +417,33 @@ def _frame_bytes(dataset: Dataset, num_frames: int) -> int:
     return get_expected_length(dataset) // num_frames
 
 
-def _check_offsets(pixels: BinaryIO, num_frames: int) -> None:
-    """Refuses compressed pixels whose table of offsets has other frames than the file says.
+def _check_frames(pixels: BinaryIO, num_frames: int) -> None:
+    """Refuses compressed pixels of other frames than the file says, by their table and fragments.
 
     Some frames would be lost, or decoded as others.
 
     Args:
-        pixels: a file at the beginning of the table; its position is kept.
+        pixels: a file at the beginning of the table of offsets; its position is kept.
         num_frames: number of frames.
     """
-    from pydicom.encaps import parse_basic_offsets
+    from pydicom.encaps import parse_basic_offsets, parse_fragments
 
     start = pixels.tell()
     offsets = parse_basic_offsets(pixels)
-    pixels.seek(start)
     if offsets and (len(offsets) != num_frames or offsets != sorted(set(offsets))):
         raise Reject(
             "multiple_frames" if num_frames == 1 else "undecodable",
             f"DICOM of {num_frames:,} frames with a table of offsets that does not fit them",
         )
+    # A frame may be in several fragments. Behind the last offset only one frame may begin.
+    pixels.seek(pixels.tell() + (offsets[-1] if offsets else 0))
+    num_begun = 0
+    for place in parse_fragments(pixels)[1]:
+        pixels.seek(place + 8)
+        num_begun += bool(_FRAME_START.match(pixels.read(8)))
+    pixels.seek(start)
+    if num_begun > (1 if offsets else num_frames):
+        raise Reject("multiple_frames", f"DICOM with more than the {num_frames:,} frames it names")
 
 
 def _check_inflated(data: bytes) -> None:
@@ -456,6 +496,7 @@ def _grey(
     index: int,
     dtype: str,
     window: tuple[float, float] | None,
+    no_window: str | None,
 ) -> Image.Image:
     """Turns stored values [rows, columns] into a picture of mode L or I;16 in which 0 is black."""
     bits = dataset.BitsStored
@@ -473,44 +514,69 @@ def _grey(
         levels = span - levels if is_inverted else levels
         # Mode L is spread over 16 bits like any other file of eight bits.
         return Image.fromarray(levels.astype(np.uint8) if bits == 8 else levels)
-    # The window of each value that can be stored: there are fewer of them than pixels.
-    shares = _windowed(np.arange(lowest, lowest + span + 1), dataset, index, window)
+    # The modality transform, then the window, then the photometric interpretation (C.11.1), of each
+    # value that can be stored: there are fewer of them than pixels.
+    from pydicom.pixels import apply_modality_lut
+
+    rescaling = _of_frame(dataset, index, "PixelValueTransformationSequence")
+    stored = np.arange(lowest, lowest + span + 1)
+    values = apply_modality_lut(stored, rescaling).astype(np.float64)
+    if not np.isfinite(values).all() or values.min() == values.max():
+        raise Reject("undecodable", "the rescale slope or intercept of the DICOM is not usable")
+    view = _of_frame(dataset, index, "FrameVOILUTSequence")
+    if window:
+        shares = _windowed(values, *window, "LINEAR")
+    elif view.get("VOILUTSequence"):
+        item = view.VOILUTSequence[0]
+        entries = _looked_up(np.rint(values), item.LUTDescriptor, item.LUTData, dataset)
+        shares = np.clip(entries / ((1 << item.LUTDescriptor[2]) - 1), 0, 1)
+    elif own := _window_of(view):
+        shares = _windowed(values, *own, view.get("VOILUTFunction") or "LINEAR")
+    else:
+        shown = values if _is_plain(dataset, rescaling) else values[_used(levels, dataset, stored)]
+        if shown is not values and no_window is None:
+            raise Reject("no_window", "a DICOM file without a window, expected one; see --window")
+        low, high = shown.min(), shown.max()
+        shares = np.clip((values - low) / max(high - low, 1e-6), 0, 1)
     table = np.rint(255 * (1 - shares if is_inverted else shares)).astype(np.uint8)
     return Image.fromarray(table[levels])
 
 
-def _windowed(
-    stored: np.ndarray, dataset: Dataset, index: int, window: tuple[float, float] | None
-) -> np.ndarray:
-    """Returns the place of each value in the window, 0..1.
+def _is_plain(dataset: Dataset, rescaling: Dataset) -> bool:
+    """Tells whether stored values are grey levels already: eight bits that are not rescaled."""
+    slope = rescaling.get("RescaleSlope")
+    is_rescaled = rescaling.get("ModalityLUTSequence") or slope not in (None, 1)
+    return dataset.BitsStored <= 8 and not is_rescaled
 
-    The window is the given one, or else the file's first, and counts in rescaled values, such as
-    Hounsfield units. Without a window it is the whole range.
+
+def _window_of(view: Dataset) -> tuple[float, float] | None:
+    """Returns center and width of the first window of a file or frame, None if it has none."""
+    center, width = (_first(view.get(name)) for name in ("WindowCenter", "WindowWidth"))
+    if center is None or width is None or not (math.isfinite(center + width) and width > 0):
+        return None
+    return center, width
+
+
+def _used(levels: np.ndarray, dataset: Dataset, stored: np.ndarray) -> np.ndarray:
+    """Tells of each value that can be stored whether a pixel has it, except those of padding.
 
     Args:
-        stored: all values that can be stored, in order.
-        dataset: the file.
-        index: number of the frame, from 0.
-        window: center and width.
+        levels: the pixels as places among these values.
+        dataset: the file, which names the padding (C.7.5.1.1.2).
+        stored: the values.
     """
-    from pydicom.pixels import apply_modality_lut
+    used = np.bincount(levels.ravel(), minlength=len(stored)) > 0
+    padding = dataset.get("PixelPaddingValue")
+    if padding is None:
+        return used
+    ends = padding, dataset.get("PixelPaddingRangeLimit", padding)
+    outside = used & ((stored < min(ends)) | (stored > max(ends)))
+    return outside if outside.any() else used
 
-    rescaling = _of_frame(dataset, index, "PixelValueTransformationSequence")
-    view = _of_frame(dataset, index, "FrameVOILUTSequence")
-    function = "LINEAR"
-    if window is None:
-        if view.get("VOILUTSequence"):
-            item = view.VOILUTSequence[0]
-            values = np.rint(apply_modality_lut(stored, rescaling))
-            shares = _looked_up(values, item.LUTDescriptor, item.LUTData, dataset)
-            return np.clip(shares / ((1 << item.LUTDescriptor[2]) - 1), 0, 1)
-        center, width = (_first(view.get(name)) for name in ("WindowCenter", "WindowWidth"))
-        if center is None or width is None or not width > 0:
-            return np.linspace(0, 1, len(stored))
-        window = center, width
-        function = view.get("VOILUTFunction") or function
-    center, width = window
-    values = apply_modality_lut(stored, rescaling).astype(np.float64) - center
+
+def _windowed(values: np.ndarray, center: float, width: float, function: str) -> np.ndarray:
+    """Returns the place of each rescaled value, such as Hounsfield units, in a window: 0..1."""
+    values = values - center
     if function == "SIGMOID":  # section C.11.2.1.3.1
         return 1 / (1 + np.exp(-4 * values / width))
     if function == "LINEAR":  # section C.11.2.1.2.1

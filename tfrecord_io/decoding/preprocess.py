@@ -43,8 +43,8 @@ _TIFF_SAMPLE_FORMAT = 339
 _TIFF_PHOTOMETRIC = 262
 
 
-# Options that were added later, with their defaults. A manifest has only those that differ.
-_NEWER: Mapping[str, Any] = {"dtype": "uint8", "window": None}
+# Options that were added later, with the value that a manifest means which does not have them.
+_NEWER: Mapping[str, Any] = {"dtype": "uint8", "window": None, "no_window": None}
 
 _FRAME_NAME = re.compile(r"(?P<path>.*)#frame-(?P<frame>[1-9]\d*)", re.DOTALL)
 
@@ -62,6 +62,8 @@ class Preprocessing:
             files are spread over its range (times 257).
         window: center and width of the grey levels that become the 256 of uint8, for DICOM files;
             by default those that each file names.
+        no_window: what becomes of DICOM files that name none, see `dicom.read_frame`. A dataset
+            without such files, or of an older release, says nothing of it.
 
     Raises:
         ValueError: if a value is out of range.
@@ -73,6 +75,7 @@ class Preprocessing:
     resize: str = "bilinear"
     dtype: str = "uint8"
     window: tuple[float, float] | None = None
+    no_window: str | None = dicom.FRAME_RANGE
 
     def __post_init__(self) -> None:
         if min(self.height, self.width) < 1 or max(self.height, self.width) > 16_384:
@@ -101,8 +104,13 @@ class Preprocessing:
         """(height, width, channels)."""
         return self.height, self.width, self.channels
 
+    @property
+    def is_windowed(self) -> bool:
+        """Whether the grey levels of DICOM files do not depend on a window of theirs."""
+        return self.window is not None or self.dtype != "uint8"
+
     def to_dict(self) -> dict[str, Any]:
-        """Returns JSON values by name; those of `_NEWER` only if they are not the defaults."""
+        """Returns JSON values by name; those of `_NEWER` only if they differ from these."""
         values = dataclasses.asdict(self)
         return {
             name: value
@@ -267,7 +275,11 @@ def _decode(
 
 def _decode_frame(data: bytes | Dataset, frame: int, preprocessing: Preprocessing) -> DecodedImage:
     image, mode = dicom.read_frame(
-        data, frame, dtype=preprocessing.dtype, window=preprocessing.window
+        data,
+        frame,
+        dtype=preprocessing.dtype,
+        window=preprocessing.window,
+        no_window=preprocessing.no_window,
     )
     return DecodedImage(
         pixels=_resized(_convert(image, preprocessing.channels), preprocessing),
