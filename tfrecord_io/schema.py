@@ -1,5 +1,9 @@
 """The example: encodes an image, its label and its key as a record, and parses records.
 
+>>> layout = RecordLayout(image_shape=(224, 224, 1), num_classes=4)
+>>> layout.stride, layout.features["image"].offset
+(50688, 64)
+
 Encoding and parsing are in one module so that they change together. Encoding does not need
 TensorFlow: all images of a dataset have the same size, so its serialized examples differ only in
 three fixed ranges of bytes, and a record is a template in which these are filled in. For the same

@@ -24,6 +24,7 @@ from pipelines import errors
 from pipelines.listing.listing import Listing
 from pipelines.stores.output import BUILD_DIR, Storage
 from tfrecord_io import shards
+from tfrecord_io.reading.order import splitmix64
 
 #: The references, one record batch per task; and a JSON file with the tasks and the identity.
 PLAN_FILE = f"{BUILD_DIR}/plan.arrow"
@@ -364,21 +365,6 @@ def _random_ranks(num_rows: int, seed: int) -> np.ndarray:
     with np.errstate(over="ignore"):
         start = splitmix64(np.array([seed], np.uint64))
         return splitmix64(start + np.arange(num_rows, dtype=np.uint64))
-
-
-def splitmix64(state: np.ndarray) -> np.ndarray:
-    """Returns a well-mixed number for each element of `state`, the same on every machine.
-
-    Args:
-        state: uint64, of any shape.
-
-    Returns:
-        uint64 of the same shape.
-    """
-    mixed = state * np.uint64(0x9E3779B97F4A7C15) + np.uint64(0x9E3779B97F4A7C15)
-    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return mixed ^ (mixed >> np.uint64(31))
 
 
 def _num_shards(

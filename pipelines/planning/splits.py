@@ -24,10 +24,11 @@ import xxhash
 
 from pipelines import errors
 from pipelines.listing.refs import REF_SCHEMA, source_paths
-from pipelines.planning.plan import splitmix64
 from tfrecord_io.decoding.preprocess import frame_path
+from tfrecord_io.groups import group_names
 from tfrecord_io.kinds.classes import CLASSES
 from tfrecord_io.kinds.label_kind import LabelKind
+from tfrecord_io.reading.order import splitmix64
 
 #: Fractions of `--splits patient` unless the user gives others.
 DEFAULT_FRACTIONS = (("train", 0.8), ("val", 0.1), ("test", 0.1))
@@ -222,16 +223,11 @@ def _groups(
     read_group: Callable[[pa.Table], Sequence[str]] | None,
     notes: list[str],
 ) -> pa.Array:
-    """Returns each image's group: its patient, or its content if it has none."""
-    patients = pc.binary_join_element_wise(
-        pa.scalar("patient:", pa.large_string()),
-        refs["patient"].combine_chunks(),
-        pa.scalar("", pa.large_string()),
-    )
-    unknown = pc.is_null(patients)
+    """Returns each image's group, see `groups.group_names`."""
+    unknown = pc.is_null(refs["patient"].combine_chunks())
     num_unknown = pc.sum(unknown).as_py() or 0
     if not num_unknown:
-        return patients
+        return group_names(refs["patient"])
     rows = refs.filter(unknown)
     notes.append(
         f"{num_unknown:,} of {refs.num_rows:,} images have no patient: none in their names (see "
@@ -240,7 +236,8 @@ def _groups(
     )
     names = read_group(rows) if read_group else rows["path"].to_pylist()
     contents = pa.array([f"content:{name}" for name in names], pa.large_string())
-    return pc.replace_with_mask(patients, unknown, contents)
+    others = pc.replace_with_mask(pa.nulls(refs.num_rows, pa.large_string()), unknown, contents)
+    return group_names(refs["patient"], others)
 
 
 def _counts_by_class(

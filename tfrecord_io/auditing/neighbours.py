@@ -22,6 +22,7 @@ from tfrecord_io.auditing.columns import encode, read_examples
 from tfrecord_io.auditing.copy_checks import list_pairs
 from tfrecord_io.auditing.findings import SEVERITIES, Audit, Finding
 from tfrecord_io.auditing.ranges import with_ranges
+from tfrecord_io.groups import group_codes, group_names
 from tfrecord_io.printing import counted
 from tfrecord_io.shards import map_records
 
@@ -254,7 +255,7 @@ def compare(directory: Path, found: manifest.Manifest) -> tuple[pa.Table, Neighb
     _, first_rows = np.unique(pictures, return_index=True)
     examples = examples.take(pa.array(np.sort(first_rows)))
     vectors = directions(whitened(read_features(directory, found, examples)))
-    return examples, find_neighbours(vectors, patients_of(examples))
+    return examples, find_neighbours(vectors, group_codes(group_names(examples["patient"])))
 
 
 def read_features(directory: Path, found: manifest.Manifest, examples: pa.Table) -> np.ndarray:
@@ -290,12 +291,6 @@ def read_features(directory: Path, found: manifest.Manifest, examples: pa.Table)
         for block in np.array_split(places, -(-len(places) // _ROWS_AT_ONCE)):
             features[block] = pool(layout.images_in(records[rows[block]]))
     return features
-
-
-def patients_of(examples: pa.Table) -> np.ndarray:
-    """Returns int64 [num_examples], the patient of each; one without a name is one of its own."""
-    codes, _ = encode(examples["patient"])
-    return np.where(codes >= 0, codes, len(codes) + np.arange(len(codes)))
 
 
 def _check_copies(examples: pa.Table, neighbours: Neighbours, found: manifest.Manifest) -> Finding:

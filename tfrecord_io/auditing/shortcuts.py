@@ -13,8 +13,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from tfrecord_io.auditing.columns import encode
+from tfrecord_io.groups import group_names
 
 _NUM_FOLDS = 5
 _MAX_CATEGORIES = 30
@@ -191,18 +193,15 @@ def _giveaways(
 
 
 def _groups(examples: pa.Table) -> np.ndarray:
-    """Returns int64 [num_examples], the same number for images of one patient.
+    """Returns int64 [num_examples], the same number for images that belong together.
 
     Images without a patient are grouped by their pixels.
     """
-    patients = examples["patient"].to_pylist()
-    pixels = examples["pixels_xxh3"].to_pylist()
-    names = [
-        f"patient:{patient}" if patient is not None else f"pixels:{content}"
-        for patient, content in zip(patients, pixels, strict=True)
-    ]
+    pixels = pc.binary_join_element_wise("pixels:", examples["pixels_xxh3"].cast(pa.string()), "")
+    names = group_names(examples["patient"], pixels).dictionary_encode()
     # A checksum instead of an index, so that a group's fold does not depend on the other groups.
-    return np.fromiter((zlib.crc32(name.encode("utf-8", "replace")) for name in names), np.int64)
+    checksums = [zlib.crc32(name.encode("utf-8")) for name in names.dictionary.to_pylist()]
+    return np.array(checksums, np.int64)[names.indices.to_numpy()]
 
 
 def _cross_validate(

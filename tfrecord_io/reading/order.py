@@ -1,4 +1,7 @@
-"""The order of examples: which ones batch k holds, for any k at once. Pure arithmetic on numpy.
+"""The order of examples: which ones batch k holds, for any k at once.
+
+>>> [batch.tolist() for batch in BatchOrder(num_examples=5, batch_size=2, seed=7)]
+[[0, 4], [1, 3], [2]]
 
 An epoch's order is a keyed bijection of 0..num_examples-1, computed where it is asked for rather
 than stored. So step one million costs what step zero costs, memory does not grow with the data,
@@ -81,6 +84,18 @@ def draw(below: np.ndarray, *, seed: int, key: np.ndarray) -> np.ndarray:
     return ((upper * below.astype(np.uint64)) >> np.uint64(32)).astype(np.int64)
 
 
+def splitmix64(state: np.ndarray) -> np.ndarray:
+    """Returns a well-mixed number for each state, the same on every machine.
+
+    Args:
+        state: uint64, of any shape.
+
+    Returns:
+        uint64 of the same shape.
+    """
+    return _mix(state * np.uint64(_WEYL) + np.uint64(_WEYL))
+
+
 def _mix(value: np.ndarray) -> np.ndarray:
     """SplitMix64's finalizer: a bijection of uint64 in which each bit depends on all others."""
     value = value ^ (value >> np.uint64(30))
@@ -93,7 +108,7 @@ def _mix(value: np.ndarray) -> np.ndarray:
 
 def _key(seed: int, epoch: np.ndarray) -> np.ndarray:
     """uint64 [n]: unrelated numbers for neighbouring seeds and neighbouring epochs."""
-    start = _mix(np.array([(seed * _WEYL + _WEYL) & _U64], np.uint64))
+    start = splitmix64(np.array([seed & _U64], np.uint64))
     return _mix(start + epoch.astype(np.uint64) * np.uint64(_WEYL))
 
 

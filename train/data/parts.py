@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 import tfrecord_io
+from tfrecord_io.groups import group_names
 from tfrecord_io.manifest import EXAMPLES_FILE_NAME, WEIGHT
 from tfrecord_io.reading.mapped import MappedDataset
 from train.config import ConfigError, TrainConfig
@@ -175,12 +176,14 @@ def patient_folds(examples: Examples, num_folds: int) -> np.ndarray:
     Returns:
         int64 [num_examples] in 0..num_folds-1.
     """
-    fold_of = {
-        identity: int.from_bytes(hashlib.sha256(identity.encode("utf-8")).digest()[:8], "big")
+    names = group_names(examples.patients or [None] * len(examples.keys), examples.keys)
+    encoded = names.dictionary_encode()
+    fold_of = [
+        int.from_bytes(hashlib.sha256(name.removeprefix("patient:").encode()).digest()[:8], "big")
         % num_folds
-        for identity in set(examples.patients or examples.keys)
-    }
-    return np.array([fold_of[identity] for identity in examples.patients or examples.keys])
+        for name in encoded.dictionary.to_pylist()
+    ]
+    return np.array(fold_of)[encoded.indices.to_numpy()]
 
 
 def read_statistics(data: str, part: Part) -> tfrecord_io.PixelStatistics:

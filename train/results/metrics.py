@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from tfrecord_io.groups import group_codes, group_names
 from tfrecord_io.kinds.registry import kind_in
 from tfrecord_io.printing import listed, printable
 from train.kinds.scores import CONFIDENCE_LEVEL, Scorer, bootstrap, scores
@@ -161,15 +162,13 @@ def group_indices(groups: Sequence[str] | None, num_examples: int) -> np.ndarray
     """Returns the group of each example as an index in 0..num_groups-1.
 
     Args:
-        groups: name of each example's group; None if each example is its own group.
+        groups: the patient of each example; None if each example is its own group.
         num_examples: number of examples.
 
     Returns:
         int [num_examples].
     """
-    if groups is None:
-        return np.arange(num_examples)
-    return np.unique(np.asarray(groups), return_inverse=True)[1]
+    return group_codes(group_names([None] * num_examples if groups is None else groups))
 
 
 def describe_folds(
