@@ -64,13 +64,13 @@ def prepared_features(options: FeatureOptions) -> Iterator[Job | None]:
     """
     started = time.monotonic()
     trunk, content = _read_trunk(options.trunk)
-    found = _read_images(options.data, trunk)
+    images = _read_images(options.data, trunk)
     storage = Storage(_absolute(options.output))
     extraction = Extraction(
-        name=f"{found.name}_features",
+        name=f"{images.name}_features",
         output=storage.root,
         identity={
-            "dataset": found.fingerprint,
+            "dataset": images.fingerprint,
             "trunk": hashlib.sha256(content).hexdigest(),
             "dtype": options.dtype,
             "format_version": 2,
@@ -78,7 +78,7 @@ def prepared_features(options: FeatureOptions) -> Iterator[Job | None]:
         open_writer=open_feature_writer,
         finish=finish_features,
         data=_absolute(options.data),
-        found=found,
+        images=images,
         trunk=trunk,
         dtype=options.dtype,
     )
@@ -113,21 +113,21 @@ def _read_images(data: str, trunk: Trunk) -> Manifest:
     """Returns the manifest of the dataset of images, checked against its files and the trunk."""
     storage = Storage(data)
     try:
-        found = output_state.read_manifest(storage)
+        images = output_state.read_manifest(storage)
     except FileNotFoundError:
         raise errors.UserError(
             f"--data {data} has no manifest.json: expected the folder of a finished dataset"
         ) from None
     except ManifestError as error:
         raise errors.UserError(str(error)) from None
-    if found.dtype != "uint8" or found.image_shape != trunk.image_shape:
+    if images.dtype != "uint8" or images.image_shape != trunk.image_shape:
         raise errors.UserError(
             f"the trunk takes uint8 images of shape {trunk.image_shape}, but those of {data} are "
-            f"{found.dtype} of shape {found.image_shape}; write a trunk for this dataset with "
+            f"{images.dtype} of shape {images.image_shape}; write a trunk for this dataset with "
             f"python train/trunk.py --data {data}"
         )
     # Otherwise a missing file would be noticed only after all features are computed.
-    output_state.require_shards(storage, found)
+    output_state.require_shards(storage, images)
     try:
         with storage.open_arrow(EXAMPLES_FILE_NAME) as examples:
             pq.read_schema(examples)
@@ -135,4 +135,4 @@ def _read_images(data: str, trunk: Trunk) -> Manifest:
         raise errors.UserError(
             f"{storage.path(EXAMPLES_FILE_NAME)} cannot be read: {error}; copy the dataset again"
         ) from None
-    return found
+    return images

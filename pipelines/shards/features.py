@@ -1,7 +1,7 @@
-"""Runs a trunk over the shards of a dataset: each image becomes a feature map, record by record.
+"""Runs a trunk over the shards of a dataset of images: each image becomes a feature map.
 
-A shard of the dataset makes one shard of the same name, with the same rows, keys and labels. Only
-this module of the package imports Keras, in the workers alone.
+A shard of images makes one shard of the same name, with the same rows, keys and labels. Only this
+module of the package imports Keras, in the workers alone.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import dataclasses
 import hashlib
 import importlib.metadata
 import importlib.util
+import itertools
+import json
 import os
 import tempfile
 import threading
@@ -29,8 +31,8 @@ from pipelines.stores.output import Storage
 from tfrecord_io import manifest, native_noise, schema, shard_writer
 from tfrecord_io.trunk import FILE_NAME, Trunk
 
-#: Images that the trunk gets at once. The last images of a shard are filled up to as many, because
-#: another number would need another graph.
+#: Images in each batch for the trunk. The last batch of a shard is filled up with zeros, because a
+#: batch of another size would need another graph.
 BATCH_SIZE = 32
 
 #: Types in which feature maps are stored.
@@ -59,13 +61,13 @@ class Extraction(Work):
 
     Attributes:
         data: folder or URL of the dataset of images.
-        found: its manifest.
+        images: its manifest.
         trunk: facts of the trunk, whose copy is in the output folder.
         dtype: type in which the features are stored, one of `DTYPES`.
     """
 
     data: str
-    found: manifest.Manifest
+    images: manifest.Manifest
     trunk: Trunk
     dtype: str
 
@@ -74,29 +76,19 @@ class Extraction(Work):
         """The layout of every record of the output."""
         return schema.RecordLayout(
             image_shape=self.trunk.feature_shape,
-            num_classes=self.found.num_classes,
+            num_classes=self.images.num_classes,
             dtype=self.dtype,
-            label_kind=self.found.label_kind,
+            label_kind=self.images.label_kind,
         )
 
-    def shard(self, task: plan.ShardTask) -> manifest.Shard:
-        """Returns the dataset's shard of which a task makes its own."""
-        return self.found.splits[task.split].shards[task.shard_index]
-
     def tasks(self) -> list[plan.ShardTask]:
-        """Returns a task for each shard of the dataset."""
-        tasks: list[plan.ShardTask] = []
-        for split, content in self.found.splits.items():
-            for index, shard in enumerate(content.shards):
-                task = plan.ShardTask(
-                    index=len(tasks),
-                    split=split,
-                    shard_index=index,
-                    num_shards=len(content.shards),
-                    num_refs=shard.num_examples,
-                )
-                tasks.append(task)
-        return tasks
+        """Returns a task for each shard of images."""
+        numbers = itertools.count()
+        return [
+            plan.ShardTask(next(numbers), name, index, len(split.shards), shard.num_examples)
+            for name, split in self.images.splits.items()
+            for index, shard in enumerate(split.shards)
+        ]
 
 
 @contextlib.contextmanager
@@ -124,10 +116,11 @@ def write_features(
         computed_by: device and versions, for the sidecar.
 
     Raises:
-        errors.BuildError: if the dataset's shard is not what its manifest says, or a feature is
+        errors.BuildError: if the shard of images is not what its manifest says, or a feature is
             not a number or too large for the dtype.
     """
-    source, layout = extraction.shard(task), extraction.layout
+    source = extraction.images.splits[task.split].shards[task.shard_index]
+    layout = extraction.layout
     label_counts = np.zeros(layout.num_classes, np.int64)
     with (
         create(task.shard_name) as file,
@@ -159,9 +152,6 @@ def finish_features(extraction: Extraction) -> None:
 
     What is known of the images holds for their features: tables, ledger and audit are carried over.
 
-    Args:
-        extraction: the whole job.
-
     Raises:
         errors.BuildError: if a shard is missing, or the output cannot be written.
     """
@@ -171,38 +161,36 @@ def finish_features(extraction: Extraction) -> None:
     storage, data = extraction.storage, Storage(extraction.data)
     with extraction.clear_errors():
         tasks = plan.read_tasks(storage, extraction.fingerprint)
-        sidecars = require_sidecars(extraction, tasks)
-        found = _make_manifest(extraction, sidecars)
+        made = _make_manifest(extraction, require_sidecars(extraction, tasks))
         for name in _CARRIED_OVER:
             if data.exists(name):
                 storage.write(name, data.read(name))
-        storage.write(manifest.REPORT_FILE_NAME, feature_card.render(found).encode())
-        finish.publish(storage, found)
+        storage.write(manifest.REPORT_FILE_NAME, feature_card.render(made).encode())
+        finish.publish(storage, made)
 
 
 def _make_manifest(extraction: Extraction, sidecars: list[Sidecar]) -> manifest.Manifest:
-    found, trunk = extraction.found, extraction.trunk
-    rest = iter(sidecars)
-    computed_by = [
-        dict(facts) for facts in {tuple((s.computed_by or {}).items()) for s in sidecars}
-    ]
+    images, trunk = extraction.images, extraction.trunk
+    shards = iter(sidecar.to_shard() for sidecar in sidecars)
+    # The same device and versions usually computed all shards.
+    computed_by = {json.dumps(sidecar.computed_by) for sidecar in sidecars}
     return dataclasses.replace(
-        found,
+        images,
         name=extraction.name,
         image_shape=trunk.feature_shape,
         dtype=extraction.dtype,
         splits={
             name: dataclasses.replace(
-                split, shards=tuple(next(rest).to_shard() for _ in split.shards)
+                split, shards=tuple(itertools.islice(shards, len(split.shards)))
             )
-            for name, split in found.splits.items()
+            for name, split in images.splits.items()
         },
         source={
             "kind": manifest.FEATURES,
-            "dataset": {"name": found.name, "fingerprint": found.fingerprint},
-            "images": found.source,
+            "dataset": {"name": images.name, "fingerprint": images.fingerprint},
+            "images": images.source,
             "trunk": {**trunk.to_dict(), "sha256": extraction.identity["trunk"]},
-            "computed_by": sorted(computed_by, key=str),
+            "computed_by": sorted(map(json.loads, computed_by), key=str),
         },
         options=extraction.identity,
         fingerprint=extraction.fingerprint,
@@ -212,14 +200,13 @@ def _make_manifest(extraction: Extraction, sidecars: list[Sidecar]) -> manifest.
 
 def _load_trunk(extraction: Extraction) -> Any:
     """Loads the copy of the trunk that is in the output folder."""
-    storage = extraction.storage
     for name, value in _KERAS_SETTINGS.items():
         os.environ.setdefault(name, value)
     if importlib.util.find_spec("tensorflow") is None:
         os.environ.setdefault("KERAS_BACKEND", "jax")
     # A cluster's worker may load in several threads, and the noise is hidden for the whole process.
     with _loading, native_noise.hide_native_noise(errors.BuildError):
-        model = _read_model(storage)
+        model = _read_model(extraction.storage)
     if tuple(model.output_shape[1:]) != extraction.trunk.feature_shape:
         raise errors.BuildError(
             f"the trunk says that its features have the shape {extraction.trunk.feature_shape}, "
@@ -265,12 +252,13 @@ def _read_batches(
     extraction: Extraction, shard: manifest.Shard
 ) -> Iterator[tuple[np.ndarray, np.ndarray, list[str]]]:
     """Yields (uint8 images, labels, keys) of a shard, up to BATCH_SIZE at once."""
-    data, layout = Storage(extraction.data), extraction.found.layout
+    data, layout = Storage(extraction.data), extraction.images.layout
     key, label = layout.features[schema.KEY], layout.features[schema.LABEL]
     digest = hashlib.sha256()
     with data.open_arrow(shard.name) as file:
         while block := file.read(BATCH_SIZE * layout.stride):
             digest.update(block)
+            # A shard that was cut off ends within a record; its digest shows it below.
             whole = len(block) // layout.stride
             records = np.frombuffer(block, np.uint8, whole * layout.stride)
             records = records.reshape(whole, layout.stride)
