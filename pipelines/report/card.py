@@ -29,6 +29,7 @@ _PICTURE_SIDE = 112
 _MAX_PAIRS = 12
 _MAX_CORNERS = 24
 _MAX_FILES = 50
+_MAX_VALUES = 8
 
 # Names of the intervals between `shortcuts.WHITE_BORDER_EDGES`.
 _BORDERS = ("none", "up to 10 %", "10 to 30 %", "over 30 %")
@@ -56,7 +57,7 @@ def render(
         the HTML text.
     """
     severities = collections.Counter(finding.severity for finding in audit.findings)
-    summary, target = _summary(found, audit), charts.numbers(found, examples)
+    summary, of_labels = _summary(found, audit), charts.numbers(found, examples)
     # From here on the groups that are compared are ranges, if the labels are numbers.
     found, examples = ranges.as_classes(found, examples)
     template = pages.environment(Path(__file__).parent).get_template("card.html.jinja")
@@ -69,13 +70,14 @@ def render(
         summary=summary,
         measures=audit.measures,
         megabytes=found.num_bytes / 1e6,
-        charts={
-            "splits": charts.classes_of_splits(found) if target is None else [],
-            "target": target,
-            "patients": charts.images_of_patients(examples),
-            "shortcuts": charts.shortcuts(audit.measures.get("shortcuts")),
-            "brightness": charts.brightness(found, examples),
-        },
+        charts_of_classes=[
+            *(of_labels or charts.classes_of_splits(found)),
+            *charts.images_of_patients(examples),
+        ],
+        charts_of_side_facts=[
+            *charts.shortcuts(audit.measures.get("shortcuts")),
+            *charts.brightness(found, examples),
+        ],
         facts=_side_facts(found, examples),
         classes=_contact_sheets(found, examples, images),
         num_more_classes=max(found.num_classes - _MAX_CLASSES, 0),
@@ -141,54 +143,50 @@ def _side_facts(found: Manifest, examples: pa.Table) -> list[dict[str, Any]]:
         ("Site", ("site",), str),
     ]
     return [
-        _cross_table(title, _count_by_label(found, examples, columns, show), found.label_names)
+        {"title": title, "rows": _cross_table(found, examples, columns, show)}
         for title, columns, show in facts
         if set(columns) <= set(examples.column_names)
     ]
 
 
-def _count_by_label(
+def _cross_table(
     found: Manifest, examples: pa.Table, columns: Sequence[str], show: Callable[..., str]
-) -> collections.Counter[tuple[str, str]]:
-    """Counts examples by label and by the text that `show` makes of some columns' values."""
+) -> list[dict[str, Any]]:
+    """Counts examples by label and by the text that `show` makes of some columns' values.
+
+    Returns:
+        a row for each of the most frequent texts, and one for the others.
+    """
     keys = [*columns, "label"]
     plain = pa.table({name: _without_dictionary(examples[name]) for name in keys})
-    counts: collections.Counter[tuple[str, str]] = collections.Counter()
+    counts: dict[str, collections.Counter[str]] = {}
     for row in plain.group_by(keys).aggregate([([], "count_all")]).to_pylist():
-        value = show(*(row[name] for name in columns))
+        of_value = counts.setdefault(show(*(row[name] for name in columns)), collections.Counter())
         for label in found.label_kind.names_in(row["label"]):
-            counts[value, label] += row["count_all"]
-        # Makes a row also for a value that only images without a label have.
-        counts[value, ""] += 0
-    return counts
+            of_value[label] += row["count_all"]
+    totals = sum(counts.values(), collections.Counter())
+    frequent = sorted(counts, key=lambda value: (-counts[value].total(), value))
+    shown, rest = frequent[:_MAX_VALUES], frequent[_MAX_VALUES:]
+    if set(shown) <= set(_BORDERS):
+        shown.sort(key=_BORDERS.index)
+    rows = [(value, counts[value]) for value in shown]
+    if rest:
+        rows.append(("others", sum((counts[value] for value in rest), collections.Counter())))
+    return [
+        {
+            "value": value,
+            "cells": [
+                {"count": of_value[label], "share": of_value[label] / max(totals[label], 1)}
+                for label in found.label_names
+            ],
+        }
+        for value, of_value in rows
+    ]
 
 
 def _without_dictionary(column: pa.ChunkedArray) -> pa.ChunkedArray:
     kind = column.type
     return column.cast(kind.value_type) if pa.types.is_dictionary(kind) else column
-
-
-def _cross_table(
-    title: str, counts: collections.Counter[tuple[str, str]], label_names: Sequence[str]
-) -> dict[str, Any]:
-    values: collections.Counter[str] = collections.Counter()
-    totals: collections.Counter[str] = collections.Counter()
-    for (value, label), count in counts.items():
-        values[value] += count
-        totals[label] += count
-    frequent = sorted(values, key=lambda value: (-values[value], value))[:8]
-    if set(frequent) <= set(_BORDERS):
-        frequent.sort(key=_BORDERS.index)
-    others = set(values) - set(frequent)
-    rows = []
-    for value in [*frequent, *(["others"] if others else [])]:
-        members = sorted(others) if value == "others" and others else [value]
-        cells = []
-        for label in label_names:
-            count = sum(counts[member, label] for member in members)
-            cells.append({"count": count, "share": count / max(totals[label], 1)})
-        rows.append({"value": value, "cells": cells})
-    return {"title": title, "rows": rows, "columns": label_names}
 
 
 def _contact_sheets(
