@@ -48,8 +48,8 @@ with console.hide_native_noise():
     import psutil
     from read_data import LABEL_NAMES, ReadData, draw_records, draw_scans
 
+    from tfrecord_io.ahead import map_ahead
     from tfrecord_io.decoding.preprocess import Preprocessing, decode_image
-    from tfrecord_io.reading.batches import map_ahead
     from train import benchmark
     from train import config as train_config
     from train.config import TrainConfig

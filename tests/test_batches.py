@@ -17,8 +17,8 @@ from dataset_factory import write_dataset
 
 import tfrecord_io
 from tfrecord_io import ManifestError
+from tfrecord_io.ahead import map_ahead
 from tfrecord_io.manifest import FILE_NAME
-from tfrecord_io.reading.batches import map_ahead
 from tfrecord_io.reading.mapped import MappedDataset
 
 NUM_EXAMPLES = 23

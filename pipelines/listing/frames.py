@@ -33,7 +33,7 @@ from pipelines.listing.refs import (
 )
 from pipelines.sources.reader import Reader
 from pipelines.sources.source import Source
-from pipelines.stores import prefetch
+from tfrecord_io.ahead import map_ahead
 from tfrecord_io.decoding import dicom, tiff
 from tfrecord_io.decoding.preprocess import split_frame_path
 from tfrecord_io.rejects import Reject
@@ -233,8 +233,10 @@ def _read_with(
 
     num_threads = max(_NUM_THREADS, reader.num_parallel_reads)
     found = []
-    for _, result in prefetch.ahead(read, iterate_refs(refs), num_threads):
-        found.append(result())
+    for held_frames in map_ahead(
+        read, iterate_refs(refs), 2 * num_threads, num_threads=num_threads
+    ):
+        found.append(held_frames)
         update()
     return found
 

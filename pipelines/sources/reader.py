@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
 from typing import BinaryIO, Protocol, TypeVar
 
 from pipelines.sources.member import Member
-from pipelines.stores import prefetch
+from tfrecord_io.ahead import map_ahead
 
 #: Number of images announced to the operating system together, while the previous group is read.
 _NUM_ANNOUNCED = 8
@@ -58,10 +59,24 @@ def read_in_order(
     """
     if reader.num_parallel_reads == 1:
         return _announced(reader, reads)
-    ahead = prefetch.ahead(
-        lambda item: item[1](), reads, reader.num_parallel_reads, lambda item: item[0].stored_size
+    num_threads = reader.num_parallel_reads
+    return map_ahead(
+        _attempt, reads, 2 * num_threads, num_threads=num_threads, num_bytes=_num_bytes
     )
-    return (result for _, result in ahead)
+
+
+def _num_bytes(read: tuple[Member, Callable[[], object]]) -> int:
+    return read[0].stored_size
+
+
+def _attempt(read: tuple[Member, Callable[[], _Result]]) -> Callable[[], _Result]:
+    """Reads a file; returns a function that returns what was read, or raises the error of it."""
+    done: Future[_Result] = Future()
+    try:
+        done.set_result(read[1]())
+    except Exception as error:
+        done.set_exception(error)
+    return done.result
 
 
 def _announced(

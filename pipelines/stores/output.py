@@ -17,7 +17,8 @@ from typing import IO, TypeVar
 
 import pyarrow as pa
 
-from pipelines.stores import prefetch, remote
+from pipelines.stores import remote
+from tfrecord_io.ahead import map_ahead
 from tfrecord_io.files import atomic_write, sync_folder
 
 #: Folder for files that are not part of the dataset: plan, lock, temporary files and tables.
@@ -137,7 +138,8 @@ class Storage:
         """
         if not self.remote:
             return map(read, items)
-        return (result() for _, result in prefetch.ahead(read, items, remote.NUM_CONNECTIONS))
+        num_threads = remote.NUM_CONNECTIONS
+        return map_ahead(read, items, 2 * num_threads, num_threads=num_threads)
 
     def names(self, folder: str = "") -> list[str]:
         """Returns the names of the files of a folder below this one (this one by default)."""

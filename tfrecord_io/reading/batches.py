@@ -6,23 +6,18 @@ gather out of the mapped shards. Two threads gather ahead; they copy without hol
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import functools
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TypeVar
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from tfrecord_io.ahead import map_ahead
 from tfrecord_io.reading.buffers import BufferPool
 from tfrecord_io.reading.mapped import MappedDataset
 from tfrecord_io.reading.opening import Verify, is_remote, open_order
 from tfrecord_io.reading.order import BatchOrder
-
-Item = TypeVar("Item")
-Result = TypeVar("Result")
 
 # One thread that copies does not use all of the bandwidth of the memory.
 _NUM_THREADS = 2
@@ -164,35 +159,3 @@ class Batches:
         if self.with_keys:
             batch += (np.array(self.dataset.keys(examples), "S"),)
         return batch
-
-
-def map_ahead(
-    function: Callable[[Item], Result], items: Iterable[Item], num_ahead: int, *, num_threads: int
-) -> Iterator[Result]:
-    """Yields the result of a function for each item, in order, computed before it is asked for.
-
-    What the function raises is raised here, in its turn. The threads end with this iterator: when
-    it is exhausted, closed, or not used any more.
-
-    Args:
-        function: called in a thread.
-        items: consumed in the caller's thread.
-        num_ahead: how many results are computed ahead; if 0, the caller's thread computes them.
-        num_threads: threads that call the function at the same time.
-    """
-    if not num_ahead:
-        yield from map(function, items)
-        return
-    # A pool, because its idle threads do not keep the program from ending. A thread that waits for
-    # room in a queue would.
-    with ThreadPoolExecutor(num_threads, thread_name_prefix="map_ahead") as executor:
-        ahead: collections.deque[Future[Result]] = collections.deque()
-        try:
-            for item in items:
-                ahead.append(executor.submit(function, item))
-                if len(ahead) > num_ahead:
-                    yield ahead.popleft().result()
-            while ahead:
-                yield ahead.popleft().result()
-        finally:
-            executor.shutdown(wait=False, cancel_futures=True)

@@ -13,7 +13,8 @@ import numpy as np
 import psutil
 
 import tfrecord_io
-from tfrecord_io.reading.batches import Batches, map_ahead
+from tfrecord_io.ahead import map_ahead
+from tfrecord_io.reading.batches import Batches
 from train.config import TrainConfig
 from train.data import augmentation
 from train.data.parts import Part
