@@ -1,610 +1,83 @@
 """Draws OCT-like retinal B-scans that resemble those of the Kermany archive.
 
 They replace the Kermany data in tests, benchmarks and first runs. The scans are drawn, not learnt,
-and contain no patient's data. Every disease is drawn severe enough to be visible, because the
-graders of the real scans saw it too. **A model trained on these scans says nothing about real
-eyes.**
+and contain no patient's data. Every disease is drawn severe enough to be visible. **A model trained
+on these scans says nothing about real eyes.**
 
-Three properties match the Kermany archive, so that they are tested early: patients have several
-images, and a few patients are in two classes; the classes of train are unbalanced; and class and
-image size are *mildly* correlated (512x512 is more often DME and less compressed, a width of 1536
-is more often CNV or NORMAL). One property is better than in the Kermany archive: no patient is in
-two splits.
+Two traps of the archive are drawn too: class and image size are mildly correlated (512x512 is more
+often DME and less compressed, a width of 1536 is more often CNV or NORMAL), and the scans of some
+patients are rotated, with white corners.
 """
 
 from __future__ import annotations
 
 import io
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import NormalDist
 
 import numpy as np
-from numpy.random import PCG64, Generator, SeedSequence
+from numpy.random import Generator
 from numpy.typing import NDArray
 from PIL import Image
 
 Floats = NDArray[np.float64]
 
 # Part of the completeness marker; raise it whenever the same arguments give different bytes.
-GENERATOR_VERSION = 2
+GENERATOR_VERSION = 3
 LABEL_NAMES = ("CNV", "DME", "DRUSEN", "NORMAL")
 
-# The first word of each seed, so that different draws for a patient use different streams.
-_PATIENT_STREAM, _SCAN_STREAM, TREE_STREAM = 1, 2, 3
-
-# --------------------------------------------------------------------------------------------------
-# Random numbers. NumPy keeps the raw bits of PCG64 and SeedSequence stable, but not the results of
-# Generator's methods (NEP 19). So only raw bits and Generator.random, which is a shift and a
-# product of them, are used here.
-# --------------------------------------------------------------------------------------------------
-
-
-def generator(*words: int) -> Generator:
-    """Returns a generator seeded with these words, which gives the same stream on every machine."""
-    return Generator(PCG64(SeedSequence(words)))
-
-
-def _between(rng: Generator, low: float, high: float) -> float:
-    return low + (high - low) * float(rng.random())
-
-
-def whole(rng: Generator, low: int, high: int) -> int:
-    """Returns a random integer from low to high, both included."""
-    return low + int(rng.random() * (high - low + 1))
-
-
-def chance(rng: Generator, probability: float) -> bool:
-    """Returns True with the given probability."""
-    return bool(rng.random() < probability)
-
-
-def _weighted(rng: Generator, weights: Sequence[float]) -> int:
-    """Returns a random index of `weights`, with probabilities proportional to the weights."""
-    rest = float(rng.random()) * sum(weights)
-    for position, weight in enumerate(weights):
-        rest -= weight
-        if rest < 0:
-            return position
-    return len(weights) - 1
-
-
-def _noise_table() -> NDArray[np.float32]:
-    """Returns 256 quantiles of a left-skewed noise with mean 0 and standard deviation 1.
-
-    The intensity of speckle is exponential, and a scanner shows roughly its logarithm, which gives
-    the black dots in dark areas. Averaging frames makes it more normal, so a mixture is used.
-    """
-    levels = [(k + 0.5) / 256 for k in range(256)]
-    log_speckle = np.array([math.log(-math.log(1 - level)) for level in levels])
-    normal = np.array([NormalDist().inv_cdf(level) for level in levels])
-    mixed = 0.4 * log_speckle / log_speckle.std() + 0.6 * normal
-    return np.round((mixed - mixed.mean()) / mixed.std() * 1024).astype(np.float32) / 1024
-
-
-_NOISE_TABLE = _noise_table()
-
-
-def _noise(rng: Generator, rows: int, columns: int) -> NDArray[np.float32]:
-    """Returns white noise float32 [rows, columns], with mean 0 and standard deviation 1."""
-    words = rng.bit_generator.random_raw((rows * columns + 7) // 8)
-    octets = words.astype("<u8", copy=False).view(np.uint8)[: rows * columns]
-    return _NOISE_TABLE[octets].reshape(rows, columns)
-
-
-# --------------------------------------------------------------------------------------------------
-# A patient, and what one scan of the patient shows
-# --------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class _ScanFormat:
-    width: int
-    height: int
-    field_mm: float  # Width of retina that the scan covers.
-
-
+# Width and height in pixels and width of retina in mm, and how often each class has this format.
 _FORMATS = (
-    _ScanFormat(width=512, height=496, field_mm=6.0),
-    _ScanFormat(width=768, height=496, field_mm=9.0),
-    _ScanFormat(width=1024, height=496, field_mm=6.0),
-    _ScanFormat(width=1536, height=496, field_mm=9.0),
-    _ScanFormat(width=512, height=512, field_mm=6.0),
-    _ScanFormat(width=384, height=496, field_mm=4.5),
+    (512, 496, 6.0),
+    (768, 496, 9.0),
+    (1024, 496, 6.0),
+    (1536, 496, 9.0),
+    (512, 512, 6.0),
+    (384, 496, 4.5),
 )
-# Milder than the real correlation, where 512x512 is only DME; see the module's docstring.
-_FORMAT_WEIGHTS = {
-    "CNV": (58, 24, 3, 10, 3, 2),
-    "DME": (56, 18, 3, 3, 18, 2),
-    "DRUSEN": (64, 23, 3, 5, 3, 2),
-    "NORMAL": (62, 24, 2, 8, 3, 1),
+_FORMAT_SHARES = {
+    "CNV": (0.58, 0.24, 0.03, 0.10, 0.03, 0.02),
+    "DME": (0.56, 0.18, 0.03, 0.03, 0.18, 0.02),
+    "DRUSEN": (0.64, 0.23, 0.03, 0.05, 0.03, 0.02),
+    "NORMAL": (0.62, 0.24, 0.02, 0.08, 0.03, 0.01),
 }
 
-
-@dataclass(frozen=True, kw_only=True)
-class _Patient:
-    """What all scans of a patient share; lengths are in mm, or in pixels of 3.87 um depth."""
-
-    curvature: float  # of the eye's back wall, px/mm^2
-    tilt: float  # px/mm
-    thickness: float  # factor on every layer
-    choroid_px: float
-    pit_depth: float  # 0..1
-    pit_mm: float
-    brightness: float
-    retina_gain: float  # brightness of the inner retina relative to the pigment epithelium
-    speckle: float  # relative standard deviation in tissue
-    floor: float  # grey level of the vitreous
-    severity: float  # of any disease, 0.3..1; networks did not detect fainter disease
-    lesion_mm: float  # position of the disease relative to the fovea
-    is_levelled: bool  # whether the scans are rotated to be level, with white corners
-
-
-def _draw_patient(patient: int, seed: int) -> _Patient:
-    rng = generator(_PATIENT_STREAM, seed, patient)
-    return _Patient(
-        curvature=0.2 + 6.5 * _between(rng, 0, 1) ** 2.2,
-        tilt=_between(rng, -9, 9),
-        thickness=_between(rng, 0.9, 1.12),
-        choroid_px=_between(rng, 35, 85),
-        pit_depth=_between(rng, 0.75, 1.0),
-        pit_mm=_between(rng, 0.38, 0.6),
-        brightness=_between(rng, 0.72, 1.08),
-        retina_gain=_between(rng, 0.75, 1.15),
-        speckle=_between(rng, 0.12, 0.26),
-        floor=_between(rng, 8, 20),
-        severity=0.3 + 0.7 * _between(rng, 0, 1) ** 0.9,
-        lesion_mm=_between(rng, -1.3, 1.3),
-        is_levelled=chance(rng, 0.45),
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Spot:
-    """A cyst (dark) or an exudate (bright): an ellipse inside the retina."""
-
-    x_mm: float
-    depth: float  # 0 at the top of the inner nuclear layer, 1 at the external membrane
-    width_mm: float  # half axis
-    height_px: float  # half axis
-    grey: float
+# The healthy retina from its surface down: thickness in pixels of 3.87 um (typical for adults),
+# grey level, share that is missing at the centre of the fovea, share of a swelling.
+_LAYERS = (
+    (8.0, 150, 0.97, 0.3),  # nerve fibres
+    (20.0, 92, 0.95, 0.5),  # ganglion cells
+    (10.0, 62, 0.93, 1.3),  # inner nuclear layer
+    (7.0, 84, 0.80, 0.6),  # outer plexiform layer
+    (20.0, 45, -0.35, 1.5),  # outer nuclear layer
+    (2.0, 66, 0.0, 0.0),  # external limiting membrane
+    (5.0, 52, -0.1, 0.0),  # inner segments
+    (4.5, 158, 0.0, 0.0),  # ellipsoid zone
+    (5.5, 84, -0.4, 0.0),  # outer segments
+)
+_SOFT_LAYERS = 5  # The upper layers blend into each other; below them, edges are sharp.
+_FLUID_GREY, _PIGMENT_GREY, _BRUCH_GREY, _CHOROID_GREY = 14, 192, 105, 75
+_PIGMENT_PX, _BRUCH_PX = 7.0, 1.5
+# Quantiles of the normal distribution, which turn random bytes into noise quickly.
+_NOISE = np.array([NormalDist().inv_cdf((k + 0.5) / 256) for k in range(256)], np.float32)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Lesions:
-    """Disease as curves over the columns, float64 [width], in pixels unless noted otherwise."""
+    """Disease over the columns of a scan, float64 [width], in pixels unless noted otherwise."""
 
-    elevation: Floats  # pigment epithelium above Bruch's membrane
-    fluid: Floats  # under the retina
-    deposit: Floats  # bright material under the retina
-    swelling: Floats  # factor on the layers that swell, 1 where healthy
-    roughness: Floats  # factor on the brightness of the outer bands, 1 where healthy
+    elevation: Floats  # of the pigment epithelium above Bruch's membrane
     elevation_grey: float
-    spots: tuple[_Spot, ...]
+    fluid: Floats  # between retina and pigment epithelium
+    swelling: Floats  # of the layers that swell, as a share of their thickness
+    #: Cysts and exudates as ellipses: centre in mm, depth (0 to 1) between inner nuclear layer and
+    #: external membrane, half axes in mm and pixels, grey level.
+    spots: list[tuple[float, float, float, float, float]]
 
 
-def _waves(rng: Generator, x_mm: Floats, shortest_mm: float, longest_mm: float) -> Floats:
-    """Returns a smooth random curve over `x_mm`, about -1 to 1: a sum of five sines."""
-    total = np.zeros_like(x_mm)
-    for _ in range(5):
-        length = shortest_mm * (longest_mm / shortest_mm) ** float(rng.random())
-        total += np.sin(x_mm * (2 * math.pi / length) + _between(rng, 0, 2 * math.pi))
-    return total / 3
-
-
-def _bell(x_mm: Floats, centre: float, half_width: float) -> Floats:
-    return np.exp(-(((x_mm - centre) / half_width) ** 2))
-
-
-def _dome(x_mm: Floats, centre: float, half_width: float) -> Floats:
-    """Returns a half ellipse: 1 at the centre, 0 beyond the half width."""
-    return np.sqrt(np.maximum(0.0, 1 - ((x_mm - centre) / half_width) ** 2))
-
-
-def _healthy(rng: Generator, x_mm: Floats) -> _Lesions:
-    """Returns curves without disease, with the small unevenness of every eye."""
-    return _Lesions(
-        elevation=np.maximum(0.0, _between(rng, 0.3, 1.6) * _waves(rng, x_mm, 0.25, 1.5)),
-        fluid=np.zeros_like(x_mm),
-        deposit=np.zeros_like(x_mm),
-        swelling=1 + 0.02 * _waves(rng, x_mm, 1.0, 3.0),
-        roughness=1 + _between(rng, 0.04, 0.16) * _waves(rng, x_mm, 0.08, 0.6),
-        elevation_grey=80.0,
-        spots=(),
-    )
-
-
-def _with_drusen(
-    rng: Generator, x_mm: Floats, healthy: _Lesions, severity: float, centre: float
-) -> _Lesions:
-    """Adds bumps of the pigment epithelium with a medium grey inside."""
-    elevation = healthy.elevation
-    for _ in range(1 + int(severity * _between(rng, 3, 12))):
-        half_width = _between(rng, 0.08, 0.14) + 0.16 * severity * float(rng.random())
-        height = 1.2 + (1 + 24 * severity) * float(rng.random()) ** 1.2
-        bump = _bell(x_mm, centre + _between(rng, -2.2, 2.2), half_width)
-        elevation = np.maximum(elevation, height * bump)
-    return replace(healthy, elevation=elevation, elevation_grey=_between(rng, 70, 110))
-
-
-def _with_neovascularisation(
-    rng: Generator, x_mm: Floats, healthy: _Lesions, severity: float, centre: float
-) -> _Lesions:
-    """Adds an irregular detachment of the pigment epithelium, fluid above it, bright deposits."""
-    half_width = _between(rng, 0.2, 0.5) + 1.1 * severity * float(rng.random())
-    irregular = np.maximum(0.15, 1 + 0.45 * _waves(rng, x_mm, 0.4, 1.6))
-    height = 1.5 + severity * _between(rng, 8, 48)
-    membrane = height * irregular * _dome(x_mm, centre, half_width)
-    fluid = np.zeros_like(x_mm)
-    if chance(rng, 0.25 + 0.65 * severity):
-        pool = _dome(x_mm, centre + _between(rng, -0.8, 0.8), half_width * _between(rng, 0.8, 1.5))
-        fluid = (1.5 + severity * _between(rng, 8, 36)) * pool**1.5
-    deposit = np.zeros_like(x_mm)
-    if chance(rng, 0.5):
-        patch = _dome(x_mm, centre + _between(rng, -0.4, 0.4), half_width * _between(rng, 0.4, 0.9))
-        deposit = severity * _between(rng, 5, 22) * patch * irregular
-    cysts = _draw_cysts(rng, severity, centre, 4) if chance(rng, 0.3 * severity) else ()
-    return _Lesions(
-        elevation=np.maximum(healthy.elevation, membrane),
-        fluid=fluid,
-        deposit=deposit,
-        swelling=healthy.swelling + 0.25 * severity * _bell(x_mm, centre, half_width + 0.4),
-        roughness=np.clip(
-            healthy.roughness
-            + (0.1 + 0.6 * severity)
-            * _waves(rng, x_mm, 0.08, 0.6)
-            * _bell(x_mm, centre, half_width + 0.5),
-            0.2,
-            1.4,
-        ),
-        elevation_grey=_between(rng, 70, 135),
-        spots=cysts,
-    )
-
-
-def _with_macular_oedema(
-    rng: Generator, x_mm: Floats, healthy: _Lesions, severity: float, centre: float
-) -> _Lesions:
-    """Adds a thickened retina with dark cysts and bright exudates, and sometimes a little fluid."""
-    cysts = _draw_cysts(rng, severity, 0.6 * centre, 9)
-    fluid = np.zeros_like(x_mm)
-    if chance(rng, 0.15):
-        fluid = severity * _between(rng, 4, 20) * _dome(x_mm, 0.3 * centre, 0.9) ** 1.5
-    return replace(
-        healthy,
-        fluid=fluid,
-        swelling=healthy.swelling
-        + severity * _between(rng, 0.15, 0.75) * _bell(x_mm, 0.6 * centre, _between(rng, 0.7, 1.8)),
-        spots=cysts + _draw_exudates(rng, severity, centre),
-    )
-
-
-def _draw_cysts(rng: Generator, severity: float, centre: float, most: int) -> tuple[_Spot, ...]:
-    return tuple(
-        _Spot(
-            x_mm=centre + _between(rng, -0.9, 0.9),
-            depth=_between(rng, 0.1, 0.85),
-            width_mm=0.03 + 0.2 * (0.08 + severity) * float(rng.random()),
-            height_px=2.0 + 26 * (0.08 + severity) * float(rng.random()),
-            grey=_between(rng, 8, 22) + 14 * (1 - severity),
-        )
-        for _ in range(1 + int(severity * most * _between(rng, 0.4, 1.1)))
-    )
-
-
-def _draw_exudates(rng: Generator, severity: float, centre: float) -> tuple[_Spot, ...]:
-    return tuple(
-        _Spot(
-            x_mm=centre + _between(rng, -1.8, 1.8),
-            depth=_between(rng, 0.2, 0.8),
-            width_mm=_between(rng, 0.02, 0.06),
-            height_px=_between(rng, 1.5, 4),
-            grey=_between(rng, 150, 215),
-        )
-        for _ in range(int(severity * _between(rng, 0, 9)))
-    )
-
-
-def _draw_lesions(
-    rng: Generator, label: str, x_mm: Floats, severity: float, centre: float
-) -> _Lesions:
-    healthy = _healthy(rng, x_mm)
-    if label == "NORMAL":
-        return healthy
-    if label == "DRUSEN":
-        return _with_drusen(rng, x_mm, healthy, severity, centre)
-    if label == "DME":
-        return _with_macular_oedema(rng, x_mm, healthy, severity, centre)
-    before = healthy
-    if chance(rng, 0.3):  # Neovascularisation often grows in eyes with drusen.
-        before = _with_drusen(rng, x_mm, healthy, 0.5 * severity, centre)
-    return _with_neovascularisation(rng, x_mm, before, severity, centre)
-
-
-# --------------------------------------------------------------------------------------------------
-# From layers to pixels. Images are built as [width, height], so that a column of the scan is
-# contiguous in memory, and transposed at the end.
-# --------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Layer:
-    """One band of the healthy retina, with a typical thickness for adult eyes."""
-
-    micrometres: float
-    grey: float
-    pit: float  # share that is missing at the centre of the fovea; negative if thicker there
-    swells: float  # share of a swelling that this layer takes
-
-
-_MICROMETRES_A_PIXEL = 3.87  # depth of a pixel, as in the real scans
-_LAYERS = {
-    "nerve_fibre": _Layer(micrometres=30, grey=150, pit=0.97, swells=0.3),
-    "ganglion": _Layer(micrometres=78, grey=92, pit=0.95, swells=0.5),
-    "inner_nuclear": _Layer(micrometres=40, grey=62, pit=0.93, swells=1.3),
-    "outer_plexiform": _Layer(micrometres=28, grey=84, pit=0.8, swells=0.6),
-    "outer_nuclear": _Layer(micrometres=78, grey=45, pit=-0.35, swells=1.5),
-    "external_membrane": _Layer(micrometres=7, grey=66, pit=0, swells=0),
-    "inner_segment": _Layer(micrometres=20, grey=52, pit=-0.1, swells=0),
-    "ellipsoid": _Layer(micrometres=17, grey=158, pit=0, swells=0),
-    "outer_segment": _Layer(micrometres=21, grey=84, pit=-0.4, swells=0),
-    "deposit": _Layer(micrometres=0, grey=118, pit=0, swells=0),
-    "fluid": _Layer(micrometres=0, grey=14, pit=0, swells=0),
-    "pigment": _Layer(micrometres=27, grey=192, pit=0, swells=0),
-    "elevation": _Layer(micrometres=0, grey=90, pit=0, swells=0),
-    "bruch": _Layer(micrometres=6, grey=105, pit=0, swells=0),
-}
-_LAYER_NAMES = tuple(_LAYERS)
-_OUTER_BANDS = ("ellipsoid", "outer_segment", "pigment")
-# Share of the choroid's grey, by depth below Bruch's membrane in thicknesses of the choroid.
-_CHOROID_FADE = (
-    (0.05, 0.8),
-    (0.3, 0.75),
-    (0.7, 0.6),
-    (1.1, 0.36),
-    (1.8, 0.16),
-    (3.0, 0.04),
-    (4.5, 0.0),
-)
-_CHOROID_GREY = 85.0
-# Half the depth in pixels of the transition between layers: blurred in the inner retina, sharp in
-# the outer one.
-_INNER_EDGE, _OUTER_EDGE = 2.2, 0.9
-
-
-def _layer_thicknesses(
-    rng: Generator, patient: _Patient, lesions: _Lesions, x_mm: Floats, slice_mm: float
-) -> Floats:
-    """Returns the thickness of each of `_LAYERS`, float64 [layer, width], in pixels."""
-    radius = np.sqrt(x_mm**2 + slice_mm**2)
-    pit = patient.pit_depth * np.exp(-((radius / patient.pit_mm) ** 2))
-    rim = 1 + 0.2 * np.exp(-(((radius - 1.1) / 0.6) ** 2)) - 0.05 * np.maximum(0, radius - 1.5)
-    # Nerve fibres converge towards the optic nerve, which is at one side of the image.
-    fibres = np.clip(1 + 0.35 * x_mm, 0.5, 2.2)
-    thicknesses = np.empty((len(_LAYERS), x_mm.size))
-    for row, (name, layer) in enumerate(_LAYERS.items()):
-        pixels = layer.micrometres / _MICROMETRES_A_PIXEL * patient.thickness
-        uneven = 1 + 0.06 * _waves(rng, x_mm, 0.5, 4.0) if layer.micrometres > 25 else 1.0
-        shape = rim * (1 - layer.pit * pit) if layer.pit > 0.5 else 1 - layer.pit * pit
-        thicknesses[row] = pixels * uneven * shape * (1 + layer.swells * (lesions.swelling - 1))
-        if name == "nerve_fibre":
-            thicknesses[row] *= fibres
-    thicknesses[_LAYER_NAMES.index("elevation")] = lesions.elevation
-    thicknesses[_LAYER_NAMES.index("fluid")] = lesions.fluid
-    thicknesses[_LAYER_NAMES.index("deposit")] = lesions.deposit
-    # A bump from below compresses the outer nuclear layer; the layers above it rise smoothly.
-    rise = lesions.elevation + lesions.fluid + lesions.deposit
-    outer = thicknesses[_LAYER_NAMES.index("outer_nuclear")]
-    pressed = outer + 0.65 * _smooth(rise, 0.4 / float(x_mm[1] - x_mm[0])) - rise
-    thicknesses[_LAYER_NAMES.index("outer_nuclear")] = np.maximum(0.3 * outer, pressed)
-    return thicknesses
-
-
-def _smooth(curve: Floats, columns: float) -> Floats:
-    """Returns the curve after two running means over about `columns` columns."""
-    half = max(1, round(columns / 2))
-    window = np.full(2 * half + 1, 1 / (2 * half + 1))
-    for _ in range(2):
-        curve = np.convolve(np.pad(curve, half, mode="edge"), window, mode="valid")
-    return curve
-
-
-def _back_wall(rng: Generator, patient: _Patient, x_mm: Floats, height: int) -> Floats:
-    """Returns the depth of Bruch's membrane, float64 [width], in pixels from the top."""
-    tilt = patient.tilt + _between(rng, -4, 4)
-    wall = tilt * x_mm - patient.curvature * x_mm**2 + 2.0 * _waves(rng, x_mm, 2.5, 8.0)
-    # Keeps about 95 px for the retina above, and the deepest point inside the image.
-    wall -= wall.mean()
-    return wall + np.clip(_between(rng, 0.36, 0.62) * height, 100 - wall.min(), 0.86 * height)
-
-
-def _vessel_shadows(rng: Generator, x_mm: Floats) -> Floats:
-    """Returns the share of light that is left below the retina's vessels, float64 [width]."""
-    light = np.ones_like(x_mm)
-    for _ in range(whole(rng, 1, 7)):
-        x = _between(rng, float(x_mm[0]), float(x_mm[-1]))
-        if abs(x) > 0.5:  # The fovea has no vessels.
-            darkest = 0.08 + 0.5 * float(rng.random()) ** 2
-            light *= 1 - darkest * _bell(x_mm, x, _between(rng, 0.03, 0.09))
-    return light
-
-
-def _layer_greys(
-    patient: _Patient, lesions: _Lesions, thicknesses: Floats, light: Floats
-) -> Floats:
-    """Returns the grey level of each of `_LAYERS`, float64 [layer, width]."""
-    greys = np.empty_like(thicknesses)
-    for row, (name, layer) in enumerate(_LAYERS.items()):
-        is_inner = row < _LAYER_NAMES.index("external_membrane")
-        gain = patient.retina_gain if is_inner else 1.0
-        greys[row] = layer.grey * gain * (1.0 if name == "nerve_fibre" else light)
-        if name in _OUTER_BANDS:
-            greys[row] *= lesions.roughness
-    greys[_LAYER_NAMES.index("elevation")] = lesions.elevation_grey * light
-    # From the bottom up, because a layer without thickness must look like the layer below it.
-    for row in range(len(_LAYERS) - 2, -1, -1):
-        if _LAYERS[_LAYER_NAMES[row]].micrometres == 0:
-            presence = np.minimum(1.0, thicknesses[row] / 3)
-            greys[row] = presence * greys[row] + (1 - presence) * greys[row + 1]
-    return greys
-
-
-def _paint_layers(
-    bounds: Floats, greys: Floats, choroid_px: float, light: Floats, floor: float, height: int
-) -> NDArray[np.float32]:
-    """Paints each column's grey levels by depth.
-
-    Args:
-        bounds: float64 [layer + 1, width], upper bound of each layer and lower bound of the last.
-        greys: float64 [layer, width], grey level of each layer.
-        choroid_px: thickness of the choroid in pixels.
-        light: float64 [width], share of light that reaches the choroid.
-        floor: grey level outside tissue.
-        height: height of the image in pixels.
-
-    Returns:
-        float32 [width, height].
-    """
-    width = bounds.shape[1]
-    above = np.vstack([np.full((1, width), floor), greys])
-    choroid = floor + _CHOROID_GREY * light * np.array([[fade] for _, fade in _CHOROID_FADE])
-    below = np.vstack([greys, choroid[:1]])
-    # Two knots per bound, just above and just below it, then the knots of the choroid.
-    edges = np.full((bounds.shape[0], 1), _OUTER_EDGE)
-    edges[1 : _LAYER_NAMES.index("external_membrane")] = _INNER_EDGE
-    layers_y = np.stack([bounds - edges, bounds + edges], axis=1).reshape(-1, width)
-    layers_grey = np.stack([above, below], axis=1).reshape(-1, width)
-    choroid_y = bounds[-1] + choroid_px * np.array([[depth] for depth, _ in _CHOROID_FADE])
-    # Rounded to a grid, because sin and exp may differ in the last bit between processors. From
-    # here on, IEEE 754 determines every result, so the pixels are the same everywhere.
-    knots_y = _on_grid(np.vstack([layers_y, choroid_y]))
-    knots_grey = _on_grid(np.vstack([layers_grey, choroid]))
-    knots_y = np.maximum.accumulate(np.clip(knots_y, -2.0, height + 1.0), axis=0)
-    # One interpolation for all columns, which are laid out one after another on a long axis.
-    stretch = height + 4
-    starts = stretch * np.arange(width, dtype=np.float64)
-    depths = (starts[:, None] + np.arange(height)).ravel()
-    flat = np.interp(depths, (knots_y + starts).T.ravel(), knots_grey.T.ravel())
-    return flat.reshape(width, height).astype(np.float32)
-
-
-def _on_grid(values: Floats) -> Floats:
-    return np.round(values * 64) / 64
-
-
-def _paint_spot(
-    image: NDArray[np.float32], spot: _Spot, x_mm: Floats, top: Floats, bottom: Floats
-) -> None:
-    """Paints an ellipse with a soft edge, in place, where it fits between two bounds."""
-    width, height = image.shape
-    mm_a_pixel = float(x_mm[1] - x_mm[0])
-    column = round((spot.x_mm - float(x_mm[0])) / mm_a_pixel)
-    if not 0 <= column < width:
-        return
-    room = float(bottom[column] - top[column])
-    half_height = max(1.5, round(min(spot.height_px, 0.46 * room), 2))
-    half_width = max(1.5, round(min(spot.width_mm / mm_a_pixel, 3.0 * half_height), 2))
-    middle = float(top[column]) + half_height + spot.depth * max(0.0, room - 2 * half_height)
-    row = round(middle)
-    left, right = max(0, column - int(half_width) - 3), min(width, column + int(half_width) + 4)
-    upper, lower = max(0, row - int(half_height) - 3), min(height, row + int(half_height) + 4)
-    if upper >= lower:
-        return
-    across = (np.arange(left, right) - column) / half_width
-    down = (np.arange(upper, lower) - row) / half_height
-    distance = np.sqrt(across[:, None] ** 2 + down[None, :] ** 2)
-    edge = max(0.12, 1.5 / min(half_width, half_height))
-    cover = np.clip((1 - distance) / edge + 0.5, 0, 1)
-    window = image[left:right, upper:lower]
-    window += ((spot.grey - window) * cover).astype(np.float32)
-
-
-def _paint_choroid_vessels(
-    image: NDArray[np.float32], rng: Generator, bruch: Floats, choroid_px: float, mm_a_pixel: float
-) -> None:
-    """Paints the choroid's dark vessels in brighter tissue along the back wall, in place."""
-    width, height = image.shape
-    depth = int(1.8 * choroid_px)
-    mottle = np.zeros((depth, width), np.float32)
-    # Two scales, because small vessels are between large ones; both fade out with depth.
-    for cell_mm, cell_rows, strength in ((0.2, 9, 0.13), (0.55, 20, 0.17)):
-        cell_columns = max(4, int(cell_mm / mm_a_pixel))
-        coarse = _noise(rng, depth // cell_rows + 2, width // cell_columns + 2)
-        smooth = Image.fromarray(coarse).resize((width, depth), Image.Resampling.BICUBIC)
-        mottle += np.float32(strength) * np.asarray(smooth)
-    mottle *= np.linspace(1, 0, depth, dtype=np.float32)[:, None]
-    factors = np.clip(1 + mottle.T, 0.4, 1.6)
-    rows = (np.round(bruch).astype(np.intp) + 3)[:, None] + np.arange(depth)
-    columns = np.broadcast_to(np.arange(width)[:, None], rows.shape)
-    inside = (rows >= 0) & (rows < height)
-    image[columns[inside], rows[inside]] *= factors[inside]
-
-
-def _paint_hyaloid(
-    image: NDArray[np.float32], rng: Generator, x_mm: Floats, surface: Floats
-) -> None:
-    """Paints the thin grey membrane in front of some retinas, in place."""
-    gap = _between(rng, 6, 70) + _between(rng, 4, 14) * (x_mm - _between(rng, -2, 2))
-    line = surface.min() - gap + 3 * _waves(rng, x_mm, 1.5, 5)
-    rows = np.round(line).astype(np.intp)
-    seen = _waves(rng, x_mm, 1.0, 6.0) > -0.2
-    seen &= (rows >= 1) & (rows < np.minimum(surface, image.shape[1]) - 5)
-    columns = np.flatnonzero(seen)
-    grey = np.float32(_between(rng, 12, 50))
-    for offset, share in ((-1, 0.5), (0, 1.0), (1, 0.5)):
-        image[columns, rows[columns] + offset] += np.float32(share) * grey
-
-
-def _speckled(image: NDArray[np.float32], rng: Generator, patient: _Patient) -> NDArray[np.uint8]:
-    """Adds a scanner's noise to float32 grey levels; returns uint8 of the same shape."""
-    width, height = image.shape
-    fine = _noise(rng, width + 1, height + 1)
-    # Neighbours share noise: horizontally it correlates by about 0.35 in the real scans' vitreous.
-    grain = fine[:-1, :-1] + 0.4 * fine[1:, :-1] + 0.3 * fine[:-1, 1:]
-    noisy = image * (1 + np.float32(patient.speckle * 0.88) * grain)
-    noisy += np.float32(0.4 * patient.floor) * grain
-    return np.clip(noisy, 0, 250).astype(np.uint8)
-
-
-def _levelled(pixels: NDArray[np.uint8], rng: Generator, slope: float) -> NDArray[np.uint8]:
-    """Rotates a scan to be level and shifts it, as the Kermany archive does, with white corners.
-
-    Args:
-        pixels: uint8 [height, width].
-        rng: gives the error of the angle and the shift.
-        slope: slope of the retina in pixels per pixel, which the rotation roughly removes.
-
-    Returns:
-        uint8 [height, width].
-    """
-    height, width = pixels.shape
-    angle = min(0.08, max(-0.08, math.atan(slope) + _between(rng, -0.03, 0.03)))
-    cosine, sine = round(math.cos(angle), 6), round(math.sin(angle), 6)
-    middle_x, middle_y = width / 2, height / 2
-    down = _between(rng, -1, 1) ** 3 * 0.16 * height
-    # Pillow takes the inverse transform, from a position in the result to one in the source.
-    way_back = (
-        cosine,
-        -sine,
-        middle_x - cosine * middle_x + sine * middle_y,
-        sine,
-        cosine,
-        middle_y - sine * middle_x - cosine * middle_y - down,
-    )
-    image = Image.fromarray(pixels)
-    # Nearest neighbour, as in the real scans; interpolation would smooth the speckle.
-    turned = image.transform(
-        image.size, Image.Transform.AFFINE, way_back, Image.Resampling.NEAREST, fillcolor=255
-    )
-    return np.asarray(turned)
-
-
-def draw_bscan(label: str, patient: int, index: int, seed: int) -> np.ndarray:
+def draw_bscan(label: str, patient: int, index: int, seed: int) -> NDArray[np.uint8]:
     """Draws one OCT-like B-scan, which depends only on the arguments.
-
-    The pixels are the same on every machine with the same version of Pillow, which does the
-    rotation and a resize.
 
     Args:
         label: one of `LABEL_NAMES`.
@@ -616,49 +89,239 @@ def draw_bscan(label: str, patient: int, index: int, seed: int) -> np.ndarray:
         uint8 [height, width], grey; mostly 496 x 512, else 496 x {384, 768, 1024, 1536} or
         512 x 512. A pixel is 3.87 um deep.
     """
-    anatomy = _draw_patient(patient, seed)
-    rng = generator(_SCAN_STREAM, seed, patient, LABEL_NAMES.index(label), index)
-    scan = _FORMATS[_weighted(rng, _FORMAT_WEIGHTS[label])]
-    mm_a_pixel = scan.field_mm / scan.width
-    x_mm = (np.arange(scan.width) - scan.width / 2) * mm_a_pixel + _between(rng, -0.6, 0.6)
+    eye = np.random.default_rng((1, seed, patient))
+    rng = np.random.default_rng((2, seed, patient, LABEL_NAMES.index(label), index))
+    width, height, field_mm = _FORMATS[rng.choice(len(_FORMATS), p=_FORMAT_SHARES[label])]
+    x_mm = np.linspace(-field_mm / 2, field_mm / 2, width) + rng.uniform(-0.6, 0.6)
 
-    severity = min(1.0, anatomy.severity * _between(rng, 0.6, 1.15))
-    lesions = _draw_lesions(
-        rng, label, x_mm, severity, anatomy.lesion_mm + _between(rng, -0.4, 0.4)
-    )
-    slice_mm = _between(rng, -1, 1) ** 3  # Most slices of the archive pass near the fovea.
-    thicknesses = _layer_thicknesses(rng, anatomy, lesions, x_mm, slice_mm)
-    bruch = _back_wall(rng, anatomy, x_mm, scan.height)
-    bounds = np.vstack([bruch - np.cumsum(thicknesses[::-1], axis=0)[::-1], bruch])
-    light = _vessel_shadows(rng, x_mm)
-    greys = _layer_greys(anatomy, lesions, thicknesses, light)
+    severity = min(1.0, (0.35 + 0.65 * eye.random()) * rng.uniform(0.7, 1.15))
+    lesions = _draw_lesions(rng, label, x_mm, severity, eye.uniform(-1.3, 1.3))
+    layers = _layer_thicknesses(eye, rng, x_mm, lesions)
+    bruch = _back_wall(eye, rng, x_mm, height)
+    bounds = np.vstack([bruch - np.cumsum(layers[::-1], axis=0)[::-1], bruch])
+    # Vessels in the retina throw shadows on all that is below them; the fovea has none.
+    light = np.ones(width)
+    for place in rng.uniform(x_mm[0], x_mm[-1], rng.integers(1, 8)):
+        if abs(place) > 0.5:
+            light *= 1 - rng.uniform(0.1, 0.5) * _bell(x_mm, place, rng.uniform(0.03, 0.09))
 
-    image = _paint_layers(bounds, greys, anatomy.choroid_px, light, anatomy.floor, scan.height)
-    bounds = _on_grid(bounds)
-    _paint_choroid_vessels(image, rng, bounds[-1], anatomy.choroid_px, mm_a_pixel)
-    top = bounds[_LAYER_NAMES.index("inner_nuclear")]
-    bottom = bounds[_LAYER_NAMES.index("external_membrane")]
+    image = _paint_layers(bounds, lesions, light, eye.uniform(0.8, 1.1), height)
+    _paint_choroid(image, eye, rng, bruch, light)
     for spot in lesions.spots:
-        _paint_spot(image, spot, x_mm, top, bottom)
-    if chance(rng, 0.2):
-        _paint_hyaloid(image, rng, x_mm, bounds[0])
-    vignette = 1 - _between(rng, 0.05, 0.35) * ((x_mm - x_mm.mean()) / (scan.field_mm / 2)) ** 2
-    image *= _on_grid(anatomy.brightness * _between(rng, 0.9, 1.1) * vignette)[:, None]
-    pixels = np.ascontiguousarray(_speckled(image, rng, anatomy).T)
-    if anatomy.is_levelled:
-        return _levelled(pixels, rng, float(bounds[-1][-1] - bounds[-1][0]) / scan.width)
+        _paint_spot(image, spot, x_mm, bounds[2], bounds[5])
+    vignette = 1 - rng.uniform(0.05, 0.35) * ((x_mm - x_mm.mean()) / (field_mm / 2)) ** 2
+    image *= (eye.uniform(0.75, 1.05) * rng.uniform(0.9, 1.1) * vignette).astype(np.float32)
+    pixels = _speckled(rng, image, eye.uniform(0.12, 0.26), eye.uniform(8, 20))
+    if eye.random() < 0.45:
+        return _levelled(rng, pixels, float(bruch[-1] - bruch[0]) / width)
     return pixels
 
 
-def encode_jpeg(pixels: np.ndarray) -> bytes:
-    """Encodes a scan as the Kermany archive does.
+def _waves(rng: Generator, x_mm: Floats, shortest_mm: float, longest_mm: float) -> Floats:
+    """Returns a smooth random curve over `x_mm`, about -1 to 1: a sum of five sines."""
+    lengths = shortest_mm * (longest_mm / shortest_mm) ** rng.random(5)
+    phases = rng.uniform(0, 2 * math.pi, 5)
+    return np.sin(x_mm[:, None] * (2 * math.pi / lengths) + phases).sum(axis=1) / 3
+
+
+def _bell(x_mm: Floats, centre: float, half_width: float) -> Floats:
+    return np.exp(-(((x_mm - centre) / half_width) ** 2))
+
+
+def _dome(x_mm: Floats, centre: float, half_width: float) -> Floats:
+    """Returns a half ellipse: 1 at the centre, 0 beyond the half width."""
+    return np.sqrt(np.maximum(0.0, 1 - ((x_mm - centre) / half_width) ** 2))
+
+
+def _draw_lesions(
+    rng: Generator, label: str, x_mm: Floats, severity: float, centre: float
+) -> _Lesions:
+    """Draws what a class shows; a healthy eye has only a small unevenness."""
+    centre += rng.uniform(-0.4, 0.4)
+    elevation = np.maximum(0.0, rng.uniform(0.3, 1.6) * _waves(rng, x_mm, 0.25, 1.5))
+    elevation_grey = rng.uniform(70, 120)
+    fluid, swelling = np.zeros_like(x_mm), 0.02 * _waves(rng, x_mm, 1.0, 3.0)
+    spots = []
+    # Neovascularisation often grows in eyes with drusen: bumps of the pigment epithelium.
+    if label == "DRUSEN" or (label == "CNV" and rng.random() < 0.3):
+        for _ in range(2 + int(severity * rng.uniform(3, 12))):
+            height = 3 + 24 * severity * rng.random()
+            bump = _bell(x_mm, centre + rng.uniform(-2, 2), rng.uniform(0.08, 0.25))
+            elevation = np.maximum(elevation, height * bump)
+    if label == "CNV":  # an irregular detachment of the pigment epithelium, and fluid above it
+        half_width = rng.uniform(0.3, 0.6) + severity * rng.random()
+        irregular = np.maximum(0.15, 1 + 0.45 * _waves(rng, x_mm, 0.4, 1.6))
+        membrane = irregular * _dome(x_mm, centre, half_width)
+        elevation = np.maximum(elevation, (4 + severity * rng.uniform(8, 44)) * membrane)
+        pool = _dome(x_mm, centre + rng.uniform(-0.8, 0.8), half_width * rng.uniform(0.8, 1.5))
+        fluid = (rng.random() < 0.8) * severity * rng.uniform(8, 36) * pool**1.5
+        swelling += 0.25 * severity * _bell(x_mm, centre, half_width + 0.4)
+    if label == "DME":  # a thickened retina with dark cysts and bright exudates
+        swelling += severity * rng.uniform(0.25, 0.75) * _bell(x_mm, centre, rng.uniform(0.7, 1.8))
+        for _ in range(2 + int(severity * rng.uniform(3, 9))):
+            place, half_mm = centre + rng.uniform(-0.9, 0.9), 0.03 + 0.2 * severity * rng.random()
+            half_px = 3 + 24 * severity * rng.random()
+            spots.append((place, rng.random(), half_mm, half_px, rng.uniform(8, 24)))
+        for _ in range(int(severity * rng.uniform(0, 9))):
+            place, half_mm = centre + rng.uniform(-1.8, 1.8), rng.uniform(0.02, 0.06)
+            spots.append((place, rng.random(), half_mm, rng.uniform(1.5, 4), rng.uniform(150, 215)))
+    return _Lesions(
+        elevation=elevation,
+        elevation_grey=elevation_grey,
+        fluid=fluid,
+        swelling=swelling,
+        spots=spots,
+    )
+
+
+def _layer_thicknesses(eye: Generator, rng: Generator, x_mm: Floats, lesions: _Lesions) -> Floats:
+    """Returns the thickness of every layer, float64 [layer, width], in pixels.
+
+    The layers are those of `_LAYERS`, fluid, pigment epithelium, its elevation, Bruch's membrane.
+    """
+    slice_mm = rng.uniform(-1, 1) ** 3  # Most slices of the archive pass near the fovea.
+    radius = np.hypot(x_mm, slice_mm)
+    pit = eye.uniform(0.75, 1.0) * np.exp(-((radius / eye.uniform(0.38, 0.6)) ** 2))
+    scale = eye.uniform(0.9, 1.12) * (1 + 0.2 * _bell(radius, 1.1, 0.6))
+    thicknesses = [
+        pixels
+        * (scale * (1 + 0.06 * _waves(rng, x_mm, 0.5, 4.0)) if pixels > 6 else 1)
+        * (1 - missing * pit)
+        * (1 + swells * lesions.swelling)
+        for pixels, _, missing, swells in _LAYERS
+    ]
+    # Nerve fibres converge towards the optic nerve, which is at one side of the image.
+    thicknesses[0] *= np.clip(1 + 0.35 * x_mm, 0.5, 2.2)
+    # A bump from below compresses the outer nuclear layer; the layers above it rise smoothly.
+    rise = lesions.elevation + lesions.fluid
+    half = max(1, round(0.2 * x_mm.size / float(x_mm[-1] - x_mm[0])))
+    window = np.bartlett(2 * half + 1)
+    smooth = np.convolve(np.pad(rise, half, mode="edge"), window / window.sum(), mode="valid")
+    pressed = thicknesses[4] + 0.65 * smooth - rise
+    thicknesses[4] = np.maximum(0.3 * thicknesses[4], pressed)
+    flat = np.ones_like(x_mm)
+    return np.stack(
+        [*thicknesses, lesions.fluid, _PIGMENT_PX * flat, lesions.elevation, _BRUCH_PX * flat]
+    )
+
+
+def _back_wall(eye: Generator, rng: Generator, x_mm: Floats, height: int) -> Floats:
+    """Returns the depth of Bruch's membrane, float64 [width], in pixels from the top."""
+    tilt, curvature = eye.uniform(-9, 9) + rng.uniform(-4, 4), 0.2 + 6.5 * eye.random() ** 2.2
+    wall = tilt * x_mm - curvature * x_mm**2 + 2.0 * _waves(rng, x_mm, 2.5, 8.0)
+    # Keeps about 95 px for the retina above, and the deepest point inside the image.
+    wall -= wall.mean()
+    return wall + np.clip(rng.uniform(0.36, 0.62) * height, 100 - wall.min(), 0.86 * height)
+
+
+def _paint_layers(
+    bounds: Floats, lesions: _Lesions, light: Floats, gain: float, height: int
+) -> NDArray[np.float32]:
+    """Paints the layers; the vitreous above and the choroid below stay black.
 
     Args:
-        pixels: uint8 [height, width], grey.
+        bounds: float64 [layer + 1, width], upper bound of each layer and lower bound of the last.
+        lesions: the disease.
+        light: float64 [width], share of light that reaches each column.
+        gain: brightness of the upper layers.
+        height: height of the image in pixels.
 
     Returns:
-        a JPEG file of mode L. The quality is 75, but 90 for 512 x 512, because real scans of that
-        size also have a finer quantization table.
+        float32 [height, width].
+    """
+    greys = [layer[1] * gain for layer in _LAYERS[:_SOFT_LAYERS]]
+    greys += [layer[1] for layer in _LAYERS[_SOFT_LAYERS:]]
+    greys += [_FLUID_GREY, _PIGMENT_GREY, lesions.elevation_grey, _BRUCH_GREY, 0]
+    # Each bound holds the difference of two greys, of which a sum down the column then makes the
+    # picture. So a layer without thickness leaves no trace.
+    steps = np.zeros((light.size, height + 4), np.float32)
+    columns = np.arange(light.size)
+    for row, (bound, step) in enumerate(zip(bounds, np.diff(greys, prepend=0), strict=True)):
+        edge = 4 if 0 < row <= _SOFT_LAYERS else 1  # rows over which two layers blend
+        place = np.clip(bound - edge / 2 + 0.5, 0, height - 1)
+        first = place.astype(np.intp)
+        share = place - first
+        for offset in range(edge):
+            steps[columns, first + offset] += step / edge * (1 - share) * light
+            steps[columns, first + offset + 1] += step / edge * share * light
+    return np.ascontiguousarray(np.cumsum(steps, axis=1)[:, :height].T)
+
+
+def _paint_choroid(
+    image: NDArray[np.float32], eye: Generator, rng: Generator, bruch: Floats, light: Floats
+) -> None:
+    """Paints the tissue below Bruch's membrane, mottled by its vessels, in place."""
+    top = max(0, int(bruch.min()))
+    height, width = image[top:].shape
+    coarse = rng.standard_normal((height // 12 + 1, width // 24), np.float32)
+    mottle = Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC)
+    depth = np.arange(top, top + height, dtype=np.float32)[:, None] - bruch.astype(np.float32)
+    fade = np.exp(depth * np.float32(-1 / eye.uniform(35, 85)))
+    fade *= np.clip(1 + np.float32(0.2) * np.asarray(mottle), 0.4, 1.6)
+    fade *= (_CHOROID_GREY * light).astype(np.float32)
+    np.add(image[top:], fade, out=image[top:], where=depth > 0)
+
+
+def _paint_spot(
+    image: NDArray[np.float32],
+    spot: tuple[float, float, float, float, float],
+    x_mm: Floats,
+    top: Floats,
+    bottom: Floats,
+) -> None:
+    """Paints an ellipse with a soft edge, in place, where it fits between two bounds."""
+    place, depth, half_mm, half_px, grey = spot
+    column = int(np.searchsorted(x_mm, place))
+    if not 0 < column < x_mm.size:
+        return
+    room = float(bottom[column] - top[column])
+    half_height = max(1.5, min(half_px, 0.46 * room))
+    half_width = max(1.5, min(half_mm / float(x_mm[1] - x_mm[0]), 3 * half_height))
+    middle = float(top[column]) + half_height + depth * max(0.0, room - 2 * half_height)
+    upper, left = max(0, int(middle - half_height) - 3), max(0, int(column - half_width) - 3)
+    window = image[upper : int(middle + half_height) + 4, left : int(column + half_width) + 4]
+    rows, columns = np.indices(window.shape)
+    down, across = (rows + upper - middle) / half_height, (columns + left - column) / half_width
+    cover = np.clip((1 - np.hypot(down, across)) * min(half_width, half_height) / 1.5 + 0.5, 0, 1)
+    window += ((grey - window) * cover).astype(np.float32)
+
+
+def _speckled(
+    rng: Generator, image: NDArray[np.float32], speckle: float, floor: float
+) -> NDArray[np.uint8]:
+    """Adds a scanner's noise to grey levels, float32 [height, width]; returns uint8.
+
+    `speckle` is the relative standard deviation in tissue, `floor` the grey level of the vitreous.
+    """
+    height, width = image.shape
+    size = (height + 1) * (width + 1)
+    fine = _NOISE[np.frombuffer(rng.bytes(size), np.uint8)].reshape(height + 1, width + 1)
+    # Neighbours share noise: in the real scans' vitreous it correlates by about 0.35.
+    grain = fine[:-1, :-1] + np.float32(0.4) * fine[:-1, 1:] + np.float32(0.3) * fine[1:, :-1]
+    noisy = image + np.float32(floor)
+    noisy *= 1 + np.float32(0.88 * speckle) * grain
+    noisy += np.float32(0.4 * floor) * grain
+    return np.clip(noisy, 0, 250, out=noisy).astype(np.uint8)
+
+
+def _levelled(rng: Generator, pixels: NDArray[np.uint8], slope: float) -> NDArray[np.uint8]:
+    """Rotates a scan uint8 [height, width] to be level and shifts it, with white corners.
+
+    `slope` is that of the retina, in pixels a pixel, which the rotation roughly removes.
+    """
+    angle = min(0.08, max(-0.08, math.atan(slope) + rng.uniform(-0.03, 0.03)))
+    shift = round(rng.uniform(-1, 1) ** 3 * 0.16 * pixels.shape[0])
+    # Nearest neighbour, as in the real scans; interpolation would smooth the speckle.
+    turned = Image.fromarray(pixels).rotate(
+        math.degrees(angle), Image.Resampling.NEAREST, translate=(0, shift), fillcolor=255
+    )
+    return np.asarray(turned)
+
+
+def encode_jpeg(pixels: NDArray[np.uint8]) -> bytes:
+    """Encodes a scan, uint8 [height, width], as the Kermany archive does: a JPEG file of mode L.
+
+    The quality is 75, but 90 for 512 x 512: real scans of that size are less compressed too.
     """
     quality = 90 if pixels.shape[0] == 512 else 75
     buffer = io.BytesIO()
