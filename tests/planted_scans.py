@@ -21,12 +21,12 @@ def scan(label: str, patient: int, index: int) -> bytes:
     return encoded(image, "JPEG", quality=90)
 
 
-#: Of all pairs of the 4,000 scans that `make run` draws, three of those in different classes that
-#: look most alike when they are stored at 64 pixels: (label, patient, index) of each.
+#: Of all pairs of the 4,000 scans that `make run` draws, the three of different classes and close
+#: hashes that look most alike when they are stored at 64 pixels: (label, patient, index) of each.
 LOOK_ALIKES = (
-    (("NORMAL", 2220180, 19), ("DME", 6804699, 38)),
-    (("CNV", 4620821, 87), ("DRUSEN", 4806079, 99)),
-    (("DRUSEN", 2134853, 262), ("DME", 6804699, 57)),
+    (("DME", 6340246, 72), ("DRUSEN", 3584580, 57)),
+    (("NORMAL", 6346788, 30), ("DME", 7495581, 21)),
+    (("NORMAL", 6476689, 51), ("DME", 1935148, 67)),
 )
 
 

@@ -87,8 +87,7 @@ def test_each_disease_is_visible_where_it_belongs() -> None:
     def lesions(label: str) -> list[scans._Lesions]:
         x_mm = np.linspace(-3, 3, 512)
         return [
-            scans._draw_lesions(np.random.default_rng(n), label, x_mm, 0.5, 0.0)
-            for n in range(20)
+            scans._draw_lesions(np.random.default_rng(n), label, x_mm, 0.5, 0.0) for n in range(20)
         ]
 
     for normal in lesions("NORMAL"):

@@ -1,4 +1,4 @@
-"""What downloads share: small files, progress bars in bytes, and errors of the disk."""
+"""What downloads share: records in JSON files, progress bars in bytes, and errors of the disk."""
 
 import errno
 import json
@@ -11,19 +11,11 @@ from tqdm import tqdm
 from pipelines import errors
 
 
-def read_text(path: Path) -> str:
-    """Returns a file's text without the white space around it; "" if it cannot be read."""
-    try:
-        return path.read_text(encoding="utf-8").strip()
-    except (OSError, ValueError):
-        return ""
-
-
 def read_json(path: Path) -> dict[str, Any]:
     """Returns the JSON object in a file, or {} if the file is missing or holds none."""
     try:
-        value = json.loads(read_text(path))
-    except ValueError:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
         return {}
     return value if isinstance(value, dict) else {}
 
@@ -37,13 +29,7 @@ def byte_text(count: int) -> str:
 
 
 def byte_bar(description: str, *, total: int | None = None, initial: int = 0) -> tqdm:
-    """Returns a progress bar in bytes, on stderr.
-
-    Args:
-        description: text in front of the bar.
-        total: bytes in all, if known.
-        initial: bytes that are already done.
-    """
+    """Returns a progress bar on stderr, of `total` bytes, of which `initial` are done already."""
     seconds = 0.2 if sys.stderr.isatty() else 30.0  # In a log file each refresh is a new line.
     return tqdm(
         desc=description,
@@ -59,22 +45,13 @@ def byte_bar(description: str, *, total: int | None = None, initial: int = 0) ->
 _FULL_DISK = {
     errno.ENOSPC: "the disk is full",
     errno.EDQUOT: "the quota on this disk is used up",
-    errno.EFBIG: "the file is larger than this file system or a limit of the shell (ulimit -f) "
+    errno.EFBIG: "the file is larger than the file system or a limit of the shell (ulimit -f) "
     "allows",
 }
 
 
 def raise_disk_error(error: OSError, path: Path, note: str = "") -> NoReturn:
-    """Raises a `BuildError` that says what is wrong with the disk and what to do.
-
-    Args:
-        error: the error of the file system.
-        path: the file that could not be written.
-        note: a sentence about what is kept, if anything is.
-
-    Raises:
-        errors.BuildError: always.
-    """
+    """Raises a `BuildError` about a file that could not be written; `note` says what is kept."""
     reason = _FULL_DISK.get(error.errno or 0) or error.strerror or type(error).__name__
     lines = [
         f"{path} could not be written: {reason}.",

@@ -1,14 +1,18 @@
 """Fashion-MNIST: four gzipped IDX files, read from a folder or downloaded.
 
 It has 70,000 grey images of 28 x 28 pixels in 10 classes, 31 MB in all. Each image reaches the
-build as a PGM file in memory, so that it takes the same path as images of other sources.
-
-Names, counts, classes, address and MD5 sums are from the dataset's README,
-https://github.com/zalandoresearch/fashion-mnist.
+build as a PGM file in memory, so that it takes the same path as images of other sources. Names,
+counts, classes, address and MD5 sums are from the dataset's README,
+https://github.com/zalandoresearch/fashion-mnist, the file format from
+http://yann.lecun.com/exdb/mnist/.
 """
 
+from __future__ import annotations
+
 import contextlib
+import gzip
 import hashlib
+import struct
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,7 +24,6 @@ from numpy.typing import NDArray
 
 from pipelines import errors
 from pipelines.sources.downloads import raise_disk_error
-from pipelines.sources.idx import read_idx
 from pipelines.sources.member import Member
 from pipelines.sources.reader import Reader
 from pipelines.sources.source import Source
@@ -42,7 +45,6 @@ LABEL_NAMES = (
 IMAGE_SIZE = (28, 28)
 BASE_URL = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
 
-
 # MD5 of each gzip file, as 32 hexadecimal digits.
 MD5_SUMS = {
     "train-images-idx3-ubyte.gz": "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
@@ -52,74 +54,8 @@ MD5_SUMS = {
 }
 # What the file names call each split.
 _PREFIXES = {"train": "train", "test": "t10k"}
-
-
-def find_files(directory: Path) -> dict[str, Path]:
-    """Returns the paths of the four files in a folder.
-
-    Each may be as published, or unpacked and named without `.gz`.
-
-    Args:
-        directory: folder that holds them.
-
-    Returns:
-        the paths by the published names.
-
-    Raises:
-        FileNotFoundError: if the folder or a file is missing; the message names all of them.
-    """
-    if not directory.is_dir():
-        raise FileNotFoundError(f"{directory}: expected a folder with the four IDX files.")
-    found: dict[str, Path] = {}
-    missing: list[str] = []
-    for name in MD5_SUMS:
-        paths = (directory / name, directory / name.removesuffix(".gz"))
-        path = next((path for path in paths if path.is_file()), None)
-        if path:
-            found[name] = path
-        else:
-            missing.append(name)
-    if missing:
-        raise FileNotFoundError(
-            f"{directory}: expected the four files of Fashion-MNIST under their published names, "
-            f"missing: {', '.join(missing)}. They are published at {BASE_URL}"
-        )
-    return found
-
-
-def read_split(directory: Path, prefix: str) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """Reads the images and labels of a split, and checks that they belong together.
-
-    Args:
-        directory: folder that holds the four files.
-        prefix: what the names of the split's files begin with, `train` or `t10k`.
-
-    Returns:
-        images uint8 [num_images, height, width], and labels uint8 [num_images], each an index of
-        `LABEL_NAMES`.
-
-    Raises:
-        FileNotFoundError: if a file is missing.
-        ValueError: if a file is damaged, or images and labels do not match.
-    """
-    files = find_files(directory)
-    images_path = files[f"{prefix}-images-idx3-ubyte.gz"]
-    labels_path = files[f"{prefix}-labels-idx1-ubyte.gz"]
-    images, labels = read_idx(images_path), read_idx(labels_path)
-    if images.ndim != 3:
-        raise ValueError(
-            f"{images_path}: expected images [num_images, height, width], got {list(images.shape)}."
-        )
-    if labels.shape != images.shape[:1]:
-        raise ValueError(
-            f"{labels_path}: expected {len(images)} labels, one for each image in "
-            f"{images_path.name}, got shape {list(labels.shape)}."
-        )
-    if labels.size and labels.max() >= len(LABEL_NAMES):
-        raise ValueError(
-            f"{labels_path}: expected labels from 0 to {len(LABEL_NAMES) - 1}, got {labels.max()}."
-        )
-    return images, labels
+# Limits the memory that a damaged header asks for. The largest published file has 47 MB.
+_MOST_BYTES = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -142,7 +78,7 @@ class FashionMnistSource(Source):
         for split, prefix in _PREFIXES.items():
             try:
                 images, labels = read_split(self.directory, prefix)
-            except (FileNotFoundError, ValueError) as error:
+            except (OSError, ValueError) as error:
                 raise errors.UserError(str(error)) from None
             for index, (image, label) in enumerate(zip(images, labels.tolist(), strict=True)):
                 yield Member(
@@ -156,7 +92,7 @@ class FashionMnistSource(Source):
                 )
 
     @contextlib.contextmanager
-    def open(self) -> Iterator["_Reader"]:
+    def open(self) -> Iterator[_Reader]:
         """Opens the files on a worker; see `Source.open`."""
         yield _Reader(self.directory)
 
@@ -180,14 +116,12 @@ class _Reader(Reader):
                     f"{error}; every worker must be able to read the folder"
                 ) from None
         images, labels = self._splits[prefix]
-        if (
-            member.offset >= len(images)
-            or _version(images[member.offset], int(labels[member.offset])) != member.version
-        ):
+        index = member.offset
+        if index >= len(images) or _version(images[index], int(labels[index])) != member.version:
             raise errors.BuildError(
                 f"{self._directory} changed since the build began; start again with --overwrite"
             )
-        return _pgm(images[member.offset])
+        return _pgm(images[index])
 
 
 def _version(image: NDArray[np.uint8], label: int) -> int:
@@ -201,6 +135,89 @@ def _pgm(image: NDArray[np.uint8]) -> bytes:
     return b"P5 %d %d 255\n" % (width, height) + image.tobytes()
 
 
+def read_split(directory: Path, prefix: str) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """Reads the images and labels of a split, and checks that they belong together.
+
+    Args:
+        directory: folder with the files, as published or unpacked and named without `.gz`.
+        prefix: what the names of the split's files begin with, `train` or `t10k`.
+
+    Returns:
+        images uint8 [num_images, height, width], and labels uint8 [num_images], each an index of
+        `LABEL_NAMES`.
+
+    Raises:
+        FileNotFoundError: if any of the four files is missing; the message names all of them.
+        ValueError: if a file is damaged, or images and labels do not match.
+    """
+    paths = {name: directory / name for name in MD5_SUMS}
+    for name, path in paths.items():
+        if not path.is_file():
+            paths[name] = path.with_suffix("")
+    if missing := [name for name, path in paths.items() if not path.is_file()]:
+        raise FileNotFoundError(
+            f"{directory}: expected a folder with the four files of Fashion-MNIST under their "
+            f"published names, missing: {', '.join(missing)}. They are published at {BASE_URL}"
+        )
+    images = read_idx(paths[f"{prefix}-images-idx3-ubyte.gz"], 3)
+    path = paths[f"{prefix}-labels-idx1-ubyte.gz"]
+    labels = read_idx(path, 1)
+    if len(labels) != len(images):
+        raise ValueError(
+            f"{path}: expected {len(images)} labels, one for each image, got {len(labels)}."
+        )
+    if labels.size and labels.max() >= len(LABEL_NAMES):
+        raise ValueError(
+            f"{path}: expected labels from 0 to {len(LABEL_NAMES) - 1}, got {labels.max()}."
+        )
+    return images, labels
+
+
+def read_idx(path: Path, num_dimensions: int) -> NDArray[np.uint8]:
+    """Reads an IDX file of unsigned bytes, gzipped or not.
+
+    It begins with two zero bytes, the type (8 for unsigned bytes), the number of dimensions, and
+    each dimension as a big-endian uint32. The values follow in row-major order.
+
+    Args:
+        path: the file; gzip is recognised by the first two bytes, not by the name.
+        num_dimensions: 3 for images, 1 for labels.
+
+    Returns:
+        uint8 array of the header's shape: [num_images, height, width] or [num_labels].
+
+    Raises:
+        ValueError: if the file is not an IDX file of unsigned bytes in so many dimensions, is too
+            short or too long, or is a damaged gzip file.
+    """
+    advice = "The file is damaged, or not what its name says; download it again."
+    with path.open("rb") as raw:
+        is_gzip = raw.read(2) == b"\x1f\x8b"
+    header = struct.Struct(f">4B{num_dimensions}I")
+    try:
+        with gzip.open(path) if is_gzip else path.open("rb") as file:
+            start = file.read(header.size)
+            magic = bytes([0, 0, 8, num_dimensions])
+            if len(start) < header.size or not start.startswith(magic):
+                raise ValueError(
+                    f"{path}: expected an IDX file of bytes in {num_dimensions} dimensions, which "
+                    f"begins with {magic.hex(' ')}; got {start[:4].hex(' ') or 'nothing'}. "
+                    + advice
+                )
+            shape = header.unpack(start)[4:]
+            num_bytes = int(np.prod(shape, dtype=object))
+            # Reads to the end, because gzip compares its CRC there.
+            values = file.read(min(num_bytes, _MOST_BYTES) + 1)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise ValueError(f"{path}: expected a whole gzip file, got {error}. {advice}") from error
+    if len(values) != num_bytes:
+        raise ValueError(
+            f"{path}: expected {num_bytes} bytes for shape {list(shape)}, got "
+            f"{'more' if len(values) > num_bytes else len(values)}. {advice}"
+        )
+    return np.frombuffer(values, dtype=np.uint8).reshape(shape)
+
+
 def download(directory: Path, base_url: str) -> None:
     """Downloads the files that are not in a folder yet, and compares them with the published MD5.
 
@@ -211,35 +228,26 @@ def download(directory: Path, base_url: str) -> None:
     Raises:
         errors.BuildError: if a file could not be downloaded or written, or has another MD5.
     """
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise_disk_error(error, directory)
     for name, md5 in MD5_SUMS.items():
-        path = directory / name
-        if not (path.is_file() and _md5(path.read_bytes()) == md5):
-            _download_file(f"{base_url.rstrip('/')}/{name}", path, md5)
-
-
-def _download_file(url: str, path: Path, md5: str) -> None:
-    shown = remote.shown(url)
-    try:
-        content = remote.read_file(url)
-    except FileNotFoundError:
-        raise errors.BuildError(f"{shown} does not exist.\n{_BY_HAND}") from None
-    except (errors.BuildError, errors.UserError) as error:
-        raise errors.BuildError(f"{error}\n{_BY_HAND}") from None
-    if _md5(content) != md5:
-        raise errors.BuildError(
-            f"{shown} is not {path.name} of Fashion-MNIST: expected the published MD5 {md5}, got "
-            f"{_md5(content)}.\n"
-            "Check the address; a proxy or a login page may have answered in its place."
-        )
-    try:
-        with atomic_write(path) as file:
-            file.write(content)
-    except OSError as error:
-        raise_disk_error(error, path)
+        path, url = directory / name, f"{base_url.rstrip('/')}/{name}"
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            if path.is_file() and _md5(path.read_bytes()) == md5:
+                continue
+            content = remote.read_file(url)
+            if _md5(content) != md5:
+                raise errors.BuildError(
+                    f"{remote.shown(url)}: expected the published MD5 {md5}, got {_md5(content)}; "
+                    "a proxy or a login page may have answered in its place."
+                )
+            with atomic_write(path) as file:
+                file.write(content)
+        except FileNotFoundError:
+            raise errors.BuildError(f"{remote.shown(url)} does not exist.\n{_BY_HAND}") from None
+        except OSError as error:
+            raise_disk_error(error, path)
+        except (errors.BuildError, errors.UserError) as error:
+            raise errors.BuildError(f"{error}\n{_BY_HAND}") from None
 
 
 def _md5(content: bytes) -> str:
