@@ -66,14 +66,7 @@ def run(job: Job, pipeline: beam.Pipeline, num_processes: int | None = None) -> 
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command and returns its exit code.
-
-    Args:
-        argv: the command line without the program's name; by default that of this process.
-
-    Returns:
-        0 if the dataset was built, 1 if the build failed, 2 for wrong usage, 130 after Ctrl-C.
-    """
+    """Runs the command and returns its exit code, see `launch.exit_code`."""
     return launch.exit_code(build, sys.argv[1:] if argv is None else argv)
 
 

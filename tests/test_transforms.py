@@ -10,12 +10,11 @@ import threading
 from pathlib import Path
 
 import apache_beam as beam
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
-from builds import IN_MEMORY, arguments, files_of
-from image_files import encoded, grey_pixels, scan_tree, under, write_tree
+from builds import IN_MEMORY, arguments, build_here, files_of
+from image_files import scan_tree, write_tree
 
 from pipelines import errors
 from pipelines.engine import transforms
@@ -89,23 +88,10 @@ def test_a_shard_holds_the_planned_images_in_order_without_the_rejects(job):
         assert sidecar.num_examples + len(rejected) == sidecar.num_refs == task.num_refs
 
 
-def test_the_sidecar_beside_a_shard_is_what_the_worker_returned(job):
-    for task, sidecar in zip(job.todo, write_all(job), strict=True):
-        text = job.storage.read(task.shard_name.replace(".tfrecord", ".json"))
-        assert Sidecar.from_json(text) == sidecar
-
-
 @pytest.mark.parametrize("text", ["", "null", "[]", "{}", '"x"', b"\xff", '{"label_counts": 1}'])
 def test_something_else_is_no_sidecar(text):
     with pytest.raises(ValueError):  # noqa: PT011 - any message will do
         Sidecar.from_json(text)
-
-
-def test_a_shard_has_the_same_bytes_each_time(job):
-    first = write_all(job)
-    before = files_of_output(job)
-    assert write_all(job) == first
-    assert files_of_output(job) == before
 
 
 def files_of_output(job):
@@ -169,7 +155,7 @@ def run(job, tasks=None, num_processes=None):
         )
 
 
-def test_tasks_become_a_dataset(job):
+def test_tasks_become_a_dataset_whose_tables_name_every_image(job):
     run(job)
     found = Manifest.load(job.storage.root)
     assert found.counts["examples"] == found.num_examples == 28
@@ -179,41 +165,12 @@ def test_tasks_become_a_dataset(job):
     assert found.label_names == ("CNV", "DME", "DRUSEN", "NORMAL")
     assert found.split("train").label_counts == (5, 5, 5, 5)
     assert found.split("test").label_counts == (2, 2, 2, 2)
-
-
-@pytest.mark.parametrize("num_processes", [None, 2])
-def test_a_task_that_comes_twice_does_no_harm(job, num_processes):
-    run(job, [*job.todo, *job.todo], num_processes)
-    assert Manifest.load(job.storage.root).num_examples == 28
-
-
-def test_finished_shards_are_not_written_again(job):
-    def inodes():
-        return {p.name: p.stat().st_ino for p in Path(job.storage.root).glob("*.tfrecord")}
-
-    write_all(job)
-    before, content = inodes(), files_of_output(job)
-    run(job)
-    assert inodes() == before
-    after = files_of_output(job)
-    assert all(after[name] == content[name] for name in before)
-
-
-def test_the_table_of_examples_is_in_the_order_of_the_shards(job):
-    run(job)
     with job.storage.open_arrow("examples.parquet") as file:
         table = pq.read_table(file)
     assert table.schema.names == write.EXAMPLE_SCHEMA.names
-    found = Manifest.load(job.storage.root)
-    counts = [s.num_examples for split in found.splits.values() for s in split.shards]
-    names = [s.name for split in found.splits.values() for s in split.shards]
-    expected = [name for name, count in zip(names, counts, strict=True) for _ in range(count)]
-    assert table["shard"].to_pylist() == expected
+    in_order = [shard.name for shard in found.shards for _ in range(shard.num_examples)]
+    assert table["shard"].to_pylist() == in_order
     assert len(set(table["key"].to_pylist())) == 28
-
-
-def test_the_table_of_rejects_names_every_file_left_out_and_why(job):
-    run(job)
     rows = list(csv.reader(io.StringIO(job.storage.read("rejects.csv").decode(), newline="")))
     assert rows[0] == ["path", "reason", "detail"]
     assert [row[:2] for row in rows[1:]] == [
@@ -222,6 +179,14 @@ def test_the_table_of_rejects_names_every_file_left_out_and_why(job):
         ["train/loose.png", "no_label"],
     ]
     assert all(row[2] for row in rows[1:])
+    assert found.statistics == count_again(job.storage.root)
+    assert found.statistics.num_pixels == 20 * 8 * 8
+
+
+@pytest.mark.parametrize("num_processes", [None, 2])
+def test_a_task_that_comes_twice_does_no_harm(job, num_processes):
+    run(job, [*job.todo, *job.todo], num_processes)
+    assert Manifest.load(job.storage.root).num_examples == 28
 
 
 def count_again(output):
@@ -232,13 +197,6 @@ def count_again(output):
         with (Path(output) / shard.name).open("rb") as file:
             parts.append(PixelStatistics.from_shard(file, found.layout))
     return functools.reduce(operator.add, parts)
-
-
-def test_the_manifest_has_the_sums_over_the_train_splits_pixels(job):
-    run(job)
-    found = Manifest.load(job.storage.root)
-    assert found.statistics == count_again(job.storage.root)
-    assert found.statistics.num_pixels == 20 * 8 * 8
 
 
 # ---- finishing
@@ -256,23 +214,22 @@ def test_shards_of_a_release_that_did_not_count_pixels_are_counted_when_finishin
     assert found.statistics == count_again(job.storage.root)
 
 
-def test_without_a_train_split_there_are_no_sums(tmp_path):
-    scans = write_tree(tmp_path / "scans", scan_tree({"test": 2}))
-    with prepared_job(scans, tmp_path / "out") as job:
-        write_all(job)
-        finish.finish_dataset(job.build)
-    assert Manifest.load(tmp_path / "out").statistics is None
-    assert "statistics" not in json.loads((tmp_path / "out/manifest.json").read_text())
-
-
-def test_a_train_split_of_rejects_alone_has_no_sums(tmp_path):
-    files = {**scan_tree({"test": 2}), "train/CNV/1.png": b"x"}
-    with prepared_job(write_tree(tmp_path / "scans", files), tmp_path / "out") as job:
-        write_all(job)
-        finish.finish_dataset(job.build)
-    found = Manifest.load(tmp_path / "out")
-    assert found.split("train").num_examples == 0
+@pytest.mark.parametrize("files", [{}, {"train/CNV/1.png": b"x"}], ids=["absent", "rejects"])
+def test_without_an_example_to_train_on_there_are_no_sums_over_pixels(tmp_path, files):
+    scans = write_tree(tmp_path / "scans", {**scan_tree({"test": 2}), **files})
+    output = build_here(scans, tmp_path / "out", "--max_reject_fraction=0.5")
+    found = Manifest.load(output)
     assert found.statistics is None
+    assert "statistics" not in json.loads((output / "manifest.json").read_text())
+    # All images of a shard may be rejects.
+    assert [path.read_bytes() for path in output.glob("train-*.tfrecord")] == [b""] * len(files)
+
+
+def test_a_dataset_without_an_example_is_none_whatever_is_allowed(tmp_path):
+    scans = write_tree(tmp_path / "scans", {"train/CNV/1.png": b"x", "train/DME/2.png": b""})
+    with pytest.raises(errors.BuildError, match="all 2 images were rejected"):
+        build_here(scans, tmp_path / "out", "--max_reject_fraction=1")
+    assert not (tmp_path / "out" / "manifest.json").exists()
 
 
 def test_a_missing_shard_is_no_finished_dataset(job):
@@ -289,44 +246,6 @@ def test_a_ledger_that_does_not_add_up_is_no_finished_dataset(job, change):
     with pytest.raises(errors.BuildError, match=r"the source has .* are accounted for"):
         finish.finish_dataset(dataclasses.replace(job.build, **change))
     assert not job.storage.exists("manifest.json")
-
-
-def test_too_many_rejects_leave_the_evidence_and_no_manifest(job):
-    write_all(job)
-    finish.finish_dataset(dataclasses.replace(job.build, max_reject_fraction=0.09))
-    message = finish.read_failure(job.storage)
-    assert message.startswith("3 of 31 images were rejected (9.68%, allowed 9.00%): 1 ")
-    assert "--max_reject_fraction" in message
-    assert job.storage.exists("rejects.csv")
-    assert not job.storage.exists("manifest.json")
-    with pytest.raises(errors.BuildError, match="3 of 31 images were rejected"):
-        require_finished(job)
-
-
-def test_as_many_rejects_as_allowed_are_accepted(job):
-    write_all(job)
-    finish.finish_dataset(dataclasses.replace(job.build, max_reject_fraction=3 / 31))
-    assert finish.read_failure(job.storage) is None
-    require_finished(job)
-
-
-def test_a_dataset_without_an_example_is_none_whatever_is_allowed(tmp_path):
-    scans = write_tree(tmp_path / "scans", {"train/CNV/1.png": b"x", "train/DME/2.png": b""})
-    with prepared_job(scans, tmp_path / "out", "--max_reject_fraction=1") as job:
-        write_all(job)
-        finish.finish_dataset(job.build)
-        assert finish.read_failure(job.storage).startswith("all 2 images were rejected")
-        assert not job.storage.exists("manifest.json")
-
-
-def test_a_shard_all_of_whose_images_are_rejects_is_an_empty_file(tmp_path):
-    files = {**scan_tree({"train": 3}), "test/CNV/1.png": b"x"}
-    with prepared_job(write_tree(tmp_path / "scans", files), tmp_path / "out") as job:
-        write_all(job)
-        finish.finish_dataset(job.build)
-    found = Manifest.load(tmp_path / "out")
-    assert found.split("test").num_examples == 0
-    assert (tmp_path / "out" / found.split("test").shards[0].name).read_bytes() == b""
 
 
 def test_an_engine_that_only_says_it_is_done_is_not_believed(job):
@@ -346,43 +265,6 @@ def test_the_manifest_comes_last(job, monkeypatch):
     monkeypatch.setattr(type(job.storage), "create", note)
     finish.finish_dataset(job.build)
     assert created[-1] == "manifest.json"
-
-
-def test_names_that_terminals_and_tables_stumble_over_are_kept(tmp_path):
-    odd = {
-        'train/CNV/a,"b"\n.png': encoded(grey_pixels(1)),
-        "train/CNV/=1+1.png": b"",
-        "train/DME/\x1b[31m漢.png": encoded(grey_pixels(2)),
-    }
-    with prepared_job(write_tree(tmp_path / "scans", odd), tmp_path / "out") as job:
-        write_all(job)
-        finish.finish_dataset(job.build)
-    with (tmp_path / "out/rejects.csv").open(newline="", encoding="utf-8") as file:
-        assert [row[0] for row in csv.reader(file)][1:] == ["train/CNV/=1+1.png"]
-    paths = pq.read_table(tmp_path / "out/examples.parquet")["path"].to_pylist()
-    assert sorted(paths) == sorted(set(odd) - {"train/CNV/=1+1.png"})
-
-
-def test_the_ledger_of_trees_that_lie_twice_adds_up(scans, tmp_path):
-    files = files_of(scans)
-    twice = write_tree(tmp_path / "twice", {**under("a", files), **under("b c", files)})
-    with prepared_job(twice, tmp_path / "out", "--limit=7") as job:
-        write_all(job)
-        finish.finish_dataset(job.build)
-    counts = Manifest.load(tmp_path / "out").counts
-    assert counts["files"] == 2 * len(files)
-    assert counts["copies"] == 30
-    assert counts["over_limit"] == 30 - 14
-    assert counts["examples"] + counts["rejects"] == 14 + 2
-
-
-def test_a_plan_file_holds_a_batch_a_task(job):
-    with job.storage.open_arrow(f"{BUILD_DIR}/plan.arrow") as file:
-        reader = pa.ipc.open_file(file)
-        sizes = [reader.get_batch(i).num_rows for i in range(reader.num_record_batches)]
-    assert sizes == [task.num_refs for task in job.todo]
-    tasks = json.loads(job.storage.read(plan.PLAN_JSON))["tasks"]
-    assert [plan.ShardTask(*values) for values in tasks] == list(job.todo)
 
 
 @pytest.fixture

@@ -16,8 +16,9 @@ import pyarrow.parquet as pq
 from pipelines import errors
 from pipelines.engine.job import Job, clean, start_or_resume
 from pipelines.planning import output_state, plan
-from pipelines.shards.features import Extraction, finish_features, open_feature_writer
+from pipelines.shards.features import DTYPES, Extraction, finish_features, open_feature_writer
 from pipelines.stores.output import Storage
+from tfrecord_io.flags import check, flag
 from tfrecord_io.manifest import EXAMPLES_FILE_NAME, Manifest, ManifestError
 from tfrecord_io.trunk import FILE_NAME, Trunk, read_trunk
 
@@ -26,24 +27,25 @@ from tfrecord_io.trunk import FILE_NAME, Trunk, read_trunk
 class FeatureOptions:
     """Everything the user chose.
 
-    Attributes:
-        data: folder or URL of a finished dataset of images.
-        trunk: path of a file that `train/trunk.py` wrote.
-        output: folder or URL of the dataset of feature maps.
-        dtype: type in which they are stored, one of `features.DTYPES`.
-        overwrite: whether to replace another dataset in the output folder.
-
     Raises:
-        ValueError: if the output is the dataset itself.
+        ValueError: if a value is missing or wrong, or the output is the dataset of images.
     """
 
-    data: str
-    trunk: Path
-    output: str
-    dtype: str = "float16"
-    overwrite: bool = False
+    data: str = flag("", "folder or URL of a finished dataset of images", metavar="OUT")
+    trunk: str = flag("", "file that train/trunk.py wrote", metavar="FILE")
+    output: str = flag("", "folder or URL of the feature maps", metavar="DIR")
+    dtype: str = flag(
+        "float16", "type in which they are stored; float16 rounds to 11 bits", choices=DTYPES
+    )
+    overwrite: bool = flag(
+        False, "replace a dataset in the output folder that another trunk or dataset made"
+    )
 
     def __post_init__(self) -> None:
+        check(self)
+        for name in ("data", "trunk", "output"):
+            if not getattr(self, name):
+                raise ValueError(f"--{name} is missing; see --help")
         if _absolute(self.data) == _absolute(self.output):
             raise ValueError(f"--output must be another folder than --data, received {self.output}")
 
@@ -51,9 +53,6 @@ class FeatureOptions:
 @contextlib.contextmanager
 def prepared_features(options: FeatureOptions) -> Iterator[Job | None]:
     """Plans the shards, copies the trunk, and locks the output folder until the block ends.
-
-    Args:
-        options: what the user chose.
 
     Yields:
         the job, or None if the output is already complete.
@@ -98,10 +97,10 @@ def _absolute(folder: str) -> str:
     return folder.rstrip("/") if Storage(folder).remote else str(Path(folder).resolve())
 
 
-def _read_trunk(path: Path) -> tuple[Trunk, bytes]:
+def _read_trunk(path: str) -> tuple[Trunk, bytes]:
     """Returns the facts of a trunk file, and its content."""
     try:
-        content = path.read_bytes()
+        content = Path(path).read_bytes()
         return read_trunk(io.BytesIO(content)), content
     except OSError as error:
         raise errors.UserError(f"cannot read --trunk {path}: {error.strerror}") from None

@@ -102,8 +102,7 @@ def _import_beam() -> None:
     The garbage collector is off meanwhile: imports create no garbage, so collecting only costs
     time.
     """
-    # Beam warns that an optional library is missing, and logs each worker's error, which the job
-    # raises anyway.
+    # Beam warns of a missing optional library, and logs each worker's error, which the job raises.
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
     logging.getLogger().addFilter(lambda record: "apitools not found" not in record.getMessage())
     for name in ("common", "portability", "worker.data_plane"):
