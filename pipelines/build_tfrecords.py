@@ -34,7 +34,7 @@ def build(argv: Sequence[str]) -> None:
     """
     chosen = options.parse_options(argv)
     launch.launch(
-        chosen.output, chosen.beam_args, options.flag_names(), lambda: prepared(chosen), run
+        chosen.output.output, chosen.beam_args, options.flag_names(), lambda: prepared(chosen), run
     )
 
 

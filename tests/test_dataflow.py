@@ -106,15 +106,15 @@ def job_of(chosen: options.BuildOptions) -> Job:
     """Returns the job that `prepared` would make, had it listed the archive."""
     tasks = tuple(plan.ShardTask(index, "train", index, 40, 2000) for index in range(40))
     build = Build(
-        name=chosen.name,
-        output=chosen.output,
-        source=RemoteZipSource(chosen.input, kind="archive"),
-        preprocessing=chosen.preprocessing,
+        name=chosen.output.name,
+        output=chosen.output.output,
+        source=RemoteZipSource(chosen.source.input, kind="archive"),
+        preprocessing=chosen.images.preprocessing,
         label_names=("CNV", "DME", "DRUSEN", "NORMAL"),
         identity={"decoder": preprocess.decoder_versions()},
         open_writer=open_image_writer,
         finish=finish_dataset,
-        max_reject_fraction=chosen.max_reject_fraction,
+        max_reject_fraction=chosen.output.max_reject_fraction,
         num_files=80_000,
         copies=0,
         ignored={},

@@ -17,6 +17,7 @@ class Options:
     names: tuple[str, ...] = flag(("a", "b"), "names", parse=lambda text: tuple(text.split("+")))
     optimizer: str = flag("adam", "update rule", choices=("sgd", "adam", "adamw"))
     rate: float = flag(0.5, "step size (default: a half)", least=0)
+    share: float = flag(0.1, "share of the images", least=0, most=1)
     augment: bool = flag(True, "change the images", can_be_negated=True)
     overwrite: bool = flag(False, "replace what is there")
     resolved: int = 0
@@ -49,7 +50,7 @@ def test_help_shows_each_text_with_its_default_once():
     text = " ".join(parser().format_help().split())
     assert "folder of 100 % of the data --names" in text
     assert "--optimizer {sgd,adam,adamw} update rule (default: adam)" in text
-    assert "--rate X step size (default: a half) --augment" in text
+    assert "--rate X step size (default: a half) --share" in text
     assert "replace what is there" in text
     assert "resolved" not in text
 
@@ -60,6 +61,7 @@ def test_help_shows_each_text_with_its_default_once():
         (["--rate=fast"], "--rate: expected a number, received 'fast'"),
         (["--rate=-1"], "--rate must be at least 0; received -1.0"),
         (["--rate=nan"], "--rate must be at least 0; received nan"),
+        (["--share=1.5"], "--share must be in 0..1; received 1.5"),
         (["--optimizer=lion"], "--optimizer must be sgd, adam or adamw; received 'lion'"),
     ],
 )

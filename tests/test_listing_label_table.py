@@ -20,8 +20,6 @@ from pipelines.listing.listing import ListingOptions, list_images
 from pipelines.listing.refs import iterate_refs
 from pipelines.sources.member import Member
 from tfrecord_io import verify
-from tfrecord_io.kinds.classes import CLASSES
-from tfrecord_io.kinds.multi_label import MULTI_LABEL
 from train.data.examples import read_examples
 
 #: Images without class folders, by file name.
@@ -188,8 +186,8 @@ def test_other_columns_are_in_the_digest_with_their_types(tmp_path):
     ("header", "message"),
     [
         ("path,label,width", "has the column width, which examples.parquet has for itself"),
-        ("path,label,age,age", "has the column age, more than once"),
-        ("path,label,label", "has the column label, more than once"),
+        ("path,label,age,age", "has the column age more than once"),
+        ("path,label,label", "has the column label more than once"),
     ],
 )
 def test_a_column_whose_name_is_taken_is_refused(tmp_path, capsys, header, message):
@@ -259,9 +257,7 @@ def test_what_the_table_and_the_source_do_not_share_is_counted(tmp_path):
          {"path": "gone.png", "label": "y"}],
     )  # fmt: skip
     members = [Member(f"images/{name}", 5) for name in ("1.png", "2.png", "3.png", "notes.txt")]
-    listing = list_images(
-        members, ListingOptions(labels=read_label_table(labels)), lambda a, b: True
-    )
+    listing = list_images(members, ListingOptions(labels=labels), lambda a, b: True)
     assert [ref.path for ref in iterate_refs(listing.refs)] == ["1.png"]
     assert {reject.source_path: reject.reason for reject in listing.rejects} == {
         "images/2.png": "no_label",
@@ -276,7 +272,7 @@ def test_without_a_patient_column_the_file_name_tells_the_patient(tmp_path):
     labels = write_csv(tmp_path / "labels.csv", [{"path": "CNV-77-1.jpeg", "label": "x"}])
     listing = list_images(
         [Member("CNV-77-1.jpeg", 5)],
-        ListingOptions(labels=read_label_table(labels)),
+        ListingOptions(labels=labels),
         lambda a, b: True,
     )
     assert [ref.patient for ref in iterate_refs(listing.refs)] == ["77"]
@@ -295,10 +291,10 @@ def test_labels_that_look_alike_are_warned_of_by_their_own_names(
     tmp_path, rows, label_columns, alike
 ):
     rows = [{"path": f"{number}.png", **row} for number, row in enumerate(rows)]
-    kind, columns = (MULTI_LABEL, label_columns) if label_columns else (CLASSES, ("label",))
-    table = read_label_table(write_csv(tmp_path / "t.csv", rows), kind=kind, columns=columns)
+    labels = write_csv(tmp_path / "t.csv", rows)
     members = [Member(row["path"], 5) for row in rows]
-    listing = list_images(members, ListingOptions(labels=table), lambda a, b: True)
+    options = ListingOptions(labels=labels, label_columns=label_columns)
+    listing = list_images(members, options, lambda a, b: True)
     differ = "differ only in case, spaces or Unicode form; if they are one, give them one name in"
     assert listing.notes == ((f"the labels {alike} {differ} the table",) if alike else ())
 
@@ -308,7 +304,7 @@ def test_a_split_that_cannot_be_a_name_is_an_error_with_its_row(tmp_path):
     with pytest.raises(errors.UserError, match="row 1 has the split 'Fold 1'"):
         list_images(
             [Member("scan0.png", 5)],
-            ListingOptions(labels=read_label_table(labels)),
+            ListingOptions(labels=labels),
             lambda a, b: True,
         )
 
@@ -518,8 +514,9 @@ def test_a_table_with_other_columns_of_which_no_row_matches_is_an_error(tmp_path
 def test_a_file_without_a_row_is_a_reject_whatever_the_names_of_an_export_are(tmp_path):
     names = ["IM0001", "IM0002", "1.2.840.17", "1.2.840.18", "README.txt", "DICOMDIR"]
     members = [Member(name, 9, version=place) for place, name in enumerate(names)]
-    table = table_of(tmp_path, [{"path": name, "label": "a"} for name in names[:3:2]])
-    listing = list_images(members, ListingOptions(labels=table), lambda *_: False)
+    rows = [{"path": name, "label": "a"} for name in names[:3:2]]
+    labels = write_csv(tmp_path / "labels.csv", rows)
+    listing = list_images(members, ListingOptions(labels=labels), lambda *_: False)
     assert {(reject.source_path, reject.reason) for reject in listing.rejects} == {
         ("IM0002", "no_label"),
         ("1.2.840.18", "no_label"),

@@ -169,7 +169,7 @@ def test_no_credential_goes_to_the_workers(scans_zip, tmp_path, monkeypatch):
         [f"--kaggle_dataset={DATASET}", f"--download_dir={tmp_path}", IN_MEMORY]
     )
 
-    source = factory.make_source(options_.source_options)
+    source = factory.make_source(options_.source, options_.workers, 0)
 
     assert TOKEN.encode() not in pickle.dumps((source, options_))
     assert TOKEN not in repr(options_.beam_args)
@@ -328,5 +328,5 @@ def test_an_output_inside_the_input_folder_is_refused_before_it_becomes_a_class(
     inside = tmp_path / "scans" / "tfrecords"
     arguments = ["--source=directory", f"--input={tmp_path / 'scans'}", f"--output={inside}"]
     with pytest.raises(errors.UserError, match=r"tfrecords is inside --input .*scans"):
-        factory.make_source(options.parse_options(arguments).source_options)
+        options.parse_options(arguments)
     assert not inside.exists()

@@ -270,8 +270,8 @@ def test_the_trainer_takes_grades_as_classes(scans, tmp_path):
         (["--target=ef", "--labels=x.csv", "--classes=a"], "no --classes"),
         (["--target=ef", "--labels=x.csv", "--label_columns=a"], "no --classes or --label_columns"),
         (["--target=patient", "--labels=x.csv"], "a column with numbers or grades"),
-        (["--grades=a"], "two or more different names"),
-        (["--grades=a,b,a"], "two or more different names"),
+        (["--grades=a"], "two or more names"),
+        (["--grades=a,b,a"], "--grades must differ"),
         (["--grades=a,b", "--classes=a,b"], "takes the place of --classes"),
     ],
 )

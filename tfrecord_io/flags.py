@@ -40,6 +40,7 @@ def flag(
     parse: Callable[[str], Any] | None = None,
     choices: Sequence[Any] | None = None,
     least: float | None = None,
+    most: float | None = None,
     metavar: str | None = None,
     can_be_negated: bool = False,
     **facts: Any,
@@ -54,6 +55,7 @@ def flag(
             expected; by default the field's type does. A flag of a bool takes no text.
         choices: the values allowed, besides None.
         least: the smallest number allowed.
+        most: the largest, together with `least`.
         metavar: name of the value in --help.
         can_be_negated: whether `--no-NAME` turns a bool off.
         facts: further metadata of the field, for the caller.
@@ -63,6 +65,7 @@ def flag(
         "parse": parse,
         "choices": choices,
         "least": least,
+        "most": most,
         "metavar": metavar,
         "can_be_negated": can_be_negated,
         **facts,
@@ -119,7 +122,7 @@ def from_flags(group: type[_Options], found: argparse.Namespace) -> _Options:
 
 
 def check(options: Any) -> None:
-    """Checks the values of a dataclass against their `choices` and `least`.
+    """Checks the values of a dataclass against their `choices`, `least` and `most`.
 
     A dataclass calls it in `__post_init__`, so that flags and values from elsewhere are checked
     alike.
@@ -129,14 +132,20 @@ def check(options: Any) -> None:
     """
     for field, _ in _flags_of(type(options)):
         value = getattr(options, field.name)
-        choices, least = field.metadata["choices"], field.metadata["least"]
-        if value is None:
-            continue
-        if choices is not None and value not in choices:
-            expected = " or ".join([", ".join(map(str, choices[:-1])), str(choices[-1])])
+        if value is not None and (expected := _broken_rule(value, field)):
             raise ValueError(f"--{field.name} must be {expected}; received {value!r}")
-        if least is not None and not value >= least:  # NaN is not
-            raise ValueError(f"--{field.name} must be at least {least}; received {value}")
+
+
+def _broken_rule(value: Any, field: dataclasses.Field[Any]) -> str | None:
+    """Returns what a value should be, if it is not; NaN is in no range."""
+    choices, least, most = (field.metadata[name] for name in ("choices", "least", "most"))
+    if choices is not None and value not in choices:
+        return " or ".join([", ".join(map(str, choices[:-1])), str(choices[-1])])
+    if least is not None and most is not None and not least <= value <= most:
+        return f"in {least}..{most}"
+    if least is not None and not value >= least:
+        return f"at least {least}"
+    return None
 
 
 def _flags_of(group: type) -> list[tuple[dataclasses.Field[Any], Any]]:

@@ -26,7 +26,7 @@ from pipelines.planning import anonymous, output_state, plan, splits
 from pipelines.shards import drops, finish, ledger
 from pipelines.shards.build import Build, Work
 from pipelines.shards.sidecar import find_finished
-from pipelines.shards.write import open_image_writer
+from pipelines.shards.write import EXAMPLE_SCHEMA, open_image_writer
 from pipelines.sources.factory import make_source
 from pipelines.sources.reader import read_in_order
 from pipelines.sources.source import Source
@@ -75,14 +75,20 @@ def prepared(options: BuildOptions) -> Iterator[Job | None]:
             dataset.
         errors.BuildError: if a download fails, or a policy is to fail and the data violates it.
     """
-    storage = Storage(options.output)
-    with anonymous.private_errors(options.secret):
-        source = make_source(options.source_options)
-    with output_state.locked(storage), _private(options.secret, storage):
-        with anonymous.private_errors(options.secret):
-            job = _prepare(options, storage, source)
+    storage = Storage(options.output.output)
+    secret = anonymous.read_secret(
+        options.output.anonymize, output=storage.root, source=options.source.input
+    )
+    with anonymous.private_errors(secret):
+        # First, because a download can take hours.
+        if options.listing.table:
+            options.listing.table.require_other_columns_than(EXAMPLE_SCHEMA.names)
+        source = make_source(options.source, options.workers, options.plan.seed)
+    with output_state.locked(storage), _private(secret, storage):
+        with anonymous.private_errors(secret):
+            job = _prepare(options, storage, source, secret)
         # What has been prepared knows files by their codes, and so do its own errors.
-        with anonymous.private_errors(options.secret, (errors.UserError, errors.BuildError)):
+        with anonymous.private_errors(secret, (errors.UserError, errors.BuildError)):
             yield job
 
 
@@ -103,24 +109,26 @@ def _private(secret: anonymous.Secret | None, storage: Storage) -> Iterator[None
         raise
 
 
-def _prepare(options: BuildOptions, storage: Storage, source: Source) -> Job | None:
+def _prepare(
+    options: BuildOptions, storage: Storage, source: Source, secret: anonymous.Secret | None
+) -> Job | None:
     """Lists the images and plans the shards; returns None if the output is complete."""
-    if _is_known_complete(options, storage, source):
+    if _is_known_complete(options, storage, source, secret):
         return None
     # A local folder, into which a source may unpack its archive.
-    scratch = options.download_dir if storage.remote else Path(storage.path(BUILD_DIR))
+    scratch = options.source.download_dir if storage.remote else Path(storage.path(BUILD_DIR))
     source = source.prepare(scratch.absolute())
     started = time.monotonic()
-    shown = "the input" if options.secret else options.input or options.source
+    shown = "the input" if secret else options.source.input or options.source.source
     _say(f"listing the images of {remote.shown(shown)}")
     names = None
     listing = frames.list_frames(source, options.listing)
-    if options.secret:
-        listing, names = anonymous.hide_names(listing, options.secret)
+    if secret:
+        listing, names = anonymous.hide_names(listing, secret)
     _say(_describe(listing))
     for note in listing.notes:
         _say(f"warning: {note}")
-    return _plan_job(options, storage, source, listing, names, started)
+    return _plan_job(options, storage, source, listing, secret, names, started)
 
 
 def clean(storage: Storage) -> None:
@@ -172,7 +180,9 @@ def was_finished_elsewhere(job: Job) -> bool:
         return False
 
 
-def _is_known_complete(options: BuildOptions, storage: Storage, source: Source) -> bool:
+def _is_known_complete(
+    options: BuildOptions, storage: Storage, source: Source, secret: anonymous.Secret | None
+) -> bool:
     """Returns whether the output is complete for this tar.gz, without listing it.
 
     Listing a tar.gz means unpacking it, which takes minutes. Its size and gzip trailer, which the
@@ -184,11 +194,11 @@ def _is_known_complete(options: BuildOptions, storage: Storage, source: Source) 
         found = output_state.read_manifest(storage)
     except (FileNotFoundError, ManifestError):
         return False
-    if found.source != source_facts(options, source):
+    if found.source != source_facts(source, secret):
         return False
-    if not options.listing.classes and "class_not_chosen" in found.counts.get("ignored", {}):
+    if not options.listing.chosen_classes and "class_not_chosen" in found.counts.get("ignored", {}):
         return False
-    labels = options.label_names or found.label_names
+    labels = options.listing.label_names or found.label_names
     identity = make_identity(
         options,
         source,
@@ -197,11 +207,12 @@ def _is_known_complete(options: BuildOptions, storage: Storage, source: Source) 
         has_dicom="pydicom" in found.options.get("decoder", {}),
         num_pages=found.options.get("tiff_pages", 0),
         no_window="no_window" in found.options,
+        secret=secret,
     )
     if plan.fingerprint(identity) != found.fingerprint:
         return False
     output_state.check_output(storage, identity)
-    drops.require_policies(storage, found, options.drops)
+    drops.require_policies(storage, found, options.splits)
     return True
 
 
@@ -210,11 +221,14 @@ def _plan_job(
     storage: Storage,
     source: Source,
     listing: Listing,
+    secret: anonymous.Secret | None,
     names: pa.Table | None,
     started: float,
 ) -> Job | None:
     """Plans the shards; `names` is the private table of an anonymous dataset."""
-    labels = options.label_names or tuple(sorted(set(listing.refs["label"].unique().to_pylist())))
+    labels = options.listing.label_names or tuple(
+        sorted(set(listing.refs["label"].unique().to_pylist()))
+    )
     identity = make_identity(
         options,
         source,
@@ -223,41 +237,42 @@ def _plan_job(
         has_dicom="DICOM" in listing.frames,
         num_pages=listing.frames.get("TIFF", 0),
         no_window=frames.NO_WINDOW in listing.frames,
+        secret=secret,
     )
     build = Build(
-        name=options.name,
+        name=options.output.name or "",
         # Absolute, because a worker may have another working directory.
-        output=options.output if storage.remote else str(Path(options.output).absolute()),
+        output=storage.root if storage.remote else str(Path(storage.root).absolute()),
         source=source,
         preprocessing=dataclasses.replace(
-            options.preprocessing, no_window=identity.get("no_window")
+            options.images.preprocessing, no_window=identity.get("no_window")
         ),
         label_names=labels,
         identity=identity,
         open_writer=open_image_writer,
         finish=finish.finish_dataset,
-        max_reject_fraction=options.max_reject_fraction,
+        max_reject_fraction=options.output.max_reject_fraction,
         num_files=listing.num_files,
         copies=listing.copies,
         ignored=listing.ignored,
         rejected_files=listing.rejects,
-        drops=options.drops,
-        label_kind=options.label_kind,
-        source_facts=source_facts(options, source),
+        policies=options.splits,
+        label_kind=options.listing.label_kind,
+        source_facts=source_facts(source, secret),
     )
-    if output_state.is_complete(storage, identity, overwrite=options.overwrite):
-        drops.require_policies(storage, output_state.read_manifest(storage), options.drops)
+    if output_state.is_complete(storage, identity, overwrite=options.output.overwrite):
+        drops.require_policies(storage, output_state.read_manifest(storage), options.splits)
         return None
     split = splits.apply(
         listing.refs,
-        options.splitting,
+        options.splits,
         lambda refs: _content_names(source, refs),
-        options.label_kind,
+        options.listing.label_kind,
     )
     for note in split.notes:
         _say(note)
     if len(split.refs["split"].unique()) > 1:
-        drops.check_searchable(build.layout.image_shape, options.drops)
+        drops.check_searchable(build.layout.image_shape, options.splits)
     listing = dataclasses.replace(listing, refs=split.refs, dropped=split.dropped.num_rows)
     planned = plan.make_plan(listing, build.layout.stride, options.plan)
     build = dataclasses.replace(
@@ -267,8 +282,8 @@ def _plan_job(
         notes=(*listing.notes, *split.notes),
     )
     clean(storage)
-    if options.secret and names is not None:
-        path = anonymous.write_names(names, options.secret, build.fingerprint)
+    if secret and names is not None:
+        path = anonymous.write_names(names, secret, build.fingerprint)
         _say(f"the names behind the codes are in {path}: keep it as private as the secret")
     if plan.has_other_columns(storage, planned):
         _say("another version of this program began the dataset; writing all its shards again")

@@ -94,7 +94,7 @@ def list_frames(source: Source, options: ListingOptions) -> Listing:
             is not installed.
     """
     listing = list_source(source, options)
-    labels = options.labels
+    labels = options.table
     keep_patients = labels is not None and labels.patient is not None
     listing = _expanded(listing, source, keep_patients=keep_patients)
     return dataclasses.replace(listing, refs=with_site_in_patient(listing.refs))

@@ -28,7 +28,8 @@ from tfrecord_io.kinds.classes import CLASSES
 from tfrecord_io.kinds.label_kind import LabelKind
 from tfrecord_io.manifest import WEIGHT
 
-_OPTIONAL = ("patient", "split", "site")
+#: Columns that a table may have besides `path` and the labels, each with a meaning of its own.
+OPTIONAL = ("patient", "split", "site")
 _DELIMITERS = (",", ";", "\t")
 
 # Text of a CSV column that becomes a number: no leading zeros, which a code such as 007 has, no
@@ -84,6 +85,22 @@ class LabelTable:
             digest.update(repr(row).encode("utf-8", "surrogatepass"))
         return digest.hexdigest()
 
+    def require_other_columns_than(self, taken: Collection[str]) -> None:
+        """Refuses a column whose name `examples.parquet` gives to a column of its own.
+
+        Args:
+            taken: those names.
+
+        Raises:
+            errors.UserError: naming the column.
+        """
+        names = [] if self.others is None else self.others.column_names
+        if twice := sorted(set(names) & set(taken)):
+            raise errors.UserError(
+                f"--labels {self.name} has the column {', '.join(twice)}, which examples.parquet "
+                "has for itself; rename it, or leave it out"
+            )
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Matches:
@@ -103,7 +120,6 @@ def read_label_table(
     *,
     kind: LabelKind = CLASSES,
     columns: Sequence[str] = ("label",),
-    reserved: Collection[str] = (),
 ) -> LabelTable:
     """Reads a label table.
 
@@ -112,11 +128,10 @@ def read_label_table(
         kind: what an image's label can be.
         columns: the column with the class or the number, or those with a 0 or a 1 for each of
             several labels.
-        reserved: names that no other column may have.
 
     Raises:
         errors.UserError: if the file cannot be read, has no `path` or no label column, a column has
-            a reserved name or the name of another column, a label is neither 0 nor 1, a row has no
+            the name of another column, a label is neither 0 nor 1, a row has no
             site, or a weight is not a number of at least 0.
     """
     used = ("path", *columns)
@@ -134,15 +149,13 @@ def read_label_table(
             f"--labels {file} has the columns {', '.join(table.column_names)}, and needs "
             f"{' and '.join(missing)}"
         )
-    names = [name for name in table.column_names if name not in (*used, *_OPTIONAL)]
-    taken = sorted(set(names) & set(reserved))
+    names = [name for name in table.column_names if name not in (*used, *OPTIONAL)]
     repeated = sorted(
         name for name, count in collections.Counter(table.column_names).items() if count > 1
     )
-    if taken or repeated:
-        why = "which examples.parquet has for itself" if taken else "more than once"
+    if repeated:
         raise errors.UserError(
-            f"--labels {file} has the column {', '.join(taken or repeated)}, {why}; rename it, or "
+            f"--labels {file} has the column {', '.join(repeated)} more than once; rename it, or "
             "leave it out"
         )
     if WEIGHT in names:
@@ -150,7 +163,7 @@ def read_label_table(
         table = table.set_column(place, WEIGHT, _weights(file, table[WEIGHT]))
     texts = {
         name: _as_text(file, name, table[name])
-        for name in (*used, *_OPTIONAL)
+        for name in (*used, *OPTIONAL)
         if name in table.column_names
     }
     try:
@@ -317,6 +330,6 @@ def _read_csv(file: Path, used: Sequence[str]) -> pa.Table:
         ),
     )
     for place, name in enumerate(names):
-        if name not in (*used, *_OPTIONAL):
+        if name not in (*used, *OPTIONAL):
             table = table.set_column(place, name, _with_numbers(table[place]))
     return table

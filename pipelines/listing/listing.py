@@ -14,16 +14,11 @@ import pyarrow.compute as pc
 from pipelines import errors
 from pipelines.listing.label_table import LabelTable
 from pipelines.listing.layout import SPLITS, Sorter
+from pipelines.listing.options import ListingOptions
 from pipelines.listing.refs import BATCH_ROWS, OTHERS, REF_SCHEMA, SITE, RejectedFile
 from pipelines.listing.selection import choose_classes, choose_tree, drop_copies
 from pipelines.sources.member import Member
 from pipelines.sources.source import Source
-from tfrecord_io.kinds.classes import CLASSES
-from tfrecord_io.kinds.label_kind import LabelKind
-
-#: Kermany's file names are CLASS-PATIENT-INDEX.jpeg. The group excludes the class on purpose,
-#: because a patient can appear in several classes.
-DEFAULT_GROUP_REGEX = r"^[A-Za-z]+-(\d+)-\d+\.[A-Za-z]+$"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -66,43 +61,6 @@ class Listing:
             )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ListingOptions:
-    """What the user says about the layout.
-
-    Attributes:
-        classes: class folders to use, in the order of their label indices; if empty, all of them,
-            sorted.
-        tree: the folder that holds the SPLIT or CLASS folders, if several folders do.
-        group_regex: pattern whose first group is the patient in a file's name.
-        labels: a table with the label of each image, instead of class folders.
-        label_kind: what an image's label can be.
-
-    Raises:
-        ValueError: if the pattern is invalid or has no group, or a class is repeated.
-    """
-
-    classes: tuple[str, ...] = ()
-    tree: str | None = None
-    group_regex: str = DEFAULT_GROUP_REGEX
-    labels: LabelTable | None = None
-    label_kind: LabelKind = CLASSES
-
-    def __post_init__(self) -> None:
-        try:
-            groups = re.compile(self.group_regex).groups
-        except re.error as error:
-            raise ValueError(
-                f"group_regex {self.group_regex!r} is not a valid pattern: {error}"
-            ) from None
-        if groups < 1:
-            raise ValueError(
-                f"group_regex {self.group_regex!r} needs a group in parentheses for the patient"
-            )
-        if len(set(self.classes)) != len(self.classes):
-            raise ValueError(f"classes must differ, received {', '.join(self.classes)}")
-
-
 def list_source(source: Source, options: ListingOptions) -> Listing:
     """Asks a source for its files, and finds the images among them.
 
@@ -124,7 +82,7 @@ def _list_as_given(members: Iterable[Member], options: ListingOptions) -> Listin
     rows = [{"root": "", "path": member.name, **member._asdict()} for member in members]
     refs = pa.Table.from_pylist(rows, REF_SCHEMA).combine_chunks()
     ignored: collections.Counter[str] = collections.Counter()
-    refs = choose_classes(refs, options.classes, ignored)
+    refs = choose_classes(refs, options.chosen_classes, ignored)
     return Listing(refs=refs, rejects=(), copies=0, ignored=ignored, num_files=len(rows))
 
 
@@ -150,7 +108,7 @@ def list_images(
         errors.UserError: if no image is found, the chosen tree or classes do not exist, or there
             are several unrelated trees and none was chosen.
     """
-    labels = options.labels
+    labels = options.table
     sorter = Sorter(has_folders=labels is None)
     for member in members:
         sorter.add(member)
@@ -164,7 +122,7 @@ def list_images(
             "check --input (it should hold folders like train/CNV/, or CNV/)"
         )
     table = choose_tree(table, options.tree, ignored)
-    table = choose_classes(table, options.classes, ignored)
+    table = choose_classes(table, options.chosen_classes, ignored)
     table, copies = drop_copies(table, same_content, rejects)
     patients = _find_patients(table["path"], options.group_regex)
     classes = sorted(pc.unique(pc.cast(table["label"], pa.string())).to_pylist())
@@ -206,7 +164,7 @@ def _list_labelled(
             + ("; ".join(why.values()) or "there are no files")
             + ". Its `path` should be a file's path in the input, or the end of it"
         )
-    table = choose_classes(table, options.classes, sorter.ignored)
+    table = choose_classes(table, options.chosen_classes, sorter.ignored)
     table = table.sort_by([("path", "ascending"), ("offset", "ascending")])
     table, copies = drop_copies(table, same_content, sorter.rejects)
     if labels.patient is None:

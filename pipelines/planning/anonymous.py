@@ -79,8 +79,8 @@ class Secret:
         return self.file.with_name(f"{self.file.name}.{ending}")
 
 
-def read_secret(file: Path, *, output: str, source: str | None) -> Secret:
-    """Reads the secret of `--anonymize`.
+def read_secret(file: Path | None, *, output: str, source: str | None) -> Secret | None:
+    """Reads the secret of `--anonymize`; None if there is none.
 
     Args:
         file: the file with the secret; every byte of it counts.
@@ -91,6 +91,8 @@ def read_secret(file: Path, *, output: str, source: str | None) -> Secret:
         errors.UserError: if the file cannot be read, is too short, or is inside the output or the
             input.
     """
+    if file is None:
+        return None
     advice = "make one with: openssl rand -hex 32 > secret.txt"
     for flag, folder in (("--output", output), ("--input", source)):
         _require_outside(file, flag, folder)

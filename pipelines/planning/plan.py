@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 
 from pipelines import errors
 from pipelines.listing.listing import Listing
+from pipelines.planning.options import DEFAULT_SHARD_SIZE_MB, PlanOptions
 from pipelines.stores.output import BUILD_DIR, Storage
 from tfrecord_io import shards
 from tfrecord_io.reading.order import splitmix64
@@ -30,17 +31,11 @@ from tfrecord_io.reading.order import splitmix64
 PLAN_FILE = f"{BUILD_DIR}/plan.arrow"
 PLAN_JSON = f"{BUILD_DIR}/plan.json"
 
-#: Default size of a shard in megabytes: large enough that a network store streams it at full speed
-#: (tens of megabytes), small enough that the Kermany data gives about 70 tasks to share.
-DEFAULT_SHARD_SIZE_MB = 64
-
 #: A split with fewer than `_MIN_SHARDS` shards of the default size gets smaller shards, so that
 #: all cores get work, but each has at least `_MIN_SHARD_EXAMPLES` images.
 _MIN_SHARDS = 16
 _MIN_SHARD_EXAMPLES = 64
 
-#: For more augmented copies than this, augment in the trainer, which makes new ones in each epoch.
-MAX_VARIANTS = 100
 _AUGMENTED_SPLIT = "train"
 
 # Key of the fingerprint in the metadata of the plan file's schema.
@@ -49,43 +44,6 @@ _FINGERPRINT_KEY = b"fingerprint"
 # Other splits follow these, by name.
 _SPLIT_RANKS = {"train": 0, "val": 1, "test": 2}
 _ROWS_AT_ONCE = 65_536
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class PlanOptions:
-    """How the images are shuffled and cut into shards.
-
-    Attributes:
-        seed: seed of the shuffle; the same seed gives the same order on every machine.
-        shard_size_mb: wanted size of a shard in megabytes (10**6 bytes).
-        num_shards: number of shards of the largest split, instead of a size; the other splits get
-            proportionally fewer.
-        limit: largest number of images of each split, chosen by the seed.
-        variants: number of augmented copies of each image of the train split.
-
-    Raises:
-        ValueError: if a value is out of range.
-    """
-
-    seed: int = 0
-    shard_size_mb: float | None = None
-    num_shards: int | None = None
-    limit: int | None = None
-    variants: int = 0
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.seed < 2**63:
-            raise ValueError(f"seed must be in 0..2**63-1, received {self.seed}")
-        if self.shard_size_mb is not None and self.num_shards is not None:
-            raise ValueError("give either shard_size_mb or num_shards, not both")
-        if self.shard_size_mb is not None and not 0 < self.shard_size_mb < math.inf:
-            raise ValueError(f"shard_size_mb must be positive, received {self.shard_size_mb}")
-        for name in ("num_shards", "limit"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, received {value}")
-        if not 0 <= self.variants <= MAX_VARIANTS:
-            raise ValueError(f"variants must be in 0..{MAX_VARIANTS}, received {self.variants}")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,9 +13,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -24,14 +22,12 @@ import xxhash
 
 from pipelines import errors
 from pipelines.listing.refs import REF_SCHEMA, source_paths
+from pipelines.planning.options import DEFAULT_FRACTIONS, SplitOptions
 from tfrecord_io.decoding.preprocess import frame_path
 from tfrecord_io.groups import group_names
 from tfrecord_io.kinds.classes import CLASSES
 from tfrecord_io.kinds.label_kind import LabelKind
 from tfrecord_io.reading.order import splitmix64
-
-#: Fractions of `--splits patient` unless the user gives others.
-DEFAULT_FRACTIONS = (("train", 0.8), ("val", 0.1), ("test", 0.1))
 
 #: One row per image that a policy left out.
 DROPPED_SCHEMA = pa.schema(
@@ -44,58 +40,6 @@ DROPPED_SCHEMA = pa.schema(
 _MAX_PLACES = 50_000_000
 _MAX_SEEDS = 10_000
 _SEEDS_AT_ONCE = 20
-
-Policy = Literal["keep", "drop", "fail"]
-POLICIES: tuple[Policy, ...] = ("keep", "drop", "fail")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class SplitOptions:
-    """How the splits are made, and what happens to patients who are in several.
-
-    Attributes:
-        splits: `source` (keep the source's splits) or `patient` (new splits by patient).
-        fractions: (split, share) pairs for `patient`; `DEFAULT_FRACTIONS` if None.
-        keep_split: a split of the source that stays as it is. Images of its patients are left
-            out of the other splits.
-        seed: seed for `patient`; None searches for one that balances the classes.
-        leaks: policy for patients who are in several splits.
-
-    Raises:
-        ValueError: if a value is out of range or two options contradict each other.
-    """
-
-    splits: Literal["source", "patient"] = "source"
-    fractions: tuple[tuple[str, float], ...] | None = None
-    keep_split: str | None = None
-    seed: int | None = 0
-    leaks: Policy = "keep"
-
-    def __post_init__(self) -> None:
-        if self.splits not in ("source", "patient"):
-            raise ValueError(f"--splits must be source or patient, received {self.splits!r}")
-        if self.leaks not in POLICIES:
-            raise ValueError(f"--leaks must be keep, drop or fail, received {self.leaks!r}")
-        if self.seed is not None and not 0 <= self.seed < 2**63:
-            raise ValueError(f"--split_seed must be in 0..2**63-1, received {self.seed}")
-        if self.fractions is None:
-            return
-        if self.splits == "source":
-            raise ValueError("--split_fractions needs --splits patient")
-        names = [name for name, _ in self.fractions]
-        if len(set(names)) != len(names) or not all(
-            re.fullmatch(r"[a-z][a-z0-9_]*", name) for name in names
-        ):
-            raise ValueError(
-                "--split_fractions takes each split once, in lower-case letters, digits and "
-                f"underscores, received {', '.join(names)}"
-            )
-        values = [value for _, value in self.fractions]
-        if not all(0 < value <= 1 for value in values) or abs(sum(values) - 1) > 1e-6:
-            raise ValueError(
-                "--split_fractions must be positive and add up to 1, received "
-                + ", ".join(f"{name}={value:g}" for name, value in self.fractions)
-            )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -187,7 +131,7 @@ def _assign(
     notes: list[str],
 ) -> pa.Table:
     """Returns the refs with the splits of `--splits patient`."""
-    fractions = dict(options.fractions or DEFAULT_FRACTIONS)
+    fractions = dict(options.split_fractions or DEFAULT_FRACTIONS)
     splits = refs["split"].cast(pa.string()).combine_chunks()
     free = pa.array(np.ones(refs.num_rows, bool))
     if options.keep_split is not None:
@@ -206,11 +150,13 @@ def _assign(
     hashes = hash_names(encoded.dictionary.to_pylist())
     members = encoded.indices.to_numpy().astype(np.int64)
     counts = _counts_by_class(candidates, members, len(hashes), label_kind)
-    seed = options.seed if options.seed is not None else _best_seed(hashes, counts, shares)
+    seed = options.split_seed
+    if seed is None:
+        seed = _best_seed(hashes, counts, shares)
     choice = np.searchsorted(bounds, positions(hashes, np.array([seed], np.uint64))[0], "right")
     achieved = np.stack([counts[choice == index].sum(0) for index in range(len(names))])
-    _check_not_empty(names, shares, achieved, len(hashes), searched=options.seed is None)
-    notes.append(_describe_balance(names, shares, achieved, seed, options.seed is None))
+    _check_not_empty(names, shares, achieved, len(hashes), searched=options.split_seed is None)
+    notes.append(_describe_balance(names, shares, achieved, seed, options.split_seed is None))
     chosen = pa.array(names).take(pa.array(choice[members]))
     column = pc.replace_with_mask(splits, free, chosen)
     index, field = REF_SCHEMA.get_field_index("split"), REF_SCHEMA.field("split")

@@ -12,7 +12,8 @@ import pyarrow.parquet as pq
 
 from pipelines import errors
 from pipelines.listing.refs import RejectedFile
-from pipelines.planning import plan, splits
+from pipelines.planning import plan
+from pipelines.planning.options import SplitOptions
 from pipelines.sources.source import Source
 from pipelines.stores.output import BUILD_DIR, Storage
 from tfrecord_io import manifest, schema
@@ -26,29 +27,6 @@ Create = Callable[[str], contextlib.AbstractContextManager[IO[bytes]]]
 
 #: Writes the files of a task, its sidecar last.
 WriteTask = Callable[[plan.ShardTask, Create], object]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class DropOptions:
-    """What happens to pictures that are in the dataset more than once.
-
-    Attributes:
-        duplicates: policy for pictures with the same stored pixels, in any split.
-        leaks: policy for pictures that are in several splits, near duplicates included.
-
-    Raises:
-        ValueError: if a value is not one of the policies.
-    """
-
-    duplicates: splits.Policy = "keep"
-    leaks: splits.Policy = "keep"
-
-    def __post_init__(self) -> None:
-        for name in ("duplicates", "leaks"):
-            if getattr(self, name) not in splits.POLICIES:
-                raise ValueError(
-                    f"--{name} must be keep, drop or fail, received {getattr(self, name)!r}"
-                )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -121,7 +99,7 @@ class Build(Work):
         source_facts: the source's entry in the manifest.
         over_limit: number of images left out by the limit.
         num_variants: number of augmented copies planned.
-        drops: what happens to pictures that occur more than once.
+        policies: what happens to pictures that occur more than once.
         notes: what the user should know about the classes and the splits.
         label_kind: what an example's label can be.
     """
@@ -135,9 +113,9 @@ class Build(Work):
     ignored: Mapping[str, int]
     rejected_files: tuple[RejectedFile, ...]
     source_facts: Mapping[str, Any]
+    policies: SplitOptions = dataclasses.field(default_factory=SplitOptions)
     over_limit: int = 0
     num_variants: int = 0
-    drops: DropOptions = DropOptions()
     notes: tuple[str, ...] = ()
     label_kind: LabelKind = CLASSES
 

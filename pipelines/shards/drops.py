@@ -20,7 +20,8 @@ import pyarrow.parquet as pq
 
 from pipelines import errors
 from pipelines.planning import plan, splits
-from pipelines.shards.build import Build, DropOptions, rows_name
+from pipelines.planning.options import SplitOptions
+from pipelines.shards.build import Build, rows_name
 from pipelines.shards.sidecar import Sidecar
 from pipelines.stores.output import BUILD_DIR, Storage
 from tfrecord_io import manifest, schema
@@ -56,14 +57,14 @@ def leave_out(
     planned = read_table(build.storage, PLANNED_FILE)
     if planned is None:
         planned = splits.DROPPED_SCHEMA.empty_table()
-    if "drop" not in (build.drops.duplicates, build.drops.leaks):
+    if "drop" not in (build.policies.duplicates, build.policies.leaks):
         return planned
     decided = read_table(build.storage, DECIDED_FILE)
     if decided is None:
         with build.open_images() as images:
             examples = build.read_examples()
             twins = find_twins(with_ranges(examples, build.label_kind), images)
-            decided = decide(examples, twins, build.drops)
+            decided = decide(examples, twins, build.policies)
         write_table(build.storage, DECIDED_FILE, decided)
     all_rows = build.storage.map(build.read_rows, tasks)
     for task, sidecar, rows in zip(tasks, sidecars, all_rows, strict=True):
@@ -74,7 +75,7 @@ def leave_out(
     return pa.concat_tables([planned, decided.select(splits.DROPPED_SCHEMA.names)])
 
 
-def decide(examples: pa.Table, twins: Twins, options: DropOptions) -> pa.Table:
+def decide(examples: pa.Table, twins: Twins, options: SplitOptions) -> pa.Table:
     """Returns the examples to drop, with the reasons.
 
     Of several pictures with the same pixels, the one in the most protected split stays (the order
@@ -194,7 +195,7 @@ def _copy_without(
     smaller.write(storage.create)
 
 
-def check_searchable(image_shape: Sequence[int], options: DropOptions) -> None:
+def check_searchable(image_shape: Sequence[int], options: SplitOptions) -> None:
     """Refuses `--leaks fail` for images stored too small, before anything is decoded.
 
     Args:
@@ -215,7 +216,7 @@ def check_searchable(image_shape: Sequence[int], options: DropOptions) -> None:
         )
 
 
-def require_policies(storage: Storage, found: manifest.Manifest, options: DropOptions) -> None:
+def require_policies(storage: Storage, found: manifest.Manifest, options: SplitOptions) -> None:
     """Refuses a dataset that violates a policy that is `fail`.
 
     A complete one is checked, too, because it may have been built with `keep`.

@@ -84,7 +84,7 @@ def _finish(build: Build) -> None:
     counts = ledger.count_files(build, sidecars, len(rejects), dropped)
     made = _make_manifest(build, tasks, sidecars, counts, rejects)
     made = _audit_and_report(build, made, rejects, dropped)
-    drops.require_policies(build.storage, made, build.drops)
+    drops.require_policies(build.storage, made, build.policies)
     publish(build.storage, made)
 
 

@@ -15,27 +15,31 @@ from pipelines.sources import fashion_mnist, staging
 from pipelines.sources.archive import ArchiveSource
 from pipelines.sources.directory import DirectorySource
 from pipelines.sources.kaggle import download as kaggle
+from pipelines.sources.options import SourceOptions
 from pipelines.sources.remote import RemoteDirectorySource, RemoteZipSource
 from pipelines.sources.source import Source
-from pipelines.sources.source_options import SourceOptions
 from pipelines.sources.synthetic import tree as synthetic
 from pipelines.stores import remote
 
 
-def make_source(options: SourceOptions) -> Source:
+def make_source(options: SourceOptions, workers: staging.Workers, seed: int) -> Source:
     """Returns the source that the user chose, after downloading or drawing its images.
 
     The output folder is not touched, so a failed download leaves nothing there.
 
     Args:
         options: what the user chose.
+        workers: where the images will be decoded.
+        seed: seed of synthetic images.
 
     Raises:
         errors.UserError: if credentials are missing, or an option does not fit the source.
         errors.BuildError: if the data could not be downloaded or drawn.
     """
-    staging.require_reachable(options)
-    return staging.staged(_MAKERS[options.source](options), options)
+    staging.require_reachable(options, workers)
+    if options.source == "synthetic":
+        return _synthetic(options, seed)
+    return staging.staged(_MAKERS[options.source](options), options, workers)
 
 
 def _archive(options: SourceOptions) -> Source:
@@ -47,15 +51,7 @@ def _archive(options: SourceOptions) -> Source:
 def _directory(options: SourceOptions) -> Source:
     if options.input and remote.is_remote(options.input):
         return RemoteDirectorySource(options.input)
-    directory = _input(options)
-    if not remote.is_remote(options.output):
-        output = Path(options.output).resolve()
-        if output.is_relative_to(directory.resolve()):
-            raise errors.UserError(
-                f"--output {options.output} is inside --input {options.input}: the next build "
-                "would list the dataset as a class; choose an --output outside --input"
-            )
-    return DirectorySource(directory)
+    return DirectorySource(_input(options))
 
 
 def _kaggle(options: SourceOptions) -> Source:
@@ -72,9 +68,9 @@ def _fashion_mnist(options: SourceOptions) -> Source:
     return fashion_mnist.FashionMnistSource(directory)
 
 
-def _synthetic(options: SourceOptions) -> Source:
+def _synthetic(options: SourceOptions, seed: int) -> Source:
     """Draws the synthetic scans, unless they are already complete, and returns their folder."""
-    num_examples, seed = options.num_examples, options.seed
+    num_examples = options.num_examples
     directory = options.download_dir.absolute() / f"synthetic-{num_examples}-seed-{seed}"
     with tqdm(total=num_examples, unit=" images", desc="drawing", delay=1.0) as bar:
         synthetic.write_tree(directory, num_examples, seed, progress=bar.update)
@@ -98,5 +94,4 @@ _MAKERS: dict[str, Callable[[SourceOptions], Source]] = {
     "archive": _archive,
     "directory": _directory,
     "fashion_mnist": _fashion_mnist,
-    "synthetic": _synthetic,
 }

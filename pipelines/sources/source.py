@@ -1,7 +1,7 @@
 """The interface of a source of images.
 
 To add a source, write a class in a module of its own, make it in `factory`, and name it in
-`options.SOURCES`.
+`sources.options.SOURCES`.
 """
 
 from __future__ import annotations

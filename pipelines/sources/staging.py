@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import IO
+from typing import IO, Literal
 
 from pipelines import errors
 from pipelines.sources import zip_members
 from pipelines.sources.archive import ArchiveSource
 from pipelines.sources.downloads import byte_bar
+from pipelines.sources.options import SourceOptions
 from pipelines.sources.remote import RemoteZipSource
 from pipelines.sources.source import Source
-from pipelines.sources.source_options import SourceOptions
 from pipelines.stores import remote
 from pipelines.stores.output import Storage
 
+#: Where the images are decoded: on this machine; on machines that may share its disk; on machines
+#: that do not.
+Workers = Literal["here", "cluster", "dataflow"]
 
-def require_reachable(options: SourceOptions) -> None:
+
+def require_reachable(options: SourceOptions, workers: Workers) -> None:
     """Checks that the workers will be able to read the images, before downloading or drawing them.
 
     Dataflow's workers cannot read this machine's disk. The workers of another cluster may share a
@@ -25,17 +29,18 @@ def require_reachable(options: SourceOptions) -> None:
 
     Args:
         options: what the user chose.
+        workers: where the images will be decoded.
 
     Raises:
         errors.UserError: if the workers cannot read the images; the message says what to do.
     """
     given = options.input or ""
-    if remote.shown(given) != given and options.workers != "here":
+    if remote.shown(given) != given and workers != "here":
         raise errors.UserError(
             f"--input {remote.shown(given)} was given with a signature or a password, which would "
             "be written into the job's description; give a URL without one, or copy the file first"
         )
-    if options.workers != "dataflow" or remote.is_remote(given):
+    if workers != "dataflow" or remote.is_remote(given):
         return
     if options.source not in ("kaggle", "archive"):
         raise errors.UserError(
@@ -50,12 +55,13 @@ def require_reachable(options: SourceOptions) -> None:
         )
 
 
-def staged(source: Source, options: SourceOptions) -> Source:
+def staged(source: Source, options: SourceOptions, workers: Workers) -> Source:
     """Uploads a local zip to `--staging` if the engine has remote workers.
 
     Args:
         source: the source that the user chose.
         options: what the user chose.
+        workers: where the images will be decoded.
 
     Returns:
         the uploaded zip as a source, or `source` itself if nothing has to be uploaded.
@@ -67,7 +73,7 @@ def staged(source: Source, options: SourceOptions) -> Source:
     if not isinstance(source, ArchiveSource) or not options.staging:
         return source
     # A missing file is reported later, by `ArchiveSource.prepare`.
-    if options.workers == "here" or not source.path.is_file():
+    if workers == "here" or not source.path.is_file():
         return source
     if not source.is_zip:
         raise errors.UserError(

@@ -80,7 +80,7 @@ class Preprocessing:
     def __post_init__(self) -> None:
         if min(self.height, self.width) < 1 or max(self.height, self.width) > 16_384:
             raise ValueError(
-                f"an image side must be in 1..16384 pixels, received {self.height}x{self.width}"
+                f"image_size must be in 1..16384 pixels a side, received {self.height}x{self.width}"
             )
         if self.channels not in (1, 3):
             raise ValueError(f"channels must be 1 or 3, received {self.channels}")

@@ -1,0 +1,166 @@
+"""The options of the listing: classes, labels, patients, and the folder to look in."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+from pathlib import Path
+from typing import Any
+
+from pipelines.listing.label_table import OPTIONAL, LabelTable, read_label_table
+from tfrecord_io.flags import check, flag
+from tfrecord_io.kinds.classes import CLASSES
+from tfrecord_io.kinds.grades import GRADES
+from tfrecord_io.kinds.label_kind import LabelKind
+from tfrecord_io.kinds.multi_label import MULTI_LABEL, NONE, SEPARATOR
+from tfrecord_io.kinds.numbers import NUMBER
+
+#: Kermany's file names are CLASS-PATIENT-INDEX.jpeg. The group excludes the class on purpose,
+#: because a patient can appear in several classes.
+DEFAULT_GROUP_REGEX = r"^[A-Za-z]+-(\d+)-\d+\.[A-Za-z]+$"
+
+
+def _names(text: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(","))
+    if not all(names):
+        raise ValueError(f"a name is empty, or a comma too many, in {text!r}")
+    return names
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ListingOptions:
+    """What the user says about the layout and the labels.
+
+    Raises:
+        ValueError: if a value is wrong, or two options contradict each other.
+    """
+
+    classes: tuple[str, ...] = flag(
+        (),
+        "class folders to use, in the order of their label indices (default: all, sorted)",
+        parse=_names,
+        metavar="A,B,...",
+    )
+    grades: tuple[str, ...] = flag(
+        (),
+        "the classes to use, instead of --classes, if they are grades: from the lowest to the "
+        "highest",
+        parse=_names,
+        metavar="A,B,...",
+    )
+    tree: str | None = flag(
+        None,
+        "the folder in the input that holds train/, val/ and test/, if several folders do",
+        metavar="FOLDER",
+    )
+    group_regex: str = flag(
+        DEFAULT_GROUP_REGEX,
+        "pattern whose first group is the patient in a file's name",
+        metavar="REGEX",
+    )
+    labels: Path | None = flag(
+        None,
+        "table with the columns path and label, and patient, split and site if known, a row for "
+        "each image: a .csv or .parquet file. Folders then say nothing about the class",
+        metavar="FILE",
+    )
+    label_columns: tuple[str, ...] = flag(
+        (),
+        "columns of the table of --labels that hold a 0 or a 1 for each of several labels, instead "
+        "of the column label",
+        parse=_names,
+        metavar="A,B,...",
+    )
+    target: str | None = flag(
+        None,
+        "column of the table of --labels that holds a number for each image, or with --grades its "
+        "grade, instead of the column label",
+        metavar="COLUMN",
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
+        try:
+            groups = re.compile(self.group_regex).groups
+        except re.error as error:
+            raise ValueError(
+                f"--group_regex {self.group_regex!r} is not a valid pattern: {error}"
+            ) from None
+        if groups < 1:
+            raise ValueError(
+                f"--group_regex {self.group_regex!r} needs a group in parentheses for the patient"
+            )
+        for name in ("classes", "grades", "label_columns"):
+            values = getattr(self, name)
+            if len(set(values)) != len(values):
+                raise ValueError(f"--{name} must differ; received {','.join(values)}")
+        if len(self.grades) == 1:
+            raise ValueError(f"--grades takes two or more names; received {self.grades[0]}")
+        if self.grades and (self.classes or self.label_columns):
+            raise ValueError("--grades takes the place of --classes and --label_columns")
+        self._check_columns()
+
+    def _check_columns(self) -> None:
+        names = self.label_columns
+        if names and (not self.labels or self.classes):
+            raise ValueError("--label_columns needs --labels, and no --classes")
+        if any(SEPARATOR in name for name in names):
+            raise ValueError(
+                f"--label_columns takes no name with {SEPARATOR}; received {','.join(names)}"
+            )
+        if taken := {NONE, "path", *OPTIONAL} & set(names):
+            raise ValueError(
+                f"--label_columns cannot have a label named {', '.join(sorted(taken))}; rename the "
+                "column"
+            )
+        if self.target is None:
+            return
+        if not self.labels or self.classes or names:
+            raise ValueError("--target needs --labels, and no --classes or --label_columns")
+        if self.target in ("", "path", *OPTIONAL):
+            raise ValueError(
+                f"--target must name a column with numbers or grades, received {self.target!r}"
+            )
+
+    @property
+    def label_kind(self) -> LabelKind:
+        """What an example's label can be."""
+        if self.label_columns:
+            return MULTI_LABEL
+        if self.grades:
+            return GRADES
+        return NUMBER if self.target else CLASSES
+
+    @property
+    def chosen_classes(self) -> tuple[str, ...]:
+        """The classes to use, in the order of their label indices; empty for all."""
+        return self.grades or self.classes
+
+    @property
+    def label_names(self) -> tuple[str, ...]:
+        """The names of the labels in the order of their indices, if the user gave them."""
+        if self.label_kind.is_number:
+            return (self.target or "",)
+        return self.label_columns or self.chosen_classes
+
+    @functools.cached_property
+    def table(self) -> LabelTable | None:
+        """The table of `--labels`, read once.
+
+        Raises:
+            errors.UserError: if it cannot be used, see `read_label_table`.
+        """
+        if self.labels is None:
+            return None
+        columns = self.label_columns or (self.target or "label",)
+        return read_label_table(self.labels, kind=self.label_kind, columns=columns)
+
+    def identity(self) -> dict[str, Any]:
+        """Returns what decides the labels and the patients, by flag."""
+        kind = self.label_kind
+        return {
+            "group_regex": self.group_regex,
+            **({"labels": self.table.digest} if self.table else {}),
+            **({**kind.entry, "format_version": kind.format_version} if kind.entry else {}),
+        }

@@ -1,0 +1,86 @@
+"""The options of the decoder: what is stored of each picture."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import Any
+
+from tfrecord_io.decoding.preprocess import DTYPES, RESIZE_FILTERS, Preprocessing
+from tfrecord_io.flags import check, flag
+
+
+def _image_size(text: str) -> tuple[int, int]:
+    match = re.fullmatch(r"(\d+)(?:x(\d+))?", text)
+    if not match:
+        raise ValueError(f"expected 224 or HEIGHTxWIDTH, received {text!r}")
+    return int(match[1]), int(match[2] or match[1])
+
+
+def _window(text: str) -> tuple[float, float]:
+    try:
+        center, width = map(float, text.split(","))
+    except ValueError:
+        raise ValueError(f"expected CENTER,WIDTH, received {text!r}") from None
+    return center, width
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ImageOptions:
+    """What is stored of each picture.
+
+    Raises:
+        ValueError: if a value is wrong, or two options contradict each other.
+    """
+
+    image_size: tuple[int, int] | None = flag(
+        None,
+        "height and width in pixels; the picture is stretched to fit (default: 224; 28 for "
+        "fashion_mnist)",
+        parse=_image_size,
+        metavar="N|HxW",
+    )
+    channels: int = flag(1, "1 for grey, 3 for RGB", choices=(1, 3))
+    resize: str = flag(
+        "bilinear", "resize filter, always with antialiasing", choices=tuple(RESIZE_FILTERS)
+    )
+    dtype: str = flag(
+        "uint8",
+        "type of the stored pixels; uint16 keeps the depth of 16-bit files, which uint8 rejects",
+        choices=DTYPES,
+    )
+    window: tuple[float, float] | None = flag(
+        None,
+        "DICOM in uint8: the grey levels that become the 256 stored ones, such as 40,400 in "
+        "Hounsfield units (default: what each file says, or the range of its stored bits)",
+        parse=_window,
+        metavar="CENTER,WIDTH",
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
+        _ = self.preprocessing  # it checks the values together
+
+    @property
+    def preprocessing(self) -> Preprocessing:
+        """How a file becomes pixels."""
+        height, width = self.image_size or (224, 224)
+        return Preprocessing(
+            height=height,
+            width=width,
+            channels=self.channels,
+            resize=self.resize,
+            dtype=self.dtype,
+            window=self.window,
+        )
+
+    def identity(self) -> dict[str, Any]:
+        """Returns what decides the pixels, by flag."""
+        pixels = self.preprocessing
+        return {
+            "image_size": [pixels.height, pixels.width],
+            "channels": self.channels,
+            "resize": self.resize,
+            **({"dtype": self.dtype, "format_version": 2} if self.dtype != "uint8" else {}),
+            **({"window": list(self.window)} if self.window else {}),
+        }
