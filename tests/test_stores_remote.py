@@ -132,13 +132,6 @@ def test_an_upload_that_is_cut_off_leaves_what_was_there(folder):
     assert remote.read_file(f"{folder}/file") == b"old"
 
 
-def test_an_upload_tells_how_far_it_is(folder):
-    for content in (CONTENT, CONTENT * 2000):
-        told: list[int] = []
-        remote.write(f"{folder}/file", io.BytesIO(content), told.append)
-        assert sum(told) == len(content)
-
-
 def test_files_are_listed_with_or_without_the_folders_in_the_folder(folder):
     for name in ("b", "a/x", "a/y z"):
         write(f"{folder}/{name}", name.encode())

@@ -6,6 +6,8 @@ import hashlib
 from pathlib import Path
 from typing import IO, Literal
 
+from tqdm.utils import CallbackIOWrapper
+
 from pipelines import errors
 from pipelines.sources import zip_members
 from pipelines.sources.archive import ArchiveSource
@@ -93,7 +95,7 @@ def _upload_once(path: Path, staging: str) -> str:
             return url
         file.seek(0)
         with byte_bar("uploading to --staging", total=size) as bar:
-            remote.write(url, file, bar.update)
+            remote.write(url, CallbackIOWrapper(bar.update, file, "read"))
     if (uploaded := folder.size(path.name)) != size:
         raise errors.BuildError(
             f"{url} should have {size:,} bytes after the upload, but has {uploaded}; run the same "

@@ -13,13 +13,12 @@ import collections
 import contextlib
 import dataclasses
 import datetime
+import functools
 import hashlib
-import itertools
 import os
 import re
 import tempfile
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any
@@ -48,18 +47,10 @@ _ANSWER_SECONDS = 3600
 _PART_BYTES = 8 * 1024 * 1024
 _NUM_PARTS_AT_ONCE = 4
 
+_BUCKETS = ("s3", "gs", "az")
 _WEB = ("http", "https")
-_KINDS = {
-    "s3": obstores.S3Store,
-    "gs": obstores.GCSStore,
-    "az": obstores.AzureStore,
-    "http": obstores.HTTPStore,
-    "https": obstores.HTTPStore,
-}
 
-_open_stores: dict[str, Any] = {}
 _opened_by = 0
-_opening = threading.Lock()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,14 +91,7 @@ def shown(url: str) -> str:
 
 
 def use_flags(beam_args: Sequence[str]) -> tuple[str, ...]:
-    """Uses Beam's flags for stores from now on; see `credentials.take_flags`.
-
-    Args:
-        beam_args: Beam's flags.
-
-    Returns:
-        the flags without those that hold a secret.
-    """
+    """Uses Beam's flags for stores from now on; returns those without a secret."""
     rest = credentials.take_flags(beam_args)
     forget_stores()
     return rest
@@ -115,15 +99,11 @@ def use_flags(beam_args: Sequence[str]) -> tuple[str, ...]:
 
 def forget_stores() -> None:
     """Forgets all open stores, so that each is opened again with the current settings."""
-    with _opening:
-        _open_stores.clear()
+    _store.cache_clear()
 
 
 def describe(url: str) -> RemoteFile:
     """Returns the size and version of a file.
-
-    Args:
-        url: address of the file.
 
     Raises:
         FileNotFoundError: if the file does not exist.
@@ -135,21 +115,21 @@ def describe(url: str) -> RemoteFile:
         if url.partition("://")[0] in _WEB:
             # GET instead of HEAD, because the signature of a URL is valid for GET only. It also
             # shows whether the server supports ranges.
-            found = obstore.get(store, path, options={"range": (0, 1)})
-            found.bytes()
-            meta = found.meta
+            answer = obstore.get(store, path, options={"range": (0, 1)})
+            answer.bytes()
+            meta = answer.meta
         else:
             meta = obstore.head(store, path)
-    return RemoteFile(url, meta["size"], _mark(meta))
+    return _described(url, meta)
 
 
 def read(url: str, start: int, length: int, mark: str = "") -> bytes:
-    """Returns `length` bytes of a file from `start`, or fewer at the end of the file.
+    """Returns bytes of a file, at least one; fewer than `length` at the end of the file.
 
     Args:
         url: address of the file.
         start: position of the first byte, which must exist.
-        length: number of bytes, at least one.
+        length: number of bytes.
         mark: `RemoteFile.mark` of the wanted version; empty for any version.
 
     Raises:
@@ -161,20 +141,15 @@ def read(url: str, start: int, length: int, mark: str = "") -> bytes:
         options["if_match"] = f'"{mark}"'
     store, path = _open(url)
     with _clear_errors(url):
-        found = obstore.get(store, path, options=options)
+        answer = obstore.get(store, path, options=options)
         # A web server may ignore the condition.
-        if mark and mark != _mark(found.meta):
+        if mark and mark != _described(url, answer.meta).mark:
             raise _changed(url)
-        return bytes(found.bytes())
+        return bytes(answer.bytes())
 
 
 def read_file(url: str, size: int | None = None, version: int | None = None) -> bytes:
-    """Returns a whole file.
-
-    Args:
-        url: address of the file.
-        size: expected size in bytes; None for any size.
-        version: `RemoteFile.version` of the wanted version; None for any version.
+    """Returns a whole file, if it has this size and this `RemoteFile.version`; None for any.
 
     Raises:
         FileNotFoundError: if the file does not exist.
@@ -182,43 +157,26 @@ def read_file(url: str, size: int | None = None, version: int | None = None) -> 
     """
     store, path = _open(url)
     with _clear_errors(url):
-        found = obstore.get(store, path)
-        is_now = RemoteFile(url, found.meta["size"], _mark(found.meta))
-        if size not in (None, is_now.size) or version not in (None, is_now.version):
+        answer = obstore.get(store, path)
+        file = _described(url, answer.meta)
+        if size not in (None, file.size) or version not in (None, file.version):
             raise _changed(url)
-        return bytes(found.bytes())
+        return bytes(answer.bytes())
 
 
-def write(url: str, source: IO[bytes], advance: Callable[[int], object] | None = None) -> None:
-    """Uploads an open file from its current position; it appears only when it is complete.
-
-    Args:
-        url: address of the new file.
-        source: the file to upload, open for reading.
-        advance: is called with the number of bytes of each part.
+def write(url: str, source: IO[bytes]) -> None:
+    """Uploads an open, seekable file; the object appears only when it is complete.
 
     Raises:
         errors.UserError: for a web server, which does not accept files.
         errors.BuildError: if the store refuses the file or does not answer.
     """
     store, path = _open(url, web=False)
-
-    def read_part() -> bytes:
-        part = source.read(_PART_BYTES)
-        if advance is not None:
-            advance(len(part))
-        return part
-
-    first, second = read_part(), read_part()
-    parts = itertools.chain((first, second), iter(read_part, b""))
     try:
         with _clear_errors(url):
-            if second:
-                obstore.put(
-                    store, path, parts, chunk_size=_PART_BYTES, max_concurrency=_NUM_PARTS_AT_ONCE
-                )
-            else:
-                obstore.put(store, path, first, use_multipart=False)
+            obstore.put(
+                store, path, source, chunk_size=_PART_BYTES, max_concurrency=_NUM_PARTS_AT_ONCE
+            )
     except FileNotFoundError as error:
         raise errors.BuildError(f"cannot write {shown(url)}: there is no such bucket") from error
 
@@ -227,13 +185,7 @@ def write(url: str, source: IO[bytes], advance: Callable[[int], object] | None =
 def create(url: str) -> Iterator[IO[bytes]]:
     """Opens a file for writing, which is uploaded when the block ends, unless the block fails.
 
-    Until then its content is buffered in memory or on the local disk.
-
-    Args:
-        url: address of the new file.
-
-    Raises:
-        errors.UserError, errors.BuildError: as `write` does.
+    Until then its content is buffered in memory or on the local disk. Raises what `write` raises.
     """
     with tempfile.SpooledTemporaryFile(_PART_BYTES) as spool:
         yield spool
@@ -242,13 +194,9 @@ def create(url: str) -> Iterator[IO[bytes]]:
 
 
 def list_files(folder: str, *, recursive: bool) -> list[RemoteFile]:
-    """Returns the files of a folder.
+    """Returns the files of a folder, with those of its subfolders if `recursive`.
 
     Empty objects with which some tools represent folders are left out.
-
-    Args:
-        folder: address of the folder.
-        recursive: whether to include the files of its subfolders.
 
     Raises:
         errors.UserError: for a web server, which does not list files.
@@ -259,30 +207,27 @@ def list_files(folder: str, *, recursive: bool) -> list[RemoteFile]:
     root, prefix = _split(folder)[0], prefix.strip("/")
     with _clear_errors(folder):
         if recursive:
-            found = [
+            metas = [
                 meta for batch in obstore.list(store, prefix, chunk_size=1000) for meta in batch
             ]
         else:
-            found = list(obstore.list_with_delimiter(store, prefix)["objects"])
+            metas = list(obstore.list_with_delimiter(store, prefix)["objects"])
     folders = {prefix}
-    if any(not meta["size"] for meta in found):
+    if any(not meta["size"] for meta in metas):
         folders.update(
             "/".join(parts[:depth])
-            for parts in (meta["path"].split("/") for meta in found)
+            for parts in (meta["path"].split("/") for meta in metas)
             for depth in range(1, len(parts))
         )
     return [
-        RemoteFile(f"{root}/{meta['path']}", meta["size"], _mark(meta))
-        for meta in found
+        _described(f"{root}/{meta['path']}", meta)
+        for meta in metas
         if meta["size"] or meta["path"] not in folders
     ]
 
 
 def delete(urls: Sequence[str]) -> None:
     """Deletes files of one bucket; ignores those that do not exist.
-
-    Args:
-        urls: addresses of the files.
 
     Raises:
         errors.BuildError: if the store refuses.
@@ -320,19 +265,14 @@ def _split(url: str) -> tuple[str, str]:
 
 
 def _open(url: str, *, web: bool = True) -> tuple[Any, str]:
-    """Returns the store of a URL, and the path within the store.
-
-    Args:
-        url: address of a file or a folder.
-        web: whether a web server is accepted.
+    """Returns the store of a URL, which may be a web server if `web`, and the path within it.
 
     Raises:
         errors.UserError: if the URL's scheme is unknown, or the store's settings are wrong.
         RuntimeError: if a store was opened before this process was forked.
     """
-    global _opened_by
     root, path = _split(url)
-    if _open_stores and _opened_by != os.getpid():
+    if _store.cache_info().currsize and _opened_by != os.getpid():
         raise RuntimeError(
             "a store was opened before this process was forked, so it would hang here; open "
             "stores after the fork"
@@ -343,21 +283,20 @@ def _open(url: str, *, web: bool = True) -> tuple[Any, str]:
             "list them. Give --input a .zip with --source archive, and write to a local folder or "
             "a bucket"
         )
-    if root not in _open_stores:
-        with _opening:
-            if root not in _open_stores:
-                _opened_by = os.getpid()
-                _open_stores[root] = _opened(root)
-    return _open_stores[root], path
+    return _store(root), path
 
 
-def _opened(root: str) -> Any:
+@functools.cache
+def _store(root: str) -> Any:
+    global _opened_by
+    _opened_by = os.getpid()
     scheme = root.partition("://")[0]
-    if scheme not in _KINDS:
+    if scheme not in (*_BUCKETS, *_WEB):
         raise errors.UserError(
-            f"cannot use {shown(root)}: expected s3://, gs://, az:// or https://, received {scheme}://"
+            f"cannot use {shown(root)}: expected s3://, gs://, az:// or https://, received "
+            f"{scheme}://"
         )
-    if scheme not in _WEB and shown(root) != root:
+    if scheme in _BUCKETS and shown(root) != root:
         raise errors.UserError(
             f"cannot use {shown(root)} with a user name in the URL; give credentials as the tools "
             "of the store take them (docs/sources.md)"
@@ -380,7 +319,7 @@ def _opened(root: str) -> Any:
     }
     settings = credentials.settings(scheme)
     try:
-        return _KINDS[scheme].from_url(
+        return obstores.from_url(
             root, client_options=client_options, retry_config=retries, **settings
         )
     except (exceptions.BaseError, ValueError) as error:
@@ -408,11 +347,11 @@ def _login(url: str) -> str:
 # --------------------------------------------------------------------------------------------------
 
 
-def _mark(meta: Any) -> str:
+def _described(url: str, meta: Any) -> RemoteFile:
+    """Returns what a store's answer says of a file."""
     # In a listing, Azure gives the ETag without quotes; elsewhere it has quotes.
-    if e_tag := meta["e_tag"]:
-        return e_tag.replace('"', "")
-    return f"time {meta['last_modified'].isoformat()}"
+    mark = (meta["e_tag"] or "").replace('"', "")
+    return RemoteFile(url, meta["size"], mark or f"time {meta['last_modified'].isoformat()}")
 
 
 @contextlib.contextmanager
