@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import enum
 import json
-import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -60,12 +59,22 @@ def locked(storage: Storage) -> Iterator[None]:
             storage.delete_build_dir()
         return
     made = not Path(storage.root).exists()
-    descriptor = _take_lock(storage)
-    try:
+    lock = file_lock.held(
+        Path(storage.path(_LOCK)),
+        lambda process: errors.UserError(
+            f"another build (process {process}) is writing to {storage.root}; wait for it, or "
+            "choose another --output"
+        ),
+    )
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(lock)
+        except OSError as error:
+            raise errors.UserError(
+                f"cannot write to --output {storage.root}: {error.strerror}"
+            ) from None
+        stack.callback(_tidy, storage, made)
         yield
-    finally:
-        _tidy(storage, made)
-        os.close(descriptor)
 
 
 def check_output(storage: Storage, identity: Mapping[str, Any]) -> OutputState:
@@ -227,21 +236,6 @@ def require_shards(storage: Storage, found: manifest.Manifest) -> None:
                 f"{storage.path(shard.name)} {state}, but the manifest says {shard.num_bytes:,} "
                 "bytes; build the dataset again with --overwrite"
             )
-
-
-def _take_lock(storage: Storage) -> int:
-    path = Path(storage.path(_LOCK))
-    try:
-        return file_lock.acquire(path)
-    except BlockingIOError:
-        raise errors.UserError(
-            f"another build (process {file_lock.holder(path)}) is writing to {storage.root}; wait "
-            "for it, or choose another --output"
-        ) from None
-    except OSError as error:
-        raise errors.UserError(
-            f"cannot write to --output {storage.root}: {error.strerror}"
-        ) from None
 
 
 def _tidy(storage: Storage, made: bool) -> None:
