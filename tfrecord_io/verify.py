@@ -121,14 +121,7 @@ def verify(
 
 @dataclasses.dataclass
 class _Contents:
-    """What a shard holds.
-
-    Attributes:
-        labels: key and text of the label of each record that is right.
-        label_counts: int64 [num_classes], number of these records that have each label.
-        statistics: sums over the pixels; None if the manifest has none.
-        problems: what is wrong.
-    """
+    """What a shard holds: keys and texts of the labels of its right records, sums, and problems."""
 
     labels: list[tuple[str, str]]
     label_counts: np.ndarray
@@ -244,12 +237,7 @@ def _check_trunk(directory: Path, found: manifest.Manifest) -> Iterator[Finding]
 def _check_examples(
     directory: Path, records: Mapping[str, Sequence[tuple[str, str, str]]]
 ) -> Iterator[Finding]:
-    """Compares the table of examples with the records.
-
-    Args:
-        directory: folder of the dataset.
-        records: values of `_RECORD_COLUMNS` for each record, by shard.
-    """
+    """Compares the table of examples with the `_RECORD_COLUMNS` of all records, by shard."""
     name = manifest.EXAMPLES_FILE_NAME
     keys = Counter(key for expected in records.values() for key, *_ in expected)
     repeated = [key for key, count in keys.items() if count > 1]
@@ -406,15 +394,7 @@ def _compare(
     data: bytes,
     options: preprocess.Preprocessing,
 ) -> Iterator[Finding]:
-    """Decodes the file of an example again and compares its pixels with the record.
-
-    Args:
-        directory: folder of the dataset.
-        found: the manifest.
-        row: the example's row of the examples table.
-        data: content of the example's file.
-        options: how it became pixels.
-    """
+    """Decodes the file of an example, a row of the examples table, and compares its pixels."""
     layout = found.layout
     slot = layout.features[schema.IMAGE]
     with (directory / row["shard"]).open("rb") as file:

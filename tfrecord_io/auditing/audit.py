@@ -44,9 +44,6 @@ LIMITS = (
 def audit(directory: str | os.PathLike[str]) -> Audit:
     """Audits a finished dataset on a local disk.
 
-    Args:
-        directory: folder of the dataset.
-
     Raises:
         manifest.ManifestError: if the dataset is unfinished or unusable.
         OSError: if a file of the dataset is missing.

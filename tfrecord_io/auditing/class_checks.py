@@ -122,12 +122,7 @@ def _measure_shortcuts(
 
 
 def check_classes(found: manifest.Manifest, measures: dict[str, Any]) -> Iterator[Finding]:
-    """Yields missing classes, and classes that differ in size or between splits.
-
-    Args:
-        found: the manifest, with ranges instead of numbers, see `columns.CodedColumns`.
-        measures: the measures so far.
-    """
+    """Yields missing classes (or ranges), and those that differ in size or between splits."""
     kind = found.label_kind
     counts = {name: np.array(split.label_counts) for name, split in found.splits.items()}
     totals = sum(counts.values(), np.zeros(found.num_classes, np.int64))

@@ -15,36 +15,15 @@ from tfrecord_io.auditing import ranges
 
 # Columns of the examples table that the audit reads; an older table may lack some.
 _COLUMNS = (
-    "split",
-    "shard",
-    "row",
-    "key",
-    "label",
-    "patient",
-    "path",
-    "width",
-    "height",
-    "mode",
-    "file_format",
-    "quantization",
-    "file_xxh3",
-    "pixels_xxh3",
-    "brightness",
-    "white_border",
-    "perceptual_hash",
-    "site",
-)
+    "split", "shard", "row", "key", "label", "patient", "path", "width", "height", "mode",
+    "file_format", "quantization", "file_xxh3", "pixels_xxh3", "brightness", "white_border",
+    "perceptual_hash", "site",
+)  # fmt: skip
 _REPEATED = ("split", "shard", "label", "mode", "file_format")
 
 
 def read_examples(file: str | os.PathLike[str] | pa.NativeFile) -> pa.Table:
-    """Returns the columns of an examples table that the audit reads, without augmented copies.
-
-    Args:
-        file: the table as a path or an open file.
-
-    Returns:
-        those of `_COLUMNS` that the table has.
+    """Returns those of `_COLUMNS` that an examples table has, without augmented copies.
 
     Raises:
         manifest.ManifestError: if the table is damaged or lacks a column that every version has.
@@ -62,23 +41,18 @@ def read_examples(file: str | os.PathLike[str] | pa.NativeFile) -> pa.Table:
     columns = [name for name in _COLUMNS if name in names]
     if "site" in columns and not pa.types.is_string(parquet.schema_arrow.field("site").type):
         columns.remove("site")  # a table of labels had a column of that name, of another kind
-    if "variant" not in names:
-        return parquet.read(columns=columns).unify_dictionaries()
-    table = parquet.read(columns=[*columns, "variant"])
-    # An augmented copy resembles its original on purpose, so it is not audited.
-    is_original = pc.equal(table["variant"], 0)
-    return table.filter(is_original).select(columns).unify_dictionaries()
+    table = parquet.read(columns=[*columns, "variant"] if "variant" in names else columns)
+    if "variant" in names:
+        # An augmented copy resembles its original on purpose, so it is not audited.
+        table = table.filter(pc.equal(table["variant"], 0))
+    return table.select(columns).unify_dictionaries()
 
 
 def encode(column: pa.ChunkedArray) -> tuple[np.ndarray, pa.Array]:
-    """Numbers the different values of a column.
-
-    Args:
-        column: of any type, dictionaries included.
+    """Numbers the different values of a column, in the order of their first rows.
 
     Returns:
-        int64 [num_rows], the number of each row's value, or -1 where there is none; and the values
-        in the order of their numbers.
+        int64 [num_rows], the number of each row's value, or -1 where there is none; and the values.
     """
     encoded = column.combine_chunks().dictionary_encode()
     return encoded.indices.fill_null(-1).to_numpy().astype(np.int64), encoded.dictionary

@@ -95,12 +95,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _violations(limits: Mapping[str, float], measures: Mapping[str, Any]) -> list[str]:
-    """Returns a line for each limit that is exceeded or cannot be checked.
-
-    Args:
-        limits: the largest accepted measures, by their flag.
-        measures: the audit's measures, see `findings.Audit`.
-    """
+    """Returns a line for each limit, by its flag, that is exceeded or cannot be checked."""
     shortcut = measures.get("shortcuts", {"accuracy": 0, "chance": 0})
     near = {
         "max_leaked_pictures": measures["near_duplicate_pairs"],

@@ -163,12 +163,7 @@ def check_near(
 
 
 def list_pairs(examples: pa.Table, pairs: Sequence[Any]) -> list[dict[str, Any]]:
-    """Lists the first pairs with the facts needed to show them side by side.
-
-    Args:
-        examples: the examples table.
-        pairs: each with `first` and `second`, rows of the table, and `similarity`.
-    """
+    """Lists the first pairs of rows with the facts needed to show them side by side."""
     columns = examples.select(["split", "label", "path", "shard", "row"])
     listed = []
     for pair in pairs[:MAX_LISTED]:
@@ -179,12 +174,7 @@ def list_pairs(examples: pa.Table, pairs: Sequence[Any]) -> list[dict[str, Any]]
 
 
 def near_search_gap(num_pairs: int | None, measures: Mapping[str, Any]) -> str | None:
-    """Returns why a number of near duplicates is incomplete, or None if it is complete.
-
-    Args:
-        num_pairs: one of the measures that count near duplicates.
-        measures: all measures of the same audit.
-    """
+    """Returns why one of an audit's numbers of near duplicates is incomplete, or None."""
     if num_pairs is None:
         return "near duplicates were not looked for; the audit's findings say why"
     if not measures.get("near_duplicates_complete", True):

@@ -101,17 +101,9 @@ def thumbnails(pictures: np.ndarray) -> np.ndarray:
 
 
 def _area_means(pictures: np.ndarray, rows: int, columns: int) -> np.ndarray:
-    """Returns the means of areas of whole pixels, with halves rounded up.
+    """Returns the means of areas of whole pixels, uint8 like `pictures`, with halves rounded up.
 
     Pillow's `reduce` takes twice as long, and rounds in fixed point.
-
-    Args:
-        pictures: uint8 [num_pictures, height, width].
-        rows: rows of an area; divides the height.
-        columns: columns of an area; divides the width.
-
-    Returns:
-        uint8 [num_pictures, height / rows, width / columns].
     """
     num_pictures, height, width = pictures.shape
     num_pixels = rows * columns
@@ -152,16 +144,10 @@ def perceptual_hash(thumbnails: np.ndarray) -> np.ndarray:
 
 
 def _dct(thumbnails: np.ndarray) -> np.ndarray:
-    """Returns the lowest coefficients of pictures minus their mean, as exact integers.
+    """Returns the lowest coefficients of pictures minus their mean, float64 [num_pictures, 16, 16].
 
-    They are multiplied by the number of pixels, so that the mean is an integer too and a picture
-    of one colour gives zeros.
-
-    Args:
-        thumbnails: uint8 [num_pictures, 32, 32].
-
-    Returns:
-        float64 [num_pictures, 16, 16].
+    They are exact integers: the coefficients times the number of pixels, so that the mean is an
+    integer too and a picture of one colour gives zeros.
     """
     # The sums along the rows stay below 2**24, so they are exact in float32 too.
     rows = thumbnails.reshape(-1, THUMBNAIL_SHAPE[1]).astype(np.float32) @ _DCT.T.astype(np.float32)
@@ -188,15 +174,7 @@ def find_pairs(hashes: np.ndarray, window: int = 8, max_pairs: int = 1_000_000) 
 
     Returns:
         the pairs, ordered by `first`, then `second`.
-
-    Raises:
-        ValueError: if the hashes have another shape or type.
     """
-    if hashes.ndim != 2 or hashes.shape[1] != HASH_LENGTH or hashes.dtype != np.uint8:
-        raise ValueError(
-            f"expected hashes of type uint8 and shape [n, {HASH_LENGTH}], received "
-            f"{hashes.dtype} {hashes.shape}"
-        )
     num_hashes = len(hashes)
     found = np.empty(0, np.int64)
     distances = np.empty(0, np.int16)
@@ -224,13 +202,10 @@ def find_pairs(hashes: np.ndarray, window: int = 8, max_pairs: int = 1_000_000) 
 
 
 def detail(image: Image.Image) -> np.ndarray:
-    """Returns the fine detail of a picture, for `similarity`.
+    """Returns the fine detail of a grey or RGB picture, for `similarity`.
 
     It is a grey 128x128 version minus its 5x5 means, normalized to mean zero and length one, so
     that brightness and contrast do not matter.
-
-    Args:
-        image: a grey or RGB picture of any size.
 
     Returns:
         float32 [16384]; all zero for a picture of one colour.
@@ -247,22 +222,13 @@ def detail(image: Image.Image) -> np.ndarray:
 def min_similarity(side: int) -> float:
     """Returns the smallest correlation of the fine detail at which two pictures count as copies.
 
-    Args:
-        side: shorter side of the stored pictures in pixels.
-
-    Returns:
-        0.93 up to 64 pixels, falling linearly to 0.80 at 224 pixels and more.
+    It is 0.93 up to 64 pixels on the shorter side, and falls linearly to 0.80 at 224 and more.
     """
     return float(np.interp(side, _SIDES, _MIN_SIMILARITIES))
 
 
 def similarity(detail_a: np.ndarray, detail_b: np.ndarray) -> float:
-    """Returns the correlation of two pictures' fine detail: near 1 for copies, else near 0.
-
-    Args:
-        detail_a: float32 [16384], see `detail`.
-        detail_b: float32 [16384], of the other picture.
-    """
+    """Returns the correlation of two pictures' `detail`: near 1 for copies, else near 0."""
     return float(detail_a @ detail_b)
 
 

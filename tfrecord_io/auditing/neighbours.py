@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from tfrecord_io.auditing.columns import encode, read_examples
 from tfrecord_io.auditing.copy_checks import list_pairs
 from tfrecord_io.auditing.findings import SEVERITIES, Audit, Finding
 from tfrecord_io.auditing.ranges import with_ranges
+from tfrecord_io.auditing.twins import NearPair, Twins
 from tfrecord_io.groups import group_codes, group_names
 from tfrecord_io.printing import counted
 from tfrecord_io.shards import map_records
@@ -70,39 +71,21 @@ class Hint:
 
 
 def pool(features: np.ndarray) -> np.ndarray:
-    """Returns the mean of each feature map over its positions.
-
-    Args:
-        features: [num_scans, height, width, channels].
-
-    Returns:
-        float32 [num_scans, channels].
-    """
+    """Returns the mean of each feature map over its positions, float32 [num_scans, channels]."""
     return features.mean(axis=(1, 2), dtype=np.float32)
 
 
 def directions(vectors: np.ndarray) -> np.ndarray:
-    """Returns vectors of length 1, whose dot products are cosines; zeros stay.
-
-    Args:
-        vectors: float32 [num_scans, channels]: differences from the mean scan.
-    """
+    """Returns the vectors [num_scans, channels] with length 1, so dot products are cosines."""
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     return np.divide(vectors, lengths, out=np.zeros_like(vectors), where=lengths > 0)
 
 
 def whitened(vectors: np.ndarray) -> np.ndarray:
-    """Returns features that vary about equally in all directions.
+    """Returns features [num_scans, channels] that vary about equally in all directions.
 
     Without it, a few directions, such as the brightness of a scan, decide which scans are similar.
-    Directions that vary less than the average one are not enlarged to the full, because they are
-    mostly noise.
-
-    Args:
-        vectors: float32 [num_scans, channels].
-
-    Returns:
-        float32 [num_scans, channels]; the mean scan is zero.
+    Directions that vary less than the average are enlarged less, because they are mostly noise.
     """
     centred = vectors - vectors.mean(axis=0, dtype=np.float64).astype(np.float32)
     covariance = (centred.T @ centred).astype(np.float64) / len(vectors)
@@ -125,14 +108,12 @@ def find_neighbours(
     """
     num_scans = len(vectors)
     count = min(count, max(num_scans - 1, 0))
-    members = _members(groups)
     rows = np.empty((num_scans, count), np.int64)
     similarities = np.empty((num_scans, count), np.float32)
     for first in range(0, num_scans if count else 0, _ROWS_AT_ONCE):
         block = slice(first, first + _ROWS_AT_ONCE)
         cosines = vectors[block] @ vectors.T
-        for place, group in enumerate(groups[block].tolist()):
-            cosines[place, members[group]] = -np.inf
+        cosines[groups[block, np.newaxis] == groups] = -np.inf
         nearest = np.argpartition(cosines, num_scans - count, axis=1)[:, num_scans - count :]
         values = np.take_along_axis(cosines, nearest, 1)
         order = np.argsort(-values, axis=1, kind="stable")
@@ -187,13 +168,7 @@ def _have_neighbours(found: Neighbours) -> np.ndarray:
 def doubtful_labels(
     found: Neighbours, labels: np.ndarray, label_names: Sequence[str]
 ) -> list[Hint]:
-    """Returns scans of which nearly all neighbours have one other label, the clearest first.
-
-    Args:
-        found: the neighbours.
-        labels: int64 [num_scans], places in the label names.
-        label_names: names of the classes.
-    """
+    """Returns scans of which nearly all neighbours have one other label, the clearest first."""
     of_neighbours = labels[found.rows]
     votes = np.stack([(of_neighbours == label).sum(1) for label in range(len(label_names))], 1)
     other = votes.argmax(1)
@@ -219,16 +194,16 @@ def doubtful_labels(
 def audit_features(directory: str | os.PathLike[str]) -> Audit:
     """Audits a finished dataset of features on a local disk.
 
-    Args:
-        directory: folder of the dataset.
-
     Raises:
         manifest.ManifestError: if the dataset is unfinished or unusable.
         OSError: if a file of the dataset is missing.
     """
     found = manifest.Manifest.load(directory)
     examples, neighbours = compare(Path(directory), found)
-    findings = [check(examples, neighbours, found) for check in (_check_copies, _check_labels)]
+    findings = [
+        _check_copies(Path(directory), examples, neighbours, found),
+        _check_labels(examples, neighbours, found),
+    ]
     return Audit(
         findings=tuple(sorted(findings, key=lambda f: SEVERITIES.index(f.severity))),
         measures={"examples": examples.num_rows, **{f.code: f.count for f in findings}},
@@ -237,10 +212,6 @@ def audit_features(directory: str | os.PathLike[str]) -> Audit:
 
 def compare(directory: Path, found: manifest.Manifest) -> tuple[pa.Table, Neighbours]:
     """Compares the features of all scans of a dataset.
-
-    Args:
-        directory: folder of the dataset of features.
-        found: its manifest.
 
     Returns:
         the examples, without augmented copies and one for each picture, because the audit of the
@@ -253,7 +224,7 @@ def compare(directory: Path, found: manifest.Manifest) -> tuple[pa.Table, Neighb
     examples = read_examples(directory / manifest.EXAMPLES_FILE_NAME)
     pictures, _ = encode(examples["pixels_xxh3"])
     _, first_rows = np.unique(pictures, return_index=True)
-    examples = examples.take(pa.array(np.sort(first_rows)))
+    examples = examples.take(pa.array(first_rows))
     vectors = directions(whitened(read_features(directory, found, examples)))
     return examples, find_neighbours(vectors, group_codes(group_names(examples["patient"])))
 
@@ -293,10 +264,24 @@ def read_features(directory: Path, found: manifest.Manifest, examples: pa.Table)
     return features
 
 
-def _check_copies(examples: pa.Table, neighbours: Neighbours, found: manifest.Manifest) -> Finding:
-    (splits, _), (labels, _) = (encode(examples[name]) for name in ("split", "label"))
-    is_compared = _compared_pixels(examples, found)
-    hints = [hint for hint in near_copies(neighbours) if not is_compared(hint)]
+def _check_copies(
+    directory: Path, examples: pa.Table, neighbours: Neighbours, found: manifest.Manifest
+) -> Finding:
+    everything = read_examples(directory / manifest.EXAMPLES_FILE_NAME)
+    hints = near_copies(neighbours)
+    across = _with_different(everything["split"], everything, hints)
+    differ = _with_different(with_ranges(everything, found.label_kind)["label"], everything, hints)
+    side = min(found.source["trunk"]["image_shape"][:2])
+    if "perceptual_hash" in examples.column_names and side >= near_duplicates.MIN_SIDE:
+        # The audit of the images has compared the pixels of these.
+        hashes = [int.from_bytes(value) for value in examples["perceptual_hash"].to_pylist()]
+        hints = [
+            hint
+            for hint in hints
+            if (hint.first, hint.second) not in across | differ
+            or (hashes[hint.first] ^ hashes[hint.second]).bit_count() > near_duplicates.MAX_DISTANCE
+        ]
+    pairs = {(hint.first, hint.second) for hint in hints}
     if not hints:
         return Finding(
             code="near_copies",
@@ -305,36 +290,38 @@ def _check_copies(examples: pa.Table, neighbours: Neighbours, found: manifest.Ma
             detail="No two patients' scans have features that are far nearer to each other than "
             "to those of any other scan.",
         )
-    across = sum(splits[hint.first] != splits[hint.second] for hint in hints)
-    differ = sum(labels[hint.first] != labels[hint.second] for hint in hints)
     return Finding(
         code="near_copies",
         severity="warning" if len(hints) > _CHANCE_SCANS / 2 else "note",
         title=f"{counted(len(hints), 'pair')} of scans may be cropped, mirrored or turned copies",
         detail="Their features are far nearer to each other than to those of any other patient's "
         "scan. One or two such pairs are expected by chance, so look at the pictures. "
-        f"Across splits: {across:,}. With different {found.label_kind.plural}: {differ:,}. Copies "
-        "that the audit of the images finds are left out.",
+        f"Across splits: {len(across & pairs):,}. With different "
+        f"{found.label_kind.plural}: {len(differ & pairs):,}. Copies that the audit of the images "
+        "finds are left out.",
         count=len(hints),
         listed=_list(examples, hints),
     )
 
 
-def _compared_pixels(examples: pa.Table, found: manifest.Manifest) -> Callable[[Hint], bool]:
-    """Returns what tells whether the audit of the images has compared the pixels of a pair."""
-    side = min(found.source["trunk"]["image_shape"][:2])
-    if "perceptual_hash" not in examples.column_names or side < near_duplicates.MIN_SIDE:
-        return lambda hint: False
-    columns = with_ranges(examples, found.label_kind)
-    columns = columns.select(["perceptual_hash", "split", "label"])
+def _with_different(
+    column: pa.ChunkedArray, everything: pa.Table, hints: Sequence[Hint]
+) -> set[tuple[int, int]]:
+    """Returns `first` and `second` of the hints whose pictures have different values in a column.
 
-    def is_compared(hint: Hint) -> bool:
-        first, second = columns.take([hint.first, hint.second]).to_pylist()
-        matters = (first["split"], first["label"]) != (second["split"], second["label"])
-        a, b = (int.from_bytes(each["perceptual_hash"]) for each in (first, second))
-        return matters and (a ^ b).bit_count() <= near_duplicates.MAX_DISTANCE
-
-    return is_compared
+    Args:
+        column: such as the split of all examples.
+        everything: all examples, of which `compare` returns the first with each picture.
+        hints: pairs of what `compare` returns.
+    """
+    pictures, _ = encode(everything["pixels_xxh3"])
+    _, rows = np.unique(pictures, return_index=True)
+    near = (
+        NearPair(first=int(rows[h.first]), second=int(rows[h.second]), similarity=h.similarity)
+        for h in hints
+    )
+    across = Twins(groups=pictures, near=tuple(near)).near_across(encode(column)[0])
+    return {(int(pictures[pair.first]), int(pictures[pair.second])) for pair in across}
 
 
 def _check_labels(examples: pa.Table, neighbours: Neighbours, found: manifest.Manifest) -> Finding:
@@ -372,10 +359,3 @@ def _check_labels(examples: pa.Table, neighbours: Neighbours, found: manifest.Ma
 def _list(examples: pa.Table, hints: Sequence[Hint]) -> tuple[dict[str, Any], ...]:
     listed = zip(list_pairs(examples, hints), hints, strict=False)
     return tuple({**pair, "why": hint.why} for pair, hint in listed)
-
-
-def _members(groups: np.ndarray) -> dict[int, np.ndarray]:
-    """Returns the rows of each group."""
-    order = np.argsort(groups, kind="stable")
-    names, starts = np.unique(groups[order], return_index=True)
-    return dict(zip(names.tolist(), np.split(order, starts[1:]), strict=True))

@@ -42,13 +42,7 @@ def environment(*folders: Path) -> jinja2.Environment:
 def pairs(
     listed: Iterable[Mapping[str, Any]], images: ImageReader, most: int
 ) -> list[dict[str, Any]]:
-    """Returns the pairs that a finding lists, with the pictures to show side by side.
-
-    Args:
-        listed: pairs, each with `first` and `second`, and `why` or `similarity`.
-        images: reads the stored pictures.
-        most: the largest number of pairs to return.
-    """
+    """Returns up to `most` pairs that a finding lists, with the pictures to show side by side."""
     found = []
     for pair in islice(listed, most):
         sides = [
@@ -69,12 +63,7 @@ class Tick:
 
 
 def ticks(low: float, top: float) -> tuple[Tick, ...]:
-    """Returns up to seven marks between two values, spaced by 1, 2 or 5 times a power of ten.
-
-    Args:
-        low: value at the beginning of the axis.
-        top: value at its end, larger.
-    """
+    """Returns up to seven marks between two values, spaced by 1, 2 or 5 times a power of ten."""
     span = top - low
     power = 10.0 ** math.floor(math.log10(span / 6))
     step = next(power * factor for factor in (1, 2, 5, 10) if power * factor * 6 >= span)

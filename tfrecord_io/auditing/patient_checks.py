@@ -75,12 +75,7 @@ def check_patient_leaks(codes: CodedColumns, measures: dict[str, Any]) -> Iterat
 
 
 def _shared_patients(images: np.ndarray, splits: Sequence[str]) -> list[dict[str, Any]]:
-    """Returns a row for each pair of splits that share patients.
-
-    Args:
-        images: int64 [patients, splits], number of images.
-        splits: their names.
-    """
+    """Returns a row for each pair of splits that share patients, of `images` [patients, splits]."""
     rows = []
     for a, b in itertools.combinations(range(len(splits)), 2):
         both = (images[:, a] > 0) & (images[:, b] > 0)

@@ -29,11 +29,7 @@ RANGES = _Ranges()
 
 
 def numbers_of(examples: pa.Table) -> np.ndarray:
-    """Returns the numbers of a dataset of numbers, float64 [num_examples].
-
-    Args:
-        examples: a table with the column `label`.
-    """
+    """Returns the numbers of a dataset of numbers, float64 [num_examples]."""
     return pc.cast(examples["label"].cast(pa.string()), pa.float64()).to_numpy()
 
 
@@ -80,12 +76,7 @@ def as_classes(found: Manifest, examples: pa.Table) -> tuple[Manifest, pa.Table]
 
 
 def describe(found: Manifest, examples: pa.Table) -> dict[str, dict[str, Any]]:
-    """Returns statistics of the numbers of each split: JSON values by name.
-
-    Args:
-        found: the manifest of a dataset of numbers.
-        examples: the table that `columns.read_examples` returns.
-    """
+    """Returns statistics of the numbers of each split: JSON values by name."""
     values = numbers_of(examples)
     of_split = examples["split"].cast(pa.string()).to_numpy(zero_copy_only=False)
     described = {}

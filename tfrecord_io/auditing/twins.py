@@ -23,12 +23,7 @@ _MAX_OPEN_SHARDS = 64
 
 
 class ImageReader:
-    """Reads single images out of the shards.
-
-    Args:
-        layout: layout of the records.
-        open_shard: opens a shard by name; the file must be seekable.
-    """
+    """Reads single images out of shards, which `open_shard` opens by name."""
 
     def __init__(
         self,
@@ -52,11 +47,7 @@ class ImageReader:
         return self._layout.image_shape
 
     def read(self, shard: str, row: int) -> Image.Image:
-        """Returns a stored image, grey or RGB, see `visible.picture`.
-
-        Args:
-            shard: name of the shard file.
-            row: number of the record in the shard.
+        """Returns the image of a record, grey or RGB, see `visible.picture`.
 
         Raises:
             OSError: if the shard is missing or has no such record.
@@ -161,12 +152,7 @@ def find_twins(examples: pa.Table, images: ImageReader) -> Twins:
     """Finds examples with the same pixels, and near duplicates across splits or labels.
 
     Near duplicates within one split and label are left out, because many images of one patient
-    look alike.
-
-    Args:
-        examples: a table with the columns `split`, `label`, `shard`, `row`, `pixels_xxh3` and, to
-            look for near duplicates, `perceptual_hash`.
-        images: reads the stored pixels of the proposed pairs.
+    look alike. They are looked for if `examples` has the column `perceptual_hash`.
     """
     groups, _ = encode(examples["pixels_xxh3"])
     side = min(images.image_shape[:2])
