@@ -45,12 +45,7 @@ _CONTEXT: dict[str, Any] = {
 
 
 def describe(found: Manifest, examples: pa.NativeFile) -> str:
-    """Returns the content of `croissant.json`; equal datasets give equal bytes.
-
-    Args:
-        found: the manifest.
-        examples: the examples table, open for reading.
-    """
+    """Returns the content of `croissant.json`; equal datasets give equal bytes."""
     columns = pq.read_schema(examples)
     examples.seek(0)
     sha256 = hashlib.file_digest(examples, "sha256").hexdigest()

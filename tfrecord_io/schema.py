@@ -80,11 +80,7 @@ def _mask(crc: int) -> int:
 
 
 def image_key(source_path: str) -> str:
-    """Returns the stable identity of an image: 32 hexadecimal digits of its path's SHA-256.
-
-    Args:
-        source_path: the image's path inside its tree, such as `train/CNV/CNV-1-1.jpeg`.
-    """
+    """Returns the stable identity of an image: 32 hexadecimal digits of its path's SHA-256."""
     return hashlib.sha256(source_path.encode("utf-8")).hexdigest()[:KEY_LENGTH]
 
 
@@ -252,17 +248,7 @@ class RecordLayout:
         label: np.ndarray,
         key: str,
     ) -> None:
-        """Writes one framed record into existing memory; otherwise as `encode_record`.
-
-        Args:
-            record: memory of `stride` bytes.
-            image: pixels of type `dtype`, little-endian, row-major [height, width, channels].
-            label: float32 [num_classes], such as one-hot; see `LabelKind.vectors`.
-            key: the example's key, see `image_key`.
-
-        Raises:
-            ValueError: if the image, the label or the key does not fit the layout.
-        """
+        """Writes one framed record into memory of `stride` bytes; otherwise as `encode_record`."""
         if len(image) != self.image_length:
             raise ValueError(
                 f"expected {self.image_length} bytes of pixels for shape {self.image_shape} of "

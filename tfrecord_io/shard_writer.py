@@ -24,12 +24,7 @@ class ShardWriter:
     """Appends records to a file, for use in a `with` block, whose end writes the last records."""
 
     def __init__(self, file: IO[bytes], layout: schema.RecordLayout) -> None:
-        """Makes a writer without records.
-
-        Args:
-            file: the file, open for writing; it stays open.
-            layout: layout of the records.
-        """
+        """Makes a writer without records; the file is open for writing and stays open."""
         self._file = file
         self._layout = layout
         num_records = max(BLOCK_BYTES // layout.stride, 1)
@@ -44,16 +39,7 @@ class ShardWriter:
         )
 
     def write(self, image: bytes, label: np.ndarray, key: str) -> None:
-        """Appends a record; see `schema.RecordLayout.encode_into`.
-
-        Args:
-            image: pixels of the layout's type, row-major [height, width, channels].
-            label: float32 [num_classes].
-            key: the example's key, see `schema.image_key`.
-
-        Raises:
-            ValueError: if the image, the label or the key does not fit the layout.
-        """
+        """Appends a record; see `schema.RecordLayout.encode_record` for arguments and errors."""
         self._layout.encode_into(self._records[self._num_waiting], image, label, key)
         self._num_waiting += 1
         if self._num_waiting == len(self._records):
@@ -74,11 +60,7 @@ class ShardWriter:
         return self._facts.columns()
 
     def statistics(self) -> PixelStatistics | None:
-        """Returns the sums over the pixels of all pictures; valid after the `with` block.
-
-        Returns:
-            the sums, or None if the layout does not hold pictures.
-        """
+        """Returns the sums over all pixels after the `with` block, None without pictures."""
         return self._statistics
 
     def __enter__(self) -> ShardWriter:

@@ -10,11 +10,6 @@ import numpy as np
 def shard_name(split: str, shard_index: int, num_shards: int) -> str:
     """Returns a shard's file name, such as `train-00000-of-00064.tfrecord`.
 
-    Args:
-        split: name of the split.
-        shard_index: number of the shard, from 0.
-        num_shards: number of shards of the split.
-
     Raises:
         ValueError: if `shard_index` is not in 0..num_shards-1.
     """
@@ -29,12 +24,7 @@ def sidecar_name(shard: str) -> str:
 
 
 def map_records(path: Path, num_bytes: int, stride: int) -> np.ndarray:
-    """Returns the records of a shard, uint8 [num_examples, stride], memory-mapped.
-
-    Args:
-        path: the shard, which is not empty.
-        num_bytes: its size by the manifest.
-        stride: bytes of a record.
+    """Returns the records of a shard that is not empty, uint8 [num_examples, stride], mapped.
 
     Raises:
         OSError: if the shard is missing or has another size.

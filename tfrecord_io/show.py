@@ -41,14 +41,8 @@ def contact_sheet(
     scale = tile_size / max(height, width)
     tile = max(round(width * scale), 1), max(round(height * scale), 1)
     row_height = tile[1] + _CAPTION_HEIGHT + _MARGIN
-    sheet = Image.new(
-        "RGB",
-        (
-            _MARGIN + num_per_class * (tile[0] + _MARGIN),
-            _MARGIN + len(names) * row_height,
-        ),
-        "white",
-    )
+    size = _MARGIN + num_per_class * (tile[0] + _MARGIN), _MARGIN + len(names) * row_height
+    sheet = Image.new("RGB", size, "white")
     draw = ImageDraw.Draw(sheet)
     font = ImageFont.load_default(13)
     for row, (label, members) in enumerate(zip(names, images, strict=True)):

@@ -147,21 +147,12 @@ class PixelStatistics:
 
     @classmethod
     def from_records(cls, records: np.ndarray, layout: schema.RecordLayout) -> PixelStatistics:
-        """Adds up the pixels of framed records.
-
-        Args:
-            records: uint8 [num_records, layout.stride].
-            layout: layout of the records.
-        """
+        """Adds up the pixels of framed records, uint8 [num_records, layout.stride]."""
         return cls.from_images(layout.images_in(records))
 
     @classmethod
     def from_shard(cls, file: IO[bytes], layout: schema.RecordLayout) -> PixelStatistics:
-        """Adds up the pixels of a shard, a megabyte at a time.
-
-        Args:
-            file: the shard, open for reading at its beginning.
-            layout: layout of the records.
+        """Adds up the pixels of a shard, read from its beginning, a megabyte at a time.
 
         Raises:
             ValueError: if the file does not hold whole records.
@@ -191,9 +182,7 @@ class PixelStatistics:
         """Makes statistics from the values that `to_dict` returned; ignores other keys.
 
         Raises:
-            KeyError: if a value is missing.
-            TypeError: if a value has another type.
-            ValueError: if no pixels can have these sums.
+            KeyError, TypeError, ValueError: if a value is missing, of another type or impossible.
         """
         return cls(
             num_pixels=values["num_pixels"],

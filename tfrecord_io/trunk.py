@@ -67,9 +67,6 @@ class Trunk:
 def read_trunk(file: str | os.PathLike[str] | IO[bytes]) -> Trunk:
     """Returns the facts of a trunk file.
 
-    Args:
-        file: its path, or the file open for reading.
-
     Raises:
         FileNotFoundError: if there is no such file.
         ValueError: if it is not a trunk file.
@@ -85,10 +82,6 @@ def read_trunk(file: str | os.PathLike[str] | IO[bytes]) -> Trunk:
 
 def find_trunk(directory: str | os.PathLike[str], found: Manifest) -> Trunk | None:
     """Returns the trunk that made a dataset's feature maps, or None for a dataset of images.
-
-    Args:
-        directory: folder of the dataset.
-        found: its manifest.
 
     Raises:
         ManifestError: if the trunk's copy in the folder is not the recorded file.

@@ -43,29 +43,10 @@ def make_batches(
 ) -> Batches:
     """Returns the batches of a split as NumPy arrays, in an order that the seed names.
 
-    They are those that `make_dataset` gives for the same arguments; TensorFlow is not imported.
-    Each loop over the result starts from the beginning and gives the same batches; `iter(result)`
-    is an ordinary iterator.
-
-    Args:
-        directory: of a finished dataset, on a local disk.
-        split: name of the split, such as `train`; or several, such as `("train", "val")`, which
-            are then read as one whose second part follows the first.
-        batch_size: examples of a global batch, over all replicas.
-        seed: names the order.
-        shuffle: if False, examples come in the order of the shards.
-        epochs: how often each example occurs; None for endless batches.
-        drop_remainder: leave out a last batch that is not full.
-        pad_remainder: fill up a last batch that is not full with copies of its last example, and
-            give each example a weight: 1, or 0 for a copy.
-        num_replicas: readers (such as processes) that share each global batch in equal slices.
-        replica_index: which slice this reader gets.
-        start_step: batches to skip, at no cost: the state of a reader is its number of steps.
-        with_keys: whether to give each example's key as well.
-        verify: how much of the shards is checked now: `size`, `crc` or `sha256`.
-        examples: places in the split, counted from 0 in the order of the shards, of the examples
-            to read; all if not given.
-        prefetch: batches that threads make ahead; 0 to make them in the thread that asks.
+    They are those that `reader.make_dataset` gives for the same arguments, which it describes;
+    TensorFlow is not imported, and the folder must be local. Each loop over the result starts from
+    the beginning and gives the same batches; `iter(result)` is an ordinary iterator. Threads make
+    `prefetch` batches ahead; with 0, the thread that asks makes them.
 
     Returns:
         an iterable of (image, label), then weight with `pad_remainder`, then key with
@@ -119,12 +100,8 @@ class Batches:
     """What `make_batches` returns: an iterable that can be gone through again and again.
 
     Attributes:
-        dataset: the split.
         order: which examples each batch holds: places in `examples`.
         examples: int64, places in the split; None for all, in their order.
-        start_step: the first batch.
-        with_keys: whether batches hold keys.
-        prefetch: batches that threads make ahead.
     """
 
     dataset: MappedDataset

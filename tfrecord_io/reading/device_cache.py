@@ -34,13 +34,7 @@ class DeviceSplit:
         num_examples: int,
         device: str,
     ) -> None:
-        """Copies examples to a device.
-
-        Args:
-            batches: elements (image, label, key): the split once, in its stored order.
-            manifest: of the dataset.
-            num_examples: of the split.
-            device: where to.
+        """Copies to a device the batches (image, label, key) of a split in its stored order.
 
         Raises:
             tf.errors.ResourceExhaustedError: if the device has no room after all.
@@ -102,8 +96,6 @@ class DeviceDataset:
     Attributes:
         split: the examples.
         order: a `tf.data.Dataset` of (examples int64 [batch], weights float32 [batch]).
-        with_weights: whether batches hold weights.
-        with_keys: whether batches hold keys.
     """
 
     split: DeviceSplit
@@ -137,10 +129,6 @@ def has_room(device: str, needed: int) -> bool:
 
     The other half is left to the training. TensorFlow cannot report the free memory of an
     accelerator, so that much memory is allocated, and freed at once.
-
-    Args:
-        device: its name.
-        needed: bytes of the split.
     """
     if device.startswith("CPU"):
         return 2 * needed <= psutil.virtual_memory().available

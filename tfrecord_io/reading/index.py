@@ -20,12 +20,8 @@ def write_index(
 ) -> list[Path]:
     """Writes an index file for every shard of a dataset.
 
-    Args:
-        directory: of a finished dataset, on a local disk.
-        index_dir: where the files go, made if needed; beside the shards if not given.
-
     Returns:
-        the files, named after their shards, with `.idx` added; split after split.
+        the files, in `index_dir` or beside the shards: their names with `.idx` added.
 
     Raises:
         ManifestError: if the dataset is unfinished or a shard is not as the manifest says.

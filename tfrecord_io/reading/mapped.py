@@ -34,12 +34,7 @@ class RowIndex:
     """
 
     def __init__(self, shard_sizes: Sequence[int], stride: int) -> None:
-        """Lays out shards so that each begins at a page of memory and at a multiple of the stride.
-
-        Args:
-            shard_sizes: examples of each shard.
-            stride: bytes of a record.
-        """
+        """Lays out shards: each begins at a page of memory and at a multiple of the stride."""
         # Every `period` rows a row begins where a page does.
         period = mmap.PAGESIZE // math.gcd(mmap.PAGESIZE, stride)
         sizes = np.array(shard_sizes, np.int64)
@@ -50,15 +45,7 @@ class RowIndex:
         self._shifts = np.cumsum(taken) - taken - (self._ends - sizes)
 
     def __call__(self, examples: np.ndarray) -> np.ndarray:
-        """Returns the rows of examples.
-
-        Args:
-            examples: int64 [...], each in 0..num_examples-1: places in the split, shard after
-                shard.
-
-        Returns:
-            int64 [...].
-        """
+        """Returns the rows, int64 [...], of examples: places in the split, shard after shard."""
         return examples + self._shifts[np.searchsorted(self._ends, examples, side="right")]
 
 
@@ -84,12 +71,7 @@ class MappedSplit:
         *,
         verify: Verify = "size",
     ) -> None:
-        """Maps the shards of a split.
-
-        Args:
-            directory: of a finished dataset, on a local disk.
-            split: its name in the manifest, or several that follow each other.
-            verify: how much of the shards is checked first, see `opening.open_split`.
+        """Checks the shards of a split, or of several that follow each other, and maps them.
 
         Raises:
             ManifestError: if the dataset cannot be used, see `opening.open_split`.
@@ -114,13 +96,10 @@ class MappedSplit:
         )
 
     def feature(self, name: str) -> np.ndarray:
-        """Returns the bytes of one feature of all rows, as a view of the mapped files.
-
-        Args:
-            name: `image`, `label` or `key`.
+        """Returns the bytes of one feature of all rows, as a read-only view of the mapped files.
 
         Returns:
-            uint8 [rows, length of the feature], read-only.
+            uint8 [rows, length of the feature].
         """
         slot = self.manifest.layout.features[name]
         return self.records[:, slot.offset : slot.offset + slot.length]
@@ -238,14 +217,8 @@ def _map_files(
         if size == 0:
             continue
         with path.open("rb") as file:
-            mapped = map_at(
-                address + offset,
-                size,
-                mmap.PROT_READ,
-                mmap.MAP_SHARED | _MAP_FIXED,
-                file.fileno(),
-                0,
-            )
+            how = mmap.MAP_SHARED | _MAP_FIXED
+            mapped = map_at(address + offset, size, mmap.PROT_READ, how, file.fileno(), 0)
         if mapped != address + offset:
             code = ctypes.get_errno()
             raise OSError(code, f"cannot map the shard into memory: {os.strerror(code)}", str(path))
@@ -256,12 +229,6 @@ def _libc_mmap() -> Any:
     """The C function: Python's mmap cannot be told the address."""
     function = ctypes.CDLL(None, use_errno=True).mmap
     function.restype = ctypes.c_void_p
-    function.argtypes = [
-        ctypes.c_void_p,
-        ctypes.c_size_t,
-        ctypes.c_int,
-        ctypes.c_int,
-        ctypes.c_int,
-        ctypes.c_long,
-    ]
+    numbers = [ctypes.c_int] * 3
+    function.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *numbers, ctypes.c_long]
     return function

@@ -8,7 +8,7 @@ import hashlib
 import operator
 import os
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, BinaryIO, Literal
 
 import numpy as np
@@ -76,15 +76,10 @@ def open_order(
     start_step: int,
     **options: Any,
 ) -> tuple[Manifest, BatchOrder, np.ndarray | None]:
-    """Opens a split, and makes and checks the order of its batches.
+    """Opens a split, see `open_split`, and makes and checks the order of its batches.
 
-    Args:
-        directory: of the dataset; a local folder, or a URL that `tf.io.gfile` reads.
-        split: name of the split, or of several that follow each other.
-        verify: see `open_split`.
-        examples: places in the split of the examples to read; None for all.
-        start_step: the first batch to read.
-        **options: fields of `BatchOrder`, except `num_examples`.
+    `examples` are the places in the split of the examples to read, `start_step` is the first batch
+    to read, and the other options are fields of `BatchOrder`.
 
     Returns:
         (manifest, order, examples as int64 [num_examples] or None): the order is over the places
@@ -136,14 +131,10 @@ def load_manifest(directory: str | os.PathLike[str]) -> Manifest:
 def read_statistics(
     directory: str | os.PathLike[str], split: str = STATISTICS_SPLIT
 ) -> PixelStatistics:
-    """Returns the sums over the pixels of a split.
+    """Returns the sums over the pixels of a split, from a folder or a URL as `open_split` reads it.
 
-    Those of the train split are in the manifest. Of another split, or of a dataset that an older
+    Those of the train split are in the manifest. For another split, or a dataset that an older
     release wrote, the shards are read once.
-
-    Args:
-        directory: of the dataset; a local folder, or a URL that `tf.io.gfile` reads.
-        split: name of the split.
 
     Raises:
         ManifestError: if the dataset cannot be used or the split is empty, see `open_split`; or
@@ -201,7 +192,10 @@ def _check_shard(path: str, shard: Shard, manifest: Manifest, verify: Verify) ->
             _check_records(file, path, shard, manifest.layout)
     elif verify == "sha256":
         with _open(path) as file:
-            digest = _sha256(file.read)
+            content = hashlib.sha256()
+            while chunk := file.read(_CHUNK_LENGTH):
+                content.update(chunk)
+        digest = content.hexdigest()
         if digest != shard.sha256:
             raise ManifestError(
                 f"{path} has SHA-256 {digest}, the manifest says {shard.sha256}: its content "
@@ -221,13 +215,6 @@ def _check_records(file: BinaryIO, path: str, shard: Shard, layout: schema.Recor
                 f"{path}: record {record_index} does not match its checksum, its content changed; "
                 "copy the file again, or delete it and build again with --overwrite"
             )
-
-
-def _sha256(read: Callable[[int], bytes]) -> str:
-    digest = hashlib.sha256()
-    while chunk := read(_CHUNK_LENGTH):
-        digest.update(chunk)
-    return digest.hexdigest()
 
 
 def _size(path: str) -> int | None:

@@ -72,27 +72,15 @@ def permute(
 def draw(below: np.ndarray, *, seed: int, key: np.ndarray) -> np.ndarray:
     """Draws a number for each key: the same for the same seed and key, on every machine.
 
-    Args:
-        below: int64 [...], each in 1..2**32: the number drawn is smaller.
-        seed: any int.
-        key: int64 [...], at least 0.
-
     Returns:
-        int64 [...], each in 0..below-1.
+        int64 [...] in 0..below-1, as `below` (1..2**32) and `key` (at least 0).
     """
     upper = _key(seed, key) >> np.uint64(32)
     return ((upper * below.astype(np.uint64)) >> np.uint64(32)).astype(np.int64)
 
 
 def splitmix64(state: np.ndarray) -> np.ndarray:
-    """Returns a well-mixed number for each state, the same on every machine.
-
-    Args:
-        state: uint64, of any shape.
-
-    Returns:
-        uint64 of the same shape.
-    """
+    """Returns a well-mixed uint64 for each uint64 of any shape, the same on every machine."""
     return _mix(state * np.uint64(_WEYL) + np.uint64(_WEYL))
 
 
@@ -223,11 +211,8 @@ class BatchOrder:
     def examples_at(self, position: np.ndarray) -> np.ndarray:
         """Returns the examples at places of the endless sequence of epochs.
 
-        Args:
-            position: int64 [...], each at least 0.
-
         Returns:
-            int64 [...]: places of the examples in the split, shard after shard.
+            int64 [...], as `position`: places of the examples in the split, shard after shard.
         """
         epoch, index = np.divmod(np.asarray(position, np.int64), self.num_examples)
         if not self.shuffle:

@@ -235,11 +235,6 @@ class _Features:
 
     Each method returns (image, label, ...) as `make_dataset` promises. Weights are float32
     [batch].
-
-    Attributes:
-        layout: of the records.
-        with_weights: return weights.
-        with_keys: return keys.
     """
 
     layout: schema.RecordLayout
@@ -469,9 +464,7 @@ def _map_in_order(
 
 
 def _row_batches(
-    order: BatchOrder,
-    start_step: int,
-    row_index: Callable[[np.ndarray], np.ndarray],
+    order: BatchOrder, start_step: int, row_index: Callable[[np.ndarray], np.ndarray]
 ) -> tf.data.Dataset:
     """Elements (rows, weights), int64 and float32 [replica_batch_size], one for each batch."""
     full = _num_full_steps(order)

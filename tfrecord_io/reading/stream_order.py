@@ -54,12 +54,7 @@ class StreamOrder:
     """
 
     def __init__(self, order: BatchOrder, shard_sizes: np.ndarray) -> None:
-        """Takes what the order depends on.
-
-        Args:
-            order: batch size, epochs, seed and share of the replica.
-            shard_sizes: int64 [shards], examples of each shard.
-        """
+        """Takes what the order depends on, with the number of examples of each shard."""
         self._order = order
         self._sizes = np.asarray(shard_sizes, np.int64)
         self._window = RUN_LENGTH * order.batch_size
