@@ -202,7 +202,7 @@ def test_statistics_of_another_type_are_refused(tmp_path):
     assert Manifest.from_json(counted).statistics.max_value == 65_535
     content = json.loads(counted)
     content["statistics"] |= {"max_value": 255, "sums": [0], "sums_of_squares": [0]}
-    with pytest.raises(ManifestError, match=r"statistics of uint16 pixels, received .* up to 255"):
+    with pytest.raises(ManifestError, match=r"values up to 65535; received .* up to 255"):
         Manifest.from_json(json.dumps(content))
 
 

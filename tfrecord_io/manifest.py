@@ -49,7 +49,7 @@ FEATURES = "features"
 _SAFE_NAME = re.compile(r"\w[\w.-]{0,199}")
 
 # The type of each value of a manifest: of all elements of a list, and of the entries of a mapping,
-# where "*" stands for any name. What only pages and comparisons use is not listed.
+# where "*" stands for any name.
 _PARTS: Mapping[str, Any] = {
     "name": str,
     "image": {"shape": [int], "dtype": str},
@@ -69,6 +69,9 @@ _PARTS: Mapping[str, Any] = {
     "fingerprint": str,
     "versions": {"*": str},
 }
+_AS_THEY_ARE = (
+    "preprocessing", "source", "counts", "rejects", "audit", "options", "fingerprint", "versions",
+)  # fmt: skip
 _FEATURES_SOURCE: Mapping[str, Any] = {
     "dataset": {"name": str, "fingerprint": str},
     "trunk": {"sha256": str, "image_shape": [int], "feature_shape": [int], "rest_layers": int},
@@ -233,7 +236,10 @@ class Manifest:
     def to_json(self) -> str:
         """Returns the manifest as JSON text; equal manifests give equal bytes."""
         layout = self.layout
-        statistics = {}
+        statistics: dict[str, Any] = {}
+        features = {
+            name: dataclasses.asdict(slot) for name, slot in sorted(layout.features.items())
+        }
         if self.statistics is not None:
             statistics["statistics"] = {"split": STATISTICS_SPLIT, **self.statistics.to_dict()}
         content = {
@@ -242,14 +248,7 @@ class Manifest:
             "image": {"shape": list(self.image_shape), "dtype": self.dtype},
             **self.label_kind.entry,
             "label_names": list(self.label_names),
-            "record": {
-                "stride": layout.stride,
-                "length": layout.length,
-                "features": {
-                    name: {"offset": slot.offset, "length": slot.length}
-                    for name, slot in sorted(layout.features.items())
-                },
-            },
+            "record": {"stride": layout.stride, "length": layout.length, "features": features},
             "splits": {
                 name: {
                     "num_examples": split.num_examples,
@@ -259,14 +258,7 @@ class Manifest:
                 for name, split in self.splits.items()
             },
             **statistics,
-            "preprocessing": dict(self.preprocessing),
-            "source": dict(self.source),
-            "counts": dict(self.counts),
-            "rejects": dict(self.rejects),
-            "audit": dict(self.audit),
-            "options": dict(self.options),
-            "fingerprint": self.fingerprint,
-            "versions": dict(self.versions),
+            **{name: getattr(self, name) for name in _AS_THEY_ARE},
         }
         return json.dumps(content, indent=1, ensure_ascii=True) + "\n"
 
@@ -295,9 +287,9 @@ class Manifest:
         try:
             _check_types(content, _PARTS, "")
             manifest = cls._from_content(content)
-            manifest._check_consistency(content, file_name)
-        except ManifestError:
-            raise
+            manifest._check_consistency(content)
+        except ManifestError as error:
+            raise ManifestError(f"{file_name}: {error}") from None
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise ManifestError(f"{file_name} is damaged: {error!r}") from error
         return manifest
@@ -317,14 +309,7 @@ class Manifest:
                 )
                 for name, split in content["splits"].items()
             },
-            preprocessing=content["preprocessing"],
-            source=content["source"],
-            counts=content["counts"],
-            rejects=content["rejects"],
-            options=content["options"],
-            fingerprint=content["fingerprint"],
-            versions=content["versions"],
-            audit=content.get("audit", {}),
+            **{name: content[name] for name in _AS_THEY_ARE if name in content},
             statistics=(
                 PixelStatistics.from_dict(content["statistics"])
                 if "statistics" in content
@@ -334,7 +319,7 @@ class Manifest:
             label_kind=kind_in(content),
         )
 
-    def _check_consistency(self, content: Mapping[str, Any], file_name: str) -> None:
+    def _check_consistency(self, content: Mapping[str, Any]) -> None:
         """Refuses a manifest that contradicts itself, with which a reader would read garbage."""
         layout = self.layout
         slots = {
@@ -342,64 +327,48 @@ class Manifest:
         }
         if content["record"]["stride"] != layout.stride or slots != dict(layout.features):
             raise ManifestError(
-                f"{file_name}: the record layout does not match image shape {self.image_shape} "
-                f"of {self.dtype} and {self.num_classes} classes; if the file was not changed, a "
-                "version before the first release wrote it: build the dataset again"
+                f"the record layout does not match image shape {self.image_shape} of {self.dtype} "
+                f"and {self.num_classes} classes; if the file was not changed, a version before "
+                "the first release wrote it: build the dataset again"
             )
-        self._check_names(file_name)
-        audit: dict[str, Any] = {"measures": {}, "findings": [], **self.audit}
-        _check_types(audit, {"measures": {}, "findings": [{}]}, "audit")
         for name, count in self.counts.items():
             by_reason = name in ("dropped", "ignored")
             _check_types(count, {"*": int} if by_reason else int, f"counts.{name}")
+        audit: dict[str, Any] = {"measures": {}, "findings": [], **self.audit}
+        _check_types(audit, {"measures": {}, "findings": [{}]}, "audit")
         if self.holds_features:
             _check_types(self.source, _FEATURES_SOURCE, "source")
+        _check_name("dataset", self.name)
         for name, split in self.splits.items():
+            _check_name("split", name)
             if split.num_examples != content["splits"][name]["num_examples"] or (
                 not self.label_kind.fits_counts(split.label_counts, split.num_examples)
             ):
-                raise ManifestError(f"{file_name}: the counts of split {name!r} do not add up")
+                raise ManifestError(f"the counts of split {name!r} do not add up")
             for shard in split.shards:
+                _check_name("shard", shard.name)
                 if shard.num_bytes != shard.num_examples * layout.stride:
                     raise ManifestError(
-                        f"{file_name}: {shard.name} should have {shard.num_examples} records of "
+                        f"{shard.name} should have {shard.num_examples} records of "
                         f"{layout.stride} bytes, but the manifest says {shard.num_bytes} bytes"
                     )
         if self.statistics is not None:
-            self._check_statistics(self.statistics, content["statistics"]["split"], file_name)
+            self._check_statistics(self.statistics, content["statistics"]["split"])
 
-    def _check_names(self, file_name: str) -> None:
-        shards = (shard.name for shard in self.shards)
-        for kind, names in (("dataset", (self.name,)), ("split", self.splits), ("shard", shards)):
-            for name in names:
-                if not _SAFE_NAME.fullmatch(name):
-                    raise ManifestError(
-                        f"{file_name}: expected the name of a {kind}, of up to 200 letters, "
-                        f"digits, '_', '-' and '.', received {name[:250]!r}; a name that could "
-                        "be a path is refused"
-                    )
-
-    def _check_statistics(self, found: PixelStatistics, split: str, file_name: str) -> None:
+    def _check_statistics(self, statistics: PixelStatistics, split: str) -> None:
         height, width, channels = self.image_shape
         num_pixels = self.split(STATISTICS_SPLIT).num_examples * height * width
-        if (split, found.num_pixels, len(found.sums)) != (STATISTICS_SPLIT, num_pixels, channels):
+        expected = STATISTICS_SPLIT, num_pixels, channels, int(np.iinfo(self.dtype).max)
+        received = split, statistics.num_pixels, len(statistics.sums), statistics.max_value
+        if received != expected:
+            told = "statistics of split {!r}, {} pixels in {} channels, of values up to {}"
             raise ManifestError(
-                f"{file_name}: expected statistics of split {STATISTICS_SPLIT!r}, {num_pixels} "
-                f"pixels in {channels} channels; received statistics of split {split!r}, "
-                f"{found.num_pixels} pixels in {len(found.sums)} channels"
-            )
-        if found.max_value != np.iinfo(self.dtype).max:
-            raise ManifestError(
-                f"{file_name}: expected statistics of {self.dtype} pixels, received those of "
-                f"values up to {found.max_value}"
+                f"expected {told.format(*expected)}; received {told.format(*received)}"
             )
 
     @classmethod
     def load(cls, directory: str | os.PathLike[str]) -> Manifest:
         """Reads the manifest of a finished dataset on a local disk.
-
-        Args:
-            directory: folder of the dataset.
 
         Raises:
             ManifestError: if there is no manifest (the build did not finish) or it is unusable;
@@ -425,17 +394,19 @@ class Manifest:
         return cls.from_json(text, file_name=str(path))
 
 
-def _check_types(value: Any, expected: Any, place: str) -> None:
-    """Checks a JSON value and what is inside it.
+def _check_name(kind: str, name: str) -> None:
+    if not _SAFE_NAME.fullmatch(name):
+        raise ManifestError(
+            f"expected the name of a {kind}, of up to 200 letters, digits, '_', '-' and '.', "
+            f"received {name[:250]!r}; a name that could be a path is refused"
+        )
 
-    Args:
-        value: the value.
-        expected: its type, a list or a mapping of types, see `_PARTS`. Numbers are at least 0.
-        place: where the value is, such as `splits.train`.
+
+def _check_types(value: Any, expected: Any, place: str) -> None:
+    """Checks that a JSON value has the expected type, see `_PARTS`, and numbers are at least 0.
 
     Raises:
-        TypeError: if a type differs.
-        KeyError: if an entry is missing.
+        KeyError, TypeError: if a value is missing or has another type; `place` is where it is.
     """
     wanted = expected if isinstance(expected, type) else type(expected)
     # The exact type, because a bool is an int too.
