@@ -116,7 +116,7 @@ def test_a_damaged_page_is_read_as_it_is_in_its_file(name):
     "tags",
     [
         {34665: 8},  # the place of another directory
-        {259: 6},  # JPEG in its obsolete form, whose tables can be anywhere
+        {513: 8},  # JPEG in its obsolete form, whose tables can be anywhere
     ],
 )
 def test_what_may_be_anywhere_in_the_file_is_looked_for_in_all_of_it(tags):

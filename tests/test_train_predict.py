@@ -9,8 +9,11 @@ from pathlib import Path
 import keras
 import numpy as np
 import PIL
+import pyarrow.parquet as pq
 import pytest
+from builds import build_here
 from dicom_files import dicom_file
+from image_files import encoded, grey_pixels, write_tree
 from marked_images import (
     KERAS_ARRAY_WARNING,
     OCT_NAMES,
@@ -20,9 +23,11 @@ from marked_images import (
     write_marked_dataset,
 )
 from PIL import Image
+from tiff_files import NEW_SUBFILE_TYPE, tiff_file
 
 from tfrecord_io.decoding import dicom
 from tfrecord_io.decoding.preprocess import Preprocessing, decode_image
+from tfrecord_io.reading.mapped import MappedDataset
 from train import predict
 from train.config import ConfigError, TrainConfig
 from train.networks.models import build_network
@@ -68,8 +73,6 @@ def test_a_file_becomes_the_pixels_that_the_build_stores(run_folder, files):
 
 def test_pixels_equal_those_of_a_real_build(built_dataset, source_tree):
     """No skew between training and serving: the job's own shards against this code."""
-    import pyarrow.parquet as pq
-
     import tfrecord_io
 
     manifest = tfrecord_io.Manifest.load(built_dataset)
@@ -308,17 +311,56 @@ def test_a_dicom_file_is_predicted_as_the_build_stores_it(run_folder, tmp_path, 
     pixels = np.random.default_rng(0).integers(4096, size=(24, 20), dtype=np.uint16)
     pixels[0, :2] = 0, 4095
     (tmp_path / "scan").write_bytes(dicom_file(pixels, bits=12))
-    (tmp_path / "volume").write_bytes(dicom_file(np.stack([pixels] * 3), bits=12))
-    assert predict.main(["--model", str(run_folder), "--input", str(tmp_path), "--format=csv"]) == 1
-    shown = capsys.readouterr()
-    scan, volume = csv.DictReader(io.StringIO(shown.out))
+    assert predict.main(["--model", str(run_folder), "--input", str(tmp_path), "--format=csv"]) == 0
+    (scan,) = csv.DictReader(io.StringIO(capsys.readouterr().out))
     assert (Path(scan["path"]).name, scan["reject"]) == ("scan", "")
-    assert "multiple_frames: DICOM with 3 frames" in volume["reject"]
     classifier = predict.load_classifier(run_folder)
     stored = np.rint(pixels / 4095 * 255).astype(np.uint8)[None, ..., None]
     (expected,) = predict.predict_images(classifier, stored)
     found = [float(scan[name]) for name in OCT_NAMES]
     np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_every_frame_and_page_that_the_build_accepts_is_predicted(run_folder, tmp_path, capsys):
+    """The same names, pixels and rejects as in a build of the same folder."""
+    pages = [grey_pixels(seed) for seed in range(3)]
+    volume = dicom_file(np.stack(pages))
+    files = {
+        "CNV/volume": volume,
+        "CNV/volume.png": volume,  # a name that promises one picture
+        "CNV/cut": volume[:-10],
+        "CNV/scan.dcm": dicom_file(pages[0]),
+        "DME/one.tif": tiff_file(pages[:1]),
+        "DME/three.tif": tiff_file(pages, {2: {NEW_SUBFILE_TYPE: 1}}),
+        "DME/picture.png": encoded(pages[0]),
+    }
+    folder = write_tree(tmp_path / "in", files)
+    built = build_here(folder, tmp_path / "out", "--image_size=24x20", "--max_reject_fraction=0.5")
+    rows = pq.read_table(built / "examples.parquet").to_pylist()
+    with (built / "rejects.csv").open() as lines:
+        rejects = {row["path"]: row["reason"] for row in csv.DictReader(lines)}
+    assert rejects == {"CNV/volume.png": "not_an_image", "CNV/cut#frame-3": "truncated"}
+
+    maps = tmp_path / "maps"
+    arguments = ["--model", str(run_folder), "--input", str(folder), f"--occlusion={maps}"]
+    capsys.readouterr()
+    assert predict.main([*arguments, "--format=json"]) == 1
+    found = {
+        row["path"].removeprefix(f"{folder}/"): row for row in json.loads(capsys.readouterr().out)
+    }
+    assert found.keys() == rejects.keys() | {row["path"] for row in rows}
+    for name, reason in rejects.items():
+        assert found[name]["reject"].startswith(reason)
+    assert len(list(maps.iterdir())) == len(rows)
+
+    classifier = predict.load_classifier(run_folder)
+    for row in rows:
+        mapped = MappedDataset(built, row["split"])
+        place = mapped.keys(range(len(mapped))).index(row["key"])
+        (expected,) = predict.predict_images(classifier, mapped[[place]][0])
+        probabilities = list(found[row["path"]]["probabilities"].values())
+        np.testing.assert_allclose(probabilities, expected, atol=1e-5)
+    assert len(rows) == 10
 
 
 def test_a_model_of_dicom_files_says_what_it_needs_to_read_them(run_folder, tmp_path, monkeypatch):

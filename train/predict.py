@@ -12,6 +12,7 @@ import csv
 import dataclasses
 import functools
 import io
+import itertools
 import json
 import os
 import sys
@@ -22,8 +23,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tfrecord_io.decoding.dicom import FRAME_RANGE, is_dicom
-from tfrecord_io.decoding.preprocess import Preprocessing, decode_image, decoder_versions
+from tfrecord_io.decoding.dicom import FRAME_RANGE
+from tfrecord_io.decoding.pictures import find_pictures
+from tfrecord_io.decoding.preprocess import (
+    Preprocessing,
+    decode_image,
+    decoder_versions,
+    frame_path,
+)
 from tfrecord_io.kinds.registry import kind_in
 from tfrecord_io.printing import no_formula, printable
 from tfrecord_io.rejects import Reject
@@ -64,20 +71,27 @@ class Classifier:
 
 @dataclasses.dataclass(frozen=True)
 class Prediction:
-    """The prediction for one file.
+    """The prediction for one picture.
 
     Attributes:
         path: of the file.
-        probabilities: float32 [num_classes]; None if the file was rejected.
+        probabilities: float32 [num_classes]; None if the picture was rejected.
         predicted: name of the likeliest class, names of the labels, or the number; None if the
-            file was rejected.
+            picture was rejected.
         reject: why, or None.
+        frame: number of the picture in the file, see `pictures.Pictures`.
     """
 
     path: Path
     probabilities: np.ndarray | None
     predicted: str | None = None
     reject: str | None = None
+    frame: int | None = None
+
+    @property
+    def name(self) -> str:
+        """The file's path, with the frame if it holds several, as the build names it."""
+        return frame_path(str(self.path), self.frame)
 
 
 def load_classifier(path: Path) -> Classifier:
@@ -157,44 +171,65 @@ def other_decoder(classifier: Classifier) -> str | None:
     )
 
 
-def read_pixels(path: Path, preprocessing: Preprocessing) -> np.ndarray:
-    """Returns the [height, width, channels] pixels of a file, as the build stores them.
+def read_pixels(path: Path, preprocessing: Preprocessing, frame: int | None = None) -> np.ndarray:
+    """Returns the [height, width, channels] pixels of a picture, as the build stores them.
+
+    Args:
+        path: the file.
+        preprocessing: how it becomes pixels.
+        frame: number of the picture in it, see `pictures.Pictures`.
 
     Raises:
-        Reject: if the file is not an image, is damaged, or cannot be read.
-        ModuleNotFoundError: if it is a DICOM file, and pydicom or a codec is not installed.
+        Reject: if the file is not an image, or is damaged.
     """
+    return _pixels(path.read_bytes(), preprocessing, frame)
+
+
+def _pixels(data: bytes, preprocessing: Preprocessing, frame: int | None) -> np.ndarray:
+    pixels = decode_image(data, preprocessing, frame).pixels
+    return np.frombuffer(pixels, preprocessing.dtype).reshape(preprocessing.image_shape)
+
+
+def _read_pictures(
+    path: Path, preprocessing: Preprocessing
+) -> Iterator[tuple[int | None, np.ndarray | Reject]]:
+    """Yields number and pixels of each picture of a file, or the reason why it is left out."""
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise Reject("unreadable", str(error)) from None
-    pixels = decode_image(data, preprocessing, 0 if is_dicom(data) else None).pixels
-    return np.frombuffer(pixels, preprocessing.dtype).reshape(preprocessing.image_shape)
+        yield None, Reject("unreadable", str(error))
+        return
+    for frame in find_pictures(path.name, len(data), data, lambda: io.BytesIO(data)).frames:
+        try:
+            yield frame, _pixels(data, preprocessing, frame)
+        except Reject as reject:
+            yield frame, reject
 
 
 def predict_files(
     classifier: Classifier, paths: Sequence[Path], *, batch_size: int = 32
 ) -> Iterator[Prediction]:
-    """Yields a prediction for each file, in order; one that is not an image gets the reason."""
-    for start in range(0, len(paths), batch_size):
-        chosen = paths[start : start + batch_size]
-        images: list[np.ndarray] = []
-        # By place, not by path: a path may be there twice.
-        rejects: dict[int, str] = {}
-        for place, path in enumerate(chosen):
-            try:
-                images.append(read_pixels(path, classifier.preprocessing))
-            except Reject as reject:
-                rejects[place] = str(reject)
+    """Yields a prediction for each picture of the files, in order, or the reason of a reject.
+
+    Raises:
+        ModuleNotFoundError: if one is a DICOM file, and pydicom or a codec is not installed.
+    """
+    pictures = (
+        (path, frame, image)
+        for path in paths
+        for frame, image in _read_pictures(path, classifier.preprocessing)
+    )
+    while batch := list(itertools.islice(pictures, batch_size)):
+        images = [image for _, _, image in batch if isinstance(image, np.ndarray)]
         rows = iter(predict_images(classifier, np.stack(images)) if images else ())
-        for place, path in enumerate(chosen):
-            if place in rejects:
-                yield Prediction(path, None, reject=rejects[place])
+        for path, frame, image in batch:
+            if isinstance(image, Reject):
+                yield Prediction(path, None, reject=str(image), frame=frame)
                 continue
             row = next(rows)
             answer = classifier.task.chosen(row[None])
             (predicted,) = classifier.task.texts(answer, classifier.label_names)
-            yield Prediction(path, row, predicted)
+            yield Prediction(path, row, predicted, frame=frame)
 
 
 def predict_images(classifier: Classifier, images: np.ndarray) -> np.ndarray:
@@ -251,7 +286,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _write_maps(classifier, predictions, Path(arguments.occlusion), arguments.patch)
     rejected = [prediction for prediction in predictions if prediction.reject]
     for prediction in rejected:
-        path = printable(str(prediction.path))
+        path = printable(prediction.name)
         print(
             f"error: {path} was not predicted: {printable(prediction.reject or '')}",
             file=sys.stderr,
@@ -326,7 +361,7 @@ def _write_maps(
     for index, prediction in enumerate(predictions):
         if prediction.probabilities is None:
             continue
-        image = read_pixels(prediction.path, classifier.preprocessing)
+        image = read_pixels(prediction.path, classifier.preprocessing, prediction.frame)
         side = min(patch or max(1, min(image.shape[:2]) // 8), *image.shape[:2])
         drops = occlusion_map(
             functools.partial(predict_images, classifier),
@@ -347,7 +382,7 @@ def _write_maps(
 def _rows(predictions: Sequence[Prediction], label_names: Sequence[str]) -> list[dict[str, Any]]:
     rows = []
     for prediction in predictions:
-        row: dict[str, Any] = {"path": str(prediction.path)}
+        row: dict[str, Any] = {"path": prediction.name}
         if prediction.probabilities is not None:
             row["predicted"] = prediction.predicted if label_names else float(prediction.predicted)
             if label_names:

@@ -1,18 +1,13 @@
-"""Finds the files of a listing that hold several images, and makes a reference of each image.
-
-A frame of a DICOM file and a page of a TIFF file are the same thing here: a frame of a file.
-"""
+"""Replaces each file of a listing that holds several images by a reference to each of them."""
 
 from __future__ import annotations
 
 import collections
 import dataclasses
-import functools
 import io
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -21,7 +16,6 @@ from tqdm import tqdm
 
 from pipelines import errors, workers
 from pipelines.listing.listing import Listing, ListingOptions, list_source
-from pipelines.listing.members import PICTURE_SUFFIXES, TIFF_SUFFIXES
 from pipelines.listing.refs import (
     OTHERS,
     ImageRef,
@@ -34,7 +28,14 @@ from pipelines.listing.refs import (
 from pipelines.sources.reader import Reader
 from pipelines.sources.source import Source
 from tfrecord_io.ahead import map_ahead
-from tfrecord_io.decoding import dicom, tiff
+from tfrecord_io.decoding import dicom
+from tfrecord_io.decoding.pictures import (
+    ONE_PICTURE,
+    SINGLE_SUFFIXES,
+    START_BYTES,
+    Pictures,
+    find_pictures,
+)
 from tfrecord_io.decoding.preprocess import split_frame_path
 from tfrecord_io.rejects import Reject
 
@@ -46,28 +47,8 @@ _NUM_THREADS = 8
 _NUM_AT_ONCE = 250
 _MOST_IN_ONE_PROCESS = 1000
 
-# A header can claim any number of frames. Each takes at least the head of an item in the file.
-_MOST_FRAMES, _LEAST_FRAME_BYTES = tiff.MAX_PAGES, 8
-
-
 #: What counts the DICOM files without a window among a listing's frames.
 NO_WINDOW = "DICOM without a window"
-
-
-class _Frames(NamedTuple):
-    """What a file holds.
-
-    Attributes:
-        numbers: the images in it, see `preprocess.frame_path`.
-        file_format: `DICOM` or `TIFF`.
-        header: what the tags of a DICOM file say.
-        ignored: the reason of each page that is not an image.
-    """
-
-    numbers: Sequence[int]
-    file_format: str
-    header: dicom.Header = dicom.Header()
-    ignored: Sequence[str] = ()
 
 
 def list_frames(source: Source, options: ListingOptions) -> Listing:
@@ -109,45 +90,43 @@ def _expanded(listing: Listing, source: Source, *, keep_patients: bool) -> Listi
         keep_patients: whether the listing knows the patients better, from a table.
     """
     paths = pc.utf8_lower(listing.refs["path"])
-    is_picture = np.zeros(listing.refs.num_rows, bool)
-    for suffix in set(PICTURE_SUFFIXES) - set(TIFF_SUFFIXES):
-        is_picture |= pc.ends_with(paths, suffix).to_numpy()
-    rows = np.flatnonzero(~is_picture)
+    is_single = np.zeros(listing.refs.num_rows, bool)
+    for suffix in SINGLE_SUFFIXES:
+        is_single |= pc.ends_with(paths, suffix).to_numpy()
+    rows = np.flatnonzero(~is_single)
     if not len(rows):
         return listing
     read = _read_all(listing.refs.take(rows), source)
-    found = {row: some for row, some in zip(rows.tolist(), read, strict=True) if some}
-    if not found:
+    held = {row: some for row, some in zip(rows.tolist(), read, strict=True) if some.file_format}
+    if not held:
         return listing
-    conflicts = _conflicts(listing.refs, found)
-    found = {row: some for row, some in found.items() if row not in conflicts}
+    conflicts = _named_like_frames(listing.refs, held)
     places: list[int] = []
     numbers: list[int | None] = []
-    patients: list[str | None] = []
-    for row, patient in enumerate(listing.refs["patient"].to_pylist()):
-        if row in conflicts:
-            continue
-        some = found.get(row)
-        if some and some.header.patient and not keep_patients:
-            patient = some.header.patient
-        of_row = some.numbers if some else [None]
-        places += [row] * len(of_row)
-        numbers += of_row
-        patients += [patient] * len(of_row)
-    refs = listing.refs.take(places).combine_chunks()
-    refs = with_column(with_column(refs, "frame", numbers), "patient", patients)
-    refs = _with_facts(refs, [found[place].header if place in found else None for place in places])
+    headers: list[dicom.Header] = []
     ignored = collections.Counter(listing.ignored)
     frames: collections.Counter[str] = collections.Counter()
-    for some in found.values():
-        ignored.update(some.ignored)
-        frames[some.file_format] += len(some.numbers)
-        frames[NO_WINDOW] += some.header.needs_range
+    for row in range(listing.refs.num_rows):
+        if row in conflicts:
+            continue
+        some = held.get(row, ONE_PICTURE)
+        places += [row] * len(some.frames)
+        numbers += some.frames
+        headers += [some.header] * len(some.frames)
+        if some.file_format:
+            ignored.update(some.ignored)
+            frames[some.file_format] += len(some.frames)
+            frames[NO_WINDOW] += some.header.needs_range
+    refs = with_column(listing.refs.take(places).combine_chunks(), "frame", numbers)
+    if not keep_patients:
+        known = zip(headers, refs["patient"].to_pylist(), strict=True)
+        patients = [header.patient or patient for header, patient in known]
+        refs = with_column(refs, "patient", patients)
     num_more = refs.num_rows + len(conflicts) - listing.refs.num_rows
     num_more += ignored.total() - sum(listing.ignored.values())
     return dataclasses.replace(
         listing,
-        refs=refs,
+        refs=_with_facts(refs, headers),
         rejects=(*listing.rejects, *conflicts.values()),
         num_files=listing.num_files + num_more,
         ignored=ignored,
@@ -155,19 +134,17 @@ def _expanded(listing: Listing, source: Source, *, keep_patients: bool) -> Listi
     )
 
 
-def _conflicts(refs: pa.Table, found: Mapping[int, _Frames]) -> dict[int, RejectedFile]:
-    """Returns the files, by row, whose own name is that of a frame of another file."""
-    is_like_a_frame = pc.match_substring(refs["path"], "#frame-").to_numpy()
-    rows = [
-        row for row in np.flatnonzero(is_like_a_frame).tolist() if _is_one_image(found.get(row))
-    ]
+def _named_like_frames(refs: pa.Table, held: Mapping[int, Pictures]) -> dict[int, RejectedFile]:
+    """Returns a reject by row for each file such as `a.tif#frame-2`, if `a.tif` has a frame 2."""
+    rows = np.flatnonzero(pc.match_substring(refs["path"], "#frame-").to_numpy()).tolist()
+    rows = [row for row in rows if len(held.get(row, ONE_PICTURE).frames) == 1]
     if not rows:
         return {}
-    numbers = {refs["path"][row].as_py(): some.numbers for row, some in found.items()}
+    frames = {refs["path"][row].as_py(): some.frames for row, some in held.items()}
     conflicts = {}
     for row, ref in zip(rows, iterate_refs(refs.take(rows)), strict=True):
         path, number = split_frame_path(ref.path)
-        if number and number in numbers.get(path, ()):
+        if number and number in frames.get(path, ()):
             conflicts[row] = RejectedFile(
                 source_path=ref.source_path,
                 reason="path_conflict",
@@ -176,13 +153,8 @@ def _conflicts(refs: pa.Table, found: Mapping[int, _Frames]) -> dict[int, Reject
     return conflicts
 
 
-def _is_one_image(some: _Frames | None) -> bool:
-    """Returns whether a file is one image, which has the file's own name."""
-    return some is None or some.numbers == [0]
-
-
-def _read_all(refs: pa.Table, source: Source) -> list[_Frames | None]:
-    """Returns what each file holds, None for those that are one image, or damaged."""
+def _read_all(refs: pa.Table, source: Source) -> list[Pictures]:
+    """Returns the pictures of each file."""
     num_processes = len(os.sched_getaffinity(0))
     with (
         source.open() as reader,
@@ -202,14 +174,14 @@ def _read_all(refs: pa.Table, source: Source) -> list[_Frames | None]:
         rows = np.arange(refs.num_rows)
         parts = np.split(rows, rows[_NUM_AT_ONCE::_NUM_AT_ONCE])
         calls = ((source, refs.take(part)) for part in parts)
-        found: list[_Frames | None] = []
+        pictures: list[Pictures] = []
         for some in workers.results(_read_in_worker, calls, num_processes):
-            found += some
+            pictures += some
             bar.update(len(some))
-        return found
+        return pictures
 
 
-def _read_in_worker(source: Source, refs: pa.Table) -> list[_Frames | None]:
+def _read_in_worker(source: Source, refs: pa.Table) -> list[Pictures]:
     with source.open() as reader:
         return _read_with(reader, refs)
 
@@ -218,57 +190,30 @@ def _read_with(
     reader: Reader,
     refs: pa.Table,
     update: Callable[[], object] = lambda: None,
-) -> list[_Frames | None]:
+) -> list[Pictures]:
     """Reads headers as `_read_all` does, in this process; `update` is called after each."""
-    require_once = functools.cache(require_codecs)
 
-    def read(ref: ImageRef) -> _Frames | None:
+    def read(ref: ImageRef) -> Pictures:
+        member = ref.member
         try:
-            start = reader.read_start(ref.member, dicom.HEADER_BYTES)
-            if dicom.is_dicom(start):
-                return _read_dicom(reader, ref, start, require_once)
-            return _read_tiff(reader, ref, start) if tiff.is_tiff(start) else None
+            start = reader.read_start(member, START_BYTES)
+            return find_pictures(
+                ref.path,
+                ref.size,
+                start,
+                lambda: reader.open(member) or io.BytesIO(reader.read(member)),
+            )
         except Reject:
-            return None  # the worker will reject it too
+            return ONE_PICTURE  # the worker will reject it too
+        except ModuleNotFoundError as error:
+            raise errors.UserError(str(error)) from None
 
     num_threads = max(_NUM_THREADS, reader.num_parallel_reads)
-    found = []
-    for held_frames in map_ahead(
-        read, iterate_refs(refs), 2 * num_threads, num_threads=num_threads
-    ):
-        found.append(held_frames)
+    pictures = []
+    for held in map_ahead(read, iterate_refs(refs), 2 * num_threads, num_threads=num_threads):
+        pictures.append(held)
         update()
-    return found
-
-
-def _read_dicom(
-    reader: Reader,
-    ref: ImageRef,
-    start: bytes,
-    require_codecs: Callable[[], object],
-) -> _Frames | None:
-    if ref.path.lower().endswith(PICTURE_SUFFIXES):
-        # The decoder rejects a DICOM file named like a picture, unless it is also a TIFF of a page.
-        return None
-    require_codecs()
-    header = dicom.read_header(start) or dicom.read_header(reader.read(ref.member))
-    most = min(_MOST_FRAMES, ref.size // _LEAST_FRAME_BYTES)
-    if header is None or not 1 <= header.num_frames <= most:
-        header = dicom.Header()  # damaged: the decoder says why
-    numbers = [0] if header.num_frames == 1 else range(1, header.num_frames + 1)
-    return _Frames(numbers, "DICOM", header)
-
-
-def _read_tiff(reader: Reader, ref: ImageRef, start: bytes) -> _Frames | None:
-    pages = tiff.read_pages(io.BytesIO(start), is_whole=False)
-    if pages is None:
-        with reader.open(ref.member) or io.BytesIO(reader.read(ref.member)) as file:
-            pages = tiff.read_pages(file, is_whole=True) or []
-    kinds = [page.kind for page in pages]
-    numbers = [number for number, kind in enumerate(kinds, start=1) if not kind]
-    if len(pages) == 1 or len(pages) > tiff.MAX_PAGES or not numbers:
-        return None  # the decoder rejects all but a single page
-    return _Frames(numbers, "TIFF", ignored=[*filter(None, kinds)])
+    return pictures
 
 
 def require_codecs() -> dict[str, str]:
@@ -283,13 +228,13 @@ def require_codecs() -> dict[str, str]:
         raise errors.UserError(str(error)) from None
 
 
-def _with_facts(refs: pa.Table, headers: Sequence[dicom.Header | None]) -> pa.Table:
+def _with_facts(refs: pa.Table, headers: Sequence[dicom.Header]) -> pa.Table:
     """Adds what the headers say of the images to the columns that go into the examples table."""
     others = other_columns(refs)
     if others:
         refs = refs.drop_columns(OTHERS)
     for name in ("study", "series", "modality", "laterality", "device"):
-        values = [header and getattr(header, name) for header in headers]
+        values = [getattr(header, name) for header in headers]
         if any(values):
             # A table of labels knows better.
             others.setdefault(name, pa.array(values, pa.string()))

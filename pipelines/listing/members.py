@@ -6,14 +6,7 @@ import re
 from collections.abc import Sequence
 
 from pipelines.sources.member import MAX_FILE_BYTES, Member
-
-#: Endings of names of pictures.
-PICTURE_SUFFIXES = (
-    ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".bmp", ".gif", ".webp", ".jp2", ".pgm", ".ppm",
-)  # fmt: skip
-
-#: Endings of names of pictures that may have several pages.
-TIFF_SUFFIXES = (".tif", ".tiff")
+from tfrecord_io.decoding.pictures import SINGLE_SUFFIXES, TIFF_SUFFIXES
 
 _SYSTEM_FILES = frozenset({".ds_store", "thumbs.db", "desktop.ini"})
 
@@ -75,4 +68,4 @@ def ending(name: str) -> str | None:
 
 def looks_like_image(name: str) -> bool:
     """Returns whether a file's name ends as that of an image does."""
-    return name.lower().endswith((*PICTURE_SUFFIXES, ".dcm", ".dicom"))
+    return name.lower().endswith((*SINGLE_SUFFIXES, *TIFF_SUFFIXES, ".dcm", ".dicom"))

@@ -9,7 +9,7 @@ import contextlib
 import io
 import itertools
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from typing import BinaryIO, Literal, NamedTuple
 
 #: How files begin: classic TIFF and BigTIFF, little-endian and big-endian.
@@ -25,14 +25,11 @@ _NEW_SUBFILE_TYPE, _SUBFILE_TYPE = 254, 255
 # A picture needs five tags: its two sides, the place and length of its pixels, and what they mean.
 _LEAST_DIRECTORY_BYTES = 2 + 5 * 12 + 4
 
-_WIDTH, _HEIGHT, _BITS, _COMPRESSION, _ROWS_PER_STRIP, _PLANES = 256, 257, 258, 259, 278, 284
-_NOT_COMPRESSED, _OLD_JPEG = 1, 6
+# Places and lengths of the strips of a page.
+_STRIPS, _STRIP_BYTES = 273, 279
 
-# Places and lengths of the parts of a page.
-_STRIPS, _TILES = (273, 279), (324, 325)
-
-# Tags that say where something else is: other directories, or parts of JPEG in its obsolete form.
-_POINTERS = {288, 330, 513, 519, 520, 521, 34665, 34853, 40965}
+# Tags of what is elsewhere: tiles, other directories, parts of JPEG in its obsolete form.
+_ELSEWHERE = {288, 324, 330, 513, 519, 520, 521, 34665, 34853, 40965}
 
 # TIFF 6.0, section 2, and BigTIFF: the types of tags, with the letters of the struct module.
 _SHORT, _LONG, _LONG_8 = 3, 4, 16
@@ -86,8 +83,8 @@ def read_pages(file: BinaryIO, *, is_whole: bool) -> list[Page] | None:
 def with_first_page(file: BinaryIO, number: int) -> io.BytesIO:
     """Returns a file that begins with one of the pages, which Pillow then opens.
 
-    It holds that page alone, and nothing else is read of the file. But if only a decoder can find
-    all parts of the page, it is the whole file, beginning with another page.
+    It holds that page alone, and nothing else is read of the file. But if parts of the
+    page may be elsewhere than in its strips, it is the whole file, beginning with that page.
 
     Args:
         file: the file.
@@ -98,10 +95,10 @@ def with_first_page(file: BinaryIO, number: int) -> io.BytesIO:
         EOFError: if the page is behind a damaged directory.
     """
     tiff = _File(file)
-    found = next(itertools.islice(tiff.directories(), number - 1, None), None)
-    if found is None:
+    directory = next(itertools.islice(tiff.directories(), number - 1, None), None)
+    if directory is None:
         raise IndexError(f"the file has no page {number}")
-    place, tags = found
+    place, tags = directory
     with contextlib.suppress(EOFError):
         if page := _cut_out(tiff, tags):
             return page
@@ -145,10 +142,10 @@ class _File:
         if place + num_bytes > self.size:
             raise EOFError
         self._file.seek(place)
-        found = self._file.read(num_bytes)
-        if len(found) < num_bytes:
+        content = self._file.read(num_bytes)
+        if len(content) < num_bytes:
             raise EOFError
-        return found
+        return content
 
     def directories(self) -> Iterator[tuple[int, bytes]]:
         """Yields the place and the tags of each page; no tags of a damaged one, which is the last.
@@ -187,7 +184,7 @@ class _File:
 
 
 def _cut_out(tiff: _File, tags: bytes) -> io.BytesIO | None:
-    """Returns a file with one page alone, None if its tags do not say where all of it is.
+    """Returns a file with one page alone, None if the page is not all in strips of known length.
 
     Raises:
         EOFError: if a part of it is beyond the end of the file.
@@ -197,7 +194,7 @@ def _cut_out(tiff: _File, tags: bytes) -> io.BytesIO | None:
     for tag, kind, count, value in tiff.split(tags):
         num_bytes = count * _SIZES.get(kind, 0)
         num_bytes_left -= num_bytes
-        if tag in _POINTERS or tag in values or not num_bytes or num_bytes_left < 0:
+        if tag in _ELSEWHERE or tag in values or not num_bytes or num_bytes_left < 0:
             return None
         if num_bytes > len(value):
             value = tiff.read(int.from_bytes(value, tiff.order), num_bytes)
@@ -205,18 +202,12 @@ def _cut_out(tiff: _File, tags: bytes) -> io.BytesIO | None:
 
     def numbers(tag: int) -> tuple[int, ...]:
         kind, count, content = values.get(tag, (_SHORT, 0, b""))
-        return struct.unpack_from(f"{tiff.mark}{count}{_NUMBERS[kind]}", content)
+        letter = _NUMBERS.get(kind)
+        return struct.unpack_from(f"{tiff.mark}{count}{letter}", content) if letter else ()
 
-    if {_STRIPS[0], _TILES[0]} <= values.keys():
-        return None
-    places_tag, lengths_tag = _STRIPS if _STRIPS[0] in values else _TILES
-    try:
-        places, lengths = numbers(places_tag), numbers(lengths_tag)
-        is_known = _are_all(numbers, lengths)
-    except (KeyError, ValueError):  # another type, or another number of values
-        return None
-    # As above, parts that overlap could take any memory.
-    if not is_known or len(places) != len(lengths) or sum(lengths) > tiff.size:
+    places, lengths = numbers(_STRIPS), numbers(_STRIP_BYTES)
+    # libtiff guesses a length of 0. As above, strips that overlap could take any memory.
+    if not places or not all(lengths) or len(places) != len(lengths) or sum(lengths) > tiff.size:
         return None
 
     place_size = struct.calcsize(tiff.place_format)
@@ -230,10 +221,10 @@ def _cut_out(tiff: _File, tags: bytes) -> io.BytesIO | None:
         end += len(contents[-1])
         return end - len(contents[-1])
 
-    moved = [append(tiff.read(*part)) for part in zip(places, lengths, strict=True)]
+    moved = [append(tiff.read(*strip)) for strip in zip(places, lengths, strict=True)]
     kind = _LONG if place_size == 4 else _LONG_8
     content = struct.pack(f"{tiff.mark}{len(moved)}{_NUMBERS[kind]}", *moved)
-    values[places_tag] = kind, len(moved), content
+    values[_STRIPS] = kind, len(moved), content
     directory = struct.pack(tiff.count_format, len(values))
     for tag, (kind, count, value) in values.items():
         if len(value) > place_size:
@@ -243,34 +234,8 @@ def _cut_out(tiff: _File, tags: bytes) -> io.BytesIO | None:
     return io.BytesIO(b"".join([head, directory, bytes(place_size), *contents]))
 
 
-def _are_all(numbers: Callable[[int], tuple[int, ...]], lengths: Sequence[int]) -> bool:
-    """Tells whether a decoder of a page reads no more than its strips or tiles.
-
-    Args:
-        numbers: returns the values of a tag.
-        lengths: of the strips or tiles in bytes.
-
-    Raises:
-        ValueError: if a tag has another number of values than one.
-    """
-    compression = numbers(_COMPRESSION)
-    if compression not in ((), (_NOT_COMPRESSED,)):
-        # libtiff guesses a length of 0.
-        return compression != (_OLD_JPEG,) and all(lengths)
-    # Of pixels that are not compressed Pillow reads as many as there should be, whatever the
-    # lengths are.
-    (width,), (height,) = numbers(_WIDTH), numbers(_HEIGHT)
-    (rows,) = numbers(_ROWS_PER_STRIP) or (height,)
-    row_bytes = -(-width * sum(numbers(_BITS)) // 8)
-    is_plain = not numbers(_TILES[0]) and numbers(_PLANES) in ((), (1,))
-    return is_plain and all(
-        length == min(rows, height - strip * rows) * row_bytes
-        for strip, length in enumerate(lengths)
-    )
-
-
 def _kind(tag: int, tag_type: int, value: bytes, order: Literal["little", "big"]) -> str:
-    """Returns what a tag says of the kind of its page, see `Page`."""
+    """Returns the kind of page, see `Page`, if this tag tells it; otherwise an empty text."""
     if tag not in (_NEW_SUBFILE_TYPE, _SUBFILE_TYPE):
         return ""
     number = int.from_bytes(value[: 2 if tag_type == _SHORT else 4], order)

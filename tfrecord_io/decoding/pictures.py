@@ -1,0 +1,96 @@
+"""Says which pictures a file holds.
+
+Most files hold one. Each frame of a DICOM file and each page of a TIFF file is a picture of its
+own; both are called frames, and `preprocess.frame_path` names them. The build and `predict` ask
+here, so that both find the same pictures.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Sequence
+from typing import BinaryIO, NamedTuple
+
+from tfrecord_io.decoding import dicom, tiff
+
+#: Endings of names of files that are opened to look for frames, whatever they hold.
+TIFF_SUFFIXES = (".tif", ".tiff")
+
+#: Endings of names of files that hold one picture. They are not opened for a listing; the decoder
+#: rejects what holds several all the same.
+SINGLE_SUFFIXES = (
+    ".jpeg", ".jpg", ".png", ".bmp", ".gif", ".webp", ".jp2", ".pgm", ".ppm",
+)  # fmt: skip
+
+#: Bytes of the start of a file in which nearly every header ends.
+START_BYTES = dicom.HEADER_BYTES
+
+# A header can claim any number of frames. Each takes at least the head of an item in the file.
+_LEAST_FRAME_BYTES = 8
+
+
+class Pictures(NamedTuple):
+    """The pictures of a file.
+
+    Attributes:
+        frames: their numbers, see `preprocess.frame_path`.
+        file_format: `DICOM`, `TIFF` if there are several, or empty.
+        header: what the tags of a DICOM file say.
+        ignored: for each page that is not an image, `reduced_page` or `mask_page`.
+    """
+
+    frames: Sequence[int | None] = (None,)
+    file_format: str = ""
+    header: dicom.Header = dicom.Header()
+    ignored: Sequence[str] = ()
+
+
+#: What most files hold.
+ONE_PICTURE = Pictures()
+
+
+def find_pictures(
+    name: str, size: int, start: bytes, open_file: Callable[[], BinaryIO]
+) -> Pictures:
+    """Finds the pictures of a file by its content.
+
+    A damaged file counts as one picture; the decoder says what is wrong with it.
+
+    Args:
+        name: of the file.
+        size: of the file in bytes.
+        start: its first `START_BYTES`, or more.
+        open_file: opens it, if that is not enough.
+
+    Raises:
+        ModuleNotFoundError: if it is a DICOM file, and pydicom or a codec is not installed.
+    """
+    name = name.lower()
+    if name.endswith(SINGLE_SUFFIXES):
+        return ONE_PICTURE
+    if not dicom.is_dicom(start):
+        return _pages(start, open_file) if tiff.is_tiff(start) else ONE_PICTURE
+    if name.endswith(TIFF_SUFFIXES):  # the decoder rejects it, unless it is a TIFF of one page, too
+        return ONE_PICTURE
+    header = dicom.read_header(start)
+    if header is None:
+        with open_file() as file:
+            header = dicom.read_header(file.read())
+    if header is None or not 1 <= header.num_frames <= min(
+        tiff.MAX_PAGES, size // _LEAST_FRAME_BYTES
+    ):
+        return Pictures([0], "DICOM")
+    frames = [0] if header.num_frames == 1 else range(1, header.num_frames + 1)
+    return Pictures(frames, "DICOM", header)
+
+
+def _pages(start: bytes, open_file: Callable[[], BinaryIO]) -> Pictures:
+    pages = tiff.read_pages(io.BytesIO(start), is_whole=False)
+    if pages is None:
+        with open_file() as file:
+            pages = tiff.read_pages(file, is_whole=True) or []
+    kinds = [page.kind for page in pages]
+    frames = [number for number, kind in enumerate(kinds, start=1) if not kind]
+    if len(kinds) == 1 or len(kinds) > tiff.MAX_PAGES or not frames:
+        return ONE_PICTURE
+    return Pictures(frames, "TIFF", ignored=[kind for kind in kinds if kind])
