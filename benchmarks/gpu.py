@@ -41,6 +41,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from train import console  # noqa: E402
+from train.networks.options import OWN_MODELS  # noqa: E402
 
 console.set_defaults()
 with console.hide_native_noise():
@@ -51,7 +52,6 @@ with console.hide_native_noise():
     from tfrecord_io.ahead import map_ahead
     from tfrecord_io.decoding.preprocess import Preprocessing, decode_image
     from train import benchmark
-    from train import config as train_config
     from train.config import TrainConfig
     from train.data import augmentation
     from train.training import callbacks
@@ -159,11 +159,11 @@ def environment(**variables: str) -> dict[str, str]:
 
 
 def config_of(arguments: argparse.Namespace, model: str) -> TrainConfig:
-    return TrainConfig(
+    return TrainConfig.of(
         data=str(read_data(arguments).records),
         model=model,
         weights="none",
-        normalize="unit" if model in train_config.OWN_MODELS else None,
+        normalize="unit" if model in OWN_MODELS else None,
         replica_batch_size=arguments.batch_size,
         precision=arguments.precision,
         optimizer="sgd",
@@ -179,7 +179,7 @@ def measure_devices(arguments: argparse.Namespace) -> dict[str, Any]:
     """Returns the names of the devices and the versions of the software."""
     from train.devices import configure_devices
 
-    devices = configure_devices(config_of(arguments, "convnet"))
+    devices = configure_devices(config_of(arguments, "convnet").devices)
     if devices.backend == "jax":
         names = [device.device_kind for device in devices.mesh.devices.flat]
     else:
@@ -212,7 +212,7 @@ def measure_input(arguments: argparse.Namespace) -> dict[str, Any]:
         "print(time.perf_counter() - started)"
     )
     first = subprocess.run(
-        [sys.executable, "-c", program, session.run.config.data],
+        [sys.executable, "-c", program, session.run.config.input.data],
         env=environment(), capture_output=True, text=True, check=True,
     )  # fmt: skip
     return {
@@ -257,7 +257,7 @@ def measure_model(arguments: argparse.Namespace, model: str, replicas: str) -> d
     started, worked = time.perf_counter(), time.process_time()
     steps.train(sources["reader"], num_steps)
     cores = (time.process_time() - worked) / (time.perf_counter() - started)
-    images = num_steps * (session.run.config.global_batch_size or 0)
+    images = num_steps * (session.run.config.input.global_batch_size or 0)
     return {
         "step_ms": 1000 * times["device"][0] / num_steps,
         "images_per_second": {name: images / seconds for name, (seconds, _) in times.items()},

@@ -22,8 +22,9 @@ import keras
 import numpy as np
 
 import tfrecord_io
-from train import config as train_config
+from train.config import TrainConfig
 from train.networks.models import build_network
+from train.networks.options import MODELS, OWN_MODELS
 
 Batches = Iterator[tuple[np.ndarray, ...]]
 
@@ -32,7 +33,7 @@ def main() -> None:
     """Prints images/s of both ways and their ratio."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--data", required=True, help="finished dataset")
-    parser.add_argument("--model", default="convnet", choices=train_config.MODELS)
+    parser.add_argument("--model", default="convnet", choices=MODELS)
     parser.add_argument("--batch_size", type=int, default=64)
     parser.add_argument("--steps", type=int, default=8, help="steps of a round")
     parser.add_argument("--rounds", type=int, default=7)
@@ -61,15 +62,15 @@ def main() -> None:
 def make_network(arguments: argparse.Namespace) -> keras.Model:
     """Returns a compiled network for the dataset."""
     manifest = tfrecord_io.Manifest.load(arguments.data)
-    config = train_config.TrainConfig(
+    config = TrainConfig.of(
         data=arguments.data,
         model=arguments.model,
         weights="none",
-        normalize="unit" if arguments.model in train_config.OWN_MODELS else None,
+        normalize="unit" if arguments.model in OWN_MODELS else None,
         test_time_flip=False,
     )
     model = build_network(
-        config, image_shape=manifest.image_shape, num_classes=manifest.num_classes
+        config.network, image_shape=manifest.image_shape, num_classes=manifest.num_classes
     ).model
     model.compile(keras.optimizers.Adam(1e-4), "categorical_crossentropy")
     return model

@@ -25,8 +25,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from train import config as train_config
 from train import console
+from train.config import TrainConfig
+from train.networks.options import MODELS, OWN_MODELS
 
 console.set_defaults()
 with console.hide_native_noise():
@@ -46,7 +47,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--data", required=True, help="finished dataset")
     parser.add_argument("--images", help="folder of JPEG files for the per-step decode")
-    parser.add_argument("--model", default="convnet", choices=train_config.MODELS)
+    parser.add_argument("--model", default="convnet", choices=MODELS)
     parser.add_argument("--batch_size", type=int, default=64)
     parser.add_argument("--steps", type=int, default=8, help="steps of a round")
     parser.add_argument("--rounds", type=int, default=5)
@@ -68,7 +69,7 @@ def compare(arguments: argparse.Namespace, images: Path) -> dict[str, dict[str, 
     """Returns images/s and the ratio to the limit, by the name of the way."""
     manifest = tfrecord_io.Manifest.load(arguments.data)
     wanted = (arguments.rounds + 1) * arguments.steps * arguments.batch_size
-    config = train_config.TrainConfig(
+    config = TrainConfig.of(
         data=arguments.data,
         model=arguments.model,
         weights="none",
@@ -76,9 +77,10 @@ def compare(arguments: argparse.Namespace, images: Path) -> dict[str, dict[str, 
         strategy="single",
         # Keras' own step does neither of these.
         augment=False,
+        mixup=0.0,
         label_smoothing=0.0,
         # Avoids reading the statistics of the pixels.
-        normalize="unit" if arguments.model in train_config.OWN_MODELS else None,
+        normalize="unit" if arguments.model in OWN_MODELS else None,
         test_time_flip=False,
         precision="float32",
         jit_compile=False,
@@ -98,17 +100,19 @@ def compare(arguments: argparse.Namespace, images: Path) -> dict[str, dict[str, 
     }.items():
         keras.utils.set_random_seed(0)
         model = build_network(
-            config, image_shape=manifest.image_shape, num_classes=manifest.num_classes
+            config.network, image_shape=manifest.image_shape, num_classes=manifest.num_classes
         ).model
         ways[name] = fit_round(model, iter(dataset), arguments)
     with devices.scope():
         keras.utils.set_random_seed(0)
         network = build_network(
-            config, image_shape=manifest.image_shape, num_classes=manifest.num_classes
+            config.network, image_shape=manifest.image_shape, num_classes=manifest.num_classes
         )
         optimizer = keras.optimizers.Adam(1e-4)
     steps = make_steps(run, network, optimizer)
-    batches = steps.iterate(feed.training_batches(config, devices, run.parts.train, start_step=0))
+    batches = steps.iterate(
+        feed.training_batches(config.input, 0.0, devices, run.parts.train, start_step=0)
+    )
     waited = []
 
     def trainer_round() -> float:
@@ -163,16 +167,18 @@ def fit_round(
     return one_round
 
 
-def reader_batches(config: train_config.TrainConfig) -> tf.data.Dataset:
+def reader_batches(config: TrainConfig) -> tf.data.Dataset:
     """Returns batches from this project's reader."""
     return tfrecord_io.make_dataset(
-        config.data, split="train", batch_size=config.replica_batch_size, seed=0, epochs=None
+        config.input.data,
+        split="train",
+        batch_size=config.input.replica_batch_size,
+        seed=0,
+        epochs=None,
     )
 
 
-def memory_batches(
-    config: train_config.TrainConfig, manifest: tfrecord_io.Manifest
-) -> tf.data.Dataset:
+def memory_batches(config: TrainConfig, manifest: tfrecord_io.Manifest) -> tf.data.Dataset:
     """Returns the reader's first batches, kept in memory and repeated."""
     batches = list(reader_batches(config).take(8))
     images = tf.stack([image for image, _ in batches])
@@ -180,11 +186,9 @@ def memory_batches(
     return tf.data.Dataset.from_tensor_slices((images, labels)).cache().repeat().prefetch(2)
 
 
-def plain_batches(
-    config: train_config.TrainConfig, manifest: tfrecord_io.Manifest
-) -> tf.data.Dataset:
+def plain_batches(config: TrainConfig, manifest: tfrecord_io.Manifest) -> tf.data.Dataset:
     """Returns batches from tf.data's TFRecordDataset."""
-    paths = [str(Path(config.data) / shard.name) for shard in manifest.split("train").shards]
+    paths = [str(Path(config.input.data) / shard.name) for shard in manifest.split("train").shards]
 
     def parse(records: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         features = manifest.layout.parse_batch(records)
@@ -194,14 +198,14 @@ def plain_batches(
         tf.data.TFRecordDataset(paths, num_parallel_reads=2)
         .shuffle(2048)
         .repeat()
-        .batch(config.replica_batch_size, drop_remainder=True)
+        .batch(config.input.replica_batch_size, drop_remainder=True)
         .map(parse, num_parallel_calls=2)
         .prefetch(2)
     )
 
 
 def decode_batches(
-    folder: Path, config: train_config.TrainConfig, manifest: tfrecord_io.Manifest
+    folder: Path, config: TrainConfig, manifest: tfrecord_io.Manifest
 ) -> tf.data.Dataset:
     """Returns batches decoded and resized in each step, as by the 2018 tutorial's input_fn."""
     paths = sorted(str(path) for path in folder.rglob("*.jp*g") if not path.name.startswith("."))
@@ -220,7 +224,7 @@ def decode_batches(
         .shuffle(len(paths))
         .repeat()
         .map(decode, num_parallel_calls=tf.data.AUTOTUNE)
-        .batch(config.replica_batch_size, drop_remainder=True)
+        .batch(config.input.replica_batch_size, drop_remainder=True)
         .prefetch(tf.data.AUTOTUNE)
     )
 

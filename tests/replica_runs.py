@@ -27,18 +27,25 @@ def losses(config: TrainConfig) -> dict[str, object]:
     run = make_run(config, Path())
     set_seed(config.seed)
     config = run.config
-    num_steps = run.end_step(config.epochs - 1)
+    num_steps = run.end_step(config.input.epochs - 1)
     network = build_network(run, "float32")
     with run.devices.scope():
-        optimizer = make_optimizer(config, learning_rate=config.learning_rate, num_steps=num_steps)
+        optimizer = make_optimizer(
+            config.optimizer,
+            precision="float32",
+            learning_rate=config.optimizer.learning_rate,
+            num_steps=num_steps,
+        )
     steps = make_steps(run, network, optimizer)
     batches = steps.iterate(
-        feed.training_batches(config, run.devices, run.parts.train, start_step=0)
+        feed.training_batches(
+            config.input, config.augmentation.mixup, run.devices, run.parts.train, start_step=0
+        )
     )
     sums, counts = [], []
     done = 0
     while done < num_steps:
-        here = min(config.steps_per_execution, num_steps - done)
+        here = min(config.loop.steps_per_execution, num_steps - done)
         results = steps.train(batches, here)
         sums += results.loss_sums.tolist()
         counts += results.num_examples.tolist()
@@ -66,7 +73,7 @@ def main() -> None:
         "precision": "float32",
     }
     variants = json.loads(sys.argv[2])
-    results = [losses(TrainConfig(**(common | fields))) for fields in variants]
+    results = [losses(TrainConfig.of(**(common | fields))) for fields in variants]
     print(json.dumps(results))
 
 

@@ -283,7 +283,7 @@ def test_copies_made_once_are_only_of_8_bits(deep_tree, tmp_path):
 @pytest.mark.slow
 def test_a_model_learns_from_12_bits_and_predicts_from_the_files(deep_tree, deep_dataset, tmp_path):
     workdir = tmp_path / "run"
-    config = TrainConfig(
+    config = TrainConfig.of(
         data=str(deep_dataset), model="convnet", epochs=12, replica_batch_size=12,
         learning_rate=3e-3, strategy="single", bootstrap_samples=5,
     )  # fmt: skip

@@ -258,8 +258,8 @@ def test_the_trainer_takes_grades_as_classes(scans, tmp_path):
     source, table = scans
     flags = [f"--labels={table}", "--target=grade", "--grades=low,mid,high"]
     assert build(source, tmp_path / "out", *flags) == 0
-    config = TrainConfig(data=str(tmp_path / "out"))
-    parts = choose_parts(config, tfrecord_io.Manifest.load(config.data))
+    config = TrainConfig.of(data=str(tmp_path / "out"))
+    parts = choose_parts(config.input, config.folds, tfrecord_io.Manifest.load(config.input.data))
     assert parts.train.label_counts == (8, 8, 8)
 
 

@@ -11,8 +11,9 @@ import pytest
 from marked_images import KERAS_ARRAY_WARNING, REPOSITORY, environment
 
 from train.applications import APPLICATIONS
-from train.config import ConfigError, TrainConfig
+from train.errors import ConfigError
 from train.networks.models import build_network
+from train.networks.options import NetworkOptions
 
 pytestmark = pytest.mark.filterwarnings(KERAS_ARRAY_WARNING)
 
@@ -29,8 +30,8 @@ def test_they_are_all_that_keras_has():
 
 def test_their_names_are_known_without_importing_keras():
     script = (
-        "import sys; from train import config; "
-        "assert 'densenet121' in config.MODELS; assert 'keras' not in sys.modules"
+        "import sys; from train import config; from train.networks import options; "
+        "assert 'densenet121' in options.MODELS; assert 'keras' not in sys.modules"
     )
     done = subprocess.run(
         [sys.executable, "-c", script], cwd=REPOSITORY, env=environment(),
@@ -76,7 +77,7 @@ def test_pixels_are_scaled_as_keras_does_for_the_weights(name):
     [("mobilenet", 3_228_864), ("densenet121", 7_037_504), ("resnet50v2", 23_564_800)],
 )
 def test_a_name_builds_its_network(name, num_parameters):
-    config = TrainConfig(data="x", model=name, weights="none")
+    config = NetworkOptions(model=name, weights="none")
     network = build_network(config, image_shape=(32, 40, 1), num_classes=3)
     assert network.backbone.name.startswith(name[:8])
     assert network.backbone.count_params() == num_parameters
@@ -85,6 +86,6 @@ def test_a_name_builds_its_network(name, num_parameters):
 
 @pytest.mark.parametrize(("name", "smallest"), [("xception", 71), ("inceptionv3", 75)])
 def test_an_image_too_small_for_a_network_is_refused(name, smallest):
-    config = TrainConfig(data="x", model=name, weights="none")
+    config = NetworkOptions(model=name, weights="none")
     with pytest.raises(ConfigError, match=f"at least {smallest} pixels per side"):
         build_network(config, image_shape=(smallest - 1, smallest, 1), num_classes=3)

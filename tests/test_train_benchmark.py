@@ -6,7 +6,7 @@ from marked_images import run_script, write_marked_dataset
 
 from train import benchmark
 from train.benchmark import Speed
-from train.config import ConfigError
+from train.errors import ConfigError
 
 
 def test_speed_up_and_efficiency_are_against_the_first_row():

@@ -4,13 +4,14 @@ import json
 import pytest
 
 from train import config as train_config
-from train.config import ConfigError, TrainConfig
+from train.config import TrainConfig
+from train.errors import ConfigError
 
 
 def parse(*argv):
     parser = argparse.ArgumentParser()
     train_config.add_arguments(parser)
-    return vars(parser.parse_args(argv))
+    return train_config.given_fields(parser.parse_args(argv))
 
 
 def resolve(config, num_examples=1000, num_replicas=1):
@@ -25,26 +26,26 @@ def resolve(config, num_examples=1000, num_replicas=1):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"model": "alexnet"}, "--model must be one of small_resnet, convnet"),
+        ({"model": "alexnet"}, "--model must be small_resnet, convnet"),
         ({"epochs": 0}, "--epochs must be at least 1; received 0"),
         ({"replica_batch_size": 0}, "--replica_batch_size must be at least 1"),
         ({"learning_rate": 0.0}, "--learning_rate must be above 0"),
         ({"learning_rate": float("nan")}, "--learning_rate must be above 0"),
-        ({"dropout": 1.0}, "--dropout must be at least 0 and below 1"),
-        ({"label_smoothing": 1.0}, "--label_smoothing must be at least 0 and below 1"),
-        ({"ema_decay": -0.1}, "--ema_decay must be at least 0 and below 1"),
+        ({"dropout": 1.0}, "--dropout must be below 1; received 1.0"),
+        ({"label_smoothing": 1.0}, "--label_smoothing must be below 1"),
+        ({"ema_decay": -0.1}, "--ema_decay must be at least 0"),
         ({"augment_strength": -1.0}, "--augment_strength must be at least 0"),
         ({"mixup": float("nan")}, "--mixup must be at least 0"),
         ({"weight_decay": -0.1}, "--weight_decay must be at least 0"),
-        ({"sensitivity": 0.0}, "--sensitivity must be above 0 and at most 1; received 0.0"),
-        ({"sensitivity": 1.01}, "--sensitivity must be above 0 and at most 1"),
-        ({"sensitivity": float("nan")}, "--sensitivity must be above 0 and at most 1"),
-        ({"normalize": "batch"}, "--normalize must be one of data, image, unit"),
+        ({"sensitivity": 0.0}, "--sensitivity must be above 0; received 0.0"),
+        ({"sensitivity": 1.01}, "--sensitivity must be at most 1"),
+        ({"sensitivity": float("nan")}, "--sensitivity must be above 0"),
+        ({"normalize": "batch"}, "--normalize must be data, image or unit"),
         (
             {"normalize": "data", "model": "vgg16"},
             "--normalize is only for small_resnet and convnet",
         ),
-        ({"best_by": "loss"}, "--best_by must be one of last, val_loss, val_accuracy"),
+        ({"best_by": "loss"}, "--best_by must be last, val_loss or val_accuracy"),
         ({"folds": 1}, "--folds must be at least 2"),
         ({"folds": 2, "engine": "stream"}, "--engine stream reads whole splits"),
         ({"fold": 0}, "--fold, --fold_splits and --seeds need --folds"),
@@ -63,7 +64,7 @@ def resolve(config, num_examples=1000, num_replicas=1):
 )
 def test_a_wrong_value_is_refused_with_the_flag_and_what_was_received(fields, message):
     with pytest.raises(ConfigError, match=message):
-        TrainConfig(**fields)
+        TrainConfig.of(**fields)
 
 
 def test_every_field_is_a_flag_and_arrives_with_its_type():
@@ -72,9 +73,13 @@ def test_every_field_is_a_flag_and_arrives_with_its_type():
         "--weights=none",
     )  # fmt: skip
     config = train_config.from_arguments(arguments, None)
-    assert (config.data, config.epochs, config.dropout) == ("x", 3, 0.5)
-    assert (config.augment, config.jit_compile, config.gpus) == (True, False, 2)
-    assert config.weights == "none"
+    assert (config.input.data, config.input.epochs, config.network.dropout) == ("x", 3, 0.5)
+    assert (config.augmentation.augment, config.devices.jit_compile, config.devices.gpus) == (
+        True,
+        False,
+        2,
+    )
+    assert config.network.weights == "none"
 
 
 def test_flags_that_are_not_given_leave_no_trace_so_that_a_file_can_fill_them():
@@ -87,15 +92,19 @@ def test_the_dataset_must_be_named():
 
 
 def test_a_resolved_configuration_has_decided_everything_that_can_be_decided():
-    resolved = resolve(TrainConfig(data="x", model="vgg16"), num_replicas=2)
-    assert resolved.weights == "imagenet"
-    assert (resolved.global_batch_size, resolved.replica_batch_size) == (64, 32)
-    assert (resolved.head_epochs, resolved.trainable_layers) == (1, 4)
-    assert (resolved.head_units, resolved.dropout, resolved.weight_decay) == (64, 0.0, 0.05)
-    assert (resolved.precision, resolved.jit_compile) == ("float32", False)
-    assert resolved.epochs == 27  # 3,400 x sqrt(1,000) / 4 images shown
-    assert resolved.warmup_steps == 22  # 5 % of 27 x 1,000 / 64
-    assert resolved.ema_decay == pytest.approx(1 - 25 / 422, abs=1e-6)
+    resolved = resolve(TrainConfig.of(data="x", model="vgg16"), num_replicas=2)
+    assert resolved.network.weights == "imagenet"
+    assert (resolved.input.global_batch_size, resolved.input.replica_batch_size) == (64, 32)
+    assert (resolved.network.head_epochs, resolved.network.trainable_layers) == (1, 4)
+    assert (
+        resolved.network.head_units,
+        resolved.network.dropout,
+        resolved.optimizer.weight_decay,
+    ) == (64, 0.0, 0.05)
+    assert (resolved.devices.precision, resolved.devices.jit_compile) == ("float32", False)
+    assert resolved.input.epochs == 27  # 3,400 x sqrt(1,000) / 4 images shown
+    assert resolved.optimizer.warmup_steps == 22  # 5 % of 27 x 1,000 / 64
+    assert resolved.optimizer.ema_decay == pytest.approx(1 - 25 / 422, abs=1e-6)
     left_open = {name for name, value in resolved.to_dict().items() if value is None}
     assert left_open == {
         "normalize", "folds", "fold_splits", "fold", "gpus", "visible_gpus", "cpu_devices",
@@ -117,8 +126,8 @@ def test_a_resolved_configuration_has_decided_everything_that_can_be_decided():
     ],
 )
 def test_the_length_of_a_run_follows_from_the_data_unless_it_is_given(fields, num_examples, epochs):
-    config = TrainConfig(data="x", **fields)
-    assert resolve(config, num_examples=num_examples).epochs == epochs
+    config = TrainConfig.of(data="x", **fields)
+    assert resolve(config, num_examples=num_examples).input.epochs == epochs
 
 
 @pytest.mark.parametrize(
@@ -129,9 +138,11 @@ def test_the_length_of_a_run_follows_from_the_data_unless_it_is_given(fields, nu
     ],
 )  # fmt: skip
 def test_a_batch_is_no_larger_than_the_data(num_examples, num_replicas, replica_batch_size):
-    resolved = resolve(TrainConfig(data="x"), num_examples=num_examples, num_replicas=num_replicas)
-    assert resolved.replica_batch_size == replica_batch_size
-    assert resolved.global_batch_size == replica_batch_size * num_replicas
+    resolved = resolve(
+        TrainConfig.of(data="x"), num_examples=num_examples, num_replicas=num_replicas
+    )
+    assert resolved.input.replica_batch_size == replica_batch_size
+    assert resolved.input.global_batch_size == replica_batch_size * num_replicas
 
 
 @pytest.mark.parametrize(
@@ -144,8 +155,8 @@ def test_a_batch_is_no_larger_than_the_data(num_examples, num_replicas, replica_
     ],
 )
 def test_each_network_has_its_own_input_and_head(model, normalize, head_units, dropout):
-    resolved = resolve(TrainConfig(data="x", model=model))
-    assert (resolved.normalize, resolved.head_units, resolved.dropout) == (
+    resolved = resolve(TrainConfig.of(data="x", model=model))
+    assert (resolved.network.normalize, resolved.network.head_units, resolved.network.dropout) == (
         normalize, head_units, dropout,
     )  # fmt: skip
 
@@ -155,53 +166,53 @@ def test_what_is_given_is_not_decided_anew():
         "normalize": "image", "head_units": 8, "dropout": 0.0, "weight_decay": 0.0,
         "warmup_steps": 0, "ema_decay": 0.0, "head_epochs": 0,
     }  # fmt: skip
-    resolved = resolve(TrainConfig(data="x", **given)).to_dict()
+    resolved = resolve(TrainConfig.of(data="x", **given)).to_dict()
     assert {name: resolved[name] for name in given} == given
 
 
 def test_the_decay_of_the_average_is_never_negative():
-    assert resolve(TrainConfig(data="x", epochs=1), num_examples=5).ema_decay == 0
+    assert resolve(TrainConfig.of(data="x", epochs=1), num_examples=5).optimizer.ema_decay == 0
 
 
 def test_resolving_twice_changes_nothing():
-    once = resolve(TrainConfig(data="x", scale_learning_rate=True), num_replicas=4)
+    once = resolve(TrainConfig.of(data="x", scale_learning_rate=True), num_replicas=4)
     assert resolve(once, num_replicas=4) == once
 
 
 def test_a_network_from_nothing_trains_all_layers_from_the_start():
-    resolved = resolve(TrainConfig(data="x", model="vgg16", weights="none"))
-    assert (resolved.head_epochs, resolved.trainable_layers) == (0, None)
+    resolved = resolve(TrainConfig.of(data="x", model="vgg16", weights="none"))
+    assert (resolved.network.head_epochs, resolved.network.trainable_layers) == (0, None)
 
 
 def test_the_linear_rule_scales_both_rates_and_warms_up():
     resolved = resolve(
-        TrainConfig(data="x", scale_learning_rate=True, epochs=20, learning_rate=0.1),
+        TrainConfig.of(data="x", scale_learning_rate=True, epochs=20, learning_rate=0.1),
         num_examples=640,
         num_replicas=2,
     )
-    assert resolved.learning_rate == pytest.approx(0.2)
-    assert resolved.fine_tune_learning_rate == pytest.approx(2e-4)
-    assert resolved.warmup_steps == 50  # five epochs of 640 / 64 steps
-    assert not resolved.scale_learning_rate
+    assert resolved.optimizer.learning_rate == pytest.approx(0.2)
+    assert resolved.optimizer.fine_tune_learning_rate == pytest.approx(2e-4)
+    assert resolved.optimizer.warmup_steps == 50  # five epochs of 640 / 64 steps
+    assert not resolved.optimizer.scale_learning_rate
 
 
 def test_a_batch_that_cannot_be_split_evenly_is_refused():
     with pytest.raises(ConfigError, match="10 cannot be split evenly over 4 replicas"):
-        resolve(TrainConfig(data="x", global_batch_size=10), num_replicas=4)
+        resolve(TrainConfig.of(data="x", global_batch_size=10), num_replicas=4)
 
 
 def test_a_batch_larger_than_the_training_split_is_refused():
     with pytest.raises(ConfigError, match="takes 64 images, but the training split has only 10"):
-        resolve(TrainConfig(data="x", replica_batch_size=64), num_examples=10)
+        resolve(TrainConfig.of(data="x", replica_batch_size=64), num_examples=10)
 
 
 def test_a_run_can_be_repeated_from_its_file_with_flags_laid_over_it(tmp_path):
-    config = resolve(TrainConfig(data="x", epochs=7, seed=3))
+    config = resolve(TrainConfig.of(data="x", epochs=7, seed=3))
     path = tmp_path / "config.json"
     path.write_text(json.dumps({"config": config.to_dict()}))
     assert train_config.from_arguments({}, str(path)) == config
     assert train_config.from_arguments({}, str(tmp_path)) == config
-    assert train_config.from_arguments({"seed": 4}, str(path)).seed == 4
+    assert train_config.from_arguments({"seed": 4}, str(path)).input.seed == 4
 
 
 @pytest.mark.parametrize(
@@ -215,6 +226,6 @@ def test_a_file_that_is_no_configuration_is_refused(tmp_path, text):
 
 
 def test_differences_name_what_changes_learning_and_leave_out_what_does_not():
-    ours = TrainConfig(data="x", epochs=2, gpus=2, step_timeout=5.0).to_dict()
-    theirs = TrainConfig(data="y", epochs=3).to_dict()
+    ours = TrainConfig.of(data="x", epochs=2, gpus=2, step_timeout=5.0).to_dict()
+    theirs = TrainConfig.of(data="y", epochs=3).to_dict()
     assert train_config.differences(ours, theirs) == ["epochs: 3 in the folder, 2 requested"]

@@ -7,7 +7,7 @@ import pytest
 from marked_images import REPOSITORY, environment
 
 from train import console
-from train.config import ConfigError
+from train.errors import ConfigError
 
 
 def run_code(code, *arguments):

@@ -3,8 +3,8 @@ import json
 import pytest
 
 from train import devices
-from train.config import ConfigError, TrainConfig
-from train.devices import Devices
+from train.devices import DeviceOptions, Devices
+from train.errors import ConfigError
 
 
 @pytest.mark.parametrize(
@@ -18,7 +18,7 @@ from train.devices import Devices
     ],
 )
 def test_devices_are_chosen_as_asked(kind, gpus, expected):
-    config = TrainConfig(strategy=kind, gpus=gpus)
+    config = DeviceOptions(strategy=kind, gpus=gpus)
     assert devices._choose(("A", "B", "C"), kind, config) == expected
 
 
@@ -28,7 +28,7 @@ def test_devices_are_chosen_as_asked(kind, gpus, expected):
 )
 def test_devices_that_are_not_there_are_refused(kind, gpus, message):
     with pytest.raises(ConfigError, match=message):
-        devices._choose(("A", "B", "C"), kind, TrainConfig(strategy=kind, gpus=gpus))
+        devices._choose(("A", "B", "C"), kind, DeviceOptions(strategy=kind, gpus=gpus))
 
 
 def test_replicas_are_counted_over_workers():
@@ -39,10 +39,10 @@ def test_replicas_are_counted_over_workers():
 
 def test_tf_config_means_several_workers(monkeypatch):
     monkeypatch.setenv("TF_CONFIG", "{}")
-    assert devices._strategy_kind(TrainConfig()) == "multi_worker"
-    assert devices._strategy_kind(TrainConfig(strategy="single")) == "single"
+    assert devices._strategy_kind(DeviceOptions()) == "multi_worker"
+    assert devices._strategy_kind(DeviceOptions(strategy="single")) == "single"
     monkeypatch.delenv("TF_CONFIG")
-    assert devices._strategy_kind(TrainConfig()) == "auto"
+    assert devices._strategy_kind(DeviceOptions()) == "auto"
 
 
 @pytest.mark.parametrize(
@@ -63,11 +63,11 @@ def test_a_wrong_tf_config_is_explained(monkeypatch, text, message):
     else:
         monkeypatch.setenv("TF_CONFIG", text)
     with pytest.raises(ConfigError, match=message):
-        devices.configure_devices(TrainConfig(strategy="multi_worker"))
+        devices.configure_devices(DeviceOptions(strategy="multi_worker"))
 
 
 def test_the_cpu_alone_is_one_replica_in_float32():
-    found = devices.configure_devices(TrainConfig(strategy="single"))
+    found = devices.configure_devices(DeviceOptions(strategy="single"))
     assert found.num_replicas == 1
     assert found.is_chief
     assert not found.on_gpu
@@ -77,7 +77,7 @@ def test_the_cpu_alone_is_one_replica_in_float32():
 
 def test_gpus_that_do_not_exist_are_refused():
     with pytest.raises(ConfigError, match="--visible_gpus 97"):
-        devices.configure_devices(TrainConfig(visible_gpus="97"))
+        devices.configure_devices(DeviceOptions(visible_gpus="97"))
 
 
 def test_devices_cannot_be_set_up_too_late():
@@ -86,4 +86,4 @@ def test_devices_cannot_be_set_up_too_late():
     tf.config.list_logical_devices()  # opens them
     num_devices = len(tf.config.list_logical_devices("CPU"))
     with pytest.raises(ConfigError, match="too late"):
-        devices.configure_devices(TrainConfig(cpu_devices=num_devices + 1))
+        devices.configure_devices(DeviceOptions(cpu_devices=num_devices + 1))

@@ -19,9 +19,11 @@ def exported(tmp_path_factory):
     """A network with all that can go wrong: random layers, ImageNet scaling, grey input."""
     data = tmp_path_factory.mktemp("data")
     manifest = write_marked_dataset(data, num_examples={"train": 4}, image_shape=SHAPE)
-    config = TrainConfig(data=str(data), model="vgg16", weights="none", dropout=0.5, head_units=8)
+    config = TrainConfig.of(
+        data=str(data), model="vgg16", weights="none", dropout=0.5, head_units=8
+    )
     keras.utils.set_random_seed(0)
-    model = build_network(config, image_shape=SHAPE, num_classes=4).model
+    model = build_network(config.network, image_shape=SHAPE, num_classes=4).model
     directory = tmp_path_factory.mktemp("run") / "export"
     export.export_model(model, directory, manifest, precision="float32")
     images = np.random.default_rng(1).integers(256, size=(5, *SHAPE), dtype=np.uint8)

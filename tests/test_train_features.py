@@ -17,7 +17,8 @@ from marked_images import KERAS_ARRAY_WARNING, QUICK, flags, history_of
 from pipelines import extract_features
 from tfrecord_io.trunk import read_trunk
 from train import evaluate, predict, run
-from train.config import ConfigError, TrainConfig
+from train.config import TrainConfig
+from train.errors import ConfigError
 from train.networks.build import build_network
 from train.run_setup import make_run
 from train.training import callbacks
@@ -57,7 +58,7 @@ def extracted(images, mobilenet_weights, tmp_path_factory):
 
 
 def config_of(data, **fields):
-    return TrainConfig(data=str(data), **(COMMON | fields))
+    return TrainConfig.of(data=str(data), **(COMMON | fields))
 
 
 @pytest.fixture(scope="module")

@@ -9,10 +9,11 @@ from marked_images import OCT_NAMES, weigh, write_marked_dataset
 
 import tfrecord_io
 from tfrecord_io.reading.mapped import MappedDataset
-from train.config import ConfigError, TrainConfig
+from train.config import TrainConfig
 from train.data import augmentation, feed
 from train.data.parts import choose_parts
 from train.devices import Devices
+from train.errors import ConfigError
 from train.run_setup import make_run
 
 NUM_EXAMPLES = 23
@@ -32,8 +33,18 @@ def devices_of(num_replicas=1, num_workers=1, worker_index=0):
     )
 
 
+def parts_of(config):
+    manifest = tfrecord_io.Manifest.load(config.input.data)
+    return choose_parts(config.input, config.folds, manifest)
+
+
+def training_batches(config, devices, start_step):
+    part, mixup = parts_of(config).train, config.augmentation.mixup
+    return feed.training_batches(config.input, mixup, devices, part, start_step=start_step)
+
+
 def batches_of(data, devices, *, batch_size=8, epochs=2, start_step=0, cache="none", **fields):
-    config = TrainConfig(
+    config = TrainConfig.of(
         data=data,
         epochs=epochs,
         global_batch_size=batch_size,
@@ -41,8 +52,7 @@ def batches_of(data, devices, *, batch_size=8, epochs=2, start_step=0, cache="no
         cache=cache,
         **fields,
     )
-    part = choose_parts(config, tfrecord_io.Manifest.load(data)).train
-    dataset = feed.training_batches(config, devices, part, start_step=start_step)
+    dataset = training_batches(config, devices, start_step)
     if cache == "none":
         return list(dataset.as_numpy_iterator())
     return [
@@ -60,7 +70,7 @@ def batches_of(data, devices, *, batch_size=8, epochs=2, start_step=0, cache="no
 
 @pytest.mark.parametrize(("epoch", "step"), [(0, 3), (1, 6), (2, 9), (7, 23)])
 def test_an_epoch_ends_with_the_step_of_its_last_example(data, epoch, step):
-    run = make_run(TrainConfig(data=data, global_batch_size=8, strategy="single"), Path())
+    run = make_run(TrainConfig.of(data=data, global_batch_size=8, strategy="single"), Path())
     assert run.end_step(epoch) == step
 
 
@@ -129,9 +139,9 @@ def test_an_image_of_weight_0_is_in_no_batch_so_that_no_other_is_mixed_with_it(d
     folder = tmp_path / "data"
     shutil.copytree(data, folder)
     weigh(folder, lambda label: {"CNV": 0, "DME": 3}.get(label, 1))
-    config = TrainConfig(data=str(folder))
+    config = TrainConfig.of(data=str(folder))
     manifest = tfrecord_io.Manifest.load(folder)
-    part = choose_parts(config, manifest).train
+    part = parts_of(config).train
     counts = manifest.split("train").label_counts
     assert part.label_counts == (0, *counts[1:])
     assert part.weights.mean() == pytest.approx(1)
@@ -139,7 +149,7 @@ def test_an_image_of_weight_0_is_in_no_batch_so_that_no_other_is_mixed_with_it(d
     assert labels.argmax(-1).tolist().count(0) == 0
     assert set(part.weights[labels[:, 1] == 1]) == {part.weights.max()}
     with pytest.raises(ConfigError, match="--engine stream reads whole splits"):
-        choose_parts(dataclasses.replace(config, engine="stream"), manifest)
+        parts_of(config.replace(engine="stream"))
 
 
 def test_very_large_weights_count_as_small_ones_do(data, tmp_path):
@@ -148,8 +158,8 @@ def test_very_large_weights_count_as_small_ones_do(data, tmp_path):
         folder = tmp_path / str(unit)
         shutil.copytree(data, folder)
         weigh(folder, lambda label, unit=unit: unit * (OCT_NAMES.index(label) + 1))
-        config = TrainConfig(data=str(folder))
-        weights.append(choose_parts(config, tfrecord_io.Manifest.load(folder)).train.weights)
+        config = TrainConfig.of(data=str(folder))
+        weights.append(parts_of(config).train.weights)
     np.testing.assert_allclose(*weights, rtol=1e-6)
 
 
@@ -186,9 +196,9 @@ def test_a_cached_split_gives_the_batches_of_the_files(data, num_replicas, start
 
 @pytest.mark.parametrize("num_replicas", [1, 2])
 def test_evaluation_gives_each_example_once_in_the_stored_order(data, num_replicas):
-    config = TrainConfig(data=data, replica_batch_size=4)
-    part = choose_parts(config, tfrecord_io.Manifest.load(data)).test
-    batches = feed.evaluation_batches(config, devices_of(num_replicas), part)
+    config = TrainConfig.of(data=data, replica_batch_size=4)
+    part = parts_of(config).test
+    batches = feed.evaluation_batches(config.input, devices_of(num_replicas), part)
     images = np.concatenate([images[weights > 0] for images, _, weights in batches])
     stored = tfrecord_io.make_dataset(data, split="test", batch_size=10, shuffle=False)
     np.testing.assert_array_equal(images, next(stored.as_numpy_iterator())[0])
@@ -212,13 +222,11 @@ def jax_devices_of():
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:jax")
 def test_jax_gets_the_batches_of_tensorflow(data, fields, start_step):
     devices = jax_devices_of()
-    config = TrainConfig(
+    config = TrainConfig.of(
         data=data, epochs=2, global_batch_size=8, replica_batch_size=8, seed=5, **fields
     )
-    part = choose_parts(config, tfrecord_io.Manifest.load(data)).train
-    found = list(feed.training_batches(config, devices, part, start_step=start_step))
-    config = dataclasses.replace(config, cache="none")
-    wanted = feed.training_batches(config, devices_of(), part, start_step=start_step)
+    found = list(training_batches(config, devices, start_step))
+    wanted = training_batches(config.replace(cache="none"), devices_of(), start_step)
     for ours, theirs in zip(found, wanted.as_numpy_iterator(), strict=True):
         for array, expected in zip(ours, theirs, strict=True):
             assert array.dtype == expected.dtype
@@ -227,11 +235,11 @@ def test_jax_gets_the_batches_of_tensorflow(data, fields, start_step):
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:jax")
 def test_jax_evaluates_the_batches_of_tensorflow(data):
-    config = TrainConfig(data=data, replica_batch_size=4)
-    part = choose_parts(config, tfrecord_io.Manifest.load(data)).test
-    wanted = feed.evaluation_batches(config, devices_of(), part).as_numpy_iterator()
+    config = TrainConfig.of(data=data, replica_batch_size=4)
+    part = parts_of(config).test
+    wanted = feed.evaluation_batches(config.input, devices_of(), part).as_numpy_iterator()
     for ours, theirs in zip(
-        feed.evaluation_batches(config, jax_devices_of(), part), wanted, strict=True
+        feed.evaluation_batches(config.input, jax_devices_of(), part), wanted, strict=True
     ):
         for array, expected in zip(ours, theirs, strict=True):
             np.testing.assert_array_equal(array, expected)

@@ -4,9 +4,10 @@ import pytest
 from marked_images import KERAS_ARRAY_WARNING
 
 from tfrecord_io import PixelStatistics
-from train.config import ConfigError, TrainConfig
+from train.errors import ConfigError
 from train.kinds.temperature import apply_temperature
 from train.networks.models import build_network, set_trainable
+from train.networks.options import NetworkOptions
 
 pytestmark = pytest.mark.filterwarnings(KERAS_ARRAY_WARNING)
 
@@ -17,7 +18,7 @@ def images_of(shape, num_images=3):
 
 def build(shape=(32, 32, 1), num_classes=4, statistics=None, temperature=1.0, **fields):
     keras.utils.set_random_seed(0)
-    config = TrainConfig(**({"weights": "none"} | fields))
+    config = NetworkOptions(**({"weights": "none"} | fields))
     return build_network(
         config,
         image_shape=shape,

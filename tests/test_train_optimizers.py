@@ -3,12 +3,12 @@ import numpy as np
 import pytest
 from marked_images import KERAS_ARRAY_WARNING
 
-from train.config import TrainConfig
 from train.networks.optimizers import (
     WarmupSchedule,
     averaged_weights,
     make_optimizer,
 )
+from train.networks.options import OptimizerOptions
 
 pytestmark = pytest.mark.filterwarnings(KERAS_ARRAY_WARNING)
 
@@ -40,23 +40,29 @@ def test_warm_up_and_cosine_meet_at_the_peak():
         ({"optimizer": "adamw", "weight_decay": 0.0}, keras.optimizers.Adam),
         ({"optimizer": "adam"}, keras.optimizers.Adam),
         ({"optimizer": "sgd"}, keras.optimizers.SGD),
-        ({"precision": "float16"}, keras.optimizers.LossScaleOptimizer),
+        ({}, keras.optimizers.LossScaleOptimizer),
     ],
 )
 def test_the_optimizer_is_the_one_asked_for(fields, kind):
-    assert isinstance(make_optimizer(TrainConfig(**fields), learning_rate=0.1, num_steps=10), kind)
+    precision = "float32" if fields else "float16"
+    optimizer = make_optimizer(
+        OptimizerOptions(**fields), precision=precision, learning_rate=0.1, num_steps=10
+    )
+    assert isinstance(optimizer, kind)
 
 
 def test_a_warm_up_is_no_longer_than_its_phase():
-    optimizer = make_optimizer(TrainConfig(warmup_steps=100), learning_rate=1.0, num_steps=2)
+    optimizer = make_optimizer(
+        OptimizerOptions(warmup_steps=100), precision="float32", learning_rate=1.0, num_steps=2
+    )
     optimizer.build([keras.Variable([1.0])])
     assert float(optimizer.learning_rate) == pytest.approx(0.5)
 
 
-def updated(variables, **fields):
+def updated(variables, precision="float32", **fields):
     """Returns an optimizer after one step whose gradients are zero."""
-    config = TrainConfig(**{"ema_decay": 0.0, **fields})
-    optimizer = make_optimizer(config, learning_rate=0.1, num_steps=10)
+    options = OptimizerOptions(**{"ema_decay": 0.0, **fields})
+    optimizer = make_optimizer(options, precision=precision, learning_rate=0.1, num_steps=10)
     optimizer.build(variables)
     optimizer.apply([np.zeros(variable.shape, np.float32) for variable in variables])
     return optimizer

@@ -6,9 +6,10 @@ from marked_images import write_marked_dataset
 
 import tfrecord_io
 from tfrecord_io import ManifestError, PixelStatistics
-from train.config import ConfigError, TrainConfig
+from train.config import TrainConfig
 from train.data import parts
 from train.data.examples import Examples, read_examples
+from train.errors import ConfigError
 
 NUM_EXAMPLES = {"train": 40, "val": 10, "test": 12}
 
@@ -21,7 +22,8 @@ def data(tmp_path_factory):
 
 
 def choose(data, **fields):
-    return parts.choose_parts(TrainConfig(data=data, **fields), tfrecord_io.Manifest.load(data))
+    config = TrainConfig.of(data=data, **fields)
+    return parts.choose_parts(config.input, config.folds, tfrecord_io.Manifest.load(data))
 
 
 def keys_of(data, part):

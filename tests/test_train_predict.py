@@ -29,7 +29,8 @@ from tfrecord_io.decoding import dicom
 from tfrecord_io.decoding.preprocess import Preprocessing, decode_image
 from tfrecord_io.reading.mapped import MappedDataset
 from train import predict
-from train.config import ConfigError, TrainConfig
+from train.config import TrainConfig
+from train.errors import ConfigError
 from train.networks.models import build_network
 from train.results import charts
 from train.training import export
@@ -43,9 +44,9 @@ SHAPE = (24, 20, 1)
 def run_folder(tmp_path_factory):
     data = tmp_path_factory.mktemp("data")
     manifest = write_marked_dataset(data, num_examples={"train": 4}, image_shape=SHAPE)
-    config = TrainConfig(data=str(data), model="convnet")
+    config = TrainConfig.of(data=str(data), model="convnet")
     keras.utils.set_random_seed(0)
-    model = build_network(config, image_shape=SHAPE, num_classes=4).model
+    model = build_network(config.network, image_shape=SHAPE, num_classes=4).model
     folder = tmp_path_factory.mktemp("run")
     export.export_model(model, folder / "export", manifest, precision="float32")
     return folder

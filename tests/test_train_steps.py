@@ -135,10 +135,10 @@ def test_the_first_steps_are_those_of_keras_fit(runs, data):
 
     manifest = tfrecord_io.Manifest.load(data)
     keras.utils.set_random_seed(1)
-    config = TrainConfig(data=str(data), seed=1, head_units=64, **QUICK)
-    network = build_network(config, image_shape=SHAPE, num_classes=4)
+    config = TrainConfig.of(data=str(data), seed=1, head_units=64, **QUICK)
+    network = build_network(config.network, image_shape=SHAPE, num_classes=4, seed=1)
     network.logits.compile(
-        keras.optimizers.Adam(config.learning_rate),
+        keras.optimizers.Adam(config.optimizer.learning_rate),
         keras.losses.CategoricalCrossentropy(from_logits=True),
     )
     split = manifest.split("train")
@@ -225,7 +225,7 @@ def test_augmentation_changes_images_alone_and_mixup_labels_too():
     ],
 )
 def test_the_objective_is_what_the_configuration_asks_for(data, fields, augment_strength, mixup):
-    config = TrainConfig(data=str(data), class_weights="none", strategy="single", **fields)
+    config = TrainConfig.of(data=str(data), class_weights="none", strategy="single", **fields)
     assert Objective.of_run(make_run(config, Path())) == Objective(
         class_weights=(1.0,) * 4, label_smoothing=0.1, augment_strength=augment_strength,
         mixup=mixup,

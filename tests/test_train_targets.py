@@ -30,9 +30,10 @@ from tfrecord_io.kinds.grades import GRADES
 from tfrecord_io.kinds.numbers import NUMBER
 from tfrecord_io.reading.mapped import MappedDataset
 from train import evaluate, predict
-from train.config import ConfigError, TrainConfig
+from train.config import TrainConfig
 from train.data.examples import Examples
 from train.data.parts import Part
+from train.errors import ConfigError
 from train.kinds import numbers, registry, scores
 from train.results import charts, metrics, report, run_results
 from train.results.predictions import Predictions
@@ -157,7 +158,7 @@ def test_a_small_unit_keeps_its_digits_in_the_metrics_and_on_the_page():
     predictions = Predictions(
         task=numbers.NUMBER, probabilities=answers[:, None], truths=truths, examples=examples
     )
-    config = TrainConfig(data="", bootstrap_samples=20)
+    config = TrainConfig.of(data="", bootstrap_samples=20)
     measured = run_results.measure(predictions, ["adc"], config)
     mae = measured["scores"]["mae"]
     assert mae["value"] == pytest.approx(np.abs(answers - truths).mean(), rel=1e-6)

@@ -24,7 +24,8 @@ from marked_images import (
 from tfrecord_io.decoding.preprocess import decoder_versions
 from tfrecord_io.files import atomic_write
 from train import predict, run
-from train.config import ConfigError, TrainConfig
+from train.config import TrainConfig
+from train.errors import ConfigError
 from train.kinds import scores
 from train.run_folder import claim
 from train.run_setup import make_run
@@ -44,7 +45,7 @@ def data(tmp_path_factory):
 
 
 def config_of(data, **fields):
-    return TrainConfig(data=str(data), **(SMALL_RUN | {"epochs": 3} | fields))
+    return TrainConfig.of(data=str(data), **(SMALL_RUN | {"epochs": 3} | fields))
 
 
 def stop_at(monkeypatch, workdir, step):
@@ -139,7 +140,7 @@ def test_the_metrics_are_of_the_best_epoch_on_the_test_split_by_patient(finished
 def test_every_default_is_written_down(finished, data):
     workdir, _ = finished
     written = json.loads((workdir / "config.json").read_text())["config"]
-    assert set(written) == {field.name for field in dataclasses.fields(TrainConfig)}
+    assert set(written) == set(TrainConfig.of().to_dict())
     assert written["global_batch_size"] == 16
     assert written["precision"] == "float32"
     assert written["weights"] == "none"
@@ -367,7 +368,7 @@ def test_what_is_reported_is_what_predict_says_of_the_same_files(
     ],
 )
 def test_phases_follow_from_the_configuration(fields, has_backbone, expected):
-    config = TrainConfig(data="x", epochs=5, learning_rate=1e-3, **fields).resolve(
+    config = TrainConfig.of(data="x", epochs=5, learning_rate=1e-3, **fields).resolve(
         num_examples=1000, num_replicas=1, precision="float32", jit_compile=False
     )
     phases = plan_phases(config, has_backbone=has_backbone)

@@ -11,6 +11,7 @@ from tfrecord_io.trunk import read_trunk
 from train import trunk
 from train.config import TrainConfig
 from train.networks.models import build_network
+from train.networks.options import NetworkOptions
 from train.training.trainer import train_and_evaluate
 
 pytestmark = pytest.mark.filterwarnings(KERAS_ARRAY_WARNING)
@@ -59,13 +60,13 @@ def check_halves(logits, layer, image_shape):
 )
 def test_the_two_parts_are_together_the_network_below_its_head(model, layer, shape):
     keras.utils.clear_session()
-    config = TrainConfig(data="x", model=model, weights="none", dropout=0.0)
+    config = NetworkOptions(model=model, weights="none", dropout=0.0)
     logits = build_network(config, image_shape=(32, 32, 1), num_classes=3).logits
     assert check_halves(logits, layer, (32, 32, 1)) == shape
 
 
 def test_a_layer_past_which_data_flows_is_refused():
-    config = TrainConfig(data="x", model="mobilenetv2", weights="none", dropout=0.0)
+    config = NetworkOptions(model="mobilenetv2", weights="none", dropout=0.0)
     logits = build_network(config, image_shape=(32, 32, 1), num_classes=3).logits
     with pytest.raises(trunk.ConfigError, match="data flows past this layer"):
         trunk.cut(logits, "block_4_depthwise")
@@ -98,7 +99,7 @@ def test_the_file_takes_the_stored_images_and_is_the_same_each_time(
         mobilenet_weights.name,
     )
     network = build_network(
-        TrainConfig(data="x", model="mobilenet", weights=str(mobilenet_weights)),
+        NetworkOptions(model="mobilenet", weights=str(mobilenet_weights)),
         image_shape=(32, 32, 1),
         num_classes=4,
     )
@@ -111,7 +112,7 @@ def test_the_file_takes_the_stored_images_and_is_the_same_each_time(
 
 @pytest.mark.slow
 def test_a_finished_run_is_cut_with_the_weights_that_it_learnt(data, tmp_path):
-    config = TrainConfig(
+    config = TrainConfig.of(
         data=str(data), **(QUICK | {"test_time_flip": True}), epochs=1, replica_batch_size=4,
         bootstrap_samples=0,
     )  # fmt: skip

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import operator
 import types
 import typing
 from collections.abc import Callable, Sequence
@@ -122,7 +123,9 @@ def from_flags(group: type[_Options], found: argparse.Namespace) -> _Options:
 
 
 def check(options: Any) -> None:
-    """Checks the values of a dataclass against their `choices`, `least` and `most`.
+    """Checks the values of a dataclass against their `choices` and limits.
+
+    The limits are `least`, `most`, and the facts `above` and `below`.
 
     A dataclass calls it in `__post_init__`, so that flags and values from elsewhere are checked
     alike.
@@ -145,6 +148,9 @@ def _broken_rule(value: Any, field: dataclasses.Field[Any]) -> str | None:
         return f"in {least}..{most}"
     if least is not None and not value >= least:
         return f"at least {least}"
+    for word, is_kept in (("above", operator.gt), ("below", operator.lt)):
+        if (limit := field.metadata.get(word)) is not None and not is_kept(value, limit):
+            return f"{word} {limit}"
     return None
 
 

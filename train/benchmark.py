@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 from train import config as train_config
 from train import console
-from train.config import ConfigError, TrainConfig
+from train.config import TrainConfig
+from train.errors import ConfigError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -79,8 +80,14 @@ class Session:
         """Returns the training batches from the first step on, with fields changed."""
         from train.data import feed
 
-        config = dataclasses.replace(self.run.config, **fields)
-        return feed.training_batches(config, self.run.devices, self.run.parts.train, start_step=0)
+        config = self.run.config.replace(**fields)
+        return feed.training_batches(
+            config.input,
+            config.augmentation.mixup,
+            self.run.devices,
+            self.run.parts.train,
+            start_step=0,
+        )
 
 
 def prepare(config: TrainConfig, *, replicas: int, num_steps: int) -> Session:
@@ -101,15 +108,20 @@ def prepare(config: TrainConfig, *, replicas: int, num_steps: int) -> Session:
     from train.run_setup import make_run
     from train.training.steps import make_steps
 
-    set_seed(config.seed)
-    run = make_run(dataclasses.replace(config, gpus=replicas), Path())
-    wanted = num_steps * (run.config.global_batch_size or 0)
+    set_seed(config.input.seed)
+    run = make_run(config.replace(gpus=replicas), Path())
+    wanted = num_steps * (run.config.input.global_batch_size or 0)
     epochs = wanted // run.parts.train.num_examples + 1
-    run = dataclasses.replace(run, given=dataclasses.replace(run.given, epochs=epochs))
-    network = build_network(run, run.config.precision, weights=run.config.weights)
-    set_trainable(network, phase="all", trainable_layers=run.config.trainable_layers)
+    run = dataclasses.replace(run, given=run.given.replace(epochs=epochs))
+    network = build_network(run, run.config.devices.precision, weights=run.config.network.weights)
+    set_trainable(network, phase="all", trainable_layers=run.config.network.trainable_layers)
     with run.devices.scope():
-        optimizer = make_optimizer(run.config, learning_rate=1e-4, num_steps=num_steps)
+        optimizer = make_optimizer(
+            run.config.optimizer,
+            precision=run.config.devices.precision,
+            learning_rate=1e-4,
+            num_steps=num_steps,
+        )
     return Session(run=run, steps=make_steps(run, network, optimizer))
 
 
@@ -170,7 +182,7 @@ def measure(config: TrainConfig, *, replicas: int, num_steps: int, num_rounds: i
         num_steps=num_steps,
         num_rounds=num_rounds,
     )
-    images = num_steps * (session.run.config.global_batch_size or 0)
+    images = num_steps * (session.run.config.input.global_batch_size or 0)
     return Speed(
         replicas=replicas,
         images_per_second=images / times["fed"][0],
@@ -244,33 +256,35 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=_positive, default=5, help="the median counts [5]")
     parser.add_argument("--output", metavar="DIR", help="folder for table (CSV, JSON) and plot")
     train_config.add_arguments(parser)
-    arguments = vars(parser.parse_args(argv))
-    replicas, steps, rounds, output = (
-        arguments.pop(name) for name in ("replicas", "steps", "rounds", "output")
-    )
+    arguments = parser.parse_args(argv)
+    output = arguments.output
     console.set_defaults()
     try:
-        counts = _parse_counts(replicas)
+        counts = _parse_counts(arguments.replicas)
         # Speed does not depend on the values of the weights. The batch of a replica must not
         # depend on how many there are.
         common = {"weights": "none", "replica_batch_size": 64}
-        config = train_config.from_arguments(common | arguments, None)
+        config = train_config.from_arguments(common | train_config.given_fields(arguments), None)
         console.check_backend(os.environ["KERAS_BACKEND"])
         with console.hide_native_noise():
             from tfrecord_io import ManifestError
             from train.devices import configure_devices
             from train.training import trainer  # noqa: F401 - imports all that writes notes at import
         # Before minutes are spent on the smaller numbers.
-        configure_devices(dataclasses.replace(config, gpus=max(counts)))
+        configure_devices(config.replace(gpus=max(counts)).devices)
     except ConfigError as error:
         return _complain(error)
     speeds = []
     try:
         for count in counts:
-            speeds.append(measure(config, replicas=count, num_steps=steps, num_rounds=rounds))
+            speeds.append(
+                measure(
+                    config, replicas=count, num_steps=arguments.steps, num_rounds=arguments.rounds
+                )
+            )
             _print_row(table(speeds)[-1], header=len(speeds) == 1)
             if output:
-                title = f"{config.model}, {config.replica_batch_size} a replica"
+                title = f"{config.network.model}, {config.input.replica_batch_size} a replica"
                 _write(Path(output), table(speeds), title)
     except (ConfigError, ManifestError) as error:
         return _complain(error)

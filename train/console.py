@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from types import FrameType
 
 from tfrecord_io import native_noise
-from train.config import ConfigError
+from train.errors import ConfigError
 
 
 def set_defaults() -> None:

@@ -15,15 +15,90 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import keras
 import numpy as np
 
+from tfrecord_io import flags
+from tfrecord_io.flags import flag
 from train import console
-from train.config import ConfigError, TrainConfig
+from train.errors import ConfigError
 
 #: Tensor cores compute in bfloat16 from this CUDA compute capability on (Ampere), and in float16
 #: from 7.0 (Volta). Source: NVIDIA's CUDA programming guide, table of compute capabilities.
 _BFLOAT16_CAPABILITY = (8, 0)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DeviceOptions:
+    """Which devices train, and in which arithmetic."""
+
+    precision: str = flag(
+        "auto",
+        "arithmetic of the layers in training; weights, evaluation and export are float32; "
+        "auto: bfloat16 on a GPU or CPU with hardware support, else float32",
+        choices=("auto", "float32", "bfloat16", "float16"),
+    )
+    jit_compile: bool | None = flag(
+        None,
+        "compile the step with XLA (default: yes on one GPU, else no; JAX always compiles)",
+        can_be_negated=True,
+    )
+    deterministic: bool = flag(
+        False,
+        "use only operations that give the same bits every time; slower on a GPU",
+        can_be_negated=True,
+    )
+    strategy: str = flag(
+        "auto",
+        "auto: multi_worker if TF_CONFIG is set, mirrored with more than one device, else single",
+        choices=("auto", "single", "mirrored", "multi_worker"),
+        is_operational=True,
+    )
+    gpus: int | None = flag(
+        None,
+        "number of devices to train on (default: all visible ones)",
+        least=1,
+        is_operational=True,
+    )
+    visible_gpus: str | None = flag(
+        None, "indices of the GPUs to use, such as 0,2 (default: all)", is_operational=True
+    )
+    gpu_memory: str = flag(
+        "growth",
+        "growth: allocate as needed; all: allocate all at the start; a number: limit in MB",
+        is_operational=True,
+    )
+    gpu_allocator: str = flag(
+        "bfc",
+        "TensorFlow's GPU allocator",
+        choices=("bfc", "cuda_malloc_async"),
+        is_operational=True,
+    )
+    cpu_devices: int | None = flag(
+        None,
+        "split the CPU into this many devices, to test replicas without a GPU",
+        least=1,
+        is_operational=True,
+    )
+
+    def __post_init__(self) -> None:
+        flags.check(self)
+        if self.gpu_memory not in ("growth", "all") and not self.gpu_memory.isdigit():
+            raise ValueError(
+                f"--gpu_memory must be growth, all or a number of MB; received {self.gpu_memory!r}"
+            )
+        _ = self.visible_gpu_indices
+
+    @property
+    def visible_gpu_indices(self) -> tuple[int, ...] | None:
+        """Indices of the GPUs to use; None for all."""
+        if self.visible_gpus is None:
+            return None
+        indices = self.visible_gpus.split(",")
+        if not all(index.isdigit() for index in indices):
+            raise ValueError(
+                f"--visible_gpus must be indices such as 0 or 0,2; received {self.visible_gpus!r}"
+            )
+        return tuple(map(int, indices))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -112,6 +187,7 @@ class Devices:
         if self.mesh is None or self.num_workers == 1:
             return self
         import jax
+        import keras
 
         local = self.mesh.local_devices
         keras.distribution.set_distribution(None)
@@ -129,50 +205,52 @@ class Devices:
         return self.strategy.scope() if self.strategy is not None else contextlib.nullcontext()
 
 
-def configure_devices(config: TrainConfig) -> Devices:
+def configure_devices(options: DeviceOptions) -> Devices:
     """Chooses the devices and sets them up.
 
     Raises:
         ConfigError: if the devices asked for are not there, or are in use already.
     """
+    import keras
+
     # Looking for GPUs where there are none makes the CUDA driver complain.
     with console.hide_native_noise():
         console.check_backend(keras.backend.backend())
         if keras.backend.backend() == "jax":
-            return _configure_jax(config)
-        return _configure_tensorflow(config)
+            return _configure_jax(options)
+        return _configure_tensorflow(options)
 
 
-def _configure_tensorflow(config: TrainConfig) -> Devices:
+def _configure_tensorflow(options: DeviceOptions) -> Devices:
     # Read by TensorFlow when it opens the first GPU.
-    if config.gpu_allocator == "cuda_malloc_async":
+    if options.gpu_allocator == "cuda_malloc_async":
         os.environ["TF_GPU_ALLOCATOR"] = "cuda_malloc_async"
     import tensorflow as tf
 
     gpus = tf.config.list_physical_devices("GPU")
     try:
-        if config.visible_gpu_indices is not None:
-            gpus = _choose_visible(gpus, config)
+        if options.visible_gpu_indices is not None:
+            gpus = _choose_visible(gpus, options)
             tf.config.set_visible_devices(gpus, "GPU")
         for gpu in gpus:
-            if config.gpu_memory == "growth":
+            if options.gpu_memory == "growth":
                 tf.config.experimental.set_memory_growth(gpu, True)
-            elif config.gpu_memory.isdigit():
+            elif options.gpu_memory.isdigit():
                 tf.config.set_logical_device_configuration(
                     gpu,
-                    [tf.config.LogicalDeviceConfiguration(memory_limit=int(config.gpu_memory))],
+                    [tf.config.LogicalDeviceConfiguration(memory_limit=int(options.gpu_memory))],
                 )
-        if config.cpu_devices:
+        if options.cpu_devices:
             tf.config.set_logical_device_configuration(
                 tf.config.list_physical_devices("CPU")[0],
-                [tf.config.LogicalDeviceConfiguration()] * config.cpu_devices,
+                [tf.config.LogicalDeviceConfiguration()] * options.cpu_devices,
             )
-        if config.deterministic:
+        if options.deterministic:
             tf.config.experimental.enable_op_determinism()
-        kind = _strategy_kind(config)
+        kind = _strategy_kind(options)
         # Collectives must be set up before any other operation runs.
         if kind == "multi_worker":
-            return _multi_worker(tf, config, bool(gpus))
+            return _multi_worker(tf, options, bool(gpus))
     except RuntimeError as error:
         raise ConfigError(
             f"the devices of this process are in use already, too late to set them up: {error}"
@@ -184,7 +262,7 @@ def _configure_tensorflow(config: TrainConfig) -> Devices:
         tf.config.optimizer.set_experimental_options({"remapping": False})
     available = accelerators or tf.config.list_logical_devices("CPU")
     names = tuple(device.name.removeprefix("/device:") for device in available)
-    chosen = _choose(names, kind, config)
+    chosen = _choose(names, kind, options)
     strategy = (
         tf.distribute.MirroredStrategy(list(chosen))
         if len(chosen) > 1
@@ -196,11 +274,11 @@ def _configure_tensorflow(config: TrainConfig) -> Devices:
         strategy=strategy,
         on_gpu=bool(accelerators),
         best_precision=_best_precision(tf, gpus),
-        deterministic=config.deterministic,
+        deterministic=options.deterministic,
     )
 
 
-def _read_cluster(config: TrainConfig) -> tuple[list[str], int]:
+def _read_cluster(options: DeviceOptions) -> tuple[list[str], int]:
     """Returns (addresses of the workers, index of this one), as TF_CONFIG says."""
     example = (
         '\'{"cluster": {"worker": ["host1:2222", "host2:2222"]}, '
@@ -219,14 +297,14 @@ def _read_cluster(config: TrainConfig) -> tuple[list[str], int]:
         ) from None
     except (ValueError, TypeError) as error:
         raise ConfigError(f"TF_CONFIG does not describe a cluster: {error}") from None
-    if config.gpus is not None:
+    if options.gpus is not None:
         raise ConfigError("--gpus goes with one machine; with several use --visible_gpus on each")
     return addresses, worker_index
 
 
-def _multi_worker(tf: Any, config: TrainConfig, has_gpus: bool) -> Devices:
+def _multi_worker(tf: Any, options: DeviceOptions, has_gpus: bool) -> Devices:
     """Sets up this process as one of several."""
-    addresses, worker_index = _read_cluster(config)
+    addresses, worker_index = _read_cluster(options)
     num_workers = len(addresses)
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     # All workers have the same number of batches, so they need not ask each other before each step
@@ -241,43 +319,43 @@ def _multi_worker(tf: Any, config: TrainConfig, has_gpus: bool) -> Devices:
         strategy=strategy,
         on_gpu=has_gpus,
         best_precision=_best_precision(tf, tf.config.list_physical_devices("GPU")),
-        deterministic=config.deterministic,
+        deterministic=options.deterministic,
     )
 
 
-def _configure_jax(config: TrainConfig) -> Devices:
+def _configure_jax(options: DeviceOptions) -> Devices:
     import jax
+    import keras
 
-    for flag, is_set in (
-        ("gpu_allocator", config.gpu_allocator != "bfc"),
-        ("deterministic", config.deterministic),
-        ("engine stream", config.engine == "stream"),
+    for name, is_set in (
+        ("gpu_allocator", options.gpu_allocator != "bfc"),
+        ("deterministic", options.deterministic),
     ):
         if is_set:
             raise ConfigError(
-                f"--{flag} is TensorFlow's alone; leave it out, or use KERAS_BACKEND=tensorflow"
+                f"--{name} is TensorFlow's alone; leave it out, or use KERAS_BACKEND=tensorflow"
             )
     # JAX reads these when it opens its devices. See "GPU memory allocation" in its manual.
-    if config.gpu_memory == "growth":
+    if options.gpu_memory == "growth":
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-    elif config.gpu_memory != "all":
+    elif options.gpu_memory != "all":
         raise ConfigError("with JAX --gpu_memory is growth or all")
-    if config.cpu_devices:
+    if options.cpu_devices:
         try:
-            jax.config.update("jax_num_cpu_devices", config.cpu_devices)
+            jax.config.update("jax_num_cpu_devices", options.cpu_devices)
         except RuntimeError as error:
             raise ConfigError(f"JAX has opened its devices already: {error}") from error
-    kind = _strategy_kind(config)
+    kind = _strategy_kind(options)
     num_workers, worker_index = 1, 0
     if kind == "multi_worker":
-        addresses, worker_index = _read_cluster(config)
+        addresses, worker_index = _read_cluster(options)
         num_workers = len(addresses)
         jax.distributed.initialize(addresses[0], num_workers, worker_index)
     devices = jax.devices()
     if num_workers == 1:
-        if config.visible_gpu_indices is not None:
-            devices = _choose_visible(devices, config)
-        devices = devices[: len(_choose(tuple(map(str, devices)), kind, config))]
+        if options.visible_gpu_indices is not None:
+            devices = _choose_visible(devices, options)
+        devices = devices[: len(_choose(tuple(map(str, devices)), kind, options))]
     local = [device for device in devices if device.process_index == worker_index]
     jax.config.update("jax_default_device", local[0])
     # The data parallelism of Keras: every variable on every device.
@@ -300,6 +378,8 @@ def _configure_jax(config: TrainConfig) -> Devices:
 
 def set_seed(seed: int) -> None:
     """Makes everything random in Keras depend on a seed."""
+    import keras
+
     if keras.backend.backend() == "tensorflow":
         keras.utils.set_random_seed(seed)
     else:
@@ -310,18 +390,20 @@ def set_seed(seed: int) -> None:
 
 def set_precision(precision: str) -> None:
     """Sets the arithmetic of the layers that are built from now on, such as bfloat16."""
+    import keras
+
     keras.config.set_dtype_policy(precision if precision == "float32" else f"mixed_{precision}")
 
 
-def _strategy_kind(config: TrainConfig) -> str:
-    if config.strategy != "auto":
-        return config.strategy
+def _strategy_kind(options: DeviceOptions) -> str:
+    if options.strategy != "auto":
+        return options.strategy
     return "multi_worker" if os.environ.get("TF_CONFIG") else "auto"
 
 
-def _choose(available: tuple[str, ...], kind: str, config: TrainConfig) -> tuple[str, ...]:
+def _choose(available: tuple[str, ...], kind: str, options: DeviceOptions) -> tuple[str, ...]:
     """Returns the devices that train, one a replica."""
-    wanted = config.gpus or (1 if kind == "single" else len(available))
+    wanted = options.gpus or (1 if kind == "single" else len(available))
     if kind == "single" and wanted > 1:
         raise ConfigError(f"--strategy single trains on one device, --gpus says {wanted}")
     if wanted > len(available):
@@ -332,12 +414,12 @@ def _choose(available: tuple[str, ...], kind: str, config: TrainConfig) -> tuple
     return available[:wanted]
 
 
-def _choose_visible(devices: list[Any], config: TrainConfig) -> list[Any]:
+def _choose_visible(devices: list[Any], options: DeviceOptions) -> list[Any]:
     try:
-        return [devices[index] for index in config.visible_gpu_indices or ()]
+        return [devices[index] for index in options.visible_gpu_indices or ()]
     except IndexError:
         raise ConfigError(
-            f"--visible_gpus {config.visible_gpus}: this machine has {len(devices)} GPUs"
+            f"--visible_gpus {options.visible_gpus}: this machine has {len(devices)} GPUs"
         ) from None
 
 

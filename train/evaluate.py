@@ -21,8 +21,8 @@ import tfrecord_io
 from tfrecord_io.decoding.preprocess import Preprocessing
 from tfrecord_io.printing import printable
 from train import console, predict
-from train.config import ConfigError
 from train.data.examples import read_examples
+from train.errors import ConfigError
 from train.results import metrics
 
 _BATCH_SIZE = 64
@@ -129,7 +129,7 @@ def evaluate(
         examples=read_examples(data, split),
         part=whole_split(manifest, split),
     )
-    config = TrainConfig(data=data, bootstrap_samples=num_samples)
+    config = TrainConfig.of(data=data, bootstrap_samples=num_samples)
     results: dict[str, Any] = {
         "split": split,
         "dataset": {"name": manifest.name, "fingerprint": manifest.fingerprint},

@@ -35,7 +35,7 @@ from tfrecord_io.kinds.registry import kind_in
 from tfrecord_io.printing import no_formula, printable
 from tfrecord_io.rejects import Reject
 from train import console
-from train.config import ConfigError
+from train.errors import ConfigError
 from train.results.saliency import occlusion_map
 
 if TYPE_CHECKING:

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 
 from train import config, console
+from train.errors import ConfigError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -34,21 +35,22 @@ def _run(argv: Sequence[str] | None) -> int:
     parser.add_argument("--workdir", required=True, metavar="RUN", help="folder of this run")
     parser.add_argument("--config", metavar="FILE", help="repeat the run of a RUN/config.json")
     config.add_arguments(parser)
-    arguments = vars(parser.parse_args(argv))
-    workdir, file = arguments.pop("workdir"), arguments.pop("config")
+    arguments = parser.parse_args(argv)
+    workdir = arguments.workdir
     console.set_defaults()
     try:
-        chosen = config.from_arguments(arguments, file)
+        given = config.given_fields(arguments)
+        chosen = config.from_arguments(given, arguments.config)
         console.check_backend(os.environ["KERAS_BACKEND"])
         with console.hide_native_noise():
             from tfrecord_io import ManifestError
             from train.results import metrics
             from train.training import callbacks, checkpoint, export, trainer
-    except config.ConfigError as error:
+    except ConfigError as error:
         return _complain(error, 2)
     try:
-        trainer.train_and_evaluate(chosen, workdir, arguments)
-    except (config.ConfigError, ManifestError) as error:
+        trainer.train_and_evaluate(chosen, workdir, given)
+    except (ConfigError, ManifestError) as error:
         return _complain(error, 2)
     except callbacks.StoppedError as error:
         return _complain(error, 128 + error.signal_number)

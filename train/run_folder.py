@@ -21,7 +21,7 @@ import numpy as np
 
 from tfrecord_io.files import atomic_write, sync_folder
 from train import config as train_config
-from train.config import ConfigError
+from train.errors import ConfigError
 from train.run_setup import Run
 
 CHECKPOINT_NAME = "checkpoint.npz"

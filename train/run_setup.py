@@ -10,11 +10,13 @@ from typing import Any
 
 import tfrecord_io
 from tfrecord_io.trunk import Trunk, find_trunk
-from train.config import TRUNK_WEIGHTS, ConfigError, TrainConfig
+from train.config import TrainConfig
 from train.data.parts import Parts, choose_parts, read_statistics
 from train.devices import Devices, configure_devices
+from train.errors import ConfigError
 from train.kinds.registry import training_task
 from train.kinds.task import Task
+from train.networks.options import TRUNK_WEIGHTS, NetworkOptions
 
 # Settings that a trunk decides, and those that change images before the network.
 _DECIDED = ("model", "weights", "normalize")
@@ -42,17 +44,17 @@ class Run:
     @property
     def is_cross_validation(self) -> bool:
         """Whether this is many runs, one for each fold and seed, in folders below its own."""
-        return self.given.folds is not None and self.given.fold is None
+        return self.given.folds.is_cross_validation
 
     @functools.cached_property
     def parts(self) -> Parts:
         """What the run trains on, validates on and tests on; raises `ConfigError`."""
-        return choose_parts(self.given, self.manifest)
+        return choose_parts(self.given.input, self.given.folds, self.manifest)
 
     @functools.cached_property
     def task(self) -> Task:
         """What the run learns; raises `ConfigError`."""
-        return training_task(self.manifest.label_kind, self.given.data, self.parts.train)
+        return training_task(self.manifest.label_kind, self.given.input.data, self.parts.train)
 
     @functools.cached_property
     def config(self) -> TrainConfig:
@@ -63,7 +65,8 @@ class Run:
         """
         if self.is_cross_validation:
             return self.given
-        if self.given.best_by == "val_accuracy" and self.task.quantity != "accuracy":
+        quantity = self.task.quantity
+        if self.given.loop.best_by == "val_accuracy" and quantity != "accuracy":
             raise ConfigError("--best_by val_accuracy needs classes or labels; use val_loss")
         return self.given.resolve(
             num_examples=self.parts.train.num_examples,
@@ -75,9 +78,9 @@ class Run:
     @functools.cached_property
     def statistics(self) -> tfrecord_io.PixelStatistics | None:
         """Of the training pixels; None if the network is not normalized by them."""
-        if self.config.normalize != "data":
+        if self.config.network.normalize != "data":
             return None
-        return read_statistics(self.config.data, self.parts.train)
+        return read_statistics(self.config.input.data, self.parts.train)
 
     def end_step(self, epoch: int) -> int:
         """Returns how many steps are done when an epoch (counted from 0) is: its last example's.
@@ -86,13 +89,13 @@ class Run:
         of the next.
         """
         num_shown = (epoch + 1) * self.parts.train.num_examples
-        return -(-num_shown // (self.config.global_batch_size or 1))
+        return -(-num_shown // (self.config.input.global_batch_size or 1))
 
     def single(self, fold: int, seed: int) -> Run:
         """Returns the run of a cross-validation that holds out a fold."""
         return dataclasses.replace(
             self,
-            given=dataclasses.replace(self.given, fold=fold, seed=seed, seeds=1),
+            given=self.given.replace(fold=fold, seed=seed, seeds=1),
             folder=self.folder / f"seed-{seed}" / f"fold-{fold}",
         )
 
@@ -110,9 +113,13 @@ def make_run(config: TrainConfig, folder: Path, given: Mapping[str, Any] | None 
         ConfigError: if the configuration does not suit the devices or the kind of dataset.
         tfrecord_io.ManifestError: if the dataset cannot be used.
     """
-    devices = configure_devices(config)
-    manifest = tfrecord_io.Manifest.load(config.data)
-    trunk = find_trunk(config.data, manifest)
+    devices = configure_devices(config.devices)
+    if config.input.engine == "stream" and devices.backend == "jax":
+        raise ConfigError(
+            "--engine stream is TensorFlow's alone; leave it out, or use KERAS_BACKEND=tensorflow"
+        )
+    manifest = tfrecord_io.Manifest.load(config.input.data)
+    trunk = find_trunk(config.input.data, manifest)
     if trunk is not None:
         config = _adapt(config, trunk, given or {})
         devices.say(
@@ -127,21 +134,21 @@ def _adapt(config: TrainConfig, trunk: Trunk, given: Mapping[str, Any]) -> Train
     wrong = [name for name in _DECIDED if given.get(name) is not None]
     wrong += [name for name in _NEED_IMAGES if given.get(name)]
     # A file of a run may name these as well, but only as a run on the same features has them.
-    if config.model not in (TrainConfig.model, trunk.model):
+    if config.network.model not in (NetworkOptions.model, trunk.model):
         wrong.append("model")
-    if config.weights not in (None, TRUNK_WEIGHTS):
+    if config.network.weights not in (None, TRUNK_WEIGHTS):
         wrong.append("weights")
-    if config.normalize:
+    if config.network.normalize:
         wrong.append("normalize")
     if wrong:
         raise ConfigError(
-            f"{config.data} holds features of {trunk.model} up to {trunk.layer}, which decide the "
-            "network and its weights, and cannot be augmented or mirrored; remove "
+            f"{config.input.data} holds features of {trunk.model} up to {trunk.layer}, which "
+            "decide the network and its weights, and cannot be augmented or mirrored; remove "
             + ", ".join(f"--{name}" for name in dict.fromkeys(wrong))
         )
-    layers = trunk.rest_layers if config.trainable_layers is None else config.trainable_layers
-    return dataclasses.replace(
-        config,
+    layers = config.network.trainable_layers
+    layers = trunk.rest_layers if layers is None else layers
+    return config.replace(
         model=trunk.model,
         weights=TRUNK_WEIGHTS,
         trainable_layers=min(layers, trunk.rest_layers),

@@ -25,7 +25,7 @@ from tfrecord_io.files import atomic_write
 from tfrecord_io.trunk import FACTS_NAME, REST_NAME, Trunk
 from train import config, console, predict
 from train.applications import APPLICATIONS
-from train.config import ConfigError
+from train.errors import ConfigError
 
 if TYPE_CHECKING:
     import keras
@@ -210,8 +210,9 @@ def _above(features: keras.KerasTensor, end: keras.KerasTensor) -> keras.Model:
 def _build(model: str, weights: str | None, manifest: tfrecord_io.Manifest) -> keras.Model:
     """Returns a network of keras.applications, whose head does not matter."""
     from train.networks.models import build_network
+    from train.networks.options import NetworkOptions
 
-    chosen = config.TrainConfig(model=model, weights=weights, dropout=0.0, head_units=0)
+    chosen = NetworkOptions(model=model, weights=weights, dropout=0.0, head_units=0)
     network = build_network(
         chosen, image_shape=manifest.image_shape, num_classes=manifest.num_classes
     )

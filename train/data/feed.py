@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import tfrecord_io
-from train.config import TrainConfig
 from train.data import augmentation
 from train.data.examples import read_examples
+from train.data.options import InputOptions
 from train.data.parts import Part
 from train.devices import Devices
 
@@ -88,12 +88,13 @@ class DeviceIterator:
 
 
 def training_batches(
-    config: TrainConfig, devices: Devices, part: Part, *, start_step: int
+    options: InputOptions, mixup: float, devices: Devices, part: Part, *, start_step: int
 ) -> tf.data.Dataset | DeviceBatches | Iterator[tuple[Any, ...]]:
     """Returns the training batches of this worker from a step on, to the end of the run.
 
     Args:
-        config: resolved; gives data, batch size, seed, engine, cache.
+        options: resolved.
+        mixup: see `augmentation.draw`.
         devices: how many workers and replicas share a batch.
         part: to train on.
         start_step: steps done before, over all epochs.
@@ -111,26 +112,26 @@ def training_batches(
     if devices.backend == "jax":
         from train.data import jax_feed
 
-        return jax_feed.training_batches(config, devices, part, start_step=start_step)
+        return jax_feed.training_batches(options, mixup, devices, part, start_step=start_step)
 
     import tensorflow as tf
 
     from tfrecord_io.reading.device_cache import DeviceDataset
 
-    global_batch_size = config.global_batch_size or 0
+    global_batch_size = options.global_batch_size or 0
     dataset = tfrecord_io.make_dataset(
-        config.data,
+        options.data,
         split=part.splits,
         batch_size=global_batch_size,
-        seed=config.seed,
-        epochs=config.epochs,
+        seed=options.seed,
+        epochs=options.epochs,
         pad_remainder=True,
-        engine=config.engine,
+        engine=options.engine,
         num_replicas=devices.num_workers,
         replica_index=devices.worker_index,
         start_step=start_step,
         with_keys=part.weights is not None,
-        cache=None if config.cache == "none" else config.cache,
+        cache=None if options.cache == "none" else options.cache,
         examples=part.examples,
     )
     splits = ()
@@ -141,8 +142,8 @@ def training_batches(
         if part.weights is not None:
             dataset = dataset.map(lambda rows, counts: (rows, counts, split.gather_keys(rows)))
     if part.weights is not None:
-        dataset = _weigh(dataset, config.data, part)
-    num_in_all = part.num_examples * config.epochs
+        dataset = _weigh(dataset, options.data, part)
+    num_in_all = part.num_examples * options.epochs
     num_full_steps, num_in_last_step = divmod(num_in_all, global_batch_size)
 
     share = global_batch_size // devices.num_workers
@@ -150,7 +151,7 @@ def training_batches(
 
     def draw(step: np.ndarray) -> np.ndarray:
         draws = augmentation.draw(
-            config.seed, int(step), batch_size=global_batch_size, mixup=config.mixup
+            options.seed, int(step), batch_size=global_batch_size, mixup=mixup
         )
         return draws[first : first + share]
 
@@ -167,7 +168,7 @@ def training_batches(
 
 
 def evaluation_batches(
-    config: TrainConfig, devices: Devices, part: Part
+    options: InputOptions, devices: Devices, part: Part
 ) -> tf.data.Dataset | Iterator[tuple[Any, ...]]:
     """Returns one pass over a part in its stored order, on each worker the whole part.
 
@@ -178,14 +179,14 @@ def evaluation_batches(
     if devices.backend == "jax":
         from train.data import jax_feed
 
-        return jax_feed.evaluation_batches(config, devices, part)
+        return jax_feed.evaluation_batches(options, devices, part)
     dataset = tfrecord_io.make_dataset(
-        config.data,
+        options.data,
         split=part.splits,
-        batch_size=config.replica_batch_size * devices.num_local_replicas,
+        batch_size=options.replica_batch_size * devices.num_local_replicas,
         shuffle=False,
         pad_remainder=True,
-        engine=config.engine,
+        engine=options.engine,
         examples=part.examples,
     )
     return _cut_for_replicas(dataset, devices.num_local_replicas)

@@ -15,8 +15,8 @@ import psutil
 import tfrecord_io
 from tfrecord_io.ahead import map_ahead
 from tfrecord_io.reading.batches import Batches
-from train.config import TrainConfig
 from train.data import augmentation
+from train.data.options import InputOptions
 from train.data.parts import Part
 from train.devices import Devices
 
@@ -25,15 +25,15 @@ _NUM_AHEAD = 2
 
 
 def training_batches(
-    config: TrainConfig, devices: Devices, part: Part, *, start_step: int
+    options: InputOptions, mixup: float, devices: Devices, part: Part, *, start_step: int
 ) -> Iterator[tuple[jax.Array, ...]]:
     """Yields what `feed.training_batches` says: global batches, cut over the devices."""
     batches = tfrecord_io.make_batches(
-        config.data,
+        options.data,
         split=part.splits,
-        batch_size=config.global_batch_size or 0,
-        seed=config.seed,
-        epochs=config.epochs,
+        batch_size=options.global_batch_size or 0,
+        seed=options.seed,
+        epochs=options.epochs,
         pad_remainder=True,
         num_replicas=devices.num_workers,
         replica_index=devices.worker_index,
@@ -42,7 +42,7 @@ def training_batches(
     )
     order = batches.order
     share = slice(order.first_column, order.first_column + order.replica_batch_size)
-    fetch = _fetcher(config, devices, batches)
+    fetch = _fetcher(options, devices, batches)
 
     def read(step_and_places: tuple[int, np.ndarray]) -> tuple[jax.Array, ...]:
         step, places = step_and_places
@@ -50,9 +50,7 @@ def training_batches(
         weights = order.weights(step, step + 1)[0] / np.float32(in_step)
         if part.weights is not None:
             weights = weights * part.weights[places]
-        draws = augmentation.draw(
-            config.seed, step, batch_size=order.batch_size, mixup=config.mixup
-        )
+        draws = augmentation.draw(options.seed, step, batch_size=order.batch_size, mixup=mixup)
         return *fetch(places), *devices.put_batch((weights, draws[share]))
 
     steps = enumerate(order.batches(start_step), start_step)
@@ -60,12 +58,12 @@ def training_batches(
 
 
 def evaluation_batches(
-    config: TrainConfig, devices: Devices, part: Part
+    options: InputOptions, devices: Devices, part: Part
 ) -> Iterator[tuple[Any, ...]]:
     """Yields what `feed.evaluation_batches` says; the images are on the devices."""
-    num_local = config.replica_batch_size * devices.num_local_replicas
+    num_local = options.replica_batch_size * devices.num_local_replicas
     batches = tfrecord_io.make_batches(
-        config.data,
+        options.data,
         split=part.splits,
         batch_size=num_local * devices.num_workers,
         shuffle=False,
@@ -84,11 +82,11 @@ def evaluation_batches(
 
 
 def _fetcher(
-    config: TrainConfig, devices: Devices, batches: Batches
+    options: InputOptions, devices: Devices, batches: Batches
 ) -> Callable[[np.ndarray], tuple[jax.Array, jax.Array]]:
     """Returns a function that puts a batch, given its places, on the devices: (images, labels)."""
     examples = batches.examples
-    if config.cache == "device":
+    if options.cache == "device":
         if examples is None:
             examples = np.arange(len(batches.dataset))
         manifest = batches.dataset.mapped.manifest

@@ -13,8 +13,9 @@ import tfrecord_io
 from tfrecord_io.groups import group_names
 from tfrecord_io.manifest import EXAMPLES_FILE_NAME, WEIGHT
 from tfrecord_io.reading.mapped import MappedDataset
-from train.config import ConfigError, TrainConfig
 from train.data.examples import Examples, read_examples
+from train.data.options import FoldOptions, InputOptions
+from train.errors import ConfigError
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -60,36 +61,41 @@ class Parts:
         return self.test or self.val
 
 
-def choose_parts(config: TrainConfig, manifest: tfrecord_io.Manifest) -> Parts:
+def choose_parts(
+    options: InputOptions, folds: FoldOptions, manifest: tfrecord_io.Manifest
+) -> Parts:
     """Returns the parts of a run.
 
     Args:
-        config: names the dataset, and the fold if there is one.
-        manifest: manifest of the dataset.
+        options: name the dataset.
+        folds: name the fold, if one is held out.
+        manifest: of the dataset.
 
     Raises:
         ConfigError: if there is nothing to train on, a fold would be empty, a split of
             `fold_splits` does not exist, weights of examples are not numbers of at least 0, or
             some are 0 and the engine is `stream`.
     """
-    if config.fold is None:
+    if folds.fold is None:
         parts = {name: whole_split(manifest, name) for name in ("train", "val", "test")}
         if parts["train"] is None:
-            raise ConfigError(f"the training split of {config.data} is empty; build it with images")
+            raise ConfigError(
+                f"the training split of {options.data} is empty; build it with images"
+            )
         return Parts(
-            train=_weighted(config, manifest, parts["train"]),
+            train=_weighted(options, manifest, parts["train"]),
             val=parts["val"],
             test=parts["test"],
         )
-    splits = fold_splits(config, manifest)
-    folds = patient_folds(read_examples(config.data, splits), config.folds or 0)
-    is_held_out = folds == config.fold
+    splits = fold_splits(options, folds, manifest)
+    fold_of = patient_folds(read_examples(options.data, splits), folds.folds or 0)
+    is_held_out = fold_of == folds.fold
     if is_held_out.all() or not is_held_out.any():
         raise ConfigError(
-            f"fold {config.fold} of {config.folds} has {is_held_out.sum()} of the "
-            f"{len(folds)} images: there are too few patients; use fewer --folds"
+            f"fold {folds.fold} of {folds.folds} has {is_held_out.sum()} of the "
+            f"{len(fold_of)} images: there are too few patients; use fewer --folds"
         )
-    labels = MappedDataset(config.data, splits).labels(range(len(folds)))
+    labels = MappedDataset(options.data, splits).labels(range(len(fold_of)))
     learnt, held_out = (
         Part(
             name=name,
@@ -99,23 +105,23 @@ def choose_parts(config: TrainConfig, manifest: tfrecord_io.Manifest) -> Parts:
             label_counts=manifest.label_kind.count(labels[chosen]),
         )
         for name, chosen in (
-            (f"all but fold {config.fold}", ~is_held_out),
-            (f"fold {config.fold}", is_held_out),
+            (f"all but fold {folds.fold}", ~is_held_out),
+            (f"fold {folds.fold}", is_held_out),
         )
     )
-    return Parts(train=_weighted(config, manifest, learnt), val=None, test=held_out)
+    return Parts(train=_weighted(options, manifest, learnt), val=None, test=held_out)
 
 
-def _weighted(config: TrainConfig, manifest: tfrecord_io.Manifest, part: Part) -> Part:
+def _weighted(options: InputOptions, manifest: tfrecord_io.Manifest, part: Part) -> Part:
     """Returns a part with the weights of its examples, if the dataset has a column of them.
 
     Examples of weight 0 are left out: others would be mixed with them, and statistics count them.
     """
-    path = Path(config.data) / EXAMPLES_FILE_NAME
+    path = Path(options.data) / EXAMPLES_FILE_NAME
     # Looked for first: reading the keys of all examples takes longer.
     if not path.exists() or WEIGHT not in pq.read_schema(path).names:
         return part
-    given = read_examples(config.data, part.splits, part.examples).weights
+    given = read_examples(options.data, part.splits, part.examples).weights
     try:
         weights = np.array(given, np.float64)
     except ValueError:
@@ -128,13 +134,13 @@ def _weighted(config: TrainConfig, manifest: tfrecord_io.Manifest, part: Part) -
         )
     counts = weights > 0
     if not counts.all():
-        if config.engine == "stream":
+        if options.engine == "stream":
             raise ConfigError(
                 f"--engine stream reads whole splits, but {path} gives {np.sum(~counts):,} images "
                 f"the {WEIGHT} 0, which leaves them out; leave the flag out"
             )
         places = np.arange(part.num_examples) if part.examples is None else part.examples
-        labels = MappedDataset(config.data, part.splits).labels(places[counts])
+        labels = MappedDataset(options.data, part.splits).labels(places[counts])
         part = dataclasses.replace(
             part,
             examples=places[counts],
@@ -147,17 +153,19 @@ def _weighted(config: TrainConfig, manifest: tfrecord_io.Manifest, part: Part) -
     return dataclasses.replace(part, weights=(weights / weights.mean()).astype(np.float32))
 
 
-def fold_splits(config: TrainConfig, manifest: tfrecord_io.Manifest) -> tuple[str, ...]:
+def fold_splits(
+    options: InputOptions, folds: FoldOptions, manifest: tfrecord_io.Manifest
+) -> tuple[str, ...]:
     """Returns the splits that are divided into folds: those of `fold_splits`, or train and val.
 
     Raises:
         ConfigError: if a split of `fold_splits` does not exist.
     """
-    named = (config.fold_splits or "train,val").split(",")
+    named = (folds.fold_splits or "train,val").split(",")
     missing = [name for name in named if name not in manifest.splits]
-    if config.fold_splits and missing:
+    if folds.fold_splits and missing:
         raise ConfigError(
-            f"--fold_splits {config.fold_splits}: {config.data} has no split {missing[0]!r}; it "
+            f"--fold_splits {folds.fold_splits}: {options.data} has no split {missing[0]!r}; it "
             f"has {', '.join(manifest.splits)}"
         )
     return tuple(name for name in named if whole_split(manifest, name) is not None)

@@ -6,8 +6,8 @@ import numpy as np
 
 from tfrecord_io.kinds.label_kind import LabelKind
 from tfrecord_io.reading.mapped import MappedDataset
-from train.config import ConfigError
 from train.data.parts import Part
+from train.errors import ConfigError
 from train.kinds.classes import CLASSES
 from train.kinds.grades import GRADES
 from train.kinds.multi_label import MULTI_LABEL

@@ -22,7 +22,7 @@ def build_network(
     Args:
         run: resolved.
         precision: arithmetic of the layers, such as `float32` or `bfloat16`.
-        weights: see `TrainConfig`; "none" where a checkpoint overrides them all. Layers on the
+        weights: see `NetworkOptions`; "none" where a checkpoint overrides them all. Layers on the
             features of a trunk have those that the trunk's file holds.
         temperature: divisor of the log probabilities, see `kinds.temperature`.
         is_final: whether it is the one to export.
@@ -33,13 +33,12 @@ def build_network(
     set_precision(precision)
     with run.devices.scope():
         if run.trunk is not None:
-            return features.build_network(
-                run.config, run.trunk, run.manifest, run.task, temperature=temperature
-            )
+            return features.build_network(run, temperature=temperature)
         return models.build_network(
-            dataclasses.replace(run.config, weights=weights),
+            dataclasses.replace(run.config.network, weights=weights),
             image_shape=run.manifest.image_shape,
             num_classes=run.manifest.num_classes,
+            seed=run.config.input.seed,
             task=run.task,
             image_dtype=run.manifest.dtype,
             grey_factor=models.grey_factor_of(run.manifest),

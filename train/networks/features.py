@@ -15,59 +15,45 @@ import keras
 
 import tfrecord_io
 from tfrecord_io.trunk import FILE_NAME, REST_NAME, Trunk
-from train.config import TrainConfig
-from train.kinds.task import Task
 from train.networks import models
+from train.run_setup import Run
 
 
-def build_network(
-    config: TrainConfig,
-    trunk: Trunk,
-    manifest: tfrecord_io.Manifest,
-    task: Task,
-    *,
-    temperature: float = 1.0,
-) -> models.Network:
+def build_network(run: Run, *, temperature: float = 1.0) -> models.Network:
     """Builds the network from a feature map on; the layers above the trunk have its weights.
 
     Args:
-        config: adapted; supplies the dataset and the head.
-        trunk: the trunk of the dataset.
-        manifest: of the features.
-        task: says what the outputs are.
-        temperature: divisor of the log probabilities, see `calibration`.
+        run: on features.
+        temperature: divisor of the log probabilities, see `kinds.temperature`.
 
     Returns:
         a network whose inputs are stored feature maps. Its `backbone` is the layers between the
         trunk and the head.
     """
-    rest = _load_rest(Path(config.data) / FILE_NAME)
-    features = keras.Input(trunk.feature_shape, dtype="float32", name="features")
-    classes = models.add_head(rest(features), config, manifest.num_classes)
-    logits = keras.Model(features, classes, name=config.model)
+    options, seed = run.config.network, run.config.input.seed
+    rest = _load_rest(Path(run.config.input.data) / FILE_NAME)
+    features = keras.Input(run.manifest.image_shape, dtype="float32", name="features")
+    classes = models.add_head(rest(features), options, run.manifest.num_classes, seed)
+    logits = keras.Model(features, classes, name=options.model)
     model = models.classifier(
-        logits, config, task, dtype=manifest.dtype, factor=1.0, temperature=temperature
+        logits, options, run.task, dtype=run.manifest.dtype, factor=1.0, temperature=temperature
     )
     # As for images, `--trainable_layers` does not count the layer that makes the map flat.
     backbone = keras.Model(rest.input, rest.layers[-1].input)
     return models.Network(logits=logits, model=model, backbone=backbone)
 
 
-def whole_model(config: TrainConfig, network: models.Network) -> keras.Model:
+def whole_model(run: Run, network: models.Network) -> keras.Model:
     """Returns the trunk and the trained layers as one model: uint8 images → probabilities.
 
     It rounds the features as the dataset stores them, so it answers what the evaluation measured.
-
-    Args:
-        config: adapted; supplies the dataset.
-        network: the result of `build_network`.
     """
-    trunk = keras.saving.load_model(Path(config.data) / FILE_NAME, compile=False)
+    trunk = keras.saving.load_model(Path(run.config.input.data) / FILE_NAME, compile=False)
     trunk.trainable = False
     images = keras.Input(trunk.input_shape[1:], dtype="uint8", name="image")
-    stored = keras.layers.Rescaling(1.0, dtype=network.model.input.dtype, name="as_stored")
+    stored = keras.layers.Rescaling(1.0, dtype=run.manifest.dtype, name="as_stored")
     probabilities = network.model(stored(trunk(images)))
-    return keras.Model(images, probabilities, name=f"{config.model}_whole")
+    return keras.Model(images, probabilities, name=f"{run.config.network.model}_whole")
 
 
 def manifest_of_images(manifest: tfrecord_io.Manifest, trunk: Trunk) -> tfrecord_io.Manifest:

@@ -15,9 +15,10 @@ import keras
 
 import tfrecord_io
 from train import applications
-from train.config import ConfigError, TrainConfig
+from train.errors import ConfigError
 from train.kinds.classes import CLASSES
 from train.kinds.task import Task
+from train.networks.options import NetworkOptions
 
 #: With this value, Keras downloads the weights and checks their hash.
 _IMAGENET = "imagenet"
@@ -45,10 +46,11 @@ class Network:
 
 
 def build_network(
-    config: TrainConfig,
+    options: NetworkOptions,
     *,
     image_shape: tuple[int, int, int],
     num_classes: int,
+    seed: int = 0,
     task: Task = CLASSES,
     image_dtype: str = "uint8",
     grey_factor: float = 1.0,
@@ -59,57 +61,57 @@ def build_network(
     """Builds the network of a configuration.
 
     Args:
-        config: supplies the model, its weights, the normalization and the head.
+        options: resolved, but for those of the normalization.
         image_shape: (height, width, channels) of the stored images.
         num_classes: number of outputs.
+        seed: of the head's weights and its dropout.
         task: says what the outputs are.
         image_dtype: type of the stored images.
         grey_factor: what the stored values are multiplied by, see `grey_factor_of`.
         statistics: statistics of the training pixels; needed for `--normalize data`.
         temperature: divisor of the log probabilities, see `calibration`.
         synchronized: whether the replicas of small_resnet exchange their batch statistics in
-            training, see `strategy.Devices.must_synchronize`.
+            training, see `devices.Devices.must_synchronize`.
 
     Raises:
         ConfigError: if the images do not suit the network or the weights cannot be loaded.
     """
     images = keras.Input(image_shape, dtype="float32", name="pixels")
     backbone = None
-    if config.model in applications.APPLICATIONS:
-        features, backbone = _backbone(images, config, image_shape)
+    if options.model in applications.APPLICATIONS:
+        features, backbone = _backbone(images, options, image_shape)
     else:
-        features = _normalize(images, config.normalize or "unit", statistics, grey_factor)
-        if config.model == "convnet":
+        features = _normalize(images, options.normalize or "unit", statistics, grey_factor)
+        if options.model == "convnet":
             features = _convnet(features)
         else:
             features = _small_resnet(features, synchronized)
-    logits = keras.Model(images, add_head(features, config, num_classes), name=config.model)
-    if backbone is None and config.weights not in (None, "none"):
-        _load_weights(logits, str(config.weights))
+    logits = keras.Model(images, add_head(features, options, num_classes, seed), name=options.model)
+    if backbone is None and options.weights not in (None, "none"):
+        _load_weights(logits, str(options.weights))
     model = classifier(
-        logits, config, task, dtype=image_dtype, factor=grey_factor, temperature=temperature
+        logits, options, task, dtype=image_dtype, factor=grey_factor, temperature=temperature
     )
     return Network(logits=logits, model=model, backbone=backbone)
 
 
-def add_head(features, config: TrainConfig, num_classes: int):
+def add_head(features, options: NetworkOptions, num_classes: int, seed: int):
     """Returns logits [batch, num_classes] of flat features [batch, channels].
 
     Args:
         features: a symbolic tensor.
-        config: supplies the head's units, the dropout and the seed.
+        options: supplies the head's units and the dropout.
         num_classes: number of outputs.
+        seed: of the weights and the dropout.
     """
-    if config.head_units:
-        features = keras.layers.Dense(config.head_units, activation="relu", name="head")(features)
-    if config.dropout:
-        features = keras.layers.Dropout(config.dropout, seed=config.seed + 1, name="dropout")(
-            features
-        )
+    if options.head_units:
+        features = keras.layers.Dense(options.head_units, activation="relu", name="head")(features)
+    if options.dropout:
+        features = keras.layers.Dropout(options.dropout, seed=seed + 1, name="dropout")(features)
     # With small weights, the untrained network finds all classes about equally likely.
     return keras.layers.Dense(
         num_classes,
-        kernel_initializer=keras.initializers.RandomNormal(stddev=0.01, seed=config.seed),
+        kernel_initializer=keras.initializers.RandomNormal(stddev=0.01, seed=seed),
         name="logits",
     )(features)
 
@@ -129,7 +131,7 @@ def grey_factor_of(manifest: tfrecord_io.Manifest) -> float:
 
 def classifier(
     logits: keras.Model,
-    config: TrainConfig,
+    options: NetworkOptions,
     task: Task,
     *,
     dtype: str,
@@ -140,7 +142,7 @@ def classifier(
 
     Args:
         logits: the network up to the logits.
-        config: says whether to average over an image and its mirror image.
+        options: says whether to average over an image and its mirror image.
         task: says how logits become probabilities.
         dtype: type of the stored images.
         factor: what they are multiplied by for `logits`.
@@ -150,7 +152,7 @@ def classifier(
     pixels = keras.layers.Rescaling(factor, dtype="float32", name="to_float")(images)
     activation = task.activation()
     probabilities = activation(logits(pixels))
-    if config.test_time_flip:
+    if options.test_time_flip:
         mirrored = activation(logits(keras.ops.flip(pixels, axis=2)))
         probabilities = keras.layers.Average(dtype="float32", name="flip_mean")(
             [probabilities, mirrored]
@@ -158,7 +160,7 @@ def classifier(
     if temperature != 1.0:
         cooled = task.logits_of(probabilities) / temperature
         probabilities = task.activation(name="temperature")(cooled)
-    return keras.Model(images, probabilities, name=f"{config.model}_classifier")
+    return keras.Model(images, probabilities, name=f"{options.model}_classifier")
 
 
 def set_trainable(network: Network, *, phase: str, trainable_layers: int | None) -> None:
@@ -300,12 +302,12 @@ def _pool(features):
     return keras.layers.MaxPooling2D(size)(features)
 
 
-def _backbone(images, config: TrainConfig, image_shape: tuple[int, int, int]):
-    application = applications.APPLICATIONS[config.model]
+def _backbone(images, options: NetworkOptions, image_shape: tuple[int, int, int]):
+    application = applications.APPLICATIONS[options.model]
     height, width, channels = image_shape
     if min(height, width) < application.smallest:
         raise ConfigError(
-            f"--model {config.model} needs images of at least {application.smallest} pixels per "
+            f"--model {options.model} needs images of at least {application.smallest} pixels per "
             f"side, but this dataset has {height}x{width}; use --model small_resnet or build "
             "larger images"
         )
@@ -313,9 +315,9 @@ def _backbone(images, config: TrainConfig, image_shape: tuple[int, int, int]):
     if channels == 1:
         features = keras.layers.Concatenate(name="grey_to_rgb")([features] * 3)
     elif channels != 3:
-        raise ConfigError(f"--model {config.model} needs 1 or 3 channels, received {channels}")
+        raise ConfigError(f"--model {options.model} needs 1 or 3 channels, received {channels}")
     features = application.scale(features)
-    weights = config.weights or _IMAGENET
+    weights = options.weights or _IMAGENET
     try:
         backbone = getattr(keras.applications, application.name)(
             include_top=False,
@@ -327,15 +329,15 @@ def _backbone(images, config: TrainConfig, image_shape: tuple[int, int, int]):
         if weights != _IMAGENET:
             raise
         raise ConfigError(
-            f"the ImageNet weights of {config.model} could not be downloaded: {error}\n"
+            f"the ImageNet weights of {options.model} could not be downloaded: {error}\n"
             "Use --weights FILE with a file that was downloaded elsewhere (Keras names it "
-            f"{config.model}_..._notop.h5), or --weights none for random weights"
+            f"{options.model}_..._notop.h5), or --weights none for random weights"
         ) from error
     if weights not in (_IMAGENET, "none"):
         _load_weights(backbone, weights)
     features = backbone(features)
     pooled = keras.layers.GlobalAveragePooling2D(name="pool")
-    flat = keras.layers.Flatten(name="flatten") if config.model == "vgg16" else pooled
+    flat = keras.layers.Flatten(name="flatten") if options.model == "vgg16" else pooled
     return flat(features), backbone
 
 

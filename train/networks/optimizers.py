@@ -9,7 +9,7 @@ from typing import Any
 
 import keras
 
-from train.config import TrainConfig
+from train.networks.options import OptimizerOptions
 
 
 class WarmupSchedule(keras.optimizers.schedules.LearningRateSchedule):
@@ -42,36 +42,37 @@ class WarmupSchedule(keras.optimizers.schedules.LearningRateSchedule):
 
 
 def make_optimizer(
-    config: TrainConfig, *, learning_rate: float, num_steps: int
+    options: OptimizerOptions, *, precision: str, learning_rate: float, num_steps: int
 ) -> keras.optimizers.Optimizer:
     """Returns a fresh optimizer for one phase of training.
 
     Args:
-        config: the resolved configuration.
+        options: resolved.
+        precision: arithmetic of the layers; in float16 the loss is scaled.
         learning_rate: peak of the schedule.
         num_steps: steps of the phase; a cosine reaches zero at their end.
     """
-    warmup_steps = min(config.warmup_steps or 0, num_steps)
+    warmup_steps = min(options.warmup_steps or 0, num_steps)
     rate: float | WarmupSchedule = learning_rate
-    if warmup_steps or config.schedule == "cosine":
-        decay_steps = num_steps - warmup_steps if config.schedule == "cosine" else None
+    if warmup_steps or options.schedule == "cosine":
+        decay_steps = num_steps - warmup_steps if options.schedule == "cosine" else None
         rate = WarmupSchedule(learning_rate, warmup_steps, decay_steps)
     # Keras averages only the variables that the optimizer updates. The other variables that
     # training changes, the statistics of batch normalization, are moving averages already.
-    options: dict[str, Any] = {"weight_decay": config.weight_decay or None}
-    if config.ema_decay:
-        options |= {"use_ema": True, "ema_momentum": config.ema_decay}
+    arguments: dict[str, Any] = {"weight_decay": options.weight_decay or None}
+    if options.ema_decay:
+        arguments |= {"use_ema": True, "ema_momentum": options.ema_decay}
     optimizer: keras.optimizers.Optimizer
-    if config.optimizer == "sgd":
-        optimizer = keras.optimizers.SGD(rate, momentum=0.9, **options)
-    elif config.optimizer == "adam" or not config.weight_decay:
+    if options.optimizer == "sgd":
+        optimizer = keras.optimizers.SGD(rate, momentum=0.9, **arguments)
+    elif options.optimizer == "adam" or not options.weight_decay:
         # Keras' AdamW requires a decay; without one it is the same as Adam.
-        optimizer = keras.optimizers.Adam(rate, **options)
+        optimizer = keras.optimizers.Adam(rate, **arguments)
     else:
-        optimizer = keras.optimizers.AdamW(rate, **options)
+        optimizer = keras.optimizers.AdamW(rate, **arguments)
     # Only kernels decay; biases and scales do not need it.
     optimizer.exclude_from_weight_decay(var_names=["bias", "beta", "gamma"])
-    if config.precision == "float16":
+    if precision == "float16":
         # Small gradients underflow in float16, but not in bfloat16, which has the range of float32.
         optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
     return optimizer

@@ -46,8 +46,8 @@ def measure(
         return metrics.evaluate_predictions(
             task.scorer(predictions.probabilities[rows], predictions.truths[rows], label_names),
             groups=None if examples.patients is None else [examples.patients[row] for row in rows],
-            num_samples=config.bootstrap_samples,
-            seed=config.seed,
+            num_samples=config.measures.bootstrap_samples,
+            seed=config.input.seed,
             digits=task.digits,
         )
 
@@ -102,9 +102,9 @@ def measure_calibration(
             val=(task.cool(val[0], temperature), task.has(val[1], len(label_names))),
             test=(predictions.probabilities, task.has(predictions.truths, len(label_names))),
             groups=predictions.examples.patients,
-            wanted=config.sensitivity,
-            num_samples=config.bootstrap_samples,
-            seed=config.seed,
+            wanted=config.measures.sensitivity,
+            num_samples=config.measures.bootstrap_samples,
+            seed=config.input.seed,
         ),
     }
 
@@ -140,7 +140,7 @@ def write_results(
         label_names = manifest.label_names
         write_predictions(directory / PREDICTIONS_NAME, predictions, label_names)
         if predict is not None:
-            mistakes = report.find_mistakes(predict, config.data, predictions, label_names)
+            mistakes = report.find_mistakes(predict, config.input.data, predictions, label_names)
     charts.write_plots(directory / PLOTS_NAME, drawn)
     report.write_report(
         directory / report.FILE_NAME,

@@ -68,7 +68,7 @@ def finish(run: Run, progress: Progress, best: Sequence[np.ndarray]) -> dict[str
             task=task,
             probabilities=probabilities,
             truths=truths,
-            examples=read_examples(config.data, part.splits, part.examples),
+            examples=read_examples(config.input.data, part.splits, part.examples),
             part=part,
             uncalibrated=temperature and task.cool(probabilities, 1 / temperature),
         )
@@ -123,7 +123,7 @@ def _export(run: Run, network: Network, progress: Progress) -> None:
         # A rounding error of the trunk can become a step of the type that features are stored in.
         precision = manifest.dtype
         with run.devices.scope():
-            model = features.whole_model(run.config, network)
+            model = features.whole_model(run, network)
         manifest = features.manifest_of_images(manifest, run.trunk)
     has_saved_model = export.export_model(
         model, run.folder / export.FOLDER_NAME, manifest, precision=precision

@@ -40,9 +40,9 @@ def cross_validate(run: Run) -> dict[str, Any]:
         ConfigError, TrainingError, StoppedError: see `trainer.train_and_evaluate`.
     """
     config, devices = run.config, run.devices
-    splits = parts.fold_splits(config, run.manifest)
+    splits = parts.fold_splits(config.input, config.folds, run.manifest)
     with claim(run):
-        if read_examples(config.data, splits).patients is None:
+        if read_examples(config.input.data, splits).patients is None:
             devices.say(
                 "warning: the dataset does not name the patient of every image, so the folds are "
                 "divided by image: scans of one patient may be in the training and the held-out "
@@ -50,18 +50,18 @@ def cross_validate(run: Run) -> dict[str, Any]:
             )
         singles = [
             run.single(fold, seed)
-            for seed in range(config.seed, config.seed + config.seeds)
-            for fold in range(config.folds or 0)
+            for seed in range(config.input.seed, config.input.seed + config.folds.seeds)
+            for fold in range(config.folds.folds or 0)
         ]
         devices.say(
-            f"cross-validation of the splits {', '.join(splits)}: {config.folds} folds of "
-            f"patients x {config.seeds} seeds = {len(singles)} runs",
+            f"cross-validation of the splits {', '.join(splits)}: {config.folds.folds} folds of "
+            f"patients x {config.folds.seeds} seeds = {len(singles)} runs",
         )
         # All folds, so that one that cannot be trained does not waste the time of those before it.
-        for single in singles[: config.folds]:
+        for single in singles[: config.folds.folds]:
             single.config  # noqa: B018 - raises ConfigError
         for number, single in enumerate(singles, 1):
-            fold, seed = single.config.fold, single.config.seed
+            fold, seed = single.config.folds.fold, single.config.input.seed
             devices.say(f"\nrun {number} of {len(singles)}: fold {fold}, seed {seed}")
             train_once(single)
             # Without this, the graphs of all runs stay in memory.
@@ -77,7 +77,7 @@ def _pool(run: Run, splits: tuple[str, ...], singles: Sequence[Run]) -> dict[str
         read_predictions(single.folder / PREDICTIONS_NAME, manifest.num_classes, task.kind)
         for single in singles
     ]
-    runs = [(single.given.fold or 0, single.given.seed) for single in singles]
+    runs = [(single.given.folds.fold or 0, single.given.input.seed) for single in singles]
     raw = np.concatenate([probabilities for probabilities, _, _ in tables])
     truths = task.truths(np.concatenate([labels for _, labels, _ in tables]))
     fold_of = np.repeat([fold for fold, _ in runs], [len(labels) for _, labels, _ in tables])
@@ -86,17 +86,17 @@ def _pool(run: Run, splits: tuple[str, ...], singles: Sequence[Run]) -> dict[str
         calibrated["calibration"] = _describe_calibration(task, raw, truths, fold_of, splits)
     examples = _join([examples for *_, examples in tables])
     # The tables of the runs do not name sites.
-    everyone = read_examples(config.data, splits)
+    everyone = read_examples(config.input.data, splits)
     if everyone.sites is not None:
         site_of = dict(zip(everyone.keys, everyone.sites, strict=True))
         sites = tuple(site_of[key] for key in examples.keys)
         examples = dataclasses.replace(examples, sites=sites)
     predictions = Predictions(task=task, probabilities=raw, truths=truths, examples=examples)
     results: dict[str, Any] = {
-        "split": f"{config.folds} folds of {', '.join(splits)}",
+        "split": f"{config.folds.folds} folds of {', '.join(splits)}",
         "best_epoch": None,
         "steps": None,
-        "num_images": len(truths) // config.seeds,
+        "num_images": len(truths) // config.folds.seeds,
         **run_results.measure(predictions, manifest.label_names, config),
         **calibrated,
         **metrics.describe_folds(

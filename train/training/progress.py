@@ -60,14 +60,15 @@ def plan_phases(config: TrainConfig, *, has_backbone: bool) -> list[Phase]:
         config: resolved.
         has_backbone: whether there are layers below the head that can be frozen.
     """
-    fine_tunes = has_backbone and config.pretrained
-    head_epochs = (config.head_epochs or 0) if has_backbone else 0
-    if fine_tunes and config.trainable_layers == 0:
-        head_epochs = config.epochs
-    rest_rate = config.fine_tune_learning_rate if fine_tunes else config.learning_rate
+    network, optimizer, epochs = config.network, config.optimizer, config.input.epochs or 0
+    fine_tunes = has_backbone and network.fine_tunes
+    head_epochs = (network.head_epochs or 0) if has_backbone else 0
+    if fine_tunes and network.trainable_layers == 0:
+        head_epochs = epochs
+    rest_rate = optimizer.fine_tune_learning_rate if fine_tunes else optimizer.learning_rate
     phases = (
-        ("head", 0, head_epochs, config.learning_rate),
-        ("all", head_epochs, config.epochs, rest_rate),
+        ("head", 0, head_epochs, optimizer.learning_rate),
+        ("all", head_epochs, epochs, rest_rate),
     )
     return [
         Phase(name=name, first_epoch=first, last_epoch=end - 1, learning_rate=rate)
@@ -79,19 +80,20 @@ def plan_phases(config: TrainConfig, *, has_backbone: bool) -> list[Phase]:
 def describe_run(run: Run, progress: Progress, num_parameters: int) -> Iterator[str]:
     """Yields the lines that are printed before a training starts or goes on."""
     config, devices, parts, manifest = run.config, run.devices, run.parts, run.manifest
+    options = config.input
     shape = "x".join(str(side) for side in manifest.image_shape)
     kind = manifest.label_kind
     labels = kind.noun if manifest.num_classes == 1 else kind.plural
     yield (
-        f"{config.model}, {num_parameters:,} parameters, {parts.train.num_examples:,} training "
-        f"{'images' if run.trunk is None else 'features'} of {shape}, "
+        f"{config.network.model}, {num_parameters:,} parameters, {parts.train.num_examples:,} "
+        f"training {'images' if run.trunk is None else 'features'} of {shape}, "
         f"{manifest.num_classes} {labels}"
     )
     yield (
         f"{devices.num_replicas} x {devices.names[0].split(':')[0]} on {devices.backend}, "
-        f"{config.precision}; global batch {config.global_batch_size}, "
-        f"{config.replica_batch_size} a replica; "
-        f"{run.end_step(config.epochs - 1):,} steps in {config.epochs} epochs"
+        f"{config.devices.precision}; global batch {options.global_batch_size}, "
+        f"{options.replica_batch_size} a replica; "
+        f"{run.end_step(options.epochs - 1):,} steps in {options.epochs} epochs"
     )
     if (weights := parts.train.weights) is not None:
         yield (
@@ -108,7 +110,7 @@ def describe_run(run: Run, progress: Progress, num_parameters: int) -> Iterator[
         )
     elif parts.test is None:
         yield "note: there is no test split; the metrics will be of the validation"
-    if progress.epoch == config.epochs:
+    if progress.epoch == options.epochs:
         yield "the training is done; going on with the evaluation"
     elif progress.step:
         yield f"going on after step {progress.step:,}, in epoch {progress.epoch + 1}"

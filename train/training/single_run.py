@@ -11,8 +11,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from train.config import ConfigError
 from train.devices import set_seed
+from train.errors import ConfigError
 from train.run_folder import METRICS_NAME, claim
 from train.run_setup import Run
 from train.training.finishing import finish
@@ -21,7 +21,7 @@ from train.training.training_loop import train
 
 def train_once(run: Run) -> dict[str, Any]:
     """Trains, evaluates and exports one network, see `trainer.train_and_evaluate`."""
-    set_seed(run.config.seed)
+    set_seed(run.config.input.seed)
     with claim(run):
         if (path := run.folder / METRICS_NAME).exists():
             try:

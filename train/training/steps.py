@@ -24,10 +24,10 @@ from typing import TYPE_CHECKING, Any
 import keras
 import numpy as np
 
-from train.config import ConfigError
 from train.data import augmentation, feed
 from train.data.parts import Part
 from train.devices import Devices
+from train.errors import ConfigError
 from train.kinds.classes import CLASSES
 from train.kinds.task import Task
 from train.networks.models import Network, grey_factor_of
@@ -80,13 +80,15 @@ class Objective:
     def of_run(cls, run: Run) -> Objective:
         """Returns what the configuration of a run asks for."""
         config, learnt = run.config, run.parts.train
-        power = config.class_weight_power if config.class_weights == "balanced" else 0.0
+        power = config.loss.class_weight_power if config.loss.class_weights == "balanced" else 0.0
         return cls(
             class_weights=run.task.class_weights(learnt.label_counts, learnt.num_examples, power),
             task=run.task,
-            label_smoothing=config.label_smoothing,
-            augment_strength=config.augment_strength if config.augment else None,
-            mixup=config.mixup > 0,
+            label_smoothing=config.loss.label_smoothing,
+            augment_strength=config.augmentation.augment_strength
+            if config.augmentation.augment
+            else None,
+            mixup=config.augmentation.mixup > 0,
             grey_factor=grey_factor_of(run.manifest),
         )
 
@@ -147,7 +149,7 @@ def make_steps(
     """
     devices = devices or run.devices
     kind = JaxSteps if devices.backend == "jax" else TensorFlowSteps
-    jit_compile = bool(run.config.jit_compile) and optimizer is not None
+    jit_compile = bool(run.config.devices.jit_compile) and optimizer is not None
     if optimizer is not None:
         with devices.scope():
             optimizer.build(network.logits.trainable_variables)
@@ -156,7 +158,7 @@ def make_steps(
 
 def predict(run: Run, steps: Steps, part: Part) -> tuple[np.ndarray, np.ndarray]:
     """Returns (probabilities float32 [num_examples, num_labels], truths) of a part."""
-    batches = steps.iterate(feed.evaluation_batches(run.config, steps.devices, part))
+    batches = steps.iterate(feed.evaluation_batches(run.config.input, steps.devices, part))
     answers = list(steps.predict(batches))
     labels = np.concatenate([labels for _, labels in answers])
     return np.concatenate([rows for rows, _ in answers]), run.task.truths(labels)

@@ -61,7 +61,9 @@ class _Training:
         facts = checkpoint.load_facts(self._checkpoint)
         self.progress = Progress(**facts) if facts else Progress()
         self._network = build_network(
-            run, run.config.precision, weights="none" if self.progress.step else run.config.weights
+            run,
+            run.config.devices.precision,
+            weights="none" if self.progress.step else run.config.network.weights,
         )
         # The weights of the epoch to keep, on the host: each checkpoint holds them, so that a
         # kill can never leave the weights of one epoch beside the name of another.
@@ -77,7 +79,7 @@ class _Training:
     def run_phases(self) -> None:
         """Trains from where the progress stands to the last epoch."""
         config, progress, folder = self._config, self.progress, self._run.folder
-        if progress.epoch == config.epochs:
+        if progress.epoch == config.input.epochs:
             return
         part, devices = self._run.parts.train, self._devices
         batches: Any = None
@@ -86,18 +88,18 @@ class _Training:
             self._stop = stack.enter_context(callbacks.StopSignal(enabled=devices.num_workers == 1))
             self._watchdog = stack.enter_context(
                 callbacks.Watchdog(
-                    config.step_timeout, folder / f"stacks-{devices.worker_index}.txt"
+                    config.loop.step_timeout, folder / f"stacks-{devices.worker_index}.txt"
                 )
             )
             self._tracer = stack.enter_context(
-                tracing.Tracer(config.profile_steps, folder / "profile", devices.backend)
+                tracing.Tracer(config.loop.profile_steps, folder / "profile", devices.backend)
             )
             board = callbacks.TensorBoardWriter(
                 folder / "tensorboard" if devices.is_chief else None
             )
             stack.callback(board.close)
             self._bar = callbacks.progress_bar(
-                total=part.num_examples * config.epochs,
+                total=part.num_examples * config.input.epochs,
                 done=int(
                     part.num_examples * progress.epoch + progress.totals.get("num_examples", 0)
                 ),
@@ -110,7 +112,13 @@ class _Training:
                 self._start_phase(phase, of=len(phases))
                 if batches is None:
                     batches = self._steps.iterate(
-                        feed.training_batches(config, devices, part, start_step=progress.step)
+                        feed.training_batches(
+                            config.input,
+                            config.augmentation.mixup,
+                            devices,
+                            part,
+                            start_step=progress.step,
+                        )
                     )
                 while progress.epoch <= phase.last_epoch:
                     self._train_epoch(phase, batches)
@@ -118,12 +126,15 @@ class _Training:
 
     def _start_phase(self, phase: Phase, *, of: int) -> None:
         config, progress, network = self._config, self.progress, self._network
-        set_trainable(network, phase=phase.name, trainable_layers=config.trainable_layers)
+        set_trainable(network, phase=phase.name, trainable_layers=config.network.trainable_layers)
         first_step = self._run.end_step(phase.first_epoch - 1)
         last_step = self._run.end_step(phase.last_epoch)
         with self._devices.scope():
             self._optimizer = make_optimizer(
-                config, learning_rate=phase.learning_rate, num_steps=last_step - first_step
+                config.optimizer,
+                precision=config.devices.precision,
+                learning_rate=phase.learning_rate,
+                num_steps=last_step - first_step,
             )
         self._steps = make_steps(self._run, network, self._optimizer)
         if progress.step > first_step:
@@ -132,7 +143,7 @@ class _Training:
             trained = sum(math.prod(each.shape) for each in network.model.trainable_variables)
             self._devices.say(f"training {phase.name}: {trained:,} parameters")
         progress.phase = phase.name
-        self._guard = callbacks.RetraceGuard(config.on_retrace)
+        self._guard = callbacks.RetraceGuard(config.loop.on_retrace)
         # The first call of the graph also builds it, and is not timed.
         self._is_warm = False
         self._time_left = _TimeLeft(
@@ -146,7 +157,9 @@ class _Training:
         meter = callbacks.EpochMeter(**progress.totals)
         while progress.step < last_step:
             self._train_steps(
-                batches, min(self._config.steps_per_execution, last_step - progress.step), meter
+                batches,
+                min(self._config.loop.steps_per_execution, last_step - progress.step),
+                meter,
             )
             if progress.step < last_step:
                 if self._is_stopped or self._checkpoint_is_due:
@@ -196,12 +209,12 @@ class _Training:
             progress.best_epoch = row["epoch"]
             with averaged_weights(self._optimizer, self._network.logits.trainable_variables):
                 self.best = [variable.numpy() for variable in self._network.model.variables]
-        if row["epoch"] == self._config.epochs or self._is_stopped or self._checkpoint_is_due:
+        if row["epoch"] == self._config.input.epochs or self._is_stopped or self._checkpoint_is_due:
             if devices.is_chief:
                 write_json(self._run.folder / HISTORY_NAME, progress.history)
             self._save_checkpoint()
-        if is_shown(row["epoch"], self._config.epochs):
-            self._say(describe_epoch(row, self._config.epochs))
+        if is_shown(row["epoch"], self._config.input.epochs):
+            self._say(describe_epoch(row, self._config.input.epochs))
         share = row["input_wait_share"]
         if share is not None and share > callbacks.INPUT_BOUND_SHARE and not self._has_warned:
             self._has_warned = True
@@ -223,7 +236,7 @@ class _Training:
 
     def _is_best(self, row: Mapping[str, Any]) -> bool:
         """Returns whether an epoch replaces the one that is kept, and notes its value if so."""
-        progress, best_by = self.progress, self._config.best_by
+        progress, best_by = self.progress, self._config.loop.best_by
         if best_by == "last" or "val_loss" not in row:
             return True
         value = row["val_loss"] if best_by == "val_loss" else -row["val_accuracy"]
@@ -241,7 +254,7 @@ class _Training:
 
     @property
     def _checkpoint_is_due(self) -> bool:
-        return self._since_checkpoint.seconds >= self._config.checkpoint_seconds
+        return self._since_checkpoint.seconds >= self._config.loop.checkpoint_seconds
 
     def _raise_if_stopped(self) -> None:
         if self._stop.received is not None:

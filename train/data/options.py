@@ -1,0 +1,104 @@
+"""Options of the data: where it is, how its batches are made, augmented, and divided into folds."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from tfrecord_io import flags
+from tfrecord_io.flags import flag
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class InputOptions:
+    """Which examples there are, and in which batches they come."""
+
+    data: str = flag(
+        "", "folder of a finished dataset (it contains manifest.json)", is_operational=True
+    )
+    epochs: int | None = flag(
+        None,
+        "passes over the training split, including those of the head (default: so many that the "
+        "run shows about 3,400 x the square root of the number of images; a quarter of that with "
+        "pretrained weights)",
+        least=1,
+    )
+    seed: int = flag(0, "seed of the weights, the order and the augmentation", least=0)
+    # Only the global batch size matters: a run may continue on another number of replicas.
+    replica_batch_size: int | None = flag(
+        None,
+        "images per step and replica; the global batch size is this x replicas (default: 64 for "
+        "10,000 or more training images, else 32; at most the training images per replica)",
+        least=1,
+        is_operational=True,
+    )
+    global_batch_size: int | None = flag(
+        None, "images per step over all replicas; overrides --replica_batch_size", least=1
+    )
+    engine: str = flag(
+        "auto", "how shards are read", choices=("auto", "mmap", "stream"), is_operational=True
+    )
+    cache: str = flag(
+        "none",
+        "device: keep the training images in each device's memory",
+        choices=("none", "device"),
+        is_operational=True,
+    )
+
+    __post_init__ = flags.check
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AugmentOptions:
+    """How training images change at random."""
+
+    augment: bool = flag(
+        True,
+        "mirror, warp, light and partly erase training images at random, and add noise, on the "
+        "device",
+        can_be_negated=True,
+    )
+    augment_strength: float = flag(
+        1.0, "factor for the ranges of the augmentation; 0 leaves only the mirroring", least=0
+    )
+    mixup: float = flag(
+        0.3,
+        "train on mixtures of two images, with shares drawn from Beta(X, X); 0: no mixtures",
+        least=0,
+    )
+
+    __post_init__ = flags.check
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FoldOptions:
+    """Whether and how the patients are divided into folds."""
+
+    folds: int | None = flag(
+        None,
+        "cross-validate: divide the patients into this many folds and hold out each in turn",
+        least=2,
+    )
+    seeds: int = flag(
+        1,
+        "with --folds: repeat the cross-validation with this many seeds, starting at --seed",
+        least=1,
+    )
+    fold_splits: str | None = flag(
+        None,
+        "with --folds: the splits to divide, such as train,val,test (default: train,val)",
+    )
+    fold: int | None = flag(
+        None, "with --folds: a single run that holds out this fold, counted from 0", least=0
+    )
+
+    def __post_init__(self) -> None:
+        flags.check(self)
+        if self.folds is None and (self.fold is not None or self.fold_splits or self.seeds > 1):
+            raise ValueError("--fold, --fold_splits and --seeds need --folds; add --folds")
+        if self.fold is not None and self.fold >= (self.folds or 0):
+            raise ValueError(f"--fold must be in 0..{(self.folds or 0) - 1}, received {self.fold}")
+
+    @property
+    def is_cross_validation(self) -> bool:
+        """Whether all folds are held out in turn, not one alone."""
+        return self.folds is not None and self.fold is None

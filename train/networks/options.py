@@ -1,0 +1,142 @@
+"""Options of the network and of its optimizer."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from tfrecord_io import flags
+from tfrecord_io.flags import flag
+from train.applications import APPLICATIONS
+
+#: Networks of this project; they start from random weights.
+OWN_MODELS = ("small_resnet", "convnet")
+MODELS = (*OWN_MODELS, *sorted(APPLICATIONS))
+#: The two networks of the 2018 tutorial; their default head is the tutorial's.
+TUTORIAL_MODELS = ("convnet", "vgg16")
+#: Value of `weights` for a network whose trunk made the features; nobody gives it as a flag.
+TRUNK_WEIGHTS = "trunk"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NetworkOptions:
+    """Which network is trained, which of its layers, and what it starts from."""
+
+    model: str = flag(
+        "small_resnet",
+        "network to train: small_resnet, convnet (the 2018 tutorial's), or any of "
+        f"keras.applications: {', '.join(sorted(APPLICATIONS))}",
+        choices=MODELS,
+    )
+    weights: str | None = flag(
+        None,
+        "initial weights: imagenet, none, or a weights file (default: imagenet for the networks of "
+        "keras.applications, else none)",
+    )
+    trainable_layers: int | None = flag(
+        None,
+        "number of layers at the end of a pretrained network that are trained after the head; the "
+        "others stay frozen (default: 4; all if the weights are none)",
+        least=0,
+    )
+    head_epochs: int | None = flag(
+        None,
+        "how many of the epochs train only the new head, before the layers below are unfrozen "
+        "(default: 1 with pretrained weights, else 0)",
+        least=0,
+    )
+    normalize: str | None = flag(
+        None,
+        "pixel scaling before small_resnet or convnet. data: by the mean and standard deviation of "
+        "the training split; image: by those of each image; unit: to 0..1 (default: data for "
+        "small_resnet, unit for convnet)",
+        choices=("data", "image", "unit"),
+    )
+    head_units: int | None = flag(
+        None,
+        "units of a dense layer before the output layer; 0: no such layer (default: 64 for convnet "
+        "and vgg16, else 0)",
+        least=0,
+    )
+    dropout: float | None = flag(
+        None,
+        "share of the features before the output layer that training drops (default: 0 for convnet "
+        "and vgg16, else 0.3)",
+        least=0,
+        below=1,
+    )
+    test_time_flip: bool = flag(
+        True,
+        "average the predictions for an image and its mirror image, also in the export",
+        can_be_negated=True,
+    )
+
+    def __post_init__(self) -> None:
+        flags.check(self)
+        if self.model in OWN_MODELS and self.weights == "imagenet":
+            raise ValueError(
+                f"--model {self.model} has no ImageNet weights; use --weights none, a weights "
+                "file, or another --model"
+            )
+        if self.normalize and self.model not in OWN_MODELS:
+            raise ValueError(
+                f"--normalize is only for {' and '.join(OWN_MODELS)}: {self.model} always gets the "
+                "input that its ImageNet weights expect; remove --normalize"
+            )
+
+    @property
+    def initial_weights(self) -> str:
+        """`weights`, or what they are if they are not given."""
+        return self.weights or ("none" if self.model in OWN_MODELS else "imagenet")
+
+    @property
+    def fine_tunes(self) -> bool:
+        """Whether pretrained layers lie below a new head.
+
+        Only networks of keras.applications, and those above a trunk, keep them.
+        """
+        has_trunk = self.weights == TRUNK_WEIGHTS
+        return has_trunk or (self.model not in OWN_MODELS and self.initial_weights != "none")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OptimizerOptions:
+    """How the weights are updated."""
+
+    optimizer: str = flag("adamw", "update rule", choices=("adamw", "adam", "sgd"))
+    learning_rate: float = flag(
+        2e-3,
+        "peak learning rate of the head, and of all layers without pretrained weights",
+        above=0,
+    )
+    fine_tune_learning_rate: float = flag(
+        1e-4, "peak learning rate while pretrained layers train", above=0
+    )
+    weight_decay: float | None = flag(
+        None,
+        "weight decay: a step shrinks each kernel by this x learning rate (default: 0.05 with "
+        "adamw, else 0)",
+        least=0,
+    )
+    ema_decay: float | None = flag(
+        None,
+        "evaluate and export a moving average of the weights with this decay per step; 0: the "
+        "weights themselves (default: an average over about 4 % of the steps)",
+        least=0,
+        below=1,
+    )
+    schedule: str = flag(
+        "cosine", "learning rate after the warm-up", choices=("constant", "cosine")
+    )
+    warmup_steps: int | None = flag(
+        None,
+        "steps over which the learning rate rises linearly from zero (default: 5 % of all steps; "
+        "with --scale_learning_rate five epochs, but at most half of all steps)",
+        least=0,
+    )
+    scale_learning_rate: bool = flag(
+        False,
+        "multiply the learning rates by the number of replicas (Goyal et al. 2017)",
+        can_be_negated=True,
+    )
+
+    __post_init__ = flags.check
