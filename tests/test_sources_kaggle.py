@@ -340,7 +340,7 @@ def test_a_page_in_the_place_of_the_api_is_not_taken_for_the_archive(desk):
 def test_a_cut_connection_resumes_as_long_as_each_attempt_brings_new_bytes(desk):
     desk.server.storage_faults += [Cut(CHUNK + 1)] * 4
 
-    assert "the connection to the storage host broke" in desk.run(retries=1)
+    assert "the connection to the storage host failed (IncompleteRead)" in desk.run(retries=1)
 
     assert desk.ranges() == [None] + [f"bytes={part * CHUNK}-" for part in (1, 2, 3, 4)]
     resumed = desk.server.calls("GET")[-1]
@@ -352,7 +352,7 @@ def test_cuts_that_bring_no_new_bytes_end_in_an_error_that_keeps_the_partial_fil
     partial = desk.keep_partial(CHUNK)
     desk.server.storage_faults += [Cut(0)] * 10
 
-    desk.fail("broke", "Tried 3 times.", "262.1 kB are kept", "to resume")
+    desk.fail("(IncompleteRead)", "Tried 3 times.", "262.1 kB are kept", "to resume")
 
     assert len(desk.server.calls("DownloadDataset")) == 3
     assert desk.archive.read_bytes() == partial
@@ -433,7 +433,10 @@ def test_no_name_resolution_is_explained(desk, monkeypatch):
     monkeypatch.setattr("socket.getaddrinfo", fail)
     desk.set(http_proxy="")
 
-    desk.fail("the name localhost could not be resolved (DNS)", "Tried 3 times.")
+    desk.fail(
+        "the connection to localhost failed (Temporary failure in name resolution)",
+        "Tried 3 times.",
+    )
 
 
 def test_a_proxy_that_is_not_there_is_explained_without_its_password(desk):
@@ -469,4 +472,4 @@ def test_a_file_in_the_place_of_the_folder_is_explained(desk):
     desk.downloads.parent.mkdir()
     desk.downloads.write_text("not a folder")
 
-    desk.fail(f"{desk.downloads} could not be written", "--download_dir")
+    desk.fail(f"{desk.archive} could not be written", "--download_dir")

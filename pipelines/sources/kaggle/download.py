@@ -13,7 +13,6 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import requests
@@ -79,70 +78,48 @@ def download_archive(
     elif is_verified(archive, dataset):
         _LOG.info("Using %s, downloaded and checked before.", archive)
         return archive
-    with _locked(archive):
-        if not _is_finished(archive):
-            fetch(dataset, archive, retry, timeout_s)
-        if not is_verified(archive, dataset):
-            verify_archive(archive, dataset)
-    return archive
 
-
-@contextlib.contextmanager
-def _locked(archive: Path) -> Iterator[None]:
-    """Locks the archive, because two downloads would write into one file.
-
-    The lock ends with the process, so a killed download does not block the next one.
-    """
-    path = archive.with_name(f".{archive.name}.lock")
-    lock = file_lock.held(
-        path,
-        lambda process: errors.BuildError(
+    def busy(process: str) -> errors.BuildError:
+        return errors.BuildError(
             f"{archive} is being downloaded or checked by another process (process id {process}).\n"
             "Wait until it has finished, then run the same command again to use that archive."
-        ),
-    )
-    with contextlib.ExitStack() as held:
-        try:
-            held.enter_context(lock)
-        except OSError as error:
-            raise_disk_error(error, archive.parent)
-        yield
+        )
+
+    try:
+        # The lock ends with the process, so a killed download does not block the next one.
+        with file_lock.held(archive.with_name(f".{archive.name}.lock"), busy):
+            if not _is_finished(archive):
+                fetch(dataset, archive, retry, timeout_s)
+            if not is_verified(archive, dataset):
+                verify_archive(archive, dataset)
+    except OSError as error:
+        raise_disk_error(error, archive, _kept_text(archive))
+    return archive
 
 
 def fetch(
     dataset: str, archive: Path, retry: Retry = _RETRY, timeout_s: float = _TIMEOUT_S
 ) -> None:
-    """Downloads or resumes until the archive is complete; each attempt asks for a new address.
+    """Downloads or resumes until the archive is complete; see `download_archive`.
 
-    Args:
-        dataset: OWNER/NAME.
-        archive: the file to write; its folder exists, and no other process writes it.
-        retry: see `download_archive`.
-        timeout_s: see `download_archive`.
-
-    Raises:
-        errors.UserError: if no credentials were found, or Kaggle refused them.
-        errors.BuildError: if the archive could not be downloaded. The bytes that arrived are kept.
+    Nobody else may write the file meanwhile. If it raises, the bytes that arrived are kept.
     """
     login, left = find_login(), retry
-    try:
-        with byte_bar(f"downloading {archive.name}", initial=_size(archive)) as bar:
-            while True:
-                before = _size(archive)
-                try:
-                    _attempt(dataset, archive, login, bar, timeout_s)
-                    break
-                except requests.RequestException as error:
-                    message = explain(error, dataset, login, timeout_s)
-                    left = retry if _size(archive) > before else left
-                    left = _after_waiting(left, error, message, archive)
-        # The marker goes when all bytes are on the disk: a file without one counts as complete.
-        with archive.open("rb") as file:
-            os.fsync(file.fileno())
-        _marker(archive).unlink()
-        sync_folder(archive.parent)
-    except OSError as error:
-        raise_disk_error(error, archive, _kept_text(archive))
+    with byte_bar(f"downloading {archive.name}", initial=_size(archive)) as bar:
+        while True:
+            before = _size(archive)
+            try:
+                _attempt(dataset, archive, login, bar, timeout_s)
+                break
+            except requests.RequestException as error:
+                message = explain(error, dataset, login, timeout_s)
+                left = retry if _size(archive) > before else left
+                left = _after_waiting(left, error, message, archive)
+    # The marker goes when all bytes are on the disk: a file without one counts as complete.
+    with archive.open("rb") as file:
+        os.fsync(file.fileno())
+    _marker(archive).unlink()
+    sync_folder(archive.parent)
 
 
 def _after_waiting(

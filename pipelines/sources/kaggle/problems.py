@@ -6,14 +6,10 @@ The text of most exceptions is not shown, because it may contain a signed addres
 from __future__ import annotations
 
 import contextlib
-import socket
-import ssl
 from typing import Any
 from urllib.parse import urlsplit
 
 import requests
-from urllib3.exceptions import NameResolutionError
-from urllib3.exceptions import TimeoutError as Urllib3TimeoutError
 
 from pipelines import errors
 from pipelines.sources.kaggle.login import Login, refused
@@ -45,7 +41,8 @@ def explain(error: requests.RequestException, dataset: str, login: Login, timeou
         )
     return (
         f"The download was interrupted: {_interruption(error, timeout_s)}.\n"
-        "Check the network connection (and the proxy variables, if there is a proxy)."
+        "Check the network connection and the proxy variables. If a company's proxy has its own "
+        "certificates, set REQUESTS_CA_BUNDLE to their file."
     )
 
 
@@ -93,41 +90,18 @@ def _said(response: requests.Response, login: Login) -> str:
 
 
 def _interruption(error: requests.RequestException, timeout_s: float) -> str:
-    host = _host(error)
-    texts = (
-        (
-            ssl.SSLCertVerificationError,
-            f"the certificate of {host} is not trusted on this machine; if a company's proxy has "
-            "its own certificates, set REQUESTS_CA_BUNDLE to their file",
-        ),
-        (
-            requests.exceptions.ProxyError,
-            "the proxy named in http_proxy, https_proxy or all_proxy could not be used",
-        ),
-        ((socket.gaierror, NameResolutionError), f"the name {host} could not be resolved (DNS)"),
-        (ConnectionRefusedError, f"{host} refused the connection"),
-        (
-            (requests.Timeout, Urllib3TimeoutError, TimeoutError),
-            f"{host} sent nothing for {timeout_s:g} s",
-        ),
-        (Exception, f"the connection to {host} broke"),
-    )
-    causes = _causes(error)
-    return next(text for kinds, text in texts if any(isinstance(cause, kinds) for cause in causes))
+    cause: BaseException = error
+    while inner := cause.__cause__ or cause.__context__:
+        cause = inner
+    if isinstance(error, requests.exceptions.ProxyError):
+        return "the proxy named in http_proxy, https_proxy or all_proxy could not be used"
+    if isinstance(cause, TimeoutError):
+        return f"{_host(error)} sent nothing for {timeout_s:g} s"
+    # The system's own words, such as "Connection refused", or "IncompleteRead".
+    reason = getattr(cause, "strerror", None) or type(cause).__name__
+    return f"the connection to {_host(error)} failed ({reason})"
 
 
 def _host(error: requests.RequestException) -> str:
     host = urlsplit(error.request.url or "").hostname if error.request else None
     return host or "the storage host"  # An error while reading the body has no request.
-
-
-def _causes(error: BaseException) -> list[BaseException]:
-    """Returns an exception and all its causes; requests and urllib3 keep them in several places."""
-    causes: list[BaseException] = []
-    waiting: list[object] = [error]
-    while waiting:
-        link = waiting.pop()
-        if isinstance(link, BaseException) and link not in causes:
-            causes.append(link)
-            waiting += [link.__cause__, link.__context__, getattr(link, "reason", None), *link.args]
-    return causes
