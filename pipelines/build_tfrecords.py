@@ -25,9 +25,6 @@ if TYPE_CHECKING:
 def build(argv: Sequence[str]) -> None:
     """Lists the images, plans the shards, writes them and finishes the dataset.
 
-    Args:
-        argv: the command line without the program's name.
-
     Raises:
         errors.UserError: if the usage or the input is wrong.
         errors.BuildError: if the build could not be finished.
@@ -42,9 +39,9 @@ def run(job: Job, pipeline: beam.Pipeline, num_processes: int | None = None) -> 
     """Writes the remaining shards in a Beam pipeline, then finishes the dataset.
 
     Args:
-        job: the build or extraction and its remaining tasks.
+        job: the build or extraction, and its remaining tasks.
         pipeline: an empty pipeline, see `engine.make_pipeline`.
-        num_processes: number of local worker processes, see `engine.num_processes`.
+        num_processes: see `engine.num_processes`.
 
     Raises:
         errors.BuildError: if a shard could not be written or the engine failed.

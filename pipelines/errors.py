@@ -41,14 +41,7 @@ class RefusedError(BuildError):
 
 @contextlib.contextmanager
 def clear_write_errors(output: str) -> Iterator[None]:
-    """Turns an error of the output's file system, such as a full disk, into a `BuildError`.
-
-    Args:
-        output: the output folder or URL, named in the message.
-
-    Raises:
-        BuildError: if the block raises an OSError.
-    """
+    """Turns an error of the output's file system, such as a full disk, into a `BuildError`."""
     try:
         yield
     except OSError as error:
@@ -59,8 +52,7 @@ def clear_write_errors(output: str) -> Iterator[None]:
 def without_names(anonymous: bool) -> Iterator[None]:
     """Keeps the text of an unexpected error, which may name files of the input, out of a log.
 
-    Args:
-        anonymous: whether the dataset is anonymous; if not, errors are raised unchanged.
+    Only an anonymous dataset needs that; for others, errors are raised unchanged.
 
     Raises:
         BuildError: with the kind and the place of the error, if the block raises anything but a

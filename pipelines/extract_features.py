@@ -29,9 +29,6 @@ shards, because Keras uses every core; --direct_num_workers=2 starts two.
 def extract(argv: Sequence[str]) -> None:
     """Plans the shards, writes them and finishes the dataset.
 
-    Args:
-        argv: the command line without the program's name.
-
     Raises:
         errors.UserError: if the usage or the input is wrong.
         errors.BuildError: if the extraction could not be finished.

@@ -36,9 +36,6 @@ def set_modules(names: Sequence[str]) -> None:
     """Sets the modules that the server process imports when it starts.
 
     Each worker imports the main module as well, which is the command.
-
-    Args:
-        names: of the modules.
     """
     _context.set_forkserver_preload(list(names))
 
@@ -98,15 +95,10 @@ def _dead_worker_message(workers: Sequence[BaseProcess]) -> str:
 
 
 def _start(environment: Mapping[str, str], share: object) -> None:
-    """Prepares a worker.
-
-    Args:
-        environment: the launcher's environment variables; the server process may have started
-            before some of them were set.
-        share: the value of `shared`.
-    """
+    """Prepares a worker, with the launcher's environment variables."""
     global shared
     shared = share
+    # The server process may have started before some of them were set.
     os.environ.update(environment)
     # A garbage collection would write to the memory shared with the server, and so copy it.
     gc.freeze()

@@ -36,9 +36,6 @@ _JOB_SERVER_SECONDS = 20.0
 def make_pipeline(beam_args: Sequence[str]) -> beam.Pipeline:
     """Returns an empty pipeline on the chosen engine: by default, all cores of this machine.
 
-    Args:
-        beam_args: Beam's own flags.
-
     Raises:
         errors.UserError: for a mode that loses records, or flags that the engine refuses.
         errors.BuildError: if the job server does not answer.
@@ -75,12 +72,8 @@ def make_pipeline(beam_args: Sequence[str]) -> beam.Pipeline:
 def num_processes(beam_args: Sequence[str]) -> int | None:
     """Returns the number of local worker processes; by default one per core.
 
-    Args:
-        beam_args: Beam's own flags.
-
-    Returns:
-        The number, or None if Beam's own workers write the shards: those of a remote engine, or
-        the launcher itself with `--direct_running_mode=in_memory`.
+    It is None if Beam's own workers write the shards: those of a remote engine, or the launcher
+    itself with `--direct_running_mode=in_memory`.
     """
     # Of two flags of the same name the last one counts, so these are defaults in place of Beam's.
     defaults = ["--direct_running_mode=multi_processing", "--direct_num_workers=0"]
@@ -149,10 +142,7 @@ def clear_errors(options: PipelineOptions) -> Iterator[None]:
 
     A worker's own error keeps its message. Any other error of a remote engine becomes a
     `BuildError` with the engine's message. Any other error of the local engine is raised unchanged,
-    because it is a bug.
-
-    Args:
-        options: Beam's options of the pipeline that runs in the block.
+    because it is a bug. `options` are those of the pipeline that runs in the block.
 
     Raises:
         errors.BuildError: with the message for the user.

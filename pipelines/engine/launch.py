@@ -73,11 +73,7 @@ def launch(
 
 
 def exit_code(command: Callable[[Sequence[str]], None], argv: Sequence[str]) -> int:
-    """Calls a command and prints its error, if there is one.
-
-    Args:
-        command: takes the command line.
-        argv: the command line without the program's name.
+    """Calls a command with its command line, and prints its error, if there is one.
 
     Returns:
         0 if the dataset is there, 1 if the job failed, 2 for wrong usage, 130 after Ctrl-C.

@@ -21,8 +21,7 @@ _NEEDS_NO_WORKER = ("--runner", "--direct_running_mode")
 def start_ahead(beam_args: Sequence[str]) -> None:
     """Starts the workers' server process early, so that it imports while this one imports Beam.
 
-    Args:
-        beam_args: Beam's flags. Another engine or in-memory mode needs no server.
+    With Beam's flags for another engine or the in-memory mode, no server is needed.
     """
     # One of the workers renders the card.
     workers.set_modules(["pipelines.build_tfrecords", "pipelines.report.card"])
@@ -32,11 +31,6 @@ def start_ahead(beam_args: Sequence[str]) -> None:
 
 def write_shards(build: Work, tasks: Sequence[ShardTask], num_processes: int) -> None:
     """Writes shards in worker processes, and returns when all of them are written.
-
-    Args:
-        build: the whole build.
-        tasks: the shards to write.
-        num_processes: number of workers that share the tasks.
 
     Raises:
         errors.BuildError: the first error of a worker; the others finish the shards they have

@@ -43,7 +43,7 @@ def render(
     rejects: Sequence[RejectedFile],
     dropped: pa.Table,
 ) -> str:
-    """Renders the card.
+    """Returns the card as HTML.
 
     Args:
         found: the manifest as it will be written.
@@ -52,12 +52,9 @@ def render(
         images: reads the stored pictures that the page shows.
         rejects: images that could not be used.
         dropped: images that a policy left out; columns `path`, `reason`, `detail`.
-
-    Returns:
-        the HTML text.
     """
     severities = collections.Counter(finding.severity for finding in audit.findings)
-    summary, of_labels = _summary(found, audit), charts.numbers(found, examples)
+    summary, of_labels = _summary(found, audit, severities), charts.numbers(found, examples)
     # From here on the groups that are compared are ranges, if the labels are numbers.
     found, examples = ranges.as_classes(found, examples)
     template = pages.environment(Path(__file__).parent).get_template("card.html.jinja")
@@ -91,7 +88,7 @@ def render(
     )
 
 
-def _summary(found: Manifest, audit: Audit) -> list[str]:
+def _summary(found: Manifest, audit: Audit, severities: Mapping[str, int]) -> list[str]:
     """Returns the sentences at the top of the page."""
     patients = audit.measures["patients"]
     splits = ", ".join(f"{split.num_examples:,} {name}" for name, split in found.splits.items())
@@ -103,15 +100,10 @@ def _summary(found: Manifest, audit: Audit) -> list[str]:
         f"stored as {width}×{height} pixels in {'grey' if channels == 1 else 'colour'}"
         f"{' of 16 bits' if found.dtype == 'uint16' else ''}."
     ]
-    problems = [finding for finding in audit.findings if finding.severity == "problem"]
-    warnings = [finding for finding in audit.findings if finding.severity == "warning"]
-    if problems:
-        sentences.append(
-            "Results on this data would be misleading until the problems below are fixed."
-            if len(problems) > 1
-            else "Results on this data would be misleading until the problem below is fixed."
-        )
-    elif warnings:
+    if severities["problem"]:
+        below = "problem below is" if severities["problem"] == 1 else "problems below are"
+        sentences.append(f"Results on this data would be misleading until the {below} fixed.")
+    elif severities["warning"]:
         sentences.append("No problem was found, but read the warnings before you trust a result.")
     else:
         sentences.append("The audit found no reason not to train on this data.")
@@ -200,18 +192,17 @@ def _contact_sheets(
     for index, label in enumerate(found.label_names[:shown]):
         rows = np.flatnonzero(has[:, index])
         chosen = rows[np.unique(np.linspace(0, len(rows) - 1, min(each, len(rows))).astype(int))]
-        pictures = []
-        for row in examples.select(["split", "shard", "row", "path"]).take(chosen).to_pylist():
-            pictures.append(
-                {
-                    "src": pages.data_url(images.read(row["shard"], row["row"]), _PICTURE_SIDE),
-                    "alt": f"{label}, from {row['split']}: {row['path']}",
-                }
-            )
-        counts = [
-            f"{split.label_counts[index]:,} in {name}" for name, split in found.splits.items()
+        pictures = [
+            {
+                "src": pages.data_url(images.read(row["shard"], row["row"]), _PICTURE_SIDE),
+                "alt": f"{label}, from {row['split']}: {row['path']}",
+            }
+            for row in examples.select(["split", "shard", "row", "path"]).take(chosen).to_pylist()
         ]
-        sheets.append({"label": label, "counts": ", ".join(counts), "pictures": pictures})
+        counts = ", ".join(
+            f"{split.label_counts[index]:,} in {name}" for name, split in found.splits.items()
+        )
+        sheets.append({"label": label, "counts": counts, "pictures": pictures})
     return sheets
 
 
@@ -247,21 +238,19 @@ def _corners(picture: Image.Image) -> Image.Image:
 
 
 def ledger(counts: Mapping[str, Any]) -> list[tuple[str, int]]:
-    """Returns what became of every file, in lines that add up.
+    """Returns the lines of a manifest's counts; together they are all files of the source."""
 
-    Args:
-        counts: the manifest's counts.
-    """
-    rows = [("examples in the dataset", counts.get("examples", 0))]
-    rows += [("rejected", counts.get("rejects", 0))]
-    rows += [
-        (f"left out: {reason.replace('_', ' ')}", count)
-        for reason, count in counts.get("dropped", {}).items()
-    ]
-    rows += [("copies in a second folder tree", counts.get("copies", 0))]
-    rows += [("left out by --limit", counts.get("over_limit", 0))]
-    rows += [
-        (f"ignored: {reason.replace('_', ' ')}", count)
-        for reason, count in counts.get("ignored", {}).items()
+    def by_reason(name: str, text: str) -> list[tuple[str, int]]:
+        reasons = counts.get(name, {}).items()
+        return [(f"{text}: {reason.replace('_', ' ')}", count) for reason, count in reasons]
+
+    rows = [
+        ("examples in the dataset", counts.get("examples", 0)),
+        ("augmented copies among them, which are not files", -counts.get("variants", 0)),
+        ("rejected", counts.get("rejects", 0)),
+        *by_reason("dropped", "left out"),
+        ("copies in a second folder tree", counts.get("copies", 0)),
+        ("left out by --limit", counts.get("over_limit", 0)),
+        *by_reason("ignored", "ignored"),
     ]
     return [(name, count) for name, count in rows if count]

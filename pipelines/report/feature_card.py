@@ -10,14 +10,7 @@ from tfrecord_io.manifest import Manifest
 
 
 def render(found: Manifest) -> str:
-    """Renders the card.
-
-    Args:
-        found: the manifest as it will be written; its source is an extraction.
-
-    Returns:
-        the HTML text.
-    """
+    """Returns the card as HTML, from the manifest as it will be written."""
     trunk, images = found.source["trunk"], found.source["dataset"]
     height, width, channels = found.image_shape
     stride = found.layout.stride
@@ -34,14 +27,11 @@ def render(found: Manifest) -> str:
         ("Computed by", ", ".join(f"{name} {value}" for name, value in computed_by.items()))
         for computed_by in found.source["computed_by"]
     ]
-    return (
-        pages.environment(Path(__file__).parent)
-        .get_template("features.html.jinja")
-        .render(
-            found=found,
-            images=images["name"],
-            network=trunk["model"],
-            facts=facts,
-            ledger=card.ledger(found.counts),
-        )
+    template = pages.environment(Path(__file__).parent).get_template("features.html.jinja")
+    return template.render(
+        found=found,
+        images=images["name"],
+        network=trunk["model"],
+        facts=facts,
+        ledger=card.ledger(found.counts),
     )

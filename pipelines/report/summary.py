@@ -21,9 +21,10 @@ def print_built(output: str, seconds: float, num_finished_before: int) -> None:
     """
     found = output_state.read_manifest(Storage(output))
     counts = found.counts
-    num_images = counts["examples"] + counts["rejects"] - num_finished_before
     print(_table(found))
-    _print_rejects(found, output)
+    if found.rejects:
+        reasons = ", ".join(f"{count:,} {reason}" for reason, count in found.rejects.items())
+        print(f"rejects: {reasons}; see {output}/{REJECTS_FILE_NAME}")
     accounted = f"{counts['files']:,} files = {counts['examples']:,} examples"
     if num_variants := counts.get("variants"):
         accounted += f" - {num_variants:,} variants"
@@ -35,28 +36,21 @@ def print_built(output: str, seconds: float, num_finished_before: int) -> None:
     if counts["ignored"]:
         accounted += f" + {sum(counts['ignored'].values()):,} ignored"
     print(accounted)
+    num_images = counts["examples"] + counts["rejects"] - num_finished_before
     print(
-        f"{found.num_bytes / 1e6:,.1f} MB in {_num_shards(found)} shards, "
+        f"{found.num_bytes / 1e6:,.1f} MB in {len(found.shards)} shards, "
         f"{num_images / seconds:,.0f} images/s over {seconds:,.1f} s"
     )
-    print(f"\nThe dataset is in {output}. Next:\n{_next_steps(output, found)}")
+    print(f"\nThe dataset is in {output}. Next:\n  {_next_steps(output, found)}")
 
 
 def print_complete(output: str) -> None:
-    """Prints that the output was already complete.
-
-    Args:
-        output: folder or URL of the dataset.
-    """
+    """Prints that the output, a folder or URL, was already complete."""
     found = output_state.read_manifest(Storage(output))
     print(
-        f"{output} is complete: {found.num_examples:,} examples in {_num_shards(found)} shards; "
+        f"{output} is complete: {found.num_examples:,} examples in {len(found.shards)} shards; "
         "nothing to do"
     )
-
-
-def _num_shards(found: Manifest) -> int:
-    return sum(len(split.shards) for split in found.splits.values())
 
 
 def _table(found: Manifest) -> str:
@@ -65,34 +59,28 @@ def _table(found: Manifest) -> str:
     if found.label_kind.is_number:
         names = [f"mean {names[0]}"]
         numbers = found.audit["measures"]["target"]["splits"]
-    header = ["split", *map(printable, names), "examples", "shards"]
-    rows: list[list[str]] = []
+    rows = [["split", *map(printable, names), "examples", "shards"]]
     for name, split in found.splits.items():
         counts = [f"{count:,}" for count in split.label_counts]
         if found.label_kind.is_number:
             counts = [f"{numbers[name]['mean']:.6g}" if name in numbers else "-"]
         rows.append([name, *counts, f"{split.num_examples:,}", f"{len(split.shards):,}"])
-    cells = [header, *rows]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(
         "  ".join(
             cell.ljust(width) if column == 0 else cell.rjust(width)
             for column, (cell, width) in enumerate(zip(row, widths, strict=True))
         )
-        for row in cells
+        for row in rows
     )
-
-
-def _print_rejects(found: Manifest, output: str) -> None:
-    if found.rejects:
-        reasons = ", ".join(f"{count:,} {reason}" for reason, count in found.rejects.items())
-        print(f"rejects: {reasons}; see {output}/{REJECTS_FILE_NAME}")
 
 
 def _next_steps(output: str, found: Manifest) -> str:
     if is_remote(output):
-        return "  copy it to a disk and run python -m tfrecord_io verify, or train from the store"
-    second = f"python -m tfrecord_io show {output} --output grid.png"
+        return "copy it to a disk and run python -m tfrecord_io verify, or train from the store"
+    verify = f"python -m tfrecord_io verify {output}"
     if found.holds_features:
-        second = f"python train/run.py --data {output} --workdir RUN"
-    return f"  python -m tfrecord_io verify {output}\n  {second}"
+        return f"{verify}\n  python train/run.py --data {output} --workdir RUN"
+    # `show` shows the split train, unless it is told another one.
+    other = "" if "train" in found.splits else f" --split {next(iter(found.splits))}"
+    return f"{verify}\n  python -m tfrecord_io show {output}{other} --output grid.png"

@@ -41,12 +41,7 @@ def leave_out(
     """Removes duplicates from the shards if the policies say so.
 
     A shard that loses records is replaced, with its sidecar. Augmented copies of a dropped image,
-    which have its path, are dropped with it.
-
-    Args:
-        build: the whole build.
-        tasks: all tasks.
-        sidecars: the sidecars of their shards, in the same order.
+    which have its path, are dropped with it. `sidecars` are in the order of `tasks`.
 
     Returns:
         all dropped images, including those that the plan dropped: a table of `DROPPED_SCHEMA`.
@@ -82,11 +77,6 @@ def decide(examples: pa.Table, twins: Twins, options: SplitOptions) -> pa.Table:
     is test, val, others, train), and among those in the same split the one whose path sorts first.
     If their labels differ, all are dropped, because it is unknown which label is right. Of near
     duplicates in several splits, those in the most protected split stay.
-
-    Args:
-        examples: the examples table.
-        twins: the pictures found to be the same.
-        options: the policies; only `drop` has an effect here.
 
     Returns:
         a table of `DROPPED_SCHEMA`, in the order of `examples`.
@@ -150,12 +140,7 @@ def _copy_without(
 ) -> None:
     """Replaces a shard, its rows of the examples table and its sidecar, without some records.
 
-    Args:
-        build: the whole build.
-        task: the shard's task.
-        sidecar: the shard's sidecar.
-        rows: the shard's rows of the examples table.
-        keep: bool, for each row whether its record stays.
+    `keep` says of each row whether its record stays.
 
     Raises:
         errors.BuildError: if the rows do not describe the shard.
@@ -176,7 +161,8 @@ def _copy_without(
                 )
             new.write(record)
             digest.update(record)
-    # The rows must not be on the disk before their shard; the sidecar's size shows the reverse.
+    # The shard's name must be on the disk before the new rows are. If a power cut keeps the shard
+    # alone, its size no longer fits the sidecar, so it is written again.
     storage.sync_names()
     rows = rows.filter(keep)
     place = rows.schema.get_field_index("row")
@@ -198,12 +184,10 @@ def _copy_without(
 def check_searchable(image_shape: Sequence[int], options: SplitOptions) -> None:
     """Refuses `--leaks fail` for images stored too small, before anything is decoded.
 
-    Args:
-        image_shape: (height, width, channels) of the stored images.
-        options: the policies.
+    Near duplicates cannot be found in them. `image_shape` is (height, width, channels).
 
     Raises:
-        errors.UserError: if leaks must fail and the images are too small to find near duplicates.
+        errors.UserError: naming the smallest size.
     """
     height, width = image_shape[:2]
     if options.leaks == "fail" and min(height, width) < near_duplicates.MIN_SIDE:
@@ -220,11 +204,6 @@ def require_policies(storage: Storage, found: manifest.Manifest, options: SplitO
     """Refuses a dataset that violates a policy that is `fail`.
 
     A complete one is checked, too, because it may have been built with `keep`.
-
-    Args:
-        storage: the output folder.
-        found: its manifest, with the audit.
-        options: the policies.
 
     Raises:
         errors.RefusedError: with the number of images for each violated policy.
@@ -252,7 +231,7 @@ def require_policies(storage: Storage, found: manifest.Manifest, options: SplitO
 
 
 def write_table(storage: Storage, name: str, table: pa.Table) -> None:
-    """Writes a table as an Arrow file, which appears under its name only when it is complete."""
+    """Writes a table as an Arrow file."""
     with storage.create(name) as file, pa.ipc.new_file(file, table.schema) as writer:
         writer.write_table(table)
 

@@ -112,7 +112,7 @@ def write_features(
         task: the shard to write.
         trunk: uint8 images [BATCH_SIZE, height, width, channels] → float32 features [BATCH_SIZE,
             ...] of the trunk's shape.
-        create: opens a file for writing by its name.
+        create: opens a file of the output.
         computed_by: device and versions, for the sidecar.
 
     Raises:

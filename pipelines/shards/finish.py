@@ -45,9 +45,6 @@ def finish_dataset(build: Build) -> None:
     `read_failure` returns the reason. That is not raised as an error, because an engine would retry
     the step.
 
-    Args:
-        build: the whole build.
-
     Raises:
         errors.BuildError: if a shard is missing, a file is unaccounted for, or the output cannot
             be written.
@@ -123,12 +120,7 @@ def _audit_and_report(
 
 
 def publish(storage: Storage, found: manifest.Manifest) -> None:
-    """Writes the files that describe the dataset; the manifest comes last and marks it complete.
-
-    Args:
-        storage: the output folder.
-        found: the manifest.
-    """
+    """Writes the files that describe the dataset; the manifest comes last and marks it complete."""
     for name, text in tfds_metadata.describe(found).items():
         storage.write(name, text.encode())
     with storage.open_arrow(manifest.EXAMPLES_FILE_NAME) as examples:

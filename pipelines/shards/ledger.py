@@ -33,10 +33,7 @@ def list_rejects(
 ) -> list[RejectedFile]:
     """Returns all rejected images, and writes them to rejects.csv.
 
-    Args:
-        build: the whole build.
-        tasks: all tasks.
-        sidecars: the sidecars of their shards; without them, only the listing's rejects count.
+    Without the sidecars of the tasks, only the listing's rejects are known.
 
     Raises:
         errors.RefusedError: if there are too many.
@@ -86,11 +83,6 @@ def require_classes(
     """Refuses a dataset in which all images of a class were rejected.
 
     Such a folder either is not a class at all, or all of its files are damaged.
-
-    Args:
-        build: the whole build.
-        tasks: all tasks.
-        sidecars: the sidecars of their shards, in the same order.
 
     Raises:
         errors.RefusedError: naming the class and one of its files.
@@ -147,11 +139,7 @@ def count_files(
 ) -> dict[str, Any]:
     """Returns the number of files seen, and their number by what became of them.
 
-    Args:
-        build: the whole build, with its examples table.
-        sidecars: the sidecars of all shards.
-        num_rejects: number of rejected images, including those that the listing rejected.
-        dropped: images dropped as duplicates or because of their patient, one row each.
+    `dropped` are the images that a policy left out, one row each.
 
     Raises:
         errors.BuildError: if the numbers do not add up to the files seen.

@@ -56,21 +56,17 @@ class Sidecar:
             sha256=self.sha256,
         )
 
-    def to_json(self) -> str:
-        """Returns the sidecar as JSON text."""
+    def write(self, create: Create) -> None:
+        """Writes the sidecar as JSON beside its shard."""
         content = dataclasses.asdict(self)
         if self.computed_by is None:
             del content["computed_by"]
-        return json.dumps(content, indent=1) + "\n"
-
-    def write(self, create: Create) -> None:
-        """Writes the sidecar beside its shard."""
         with create(shards.sidecar_name(self.shard)) as file:
-            file.write(self.to_json().encode())
+            file.write(f"{json.dumps(content, indent=1)}\n".encode())
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Sidecar:
-        """Parses what `to_json` returned.
+        """Parses what `write` wrote.
 
         Raises:
             ValueError: if the text is not a sidecar.
