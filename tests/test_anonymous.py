@@ -20,8 +20,8 @@ from PIL import Image, PngImagePlugin, TiffImagePlugin
 
 from pipelines import build_tfrecords, errors
 from pipelines.engine.job import prepared
+from pipelines.listing import anonymous
 from pipelines.options import parse_options
-from pipelines.planning import anonymous
 from pipelines.shards.write import TaskWriter
 from tfrecord_io import __main__, image_key, verify
 from tfrecord_io.decoding import preprocess

@@ -26,8 +26,8 @@ from pipelines.engine.job import prepared
 from pipelines.errors import UserError
 from pipelines.listing.refs import OTHERS
 from pipelines.options import parse_options
-from pipelines.planning.plan import PLAN_FILE
 from pipelines.shards.write import TaskWriter
+from pipelines.stores.output_state import PLAN_FILE
 from tfrecord_io import Manifest, image_key
 from tfrecord_io.__main__ import main
 from tfrecord_io.decoding import dicom, preprocess

@@ -8,9 +8,9 @@ from image_files import kermany_archive, scan_tree, under, write_tar, write_tree
 from pipelines import errors
 from pipelines.engine.job import prepared
 from pipelines.options import parse_options
-from pipelines.planning.plan import PLAN_JSON
 from pipelines.sources import archive as archive_module
 from pipelines.stores.output import BUILD_DIR
+from pipelines.stores.output_state import PLAN_JSON
 
 TREE = scan_tree({"train": 4, "test": 2})
 

@@ -14,9 +14,9 @@ from image_files import scan_tree, write_tree
 from pipelines import errors
 from pipelines.engine.job import prepared
 from pipelines.options import parse_options
-from pipelines.planning import output_state
-from pipelines.planning.output_state import OutputState
+from pipelines.stores import output_state
 from pipelines.stores.output import BUILD_DIR, Storage
+from pipelines.stores.output_state import OutputState
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def test_a_second_build_is_refused_while_the_first_holds_the_folder(storage):
 def test_the_lock_of_a_killed_build_is_free(storage):
     program = (
         "import sys, time\n"
-        "from pipelines.planning import output_state\n"
+        "from pipelines.stores import output_state\n"
         "from pipelines.stores.output import Storage\n"
         "with output_state.locked(Storage(sys.argv[1])):\n"
         "    print('held', flush=True)\n"

@@ -15,6 +15,7 @@ from pipelines.listing.refs import iterate_refs
 from pipelines.planning import plan
 from pipelines.planning.plan import PlanOptions, make_plan
 from pipelines.sources.member import Member
+from pipelines.stores import output_state
 
 STRIDE = 50_000
 
@@ -249,8 +250,8 @@ IDENTITY = {"seed": 0, "classes": ["CNV", "DME"], "limit": None, "decoder": {"pi
 )  # fmt: skip
 def test_the_fingerprint_changes_with_everything_and_the_difference_is_named(change):
     changed = {**IDENTITY, **change}
-    assert plan.fingerprint(changed) != plan.fingerprint(IDENTITY)
-    lines = plan.differences(IDENTITY, changed)
+    assert output_state.fingerprint(changed) != output_state.fingerprint(IDENTITY)
+    lines = output_state.differences(IDENTITY, changed)
     if change != {"more": None}:
         assert len(lines) == 1
         assert lines[0].startswith(f"{next(iter(change))}: ")
@@ -258,8 +259,8 @@ def test_the_fingerprint_changes_with_everything_and_the_difference_is_named(cha
 
 def test_the_fingerprint_does_not_depend_on_the_order_of_its_parts_or_a_trip_through_json():
     again = json.loads(json.dumps(dict(reversed(IDENTITY.items()))))
-    assert plan.fingerprint(again) == plan.fingerprint(IDENTITY)
-    assert plan.differences(again, IDENTITY) == []
+    assert output_state.fingerprint(again) == output_state.fingerprint(IDENTITY)
+    assert output_state.differences(again, IDENTITY) == []
 
 
 @pytest.mark.parametrize(

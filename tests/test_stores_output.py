@@ -8,7 +8,7 @@ import pytest
 from s3_server import BUCKET, S3Server, running_s3
 
 from pipelines import errors
-from pipelines.planning import output_state
+from pipelines.stores import output_state
 from pipelines.stores.output import BUILD_DIR, Storage, WriteBehind
 from pipelines.stores.remote import is_remote
 

@@ -25,6 +25,7 @@ from pipelines.planning import plan
 from pipelines.shards import finish, write
 from pipelines.shards.build import rows_name
 from pipelines.shards.sidecar import Sidecar, find_finished
+from pipelines.stores import output_state
 from pipelines.stores.output import BUILD_DIR
 from tfrecord_io.decoding import preprocess
 from tfrecord_io.manifest import Manifest
@@ -60,7 +61,7 @@ def write_all(job):
 
 
 def planned_refs(job, task):
-    with job.storage.open_arrow(plan.PLAN_FILE) as file:
+    with job.storage.open_arrow(output_state.PLAN_FILE) as file:
         return list(iterate_refs(plan.read_task_refs(file, task, job.build.fingerprint)))
 
 
@@ -281,14 +282,14 @@ def replaced(scans, job, tmp_path):
 
 
 def test_a_worker_does_not_write_what_another_launcher_planned(job, replaced):
-    replaced(plan.PLAN_FILE)
+    replaced(output_state.PLAN_FILE)
     with pytest.raises(errors.BuildError, match="another command writes to the same --output"):
         write_all(job)
 
 
 def test_a_dataset_is_not_finished_by_another_launchers_plan(job, replaced):
     write_all(job)
-    replaced(plan.PLAN_JSON)
+    replaced(output_state.PLAN_JSON)
     with pytest.raises(errors.BuildError, match="another command writes to the same --output"):
         finish.finish_dataset(job.build)
     assert not job.storage.exists("manifest.json")

@@ -15,8 +15,9 @@ import pyarrow.parquet as pq
 
 from pipelines import errors
 from pipelines.engine.job import Job, clean, start_or_resume
-from pipelines.planning import output_state, plan
+from pipelines.planning import plan
 from pipelines.shards.features import DTYPES, Extraction, finish_features, open_feature_writer
+from pipelines.stores import output_state
 from pipelines.stores.output import Storage
 from tfrecord_io.flags import check, flag
 from tfrecord_io.manifest import EXAMPLES_FILE_NAME, Manifest, ManifestError

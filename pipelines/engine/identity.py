@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from pipelines.listing import frames
+from pipelines.listing import anonymous, frames
 from pipelines.options import BuildOptions
-from pipelines.planning import anonymous
 from pipelines.sources.source import Source
 from tfrecord_io.decoding import preprocess
 

@@ -18,11 +18,11 @@ import xxhash
 
 from pipelines import errors
 from pipelines.engine.identity import make_identity, source_facts
-from pipelines.listing import frames
+from pipelines.listing import anonymous, frames
 from pipelines.listing.listing import Listing
 from pipelines.listing.refs import iterate_refs
 from pipelines.options import BuildOptions
-from pipelines.planning import anonymous, output_state, plan, splits
+from pipelines.planning import plan, splits
 from pipelines.shards import drops, finish, ledger
 from pipelines.shards.build import Build, Work
 from pipelines.shards.sidecar import find_finished
@@ -30,7 +30,7 @@ from pipelines.shards.write import EXAMPLE_SCHEMA, open_image_writer
 from pipelines.sources.factory import make_source
 from pipelines.sources.reader import read_in_order
 from pipelines.sources.source import Source
-from pipelines.stores import remote
+from pipelines.stores import output_state, remote
 from pipelines.stores.output import BUILD_DIR, Storage
 from tfrecord_io import shards
 from tfrecord_io.manifest import FILE_NAME, ManifestError
@@ -209,7 +209,7 @@ def _is_known_complete(
         no_window="no_window" in found.options,
         secret=secret,
     )
-    if plan.fingerprint(identity) != found.fingerprint:
+    if output_state.fingerprint(identity) != found.fingerprint:
         return False
     output_state.check_output(storage, identity)
     drops.require_policies(storage, found, options.splits)

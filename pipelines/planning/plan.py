@@ -7,7 +7,6 @@ kilobytes of its own task, so neither Beam's graph nor a worker's memory grows w
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
 import itertools
@@ -23,13 +22,10 @@ import pyarrow.compute as pc
 from pipelines import errors
 from pipelines.listing.listing import Listing
 from pipelines.planning.options import DEFAULT_SHARD_SIZE_MB, PlanOptions
-from pipelines.stores.output import BUILD_DIR, Storage
+from pipelines.stores.output import Storage
+from pipelines.stores.output_state import PLAN_FILE, PLAN_JSON, fingerprint
 from tfrecord_io import shards
 from tfrecord_io.reading.order import splitmix64
-
-#: The references, one record batch per task; and a JSON file with the tasks and the identity.
-PLAN_FILE = f"{BUILD_DIR}/plan.arrow"
-PLAN_JSON = f"{BUILD_DIR}/plan.json"
 
 #: A split with fewer than `_MIN_SHARDS` shards of the default size gets smaller shards, so that
 #: all cores get work, but each has at least `_MIN_SHARD_EXAMPLES` images.
@@ -168,23 +164,6 @@ def has_other_columns(storage: Storage, plan: Plan) -> bool:
         return True
 
 
-def forget_refs(storage: Storage) -> None:
-    """Leaves only the columns of a plan, because its rows name the files of the input.
-
-    The next run writes the rows again.
-    """
-    try:
-        with storage.open_arrow(PLAN_FILE) as file:
-            columns = pa.ipc.open_file(file).schema
-    except (FileNotFoundError, pa.ArrowInvalid):
-        columns = None
-    storage.delete([PLAN_FILE])
-    if columns is not None:
-        # On a full disk, the next run does without the columns.
-        with contextlib.suppress(OSError, errors.BuildError), storage.create(PLAN_FILE) as file:
-            pa.ipc.new_file(file, columns).close()
-
-
 def write_tasks(storage: Storage, tasks: Sequence[ShardTask], identity: Mapping[str, Any]) -> None:
     """Writes the tasks alone, for `read_tasks` and a later run.
 
@@ -287,31 +266,6 @@ def listing_digest(refs: pa.Table) -> str:
         for name in ("size", "version"):
             digest.update(batch.column(name).to_numpy().astype("<i8").tobytes())
     return digest.hexdigest()
-
-
-def fingerprint(identity: Mapping[str, Any]) -> str:
-    """Returns the digest of everything that decides the bytes of a dataset.
-
-    Args:
-        identity: JSON values by name; their order does not matter. `format_version` is there if
-            the dataset needs another version than the first.
-    """
-    content = {"format_version": 1, **identity}
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
-def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Returns a line for each entry in which two identities differ.
-
-    Args:
-        old: identity of the dataset in the output.
-        new: identity of the wanted dataset.
-    """
-    return [
-        f"{name}: {old.get(name)!r} there, {new.get(name)!r} now"
-        for name in sorted(old.keys() | new.keys())
-        if old.get(name) != new.get(name)
-    ]
 
 
 def _random_ranks(num_rows: int, seed: int) -> np.ndarray:

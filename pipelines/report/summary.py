@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pipelines.planning import output_state
+from pipelines.stores import output_state
 from pipelines.stores.output import Storage
 from pipelines.stores.remote import is_remote
 from tfrecord_io.manifest import REJECTS_FILE_NAME, Manifest

@@ -15,6 +15,7 @@ from pipelines.listing.refs import RejectedFile
 from pipelines.planning import plan
 from pipelines.planning.options import SplitOptions
 from pipelines.sources.source import Source
+from pipelines.stores import output_state
 from pipelines.stores.output import BUILD_DIR, Storage
 from tfrecord_io import manifest, schema
 from tfrecord_io.auditing import columns, twins
@@ -60,8 +61,8 @@ class Work:
 
     @property
     def fingerprint(self) -> str:
-        """Digest of the identity, see `plan.fingerprint`."""
-        return plan.fingerprint(self.identity)
+        """Digest of the identity, see `output_state.fingerprint`."""
+        return output_state.fingerprint(self.identity)
 
     @property
     def layout(self) -> schema.RecordLayout:

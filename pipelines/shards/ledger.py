@@ -23,6 +23,7 @@ from pipelines.listing.refs import RejectedFile, iterate_refs
 from pipelines.planning import plan
 from pipelines.shards.build import Build
 from pipelines.shards.sidecar import Sidecar
+from pipelines.stores import output_state
 from pipelines.stores.output import Storage
 from tfrecord_io import manifest
 from tfrecord_io.printing import csv_cell
@@ -93,7 +94,7 @@ def require_classes(
         return
     rejected = {reject.source_path for sidecar in sidecars for reject in sidecar.rejects}
     lost: dict[str, str] = {}
-    with build.storage.open_arrow(plan.PLAN_FILE) as file:
+    with build.storage.open_arrow(output_state.PLAN_FILE) as file:
         for task in tasks:
             for ref in iterate_refs(plan.read_task_refs(file, task, build.fingerprint)):
                 for name in without.intersection(build.label_kind.names_in(ref.label)):

@@ -20,6 +20,7 @@ from pipelines.planning import plan
 from pipelines.shards.build import Build, Create, Work, WriteTask, rows_name
 from pipelines.shards.sidecar import Sidecar, read_sidecar
 from pipelines.sources.reader import Reader, read_in_order
+from pipelines.stores import output_state
 from pipelines.stores.output import WriteBehind
 from tfrecord_io import augment, schema, shard_writer
 from tfrecord_io.auditing import near_duplicates
@@ -81,7 +82,7 @@ def write_shard(build: Build, task: plan.ShardTask, reader: Reader, create: Crea
             differs from the launcher's.
     """
     _check_decoder(build)
-    with build.storage.open_arrow(plan.PLAN_FILE) as file:
+    with build.storage.open_arrow(output_state.PLAN_FILE) as file:
         planned = plan.read_task_refs(file, task, build.fingerprint)
     with (
         create(task.shard_name) as file,

@@ -7,17 +7,23 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from pipelines import errors
-from pipelines.planning.plan import PLAN_JSON, differences, fingerprint, forget_refs
 from pipelines.stores import file_lock
 from pipelines.stores.output import BUILD_DIR, Storage
 from tfrecord_io import manifest
+
+#: The references, one record batch per task; and a JSON file with the tasks and the identity.
+PLAN_FILE = f"{BUILD_DIR}/plan.arrow"
+PLAN_JSON = f"{BUILD_DIR}/plan.json"
 
 _LOCK = f"{BUILD_DIR}/lock"
 _OWN_FILES = re.compile(
@@ -82,7 +88,7 @@ def check_output(storage: Storage, identity: Mapping[str, Any]) -> OutputState:
 
     Args:
         storage: the output folder.
-        identity: identity of the wanted dataset, see `plan.fingerprint`.
+        identity: identity of the wanted dataset, see `fingerprint`.
 
     Returns:
         whether the folder holds nothing, an unfinished build or the complete dataset.
@@ -194,7 +200,24 @@ def remove_private(storage: Storage) -> None:
             if name.endswith((".tar", ".tmp"))
         ]
     )
-    forget_refs(storage)
+    _forget_refs(storage)
+
+
+def _forget_refs(storage: Storage) -> None:
+    """Leaves only the columns of a plan, because its rows name the files of the input.
+
+    The next run writes the rows again.
+    """
+    try:
+        with storage.open_arrow(PLAN_FILE) as file:
+            columns = pa.ipc.open_file(file).schema
+    except (FileNotFoundError, pa.ArrowInvalid):
+        columns = None
+    storage.delete([PLAN_FILE])
+    if columns is not None:
+        # On a full disk, the next run does without the columns.
+        with contextlib.suppress(OSError, errors.BuildError), storage.create(PLAN_FILE) as file:
+            pa.ipc.new_file(file, columns).close()
 
 
 def _build_files(storage: Storage) -> list[str]:
@@ -247,3 +270,28 @@ def _tidy(storage: Storage, made: bool) -> None:
         if made:
             with contextlib.suppress(OSError):
                 Path(storage.root).rmdir()
+
+
+def fingerprint(identity: Mapping[str, Any]) -> str:
+    """Returns the digest of everything that decides the bytes of a dataset.
+
+    Args:
+        identity: JSON values by name; their order does not matter. `format_version` is there if
+            the dataset needs another version than the first.
+    """
+    content = {"format_version": 1, **identity}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """Returns a line for each entry in which two identities differ.
+
+    Args:
+        old: identity of the dataset in the output.
+        new: identity of the wanted dataset.
+    """
+    return [
+        f"{name}: {old.get(name)!r} there, {new.get(name)!r} now"
+        for name in sorted(old.keys() | new.keys())
+        if old.get(name) != new.get(name)
+    ]
