@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import gzip
-import io
 import os
 import shutil
 import tarfile
@@ -23,12 +22,12 @@ from typing import IO, Any, BinaryIO
 import deflate
 
 from pipelines import errors
-from pipelines.sources import zip_members
 from pipelines.sources.member import MAX_FILE_BYTES, Member
 from pipelines.sources.member_checks import Checks
 from pipelines.sources.reader import Reader
 from pipelines.sources.source import Source
-from pipelines.stores.range_file import RangeFile
+from pipelines.sources.zip_members import ZipReader, list_members
+from pipelines.stores.range_file import open_range
 from tfrecord_io import zip_index
 from tfrecord_io.files import atomic_write
 
@@ -75,7 +74,7 @@ class ArchiveSource(Source):
             yield from _tar_members(self._data_path, self.path)
             return
         with self.path.open("rb") as file:
-            yield from zip_members.list_members(file, str(self.path))
+            yield from list_members(file, str(self.path))
 
     @property
     def must_be_unpacked(self) -> bool:
@@ -117,47 +116,43 @@ class ArchiveSource(Source):
         return facts | ({"dataset": self.dataset} if self.dataset else {})
 
 
-def _announce(descriptor: int, member: Member) -> None:
-    """Asks the operating system to read a member into its cache."""
-    # An invalid offset is reported when the member is read.
-    with contextlib.suppress(OSError, OverflowError):
-        os.posix_fadvise(descriptor, member.offset, member.stored_size, os.POSIX_FADV_WILLNEED)
+class _LocalReader(Reader):
+    """Reads parts of an open file."""
 
-
-class _ZipReader(zip_members.ZipReader):
     def __init__(self, descriptor: int) -> None:
         super().__init__()
         self._descriptor = descriptor
 
-    def announce(self, member: Member) -> None:
-        _announce(self._descriptor, member)
-
     def read_at(self, start: int, length: int) -> bytes:
         return os.pread(self._descriptor, length, start)
 
+    def announce(self, member: Member) -> None:
+        # An invalid offset is reported when the member is read.
+        with contextlib.suppress(OSError, OverflowError):
+            os.posix_fadvise(
+                self._descriptor, member.offset, member.stored_size, os.POSIX_FADV_WILLNEED
+            )
 
-class _TarReader(Reader):
+
+class _ZipReader(_LocalReader, ZipReader):
+    pass
+
+
+class _TarReader(_LocalReader):
     def __init__(self, descriptor: int, shown: str) -> None:
-        self._descriptor, self._shown = descriptor, shown
+        super().__init__(descriptor)
+        self._shown = shown
         self._checks = Checks()
 
-    def announce(self, member: Member) -> None:
-        _announce(self._descriptor, member)
-
     def read_start(self, member: Member, length: int) -> bytes:
-        return os.pread(self._descriptor, min(length, member.size), member.offset)
+        return self.read_at(member.offset, min(length, member.size))
 
     def open(self, member: Member) -> BinaryIO:
         self._checks.once(member.offset, lambda: self.read(member))
-        return io.BufferedReader(
-            RangeFile(
-                lambda start, length: os.pread(self._descriptor, length, member.offset + start),
-                member.size,
-            )
-        )
+        return open_range(self.read_at, member.offset, member.size)
 
     def read(self, member: Member) -> bytes:
-        data = os.pread(self._descriptor, member.size, member.offset)
+        data = self.read_at(member.offset, member.size)
         if len(data) != member.size or deflate.crc32(data) != member.version:
             raise errors.BuildError(
                 f"{self._shown} changed since the build began ({member.name} differs); start "

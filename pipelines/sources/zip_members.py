@@ -9,7 +9,6 @@ would take a second and a hundred megabytes in each worker. The bytes come from 
 from __future__ import annotations
 
 import contextlib
-import io
 import stat
 import zipfile
 import zlib
@@ -22,7 +21,7 @@ from pipelines import errors
 from pipelines.sources.member import Member
 from pipelines.sources.member_checks import Checks
 from pipelines.sources.reader import Reader
-from pipelines.stores.range_file import RangeFile
+from pipelines.stores.range_file import open_range
 from tfrecord_io import zip_index
 from tfrecord_io.rejects import Reject
 
@@ -80,9 +79,6 @@ class ZipReader(Reader):
     def read(self, member: Member) -> bytes:
         """Returns a member's content, in one read unless its header is unusually long.
 
-        Args:
-            member: the member.
-
         Raises:
             Reject: if the member is damaged, or its compression method is not supported.
         """
@@ -93,11 +89,7 @@ class ZipReader(Reader):
         return data
 
     def read_start(self, member: Member, length: int) -> bytes:
-        """Returns the first bytes of a member, without checking them.
-
-        Args:
-            member: the member.
-            length: number of bytes; fewer come back if the member has fewer, or is damaged.
+        """Returns the first bytes of a member, without checking them; fewer if it is damaged.
 
         Raises:
             Reject: if the archive has no such member.
@@ -114,9 +106,6 @@ class ZipReader(Reader):
 
         A member is compared with its checksum when it is opened for the first time.
 
-        Args:
-            member: the member.
-
         Raises:
             Reject: if the member is damaged.
         """
@@ -124,10 +113,7 @@ class ZipReader(Reader):
         if method != zipfile.ZIP_STORED:
             return None
         self._checks.once(member.offset, lambda: self.read(member))
-        first = member.offset + start
-        return io.BufferedReader(
-            RangeFile(lambda place, length: self.read_at(first + place, length), member.size)
-        )
+        return open_range(self.read_at, member.offset + start, member.size)
 
     def _read_stored(self, member: Member, length: int) -> tuple[int, int, memoryview]:
         """Returns a member's compression method, and the start and first bytes of its content.

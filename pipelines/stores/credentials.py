@@ -13,7 +13,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +35,7 @@ _FLAGS = {
 
 
 def take_flags(beam_args: Sequence[str]) -> tuple[str, ...]:
-    """Copies Beam's flags for stores into this process's environment variables.
-
-    Stores opened afterwards use them, and child processes inherit them.
-
-    Args:
-        beam_args: Beam's flags.
+    """Copies Beam's flags for stores into environment variables, which child processes inherit.
 
     Returns:
         the flags without those that hold a secret, which Beam would copy into the job's
@@ -68,20 +63,17 @@ def _take_flags_of_job() -> None:
 
 
 def settings(scheme: str) -> dict[str, Any]:
-    """Returns the settings of a kind of store that obstore does not find itself.
+    """Returns what obstore does not find itself of a store's settings, as keyword arguments.
 
     Args:
         scheme: the scheme of the store's URLs, such as "s3".
-
-    Returns:
-        keyword arguments for the store's constructor.
 
     Raises:
         errors.UserError: if the credentials cannot be used.
     """
     _take_flags_of_job()
-    make = _SETTINGS.get(scheme)
-    return make() if make else {}
+    find = {"s3": _s3_settings, "gs": _gcs_settings, "az": _azure_settings}.get(scheme)
+    return find() if find else {}
 
 
 def _s3_settings() -> dict[str, Any]:
@@ -162,10 +154,3 @@ def _azure_settings() -> dict[str, Any]:
     if not settings.keys() & {"account_key", "sas_key"} and not any(map(named.match, os.environ)):
         settings |= {"use_azure_cli": True} if shutil.which("az") else {}
     return settings
-
-
-_SETTINGS: dict[str, Callable[[], dict[str, Any]]] = {
-    "s3": _s3_settings,
-    "gs": _gcs_settings,
-    "az": _azure_settings,
-}

@@ -70,25 +70,17 @@ class Storage:
         return self.size(name) is not None
 
     def read(self, name: str) -> bytes:
-        """Returns a file's content.
-
-        Raises:
-            FileNotFoundError: if the file does not exist.
-        """
+        """Returns a file's content; raises FileNotFoundError if there is no such file."""
         if not self.remote:
             return Path(self.path(name)).read_bytes()
         return remote.read_file(self.path(name))
 
     @contextlib.contextmanager
     def create(self, name: str) -> Iterator[IO[bytes]]:
-        """Opens a file for writing, which appears under its name only when it is complete.
+        """Opens a file for writing, which appears only when the block ends without an error.
 
-        If the block fails, the file does not appear. A .json file promises that other files exist:
-        a sidecar its shard, the manifest the dataset. So the names of all files created before it
-        are on the disk before its own.
-
-        Args:
-            name: name of the file in this folder.
+        A .json file promises that other files exist: a sidecar its shard, the manifest the dataset.
+        So the names of all files created before it are on the disk before its own.
         """
         if not self.remote:
             with atomic_write(self.path(name), self.path(BUILD_DIR)) as file:
@@ -116,9 +108,6 @@ class Storage:
     def open_arrow(self, name: str) -> pa.NativeFile:
         """Opens a file for Arrow, which reads only the parts it needs; for use in a `with` block.
 
-        Args:
-            name: name of the file in this folder.
-
         Raises:
             FileNotFoundError: if the file does not exist.
         """
@@ -127,14 +116,10 @@ class Storage:
         return pa.PythonFile(remote.describe(self.path(name)).open(), mode="r")
 
     def map(self, read: Callable[[_Item], _Result], items: Iterable[_Item]) -> Iterator[_Result]:
-        """Returns the results of `read` for each item, in order.
+        """Returns the results of `read` for each item, such as a file's name, in order.
 
         On an object store, where reading a small file is mostly waiting, several threads read ahead
         of the consumer.
-
-        Args:
-            read: reads files of this folder; must be thread-safe.
-            items: the arguments for `read`, such as file names.
         """
         if not self.remote:
             return map(read, items)
@@ -147,8 +132,8 @@ class Storage:
         if not self.remote:
             directory = Path(prefix)
             return sorted(p.name for p in directory.iterdir()) if directory.is_dir() else []
-        found = remote.list_files(prefix, recursive=False)
-        return sorted(file.url.rsplit("/", 1)[-1] for file in found)
+        files = remote.list_files(prefix, recursive=False)
+        return sorted(file.url.rsplit("/", 1)[-1] for file in files)
 
     def delete(self, names: list[str]) -> None:
         """Deletes files by name; ignores those that do not exist."""
@@ -185,9 +170,6 @@ class WriteBehind:
     def create(self, name: str) -> Iterator[IO[bytes]]:
         """Opens a file for writing, which appears later, and only when it is complete.
 
-        Args:
-            name: name of the file in the folder.
-
         Raises:
             OSError, errors.BuildError: if an earlier file could not be finished.
         """
@@ -198,11 +180,7 @@ class WriteBehind:
             self._unfinished.popleft().result()
 
     def wait(self) -> None:
-        """Waits until every file is finished.
-
-        Raises:
-            OSError, errors.BuildError: if one could not be finished.
-        """
+        """Waits until every file is finished; raises the error of one that could not be."""
         unfinished = [*self._unfinished]
         self._unfinished.clear()
         futures.wait(unfinished)

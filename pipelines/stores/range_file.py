@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
-from typing import Any
+from typing import Any, BinaryIO
+
+
+def open_range(read_at: Callable[[int, int], bytes], start: int, size: int) -> BinaryIO:
+    """Opens `size` bytes from `start` as a file; `read_at(start, length)` reads the archive."""
+    return io.BufferedReader(RangeFile(lambda place, n: read_at(start + place, n), size))
 
 
 class RangeFile(io.RawIOBase):
@@ -50,12 +55,8 @@ class RangeFile(io.RawIOBase):
         """Returns up to `size` bytes, or all bytes that are left; raises what `read_at` raises."""
         rest = max(self._size - self._position, 0)
         length = rest if size is None or size < 0 else min(size, rest)
-        if not length:
-            return b""
-        data = self._read_at(self._position, length)
+        data = self._read_at(self._position, length) if length else b""
         self._position += len(data)
         return data
 
-    def readall(self) -> bytes:
-        """Returns all bytes that are left."""
-        return self.read()
+    readall = read
