@@ -82,12 +82,12 @@ class _DirectoryReader(Reader):
     def _open(self, member: Member) -> BinaryIO:
         path = self.directory / member.name
         file = path.open("rb")
-        found = os.fstat(file.fileno())
-        if (found.st_size, found.st_mtime_ns) != (member.size, member.version):
+        now = os.fstat(file.fileno())
+        if (now.st_size, now.st_mtime_ns) != (member.size, member.version):
             file.close()
             raise errors.BuildError(
                 f"{path} changed since the build began (it had {member.size:,} bytes and now "
-                f"has {found.st_size:,}, or its time changed); start again with --overwrite"
+                f"has {now.st_size:,}, or its time changed); start again with --overwrite"
             )
         return file
 
@@ -143,12 +143,12 @@ def _walk(directory: Path) -> Iterator[Member]:
 
 def _member(name: str, path: str) -> Member:
     try:
-        found = os.stat(path)  # noqa: PTH116 - ten million of them; follows links to files
+        status = os.stat(path)  # noqa: PTH116 - ten million of them; follows links to files
     except OSError as error:
         problem = _unreadable(error, path)
         if isinstance(problem, Reject):
             return Member(name, 0, problem=(problem.reason, problem.detail))
         raise problem from None
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         return Member(name, 0, problem=("not_a_file", "a pipe, socket or device"))
-    return Member(name, found.st_size, 0, found.st_size, found.st_mtime_ns)
+    return Member(name, status.st_size, 0, status.st_size, status.st_mtime_ns)

@@ -45,29 +45,32 @@ class RemoteZipSource(Source):
     def prepare(self, scratch_dir: Path) -> RemoteZipSource:
         """Asks for the archive's size and version; see `Source.prepare`."""
         try:
-            found = remote.describe(self.url)
+            file = remote.describe(self.url)
         except FileNotFoundError:
             raise errors.UserError(f"--input {remote.shown(self.url)} is not a file") from None
-        return dataclasses.replace(self, size=found.size, mark=found.mark)
+        return dataclasses.replace(self, size=file.size, mark=file.mark)
 
     def members(self) -> Iterator[Member]:
         """Yields the files; see `Source.members`."""
         shown = remote.shown(self.url)
-        start = remote.read(self.url, 0, 4, self.mark)
-        if start not in zip_index.SIGNATURES:
-            what = "a gzip file" if start[:2] == b"\x1f\x8b" else "not a zip"
-            raise errors.UserError(
-                f"{shown} is {what}; only a zip has an index and can be read from a store without "
-                "downloading all of it. Copy the file to a local disk, or give a .zip"
-            )
-        archive = remote.RemoteFile(self.url, self.size, self.mark)
-        with archive.open() as file:
+        with self._archive.open() as file:
+            start = file.read(4)
+            if start not in zip_index.SIGNATURES:
+                what = "a gzip file" if start[:2] == b"\x1f\x8b" else "not a zip"
+                raise errors.UserError(
+                    f"{shown} is {what}; only a zip has an index and can be read from a store "
+                    "without downloading all of it. Copy the file to a local disk, or give a .zip"
+                )
             yield from zip_members.list_members(file, shown)
+
+    @property
+    def _archive(self) -> remote.RemoteFile:
+        return remote.RemoteFile(self.url, self.size, self.mark)
 
     @contextlib.contextmanager
     def open(self) -> Iterator[_ZipReader]:
         """Opens the archive on a worker; see `Source.open`."""
-        yield _ZipReader(self)
+        yield _ZipReader(self._archive)
 
     def describe(self) -> dict[str, Any]:
         """Returns the source's entry in the manifest; see `Source.describe`."""
@@ -78,19 +81,19 @@ class RemoteZipSource(Source):
 class _ZipReader(zip_members.ZipReader):
     num_parallel_reads = remote.NUM_CONNECTIONS
 
-    def __init__(self, source: RemoteZipSource) -> None:
+    def __init__(self, file: remote.RemoteFile) -> None:
         super().__init__()
-        self._source = source
+        self._file = file
 
     def read_at(self, start: int, length: int) -> bytes:
         # Some stores refuse a range that ends beyond the file.
-        length = min(length, self._source.size - start)
+        length = min(length, self._file.size - start)
         if length <= 0:
             return b""
         try:
-            return remote.read(self._source.url, start, length, self._source.mark)
+            return remote.read(self._file.url, start, length, self._file.mark)
         except FileNotFoundError:
-            raise _gone(self._source.url) from None
+            raise _gone(self._file.url) from None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,10 +108,10 @@ class RemoteDirectorySource(Source):
 
     def members(self) -> Iterator[Member]:
         """Yields the files; see `Source.members`."""
-        found = remote.list_files(self.url, recursive=True)
-        if not found:
-            raise errors.UserError(f"--input {self.url} holds no files")
-        for file in sorted(found, key=lambda file: file.url):
+        files = remote.list_files(self.url, recursive=True)
+        if not files:
+            raise errors.UserError(f"--input {remote.shown(self.url)} holds no files")
+        for file in sorted(files, key=lambda file: file.url):
             name = file.url.removeprefix(f"{self.url.rstrip('/')}/")
             yield Member(name, file.size, 0, file.size, file.version)
 
@@ -135,11 +138,11 @@ class _DirectoryReader(Reader):
 
     def open(self, member: Member) -> BinaryIO | None:
         try:
-            found = remote.describe(f"{self.url}/{member.name}")
+            file = remote.describe(f"{self.url}/{member.name}")
         except FileNotFoundError:
             return None  # `read` reports it, as it reports a file that has changed
-        is_same = (found.size, found.version) == (member.size, member.version)
-        return io.BufferedReader(found.open(), _BUFFER_BYTES) if is_same else None
+        is_same = (file.size, file.version) == (member.size, member.version)
+        return io.BufferedReader(file.open(), _BUFFER_BYTES) if is_same else None
 
     def read(self, member: Member) -> bytes:
         if not member.size:
