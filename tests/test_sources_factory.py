@@ -1,16 +1,12 @@
-"""Every way in, as a user goes it: the command, the real Kaggle client, servers on loopback."""
+"""Every way in, as a user goes it: the command, and servers on loopback."""
 
-import contextlib
-import functools
 import hashlib
 import os
 import pickle
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +16,7 @@ from builds import IN_MEMORY, ROOT, build_here, shards_of, started, wait_until
 from idx_files import gzipped, idx
 from image_files import kermany_archive, scan_tree, write_zip
 from kaggle_stand_in import DATASET, SECRETS, TOKEN, Refuse, Stall, StandIn
+from web_server import WebFile, running_web
 
 from pipelines import build_tfrecords, errors, options
 from pipelines.sources import factory, fashion_mnist
@@ -200,23 +197,6 @@ def fashion(tmp_path: Path) -> Path:
     return folder
 
 
-@contextlib.contextmanager
-def served(folder: Path) -> Iterator[str]:
-    """Serves a folder on loopback; gives its address."""
-    handler = functools.partial(QuietHandler, directory=str(folder))
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-        server.shutdown()
-        thread.join()
-
-
-class QuietHandler(SimpleHTTPRequestHandler):
-    def log_message(self, *args: object) -> None:
-        pass
-
-
 def build_fashion(output: Path, *more: str) -> Path:
     flags = ["--source=fashion_mnist", f"--output={output}", IN_MEMORY, *more]
     build_tfrecords.build(flags)
@@ -299,29 +279,21 @@ def test_a_file_that_changed_under_the_build_is_not_read_as_if_it_had_not(fashio
 
 
 def test_without_a_folder_fashion_mnist_is_downloaded_and_kept(fashion, tmp_path, monkeypatch):
-    sums = {
-        name: hashlib.md5((fashion / name).read_bytes()).hexdigest()
-        for name in fashion_mnist.MD5_SUMS
-    }
+    files = {path.name: path.read_bytes() for path in fashion.iterdir()}
+    sums = {name: hashlib.md5(content).hexdigest() for name, content in files.items()}
     monkeypatch.setattr(fashion_mnist, "MD5_SUMS", sums)
-    monkeypatch.setenv("no_proxy", "127.0.0.1")
     flags = [f"--download_dir={tmp_path / 'kept'}"]
 
-    with served(fashion) as url:
-        first = build_fashion(tmp_path / "first", f"--fashion_mnist_url={url}", *flags)
+    with running_web() as server:
+        with pytest.raises(errors.BuildError, match="give their folder with --input"):
+            build_fashion(tmp_path / "none", f"--fashion_mnist_url={server.url()}", *flags)
+        server.files = {name: WebFile(content) for name, content in files.items()}
+        first = build_fashion(tmp_path / "first", f"--fashion_mnist_url={server.url()}", *flags)
     # The server is gone; what was downloaded is enough.
-    second = build_fashion(tmp_path / "second", f"--fashion_mnist_url={url}", *flags)
+    second = build_fashion(tmp_path / "second", *flags)
 
+    assert not (tmp_path / "none").exists()
     assert shards_of(first) == shards_of(second) != {}
-
-
-def test_a_download_of_fashion_mnist_that_fails_is_no_output(tmp_path, monkeypatch):
-    monkeypatch.setenv("no_proxy", "127.0.0.1")
-    flags = [f"--download_dir={tmp_path / 'kept'}", "--fashion_mnist_url=http://127.0.0.1:9/none"]
-
-    with pytest.raises(errors.BuildError, match="give their folder with --input"):
-        build_fashion(tmp_path / "out", *flags)
-    assert not (tmp_path / "out").exists()
 
 
 def test_an_output_inside_the_input_folder_is_refused_before_it_becomes_a_class(tmp_path):
