@@ -316,20 +316,6 @@ def test_a_folder_that_is_no_class_fails_and_the_message_tells_what_to_do(
 # ---- layouts
 
 
-def test_an_archive_that_wraps_each_split_in_a_folder_gives_the_splits_and_classes(tmp_path):
-    files = scan_tree({"train": 3, "test": 2})
-    wrapped = {f"{name.split('/')[0]}/{name}": content for name, content in files.items()}
-    output = build_here(write_zip(tmp_path / "scans.zip", wrapped), tmp_path / "out")
-    found = Manifest.load(output)
-    assert found.label_names == ("CNV", "DME", "DRUSEN", "NORMAL")
-    assert {name: split.num_examples for name, split in found.splits.items()} == {
-        "train": 12,
-        "test": 8,
-    }
-    plain = build_here(write_zip(tmp_path / "plain.zip", files), tmp_path / "plain")
-    assert shards_of(output) == shards_of(plain)
-
-
 def test_a_class_with_the_name_of_a_split_is_warned_of_and_noted(tmp_path, monkeypatch, capsys):
     files = {f"{split}/{n}.jpeg": jpeg(n) for n, split in enumerate(["train", "test"] * 3)}
     scans = write_tree(tmp_path / "scans", files)

@@ -36,7 +36,7 @@ _BORDERS = ("none", "up to 10 %", "10 to 30 %", "over 30 %")
 
 
 def render(
-    found: Manifest,
+    dataset: Manifest,
     audit: Audit,
     examples: pa.Table,
     images: ImageReader,
@@ -46,7 +46,7 @@ def render(
     """Returns the card as HTML.
 
     Args:
-        found: the manifest as it will be written.
+        dataset: the manifest as it will be written.
         audit: the audit of this dataset.
         examples: the table that `columns.read_examples` returns.
         images: reads the stored pictures that the page shows.
@@ -54,33 +54,33 @@ def render(
         dropped: images that a policy left out; columns `path`, `reason`, `detail`.
     """
     severities = collections.Counter(finding.severity for finding in audit.findings)
-    summary, of_labels = _summary(found, audit, severities), charts.numbers(found, examples)
+    summary, of_labels = _summary(dataset, audit, severities), charts.numbers(dataset, examples)
     # From here on the groups that are compared are ranges, if the labels are numbers.
-    found, examples = ranges.as_classes(found, examples)
+    dataset, examples = ranges.as_classes(dataset, examples)
     template = pages.environment(Path(__file__).parent).get_template("card.html.jinja")
     return template.render(
-        found=found,
+        dataset=dataset,
         audit=audit,
         severities={name: severities[name] for name in SEVERITIES},
         limits=LIMITS,
         max_listed=MAX_LISTED,
         summary=summary,
         measures=audit.measures,
-        megabytes=found.num_bytes / 1e6,
+        megabytes=dataset.num_bytes / 1e6,
         charts_of_classes=[
-            *(of_labels or charts.classes_of_splits(found)),
+            *(of_labels or charts.classes_of_splits(dataset)),
             *charts.images_of_patients(examples),
         ],
         charts_of_side_facts=[
             *charts.shortcuts(audit.measures.get("shortcuts")),
-            *charts.brightness(found, examples),
+            *charts.brightness(dataset, examples),
         ],
-        facts=_side_facts(found, examples),
-        classes=_contact_sheets(found, examples, images),
-        num_more_classes=max(found.num_classes - _MAX_CLASSES, 0),
-        corners=_corners_of_devices(examples, images) if "anonymize" in found.options else [],
+        facts=_side_facts(dataset, examples),
+        classes=_contact_sheets(dataset, examples, images),
+        num_more_classes=max(dataset.num_classes - _MAX_CLASSES, 0),
+        corners=_corners_of_devices(examples, images) if "anonymize" in dataset.options else [],
         pairs=functools.partial(pages.pairs, images=images, most=_MAX_PAIRS),
-        ledger=ledger(found.counts),
+        ledger=ledger(dataset.counts),
         rejects=[(r.source_path, r.reason, r.detail) for r in rejects[:_MAX_FILES]],
         num_rejects=len(rejects),
         dropped=[tuple(row.values()) for row in dropped.slice(0, _MAX_FILES).to_pylist()],
@@ -88,17 +88,17 @@ def render(
     )
 
 
-def _summary(found: Manifest, audit: Audit, severities: Mapping[str, int]) -> list[str]:
+def _summary(dataset: Manifest, audit: Audit, severities: Mapping[str, int]) -> list[str]:
     """Returns the sentences at the top of the page."""
     patients = audit.measures["patients"]
-    splits = ", ".join(f"{split.num_examples:,} {name}" for name, split in found.splits.items())
-    height, width, channels = found.image_shape
+    splits = ", ".join(f"{split.num_examples:,} {name}" for name, split in dataset.splits.items())
+    height, width, channels = dataset.image_shape
     people = f" of {counted(patients, 'patient')}" if patients else ""
-    labels = found.label_kind.describe(found.label_names)
+    labels = dataset.label_kind.describe(dataset.label_names)
     sentences = [
-        f"{counted(found.num_examples, 'image')}{people} {labels} ({splits}), each "
+        f"{counted(dataset.num_examples, 'image')}{people} {labels} ({splits}), each "
         f"stored as {width}×{height} pixels in {'grey' if channels == 1 else 'colour'}"
-        f"{' of 16 bits' if found.dtype == 'uint16' else ''}."
+        f"{' of 16 bits' if dataset.dtype == 'uint16' else ''}."
     ]
     if severities["problem"]:
         below = "problem below is" if severities["problem"] == 1 else "problems below are"
@@ -115,9 +115,9 @@ def _summary(found: Manifest, audit: Audit, severities: Mapping[str, int]) -> li
     return sentences
 
 
-def _side_facts(found: Manifest, examples: pa.Table) -> list[dict[str, Any]]:
+def _side_facts(dataset: Manifest, examples: pa.Table) -> list[dict[str, Any]]:
     """Returns counts by class of each fact about the files that may reveal the class."""
-    if found.num_classes > _MAX_CLASSES:
+    if dataset.num_classes > _MAX_CLASSES:
         return []
     if "white_border" in examples.column_names:
         border = examples["white_border"].to_numpy()
@@ -135,14 +135,14 @@ def _side_facts(found: Manifest, examples: pa.Table) -> list[dict[str, Any]]:
         ("Site", ("site",), str),
     ]
     return [
-        {"title": title, "rows": _cross_table(found, examples, columns, show)}
+        {"title": title, "rows": _cross_table(dataset, examples, columns, show)}
         for title, columns, show in facts
         if set(columns) <= set(examples.column_names)
     ]
 
 
 def _cross_table(
-    found: Manifest, examples: pa.Table, columns: Sequence[str], show: Callable[..., str]
+    dataset: Manifest, examples: pa.Table, columns: Sequence[str], show: Callable[..., str]
 ) -> list[dict[str, Any]]:
     """Counts examples by label and by the text that `show` makes of some columns' values.
 
@@ -154,7 +154,7 @@ def _cross_table(
     counts: dict[str, collections.Counter[str]] = {}
     for row in plain.group_by(keys).aggregate([([], "count_all")]).to_pylist():
         of_value = counts.setdefault(show(*(row[name] for name in columns)), collections.Counter())
-        for label in found.label_kind.names_in(row["label"]):
+        for label in dataset.label_kind.names_in(row["label"]):
             of_value[label] += row["count_all"]
     totals = sum(counts.values(), collections.Counter())
     frequent = sorted(counts, key=lambda value: (-counts[value].total(), value))
@@ -169,7 +169,7 @@ def _cross_table(
             "value": value,
             "cells": [
                 {"count": of_value[label], "share": of_value[label] / max(totals[label], 1)}
-                for label in found.label_names
+                for label in dataset.label_names
             ],
         }
         for value, of_value in rows
@@ -182,14 +182,14 @@ def _without_dictionary(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def _contact_sheets(
-    found: Manifest, examples: pa.Table, images: ImageReader
+    dataset: Manifest, examples: pa.Table, images: ImageReader
 ) -> list[dict[str, Any]]:
     """Returns some pictures of each class, evenly spread over the dataset."""
-    shown = min(found.num_classes, _MAX_CLASSES)
-    has = found.label_kind.has(examples["label"].to_pylist(), found.label_names)
+    shown = min(dataset.num_classes, _MAX_CLASSES)
+    has = dataset.label_kind.has(examples["label"].to_pylist(), dataset.label_names)
     each = min(max(_MAX_PICTURES // max(shown, 1), 2), 12)
     sheets = []
-    for index, label in enumerate(found.label_names[:shown]):
+    for index, label in enumerate(dataset.label_names[:shown]):
         rows = np.flatnonzero(has[:, index])
         chosen = rows[np.unique(np.linspace(0, len(rows) - 1, min(each, len(rows))).astype(int))]
         pictures = [
@@ -200,7 +200,7 @@ def _contact_sheets(
             for row in examples.select(["split", "shard", "row", "path"]).take(chosen).to_pylist()
         ]
         counts = ", ".join(
-            f"{split.label_counts[index]:,} in {name}" for name, split in found.splits.items()
+            f"{split.label_counts[index]:,} in {name}" for name, split in dataset.splits.items()
         )
         sheets.append({"label": label, "counts": counts, "pictures": pictures})
     return sheets

@@ -79,21 +79,21 @@ class Histogram:
     y_ticks: tuple[Tick, ...]
 
 
-def classes_of_splits(found: Manifest) -> list[Bars]:
+def classes_of_splits(dataset: Manifest) -> list[Bars]:
     """Returns a chart of the class sizes for each split, or none if there are too many classes."""
     charts = []
-    for name, split in found.splits.items() if found.num_classes <= _MAX_BARS else ():
+    for name, split in dataset.splits.items() if dataset.num_classes <= _MAX_BARS else ():
         most, total = max(1, *split.label_counts), max(1, split.num_examples)
         rows = [
             Bar(
                 label, count / most, f"{count:,} ({100 * count / total:.0f} %)", place % _NUM_SERIES
             )
             for place, (label, count) in enumerate(
-                zip(found.label_names, split.label_counts, strict=True)
+                zip(dataset.label_names, split.label_counts, strict=True)
             )
         ]
         title = f"{name}: {split.num_examples:,} images"
-        told = f"Images by {found.label_kind.noun} in {name}: {_told(rows)}"
+        told = f"Images by {dataset.label_kind.noun} in {name}: {_told(rows)}"
         charts.append(Bars(title=title, description=told, rows=rows))
     return charts
 
@@ -138,7 +138,7 @@ def shortcuts(measured: Mapping[str, Any] | None) -> list[Bars]:
     return [Bars(title=title, description=told, rows=rows, mark=(guessing, chance / longest))]
 
 
-def brightness(found: Manifest, examples: pa.Table) -> list[Histogram]:
+def brightness(dataset: Manifest, examples: pa.Table) -> list[Histogram]:
     """Returns a histogram of mean brightness, 0 to 255, for each class.
 
     With more classes than colours, all classes share one histogram. If the table has no column
@@ -146,8 +146,8 @@ def brightness(found: Manifest, examples: pa.Table) -> list[Histogram]:
     """
     if "brightness" not in examples.column_names:
         return []
-    kind, names = found.label_kind, found.label_names
-    if found.num_classes <= _NUM_SERIES:
+    kind, names = dataset.label_kind, dataset.label_names
+    if dataset.num_classes <= _NUM_SERIES:
         has = kind.has(examples["label"].to_pylist(), names)
     else:
         names, has = (f"all {kind.plural}",), np.ones((examples.num_rows, 1), bool)
@@ -166,16 +166,16 @@ def brightness(found: Manifest, examples: pa.Table) -> list[Histogram]:
     return [chart]
 
 
-def numbers(found: Manifest, examples: pa.Table) -> list[Histogram]:
+def numbers(dataset: Manifest, examples: pa.Table) -> list[Histogram]:
     """Returns a histogram of the labels of each split, or none if they are not numbers."""
-    if not found.label_kind.is_number:
+    if not dataset.label_kind.is_number:
         return []
     values = ranges.numbers_of(examples)
-    names = [name for name, split in found.splits.items() if split.num_examples][:_NUM_SERIES]
+    names = [name for name, split in dataset.splits.items() if split.num_examples][:_NUM_SERIES]
     of_split = examples["split"].cast(pa.string()).to_numpy(zero_copy_only=False)
     has = of_split[:, None] == np.array(names, object)
     low, top = float(values.min()), float(values.max())
-    number = found.label_names[0]
+    number = dataset.label_names[0]
     chart = _histogram(
         values,
         (low, top if top > low else low + 1),

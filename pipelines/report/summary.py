@@ -19,11 +19,11 @@ def print_built(output: str, seconds: float, num_finished_before: int) -> None:
         seconds: duration of the whole command.
         num_finished_before: number of images that an earlier, interrupted run finished.
     """
-    found = output_state.read_manifest(Storage(output))
-    counts = found.counts
-    print(_table(found))
-    if found.rejects:
-        reasons = ", ".join(f"{count:,} {reason}" for reason, count in found.rejects.items())
+    dataset = output_state.read_manifest(Storage(output))
+    counts = dataset.counts
+    print(_table(dataset))
+    if dataset.rejects:
+        reasons = ", ".join(f"{count:,} {reason}" for reason, count in dataset.rejects.items())
         print(f"rejects: {reasons}; see {output}/{REJECTS_FILE_NAME}")
     accounted = f"{counts['files']:,} files = {counts['examples']:,} examples"
     if num_variants := counts.get("variants"):
@@ -38,31 +38,31 @@ def print_built(output: str, seconds: float, num_finished_before: int) -> None:
     print(accounted)
     num_images = counts["examples"] + counts["rejects"] - num_finished_before
     print(
-        f"{found.num_bytes / 1e6:,.1f} MB in {len(found.shards)} shards, "
+        f"{dataset.num_bytes / 1e6:,.1f} MB in {len(dataset.shards)} shards, "
         f"{num_images / seconds:,.0f} images/s over {seconds:,.1f} s"
     )
-    print(f"\nThe dataset is in {output}. Next:\n  {_next_steps(output, found)}")
+    print(f"\nThe dataset is in {output}. Next:\n  {_next_steps(output, dataset)}")
 
 
 def print_complete(output: str) -> None:
     """Prints that the output, a folder or URL, was already complete."""
-    found = output_state.read_manifest(Storage(output))
+    dataset = output_state.read_manifest(Storage(output))
     print(
-        f"{output} is complete: {found.num_examples:,} examples in {len(found.shards)} shards; "
+        f"{output} is complete: {dataset.num_examples:,} examples in {len(dataset.shards)} shards; "
         "nothing to do"
     )
 
 
-def _table(found: Manifest) -> str:
+def _table(dataset: Manifest) -> str:
     """Returns a text table of the number of examples by split and class."""
-    names: Sequence[str] = found.label_names
-    if found.label_kind.is_number:
+    names: Sequence[str] = dataset.label_names
+    if dataset.label_kind.is_number:
         names = [f"mean {names[0]}"]
-        numbers = found.audit["measures"]["target"]["splits"]
+        numbers = dataset.audit["measures"]["target"]["splits"]
     rows = [["split", *map(printable, names), "examples", "shards"]]
-    for name, split in found.splits.items():
+    for name, split in dataset.splits.items():
         counts = [f"{count:,}" for count in split.label_counts]
-        if found.label_kind.is_number:
+        if dataset.label_kind.is_number:
             counts = [f"{numbers[name]['mean']:.6g}" if name in numbers else "-"]
         rows.append([name, *counts, f"{split.num_examples:,}", f"{len(split.shards):,}"])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -75,12 +75,12 @@ def _table(found: Manifest) -> str:
     )
 
 
-def _next_steps(output: str, found: Manifest) -> str:
+def _next_steps(output: str, dataset: Manifest) -> str:
     if is_remote(output):
         return "copy it to a disk and run python -m tfrecord_io verify, or train from the store"
     verify = f"python -m tfrecord_io verify {output}"
-    if found.holds_features:
+    if dataset.holds_features:
         return f"{verify}\n  python train/run.py --data {output} --workdir RUN"
     # `show` shows the split train, unless it is told another one.
-    other = "" if "train" in found.splits else f" --split {next(iter(found.splits))}"
+    other = "" if "train" in dataset.splits else f" --split {next(iter(dataset.splits))}"
     return f"{verify}\n  python -m tfrecord_io show {output}{other} --output grid.png"

@@ -200,7 +200,7 @@ def check_searchable(image_shape: Sequence[int], options: SplitOptions) -> None:
         )
 
 
-def require_policies(storage: Storage, found: manifest.Manifest, options: SplitOptions) -> None:
+def require_policies(storage: Storage, made: manifest.Manifest, options: SplitOptions) -> None:
     """Refuses a dataset that violates a policy that is `fail`.
 
     A complete one is checked, too, because it may have been built with `keep`.
@@ -208,7 +208,7 @@ def require_policies(storage: Storage, found: manifest.Manifest, options: SplitO
     Raises:
         errors.RefusedError: with the number of images for each violated policy.
     """
-    measures, wrong = found.audit.get("measures", {}), []
+    measures, wrong = made.audit.get("measures", {}), []
     if options.duplicates == "fail":
         wrong += [("duplicate_images", "images repeat another one, pixel by pixel", "duplicates")]
     if options.leaks == "fail":

@@ -100,7 +100,7 @@ def _join_examples(build: Build, tasks: Sequence[plan.ShardTask]) -> None:
 
 def _audit_and_report(
     build: Build,
-    found: manifest.Manifest,
+    made: manifest.Manifest,
     rejects: Sequence[RejectedFile],
     dropped: pa.Table,
 ) -> manifest.Manifest:
@@ -110,22 +110,22 @@ def _audit_and_report(
 
     examples = build.read_examples()
     with build.open_images() as images:
-        same = twins.find_twins(ranges.with_ranges(examples, found.label_kind), images)
-        result = audit.audit_examples(examples, same, found)
+        same = twins.find_twins(ranges.with_ranges(examples, made.label_kind), images)
+        result = audit.audit_examples(examples, same, made)
         content = {"notes": list(build.notes), **result.to_dict()}
-        found = dataclasses.replace(found, audit=content)
-        page = card.render(found, result, examples, images, rejects, dropped)
+        made = dataclasses.replace(made, audit=content)
+        page = card.render(made, result, examples, images, rejects, dropped)
     build.storage.write(manifest.REPORT_FILE_NAME, page.encode())
-    return found
+    return made
 
 
-def publish(storage: Storage, found: manifest.Manifest) -> None:
+def publish(storage: Storage, made: manifest.Manifest) -> None:
     """Writes the files that describe the dataset; the manifest comes last and marks it complete."""
-    for name, text in tfds_metadata.describe(found).items():
+    for name, text in tfds_metadata.describe(made).items():
         storage.write(name, text.encode())
     with storage.open_arrow(manifest.EXAMPLES_FILE_NAME) as examples:
-        storage.write(croissant.FILE_NAME, croissant.describe(found, examples).encode())
-    storage.write(manifest.FILE_NAME, found.to_json().encode())
+        storage.write(croissant.FILE_NAME, croissant.describe(made, examples).encode())
+    storage.write(manifest.FILE_NAME, made.to_json().encode())
 
 
 def _make_manifest(
