@@ -1,26 +1,16 @@
-"""Azure's Blob Storage on loopback: Azurite where it is installed, or else a small stand-in.
+"""A small stand-in of Azure's Blob Storage on loopback.
 
-    npm install --global azurite
-
-The stand-in speaks what object_store asks of a container: blobs whole and in blocks, ranges,
+It speaks what object_store asks of a container: blobs whole and in blocks, ranges,
 If-Match, listings and batches of deletes. It checks that a request is signed, not how.
 """
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import email
-import hashlib
-import hmac
 import os
 import re
-import shutil
-import socket
-import subprocess
-import tempfile
 import threading
-import urllib.request
 from collections.abc import Iterator
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -28,19 +18,18 @@ from unittest import mock
 from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape
 
-import builds
 import s3_server
 
 from pipelines.stores import remote
 
 CONTAINER = "scans"
-# Azurite's own, which its documentation publishes.
+# Those of Microsoft's emulator, which its documentation publishes.
 ACCOUNT = "devstoreaccount1"
 KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 
 
 class StandIn:
-    """What a test can ask of the stand-in, which Azurite cannot do."""
+    """What a test can ask of the server."""
 
     def __init__(self, server: _Server) -> None:
         self._server = server
@@ -56,17 +45,9 @@ class StandIn:
 
 
 @contextlib.contextmanager
-def running_azure(*, only_stand_in: bool = False) -> Iterator[StandIn | None]:
-    """Runs a server with an empty container, found by the variables of Azure's own tools.
-
-    Args:
-        only_stand_in: not to use Azurite.
-
-    Yields:
-        the stand-in, if it is one.
-    """
-    is_azurite = shutil.which("azurite-blob") and not only_stand_in
-    with _azurite() if is_azurite else _stand_in() as (port, stand_in):
+def running_azure() -> Iterator[StandIn]:
+    """Runs a server with an empty container, found by the variables of Azure's own tools."""
+    with _stand_in() as (port, stand_in):
         variables = {
             "AZURE_STORAGE_CONNECTION_STRING": (
                 f"DefaultEndpointsProtocol=http;AccountName={ACCOUNT};AccountKey={KEY};"
@@ -197,48 +178,3 @@ def _stand_in() -> Iterator[tuple[int, StandIn]]:
         finally:
             server.shutdown()
             thread.join()
-
-
-@contextlib.contextmanager
-def _azurite() -> Iterator[tuple[int, None]]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    words = ["azurite-blob", f"--blobPort={port}", "--inMemoryPersistence", "--silent"]
-    words += ["--skipApiVersionCheck", "--disableTelemetry"]
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        subprocess.Popen(words, cwd=folder, stdout=subprocess.DEVNULL) as process,
-    ):
-        try:
-            builds.wait_until(lambda: _listens(port), process)
-            _make_container(port)
-            yield port, None
-        finally:
-            process.kill()
-
-
-def _make_container(port: int) -> None:
-    date, version = formatdate(usegmt=True), "2021-08-06"
-    text = (
-        f"PUT{chr(10) * 12}x-ms-date:{date}\nx-ms-version:{version}\n"
-        f"/{ACCOUNT}/{ACCOUNT}/{CONTAINER}\nrestype:container"
-    )
-    signature = hmac.new(base64.b64decode(KEY), text.encode(), hashlib.sha256).digest()
-    request = urllib.request.Request(
-        f"http://127.0.0.1:{port}/{ACCOUNT}/{CONTAINER}?restype=container",
-        method="PUT",
-        headers={
-            "x-ms-date": date,
-            "x-ms-version": version,
-            "Authorization": f"SharedKey {ACCOUNT}:{base64.b64encode(signature).decode()}",
-        },
-    )
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with opener.open(request, timeout=20):
-        pass
-
-
-def _listens(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0

@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from image_files import jpeg, kermany_archive, tar_info, write_tar, write_zip
+from image_files import jpeg, kermany_archive, tar_info, write_tar, write_tree, write_zip
 
 from pipelines import errors
 from pipelines.listing.listing import ListingOptions, list_source
 from pipelines.listing.refs import iterate_refs
 from pipelines.sources.archive import ArchiveSource
+from pipelines.sources.directory import DirectorySource
 from tfrecord_io import zip_index
 from tfrecord_io.rejects import Reject
 
@@ -32,7 +33,8 @@ FIRST = "train/CNV/CNV-1-1.jpeg"
 
 def list_archive(path, scratch_dir):
     scratch_dir.mkdir(exist_ok=True)
-    source = ArchiveSource(path).prepare(scratch_dir)
+    source = DirectorySource(path) if path.is_dir() else ArchiveSource(path)
+    source = source.prepare(scratch_dir)
     return source, list_source(source, ListingOptions())
 
 
@@ -50,24 +52,28 @@ def read_archive(path, scratch_dir):
 
 
 def write_archive(folder, kind, files=TREE):
-    """Returns an archive of a kind: `zip`, `deflated.zip`, `tar`, or `tar.gz`."""
+    """Returns an archive of a kind: `zip`, `deflated.zip`, `tar`, or `tar.gz`; or a `folder`."""
     path = folder / f"scans.{kind}"
+    if kind == "folder":
+        return write_tree(path, files)
     if kind.endswith("zip"):
         method = zipfile.ZIP_DEFLATED if kind == "deflated.zip" else zipfile.ZIP_STORED
         return write_zip(path, files, method)
     return write_tar(path, files)
 
 
-KINDS = pytest.mark.parametrize("kind", ["zip", "deflated.zip", "tar", "tar.gz"])
+ARCHIVES = ("zip", "deflated.zip", "tar", "tar.gz")
+KINDS = pytest.mark.parametrize("kind", ARCHIVES)
+ALL_KINDS = pytest.mark.parametrize("kind", [*ARCHIVES, "folder"])
 
 
-@KINDS
+@ALL_KINDS
 def test_every_file_is_read_as_it_was_written(tmp_path, kind):
     path = write_archive(tmp_path, kind)
     assert read_archive(path, tmp_path / "scratch") == TREE
 
 
-@KINDS
+@ALL_KINDS
 def test_a_header_is_read_without_the_rest_of_the_file(tmp_path, kind):
     content = np.random.default_rng(0).bytes(50_000)
     path = write_archive(tmp_path, kind, {"CNV/scan": content, "CNV/empty": b"", "CNV/few": b"abc"})
@@ -81,7 +87,7 @@ def test_a_header_is_read_without_the_rest_of_the_file(tmp_path, kind):
     assert (starts["CNV/empty"], starts["CNV/few"]) == (b"", b"abc")
 
 
-@KINDS
+@ALL_KINDS
 def test_the_real_archives_shape_is_its_tree_once(tmp_path, kind):
     files = kermany_archive(TREE)
     source, listing = list_archive(write_archive(tmp_path, kind, files), tmp_path / "scratch")
@@ -92,7 +98,7 @@ def test_the_real_archives_shape_is_its_tree_once(tmp_path, kind):
         assert {ref.path: reader.read(ref.member) for ref in iterate_refs(listing.refs)} == TREE
 
 
-@KINDS
+@ALL_KINDS
 def test_a_second_tree_with_other_content_of_the_same_size_is_noticed(tmp_path, kind):
     files = kermany_archive(TREE)
     name = f"oct2017/OCT2017 /{FIRST}"
@@ -101,13 +107,14 @@ def test_a_second_tree_with_other_content_of_the_same_size_is_noticed(tmp_path, 
     assert [(r.source_path, r.reason) for r in listing.rejects] == [(name, "path_conflict")]
 
 
-@KINDS
+@ALL_KINDS
 def test_a_source_describes_itself_without_telling_where_it_lies(tmp_path, kind):
-    source = ArchiveSource(write_archive(tmp_path, kind))
+    source, _ = list_archive(write_archive(tmp_path, kind), tmp_path / "scratch")
     described = source.describe()
     assert ("gzip" in described) == source.must_be_unpacked == (kind == "tar.gz")
     described.pop("gzip", None)
-    assert described == {"kind": "archive", "name": f"scans.{kind}"}
+    what = "directory" if kind == "folder" else "archive"
+    assert described == {"kind": what, "name": f"scans.{kind}"}
 
 
 def test_a_gzip_file_is_told_from_another_by_what_it_holds(tmp_path):
@@ -326,9 +333,9 @@ def central_entry(data, name):
     return place
 
 
-def patched_zip(tmp_path, offset, form, value, files=TREE, name=FIRST):
+def patched_zip(tmp_path, offset, form, value, name=FIRST, method=zipfile.ZIP_DEFLATED):
     """Returns a zip in which a field of one member's central entry has another value."""
-    path = write_zip(tmp_path / "a.zip", files, zipfile.ZIP_DEFLATED)
+    path = write_zip(tmp_path / "a.zip", TREE, method)
     data = bytearray(path.read_bytes())
     struct.pack_into(form, data, central_entry(data, name) + offset, value)
     path.write_bytes(data)
@@ -336,7 +343,7 @@ def patched_zip(tmp_path, offset, form, value, files=TREE, name=FIRST):
 
 
 # Offsets in a central entry, from APPNOTE.TXT 4.3.12.
-FLAGS, METHOD, CRC, STORED_SIZE, SIZE, MODE, OFFSET = 8, 10, 16, 20, 24, 38, 42
+FLAGS, CRC, STORED_SIZE, SIZE, COMMENT_LENGTH, MODE, OFFSET = 8, 16, 20, 24, 32, 38, 42
 
 
 @pytest.mark.parametrize(
@@ -382,20 +389,13 @@ def test_a_member_that_claims_bytes_beyond_all_members_is_refused(tmp_path):
         list_archive(path, tmp_path / "scratch")
 
 
-def damaged_comment_length(path):
-    """Damages one entry of a zip's directory, so that its comment covers all that follow it."""
-    data = bytearray(path.read_bytes())
-    place = central_entry(data, list(TREE)[5])
-    name_length, extra_length = struct.unpack_from("<HH", data, place + 28)
-    directory_end = len(data) - 22
-    rest = directory_end - place - 46 - name_length - extra_length
-    struct.pack_into("<H", data, place + 32, rest)
-    path.write_bytes(data)
-    return path
-
-
 def test_a_zip_whose_directory_hides_members_is_refused(tmp_path):
-    path = damaged_comment_length(write_zip(tmp_path / "a.zip", TREE))
+    # The comment of one entry has a length by which it covers all that follow it.
+    path = write_zip(tmp_path / "a.zip", TREE)
+    data = path.read_bytes()
+    name = list(TREE)[5]
+    rest = len(data) - 22 - central_entry(data, name) - 46 - len(name)
+    path = patched_zip(tmp_path, COMMENT_LENGTH, "<H", rest, name=name, method=zipfile.ZIP_STORED)
     with zipfile.ZipFile(path) as archive:  # which does not notice
         assert len(archive.infolist()) == 6
     with pytest.raises(errors.UserError, match=r"a\.zip is not .*\(expected 12 members, found 6"):
@@ -480,7 +480,7 @@ WHOLE = {}
 @pytest.fixture(scope="module", autouse=True)
 def whole_archives(tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole")
-    for kind in ("zip", "deflated.zip", "tar", "tar.gz"):
+    for kind in ARCHIVES:
         WHOLE[kind] = write_archive(folder, kind).read_bytes()
 
 
@@ -539,12 +539,13 @@ def test_a_tar_cut_at_a_members_border_is_refused(tmp_path):
             list_archive(path, tmp_path / "scratch")
 
 
-def test_a_damaged_header_inside_a_tar_does_not_hide_what_follows(tmp_path):
+@pytest.mark.parametrize("damage", [b"?", bytes(512)], ids=["changed", "zeros"])
+def test_a_damaged_header_inside_a_tar_does_not_hide_what_follows(tmp_path, damage):
     path = write_tar(tmp_path / "a.tar", TREE)
     with tarfile.open(path) as archive:
         place = archive.getmembers()[5].offset
     data = bytearray(path.read_bytes())
-    data[place] ^= 1
+    data[place : place + len(damage)] = damage
     path.write_bytes(data)
     with pytest.raises(errors.UserError, match="not a complete tar archive"):
         list_archive(path, tmp_path / "scratch")
@@ -565,17 +566,6 @@ def test_tars_that_were_joined_are_refused(tmp_path, kind):
     second = write_tar(tmp_path / f"b.{kind}", {name: TREE[name] for name in names[6:]})
     path.write_bytes(path.read_bytes() + second.read_bytes())
     with pytest.raises(errors.UserError, match=rf"scans\.{kind} is not .* other data follows; if"):
-        list_archive(path, tmp_path / "scratch")
-
-
-def test_a_zeroed_block_in_a_tar_does_not_hide_what_follows(tmp_path):
-    path = write_tar(tmp_path / "a.tar", TREE)
-    with tarfile.open(path) as archive:
-        place = archive.getmembers()[5].offset
-    data = bytearray(path.read_bytes())
-    data[place : place + 512] = bytes(512)
-    path.write_bytes(data)
-    with pytest.raises(errors.UserError, match="not a complete tar archive"):
         list_archive(path, tmp_path / "scratch")
 
 
@@ -677,6 +667,13 @@ def test_a_tar_that_ends_in_a_zip_is_still_a_tar(tmp_path):
 
 
 # ---- gzip
+
+
+def test_a_gzip_stream_that_other_data_follows_is_refused(tmp_path):
+    path = write_tar(tmp_path / "a.tar.gz", TREE)
+    path.write_bytes(path.read_bytes() + b"more")
+    with pytest.raises(errors.UserError, match="is not a complete gzip file"):
+        list_archive(path, tmp_path / "scratch")
 
 
 def test_a_gzip_stream_is_unpacked_once_and_anew_if_the_file_changed(tmp_path):

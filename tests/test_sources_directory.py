@@ -6,7 +6,7 @@ import socket
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from image_files import kermany_archive, write_tree
+from image_files import write_tree
 
 from pipelines import errors
 from pipelines.listing.listing import ListingOptions, list_source
@@ -35,24 +35,6 @@ def read_directory(directory):
         for ref in iterate_refs(listing.refs):
             found[ref.source_path] = reader.read(ref.member)
     return found
-
-
-def test_every_file_is_read_as_it_was_written(tmp_path):
-    assert read_directory(write_tree(tmp_path, TREE)) == TREE
-
-
-def test_the_real_archive_unpacked_is_its_tree_once(tmp_path):
-    listing = list_directory(write_tree(tmp_path, kermany_archive(TREE)))
-    assert listing.refs["path"].to_pylist() == sorted(TREE)
-    assert (listing.copies, listing.rejects) == (len(TREE), ())
-
-
-def test_a_second_tree_with_other_content_of_the_same_size_is_noticed(tmp_path):
-    files = kermany_archive(TREE)
-    name = f"oct2017/OCT2017 /{FIRST}"
-    files[name] = files[name][::-1]
-    listing = list_directory(write_tree(tmp_path, files))
-    assert [(r.source_path, r.reason) for r in listing.rejects] == [(name, "path_conflict")]
 
 
 def test_a_missing_folder_is_named(tmp_path):
@@ -194,10 +176,6 @@ def test_a_machine_in_trouble_ends_the_listing(tmp_path, monkeypatch, number):
         patch.setattr(os, "stat", fail_for_first)
         with pytest.raises(errors.BuildError, match=message):
             list_directory(tree)
-
-
-def test_a_source_describes_itself_without_telling_where_it_lies(tmp_path):
-    assert DirectorySource(tmp_path / "scans").describe() == {"kind": "directory", "name": "scans"}
 
 
 @given(

@@ -49,12 +49,6 @@ def test_a_file_is_read_as_it_was_written(storage):
     assert storage.exists("file")
 
 
-def test_a_compressed_file_is_not_unpacked_on_the_way(storage):
-    write(storage, "file.gz", b"\x1f\x8b no gzip at all")
-    assert storage.read("file.gz") == b"\x1f\x8b no gzip at all"
-    assert storage.size("file.gz") == 17
-
-
 def test_a_file_that_is_not_there_has_no_size_and_cannot_be_read(storage):
     assert storage.size("file") is None
     assert not storage.exists("file")
@@ -69,14 +63,6 @@ def test_names_are_those_of_one_folder_sorted(storage):
     assert [name for name in storage.names() if name != BUILD_DIR] == ["a", "b"]
     assert storage.names(BUILD_DIR) == ["c"]
     assert Storage(storage.path("nowhere")).names() == []
-
-
-def test_many_files_are_read_in_their_order(storage):
-    names = [f"part-{index}" for index in range(60)]
-    for name in names:
-        write(storage, name, name.encode())
-
-    assert list(storage.map(storage.read, names)) == [name.encode() for name in names]
 
 
 def test_an_error_in_one_of_many_reads_is_raised_in_its_place(storage):

@@ -436,7 +436,7 @@ _servers = contextlib.ExitStack()
 def store(kind: str = "s3") -> Store:
     """Returns a store of a kind, which runs until `close_stores`."""
     if kind == "az":
-        azure = _servers.enter_context(azure_server.running_azure(only_stand_in=True))
+        azure = _servers.enter_context(azure_server.running_azure())
         return Store(f"az://{azure_server.CONTAINER}", [], azure.failing, azure.read)
     running = gcs_server.running_gcs if kind == "gs" else s3_server.running_s3
     server = _servers.enter_context(running())
