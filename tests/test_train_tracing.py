@@ -7,10 +7,12 @@ import pytest
 from train.training import tracing
 
 
-def planes_of(events):
-    """A trace with one thread of (name, start, duration, bytes allocated) in microseconds."""
-    made = [
+def events_of(*events):
+    """The events of one thread, of (name, start, duration, bytes allocated) in microseconds."""
+    return [
         tracing.Event(
+            "/host:CPU",
+            (0, "thread"),
             name,
             5000 + start * 1e3,
             duration * 1e3,
@@ -18,30 +20,27 @@ def planes_of(events):
         )
         for name, start, duration, allocated in events
     ]
-    return [tracing.Plane("/host:CPU", [tracing.Line("thread", made)])]
 
 
 def test_time_and_memory_are_added_up_by_operation():
-    planes = planes_of(
-        [
-            ("conv/a:Conv2D", 0, 4, 0),
-            ("MemoryAllocation", 1, 0, 512),
-            ("conv/b:Conv2D", 5, 2, 0),
-            ("MemoryAllocation", 9, 0, 4096),  # between operations: nobody's
-            ("relu:Relu", 10, 1, 0),
-            ("ExecutorState::Process", 0, 20, 0),
-            ("EagerExecute: train", 0, 20, 0),
-            ("$trainer.py:12 train", 0, 20, 0),
-        ]
+    events = events_of(
+        ("conv/a:Conv2D", 0, 4, 0),
+        ("MemoryAllocation", 1, 0, 512),
+        ("conv/b:Conv2D", 5, 2, 0),
+        ("MemoryAllocation", 9, 0, 4096),  # between operations: nobody's
+        ("relu:Relu", 10, 1, 0),
+        ("ExecutorState::Process", 0, 20, 0),
+        ("EagerExecute: train", 0, 20, 0),
+        ("$trainer.py:12 train", 0, 20, 0),
     )
-    assert tracing.operation_table(planes) == [
+    assert tracing.operation_table(events) == [
         ("Conv2D", "/host:CPU", 2, 6.0, 3.0, 512),
         ("Relu", "/host:CPU", 1, 1.0, 1.0, 0),
     ]
 
 
 def test_events_are_in_microseconds_under_named_processes_and_threads():
-    events = list(tracing.trace_events(planes_of([("relu:Relu", 3, 1.5, 7)])))
+    events = list(tracing.trace_events(events_of(("relu:Relu", 3, 1.5, 7))))
     assert [event["ph"] for event in events] == ["M", "M", "X"]
     assert events[0]["args"] == {"name": "/host:CPU"}
     assert (events[2]["ts"], events[2]["dur"]) == (8.0, 1.5)

@@ -3,18 +3,21 @@
 The reader's epochs follow each other without a gap, so in training only the very last batch may
 be short; in evaluation the last of a split. The reader fills it up with copies of weight zero: a
 step wants one shape, because another shape means another graph, and a replica without any
-example means NaN. What is left to do here is to make the weights of a step add up to one.
+example means NaN. What is left to do here is to make the weights of a step add up to one, and to
+add the random numbers of its examples.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import psutil
 
 import tfrecord_io
+from tfrecord_io.ahead import map_ahead
 from train.data import augmentation
 from train.data.examples import read_examples
 from train.data.options import InputOptions
@@ -22,9 +25,14 @@ from train.data.parts import Part
 from train.devices import Devices
 
 if TYPE_CHECKING:
+    import jax
     import tensorflow as tf
 
+    from tfrecord_io.reading.batches import Batches
     from tfrecord_io.reading.device_cache import DeviceSplit
+
+# Batches that wait on JAX's devices while these work on another.
+_NUM_AHEAD = 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,35 +112,56 @@ def training_batches(
         [replica_batch_size, num_classes], weights float32 [replica_batch_size], draws float32
         [replica_batch_size, augmentation.NUM_DRAWS]). The weights of the replica batches of one
         step add up to 1 over all replicas; if examples have weights of their own (`Part.weights`),
-        they do on average. The draws are random numbers that depend on the seed,
-        the step and the place in the global batch alone. With `--cache device` the same as
-        `DeviceBatches`, if the training images fit. On JAX an iterator of the same four, as
-        arrays that lie on the devices, each of all local replicas together.
+        they do on average. With `--cache device` the same as `DeviceBatches`, if the training
+        images fit. On JAX an iterator of the same four, as arrays that lie on the devices, each of
+        all local replicas together.
     """
-    if devices.backend == "jax":
-        from train.data import jax_feed
+    batch_size = options.global_batch_size or 0
+    num_full_steps, num_in_last_step = divmod(part.num_examples * (options.epochs or 0), batch_size)
+    share = batch_size // devices.num_workers
+    first = devices.worker_index * share
+    reading: dict[str, Any] = {
+        "split": part.splits,
+        "batch_size": batch_size,
+        "seed": options.seed,
+        "epochs": options.epochs,
+        "pad_remainder": True,
+        "num_replicas": devices.num_workers,
+        "replica_index": devices.worker_index,
+        "start_step": start_step,
+        "examples": part.examples,
+    }
 
-        return jax_feed.training_batches(options, mixup, devices, part, start_step=start_step)
+    def draw(step: int) -> np.ndarray:
+        draws = augmentation.draw(options.seed, int(step), batch_size=batch_size, mixup=mixup)
+        return draws[first : first + share]
+
+    if devices.backend == "jax":
+        batches = tfrecord_io.make_batches(options.data, **reading)
+        order = batches.order
+        fetch = _fetcher(options, devices, batches)
+
+        def read(step_and_places: tuple[int, np.ndarray]) -> tuple[jax.Array, ...]:
+            step, places = step_and_places
+            in_step = batch_size if step < num_full_steps else num_in_last_step
+            weights = order.weights(step, step + 1)[0] / np.float32(in_step)
+            if part.weights is not None:
+                weights = weights * part.weights[places]
+            return *fetch(places), *devices.put_batch((weights, draw(step)))
+
+        steps = enumerate(order.batches(start_step), start_step)
+        return map_ahead(read, steps, _NUM_AHEAD, num_threads=1)
 
     import tensorflow as tf
 
     from tfrecord_io.reading.device_cache import DeviceDataset
 
-    global_batch_size = options.global_batch_size or 0
     dataset = tfrecord_io.make_dataset(
         options.data,
-        split=part.splits,
-        batch_size=global_batch_size,
-        seed=options.seed,
-        epochs=options.epochs,
-        pad_remainder=True,
         engine=options.engine,
-        num_replicas=devices.num_workers,
-        replica_index=devices.worker_index,
-        start_step=start_step,
         with_keys=part.weights is not None,
         cache=None if options.cache == "none" else options.cache,
-        examples=part.examples,
+        **reading,
     )
     splits = ()
     if isinstance(dataset, DeviceDataset):
@@ -143,21 +172,10 @@ def training_batches(
             dataset = dataset.map(lambda rows, counts: (rows, counts, split.gather_keys(rows)))
     if part.weights is not None:
         dataset = _weigh(dataset, options.data, part)
-    num_in_all = part.num_examples * options.epochs
-    num_full_steps, num_in_last_step = divmod(num_in_all, global_batch_size)
-
-    share = global_batch_size // devices.num_workers
-    first = devices.worker_index * share
-
-    def draw(step: np.ndarray) -> np.ndarray:
-        draws = augmentation.draw(
-            options.seed, int(step), batch_size=global_batch_size, mixup=mixup
-        )
-        return draws[first : first + share]
 
     def finish(step: tf.Tensor, features: tuple[tf.Tensor, ...]) -> tuple[tf.Tensor, ...]:
         *others, weights = features
-        in_step = tf.where(step < num_full_steps, global_batch_size, num_in_last_step)
+        in_step = tf.where(step < num_full_steps, batch_size, num_in_last_step)
         draws = tf.numpy_function(draw, [step], tf.float32)
         draws = tf.ensure_shape(draws, (share, augmentation.NUM_DRAWS))
         return *others, weights / tf.cast(in_step, weights.dtype), draws
@@ -176,18 +194,29 @@ def evaluation_batches(
         what `training_batches` returns, without draws, but each example's weight is 1 and that
         of a copy 0.
     """
+    num_local = (options.replica_batch_size or 0) * devices.num_local_replicas
+    reading: dict[str, Any] = {
+        "split": part.splits,
+        "shuffle": False,
+        "pad_remainder": True,
+        "examples": part.examples,
+    }
     if devices.backend == "jax":
-        from train.data import jax_feed
+        # On JAX all workers together put a batch on the devices, each its share.
+        num_workers, worker = devices.num_workers, devices.worker_index
+        if num_workers == 1:  # after `Devices.alone`, which keeps the worker's index
+            worker = 0
+        batches = tfrecord_io.make_batches(
+            options.data, batch_size=num_local * num_workers, **reading
+        )
 
-        return jax_feed.evaluation_batches(options, devices, part)
+        def put(batch: tuple[np.ndarray, ...]) -> tuple[Any, ...]:
+            images, *others = batch
+            return devices.put_batch(images[worker * num_local :][:num_local]), *others
+
+        return map_ahead(put, batches, _NUM_AHEAD, num_threads=1)
     dataset = tfrecord_io.make_dataset(
-        options.data,
-        split=part.splits,
-        batch_size=options.replica_batch_size * devices.num_local_replicas,
-        shuffle=False,
-        pad_remainder=True,
-        engine=options.engine,
-        examples=part.examples,
+        options.data, batch_size=num_local, engine=options.engine, **reading
     )
     return _cut_for_replicas(dataset, devices.num_local_replicas)
 
@@ -221,3 +250,45 @@ def _cut_for_replicas(dataset: tf.data.Dataset, num_local_replicas: int) -> tf.d
         dataset = dataset.map(cut).unbatch()
     # The next batch of each replica waits in memory while the devices work.
     return dataset.prefetch(2 * num_local_replicas)
+
+
+def _fetcher(
+    options: InputOptions, devices: Devices, batches: Batches
+) -> Callable[[np.ndarray], tuple[jax.Array, jax.Array]]:
+    """JAX: returns what puts a batch, given its places, on the devices: (images, labels)."""
+    import jax
+
+    examples = batches.examples
+    if options.cache == "device":
+        if examples is None:
+            examples = np.arange(len(batches.dataset))
+        manifest = batches.dataset.mapped.manifest
+        needed = len(examples) * (manifest.layout.image_length + 4 * manifest.num_classes)
+        if 2 * needed <= _free_memory(devices):
+            images, labels = jax.device_put(batches.dataset[examples], devices.copied)
+            gather = jax.jit(
+                lambda images, labels, places: (images[places], labels[places]),
+                out_shardings=devices.batch_sharding,
+            )
+            return lambda places: gather(images, labels, devices.put_batch(places.astype(np.int32)))
+        devices.say(
+            f"warning: the training images take {needed / 1e9:.1f} GB, more than half of the "
+            f"free memory of {devices.names[0]}; reading them from the files instead of "
+            "--cache device"
+        )
+        examples = batches.examples
+    pool = batches.buffer_pool()
+
+    def fetch(places: np.ndarray) -> tuple[jax.Array, jax.Array]:
+        rows = places if examples is None else examples[places]
+        return devices.put_batch(batches.dataset.gather(rows, pool.take()))
+
+    return fetch
+
+
+def _free_memory(devices: Devices) -> int:
+    """Returns the free bytes of the first device; a CPU's are those of the machine."""
+    statistics = devices.mesh.local_devices[0].memory_stats()
+    if not statistics or "bytes_limit" not in statistics:
+        return psutil.virtual_memory().available
+    return statistics["bytes_limit"] - statistics["bytes_in_use"]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import faulthandler
 import importlib.util
+import math
 import os
 import resource
 import signal
@@ -28,8 +29,6 @@ from train.training.steps import StepResults
 #: The input is the bottleneck if a run waits for it for more than this share of its time.
 INPUT_BOUND_SHARE = 0.1
 
-_SAVED = "the state is saved; run the same command again to continue"
-
 
 class TrainingError(RuntimeError):
     """A run failed; the message names the step and says what to do."""
@@ -42,9 +41,10 @@ class StoppedError(Exception):
         signal_number: the signal that was received.
     """
 
-    def __init__(self, signal_number: int, step: int, state: str = _SAVED) -> None:
+    def __init__(self, signal_number: int, step: int) -> None:
         super().__init__(
-            f"stopped by {signal.Signals(signal_number).name} after step {step}; {state}"
+            f"stopped by {signal.Signals(signal_number).name} after step {step}; the state is "
+            "saved; run the same command again to continue"
         )
         self.signal_number = signal_number
 
@@ -180,14 +180,10 @@ class EpochMeter:
     def __init__(
         self, *, loss_sum: float = 0.0, num_correct: float = 0.0, num_examples: float = 0.0
     ) -> None:
-        self.loss_sum = loss_sum
-        self.num_correct = num_correct
-        self.num_examples = num_examples
+        self._sums = [loss_sum, num_correct, num_examples]
         self.seconds = 0.0
-        self._timed_examples = 0.0
-        self._timed_steps = 0
-        self._timed_seconds = 0.0
-        self._wait_seconds = 0.0
+        # Of the steps that are timed: examples, steps, seconds, seconds of waiting for input.
+        self._timed = np.zeros(4)
 
     def add(self, results: StepResults, seconds: float, *, timed: bool) -> None:
         """Adds the results of some steps.
@@ -198,36 +194,28 @@ class EpochMeter:
             timed: False if the steps included tracing a graph; they do not count for the speed.
         """
         # Summing float64 in order gives a resumed epoch the same bits.
-        for loss, correct, examples in zip(
-            results.loss_sums, results.num_correct, results.num_examples, strict=True
-        ):
-            self.loss_sum += float(loss)
-            self.num_correct += float(correct)
-            self.num_examples += float(examples)
+        for row in zip(results.loss_sums, results.num_correct, results.num_examples, strict=True):
+            self._sums = [
+                total + float(value) for total, value in zip(self._sums, row, strict=True)
+            ]
         self.seconds += seconds
         if timed:
-            self._timed_examples += float(results.num_examples.sum())
-            self._timed_steps += len(results.loss_sums)
-            self._timed_seconds += seconds
-            self._wait_seconds += results.wait_seconds
+            num_steps = len(results.loss_sums)
+            self._timed += results.num_examples.sum(), num_steps, seconds, results.wait_seconds
 
     def totals(self) -> dict[str, float]:
         """Returns the sums that a checkpoint stores of an unfinished epoch."""
-        return {
-            "loss_sum": self.loss_sum,
-            "num_correct": self.num_correct,
-            "num_examples": self.num_examples,
-        }
+        return dict(zip(("loss_sum", "num_correct", "num_examples"), self._sums, strict=True))
 
     @property
     def loss(self) -> float:
         """Mean cross-entropy of an example, in nats."""
-        return self.loss_sum / max(self.num_examples, 1.0)
+        return self._sums[0] / max(self._sums[2], 1.0)
 
     @property
     def accuracy(self) -> float:
         """Share of the examples that were classified correctly; of numbers, the mean error."""
-        return self.num_correct / max(self.num_examples, 1.0)
+        return self._sums[1] / max(self._sums[2], 1.0)
 
     def speed(self) -> dict[str, float | None]:
         """Returns the speed and the wait for input.
@@ -236,13 +224,13 @@ class EpochMeter:
             `images_per_second`, `step_ms` and `input_wait_share` (of the time, 0 to 1). All are
             None if no step was timed; the share is also None if the graph cannot read a clock.
         """
-        if not self._timed_seconds:
+        num_examples, num_steps, seconds, waited = self._timed.tolist()
+        if not seconds:
             return {"images_per_second": None, "step_ms": None, "input_wait_share": None}
-        share = self._wait_seconds / self._timed_seconds
         return {
-            "images_per_second": self._timed_examples / self._timed_seconds,
-            "step_ms": 1000 * self._timed_seconds / self._timed_steps,
-            "input_wait_share": None if np.isnan(share) else share,
+            "images_per_second": num_examples / seconds,
+            "step_ms": 1000 * seconds / num_steps,
+            "input_wait_share": None if math.isnan(waited) else waited / seconds,
         }
 
 

@@ -350,7 +350,7 @@ class JaxSteps:
         self._state: tuple[list[Any], list[Any], list[Any]] | None = None
 
     def iterate(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """Returns the batches: `jax_feed` has brought them to the devices."""
+        """Returns the batches: `feed` has brought them to the devices."""
         return batches
 
     def repeat_first(self, batches: Iterator[Any]) -> Iterator[Any]:

@@ -10,13 +10,13 @@ from __future__ import annotations
 import bisect
 import collections
 import csv
-import dataclasses
 import gzip
 import io
+import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from tfrecord_io.files import atomic_write
 
@@ -26,37 +26,24 @@ OPERATIONS_NAME = "operations.csv"
 _ALLOCATION = "MemoryAllocation"
 
 
-@dataclasses.dataclass(frozen=True)
-class Event:
+class Event(NamedTuple):
     """Something that took time.
 
     Attributes:
+        place: of the event, a host or a device.
+        thread: number and name of the thread of the host, or the stream of the device.
         name: of the operation or function.
         start_ns: nanoseconds, all events of a trace on one clock.
         duration_ns: nanoseconds.
         statistics: what the profiler noted.
     """
 
+    place: str
+    thread: tuple[int, str]
     name: str
     start_ns: float
     duration_ns: float
-    statistics: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-
-
-@dataclasses.dataclass(frozen=True)
-class Line:
-    """The events of one thread, or of one stream of a device."""
-
-    name: str
-    events: Sequence[Event]
-
-
-@dataclasses.dataclass(frozen=True)
-class Plane:
-    """The threads of a host, or the streams of a device."""
-
-    name: str
-    lines: Sequence[Line]
+    statistics: Mapping[str, Any]
 
 
 class Tracer:
@@ -78,42 +65,30 @@ class Tracer:
         return self
 
     def before(self, first_step: int, num_steps: int) -> None:
-        """Starts the trace if the coming steps include one to trace.
-
-        Args:
-            first_step: the next step, counted from 1.
-            num_steps: steps that run before the next call.
-        """
+        """Starts the trace if one of the coming steps, counted from 1, is to be traced."""
         if self._steps is None or self._running:
             return
         first, last = self._steps
         if first_step <= last and first_step + num_steps > first:
-            self._start()
+            self._running = True
+            self._directory.mkdir(exist_ok=True)
+            if self._backend == "jax":
+                import jax
+
+                jax.profiler.start_trace(str(self._directory))
+            else:
+                import tensorflow as tf
+
+                tf.profiler.experimental.start(str(self._directory))
 
     def after(self, step: int) -> None:
-        """Ends the trace after the last step to trace.
-
-        Args:
-            step: number of steps done.
-        """
+        """Ends the trace if so many steps are done that none is left to trace."""
         if self._running and self._steps is not None and step >= self._steps[1]:
             self._stop()
 
     def __exit__(self, *exception: object) -> None:
         if self._running:
             self._stop()
-
-    def _start(self) -> None:
-        self._running = True
-        self._directory.mkdir(exist_ok=True)
-        if self._backend == "jax":
-            import jax
-
-            jax.profiler.start_trace(str(self._directory))
-        else:
-            import tensorflow as tf
-
-            tf.profiler.experimental.start(str(self._directory))
 
     def _stop(self) -> None:
         self._running = False
@@ -135,100 +110,84 @@ def _write_views(directory: Path, backend: str) -> None:
     if not paths:
         raise FileNotFoundError(f"the profiler wrote no *.xplane.pb under {directory}")
     read = _read_with_jax if backend == "jax" else _read_with_tensorflow
-    planes = read(paths[-1])
-    events = list(trace_events(planes))
-    trace = json.dumps({"displayTimeUnit": "ms", "traceEvents": events}).encode("utf-8")
+    events = list(read(paths[-1]))
+    trace = {"displayTimeUnit": "ms", "traceEvents": list(trace_events(events))}
     with atomic_write(directory / TRACE_NAME) as file:
-        file.write(gzip.compress(trace))
+        file.write(gzip.compress(json.dumps(trace).encode("utf-8")))
     text = io.StringIO()
     writer = csv.writer(text)
     writer.writerow(("operation", "where", "calls", "total_us", "mean_us", "allocated_bytes"))
-    writer.writerows(operation_table(planes))
+    writer.writerows(operation_table(events))
     with atomic_write(directory / OPERATIONS_NAME) as file:
         file.write(text.getvalue().encode("utf-8"))
 
 
-def _read_with_jax(path: Path) -> list[Plane]:
+def _read_with_jax(path: Path) -> Iterator[Event]:
     from jax.profiler import ProfileData
 
-    return [
-        Plane(
-            plane.name,
-            [
-                Line(
-                    line.name,
-                    [
-                        Event(
-                            event.name,
-                            event.start_ns,
-                            event.duration_ns,
-                            {
-                                name: value
-                                for name, value in event.stats
-                                if isinstance(value, int | float | str)
-                            },
-                        )
-                        for event in line.events
-                    ],
+    for plane in ProfileData.from_file(str(path)).planes:
+        for number, line in enumerate(plane.lines):
+            for event in line.events:
+                statistics = {
+                    name: value
+                    for name, value in event.stats
+                    if isinstance(value, int | float | str)
+                }
+                yield Event(
+                    plane.name,
+                    (number, line.name),
+                    event.name,
+                    event.start_ns,
+                    event.duration_ns,
+                    statistics,
                 )
-                for line in plane.lines
-            ],
-        )
-        for plane in ProfileData.from_file(str(path)).planes
-    ]
 
 
-def _read_with_tensorflow(path: Path) -> list[Plane]:
+def _read_with_tensorflow(path: Path) -> Iterator[Event]:
     from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
-    return [
-        Plane(
-            plane.name,
-            [
-                Line(
-                    line.display_name or line.name,
-                    [
-                        Event(
-                            plane.event_metadata[event.metadata_id].name,
-                            line.timestamp_ns + event.offset_ps / 1e3,
-                            event.duration_ps / 1e3,
-                            _statistics(plane, event),
-                        )
-                        for event in line.events
-                    ],
+    for plane in xplane_pb2.XSpace.FromString(path.read_bytes()).planes:
+
+        def value_of(statistic: Any, plane: Any = plane) -> Any:
+            kind = statistic.WhichOneof("value")
+            if kind == "ref_value":
+                return plane.stat_metadata[statistic.ref_value].name
+            return None if kind in (None, "bytes_value") else getattr(statistic, kind)
+
+        for number, line in enumerate(plane.lines):
+            for event in line.events:
+                statistics = {
+                    plane.stat_metadata[statistic.metadata_id].name: value
+                    for statistic in event.stats
+                    if (value := value_of(statistic)) is not None
+                }
+                yield Event(
+                    plane.name,
+                    (number, line.display_name or line.name),
+                    plane.event_metadata[event.metadata_id].name,
+                    line.timestamp_ns + event.offset_ps / 1e3,
+                    event.duration_ps / 1e3,
+                    statistics,
                 )
-                for line in plane.lines
-            ],
-        )
-        for plane in xplane_pb2.XSpace.FromString(path.read_bytes()).planes
-    ]
 
 
-def trace_events(planes: Sequence[Plane]) -> Iterator[dict[str, Any]]:
-    """Yields the events of a trace in Chrome's Trace Event Format, times in microseconds.
+def trace_events(events: Sequence[Event]) -> Iterator[dict[str, Any]]:
+    """Yields events in Chrome's Trace Event Format, times in microseconds.
 
     Source: the document "Trace Event Format" of the Chromium project.
 
     Args:
-        planes: the planes of a trace, one for each device or host.
+        events: those of a place and of a thread follow each other.
     """
-    for process, plane in enumerate(planes):
-        if not plane.lines:
-            continue
-        yield {"ph": "M", "pid": process, "name": "process_name", "args": {"name": plane.name}}
-        for thread, line in enumerate(plane.lines):
-            yield {
-                "ph": "M",
-                "pid": process,
-                "tid": thread,
-                "name": "thread_name",
-                "args": {"name": line.name},
-            }
-            for event in line.events:
+    for process, (place, of_place) in enumerate(itertools.groupby(events, lambda e: e.place)):
+        yield {"ph": "M", "pid": process, "name": "process_name", "args": {"name": place}}
+        for (thread, name), of_thread in itertools.groupby(of_place, lambda e: e.thread):
+            ids = {"pid": process, "tid": thread}
+            yield {"ph": "M", **ids, "name": "thread_name", "args": {"name": name}}
+            for event in of_thread:
                 yield {
                     "ph": "X",
-                    "pid": process,
-                    "tid": thread,
+                    **ids,
                     "name": event.name,
                     "ts": event.start_ns / 1e3,
                     "dur": event.duration_ns / 1e3,
@@ -236,16 +195,14 @@ def trace_events(planes: Sequence[Plane]) -> Iterator[dict[str, Any]]:
                 }
 
 
-def operation_table(
-    planes: Sequence[Plane],
-) -> list[tuple[str, str, int, float, float, int]]:
+def operation_table(events: Sequence[Event]) -> list[tuple[str, str, int, float, float, int]]:
     """Returns one row for each operation, the longest total time first.
 
     On a GPU every event is an operation. On the host an operation is an event named `node:Type`; an
     allocation counts for the operation that runs on its thread at that time.
 
     Args:
-        planes: the planes of a trace, one for each device or host.
+        events: those of a place and of a thread follow each other.
 
     Returns:
         rows of (operation, device or host, calls, total µs, mean µs, allocated bytes).
@@ -253,41 +210,36 @@ def operation_table(
     calls: collections.Counter[tuple[str, str]] = collections.Counter()
     nanoseconds: collections.Counter[tuple[str, str]] = collections.Counter()
     allocated: collections.Counter[tuple[str, str]] = collections.Counter()
-    for plane in planes:
-        on_device = plane.name.startswith("/device:")
-        for line in plane.lines:
-            spans = []
-            for event in line.events:
-                operation = _operation(event.name, on_device)
-                if operation is not None:
-                    key = (operation, plane.name)
-                    calls[key] += 1
-                    nanoseconds[key] += event.duration_ns
-                    spans.append((event.start_ns, event.start_ns + event.duration_ns, key))
-            spans.sort()
-            starts = [start for start, _, _ in spans]
-            for event in line.events:
-                if event.name == _ALLOCATION:
-                    index = bisect.bisect_right(starts, event.start_ns) - 1
-                    if index >= 0 and event.start_ns <= spans[index][1]:
-                        size = event.statistics.get("allocation_bytes", 0)
-                        allocated[spans[index][2]] += int(size)
+    for _, group in itertools.groupby(events, lambda event: (event.place, event.thread)):
+        of_thread = sorted(group, key=lambda event: event.start_ns)
+        spans = []
+        for event in of_thread:
+            if (operation := _operation(event)) is not None:
+                key = (operation, event.place)
+                calls[key] += 1
+                nanoseconds[key] += event.duration_ns
+                spans.append((event.start_ns, event.start_ns + event.duration_ns, key))
+        starts = [start for start, _, _ in spans]
+        for event in of_thread:
+            index = bisect.bisect_right(starts, event.start_ns) - 1
+            if event.name == _ALLOCATION and index >= 0 and event.start_ns <= spans[index][1]:
+                allocated[spans[index][2]] += int(event.statistics.get("allocation_bytes", 0))
     return [
         (
-            operation,
-            where,
-            calls[operation, where],
+            *key,
+            calls[key],
             round(total / 1e3, 3),
-            round(total / 1e3 / calls[operation, where], 3),
-            allocated[operation, where],
+            round(total / 1e3 / calls[key], 3),
+            allocated[key],
         )
-        for (operation, where), total in nanoseconds.most_common()
+        for key, total in nanoseconds.most_common()
     ]
 
 
-def _operation(name: str, on_device: bool) -> str | None:
+def _operation(event: Event) -> str | None:
     """Returns the type of the operation of an event, or None for another event."""
-    if on_device:
+    name = event.name
+    if event.place.startswith("/device:"):
         return name
     _, colon, kind = name.partition(":")
     # C++ scopes (`ExecutorState::Process`), phrases (`EagerExecute: f`) and Python's frames
@@ -295,17 +247,3 @@ def _operation(name: str, on_device: bool) -> str | None:
     if not colon or not kind or kind.startswith(":") or " " in name or name.startswith("$"):
         return None
     return kind.split("#")[0]
-
-
-def _statistics(plane: Any, event: Any) -> dict[str, Any]:
-    values = {}
-    for statistic in event.stats:
-        kind = statistic.WhichOneof("value")
-        if kind == "ref_value":
-            value = plane.stat_metadata[statistic.ref_value].name
-        elif kind in (None, "bytes_value"):
-            continue
-        else:
-            value = getattr(statistic, kind)
-        values[plane.stat_metadata[statistic.metadata_id].name] = value
-    return values

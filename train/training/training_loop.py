@@ -189,15 +189,24 @@ class _Training:
         self._bar.update(int(results.num_examples.sum()))
 
     def _end_epoch(self, phase: Phase, meter: callbacks.EpochMeter) -> None:
-        progress, devices, quantity = self.progress, self._devices, self._run.task.quantity
+        progress, devices, task = self.progress, self._devices, self._run.task
         self._steps.sync()
         row: dict[str, Any] = {
             "epoch": progress.epoch + 1,
             "phase": phase.name,
             "step": progress.step,
             "loss": meter.loss,
-            quantity: meter.accuracy,
-            **self._validate(),
+            task.quantity: meter.accuracy,
+        }
+        with averaged_weights(self._optimizer, self._network.logits.trainable_variables):
+            if (part := self._run.parts.val) is not None:
+                answers = predict(self._run, self._steps, part)
+                row["val_loss"] = task.mean_loss(*answers)
+                row[f"val_{task.quantity}"] = task.progress(*answers)
+            if self._is_best(row):
+                progress.best_epoch = row["epoch"]
+                self.best = [variable.numpy() for variable in self._network.model.variables]
+        row |= {
             "learning_rate": float(keras.ops.convert_to_numpy(self._optimizer.learning_rate)),
             "seconds": meter.seconds,
             **meter.speed(),
@@ -205,10 +214,6 @@ class _Training:
         }
         progress.history.append(row)
         progress.totals = {}
-        if self._is_best(row):
-            progress.best_epoch = row["epoch"]
-            with averaged_weights(self._optimizer, self._network.logits.trainable_variables):
-                self.best = [variable.numpy() for variable in self._network.model.variables]
         if row["epoch"] == self._config.input.epochs or self._is_stopped or self._checkpoint_is_due:
             if devices.is_chief:
                 write_json(self._run.folder / HISTORY_NAME, progress.history)
@@ -222,17 +227,6 @@ class _Training:
                 f"warning: {share:.0%} of the time was spent waiting for input. Put the data on "
                 "a local disk (engine mmap), or try a larger batch",
             )
-
-    def _validate(self) -> dict[str, float]:
-        part, task = self._run.parts.val, self._run.task
-        if part is None:
-            return {}
-        with averaged_weights(self._optimizer, self._network.logits.trainable_variables):
-            answers = predict(self._run, self._steps, part)
-        return {
-            "val_loss": task.mean_loss(*answers),
-            f"val_{task.quantity}": task.progress(*answers),
-        }
 
     def _is_best(self, row: Mapping[str, Any]) -> bool:
         """Returns whether an epoch replaces the one that is kept, and notes its value if so."""
