@@ -79,7 +79,7 @@ def test_the_most_striking_copy_comes_first():
 
 
 def test_a_pair_is_across_splits_if_an_exact_copy_is():
-    hint = neighbours.Hint(first=0, second=1, similarity=1, why="")
+    hint = neighbours.NearPair(first=0, second=1, similarity=1)
     examples = pa.table({"pixels_xxh3": ["a", "b", "a"], "split": ["train", "train", "test"]})
     for count, expected in ((2, set()), (3, {(0, 1)})):
         some = examples.slice(0, count)

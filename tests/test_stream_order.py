@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -97,9 +96,3 @@ def test_records_of_different_shards_meet_in_a_batch() -> None:
     examples = np.array(_read(order, [128] * 4, 0, 128)).reshape(128, 4)
     assert len({tuple(sorted(set(row // 128))) for row in examples}) == 1
     assert set(examples[0] // 128) == {0, 1, 2, 3}
-
-
-def test_a_window_without_any_of_the_steps_is_refused() -> None:
-    order = BatchOrder(num_examples=1000, batch_size=2, seed=1)
-    with pytest.raises(ValueError, match=r"holds no batch in 0\.\.1"):
-        StreamOrder(order, np.array([1000])).window_segments(2, 0, 2)

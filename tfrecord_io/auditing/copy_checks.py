@@ -14,7 +14,7 @@ import pyarrow as pa
 from tfrecord_io.auditing import near_duplicates
 from tfrecord_io.auditing.columns import CodedColumns
 from tfrecord_io.auditing.findings import MAX_LISTED, Finding, many
-from tfrecord_io.auditing.twins import Twins
+from tfrecord_io.auditing.twins import NearPair, Twins
 from tfrecord_io.printing import counted
 
 
@@ -131,7 +131,7 @@ def check_near(
             "the same place of an eye scanned twice. --leaks drop keeps the one in the more "
             "protected split (test before val before train).",
             count=len(across),
-            listed=tuple(list_pairs(examples, across)),
+            listed=list_pairs(examples, across),
         )
     else:
         yield Finding(
@@ -149,7 +149,7 @@ def check_near(
             title=f"{counted(len(conflicts), 'pair')} of near duplicates under different labels",
             detail=f"Nearly the same picture has different {codes.plural}. Look at both.",
             count=len(conflicts),
-            listed=tuple(list_pairs(examples, conflicts)),
+            listed=list_pairs(examples, conflicts),
         )
     if not measures["near_duplicates_complete"]:
         yield Finding(
@@ -162,15 +162,15 @@ def check_near(
         )
 
 
-def list_pairs(examples: pa.Table, pairs: Sequence[Any]) -> list[dict[str, Any]]:
+def list_pairs(examples: pa.Table, pairs: Sequence[NearPair]) -> tuple[dict[str, Any], ...]:
     """Lists the first pairs of rows with the facts needed to show them side by side."""
     columns = examples.select(["split", "label", "path", "shard", "row"])
     listed = []
     for pair in pairs[:MAX_LISTED]:
         first, second = columns.take([pair.first, pair.second]).to_pylist()
-        similarity = round(pair.similarity, 4)
-        listed.append({"first": first, "second": second, "similarity": similarity})
-    return listed
+        case = {"first": first, "second": second, "similarity": round(pair.similarity, 4)}
+        listed.append(case | ({"why": pair.why} if pair.why else {}))
+    return tuple(listed)
 
 
 def near_search_gap(num_pairs: int | None, measures: Mapping[str, Any]) -> str | None:

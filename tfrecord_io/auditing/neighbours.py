@@ -11,7 +11,6 @@ import dataclasses
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -51,23 +50,6 @@ class Neighbours:
 
     rows: np.ndarray
     similarities: np.ndarray
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Hint:
-    """A scan to look at, beside another one.
-
-    Attributes:
-        first: row of the scan in the examples table.
-        second: row of the other scan.
-        similarity: cosine of their features.
-        why: what stands out, in words.
-    """
-
-    first: int
-    second: int
-    similarity: float
-    why: str
 
 
 def pool(features: np.ndarray) -> np.ndarray:
@@ -122,7 +104,7 @@ def find_neighbours(
     return Neighbours(rows=rows, similarities=similarities)
 
 
-def near_copies(found: Neighbours) -> list[Hint]:
+def near_copies(found: Neighbours) -> list[NearPair]:
     """Returns pairs far nearer to each other than to any other scan, the most striking first.
 
     A scan's ratio is the distance to its nearest neighbour, divided by that to the second nearest.
@@ -149,7 +131,7 @@ def near_copies(found: Neighbours) -> list[Hint]:
     scans = np.arange(len(nearest))
     chosen = np.flatnonzero((ratios < limit) & (nearest[nearest] == scans) & (scans < nearest))
     return [
-        Hint(
+        NearPair(
             first=row,
             second=int(nearest[row]),
             similarity=float(found.similarities[row, 0]),
@@ -167,7 +149,7 @@ def _have_neighbours(found: Neighbours) -> np.ndarray:
 
 def doubtful_labels(
     found: Neighbours, labels: np.ndarray, label_names: Sequence[str]
-) -> list[Hint]:
+) -> list[NearPair]:
     """Returns scans of which nearly all neighbours have one other label, the clearest first."""
     of_neighbours = labels[found.rows]
     votes = np.stack([(of_neighbours == label).sum(1) for label in range(len(label_names))], 1)
@@ -180,7 +162,7 @@ def doubtful_labels(
     for row in sorted(np.flatnonzero(is_doubtful), key=lambda r: (-agreeing[r], -sums[r], r)):
         place = int((of_neighbours[row] == other[row]).argmax())
         hints.append(
-            Hint(
+            NearPair(
                 first=int(row),
                 second=int(found.rows[row, place]),
                 similarity=float(found.similarities[row, place]),
@@ -300,12 +282,12 @@ def _check_copies(
         f"{found.label_kind.plural}: {len(differ & pairs):,}. Copies that the audit of the images "
         "finds are left out.",
         count=len(hints),
-        listed=_list(examples, hints),
+        listed=list_pairs(examples, hints),
     )
 
 
 def _with_different(
-    column: pa.ChunkedArray, everything: pa.Table, hints: Sequence[Hint]
+    column: pa.ChunkedArray, everything: pa.Table, hints: Sequence[NearPair]
 ) -> set[tuple[int, int]]:
     """Returns `first` and `second` of the hints whose pictures have different values in a column.
 
@@ -316,11 +298,11 @@ def _with_different(
     """
     pictures, _ = encode(everything["pixels_xxh3"])
     _, rows = np.unique(pictures, return_index=True)
-    near = (
-        NearPair(first=int(rows[h.first]), second=int(rows[h.second]), similarity=h.similarity)
-        for h in hints
+    near = tuple(
+        dataclasses.replace(hint, first=int(rows[hint.first]), second=int(rows[hint.second]))
+        for hint in hints
     )
-    across = Twins(groups=pictures, near=tuple(near)).near_across(encode(column)[0])
+    across = Twins(groups=pictures, near=near).near_across(encode(column)[0])
     return {(int(pictures[pair.first]), int(pictures[pair.second])) for pair in across}
 
 
@@ -341,8 +323,8 @@ def _check_labels(examples: pa.Table, neighbours: Neighbours, found: manifest.Ma
             code="doubtful_labels",
             severity="good",
             title="No label stands out from those of similar scans",
-            detail=f"Of no scan, {MIN_AGREEING} of the {NUM_NEIGHBOURS} most similar scans of "
-            "other patients have the same other class.",
+            detail=f"No scan has {MIN_AGREEING} scans of one other class among the "
+            f"{NUM_NEIGHBOURS} most similar scans of other patients.",
         )
     return Finding(
         code="doubtful_labels",
@@ -352,10 +334,5 @@ def _check_labels(examples: pa.Table, neighbours: Neighbours, found: manifest.Ma
         detail=f"At least {MIN_AGREEING} of the {NUM_NEIGHBOURS} most similar scans of other "
         "patients have one other class. The label may be wrong, or right for an unusual scan.",
         count=len(hints),
-        listed=_list(examples, hints),
+        listed=list_pairs(examples, hints),
     )
-
-
-def _list(examples: pa.Table, hints: Sequence[Hint]) -> tuple[dict[str, Any], ...]:
-    listed = zip(list_pairs(examples, hints), hints, strict=False)
-    return tuple({**pair, "why": hint.why} for pair, hint in listed)

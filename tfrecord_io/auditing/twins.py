@@ -72,18 +72,20 @@ class ImageReader:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NearPair:
-    """Two pictures that are nearly the same.
+    """Two pictures that are nearly the same, or may be.
 
     Attributes:
         first: row of the first picture in the examples table; if several rows have its pixels,
             the first of them.
         second: row of the second picture, chosen in the same way.
-        similarity: correlation of the fine detail, up to 1.
+        similarity: correlation of the fine detail, or cosine of the features; up to 1.
+        why: what stands out, in words; empty for pictures whose pixels were compared.
     """
 
     first: int
     second: int
     similarity: float
+    why: str = ""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

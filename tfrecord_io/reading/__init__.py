@@ -1,1 +1,1 @@
-"""Finished datasets become batches, in an order that the seed names."""
+"""Finished datasets become batches, in an order that the seed decides."""

@@ -41,7 +41,7 @@ def make_batches(
     examples: Sequence[int] | np.ndarray | None = None,
     prefetch: int = 2,
 ) -> Batches:
-    """Returns the batches of a split as NumPy arrays, in an order that the seed names.
+    """Returns the batches of a split as NumPy arrays, in an order that the seed decides.
 
     They are those that `reader.make_dataset` gives for the same arguments, which it describes;
     TensorFlow is not imported, and the folder must be local. Each loop over the result starts from

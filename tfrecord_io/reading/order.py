@@ -130,7 +130,7 @@ class BatchOrder:
     Attributes:
         num_examples: of the split.
         batch_size: examples in a global batch, over all replicas.
-        seed: names the order; each epoch has a permutation of its own.
+        seed: decides the order; each epoch has a permutation of its own.
         shuffle: if False, every epoch is 0, 1, ..., num_examples - 1.
         epochs: how often each example occurs; None for an endless sequence.
         drop_remainder: leave out a last batch that is not full.

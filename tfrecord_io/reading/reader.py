@@ -74,7 +74,7 @@ def make_dataset(
     cache: Cache | None = None,
     examples: Sequence[int] | np.ndarray | None = None,
 ) -> tf.data.Dataset | DeviceDataset:
-    """Returns the batches of a split, in an order that the seed names.
+    """Returns the batches of a split, in an order that the seed decides.
 
     The order is that of `order.BatchOrder`: epochs follow each other without a gap, each in a
     permutation of its own of the whole split, and batch k is rows [k * batch_size,
@@ -87,7 +87,7 @@ def make_dataset(
         split: name of the split, such as `train`; or several, such as `("train", "val")`, which
             are then read as one whose second part follows the first.
         batch_size: examples of a global batch, over all replicas.
-        seed: names the order.
+        seed: decides the order.
         shuffle: if False, examples come in the order of the shards.
         epochs: how often each example occurs; None for endless batches.
         drop_remainder: leave out a last batch that is not full.

@@ -66,19 +66,13 @@ class StreamOrder:
         return epoch * self._windows_per_epoch + place // self._window
 
     def window_segments(self, window: int, first_step: int, last_step: int) -> Segments[np.ndarray]:
-        """Returns what this replica reads of a window, for the batches first_step..last_step-1.
-
-        Raises:
-            ValueError: if the window holds none of these batches.
-        """
+        """Returns what this replica reads of a window, for the batches first_step..last_step-1."""
         order = self._order
         epoch, index = divmod(window, self._windows_per_epoch)
         low = epoch * order.num_examples + index * self._window
         high = min(low + self._window, (epoch + 1) * order.num_examples)
         low = max(low, first_step * order.batch_size)
         high = min(high, last_step * order.batch_size)
-        if low >= high:
-            raise ValueError(f"window {window} holds no batch in {first_step}..{last_step - 1}")
         positions = np.arange(low, high)
         place = positions % order.batch_size - order.first_column
         mine = positions[(place >= 0) & (place < order.replica_batch_size)]
