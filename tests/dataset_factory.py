@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -111,6 +112,27 @@ def write_dataset(
     )
     (directory / FILE_NAME).write_text(manifest.to_json(), encoding="utf-8")
     return manifest
+
+
+def stored(
+    directory: str | os.PathLike[str], split: str = "train"
+) -> tuple[np.ndarray, np.ndarray, list[str]]:
+    """Returns images, labels and keys, read by the manifest's numbers alone (docs/format.md)."""
+    directory = Path(directory)
+    manifest = json.loads((directory / FILE_NAME).read_text())
+    stride, slots = manifest["record"]["stride"], manifest["record"]["features"]
+    shards = [directory / shard["name"] for shard in manifest["splits"][split]["shards"]]
+    records = np.concatenate([np.fromfile(shard, np.uint8) for shard in shards]).reshape(-1, stride)
+    images, labels, keys = (
+        records[:, slots[name]["offset"] :][:, : slots[name]["length"]].copy()
+        for name in ("image", "label", "key")
+    )
+    image, dtype = manifest["image"], np.dtype(manifest["image"]["dtype"]).newbyteorder("<")
+    return (
+        images.view(dtype).reshape(-1, *image["shape"]),
+        labels.view("<f4"),
+        [bytes(key).decode() for key in keys],
+    )
 
 
 def _random_pixels(

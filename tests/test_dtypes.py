@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 import tensorflow_datasets as tfds
 from builds import build_here
-from dataset_factory import write_dataset
+from dataset_factory import stored, write_dataset
 from image_files import encoded, write_tree
 
 import tfrecord_io
@@ -47,21 +47,6 @@ def dataset(tmp_path_factory, request) -> Path:
     return path
 
 
-def stored_images(dataset: Path) -> np.ndarray:
-    """Returns all images, read as docs/format.md says: by the manifest's numbers alone."""
-    manifest = json.loads((dataset / FILE_NAME).read_text())
-    stride, image = manifest["record"]["stride"], manifest["record"]["features"]["image"]
-    records = np.concatenate(
-        [
-            np.fromfile(dataset / shard["name"], np.uint8).reshape(-1, stride)
-            for shard in manifest["splits"]["train"]["shards"]
-        ]
-    )
-    pixels = records[:, image["offset"] : image["offset"] + image["length"]]
-    dtype = np.dtype(manifest["image"]["dtype"]).newbyteorder("<")
-    return pixels.view(dtype).reshape(-1, *manifest["image"]["shape"])
-
-
 def assert_same(found, expected: np.ndarray) -> None:
     found = np.asarray(found)
     assert found.dtype == expected.dtype
@@ -78,12 +63,12 @@ def test_tensorflow_gets_the_stored_values(dataset, options):
     batches = tfrecord_io.make_dataset(
         dataset, split="train", batch_size=10, shuffle=False, **options
     )
-    assert_same(np.concatenate([image for image, _ in batches]), stored_images(dataset))
+    assert_same(np.concatenate([image for image, _ in batches]), stored(dataset)[0])
 
 
 def test_numpy_gets_the_stored_values_to_keep(dataset):
     batches = list(tfrecord_io.make_batches(dataset, split="train", batch_size=10, shuffle=False))
-    assert_same(np.concatenate([image for image, _ in batches]), stored_images(dataset))
+    assert_same(np.concatenate([image for image, _ in batches]), stored(dataset)[0])
     batches[0][0][:] = 0  # the caller's own
 
 
@@ -91,7 +76,7 @@ def test_plain_tensorflow_parses_the_records(dataset):
     layout = Manifest.load(dataset).layout
     files = sorted(str(path) for path in dataset.glob("*.tfrecord"))
     records = tf.data.TFRecordDataset(files).batch(100).get_single_element()
-    assert_same(layout.parse_batch(records)["image"], stored_images(dataset))
+    assert_same(layout.parse_batch(records)["image"], stored(dataset)[0])
 
 
 # TFDS 4.9.10 asks protobuf 6 for a field's label, in the way of protobuf 5.
@@ -99,7 +84,7 @@ def test_plain_tensorflow_parses_the_records(dataset):
 def test_tfds_reads_the_stored_values(dataset):
     builder = tfds.builder_from_directory(dataset)
     examples = tfds.as_numpy(builder.as_dataset(split="train", shuffle_files=False))
-    assert_same(np.stack([example["image"] for example in examples]), stored_images(dataset))
+    assert_same(np.stack([example["image"] for example in examples]), stored(dataset)[0])
 
 
 def test_a_contact_sheet_shows_each_image_in_its_own_range(dataset):

@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from builds import ROOT
-from dataset_factory import write_dataset
+from dataset_factory import stored, write_dataset
 
-from tfrecord_io import ManifestError, RecordLayout, schema
+from tfrecord_io import ManifestError, schema
 from tfrecord_io.reading.mapped import MappedDataset, MappedSplit, RowIndex
 
 NUM_EXAMPLES = 23
@@ -27,24 +27,8 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def _stored(directory: Path) -> tuple[np.ndarray, np.ndarray, list[str]]:
-    """All images, labels and keys, read as plain arrays of bytes from the files."""
-    layout = RecordLayout(image_shape=(6, 5, 1), num_classes=4)
-    files = [np.fromfile(path, np.uint8) for path in sorted(directory.glob("*.tfrecord"))]
-    records = np.concatenate([file.reshape(-1, layout.stride) for file in files])
-    columns = {
-        name: records[:, slot.offset : slot.offset + slot.length].copy()
-        for name, slot in layout.features.items()
-    }
-    return (
-        columns[schema.IMAGE].reshape(-1, 6, 5, 1),
-        columns[schema.LABEL].view("<f4"),
-        [bytes(key).decode() for key in columns[schema.KEY]],
-    )
-
-
 def test_an_example_is_what_the_shard_holds(directory: Path) -> None:
-    images, labels, keys = _stored(directory)
+    images, labels, keys = stored(directory)
     dataset = MappedDataset(directory, "train")
     assert len(dataset) == NUM_EXAMPLES
     for example in range(NUM_EXAMPLES):
@@ -55,7 +39,7 @@ def test_an_example_is_what_the_shard_holds(directory: Path) -> None:
 
 
 def test_a_batch_is_gathered_over_shards_and_may_be_written_to(directory: Path) -> None:
-    images, labels, _ = _stored(directory)
+    images, labels, _ = stored(directory)
     wanted = [22, 0, 7, 7, -1]
     batch, batch_labels = MappedDataset(directory, "train")[wanted]
     assert (batch.dtype, batch_labels.dtype) == (np.uint8, np.float32)
@@ -92,7 +76,7 @@ def test_the_map_is_read_only(directory: Path) -> None:
 
 
 def test_images_are_whole_blocks_that_tensorflow_takes_without_a_copy(directory: Path) -> None:
-    images, _, _ = _stored(directory)
+    images, _, _ = stored(directory)
     mapped = MappedSplit(directory, "train")
     layout = mapped.manifest.layout
     assert mapped.blocks.ctypes.data % 64 == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -76,12 +77,6 @@ def test_batches_are_what_plain_tensorflow_parses_from_the_same_files(
             assert images[row].tobytes() == image
             assert labels[row].tolist() == label
             assert keys[row] == key
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-def test_an_epoch_has_every_key_exactly_once(dataset: Path, engine: str) -> None:
-    keys = [key for batch in _batches(dataset, engine=engine) for key in batch[2]]
-    assert sorted(keys) == sorted(key for _, _, key in _records(dataset))
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -208,15 +203,6 @@ def test_the_last_batch_is_short_dropped_or_padded_with_weight_zero(
     assert keys[3:] == [keys[2]] * 2
 
 
-def test_weights_of_padded_shares_count_each_image_once(dataset: Path) -> None:
-    shares = [
-        _batches(dataset, batch_size=8, pad_remainder=True, num_replicas=4, replica_index=index)
-        for index in range(4)
-    ]
-    assert {batch[0].shape for share in shares for batch in share} == {(2, 6, 5, 1)}
-    assert sum(batch[2].sum() for share in shares for batch in share) == NUM_EXAMPLES
-
-
 def _assert_refused(directory: Path, *words: str) -> None:
     """The error before the first step has all the words, among them the file and the remedy."""
     with pytest.raises(ManifestError) as error:
@@ -235,25 +221,25 @@ def test_a_newer_format_names_both_versions_and_what_to_install(tmp_path: Path) 
     _assert_refused(tmp_path, str(path), "version 3", "versions up to 2", "install the release")
 
 
-def test_a_missing_shard_is_named_before_the_first_step(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda path, _: path.unlink(), ("is missing", "copy the dataset again")),
+        (lambda path, _: path.write_bytes(path.read_bytes()[:-1]), ("cut off", "--overwrite")),
+        (
+            lambda path, stride: path.write_bytes(path.read_bytes() + bytes(stride)),
+            ("bytes, the manifest says", "replaced; copy it again"),
+        ),
+    ],
+    ids=["missing", "cut off", "longer"],
+)
+def test_a_shard_of_another_length_is_named_before_the_first_step(
+    tmp_path: Path, damage: Callable, words: tuple[str, ...]
+) -> None:
     manifest = write_dataset(tmp_path)
     path = tmp_path / manifest.splits["train"].shards[1].name
-    path.unlink()
-    _assert_refused(tmp_path, str(path), "is missing", "copy the dataset again")
-
-
-def test_a_truncated_shard_is_named_before_the_first_step(tmp_path: Path) -> None:
-    manifest = write_dataset(tmp_path)
-    path = tmp_path / manifest.splits["train"].shards[0].name
-    path.write_bytes(path.read_bytes()[:-1])
-    _assert_refused(tmp_path, str(path), "cut off", "copy it again", "--overwrite")
-
-
-def test_a_shard_of_another_length_is_named_before_the_first_step(tmp_path: Path) -> None:
-    manifest = write_dataset(tmp_path)
-    path = tmp_path / manifest.splits["train"].shards[0].name
-    path.write_bytes(path.read_bytes() + bytes(manifest.layout.stride))
-    _assert_refused(tmp_path, str(path), f"has {path.stat().st_size} bytes", "replaced")
+    damage(path, manifest.layout.stride)
+    _assert_refused(tmp_path, str(path), *words)
 
 
 @pytest.mark.parametrize("verify", ["crc", "sha256"])

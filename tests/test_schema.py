@@ -106,28 +106,6 @@ def test_padding_is_a_small_part_of_a_record(shape, block_length, stride):
     assert (layout.block_length, layout.stride) == (block_length, stride)
 
 
-@given(
-    shape=st.tuples(st.integers(1, 30), st.integers(1, 30), st.sampled_from([1, 3])),
-    num_classes=st.integers(1, 12),
-    data=st.data(),
-)
-def test_slots_hold_the_payloads(shape, num_classes, data):
-    label_index = data.draw(st.integers(0, num_classes - 1))
-    layout = RecordLayout(image_shape=shape, num_classes=num_classes)
-    pixels = pixels_of(shape)
-    record = layout.encode_record(pixels.tobytes(), np.eye(num_classes)[label_index], KEY)
-
-    def payload(name):
-        slot = layout.features[name]
-        return record[slot.offset : slot.offset + slot.length]
-
-    assert sorted(layout.features) == [schema.IMAGE, schema.KEY, schema.LABEL]
-    assert payload(schema.IMAGE) == pixels.tobytes()
-    assert payload(schema.KEY) == KEY.encode()
-    label = np.frombuffer(payload(schema.LABEL), "<f4")
-    assert label.tolist() == [float(i == label_index) for i in range(num_classes)]
-
-
 def test_a_batch_is_parsed_into_what_was_encoded():
     layout = RecordLayout(image_shape=(5, 7, 3), num_classes=4)
     images = [pixels_of((5, 7, 3), seed) for seed in range(4)]
@@ -183,11 +161,6 @@ def test_what_does_not_fit_the_layout_is_refused(image, label, key, message):
 def test_a_key_is_the_start_of_the_paths_sha256_and_never_changes():
     assert hashlib.sha256(b"train/CNV/CNV-1-1.jpeg").hexdigest()[:32] == KEY
     assert KEY == "319ced6d54661d48d62fc0257f6e9cda"
-
-
-@given(st.text(max_size=9), st.text(max_size=9))
-def test_two_paths_have_two_keys(first, second):
-    assert (image_key(first) == image_key(second)) == (first == second)
 
 
 def test_the_checksum_is_that_of_the_standard():

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from dataset_factory import stored
 from PIL import Image
 
-from tfrecord_io import manifest, schema, show
+from tfrecord_io import manifest, show
 from tfrecord_io.__main__ import main
 
 
@@ -20,25 +21,12 @@ def test_every_tile_is_a_stored_image_of_its_class(built_dataset: Path) -> None:
     sheet = show.contact_sheet(
         built_dataset, "train", num_per_class=2, tile_size=max(height, width)
     )
-    by_class = _images_by_class(built_dataset, found)
+    images, labels, _ = stored(built_dataset)
     row_height = (sheet.height - 6) // found.num_classes
     for row in range(found.num_classes):
         top = 6 + row * row_height + 18
         tile = np.asarray(sheet)[top : top + height, 6 : 6 + width, 0]
-        assert any((tile == image[:, :, 0]).all() for image in by_class[row])
-
-
-def _images_by_class(dataset: Path, found: manifest.Manifest) -> list[list[np.ndarray]]:
-    layout = found.layout
-    image, label = layout.features[schema.IMAGE], layout.features[schema.LABEL]
-    images: list[list[np.ndarray]] = [[] for _ in found.label_names]
-    for shard in found.split("train").shards:
-        records = np.fromfile(dataset / shard.name, np.uint8).reshape(-1, layout.stride)
-        for record in records:
-            one_hot = record[label.offset : label.offset + label.length].copy().view("<f4")
-            pixels = record[image.offset : image.offset + image.length]
-            images[int(one_hot.argmax())].append(pixels.reshape(found.image_shape))
-    return images
+        assert any((tile == image[:, :, 0]).all() for image in images[labels[:, row] == 1])
 
 
 def test_the_command_writes_a_png(built_dataset: Path, tmp_path: Path) -> None:

@@ -5,11 +5,10 @@ import math
 
 import numpy as np
 import pytest
-from dataset_factory import write_dataset
+from dataset_factory import stored, write_dataset
 from hypothesis import given
 from hypothesis import strategies as st
 
-import tfrecord_io
 from tfrecord_io import ManifestError, PixelStatistics, RecordLayout, image_key, read_statistics
 from tfrecord_io.manifest import FILE_NAME
 
@@ -139,27 +138,16 @@ def test_a_shard_that_is_cut_off_is_not_counted():
 # ---- of a dataset
 
 
-def images_of(directory, split):
-    """Returns all images of a split, in the order of the shards."""
-    found = tfrecord_io.Manifest.load(directory)
-    slot = found.layout.features["image"]
-    images = []
-    for shard in found.split(split).shards:
-        records = np.fromfile(directory / shard.name, np.uint8).reshape(-1, found.layout.stride)
-        images.append(records[:, slot.offset : slot.offset + slot.length])
-    return np.concatenate(images).reshape(-1, *found.image_shape)
-
-
 @pytest.mark.parametrize("split", ["train", "val", "test"])
 def test_a_built_dataset_tells_its_statistics(built_dataset, split):
     found = read_statistics(built_dataset, split)
-    assert found == PixelStatistics.from_images(images_of(built_dataset, split))
+    assert found == PixelStatistics.from_images(stored(built_dataset, split)[0])
 
 
 def test_a_dataset_without_statistics_is_read_once(tmp_path):
     manifest = write_dataset(tmp_path, image_shape=(6, 5, 3), num_shards=4)
     assert manifest.statistics is None
-    assert read_statistics(tmp_path) == PixelStatistics.from_images(images_of(tmp_path, "train"))
+    assert read_statistics(tmp_path) == PixelStatistics.from_images(stored(tmp_path)[0])
 
 
 def test_the_manifest_answers_for_train_without_reading_a_shard(tmp_path):
