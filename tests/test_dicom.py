@@ -30,7 +30,7 @@ from pipelines.shards.write import TaskWriter
 from pipelines.stores.output_state import PLAN_FILE
 from tfrecord_io import Manifest, image_key
 from tfrecord_io.__main__ import main
-from tfrecord_io.decoding import dicom, preprocess
+from tfrecord_io.decoding import dicom_frames, dicom_tags, preprocess
 from tfrecord_io.decoding.preprocess import Preprocessing, decode_image
 from tfrecord_io.manifest import EXAMPLES_FILE_NAME
 from tfrecord_io.reading.mapped import MappedDataset
@@ -463,7 +463,7 @@ def test_fill_bytes_before_a_marker_of_jpeg_are_legal(marker):
 
 
 def test_a_model_of_dicom_files_predicts_pictures_without_the_extra(monkeypatch):
-    monkeypatch.setattr(dicom, "PACKAGES", ("a-missing-codec",))
+    monkeypatch.setattr(dicom_tags, "PACKAGES", ("a-missing-codec",))
     versions = preprocess.decoder_versions() | {"pydicom": "3.0.0"}
     trained = Classifier(None, None, Preprocessing(), ("CNV", "DME"), versions)
     assert other_decoder(trained) is None
@@ -541,8 +541,8 @@ def test_a_frame_beyond_the_end_of_the_file_is_found_missing_without_reading_all
     volume = np.stack([grey_pixels(seed, 200, 200) for seed in range(50)])
     file = io.BytesIO(dicom_file(volume)[:-10])
     with pytest.raises(Reject, match="truncated: the file ends before its frame 50"):
-        dicom.cut_frame(file, 50)
-    assert dicom.cut_frame(io.BytesIO(file.getvalue()), 49).PixelData == volume[48].tobytes()
+        dicom_frames.cut_frame(file, 50)
+    assert dicom_frames.cut_frame(io.BytesIO(file.getvalue()), 49).PixelData == volume[48].tobytes()
 
 
 def test_a_deflated_file_that_grows_without_end_is_not_inflated():
@@ -551,7 +551,7 @@ def test_a_deflated_file_that_grows_without_end_is_not_inflated():
     deflater = zlib.compressobj(9, zlib.DEFLATED, -zlib.MAX_WBITS)
     bomb = meta + b"".join(deflater.compress(bytes(2**20)) for _ in range(257)) + deflater.flush()
     assert len(bomb) < 2**20
-    assert dicom.read_header(bomb) is None
+    assert dicom_tags.read_header(bomb) is None
     assert reason(bomb) == "file_too_large"
 
 
@@ -567,7 +567,7 @@ def test_damage_anywhere_raises_nothing_but_a_reject(name):
         damaged = bytearray(whole)
         damaged[place] ^= 1 << int(generator.integers(8))
         for data in (bytes(damaged), whole[:place]):
-            dicom.read_header(data)
+            dicom_tags.read_header(data)
             with contextlib.suppress(Reject):
                 decode_image(data, Preprocessing(height=8, width=8), 0)
 
@@ -579,7 +579,7 @@ def test_a_frame_that_is_read_alone_has_the_pixels_that_it_has_in_its_file(name)
     settings = Preprocessing(height=dataset.Rows, width=dataset.Columns, channels=3)
     for frame in (1, 2, int(dataset.NumberOfFrames)):
         with path.open("rb") as file:
-            cut = dicom.cut_frame(file, frame)
+            cut = dicom_frames.cut_frame(file, frame)
         assert cut.NumberOfFrames == 1
         found = np.frombuffer(decode_image(cut, settings, frame).pixels, np.uint8)
         expected = pixel_array(path, index=frame - 1)
@@ -595,7 +595,7 @@ def test_the_frames_of_a_volume_are_what_was_written_in_every_syntax(syntax):
     data = in_syntax(dicom_file(frames), f"1.2.840.10008.1.2{syntax}")
     for number, expected in enumerate(frames, start=1):
         np.testing.assert_array_equal(decoded(data, number, dtype="uint16"), expected)
-        cut = dicom.cut_frame(io.BytesIO(data), number)
+        cut = dicom_frames.cut_frame(io.BytesIO(data), number)
         if syntax == ".1.99":
             assert cut is None
         else:
@@ -676,7 +676,7 @@ def test_compressed_frames_beyond_the_number_that_the_file_says_are_not_lost(
         assert reason(data, number) == "multiple_frames"
         if number:
             with pytest.raises(Reject, match="multiple_frames"):
-                dicom.cut_frame(io.BytesIO(data), number)
+                dicom_frames.cut_frame(io.BytesIO(data), number)
 
 
 @pytest.mark.parametrize("syntax", [".4.50", ".4.80", ".4.90"])
@@ -706,12 +706,12 @@ def test_no_frame_is_taken_for_another_one_by_a_wrong_table_of_offsets(syntax, o
 def test_a_header_is_read_from_the_start_of_a_file_or_not_at_all():
     patient = {(0x0010, 0x0020, "LO"): "4711", (0x0010, 0x0010, "PN"): "Doe^Jane"}
     data = dicom_file(np.stack([grey_pixels()] * 5), patient)
-    header = dicom.read_header(data[:600])
-    assert header == dicom.read_header(data)
+    header = dicom_tags.read_header(data[:600])
+    assert header == dicom_tags.read_header(data)
     assert header.num_frames == 5
     assert re.fullmatch("[0-9a-f]{16}", header.patient)
-    assert dicom.read_header(data[:200]) is None
-    assert dicom.read_header(data.replace(b"4711", b"4712")).patient != header.patient
+    assert dicom_tags.read_header(data[:200]) is None
+    assert dicom_tags.read_header(data.replace(b"4711", b"4712")).patient != header.patient
 
 
 # ---- through the command
@@ -903,7 +903,7 @@ def test_codecs_are_part_of_the_identity_only_where_they_are_used(built, tmp_pat
 
 
 def test_without_the_extra_dicom_files_are_refused_with_what_to_do(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(dicom, "PACKAGES", (*dicom.PACKAGES, "a-missing-codec"))
+    monkeypatch.setattr(dicom_tags, "PACKAGES", (*dicom_tags.PACKAGES, "a-missing-codec"))
     with pytest.raises(UserError, match=r"missing-codec is not installed: pip install .*\[dicom\]"):
         build_here(folder, tmp_path / "out", *FLAGS)
     assert not (tmp_path / "out").exists()

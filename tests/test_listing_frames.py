@@ -18,7 +18,7 @@ from pipelines.listing.listing import ListingOptions
 from pipelines.sources.directory import DirectorySource
 from tfrecord_io import Manifest, image_key
 from tfrecord_io.__main__ import main
-from tfrecord_io.decoding import tiff
+from tfrecord_io.decoding import tiff_pages
 from tfrecord_io.decoding.preprocess import Preprocessing, decode_image
 from tfrecord_io.manifest import EXAMPLES_FILE_NAME
 
@@ -31,7 +31,7 @@ def pages(seed, count):
 
 def damaged_on_page_2(data):
     data = bytearray(data)
-    place = tiff.read_pages(io.BytesIO(bytes(data)), is_whole=True)[1].place
+    place = tiff_pages.read_pages(io.BytesIO(bytes(data)), is_whole=True)[1].place
     struct.pack_into("<HHII", data, place + 2, 256, 4, 10**6, 10**8)
     return bytes(data)
 

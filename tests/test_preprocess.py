@@ -482,7 +482,7 @@ def test_a_reject_travels_between_processes():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"height": 0}, r"must be in 1\.\.16384 pixels, received 0x224"),
+        ({"height": 0}, r"must be in 1\.\.16384 pixels a side, received 0x224"),
         ({"width": 16_385}, "received 224x16385"),
         ({"channels": 2}, "channels must be 1 or 3, received 2"),
         ({"resize": "nearest"}, "resize must be one of bilinear, bicubic, lanczos, box"),

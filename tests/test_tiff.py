@@ -10,7 +10,7 @@ from image_files import encoded, grey_pixels
 from PIL import Image
 from tiff_files import NEW_SUBFILE_TYPE, SUBFILE_TYPE, tiff_file
 
-from tfrecord_io.decoding import tiff
+from tfrecord_io.decoding import tiff_pages
 from tfrecord_io.decoding.preprocess import Preprocessing, decode_image
 from tfrecord_io.rejects import Reject
 
@@ -22,7 +22,7 @@ EXACT = {"height": PAGES[0].shape[0], "width": PAGES[0].shape[1]}
 
 
 def kinds(data):
-    return [page.kind for page in tiff.read_pages(io.BytesIO(data), is_whole=True)]
+    return [page.kind for page in tiff_pages.read_pages(io.BytesIO(data), is_whole=True)]
 
 
 def decoded(data, page, dtype="uint8"):
@@ -72,7 +72,7 @@ FILES = {
 def in_its_file(data, number):
     """Returns the whole file with another first page, which is how Pillow gets at any page."""
     file = io.BytesIO(data)
-    place = tiff.read_pages(file, is_whole=True)[number - 1].place
+    place = tiff_pages.read_pages(file, is_whole=True)[number - 1].place
     is_big_tiff = data[2:4] in (b"+\0", b"\0+")
     kind = (">" if data.startswith(b"MM") else "<") + ("Q" if is_big_tiff else "I")
     struct.pack_into(kind, file.getbuffer(), 8 if is_big_tiff else 4, place)
@@ -90,7 +90,7 @@ def pixels_or_reason(file, number):
 def test_a_page_that_is_cut_out_has_the_pixels_that_it_has_in_its_file(name):
     data = FILES[name]
     for number in (1, 2, 3):
-        page = tiff.with_first_page(io.BytesIO(data), number)
+        page = tiff_pages.with_first_page(io.BytesIO(data), number)
         assert len(page.getvalue()) < len(data) / 2
         assert pixels_or_reason(page, number) == pixels_or_reason(in_its_file(data, number), number)
 
@@ -98,15 +98,15 @@ def test_a_page_that_is_cut_out_has_the_pixels_that_it_has_in_its_file(name):
 @pytest.mark.parametrize("name", ["raw", "tiff_lzw", "BigTIFF"])
 def test_a_damaged_page_is_read_as_it_is_in_its_file(name):
     generator = np.random.default_rng(1)
-    places = [page.place for page in tiff.read_pages(io.BytesIO(FILES[name]), is_whole=True)]
+    places = [page.place for page in tiff_pages.read_pages(io.BytesIO(FILES[name]), is_whole=True)]
     whole, different = pixels_or_reason(in_its_file(FILES[name], 2), 2), 0
     for _ in range(300):
         damaged = bytearray(FILES[name])
         place = places[1] + int(generator.integers(180))
         damaged[place % len(damaged)] ^= 1 << int(generator.integers(8))
         data = bytes(damaged)
-        if len(tiff.read_pages(io.BytesIO(data), is_whole=True)) > 1:
-            found = pixels_or_reason(tiff.with_first_page(io.BytesIO(data), 2), 2)
+        if len(tiff_pages.read_pages(io.BytesIO(data), is_whole=True)) > 1:
+            found = pixels_or_reason(tiff_pages.with_first_page(io.BytesIO(data), 2), 2)
             assert found == pixels_or_reason(in_its_file(data, 2), 2)
             different += found != whole
     assert different > 30
@@ -121,7 +121,7 @@ def test_a_damaged_page_is_read_as_it_is_in_its_file(name):
 )
 def test_what_may_be_anywhere_in_the_file_is_looked_for_in_all_of_it(tags):
     data = tiff_file(PAGES, {2: tags})
-    page = tiff.with_first_page(io.BytesIO(data), 2)
+    page = tiff_pages.with_first_page(io.BytesIO(data), 2)
     assert len(page.getvalue()) == len(data)
     assert pixels_or_reason(page, 2) == pixels_or_reason(in_its_file(data, 2), 2)
 
@@ -131,7 +131,7 @@ def test_a_file_of_very_many_pages_is_not_looked_through():
     chain = bytearray(b"II*\0" + struct.pack("<I", 8))
     for number in range(20_000):
         chain += page[:-4] + struct.pack("<I", 8 + (number + 1) * 70) + bytes(70 - len(page))
-    assert len(kinds(bytes(chain))) == tiff.MAX_PAGES + 1
+    assert len(kinds(bytes(chain))) == tiff_pages.MAX_PAGES + 1
     with pytest.raises(Reject, match="multiple_frames: TIFF with several frames"):
         decode_image(FILES["raw"], Preprocessing(height=8, width=8))
 
@@ -159,7 +159,7 @@ def test_smaller_versions_and_masks_are_told_apart_by_their_tags(order):
 
 def test_a_damaged_page_leaves_those_before_and_after_it():
     data = bytearray(tiff_file(PAGES))
-    damaged = tiff.read_pages(io.BytesIO(bytes(data)), is_whole=True)[1].place
+    damaged = tiff_pages.read_pages(io.BytesIO(bytes(data)), is_whole=True)[1].place
     struct.pack_into("<HHII", data, damaged + 2, 256, 4, 10**6, 10**8)  # its width is nowhere
     np.testing.assert_array_equal(decoded(bytes(data), 1), PAGES[0])
     np.testing.assert_array_equal(decoded(bytes(data), 3), PAGES[2])
@@ -169,7 +169,7 @@ def test_a_damaged_page_leaves_those_before_and_after_it():
 
 def test_a_file_cut_in_its_last_page_still_has_the_other_pages():
     data = tiff_file(PAGES)
-    cut = data[: tiff.read_pages(io.BytesIO(data), is_whole=True)[2].place + 30]
+    cut = data[: tiff_pages.read_pages(io.BytesIO(data), is_whole=True)[2].place + 30]
     assert kinds(cut) == ["", "", ""]
     np.testing.assert_array_equal(decoded(cut, 2), PAGES[1])
     with pytest.raises(Reject, match="undecodable: page 3 of the TIFF is damaged"):
@@ -178,12 +178,12 @@ def test_a_file_cut_in_its_last_page_still_has_the_other_pages():
 
 def test_the_start_of_a_file_is_enough_if_all_directories_are_in_it():
     early = encoded(Image.fromarray(grey_pixels(0, 200, 300)), "TIFF")
-    assert tiff.read_pages(io.BytesIO(early[:1000]), is_whole=False) == tiff.read_pages(
+    assert tiff_pages.read_pages(io.BytesIO(early[:1000]), is_whole=False) == tiff_pages.read_pages(
         io.BytesIO(early), is_whole=True
     )
     late = tiff_file(PAGES)
-    assert tiff.read_pages(io.BytesIO(late[:1000]), is_whole=False) is None
-    assert tiff.read_pages(io.BytesIO(late[:6]), is_whole=False) is None
+    assert tiff_pages.read_pages(io.BytesIO(late[:1000]), is_whole=False) is None
+    assert tiff_pages.read_pages(io.BytesIO(late[:6]), is_whole=False) is None
 
 
 def test_pages_that_point_at_each_other_or_hold_nothing_come_to_an_end():
@@ -200,12 +200,12 @@ def test_pages_that_point_at_each_other_or_hold_nothing_come_to_an_end():
 def test_damage_anywhere_raises_nothing_but_a_reject():
     whole = tiff_file(PAGES)
     generator = np.random.default_rng(0)
-    start = tiff.read_pages(io.BytesIO(whole), is_whole=True)[0].place
+    start = tiff_pages.read_pages(io.BytesIO(whole), is_whole=True)[0].place
     for place in (*range(8), *map(int, generator.integers(start, len(whole), 150))):
         damaged = bytearray(whole)
         damaged[place] ^= 1 << int(generator.integers(8))
         for data in (bytes(damaged), whole[:place]):
-            pages = tiff.read_pages(io.BytesIO(data), is_whole=True)
+            pages = tiff_pages.read_pages(io.BytesIO(data), is_whole=True)
             for number in range(1, len(pages) + 2):
                 with contextlib.suppress(Reject):
                     decode_image(data, Preprocessing(height=8, width=8), number)

@@ -25,7 +25,7 @@ from marked_images import (
 from PIL import Image
 from tiff_files import NEW_SUBFILE_TYPE, tiff_file
 
-from tfrecord_io.decoding import dicom
+from tfrecord_io.decoding import dicom_tags
 from tfrecord_io.decoding.preprocess import Preprocessing, decode_image
 from tfrecord_io.reading.mapped import MappedDataset
 from train import predict
@@ -369,10 +369,10 @@ def test_a_model_of_dicom_files_says_what_it_needs_to_read_them(run_folder, tmp_
     shutil.copytree(run_folder, folder)
     facts = folder / "export" / "preprocessing.json"
     content = json.loads(facts.read_text())
-    facts.write_text(json.dumps(content | {"decoder": dicom.codec_versions()}))
+    facts.write_text(json.dumps(content | {"decoder": dicom_tags.codec_versions()}))
     (tmp_path / "scan.dcm").write_bytes(dicom_file(np.zeros((24, 20), np.uint8)))
     words = ["--model", str(folder), "--input", str(tmp_path / "scan.dcm")]
     assert predict.main(words) == 0
-    monkeypatch.setattr(dicom, "PACKAGES", (*dicom.PACKAGES, "a-missing-codec"))
-    dicom._pydicom.cache_clear()  # A process looks for the codecs once.
+    monkeypatch.setattr(dicom_tags, "PACKAGES", (*dicom_tags.PACKAGES, "a-missing-codec"))
+    dicom_tags.import_pydicom.cache_clear()  # A process looks for the codecs once.
     assert predict.main(words) == 2

@@ -1,4 +1,4 @@
-"""The exception for an image that is left out, and the largest picture that is not."""
+"""`Reject`, the exception that leaves an image out, and the limit on the size of a picture."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tfrecord_io.decoding.dicom import FRAME_RANGE
+from tfrecord_io.decoding.dicom_levels import FRAME_RANGE
 from tfrecord_io.decoding.pictures import find_pictures
 from tfrecord_io.decoding.preprocess import (
     Preprocessing,

@@ -28,7 +28,7 @@ from pipelines.listing.refs import (
 from pipelines.sources.reader import Reader
 from pipelines.sources.source import Source
 from tfrecord_io.ahead import map_ahead
-from tfrecord_io.decoding import dicom
+from tfrecord_io.decoding.dicom_tags import Header, codec_versions
 from tfrecord_io.decoding.pictures import (
     ONE_PICTURE,
     SINGLE_SUFFIXES,
@@ -103,7 +103,7 @@ def _expanded(listing: Listing, source: Source, *, keep_patients: bool) -> Listi
     conflicts = _named_like_frames(listing.refs, held)
     places: list[int] = []
     numbers: list[int | None] = []
-    headers: list[dicom.Header] = []
+    headers: list[Header] = []
     ignored = collections.Counter(listing.ignored)
     frames: collections.Counter[str] = collections.Counter()
     for row in range(listing.refs.num_rows):
@@ -223,12 +223,12 @@ def require_codecs() -> dict[str, str]:
         errors.UserError: if one of them is not installed.
     """
     try:
-        return dicom.codec_versions()
+        return codec_versions()
     except ModuleNotFoundError as error:
         raise errors.UserError(str(error)) from None
 
 
-def _with_facts(refs: pa.Table, headers: Sequence[dicom.Header]) -> pa.Table:
+def _with_facts(refs: pa.Table, headers: Sequence[Header]) -> pa.Table:
     """Adds what the headers say of the images to the columns that go into the examples table."""
     others = other_columns(refs)
     if others:

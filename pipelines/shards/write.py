@@ -24,7 +24,8 @@ from pipelines.stores import output_state
 from pipelines.stores.output import WriteBehind
 from tfrecord_io import augment, schema, shard_writer
 from tfrecord_io.auditing import near_duplicates
-from tfrecord_io.decoding import dicom, preprocess, tiff
+from tfrecord_io.decoding import preprocess
+from tfrecord_io.decoding.pictures import cut_picture
 from tfrecord_io.rejects import Reject
 
 if TYPE_CHECKING:
@@ -221,16 +222,12 @@ def _keys(build: Build, refs: Sequence[ImageRef], variants: Sequence[int]) -> li
 
 
 def _read_part(reader: Reader, ref: ImageRef) -> _Data:
-    """Reads a file, or only the wanted frame of DICOM or page of TIFF, where that is possible."""
+    """Reads a file, or only the wanted frame of it, where that is possible."""
     if ref.frame and (file := reader.open(ref.member)):
         with file:
-            if dicom.is_dicom(file.read(dicom.START_BYTES)):
-                file.seek(0)
-                if cut := dicom.cut_frame(file, ref.frame):
-                    return cut
-            # Over a network, going from page to page would take longer than reading the file.
-            elif reader.num_parallel_reads == 1:
-                return tiff.with_first_page(file, ref.frame)
+            # Over a network, going from page to page of a TIFF takes longer than reading it.
+            if part := cut_picture(file, ref.frame, pages=reader.num_parallel_reads == 1):
+                return part
     return reader.read(ref.member)
 
 

@@ -19,7 +19,7 @@ from PIL import Image
 from tiff_files import NEW_SUBFILE_TYPE, SUBFILE_TYPE, tiff_file
 
 from campaign import mutations
-from tfrecord_io.decoding import dicom, preprocess, tiff
+from tfrecord_io.decoding import dicom_tags, preprocess, tiff_pages
 from tfrecord_io.rejects import Reject
 
 #: Endings of UIDs below 1.2.840.10008.1.2.
@@ -60,7 +60,7 @@ def _try_dicom(rng: random.Random) -> tuple[str, list[str], str]:
     what = f"DICOM {syntax} {bits} bits {num_frames} frames {facts} {', '.join(done) or 'whole'}"
     dtype = rng.choice(preprocess.DTYPES)
     wanted = preprocess.Preprocessing(height=height, width=width, dtype=dtype)
-    header = dicom.read_header(data)
+    header = dicom_tags.read_header(data)
     problems = []
     if not done and (header is None or header.num_frames != num_frames):
         problems.append(f"the header is {header}")
@@ -112,13 +112,15 @@ def _try_tiff(rng: random.Random) -> tuple[str, list[str], str]:
         data = tiff_file(pages, dict(enumerate(tags, 1)), order=order, is_big_tiff=is_big)
     data, done = _damaged(rng, data)
     what = f"TIFF {dtype} {tags} {', '.join(done) or 'whole'}"
-    found = tiff.read_pages(io.BytesIO(data), is_whole=True) if tiff.is_tiff(data) else []
+    found = (
+        tiff_pages.read_pages(io.BytesIO(data), is_whole=True) if tiff_pages.is_tiff(data) else []
+    )
     problems = []
     is_image = [t.get(NEW_SUBFILE_TYPE, 0) in (0, 2) and t.get(SUBFILE_TYPE) != 2 for t in tags]
     if not done and [not page.kind for page in found] != is_image:
         problems.append(f"the pages are {found}")
     for length in (rng.randrange(len(data)), len(data)) if found else ():
-        start = tiff.read_pages(io.BytesIO(data[:length]), is_whole=False)
+        start = tiff_pages.read_pages(io.BytesIO(data[:length]), is_whole=False)
         if start is not None and start != found:
             problems.append(f"the first {length} bytes have the pages {start}")
     wanted = preprocess.Preprocessing(height=height, width=width, dtype=dtype)

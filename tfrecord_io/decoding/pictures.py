@@ -9,9 +9,13 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Sequence
-from typing import BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
-from tfrecord_io.decoding import dicom, tiff
+from tfrecord_io.decoding import dicom_frames, tiff_pages
+from tfrecord_io.decoding.dicom_tags import HEADER_BYTES, Header, is_dicom, read_header
+
+if TYPE_CHECKING:
+    from pydicom import Dataset
 
 #: Endings of names of files that are opened to look for frames, whatever they hold.
 TIFF_SUFFIXES = (".tif", ".tiff")
@@ -23,7 +27,7 @@ SINGLE_SUFFIXES = (
 )  # fmt: skip
 
 #: Bytes of the start of a file in which nearly every header ends.
-START_BYTES = dicom.HEADER_BYTES
+START_BYTES = HEADER_BYTES
 
 # A header can claim any number of frames. Each takes at least the head of an item in the file.
 _LEAST_FRAME_BYTES = 8
@@ -41,7 +45,7 @@ class Pictures(NamedTuple):
 
     frames: Sequence[int | None] = (None,)
     file_format: str = ""
-    header: dicom.Header = dicom.Header()
+    header: Header = Header()
     ignored: Sequence[str] = ()
 
 
@@ -68,16 +72,16 @@ def find_pictures(
     name = name.lower()
     if name.endswith(SINGLE_SUFFIXES):
         return ONE_PICTURE
-    if not dicom.is_dicom(start):
-        return _pages(start, open_file) if tiff.is_tiff(start) else ONE_PICTURE
+    if not is_dicom(start):
+        return _pages(start, open_file) if tiff_pages.is_tiff(start) else ONE_PICTURE
     if name.endswith(TIFF_SUFFIXES):  # the decoder rejects it, unless it is a TIFF of one page, too
         return ONE_PICTURE
-    header = dicom.read_header(start)
+    header = read_header(start)
     if header is None:
         with open_file() as file:
-            header = dicom.read_header(file.read())
+            header = read_header(file.read())
     if header is None or not 1 <= header.num_frames <= min(
-        tiff.MAX_PAGES, size // _LEAST_FRAME_BYTES
+        tiff_pages.MAX_PAGES, size // _LEAST_FRAME_BYTES
     ):
         return Pictures([0], "DICOM")
     frames = [0] if header.num_frames == 1 else range(1, header.num_frames + 1)
@@ -85,12 +89,35 @@ def find_pictures(
 
 
 def _pages(start: bytes, open_file: Callable[[], BinaryIO]) -> Pictures:
-    pages = tiff.read_pages(io.BytesIO(start), is_whole=False)
+    pages = tiff_pages.read_pages(io.BytesIO(start), is_whole=False)
     if pages is None:
         with open_file() as file:
-            pages = tiff.read_pages(file, is_whole=True) or []
+            pages = tiff_pages.read_pages(file, is_whole=True) or []
     kinds = [page.kind for page in pages]
     frames = [number for number, kind in enumerate(kinds, start=1) if not kind]
-    if len(kinds) == 1 or len(kinds) > tiff.MAX_PAGES or not frames:
+    if len(kinds) == 1 or len(kinds) > tiff_pages.MAX_PAGES or not frames:
         return ONE_PICTURE
     return Pictures(frames, "TIFF", ignored=[kind for kind in kinds if kind])
+
+
+def cut_picture(file: BinaryIO, frame: int, *, pages: bool) -> Dataset | io.BytesIO | None:
+    """Reads one frame of a file with several, for `preprocess.decode_image`.
+
+    Args:
+        file: the file, at its beginning.
+        frame: number of the frame, from 1.
+        pages: whether to look for pages of TIFF, too.
+
+    Returns:
+        the frame; None if all of the file must be read to find it.
+
+    Raises:
+        Reject: if a DICOM file holds other frames than it says.
+        IndexError: if a TIFF has fewer pages.
+        EOFError: if a page of a TIFF is behind a damaged one.
+    """
+    is_frame = is_dicom(file.read(START_BYTES))
+    file.seek(0)
+    if is_frame:
+        return dicom_frames.cut_frame(file, frame)
+    return tiff_pages.with_first_page(file, frame) if pages else None

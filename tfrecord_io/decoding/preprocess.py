@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import PIL
-from PIL import Image, ImageFile, ImageOps, TiffImagePlugin, features
+from PIL import Image, features
 
-from tfrecord_io.decoding import complete, dicom, tiff
-from tfrecord_io.rejects import Reject, check_size
+from tfrecord_io.decoding import dicom_frames, formats, tiff_pages
+from tfrecord_io.decoding.dicom_levels import FRAME_RANGE
+from tfrecord_io.decoding.dicom_tags import codec_versions, is_dicom
+from tfrecord_io.rejects import Reject
 
 if TYPE_CHECKING:
     from pydicom import Dataset
@@ -29,19 +31,6 @@ RESIZE_FILTERS: Mapping[str, Image.Resampling] = {
 
 #: Types of stored pixels.
 DTYPES = ("uint8", "uint16")
-
-#: File formats that are decoded. Pillow knows many more, but each is attack surface. JPEG 2000 is
-#: left out because Pillow silently reduces its 16-bit colour to 8 bits.
-FORMATS = ("JPEG", "PNG", "BMP", "TIFF", "GIF", "WEBP", "PPM")
-
-_EXIF_ORIENTATION = 0x0112
-
-# TIFF 6.0, section 19: 1 stands for unsigned integers, the default; 2 for signed ones.
-_TIFF_SAMPLE_FORMAT = 339
-
-# TIFF 6.0, section 8: 0 stands for grey in which zero is white.
-_TIFF_PHOTOMETRIC = 262
-
 
 # Options that were added later, with the value that a manifest means which does not have them.
 _NEWER: Mapping[str, Any] = {"dtype": "uint8", "window": None, "no_window": None}
@@ -62,8 +51,8 @@ class Preprocessing:
             files are spread over its range (times 257).
         window: center and width of the grey levels that become the 256 of uint8, for DICOM files;
             by default those that each file names.
-        no_window: what becomes of DICOM files that name none, see `dicom.read_frame`. A dataset
-            without such files, or of an older release, says nothing of it.
+        no_window: what becomes of DICOM files that name none, see `dicom_frames.read_frame`. A
+            dataset without such files, or of an older release, says nothing of it.
 
     Raises:
         ValueError: if a value is out of range.
@@ -75,7 +64,7 @@ class Preprocessing:
     resize: str = "bilinear"
     dtype: str = "uint8"
     window: tuple[float, float] | None = None
-    no_window: str | None = dicom.FRAME_RANGE
+    no_window: str | None = FRAME_RANGE
 
     def __post_init__(self) -> None:
         if min(self.height, self.width) < 1 or max(self.height, self.width) > 16_384:
@@ -140,7 +129,7 @@ class DecodedImage(NamedTuple):
         width: width of the original in pixels, after its EXIF rotation.
         height: height of the original in pixels, after its EXIF rotation.
         mode: Pillow's name of the original's pixel format, such as `L` or `RGB`; of DICOM see
-            `dicom.read_frame`.
+            `dicom_frames.read_frame`.
         file_format: Pillow's name of the file format, such as `JPEG`; or `DICOM`.
         quantization: sum of the JPEG's luminance quantization table, a measure of its
             quality (larger is coarser); 0 for other formats.
@@ -166,7 +155,7 @@ def decoder_versions(*, with_dicom: bool = False) -> dict[str, str]:
     return {
         "pillow": PIL.__version__,
         "libjpeg": str(features.version("libjpeg_turbo") or features.version("jpg")),
-        **(dicom.codec_versions() if with_dicom else {}),
+        **(codec_versions() if with_dicom else {}),
     }
 
 
@@ -195,8 +184,7 @@ def decode_image(
     Pillow may emit warnings, for example about odd metadata.
 
     Args:
-        data: the whole file; or a frame of a DICOM file, see `dicom.cut_frame`; or a page of a
-            TIFF file, see `tiff.with_first_page`.
+        data: the whole file, or one frame of it, see `pictures.cut_picture`.
         preprocessing: the wanted size, channels, filter and type.
         frame: see `frame_path`.
 
@@ -208,13 +196,28 @@ def decode_image(
     if not data:
         raise Reject("empty", "the file has no bytes")
     try:
-        if isinstance(data, bytes) and frame is None:
-            return _decode(io.BytesIO(data), preprocessing)
-        if isinstance(data, bytes) and frame and not dicom.is_dicom(data):
-            data = tiff.with_first_page(io.BytesIO(data), frame)
-        if isinstance(data, io.BytesIO):
-            return _decode(data, preprocessing, is_page=True)
-        return _decode_frame(data, frame or 0, preprocessing)
+        if isinstance(data, bytes) and frame and not is_dicom(data):
+            data = tiff_pages.with_first_page(io.BytesIO(data), frame)
+        if isinstance(data, io.BytesIO) or (frame is None and isinstance(data, bytes)):
+            picture = formats.read_picture(data, preprocessing.dtype)
+        else:
+            image, mode = dicom_frames.read_frame(
+                data,
+                frame or 0,
+                dtype=preprocessing.dtype,
+                window=preprocessing.window,
+                no_window=preprocessing.no_window,
+            )
+            picture = formats.Picture(image, mode, "DICOM")
+        image = formats.as_channels(picture.image, preprocessing.channels)
+        return DecodedImage(
+            pixels=_resized(image, preprocessing),
+            width=image.width,
+            height=image.height,
+            mode=picture.mode,
+            file_format=picture.file_format,
+            quantization=picture.quantization,
+        )
     except (Reject, ModuleNotFoundError):
         raise
     except Image.UnidentifiedImageError:
@@ -234,131 +237,6 @@ def decode_image(
         # zlib.error, IndexError and more), and one file must not end the job. Their messages are
         # left out because some quote bytes of the file.
         raise Reject("undecodable", f"the decoder raised {type(error).__name__}") from None
-
-
-def _decode(
-    file: io.BytesIO, preprocessing: Preprocessing, *, is_page: bool = False
-) -> DecodedImage:
-    """Decodes the first picture of a file, which must be the only one unless it is a page."""
-    with Image.open(file, formats=("TIFF",) if is_page else FORMATS) as image:
-        check_size(image.width, image.height)
-        _check_depth(image, preprocessing.dtype)
-        _check_sample_format(image)
-        if not is_page and getattr(image, "is_animated", False):
-            # Pillow takes hours to count the pages of a TIFF that was made to have millions.
-            num_frames = (
-                "several" if image.format == "TIFF" else getattr(image, "n_frames", "several")
-            )
-            raise Reject("multiple_frames", f"{image.format} with {num_frames} frames")
-        data = file.getvalue()
-        if not is_page:
-            complete.check_complete(image, data)
-        if image.format == "PNG":
-            complete.check_png(data)
-        if isinstance(image, TiffImagePlugin.TiffImageFile):
-            complete.check_tiff_parts(image, data)
-        mode, file_format = image.mode, image.format or ""
-        quantization = sum(getattr(image, "quantization", {}).get(0, ()))
-        image.load()
-        if file_format == "PNG":
-            complete.check_png_rows(image, data)
-        upright = _turn_upright(image)
-        return DecodedImage(
-            pixels=_resized(_convert(upright, preprocessing.channels), preprocessing),
-            width=upright.width,
-            height=upright.height,
-            mode=mode,
-            file_format=file_format,
-            quantization=quantization,
-        )
-
-
-def _decode_frame(data: bytes | Dataset, frame: int, preprocessing: Preprocessing) -> DecodedImage:
-    image, mode = dicom.read_frame(
-        data,
-        frame,
-        dtype=preprocessing.dtype,
-        window=preprocessing.window,
-        no_window=preprocessing.no_window,
-    )
-    return DecodedImage(
-        pixels=_resized(_convert(image, preprocessing.channels), preprocessing),
-        width=image.width,
-        height=image.height,
-        mode=mode,
-        file_format="DICOM",
-        quantization=0,
-    )
-
-
-def _check_depth(image: ImageFile.ImageFile, dtype: str) -> None:
-    """Refuses samples that the type cannot hold, also if Pillow would silently reduce them."""
-    if image.format == "JPEG":  # Pillow does not open a JPEG with more than eight bits
-        return
-    # Pillow opens a 16-bit RGB file as mode RGB. Only the arguments of the tiles' decoder show the
-    # depth: a raw mode such as RGB;16B, or the largest value of a netpbm file.
-    arguments = [
-        argument
-        for tile in image.tile
-        for argument in (tile[3] if isinstance(tile[3], tuple) else (tile[3],))
-    ]
-    raw_modes = [argument for argument in arguments if isinstance(argument, str)]
-    if (
-        image.mode.startswith(("I", "F"))
-        or any(depth in raw for raw in raw_modes for depth in (";16", ";12", ";32"))
-        or (image.format == "PPM" and any(isinstance(a, int) and a > 255 for a in arguments))
-    ):
-        is_grey = image.mode.startswith("I;16") or (image.format == "PPM" and image.mode == "I")
-        if dtype == "uint8" or not is_grey:
-            hint = "; --dtype uint16 keeps it" if is_grey else ""
-            found = f"{image.format} of mode {raw_modes or image.mode}"
-            raise Reject("more_than_8_bits", f"{found}{hint}")
-
-
-def _check_sample_format(image: Image.Image) -> None:
-    """Refuses signed samples, which Pillow reads as if they were unsigned."""
-    if not isinstance(image, TiffImagePlugin.TiffImageFile):
-        return
-    formats = set(image.tag_v2.get(_TIFF_SAMPLE_FORMAT, (1,)))
-    if formats != {1}:
-        found = ", ".join(map(str, sorted(formats)))
-        raise Reject("unsupported_mode", f"TIFF of sample format {found}, not unsigned integers")
-
-
-def _turn_upright(image: Image.Image) -> Image.Image:
-    """Applies the EXIF orientation, as viewers do."""
-    # A fast path: looking for EXIF takes longer than this test.
-    if "exif" not in image.info and image.format not in ("TIFF", "PNG", "WEBP"):
-        return image
-    if image.getexif().get(_EXIF_ORIENTATION, 1) == 1:
-        return image
-    return ImageOps.exif_transpose(image)
-
-
-def _convert(image: Image.Image, channels: int) -> Image.Image:
-    """Converts any supported mode to grey or RGB, or to 16-bit grey (I;16) if it is that deep."""
-    wanted = "L" if channels == 1 else "RGB"
-    if image.mode == wanted and "transparency" not in image.info:
-        return image
-    if image.mode.startswith("I") and "transparency" not in image.info:
-        # Pillow turns white-is-zero round in files of eight bits only.
-        is_turned = isinstance(image, TiffImagePlugin.TiffImageFile) and (
-            image.tag_v2.get(_TIFF_PHOTOMETRIC) == 0
-        )
-        if image.mode == "I;16" and not is_turned:
-            return image
-        values = np.asarray(image).astype("<u2")
-        return Image.fromarray(65_535 - values if is_turned else values)
-    if image.mode not in ("1", "L", "LA", "P", "PA", "RGB", "RGBA"):
-        raise Reject("unsupported_mode", f"{image.format} of mode {image.mode}")
-    if image.has_transparency_data:
-        image = image.convert("RGBA")
-        if image.getchannel("A").getextrema() != (255, 255):
-            raise Reject("transparency", "some pixels are not opaque")
-    elif image.mode in ("P", "PA"):
-        # Palette colours keep their values if they are converted to RGB first.
-        image = image.convert("RGB")
-    return image.convert(wanted)
 
 
 def _resized(image: Image.Image, preprocessing: Preprocessing) -> bytes:

@@ -23,7 +23,7 @@ import keras
 import numpy as np
 
 import tfrecord_io
-from tfrecord_io.decoding import dicom
+from tfrecord_io.decoding import dicom_tags
 from tfrecord_io.decoding.preprocess import decoder_versions
 from tfrecord_io.files import atomic_write
 from train.run_folder import write_json
@@ -111,7 +111,7 @@ def export_model(
         # What made the pixels of the files; predict warns where it differs.
         "decoder": {
             name: manifest.versions[name]
-            for name in (*decoder_versions(), *dicom.PACKAGES)
+            for name in (*decoder_versions(), *dicom_tags.PACKAGES)
             if name in manifest.versions
         },
         "dataset": {"name": manifest.name, "fingerprint": manifest.fingerprint},

@@ -1,0 +1,163 @@
+"""Turns the stored values of DICOM frames into grey levels and colours.
+
+Numbers of sections are those of the DICOM standard, part 3 (PS3.3 2025).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from PIL import Image
+
+from tfrecord_io.decoding.dicom_tags import is_plain, window_of
+from tfrecord_io.rejects import Reject
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pydicom import Dataset
+
+#: How frames without a window become grey levels, see `read_frame`.
+FRAME_RANGE = "frame_range"
+
+
+def grey_picture(
+    pixels: np.ndarray,
+    dataset: Dataset,
+    index: int,
+    dtype: str,
+    window: tuple[float, float] | None,
+    no_window: str | None,
+) -> Image.Image:
+    """Turns stored values [rows, columns] into a picture of mode L or I;16 in which 0 is black."""
+    bits = dataset.BitsStored
+    lowest = -(1 << bits - 1) if dataset.PixelRepresentation else 0
+    span = (1 << bits) - 1
+    levels = pixels
+    # Clipping copies the values, which takes longer than this comparison.
+    if pixels.min() < lowest or pixels.max() > lowest + span:
+        levels = np.clip(pixels, lowest, lowest + span)
+    if lowest:
+        levels = np.subtract(levels, lowest, dtype=np.int32)
+    levels = levels.astype(np.uint16, copy=False)
+    is_inverted = dataset.PhotometricInterpretation == "MONOCHROME1"
+    if dtype == "uint16":
+        levels = span - levels if is_inverted else levels
+        # Mode L is spread over 16 bits like any other file of eight bits.
+        return Image.fromarray(levels.astype(np.uint8) if bits == 8 else levels)
+    # The modality transform, then the window, then the photometric interpretation (C.11.1), of each
+    # value that can be stored: there are fewer of them than pixels.
+    from pydicom.pixels import apply_modality_lut
+
+    rescaling = _of_frame(dataset, index, "PixelValueTransformationSequence")
+    stored = np.arange(lowest, lowest + span + 1)
+    values = apply_modality_lut(stored, rescaling).astype(np.float64)
+    if not np.isfinite(values).all() or values.min() == values.max():
+        raise Reject("undecodable", "the rescale slope or intercept of the DICOM is not usable")
+    view = _of_frame(dataset, index, "FrameVOILUTSequence")
+    if window:
+        shares = _windowed(values, *window, "LINEAR")
+    elif view.get("VOILUTSequence"):
+        item = view.VOILUTSequence[0]
+        entries = _looked_up(np.rint(values), item.LUTDescriptor, item.LUTData, dataset)
+        shares = np.clip(entries / ((1 << item.LUTDescriptor[2]) - 1), 0, 1)
+    elif own := window_of(view):
+        shares = _windowed(values, *own, view.get("VOILUTFunction") or "LINEAR")
+    else:
+        shown = values if is_plain(dataset, rescaling) else values[_used(levels, dataset, stored)]
+        if shown is not values and no_window is None:
+            raise Reject("no_window", "a DICOM file without a window, expected one; see --window")
+        low, high = shown.min(), shown.max()
+        shares = np.clip((values - low) / max(high - low, 1e-6), 0, 1)
+    table = np.rint(255 * (1 - shares if is_inverted else shares)).astype(np.uint8)
+    return Image.fromarray(table[levels])
+
+
+def _used(levels: np.ndarray, dataset: Dataset, stored: np.ndarray) -> np.ndarray:
+    """Tells of each value that can be stored whether a pixel has it, except those of padding.
+
+    Args:
+        levels: the pixels as places among these values.
+        dataset: the file, which names the padding (C.7.5.1.1.2).
+        stored: the values.
+    """
+    used = np.bincount(levels.ravel(), minlength=len(stored)) > 0
+    padding = dataset.get("PixelPaddingValue")
+    if padding is None:
+        return used
+    ends = padding, dataset.get("PixelPaddingRangeLimit", padding)
+    outside = used & ((stored < min(ends)) | (stored > max(ends)))
+    return outside if outside.any() else used
+
+
+def _windowed(values: np.ndarray, center: float, width: float, function: str) -> np.ndarray:
+    """Returns the place of each rescaled value, such as Hounsfield units, in a window: 0..1."""
+    values = values - center
+    if function == "SIGMOID":  # section C.11.2.1.3.1
+        return 1 / (1 + np.exp(-4 * values / width))
+    if function == "LINEAR":  # section C.11.2.1.2.1
+        values, width = values + 0.5, max(width - 1, 1e-6)
+    return np.clip(values / width + 0.5, 0, 1)
+
+
+def palette_colours(pixels: np.ndarray, dataset: Dataset) -> np.ndarray:
+    """Returns the colours, uint8 [rows, columns, 3], of values of a palette."""
+    num_entries, first, bits = dataset.RedPaletteColorLookupTableDescriptor
+    if "RedPaletteColorLookupTableData" in dataset:
+        channels = [
+            _looked_up(
+                pixels,
+                dataset[f"{name}PaletteColorLookupTableDescriptor"].value,
+                dataset[f"{name}PaletteColorLookupTableData"].value,
+                dataset,
+            )
+            for name in ("Red", "Green", "Blue")
+        ]
+        colours = np.stack(channels, axis=-1)
+    else:
+        from pydicom.pixels import apply_color_lut
+
+        # pydicom keeps an index in the type of the entries, where larger ones would wrap round.
+        if bits == 8 and not 0 < num_entries <= 256:
+            raise Reject("unsupported_mode", f"a segmented palette of {num_entries} 8-bit entries")
+        within = np.clip(pixels.astype(np.int32), first, first + (num_entries or 1 << 16) - 1)
+        colours = apply_color_lut(within, dataset)[..., :3]
+    return (colours >> 8 if bits > 8 else np.minimum(colours, 255)).astype(np.uint8)
+
+
+def _looked_up(
+    values: np.ndarray, descriptor: Sequence[int], data: bytes | Sequence[int], dataset: Dataset
+) -> np.ndarray:
+    """Returns the entry of a lookup table for each value (C.11.2.1.1, C.7.6.3.1.5).
+
+    Args:
+        values: whole numbers; those beyond an end of the table have the entry of that end.
+        descriptor: number of entries, or 0 for 65,536; the value of the first; bits of an entry.
+        data: the entries, as bytes or as words. Entries of eight bits may share a word.
+        dataset: the file, which says in which order a word has its bytes.
+    """
+    num_entries, first, bits = descriptor
+    if not 8 <= bits <= 16:
+        raise Reject("unsupported_mode", f"a DICOM lookup table of {bits} bits, expected 8 to 16")
+    num_entries = num_entries or 1 << 16
+    if isinstance(data, bytes):
+        is_little = dataset.file_meta.TransferSyntaxUID.is_little_endian
+        words = np.frombuffer(data, "<u2" if is_little else ">u2")
+    else:
+        words = np.atleast_1d(data)
+    # The first of two entries that share a word is in its lower byte (PS3.5, 7.3).
+    is_shared = bits == 8 and len(words) < num_entries
+    table = words.astype("<u2").view(np.uint8) if is_shared else words
+    return table[np.clip(values.astype(np.int64) - first, 0, num_entries - 1)]
+
+
+def _of_frame(dataset: Dataset, index: int, name: str) -> Dataset:
+    """Returns the dataset that has a frame's attributes of a functional group (C.7.6.16)."""
+    for groups, place in (
+        (dataset.get("PerFrameFunctionalGroupsSequence"), index),
+        (dataset.get("SharedFunctionalGroupsSequence"), 0),
+    ):
+        if groups and len(groups) > place and groups[place].get(name):
+            return groups[place][name][0]
+    return dataset
