@@ -20,7 +20,7 @@ from PIL import Image, PngImagePlugin, TiffImagePlugin
 
 from pipelines import build_tfrecords, errors
 from pipelines.engine.job import prepared
-from pipelines.listing import anonymous
+from pipelines.listing.anonymous import Privacy
 from pipelines.options import parse_options
 from pipelines.shards.write import TaskWriter
 from tfrecord_io import __main__, image_key, verify
@@ -367,8 +367,8 @@ def test_a_build_that_ends_early_names_nothing_and_leaves_nothing(
     def decode(*arguments):
         raise RuntimeError(names.given[0])
 
-    written = anonymous.write_names
-    monkeypatch.setattr(anonymous, "write_names", write_names)
+    written = Privacy.write_names
+    monkeypatch.setattr(Privacy, "write_names", write_names)
     if failure == "a bug":
         monkeypatch.setattr(preprocess, "decode_image", decode)
     if failure == "a refusal":

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from pipelines.listing import anonymous, frames
+from pipelines.listing import frames
 from pipelines.options import BuildOptions
 from pipelines.sources.source import Source
 from tfrecord_io.decoding import preprocess
@@ -15,11 +16,7 @@ def make_identity(
     source: Source,
     listing_digest: str,
     labels: tuple[str, ...],
-    *,
-    has_dicom: bool,
-    num_pages: int,
-    no_window: bool,
-    secret: anonymous.Secret | None,
+    num_frames: Mapping[str, int],
 ) -> dict[str, Any]:
     """Returns everything that decides the bytes of the dataset, by the names of the flags.
 
@@ -31,17 +28,15 @@ def make_identity(
         source: the source of the images.
         listing_digest: `plan.listing_digest` of the listed images.
         labels: names of the labels, in the order of their indices.
-        has_dicom: whether images are frames of DICOM files.
-        num_pages: number of images that are pages of TIFF files.
-        no_window: whether DICOM files name no window.
-        secret: the secret of an anonymous dataset.
+        num_frames: see `Listing.frames`.
 
     Raises:
         errors.UserError: if there are DICOM files, and one of their codecs is not installed.
     """
     tree, pixels = options.listing.tree, options.images.preprocessing
-    codecs = frames.require_codecs() if has_dicom else {}
-    identity = {
+    no_window = frames.NO_WINDOW in num_frames and not pixels.is_windowed
+    codecs = frames.require_codecs() if "DICOM" in num_frames else {}
+    return {
         "source": source.describe()["kind"],
         "source_listing": listing_digest,
         "name": options.output.name,
@@ -53,14 +48,17 @@ def make_identity(
         **options.splits.identity(),
         **options.plan.identity(),
         # Older releases rejected a TIFF of several pages.
-        **({"tiff_pages": num_pages} if num_pages else {}),
+        **({"tiff_pages": num_frames["TIFF"]} if "TIFF" in num_frames else {}),
         # Older releases showed such files in the range of their stored bits.
-        **({"no_window": pixels.no_window} if no_window and not pixels.is_windowed else {}),
+        **({"no_window": pixels.no_window} if no_window else {}),
         "decoder": {**preprocess.decoder_versions(), **codecs},
     }
-    return anonymous.hide_identity(identity, secret) if secret else identity
 
 
-def source_facts(source: Source, secret: anonymous.Secret | None) -> dict[str, Any]:
-    """Returns the source's entry in the manifest."""
-    return anonymous.describe(source, secret) if secret else source.describe()
+def frames_in(identity: Mapping[str, Any]) -> dict[str, int]:
+    """Returns the `num_frames` with which an identity was made, as far as it shows them."""
+    return {
+        **({"TIFF": identity["tiff_pages"]} if "tiff_pages" in identity else {}),
+        **({"DICOM": 1} if "pydicom" in identity.get("decoder", {}) else {}),
+        **({frames.NO_WINDOW: 1} if "no_window" in identity else {}),
+    }

@@ -8,8 +8,9 @@ import functools
 import itertools
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,8 +18,9 @@ import pyarrow.compute as pc
 import xxhash
 
 from pipelines import errors
-from pipelines.engine.identity import make_identity, source_facts
-from pipelines.listing import anonymous, frames
+from pipelines.engine.identity import frames_in, make_identity
+from pipelines.listing import frames
+from pipelines.listing.anonymous import Privacy
 from pipelines.listing.listing import Listing
 from pipelines.listing.refs import iterate_refs
 from pipelines.options import BuildOptions
@@ -76,59 +78,21 @@ def prepared(options: BuildOptions) -> Iterator[Job | None]:
         errors.BuildError: if a download fails, or a policy is to fail and the data violates it.
     """
     storage = Storage(options.output.output)
-    secret = anonymous.read_secret(
+    privacy = Privacy.read(
         options.output.anonymize, output=storage.root, source=options.source.input
     )
-    with anonymous.private_errors(secret):
+    with privacy.private_errors():
         # First, because a download can take hours.
         if options.listing.table:
             options.listing.table.require_other_columns_than(EXAMPLE_SCHEMA.names)
         source = make_source(options.source, options.workers, options.plan.seed)
-    with output_state.locked(storage), _private(secret, storage):
-        with anonymous.private_errors(secret):
-            job = _prepare(options, storage, source, secret)
+    preparation = _Preparation(options, storage, privacy, source)
+    with output_state.locked(storage), privacy.build_folder(storage):
+        with privacy.private_errors():
+            job = preparation.job()
         # What has been prepared knows files by their codes, and so do its own errors.
-        with anonymous.private_errors(secret, (errors.UserError, errors.BuildError)):
+        with privacy.private_errors((errors.UserError, errors.BuildError)):
             yield job
-
-
-@contextlib.contextmanager
-def _private(secret: anonymous.Secret | None, storage: Storage) -> Iterator[None]:
-    """Keeps what the build folder of an anonymous dataset holds of the input from others.
-
-    A job that goes on without the launcher needs the plan, so only an error removes it.
-    """
-    if secret is None:
-        yield
-        return
-    output_state.make_private(storage)
-    try:
-        yield
-    except BaseException:
-        output_state.remove_private(storage)
-        raise
-
-
-def _prepare(
-    options: BuildOptions, storage: Storage, source: Source, secret: anonymous.Secret | None
-) -> Job | None:
-    """Lists the images and plans the shards; returns None if the output is complete."""
-    if _is_known_complete(options, storage, source, secret):
-        return None
-    # A local folder, into which a source may unpack its archive.
-    scratch = options.source.download_dir if storage.remote else Path(storage.path(BUILD_DIR))
-    source = source.prepare(scratch.absolute())
-    started = time.monotonic()
-    shown = "the input" if secret else options.source.input or options.source.source
-    _say(f"listing the images of {remote.shown(shown)}")
-    names = None
-    listing = frames.list_frames(source, options.listing)
-    if secret:
-        listing, names = anonymous.hide_names(listing, secret)
-    _say(_describe(listing))
-    for note in listing.notes:
-        _say(f"warning: {note}")
-    return _plan_job(options, storage, source, listing, secret, names, started)
 
 
 def clean(storage: Storage) -> None:
@@ -180,119 +144,151 @@ def was_finished_elsewhere(job: Job) -> bool:
         return False
 
 
-def _is_known_complete(
-    options: BuildOptions, storage: Storage, source: Source, secret: anonymous.Secret | None
-) -> bool:
-    """Returns whether the output is complete for this tar.gz, without listing it.
+@dataclasses.dataclass(frozen=True)
+class _Preparation:
+    """What all steps before a build share.
 
-    Listing a tar.gz means unpacking it, which takes minutes. Its size and gzip trailer, which the
-    manifest holds, identify it instead. Other sources are listed, so this returns False.
+    Attributes:
+        options: what the user chose.
+        storage: the output folder, which is locked.
+        privacy: keeps names out of an anonymous dataset.
+        source: where the images are.
     """
-    if not source.must_be_unpacked:
-        return False
-    try:
-        found = output_state.read_manifest(storage)
-    except (FileNotFoundError, ManifestError):
-        return False
-    if found.source != source_facts(source, secret):
-        return False
-    if not options.listing.chosen_classes and "class_not_chosen" in found.counts.get("ignored", {}):
-        return False
-    labels = options.listing.label_names or found.label_names
-    identity = make_identity(
-        options,
-        source,
-        found.options.get("source_listing", ""),
-        labels,
-        has_dicom="pydicom" in found.options.get("decoder", {}),
-        num_pages=found.options.get("tiff_pages", 0),
-        no_window="no_window" in found.options,
-        secret=secret,
-    )
-    if output_state.fingerprint(identity) != found.fingerprint:
-        return False
-    output_state.check_output(storage, identity)
-    drops.require_policies(storage, found, options.splits)
-    return True
 
+    options: BuildOptions
+    storage: Storage
+    privacy: Privacy
+    source: Source
 
-def _plan_job(
-    options: BuildOptions,
-    storage: Storage,
-    source: Source,
-    listing: Listing,
-    secret: anonymous.Secret | None,
-    names: pa.Table | None,
-    started: float,
-) -> Job | None:
-    """Plans the shards; `names` is the private table of an anonymous dataset."""
-    labels = options.listing.label_names or tuple(
-        sorted(set(listing.refs["label"].unique().to_pylist()))
-    )
-    identity = make_identity(
-        options,
-        source,
-        plan.listing_digest(listing.refs),
-        labels,
-        has_dicom="DICOM" in listing.frames,
-        num_pages=listing.frames.get("TIFF", 0),
-        no_window=frames.NO_WINDOW in listing.frames,
-        secret=secret,
-    )
-    build = Build(
-        name=options.output.name or "",
-        # Absolute, because a worker may have another working directory.
-        output=storage.root if storage.remote else str(Path(storage.root).absolute()),
-        source=source,
-        preprocessing=dataclasses.replace(
-            options.images.preprocessing, no_window=identity.get("no_window")
-        ),
-        label_names=labels,
-        identity=identity,
-        open_writer=open_image_writer,
-        finish=finish.finish_dataset,
-        max_reject_fraction=options.output.max_reject_fraction,
-        num_files=listing.num_files,
-        copies=listing.copies,
-        ignored=listing.ignored,
-        rejected_files=listing.rejects,
-        policies=options.splits,
-        label_kind=options.listing.label_kind,
-        source_facts=source_facts(source, secret),
-    )
-    if output_state.is_complete(storage, identity, overwrite=options.output.overwrite):
-        drops.require_policies(storage, output_state.read_manifest(storage), options.splits)
-        return None
-    split = splits.apply(
-        listing.refs,
-        options.splits,
-        lambda refs: _content_names(source, refs),
-        options.listing.label_kind,
-    )
-    for note in split.notes:
-        _say(note)
-    if len(split.refs["split"].unique()) > 1:
-        drops.check_searchable(build.layout.image_shape, options.splits)
-    listing = dataclasses.replace(listing, refs=split.refs, dropped=split.dropped.num_rows)
-    planned = plan.make_plan(listing, build.layout.stride, options.plan)
-    build = dataclasses.replace(
-        build,
-        over_limit=planned.over_limit,
-        num_variants=planned.num_variants,
-        notes=(*listing.notes, *split.notes),
-    )
-    clean(storage)
-    if secret and names is not None:
-        path = anonymous.write_names(names, secret, build.fingerprint)
-        _say(f"the names behind the codes are in {path}: keep it as private as the secret")
-    if plan.has_other_columns(storage, planned):
-        _say("another version of this program began the dataset; writing all its shards again")
-        storage.delete([shards.sidecar_name(task.shard_name) for task in planned.tasks])
-    plan.write_plan(storage, planned, identity)
-    drops.write_table(storage, drops.PLANNED_FILE, split.dropped)
-    # Rejects of the listing alone may be too many; then no image needs to be decoded to know it.
-    ledger.list_rejects(build, planned.tasks)
-    return start_or_resume(build, planned.tasks, started)
+    def job(self) -> Job | None:
+        """Lists the images and plans the shards; returns None if the output is complete."""
+        if self._is_known_complete():
+            return None
+        chosen = self.options.source
+        # A local folder, into which a source may unpack its archive.
+        folder = chosen.download_dir if self.storage.remote else self.storage.path(BUILD_DIR)
+        ready = dataclasses.replace(self, source=self.source.prepare(Path(folder).absolute()))
+        started = time.monotonic()
+        shown = "the input" if self.privacy.key else chosen.input or chosen.source
+        _say(f"listing the images of {remote.shown(shown)}")
+        listing = frames.list_frames(ready.source, self.options.listing)
+        listing, names = self.privacy.hide_names(listing)
+        _say(_describe(listing))
+        for note in listing.notes:
+            _say(f"warning: {note}")
+        build = ready._build(listing)
+        if ready._is_complete(build):
+            return None
+        return ready._planned(build, listing, names, started)
+
+    def _is_known_complete(self) -> bool:
+        """Returns whether the output is complete for this tar.gz, without listing it.
+
+        Listing a tar.gz means unpacking it, which takes minutes. Its size and gzip trailer, which
+        the manifest holds, identify it instead. Other sources are listed, so this returns False.
+        """
+        if not self.source.must_be_unpacked:
+            return False
+        try:
+            found = output_state.read_manifest(self.storage)
+        except (FileNotFoundError, ManifestError):
+            return False
+        chosen = self.options.listing
+        if found.source != self.privacy.describe(self.source):
+            return False
+        if not chosen.chosen_classes and "class_not_chosen" in found.counts.get("ignored", {}):
+            return False
+        identity = self._identity(
+            found.options.get("source_listing", ""),
+            chosen.label_names or found.label_names,
+            frames_in(found.options),
+        )
+        if output_state.fingerprint(identity) != found.fingerprint:
+            return False
+        output_state.check_output(self.storage, identity)
+        drops.require_policies(self.storage, found, self.options.splits)
+        return True
+
+    def _identity(
+        self, listing_digest: str, labels: tuple[str, ...], num_frames: Mapping[str, int]
+    ) -> dict[str, Any]:
+        """Returns everything that decides the bytes; the fingerprint is made from it."""
+        identity = make_identity(self.options, self.source, listing_digest, labels, num_frames)
+        return self.privacy.hide_identity(identity)
+
+    def _build(self, listing: Listing) -> Build:
+        """Returns what every worker needs to know, as far as the listing tells it."""
+        options = self.options
+        labels = options.listing.label_names or tuple(
+            sorted(set(listing.refs["label"].unique().to_pylist()))
+        )
+        identity = self._identity(plan.listing_digest(listing.refs), labels, listing.frames)
+        root = self.storage.root
+        return Build(
+            name=options.output.name or "",
+            # Absolute, because a worker may have another working directory.
+            output=root if self.storage.remote else str(Path(root).absolute()),
+            source=self.source,
+            preprocessing=dataclasses.replace(
+                options.images.preprocessing, no_window=identity.get("no_window")
+            ),
+            label_names=labels,
+            identity=identity,
+            open_writer=open_image_writer,
+            finish=finish.finish_dataset,
+            max_reject_fraction=options.output.max_reject_fraction,
+            num_files=listing.num_files,
+            copies=listing.copies,
+            ignored=listing.ignored,
+            rejected_files=listing.rejects,
+            policies=options.splits,
+            label_kind=options.listing.label_kind,
+            source_facts=self.privacy.describe(self.source),
+        )
+
+    def _is_complete(self, build: Build) -> bool:
+        """Returns whether the output holds this dataset, finished, and fits the policies."""
+        overwrite = self.options.output.overwrite
+        if not output_state.is_complete(self.storage, build.identity, overwrite=overwrite):
+            return False
+        found = output_state.read_manifest(self.storage)
+        drops.require_policies(self.storage, found, build.policies)
+        return True
+
+    def _planned(
+        self, build: Build, listing: Listing, names: pa.Table | None, started: float
+    ) -> Job:
+        """Divides the images into splits and shards, and leaves the plan for the workers."""
+        split = splits.apply(
+            listing.refs,
+            build.policies,
+            lambda refs: _content_names(self.source, refs),
+            build.label_kind,
+        )
+        for note in split.notes:
+            _say(note)
+        if len(split.refs["split"].unique()) > 1:
+            drops.check_searchable(build.layout.image_shape, build.policies)
+        kept = dataclasses.replace(listing, refs=split.refs, dropped=split.dropped.num_rows)
+        planned = plan.make_plan(kept, build.layout.stride, self.options.plan)
+        build = dataclasses.replace(
+            build,
+            over_limit=planned.over_limit,
+            num_variants=planned.num_variants,
+            notes=(*listing.notes, *split.notes),
+        )
+        clean(self.storage)
+        if names is not None:
+            path = self.privacy.write_names(names, build.fingerprint)
+            _say(f"the names behind the codes are in {path}: keep it as private as the secret")
+        if plan.has_other_columns(self.storage, planned):
+            _say("another version of this program began the dataset; writing all its shards again")
+            self.storage.delete([shards.sidecar_name(task.shard_name) for task in planned.tasks])
+        plan.write_plan(self.storage, planned, build.identity)
+        drops.write_table(self.storage, drops.PLANNED_FILE, split.dropped)
+        # The listing alone may reject too many; then no image needs to be decoded to know it.
+        ledger.list_rejects(build, planned.tasks)
+        return start_or_resume(build, planned.tasks, started)
 
 
 def _content_names(source: Source, refs: pa.Table) -> list[str]:

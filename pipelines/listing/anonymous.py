@@ -25,6 +25,8 @@ from pipelines import errors
 from pipelines.listing.listing import Listing
 from pipelines.listing.refs import OTHERS, RejectedFile, other_columns, source_paths, with_column
 from pipelines.sources.source import Source
+from pipelines.stores import output_state
+from pipelines.stores.output import Storage
 from pipelines.stores.remote import is_remote
 from tfrecord_io import schema
 from tfrecord_io.decoding.preprocess import frame_path
@@ -53,16 +55,54 @@ NAMES_SCHEMA = pa.schema(
 
 
 @dataclasses.dataclass(frozen=True)
-class Secret:
-    """The secret of `--anonymize`, and the file that holds it.
+class Privacy:
+    """Keeps the names of an input out of a dataset and out of messages, if there is a secret.
+
+    Without one, everything stays as it is.
 
     Attributes:
-        file: the file; the private files of a build appear beside it.
-        key: its content.
+        file: the file of the secret, beside which the private files of a build appear.
+        key: its content; empty without a secret.
     """
 
-    file: Path
-    key: bytes = dataclasses.field(repr=False)
+    file: Path = Path()
+    key: bytes = dataclasses.field(default=b"", repr=False)
+
+    @classmethod
+    def read(cls, file: Path | None, *, output: str, source: str | None) -> Privacy:
+        """Reads the secret of `--anonymize`.
+
+        Args:
+            file: the file with the secret, if there is one; every byte of it counts.
+            output: folder or URL of the dataset.
+            source: path or URL of the input, if it has any.
+
+        Raises:
+            errors.UserError: if the file cannot be read, is too short, or is inside the output or
+                the input, with which it could be passed on.
+        """
+        if file is None:
+            return cls()
+        advice = "make one with: openssl rand -hex 32 > secret.txt"
+        for flag, folder in (("--output", output), ("--input", source or "")):
+            is_local = folder and not is_remote(folder)
+            if is_local and file.resolve().is_relative_to(Path(folder).resolve()):
+                raise errors.UserError(
+                    f"--anonymize {file} is inside {flag}, with which it could be passed on; move "
+                    "the secret to a private folder elsewhere"
+                )
+        try:
+            key = file.read_bytes()
+        except OSError as error:
+            raise errors.UserError(
+                f"--anonymize {file} could not be read: {error.strerror}; {advice}"
+            ) from None
+        if len(key) < MIN_SECRET_BYTES:
+            raise errors.UserError(
+                f"--anonymize {file} holds {len(key)} bytes, expected at least {MIN_SECRET_BYTES} "
+                f"random ones; {advice}"
+            )
+        return cls(file.resolve(), key)
 
     def code(self, kind: str, text: str) -> str:
         """Returns the code of a name: 32 hexadecimal digits.
@@ -74,64 +114,100 @@ class Secret:
         message = f"{kind}\0{text}".encode("utf-8", "surrogatepass")
         return hmac.digest(self.key, message, "sha256").hex()[:_CODE_DIGITS]
 
-    def beside(self, ending: str) -> Path:
-        """Returns the path of a private file beside the secret."""
+    def hide_names(self, listing: Listing) -> tuple[Listing, pa.Table | None]:
+        """Replaces the names of all files and patients by codes.
+
+        The images are sorted by their codes, because their order would show that of their names.
+
+        Returns:
+            the listing, whose references have the real names in a column `hidden`, and a private
+            table of `NAMES_SCHEMA` with what each code stands for; without a secret, the listing
+            as it is and None.
+        """
+        return (listing, None) if not self.key else _hide_names(listing, self)
+
+    def hide_identity(self, identity: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns a build's identity without names of the input, and with the secret's digest."""
+        if not self.key:
+            return dict(identity)
+        codes = {
+            name: self.code(name, json.dumps(identity[name]))
+            for name in _NAMING_ENTRIES
+            if name in identity
+        }
+        return {**identity, **codes, "anonymize": self.code("secret", "")}
+
+    def describe(self, source: Source) -> dict[str, Any]:
+        """Returns a source's entry in the manifest, with a code instead of its name."""
+        facts = source.describe()
+        if not self.key:
+            return facts
+        code = self.code("source", json.dumps(facts, sort_keys=True))
+        return {"kind": facts["kind"], "code": code}
+
+    def write_names(self, names: pa.Table, fingerprint: str) -> Path:
+        """Writes the private table beside the secret, readable by its owner only.
+
+        Args:
+            names: a table of `NAMES_SCHEMA`.
+            fingerprint: fingerprint of the build, the first digits of which name the file.
+
+        Returns:
+            the path of the file.
+
+        Raises:
+            errors.BuildError: if it cannot be written.
+        """
+        path = self._beside(f"{fingerprint[:12]}.parquet")
+        with _create_private(path) as file:
+            pq.write_table(names, file)
+        sync_folder(path.parent)
+        return path
+
+    @contextlib.contextmanager
+    def private_errors(self, shown: tuple[type[Exception], ...] = ()) -> Iterator[None]:
+        """Writes the message of an error beside the secret, because it may name the input.
+
+        Args:
+            shown: errors whose messages name no file of the input; they are raised unchanged.
+
+        Raises:
+            errors.UserError, errors.BuildError: with the path of that file, instead of the error.
+        """
+        try:
+            yield
+        except Exception as error:
+            if not self.key or isinstance(error, shown):
+                raise
+            is_told = isinstance(error, errors.UserError | errors.BuildError | OSError)
+            path = self._beside("error.txt")
+            with _create_private(path) as file:
+                file.write(f"{error if is_told else traceback.format_exc()}\n".encode())
+            kind = errors.UserError if isinstance(error, errors.UserError) else errors.BuildError
+            message = f"the reason may name files of the input, so it was written to {path}"
+            raise kind(message) from None
+
+    @contextlib.contextmanager
+    def build_folder(self, storage: Storage) -> Iterator[None]:
+        """Keeps from others what the build folder holds of the input.
+
+        A job that goes on without the launcher needs the plan, so only an error removes it.
+        """
+        if not self.key:
+            yield
+            return
+        output_state.make_private(storage)
+        try:
+            yield
+        except BaseException:
+            output_state.remove_private(storage)
+            raise
+
+    def _beside(self, ending: str) -> Path:
         return self.file.with_name(f"{self.file.name}.{ending}")
 
 
-def read_secret(file: Path | None, *, output: str, source: str | None) -> Secret | None:
-    """Reads the secret of `--anonymize`; None if there is none.
-
-    Args:
-        file: the file with the secret; every byte of it counts.
-        output: folder or URL of the dataset.
-        source: path or URL of the input, if it has any.
-
-    Raises:
-        errors.UserError: if the file cannot be read, is too short, or is inside the output or the
-            input.
-    """
-    if file is None:
-        return None
-    advice = "make one with: openssl rand -hex 32 > secret.txt"
-    for flag, folder in (("--output", output), ("--input", source)):
-        _require_outside(file, flag, folder)
-    try:
-        key = file.read_bytes()
-    except OSError as error:
-        raise errors.UserError(
-            f"--anonymize {file} could not be read: {error.strerror}; {advice}"
-        ) from None
-    if len(key) < MIN_SECRET_BYTES:
-        raise errors.UserError(
-            f"--anonymize {file} holds {len(key)} bytes, expected at least {MIN_SECRET_BYTES} "
-            f"random ones; {advice}"
-        )
-    return Secret(file.resolve(), key)
-
-
-def _require_outside(file: Path, flag: str, folder: str | None) -> None:
-    """Refuses a secret in the output or the input, with which it could be passed on."""
-    if folder and not is_remote(folder) and file.resolve().is_relative_to(Path(folder).resolve()):
-        raise errors.UserError(
-            f"--anonymize {file} is inside {flag}, with which it could be passed on; move the "
-            "secret to a private folder elsewhere"
-        )
-
-
-def hide_names(listing: Listing, secret: Secret) -> tuple[Listing, pa.Table]:
-    """Replaces the names of all files and patients by codes.
-
-    The images are sorted by their codes, because their order would show that of their names.
-
-    Args:
-        listing: the files of the source.
-        secret: the secret of the codes.
-
-    Returns:
-        the listing, whose references have the real names in a column `hidden`, and a private table
-        of `NAMES_SCHEMA` with what each code stands for.
-    """
+def _hide_names(listing: Listing, privacy: Privacy) -> tuple[Listing, pa.Table]:
     refs = listing.refs
     if OTHERS in refs.column_names:
         # Nothing is known of the columns besides the weight, so names may be in them.
@@ -144,15 +220,15 @@ def hide_names(listing: Listing, secret: Secret) -> tuple[Listing, pa.Table]:
     patients = refs["patient"].to_pylist()
     columns = {
         "root": [""] * len(names),
-        "path": [secret.code("image", path) for path in refs["path"].to_pylist()],
-        "patient": [p if p is None else secret.code("patient", p) for p in patients],
+        "path": [privacy.code("image", path) for path in refs["path"].to_pylist()],
+        "patient": [p if p is None else privacy.code("patient", p) for p in patients],
     }
     for name, values in columns.items():
         refs = with_column(refs, name, values)
     refs = refs.append_column("hidden", pa.array(names, pa.large_string()))
     rejects = [
         dataclasses.replace(
-            reject, source_path=secret.code("reject", reject.source_path), detail=""
+            reject, source_path=privacy.code("reject", reject.source_path), detail=""
         )
         for reject in listing.rejects
     ]
@@ -182,70 +258,6 @@ def _rejected(listing: Listing, hidden: list[RejectedFile]) -> pa.Table:
         for code, reject in zip(hidden, listing.rejects, strict=True)
     ]
     return pa.Table.from_pylist(rows, NAMES_SCHEMA)
-
-
-def hide_identity(identity: Mapping[str, Any], secret: Secret) -> dict[str, Any]:
-    """Returns a build's identity without names of the input, and with the secret's digest."""
-    codes = {
-        name: secret.code(name, json.dumps(identity[name]))
-        for name in _NAMING_ENTRIES
-        if name in identity
-    }
-    return {**identity, **codes, "anonymize": secret.code("secret", "")}
-
-
-def describe(source: Source, secret: Secret) -> dict[str, Any]:
-    """Returns a source's entry in the manifest, with a code instead of its name."""
-    facts = source.describe()
-    return {"kind": facts["kind"], "code": secret.code("source", json.dumps(facts, sort_keys=True))}
-
-
-def write_names(names: pa.Table, secret: Secret, fingerprint: str) -> Path:
-    """Writes the private table beside the secret, readable by its owner only.
-
-    Args:
-        names: a table of `NAMES_SCHEMA`.
-        secret: the secret of the codes.
-        fingerprint: fingerprint of the build, the first digits of which name the file.
-
-    Returns:
-        the path of the file.
-
-    Raises:
-        errors.BuildError: if it cannot be written.
-    """
-    path = secret.beside(f"{fingerprint[:12]}.parquet")
-    with _create_private(path) as file:
-        pq.write_table(names, file)
-    sync_folder(path.parent)
-    return path
-
-
-@contextlib.contextmanager
-def private_errors(
-    secret: Secret | None, shown: tuple[type[Exception], ...] = ()
-) -> Iterator[None]:
-    """Writes the message of an error to a file beside the secret, because it may name the input.
-
-    Args:
-        secret: the secret; without one, errors are raised unchanged.
-        shown: errors whose messages name no file of the input; they are raised unchanged.
-
-    Raises:
-        errors.UserError, errors.BuildError: with the path of that file, instead of the error.
-    """
-    try:
-        yield
-    except Exception as error:
-        if secret is None or isinstance(error, shown):
-            raise
-        is_told = isinstance(error, errors.UserError | errors.BuildError | OSError)
-        path = secret.beside("error.txt")
-        with _create_private(path) as file:
-            file.write(f"{error if is_told else traceback.format_exc()}\n".encode())
-        kind = errors.UserError if isinstance(error, errors.UserError) else errors.BuildError
-        message = f"the reason may name files of the input, so it was written to {path}"
-        raise kind(message) from None
 
 
 @contextlib.contextmanager
