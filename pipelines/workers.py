@@ -51,12 +51,12 @@ def results(
     num_processes: int,
     share: object = None,
 ) -> Iterator[_Result]:
-    """Calls a function several times in worker processes, and yields the results in order.
+    """Calls a function with each of `calls` in worker processes; yields the results in order.
 
     Args:
-        function: it is pickled by its name, as are its arguments.
+        function: it is pickled by its name, and its arguments by their values.
         calls: the arguments of each call.
-        num_processes: number of processes; at most one a call is started.
+        num_processes: the largest number of processes.
         share: a `shared_value`, which the function finds in `workers.shared`.
 
     Raises:

@@ -268,30 +268,14 @@ def test_the_manifest_comes_last(job, monkeypatch):
     assert created[-1] == "manifest.json"
 
 
-@pytest.fixture
-def replaced(scans, job, tmp_path):
-    """Puts a file of another launcher's build, which has another seed, over this build's own."""
-
-    def replace(name):
-        with prepared_job(scans, tmp_path / "other", "--seed=7") as other:
-            content = other.storage.read(name)
-        with job.storage.create(name) as file:
-            file.write(content)
-
-    return replace
-
-
-def test_a_worker_does_not_write_what_another_launcher_planned(job, replaced):
-    replaced(output_state.PLAN_FILE)
-    with pytest.raises(errors.BuildError, match="another command writes to the same --output"):
-        write_all(job)
-
-
-def test_a_dataset_is_not_finished_by_another_launchers_plan(job, replaced):
+def test_another_launchers_plan_is_neither_written_nor_finished(scans, job, tmp_path):
     write_all(job)
-    replaced(output_state.PLAN_JSON)
-    with pytest.raises(errors.BuildError, match="another command writes to the same --output"):
-        finish.finish_dataset(job.build)
+    with prepared_job(scans, tmp_path / "other", "--seed=7") as other:
+        for name in (output_state.PLAN_FILE, output_state.PLAN_JSON):
+            job.storage.write(name, other.storage.read(name))
+    for go_on in (write_all, lambda job: finish.finish_dataset(job.build)):
+        with pytest.raises(errors.BuildError, match="another command writes to the same --output"):
+            go_on(job)
     assert not job.storage.exists("manifest.json")
 
 

@@ -39,10 +39,6 @@ def launch(
         flag_names: the command's own flags, as suggestions for a misspelled one.
         prepared: locks the output and returns the job, or None if the dataset is complete.
         run: runs it.
-
-    Raises:
-        errors.UserError: if the usage or the input is wrong.
-        errors.BuildError: if the job could not be finished.
     """
     # Before any worker starts: workers inherit the store settings through the environment.
     beam_args = remote.use_flags(beam_args)

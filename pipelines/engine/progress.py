@@ -25,13 +25,8 @@ def progress_bar(
     """Shows the number of images done, the rate and the time left until the block ends.
 
     No engine reports images while the pipeline runs, so they are counted in the output folder: a
-    finished shard has a sidecar, and a temporary file grows by one record per image.
-
-    Args:
-        storage: the output folder.
-        tasks: the tasks to be done.
-        num_finished: number of images that an earlier run finished.
-        record_stride: size of a record in bytes.
+    finished shard has a sidecar, and a temporary file grows by one record per image, which has
+    `record_stride` bytes. An earlier run has finished `num_finished` images.
     """
     total = num_finished + sum(task.num_refs for task in tasks)
     terminal = sys.stderr.isatty()
