@@ -6,7 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from marked_images import OCT_NAMES
 
-from train.kinds.scores import expected_calibration_error
+from train.kinds.classes import CLASSES
+from train.kinds.measures import expected_calibration_error
+from train.kinds.multi_label import MULTI_LABEL
 from train.kinds.temperature import apply_temperature, fit_temperature, log_probabilities
 from train.results import thresholds
 
@@ -100,7 +102,7 @@ def test_calibration_says_what_the_temperature_changed_on_the_evaluated_split():
     sure = softmax(logits * 3)
     after = apply_temperature(sure, 3.0)
     part = thresholds.describe_calibration(
-        3.0, fitted_on="val", num_examples=90, before=sure, after=after, labels=labels
+        CLASSES, 3.0, fitted_on="val", num_examples=90, before=sure, after=after, truths=labels
     )
     assert (part["temperature"], part["fitted_on"], part["num_examples"]) == (3.0, "val", 90)
     is_correct = sure.argmax(-1) == labels
@@ -169,7 +171,7 @@ def test_thresholds_are_chosen_on_validation_and_measured_on_test():
         splits.append((softmax(logits).astype(np.float32), np.eye(4, dtype=bool)[labels]))
     val, test = splits
     found = thresholds.choose_thresholds(
-        thresholds.default_views(OCT_NAMES), OCT_NAMES, val=val, test=test,
+        thresholds.views_of(CLASSES, OCT_NAMES), val=val, test=test,
         groups=[str(index // 3) for index in range(120)], wanted=0.9, num_samples=50, seed=0,
     )  # fmt: skip
     assert json.loads(json.dumps(found)) == found
@@ -191,10 +193,12 @@ def test_thresholds_are_chosen_on_validation_and_measured_on_test():
 @pytest.mark.parametrize(("num_classes", "num_views"), [(1, 0), (2, 2), (40, 40), (41, 0)])
 def test_each_class_has_a_view_unless_they_are_very_many(num_classes, num_views):
     names = [f"class {index}" for index in range(num_classes)]
-    assert len(thresholds.default_views(names)) == num_views
+    assert len(thresholds.views_of(CLASSES, names)) == num_views
 
 
 def test_of_several_labels_each_has_a_view_even_alone_and_none_is_a_sum_of_others():
     for names in (("scar",), OCT_NAMES):
-        views = thresholds.default_views(names, one_hot=False)
-        assert views == {name: (name,) for name in names}
+        views = thresholds.views_of(MULTI_LABEL, names)
+        assert [(view.name, view.places) for view in views] == [
+            (name, [place]) for place, name in enumerate(names)
+        ]

@@ -2,15 +2,12 @@ import base64
 
 import numpy as np
 import pytest
+from answers import measured, predictions_of
 from marked_images import OCT_NAMES
 from matplotlib.figure import Figure
 from PIL import Image
 
-from train.data.examples import Examples
-from train.kinds.classes import CLASSES
-from train.kinds.scores import ClassScorer
-from train.results import charts, metrics
-from train.results.predictions import Predictions
+from train.results import charts
 
 HISTORY = (
     {"epoch": 1, "loss": 2.0, "accuracy": 0.5, "val_loss": 1.0, "val_accuracy": 0.25},
@@ -22,14 +19,15 @@ ALL = {"curves", "confusion", "roc", "reliability"}
 
 def charts_of(probabilities, labels, names=OCT_NAMES, history=HISTORY):
     """Returns the charts by name, and what metrics.json says."""
-    measured = metrics.evaluate_predictions(
-        ClassScorer(probabilities, labels, tuple(names)), groups=None, num_samples=10, seed=0
-    ) | {"split": "test", "best_epoch": 2}
-    examples = Examples(keys=("key",) * len(labels), patients=None, paths=None)
-    predictions = Predictions(
-        task=CLASSES, probabilities=probabilities, truths=labels, examples=examples
-    )
-    return charts.charts_of(history, measured, predictions, names), measured
+    found = measured(probabilities, labels, names) | {"split": "test", "best_epoch": 2}
+    predictions = predictions_of(probabilities, labels, names)
+    return charts.charts_of(history, found, predictions), found
+
+
+def confusion_of(matrix, names):
+    predictions = predictions_of(np.ones((1, len(names))), [0], names)
+    (chart,) = charts.confusion(predictions, {"confusion_matrix": matrix, "split": "test"})
+    return chart
 
 
 def random_charts(names, num_examples):
@@ -80,9 +78,9 @@ def test_the_roc_passes_through_the_corners_and_the_points_between():
 
 
 def test_the_roc_has_a_curve_for_each_class_with_its_interval_and_the_urgent_view():
-    found, measured = random_charts(OCT_NAMES, 60)
+    found, metrics = random_charts(OCT_NAMES, 60)
     (chart,) = found["roc"]
-    area = measured["scores"]["auc/DME"]
+    area = metrics["scores"]["auc/DME"]
     assert len(lines_of(chart)) == 4 + 1 + 1  # and the diagonal
     assert f"DME: {area['value']:.3f} [{area['low']:.3f}, {area['high']:.3f}]" in texts(chart)
 
@@ -94,9 +92,9 @@ def test_a_class_without_examples_has_no_curve():
 
 def test_of_many_classes_the_roc_shows_those_of_smallest_area():
     names = tuple(f"class {index}" for index in range(30))
-    found, measured = random_charts(names, 120)
+    found, metrics = random_charts(names, 120)
     (chart,) = found["roc"]
-    worst = min(names, key=lambda name: measured["scores"][f"auc/{name}"]["value"])
+    worst = min(names, key=lambda name: metrics["scores"][f"auc/{name}"]["value"])
     assert f"{worst}: " in chart.description
     assert len(lines_of(chart)) == 7 + 1
     assert "the 7 smallest of 30" in chart.title
@@ -122,15 +120,15 @@ def test_the_reliability_is_accuracy_by_confidence_above_the_share_of_the_answer
 
 
 def test_the_confusion_matrix_shows_counts_and_shares():
-    chart = charts.confusion(np.array([[3, 1], [0, 0]]), ("cat", "dog"), "test")
+    chart = confusion_of([[3, 1], [0, 0]], ("cat", "dog"))
     assert {"3\n75%", "1\n25%", "0\n0%", "cat", "dog"} <= texts(chart)
     assert chart.title == "test: 4 images"
 
 
 def test_a_large_confusion_matrix_has_no_texts_in_its_cells():
     names = [f"class {index}" for index in range(41)]
-    small = charts.confusion(np.eye(40, dtype=int), names[:40], "test")
-    large = charts.confusion(np.eye(41, dtype=int), names, "test")
+    small = confusion_of(np.eye(40, dtype=int), names[:40])
+    large = confusion_of(np.eye(41, dtype=int), names)
     assert [len(drawn(chart).texts) for chart in (small, large)] == [1600, 0]
 
 

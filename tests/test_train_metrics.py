@@ -1,21 +1,21 @@
 import numpy as np
 import pytest
 import scipy.stats
+from answers import certain, measured
 from marked_images import OCT_NAMES
 
-from train.kinds.scores import ClassScorer
 from train.results import metrics as measures
 
 
-def certain(predicted, num_classes=4):
-    return np.eye(num_classes)[predicted] * 0.97 + 0.01
+def measured_labels(labels, predicted=None, names=OCT_NAMES, **arguments):
+    """Returns the measures of sure answers; without `predicted`, of right ones."""
+    labels = np.asarray(labels)
+    given = labels if predicted is None else predicted
+    return measured(certain(given, len(names)), labels, names, **arguments)
 
 
 def test_what_is_not_defined_is_none_not_a_number():
-    labels = np.array([0, 0, 1, 1])
-    result = measures.evaluate_predictions(
-        ClassScorer(certain(labels), labels, OCT_NAMES), groups=None, num_samples=20, seed=0
-    )
+    result = measured_labels([0, 0, 1, 1])
     assert result["scores"]["sensitivity/DRUSEN"] == {"value": None, "low": None, "high": None}
     assert result["scores"]["auc/NORMAL"]["value"] is None
     assert result["bootstrap_by"] == "image"
@@ -31,12 +31,7 @@ def test_intervals_by_patient_are_wider_when_images_of_a_patient_are_alike():
     patients = [str(patient) for patient in np.repeat(np.arange(40), 10)]
     widths = []
     for groups in (None, patients):
-        result = measures.evaluate_predictions(
-            ClassScorer(certain(predicted), labels, OCT_NAMES),
-            groups=groups,
-            num_samples=200,
-            seed=1,
-        )
+        result = measured_labels(labels, predicted, groups=groups, num_samples=200, seed=1)
         accuracy = result["scores"]["accuracy"]
         assert accuracy["low"] < accuracy["value"] < accuracy["high"]
         widths.append(accuracy["high"] - accuracy["low"])
@@ -46,33 +41,23 @@ def test_intervals_by_patient_are_wider_when_images_of_a_patient_are_alike():
 
 def test_the_same_seed_gives_the_same_intervals():
     labels = np.random.default_rng(0).integers(4, size=50)
-    arguments = {"groups": None, "num_samples": 30, "seed": 5}
     probabilities = np.random.default_rng(1).dirichlet(np.ones(4), size=50)
-    scorer = ClassScorer(probabilities, labels, OCT_NAMES)
-    first = measures.evaluate_predictions(scorer, **arguments)
-    assert first == measures.evaluate_predictions(scorer, **arguments)
-
-
-def measured(labels, predicted=None, names=OCT_NAMES, **arguments):
-    labels = np.asarray(labels)
-    return measures.evaluate_predictions(
-        ClassScorer(certain(labels if predicted is None else predicted, len(names)), labels, names),
-        **({"groups": None, "num_samples": 20, "seed": 0} | arguments),
-    )
+    first, second = (measured(probabilities, labels, num_samples=30, seed=5) for _ in range(2))
+    assert first == second
 
 
 def test_one_patient_gives_values_without_intervals_and_says_so():
-    result = measured([0, 1, 2, 3], [0, 1, 2, 0], groups=["p"] * 4)
+    result = measured_labels([0, 1, 2, 3], [0, 1, 2, 0], groups=["p"] * 4)
     assert result["scores"]["accuracy"] == {"value": 0.75, "low": None, "high": None}
     assert "all images are of one patient, so there are no intervals" in result["notes"]
 
 
 def test_few_patients_give_intervals_with_a_note():
     labels = np.arange(80) % 4
-    result = measured(labels, groups=[str(index // 16) for index in range(80)])
+    result = measured_labels(labels, groups=[str(index // 16) for index in range(80)])
     assert result["scores"]["accuracy"]["low"] is not None
     assert any("rest on 5 patients" in note for note in result["notes"])
-    many = measured(labels, groups=[str(index // 2) for index in range(80)])
+    many = measured_labels(labels, groups=[str(index // 2) for index in range(80)])
     assert many["notes"] == []
 
 
@@ -80,7 +65,7 @@ def test_a_class_of_one_patient_has_no_interval():
     labels = np.array([3] * 8 + [0] * 30)
     groups = ["single"] * 8 + [str(index) for index in range(30)]
     predicted = np.where(np.arange(38) % 5 == 0, 1, labels)
-    result = measured(labels, predicted, groups=groups)
+    result = measured_labels(labels, predicted, groups=groups)
     assert result["scores"]["sensitivity/NORMAL"]["value"] == pytest.approx(6 / 8)
     assert result["scores"]["sensitivity/NORMAL"]["low"] is None
     assert result["scores"]["sensitivity/CNV"]["low"] is not None
@@ -91,17 +76,17 @@ def test_all_right_is_no_certainty():
     # Eight patients, all found: the true share may well be two in three.
     labels = np.array([0] * 8 + [3] * 8)
     groups = [f"{label}-{index}" for index, label in enumerate(labels)]
-    result = measured(labels, groups=groups, num_samples=200)
+    result = measured_labels(labels, groups=groups, num_samples=200)
     found = result["scores"]["sensitivity/CNV"]
     exact = scipy.stats.binomtest(8, 8).proportion_ci(0.95, method="exact")
     assert (found["low"], found["high"]) == (pytest.approx(exact.low, abs=1e-6), 1.0)
     assert result["scores"]["auc/CNV"] == {"value": 1.0, "low": None, "high": None}
-    wrong = measured(labels, np.full(16, 1), groups=groups, num_samples=200)
+    wrong = measured_labels(labels, np.full(16, 1), groups=groups, num_samples=200)
     assert wrong["scores"]["sensitivity/CNV"]["high"] == pytest.approx(1 - exact.low, abs=1e-6)
 
 
 def test_an_absent_class_is_named():
-    (note,) = [note for note in measured([0, 1, 2] * 10)["notes"] if "no image" in note]
+    (note,) = [note for note in measured_labels([0, 1, 2] * 10)["notes"] if "no image" in note]
     assert note.startswith("there is no image of NORMAL;")
 
 
@@ -110,18 +95,16 @@ def test_probabilities_that_are_not_numbers_are_refused_by_name(bad):
     probabilities = certain(np.arange(4))
     probabilities[2, 1] = bad
     with pytest.raises(measures.MetricsError, match=r"1 of 4 images .* \(the first is image 2"):
-        measures.evaluate_predictions(
-            ClassScorer(probabilities, np.arange(4), OCT_NAMES), groups=None, num_samples=10, seed=0
-        )
+        measured(probabilities, np.arange(4))
 
 
 def test_nothing_to_evaluate_is_refused():
     with pytest.raises(measures.MetricsError, match="at least one image"):
-        measured(np.zeros(0, int))
+        measured_labels(np.zeros(0, int))
 
 
 def test_without_resamples_there_are_no_intervals_and_no_notes_on_them():
-    result = measured([0, 1, 2, 3], groups=list("abcd"), num_samples=0)
+    result = measured_labels([0, 1, 2, 3], groups=list("abcd"), num_samples=0)
     assert result["scores"]["accuracy"] == {"value": 1.0, "low": None, "high": None}
     assert result["notes"] == []
 
@@ -133,12 +116,12 @@ def test_many_classes_are_measured_with_fewer_resamples_of_areas(monkeypatch):
     predicted = np.where(generator.random(1200) < 0.8, labels, 0)
     cost = 300 * 1200
     monkeypatch.setattr(measures, "MAX_AREA_COST", 120 * cost)
-    result = measured(labels, predicted, names, num_samples=200)
+    result = measured_labels(labels, predicted, names, num_samples=200)
     assert result["auc_bootstrap_samples"] == 120
     assert any("use 120 resamples instead of 200" in note for note in result["notes"])
     assert result["scores"]["auc/class 0"]["low"] is not None
     monkeypatch.setattr(measures, "MAX_AREA_COST", 99 * cost)
-    result = measured(labels, predicted, names, num_samples=200)
+    result = measured_labels(labels, predicted, names, num_samples=200)
     assert result["auc_bootstrap_samples"] == 0
     assert result["scores"]["auc/class 0"]["value"] is not None
     assert result["scores"]["auc/class 0"]["low"] is None
@@ -174,13 +157,13 @@ def test_one_run_has_no_spread():
 
 
 def test_pooled_metrics_are_of_no_single_epoch():
-    result = measured([0, 1, 2, 3]) | {"split": "train+val"}
+    result = measured_labels([0, 1, 2, 3]) | {"split": "train+val"}
     assert measures.describe(result).startswith("train+val: 4 images; 95 % intervals")
     assert "4 images, weights of epoch 7; 95" in measures.describe(result | {"best_epoch": 7})
 
 
 def test_names_that_would_steer_a_terminal_are_printed_escaped():
-    result = measured([0, 1], names=("a\x1b]0;title\x07", "b"))
+    result = measured_labels([0, 1], names=("a\x1b]0;title\x07", "b"))
     text = measures.describe(result | {"split": "test", "best_epoch": 1})
     assert "a\\x1b]0;title\\x07" in text
     assert all(line.isprintable() for line in text.splitlines())

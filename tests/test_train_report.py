@@ -5,6 +5,7 @@ import re
 
 import numpy as np
 import pytest
+from answers import answers_of, measured, predictions_of, scores_of
 from dataset_factory import bare_manifest
 from marked_images import OCT_NAMES, write_marked_dataset
 from pages import CHROMIUM, Page, overhang, require_good_page, screenshot
@@ -12,14 +13,12 @@ from PIL import Image
 
 import tfrecord_io
 from tfrecord_io import Shard, Split
-from train.data.examples import Examples, read_examples
+from train.data.examples import read_examples
 from train.data.parts import whole_split
 from train.kinds.classes import CLASSES
-from train.kinds.scores import ClassScorer, scores
 from train.kinds.temperature import apply_temperature
 from train.results import metrics, report, thresholds
 from train.results.charts import charts_of
-from train.results.predictions import Predictions
 from train.results.report import Mistake, RunReport
 
 HISTORY = (
@@ -44,8 +43,8 @@ def manifest_of(names, *, num_train=60, audit=None):
     return dataclasses.replace(manifest, audit=audit or {})
 
 
-def predictions_of(num_classes, num_examples, seed=0):
-    """Predictions that are mostly right."""
+def mostly_right(num_classes, num_examples, seed=0):
+    """Returns (probabilities, labels) that are mostly right."""
     generator = np.random.default_rng(seed)
     labels = np.arange(num_examples) % num_classes
     logits = 2.5 * np.eye(num_classes)[labels] + generator.normal(size=(num_examples, num_classes))
@@ -53,15 +52,9 @@ def predictions_of(num_classes, num_examples, seed=0):
     return (powers / powers.sum(-1, keepdims=True)).astype(np.float32), labels
 
 
-def as_predictions(probabilities, labels, **fields):
-    examples = Examples(keys=("key",) * len(labels), patients=None, paths=None)
-    found = {"task": CLASSES, "probabilities": probabilities, "truths": labels}
-    return Predictions(**found | {"examples": examples} | fields)
-
-
 def mistakes_of(probabilities, labels, names):
     generator = np.random.default_rng(0)
-    answers = CLASSES.story.mistakes(probabilities, labels, names, report.MAX_MISTAKES)
+    answers = CLASSES.mistakes(answers_of(probabilities, labels, names), report.MAX_MISTAKES)
     return [
         Mistake(
             answer=answer,
@@ -73,42 +66,41 @@ def mistakes_of(probabilities, labels, names):
     ]
 
 
-def report_of(names=OCT_NAMES, *, num_examples=80, with_patients=True, manifest=None, **fields):
-    probabilities, labels = predictions_of(len(names), num_examples)
+def report_of(names=OCT_NAMES, *, num_examples=80, with_patients=True, manifest=None, **changes):
+    probabilities, labels = mostly_right(len(names), num_examples)
     groups = [str(index // 2) for index in range(num_examples)] if with_patients else None
-    measured = metrics.evaluate_predictions(
-        ClassScorer(probabilities, labels, tuple(names)), groups=groups, num_samples=50, seed=0
-    )
-    measured |= {"split": "test", "best_epoch": 2}
-    found = {
+    found = measured(probabilities, labels, names, groups=groups, num_samples=50)
+    found |= {"split": "test", "best_epoch": 2}
+    predictions = predictions_of(probabilities, labels, names)
+    fields = {
         "title": "a run",
         "manifest": manifest or manifest_of(names),
         "config": {"model": "convnet", "seed": 3, "checkpoint_seconds": 120.0},
-        "metrics": measured,
-        "charts": charts_of(HISTORY, measured, as_predictions(probabilities, labels), names),
+        "metrics": found,
+        "charts": charts_of(HISTORY, found, predictions),
         "mistakes": mistakes_of(probabilities, labels, names),
         "versions": {"python": "3.11.7"},
     }
-    return RunReport(**(found | fields))
+    return RunReport(**(fields | changes))
 
 
 @pytest.fixture(scope="module")
 def full():
     """A report with everything in it."""
     made = report_of()
-    (probabilities, truths), measured = predictions_of(4, 80), dict(made.metrics)
-    val_probabilities, val_truths = predictions_of(4, 40, seed=1)
-    measured["calibration"] = thresholds.describe_calibration(
-        1.7, fitted_on="val", num_examples=40, before=probabilities,
-        after=apply_temperature(probabilities, 1.7), labels=truths,
+    (probabilities, truths), found = mostly_right(4, 80), dict(made.metrics)
+    val_probabilities, val_truths = mostly_right(4, 40, seed=1)
+    found["calibration"] = thresholds.describe_calibration(
+        CLASSES, 1.7, fitted_on="val", num_examples=40, before=probabilities,
+        after=apply_temperature(probabilities, 1.7), truths=truths,
     )  # fmt: skip
-    measured["thresholds"] = thresholds.choose_thresholds(
-        thresholds.default_views(OCT_NAMES), OCT_NAMES,
+    found["thresholds"] = thresholds.choose_thresholds(
+        thresholds.views_of(CLASSES, OCT_NAMES),
         val=(val_probabilities, CLASSES.has(val_truths, 4)),
         test=(probabilities, CLASSES.has(truths, 4)),
         groups=None, wanted=0.95, num_samples=20, seed=0,
     )  # fmt: skip
-    return dataclasses.replace(made, metrics=measured)
+    return dataclasses.replace(made, metrics=found)
 
 
 @pytest.fixture(scope="module")
@@ -182,7 +174,7 @@ def test_the_surest_mistakes_are_the_worst():
     labels = np.array([0, 1, 0, 0, 1])
 
     def places(labels, most=12):
-        found = CLASSES.story.mistakes(probabilities, labels, ("a", "b"), most)
+        found = CLASSES.mistakes(answers_of(probabilities, labels, ("a", "b")), most)
         return [answer.place for answer in found]
 
     assert places(labels) == [2, 3, 4, 1]
@@ -206,10 +198,10 @@ def test_mistakes_are_found_with_their_images_paths_and_maps(tmp_path):
         return np.stack([bright, 1 - bright, 0 * bright, 0 * bright], axis=-1)
 
     examples = read_examples(str(tmp_path), "test")
-    predictions = as_predictions(
+    predictions = predictions_of(
         probabilities, labels, examples=examples, part=whole_split(manifest, "test")
     )
-    found = report.find_mistakes(predict, str(tmp_path), predictions, manifest.label_names)
+    found = report.find_mistakes(predict, str(tmp_path), predictions)
     assert [mistake.path for mistake in found] == [examples.paths[290], examples.paths[7]]
     np.testing.assert_array_equal(found[1].image, images[7])
     assert found[0].answer.true == OCT_NAMES[labels[290]]
@@ -248,9 +240,7 @@ def test_patients_shared_with_training_are_said_before_anything_is_believed(shar
 
 def test_a_result_that_guessing_may_reach_is_called_that(text):
     probabilities, labels = np.full((40, 4), 0.25, np.float32), np.arange(40) % 4
-    guessed = metrics.evaluate_predictions(
-        ClassScorer(probabilities, labels, OCT_NAMES), groups=None, num_samples=50, seed=0
-    )
+    guessed = measured(probabilities, labels, num_samples=50)
     guessing = report_of(
         metrics=guessed | {"split": "test", "best_epoch": 1}, mistakes=(),
     )  # fmt: skip
@@ -284,8 +274,7 @@ def test_a_run_without_anything_to_evaluate_on_has_a_page_that_says_so():
 
 
 def test_a_result_of_the_validation_split_says_that_it_flatters():
-    measured = report_of().metrics | {"split": "val"}
-    found = words(report.render(report_of(metrics=measured)))
+    found = words(report.render(report_of(metrics=report_of().metrics | {"split": "val"})))
     assert "of the validation split" in found
     assert "the result is probably too good" in found
 
@@ -307,13 +296,9 @@ def test_three_hundred_classes_have_a_page_of_modest_size():
 
 def test_a_cross_validation_shows_its_runs_and_their_spread():
     made = report_of()
-    probabilities, labels = predictions_of(4, 80)
+    probabilities, labels = mostly_right(4, 80)
     results = [
-        (
-            fold,
-            seed,
-            scores(ClassScorer(probabilities[fold::5], labels[fold::5], OCT_NAMES)),
-        )
+        (fold, seed, scores_of(probabilities[fold::5], labels[fold::5]))
         for fold in range(5)
         for seed in range(2)
     ]

@@ -1,22 +1,21 @@
 import numpy as np
 import pytest
+from answers import answers_of, certain, scores_of
 from hypothesis import given
 from hypothesis import strategies as st
 from marked_images import OCT_NAMES
 from sklearn import metrics as sk_metrics
 
-from train.kinds import scores as scoring
-
-
-def certain(predicted, num_classes=4):
-    return np.eye(num_classes)[predicted] * 0.97 + 0.01
+from train.kinds import measures
+from train.kinds.classes import CLASSES
+from train.results.bootstrap import bootstrap, num_groups_behind
 
 
 def test_the_measures_of_a_small_case_are_those_worked_out_by_hand():
     # Truth: CNV CNV DME NORMAL NORMAL DRUSEN; one CNV is called NORMAL, one NORMAL DRUSEN.
     labels = np.array([0, 0, 1, 3, 3, 2])
     predicted = np.array([0, 3, 1, 3, 2, 2])
-    scores = scoring.scores(scoring.ClassScorer(certain(predicted), labels, OCT_NAMES))
+    scores = scores_of(certain(predicted), labels)
     assert scores["accuracy"] == pytest.approx(4 / 6)
     assert scores["sensitivity/CNV"] == pytest.approx(1 / 2)
     assert scores["specificity/CNV"] == 1.0
@@ -30,7 +29,7 @@ def test_the_measures_of_a_small_case_are_those_worked_out_by_hand():
 
 def test_the_penalties_are_the_papers():
     # Rows are the truth, columns the answer: CNV, DME, DRUSEN, NORMAL.
-    assert scoring.penalty_matrix(OCT_NAMES).tolist() == [
+    assert measures.penalty_matrix(OCT_NAMES).tolist() == [
         [0, 1, 2, 4],
         [1, 0, 2, 4],
         [1, 1, 0, 1],
@@ -50,14 +49,9 @@ def test_weights_count_an_example_as_often_as_copies_of_it_would(labels, seed):
     if not counts.sum():
         counts[0] = 1
     names = ("a", "b", "c")
-    weighted = scoring.scores(
-        scoring.ClassScorer(probabilities, labels, names), counts.astype(float)
-    )
-    repeated = scoring.scores(
-        scoring.ClassScorer(
-            np.repeat(probabilities, counts, axis=0), np.repeat(labels, counts), names
-        )
-    )
+    weighted = scores_of(probabilities, labels, names, counts.astype(float))
+    copies = np.repeat(probabilities, counts, axis=0), np.repeat(labels, counts)
+    repeated = scores_of(*copies, names)
     assert weighted == pytest.approx(repeated, nan_ok=True)
 
 
@@ -66,7 +60,7 @@ def test_sensitivity_agrees_with_scikit_learn():
     labels = generator.integers(4, size=300)
     probabilities = generator.dirichlet(np.ones(4), size=300)
     recalls = sk_metrics.recall_score(labels, probabilities.argmax(-1), average=None)
-    scores = scoring.scores(scoring.ClassScorer(probabilities, labels, OCT_NAMES))
+    scores = scores_of(probabilities, labels)
     assert [scores[f"sensitivity/{name}"] for name in OCT_NAMES] == pytest.approx(recalls)
     assert scores["balanced_accuracy"] == pytest.approx(recalls.mean())
 
@@ -77,23 +71,21 @@ def test_the_area_under_the_curve_agrees_with_scikit_learn_with_ties_and_weights
     is_positive = np.concatenate([[True, False], generator.random(30) < 0.4])
     ranking = generator.integers(num_values, size=32) / num_values
     weights = np.concatenate([[1.0, 2.0], generator.integers(0, 4, size=30)])
-    assert scoring.area_under_curve(is_positive, ranking, weights) == pytest.approx(
+    assert measures.area_under_curve(is_positive, ranking, weights) == pytest.approx(
         sk_metrics.roc_auc_score(is_positive, ranking, sample_weight=weights)
     )
 
 
 def test_the_urgent_view_is_for_oct_classes_alone():
-    scores = scoring.scores(
-        scoring.ClassScorer(certain([0, 1], 2), np.array([0, 1]), ("cat", "dog"))
-    )
-    assert not any(name.startswith("urgent") for name in scores)
+    scores = scores_of(certain([0, 1], 2), [0, 1], ("cat", "urgent"))
+    assert not any(name.startswith("urgent/") for name in scores)
     assert "weighted_error" not in scores
 
 
 def test_a_calibrated_classifier_has_no_calibration_error():
     confidences = np.repeat([0.6, 0.9], [10, 10])
     is_correct = np.concatenate([np.arange(10) < 6, np.arange(10) < 9])
-    error = scoring.expected_calibration_error(confidences, is_correct, np.ones(20))
+    error = measures.expected_calibration_error(confidences, is_correct, np.ones(20))
     assert error == pytest.approx(0)
 
 
@@ -101,7 +93,7 @@ def test_the_calibration_error_is_the_mean_gap_by_bin():
     # Half of the images are sure and wrong (gap 1), half 0.5 and right half the time (gap 0).
     confidences = np.array([1.0, 1.0, 0.5, 0.5])
     is_correct = np.array([False, False, True, False])
-    error = scoring.expected_calibration_error(confidences, is_correct, np.ones(4))
+    error = measures.expected_calibration_error(confidences, is_correct, np.ones(4))
     assert error == pytest.approx(0.5)
 
 
@@ -113,7 +105,7 @@ def test_the_bootstrap_draws_whole_groups():
         seen.extend(weights)
         return {"total": weights.sum(-1)}
 
-    scoring.bootstrap(measure, groups, num_samples=50, seed=0)
+    bootstrap(measure, groups, num_samples=50, seed=0)
     assert len(seen) == 50
     for weights in seen:
         assert weights[0] == weights[1] == weights[2]
@@ -132,7 +124,7 @@ def test_fewer_draws_are_the_first_of_more():
             rows.extend(weights.tolist())
             return {"total": weights.sum(-1)}
 
-        scoring.bootstrap(measure, groups, num_samples=num_samples, seed=4)
+        bootstrap(measure, groups, num_samples=num_samples, seed=4)
     assert drawn[3] == drawn[30][:3]
 
 
@@ -141,27 +133,34 @@ def test_many_weightings_at_once_measure_what_each_does_alone():
     labels = generator.integers(4, size=40)
     probabilities = generator.dirichlet(np.ones(4), size=40).round(1)  # with ties
     weights = generator.integers(0, 3, size=(5, 40)).astype(float)
-    scorer = scoring.ClassScorer(probabilities, labels, OCT_NAMES)
-    together = scorer.score(weights) | scorer.areas(weights)
+    answers = answers_of(probabilities, labels)
+    together = CLASSES.score(answers, weights) | CLASSES.areas(answers, weights)
     for index, row in enumerate(weights):
-        alone = scoring.scores(scorer, row)
-        assert list(alone) == scorer.names
+        alone = scores_of(probabilities, labels, weights=row)
+        assert alone.keys() == together.keys()
         assert {name: together[name][index] for name in alone} == pytest.approx(alone)
 
 
 def test_the_balanced_accuracy_is_over_the_classes_that_have_examples():
     labels = np.array([0, 0, 1, 1])
-    scores = scoring.scores(scoring.ClassScorer(certain([0, 0, 1, 0]), labels, OCT_NAMES))
+    scores = scores_of(certain([0, 0, 1, 0]), labels)
     assert scores["balanced_accuracy"] == pytest.approx(
         sk_metrics.balanced_accuracy_score(labels, [0, 0, 1, 0])
     )
 
 
+def behind(labels, groups, names):
+    num_classes = len(names)
+    found = scores_of(certain(labels, num_classes), labels, names)
+    has = CLASSES.has(labels, num_classes)
+    rest = num_groups_behind(found, CLASSES.views(names), has, groups)
+    return {name: rest[name] for name in found}
+
+
 def test_a_measure_rests_on_the_groups_of_its_smaller_side():
     # Groups 0 and 1 have CNV alone, 2 has CNV and NORMAL.
     labels, groups = np.array([0, 0, 1, 0]), np.array([0, 1, 2, 2])
-    scorer = scoring.ClassScorer(certain(labels, 2), labels, ("CNV", "NORMAL"))
-    assert scorer.num_groups_behind(groups) == {
+    assert behind(labels, groups, ("CNV", "NORMAL")) == {
         "accuracy": 3,
         "ece": 3,
         "balanced_accuracy": 3,
@@ -176,7 +175,5 @@ def test_a_measure_rests_on_the_groups_of_its_smaller_side():
 
 def test_the_urgent_view_rests_on_the_groups_of_both_urgent_classes():
     labels, groups = np.array([0, 1, 3, 3]), np.array([0, 1, 2, 3])
-    behind = scoring.ClassScorer(certain(labels), labels, OCT_NAMES).num_groups_behind(groups)
-    assert (behind["sensitivity/CNV"], behind["urgent/sensitivity"], behind["urgent/auc"]) == (
-        1, 2, 2,
-    )  # fmt: skip
+    found = behind(labels, groups, OCT_NAMES)
+    assert (found["sensitivity/CNV"], found["urgent/sensitivity"], found["urgent/auc"]) == (1, 2, 2)

@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 import pytest
+from answers import answers_of, certain, predictions_of, scores_of
 from dataset_factory import bare_manifest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -31,28 +32,27 @@ from tfrecord_io.kinds.numbers import NUMBER
 from tfrecord_io.reading.mapped import MappedDataset
 from train import evaluate, predict
 from train.config import TrainConfig
-from train.data.examples import Examples
 from train.data.parts import Part
 from train.errors import ConfigError
-from train.kinds import numbers, registry, scores
+from train.kinds import numbers, registry
+from train.kinds.grades import GRADES as GRADE_TASK
+from train.kinds.grades import KAPPA
 from train.results import charts, metrics, report, run_results
-from train.results.predictions import Predictions
 
 pytestmark = pytest.mark.filterwarnings(KERAS_ARRAY_WARNING)
 
 # ---- grades
 
 
-def scores_of(truths, answers, num_grades=4):
-    names = tuple(f"grade {place}" for place in range(num_grades))
-    probabilities = np.eye(num_grades)[answers] * 0.97 + 0.01
-    return scores.scores(scores.GradeScorer(probabilities, np.array(truths), names))
+def kappa_of(truths, answers):
+    names = tuple(f"grade {place}" for place in range(4))
+    return scores_of(certain(answers), truths, names, task=GRADE_TASK)[KAPPA]
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=2, max_size=40))
 def test_kappa_is_that_of_scikit_learn_and_undefined_if_there_is_only_one_grade(pairs):
     truths, answers = map(list, zip(*pairs, strict=True))
-    found = scores_of(truths, answers)[scores.KAPPA]
+    found = kappa_of(truths, answers)
     if set(truths) == set(answers) and len(set(truths)) == 1:
         assert np.isnan(found)
     else:
@@ -63,9 +63,8 @@ def test_kappa_is_that_of_scikit_learn_and_undefined_if_there_is_only_one_grade(
 
 
 def test_a_mistake_of_one_grade_costs_less_than_one_of_three():
-    near, far = (scores_of([0, 1, 2, 3], answers) for answers in ([1, 1, 2, 3], [3, 1, 2, 3]))
-    assert near["accuracy"] == far["accuracy"]
-    assert near[scores.KAPPA] > far[scores.KAPPA]
+    near, far = (kappa_of([0, 1, 2, 3], answers) for answers in ([1, 1, 2, 3], [3, 1, 2, 3]))
+    assert near > far
 
 
 def test_a_draw_of_the_bootstrap_has_the_kappa_of_the_examples_that_it_repeats():
@@ -73,10 +72,10 @@ def test_a_draw_of_the_bootstrap_has_the_kappa_of_the_examples_that_it_repeats()
     truths, counts = generator.integers(0, 3, 30), generator.integers(0, 3, 30)
     probabilities = generator.dirichlet(np.ones(3), 30)
     names = ("low", "mid", "high")
-    weighted = scores.GradeScorer(probabilities, truths, names).score(counts[None].astype(float))
+    weighted = scores_of(probabilities, truths, names, counts.astype(float), task=GRADE_TASK)
     copies = np.repeat(probabilities, counts, axis=0), np.repeat(truths, counts)
-    repeated = scores.scores(scores.GradeScorer(*copies, names))
-    assert weighted[scores.KAPPA] == pytest.approx([repeated[scores.KAPPA]])
+    repeated = scores_of(*copies, names, task=GRADE_TASK)
+    assert weighted == pytest.approx(repeated)
 
 
 @pytest.mark.slow
@@ -115,7 +114,7 @@ def test_grades_are_learned_as_classes_and_judged_by_kappa_too(tmp_path, capsys)
 
 def number_scores(answers, truths, weights=None):
     answers = np.asarray(answers, np.float32)[:, None]
-    return scores.scores(scores.NumberScorer(answers, np.asarray(truths), ("ef",)), weights)
+    return scores_of(answers, truths, ("ef",), weights, task=numbers.NUMBER)
 
 
 def test_the_measures_of_numbers_are_those_of_scikit_learn_and_of_bland_and_altman():
@@ -150,16 +149,27 @@ def test_equal_numbers_have_no_r2_and_a_single_one_no_limits():
     assert found["bias"] == 1
 
 
+@pytest.mark.parametrize(
+    ("low", "high", "doubt"),
+    [
+        (-0.068, -0.006, "is worse than always giving the mean: the interval of R² lies below 0."),
+        (-0.1, 0.2, "may be no better than always giving the mean: the interval of R² reaches"),
+        (0.1, 0.2, None),
+        (None, None, None),
+    ],
+)
+def test_a_result_that_the_mean_may_reach_is_called_that(low, high, doubt):
+    found = numbers.NUMBER.doubt({"scores": {"r2": {"value": 0.0, "low": low, "high": high}}})
+    assert found is None if doubt is None else doubt in found
+
+
 def test_a_small_unit_keeps_its_digits_in_the_metrics_and_on_the_page():
     generator = np.random.default_rng(0)
     truths = np.float32(generator.normal(7e-10, 1e-10, 40))
     answers = np.float32(truths + generator.normal(0, 3e-11, 40))
-    examples = Examples(keys=tuple("k" * 40), patients=None, paths=None)
-    predictions = Predictions(
-        task=numbers.NUMBER, probabilities=answers[:, None], truths=truths, examples=examples
-    )
+    predictions = predictions_of(answers[:, None], truths, ("adc",), numbers.NUMBER)
     config = TrainConfig.of(data="", bootstrap_samples=20)
-    measured = run_results.measure(predictions, ["adc"], config)
+    measured = run_results.measure(predictions, config)
     mae = measured["scores"]["mae"]
     assert mae["value"] == pytest.approx(np.abs(answers - truths).mean(), rel=1e-6)
     assert 0 < mae["low"] < mae["value"] < mae["high"]
@@ -214,7 +224,7 @@ def test_images_count_in_the_mean_that_is_learnt_as_they_do_in_the_loss(data):
 
 def test_the_largest_errors_are_the_mistakes_that_are_shown():
     answers, truths = np.array([[1.0], [9.0], [-3.0]]), np.array([1.5, 2.0, 0.0])
-    found = numbers.NUMBER.story.mistakes(answers, truths, ("ef",), most=2)
+    found = numbers.NUMBER.mistakes(answers_of(answers, truths, ("ef",)), most=2)
     assert [(one.place, one.true, one.predicted) for one in found] == [
         (1, "2", "9"),
         (2, "0", "-3"),
@@ -226,7 +236,8 @@ def test_the_agreement_shows_each_answer_and_the_limits_of_their_difference():
     truths = generator.normal(-5, 2, 3000)
     answers = truths + generator.normal(0, 1, 3000)
     measured = {name: {"value": v} for name, v in number_scores(answers, truths).items()}
-    direct, difference = charts.agreement(answers, truths, {"scores": measured, "split": "test"})
+    predictions = predictions_of(answers[:, None], truths, ("ef",), numbers.NUMBER)
+    direct, difference = charts.agreement(predictions, {"scores": measured, "split": "test"})
     axes = Figure().add_subplot()
     difference.draw(axes)
     cloud, *lines = axes.lines
@@ -256,7 +267,7 @@ def finished(data, tmp_path_factory):
 def test_a_network_learns_numbers_and_is_measured_in_their_unit(finished):
     metrics = json.loads((finished / "metrics.json").read_text())
     assert metrics["label_kind"] == "number"
-    assert set(metrics["scores"]) == set(scores.NUMBER_MEASURES)
+    assert set(metrics["scores"]) == set(numbers.NUMBER.label_measures)
     assert metrics["bootstrap_by"] == "patient"
     r2 = metrics["scores"]["r2"]
     assert 0.5 < r2["low"] < r2["value"] < r2["high"] <= 1

@@ -8,6 +8,7 @@ import shutil
 import keras
 import numpy as np
 import pytest
+from answers import answers_of, predictions_of, scores_of
 from builds import IN_MEMORY
 from marked_images import (
     KERAS_ARRAY_WARNING,
@@ -31,14 +32,15 @@ from tfrecord_io import Manifest
 from tfrecord_io.kinds.multi_label import MULTI_LABEL as SEVERAL_LABELS
 from tfrecord_io.reading.mapped import MappedDataset
 from train import evaluate, predict, run
-from train.data.examples import Examples, read_examples
+from train.data.examples import read_examples
 from train.data.parts import whole_split
-from train.kinds import scores
+from train.kinds import measures
 from train.kinds.classes import CLASSES
 from train.kinds.multi_label import MULTI_LABEL
 from train.kinds.registry import task_of
 from train.results import report, thresholds
-from train.results.predictions import Predictions, read_predictions, write_predictions
+from train.results.bootstrap import num_groups_behind
+from train.results.predictions import read_predictions, write_predictions
 
 pytestmark = pytest.mark.filterwarnings(KERAS_ARRAY_WARNING)
 
@@ -127,7 +129,7 @@ def test_a_probability_that_is_rounded_to_one_is_cooled_as_the_export_does_it():
 
 def test_the_measures_of_labels_are_those_of_scikit_learn():
     probabilities, truths = some_predictions()
-    found = scores.scores(scores.LabelScorer(probabilities, truths, NAMES))
+    found = scores_of(probabilities, truths, NAMES, task=MULTI_LABEL)
     called = probabilities >= 0.5
     areas, precisions = [], []
     for index, name in enumerate(NAMES):
@@ -142,8 +144,8 @@ def test_the_measures_of_labels_are_those_of_scikit_learn():
     assert found["macro_average_precision"] == pytest.approx(np.mean(precisions))
     assert found["accuracy"] == pytest.approx((called == truths).mean())
     assert found["brier"] == pytest.approx(np.square(probabilities - truths).mean())
-    choices = MULTI_LABEL.choices(probabilities, truths)
-    assert found["ece"] == pytest.approx(thresholds.calibration_error(*choices))
+    error = thresholds.calibration_error(MULTI_LABEL, probabilities, truths)
+    assert found["ece"] == pytest.approx(error)
 
 
 def test_average_precision_agrees_with_scikit_learn_with_ties_and_weights():
@@ -152,7 +154,7 @@ def test_average_precision_agrees_with_scikit_learn_with_ties_and_weights():
         is_positive = np.concatenate([[True, False], generator.random(30) < 0.4])
         ranking = generator.integers(num_values, size=32) / num_values
         weights = generator.integers(1, 4, size=32).astype(float)
-        found = scores.average_precision(is_positive, ranking, weights)
+        found = measures.average_precision(is_positive, ranking, weights)
         expected = sk_metrics.average_precision_score(is_positive, ranking, sample_weight=weights)
         assert found == pytest.approx(expected)
 
@@ -160,22 +162,16 @@ def test_average_precision_agrees_with_scikit_learn_with_ties_and_weights():
 def test_weights_count_an_example_as_often_as_copies_of_it_would_for_every_label():
     probabilities, truths = some_predictions()
     counts = np.random.default_rng(1).integers(0, 4, size=len(truths))
-    weighted = scores.scores(
-        scores.LabelScorer(probabilities, truths, NAMES), counts.astype(np.float64)
-    )
+    weighted = scores_of(probabilities, truths, NAMES, counts.astype(float), task=MULTI_LABEL)
     copies = np.repeat(probabilities, counts, axis=0), np.repeat(truths, counts, axis=0)
-    assert weighted == pytest.approx(scores.scores(scores.LabelScorer(*copies, NAMES)))
+    assert weighted == pytest.approx(scores_of(*copies, NAMES, task=MULTI_LABEL))
 
 
 def test_names_that_a_spreadsheet_would_take_for_formulas_are_read_again(tmp_path):
     probabilities, truths = some_predictions()
     names = ("mass", "+fluid", "=scar")
-    keys = tuple(f"k{place}" for place in range(len(truths)))
-    examples = Examples(keys=keys, patients=None, paths=None)
-    found = Predictions(
-        task=MULTI_LABEL, probabilities=probabilities, truths=truths, examples=examples
-    )
-    write_predictions(tmp_path / "predictions.csv", found, names)
+    found = predictions_of(probabilities, truths, names, MULTI_LABEL)
+    write_predictions(tmp_path / "predictions.csv", found)
     _, labels, _ = read_predictions(tmp_path / "predictions.csv", 3, SEVERAL_LABELS)
     np.testing.assert_array_equal(MULTI_LABEL.truths(labels), truths)
 
@@ -183,11 +179,11 @@ def test_names_that_a_spreadsheet_would_take_for_formulas_are_read_again(tmp_pat
 def test_a_label_that_no_image_has_is_left_out_of_the_means_and_rests_on_no_patient():
     probabilities, truths = some_predictions()
     truths[:, 2] = False
-    scorer = scores.LabelScorer(probabilities, truths, NAMES)
-    found = scores.scores(scorer)
+    found = scores_of(probabilities, truths, NAMES, task=MULTI_LABEL)
     assert np.isnan(found["auc/scar"])
     assert found["macro_auc"] == pytest.approx((found["auc/fluid"] + found["auc/mass"]) / 2)
-    behind = scorer.num_groups_behind(np.arange(len(truths)) // 2)
+    groups = np.arange(len(truths)) // 2
+    behind = num_groups_behind(found, MULTI_LABEL.views(NAMES), truths, groups)
     assert (behind["sensitivity/scar"], behind["specificity/scar"], behind["auc/scar"]) == (
         0, 30, 0,
     )  # fmt: skip
@@ -196,7 +192,7 @@ def test_a_label_that_no_image_has_is_left_out_of_the_means_and_rests_on_no_pati
 def test_the_worst_mistakes_about_labels_come_first():
     probabilities = np.array([[0.9, 0.1], [0.4, 0.02], [0.2, 0.8]])
     truths = np.array([[False, False], [True, True], [False, True]])
-    found = MULTI_LABEL.story.mistakes(probabilities, truths, ("mass", "scar"), most=2)
+    found = MULTI_LABEL.mistakes(answers_of(probabilities, truths, ("mass", "scar")), most=2)
     assert [(one.place, one.output, one.true, one.predicted) for one in found] == [
         (1, 1, "scar", "no scar"),
         (0, 0, "no mass", "mass"),
@@ -215,14 +211,12 @@ def test_the_map_of_a_label_that_was_missed_shows_what_speaks_against_it(data):
         bright = images[:, 2, 3, 0] / 255
         return np.stack([1 - bright, bright / 4, bright / 5], axis=-1)
 
-    predictions = Predictions(
-        task=MULTI_LABEL,
-        probabilities=probabilities,
-        truths=truths,
+    predictions = predictions_of(
+        probabilities, truths, NAMES, MULTI_LABEL,
         examples=read_examples(str(data), "test"),
         part=whole_split(Manifest.load(data), "test"),
-    )
-    found = report.find_mistakes(predict, str(data), predictions, NAMES)
+    )  # fmt: skip
+    found = report.find_mistakes(predict, str(data), predictions)
     image = dataset[5][0]
     rises = image.mean() > image[2, 3, 0]  # of the brightness, where the patch covers it
     for mistake in found:

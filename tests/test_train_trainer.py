@@ -26,7 +26,7 @@ from tfrecord_io.files import atomic_write
 from train import predict, run
 from train.config import TrainConfig
 from train.errors import ConfigError
-from train.kinds import scores
+from train.kinds import measures
 from train.run_folder import claim
 from train.run_setup import make_run
 from train.training import callbacks, checkpoint
@@ -301,8 +301,8 @@ def test_the_kept_weights_are_those_of_the_best_epoch_whenever_the_run_is_stoppe
     """They lie in the checkpoint with the name of their epoch. A loss that is NaN never wins."""
     workdir = tmp_path / "run"
     losses = iter([math.nan, 1.0, 2.0, math.nan])
-    real = scores.cross_entropy
-    monkeypatch.setattr(scores, "cross_entropy", lambda *given: next(losses, real(*given)))
+    real = measures.cross_entropy
+    monkeypatch.setattr(measures, "cross_entropy", lambda *given: next(losses, real(*given)))
     config = config_of(data, epochs=4, best_by="val_loss")
     train_until(12, config, workdir, monkeypatch)  # the end of the second epoch
     kept = arrays_of(workdir / "checkpoint.npz", "best")

@@ -126,6 +126,7 @@ def evaluate(
         task=task,
         probabilities=probabilities[:, outputs],
         truths=task.truths(matched),
+        label_names=label_names,
         examples=read_examples(data, split),
         part=whole_split(manifest, split),
     )
@@ -135,7 +136,7 @@ def evaluate(
         "dataset": {"name": manifest.name, "fingerprint": manifest.fingerprint},
         "model": str(run),
         "best_epoch": own_results.get("best_epoch"),
-        **run_results.measure(predictions, label_names, config),
+        **run_results.measure(predictions, config),
     }
     run_results.write_results(
         output,
@@ -182,7 +183,7 @@ def _check_preprocessing(
 def _match_labels(
     classifier: predict.Classifier, manifest: tfrecord_io.Manifest, run: Path, data: str
 ) -> np.ndarray:
-    """Returns int64 [their labels]: the place among the model's labels of each of theirs."""
+    """Returns the index of each of the dataset's labels in the model's `label_names`, int64."""
     ours, theirs, kind = classifier.label_names, manifest.label_names, manifest.label_kind
     if not set(theirs) <= set(ours):
         raise ConfigError(

@@ -2,22 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
 import numpy as np
 
 from tfrecord_io.kinds import classes
-from train.kinds import scores, stories
-from train.kinds.task import LEAST_PROBABILITY, Task, balanced_weights
+from train.kinds import words
+from train.kinds.measures import (
+    OCT_CLASSES,
+    URGENT_CLASSES,
+    confusion_matrix,
+    expected_calibration_error,
+    penalty_matrix,
+    ratios,
+    sums_by_place,
+)
+from train.kinds.task import LEAST_PROBABILITY, Answers, Task, View, balanced_weights
 from train.kinds.temperature import apply_temperature
+
+_MAX_CONFUSIONS = 20
 
 
 class Classes(Task):
-    """One class for each image: softmax and cross-entropy."""
+    """One class for each image. Truths are int64 [num_examples]."""
 
-    kind, story, measured_by = classes.CLASSES, stories.ClassStory(), scores.ClassScorer
+    kind = classes.CLASSES
+    label_measures = ("sensitivity", "specificity", "auc")
+    run_measures = ("accuracy", "balanced_accuracy", "ece")
+    glossary = (
+        "Sensitivity: the share of the images of a class that was recognised. Specificity: the "
+        "share of all other images that was not taken for this class. Area: the chance that an "
+        "image of the class gets a higher probability than another image."
+    )
+    decision = (
+        "A threshold answers “this class, or not?”. The predicted class does not depend on the "
+        "thresholds; it is always the most probable class."
+    )
+    without_absent = "the balanced accuracy is the mean over the other classes"
 
     def activation(self, name: str | None = None) -> keras.layers.Layer:
         # Probabilities are always float32: in reduced precision they are rounded too much.
@@ -56,8 +79,158 @@ class Classes(Task):
     ) -> tuple[np.ndarray, np.ndarray]:
         return probabilities, truths
 
-    def cool(self, probabilities: np.ndarray, temperature: float) -> np.ndarray:
-        return apply_temperature(probabilities, temperature)
+    def cool(self, probabilities: np.ndarray, degree: float) -> np.ndarray:
+        return apply_temperature(probabilities, degree)
+
+    def views(self, label_names: Sequence[str]) -> list[View]:
+        """Returns each class against the rest; of the OCT classes first the urgent ones."""
+        views = super().views(label_names)
+        if set(label_names) != OCT_CLASSES:
+            return views
+        places = [label_names.index(name) for name in URGENT_CLASSES]
+        return [View("urgent", places, is_group=True), *views]
+
+    def score(self, answers: Answers, weights: np.ndarray) -> dict[str, np.ndarray]:
+        truths, names = answers.truths, answers.label_names
+        predicted = self.chosen(answers.probabilities)
+        is_correct = predicted == truths
+        confidences = answers.probabilities.max(-1)
+
+        hits = sums_by_place(truths, weights * is_correct, len(names))
+        positives = sums_by_place(truths, weights, len(names))
+        called = sums_by_place(predicted, weights, len(names))
+        total = weights.sum(-1)
+        sensitivity = ratios(hits, positives)
+        specificity = 1 - ratios(called - hits, total[:, None] - positives)
+        present = positives > 0
+        scores = {
+            "accuracy": ratios(hits.sum(-1), total),
+            "ece": expected_calibration_error(confidences, is_correct, weights),
+            "balanced_accuracy": ratios(np.where(present, sensitivity, 0).sum(-1), present.sum(-1)),
+        }
+        for index, name in enumerate(names):
+            scores[f"sensitivity/{name}"] = sensitivity[:, index]
+            scores[f"specificity/{name}"] = specificity[:, index]
+        if set(names) == OCT_CLASSES:
+            urgent = np.isin(names, URGENT_CLASSES)
+            is_urgent, called_urgent = urgent[truths], urgent[predicted]
+            right, left = is_urgent & called_urgent, ~is_urgent & ~called_urgent
+            scores["urgent/sensitivity"] = ratios(weights @ right, weights @ is_urgent)
+            scores["urgent/specificity"] = ratios(weights @ left, weights @ ~is_urgent)
+            penalties = penalty_matrix(names)[truths, predicted]
+            scores["weighted_error"] = ratios(weights @ penalties, total)
+        return scores
+
+    def tables(self, answers: Answers) -> dict[str, Any]:
+        names = answers.label_names
+        matrix = confusion_matrix(answers.truths, self.chosen(answers.probabilities), len(names))
+        return {
+            "label_counts": dict(zip(names, matrix.sum(1).tolist(), strict=True)),
+            # The rows are the true classes.
+            "confusion_matrix": matrix.tolist(),
+        }
+
+    def verdict(self, metrics: Mapping[str, Any]) -> list[str]:
+        scores, of_hundred = metrics["scores"], words.of_hundred
+        accuracy = of_hundred(scores["accuracy"], "95 % interval: ")
+        sentences = [f"named the right class for {accuracy}."]
+        present = {name: count for name, count in metrics["label_counts"].items() if count}
+        if len(present) > 1:
+            usual, share = _usual(present)
+            sentences[0] += (
+                f" Always answering {usual} would be right for {words.hundredths(share)}."
+            )
+            of_class = {name: scores[f"sensitivity/{name}"] for name in present}
+            worst = words.worst_classes(metrics, 1)[0]
+            best = max(present, key=lambda name: of_class[name]["value"] or 0.0)
+            if of_class[best]["value"] != of_class[worst]["value"]:
+                sentences.append(
+                    f"It recognises {best} best, {of_hundred(of_class[best])}, and "
+                    f"{worst} worst, {of_hundred(of_class[worst])}."
+                )
+        if scores.get("urgent/sensitivity", {}).get("value") is not None:
+            sentences.append(
+                f"Of the urgent images ({' and '.join(URGENT_CLASSES)}), it called "
+                f"{of_hundred(scores['urgent/sensitivity'])} urgent; of the others, it left "
+                f"{of_hundred(scores['urgent/specificity'])} alone."
+            )
+        return sentences
+
+    def doubt(self, metrics: Mapping[str, Any]) -> str | None:
+        present = {name: count for name, count in metrics["label_counts"].items() if count}
+        if len(present) < 2:
+            return None
+        return words.doubt(
+            metrics["scores"]["accuracy"],
+            _usual(present)[1],
+            rival="always giving the most frequent answer",
+            measure="the accuracy",
+            told="the accuracy of that answer",
+        )
+
+    def tiles(self, metrics: Mapping[str, Any]) -> list[tuple[str, str]]:
+        scores = metrics["scores"]
+        return [
+            ("accuracy", words.percent(scores["accuracy"]["value"])),
+            ("balanced accuracy", words.percent(scores["balanced_accuracy"]["value"])),
+        ]
+
+    def answers(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
+        names = list(metrics["label_counts"])
+        matrix = np.asarray(metrics["confusion_matrix"])
+        totals = matrix.sum(1)
+        if len(names) <= words.MAX_CLASSES:
+            rows = [
+                words.row_of_counts(name, matrix[place], [totals[place]] * len(names), [place])
+                for place, name in enumerate(names)
+            ]
+            return {
+                "title": "Answers for the images of each class",
+                "corner": "truth ↓ answer →",
+                "columns": names,
+                "rows": rows,
+                "pairs": [],
+            }
+        wrong = matrix * (1 - np.eye(len(names), dtype=matrix.dtype))
+        flat = np.argsort(-wrong, axis=None, kind="stable")[:_MAX_CONFUSIONS]
+        places = [divmod(int(place), len(names)) for place in flat]
+        pairs = [
+            {
+                "true": names[row],
+                "predicted": names[column],
+                "count": int(wrong[row, column]),
+                "share": float(wrong[row, column] / max(totals[row], 1)),
+            }
+            for row, column in places
+            if wrong[row, column]
+        ]
+        return {"rows": [], "pairs": pairs}
+
+    def num_mistakes(self, metrics: Mapping[str, Any]) -> int:
+        matrix = np.asarray(metrics["confusion_matrix"])
+        return int(matrix.sum() - np.trace(matrix))
+
+    def mistakes(self, answers: Answers, most: int) -> list[words.MistakenAnswer]:
+        probabilities, truths, names = answers.probabilities, answers.truths, answers.label_names
+        predicted = self.chosen(probabilities)
+        wrong = np.flatnonzero(predicted != truths)
+        surest = np.argsort(-probabilities[wrong].max(-1), kind="stable")
+        return [
+            words.MistakenAnswer(
+                place=place,
+                output=int(predicted[place]),
+                true=names[truths[place]],
+                predicted=names[predicted[place]],
+                probability=float(probabilities[place].max()),
+            )
+            for place in wrong[surest][:most].tolist()
+        ]
 
 
 CLASSES = Classes()
+
+
+def _usual(counts: Mapping[str, int]) -> tuple[str, float]:
+    """Returns the most frequent class, and its share of the images."""
+    usual = max(counts, key=lambda name: counts[name])
+    return usual, counts[usual] / sum(counts.values())

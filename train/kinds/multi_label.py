@@ -2,23 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
 import numpy as np
 
 from tfrecord_io.kinds import multi_label
-from train.kinds import scores, stories
-from train.kinds.task import LEAST_PROBABILITY, Task, balanced_weights
+from train.kinds import words
+from train.kinds.measures import (
+    AREAS,
+    bin_error,
+    calibration_bins,
+    confusion_matrix,
+    ratios,
+)
+from train.kinds.task import LEAST_PROBABILITY, Answers, Task, balanced_weights
 from train.kinds.temperature import apply_temperature
+
+#: An image is said to have a label from this probability on.
+LABEL_THRESHOLD = 0.5
 
 
 class MultiLabel(Task):
-    """Any number of labels for each image: a sigmoid and a binary cross-entropy for each label."""
+    """Any number of labels for each image. Truths are bool [num_examples, num_labels].
 
-    kind, story = multi_label.MULTI_LABEL, stories.LabelStory()
-    measured_by = scores.LabelScorer
+    Measures of all labels together are means over the labels: `accuracy` is the share of right
+    answers among all answers, and `macro_auc` the mean of the areas.
+    """
+
+    kind = multi_label.MULTI_LABEL
+    charts = ("roc", "reliability")
+    label_measures = ("sensitivity", "specificity", "auc", "average_precision")
+    run_measures = ("accuracy", "macro_auc", "ece")
+    glossary = (
+        "Sensitivity: the share of the images with a label for which it was found. Specificity: "
+        "the share of the images without it for which it was not. Area: the chance that an image "
+        "with the label gets a higher probability for it than an image without. Average "
+        "precision: among the images with the highest probabilities, the share that has the "
+        "label, on average over all cuts; guessing gives the share of all images that has it."
+    )
+    decision = (
+        "A threshold answers “this label, or not?”. The predicted labels do not depend on the "
+        f"thresholds; they are those with a probability of at least {LABEL_THRESHOLD:.0%}."
+    )
+    without_absent = "the macro measures are means over the other labels"
 
     def activation(self, name: str | None = None) -> keras.layers.Layer:
         return keras.layers.Activation("sigmoid", dtype="float32", name=name or "sigmoid")
@@ -59,19 +87,139 @@ class MultiLabel(Task):
         return truths
 
     def chosen(self, probabilities: np.ndarray) -> np.ndarray:
-        return probabilities >= scores.LABEL_THRESHOLD
+        return probabilities >= LABEL_THRESHOLD
 
     def choices(
         self, probabilities: np.ndarray, truths: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
         return _pairs(probabilities).reshape(-1, 2), truths.ravel().astype(np.int64)
 
-    def cool(self, probabilities: np.ndarray, temperature: float) -> np.ndarray:
-        return apply_temperature(_pairs(probabilities), temperature)[..., 1]
+    def cool(self, probabilities: np.ndarray, degree: float) -> np.ndarray:
+        return apply_temperature(_pairs(probabilities), degree)[..., 1]
 
     def match(self, places: np.ndarray, num_labels: int) -> tuple[np.ndarray, np.ndarray]:
         # Whether an image has a label that its dataset does not name is not known.
         return places, np.arange(len(places))
+
+    def score(self, answers: Answers, weights: np.ndarray) -> dict[str, np.ndarray]:
+        labels, called = answers.truths, self.chosen(answers.probabilities)
+        is_right = labels == called
+        positives, total = weights @ labels, weights.sum(-1)
+        sensitivity = ratios(weights @ (labels & called), positives)
+        specificity = ratios(weights @ ~(labels | called), weights @ ~labels)
+        probabilities = answers.probabilities.astype(np.float64)
+        # Each label is a choice between two, of which the likelier one is the answer.
+        confidences = np.maximum(probabilities, 1 - probabilities)
+        bins = [
+            calibration_bins(confidences[:, index], is_right[:, index], weights)
+            for index in range(len(answers.label_names))
+        ]
+        scores = {
+            "accuracy": ratios(weights @ is_right.mean(-1), total),
+            "ece": bin_error(*map(sum, zip(*bins, strict=True))),
+            "brier": ratios(weights @ np.square(probabilities - labels).mean(-1), total),
+        }
+        for index, name in enumerate(answers.label_names):
+            scores[f"sensitivity/{name}"] = sensitivity[:, index]
+            scores[f"specificity/{name}"] = specificity[:, index]
+        return scores
+
+    def areas(self, answers: Answers, weights: np.ndarray) -> dict[str, np.ndarray]:
+        areas = super().areas(answers, weights)
+        for measure in AREAS:
+            of_labels = np.stack([areas[f"{measure}/{name}"] for name in answers.label_names])
+            is_defined = ~np.isnan(of_labels)
+            areas[f"macro_{measure}"] = ratios(
+                np.where(is_defined, of_labels, 0).sum(0), is_defined.sum(0)
+            )
+        return areas
+
+    def tables(self, answers: Answers) -> dict[str, Any]:
+        names, called = answers.label_names, self.chosen(answers.probabilities)
+        columns = zip(names, answers.truths.T.astype(int), called.T.astype(int), strict=True)
+        return {
+            "label_counts": dict(zip(names, answers.truths.sum(0).tolist(), strict=True)),
+            # Of each label [[without it, false alarms], [missed, found]].
+            "confusion_matrices": {
+                name: confusion_matrix(truth, called, 2).tolist() for name, truth, called in columns
+            },
+        }
+
+    def verdict(self, metrics: Mapping[str, Any]) -> list[str]:
+        scores, of_hundred = metrics["scores"], words.of_hundred
+        accuracy = of_hundred(scores["accuracy"], "95 % interval: ")
+        sentences = [f"was right in {accuracy} answers, one for each label of each image."]
+        areas = {
+            name: scores[f"auc/{name}"]
+            for name in metrics["label_counts"]
+            if scores[f"auc/{name}"]["value"] is not None
+        }
+        if areas:
+            sentences.append(
+                "Of two images of which one has a label, it gives that one the higher probability "
+                f"in {of_hundred(scores['macro_auc'], '95 % interval: ')} cases, on average over "
+                "the labels; guessing would in 50."
+            )
+            best, worst = (f(areas, key=lambda name: areas[name]["value"]) for f in (max, min))
+            if areas[best]["value"] != areas[worst]["value"]:
+                sentences.append(
+                    f"It recognises {best} best, {of_hundred(areas[best])}, and {worst} worst, "
+                    f"{of_hundred(areas[worst])}."
+                )
+        return sentences
+
+    def doubt(self, metrics: Mapping[str, Any]) -> str | None:
+        measure = "the mean area under the ROC curve"
+        score = metrics["scores"]["macro_auc"]
+        return words.doubt(score, 0.5, rival="guessing", measure=measure, told="50 %")
+
+    def tiles(self, metrics: Mapping[str, Any]) -> list[tuple[str, str]]:
+        scores = metrics["scores"]
+        return [
+            ("mean area under the ROC", words.percent(scores["macro_auc"]["value"])),
+            ("mean average precision", words.percent(scores["macro_average_precision"]["value"])),
+        ]
+
+    def answers(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
+        rows = []
+        for name in words.worst_classes(metrics, words.MAX_CLASSES):
+            (alone, alarms), (missed, found) = metrics["confusion_matrices"][name]
+            counts = [found, missed, alarms, alone]
+            totals = [found + missed] * 2 + [alarms + alone] * 2
+            rows.append(words.row_of_counts(name, counts, totals, [0, 3]))
+        return {
+            "title": "Answers for each label",
+            "corner": "label ↓ answer →",
+            "columns": ["found", "missed", "false alarm", "rightly not found"],
+            "rows": rows,
+            "pairs": [],
+        }
+
+    def num_mistakes(self, metrics: Mapping[str, Any]) -> int:
+        matrices = metrics["confusion_matrices"].values()
+        return sum(alarms + missed for (_, alarms), (missed, _) in matrices)
+
+    def mistakes(self, answers: Answers, most: int) -> list[words.MistakenAnswer]:
+        called = self.chosen(answers.probabilities)
+        of_answers = np.where(called, answers.probabilities, 1 - answers.probabilities)
+        wrong = np.flatnonzero(called != answers.truths)
+        surest = np.argsort(-of_answers.flat[wrong], kind="stable")
+        mistakes = []
+        for flat in wrong[surest][:most].tolist():
+            place, output = divmod(flat, len(answers.label_names))
+            name, is_called = answers.label_names[output], bool(called[place, output])
+            true, predicted = (name, f"no {name}")[is_called], (f"no {name}", name)[is_called]
+            mistakes.append(
+                words.MistakenAnswer(
+                    place=place,
+                    output=output,
+                    true=true,
+                    predicted=predicted,
+                    probability=float(of_answers[place, output]),
+                    is_negative=not is_called,
+                )
+            )
+        return mistakes
 
 
 MULTI_LABEL = MultiLabel()

@@ -2,18 +2,14 @@
 
 A `Task` is the one place where the kind decides; the other modules ask the task of their dataset:
 
-    models       activation, logits_of     how logits become the answer that is exported
-    steps        losses                    what a step minimizes, and what it reports
-    trainer      class_weights, truths     weights in the loss; labels as the measures take them
+    networks     activation, logits_of     how logits become the answer that is exported
+    training     losses, class_weights     what a step minimizes, and what it reports
                  mean_loss, progress       what history.json says of the validation split
-    calibration  choices, cool             answers as choices among classes; the temperature
-    run_results  scorer, has               the measures of metrics.json
-    predictions  chosen, texts             the labels in predictions.csv
+    results      score, areas, tables      the measures of metrics.json
+                 verdict, doubt, ...       what the page of a run says
     evaluate     match                     labels of another dataset
-    report       story                     what the page says about the result
 
-Another kind of label is a subclass of `Task` here, a `Scorer` in `scores` and a `Story` in
-`stories`.
+To add a kind of label, write a subclass in a module of its own, and name it in `registry`.
 
 "Truths" are the labels of examples as the measures take them: for classes int64 [num_examples],
 for several labels bool [num_examples, num_labels], for a number float32 [num_examples].
@@ -25,20 +21,53 @@ A task of numbers gives no probabilities: its outputs are numbers in the unit of
 from __future__ import annotations
 
 import abc
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
 import numpy as np
 
 from tfrecord_io.kinds.label_kind import LabelKind
-from train.kinds import scores, stories, temperature
-
-#: Format of probabilities and of the measures of them in files.
-SHARE_DIGITS = ".6f"
+from train.kinds import measures, temperature
+from train.kinds.words import MistakenAnswer
 
 #: Smallest probability whose logarithm is taken.
 LEAST_PROBABILITY = 1e-7
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Answers:
+    """What a network answered for some examples, and what is true.
+
+    Attributes:
+        probabilities: float32 [num_examples, num_labels], with the temperature applied.
+        truths: of the examples, see the module.
+        label_names: names of the labels.
+    """
+
+    probabilities: np.ndarray
+    truths: np.ndarray
+    label_names: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class View:
+    """A question with yes and no about an image.
+
+    Attributes:
+        name: of its label, or of several that count as yes.
+        places: of these labels.
+        is_group: whether the name is that of several labels.
+    """
+
+    name: str
+    places: list[int]
+    is_group: bool = False
+
+    def of(self, measure: str) -> str:
+        """Returns the name of a measure of this view in metrics.json."""
+        return f"{self.name}/{measure}" if self.is_group else f"{measure}/{self.name}"
 
 
 class Task(abc.ABC):
@@ -46,19 +75,33 @@ class Task(abc.ABC):
 
     Attributes:
         kind: of the dataset's labels.
-        story: what the page of a run says about the results.
-        measured_by: what measures predictions.
         quantity: name in history.json of what `losses` reports beside the loss.
         gives_probabilities: whether the outputs are probabilities.
         digits: format of the outputs and their measures in files.
+        charts: names of the charts of its answers, see `results.charts`.
+        label_measures: of each label, columns of a table of the page.
+        run_measures: of each run of a cross-validation and of each site, columns of a table.
+        glossary: what the measures mean.
+        decision: how an answer follows from probabilities.
+        without_absent: the end of a sentence on labels that no image has.
+        shown_mistakes: which mistakes the page shows.
+        answer: what the maps of the mistakes are about.
     """
 
     kind: LabelKind
-    story: stories.Story
-    measured_by: type[scores.Scorer]
     quantity: str = "accuracy"
     gives_probabilities: bool = True
-    digits: str = SHARE_DIGITS
+    digits: str = ".6f"
+    charts: tuple[str, ...] = ("roc", "reliability", "confusion")
+    label_measures: tuple[str, ...]
+    run_measures: tuple[str, ...]
+    glossary: str
+    decision: str
+    without_absent: str
+    shown_mistakes: str = "wrong answers with the highest probability"
+    answer: str = "the probability of the answer"
+
+    # ---- learning
 
     @abc.abstractmethod
     def activation(self, name: str | None = None) -> keras.layers.Layer:
@@ -99,9 +142,11 @@ class Task(abc.ABC):
             power: 0 for equal weights, 1 for weights inverse to the frequency.
         """
 
+    # ---- answers and truths
+
     @abc.abstractmethod
     def truths(self, labels: np.ndarray) -> np.ndarray:
-        """Returns the truths of labels [num_examples, num_labels] of 0 and 1."""
+        """Returns the truths of labels [num_examples, num_labels] as records hold them."""
 
     def has(self, truths: np.ndarray, num_labels: int) -> np.ndarray:
         """Returns which examples have which labels, bool [num_examples, num_labels]."""
@@ -116,10 +161,6 @@ class Task(abc.ABC):
     ) -> tuple[np.ndarray, np.ndarray]:
         """Returns the answers as choices among classes.
 
-        Args:
-            probabilities: [num_examples, num_labels].
-            truths: of the examples.
-
         Returns:
             (probabilities [num_choices, num_classes] whose rows add up to 1, the right class of
             each, int [num_choices]).
@@ -127,7 +168,7 @@ class Task(abc.ABC):
         raise NotImplementedError
 
     def cool(self, probabilities: np.ndarray, degree: float) -> np.ndarray:
-        """Returns probabilities [num_examples, num_labels] with their logits divided."""
+        """Returns probabilities [num_examples, num_labels], their logits divided by a degree."""
         raise NotImplementedError
 
     def fit_temperature(self, probabilities: np.ndarray, truths: np.ndarray) -> float:
@@ -137,7 +178,7 @@ class Task(abc.ABC):
 
     def mean_loss(self, probabilities: np.ndarray, truths: np.ndarray) -> float:
         """Returns the mean loss of predictions, comparable with that of `losses`."""
-        return scores.cross_entropy(*self.choices(probabilities, truths))
+        return measures.cross_entropy(*self.choices(probabilities, truths))
 
     def progress(self, probabilities: np.ndarray, truths: np.ndarray) -> float:
         """Returns the `quantity` of predictions."""
@@ -157,16 +198,75 @@ class Task(abc.ABC):
         # A class that the dataset does not have is one of which it has no images.
         return np.arange(num_labels), places
 
-    def scorer(
-        self, probabilities: np.ndarray, truths: np.ndarray, label_names: Sequence[str]
-    ) -> scores.Scorer:
-        """Returns what measures predictions."""
-        return self.measured_by(probabilities, truths, tuple(label_names))
-
     def texts(self, truths: np.ndarray, label_names: Sequence[str]) -> list[str]:
         """Returns the text of each label, as in examples.parquet."""
         rows = self.has(truths, len(label_names))
         return [self.kind.text_in(row, label_names) for row in rows]
+
+    # ---- measures
+
+    def views(self, label_names: Sequence[str]) -> list[View]:
+        """Returns the questions with yes and no that the answers are measured by."""
+        return [View(name, [place]) for place, name in enumerate(label_names)]
+
+    @abc.abstractmethod
+    def score(self, answers: Answers, weights: np.ndarray) -> dict[str, np.ndarray]:
+        """Returns the measures that are quick to compute, float64 [num_weightings] by name.
+
+        Args:
+            answers: to measure.
+            weights: float64 [num_weightings, num_examples], how often each example counts.
+        """
+
+    def areas(self, answers: Answers, weights: np.ndarray) -> dict[str, np.ndarray]:
+        """Returns the other measures: areas under curves, which take longer; see `score`."""
+        has, areas = self.has(answers.truths, len(answers.label_names)), {}
+        for view in self.views(answers.label_names):
+            is_positive = has[:, view.places].any(-1)
+            ranking = answers.probabilities[:, view.places].sum(-1)
+            for measure, area_of in measures.AREAS.items():
+                if measure in self.label_measures:
+                    areas[view.of(measure)] = area_of(is_positive, ranking, weights)
+        return areas
+
+    @abc.abstractmethod
+    def tables(self, answers: Answers) -> dict[str, Any]:
+        """Returns the entries of metrics.json that count examples."""
+
+    # ---- words
+
+    @abc.abstractmethod
+    def verdict(self, metrics: Mapping[str, Any]) -> list[str]:
+        """Returns what the network did; the first sentence lacks its beginning, `the network`."""
+
+    @abc.abstractmethod
+    def doubt(self, metrics: Mapping[str, Any]) -> str | None:
+        """Returns a warning if the result may be chance, or None."""
+
+    @abc.abstractmethod
+    def tiles(self, metrics: Mapping[str, Any]) -> list[tuple[str, str]]:
+        """Returns (name, value) of the most important figures."""
+
+    @abc.abstractmethod
+    def answers(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns a table of right and wrong answers: `title`, `corner`, `columns`, `rows`.
+
+        A row has `name` and `cells`, a cell `count`, `share` of the row's images and `is_right`.
+        If there are too many classes for a matrix, `pairs` has the most frequent mistakes instead.
+        """
+
+    @abc.abstractmethod
+    def num_mistakes(self, metrics: Mapping[str, Any]) -> int:
+        """Returns the number of wrong answers."""
+
+    @abc.abstractmethod
+    def mistakes(self, answers: Answers, most: int) -> list[MistakenAnswer]:
+        """Returns the wrong answers with the highest probability, the worst first.
+
+        Args:
+            answers: to look at.
+            most: the largest number of mistakes to return.
+        """
 
 
 def balanced_weights(counts: Sequence[int], power: float) -> tuple[float, ...]:

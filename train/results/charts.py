@@ -20,7 +20,7 @@ from sklearn import metrics as sk_metrics
 
 from tfrecord_io import visible
 from tfrecord_io.printing import printable
-from train.kinds.scores import NUM_CALIBRATION_BINS, URGENT_CLASSES
+from train.kinds.measures import NUM_CALIBRATION_BINS
 from train.results.predictions import Predictions
 
 #: Colours that colour-blind readers can tell apart. Source: Okabe and Ito 2008, "Color universal
@@ -78,7 +78,6 @@ def charts_of(
     history: Sequence[Mapping[str, Any]],
     metrics: Mapping[str, Any],
     predictions: Predictions | None,
-    label_names: Sequence[str],
 ) -> dict[str, list[Chart]]:
     """Returns the charts of a run, by the name of their file.
 
@@ -86,20 +85,11 @@ def charts_of(
         history: one row per epoch; none for a cross-validation or another dataset.
         metrics: content of metrics.json; empty if there was nothing to evaluate.
         predictions: the measured predictions; None for no charts of them.
-        label_names: names of the labels.
     """
     charts = {"curves": training_curves(history, metrics.get("best_epoch") or 0)}
     if predictions is not None:
-        task, truths = predictions.task, predictions.truths
-        if task.gives_probabilities:
-            has = task.has(truths, len(label_names))
-            charts["roc"] = roc_curves(predictions.probabilities, has, label_names, metrics)
-            charts["reliability"] = reliability(predictions, metrics)
-        else:
-            charts["agreement"] = agreement(task.chosen(predictions.probabilities), truths, metrics)
-    if "confusion_matrix" in metrics:
-        matrix = np.asarray(metrics["confusion_matrix"])
-        charts["confusion"] = [confusion(matrix, label_names, metrics["split"])]
+        drawn = {name: _DRAWN[name](predictions, metrics) for name in predictions.task.charts}
+        charts |= drawn
     return charts
 
 
@@ -199,60 +189,42 @@ def _curves(title: str, axis: str, lines: Mapping[str, np.ndarray], best_epoch: 
     return Chart(title=title, description=f"{axis} by epoch: {ends}", draw=draw)
 
 
-def roc_curves(
-    probabilities: np.ndarray,
-    has: np.ndarray,
-    label_names: Sequence[str],
-    metrics: Mapping[str, Any],
-) -> list[Chart]:
+def roc_curves(predictions: Predictions, metrics: Mapping[str, Any]) -> list[Chart]:
     """Returns the ROC curves of each class against the rest, and of urgent cases for OCT.
 
     Of many classes, those with the smallest areas are drawn. There is no chart if no class has both
     positive and negative examples.
-
-    Args:
-        probabilities: float [num_examples, num_classes].
-        has: which examples have which classes, bool [num_examples, num_classes].
-        label_names: names of the classes.
-        metrics: content of metrics.json.
     """
-    scores = metrics["scores"]
-    members = {f"auc/{name}": [place] for place, name in enumerate(label_names)}
-    if "urgent/auc" in scores:
-        members["urgent/auc"] = [label_names.index(name) for name in URGENT_CLASSES]
-    names = [name for name in members if scores[name]["value"] is not None]
-    drawn = names
-    if len(names) > len(COLOURS):
-        drawn = sorted(names, key=lambda name: scores[name]["value"])[: len(COLOURS)]
+    task, names = predictions.task, predictions.label_names
+    has = task.has(predictions.truths, len(names))
+    area_of = {view.name: metrics["scores"][view.of("auc")] for view in task.views(names)}
+    views = [view for view in task.views(names) if area_of[view.name]["value"] is not None]
+    drawn = views
+    if len(views) > len(COLOURS):
+        drawn = sorted(views, key=lambda view: area_of[view.name]["value"])[: len(COLOURS)]
     if not drawn:
         return []
-    labels = {}
-    for name in drawn:
-        of = "urgent" if name == "urgent/auc" else _short(name.removeprefix("auc/"))
-        score = scores[name]
-        interval = "" if score["low"] is None else f" [{score['low']:.3f}, {score['high']:.3f}]"
-        labels[name] = f"{of}: {score['value']:.3f}{interval}"
+    labels = []
+    for view in drawn:
+        area = area_of[view.name]
+        interval = "" if area["low"] is None else f" [{area['low']:.3f}, {area['high']:.3f}]"
+        labels.append(f"{_short(view.name)}: {area['value']:.3f}{interval}")
 
     def draw(axes: Axes) -> None:
-        for colour, name in zip(COLOURS, drawn, strict=False):
-            places = members[name]
-            false_rate, true_rate, _ = sk_metrics.roc_curve(
-                has[:, places].any(-1), probabilities[:, places].sum(-1)
-            )
-            axes.plot(
-                false_rate, true_rate, "-" if len(places) == 1 else "--", color=colour,
-                label=labels[name],
-            )  # fmt: skip
+        for colour, view, label in zip(COLOURS, drawn, labels, strict=False):
+            ranking = predictions.probabilities[:, view.places].sum(-1)
+            rates = sk_metrics.roc_curve(has[:, view.places].any(-1), ranking)[:2]
+            axes.plot(*rates, "--" if view.is_group else "-", color=colour, label=label)
         axes.plot((0, 1), (0, 1), ":", color="0.5", label="guessing")
         axes.set_xlabel("false alarms (1 − specificity)")
         axes.set_ylabel("sensitivity")
         axes.legend(loc="lower right")
 
-    shown = f", the {len(drawn)} smallest of {len(names)}" if len(names) > len(drawn) else ""
+    shown = f", the {len(drawn)} smallest of {len(views)}" if len(views) > len(drawn) else ""
     return [
         Chart(
             title=f"ROC on {metrics['split']}: area and interval{shown}",
-            description=f"ROC curves with the areas under them: {', '.join(labels.values())}",
+            description=f"ROC curves with the areas under them: {', '.join(labels)}",
             draw=draw,
         )
     ]
@@ -308,15 +280,10 @@ def reliability(predictions: Predictions, metrics: Mapping[str, Any]) -> list[Ch
     ]
 
 
-def agreement(answers: np.ndarray, truths: np.ndarray, metrics: Mapping[str, Any]) -> list[Chart]:
-    """Returns the answers by truth, and their difference by their mean (Bland and Altman).
-
-    Args:
-        answers: float [num_examples].
-        truths: float [num_examples].
-        metrics: content of metrics.json.
-    """
-    answers, truths = answers.astype(np.float64), truths.astype(np.float64)
+def agreement(predictions: Predictions, metrics: Mapping[str, Any]) -> list[Chart]:
+    """Returns the answers by truth, and their difference by their mean (Bland and Altman)."""
+    answers = predictions.task.chosen(predictions.probabilities).astype(np.float64)
+    truths = predictions.truths.astype(np.float64)
     heights = {
         name: metrics["scores"][measure]["value"]
         for measure, name in (
@@ -361,8 +328,9 @@ def agreement(answers: np.ndarray, truths: np.ndarray, metrics: Mapping[str, Any
     ]
 
 
-def confusion(matrix: np.ndarray, label_names: Sequence[str], split: str) -> Chart:
+def confusion(predictions: Predictions, metrics: Mapping[str, Any]) -> list[Chart]:
     """Returns counts by true and predicted class; the shade is the share of the true class."""
+    matrix, label_names = np.asarray(metrics["confusion_matrix"]), predictions.label_names
     num_classes = len(label_names)
     shares = matrix / np.maximum(matrix.sum(1, keepdims=True), 1)
 
@@ -385,12 +353,23 @@ def confusion(matrix: np.ndarray, label_names: Sequence[str], split: str) -> Cha
 
     # A large matrix has no text in its cells, so it only needs space for the names.
     side = min(max(4.5, 0.8 * num_classes + 2), 20 if num_classes <= MAX_CLASSES_WITH_TEXT else 12)
-    return Chart(
-        title=f"{split}: {matrix.sum():,} images",
-        description="Images by true and predicted class",
-        draw=draw,
-        size=(side + 0.8, side),
-    )
+    return [
+        Chart(
+            title=f"{metrics['split']}: {matrix.sum():,} images",
+            description="Images by true and predicted class",
+            draw=draw,
+            size=(side + 0.8, side),
+        )
+    ]
+
+
+#: What draws the charts that a task names.
+_DRAWN: Mapping[str, Callable[[Predictions, Mapping[str, Any]], list[Chart]]] = {
+    "roc": roc_curves,
+    "reliability": reliability,
+    "agreement": agreement,
+    "confusion": confusion,
+}
 
 
 def draw_occlusion(image: np.ndarray, drops: np.ndarray, title: str) -> Figure:

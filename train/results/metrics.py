@@ -1,28 +1,33 @@
-"""The content of metrics.json; the measures themselves are in `scores`."""
+"""The content of metrics.json; the measures themselves are those of the tasks."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from tfrecord_io.groups import group_codes, group_names
 from tfrecord_io.kinds.registry import kind_in
 from tfrecord_io.printing import listed, printable
-from train.kinds.scores import CONFIDENCE_LEVEL, Scorer, bootstrap, scores
-from train.kinds.stories import worst_classes
-from train.kinds.task import SHARE_DIGITS
+from train.kinds.task import Answers, Task
+from train.kinds.words import worst_classes
+from train.results.bootstrap import (
+    CONFIDENCE_LEVEL,
+    bootstrap,
+    group_indices,
+    num_groups_behind,
+    rounded,
+    score_entry,
+)
 
 #: With fewer groups than this, intervals get a note: a bootstrap over few clusters tends to give
 #: too narrow ones. Source: Cameron, Gelbach and Miller 2008, "Bootstrap-based improvements for
 #: inference with clustered errors", who call 5 to 30 clusters few.
 FEW_GROUPS = 20
 
-_NO_INTERVAL = (float("nan"), float("nan"))
-
-# Prefixes of the measures of a label that are shares of examples.
-_SHARES_OF_LABELS = ("sensitivity/", "specificity/")
+# How the measures that are shares of examples begin.
+_SHARES = ("accuracy", "sensitivity/", "specificity/", "urgent/s")
 
 #: With more classes than this, only the measures of the worst are printed.
 _MAX_CLASSES_TOLD = 20
@@ -40,26 +45,26 @@ class MetricsError(ValueError):
 
 
 def evaluate_predictions(
-    scorer: Scorer,
+    task: Task,
+    answers: Answers,
     *,
     groups: Sequence[str] | None,
     num_samples: int,
     seed: int,
-    digits: str = SHARE_DIGITS,
 ) -> dict[str, Any]:
     """Returns the measures of predictions for metrics.json.
 
     Args:
-        scorer: holds the predictions.
+        task: what the network answers.
+        answers: to measure.
         groups: the patient of each example; None for intervals by image.
         num_samples: bootstrap resamples; 0 for no intervals.
         seed: seed of the bootstrap.
-        digits: format to which the scores are rounded.
 
     Returns:
         a dict of JSON values: `num_examples`, `num_patients`, `bootstrap_by`, `bootstrap_samples`,
         `auc_bootstrap_samples` (fewer if that many would take hours), `confidence_level`, `loss`,
-        the scorer's tables (`label_counts`, and for classes `confusion_matrix`), `scores` and
+        the task's tables (`label_counts`, and for classes `confusion_matrix`), `scores` and
         `notes`. `scores` has `value`, `low` and `high` of the 95 % interval by the name of the
         measure; an entry is None if it is undefined or rests on a single patient (see
         `score_entry`). `notes` are sentences about what limits these figures.
@@ -67,34 +72,56 @@ def evaluate_predictions(
     Raises:
         MetricsError: if there are no examples, a shape is wrong, or a probability is not finite.
     """
-    _check_predictions(scorer.probabilities, scorer.labels, len(scorer.label_names))
-    indices = group_indices(groups, len(scorer.labels))
-    point = scores(scorer)
-    num_area_samples = _num_area_samples(num_samples, MAX_AREA_COST // scorer.probabilities.size)
-    intervals = bootstrap(scorer.score, indices, num_samples=num_samples, seed=seed)
-    intervals |= bootstrap(scorer.areas, indices, num_samples=num_area_samples, seed=seed)
-    behind = scorer.num_groups_behind(indices)
+    probabilities, truths = answers.probabilities, answers.truths
+    _check_predictions(probabilities, truths, len(answers.label_names))
+    indices = group_indices(groups, len(truths))
+    point = scores(task, answers)
+    num_area_samples = _num_area_samples(num_samples, MAX_AREA_COST // probabilities.size)
+    intervals = {}
+    for measure, number in ((task.score, num_samples), (task.areas, num_area_samples)):
+        draw = functools.partial(measure, answers)
+        intervals |= bootstrap(draw, indices, num_samples=number, seed=seed)
+    views = task.views(answers.label_names)
+    has = task.has(truths, len(answers.label_names)) if views else np.empty((len(truths), 0), bool)
+    behind = num_groups_behind(point, views, has, indices)
     result: dict[str, Any] = {
-        "num_examples": len(scorer.labels),
+        "num_examples": len(truths),
         "num_patients": None if groups is None else int(indices.max()) + 1,
         "bootstrap_by": "image" if groups is None else "patient",
         "bootstrap_samples": num_samples,
         "auc_bootstrap_samples": num_area_samples,
         "confidence_level": CONFIDENCE_LEVEL,
-        "loss": scorer.loss,
-        **scorer.tables(),
+        "loss": task.mean_loss(probabilities, truths),
+        **task.tables(answers),
         "scores": {
             name: score_entry(
                 value,
-                *intervals.get(name, _NO_INTERVAL),
+                *intervals.get(name, (np.nan, np.nan)),
                 num_groups=behind[name],
-                is_share=name in scorer.shares or name.startswith(_SHARES_OF_LABELS),
-                digits=digits,
+                is_share=name.startswith(_SHARES),
+                digits=task.digits,
             )
             for name, value in point.items()
         },
     }
-    return result | {"notes": _notes(result, behind, scorer.without_absent)}
+    return result | {"notes": _notes(result, behind, task.without_absent)}
+
+
+def scores(task: Task, answers: Answers, weights: np.ndarray | None = None) -> dict[str, float]:
+    """Returns all measures by name, such as `accuracy` or `auc/CNV`.
+
+    An undefined measure, such as the sensitivity of a class without examples, is NaN.
+    `balanced_accuracy` is the mean sensitivity of the classes that have examples, as in
+    scikit-learn.
+
+    Args:
+        task: what the network answers.
+        answers: to measure.
+        weights: [num_examples], how often each example counts; None for once each.
+    """
+    rows = (np.ones(len(answers.truths)) if weights is None else weights)[None]
+    measured = task.score(answers, rows) | task.areas(answers, rows)
+    return {name: float(value) for name, (value,) in measured.items()}
 
 
 def _check_predictions(probabilities: np.ndarray, labels: np.ndarray, num_classes: int) -> None:
@@ -114,65 +141,8 @@ def _check_predictions(probabilities: np.ndarray, labels: np.ndarray, num_classe
         )
 
 
-def score_entry(
-    value: float,
-    low: float,
-    high: float,
-    *,
-    num_groups: int,
-    is_share: bool,
-    digits: str = SHARE_DIGITS,
-) -> dict[str, Any]:
-    """Returns the entry of a measure in metrics.json.
-
-    If all examples are right, or all are wrong, every bootstrap draw gives the same value and the
-    interval has no width. A share then gets the exact binomial interval for its number of groups
-    (Clopper and Pearson 1934, "The use of confidence or fiducial limits illustrated in the case of
-    the binomial"). Any other measure gets no interval.
-
-    Args:
-        value: the measure; NaN if it is undefined.
-        low: lower end of its interval, or NaN.
-        high: upper end of its interval, or NaN.
-        num_groups: groups that the measure rests on; with fewer than two there is no interval.
-        is_share: whether it is a share of examples, such as a sensitivity.
-        digits: format to which it is rounded.
-
-    Returns:
-        `value`, `low` and `high`; None for NaN.
-    """
-    if num_groups < 2:
-        low = high = np.nan
-    elif low == high:
-        margin = 1 - ((1 - CONFIDENCE_LEVEL) / 2) ** (1 / num_groups)
-        limits = {0.0: (0.0, margin), 1.0: (1 - margin, 1.0)} if is_share else {}
-        low, high = limits.get(float(value), _NO_INTERVAL)
-    return {
-        "value": _rounded(value, digits),
-        "low": _rounded(low, digits),
-        "high": _rounded(high, digits),
-    }
-
-
-def _rounded(number: float, digits: str) -> float | None:
-    return None if np.isnan(number) else float(f"{number:{digits}}")
-
-
-def group_indices(groups: Sequence[str] | None, num_examples: int) -> np.ndarray:
-    """Returns the group of each example as an index in 0..num_groups-1.
-
-    Args:
-        groups: the patient of each example; None if each example is its own group.
-        num_examples: number of examples.
-
-    Returns:
-        int [num_examples].
-    """
-    return group_codes(group_names([None] * num_examples if groups is None else groups))
-
-
 def describe_folds(
-    results: Sequence[tuple[int, int, Mapping[str, float]]], digits: str = SHARE_DIGITS
+    results: Sequence[tuple[int, int, Mapping[str, float]]], digits: str = Task.digits
 ) -> dict[str, list[dict[str, Any]] | dict[str, dict[str, Any]]]:
     """Returns the results of each run of a cross-validation, and their spread.
 
@@ -198,7 +168,7 @@ def describe_folds(
         ]
         values = [value for *_, value in defined]
         spread[name] = {
-            "mean": _rounded(float(np.mean(values)), digits) if values else None,
+            "mean": rounded(float(np.mean(values)), digits) if values else None,
             "std_over_folds": _deviation([(fold, value) for fold, _, value in defined], digits),
             "std_over_seeds": _deviation([(seed, value) for _, seed, value in defined], digits),
         }
@@ -206,7 +176,7 @@ def describe_folds(
         {
             "fold": fold,
             "seed": seed,
-            "scores": {name: _rounded(value, digits) for name, value in by_name.items()},
+            "scores": {name: rounded(value, digits) for name, value in by_name.items()},
         }
         for fold, seed, by_name in ordered
     ]
@@ -219,7 +189,7 @@ def _deviation(values: Sequence[tuple[int, float]], digits: str) -> float | None
     for group, value in values:
         by_group.setdefault(group, []).append(value)
     means = [float(np.mean(members)) for members in by_group.values()]
-    return _rounded(float(np.std(means, ddof=1)), digits) if len(means) > 1 else None
+    return rounded(float(np.std(means, ddof=1)), digits) if len(means) > 1 else None
 
 
 def _num_area_samples(wanted: int, affordable: int) -> int:

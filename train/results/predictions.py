@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import dataclasses
 import io
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,43 +14,33 @@ from tfrecord_io.kinds.label_kind import LabelKind
 from tfrecord_io.printing import csv_cell
 from train.data.examples import Examples
 from train.data.parts import Part
-from train.kinds.task import Task
+from train.kinds.task import Answers, Task
 
 PREDICTIONS_NAME = "predictions.csv"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class Predictions:
+class Predictions(Answers):
     """The predictions of a network for some examples.
 
     Attributes:
         task: what the network answers.
-        probabilities: float32 [num_examples, num_labels], with the temperature applied.
-        truths: of the examples, see `tasks`.
         examples: keys, patients and paths of the examples.
         part: the examples' place in the dataset; None if they come from several runs.
         uncalibrated: probabilities before the temperature; None if there is no temperature.
     """
 
     task: Task
-    probabilities: np.ndarray
-    truths: np.ndarray
     examples: Examples
     part: Part | None = None
     uncalibrated: np.ndarray | None = None
 
 
-def write_predictions(path: Path, predictions: Predictions, label_names: Sequence[str]) -> None:
-    """Writes a table of key, path, patient, label, predicted label and probabilities.
-
-    Args:
-        path: path of the table.
-        predictions: to write.
-        label_names: names of the labels.
-    """
+def write_predictions(path: Path, predictions: Predictions) -> None:
+    """Writes a table of key, path, patient, label, predicted label and probabilities."""
     task, examples = predictions.task, predictions.examples
     # Labels are named as their columns are, so that `read_predictions` finds them.
-    names = [csv_cell(name) for name in label_names]
+    names = [csv_cell(name) for name in predictions.label_names]
     labels, answers = (
         task.texts(truths, names)
         for truths in (predictions.truths, task.chosen(predictions.probabilities))

@@ -20,10 +20,10 @@ from tfrecord_io.files import atomic_write
 from tfrecord_io.manifest import Manifest
 from tfrecord_io.printing import counted, listed
 from tfrecord_io.reading.mapped import MappedDataset
+from train.kinds.measures import URGENT_CLASSES
 from train.kinds.registry import task_of
-from train.kinds.scores import URGENT_CLASSES
-from train.kinds.stories import MAX_CLASSES, MistakenAnswer, decimal, percent, worst_classes
 from train.kinds.task import Task
+from train.kinds.words import MAX_CLASSES, MistakenAnswer, decimal, percent, worst_classes
 from train.results import charts, saliency
 from train.results.metrics import FEW_GROUPS
 from train.results.predictions import Predictions
@@ -33,8 +33,18 @@ FILE_NAME = "report.html"
 #: Most mistakes on the page; their pictures, two each, take most of its bytes.
 MAX_MISTAKES = 12
 
-#: Measures of a class that are shown in percent.
-_SHARES = ("sensitivity", "specificity")
+#: Titles of measures that differ from their names.
+_TITLES = {
+    "auc": "area under the ROC",
+    "ece": "calibration error",
+    "macro_auc": "mean area",
+    "quadratic_kappa": "quadratic weighted kappa",
+    "mae": "mean error",
+    "rmse": "root mean square error",
+    "r2": "R²",
+    "limit_low": "lower limit",
+    "limit_high": "upper limit",
+}
 
 _MAX_RUNS = 60
 _PICTURE_SIDE = 224
@@ -118,7 +128,6 @@ def find_mistakes(
     predict: saliency.Predict,
     directory: str,
     predictions: Predictions,
-    label_names: Sequence[str],
 ) -> list[Mistake]:
     """Returns the worst mistakes on a part with their images and occlusion maps.
 
@@ -128,12 +137,9 @@ def find_mistakes(
         predict: the function of stored images that gave the probabilities.
         directory: folder of the dataset.
         predictions: on one part of the dataset.
-        label_names: names of the labels.
     """
     part, examples = predictions.part, predictions.examples
-    answers = predictions.task.story.mistakes(
-        predictions.probabilities, predictions.truths, label_names, MAX_MISTAKES
-    )
+    answers = predictions.task.mistakes(predictions, MAX_MISTAKES)
     wanted = [answer.place for answer in answers]
     if part is None or not wanted:
         return []
@@ -170,14 +176,15 @@ def render(report: RunReport) -> str:
         report=report,
         images_name=source["dataset"]["name"] if report.manifest.holds_features else None,
         metrics=metrics,
+        task=report.task,
         kind=report.task.kind,
-        story=report.task.story,
+        max_classes=MAX_CLASSES,
+        unit="share" if report.task.gives_probabilities else "number",
         summary=_summary(report),
         warnings=_warnings(report),
         tiles=_tiles(report),
         **(_results(report, metrics) if metrics else {}),
         charts=collections.defaultdict(tuple, report.charts),
-        splits=_split_rows(report.manifest),
         settings=_settings(report.config),
         limits=_limits(report),
     )
@@ -185,18 +192,19 @@ def render(report: RunReport) -> str:
 
 def _results(report: RunReport, metrics: Mapping[str, Any]) -> dict[str, Any]:
     """Returns what the sections on the results show."""
-    story = report.task.story
+    task, spread = report.task, metrics.get("spread") or {}
     return {
-        "classes": _class_rows(metrics, story.measures, story.unit),
+        "classes": _class_rows(metrics, task),
         "num_more_classes": max(report.manifest.num_classes - MAX_CLASSES, 0),
-        "sites": _site_rows(metrics, story.run_measures),
+        "sites": metrics.get("sites", {}),
         "comparison": _comparison_rows(report.own_metrics or {}, metrics),
-        "answers": story.answers(metrics),
+        "answers": task.answers(metrics),
         "mistakes": [(mistake, _pictures(mistake)) for mistake in report.mistakes],
-        "num_mistakes": story.num_mistakes(metrics),
-        "thresholds": _threshold_rows(metrics),
-        "spread": _spread_rows(metrics),
-        "runs": _run_rows(metrics, story.run_measures),
+        "num_mistakes": task.num_mistakes(metrics),
+        "thresholds": metrics.get("thresholds") or (),
+        "few_positives": _FEW_POSITIVES,
+        "spread": {name: spread[name] for name in _overall(metrics) if name in spread},
+        "runs": (metrics.get("folds") or ())[:_MAX_RUNS],
     }
 
 
@@ -205,6 +213,7 @@ def _template() -> jinja2.Template:
     environment.filters["percent"] = percent
     environment.filters["decimal"] = lambda value: "–" if value is None else f"{value:.3f}"
     environment.filters["significant"] = decimal
+    environment.filters["title"] = lambda name: _TITLES.get(name, name.replace("_", " "))
     environment.filters["data_url"] = charts.data_url
     return environment.get_template("report.html.jinja")
 
@@ -235,7 +244,7 @@ def _summary(report: RunReport) -> list[str]:
         ]
     images = counted(metrics["num_examples"], "image")
     people = f" of {counted(metrics['num_patients'], 'patient')}" if metrics["num_patients"] else ""
-    verdict, *others = report.task.story.verdict(metrics)
+    verdict, *others = report.task.verdict(metrics)
     if report.is_cross_validation:
         num_folds = len({run["fold"] for run in metrics["folds"]})
         who = "patient" if people else "image"
@@ -265,7 +274,7 @@ def _warnings(report: RunReport) -> list[str]:
             "split. The network may recognise the eye instead of the disease, so the result is "
             "probably too good. Build the data with --splits patient."
         )
-    if doubt := report.task.story.doubt(metrics):
+    if doubt := report.task.doubt(metrics):
         found.append(doubt)
     if metrics["split"] == "val" and not report.is_cross_validation:
         found.append(
@@ -286,7 +295,7 @@ def _tiles(report: RunReport) -> list[tuple[str, str]]:
     scores = metrics["scores"]
     patients = metrics["num_patients"]
     return [
-        *report.task.story.tiles(metrics),
+        *report.task.tiles(metrics),
         ("images judged", f"{metrics['num_examples']:,}"),
         ("patients judged", f"{patients:,}" if patients else "unknown"),
         *([("calibration error", percent(scores["ece"]["value"]))] if "ece" in scores else []),
@@ -299,42 +308,23 @@ def _shown_classes(metrics: Mapping[str, Any]) -> list[str]:
     return names if len(names) <= MAX_CLASSES else worst_classes(metrics, MAX_CLASSES)
 
 
-def _class_rows(
-    metrics: Mapping[str, Any], measures: Sequence[str], unit: str
-) -> list[dict[str, Any]]:
-    """Returns the measures of each shown class.
-
-    A number is the only one, so its measures do not have its name.
-    """
+def _class_rows(metrics: Mapping[str, Any], task: Task) -> list[dict[str, Any]]:
+    """Returns the measures of each shown class, and of the urgent ones."""
     scores, counts = metrics["scores"], metrics["label_counts"]
-    rows = [
-        {
-            "name": name,
-            "images": counts[name],
-            "scores": [
-                (scores[measure], unit)
-                if measure in scores
-                else (scores[f"{measure}/{name}"], _unit(measure))
-                for measure in measures
-            ],
-            "is_view": False,
-        }
-        for name in _shown_classes(metrics)
-    ]
-    if "urgent/auc" in scores:
-        rows.append(
-            {
-                "name": "urgent",
-                "images": sum(counts[name] for name in URGENT_CLASSES),
-                "scores": [(scores[f"urgent/{measure}"], _unit(measure)) for measure in measures],
-                "is_view": True,
-            }
-        )
+    rows = []
+    for name in [*_shown_classes(metrics), *(["urgent"] if "urgent/auc" in scores else [])]:
+        is_view = name not in counts
+        cells = []
+        for measure in task.label_measures:
+            # A number is the only one, so its measures do not have its name.
+            names = (measure, f"urgent/{measure}" if is_view else f"{measure}/{name}")
+            score = next(scores[key] for key in names if key in scores)
+            is_share = measure in ("sensitivity", "specificity")
+            unit = "decimal" if task.gives_probabilities else "number"
+            cells.append((score, "share" if is_share else unit))
+        images = sum(counts[urgent] for urgent in URGENT_CLASSES) if is_view else counts[name]
+        rows.append({"name": name, "images": images, "scores": cells, "is_view": is_view})
     return rows
-
-
-def _unit(measure: str) -> str:
-    return "share" if measure in _SHARES else "decimal"
 
 
 def _pictures(mistake: Mistake) -> list[tuple[str, str]]:
@@ -355,13 +345,6 @@ def _data_url(pixels: np.ndarray) -> str:
         return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
-def _threshold_rows(metrics: Mapping[str, Any]) -> list[dict[str, Any]]:
-    return [
-        {**entry, "is_rough": entry["val"]["num_positives"] < _FEW_POSITIVES}
-        for entry in metrics.get("thresholds") or ()
-    ]
-
-
 def _overall(metrics: Mapping[str, Any]) -> list[str]:
     """Returns the overall measures, and the sensitivities unless there are many classes."""
     labels = set(metrics["label_counts"])
@@ -372,48 +355,6 @@ def _overall(metrics: Mapping[str, Any]) -> list[str]:
         if label not in labels or measure == shown:
             found.append(name)
     return found
-
-
-def _spread_rows(metrics: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Returns the mean and the spread of each measure of a cross-validation."""
-    spread = metrics.get("spread") or {}
-    return [{"name": name, **spread[name]} for name in _overall(metrics) if name in spread]
-
-
-def _site_rows(metrics: Mapping[str, Any], measures: Sequence[str]) -> list[dict[str, Any]]:
-    return [
-        {
-            "name": name,
-            "images": site["num_examples"],
-            "patients": site["num_patients"],
-            "scores": [site["scores"][measure] for measure in measures],
-        }
-        for name, site in metrics.get("sites", {}).items()
-    ]
-
-
-def _run_rows(metrics: Mapping[str, Any], measures: Sequence[str]) -> list[dict[str, Any]]:
-    runs = metrics.get("folds") or ()
-    return [
-        {
-            "fold": run["fold"],
-            "seed": run["seed"],
-            "scores": [run["scores"].get(name) for name in measures],
-        }
-        for run in runs[:_MAX_RUNS]
-    ]
-
-
-def _split_rows(found: Manifest) -> list[dict[str, Any]]:
-    """Returns the number of images of each split, by class unless there are many classes."""
-    return [
-        {
-            "name": name,
-            "total": split.num_examples,
-            "counts": split.label_counts if found.num_classes <= MAX_CLASSES else (),
-        }
-        for name, split in found.splits.items()
-    ]
 
 
 def _settings(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -438,7 +379,11 @@ def _limits(report: RunReport) -> list[str]:
         patients = metrics["num_patients"]
         if patients and patients < FEW_GROUPS:
             limits.append(f"{counted(patients, 'patient')} cannot represent all patients.")
-        rough = [entry["view"] for entry in _threshold_rows(metrics) if entry["is_rough"]]
+        rough = [
+            entry["view"]
+            for entry in metrics.get("thresholds") or ()
+            if entry["val"]["num_positives"] < _FEW_POSITIVES
+        ]
         if rough:
             limits.append(
                 f"Thresholds for {listed(rough)} were chosen on fewer than {_FEW_POSITIVES} "

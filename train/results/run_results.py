@@ -11,7 +11,7 @@ import numpy as np
 
 import tfrecord_io
 from train.config import TrainConfig
-from train.kinds.temperature import apply_temperature
+from train.kinds.task import Answers
 from train.results import charts, metrics, report, saliency, thresholds
 from train.results.predictions import PREDICTIONS_NAME, Predictions, write_predictions
 from train.run_folder import versions
@@ -22,14 +22,11 @@ MAX_SITES = 50
 PLOTS_NAME = "plots"
 
 
-def measure(
-    predictions: Predictions, label_names: Sequence[str], config: TrainConfig
-) -> dict[str, Any]:
+def measure(predictions: Predictions, config: TrainConfig) -> dict[str, Any]:
     """Returns the entries of metrics.json that follow from predictions alone.
 
     Args:
         predictions: the predictions to measure.
-        label_names: names of the labels.
         config: supplies the number of resamples and the seed.
 
     Returns:
@@ -44,11 +41,15 @@ def measure(
 
     def measured(rows: np.ndarray) -> dict[str, Any]:
         return metrics.evaluate_predictions(
-            task.scorer(predictions.probabilities[rows], predictions.truths[rows], label_names),
-            groups=None if examples.patients is None else [examples.patients[row] for row in rows],
+            task,
+            Answers(
+                probabilities=predictions.probabilities[rows],
+                truths=predictions.truths[rows],
+                label_names=predictions.label_names,
+            ),
+            groups=examples.patients and [examples.patients[row] for row in rows],
             num_samples=config.measures.bootstrap_samples,
             seed=config.input.seed,
-            digits=task.digits,
         )
 
     results = task.kind.entry | measured(np.arange(len(predictions.truths)))
@@ -58,9 +59,9 @@ def measure(
     largest = [name for name, _ in collections.Counter(examples.sites).most_common(MAX_SITES)]
     results["sites"] = {}
     for name in sorted(largest):
-        found = measured(np.flatnonzero(sites == name))
+        of_site = measured(np.flatnonzero(sites == name))
         wanted = ("num_examples", "num_patients", "scores")
-        results["sites"][name] = {key: found[key] for key in wanted}
+        results["sites"][name] = {key: of_site[key] for key in wanted}
     return results
 
 
@@ -69,7 +70,6 @@ def measure_calibration(
     *,
     val: tuple[np.ndarray, np.ndarray],
     temperature: float,
-    label_names: Sequence[str],
     config: TrainConfig,
 ) -> dict[str, Any]:
     """Returns the entries of metrics.json that are fitted on the validation part.
@@ -78,29 +78,27 @@ def measure_calibration(
         predictions: predictions on the test part, with the temperature applied.
         val: (probabilities, truths) of the validation part, before the temperature.
         temperature: the temperature that was fitted to `val`.
-        label_names: names of the labels.
         config: supplies the wanted sensitivity, the number of resamples and the seed.
 
     Returns:
         `calibration` and `thresholds`, see the module `thresholds`.
     """
     assert predictions.uncalibrated is not None
-    task = predictions.task
-    answers, right_answers = task.choices(predictions.uncalibrated, predictions.truths)
+    task, names = predictions.task, predictions.label_names
     return {
         "calibration": thresholds.describe_calibration(
+            task,
             temperature,
             fitted_on="val",
             num_examples=len(val[1]),
-            before=answers,
-            after=apply_temperature(answers, temperature),
-            labels=right_answers,
+            before=predictions.uncalibrated,
+            after=task.cool(predictions.uncalibrated, temperature),
+            truths=predictions.truths,
         ),
         "thresholds": thresholds.choose_thresholds(
-            thresholds.default_views(label_names, one_hot=task.kind.one_hot),
-            label_names,
-            val=(task.cool(val[0], temperature), task.has(val[1], len(label_names))),
-            test=(predictions.probabilities, task.has(predictions.truths, len(label_names))),
+            thresholds.views_of(task, names),
+            val=(task.cool(val[0], temperature), task.has(val[1], len(names))),
+            test=(predictions.probabilities, task.has(predictions.truths, len(names))),
             groups=predictions.examples.patients,
             wanted=config.measures.sensitivity,
             num_samples=config.measures.bootstrap_samples,
@@ -135,12 +133,11 @@ def write_results(
     directory.mkdir(parents=True, exist_ok=True)
     mistakes: Sequence[report.Mistake] = ()
     measured = results if predictions is not None else {}
-    drawn = charts.charts_of(history, measured, predictions, manifest.label_names)
+    drawn = charts.charts_of(history, measured, predictions)
     if predictions is not None:
-        label_names = manifest.label_names
-        write_predictions(directory / PREDICTIONS_NAME, predictions, label_names)
+        write_predictions(directory / PREDICTIONS_NAME, predictions)
         if predict is not None:
-            mistakes = report.find_mistakes(predict, config.input.data, predictions, label_names)
+            mistakes = report.find_mistakes(predict, config.input.data, predictions)
     charts.write_plots(directory / PLOTS_NAME, drawn)
     report.write_report(
         directory / report.FILE_NAME,

@@ -5,89 +5,70 @@ Both are fitted on the validation split alone and then measured on the test spli
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from train.kinds.scores import (
-    OCT_CLASSES,
-    URGENT_CLASSES,
-    bootstrap,
-    expected_calibration_error,
-    num_groups_by_class,
-    ratios,
-)
-from train.results.metrics import group_indices, score_entry
+from train.kinds.measures import expected_calibration_error, ratios
+from train.kinds.task import Task, View
+from train.results.bootstrap import bootstrap, group_indices, num_groups_of, score_entry
 
-#: With more classes than this, only the urgent view gets a threshold.
+#: With more classes than this, only those that count together get a threshold.
 MAX_VIEWS = 40
 
 
 def describe_calibration(
+    task: Task,
     temperature: float,
     *,
     fitted_on: str,
     num_examples: int,
     before: np.ndarray,
     after: np.ndarray,
-    labels: np.ndarray,
+    truths: np.ndarray,
 ) -> dict[str, Any]:
     """Returns the entry `calibration` of metrics.json.
 
     Args:
+        task: what the network answers.
         temperature: the fitted temperature.
         fitted_on: name of the split that it was fitted on.
         num_examples: images in that split.
-        before: probabilities [num_answers, num_classes] of the evaluated split, before the
+        before: probabilities [num_examples, num_labels] of the evaluated split, before the
             temperature.
         after: the same after the temperature.
-        labels: int [num_answers] of the evaluated split.
+        truths: of the evaluated split.
 
     Returns:
-        JSON values: the first three arguments, and the expected calibration error before and after
-        the temperature.
+        JSON values: the temperature, what it was fitted on, and the expected calibration error
+        before and after it.
     """
     return {
         "temperature": round(temperature, 6),
         "fitted_on": fitted_on,
         "num_examples": num_examples,
-        "ece_before": round(calibration_error(before, labels), 6),
-        "ece_after": round(calibration_error(after, labels), 6),
+        "ece_before": round(calibration_error(task, before, truths), 6),
+        "ece_after": round(calibration_error(task, after, truths), 6),
     }
 
 
-def calibration_error(probabilities: np.ndarray, labels: np.ndarray) -> float:
-    """Returns the expected calibration error, see `scores.expected_calibration_error`.
+def calibration_error(task: Task, probabilities: np.ndarray, truths: np.ndarray) -> float:
+    """Returns the expected calibration error, see `measures.expected_calibration_error`."""
+    choices, right = task.choices(probabilities, truths)
+    is_correct, ones = choices.argmax(-1) == right, np.ones(len(right))
+    return float(expected_calibration_error(choices.max(-1), is_correct, ones))
 
-    Args:
-        probabilities: [num_examples, num_classes].
-        labels: int [num_examples].
+
+def views_of(task: Task, label_names: Sequence[str]) -> list[View]:
+    """Returns the views that get a threshold: each label by itself, and the urgent classes.
+
+    A single class needs no threshold, and very many classes get none.
     """
-    is_correct = probabilities.argmax(-1) == labels
-    ones = np.ones(len(labels))
-    return float(expected_calibration_error(probabilities.max(-1), is_correct, ones))
-
-
-def default_views(
-    label_names: Sequence[str], *, one_hot: bool = True
-) -> dict[str, tuple[str, ...]]:
-    """Returns the classes that count as positive, by the name of the view.
-
-    Each class is a view against the rest. The OCT classes also have the view `urgent`, which comes
-    first. With one class, or with more than `MAX_VIEWS`, there are no views of single classes.
-
-    Of several labels an image can have none, so a single one is a view too; and their probabilities
-    do not add up to that of an urgent image.
-
-    Args:
-        label_names: names of the classes.
-        one_hot: whether each image has exactly one of them, see `LabelKind`.
-    """
-    urgent = {"urgent": URGENT_CLASSES} if one_hot and set(label_names) == OCT_CLASSES else {}
-    if len(label_names) > MAX_VIEWS or (one_hot and len(label_names) < 2):
-        return urgent
-    return urgent | {name: (name,) for name in label_names}
+    views = task.views(label_names)
+    if len(label_names) > MAX_VIEWS or (task.kind.one_hot and len(label_names) < 2):
+        return [view for view in views if view.is_group]
+    return views
 
 
 def threshold_for_sensitivity(
@@ -133,8 +114,7 @@ def at_threshold(
 
 
 def choose_thresholds(
-    views: Mapping[str, Sequence[str]],
-    label_names: Sequence[str],
+    views: Sequence[View],
     *,
     val: tuple[np.ndarray, np.ndarray],
     test: tuple[np.ndarray, np.ndarray],
@@ -146,9 +126,7 @@ def choose_thresholds(
     """Returns the entry `thresholds` of metrics.json: chosen on validation, measured on test.
 
     Args:
-        views: the positive classes by the name of the view; a view is left out if its classes have
-            no validation image.
-        label_names: names of the classes.
+        views: of which to choose a threshold; one without a positive validation image is left out.
         val: (probabilities [num_examples, num_classes], which examples have which classes, bool
             [num_examples, num_classes]), with the temperature applied.
         test: the same for the test split.
@@ -163,34 +141,32 @@ def choose_thresholds(
         intervals (`low` and `high`).
     """
     indices = group_indices(groups, len(test[1]))
-    found = []
-    for view, classes in views.items():
-        is_member = np.isin(label_names, classes)
-        ranking, is_positive = _view(val, is_member)
+    chosen = []
+    for view in views:
+        ranking, is_positive = _side(val, view)
         threshold = threshold_for_sensitivity(ranking, is_positive, wanted)
         if threshold is None:
             continue
-        found.append(
+        chosen.append(
             {
-                "view": view,
+                "view": view.name,
                 "wanted_sensitivity": wanted,
                 "threshold": threshold,
                 "val": _reached(ranking, is_positive, threshold, None, num_samples=0, seed=seed),
                 "test": _reached(
-                    *_view(test, is_member), threshold, indices, num_samples=num_samples, seed=seed
+                    *_side(test, view), threshold, indices, num_samples=num_samples, seed=seed
                 ),
             }
         )
-    return found
+    return chosen
 
 
-def _view(
-    split: tuple[np.ndarray, np.ndarray], is_member: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
+def _side(split: tuple[np.ndarray, np.ndarray], view: View) -> tuple[np.ndarray, np.ndarray]:
     """Returns each example's (probability of the view's classes, whether it is of one of them)."""
     probabilities, has = split
     # float64 survives the round trip through JSON, so a stored threshold gives the same answers.
-    return probabilities[:, is_member].astype(np.float64).sum(-1), has[:, is_member].any(-1)
+    ranking = probabilities[:, view.places].astype(np.float64).sum(-1)
+    return ranking, has[:, view.places].any(-1)
 
 
 def _reached(
@@ -215,9 +191,7 @@ def _reached(
             for name, value in point.items()
         }
     intervals = bootstrap(measure, groups, num_samples=num_samples, seed=seed)
-    num_with, num_without = num_groups_by_class(is_positive.astype(int), groups, 2)
-    behind = {"sensitivity": int(num_with[1]), "specificity": int(num_without[1])}
-    for name, value in point.items():
-        interval = intervals.get(name, (np.nan, np.nan))
-        reached[name] = score_entry(value, *interval, num_groups=behind[name], is_share=True)
+    for name, side in (("sensitivity", is_positive), ("specificity", ~is_positive)):
+        interval, behind = intervals.get(name, (np.nan, np.nan)), num_groups_of(groups[side])
+        reached[name] = score_entry(point[name], *interval, num_groups=behind, is_share=True)
     return reached

@@ -68,6 +68,7 @@ def finish(run: Run, progress: Progress, best: Sequence[np.ndarray]) -> dict[str
             task=task,
             probabilities=probabilities,
             truths=truths,
+            label_names=manifest.label_names,
             examples=read_examples(config.input.data, part.splits, part.examples),
             part=part,
             uncalibrated=temperature and task.cool(probabilities, 1 / temperature),
@@ -75,13 +76,12 @@ def finish(run: Run, progress: Progress, best: Sequence[np.ndarray]) -> dict[str
     if not run.devices.is_chief:
         return results
     if predictions is not None:
-        results |= run_results.measure(predictions, manifest.label_names, config)
+        results |= run_results.measure(predictions, config)
         if temperature is not None and val is not None:
             results |= run_results.measure_calibration(
                 predictions,
                 val=val,
                 temperature=temperature,
-                label_names=manifest.label_names,
                 config=config,
             )
 

@@ -15,9 +15,8 @@ import numpy as np
 
 from train.data import parts
 from train.data.examples import Examples, read_examples
-from train.kinds import scores
 from train.kinds.registry import task_of
-from train.kinds.task import Task
+from train.kinds.task import Answers, Task
 from train.results import metrics, report, run_results, thresholds
 from train.results.predictions import PREDICTIONS_NAME, Predictions, read_predictions
 from train.run_folder import claim, write_metrics
@@ -91,24 +90,32 @@ def _pool(run: Run, splits: tuple[str, ...], singles: Sequence[Run]) -> dict[str
         site_of = dict(zip(everyone.keys, everyone.sites, strict=True))
         sites = tuple(site_of[key] for key in examples.keys)
         examples = dataclasses.replace(examples, sites=sites)
-    predictions = Predictions(task=task, probabilities=raw, truths=truths, examples=examples)
+    predictions = Predictions(
+        task=task,
+        probabilities=raw,
+        truths=truths,
+        label_names=manifest.label_names,
+        examples=examples,
+    )
+    single_answers = [
+        Answers(
+            probabilities=probabilities,
+            truths=task.truths(labels),
+            label_names=manifest.label_names,
+        )
+        for probabilities, labels, _ in tables
+    ]
     results: dict[str, Any] = {
         "split": f"{config.folds.folds} folds of {', '.join(splits)}",
         "best_epoch": None,
         "steps": None,
         "num_images": len(truths) // config.folds.seeds,
-        **run_results.measure(predictions, manifest.label_names, config),
+        **run_results.measure(predictions, config),
         **calibrated,
         **metrics.describe_folds(
             [
-                (
-                    fold,
-                    seed,
-                    scores.scores(
-                        task.scorer(probabilities, task.truths(labels), manifest.label_names)
-                    ),
-                )
-                for (fold, seed), (probabilities, labels, _) in zip(runs, tables, strict=True)
+                (fold, seed, metrics.scores(task, answers))
+                for (fold, seed), answers in zip(runs, single_answers, strict=True)
             ],
             task.digits,
         ),
@@ -139,15 +146,14 @@ def _describe_calibration(
         is_in = fold_of == fold
         temperatures.append(task.fit_temperature(raw[~is_in], truths[~is_in]))
         cooled[is_in] = task.cool(raw[is_in], temperatures[-1])
-    before, right_answers = task.choices(raw, truths)
-    after, _ = task.choices(cooled, truths)
     return thresholds.describe_calibration(
+        task,
         float(np.mean(temperatures)),
         fitted_on=f"the other folds of {', '.join(splits)}",
         num_examples=len(truths),
-        before=before,
-        after=after,
-        labels=right_answers,
+        before=raw,
+        after=cooled,
+        truths=truths,
     )
 
 
