@@ -309,7 +309,9 @@ def test_a_busy_server_is_asked_again_after_the_time_that_it_names(desk, status)
 
 
 @pytest.mark.parametrize(
-    "fault", [*map(Refuse, (401, 403, 404, 416, 429, 500)), Page(), WrongRange()], ids=str
+    "fault",
+    [*map(Refuse, (401, 403, 404, 416, 429, 500)), Page(), WrongRange()],
+    ids=lambda fault: str(getattr(fault, "status", type(fault).__name__)),
 )
 def test_no_answer_of_the_storage_but_the_archive_touches_the_partial_file(desk, fault):
     partial = desk.keep_partial(CHUNK)
