@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import gzip
 import hashlib
+import math
 import struct
 import zlib
 from collections.abc import Iterator
@@ -54,8 +55,8 @@ MD5_SUMS = {
 }
 # What the file names call each split.
 _PREFIXES = {"train": "train", "test": "t10k"}
-# Limits the memory that a damaged header asks for. The largest published file has 47 MB.
-_MOST_BYTES = 1 << 30
+_MOST_BYTES = 1 << 28  # that are unpacked of a file; the largest published one has 47 MB
+_AGAIN = "The file is damaged, or not what its name says; download it again."
 
 
 @dataclass(frozen=True)
@@ -150,25 +151,20 @@ def read_split(directory: Path, prefix: str) -> tuple[NDArray[np.uint8], NDArray
         FileNotFoundError: if any of the four files is missing; the message names all of them.
         ValueError: if a file is damaged, or images and labels do not match.
     """
-    paths = {name: directory / name for name in MD5_SUMS}
-    for name, path in paths.items():
-        if not path.is_file():
-            paths[name] = path.with_suffix("")
-    if missing := [name for name, path in paths.items() if not path.is_file()]:
+    paths = [directory / name for name in MD5_SUMS]
+    paths = [path if path.is_file() else path.with_suffix("") for path in paths]
+    if missing := [f"{path.name}.gz" for path in paths if not path.is_file()]:
         raise FileNotFoundError(
             f"{directory}: expected a folder with the four files of Fashion-MNIST under their "
             f"published names, missing: {', '.join(missing)}. They are published at {BASE_URL}"
         )
-    images = read_idx(paths[f"{prefix}-images-idx3-ubyte.gz"], 3)
-    path = paths[f"{prefix}-labels-idx1-ubyte.gz"]
-    labels = read_idx(path, 1)
-    if len(labels) != len(images):
+    images_path, labels_path = (path for path in paths if path.name.startswith(prefix))
+    images, labels = read_idx(images_path, 3), read_idx(labels_path, 1)
+    highest = int(labels.max(initial=0))
+    if len(labels) != len(images) or highest >= len(LABEL_NAMES):
         raise ValueError(
-            f"{path}: expected {len(images)} labels, one for each image, got {len(labels)}."
-        )
-    if labels.size and labels.max() >= len(LABEL_NAMES):
-        raise ValueError(
-            f"{path}: expected labels from 0 to {len(LABEL_NAMES) - 1}, got {labels.max()}."
+            f"{labels_path}: expected {len(images)} labels from 0 to {len(LABEL_NAMES) - 1}, one "
+            f"for each image, got {len(labels)} up to {highest}."
         )
     return images, labels
 
@@ -190,32 +186,27 @@ def read_idx(path: Path, num_dimensions: int) -> NDArray[np.uint8]:
         ValueError: if the file is not an IDX file of unsigned bytes in so many dimensions, is too
             short or too long, or is a damaged gzip file.
     """
-    advice = "The file is damaged, or not what its name says; download it again."
     with path.open("rb") as raw:
         is_gzip = raw.read(2) == b"\x1f\x8b"
-    header = struct.Struct(f">4B{num_dimensions}I")
     try:
         with gzip.open(path) if is_gzip else path.open("rb") as file:
-            start = file.read(header.size)
-            magic = bytes([0, 0, 8, num_dimensions])
-            if len(start) < header.size or not start.startswith(magic):
-                raise ValueError(
-                    f"{path}: expected an IDX file of bytes in {num_dimensions} dimensions, which "
-                    f"begins with {magic.hex(' ')}; got {start[:4].hex(' ') or 'nothing'}. "
-                    + advice
-                )
-            shape = header.unpack(start)[4:]
-            num_bytes = int(np.prod(shape, dtype=object))
-            # Reads to the end, because gzip compares its CRC there.
-            values = file.read(min(num_bytes, _MOST_BYTES) + 1)
+            content = file.read(_MOST_BYTES)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise ValueError(f"{path}: expected a whole gzip file, got {error}. {advice}") from error
-    if len(values) != num_bytes:
+        raise ValueError(f"{path}: expected a whole gzip file, got {error}. {_AGAIN}") from error
+    header = struct.Struct(f">4B{num_dimensions}I")
+    magic = bytes([0, 0, 8, num_dimensions])
+    if len(content) < header.size or not content.startswith(magic):
         raise ValueError(
-            f"{path}: expected {num_bytes} bytes for shape {list(shape)}, got "
-            f"{'more' if len(values) > num_bytes else len(values)}. {advice}"
+            f"{path}: expected an IDX file of bytes in {num_dimensions} dimensions, which begins "
+            f"with {magic.hex(' ')}; got {content[:4].hex(' ') or 'nothing'}. {_AGAIN}"
         )
-    return np.frombuffer(values, dtype=np.uint8).reshape(shape)
+    shape = header.unpack_from(content)[4:]
+    if len(content) != header.size + math.prod(shape):
+        raise ValueError(
+            f"{path}: expected {math.prod(shape)} bytes for shape {list(shape)}, got "
+            f"{len(content) - header.size}. {_AGAIN}"
+        )
+    return np.frombuffer(content, np.uint8, offset=header.size).reshape(shape)
 
 
 def download(directory: Path, base_url: str) -> None:
