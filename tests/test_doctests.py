@@ -23,5 +23,11 @@ def test_the_examples_of_a_module_are_true(name):
 
 
 def test_pure_modules_open_with_an_example():
-    pure = ("tfrecord_io.groups", "tfrecord_io.schema", "tfrecord_io.reading.order")
+    pure = (
+        "pipelines.planning.plan",
+        "pipelines.planning.splits",
+        "tfrecord_io.groups",
+        "tfrecord_io.schema",
+        "tfrecord_io.reading.order",
+    )
     assert set(pure) <= set(MODULES)

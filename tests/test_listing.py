@@ -296,19 +296,6 @@ def test_another_naming_of_patients_can_be_told():
     assert list_files(files).refs["patient"].to_pylist() == [None] * 3
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"group_regex": "("}, "is not a valid pattern"),
-        ({"group_regex": "CNV-"}, "needs a group in parentheses for the patient"),
-        ({"classes": ("A", "B", "A")}, "classes must differ; received A,B,A"),
-    ],
-)
-def test_options_that_make_no_sense_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        ListingOptions(**options)
-
-
 # ---- what is no image
 
 

@@ -5,12 +5,13 @@ import pytest
 from pipelines import build_tfrecords, errors
 from pipelines.listing.options import ListingOptions
 from pipelines.options import BuildOptions, flag_names, parse_options
-from pipelines.planning.options import PlanOptions
+from pipelines.planning.options import PlanOptions, SplitOptions
 from pipelines.shards.options import ImageOptions
 from pipelines.sources.options import SourceOptions
 from pipelines.stores.options import OutputOptions
 from tfrecord_io.decoding.preprocess import Preprocessing
 
+PATIENT = ["--splits=patient"]
 ARCHIVE = ["--source=archive", "--input=scans.zip"]
 
 
@@ -29,12 +30,22 @@ def test_every_flag_arrives_where_it_belongs():
         [*ARCHIVE, "--output=out", "--image_size=100x60", "--channels=3", "--resize=box",
          "--seed=7", "--limit=9", "--num_shards=5", "--classes=NORMAL, CNV", "--tree=OCT2017 ",
          r"--group_regex=^(\d)", "--max_reject_fraction=0.5", "--overwrite", "--name=mine",
-         "--num_examples=3", "--download_dir=d"]
+         "--num_examples=3", "--download_dir=d", "--splits=patient", "--split_seed=auto",
+         "--split_fractions=train=0.7,holdout=0.3", "--keep_split=test", "--leaks=fail",
+         "--duplicates=drop"]
     )  # fmt: skip
     assert chosen.output == OutputOptions(
         output="out", name="mine", max_reject_fraction=0.5, overwrite=True
     )
     assert chosen.images == ImageOptions(image_size=(100, 60), channels=3, resize="box")
+    assert chosen.splits == SplitOptions(
+        splits="patient",
+        split_fractions=(("train", 0.7), ("holdout", 0.3)),
+        split_seed=None,
+        keep_split="test",
+        leaks="fail",
+        duplicates="drop",
+    )
     assert chosen.plan == PlanOptions(seed=7, limit=9, num_shards=5)
     assert chosen.listing == ListingOptions(
         classes=("NORMAL", "CNV"), tree="OCT2017 ", group_regex=r"^(\d)"
@@ -85,12 +96,24 @@ def test_an_abbreviated_flag_is_not_taken_for_one_of_ours():
         (["--name=My Data"], "--name must be lower-case letters, digits and underscores"),
         (["--image_size=0"], "received 0x0"),
         (["--image_size=99999"], "received 99999x99999"),
-        (["--seed=-1"], "seed must be in"),
+        (["--seed=-1"], r"--seed must be in 0\.\.9223372036854775807; received -1"),
+        ([f"--seed={2**63}"], "--seed must be in"),
+        (["--split_seed=-1"], "--split_seed must be in"),
+        (["--splits=random"], "--splits must be source or patient; received 'random'"),
+        (["--leaks=hide"], "--leaks must be keep, drop or fail"),
+        (["--split_fractions=train=1"], "needs --splits patient"),
+        ([*PATIENT, "--split_fractions=train=0.8"], "add up to 1, received train=0.8"),
+        ([*PATIENT, "--split_fractions=a=1.5,b=-0.5"], "positive"),
+        ([*PATIENT, "--split_fractions=a=0.5,a=0.5"], "each split once"),
+        ([*PATIENT, "--split_fractions=../a=1"], "lower-case"),
         (["--limit=0"], "limit must be at least 1"),
         (["--num_shards=0"], "num_shards must be at least 1"),
         (["--num_shards=2", "--shard_size_mb=1"], "either --shard_size_mb or --num_shards"),
         (["--shard_size_mb=-1"], "shard_size_mb must be above 0"),
+        (["--shard_size_mb=nan"], "shard_size_mb must be above 0"),
+        (["--shard_size_mb=inf"], "shard_size_mb must be above 0"),
         (["--group_regex=("], "not a valid pattern"),
+        (["--group_regex=CNV-"], "needs a group in parentheses for the patient"),
         (["--classes=A,B,A"], "classes must differ; received A,B,A"),
         (["--output="], "--output must be a folder of its own, received ''"),
         (["--output=/"], "--output must be a folder of its own, received '/'"),

@@ -1,4 +1,3 @@
-import dataclasses
 import io
 import json
 import zlib
@@ -261,34 +260,3 @@ def test_the_fingerprint_does_not_depend_on_the_order_of_its_parts_or_a_trip_thr
     again = json.loads(json.dumps(dict(reversed(IDENTITY.items()))))
     assert output_state.fingerprint(again) == output_state.fingerprint(IDENTITY)
     assert output_state.differences(again, IDENTITY) == []
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"seed": -1}, r"--seed must be in 0\.\.9223372036854775807; received -1"),
-        ({"seed": 2**63}, "seed must be in"),
-        ({"shard_size_mb": 0}, "shard_size_mb must be above 0; received 0"),
-        ({"shard_size_mb": float("nan")}, "shard_size_mb must be above 0"),
-        ({"shard_size_mb": float("inf")}, "shard_size_mb must be above 0"),
-        ({"num_shards": 0}, "num_shards must be at least 1"),
-        ({"limit": 0}, "limit must be at least 1"),
-        ({"num_shards": 2, "shard_size_mb": 3}, "either --shard_size_mb or --num_shards, not both"),
-    ],
-)
-def test_options_out_of_range_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        PlanOptions(**options)
-
-
-@given(num_examples=st.integers(1, 10**7), num_shards=st.integers(1, 1000))
-def test_shard_counts_add_up(num_examples, num_shards):
-    counts = plan.shard_counts(num_examples, num_shards)
-    assert sum(counts) == num_examples
-    assert len(counts) == num_shards
-    assert max(counts) - min(counts) <= 1
-
-
-def test_a_task_travels_through_json():
-    task = planned({"train": 3}).tasks[0]
-    assert plan.ShardTask(*json.loads(json.dumps(dataclasses.astuple(task)))) == task

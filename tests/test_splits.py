@@ -1,18 +1,16 @@
 import collections
 import csv
-import json
 import random
 import re
 
 import numpy as np
 import pyarrow as pa
 import pytest
-from builds import IN_MEMORY, arguments, build_here, shards_of
-from image_files import jpeg, scan_tree, write_tree, write_zip
+from builds import build_here, shards_of
+from image_files import jpeg, write_tree, write_zip
 
-from pipelines import build_tfrecords, errors
+from pipelines import errors
 from pipelines.listing.refs import REF_SCHEMA
-from pipelines.options import parse_options
 from pipelines.planning import splits
 from pipelines.planning.splits import SplitOptions
 from tfrecord_io import verify
@@ -268,50 +266,6 @@ def test_a_split_to_keep_that_is_not_there_is_an_error():
         splits.apply(refs_of(LEAKY), SplitOptions(keep_split="holdout"))
 
 
-# ---- options
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"splits": "random"}, "source or patient"),
-        ({"leaks": "hide"}, "keep, drop or fail"),
-        ({"split_seed": -1}, "split_seed"),
-        ({"split_fractions": (("train", 1.0),)}, "needs --splits patient"),
-        (
-            {"splits": "patient", "split_fractions": (("train", 0.8),)},
-            "add up to 1, .* train=0.8",
-        ),
-        ({"splits": "patient", "split_fractions": (("a", 1.5), ("b", -0.5))}, "positive"),
-        ({"splits": "patient", "split_fractions": (("a", 0.5), ("a", 0.5))}, "each split once"),
-        ({"splits": "patient", "split_fractions": (("../a", 1.0),)}, "lower-case"),
-    ],
-)
-def test_options_that_cannot_be_are_refused(values, message):
-    with pytest.raises(ValueError, match=message):
-        SplitOptions(**values)
-
-
-def test_the_flags_are_parsed(tmp_path):
-    flags = [
-        "--splits=patient",
-        "--split_fractions=train=0.7,holdout=0.3",
-        "--split_seed=auto",
-        "--keep_split=test",
-        "--leaks=fail",
-        "--duplicates=drop",
-    ]
-    options = parse_options(arguments(tmp_path / "in.zip", tmp_path / "out", *flags))
-    assert options.splits == SplitOptions(
-        splits="patient",
-        split_fractions=(("train", 0.7), ("holdout", 0.3)),
-        split_seed=None,
-        keep_split="test",
-        leaks="fail",
-        duplicates="drop",
-    )
-
-
 # ---- through the build
 
 
@@ -395,12 +349,6 @@ def test_fail_after_keep_finds_the_complete_dataset_wanting(leaky_tree, tmp_path
         build_here(leaky_tree, tmp_path / "out", "--leaks=fail")
 
 
-def test_other_splits_are_another_dataset(leaky_tree, tmp_path):
-    build_here(leaky_tree, tmp_path / "out")
-    with pytest.raises(errors.UserError, match="splits: 'source' there, 'patient' now"):
-        build_here(leaky_tree, tmp_path / "out", "--splits=patient")
-
-
 def test_without_patients_the_build_groups_by_content_in_a_folder_as_in_a_zip(tmp_path):
     files = {f"CNV/scan{number}.jpeg": jpeg(number // 3) for number in range(30)}
     files |= {f"DME/scan{number}.jpeg": jpeg(100 + number // 3) for number in range(30)}
@@ -411,26 +359,3 @@ def test_without_patients_the_build_groups_by_content_in_a_folder_as_in_a_zip(tm
     second = build_here(archive, tmp_path / "b", *flags)
     assert Manifest.load(first).audit["measures"]["duplicate_pictures_across_splits"] == 0
     assert shards_of(first) == shards_of(second)
-
-
-def test_a_killed_and_resumed_plan_is_the_same(leaky_tree, tmp_path):
-    whole = build_here(leaky_tree, tmp_path / "a", "--leaks=drop", "--num_shards=3")
-    output = build_here(leaky_tree, tmp_path / "b", "--leaks=drop", "--num_shards=3")
-    # As if the finishing step had not been reached, and one shard were lost.
-    (output / "manifest.json").unlink()
-    (output / "dropped.csv").unlink()
-    next(output.glob("train-00001*.tfrecord")).unlink()
-    again = build_tfrecords.build
-    with pytest.raises(errors.UserError, match="no plan"):
-        again(arguments(leaky_tree, output, IN_MEMORY, "--leaks=drop", "--num_shards=3"))
-    again(arguments(leaky_tree, output, IN_MEMORY, "--leaks=drop", "--num_shards=3", "--overwrite"))
-    assert shards_of(output) == shards_of(whole)
-    assert json.loads((output / "manifest.json").read_text())["counts"]["dropped"] == {
-        "patient_in_test": 18
-    }
-
-
-def test_the_given_tree_of_tiny_scans_builds_by_patient(tmp_path):
-    folder = write_tree(tmp_path / "scans", scan_tree({"train": 12, "test": 4}))
-    output = build_here(folder, tmp_path / "out", "--splits=patient", "--split_seed=auto")
-    assert set(Manifest.load(output).splits) == {"train", "val", "test"}

@@ -1,5 +1,8 @@
 """The plan: which image goes into which record of which shard, decided before any pixel is read.
 
+>>> shard_counts(10, 4)
+[2, 3, 2, 3]
+
 The plan depends only on the listing and the options, so it is the same on every machine. It is
 written to the output folder as an Arrow file with one batch per shard. A worker reads only the few
 kilobytes of its own task, so neither Beam's graph nor a worker's memory grows with the data.

@@ -1,12 +1,15 @@
 """Splits without leaks, decided before any image is decoded.
 
+>>> positions(hash_names(["patient:17", "patient:18"]), np.array([0], np.uint64)).round(2)
+array([[0.02, 0.39]])
+
 `--splits source` keeps the split that `listing.layout` took from the folder or the table; `--leaks`
-and `--keep_split` are applied to it here. `--splits patient` gives each patient a split,
-which depends only on the patient's name and a seed. A hash turns them into a number from 0 to 1,
-and bounds at the wanted fractions turn the number into a split. So images added later do not move a
-patient to another split. The fractions are therefore met only by chance, over all images and in
-each class. `--split_seed auto` tries many seeds, chooses the one that comes closest
-in every class, and prints it, so that later builds can use the same seed.
+and `--keep_split` are applied to it here. `--splits patient` gives each patient a split, which
+depends only on the patient's name and a seed: a hash turns them into a position from 0 to 1, as
+above, and bounds at the wanted fractions turn the position into a split. So images added later do
+not move a patient to another split, and the fractions are met only by chance, over all images and
+in each class. `--split_seed auto` tries many seeds, chooses the one that comes closest in every
+class, and prints it, so that later builds can use the same seed.
 """
 
 from __future__ import annotations
