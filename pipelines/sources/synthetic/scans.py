@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import io
 import math
-from dataclasses import dataclass
 from statistics import NormalDist
+from typing import NamedTuple
 
 import numpy as np
 from numpy.random import Generator
@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 Floats = NDArray[np.float64]
+Greys = NDArray[np.float32]  # [height, width], grey levels
 
 # Part of the completeness marker; raise it whenever the same arguments give different bytes.
 GENERATOR_VERSION = 3
@@ -63,17 +64,24 @@ _PIGMENT_PX, _BRUCH_PX = 7.0, 1.5
 _NOISE = np.array([NormalDist().inv_cdf((k + 0.5) / 256) for k in range(256)], np.float32)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Lesions:
+class _Spot(NamedTuple):
+    """A cyst or an exudate: an ellipse between inner nuclear layer and external membrane."""
+
+    x_mm: float
+    depth: float  # 0 at the upper, 1 at the lower end of the room between the two layers
+    half_mm: float  # half axis across
+    half_px: float  # half axis down
+    grey: float
+
+
+class _Lesions(NamedTuple):
     """Disease over the columns of a scan, float64 [width], in pixels unless noted otherwise."""
 
     elevation: Floats  # of the pigment epithelium above Bruch's membrane
     elevation_grey: float
     fluid: Floats  # between retina and pigment epithelium
     swelling: Floats  # of the layers that swell, as a share of their thickness
-    #: Cysts and exudates as ellipses: centre in mm, depth (0 to 1) between inner nuclear layer and
-    #: external membrane, half axes in mm and pixels, grey level.
-    spots: list[tuple[float, float, float, float, float]]
+    spots: list[_Spot]
 
 
 def draw_bscan(label: str, patient: int, index: int, seed: int) -> NDArray[np.uint8]:
@@ -161,17 +169,12 @@ def _draw_lesions(
         for _ in range(2 + int(severity * rng.uniform(3, 9))):
             place, half_mm = centre + rng.uniform(-0.9, 0.9), 0.03 + 0.2 * severity * rng.random()
             half_px = 3 + 24 * severity * rng.random()
-            spots.append((place, rng.random(), half_mm, half_px, rng.uniform(8, 24)))
+            spots.append(_Spot(place, rng.random(), half_mm, half_px, rng.uniform(8, 24)))
         for _ in range(int(severity * rng.uniform(0, 9))):
             place, half_mm = centre + rng.uniform(-1.8, 1.8), rng.uniform(0.02, 0.06)
-            spots.append((place, rng.random(), half_mm, rng.uniform(1.5, 4), rng.uniform(150, 215)))
-    return _Lesions(
-        elevation=elevation,
-        elevation_grey=elevation_grey,
-        fluid=fluid,
-        swelling=swelling,
-        spots=spots,
-    )
+            depth, half_px, grey = rng.random(), rng.uniform(1.5, 4), rng.uniform(150, 215)
+            spots.append(_Spot(place, depth, half_mm, half_px, grey))
+    return _Lesions(elevation, elevation_grey, fluid, swelling, spots)
 
 
 def _layer_thicknesses(eye: Generator, rng: Generator, x_mm: Floats, lesions: _Lesions) -> Floats:
@@ -216,7 +219,7 @@ def _back_wall(eye: Generator, rng: Generator, x_mm: Floats, height: int) -> Flo
 
 def _paint_layers(
     bounds: Floats, lesions: _Lesions, light: Floats, gain: float, height: int
-) -> NDArray[np.float32]:
+) -> Greys:
     """Paints the layers; the vitreous above and the choroid below stay black.
 
     Args:
@@ -229,8 +232,8 @@ def _paint_layers(
     Returns:
         float32 [height, width].
     """
-    greys = [layer[1] * gain for layer in _LAYERS[:_SOFT_LAYERS]]
-    greys += [layer[1] for layer in _LAYERS[_SOFT_LAYERS:]]
+    gains = [gain] * _SOFT_LAYERS + [1.0] * (len(_LAYERS) - _SOFT_LAYERS)
+    greys = [grey * gain for (_, grey, _, _), gain in zip(_LAYERS, gains, strict=True)]
     greys += [_FLUID_GREY, _PIGMENT_GREY, lesions.elevation_grey, _BRUCH_GREY, 0]
     # Each bound holds the difference of two greys, of which a sum down the column then makes the
     # picture. So a layer without thickness leaves no trace.
@@ -248,7 +251,7 @@ def _paint_layers(
 
 
 def _paint_choroid(
-    image: NDArray[np.float32], eye: Generator, rng: Generator, bruch: Floats, light: Floats
+    image: Greys, eye: Generator, rng: Generator, bruch: Floats, light: Floats
 ) -> None:
     """Paints the tissue below Bruch's membrane, mottled by its vessels, in place."""
     top = max(0, int(bruch.min()))
@@ -262,33 +265,24 @@ def _paint_choroid(
     np.add(image[top:], fade, out=image[top:], where=depth > 0)
 
 
-def _paint_spot(
-    image: NDArray[np.float32],
-    spot: tuple[float, float, float, float, float],
-    x_mm: Floats,
-    top: Floats,
-    bottom: Floats,
-) -> None:
+def _paint_spot(image: Greys, spot: _Spot, x_mm: Floats, top: Floats, bottom: Floats) -> None:
     """Paints an ellipse with a soft edge, in place, where it fits between two bounds."""
-    place, depth, half_mm, half_px, grey = spot
-    column = int(np.searchsorted(x_mm, place))
+    column = int(np.searchsorted(x_mm, spot.x_mm))
     if not 0 < column < x_mm.size:
         return
     room = float(bottom[column] - top[column])
-    half_height = max(1.5, min(half_px, 0.46 * room))
-    half_width = max(1.5, min(half_mm / float(x_mm[1] - x_mm[0]), 3 * half_height))
-    middle = float(top[column]) + half_height + depth * max(0.0, room - 2 * half_height)
+    half_height = max(1.5, min(spot.half_px, 0.46 * room))
+    half_width = max(1.5, min(spot.half_mm / float(x_mm[1] - x_mm[0]), 3 * half_height))
+    middle = float(top[column]) + half_height + spot.depth * max(0.0, room - 2 * half_height)
     upper, left = max(0, int(middle - half_height) - 3), max(0, int(column - half_width) - 3)
     window = image[upper : int(middle + half_height) + 4, left : int(column + half_width) + 4]
     rows, columns = np.indices(window.shape)
     down, across = (rows + upper - middle) / half_height, (columns + left - column) / half_width
     cover = np.clip((1 - np.hypot(down, across)) * min(half_width, half_height) / 1.5 + 0.5, 0, 1)
-    window += ((grey - window) * cover).astype(np.float32)
+    window += ((spot.grey - window) * cover).astype(np.float32)
 
 
-def _speckled(
-    rng: Generator, image: NDArray[np.float32], speckle: float, floor: float
-) -> NDArray[np.uint8]:
+def _speckled(rng: Generator, image: Greys, speckle: float, floor: float) -> NDArray[np.uint8]:
     """Adds a scanner's noise to grey levels, float32 [height, width]; returns uint8.
 
     `speckle` is the relative standard deviation in tissue, `floor` the grey level of the vitreous.
