@@ -25,9 +25,9 @@ from train.training.steps import make_steps, predict  # noqa: E402
 def losses(config: TrainConfig) -> dict[str, object]:
     """Returns the loss of each step, the number of graphs built, and predictions."""
     run = make_run(config, Path())
-    set_seed(config.seed)
+    set_seed(config.input.seed)
     config = run.config
-    num_steps = run.end_step(config.input.epochs - 1)
+    num_steps = run.steps_after[-1]
     network = build_network(run, "float32")
     with run.devices.scope():
         optimizer = make_optimizer(

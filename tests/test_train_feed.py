@@ -70,8 +70,10 @@ def batches_of(data, devices, *, batch_size=8, epochs=2, start_step=0, cache="no
 
 @pytest.mark.parametrize(("epoch", "step"), [(0, 3), (1, 6), (2, 9), (7, 23)])
 def test_an_epoch_ends_with_the_step_of_its_last_example(data, epoch, step):
-    run = make_run(TrainConfig.of(data=data, global_batch_size=8, strategy="single"), Path())
-    assert run.end_step(epoch) == step
+    run = make_run(
+        TrainConfig.of(data=data, global_batch_size=8, epochs=8, strategy="single"), Path()
+    )
+    assert run.steps_after[epoch + 1] == step
 
 
 def test_all_batches_have_one_shape_and_their_weights_add_up_to_one(data):

@@ -31,7 +31,7 @@ from train.run_folder import claim
 from train.run_setup import make_run
 from train.training import callbacks, checkpoint
 from train.training.callbacks import StoppedError, TrainingError
-from train.training.progress import Progress, plan_phases
+from train.training.progress import Progress
 from train.training.trainer import train_and_evaluate
 
 pytestmark = pytest.mark.filterwarnings(KERAS_ARRAY_WARNING)
@@ -357,23 +357,23 @@ def test_what_is_reported_is_what_predict_says_of_the_same_files(
 
 
 @pytest.mark.parametrize(
-    ("fields", "has_backbone", "expected"),
+    ("fields", "expected"),
     [
-        ({"model": "convnet"}, False, [("all", 0, 4, 1e-3)]),
-        ({"model": "vgg16", "weights": "none"}, True, [("all", 0, 4, 1e-3)]),
-        ({"model": "vgg16"}, True, [("head", 0, 0, 1e-3), ("all", 1, 4, 1e-4)]),
-        ({"model": "vgg16", "head_epochs": 0}, True, [("all", 0, 4, 1e-4)]),
-        ({"model": "vgg16", "head_epochs": 5}, True, [("head", 0, 4, 1e-3)]),
-        ({"model": "vgg16", "trainable_layers": 0}, True, [("head", 0, 4, 1e-3)]),
+        ({"model": "convnet"}, [("all", 0, 4, 1e-3)]),
+        ({"model": "vgg16", "weights": "none"}, [("all", 0, 4, 1e-3)]),
+        ({"model": "vgg16"}, [("head", 0, 0, 1e-3), ("all", 1, 4, 1e-4)]),
+        ({"model": "vgg16", "head_epochs": 0}, [("all", 0, 4, 1e-4)]),
+        ({"model": "vgg16", "head_epochs": 5}, [("head", 0, 4, 1e-3)]),
+        ({"model": "vgg16", "trainable_layers": 0}, [("head", 0, 4, 1e-3)]),
     ],
 )
-def test_phases_follow_from_the_configuration(fields, has_backbone, expected):
+def test_phases_follow_from_the_configuration(fields, expected):
     config = TrainConfig.of(data="x", epochs=5, learning_rate=1e-3, **fields).resolve(
         num_examples=1000, num_replicas=1, precision="float32", jit_compile=False
     )
-    phases = plan_phases(config, has_backbone=has_backbone)
     assert [
-        (phase.name, phase.first_epoch, phase.last_epoch, phase.learning_rate) for phase in phases
+        (phase.name, phase.first_epoch, phase.last_epoch, phase.learning_rate)
+        for phase in config.phases
     ] == expected
 
 

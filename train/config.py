@@ -37,6 +37,23 @@ FILE_NAME = "config.json"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Phase:
+    """Some epochs in which the same layers are trained by the same optimizer.
+
+    Attributes:
+        name: `head` or `all`, see `models.set_trainable`.
+        first_epoch: counted from 0.
+        last_epoch: of the phase, included.
+        learning_rate: peak.
+    """
+
+    name: str
+    first_epoch: int
+    last_epoch: int
+    learning_rate: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainConfig:
     """All settings of a run: the options of each room, whose fields are flags of the same name.
 
@@ -86,6 +103,22 @@ class TrainConfig:
     def replace(self, **fields: Any) -> TrainConfig:
         """Returns a copy with other fields of the groups, see `of`."""
         return TrainConfig.of(**self.to_dict() | fields)
+
+    @property
+    def phases(self) -> list[Phase]:
+        """The phases of a resolved configuration, in order."""
+        network, optimizer, epochs = self.network, self.optimizer, self.input.epochs or 0
+        head_epochs = (network.head_epochs or 0) if network.has_backbone else 0
+        if network.fine_tunes and network.trainable_layers == 0:
+            head_epochs = epochs
+        rate = optimizer.learning_rate
+        rest_rate = optimizer.fine_tune_learning_rate if network.fine_tunes else rate
+        phases = ("head", 0, head_epochs, rate), ("all", head_epochs, epochs, rest_rate)
+        return [
+            Phase(name=name, first_epoch=first, last_epoch=end - 1, learning_rate=peak)
+            for name, first, end, peak in phases
+            if first < end
+        ]
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the fields of all groups as JSON values."""

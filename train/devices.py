@@ -168,17 +168,6 @@ class Devices:
 
         return jax.sharding.NamedSharding(self.mesh, jax.sharding.PartitionSpec())
 
-    def put_batch(self, arrays: Any) -> Any:
-        """JAX: brings this worker's share of a batch, arrays in any structure, to the devices."""
-        import jax
-
-        if self.num_workers == 1:
-            return jax.device_put(arrays, self.batch_sharding)
-        return jax.tree.map(
-            lambda array: jax.make_array_from_process_local_data(self.batch_sharding, array),
-            arrays,
-        )
-
     def alone(self) -> Devices:
         """Returns the devices of this process alone, for work that the workers do not share.
 

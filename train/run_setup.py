@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -82,14 +83,34 @@ class Run:
             return None
         return read_statistics(self.config.input.data, self.parts.train)
 
-    def end_step(self, epoch: int) -> int:
-        """Returns how many steps are done when an epoch (counted from 0) is: its last example's.
+    @functools.cached_property
+    def grey_factor(self) -> float:
+        """What turns stored values into grey levels of about 0..255.
+
+        Augmentation and published weights count in such levels. Few 16-bit images use their whole
+        range, so the mean plus four standard deviations of the training pixels becomes 255.
+        """
+        pixels = self.manifest.statistics
+        if self.manifest.dtype != "uint16" or pixels is None:
+            return 1.0
+        top = max(mean + 4 * std for mean, std in zip(pixels.mean, pixels.std, strict=True))
+        return 255 / min(max(top, 1.0), 65_535.0)
+
+    @functools.cached_property
+    def steps_after(self) -> list[int]:
+        """The steps that are done after so many epochs, from none to all: with the last example.
 
         Epochs are not rounded up to whole batches: a batch may hold the end of one and the start
         of the next.
         """
-        num_shown = (epoch + 1) * self.parts.train.num_examples
-        return -(-num_shown // (self.config.input.global_batch_size or 1))
+        num_examples, batch_size = (
+            self.parts.train.num_examples,
+            self.config.input.global_batch_size,
+        )
+        return [
+            math.ceil(epoch * num_examples / (batch_size or 1))
+            for epoch in range((self.config.input.epochs or 0) + 1)
+        ]
 
     def single(self, fold: int, seed: int) -> Run:
         """Returns the run of a cross-validation that holds out a fold."""

@@ -147,7 +147,7 @@ def training_batches(
             weights = order.weights(step, step + 1)[0] / np.float32(in_step)
             if part.weights is not None:
                 weights = weights * part.weights[places]
-            return *fetch(places), *devices.put_batch((weights, draw(step)))
+            return *fetch(places), *_put(devices, (weights, draw(step)))
 
         steps = enumerate(order.batches(start_step), start_step)
         return map_ahead(read, steps, _NUM_AHEAD, num_threads=1)
@@ -212,7 +212,7 @@ def evaluation_batches(
 
         def put(batch: tuple[np.ndarray, ...]) -> tuple[Any, ...]:
             images, *others = batch
-            return devices.put_batch(images[worker * num_local :][:num_local]), *others
+            return _put(devices, images[worker * num_local :][:num_local]), *others
 
         return map_ahead(put, batches, _NUM_AHEAD, num_threads=1)
     dataset = tfrecord_io.make_dataset(
@@ -270,7 +270,7 @@ def _fetcher(
                 lambda images, labels, places: (images[places], labels[places]),
                 out_shardings=devices.batch_sharding,
             )
-            return lambda places: gather(images, labels, devices.put_batch(places.astype(np.int32)))
+            return lambda places: gather(images, labels, _put(devices, places.astype(np.int32)))
         devices.say(
             f"warning: the training images take {needed / 1e9:.1f} GB, more than half of the "
             f"free memory of {devices.names[0]}; reading them from the files instead of "
@@ -281,7 +281,7 @@ def _fetcher(
 
     def fetch(places: np.ndarray) -> tuple[jax.Array, jax.Array]:
         rows = places if examples is None else examples[places]
-        return devices.put_batch(batches.dataset.gather(rows, pool.take()))
+        return _put(devices, batches.dataset.gather(rows, pool.take()))
 
     return fetch
 
@@ -292,3 +292,15 @@ def _free_memory(devices: Devices) -> int:
     if not statistics or "bytes_limit" not in statistics:
         return psutil.virtual_memory().available
     return statistics["bytes_limit"] - statistics["bytes_in_use"]
+
+
+def _put(devices: Devices, arrays: Any) -> Any:
+    """JAX: brings this worker's share of a batch, arrays in any structure, to the devices."""
+    import jax
+
+    sharding = devices.batch_sharding
+    if devices.num_workers == 1:
+        return jax.device_put(arrays, sharding)
+    return jax.tree.map(
+        lambda array: jax.make_array_from_process_local_data(sharding, array), arrays
+    )

@@ -41,7 +41,7 @@ def build_network(
             seed=run.config.input.seed,
             task=run.task,
             image_dtype=run.manifest.dtype,
-            grey_factor=models.grey_factor_of(run.manifest),
+            grey_factor=run.grey_factor,
             statistics=run.statistics,
             temperature=temperature,
             # Not in what is exported: other backends refuse to load it.

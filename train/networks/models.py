@@ -67,7 +67,7 @@ def build_network(
         seed: of the head's weights and its dropout.
         task: says what the outputs are.
         image_dtype: type of the stored images.
-        grey_factor: what the stored values are multiplied by, see `grey_factor_of`.
+        grey_factor: what the stored values are multiplied by, see `Run.grey_factor`.
         statistics: statistics of the training pixels; needed for `--normalize data`.
         temperature: divisor of the log probabilities, see `calibration`.
         synchronized: whether the replicas of small_resnet exchange their batch statistics in
@@ -114,19 +114,6 @@ def add_head(features, options: NetworkOptions, num_classes: int, seed: int):
         kernel_initializer=keras.initializers.RandomNormal(stddev=0.01, seed=seed),
         name="logits",
     )(features)
-
-
-def grey_factor_of(manifest: tfrecord_io.Manifest) -> float:
-    """Returns the factor that turns a dataset's stored values into grey levels of about 0..255.
-
-    Augmentation and published weights count in such levels. Few 16-bit images use their whole
-    range, so the factor maps the mean plus four standard deviations of the training pixels to 255.
-    """
-    if manifest.dtype != "uint16" or manifest.statistics is None:
-        return 1.0
-    statistics = manifest.statistics
-    top = max(mean + 4 * std for mean, std in zip(statistics.mean, statistics.std, strict=True))
-    return 255 / min(max(top, 1.0), 65_535.0)
 
 
 def classifier(

@@ -89,13 +89,17 @@ class NetworkOptions:
         return self.weights or ("none" if self.model in OWN_MODELS else "imagenet")
 
     @property
-    def fine_tunes(self) -> bool:
-        """Whether pretrained layers lie below a new head.
+    def has_backbone(self) -> bool:
+        """Whether there are layers below the head that can be frozen.
 
         Only networks of keras.applications, and those above a trunk, keep them.
         """
-        has_trunk = self.weights == TRUNK_WEIGHTS
-        return has_trunk or (self.model not in OWN_MODELS and self.initial_weights != "none")
+        return self.model not in OWN_MODELS or self.weights == TRUNK_WEIGHTS
+
+    @property
+    def fine_tunes(self) -> bool:
+        """Whether pretrained layers lie below a new head."""
+        return self.has_backbone and self.initial_weights != "none"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""How far a run has come: its phases, its position and history, and the lines it prints."""
+"""How far a run has come: its position and history, and the lines it prints."""
 
 from __future__ import annotations
 
@@ -6,25 +6,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from train.config import TrainConfig
 from train.run_setup import Run
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Phase:
-    """Some epochs in which the same layers are trained by the same optimizer.
-
-    Attributes:
-        name: `head` or `all`, see `models.set_trainable`.
-        first_epoch: counted from 0.
-        last_epoch: of the phase, included.
-        learning_rate: peak.
-    """
-
-    name: str
-    first_epoch: int
-    last_epoch: int
-    learning_rate: float
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -53,30 +35,6 @@ class Progress:
         return len(self.history)
 
 
-def plan_phases(config: TrainConfig, *, has_backbone: bool) -> list[Phase]:
-    """Returns the phases of a resolved configuration, in order.
-
-    Args:
-        config: resolved.
-        has_backbone: whether there are layers below the head that can be frozen.
-    """
-    network, optimizer, epochs = config.network, config.optimizer, config.input.epochs or 0
-    fine_tunes = has_backbone and network.fine_tunes
-    head_epochs = (network.head_epochs or 0) if has_backbone else 0
-    if fine_tunes and network.trainable_layers == 0:
-        head_epochs = epochs
-    rest_rate = optimizer.fine_tune_learning_rate if fine_tunes else optimizer.learning_rate
-    phases = (
-        ("head", 0, head_epochs, optimizer.learning_rate),
-        ("all", head_epochs, epochs, rest_rate),
-    )
-    return [
-        Phase(name=name, first_epoch=first, last_epoch=end - 1, learning_rate=rate)
-        for name, first, end, rate in phases
-        if first < end
-    ]
-
-
 def describe_run(run: Run, progress: Progress, num_parameters: int) -> Iterator[str]:
     """Yields the lines that are printed before a training starts or goes on."""
     config, devices, parts, manifest = run.config, run.devices, run.parts, run.manifest
@@ -93,7 +51,7 @@ def describe_run(run: Run, progress: Progress, num_parameters: int) -> Iterator[
         f"{devices.num_replicas} x {devices.names[0].split(':')[0]} on {devices.backend}, "
         f"{config.devices.precision}; global batch {options.global_batch_size}, "
         f"{options.replica_batch_size} a replica; "
-        f"{run.end_step(options.epochs - 1):,} steps in {options.epochs} epochs"
+        f"{run.steps_after[-1]:,} steps in {options.epochs} epochs"
     )
     if (weights := parts.train.weights) is not None:
         yield (
@@ -116,12 +74,6 @@ def describe_run(run: Run, progress: Progress, num_parameters: int) -> Iterator[
         yield f"going on after step {progress.step:,}, in epoch {progress.epoch + 1}"
 
 
-def is_shown(epoch: int, epochs: int) -> bool:
-    """Returns whether a line is printed for an epoch; a long run prints about 20."""
-    every = max(1, epochs // 20)
-    return epoch % every == 0 or epoch == epochs
-
-
 # Format of each quantity of history.json in the line that is printed for an epoch.
 _EPOCH_FORMATS = {
     "loss": ".4f", "accuracy": ".1%", "mae": ".4g",
@@ -129,8 +81,13 @@ _EPOCH_FORMATS = {
 }  # fmt: skip
 
 
-def describe_epoch(row: Mapping[str, Any], epochs: int) -> str:
-    """Returns the line that is printed for an epoch, given its row of history.json."""
+def describe_epoch(row: Mapping[str, Any], epochs: int) -> str | None:
+    """Returns the line that is printed for an epoch, given its row of history.json.
+
+    A long run prints about 20; None for an epoch without one.
+    """
+    if row["epoch"] % max(1, epochs // 20) and row["epoch"] != epochs:
+        return None
     parts = [
         f"epoch {row['epoch']}/{epochs}",
         *(f"{name} {row[name]:{digits}}" for name, digits in _EPOCH_FORMATS.items() if name in row),

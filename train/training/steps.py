@@ -30,7 +30,7 @@ from train.devices import Devices
 from train.errors import ConfigError
 from train.kinds.classes import CLASSES
 from train.kinds.task import Task
-from train.networks.models import Network, grey_factor_of
+from train.networks.models import Network
 from train.run_setup import Run
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class Objective:
         label_smoothing: see `Task.losses`.
         augment_strength: see `augmentation.augment`; None for images as they are.
         mixup: whether to train on mixtures, see `augmentation.mix`.
-        grey_factor: what the stored values are multiplied by, see `models.grey_factor_of`.
+        grey_factor: what the stored values are multiplied by, see `Run.grey_factor`.
     """
 
     class_weights: tuple
@@ -89,7 +89,7 @@ class Objective:
             if config.augmentation.augment
             else None,
             mixup=config.augmentation.mixup > 0,
-            grey_factor=grey_factor_of(run.manifest),
+            grey_factor=run.grey_factor,
         )
 
     def prepare(self, images, labels, draws):

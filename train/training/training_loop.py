@@ -12,6 +12,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from train.config import Phase
 from train.data import feed
 from train.networks.build import build_network
 from train.networks.models import set_trainable
@@ -20,13 +21,10 @@ from train.run_folder import CHECKPOINT_NAME, HISTORY_NAME, write_json
 from train.run_setup import Run
 from train.training import callbacks, checkpoint, tracing
 from train.training.progress import (
-    Phase,
     Progress,
     describe_epoch,
     describe_run,
     describe_seconds,
-    is_shown,
-    plan_phases,
 )
 from train.training.steps import make_steps, predict
 
@@ -105,11 +103,10 @@ class _Training:
                 ),
             )
             stack.callback(self._bar.close)
-            phases = plan_phases(config, has_backbone=self._network.backbone is not None)
-            for phase in phases:
+            for phase in config.phases:
                 if phase.last_epoch < progress.epoch:
                     continue
-                self._start_phase(phase, of=len(phases))
+                self._start_phase(phase)
                 if batches is None:
                     batches = self._steps.iterate(
                         feed.training_batches(
@@ -124,11 +121,12 @@ class _Training:
                     self._train_epoch(phase, batches)
                     board.write(progress.history[-1], progress.step)
 
-    def _start_phase(self, phase: Phase, *, of: int) -> None:
+    def _start_phase(self, phase: Phase) -> None:
         config, progress, network = self._config, self.progress, self._network
         set_trainable(network, phase=phase.name, trainable_layers=config.network.trainable_layers)
-        first_step = self._run.end_step(phase.first_epoch - 1)
-        last_step = self._run.end_step(phase.last_epoch)
+        first_step = self._run.steps_after[phase.first_epoch]
+        last_step = self._run.steps_after[phase.last_epoch + 1]
+        is_only = len(config.phases) == 1
         with self._devices.scope():
             self._optimizer = make_optimizer(
                 config.optimizer,
@@ -139,7 +137,7 @@ class _Training:
         self._steps = make_steps(self._run, network, self._optimizer)
         if progress.step > first_step:
             checkpoint.restore(self._checkpoint, {"optimizer": self._optimizer.variables})
-        if of > 1:
+        if not is_only:
             trained = sum(math.prod(each.shape) for each in network.model.trainable_variables)
             self._devices.say(f"training {phase.name}: {trained:,} parameters")
         progress.phase = phase.name
@@ -147,13 +145,13 @@ class _Training:
         # The first call of the graph also builds it, and is not timed.
         self._is_warm = False
         self._time_left = _TimeLeft(
-            what="the training" if of == 1 else f"this phase ({phase.name})",
+            what="the training" if is_only else f"this phase ({phase.name})",
             num_steps=last_step - progress.step,
             num_epochs=phase.last_epoch + 1 - progress.epoch,
         )
 
     def _train_epoch(self, phase: Phase, batches: Any) -> None:
-        progress, last_step = self.progress, self._run.end_step(self.progress.epoch)
+        progress, last_step = self.progress, self._run.steps_after[self.progress.epoch + 1]
         meter = callbacks.EpochMeter(**progress.totals)
         while progress.step < last_step:
             self._train_steps(
@@ -218,8 +216,8 @@ class _Training:
             if devices.is_chief:
                 write_json(self._run.folder / HISTORY_NAME, progress.history)
             self._save_checkpoint()
-        if is_shown(row["epoch"], self._config.input.epochs):
-            self._say(describe_epoch(row, self._config.input.epochs))
+        if line := describe_epoch(row, self._config.input.epochs or 0):
+            self._say(line)
         share = row["input_wait_share"]
         if share is not None and share > callbacks.INPUT_BOUND_SHARE and not self._has_warned:
             self._has_warned = True
