@@ -152,7 +152,9 @@ def test_a_login_in_a_url_is_used_and_shown_to_nobody(scans_zip, tmp_path, capsy
     assert "us%40er" not in "".join(capsys.readouterr())
 
 
-@pytest.mark.parametrize("content", ["refused", "garbage", "another login", "another port", "s3"])
+@pytest.mark.parametrize(
+    "content", ["refused", "garbage", "another login", "another port", "s3", "output", "folder"]
+)
 def test_a_login_in_a_url_that_fails_is_shown_to_nobody(content, tmp_path, capsys):
     with running_web() as server:
         server.files["scans.zip"] = WebFile(b"garbage", query="no", login=LOGIN)
@@ -165,8 +167,12 @@ def test_a_login_in_a_url_that_fails_is_shown_to_nobody(content, tmp_path, capsy
             given = secret_url(server, login="us%40er:pa/ss")
         elif content == "s3":
             given = "s3://us%40er:pa%2Fss@bucket/scans.zip"
+        output = tmp_path / "out"
+        if content == "output":
+            given, output = tmp_path, secret_url(server, "out")
+        more = ["--source=directory"] if content == "folder" else []
         with pytest.raises((errors.UserError, errors.BuildError)) as caught:
-            build_here(given, tmp_path / "out")
+            build_here(given, output, *more)
     shown = str(caught.value) + "".join(capsys.readouterr())
     assert not [secret for secret in ("us%40er", "us@er", "pa%2F", "pa/ss") if secret in shown]
 

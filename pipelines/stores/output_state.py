@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 
 from pipelines import errors
-from pipelines.stores import file_lock
+from pipelines.stores import file_lock, remote
 from pipelines.stores.output import BUILD_DIR, Storage
 from tfrecord_io import manifest
 
@@ -59,7 +59,8 @@ def locked(storage: Storage) -> Iterator[None]:
         try:
             storage.names()
         except (errors.UserError, errors.BuildError) as error:
-            raise errors.UserError(f"cannot use --output {storage.root}: {error}") from None
+            shown = remote.shown(storage.root)
+            raise errors.UserError(f"cannot use --output {shown}: {error}") from None
         yield
         if storage.exists(manifest.FILE_NAME):
             storage.delete_build_dir()
