@@ -32,24 +32,24 @@ def test_a_class_of_half_the_size_has_half_the_bar():
         a_manifest([[1200, 600, 0], [1, 1, 2], [0, 0, 0]])
     )
     assert chart.title == "split0: 1,800 images"
-    assert [bar.length for bar in chart.rows] == [1, 0.5, 0]
-    assert [bar.value for bar in chart.rows] == ["1,200 (67 %)", "600 (33 %)", "0 (0 %)"]
-    assert [bar.series for bar in chart.rows] == [0, 1, 2]
+    assert [bar.length for bar in chart.bars] == [1, 0.5, 0]
+    assert [bar.value for bar in chart.bars] == ["1,200 (67 %)", "600 (33 %)", "0 (0 %)"]
+    assert [bar.series for bar in chart.bars] == [0, 1, 2]
     assert small.description.endswith("class 0 1 (25 %), class 1 1 (25 %), class 2 2 (50 %)")
-    assert [bar.length for bar in empty.rows] == [0, 0, 0]
+    assert [bar.length for bar in empty.bars] == [0, 0, 0]
 
 
 def test_patients_are_counted_by_how_many_images_they_have():
     patients = ["a"] + ["b"] * 2 + ["c"] * 2 + ["d"] * 7 + ["e"] * 120 + [None] * 50
     (chart,) = charts.images_of_patients(pa.table({"patient": patients}))
-    shown = {bar.name: (bar.value, bar.length) for bar in chart.rows}
+    shown = {bar.name: (bar.value, bar.length) for bar in chart.bars}
     assert list(shown) == ["1", "2", "3", "4", "5–9", "10–19", "20–49", "50–99", "100+"]
     assert shown["2"] == ("2", 1)
     assert {name for name, (value, _) in shown.items() if value == "1"} == {"1", "5–9", "100+"}
     assert "2 with 2, 1 with 5–9, 1 with 100+" in chart.description
     # The chart ends with the patient of most images.
     (short,) = charts.images_of_patients(pa.table({"patient": ["a", "b", "b"]}))
-    assert [bar.name for bar in short.rows] == ["1", "2"]
+    assert [bar.name for bar in short.bars] == ["1", "2"]
 
 
 def test_side_facts_stand_beside_guessing_the_strongest_first():
@@ -59,9 +59,9 @@ def test_side_facts_stand_beside_guessing_the_strongest_first():
         "by_signal": {"original size": 0.2, "white border": 0.4},
     }
     (chart,) = charts.shortcuts(measured)
-    assert [bar.name for bar in chart.rows] == ["all together", "white border", "original size"]
-    assert [bar.length for bar in chart.rows] == pytest.approx([1, 0.8, 0.4])
-    assert [bar.value for bar in chart.rows] == ["50 %", "40 %", "20 %"]
+    assert [bar.name for bar in chart.bars] == ["all together", "white border", "original size"]
+    assert [bar.length for bar in chart.bars] == pytest.approx([1, 0.8, 0.4])
+    assert [bar.value for bar in chart.bars] == ["50 %", "40 %", "20 %"]
     assert chart.mark == ("guessing 25 %", 0.5)
 
 

@@ -37,54 +37,40 @@ class Bar(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Bars:
-    """A bar chart.
+class Chart:
+    """A chart of bars or of histograms.
 
     Attributes:
         title: heading of the chart.
         description: the content of the chart as text, for screen readers.
-        rows: the bars.
-        axis: what the names of upright bars are; without it, the bars are horizontal.
+        axis: what the names of upright bars or the values of a histogram are; without it, the bars
+            are horizontal.
+        bars: the bars.
         mark: label and position, 0 to 1, of a line across all bars; None for no line.
-    """
-
-    title: str
-    description: str
-    rows: list[Bar]
-    axis: str = ""
-    mark: tuple[str, float] | None = None
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Histogram:
-    """Histograms on one pair of axes. A single one is an area, several are outlines.
-
-    Attributes:
-        title: heading of the chart.
-        description: the content of the chart as text, for screen readers.
-        axis: what the values are.
-        unit: what the heights are.
         series: the name of each histogram, and the corners (x, y) of its outline, each 0 to 1; y
-            points upwards.
+            points upwards. A single one is an area, several are outlines.
+        unit: what the heights of histograms are.
         x_ticks: marks of the axis of values.
         y_ticks: marks of the axis of heights.
     """
 
     title: str
     description: str
-    axis: str
-    unit: str
-    series: list[tuple[str, list[tuple[float, float]]]]
-    x_ticks: tuple[Tick, ...]
-    y_ticks: tuple[Tick, ...]
+    axis: str = ""
+    bars: Sequence[Bar] = ()
+    mark: tuple[str, float] | None = None
+    series: Sequence[tuple[str, list[tuple[float, float]]]] = ()
+    unit: str = ""
+    x_ticks: Sequence[Tick] = ()
+    y_ticks: Sequence[Tick] = ()
 
 
-def classes_of_splits(dataset: Manifest) -> list[Bars]:
+def classes_of_splits(dataset: Manifest) -> list[Chart]:
     """Returns a chart of the class sizes for each split, or none if there are too many classes."""
     charts = []
     for name, split in dataset.splits.items() if dataset.num_classes <= _MAX_BARS else ():
         most, total = max(1, *split.label_counts), max(1, split.num_examples)
-        rows = [
+        bars = [
             Bar(
                 label, count / most, f"{count:,} ({100 * count / total:.0f} %)", place % _NUM_SERIES
             )
@@ -93,12 +79,12 @@ def classes_of_splits(dataset: Manifest) -> list[Bars]:
             )
         ]
         title = f"{name}: {split.num_examples:,} images"
-        told = f"Images by {dataset.label_kind.noun} in {name}: {_told(rows)}"
-        charts.append(Bars(title=title, description=told, rows=rows))
+        told = f"Images by {dataset.label_kind.noun} in {name}: {_told(bars)}"
+        charts.append(Chart(title=title, description=told, bars=bars))
     return charts
 
 
-def images_of_patients(examples: pa.Table) -> list[Bars]:
+def images_of_patients(examples: pa.Table) -> list[Chart]:
     """Returns a chart of patients by their number of images, or none if no patient is known."""
     sizes = pc.value_counts(examples["patient"].drop_null()).field("counts").to_numpy()
     if not len(sizes):
@@ -106,17 +92,17 @@ def images_of_patients(examples: pa.Table) -> list[Bars]:
     names = ["1", "2", "3", "4", "5–9", "10–19", "20–49", "50–99", "100+"]
     heights = np.histogram(sizes, [1, 2, 3, 4, 5, 10, 20, 50, 100, np.inf])[0]
     heights = np.trim_zeros(heights, "b").tolist()
-    rows = [
+    bars = [
         Bar(name, height / max(heights), f"{height:,}")
         for name, height in zip(names, heights, strict=False)
     ]
     title = "Patients by their number of images"
-    told = ", ".join(f"{row.value} with {row.name}" for row in rows if row.length)
+    told = ", ".join(f"{bar.value} with {bar.name}" for bar in bars if bar.length)
     told = f"{title}: {told}"
-    return [Bars(title=title, description=told, axis="images of a patient", rows=rows)]
+    return [Chart(title=title, description=told, axis="images of a patient", bars=bars)]
 
 
-def shortcuts(measured: Mapping[str, Any] | None) -> list[Bars]:
+def shortcuts(measured: Mapping[str, Any] | None) -> list[Chart]:
     """Returns a chart of how well side facts predict the class, compared with guessing.
 
     Args:
@@ -128,17 +114,17 @@ def shortcuts(measured: Mapping[str, Any] | None) -> list[Bars]:
     values = [("all together", measured["accuracy"]), *signals]
     chance = measured["chance"]
     longest = max(chance, *(value for _, value in values))
-    rows = [
+    bars = [
         Bar(name, value / longest, f"{100 * value:.0f} %", min(place, 1))
         for place, (name, value) in enumerate(values)
     ]
     guessing = f"guessing {100 * chance:.0f} %"
-    told = f"Classes predicted correctly from side facts: {_told(rows)}; {guessing}"
+    told = f"Classes predicted correctly from side facts: {_told(bars)}; {guessing}"
     title = "How often side facts alone predict the right class"
-    return [Bars(title=title, description=told, rows=rows, mark=(guessing, chance / longest))]
+    return [Chart(title=title, description=told, bars=bars, mark=(guessing, chance / longest))]
 
 
-def brightness(dataset: Manifest, examples: pa.Table) -> list[Histogram]:
+def brightness(dataset: Manifest, examples: pa.Table) -> list[Chart]:
     """Returns a histogram of mean brightness, 0 to 255, for each class.
 
     With more classes than colours, all classes share one histogram. If the table has no column
@@ -166,7 +152,7 @@ def brightness(dataset: Manifest, examples: pa.Table) -> list[Histogram]:
     return [chart]
 
 
-def numbers(dataset: Manifest, examples: pa.Table) -> list[Histogram]:
+def numbers(dataset: Manifest, examples: pa.Table) -> list[Chart]:
     """Returns a histogram of the labels of each split, or none if they are not numbers."""
     if not dataset.label_kind.is_number:
         return []
@@ -189,8 +175,8 @@ def numbers(dataset: Manifest, examples: pa.Table) -> list[Histogram]:
     return [chart]
 
 
-def _told(rows: Sequence[Bar]) -> str:
-    return ", ".join(f"{row.name} {row.value}" for row in rows)
+def _told(bars: Sequence[Bar]) -> str:
+    return ", ".join(f"{bar.name} {bar.value}" for bar in bars)
 
 
 def _histogram(
@@ -199,7 +185,7 @@ def _histogram(
     names: Sequence[str],
     has: np.ndarray,
     **words: str,
-) -> Histogram:
+) -> Chart:
     """Returns a histogram for each group of examples.
 
     Args:
@@ -218,7 +204,7 @@ def _histogram(
     # An outline has two corners between neighbouring bins, and one at each end of the axis.
     edges = np.repeat(np.arange(_NUM_BINS + 1) / _NUM_BINS, 2).tolist()
     heights = np.pad(np.repeat(shares / highest, 2, axis=1), ((0, 0), (1, 1))).tolist()
-    return Histogram(
+    return Chart(
         **words,
         series=[
             (name, list(zip(edges, row, strict=True)))
