@@ -18,7 +18,7 @@ from pipelines.sources.source import Source
 from pipelines.stores import output_state
 from pipelines.stores.output import BUILD_DIR, Storage
 from tfrecord_io import manifest, schema
-from tfrecord_io.auditing import columns, twins
+from tfrecord_io.auditing import columns, ranges, twins
 from tfrecord_io.decoding import preprocess
 from tfrecord_io.kinds.classes import CLASSES
 from tfrecord_io.kinds.label_kind import LabelKind
@@ -134,20 +134,24 @@ class Build(Work):
         """Returns the name of the task's rows of the examples table."""
         return (rows_name(task),)
 
-    def open_images(self) -> twins.ImageReader:
-        """Returns a reader of the images in the written shards, for use in a `with` block."""
-        return twins.ImageReader(self.layout, self.storage.open_arrow)
-
     def read_rows(self, task: plan.ShardTask) -> pa.Table:
         """Returns the rows of the examples table that a finished task has made."""
         with self.storage.open_arrow(rows_name(task)) as part:
             # `read_table` would set up a dataset of many files, which takes longer than reading.
             return pq.ParquetFile(part).read()
 
-    def read_examples(self) -> pa.Table:
-        """Returns the examples table, see `columns.read_examples`."""
+    @contextlib.contextmanager
+    def open_pictures(self) -> Iterator[tuple[pa.Table, twins.Twins, twins.ImageReader]]:
+        """Opens the written shards.
+
+        Yields:
+            the examples table, which of its pictures are the same, and a reader of single ones.
+        """
         with self.storage.open_arrow(manifest.EXAMPLES_FILE_NAME) as file:
-            return columns.read_examples(file)
+            examples = columns.read_examples(file)
+        with twins.ImageReader(self.layout, self.storage.open_arrow) as images:
+            same = twins.find_twins(ranges.with_ranges(examples, self.label_kind), images)
+            yield examples, same, images
 
 
 def rows_name(task: plan.ShardTask) -> str:

@@ -26,8 +26,7 @@ from pipelines.shards.sidecar import Sidecar
 from pipelines.stores.output import BUILD_DIR, Storage
 from tfrecord_io import manifest, schema
 from tfrecord_io.auditing import copy_checks, near_duplicates
-from tfrecord_io.auditing.ranges import with_ranges
-from tfrecord_io.auditing.twins import Twins, find_twins
+from tfrecord_io.auditing.twins import Twins
 
 #: Tables of `DROPPED_SCHEMA`: the images that the plan dropped, and those that the finishing step
 #: decided to drop.
@@ -56,10 +55,8 @@ def leave_out(
         return planned
     decided = read_table(build.storage, DECIDED_FILE)
     if decided is None:
-        with build.open_images() as images:
-            examples = build.read_examples()
-            twins = find_twins(with_ranges(examples, build.label_kind), images)
-            decided = decide(examples, twins, build.policies)
+        with build.open_pictures() as (examples, same, _):
+            decided = decide(examples, same, build.policies)
         write_table(build.storage, DECIDED_FILE, decided)
     all_rows = build.storage.map(build.read_rows, tasks)
     for task, sidecar, rows in zip(tasks, sidecars, all_rows, strict=True):

@@ -29,7 +29,7 @@ from pipelines.shards.sidecar import Sidecar, require_sidecars
 from pipelines.shards.write import EXAMPLE_SCHEMA
 from pipelines.stores.output import BUILD_DIR, Storage
 from tfrecord_io import croissant, manifest
-from tfrecord_io.auditing import audit, ranges, twins
+from tfrecord_io.auditing import audit
 from tfrecord_io.reading import tfds_metadata
 from tfrecord_io.statistics import PixelStatistics
 
@@ -108,9 +108,7 @@ def _audit_and_report(
     # Imported here because a launcher that starts the job on a cluster does not render the card.
     from pipelines.report import card
 
-    examples = build.read_examples()
-    with build.open_images() as images:
-        same = twins.find_twins(ranges.with_ranges(examples, made.label_kind), images)
+    with build.open_pictures() as (examples, same, images):
         result = audit.audit_examples(examples, same, made)
         content = {"notes": list(build.notes), **result.to_dict()}
         made = dataclasses.replace(made, audit=content)
