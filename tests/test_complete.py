@@ -2,11 +2,10 @@
 
 import io
 import struct
-import zlib
 
 import numpy as np
 import pytest
-from image_files import encoded, grey_pixels, jpeg, rgb_pixels
+from image_files import encoded, grey_pixels, jpeg, png_of_rows, rgb_pixels
 from PIL import Image
 
 from tfrecord_io.decoding.preprocess import Preprocessing, decode_image
@@ -25,27 +24,6 @@ def reason(data, **options):
     return raised.value.reason
 
 
-def png_of_rows(rows, height, *, bits=8, colour_type=0, interlaced=0):
-    """Returns a PNG with right checksums whose stream has these rows, each behind its filter."""
-
-    def chunk(name, content):
-        checksum = zlib.crc32(name + content)
-        return struct.pack(">I", len(content)) + name + content + struct.pack(">I", checksum)
-
-    header = struct.pack(">IIBBBBB", WIDTH, height, bits, colour_type, 0, 0, interlaced)
-    stream = zlib.compress(b"".join(b"\0" + bytes(row) for row in rows))
-    middle = len(stream) // 2
-    return b"\x89PNG\r\n\x1a\n" + b"".join(
-        chunk(name, content)
-        for name, content in (
-            (b"IHDR", header),
-            (b"IDAT", stream[:middle]),
-            (b"IDAT", stream[middle:]),
-            (b"IEND", b""),
-        )
-    )
-
-
 PNG_KINDS = {
     "grey": ([row.tobytes() for row in GREY], {}),
     "colour": ([row.tobytes() for row in rgb_pixels()], {"colour_type": 2}),
@@ -60,8 +38,8 @@ PNG_KINDS = {
 def test_a_png_with_right_checksums_and_missing_rows_is_truncated(kind, missing):
     rows, header = PNG_KINDS[kind]
     dtype = "uint16" if header.get("bits") == 16 else "uint8"
-    assert reason(png_of_rows(rows[:-missing], HEIGHT, **header), dtype=dtype) == "truncated"
-    decode_image(png_of_rows(rows, HEIGHT, **header), Preprocessing(dtype=dtype))
+    assert reason(png_of_rows(WIDTH, HEIGHT, rows[:-missing], **header), dtype=dtype) == "truncated"
+    decode_image(png_of_rows(WIDTH, HEIGHT, rows, **header), Preprocessing(dtype=dtype))
 
 
 def test_an_interlaced_png_has_all_of_its_seven_passes():
@@ -70,10 +48,10 @@ def test_an_interlaced_png_has_all_of_its_seven_passes():
               GREY[::2, 1::2], GREY[1::2])  # fmt: skip
     rows = [row.tobytes() for pixels in passes for row in pixels]
     settings = Preprocessing(height=HEIGHT, width=WIDTH)
-    whole = decode_image(png_of_rows(rows, HEIGHT, interlaced=1), settings)
+    whole = decode_image(png_of_rows(WIDTH, HEIGHT, rows, interlaced=1), settings)
     assert whole.pixels == GREY.tobytes()
     for missing in (1, 10):
-        assert reason(png_of_rows(rows[:-missing], HEIGHT, interlaced=1)) == "truncated"
+        assert reason(png_of_rows(WIDTH, HEIGHT, rows[:-missing], interlaced=1)) == "truncated"
 
 
 def tiff_with(tag, change, image=GREY, **settings):

@@ -163,20 +163,23 @@ def _png_chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
         place += 12 + length
 
 
-def _end_of_jpeg(image: Any, data: bytes) -> int:
+def jpeg_markers(data: bytes) -> Iterator[tuple[int, int]]:
+    """Yields each marker of a JPEG or JPEG-LS after its first, such as 0xDA, and its place."""
     place = 2
-    while True:
-        marker = data[place + 1]
+    while following := _JPEG_MARKER.search(data, place):
+        place = following.start()
+        yield data[place + 1], place
+        # A segment with its length, or behind a scan also the coded pixels.
+        place += 2 + int.from_bytes(data[place + 2 : place + 4], "big")
+
+
+def _end_of_jpeg(image: Any, data: bytes) -> int:
+    for marker, place in jpeg_markers(data):
         if marker == _JPEG_END[1]:
             return place + 2
         if marker == _JPEG_START[1]:  # another picture begins
             return place
-        # Any number of bytes 0xFF may come before a marker (ISO/IEC 10918-1, B.1.1.2).
-        place += 1 if marker == 0xFF else 2 + int.from_bytes(data[place + 2 : place + 4], "big")
-        following = _JPEG_MARKER.search(data, place)
-        if following is None:
-            return len(data)
-        place = following.start()
+    return len(data)
 
 
 def _end_of_png(image: Any, data: bytes) -> int:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, BinaryIO
 import numpy as np
 from PIL import Image
 
+from tfrecord_io.decoding.complete import jpeg_markers
 from tfrecord_io.decoding.dicom_levels import FRAME_RANGE, grey_picture, palette_colours
 from tfrecord_io.decoding.dicom_tags import DEFLATED, MONOCHROME, check_inflated, import_pydicom
 from tfrecord_io.rejects import Reject, check_size
@@ -292,12 +293,8 @@ def _sides_of(frame: bytes) -> tuple[int, ...]:
     """Returns (height, width) of a frame compressed by a form of JPEG."""
     if not frame.startswith(_JPEG_START):  # some writers put boxes of JP2 before the codestream
         return struct.unpack_from(">II", frame, frame.index(_JPEG_2000_START) + 8)[::-1]
-    place = 2
-    while (marker := frame[place + 1]) not in _FRAME_MARKERS:
-        # Any number of bytes 0xFF may come before a marker (10918-1, B.1.1.2).
-        is_fill = marker == 0xFF
-        place += 1 if is_fill else 2 + int.from_bytes(frame[place + 2 : place + 4], "big")
-    return struct.unpack_from(">HH", frame, place + 5)
+    places = (place for marker, place in jpeg_markers(frame) if marker in _FRAME_MARKERS)
+    return struct.unpack_from(">HH", frame, next(places) + 5)
 
 
 def _decode_jpeg(frame: bytes, dataset: Dataset) -> np.ndarray:

@@ -183,7 +183,7 @@ def is_plain(dataset: Dataset, rescaling: Dataset) -> bool:
     """Returns whether stored values are grey levels already: eight bits that are not rescaled."""
     slope = rescaling.get("RescaleSlope")
     is_rescaled = rescaling.get("ModalityLUTSequence") or slope not in (None, 1)
-    return dataset.BitsStored <= 8 and not is_rescaled
+    return (dataset.get("BitsStored") or 16) <= 8 and not is_rescaled
 
 
 def window_of(view: Dataset) -> tuple[float, float] | None:
