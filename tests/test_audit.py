@@ -8,7 +8,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from builds import ROOT, build_here, run_build_here, shards_of
-from dataset_factory import write_dataset
 from image_files import encoded, jpeg, kermany_archive, write_tree, write_zip
 
 from pipelines import errors
@@ -17,7 +16,6 @@ from pipelines.stores.output import Storage
 from tfrecord_io import __main__ as command_line
 from tfrecord_io.auditing import audit, shortcuts, twins
 from tfrecord_io.manifest import Manifest, ManifestError
-from tfrecord_io.statistics import PixelStatistics
 
 SIZE = "--image_size=96"
 SAMPLE = ROOT.parent / "shared" / "data" / "kermany2018-sample.zip"
@@ -219,16 +217,6 @@ def test_dropping_duplicates_keeps_one_of_each_in_the_most_protected_split(flawe
     assert command_line.main(["verify", str(out)]) == 0
 
 
-def test_pixels_are_summed_over_what_is_left_after_dropping(flawed_tree, tmp_path):
-    out = build_here(flawed_tree, tmp_path / "out", SIZE, "--leaks=drop", "--num_shards=2")
-    found = Manifest.load(out)
-    parts = []
-    for shard in found.split("train").shards:
-        with (out / shard.name).open("rb") as file:
-            parts.append(PixelStatistics.from_shard(file, found.layout))
-    assert found.statistics == parts[0] + parts[1]
-
-
 def test_dropping_leaks_leaves_nothing_shared_between_splits(flawed_tree, tmp_path):
     out = build_here(flawed_tree, tmp_path / "out", SIZE, "--leaks=drop", "--num_shards=2")
     measures = audit.audit(out).measures
@@ -423,17 +411,20 @@ def test_a_table_that_lacks_what_every_version_has_is_refused(flawed, tmp_path):
         audit.audit(tmp_path / "bad")
 
 
-def test_a_dataset_without_its_table_is_an_error_that_names_it(tmp_path, capsys):
-    write_dataset(tmp_path / "out")
-    assert command_line.main(["audit", str(tmp_path / "out")]) == 1
-    assert "examples.parquet" in capsys.readouterr().err
-
-
-def test_a_damaged_table_is_an_error_that_names_it(flawed, tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda path: path.unlink(), "examples.parquet"),
+        (lambda path: path.write_bytes(b"PAR1"), "examples.parquet is damaged"),
+    ],
+)
+def test_a_table_that_cannot_be_read_is_an_error_that_names_it(
+    flawed, tmp_path, capsys, damage, message
+):
     shutil.copytree(flawed, tmp_path / "out")
-    (tmp_path / "out" / "examples.parquet").write_bytes(b"PAR1")
+    damage(tmp_path / "out" / "examples.parquet")
     assert command_line.main(["audit", str(tmp_path / "out")]) == 1
-    assert "examples.parquet is damaged" in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_a_shard_that_is_too_short_is_an_error_that_names_it(flawed, tmp_path):

@@ -286,15 +286,6 @@ def test_wrong_usage_is_refused(features, images, tmp_path, capsys):
     assert "has the fingerprint 000000000000…" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("num_bytes", [0, 100])
-def test_a_shard_of_features_that_was_cut_off_is_named(num_bytes, features, tmp_path, capsys):
-    cut = shutil.copytree(features, tmp_path / "cut")
-    for shard in cut.glob("train*.tfrecord"):
-        shard.write_bytes(shard.read_bytes()[:num_bytes])
-    assert main(["audit", str(cut)]) == 1
-    assert f".tfrecord has {num_bytes} bytes, but the manifest says" in capsys.readouterr().err
-
-
 def test_a_table_of_another_dataset_is_refused(features, tmp_path, capsys):
     other = shutil.copytree(features, tmp_path / "other")
     table = pq.read_table(other / "examples.parquet")

@@ -22,15 +22,6 @@ def test_facts_are_those_of_each_picture_in_order():
     assert found["perceptual_hash"].tolist() == hashes.tolist()
 
 
-def test_no_pictures_have_no_facts():
-    found = SideFacts().columns()
-    assert {name: len(column) for name, column in found.items()} == {
-        "brightness": 0,
-        "white_border": 0,
-        "perceptual_hash": 0,
-    }
-
-
 @pytest.mark.parametrize("channels", [1, 3])
 def test_the_white_border_is_the_share_of_the_ring_alone(channels):
     pictures = np.zeros((3, 6, 5, channels), np.uint8)

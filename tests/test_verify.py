@@ -75,19 +75,20 @@ def test_one_flipped_bit_is_found_wherever_it_is(dataset: Path, place: str) -> N
     assert any("SHA-256" in finding.message for finding in findings)
 
 
-def test_a_truncated_shard_is_found(dataset: Path) -> None:
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda path: path.write_bytes(path.read_bytes()[:-10]), "cut off"),
+        (Path.unlink, "No such file"),
+    ],
+)
+def test_a_shard_that_is_not_whole_is_found(
+    dataset: Path, damage: Callable[[Path], None], message: str
+) -> None:
     shard = _a_shard(dataset)
-    shard.write_bytes(shard.read_bytes()[:-10])
-    messages = [f.message for f in verify.verify(dataset) if f.file_name == shard.name]
-    assert any("cut off" in message for message in messages)
-
-
-def test_a_missing_shard_is_found(dataset: Path) -> None:
-    shard = _a_shard(dataset)
-    shard.unlink()
-    assert "No such file" in " ".join(
-        f.message for f in verify.verify(dataset) if f.file_name == shard.name
-    )
+    damage(shard)
+    findings = [finding for finding in verify.verify(dataset) if finding.file_name == shard.name]
+    assert any(message in finding.message for finding in findings)
 
 
 def test_a_shard_that_the_manifest_does_not_know_is_found(dataset: Path) -> None:
@@ -126,22 +127,30 @@ def test_a_key_that_stands_twice_is_found(dataset: Path) -> None:
     assert any("occur in several examples" in finding.message for finding in verify.verify(dataset))
 
 
-def test_label_counts_that_are_wrong_in_the_manifest_are_found(dataset: Path) -> None:
-    def swap(content: dict) -> None:
-        counts = content["splits"]["train"]["label_counts"]
-        first, second = counts
-        counts[first], counts[second] = counts[second] + 1, counts[first] - 1
-
-    _rewrite_manifest(dataset, swap)
-    assert "examples per class" in _messages(dataset)[manifest.FILE_NAME]
+def _swap_counts(content: dict) -> None:
+    counts = content["splits"]["train"]["label_counts"]
+    first, second = counts
+    counts[first], counts[second] = counts[second] + 1, counts[first] - 1
 
 
-def test_sums_of_pixels_that_are_wrong_in_the_manifest_are_found(dataset: Path) -> None:
-    def darken(content: dict) -> None:
-        content["statistics"]["sums"][0] -= 1
+def _darken(content: dict) -> None:
+    content["statistics"]["sums"][0] -= 1
 
-    _rewrite_manifest(dataset, darken)
-    assert "of split 'train', but the shards hold" in _messages(dataset)[manifest.FILE_NAME]
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (_swap_counts, "examples per class"),
+        (_darken, "of split 'train', but the shards hold"),
+        (lambda content: content["counts"].update(files=10_000), "counts 10000 files"),
+        (lambda content: content.update(counts={}), "does not count the files"),
+    ],
+)
+def test_what_is_wrong_in_the_manifest_is_found(
+    dataset: Path, change: Callable[[dict], None], message: str
+) -> None:
+    _rewrite_manifest(dataset, change)
+    assert message in _messages(dataset)[manifest.FILE_NAME]
 
 
 def test_a_dataset_of_a_release_that_did_not_count_pixels_has_no_finding(dataset: Path) -> None:
@@ -149,14 +158,14 @@ def test_a_dataset_of_a_release_that_did_not_count_pixels_has_no_finding(dataset
     assert verify.verify(dataset) == []
 
 
-def test_a_ledger_that_does_not_add_up_is_found(dataset: Path) -> None:
-    _rewrite_manifest(dataset, lambda content: content["counts"].update(files=10_000))
-    assert "counts 10000 files" in _messages(dataset)[manifest.FILE_NAME]
-
-
-def test_a_manifest_without_counts_is_found(dataset: Path) -> None:
-    _rewrite_manifest(dataset, lambda content: content.update(counts={}))
-    assert "does not count the files" in _messages(dataset)[manifest.FILE_NAME]
+@pytest.mark.parametrize("name", ["examples.parquet", "rejects.csv", "sidecar"])
+@pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(b"{}")])
+def test_a_file_that_cannot_be_read_is_a_finding(
+    dataset: Path, name: str, damage: Callable[[Path], None]
+) -> None:
+    path = _a_shard(dataset).with_suffix(".json") if name == "sidecar" else dataset / name
+    damage(path)
+    assert path.name in _messages(dataset)
 
 
 def test_a_lost_row_of_the_examples_table_is_found(dataset: Path) -> None:

@@ -91,7 +91,8 @@ def verify(
         for shard in split.shards:
             contents = _read_shard(directory, shard, found)
             findings += [Finding(shard.name, problem) for problem in contents.problems]
-            findings += _check_sidecar(directory, shard, found)
+            sidecar = shards.sidecar_name(shard.name)
+            findings += _read(sidecar, _check_sidecar(directory, shard, found))
             records[shard.name] = [(key, label, split_name) for key, label in contents.labels]
             label_counts += contents.label_counts
             if split_name == manifest.STATISTICS_SPLIT and statistics and contents.statistics:
@@ -108,15 +109,24 @@ def verify(
         findings.append(Finding(manifest.FILE_NAME, message))
     findings += _check_strangers(directory, found)
     findings += _check_trunk(directory, found)
-    findings += _check_examples(directory, records)
-    findings += _check_croissant(directory, found)
-    findings += _check_ledger(directory, found)
+    findings += _read(manifest.EXAMPLES_FILE_NAME, _check_examples(directory, records))
+    findings += _read(croissant.FILE_NAME, _check_croissant(directory, found))
+    findings += _check_ledger(found)
+    findings += _read(manifest.REJECTS_FILE_NAME, _check_rejects(directory, found))
     if source_input is not None and not findings:
         source_paths = _read_names(found, names)
         findings += _check_sample(
             directory, found, Path(source_input), source_paths, num_samples, seed
         )
     return findings
+
+
+def _read(file_name: str, findings: Iterator[Finding]) -> Iterator[Finding]:
+    """Yields what a check of a file finds, also that the file cannot be read."""
+    try:
+        yield from findings
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        yield Finding(file_name, f"cannot be read: {error}")
 
 
 @dataclasses.dataclass
@@ -131,9 +141,8 @@ class _Contents:
 
 def _no_statistics(found: manifest.Manifest) -> PixelStatistics | None:
     """Returns the sums over no pixels, or None if the manifest has no sums to compare with."""
-    if found.statistics is None:
-        return None
-    return PixelStatistics.from_images(np.empty((0, *found.image_shape), found.layout.numpy_dtype))
+    no_images = np.empty((0, *found.image_shape), found.layout.numpy_dtype)
+    return PixelStatistics.from_images(no_images) if found.statistics else None
 
 
 def _read_shard(directory: Path, shard: manifest.Shard, found: manifest.Manifest) -> _Contents:
@@ -206,12 +215,8 @@ def _check_sidecar(
     directory: Path, shard: manifest.Shard, found: manifest.Manifest
 ) -> Iterator[Finding]:
     name = shards.sidecar_name(shard.name)
-    try:
-        content = json.loads((directory / name).read_text())
-        facts = {key: content[key] for key in ("num_examples", "num_bytes", "sha256")}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        yield Finding(name, f"cannot be read: {error}")
-        return
+    content = json.loads((directory / name).read_text())
+    facts = {key: content[key] for key in ("num_examples", "num_bytes", "sha256")}
     expected = {key: getattr(shard, key) for key in facts}
     if facts != expected or content.get("fingerprint") != found.fingerprint:
         yield Finding(
@@ -246,12 +251,8 @@ def _check_examples(
             manifest.FILE_NAME,
             f"keys that occur in several examples: {len(repeated)}, such as {repeated[0]}",
         )
-    try:
-        columns = ["shard", "row", *_RECORD_COLUMNS]
-        table = pq.read_table(directory / name, columns=columns).select(columns)
-    except (OSError, ValueError, KeyError) as error:
-        yield Finding(name, f"cannot be read: {error}")
-        return
+    columns = ["shard", "row", *_RECORD_COLUMNS]
+    table = pq.read_table(directory / name, columns=columns).select(columns)
     rows: dict[str, list[tuple[str, ...]]] = {shard: [] for shard in records}
     for shard, row, *values in zip(*(column.to_pylist() for column in table.columns), strict=True):
         if shard not in rows or row != len(rows[shard]):
@@ -276,17 +277,13 @@ def _check_examples(
 def _check_croissant(directory: Path, found: manifest.Manifest) -> Iterator[Finding]:
     """Compares the digests in `croissant.json`, which older datasets do not have."""
     name = croissant.FILE_NAME
+    if not (directory / name).exists():
+        return
     expected = {shard.name: shard.sha256 for shard in found.shards}
-    try:
-        with (directory / manifest.EXAMPLES_FILE_NAME).open("rb") as file:
-            expected[manifest.EXAMPLES_FILE_NAME] = hashlib.file_digest(file, "sha256").hexdigest()
-        content = json.loads((directory / name).read_text(encoding="utf-8"))
-        listed = {entry["contentUrl"]: entry["sha256"] for entry in content["distribution"]}
-    except FileNotFoundError:
-        return
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        yield Finding(name, f"cannot be read: {error}")
-        return
+    with (directory / manifest.EXAMPLES_FILE_NAME).open("rb") as file:
+        expected[manifest.EXAMPLES_FILE_NAME] = hashlib.file_digest(file, "sha256").hexdigest()
+    content = json.loads((directory / name).read_text(encoding="utf-8"))
+    listed = {entry["contentUrl"]: entry["sha256"] for entry in content["distribution"]}
     for file_name in sorted(listed.keys() | expected.keys()):
         if listed.get(file_name) != expected.get(file_name):
             yield Finding(
@@ -296,7 +293,7 @@ def _check_croissant(directory: Path, found: manifest.Manifest) -> Iterator[Find
             )
 
 
-def _check_ledger(directory: Path, found: manifest.Manifest) -> Iterator[Finding]:
+def _check_ledger(found: manifest.Manifest) -> Iterator[Finding]:
     counts: Mapping[str, Any] = found.counts
     if not {"files", "examples"} <= counts.keys():
         yield Finding(manifest.FILE_NAME, "does not count the files of the source")
@@ -318,17 +315,14 @@ def _check_ledger(directory: Path, found: manifest.Manifest) -> Iterator[Finding
             manifest.FILE_NAME,
             f"counts {counts['examples']} examples, but its splits hold {found.num_examples}",
         )
+
+
+def _check_rejects(directory: Path, found: manifest.Manifest) -> Iterator[Finding]:
     name = manifest.REJECTS_FILE_NAME
-    try:
-        with (directory / name).open(encoding="utf-8", newline="") as file:
-            reasons = Counter(row["reason"] for row in csv.DictReader(file))
-    except (OSError, KeyError, ValueError) as error:
-        yield Finding(name, f"cannot be read: {error}")
-        return
-    if dict(reasons) != dict(found.rejects):
-        yield Finding(
-            name, f"has rejects {dict(reasons)}, but the manifest says {dict(found.rejects)}"
-        )
+    with (directory / name).open(encoding="utf-8", newline="") as file:
+        reasons = dict(Counter(row["reason"] for row in csv.DictReader(file)))
+    if reasons != found.rejects:
+        yield Finding(name, f"has rejects {reasons}, but the manifest says {found.rejects}")
 
 
 def _read_names(found: manifest.Manifest, names: str | Path | None) -> dict[str, str]:
