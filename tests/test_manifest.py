@@ -200,6 +200,7 @@ def test_a_name_that_could_be_a_path_is_refused(kind, rename, name):
         ({"label_names": ["CNV", 7]}, r"expected a text for label_names\[1\]"),
         ({"audit": {"measures": []}}, "expected a mapping for audit.measures"),
         ({"source": {"kind": "features"}}, "'dataset'"),
+        ({"image": {"shape": [4, 6], "dtype": "uint8"}}, "argument 2 is longer than argument 1"),
         ({"splits": {"train": {"shards": [3]}}}, "'num_examples'"),
     ],
 )

@@ -49,10 +49,10 @@ FEATURES = "features"
 _SAFE_NAME = re.compile(r"\w[\w.-]{0,199}")
 
 # The type of each value of a manifest: of all elements of a list, and of the entries of a mapping,
-# where "*" stands for any name.
+# where "*" stands for any name; a list of one type has any length.
 _PARTS: Mapping[str, Any] = {
     "name": str,
-    "image": {"shape": [int], "dtype": str},
+    "image": {"shape": [int] * 3, "dtype": str},
     "label_names": [str],
     "splits": {
         "*": {
@@ -74,7 +74,11 @@ _AS_THEY_ARE = (
 )  # fmt: skip
 _FEATURES_SOURCE: Mapping[str, Any] = {
     "dataset": {"name": str, "fingerprint": str},
-    "trunk": {"sha256": str, "image_shape": [int], "feature_shape": [int], "rest_layers": int},
+    "trunk": {
+        **dict.fromkeys(("sha256", "model", "layer", "weights"), str),
+        **dict.fromkeys(("image_shape", "feature_shape"), [int] * 3),
+        "rest_layers": int,
+    },
 }
 
 
@@ -414,8 +418,9 @@ def _check_types(value: Any, expected: Any, place: str) -> None:
         kind = {int: "a number of at least 0", str: "a text", list: "a list", dict: "a mapping"}
         raise TypeError(f"expected {kind[wanted]} for {place}, received {value!r:.80}")
     if wanted is list:
-        for number, element in enumerate(value):
-            _check_types(element, expected[0], f"{place}[{number}]")
+        kinds = expected if len(expected) > 1 else expected * len(value)
+        for number, (element, kind) in enumerate(zip(value, kinds, strict=True)):
+            _check_types(element, kind, f"{place}[{number}]")
     elif wanted is dict:
         for name in value if "*" in expected else expected:
             _check_types(
