@@ -44,7 +44,7 @@ _CONTEXT: dict[str, Any] = {
 }  # fmt: skip
 
 
-def describe(found: Manifest, examples: pa.NativeFile) -> str:
+def describe(dataset: Manifest, examples: pa.NativeFile) -> str:
     """Returns the content of `croissant.json`; equal datasets give equal bytes."""
     columns = pq.read_schema(examples)
     examples.seek(0)
@@ -52,17 +52,17 @@ def describe(found: Manifest, examples: pa.NativeFile) -> str:
     files = [_file(EXAMPLES_FILE_NAME, "application/x-parquet", examples.tell(), sha256)]
     files += [
         _file(shard.name, "application/x-tfrecord", shard.num_bytes, shard.sha256)
-        for shard in found.shards
+        for shard in dataset.shards
     ]
-    shape = " x ".join(map(str, found.image_shape))
+    shape = " x ".join(map(str, dataset.image_shape))
     content = {
         "@context": _CONTEXT,
         "@type": "sc:Dataset",
         "conformsTo": "http://mlcommons.org/croissant/1.0",
-        "name": found.name,
+        "name": dataset.name,
         "description": (
-            f"{found.num_examples} examples as TFRecord shards of tf.train.Example: `image` "
-            f"({found.dtype}, {shape}), `label` ({', '.join(found.label_names)}) and `key`. "
+            f"{dataset.num_examples} examples as TFRecord shards of tf.train.Example: `image` "
+            f"({dataset.dtype}, {shape}), `label` ({', '.join(dataset.label_names)}) and `key`. "
             f"{EXAMPLES_FILE_NAME} has a row for each example."
         ),
         "version": "1.0.0",

@@ -225,8 +225,8 @@ class Manifest:
         names = (name,) if isinstance(name, str) else tuple(name)
         for wanted in names:
             if wanted not in self.splits:
-                found = ", ".join(sorted(self.splits)) or "none"
-                raise ManifestError(f"no split {wanted!r} in this dataset; it has {found}")
+                known = ", ".join(sorted(self.splits)) or "none"
+                raise ManifestError(f"no split {wanted!r} in this dataset; it has {known}")
         if len(names) == 1:
             return self.splits[names[0]]
         parts = [self.splits[wanted] for wanted in names]

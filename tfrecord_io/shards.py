@@ -29,10 +29,10 @@ def map_records(path: Path, num_bytes: int, stride: int) -> np.ndarray:
     Raises:
         OSError: if the shard is missing or has another size.
     """
-    found = path.stat().st_size
-    if found != num_bytes:
+    size = path.stat().st_size
+    if size != num_bytes:
         raise OSError(
-            f"{path} has {found:,} bytes, but the manifest says {num_bytes:,}: it was cut off or "
+            f"{path} has {size:,} bytes, but the manifest says {num_bytes:,}: it was cut off or "
             "replaced. Copy it again, or build the dataset again with --overwrite"
         )
     return np.memmap(path, np.uint8, "r").reshape(-1, stride)

@@ -33,11 +33,11 @@ def contact_sheet(
         manifest.ManifestError: if the dataset is unusable or has no such split.
         OSError: if a shard cannot be read.
     """
-    found = manifest.Manifest.load(directory)
-    shards = _open_shards(Path(directory), found, split)
-    names, counts, labels = _classes(found, split, shards)
-    images = _first_of_each_class(found.layout, shards, labels, len(names), num_per_class)
-    height, width, _ = found.image_shape
+    dataset = manifest.Manifest.load(directory)
+    shards = _open_shards(Path(directory), dataset, split)
+    names, counts, labels = _classes(dataset, split, shards)
+    images = _first_of_each_class(dataset.layout, shards, labels, len(names), num_per_class)
+    height, width, _ = dataset.image_shape
     scale = tile_size / max(height, width)
     tile = max(round(width * scale), 1), max(round(height * scale), 1)
     row_height = tile[1] + _CAPTION_HEIGHT + _MARGIN
@@ -56,25 +56,25 @@ def contact_sheet(
     return sheet
 
 
-def _open_shards(directory: Path, found: manifest.Manifest, split: str) -> list[np.ndarray]:
+def _open_shards(directory: Path, dataset: manifest.Manifest, split: str) -> list[np.ndarray]:
     """Returns the records of each shard that has any, uint8 [num_examples, stride]."""
     return [
-        map_records(directory / shard.name, shard.num_bytes, found.layout.stride)
-        for shard in found.split(split).shards
+        map_records(directory / shard.name, shard.num_bytes, dataset.layout.stride)
+        for shard in dataset.split(split).shards
         if shard.num_examples
     ]
 
 
 def _classes(
-    found: manifest.Manifest, split: str, shards: Sequence[np.ndarray]
+    dataset: manifest.Manifest, split: str, shards: Sequence[np.ndarray]
 ) -> tuple[Sequence[str], Sequence[int], Iterable[np.ndarray]]:
     """Returns names and counts of the rows, and which examples of each shard are in which row."""
-    slot = found.layout.features[schema.LABEL]
+    slot = dataset.layout.features[schema.LABEL]
     labels = (
         records[:, slot.offset : slot.offset + slot.length].copy().view("<f4") for records in shards
     )
-    if not found.label_kind.is_number or not shards:
-        return found.label_names, found.split(split).label_counts, labels
+    if not dataset.label_kind.is_number or not shards:
+        return dataset.label_names, dataset.split(split).label_counts, labels
     numbers = [values[:, 0] for values in labels]
     names, codes = ranges_of(np.concatenate(numbers))
     members = codes[:, None] == np.arange(len(names))

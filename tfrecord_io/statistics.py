@@ -157,7 +157,7 @@ class PixelStatistics:
         Raises:
             ValueError: if the file does not hold whole records.
         """
-        found = cls.from_images(np.empty((0, *layout.image_shape), layout.numpy_dtype))
+        total = cls.from_images(np.empty((0, *layout.image_shape), layout.numpy_dtype))
         while block := file.read(max(_BLOCK_BYTES // layout.stride, 1) * layout.stride):
             if len(block) % layout.stride:
                 raise ValueError(
@@ -165,8 +165,8 @@ class PixelStatistics:
                     f"{len(block) % layout.stride:,}"
                 )
             records = np.frombuffer(block, np.uint8).reshape(-1, layout.stride)
-            found += cls.from_records(records, layout)
-        return found
+            total += cls.from_records(records, layout)
+        return total
 
     def to_dict(self) -> dict[str, Any]:
         """Returns JSON values, as the manifest and the sidecars keep them."""

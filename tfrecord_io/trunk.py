@@ -80,16 +80,16 @@ def read_trunk(file: str | os.PathLike[str] | IO[bytes]) -> Trunk:
         ) from error
 
 
-def find_trunk(directory: str | os.PathLike[str], found: Manifest) -> Trunk | None:
+def find_trunk(directory: str | os.PathLike[str], dataset: Manifest) -> Trunk | None:
     """Returns the trunk that made a dataset's feature maps, or None for a dataset of images.
 
     Raises:
         ManifestError: if the trunk's copy in the folder is not the recorded file.
     """
-    if not found.holds_features:
+    if not dataset.holds_features:
         return None
     path = Path(directory) / FILE_NAME
-    recorded = found.source["trunk"]["sha256"]
+    recorded = dataset.source["trunk"]["sha256"]
     try:
         with path.open("rb") as file:
             received = hashlib.file_digest(file, "sha256").hexdigest()
@@ -101,4 +101,4 @@ def find_trunk(directory: str | os.PathLike[str], found: Manifest) -> Trunk | No
             f"but the manifest says {recorded[:12]}…; copy the right file back, or extract the "
             "features again"
         )
-    return Trunk.from_dict(found.source["trunk"])
+    return Trunk.from_dict(dataset.source["trunk"])

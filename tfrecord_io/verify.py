@@ -81,18 +81,18 @@ def verify(
         manifest.ManifestError: if there is no usable manifest.
         OSError: if the source or the private table cannot be read.
     """
-    found = manifest.Manifest.load(directory)
+    dataset = manifest.Manifest.load(directory)
     directory = Path(directory)
     findings: list[Finding] = []
     records: dict[str, list[tuple[str, str, str]]] = {}
-    statistics = _no_statistics(found)
-    for split_name, split in found.splits.items():
-        label_counts = np.zeros(found.num_classes, np.int64)
+    statistics = _no_statistics(dataset)
+    for split_name, split in dataset.splits.items():
+        label_counts = np.zeros(dataset.num_classes, np.int64)
         for shard in split.shards:
-            contents = _read_shard(directory, shard, found)
+            contents = _read_shard(directory, shard, dataset)
             findings += [Finding(shard.name, problem) for problem in contents.problems]
             sidecar = shards.sidecar_name(shard.name)
-            findings += _read(sidecar, _check_sidecar(directory, shard, found))
+            findings += _read(sidecar, _check_sidecar(directory, shard, dataset))
             records[shard.name] = [(key, label, split_name) for key, label in contents.labels]
             label_counts += contents.label_counts
             if split_name == manifest.STATISTICS_SPLIT and statistics and contents.statistics:
@@ -101,22 +101,22 @@ def verify(
         if held != split.label_counts:
             message = f"says {split.label_counts} examples per class, but the shards hold {held}"
             findings.append(Finding(manifest.FILE_NAME, message))
-    if found.statistics != statistics:
+    if dataset.statistics != statistics:
         message = (
-            f"says {found.statistics} of split {manifest.STATISTICS_SPLIT!r}, but the shards "
+            f"says {dataset.statistics} of split {manifest.STATISTICS_SPLIT!r}, but the shards "
             f"hold {statistics}"
         )
         findings.append(Finding(manifest.FILE_NAME, message))
-    findings += _check_strangers(directory, found)
-    findings += _check_trunk(directory, found)
+    findings += _check_strangers(directory, dataset)
+    findings += _check_trunk(directory, dataset)
     findings += _read(manifest.EXAMPLES_FILE_NAME, _check_examples(directory, records))
-    findings += _read(croissant.FILE_NAME, _check_croissant(directory, found))
-    findings += _check_ledger(found)
-    findings += _read(manifest.REJECTS_FILE_NAME, _check_rejects(directory, found))
+    findings += _read(croissant.FILE_NAME, _check_croissant(directory, dataset))
+    findings += _check_ledger(dataset)
+    findings += _read(manifest.REJECTS_FILE_NAME, _check_rejects(directory, dataset))
     if source_input is not None and not findings:
-        source_paths = _read_names(found, names)
+        source_paths = _read_names(dataset, names)
         findings += _check_sample(
-            directory, found, Path(source_input), source_paths, num_samples, seed
+            directory, dataset, Path(source_input), source_paths, num_samples, seed
         )
     return findings
 
@@ -139,16 +139,18 @@ class _Contents:
     problems: list[str]
 
 
-def _no_statistics(found: manifest.Manifest) -> PixelStatistics | None:
+def _no_statistics(dataset: manifest.Manifest) -> PixelStatistics | None:
     """Returns the sums over no pixels, or None if the manifest has no sums to compare with."""
-    no_images = np.empty((0, *found.image_shape), found.layout.numpy_dtype)
-    return PixelStatistics.from_images(no_images) if found.statistics else None
+    no_images = np.empty((0, *dataset.image_shape), dataset.layout.numpy_dtype)
+    return PixelStatistics.from_images(no_images) if dataset.statistics else None
 
 
-def _read_shard(directory: Path, shard: manifest.Shard, found: manifest.Manifest) -> _Contents:
-    layout = found.layout
+def _read_shard(directory: Path, shard: manifest.Shard, dataset: manifest.Manifest) -> _Contents:
+    layout = dataset.layout
     problems: list[str] = []
-    contents = _Contents([], np.zeros(found.num_classes, np.int64), _no_statistics(found), problems)
+    contents = _Contents(
+        [], np.zeros(dataset.num_classes, np.int64), _no_statistics(dataset), problems
+    )
     try:
         file = (directory / shard.name).open("rb")
     except OSError as error:
@@ -172,7 +174,7 @@ def _read_shard(directory: Path, shard: manifest.Shard, found: manifest.Manifest
                 else:
                     key = _payload(record, layout, schema.KEY).decode("ascii")
                     label = np.frombuffer(_payload(record, layout, schema.LABEL), "<f4")
-                    text = layout.label_kind.text_in(label, found.label_names)
+                    text = layout.label_kind.text_in(label, dataset.label_names)
                     contents.labels.append((key, text))
                     contents.label_counts += layout.label_kind.count(label[None])
                 row += 1
@@ -212,29 +214,29 @@ def _record_problem(record: np.ndarray, layout: schema.RecordLayout) -> str | No
 
 
 def _check_sidecar(
-    directory: Path, shard: manifest.Shard, found: manifest.Manifest
+    directory: Path, shard: manifest.Shard, dataset: manifest.Manifest
 ) -> Iterator[Finding]:
     name = shards.sidecar_name(shard.name)
     content = json.loads((directory / name).read_text())
     facts = {key: content[key] for key in ("num_examples", "num_bytes", "sha256")}
     expected = {key: getattr(shard, key) for key in facts}
-    if facts != expected or content.get("fingerprint") != found.fingerprint:
+    if facts != expected or content.get("fingerprint") != dataset.fingerprint:
         yield Finding(
             name, f"says {facts}, but the manifest says {expected}, or it is of another build"
         )
 
 
-def _check_strangers(directory: Path, found: manifest.Manifest) -> Iterator[Finding]:
+def _check_strangers(directory: Path, dataset: manifest.Manifest) -> Iterator[Finding]:
     """Reports shards that are not in the manifest, which a glob over the folder would read."""
-    known = {shard.name for shard in found.shards}
+    known = {shard.name for shard in dataset.shards}
     for path in sorted(directory.glob("*.tfrecord")):
         if path.name not in known:
             yield Finding(path.name, "is not in the manifest")
 
 
-def _check_trunk(directory: Path, found: manifest.Manifest) -> Iterator[Finding]:
+def _check_trunk(directory: Path, dataset: manifest.Manifest) -> Iterator[Finding]:
     try:
-        trunk.find_trunk(directory, found)
+        trunk.find_trunk(directory, dataset)
     except manifest.ManifestError as error:
         yield Finding(trunk.FILE_NAME, str(error))
 
@@ -274,12 +276,12 @@ def _check_examples(
                 yield Finding(name, f"{shard} has {told}")
 
 
-def _check_croissant(directory: Path, found: manifest.Manifest) -> Iterator[Finding]:
+def _check_croissant(directory: Path, dataset: manifest.Manifest) -> Iterator[Finding]:
     """Compares the digests in `croissant.json`, which older datasets do not have."""
     name = croissant.FILE_NAME
     if not (directory / name).exists():
         return
-    expected = {shard.name: shard.sha256 for shard in found.shards}
+    expected = {shard.name: shard.sha256 for shard in dataset.shards}
     with (directory / manifest.EXAMPLES_FILE_NAME).open("rb") as file:
         expected[manifest.EXAMPLES_FILE_NAME] = hashlib.file_digest(file, "sha256").hexdigest()
     content = json.loads((directory / name).read_text(encoding="utf-8"))
@@ -293,8 +295,8 @@ def _check_croissant(directory: Path, found: manifest.Manifest) -> Iterator[Find
             )
 
 
-def _check_ledger(found: manifest.Manifest) -> Iterator[Finding]:
-    counts: Mapping[str, Any] = found.counts
+def _check_ledger(dataset: manifest.Manifest) -> Iterator[Finding]:
+    counts: Mapping[str, Any] = dataset.counts
     if not {"files", "examples"} <= counts.keys():
         yield Finding(manifest.FILE_NAME, "does not count the files of the source")
         return
@@ -310,24 +312,24 @@ def _check_ledger(found: manifest.Manifest) -> Iterator[Finding]:
             manifest.FILE_NAME,
             f"counts {counts['files']} files, but {accounted} are accounted for",
         )
-    if counts["examples"] != found.num_examples:
+    if counts["examples"] != dataset.num_examples:
         yield Finding(
             manifest.FILE_NAME,
-            f"counts {counts['examples']} examples, but its splits hold {found.num_examples}",
+            f"counts {counts['examples']} examples, but its splits hold {dataset.num_examples}",
         )
 
 
-def _check_rejects(directory: Path, found: manifest.Manifest) -> Iterator[Finding]:
+def _check_rejects(directory: Path, dataset: manifest.Manifest) -> Iterator[Finding]:
     name = manifest.REJECTS_FILE_NAME
     with (directory / name).open(encoding="utf-8", newline="") as file:
         reasons = dict(Counter(row["reason"] for row in csv.DictReader(file)))
-    if reasons != found.rejects:
-        yield Finding(name, f"has rejects {reasons}, but the manifest says {found.rejects}")
+    if reasons != dataset.rejects:
+        yield Finding(name, f"has rejects {reasons}, but the manifest says {dataset.rejects}")
 
 
-def _read_names(found: manifest.Manifest, names: str | Path | None) -> dict[str, str]:
+def _read_names(dataset: manifest.Manifest, names: str | Path | None) -> dict[str, str]:
     """Returns the name in the source of each image of an anonymous dataset, by its code."""
-    if "anonymize" not in found.options:
+    if "anonymize" not in dataset.options:
         return {}
     if names is None:
         raise OSError(
@@ -343,7 +345,7 @@ def _read_names(found: manifest.Manifest, names: str | Path | None) -> dict[str,
 
 def _check_sample(
     directory: Path,
-    found: manifest.Manifest,
+    dataset: manifest.Manifest,
     source_input: Path,
     source_paths: Mapping[str, str],
     num_samples: int,
@@ -351,7 +353,7 @@ def _check_sample(
 ) -> Iterator[Finding]:
     """Decodes a sample of the source's images again and compares them with their records."""
     try:
-        options = preprocess.Preprocessing.from_dict(found.preprocessing)
+        options = preprocess.Preprocessing.from_dict(dataset.preprocessing)
     except (KeyError, TypeError, ValueError) as error:
         raise manifest.ManifestError(
             f"{directory / manifest.FILE_NAME} is damaged: its preprocessing: {error!r}"
@@ -376,20 +378,20 @@ def _check_sample(
                 yield Finding(str(source_input), f"has no file {shown}")
                 continue
             for row in wanted[path]:
-                yield from _compare(directory, found, row, data, options)
+                yield from _compare(directory, dataset, row, data, options)
     except (zipfile.BadZipFile, tarfile.TarError, zlib.error, ValueError, EOFError) as error:
         raise OSError(f"cannot read {source_input}: {error}") from error
 
 
 def _compare(
     directory: Path,
-    found: manifest.Manifest,
+    dataset: manifest.Manifest,
     row: Mapping[str, Any],
     data: bytes,
     options: preprocess.Preprocessing,
 ) -> Iterator[Finding]:
     """Decodes the file of an example, a row of the examples table, and compares its pixels."""
-    layout = found.layout
+    layout = dataset.layout
     slot = layout.features[schema.IMAGE]
     with (directory / row["shard"]).open("rb") as file:
         file.seek(row["row"] * layout.stride + slot.offset)
@@ -469,14 +471,14 @@ def run(args: argparse.Namespace) -> int:
         print(finding)
     if findings:
         return 1
-    found = manifest.Manifest.load(args.directory)
+    dataset = manifest.Manifest.load(args.directory)
     sampled = ""
     if args.source_input:
         # Nothing is missing, so every example of the sample was compared.
-        num_compared = min(args.num_samples, found.num_examples)
+        num_compared = min(args.num_samples, dataset.num_examples)
         sampled = f"; {num_compared} images decoded again from {args.source_input} are the same"
     print(
-        f"{args.directory} matches its manifest: {found.num_examples:,} examples in "
-        f"{len(found.shards)} shards, {found.num_bytes / 1e6:,.1f} MB{sampled}"
+        f"{args.directory} matches its manifest: {dataset.num_examples:,} examples in "
+        f"{len(dataset.shards)} shards, {dataset.num_bytes / 1e6:,.1f} MB{sampled}"
     )
     return 0

@@ -48,28 +48,28 @@ def audit(directory: str | os.PathLike[str]) -> Audit:
         manifest.ManifestError: if the dataset is unfinished or unusable.
         OSError: if a file of the dataset is missing.
     """
-    found = manifest.Manifest.load(directory)
+    dataset = manifest.Manifest.load(directory)
     directory = Path(directory)
     examples = read_examples(directory / manifest.EXAMPLES_FILE_NAME)
-    with ImageReader(found.layout, lambda name: (directory / name).open("rb")) as images:
-        same = find_twins(ranges.with_ranges(examples, found.label_kind), images)
-        return audit_examples(examples, same, found)
+    with ImageReader(dataset.layout, lambda name: (directory / name).open("rb")) as images:
+        same = find_twins(ranges.with_ranges(examples, dataset.label_kind), images)
+        return audit_examples(examples, same, dataset)
 
 
-def audit_examples(examples: pa.Table, twins: Twins, found: manifest.Manifest) -> Audit:
+def audit_examples(examples: pa.Table, twins: Twins, dataset: manifest.Manifest) -> Audit:
     """Audits the examples of a dataset.
 
     Args:
         examples: the table that `columns.read_examples` returns.
         twins: the duplicates among these examples, see `find_twins`; of numbers, among their
             ranges, see `ranges.with_ranges`.
-        found: the manifest; its audit is not used.
+        dataset: the manifest; its audit is not used.
     """
     measures: dict[str, Any] = {"examples": examples.num_rows}
-    codes = CodedColumns(examples, found)
+    codes = CodedColumns(examples, dataset)
     # Each check yields its findings and adds its numbers to the measures.
     findings = [
-        *check_numbers(found, examples, measures),
+        *check_numbers(dataset, examples, measures),
         *check_known_patients(codes, measures),
         *check_patient_leaks(codes, measures),
         *check_patient_labels(codes, measures),
@@ -77,9 +77,9 @@ def audit_examples(examples: pa.Table, twins: Twins, found: manifest.Manifest) -
         *check_near(examples, codes, twins, measures),
         *check_shortcuts(examples, codes, measures),
         *check_classes(codes.classes, measures),
-        *check_sizes(examples, found, measures),
+        *check_sizes(examples, dataset, measures),
         *check_blank(twins, measures),
-        *check_source(found),
+        *check_source(dataset),
     ]
     findings.sort(key=lambda finding: SEVERITIES.index(finding.severity))
     return Audit(findings=tuple(findings), measures=measures)

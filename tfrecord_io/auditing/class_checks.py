@@ -20,13 +20,13 @@ from tfrecord_io.printing import listed
 
 
 def check_numbers(
-    found: manifest.Manifest, examples: pa.Table, measures: dict[str, Any]
+    dataset: manifest.Manifest, examples: pa.Table, measures: dict[str, Any]
 ) -> Iterator[Finding]:
     """Yields how the numbers of a dataset of numbers are distributed in its splits."""
-    if not found.label_kind.is_number:
+    if not dataset.label_kind.is_number:
         return
-    (name,) = found.label_names
-    described = ranges.describe(found, examples)
+    (name,) = dataset.label_names
+    described = ranges.describe(dataset, examples)
     measures["target"] = {"name": name, "splits": described}
     told = "; ".join(
         f"{split}: mean {d['mean']:.6g}, standard deviation {d['std']:.6g}, from {d['min']:.6g} to "
@@ -111,24 +111,24 @@ def _measure_shortcuts(
         return shortcuts.measure(examples, codes.label), None, codes.labels
     names = codes.classes.label_names
     has = codes.kind.has(codes.labels, names)[codes.label].astype(np.int64)
-    found = [
+    measured = [
         (result, name, (f"without {name}", f"with {name}"))
         for name, column in zip(names, has.T, strict=True)
         if (result := shortcuts.measure(examples, column)) is not None
     ]
     # A label on few patients can be predicted by chance.
-    by_gain = sorted(found, key=lambda entry: (entry[0].reliable, entry[0].low), reverse=True)
+    by_gain = sorted(measured, key=lambda entry: (entry[0].reliable, entry[0].low), reverse=True)
     return by_gain[0] if by_gain else (None, None, ())
 
 
-def check_classes(found: manifest.Manifest, measures: dict[str, Any]) -> Iterator[Finding]:
+def check_classes(dataset: manifest.Manifest, measures: dict[str, Any]) -> Iterator[Finding]:
     """Yields missing classes (or ranges), and those that differ in size or between splits."""
-    kind = found.label_kind
-    counts = {name: np.array(split.label_counts) for name, split in found.splits.items()}
-    totals = sum(counts.values(), np.zeros(found.num_classes, np.int64))
+    kind = dataset.label_kind
+    counts = {name: np.array(split.label_counts) for name, split in dataset.splits.items()}
+    totals = sum(counts.values(), np.zeros(dataset.num_classes, np.int64))
     measures["class_ratio"] = _ratio(totals)
     for name, values in counts.items():
-        missing = [found.label_names[i] for i in np.flatnonzero(values == 0)]
+        missing = [dataset.label_names[i] for i in np.flatnonzero(values == 0)]
         if missing:
             yield Finding(
                 code="class_missing",
@@ -140,7 +140,7 @@ def check_classes(found: manifest.Manifest, measures: dict[str, Any]) -> Iterato
             )
     # Ranges are made to be of equal size, and differ only if many numbers are the same.
     if _ratio(totals) > 3 and kind != ranges.RANGES:
-        most, least = found.label_names[totals.argmax()], found.label_names[totals.argmin()]
+        most, least = dataset.label_names[totals.argmax()], dataset.label_names[totals.argmin()]
         yield Finding(
             code="class_balance",
             severity="note",
@@ -150,7 +150,7 @@ def check_classes(found: manifest.Manifest, measures: dict[str, Any]) -> Iterato
         )
     # Ranges are counted without augmented copies.
     shares = {
-        name: values / max(values.sum() if kind.one_hot else found.splits[name].num_examples, 1)
+        name: values / max(values.sum() if kind.one_hot else dataset.splits[name].num_examples, 1)
         for name, values in counts.items()
     }
     told = "the mean error" if kind == ranges.RANGES else "plain accuracy"
@@ -163,7 +163,7 @@ def check_classes(found: manifest.Manifest, measures: dict[str, Any]) -> Iterato
                     code="class_shift",
                     severity="note",
                     title=f"{name} has a different mix of {kind.plural} than train",
-                    detail=f"{found.label_names[label]} is {share[label]:.0%} of {name} and "
+                    detail=f"{dataset.label_names[label]} is {share[label]:.0%} of {name} and "
                     f"{shares['train'][label]:.0%} of train, so {told} on {name} says "
                     "little about data mixed like train.",
                 )

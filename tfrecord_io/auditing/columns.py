@@ -76,11 +76,11 @@ class CodedColumns:
         patient: int64 [num_examples], index in `patients`, or -1 if unknown.
     """
 
-    def __init__(self, examples: pa.Table, found: manifest.Manifest) -> None:
-        self.plural = found.label_kind.plural
+    def __init__(self, examples: pa.Table, dataset: manifest.Manifest) -> None:
+        self.plural = dataset.label_kind.plural
         self.text, _ = encode(examples["label"])
-        self.classes, examples = ranges.as_classes(found, examples)
-        self.splits = list(found.splits)
+        self.classes, examples = ranges.as_classes(dataset, examples)
+        self.splits = list(dataset.splits)
         self.kind = self.classes.label_kind
         self.labels = self.classes.label_names
         if not self.kind.one_hot:
@@ -92,5 +92,5 @@ class CodedColumns:
 
 
 def _index(column: pa.ChunkedArray, names: Sequence[str]) -> np.ndarray:
-    found = pc.index_in(column.cast(pa.string()), pa.array(list(names), pa.string()))
-    return found.to_numpy().astype(np.int64)
+    index = pc.index_in(column.cast(pa.string()), pa.array(list(names), pa.string()))
+    return index.to_numpy().astype(np.int64)

@@ -62,11 +62,11 @@ def run(args: argparse.Namespace) -> int:
             of the features.
         OSError: if a file cannot be read or written.
     """
-    found = manifest.Manifest.load(args.directory)
+    dataset = manifest.Manifest.load(args.directory)
     given = {name: getattr(args, name) for name in (*_COUNTED, "max_shortcut_gain")}
     limits = {name: limit for name, limit in given.items() if limit is not None}
     violations: list[str] = []
-    if not found.holds_features:
+    if not dataset.holds_features:
         if args.images:
             return refuse(f"--images is for features, but {args.directory} holds images itself")
         result = audit(args.directory)
@@ -74,13 +74,13 @@ def run(args: argparse.Namespace) -> int:
     elif limits:
         return refuse(
             f"{args.directory} holds features, and the limits are for images; audit the dataset "
-            f"from which they were computed, {found.source['dataset']['name']}"
+            f"from which they were computed, {dataset.source['dataset']['name']}"
         )
     else:
-        of_images = _load_images(args.images, found) if args.images else None
+        of_images = _load_images(args.images, dataset) if args.images else None
         result = neighbours.audit_features(args.directory)
         if of_images is not None:
-            _write_page(Path(args.page), found, result, Path(args.images), of_images)
+            _write_page(Path(args.page), dataset, result, Path(args.images), of_images)
     if args.json:
         print(json.dumps({**result.to_dict(), "violations": violations}, indent=1))
     else:
@@ -119,9 +119,9 @@ def _violations(limits: Mapping[str, float], measures: Mapping[str, Any]) -> lis
     return lines
 
 
-def _load_images(directory: str, found: manifest.Manifest) -> manifest.Manifest:
+def _load_images(directory: str, dataset: manifest.Manifest) -> manifest.Manifest:
     """Returns the manifest of the images from which features were computed."""
-    of_images, wanted = manifest.Manifest.load(directory), found.source["dataset"]
+    of_images, wanted = manifest.Manifest.load(directory), dataset.source["dataset"]
     if of_images.fingerprint != wanted["fingerprint"]:
         raise manifest.ManifestError(
             f"--images {directory} has the fingerprint {of_images.fingerprint[:12]}…, but the "
@@ -133,7 +133,7 @@ def _load_images(directory: str, found: manifest.Manifest) -> manifest.Manifest:
 
 def _write_page(
     path: Path,
-    found: manifest.Manifest,
+    dataset: manifest.Manifest,
     result: Audit,
     directory: Path,
     of_images: manifest.Manifest,
@@ -146,7 +146,7 @@ def _write_page(
     with ImageReader(of_images.layout, lambda name: (directory / name).open("rb")) as images:
         page = template.render(
             found=of_images,
-            trunk=found.source["trunk"],
+            trunk=dataset.source["trunk"],
             audit=result,
             pairs=functools.partial(pages.pairs, images=images, most=MAX_LISTED),
             max_listed=MAX_LISTED,

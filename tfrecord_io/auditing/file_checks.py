@@ -19,7 +19,7 @@ from tfrecord_io.printing import listed
 
 
 def check_sizes(
-    examples: pa.Table, found: manifest.Manifest, measures: dict[str, Any]
+    examples: pa.Table, dataset: manifest.Manifest, measures: dict[str, Any]
 ) -> Iterator[Finding]:
     """Yields images of unusual size, and those smaller than they are stored."""
     if not {"width", "height"} <= set(examples.column_names) or not examples.num_rows:
@@ -40,7 +40,7 @@ def check_sizes(
             title=f"{many(len(outliers), 'image')} far larger or smaller than usual",
             detail=f"The usual size is {usual[0]}×{usual[1]} pixels. These images have at "
             "least twice or at most half as many pixels in one direction. All are resized to "
-            f"{found.image_shape[1]}×{found.image_shape[0]}, so their proportions change.",
+            f"{dataset.image_shape[1]}×{dataset.image_shape[0]}, so their proportions change.",
             count=len(outliers),
             listed=tuple(
                 {"width": w, "height": h, "images": n}
@@ -48,7 +48,7 @@ def check_sizes(
                 if max(_factor(w, usual[0]), _factor(h, usual[1])) >= 2
             )[:MAX_LISTED],
         )
-    stored_height, stored_width, _ = found.image_shape
+    stored_height, stored_width, _ = dataset.image_shape
     small = int(((width < stored_width) | (height < stored_height)).sum())
     measures["enlarged_images"] = small
     if small:
@@ -78,9 +78,9 @@ def check_blank(twins: Twins, measures: dict[str, Any]) -> Iterator[Finding]:
         )
 
 
-def check_source(found: manifest.Manifest) -> Iterator[Finding]:
+def check_source(dataset: manifest.Manifest) -> Iterator[Finding]:
     """Yields how many files are second copies, were rejected, or were left out by a policy."""
-    copies = found.counts.get("copies", 0)
+    copies = dataset.counts.get("copies", 0)
     if copies:
         yield Finding(
             code="source_copies",
@@ -90,17 +90,17 @@ def check_source(found: manifest.Manifest) -> Iterator[Finding]:
             "recognised them and used each once.",
             count=copies,
         )
-    rejects = sum(found.rejects.values())
+    rejects = sum(dataset.rejects.values())
     if rejects:
         yield Finding(
             code="rejects",
             severity="note",
             title=f"{many(rejects, 'image')} rejected",
-            detail=f"They could not be used ({_reasons(found.rejects)}); "
+            detail=f"They could not be used ({_reasons(dataset.rejects)}); "
             f"{manifest.REJECTS_FILE_NAME} lists them.",
             count=rejects,
         )
-    dropped = found.counts.get("dropped", {})
+    dropped = dataset.counts.get("dropped", {})
     if dropped:
         yield Finding(
             code="dropped",

@@ -94,10 +94,10 @@ def thumbnails(pictures: np.ndarray) -> np.ndarray:
         grey = np.asarray(colour.convert("L")).reshape(num_pictures, height, width)
     if height % rows == 0 and width % columns == 0:
         return _area_means(grey, height // rows, width // columns)
-    found = np.empty((num_pictures, rows, columns), np.uint8)
+    small = np.empty((num_pictures, rows, columns), np.uint8)
     for number, picture in enumerate(grey):
-        found[number] = Image.fromarray(picture).resize((columns, rows), Image.Resampling.BOX)
-    return found
+        small[number] = Image.fromarray(picture).resize((columns, rows), Image.Resampling.BOX)
+    return small
 
 
 def _area_means(pictures: np.ndarray, rows: int, columns: int) -> np.ndarray:
@@ -176,7 +176,7 @@ def find_pairs(hashes: np.ndarray, window: int = 8, max_pairs: int = 1_000_000) 
         the pairs, ordered by `first`, then `second`.
     """
     num_hashes = len(hashes)
-    found = np.empty(0, np.int64)
+    pair_codes = np.empty(0, np.int64)
     distances = np.empty(0, np.int16)
     complete = True
     for key in _sort_keys(hashes):
@@ -186,16 +186,16 @@ def find_pairs(hashes: np.ndarray, window: int = 8, max_pairs: int = 1_000_000) 
             rows, distance = _close_rows(words, shift)
             a, b = order[rows], order[rows + shift]
             codes = np.minimum(a, b) * num_hashes + np.maximum(a, b)
-            found = np.concatenate([found, codes])
+            pair_codes = np.concatenate([pair_codes, codes])
             distances = np.concatenate([distances, distance])
-        found, unique = np.unique(found, return_index=True)
+        pair_codes, unique = np.unique(pair_codes, return_index=True)
         distances = distances[unique]
-        if len(found) > max_pairs:
-            found, distances, complete = found[:max_pairs], distances[:max_pairs], False
+        if len(pair_codes) > max_pairs:
+            pair_codes, distances, complete = pair_codes[:max_pairs], distances[:max_pairs], False
             break
     return Pairs(
-        first=found // max(num_hashes, 1),
-        second=found % max(num_hashes, 1),
+        first=pair_codes // max(num_hashes, 1),
+        second=pair_codes % max(num_hashes, 1),
         distance=distances,
         complete=complete,
     )

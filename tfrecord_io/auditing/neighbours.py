@@ -104,7 +104,7 @@ def find_neighbours(
     return Neighbours(rows=rows, similarities=similarities)
 
 
-def near_copies(found: Neighbours) -> list[NearPair]:
+def near_copies(nearby: Neighbours) -> list[NearPair]:
     """Returns pairs far nearer to each other than to any other scan, the most striking first.
 
     A scan's ratio is the distance to its nearest neighbour, divided by that to the second nearest.
@@ -115,13 +115,13 @@ def near_copies(found: Neighbours) -> list[NearPair]:
     minimal neighborhood information".
 
     Args:
-        found: scans with fewer than `NUM_NEIGHBOURS` neighbours are left out.
+        nearby: scans with fewer than `NUM_NEIGHBOURS` neighbours are left out.
     """
-    measured = _have_neighbours(found)
+    measured = _have_neighbours(nearby)
     if measured.sum() < NUM_NEIGHBOURS:
         return []
-    nearest = found.rows[:, 0]
-    distances = np.maximum(1 - found.similarities[:, :2].astype(np.float64), 1e-9)
+    nearest = nearby.rows[:, 0]
+    distances = np.maximum(1 - nearby.similarities[:, :2].astype(np.float64), 1e-9)
     median = np.median(distances[measured, 0] / distances[measured, 1])
     dimensions = np.log(2) / -np.log(np.clip(median, 1e-9, 1 - 1e-9))
     limit = min(_CHANCE_SCANS / measured.sum(), 1) ** (1 / dimensions)
@@ -134,7 +134,7 @@ def near_copies(found: Neighbours) -> list[NearPair]:
         NearPair(
             first=row,
             second=int(nearest[row]),
-            similarity=float(found.similarities[row, 0]),
+            similarity=float(nearby.similarities[row, 0]),
             why=f"Similarity {1 - distances[row, 0]:.3f}; the next most similar scan of either "
             f"has {1 - next_distances[row]:.3f}",
         )
@@ -142,30 +142,30 @@ def near_copies(found: Neighbours) -> list[NearPair]:
     ]
 
 
-def _have_neighbours(found: Neighbours) -> np.ndarray:
+def _have_neighbours(nearby: Neighbours) -> np.ndarray:
     """Tells which scans have `NUM_NEIGHBOURS` neighbours, bool [num_scans]."""
-    return np.isfinite(found.similarities).sum(axis=1) >= NUM_NEIGHBOURS
+    return np.isfinite(nearby.similarities).sum(axis=1) >= NUM_NEIGHBOURS
 
 
 def doubtful_labels(
-    found: Neighbours, labels: np.ndarray, label_names: Sequence[str]
+    nearby: Neighbours, labels: np.ndarray, label_names: Sequence[str]
 ) -> list[NearPair]:
     """Returns scans of which nearly all neighbours have one other label, the clearest first."""
-    of_neighbours = labels[found.rows]
+    of_neighbours = labels[nearby.rows]
     votes = np.stack([(of_neighbours == label).sum(1) for label in range(len(label_names))], 1)
     other = votes.argmax(1)
     agreeing = votes[np.arange(len(labels)), other]
     is_doubtful = (other != labels) & (agreeing >= MIN_AGREEING)
-    is_doubtful &= _have_neighbours(found)
-    sums = found.similarities.sum(1)
+    is_doubtful &= _have_neighbours(nearby)
+    sums = nearby.similarities.sum(1)
     hints = []
     for row in sorted(np.flatnonzero(is_doubtful), key=lambda r: (-agreeing[r], -sums[r], r)):
         place = int((of_neighbours[row] == other[row]).argmax())
         hints.append(
             NearPair(
                 first=int(row),
-                second=int(found.rows[row, place]),
-                similarity=float(found.similarities[row, place]),
+                second=int(nearby.rows[row, place]),
+                similarity=float(nearby.similarities[row, place]),
                 why=f"{agreeing[row]} of the {NUM_NEIGHBOURS} most similar scans of other patients "
                 f"are {label_names[other[row]]}, among them the one on the right",
             )
@@ -180,11 +180,11 @@ def audit_features(directory: str | os.PathLike[str]) -> Audit:
         manifest.ManifestError: if the dataset is unfinished or unusable.
         OSError: if a file of the dataset is missing.
     """
-    found = manifest.Manifest.load(directory)
-    examples, neighbours = compare(Path(directory), found)
+    dataset = manifest.Manifest.load(directory)
+    examples, neighbours = compare(Path(directory), dataset)
     findings = [
-        _check_copies(Path(directory), examples, neighbours, found),
-        _check_labels(examples, neighbours, found),
+        _check_copies(Path(directory), examples, neighbours, dataset),
+        _check_labels(examples, neighbours, dataset),
     ]
     return Audit(
         findings=tuple(sorted(findings, key=lambda f: SEVERITIES.index(f.severity))),
@@ -192,7 +192,7 @@ def audit_features(directory: str | os.PathLike[str]) -> Audit:
     )
 
 
-def compare(directory: Path, found: manifest.Manifest) -> tuple[pa.Table, Neighbours]:
+def compare(directory: Path, dataset: manifest.Manifest) -> tuple[pa.Table, Neighbours]:
     """Compares the features of all scans of a dataset.
 
     Returns:
@@ -207,16 +207,16 @@ def compare(directory: Path, found: manifest.Manifest) -> tuple[pa.Table, Neighb
     pictures, _ = encode(examples["pixels_xxh3"])
     _, first_rows = np.unique(pictures, return_index=True)
     examples = examples.take(pa.array(first_rows))
-    vectors = directions(whitened(read_features(directory, found, examples)))
+    vectors = directions(whitened(read_features(directory, dataset, examples)))
     return examples, find_neighbours(vectors, group_codes(group_names(examples["patient"])))
 
 
-def read_features(directory: Path, found: manifest.Manifest, examples: pa.Table) -> np.ndarray:
+def read_features(directory: Path, dataset: manifest.Manifest, examples: pa.Table) -> np.ndarray:
     """Returns the pooled features of some examples, see `pool`.
 
     Args:
         directory: folder of the dataset of features.
-        found: its manifest.
+        dataset: its manifest.
         examples: table with the columns `shard` and `row`; the examples of a shard follow each
             other.
 
@@ -227,11 +227,11 @@ def read_features(directory: Path, found: manifest.Manifest, examples: pa.Table)
         manifest.ManifestError: if the examples are not those of the dataset.
         OSError: if a shard cannot be read.
     """
-    layout = found.layout
-    sizes = {shard.name: shard.num_bytes for shard in found.shards}
+    layout = dataset.layout
+    sizes = {shard.name: shard.num_bytes for shard in dataset.shards}
     shards = examples["shard"].cast(pa.string()).to_numpy()
     rows = examples["row"].to_numpy().astype(np.int64)
-    features = np.empty((len(rows), found.image_shape[2]), np.float32)
+    features = np.empty((len(rows), dataset.image_shape[2]), np.float32)
     starts = np.flatnonzero(shards[1:] != shards[:-1]) + 1
     for places in np.split(np.arange(len(rows)), starts):
         name, last = shards[places[0]], rows[places].max()
@@ -247,13 +247,15 @@ def read_features(directory: Path, found: manifest.Manifest, examples: pa.Table)
 
 
 def _check_copies(
-    directory: Path, examples: pa.Table, neighbours: Neighbours, found: manifest.Manifest
+    directory: Path, examples: pa.Table, neighbours: Neighbours, dataset: manifest.Manifest
 ) -> Finding:
     everything = read_examples(directory / manifest.EXAMPLES_FILE_NAME)
     hints = near_copies(neighbours)
     across = _with_different(everything["split"], everything, hints)
-    differ = _with_different(with_ranges(everything, found.label_kind)["label"], everything, hints)
-    side = min(found.source["trunk"]["image_shape"][:2])
+    differ = _with_different(
+        with_ranges(everything, dataset.label_kind)["label"], everything, hints
+    )
+    side = min(dataset.source["trunk"]["image_shape"][:2])
     if "perceptual_hash" in examples.column_names and side >= near_duplicates.MIN_SIDE:
         # The audit of the images has compared the pixels of these.
         hashes = [int.from_bytes(value) for value in examples["perceptual_hash"].to_pylist()]
@@ -279,8 +281,8 @@ def _check_copies(
         detail="Their features are far nearer to each other than to those of any other patient's "
         "scan. One or two such pairs are expected by chance, so look at the pictures. "
         f"Across splits: {len(across & pairs):,}. With different "
-        f"{found.label_kind.plural}: {len(differ & pairs):,}. Copies that the audit of the images "
-        "finds are left out.",
+        f"{dataset.label_kind.plural}: {len(differ & pairs):,}. Copies that the audit of the "
+        "images finds are left out.",
         count=len(hints),
         listed=list_pairs(examples, hints),
     )
@@ -306,18 +308,20 @@ def _with_different(
     return {(int(pictures[pair.first]), int(pictures[pair.second])) for pair in across}
 
 
-def _check_labels(examples: pa.Table, neighbours: Neighbours, found: manifest.Manifest) -> Finding:
-    if not found.label_kind.one_hot:
+def _check_labels(
+    examples: pa.Table, neighbours: Neighbours, dataset: manifest.Manifest
+) -> Finding:
+    if not dataset.label_kind.one_hot:
         return Finding(
             code="doubtful_labels",
             severity="note",
             title="Labels were not compared with those of similar scans",
             detail="That needs one class for each image, and these have "
-            f"{found.label_kind.plural}.",
+            f"{dataset.label_kind.plural}.",
         )
-    places = {name: place for place, name in enumerate(found.label_names)}
+    places = {name: place for place, name in enumerate(dataset.label_names)}
     labels = np.array([places[name] for name in examples["label"].to_pylist()])
-    hints = doubtful_labels(neighbours, labels, found.label_names)
+    hints = doubtful_labels(neighbours, labels, dataset.label_names)
     if not hints:
         return Finding(
             code="doubtful_labels",

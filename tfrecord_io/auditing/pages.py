@@ -43,15 +43,15 @@ def pairs(
     listed: Iterable[Mapping[str, Any]], images: ImageReader, most: int
 ) -> list[dict[str, Any]]:
     """Returns up to `most` pairs that a finding lists, with the pictures to show side by side."""
-    found = []
+    shown = []
     for pair in islice(listed, most):
         sides = [
             {**side, "src": data_url(images.read(side["shard"], side["row"]), _PAIR_SIDE)}
             for side in (pair["first"], pair["second"])
         ]
         why = pair.get("why") or f"Fine detail correlates by {pair['similarity']:.3f}"
-        found.append({"sides": sides, "why": why})
-    return found
+        shown.append({"sides": sides, "why": why})
+    return shown
 
 
 @dataclasses.dataclass(frozen=True)

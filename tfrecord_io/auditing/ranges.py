@@ -47,19 +47,19 @@ def with_ranges(examples: pa.Table, kind: LabelKind) -> pa.Table:
     return examples.set_column(examples.schema.get_field_index("label"), "label", labels)
 
 
-def as_classes(found: Manifest, examples: pa.Table) -> tuple[Manifest, pa.Table]:
+def as_classes(dataset: Manifest, examples: pa.Table) -> tuple[Manifest, pa.Table]:
     """Returns a dataset of numbers as one of classes; any other as it is.
 
     Args:
-        found: the manifest.
+        dataset: the manifest.
         examples: the table that `columns.read_examples` returns.
 
     Returns:
         the manifest and the table with the ranges in ascending order as classes. The counts are
         those of the table, which has no augmented copies.
     """
-    if not found.label_kind.is_number:
-        return found, examples
+    if not dataset.label_kind.is_number:
+        return dataset, examples
     examples = with_ranges(examples, NUMBER)
     labels = examples["label"].combine_chunks()
     names, codes = labels.dictionary.to_pylist(), labels.indices.to_numpy()
@@ -69,18 +69,20 @@ def as_classes(found: Manifest, examples: pa.Table) -> tuple[Manifest, pa.Table]
             split,
             label_counts=tuple(np.bincount(codes[of_split == name], minlength=len(names)).tolist()),
         )
-        for name, split in found.splits.items()
+        for name, split in dataset.splits.items()
     }
-    classes = dataclasses.replace(found, label_kind=RANGES, label_names=tuple(names), splits=splits)
+    classes = dataclasses.replace(
+        dataset, label_kind=RANGES, label_names=tuple(names), splits=splits
+    )
     return classes, examples
 
 
-def describe(found: Manifest, examples: pa.Table) -> dict[str, dict[str, Any]]:
+def describe(dataset: Manifest, examples: pa.Table) -> dict[str, dict[str, Any]]:
     """Returns statistics of the numbers of each split: JSON values by name."""
     values = numbers_of(examples)
     of_split = examples["split"].cast(pa.string()).to_numpy(zero_copy_only=False)
     described = {}
-    for name in found.splits:
+    for name in dataset.splits:
         members = values[of_split == name]
         if len(members):
             low, first, median, third, high = np.quantile(members, (0, 0.25, 0.5, 0.75, 1)).tolist()

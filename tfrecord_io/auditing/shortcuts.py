@@ -184,12 +184,12 @@ def _giveaways(
     known = signal.codes < num_values
     cells = signal.codes[known] * num_classes + labels[known]
     counts = np.bincount(cells, minlength=num_values * num_classes).reshape(-1, num_classes)
-    found = []
+    giveaways = []
     for value in np.flatnonzero((counts > 0).sum(1) == 1).tolist():
         label, count = int(counts[value].argmax()), int(counts[value].max())
         if len(np.unique(groups[signal.codes == value])) >= MIN_GROUPS:
-            found.append((signal.values[value], label, count))
-    return found
+            giveaways.append((signal.values[value], label, count))
+    return giveaways
 
 
 def _groups(examples: pa.Table) -> np.ndarray:

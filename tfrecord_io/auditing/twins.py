@@ -204,12 +204,12 @@ def _check(
     def detail(row: int) -> np.ndarray:
         return near_duplicates.detail(images.read(shards[row].as_py(), rows[row].as_py()))
 
-    found = []
+    confirmed = []
     for a, b in zip(first.tolist(), second.tolist(), strict=True):
         alike = near_duplicates.similarity(detail(a), detail(b))
         if alike >= min_similarity:
-            found.append(NearPair(first=a, second=b, similarity=round(alike, 4)))
-    return tuple(sorted(found, key=lambda pair: (-pair.similarity, pair.first, pair.second)))
+            confirmed.append(NearPair(first=a, second=b, similarity=round(alike, 4)))
+    return tuple(sorted(confirmed, key=lambda pair: (-pair.similarity, pair.first, pair.second)))
 
 
 def _hashes(column: pa.ChunkedArray) -> np.ndarray:

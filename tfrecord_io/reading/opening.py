@@ -52,15 +52,15 @@ def open_split(
         raise ValueError(f"verify must be one of {', '.join(_LEVELS)}, received {verify!r}")
     manifest = load_manifest(directory)
     try:
-        found = manifest.split(split)
+        wanted = manifest.split(split)
     except ManifestError as error:
         raise ManifestError(f"{os.fspath(directory)}: {error}") from None
-    if not found.num_examples:
+    if not wanted.num_examples:
         raise ManifestError(f"split {split!r} of {directory} has no examples")
     with concurrent.futures.ThreadPoolExecutor(_NUM_THREADS) as executor:
         checks = [
             executor.submit(_check_shard, shard_path(directory, shard), shard, manifest, verify)
-            for shard in found.shards
+            for shard in wanted.shards
         ]
         for check in checks:
             check.result()
