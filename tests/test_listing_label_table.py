@@ -208,16 +208,16 @@ NAMES = ["a/1.png", "a/2.png", "b/1.png", "b/c/3.png"]
     [("a/1.png", 0), ("./a/1.png", 0), ("\\b\\1.png", 2), ("2.png", 1), ("c/3.png", 3)],
 )
 def test_a_row_matches_a_whole_path_or_an_end_that_only_one_file_has(tmp_path, path, place):
-    matches = match_files(NAMES, table_of(tmp_path, [{"path": path, "label": "x"}]))
-    assert matches.row_of_file.tolist() == [0 if k == place else -1 for k in range(4)]
-    assert matches.rows_without_file == []
+    rows, without = match_files(NAMES, table_of(tmp_path, [{"path": path, "label": "x"}]))
+    assert rows == [0 if k == place else None for k in range(4)]
+    assert without == []
 
 
 def test_a_row_that_several_files_or_none_could_be_matches_none_and_says_so(tmp_path):
     rows = [{"path": path, "label": "x"} for path in ("1.png", "9.png", "ng", "")]
-    matches = match_files(NAMES, table_of(tmp_path, rows))
-    assert matches.row_of_file.tolist() == [-1] * 4
-    why = dict(matches.rows_without_file)
+    matched, without = match_files(NAMES, table_of(tmp_path, rows))
+    assert matched == [None] * 4
+    why = dict(without)
     assert "2 files end with this path, such as 'a/1.png', 'b/1.png'" in why[0]
     assert why[1] == why[2] == why[3] == "the source has no such file"
 
@@ -237,14 +237,14 @@ def test_every_row_is_matched_once_or_named(tmp_path_factory, files, rows):
     names = sorted(name for name in files if "//" not in name)
     table = table_of(folder, [{"path": path, "label": "x"} for path in sorted(rows)] or ROWS)
     try:
-        matches = match_files(names, table)
+        row_of_file, without = match_files(names, table)
     except errors.UserError:
         return
-    matched = [row for row in matches.row_of_file.tolist() if row >= 0]
-    unmatched = [row for row, _ in matches.rows_without_file]
+    matched = [row for row in row_of_file if row is not None]
+    unmatched = [row for row, _ in without]
     assert sorted(matched + unmatched) == list(range(len(table.path)))
-    for name, row in zip(names, matches.row_of_file.tolist(), strict=True):
-        assert row < 0 or f"/{name}".endswith(f"/{table.path[row]}")
+    for name, row in zip(names, row_of_file, strict=True):
+        assert row is None or f"/{name}".endswith(f"/{table.path[row]}")
 
 
 # ---- listing

@@ -17,7 +17,6 @@ import unicodedata
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pacsv
@@ -88,9 +87,6 @@ class LabelTable:
     def require_other_columns_than(self, taken: Collection[str]) -> None:
         """Refuses a column whose name `examples.parquet` gives to a column of its own.
 
-        Args:
-            taken: those names.
-
         Raises:
             errors.UserError: naming the column.
         """
@@ -100,19 +96,6 @@ class LabelTable:
                 f"--labels {self.name} has the column {', '.join(twice)}, which examples.parquet "
                 "has for itself; rename it, or leave it out"
             )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Matches:
-    """Which row of a table belongs to which file.
-
-    Attributes:
-        row_of_file: int64 [files], -1 for a file without a row.
-        rows_without_file: (row, why) of the others; rows count from 0.
-    """
-
-    row_of_file: np.ndarray
-    rows_without_file: list[tuple[int, str]]
 
 
 def read_label_table(
@@ -183,7 +166,9 @@ def read_label_table(
     )
 
 
-def match_files(names: Sequence[str], table: LabelTable) -> Matches:
+def match_files(
+    names: Sequence[str], table: LabelTable
+) -> tuple[list[int | None], list[tuple[int, str]]]:
     """Finds the row of each file.
 
     A row belongs to the file whose name in the source is its path. If there is none, it belongs to
@@ -195,6 +180,10 @@ def match_files(names: Sequence[str], table: LabelTable) -> Matches:
         names: of the files, with `/` between folders.
         table: the rows.
 
+    Returns:
+        the row of each file, None for a file without one; and (row, why) of each row without a
+        file. Rows count from 0.
+
     Raises:
         errors.UserError: if two rows belong to one file.
     """
@@ -203,7 +192,7 @@ def match_files(names: Sequence[str], table: LabelTable) -> Matches:
     by_base: dict[str, list[int]] = collections.defaultdict(list)
     for place, name in enumerate(composed):
         by_base[name.rpartition("/")[2]].append(place)
-    row_of_file = np.full(len(names), -1, np.int64)
+    row_of_file: list[int | None] = [None] * len(names)
     without: list[tuple[int, str]] = []
     for row, path in enumerate(table.path):
         place = by_name.get(path)
@@ -218,13 +207,13 @@ def match_files(names: Sequence[str], table: LabelTable) -> Matches:
                 without.append((row, _why_without(names, ending)))
                 continue
             (place,) = ending
-        if row_of_file[place] >= 0:
+        if (other := row_of_file[place]) is not None:
             raise errors.UserError(
-                f"--labels {table.name}: rows {row_of_file[place] + 1:,} and {row + 1:,} both name "
+                f"--labels {table.name}: rows {other + 1:,} and {row + 1:,} both name "
                 f"{names[place]!a}; a file needs one row"
             )
         row_of_file[place] = row
-    return Matches(row_of_file=row_of_file, rows_without_file=without)
+    return row_of_file, without
 
 
 def _why_without(names: Sequence[str], places: Sequence[int]) -> str:

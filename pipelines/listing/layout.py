@@ -161,20 +161,18 @@ class Sorter:
             self.ignored["other_tree"] += len(members) - len(inside)
             members = inside
         names = [member.name for member in members]
-        matches = match_files(names, labels)
+        row_of_file, without_file = match_files(names, labels)
         # A file without a row counts as an image if one with a row has the same ending. The files
         # of a DICOM export have none.
         endings = {
-            ending(name)
-            for name, row in zip(names, matches.row_of_file.tolist(), strict=True)
-            if row >= 0
+            ending(name) for name, row in zip(names, row_of_file, strict=True) if row is not None
         }
-        for row, why in matches.rows_without_file:
+        for row, why in without_file:
             self.num_files += 1
             self._reject(labels.path[row], "missing_file", f"row {row + 1} of {labels.name}: {why}")
         chosen: list[tuple[Member, int]] = []
-        for member, row in zip(members, matches.row_of_file.tolist(), strict=True):
-            if row < 0:
+        for member, row in zip(members, row_of_file, strict=True):
+            if row is None:
                 is_image = ending(member.name) in endings
                 self._set_aside(member.name, f"{labels.name} has no row for it", is_image=is_image)
             elif row in labels.not_numbers:

@@ -104,18 +104,10 @@ class Plan:
 
 
 def read_task_refs(file: pa.NativeFile, task: ShardTask, fingerprint: str) -> pa.RecordBatch:
-    """Returns the references of one task from the file that `Plan.write` wrote.
-
-    Args:
-        file: the plan file, open for reading.
-        task: one of the plan's tasks.
-        fingerprint: fingerprint of the build that the plan must belong to.
-
-    Returns:
-        the task's rows of `Plan.refs`.
+    """Returns a task's rows of `Plan.refs` from the file that `Plan.write` wrote.
 
     Raises:
-        errors.BuildError: if the plan belongs to another build.
+        errors.BuildError: if the plan has another fingerprint, so that it is another build's.
     """
     reader = pa.ipc.open_file(file)
     _require_own((reader.schema.metadata or {}).get(_FINGERPRINT_KEY, b"").decode(), fingerprint)
@@ -136,13 +128,7 @@ def _require_own(found: str, fingerprint: str) -> None:
 
 
 def write_plan(storage: Storage, plan: Plan, identity: Mapping[str, Any]) -> None:
-    """Writes a plan to the output folder, for `read_tasks`, `read_task_refs` and a later run.
-
-    Args:
-        storage: the output folder.
-        plan: the plan.
-        identity: identity of the dataset, see `fingerprint`.
-    """
+    """Writes a plan to the output folder, for `read_tasks`, `read_task_refs` and a later run."""
     with storage.create(PLAN_FILE) as file:
         plan.write(file, fingerprint(identity))
     write_tasks(storage, plan.tasks, identity)
@@ -153,10 +139,6 @@ def has_other_columns(storage: Storage, plan: Plan) -> bool:
 
     Another version of this program can have written it for the same fingerprint. The tables of the
     shards that it has finished have other columns, too.
-
-    Args:
-        storage: the output folder.
-        plan: the plan of the same build as this version makes it.
     """
     if not storage.exists(PLAN_FILE):
         return False
@@ -168,13 +150,7 @@ def has_other_columns(storage: Storage, plan: Plan) -> bool:
 
 
 def write_tasks(storage: Storage, tasks: Sequence[ShardTask], identity: Mapping[str, Any]) -> None:
-    """Writes the tasks alone, for `read_tasks` and a later run.
-
-    Args:
-        storage: the output folder.
-        tasks: all tasks.
-        identity: identity of the dataset, see `fingerprint`.
-    """
+    """Writes the tasks and the dataset's identity, for `read_tasks` and a later run."""
     content = {
         "fingerprint": fingerprint(identity),
         "identity": identity,
@@ -188,12 +164,8 @@ def write_tasks(storage: Storage, tasks: Sequence[ShardTask], identity: Mapping[
 def read_tasks(storage: Storage, fingerprint: str) -> list[ShardTask]:
     """Returns all tasks of the plan that `write_plan` left in an output folder.
 
-    Args:
-        storage: the output folder.
-        fingerprint: fingerprint of the build that the plan must belong to.
-
     Raises:
-        errors.BuildError: if the plan belongs to another build.
+        errors.BuildError: if the plan has another fingerprint, so that it is another build's.
     """
     planned = json.loads(storage.read(PLAN_JSON))
     _require_own(planned["fingerprint"], fingerprint)

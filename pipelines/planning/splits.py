@@ -158,8 +158,9 @@ def _assign(
         seed = _best_seed(hashes, counts, shares)
     choice = np.searchsorted(bounds, positions(hashes, np.array([seed], np.uint64))[0], "right")
     achieved = np.stack([counts[choice == index].sum(0) for index in range(len(names))])
-    _check_not_empty(names, shares, achieved, len(hashes), searched=options.split_seed is None)
-    notes.append(_describe_balance(names, shares, achieved, seed, options.split_seed is None))
+    searched = options.split_seed is None
+    _check_not_empty(names, shares, achieved, len(hashes), searched)
+    notes.append(_describe_balance(names, shares, achieved, seed, searched))
     chosen = pa.array(names).take(pa.array(choice[members]))
     column = pc.replace_with_mask(splits, free, chosen)
     index, field = REF_SCHEMA.get_field_index("split"), REF_SCHEMA.field("split")
@@ -221,12 +222,7 @@ def _best_seed(hashes: np.ndarray, counts: np.ndarray, shares: np.ndarray) -> in
 
 
 def _check_not_empty(
-    names: Sequence[str],
-    shares: np.ndarray,
-    achieved: np.ndarray,
-    num_groups: int,
-    *,
-    searched: bool,
+    names: Sequence[str], shares: np.ndarray, achieved: np.ndarray, num_groups: int, searched: bool
 ) -> None:
     empty = [name for name, count in zip(names, achieved.sum(1), strict=True) if count == 0]
     if empty:
@@ -259,25 +255,20 @@ def _describe_balance(
 def _drop_shared_with(
     refs: pa.Table, kept: str, less_protected_only: bool = False
 ) -> tuple[pa.Table, pa.Table]:
-    """Drops images of patients who are in split `kept` from the other splits.
-
-    Args:
-        refs: the images, a table of `REF_SCHEMA`.
-        kept: the split that keeps its images.
-        less_protected_only: whether to drop only from splits that are less protected than `kept`.
+    """Drops images of patients who are in split `kept` from the other, or less protected, splits.
 
     Returns:
         the images that are left, and the dropped ones as a table of `DROPPED_SCHEMA`.
     """
-    names = _split_names(refs)
-    if kept not in names:
+    there = _split_names(refs)
+    if kept not in there:
         raise errors.UserError(
-            f"--keep_split {kept}: the source has no such split, it has {', '.join(names)}"
+            f"--keep_split {kept}: the source has no such split, it has {', '.join(there)}"
         )
     splits = refs["split"].cast(pa.string())
     others = pc.not_equal(splits, kept)
     if less_protected_only:
-        order = protected_first(names)
+        order = protected_first(there)
         others = pc.is_in(splits, pa.array(order[order.index(kept) + 1 :], pa.string()))
     protected = pc.unique(refs.filter(pc.equal(splits, kept))["patient"].drop_null())
     shared = pc.and_(others, pc.is_in(refs["patient"], protected))
@@ -286,9 +277,10 @@ def _drop_shared_with(
     details = pc.binary_join_element_wise(
         "patient ", left_out["patient"].cast(pa.string()), f" is in {kept} too", ""
     )
+    names = map(frame_path, source_paths(left_out).to_pylist(), left_out["frame"].to_pylist())
     table = pa.table(
         {
-            "path": _image_names(left_out),
+            "path": pa.array(names, pa.large_string()),
             "reason": pa.array([f"patient_in_{kept}"] * left_out.num_rows, pa.string()),
             "detail": details,
         },
@@ -299,9 +291,9 @@ def _drop_shared_with(
 
 def _leaks(refs: pa.Table) -> dict[tuple[str, ...], int]:
     """Returns the number of patients who are in several splits, by the names of these splits."""
-    known = refs.filter(pc.is_valid(refs["patient"]))
-    pairs = pa.table({"patient": known["patient"], "split": known["split"].cast(pa.string())})
-    splits = pairs.group_by("patient").aggregate([("split", "distinct")])["split_distinct"]
+    pairs = refs.select(["patient"]).append_column("split", refs["split"].cast(pa.string()))
+    known = pairs.filter(pc.is_valid(pairs["patient"])).group_by("patient")
+    splits = known.aggregate([("split", "distinct")])["split_distinct"]
     several = splits.filter(pc.greater(pc.list_value_length(splits), 1))
     return collections.Counter(tuple(sorted(names)) for names in several.to_pylist())
 
@@ -313,12 +305,6 @@ def _describe_leaks(leaks: Mapping[tuple[str, ...], int]) -> str:
         "use --leaks drop to leave their images out of the less protected split, or --splits "
         "patient to make new splits"
     )
-
-
-def _image_names(refs: pa.Table) -> pa.Array:
-    """Returns the full name of each image, as `refs.ImageRef.image_name` does."""
-    names = map(frame_path, source_paths(refs).to_pylist(), refs["frame"].to_pylist())
-    return pa.array(names, pa.large_string())
 
 
 def _split_names(refs: pa.Table) -> list[str]:

@@ -48,9 +48,6 @@ def locked(storage: Storage) -> Iterator[None]:
     The lock ends with the process, so a killed build does not block the next one. A remote output
     has no lock; two builds of the same plan write the same bytes there.
 
-    Args:
-        storage: the output folder.
-
     Raises:
         errors.UserError: if another build holds the lock, or the folder cannot be written or
             listed.
@@ -85,14 +82,7 @@ def locked(storage: Storage) -> Iterator[None]:
 
 
 def check_output(storage: Storage, identity: Mapping[str, Any]) -> OutputState:
-    """Compares the content of the output folder with the wanted dataset.
-
-    Args:
-        storage: the output folder.
-        identity: identity of the wanted dataset, see `fingerprint`.
-
-    Returns:
-        whether the folder holds nothing, an unfinished build or the complete dataset.
+    """Returns what the output folder holds of the dataset with this identity, see `fingerprint`.
 
     Raises:
         errors.UserError: if the folder holds another dataset, shards without a plan, a damaged
@@ -127,12 +117,9 @@ def check_output(storage: Storage, identity: Mapping[str, Any]) -> OutputState:
 
 
 def is_complete(storage: Storage, identity: Mapping[str, Any], *, overwrite: bool) -> bool:
-    """Returns whether the output holds this dataset, finished.
+    """Returns whether the output holds the dataset with this identity, finished.
 
-    Args:
-        storage: the output folder.
-        identity: identity of the wanted dataset.
-        overwrite: whether to delete another dataset that is in the folder.
+    With `overwrite`, another dataset in the folder is deleted first.
 
     Raises:
         errors.UserError: if the folder holds another dataset, or files of somebody else.
@@ -149,9 +136,6 @@ def is_complete(storage: Storage, identity: Mapping[str, Any], *, overwrite: boo
 
 def read_manifest(storage: Storage) -> manifest.Manifest:
     """Returns the manifest of a complete output.
-
-    Args:
-        storage: the output folder.
 
     Raises:
         FileNotFoundError: if the output has no manifest.
@@ -192,23 +176,11 @@ def make_private(storage: Storage) -> None:
 def remove_private(storage: Storage) -> None:
     """Removes what names files of the input, or holds them, from an unfinished dataset.
 
-    That is the plan's rows and an unpacked archive. The next run makes both again.
+    That is the rows of the plan, of which only the columns stay, and an unpacked archive. The next
+    run makes both again.
     """
-    storage.delete(
-        [
-            f"{BUILD_DIR}/{name}"
-            for name in storage.names(BUILD_DIR)
-            if name.endswith((".tar", ".tmp"))
-        ]
-    )
-    _forget_refs(storage)
-
-
-def _forget_refs(storage: Storage) -> None:
-    """Leaves only the columns of a plan, because its rows name the files of the input.
-
-    The next run writes the rows again.
-    """
+    names = storage.names(BUILD_DIR)
+    storage.delete([f"{BUILD_DIR}/{name}" for name in names if name.endswith((".tar", ".tmp"))])
     try:
         with storage.open_arrow(PLAN_FILE) as file:
             columns = pa.ipc.open_file(file).schema
@@ -243,11 +215,7 @@ def _refuse_other(
 
 
 def require_shards(storage: Storage, found: manifest.Manifest) -> None:
-    """Checks that a complete dataset has its shards, of the right sizes.
-
-    Args:
-        storage: its folder.
-        found: its manifest.
+    """Checks that a complete dataset has the shards of its manifest, of the right sizes.
 
     Raises:
         errors.UserError: naming the first that is missing or has another size.
@@ -285,12 +253,7 @@ def fingerprint(identity: Mapping[str, Any]) -> str:
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Returns a line for each entry in which two identities differ.
-
-    Args:
-        old: identity of the dataset in the output.
-        new: identity of the wanted dataset.
-    """
+    """Returns a line for each entry in which the identity in an output differs from the new one."""
     return [
         f"{name}: {old.get(name)!r} there, {new.get(name)!r} now"
         for name in sorted(old.keys() | new.keys())
