@@ -12,6 +12,7 @@ import subprocess
 import sys
 
 import pytest
+import requests
 from builds import ROOT, wait_until
 from kaggle_stand_in import (
     ARCHIVE,
@@ -137,21 +138,42 @@ def test_a_download_is_one_request_that_gives_the_storage_no_credentials(desk, c
     assert list(desk.home.iterdir()) == []
 
 
-def test_the_request_is_that_of_the_official_client(desk):
+def ask_as_the_official_client() -> None:
     from kagglesdk import KaggleClient
     from kagglesdk.datasets.types.dataset_api_service import ApiDownloadDatasetRequest
 
-    desk.run()
     request = ApiDownloadDatasetRequest()
     request.owner_slug, request.dataset_slug = DATASET.split("/")
     with KaggleClient() as client:
         client.datasets.dataset_api_client.download_dataset(request).close()
+
+
+def test_the_request_is_that_of_the_official_client(desk):
+    desk.run()
+    ask_as_the_official_client()
 
     ours, theirs = desk.server.calls("DownloadDataset")
     assert (ours.host, ours.path) == (theirs.host, theirs.path)
     assert json.loads(ours.body) == json.loads(theirs.body)
     for name in ("Authorization", "Content-Type"):
         assert ours.headers[name] == theirs.headers[name]
+
+
+def test_the_real_address_is_that_of_the_official_client(desk, monkeypatch):
+    asked = []
+
+    def record(session, request, **options):
+        asked.append(request.url)
+        raise requests.ConnectionError(request=request)
+
+    monkeypatch.delenv("KAGGLE_API_ENVIRONMENT")
+    monkeypatch.setattr(requests.Session, "send", record)
+
+    desk.fail("the connection to api.kaggle.com failed", retries=0)
+    with pytest.raises(requests.ConnectionError):
+        ask_as_the_official_client()
+
+    assert asked == ["https://api.kaggle.com/v1/datasets.DatasetApiService/DownloadDataset"] * 2
 
 
 def test_a_second_run_needs_no_network_and_no_credentials(desk):
