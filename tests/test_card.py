@@ -7,6 +7,9 @@ from builds import build_here
 from image_files import encoded, grey_pixels, jpeg, scan_tree, write_tree
 from pages import CHROMIUM, Page, overhang, require_good_page, screenshot
 
+from pipelines.report import card
+from tfrecord_io.manifest import Manifest
+
 
 @pytest.fixture(scope="module")
 def flawed_card(tmp_path_factory):
@@ -107,6 +110,15 @@ def test_one_class_and_one_split_have_a_card_too(tmp_path):
     text = (out / "report.html").read_text()
     assert "1 image in 1 class (1 train)" in text
     Page(text)
+
+
+def test_the_lines_of_the_ledger_add_up_to_the_files(tmp_path):
+    files = {**scan_tree({"train": 4, "test": 2}), "train/CNV/bad.jpeg": b"", "notes.txt": b""}
+    flags = ("--variants=2", "--limit=9", "--max_reject_fraction=0.5")
+    out = build_here(write_tree(tmp_path / "in", files), tmp_path / "out", *flags)
+    counts = Manifest.load(out).counts
+    assert counts["variants"] > 0
+    assert sum(count for _, count in card.ledger(counts)) == counts["files"] == len(files)
 
 
 # ---- in a browser

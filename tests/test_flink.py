@@ -6,14 +6,12 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import builds
 import pytest
 from image_files import scan_tree, write_tar, write_tree
-from marked_images import TRUNK_SIDE, write_pooling_trunk
 
 from scripts import flink_cluster
 
@@ -60,23 +58,6 @@ def test_two_task_managers_write_the_bytes_that_this_machine_writes_alone(
 
     assert done.returncode == 0, done.stderr
     assert builds.shards_of(tmp_path / "dataset") == builds.shards_of(alone)
-
-
-@pytest.mark.timeout(900)
-def test_two_task_managers_compute_the_features_that_this_machine_computes_alone(
-    cluster: flink_cluster.Cluster, many_scans: Path, tmp_path: Path
-):
-    images = builds.build_here(
-        many_scans, tmp_path / "images", f"--image_size={TRUNK_SIDE}", "--num_shards=8"
-    )
-    write_pooling_trunk(tmp_path / "trunk.keras")
-    words = [sys.executable, "-m", "pipelines.extract_features", f"--data={images}"]
-    words.append(f"--trunk={tmp_path / 'trunk.keras'}")
-    for name, flags in {"local": [builds.IN_MEMORY], "flink": cluster.beam_flags}.items():
-        done = builds.run_command([*words, f"--output={tmp_path / name}", *flags], timeout=600)
-        assert done.returncode == 0, done.stderr
-
-    assert builds.shards_of(tmp_path / "flink") == builds.shards_of(tmp_path / "local")
 
 
 @pytest.mark.parametrize("victim", ["task_manager", "worker_pool"])

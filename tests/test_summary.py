@@ -55,3 +55,10 @@ def test_a_complete_dataset_is_said_to_be_so(output: Path, capsys):
     text = capsys.readouterr().out
     assert text.startswith(f"{output} is complete: ")
     assert text.endswith("nothing to do\n")
+
+
+def test_the_advice_names_the_split_if_there_is_none_to_train_on(tmp_path, capsys):
+    source = write_zip(tmp_path / "scans.zip", scan_tree({"val": 2}))
+    output = build_here(source, tmp_path / "out")
+    words = capsys.readouterr().out.splitlines()[-1].split()[3:]
+    assert words == ["show", str(output), "--split", "val", "--output", "grid.png"]
