@@ -180,7 +180,7 @@ def test_an_archive_that_a_worker_does_not_see_is_named(tmp_path):
 
 @pytest.mark.parametrize("name", ["scans.zip", "scans.tar", "scans.tar.gz", "scans"])
 @pytest.mark.parametrize("content", [b"", b"hello", bytes(20_000), jpeg(), b"\x1f\x8b", b"PK\3\4"])
-def test_a_file_that_is_no_archive_is_named(tmp_path, name, content):
+def test_a_file_that_is_not_an_archive_is_named(tmp_path, name, content):
     path = tmp_path / name
     path.write_bytes(content)
     with pytest.raises(errors.UserError, match=f"{path}|found no image.*check --input"):
@@ -318,7 +318,7 @@ def test_a_zip_written_to_a_pipe_with_names_of_any_script_is_read(tmp_path, name
     assert read_archive(streamed_zip(tmp_path / "a.zip", files), tmp_path / "scratch") == files
 
 
-def test_folders_in_a_zip_are_no_files(tmp_path):
+def test_folders_in_a_zip_are_not_files(tmp_path):
     path = write_zip(tmp_path / "a.zip", {"train/": b"", "train/CNV/": b"", **TREE})
     _, listing = list_archive(path, tmp_path / "scratch")
     assert listing.num_files == len(TREE)
@@ -599,7 +599,7 @@ def test_long_and_foreign_names_are_read_in_every_tar_format(tmp_path, form):
         (tarfile.FIFOTYPE, "not_a_file"),
     ],
 )
-def test_a_member_of_a_tar_that_is_no_file_is_a_reject(tmp_path, kind, reason):
+def test_a_member_of_a_tar_that_is_not_a_file_is_a_reject(tmp_path, kind, reason):
     info = tar_info("train/CNV/odd.jpeg", kind=kind)
     info.linkname = "/etc/passwd"
     path = write_tar(tmp_path / "a.tar", TREE, extra=[info])

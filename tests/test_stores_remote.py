@@ -160,7 +160,7 @@ def test_characters_of_a_pattern_stand_for_themselves(folder):
     assert remote.list_files(inside, recursive=True) == []
 
 
-def test_an_object_that_stands_for_a_folder_is_no_file(s3):
+def test_an_object_that_stands_for_a_folder_is_not_a_file(s3):
     for key in ("marked/", "marked/train/", "marked/train/CNV/"):
         s3.client.put_object(Bucket=BUCKET, Key=key, Body=b"")
     write(f"s3://{BUCKET}/marked/train/CNV/a", b"1")
@@ -407,7 +407,7 @@ def test_a_file_that_is_not_on_the_web_server_is_not_found(web):
         remote.describe(web.url("none.zip"))
 
 
-def test_a_web_server_is_no_folder(web):
+def test_a_web_server_is_not_a_folder(web):
     for use in (
         lambda: remote.list_files(web.url("scans/"), recursive=True),
         lambda: write(web.url("file"), b"1"),
