@@ -11,6 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from image_files import write_tar, write_zip
 
 from tfrecord_io import croissant, manifest, schema, verify
 from tfrecord_io.__main__ import main
@@ -221,13 +222,26 @@ def test_a_source_that_gives_other_pixels_is_found(
     assert "has no file" in verify.verify(dataset, source_input=other)[0].message
 
 
-def test_a_zip_whose_index_leaves_out_files_does_not_agree(
-    dataset: Path, source_tree: Path, tmp_path: Path
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("zip", "belong to no member that its index names"),
+        ("tar", "other data follows"),
+        ("tar.gz", "other data follows"),
+    ],
+)
+def test_an_archive_that_was_joined_to_another_does_not_agree(
+    dataset: Path, source_tree: Path, tmp_path: Path, kind: str, message: str
 ) -> None:
-    whole = Path(shutil.make_archive(str(tmp_path / "a"), "zip", source_tree))
+    files = {
+        path.relative_to(source_tree).as_posix(): path.read_bytes()
+        for path in source_tree.rglob("*")
+        if path.is_file()
+    }
+    whole = (write_zip if kind == "zip" else write_tar)(tmp_path / f"a.{kind}", files)
     assert verify.verify(dataset, source_input=whole) == []
     whole.write_bytes(whole.read_bytes() * 2)
-    with pytest.raises(OSError, match=r"a\.zip: .* belong to no member that its index names"):
+    with pytest.raises(OSError, match=rf"cannot read .*{whole.name}: .*{message}"):
         verify.verify(dataset, source_input=whole)
 
 

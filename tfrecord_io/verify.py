@@ -26,6 +26,7 @@ from tfrecord_io.decoding import preprocess
 from tfrecord_io.printing import printable, refuse
 from tfrecord_io.rejects import Reject
 from tfrecord_io.statistics import PixelStatistics
+from tfrecord_io.tar_end import check_tar_end
 
 # Columns of the examples table that the records, or the names of their shards, have too.
 _RECORD_COLUMNS = ("key", "label", "split")
@@ -433,6 +434,8 @@ def _read_files(source_input: Path, paths: Sequence[str]) -> Iterator[tuple[str,
                     file = archive.extractfile(info) or io.BytesIO()
                     del missing[info.name]
                     yield info.name, file.read()
+            stream: Any = archive.fileobj
+            check_tar_end(stream, archive.offset)
         for path in missing:
             yield path, None
 

@@ -30,6 +30,7 @@ from pipelines.sources.zip_members import ZipReader, list_members
 from pipelines.stores.range_file import open_range
 from tfrecord_io import zip_index
 from tfrecord_io.files import atomic_write
+from tfrecord_io.tar_end import check_tar_end
 
 #: A gzip stream with a larger ratio is taken for a decompression bomb, because JPEGs hardly
 #: compress. A tar of a few tiny files does compress, being mostly padding, so a small result is
@@ -175,7 +176,7 @@ def _tar_members(data_path: Path, path: Path) -> Iterator[Member]:
                     yield Member(info.name, info.size, info.offset_data, info.size, crc, problem)
                 # tarfile keeps every member in memory, and none is needed again.
                 archive.members.clear()
-            _check_tar_end(data_path, archive.offset)
+            check_tar_end(file, archive.offset)
     except (tarfile.TarError, EOFError, OSError, ValueError, OverflowError) as error:
         raise errors.UserError(
             f"{path} is not a complete tar archive ({error}); download or copy it again"
@@ -189,27 +190,6 @@ def _crc32(file: IO[bytes], start: int, length: int) -> int:
         crc = deflate.crc32(block, crc)
         length -= len(block)
     return crc
-
-
-def _check_tar_end(data_path: Path, end: int) -> None:
-    """Refuses a tar that is cut off, damaged between two members, or followed by other data.
-
-    tarfile stops at a block of zeros, which marks the end, and also at a damaged header. Only zeros
-    may follow the end, as padding.
-    """
-    with data_path.open("rb") as file:
-        file.seek(end)
-        block = file.read(tarfile.BLOCKSIZE)
-        if len(block) < tarfile.BLOCKSIZE:
-            raise tarfile.ReadError("it is cut off: it has no end mark")
-        if block.strip(b"\0"):
-            raise tarfile.ReadError(f"it is damaged at byte {end:,}")
-        while block := file.read(_COPY_BYTES):
-            if block.strip(b"\0"):
-                raise tarfile.ReadError(
-                    f"it ends at byte {end:,} but other data follows; if archives were joined, "
-                    "unpack them one by one and give the folder"
-                )
 
 
 def _tar_problem(info: tarfile.TarInfo) -> tuple[str, str] | None:
