@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +12,6 @@ from dataset_factory import write_dataset
 
 import tfrecord_io
 from tfrecord_io import ManifestError, schema
-from tfrecord_io.manifest import FILE_NAME
 from tfrecord_io.reading.order import BatchOrder
 
 NUM_EXAMPLES = 23
@@ -80,12 +78,6 @@ def test_batches_are_what_plain_tensorflow_parses_from_the_same_files(
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_without_shuffle_the_order_is_that_of_the_files(dataset: Path, engine: str) -> None:
-    keys = [key for batch in _batches(dataset, engine=engine, shuffle=False) for key in batch[2]]
-    assert keys == [key for _, _, key in _records(dataset)]
-
-
-@pytest.mark.parametrize("engine", ENGINES)
 def test_starting_at_a_step_gives_the_rest_bit_for_bit(dataset: Path, engine: str) -> None:
     every = _batches(dataset, engine=engine, epochs=3)
     rest = _batches(dataset, engine=engine, epochs=3, start_step=6)
@@ -105,20 +97,6 @@ def test_a_million_steps_in_the_next_batch_is_still_the_one_of_the_order(dataset
     examples = next(order.batches(1_000_000))
     records = _records(dataset)
     assert keys == [records[example][2] for example in examples]
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-def test_two_readers_share_each_batch(dataset: Path, engine: str) -> None:
-    whole = _batches(dataset, engine=engine, batch_size=4, drop_remainder=True)
-    shares = [
-        _batches(
-            dataset, engine=engine, batch_size=4, drop_remainder=True,
-            num_replicas=2, replica_index=index,
-        )
-        for index in range(2)
-    ]  # fmt: skip
-    together = [np.concatenate([a[2], b[2]]).tolist() for a, b in zip(*shares, strict=True)]
-    assert together == [batch[2].tolist() for batch in whole]
 
 
 def _keys(directory: Path, **options: object) -> list[list[bytes]]:
@@ -210,17 +188,6 @@ def _assert_refused(directory: Path, *words: str) -> None:
     assert [word for word in words if word not in str(error.value)] == []
 
 
-def test_a_missing_manifest_says_that_the_build_did_not_finish(tmp_path: Path) -> None:
-    _assert_refused(tmp_path, str(tmp_path / FILE_NAME), "run the same build command again")
-
-
-def test_a_newer_format_names_both_versions_and_what_to_install(tmp_path: Path) -> None:
-    write_dataset(tmp_path)
-    path = tmp_path / FILE_NAME
-    path.write_text(json.dumps({**json.loads(path.read_text()), "format_version": 3}))
-    _assert_refused(tmp_path, str(path), "version 3", "versions up to 2", "install the release")
-
-
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
@@ -252,11 +219,6 @@ def test_a_flipped_pixel_is_found_when_asked_for(tmp_path: Path, verify: str) ->
     tfrecord_io.make_dataset(tmp_path, split="train", batch_size=2)  # sizes alone still fit
     with pytest.raises(ManifestError, match=path.name):
         tfrecord_io.make_dataset(tmp_path, split="train", batch_size=2, verify=verify)
-
-
-def test_an_unknown_split_names_those_there_are(dataset: Path) -> None:
-    with pytest.raises(ManifestError, match="it has train"):
-        tfrecord_io.make_dataset(dataset, split="dev", batch_size=2)
 
 
 def test_a_batch_larger_than_the_split_is_refused_where_it_must_be_full(dataset: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from builds import build_here, run_build_here, shards_of
+from builds import build_here, run_build_here
 from image_files import jpeg, scan_tree, write_tar, write_tree, write_zip
 
 from pipelines import errors, options
@@ -102,12 +102,6 @@ def test_without_variants_nothing_of_them_is_recorded(scans, tmp_path):
 def test_the_number_of_variants_is_part_of_what_a_dataset_is(built, scans):
     with pytest.raises(errors.UserError, match="variants: 3 there, None now"):
         build_here(scans, built, "--num_shards=4", "--max_reject_fraction=0.1")
-
-
-def test_two_builds_make_the_same_variants(built, scans, tmp_path):
-    flags = ["--variants=3", "--num_shards=4", "--max_reject_fraction=0.1"]
-    again = build_here(scans, tmp_path / "again", *flags)
-    assert shards_of(again) == shards_of(built)
 
 
 def test_the_audit_does_not_take_a_variant_for_a_near_duplicate(built, scans, tmp_path):
