@@ -28,7 +28,7 @@ from tfrecord_io.rejects import Reject
 from tfrecord_io.statistics import PixelStatistics
 from tfrecord_io.tar_end import check_tar_end
 
-# Columns of the examples table that the records, or the names of their shards, have too.
+# Columns of the examples table whose values the records and the manifest hold too.
 _RECORD_COLUMNS = ("key", "label", "split")
 
 #: Number of records read at once, a few megabytes.
@@ -367,7 +367,7 @@ def _check_sample(
     wanted: dict[str, list[dict[str, Any]]] = {}
     for row in table.take(rows).to_pylist():
         path, frame = row["path"], None
-        # Only frames of files of several have no hash of the file; older builds gave them one.
+        # Only frames of files with several have no hash of the file; older builds hashed DICOM.
         if row["file_format"] == "DICOM" or row.get("file_xxh3", "") is None:
             path, frame = preprocess.split_frame_path(path)
         path = source_paths.get(row["path"], path)

@@ -21,7 +21,8 @@ import numpy as np
 from tfrecord_io import schema
 from tfrecord_io.reading.opening import Verify, open_split, shard_path
 
-# Not in Python's mmap module. Source: sys/mman.h, the same on Linux and macOS.
+# The flag MAP_FIXED, which Python's mmap module lacks. Source: sys/mman.h, the same on Linux and
+# macOS.
 _MAP_FIXED = 0x10
 
 
@@ -177,7 +178,7 @@ class MappedDataset:
         if memory is None:
             memory = np.empty(blocks.size * length, np.uint8)
         images = memory[: blocks.size * length]
-        # All places exist, and with mode="raise" NumPy would write to a copy of `out` first.
+        # The places are checked already; with mode="raise" NumPy would first write to a copy.
         np.take(self.mapped.blocks, blocks, 0, images.reshape(-1, length), mode="clip")
         images = images.view(layout.numpy_dtype).reshape(-1, *layout.image_shape)
         return images, self._labels[rows].view("<f4")

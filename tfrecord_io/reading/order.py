@@ -21,7 +21,8 @@ import numpy as np
 _WEYL = 0x9E3779B97F4A7C15
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
-# Odd and unrelated to the above: keeps a half's value apart from the number of its round.
+# An odd factor, unrelated to the constants above, for the value of a half. The number of the round
+# is multiplied by _WEYL, so that the two do not cancel each other.
 _SPREAD = np.uint64(0xD1342543DE82EF95)
 
 # Four rounds make a Feistel network a pseudorandom permutation of a large set (Luby and Rackoff
@@ -63,8 +64,8 @@ def permute(
         value[outside] = _feistel(value[outside], a, b, key[outside], num_rounds)
         outside = outside[value[outside] >= num_examples]
     if num_examples > 1:
-        # Shifts of an odd number of values are even permutations, so without this half of all
-        # orders would be rarer: swap the values 0 and 1, or not.
+        # Shifts of an odd number of values are even permutations, so odd ones would be rarer. So
+        # one bit of the key decides whether the values 0 and 1 are swapped.
         value ^= (value < 2) & (key & np.uint64(1))
     return value.astype(np.int64)
 
@@ -111,7 +112,8 @@ def _feistel(value: np.ndarray, a: int, b: int, key: np.ndarray, num_rounds: int
         # The hash's upper 32 bits, scaled to 0..size-1; faster than a remainder.
         shift = ((shift >> np.uint64(32)) * sizes[moved]) >> np.uint64(32)
         total = halves[moved] + shift
-        # The remainder of a sum below 2 * size: an unsigned difference below zero is huge.
+        # The remainder of a sum below 2 * size: if the sum is below size, the unsigned difference
+        # wraps around to a huge number, and the minimum is the sum.
         halves[moved] = np.minimum(total, total - sizes[moved])
     return halves[0] + np.uint64(a) * halves[1]
 

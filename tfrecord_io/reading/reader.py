@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 # that a step runs no Python.
 _BLOCK_EXAMPLES = 8192
 
-# Up to here the stream engine holds a split in memory, and gives it the global order.
+# The stream engine holds a split of up to this many examples in memory, in the global order.
 _HELD_EXAMPLES = 2048
 
 # Read at once from a remote store by each of the stream engine's readers; TensorFlow's own choice
@@ -48,12 +48,12 @@ _NUM_STREAM_READS = 8
 # Examples read at once into a device's memory.
 _LOAD_BATCH_SIZE = 512
 
-# More threads than these only wait for memory.
+# Largest number of threads that gather batches; more would only wait for memory.
 _MAX_GATHERS = 8
 
 
-# AutoGraph would look for Python control flow that depends on tensors. There is none, and looking
-# takes most of the time to the first batch.
+# Without this, AutoGraph searches the function for control flow that depends on tensors. There is
+# none, and the search takes most of the time to the first batch.
 @tf.autograph.experimental.do_not_convert
 def make_dataset(
     directory: str | os.PathLike[str],
@@ -408,8 +408,8 @@ class _SegmentReader:
                 deterministic=True,
             )
 
-        # Each reader takes the turns of neighbouring runs and hands over what it has of a turn at
-        # once: to hand over a single record costs as much as to copy it.
+        # Each reader reads neighbouring runs, and passes on its records of a turn together: passing
+        # on a single record costs as much as copying it.
         def read_turns(reader: tf.Tensor) -> tf.data.Dataset:
             first, last = (number * num_runs // num_readers for number in (reader, reader + 1))
             runs = tf.data.Dataset.range(first, last)
