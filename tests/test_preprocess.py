@@ -464,6 +464,7 @@ def test_a_reject_travels_between_processes():
         ({"width": 16_385}, "received 224x16385"),
         ({"channels": 2}, "channels must be 1 or 3, received 2"),
         ({"resize": "nearest"}, "resize must be one of bilinear, bicubic, lanczos, box"),
+        ({"no_window": "range"}, "no_window must be 'frame_range', received 'range'"),
         ({"dtype": "float32"}, "dtype must be one of uint8, uint16, received 'float32'"),
     ],
 )

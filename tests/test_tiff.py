@@ -209,8 +209,3 @@ def test_damage_anywhere_raises_nothing_but_a_reject():
             for number in range(1, len(pages) + 2):
                 with contextlib.suppress(Reject):
                     decode_image(data, Preprocessing(height=8, width=8), number)
-
-
-def test_the_pages_are_those_that_pillow_counts():
-    with Image.open(io.BytesIO(by_pillow("raw"))) as image:
-        assert image.n_frames == len(kinds(by_pillow("raw")))

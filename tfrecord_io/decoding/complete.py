@@ -189,7 +189,7 @@ def _end_of_png(image: Any, data: bytes) -> int:
 def _end_of_bmp(image: Any, data: bytes) -> int:
     codec, (_, _, _, height), start, arguments = image.tile[0]
     if codec == "bmp_rle":
-        return int.from_bytes(data[2:6], "little")
+        return int.from_bytes(data[2:6], "little") or len(data)  # some writers leave the size out
     end = start + arguments[1] * height
     if int.from_bytes(data[14:18], "little") == _BMP_V5_HEADER_BYTES:
         place, length = struct.unpack_from("<II", data, _BMP_PROFILE)

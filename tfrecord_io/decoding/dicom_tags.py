@@ -133,25 +133,28 @@ def read_header(start: bytes) -> Header | None:
 
     try:
         check_inflated(start)
-        found = read_partial(io.BytesIO(start), is_past, specific_tags=[*_HEADER_TAGS.values()])
-        if not ended:
-            return None
-        num_frames = int(found.get("NumberOfFrames") or 1)
-        is_grey = found.get("PhotometricInterpretation") in MONOCHROME
-        has_levels = found.get("VOILUTSequence") or window_of(found) or is_plain(found, found)
-        values = {name: str(found.get(name) or "").strip() for name in _HEADER_TAGS}
+        tags = read_partial(io.BytesIO(start), is_past, specific_tags=[*_HEADER_TAGS.values()])
+        return _header(tags) if ended else None
     except Exception:
         # A damaged file raises almost anything. The decoder rejects it, with a reason.
         return None
-    patient, issuer = values["PatientID"], values["IssuerOfPatientID"]
+
+
+def _header(tags: Dataset) -> Header:
+    def text(name: str) -> str:
+        return str(tags.get(name) or "").strip()
+
+    patient = text("PatientID")
+    is_grey = tags.get("PhotometricInterpretation") in MONOCHROME
+    has_levels = tags.get("VOILUTSequence") or window_of(tags) or is_plain(tags, tags)
     return Header(
-        num_frames=num_frames,
-        patient=_hashed(f"{issuer}\0{patient}") if patient else None,
-        study=_hashed(values["StudyInstanceUID"]),
-        series=_hashed(values["SeriesInstanceUID"]),
-        modality=values["Modality"] or None,
-        laterality=values["ImageLaterality"] or values["Laterality"] or None,
-        device=values["ManufacturerModelName"] or None,
+        num_frames=int(tags.get("NumberOfFrames") or 1),
+        patient=_hashed(f"{text('IssuerOfPatientID')}\0{patient}") if patient else None,
+        study=_hashed(text("StudyInstanceUID")),
+        series=_hashed(text("SeriesInstanceUID")),
+        modality=text("Modality") or None,
+        laterality=text("ImageLaterality") or text("Laterality") or None,
+        device=text("ManufacturerModelName") or None,
         needs_range=is_grey and not has_levels,
     )
 

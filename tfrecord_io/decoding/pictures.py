@@ -3,6 +3,9 @@
 Most files hold one. Each frame of a DICOM file and each page of a TIFF file is a picture of its
 own; both are called frames, and `preprocess.frame_path` names them. The build and `predict` ask
 here, so that both find the same pictures.
+
+>>> find_pictures("scan.png", 30_000, b"", open).frames
+(None,)
 """
 
 from __future__ import annotations

@@ -67,6 +67,8 @@ class Preprocessing:
     no_window: str | None = FRAME_RANGE
 
     def __post_init__(self) -> None:
+        if self.no_window not in (None, FRAME_RANGE):
+            raise ValueError(f"no_window must be {FRAME_RANGE!r}, received {self.no_window!r}")
         if min(self.height, self.width) < 1 or max(self.height, self.width) > 16_384:
             raise ValueError(
                 f"image_size must be in 1..16384 pixels a side, received {self.height}x{self.width}"
