@@ -223,7 +223,7 @@ def test_tfds_reads_the_labels_as_numbers(dataset):
     ("flags", "message"),
     [
         (["--label_columns=a,b"], "needs --labels"),
-        (["--labels=x.csv", "--label_columns=a,a"], "each column once"),
+        (["--labels=x.csv", "--label_columns=a,a"], "each name once"),
         (["--labels=x.csv", "--label_columns=a|b,c"], "no name with |"),
         (["--labels=x.csv", "--label_columns=a,none"], "a label named none"),
         (["--labels=x.csv", "--label_columns=a", "--classes=b"], "no --classes"),

@@ -114,7 +114,7 @@ def test_an_abbreviated_flag_is_not_taken_for_one_of_ours():
         (["--shard_size_mb=inf"], "shard_size_mb must be above 0"),
         (["--group_regex=("], "not a valid pattern"),
         (["--group_regex=CNV-"], "needs a group in parentheses for the patient"),
-        (["--classes=A,B,A"], "classes must differ; received A,B,A"),
+        (["--classes=A,B,A"], "classes takes each name once; received A,B,A"),
         (["--output="], "--output must be a folder of its own, received ''"),
         (["--output=/"], "--output must be a folder of its own, received '/'"),
     ],

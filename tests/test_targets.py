@@ -271,7 +271,7 @@ def test_the_trainer_takes_grades_as_classes(scans, tmp_path):
         (["--target=ef", "--labels=x.csv", "--label_columns=a"], "no --classes or --label_columns"),
         (["--target=patient", "--labels=x.csv"], "a column with numbers or grades"),
         (["--grades=a"], "two or more names"),
-        (["--grades=a,b,a"], "--grades must differ"),
+        (["--grades=a,b,a"], "--grades takes each name once"),
         (["--grades=a,b", "--classes=a,b"], "takes the place of --classes"),
     ],
 )

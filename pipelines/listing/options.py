@@ -94,7 +94,7 @@ class ListingOptions:
         for name in ("classes", "grades", "label_columns"):
             values = getattr(self, name)
             if len(set(values)) != len(values):
-                raise ValueError(f"--{name} must differ; received {','.join(values)}")
+                raise ValueError(f"--{name} takes each name once; received {','.join(values)}")
         if len(self.grades) == 1:
             raise ValueError(f"--grades takes two or more names; received {self.grades[0]}")
         if self.grades and (self.classes or self.label_columns):
