@@ -295,6 +295,20 @@ def test_a_limit_does_not_inflate_the_share_of_what_the_listing_rejects(
         assert exit_code(monkeypatch, [*argv, "--max_reject_fraction=0.5"]) == 0
 
 
+def test_too_many_rejects_of_the_listing_are_told_of_an_anonymous_dataset_too(
+    tmp_path, monkeypatch, capsys
+):
+    links = [tar_info(f"train/CNV/{n}.png", kind=tarfile.SYMTYPE) for n in range(9)]
+    scans = write_tar(tmp_path / "scans.tar", scan_tree({"train": 4}), links)
+    (tmp_path / "secret").write_text("0123456789abcdef" * 4)
+    flags = (f"--anonymize={tmp_path / 'secret'}", IN_MEMORY)
+    assert exit_code(monkeypatch, arguments(scans, tmp_path / "out", *flags)) == 1
+    said = capsys.readouterr().err
+    assert "9 of 25 images were rejected" in said
+    assert "scans.tar" not in said
+    assert not [row for row in rows_of(tmp_path / "out") if "train" in row[0]]
+
+
 def test_a_folder_that_is_no_class_fails_and_the_message_tells_what_to_do(
     tmp_path, monkeypatch, capsys
 ):

@@ -88,7 +88,8 @@ def prepared(options: BuildOptions) -> Iterator[Job | None]:
         source = make_source(options.source, options.workers, options.plan.seed)
     preparation = _Preparation(options, storage, privacy, source)
     with output_state.locked(storage), privacy.build_folder(storage):
-        with privacy.private_errors():
+        # The message of a refused dataset has numbers and codes, and no name of the input.
+        with privacy.private_errors((errors.RefusedError,)):
             job = preparation.job()
         # What has been prepared knows files by their codes, and so do its own errors.
         with privacy.private_errors((errors.UserError, errors.BuildError)):
