@@ -46,13 +46,7 @@ def mean_entropy(of_truth: np.ndarray) -> float:
 
 
 def confusion_matrix(labels: np.ndarray, predicted: np.ndarray, num_classes: int) -> np.ndarray:
-    """Returns int64 [num_classes, num_classes], the number of examples by (true, predicted).
-
-    Args:
-        labels: int [num_examples].
-        predicted: int [num_examples].
-        num_classes: number of classes.
-    """
+    """Returns int64 [num_classes, num_classes], the number of examples by (true, predicted)."""
     places = labels * num_classes + predicted
     return np.bincount(places, minlength=num_classes**2).reshape(num_classes, num_classes)
 
@@ -62,9 +56,6 @@ def penalty_matrix(label_names: Sequence[str]) -> np.ndarray:
 
     An urgent case called NORMAL costs 4, called DRUSEN 2, and any other mistake 1. Source: Kermany
     et al. 2018.
-
-    Args:
-        label_names: names of the classes.
     """
     penalties = 1.0 - np.eye(len(label_names))
     for row, truth in enumerate(label_names):
@@ -111,13 +102,7 @@ def average_precision(
     examples that rank at least as high. scikit-learn's `average_precision_score` gives the same
     values (a test compares them), but takes one weighting at a time.
 
-    Args:
-        is_positive: bool [num_examples].
-        ranking: [num_examples], the score; higher means more likely positive.
-        weights: float64 [..., num_examples], how often each example counts.
-
-    Returns:
-        float64 [...].
+    Args and result are those of `area_under_curve`.
     """
     levels = np.unique(ranking[is_positive])
     # The highest level that an example reaches; 0 for those below all of them.
@@ -160,12 +145,7 @@ def bin_error(
 def calibration_bins(
     confidences: np.ndarray, is_correct: np.ndarray, weights: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns the sums of each bin of confidence.
-
-    Args:
-        confidences: [num_examples], the probability of the predicted class.
-        is_correct: bool [num_examples].
-        weights: float64 [..., num_examples], how often each example counts.
+    """Returns the sums of each bin of confidence, see `expected_calibration_error`.
 
     Returns:
         (sum of weights, weighted sum of confidences, weight of correct examples), each [...,
@@ -190,12 +170,7 @@ def sums_by_place(places: np.ndarray, values: np.ndarray, num_places: int) -> np
 
 
 def ratios(parts: np.ndarray, wholes: np.ndarray) -> np.ndarray:
-    """Returns parts / wholes; NaN where the whole is 0.
-
-    Args:
-        parts: array that broadcasts with `wholes`.
-        wholes: array of non-negative values.
-    """
+    """Returns parts / wholes, which are not negative; NaN where the whole is 0."""
     undefined = np.full(np.broadcast_shapes(np.shape(parts), np.shape(wholes)), np.nan)
     return np.divide(parts, wholes, out=undefined, where=np.asarray(wholes) > 0)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -31,7 +31,7 @@ class Number(Task):
     1986, "Statistical methods for assessing agreement between two methods of clinical measurement".
 
     Attributes:
-        mean: of the training images, see `registry.training_task`.
+        mean: of the training images, see `fitted`.
         std: their standard deviation.
     """
 
@@ -55,6 +55,21 @@ class Number(Task):
     without_absent = "there is nothing to measure"
     shown_mistakes = "answers that are furthest off"
     answer = "the answer"
+
+    def fitted(self, read: Callable[[], np.ndarray], weights: np.ndarray | None) -> Task:
+        values = read()[:, 0].astype(np.float64)
+        if values.min() == values.max():
+            raise ValueError(
+                f"all training images have the number {values[0]:g}, so there is nothing to learn"
+            )
+        mean = np.average(values, weights=weights)
+        variance = np.average(np.square(values - mean), weights=weights)
+        if variance > np.finfo(np.float32).max:
+            raise ValueError(
+                f"the numbers differ by up to {np.ptp(values):g}, whose square float32 cannot "
+                "hold; give them in a larger unit, and build again"
+            )
+        return Number(float(mean), float(np.sqrt(variance)))
 
     def activation(self, name: str | None = None) -> keras.layers.Layer:
         return keras.layers.Rescaling(

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -102,6 +102,18 @@ class Task(abc.ABC):
     answer: str = "the probability of the answer"
 
     # ---- learning
+
+    def fitted(self, read: Callable[[], np.ndarray], weights: np.ndarray | None) -> Task:
+        """Returns the task with what it takes from the training labels.
+
+        Args:
+            read: returns them, float32 [num_examples, num_labels]; it reads a page of each image.
+            weights: how often each example counts, [num_examples]; None for once each.
+
+        Raises:
+            ValueError: if nothing can be learnt from these labels.
+        """
+        return self
 
     @abc.abstractmethod
     def activation(self, name: str | None = None) -> keras.layers.Layer:

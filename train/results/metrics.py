@@ -239,11 +239,7 @@ def _notes(result: Mapping[str, Any], behind: Mapping[str, int], without_absent:
 
 
 def describe(metrics: Mapping[str, Any]) -> str:
-    """Returns the metrics as a few lines of text.
-
-    Args:
-        metrics: content of metrics.json.
-    """
+    """Returns the content of metrics.json as a few lines of text."""
     by = metrics["bootstrap_by"]
     people = f" of {metrics['num_patients']:,} patients" if metrics["num_patients"] else ""
     weights = f", weights of epoch {metrics['best_epoch']}" if metrics.get("best_epoch") else ""
@@ -280,17 +276,6 @@ def _most_telling(metrics: Mapping[str, Any]) -> tuple[list[str], int]:
 
 
 def format_of(metrics: Mapping[str, Any]) -> Callable[[float | None], str]:
-    """Returns the function that formats a measure: in percent, or a number in its own unit.
-
-    Args:
-        metrics: content of metrics.json.
-    """
-    return _decimal if kind_in(metrics).is_number else _percent
-
-
-def _decimal(value: float | None) -> str:
-    return "undefined" if value is None else f"{value:.5g}"
-
-
-def _percent(value: float | None) -> str:
-    return "undefined" if value is None else f"{value:.1%}"
+    """Returns what formats a measure of metrics.json: as percent, or in its own unit."""
+    digits = ".5g" if kind_in(metrics).is_number else ".1%"
+    return lambda value: "undefined" if value is None else f"{value:{digits}}"

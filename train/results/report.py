@@ -125,9 +125,7 @@ class RunReport:
 
 
 def find_mistakes(
-    predict: saliency.Predict,
-    directory: str,
-    predictions: Predictions,
+    predict: saliency.Predict, directory: str, predictions: Predictions
 ) -> list[Mistake]:
     """Returns the worst mistakes on a part with their images and occlusion maps.
 
@@ -264,24 +262,24 @@ def _summary(report: RunReport) -> list[str]:
 
 def _warnings(report: RunReport) -> list[str]:
     """Returns the warnings below the summary."""
-    metrics, found = report.metrics, []
+    metrics, warnings = report.metrics, []
     if metrics is None:
-        return found
+        return warnings
     if report.num_shared_patients:
-        found.append(
+        warnings.append(
             f"{counted(report.num_shared_patients, 'patient')} of the {metrics['split']} split "
             f"also {'has' if report.num_shared_patients == 1 else 'have'} images in the training "
             "split. The network may recognise the eye instead of the disease, so the result is "
             "probably too good. Build the data with --splits patient."
         )
     if doubt := report.task.doubt(metrics):
-        found.append(doubt)
+        warnings.append(doubt)
     if metrics["split"] == "val" and not report.is_cross_validation:
-        found.append(
+        warnings.append(
             "The dataset has no test split. The run also made its choices with these validation "
             "images, so the result is probably too good."
         )
-    return found
+    return warnings
 
 
 def _tiles(report: RunReport) -> list[tuple[str, str]]:
@@ -347,14 +345,14 @@ def _data_url(pixels: np.ndarray) -> str:
 
 def _overall(metrics: Mapping[str, Any]) -> list[str]:
     """Returns the overall measures, and the sensitivities unless there are many classes."""
-    labels = set(metrics["label_counts"])
+    labels = metrics["label_counts"]
     shown = "sensitivity" if len(labels) <= MAX_CLASSES else None
-    found = []
-    for name in metrics["scores"]:
-        measure, _, label = name.partition("/")
-        if label not in labels or measure == shown:
-            found.append(name)
-    return found
+    parts = {name: name.partition("/") for name in metrics["scores"]}
+    return [
+        name
+        for name, (measure, _, label) in parts.items()
+        if label not in labels or measure == shown
+    ]
 
 
 def _settings(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
