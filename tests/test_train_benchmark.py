@@ -5,23 +5,22 @@ import pytest
 from marked_images import run_script, write_marked_dataset
 
 from train import benchmark
-from train.benchmark import Speed
 from train.errors import ConfigError
 
 
+def row_of(replicas, speed):
+    return {
+        "replicas": replicas,
+        "images_per_second": speed,
+        "images_per_second_on_device": 2 * speed,
+        "input_ratio": 0.5,
+        "input_wait_share": 0.5,
+    }
+
+
 def test_speed_up_and_efficiency_are_against_the_first_row():
-    speeds = [
-        Speed(
-            replicas=replicas,
-            images_per_second=speed,
-            images_per_second_on_device=2 * speed,
-            input_wait_share=0.5,
-        )
-        for replicas, speed in ((1, 100.0), (4, 300.0))
-    ]
-    first, second = benchmark.table(speeds)
-    assert (first["speedup"], first["efficiency"], first["input_ratio"]) == (1, 1, 0.5)
-    assert (second["speedup"], second["efficiency"]) == (3, 0.75)
+    row = benchmark.compared(row_of(4, 300.0), row_of(1, 100.0))
+    assert (row["speedup"], row["efficiency"], row["input_ratio"]) == (3, 0.75, 0.5)
 
 
 @pytest.mark.parametrize("replicas", ["0", "1,x", "", "1,,2"])
@@ -48,12 +47,7 @@ def test_what_was_measured_before_a_failure_is_kept(tmp_path, monkeypatch, capsy
     def measure_one(config, *, replicas, num_steps, num_rounds):
         if replicas == 1 and (tmp_path / "scaling.csv").exists():
             raise ConfigError("the device went away")
-        return Speed(
-            replicas=replicas,
-            images_per_second=100.0,
-            images_per_second_on_device=200.0,
-            input_wait_share=0.5,
-        )
+        return row_of(replicas, 100.0)
 
     monkeypatch.setattr(benchmark, "measure", measure_one)
     data = tmp_path / "data"

@@ -25,7 +25,7 @@ from train.config import TrainConfig
 from train.errors import ConfigError
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from matplotlib.axes import Axes
 
     from train.run_setup import Run
     from train.training.steps import Steps
@@ -40,28 +40,6 @@ COLUMNS = {
     "speedup": ".2f",
     "efficiency": ".0%",
 }
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Speed:
-    """What was measured with some replicas.
-
-    Attributes:
-        replicas: devices that train together.
-        images_per_second: fed by the reader; the median of the rounds.
-        images_per_second_on_device: with a batch that is on the devices; the median of the rounds.
-        input_wait_share: of the time of the rounds that were fed by the reader.
-    """
-
-    replicas: int
-    images_per_second: float
-    images_per_second_on_device: float
-    input_wait_share: float
-
-    @property
-    def input_ratio(self) -> float:
-        """1 if the input costs nothing."""
-        return self.images_per_second / self.images_per_second_on_device
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -159,7 +137,9 @@ def time_rounds(
     }
 
 
-def measure(config: TrainConfig, *, replicas: int, num_steps: int, num_rounds: int) -> Speed:
+def measure(
+    config: TrainConfig, *, replicas: int, num_steps: int, num_rounds: int
+) -> dict[str, float]:
     """Measures training steps on some replicas.
 
     Args:
@@ -167,6 +147,11 @@ def measure(config: TrainConfig, *, replicas: int, num_steps: int, num_rounds: i
         replicas: how many devices to use.
         num_steps: of a round.
         num_rounds: of each kind; the median counts.
+
+    Returns:
+        a row of the table without `speedup` and `efficiency`: images a second, fed by the reader
+        and with a batch that is on the devices; the ratio of the two, which is 1 if the input
+        costs nothing; the share of the time of the fed rounds in which steps waited for input.
 
     Raises:
         ConfigError: if there are fewer devices.
@@ -183,67 +168,39 @@ def measure(config: TrainConfig, *, replicas: int, num_steps: int, num_rounds: i
         num_rounds=num_rounds,
     )
     images = num_steps * (session.run.config.input.global_batch_size or 0)
-    return Speed(
-        replicas=replicas,
-        images_per_second=images / times["fed"][0],
-        images_per_second_on_device=images / times["repeated"][0],
-        input_wait_share=times["fed"][1],
-    )
+    (fed, waited), (repeated, _) = times["fed"], times["repeated"]
+    return {
+        "replicas": replicas,
+        "images_per_second": round(images / fed, 1),
+        "images_per_second_on_device": round(images / repeated, 1),
+        "input_ratio": round(repeated / fed, 4),
+        "input_wait_share": round(waited, 4),
+    }
 
 
-def table(speeds: Sequence[Speed]) -> list[dict[str, float]]:
-    """Returns a row for each measurement, with speed-up and efficiency against the first."""
-    first = speeds[0]
-    rows = []
-    for speed in speeds:
-        speedup = speed.images_per_second / first.images_per_second
-        rows.append(
-            {
-                "replicas": speed.replicas,
-                "images_per_second": round(speed.images_per_second, 1),
-                "images_per_second_on_device": round(speed.images_per_second_on_device, 1),
-                "input_ratio": round(speed.input_ratio, 4),
-                "input_wait_share": round(speed.input_wait_share, 4),
-                "speedup": round(speedup, 3),
-                "efficiency": round(speedup * first.replicas / speed.replicas, 3),
-            }
-        )
-    return rows
+def compared(row: Mapping[str, float], first: Mapping[str, float]) -> dict[str, float]:
+    """Returns a row of the table with its speed-up and efficiency against the first row."""
+    speedup = row["images_per_second"] / first["images_per_second"]
+    efficiency = speedup * first["replicas"] / row["replicas"]
+    return {**row, "speedup": round(speedup, 3), "efficiency": round(efficiency, 3)}
 
 
-def draw(rows: Sequence[dict[str, float]], title: str) -> Figure:
-    """Images a second by replicas, beside the line of perfect scaling."""
-    from matplotlib.figure import Figure
-
-    from train.results.charts import COLOURS
-
-    figure = Figure(figsize=(7, 4.5), layout="constrained")
-    axes = figure.add_subplot()
+def draw(axes: Axes, rows: Sequence[Mapping[str, float]]) -> None:
+    """Draws images a second by replicas, beside the line of perfect scaling."""
     places = range(len(rows))
-    for shift, column, label, colour in (
-        (-0.2, "images_per_second", "fed by the reader", COLOURS[0]),
-        (0.2, "images_per_second_on_device", "batch already on the devices", COLOURS[5]),
+    for shift, column, label in (
+        (-0.2, "images_per_second", "fed by the reader"),
+        (0.2, "images_per_second_on_device", "batch already on the devices"),
     ):
-        bars = axes.bar(
-            [place + shift for place in places],
-            [row[column] for row in rows],
-            width=0.38,
-            color=colour,
-            label=label,
-        )
+        heights = [row[column] for row in rows]
+        bars = axes.bar([place + shift for place in places], heights, width=0.38, label=label)
         axes.bar_label(bars, fmt="{:,.0f}", fontsize=8)
-    perfect = [
-        rows[0]["images_per_second_on_device"] * row["replicas"] / rows[0]["replicas"]
-        for row in rows
-    ]
-    axes.plot(places, perfect, "k:", label="perfect scaling")
+    one = rows[0]["images_per_second_on_device"] / rows[0]["replicas"]
+    axes.plot(places, [one * row["replicas"] for row in rows], "k:", label="perfect scaling")
     axes.set_xticks(places, [f"{row['replicas']:g}" for row in rows])
-    axes.set_xlabel("replicas")
-    axes.set_ylabel("images a second")
-    axes.set_title(title)
+    axes.set(xlabel="replicas", ylabel="images a second")
     axes.legend(loc="upper left")
     axes.margins(y=0.15)
-    return figure
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -274,18 +231,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         configure_devices(config.replace(gpus=max(counts)).devices)
     except ConfigError as error:
         return _complain(error)
-    speeds = []
+    rows: list[dict[str, float]] = []
     try:
         for count in counts:
-            speeds.append(
-                measure(
-                    config, replicas=count, num_steps=arguments.steps, num_rounds=arguments.rounds
-                )
+            row = measure(
+                config, replicas=count, num_steps=arguments.steps, num_rounds=arguments.rounds
             )
-            _print_row(table(speeds)[-1], header=len(speeds) == 1)
+            rows.append(compared(row, rows[0] if rows else row))
+            _print_row(rows[-1], header=len(rows) == 1)
             if output:
                 title = f"{config.network.model}, {config.input.replica_batch_size} a replica"
-                _write(Path(output), table(speeds), title)
+                _write(Path(output), rows, title)
     except (ConfigError, ManifestError) as error:
         return _complain(error)
     if output:
@@ -315,6 +271,7 @@ def _print_row(row: dict[str, float], *, header: bool) -> None:
 
 def _write(directory: Path, rows: Sequence[dict[str, float]], title: str) -> None:
     from tfrecord_io.files import atomic_write
+    from train.results import charts
     from train.run_folder import write_json
 
     directory.mkdir(parents=True, exist_ok=True)
@@ -325,7 +282,13 @@ def _write(directory: Path, rows: Sequence[dict[str, float]], title: str) -> Non
     with atomic_write(directory / "scaling.csv") as file:
         file.write(text.getvalue().encode("utf-8"))
     write_json(directory / "scaling.json", rows)
-    draw(rows, title).savefig(directory / "scaling.png", dpi=120)
+    chart = charts.Chart(
+        title=title,
+        description="Images a second by number of replicas.",
+        draw=lambda axes: draw(axes, rows),
+        size=(7, 4.5),
+    )
+    charts.write_png(directory / "scaling.png", [chart])
 
 
 def _complain(error: Exception) -> int:
