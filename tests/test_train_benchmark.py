@@ -26,7 +26,7 @@ def test_speed_up_and_efficiency_are_against_the_first_row():
 @pytest.mark.parametrize("replicas", ["0", "1,x", "", "1,,2"])
 def test_wrong_numbers_of_replicas_end_with_code_2(replicas, capsys):
     assert benchmark.main([f"--replicas={replicas}", "--data=x"]) == 2
-    assert "--replicas must be numbers such as 1,2,4" in capsys.readouterr().err
+    assert "--replicas: must be numbers such as 1,2,4" in capsys.readouterr().err
 
 
 @pytest.mark.slow

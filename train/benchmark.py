@@ -19,6 +19,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tfrecord_io import ManifestError, flags
+from tfrecord_io.flags import flag
 from train import config as train_config
 from train import console
 from train.config import TrainConfig
@@ -203,63 +205,65 @@ def draw(axes: Axes, rows: Sequence[Mapping[str, float]]) -> None:
     axes.margins(y=0.15)
 
 
+def _parse_counts(text: str) -> tuple[int, ...]:
+    if not all(part.isdigit() and int(part) > 0 for part in text.split(",")):
+        raise ValueError(f"must be numbers such as 1,2,4; received {text!r}")
+    return tuple(map(int, text.split(",")))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BenchmarkOptions:
+    """What is measured, and where it is written."""
+
+    replicas: tuple[int, ...] = flag(
+        (1,), "such as 1,2,4 (default: 1)", parse=_parse_counts, metavar="N,N"
+    )
+    steps: int = flag(30, "steps of a round", least=1)
+    rounds: int = flag(5, "the median counts", least=1)
+    output: Path | None = flag(None, "folder for table (CSV, JSON) and plot", metavar="DIR")
+
+    __post_init__ = flags.check
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit code."""
     parser = argparse.ArgumentParser(
         prog="python train/benchmark.py", description="Images a second by number of replicas."
     )
-    parser.add_argument("--replicas", default="1", metavar="N,N", help="such as 1,2,4 [1]")
-    parser.add_argument("--steps", type=_positive, default=30, help="steps of a round [30]")
-    parser.add_argument("--rounds", type=_positive, default=5, help="the median counts [5]")
-    parser.add_argument("--output", metavar="DIR", help="folder for table (CSV, JSON) and plot")
+    flags.add_flags(parser, "benchmark", BenchmarkOptions)
     train_config.add_arguments(parser)
     arguments = parser.parse_args(argv)
-    output = arguments.output
     console.set_defaults()
     try:
-        counts = _parse_counts(arguments.replicas)
+        options = flags.from_flags(BenchmarkOptions, arguments)
+    except ValueError as error:
+        return _complain(error)
+    try:
         # Speed does not depend on the values of the weights. The batch of a replica must not
         # depend on how many there are.
         common = {"weights": "none", "replica_batch_size": 64}
         config = train_config.from_arguments(common | train_config.given_fields(arguments), None)
         console.check_backend(os.environ["KERAS_BACKEND"])
         with console.hide_native_noise():
-            from tfrecord_io import ManifestError
             from train.devices import configure_devices
             from train.training import trainer  # noqa: F401 - imports all that writes notes at import
         # Before minutes are spent on the smaller numbers.
-        configure_devices(config.replace(gpus=max(counts)).devices)
-    except ConfigError as error:
-        return _complain(error)
-    rows: list[dict[str, float]] = []
-    try:
-        for count in counts:
+        configure_devices(config.replace(gpus=max(options.replicas)).devices)
+        rows: list[dict[str, float]] = []
+        for count in options.replicas:
             row = measure(
-                config, replicas=count, num_steps=arguments.steps, num_rounds=arguments.rounds
+                config, replicas=count, num_steps=options.steps, num_rounds=options.rounds
             )
             rows.append(compared(row, rows[0] if rows else row))
             _print_row(rows[-1], header=len(rows) == 1)
-            if output:
+            if options.output:
                 title = f"{config.network.model}, {config.input.replica_batch_size} a replica"
-                _write(Path(output), rows, title)
+                _write(options.output, rows, title)
     except (ConfigError, ManifestError) as error:
         return _complain(error)
-    if output:
-        print(f"table and plot are in {output}")
+    if options.output:
+        print(f"table and plot are in {options.output}")
     return 0
-
-
-def _parse_counts(text: str) -> list[int]:
-    if not all(part.isdigit() and int(part) > 0 for part in text.split(",")):
-        raise ConfigError(f"--replicas must be numbers such as 1,2,4; received {text!r}")
-    return [int(part) for part in text.split(",")]
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, received {number}")
-    return number
 
 
 def _print_row(row: dict[str, float], *, header: bool) -> None:
