@@ -165,14 +165,6 @@ def test_planted_pairs_are_found_in_a_crowd_and_nothing_else(num_bits):
     assert found.complete
 
 
-def test_it_finds_what_comparing_all_with_all_finds():
-    originals = random_hashes(200)
-    hashes = np.concatenate([originals, flipped(originals, 5), flipped(originals, 12, seed=3)])
-    distance = np.bitwise_count(hashes[:, None] ^ hashes[None]).sum(2)
-    first, second = np.nonzero(np.triu(distance <= near_duplicates.MAX_DISTANCE, 1))
-    assert pairs_of(find_pairs(hashes)) == set(zip(first.tolist(), second.tolist(), strict=True))
-
-
 def test_thousands_of_equal_hashes_take_no_square_and_each_finds_one_like_it():
     hashes = np.repeat(random_hashes(1), 5000, axis=0)
     found = find_pairs(hashes, window=4)
