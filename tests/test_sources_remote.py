@@ -65,16 +65,6 @@ def fetch(s3: S3Server, prefix: str, directory: Path) -> Path:
     return directory
 
 
-def test_a_zip_on_a_store_gives_the_bytes_of_the_local_one(s3, scans_zip, tmp_path):
-    s3.client.upload_file(str(scans_zip), BUCKET, "in/scans.zip")
-    local = build_here(scans_zip, tmp_path / "local", "--max_reject_fraction=0.5")
-
-    build(s3, "archive", f"s3://{BUCKET}/in/scans.zip", tmp_path / "remote")
-
-    assert shards_of(tmp_path / "remote") == shards_of(local) != {}
-    assert verify.verify(tmp_path / "remote", source_input=scans_zip) == []
-
-
 def test_a_dataset_on_a_store_is_the_one_on_a_disk(s3, scans_zip, tmp_path):
     s3.client.upload_file(str(scans_zip), BUCKET, "in/scans.zip")
     local = build_here(scans_zip, tmp_path / "local", "--max_reject_fraction=0.5")
@@ -175,17 +165,6 @@ def test_a_login_in_a_url_that_fails_is_shown_to_nobody(content, tmp_path, capsy
             build_here(given, output, *more)
     shown = str(caught.value) + "".join(capsys.readouterr())
     assert not [secret for secret in ("us%40er", "us@er", "pa%2F", "pa/ss") if secret in shown]
-
-
-def test_a_folder_on_a_web_server_is_refused_with_the_way_out(tmp_path):
-    with (
-        running_web() as server,
-        pytest.raises(errors.UserError, match=r"Give --input a \.zip with --source archive"),
-    ):
-        build_tfrecords.build(
-            ["--source=directory", f"--input={server.url('scans')}", f"--output={tmp_path / 'out'}"]
-        )
-    assert not (tmp_path / "out").exists()
 
 
 def test_a_build_that_another_one_overtakes_on_a_store_ends_with_the_same_dataset(

@@ -6,9 +6,7 @@ import ipaddress
 import ssl
 import subprocess
 import sys
-import zipfile
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 
 import azure_server
 import gcs_server
@@ -72,29 +70,6 @@ def test_a_range_is_exactly_what_was_asked_for(folder):
     assert remote.read(f"{folder}/file", 100, 50) == CONTENT[100:150]
     assert remote.read(f"{folder}/file", len(CONTENT) - 3, 3) == CONTENT[-3:]
     assert remote.read(f"{folder}/file", len(CONTENT) - 3, 30) == CONTENT[-3:]
-
-
-def test_only_the_asked_bytes_are_fetched(s3):
-    write(f"s3://{BUCKET}/exact", CONTENT)
-    s3.forget()
-
-    remote.read(f"s3://{BUCKET}/exact", 100, 50)
-
-    assert s3.bytes_sent == 50
-
-
-def test_a_remote_file_is_sought_like_a_local_one(folder):
-    file = io.BytesIO()
-    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("a", CONTENT)
-        archive.comment = b"from the clinic"
-    write(f"{folder}/a.zip", file.getvalue())
-
-    ranges = remote.describe(f"{folder}/a.zip").open()
-    with ranges, zipfile.ZipFile(ranges) as archive:
-        assert archive.read("a") == CONTENT
-    with pytest.raises(OSError, match="cannot seek to -1"):
-        remote.RemoteFile("x://y", 5, "").open().seek(-6, io.SEEK_END)
 
 
 @pytest.mark.parametrize("content", [b"", b"1", CONTENT * 1000], ids=["empty", "byte", "ten MB"])
@@ -220,15 +195,6 @@ def test_a_file_that_changed_is_not_read_for_the_one_that_was_listed(folder):
 
     with pytest.raises(errors.BuildError, match="changed since the build began"):
         remote.read_file(url, found.size, found.version)
-
-
-def test_threads_get_each_its_own_bytes(folder):
-    write(f"{folder}/file", CONTENT)
-
-    with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(lambda at: remote.read(f"{folder}/file", at, 99), range(200)))
-
-    assert found == [CONTENT[at : at + 99] for at in range(200)]
 
 
 @pytest.mark.parametrize("num_cuts", [1, 3])
