@@ -228,16 +228,9 @@ def _own_metrics(run: Path) -> dict[str, Any]:
 
 def _side_by_side(own: Mapping[str, Any], external: Mapping[str, Any]) -> str:
     """Returns a table of the measures in the training run and here."""
-    told = metrics.format_of(external)
 
     def cell(results: Mapping[str, Any], name: str) -> str:
-        score = results.get("scores", {}).get(name, {})
-        if score.get("value") is None:
-            return "-"
-        text = told(score["value"])
-        if score.get("low") is not None:
-            text += f" [{told(score['low'])}, {told(score['high'])}]"
-        return text
+        return metrics.score_text(results, name) if name in results.get("scores", {}) else "-"
 
     width = max(len(printable(name)) for name in external["scores"])
     heads = (f"{own.get('split') or 'none'} of the run", f"{external['split']} here")

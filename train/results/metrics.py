@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -251,13 +251,8 @@ def describe(metrics: Mapping[str, Any]) -> str:
     lines += [f"  note: {note}" for note in metrics["notes"]]
     shown, hidden = _most_telling(metrics)
     width = max(20, *(len(printable(name)) for name in shown))
-    told = format_of(metrics)
     for name in shown:
-        score = metrics["scores"][name]
-        text = told(score["value"])
-        if score["low"] is not None:
-            text += f"  [{told(score['low'])}, {told(score['high'])}]"
-        lines.append(f"  {printable(name):<{width}} {text}")
+        lines.append(f"  {printable(name):<{width}} {score_text(metrics, name)}")
     if hidden:
         plural = kind_in(metrics).plural
         lines.append(f"  metrics.json has {hidden:,} more {plural}, of higher sensitivity")
@@ -275,7 +270,14 @@ def _most_telling(metrics: Mapping[str, Any]) -> tuple[list[str], int]:
     return shown, len(hidden)
 
 
-def format_of(metrics: Mapping[str, Any]) -> Callable[[float | None], str]:
-    """Returns what formats a measure of metrics.json: as percent, or in its own unit."""
+def score_text(metrics: Mapping[str, Any], name: str) -> str:
+    """Returns a measure of metrics.json and its interval, such as `90.1%  [84.0%, 95.2%]`."""
+    score = metrics["scores"][name]
+    if score["value"] is None:
+        return "undefined"
+    # In percent, or in the number's own unit.
     digits = ".5g" if kind_in(metrics).is_number else ".1%"
-    return lambda value: "undefined" if value is None else f"{value:{digits}}"
+    interval = ""
+    if score["low"] is not None:
+        interval = f"  [{score['low']:{digits}}, {score['high']:{digits}}]"
+    return f"{score['value']:{digits}}{interval}"
