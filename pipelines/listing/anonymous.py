@@ -73,7 +73,7 @@ class Privacy:
         """Reads the secret of `--anonymize`.
 
         Args:
-            file: the file with the secret, if there is one; every byte of it counts.
+            file: every byte of it counts; None for a dataset that is not anonymous.
             output: folder or URL of the dataset.
             source: path or URL of the input, if it has any.
 
@@ -146,14 +146,10 @@ class Privacy:
         return {"kind": facts["kind"], "code": code}
 
     def write_names(self, names: pa.Table, fingerprint: str) -> Path:
-        """Writes the private table beside the secret, readable by its owner only.
-
-        Args:
-            names: a table of `NAMES_SCHEMA`.
-            fingerprint: fingerprint of the build, the first digits of which name the file.
+        """Writes a table of `NAMES_SCHEMA` beside the secret, readable by its owner only.
 
         Returns:
-            the path of the file.
+            the path of the file, which is named after the fingerprint of the build.
 
         Raises:
             errors.BuildError: if it cannot be written.

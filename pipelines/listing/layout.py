@@ -144,9 +144,7 @@ class Sorter:
     def place_by_table(self, labels: LabelTable, tree: str | None) -> pa.Table:
         """Returns the files that a table gives a label, with what it says; sets aside the others.
 
-        Args:
-            labels: the table.
-            tree: the folder to look in; None for all.
+        Files outside the folder `tree`, if there is one, are left out.
 
         Raises:
             errors.UserError: if a row names a split that cannot be.

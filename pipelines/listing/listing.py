@@ -64,10 +64,6 @@ class Listing:
 def list_source(source: Source, options: ListingOptions) -> Listing:
     """Asks a source for its files, and finds the images among them.
 
-    Args:
-        source: where the files are.
-        options: what the user says about the layout.
-
     Raises:
         errors.UserError: as `Source.members` and `list_images` do.
         errors.BuildError: if a store does not answer.

@@ -104,12 +104,7 @@ def _trees_like(table: pa.Table, leader: str) -> set[str]:
 def choose_classes(
     table: pa.Table, classes: Sequence[str], ignored: collections.Counter[str]
 ) -> pa.Table:
-    """Keeps the images of the chosen classes, and counts the others.
-
-    Args:
-        table: images with their `label`.
-        classes: names of classes; all are kept if there are none.
-        ignored: number of files that are not used, by reason; it is changed.
+    """Keeps the images of the chosen classes, or all if there are none; adds others to `ignored`.
 
     Raises:
         errors.UserError: if a chosen class has no images.
@@ -136,12 +131,7 @@ def drop_copies(
 ) -> tuple[pa.Table, int]:
     """Keeps the first of several files of the same path, which are adjacent in the table.
 
-    Each of the others is a copy if its content is the same, and a reject otherwise.
-
-    Args:
-        table: files, sorted by `path`.
-        same_content: returns whether two files have the same content.
-        rejects: files that are left out; it is changed.
+    Each of the others is a copy if its content is the same; otherwise it is added to `rejects`.
 
     Returns:
         the files that are kept, and the number of copies.

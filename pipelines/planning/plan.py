@@ -89,9 +89,7 @@ class Plan:
     def write(self, file: IO[bytes], fingerprint: str) -> None:
         """Writes the references as an Arrow IPC file with one record batch per task.
 
-        Args:
-            file: the file, open for writing.
-            fingerprint: fingerprint of the build, which `read_task_refs` checks.
+        `read_task_refs` checks the fingerprint of the build.
         """
         schema = self.refs.schema.with_metadata({_FINGERPRINT_KEY: fingerprint})
         with pa.ipc.new_file(file, schema) as writer:
