@@ -112,14 +112,6 @@ class Run:
             for epoch in range((self.config.input.epochs or 0) + 1)
         ]
 
-    def single(self, fold: int, seed: int) -> Run:
-        """Returns the run of a cross-validation that holds out a fold."""
-        return dataclasses.replace(
-            self,
-            given=self.given.replace(fold=fold, seed=seed, seeds=1),
-            folder=self.folder / f"seed-{seed}" / f"fold-{fold}",
-        )
-
 
 def make_run(config: TrainConfig, folder: Path, given: Mapping[str, Any] | None = None) -> Run:
     """Sets up the devices and opens the dataset.

@@ -48,7 +48,7 @@ def cross_validate(run: Run) -> dict[str, Any]:
                 "part. Build the dataset with --group_regex"
             )
         singles = [
-            run.single(fold, seed)
+            _single(run, fold, seed)
             for seed in range(config.input.seed, config.input.seed + config.folds.seeds)
             for fold in range(config.folds.folds or 0)
         ]
@@ -66,6 +66,15 @@ def cross_validate(run: Run) -> dict[str, Any]:
             # Without this, the graphs of all runs stay in memory.
             keras.utils.clear_session()
         return _pool(run, splits, singles) if devices.is_chief else {}
+
+
+def _single(run: Run, fold: int, seed: int) -> Run:
+    """Returns the run of a cross-validation that holds out a fold, in a folder of its own."""
+    return dataclasses.replace(
+        run,
+        given=run.given.replace(fold=fold, seed=seed, seeds=1),
+        folder=run.folder / f"seed-{seed}" / f"fold-{fold}",
+    )
 
 
 def _pool(run: Run, splits: tuple[str, ...], singles: Sequence[Run]) -> dict[str, Any]:

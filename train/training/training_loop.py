@@ -213,8 +213,6 @@ class _Training:
         progress.history.append(row)
         progress.totals = {}
         if row["epoch"] == self._config.input.epochs or self._is_stopped or self._checkpoint_is_due:
-            if devices.is_chief:
-                write_json(self._run.folder / HISTORY_NAME, progress.history)
             self._save_checkpoint()
         if line := describe_epoch(row, self._config.input.epochs or 0):
             self._say(line)
@@ -255,6 +253,7 @@ class _Training:
     def _save_checkpoint(self) -> None:
         self._steps.sync()
         if self._devices.is_chief:
+            write_json(self._run.folder / HISTORY_NAME, self.progress.history)
             groups = {
                 "model": self._network.model.variables,
                 "optimizer": self._optimizer.variables,
