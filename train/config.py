@@ -265,7 +265,7 @@ def given_fields(arguments: argparse.Namespace) -> dict[str, Any]:
     """Returns the values of the flags that were given, by field, so a file can supply the others.
 
     Raises:
-        ConfigError: if a text is no value of its flag.
+        ConfigError: if a text is not a valid value of its flag.
     """
     fields: dict[str, Any] = {}
     try:

@@ -98,18 +98,15 @@ class Run:
 
     @functools.cached_property
     def steps_after(self) -> list[int]:
-        """The steps that are done after so many epochs, from none to all: with the last example.
+        """The number of steps done after 0, 1, 2, ... and all epochs.
 
-        Epochs are not rounded up to whole batches: a batch may hold the end of one and the start
-        of the next.
+        An epoch ends with the step of its last example. That step may also hold the first examples
+        of the next epoch, because epochs are not rounded up to whole batches.
         """
-        num_examples, batch_size = (
-            self.parts.train.num_examples,
-            self.config.input.global_batch_size,
-        )
+        options = self.config.input
         return [
-            math.ceil(epoch * num_examples / (batch_size or 1))
-            for epoch in range((self.config.input.epochs or 0) + 1)
+            math.ceil(epoch * self.parts.train.num_examples / (options.global_batch_size or 1))
+            for epoch in range((options.epochs or 0) + 1)
         ]
 
 

@@ -13,7 +13,7 @@ OWN_MODELS = ("small_resnet", "convnet")
 MODELS = (*OWN_MODELS, *sorted(APPLICATIONS))
 #: The two networks of the 2018 tutorial; their default head is the tutorial's.
 TUTORIAL_MODELS = ("convnet", "vgg16")
-#: Value of `weights` for a network whose trunk made the features; nobody gives it as a flag.
+#: Value of `weights` for a network whose trunk made the features; it is not given as a flag.
 TRUNK_WEIGHTS = "trunk"
 
 

@@ -275,8 +275,8 @@ class _TimeLeft:
 
     Attributes:
         what: the phase.
-        num_steps: of the phase that are left at its start.
-        num_epochs: likewise.
+        num_steps: steps of the phase that are left at its start.
+        num_epochs: epochs of the phase that are left at its start.
     """
 
     what: str
