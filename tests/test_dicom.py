@@ -877,7 +877,7 @@ def test_codecs_are_part_of_the_identity_only_where_they_are_used(built, tmp_pat
 
 def test_without_the_extra_dicom_files_are_refused_with_what_to_do(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(dicom_tags, "PACKAGES", (*dicom_tags.PACKAGES, "a-missing-codec"))
-    with pytest.raises(UserError, match=r"missing-codec is not installed: pip install .*\[dicom\]"):
+    with pytest.raises(UserError, match=r"missing-codec is not installed: run .*\[dicom\]"):
         build_here(folder, tmp_path / "out", *FLAGS)
     assert not (tmp_path / "out").exists()
 

@@ -87,8 +87,8 @@ def check_backend(backend: str) -> None:
     if not _is_installed(backend):
         extra = "train" if backend == "tensorflow" else "jax"
         raise ConfigError(
-            f"KERAS_BACKEND={backend}: {backend} is not installed; "
-            f"pip install 'scan-tfrecords[{extra}]'"
+            f"{backend}, on which Keras is to run, is not installed; run pip install '.[{extra}]' "
+            "in the clone of this project, or name another backend with KERAS_BACKEND"
         )
 
 

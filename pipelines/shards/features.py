@@ -222,7 +222,7 @@ def _read_model(storage: Storage) -> Any:
     except ImportError as error:
         raise errors.BuildError(
             f"the worker needs Keras and TensorFlow or JAX, but {error}; "
-            "pip install 'scan-tfrecords[train]'"
+            "run pip install '.[train]' in the clone of this project"
         ) from error
     with tempfile.TemporaryDirectory() as folder:
         path = Path(storage.path(FILE_NAME))

@@ -1,6 +1,6 @@
 """Reads the tags of DICOM files: the facts that a listing needs.
 
-pydicom and its codecs are an extra, `pip install 'scan-tfrecords[dicom]'`. Numbers of sections are
+pydicom and its codecs are an extra, `pip install '.[dicom]'` in the clone. Numbers of sections are
 those of the DICOM standard, part 3 (PS3.3 2025).
 """
 
@@ -108,7 +108,7 @@ def codec_versions() -> dict[str, str]:
     except importlib.metadata.PackageNotFoundError as error:
         raise ModuleNotFoundError(
             f"DICOM files are read with {', '.join(PACKAGES)}, but {error.name} is not installed: "
-            "pip install 'scan-tfrecords[dicom]'"
+            "run pip install '.[dicom]' in the clone of this project"
         ) from None
 
 
