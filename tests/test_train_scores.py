@@ -8,6 +8,7 @@ from sklearn import metrics as sk_metrics
 
 from train.kinds import measures
 from train.kinds.classes import CLASSES
+from train.kinds.registry import TASKS
 from train.results.bootstrap import bootstrap, num_groups_behind
 
 
@@ -37,22 +38,30 @@ def test_the_penalties_are_the_papers():
     ]
 
 
-@given(
-    labels=st.lists(st.integers(0, 2), min_size=4, max_size=40),
-    seed=st.integers(0, 99),
-)
-def test_weights_count_an_example_as_often_as_copies_of_it_would(labels, seed):
+def random_answers(task, generator, num_examples):
+    """Returns (probabilities, truths) of a task with three labels, or of numbers near 1000."""
+    if task.kind.is_number:
+        # Sums of their squares lose the digits in which they differ.
+        numbers = generator.normal(0, 1e-3, (2, num_examples)) + 1000
+        return numbers[0].astype(np.float32)[:, None], numbers[1]
+    if task.kind.one_hot:
+        return generator.dirichlet(np.ones(3), num_examples), generator.integers(
+            3, size=num_examples
+        )
+    return generator.random((num_examples, 3)), generator.random((num_examples, 3)) < 0.5
+
+
+@pytest.mark.parametrize("task", TASKS, ids=lambda task: task.kind.name)
+@given(num_examples=st.integers(4, 40), seed=st.integers(0, 99))
+def test_weights_count_an_example_as_often_as_copies_of_it_would(task, num_examples, seed):
     generator = np.random.default_rng(seed)
-    labels = np.array(labels)
-    probabilities = generator.dirichlet(np.ones(3), size=len(labels))
-    counts = generator.integers(0, 4, size=len(labels))
-    if not counts.sum():
-        counts[0] = 1
-    names = ("a", "b", "c")
-    weighted = scores_of(probabilities, labels, names, counts.astype(float))
-    copies = np.repeat(probabilities, counts, axis=0), np.repeat(labels, counts)
-    repeated = scores_of(*copies, names)
-    assert weighted == pytest.approx(repeated, nan_ok=True)
+    probabilities, truths = random_answers(task, generator, num_examples)
+    counts = generator.integers(0, 4, size=num_examples)
+    counts[:3] += 1
+    names = ("a", "b", "c")[: probabilities.shape[1]]
+    weighted = scores_of(probabilities, truths, names, counts.astype(float), task)
+    copies = (np.repeat(values, counts, axis=0) for values in (probabilities, truths))
+    assert weighted == pytest.approx(scores_of(*copies, names, task=task), rel=1e-6, nan_ok=True)
 
 
 def test_sensitivity_agrees_with_scikit_learn():

@@ -67,17 +67,6 @@ def test_a_mistake_of_one_grade_costs_less_than_one_of_three():
     assert near > far
 
 
-def test_a_draw_of_the_bootstrap_has_the_kappa_of_the_examples_that_it_repeats():
-    generator = np.random.default_rng(0)
-    truths, counts = generator.integers(0, 3, 30), generator.integers(0, 3, 30)
-    probabilities = generator.dirichlet(np.ones(3), 30)
-    names = ("low", "mid", "high")
-    weighted = scores_of(probabilities, truths, names, counts.astype(float), task=GRADE_TASK)
-    copies = np.repeat(probabilities, counts, axis=0), np.repeat(truths, counts)
-    repeated = scores_of(*copies, names, task=GRADE_TASK)
-    assert weighted == pytest.approx(repeated)
-
-
 @pytest.mark.slow
 def test_grades_are_learned_as_classes_and_judged_by_kappa_too(tmp_path, capsys):
     names = ("none", "mild", "severe")
@@ -129,15 +118,6 @@ def test_the_measures_of_numbers_are_those_of_scikit_learn_and_of_bland_and_altm
     reach = 1.96 * errors.std(ddof=1)
     assert found["limit_low"] == pytest.approx(errors.mean() - reach)
     assert found["limit_high"] == pytest.approx(errors.mean() + reach)
-
-
-def test_a_draw_of_the_bootstrap_has_the_measures_of_the_images_that_it_repeats():
-    generator = np.random.default_rng(1)
-    truths, answers = generator.normal(0, 1e-3, (2, 30)) + 1000
-    counts = generator.integers(0, 3, 30)
-    weighted = number_scores(answers, truths, counts.astype(float))
-    repeated = number_scores(np.repeat(answers, counts), np.repeat(truths, counts))
-    assert weighted == pytest.approx(repeated, rel=1e-6)
 
 
 def test_equal_numbers_have_no_r2_and_a_single_one_no_limits():

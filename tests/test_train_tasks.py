@@ -159,14 +159,6 @@ def test_average_precision_agrees_with_scikit_learn_with_ties_and_weights():
         assert found == pytest.approx(expected)
 
 
-def test_weights_count_an_example_as_often_as_copies_of_it_would_for_every_label():
-    probabilities, truths = some_predictions()
-    counts = np.random.default_rng(1).integers(0, 4, size=len(truths))
-    weighted = scores_of(probabilities, truths, NAMES, counts.astype(float), task=MULTI_LABEL)
-    copies = np.repeat(probabilities, counts, axis=0), np.repeat(truths, counts, axis=0)
-    assert weighted == pytest.approx(scores_of(*copies, NAMES, task=MULTI_LABEL))
-
-
 def test_names_that_a_spreadsheet_would_take_for_formulas_are_read_again(tmp_path):
     probabilities, truths = some_predictions()
     names = ("mass", "+fluid", "=scar")

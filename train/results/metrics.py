@@ -271,7 +271,7 @@ def _most_telling(metrics: Mapping[str, Any]) -> tuple[list[str], int]:
 
 
 def score_text(metrics: Mapping[str, Any], name: str) -> str:
-    """Returns a measure of metrics.json and its interval, such as `90.1%  [84.0%, 95.2%]`."""
+    """Returns a measure of metrics.json and its interval, such as `90.1% [84.0%, 95.2%]`."""
     score = metrics["scores"][name]
     if score["value"] is None:
         return "undefined"
@@ -279,5 +279,5 @@ def score_text(metrics: Mapping[str, Any], name: str) -> str:
     digits = ".5g" if kind_in(metrics).is_number else ".1%"
     interval = ""
     if score["low"] is not None:
-        interval = f"  [{score['low']:{digits}}, {score['high']:{digits}}]"
+        interval = f" [{score['low']:{digits}}, {score['high']:{digits}}]"
     return f"{score['value']:{digits}}{interval}"
