@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import json
+import math
 import unicodedata
 
 import pyarrow as pa
@@ -43,8 +44,8 @@ def write_csv(path, rows, delimiter=","):
     return path
 
 
-def table_of(folder, rows, **options):
-    return read_label_table(write_csv(folder / "labels.csv", rows, **options))
+def table_of(folder, rows, delimiter=",", **options):
+    return read_label_table(write_csv(folder / "labels.csv", rows, delimiter), **options)
 
 
 def build(source, labels, output, *more):
@@ -150,7 +151,8 @@ def test_a_weight_that_is_not_a_number_of_at_least_zero_is_refused_with_its_row(
     source = write_tree(tmp_path / "scans", IMAGES)
     assert build(source, labels, tmp_path / "out") == 2
     message = capsys.readouterr().err
-    assert f"{labels}: row 3 has {weight!r} in the column weight" in message
+    shown = "" if weight == "nan" else weight
+    assert f"{labels}: row 3 has {shown!r} in the column weight" in message
     assert "expected a number of at least 0" in message
 
 
@@ -196,6 +198,91 @@ def test_a_column_whose_name_is_taken_is_refused(tmp_path, capsys, header, messa
     labels.write_text(f"{header}\n" + ",".join(["scan0.png"] + ["x"] * header.count(",")) + "\n")
     assert build(source, labels, tmp_path / "out") == 2
     assert message in capsys.readouterr().err
+
+
+# ---- cells without a value
+
+#: `pandas.read_csv` (3.0) takes each of these texts for a missing value; the next ones it keeps.
+PANDAS = [
+    "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN", "<NA>",
+    "N/A", "NA", "NULL", "NaN", "None", "n/a", "nan", "null", "",
+]  # fmt: skip
+KEPT = ["Na", "NONE", "none", "-", "?", "na", "NAN", " NA"]
+
+
+@pytest.mark.parametrize("name", ["label", "patient", "split", "note"])
+def test_in_a_csv_the_texts_that_pandas_takes_for_missing_are_missing(tmp_path, name):
+    rows = [ROWS[0] | {"note": "x", name: text} for text in [*PANDAS, *KEPT]]
+    table = table_of(tmp_path, rows)
+    cells = table.others["note"].to_pylist() if name == "note" else getattr(table, name)
+    assert [cell or None for cell in cells] == [None] * len(PANDAS) + KEPT
+    (note,) = table.notes
+    assert f"table of --labels: 19 in {name} (written '' or '#N/A' or" in note
+
+
+def test_missing_names_the_texts_that_are_missing_instead(tmp_path):
+    rows = [row | {"label": text} for row, text in zip(ROWS, ("NA", "None", "?", ""), strict=False)]
+    assert table_of(tmp_path, rows, missing=("?", "NA")).label == ["", "None", "", ""]
+    assert table_of(tmp_path, rows, missing=("",)).label == ["NA", "None", "?", ""]
+
+
+def test_in_parquet_null_and_nan_are_missing_and_texts_only_if_they_are_named(tmp_path):
+    file = tmp_path / "labels.parquet"
+    columns = {"path": list("abc"), "label": ["NA", "x", None], "patient": [1.0, math.nan, None]}
+    columns["age"] = pa.array([math.nan, 1.5, None], pa.float32())
+    pq.write_table(pa.table(columns), file)
+    table = read_label_table(file)
+    assert (table.label, table.patient) == (["NA", "x", ""], ["1", None, None])
+    assert table.others["age"].to_pylist() == [None, 1.5, None]
+    counts = "cells without a value in the table of --labels: 1 in label, 2 in patient, 2 in age"
+    assert table.notes == (counts,)
+    assert read_label_table(file, missing=("NA",)).label == ["", "x", ""]
+
+
+@pytest.mark.parametrize("name", ["label", "patient", "note"])
+def test_only_a_table_with_such_texts_is_another_dataset(tmp_path, name):
+    rows = [row | {"note": "x"} for row in ROWS]
+    plain, changed = (rows, [rows[0] | {name: "NA"}, *rows[1:]])
+    empty = [rows[0] | {name: ""}, *rows[1:]]
+    digests = [table_of(tmp_path, rows, missing=()).digest for rows in (plain, empty, changed)]
+    now = [table_of(tmp_path, rows).digest for rows in (plain, empty, changed)]
+    assert now == [*digests[:2], digests[1]]
+    assert digests[2] != digests[1]
+
+
+def test_images_of_unknown_patients_are_not_one_patient(tmp_path, capsys):
+    source = write_tree(tmp_path / "in", IMAGES)
+    rows = [
+        row | {"patient": "nan", "label": "NA" if k == 7 else "x"} for k, row in enumerate(ROWS)
+    ]
+    labels = write_csv(tmp_path / "labels.csv", rows)
+    output = tmp_path / "out"
+    assert build(source, labels, output, "--max_reject_fraction=0.5") == 0
+    assert {row[1:] for row in examples_of(output).values()} == {("x", None)}
+    assert "scan7.png,no_label" in (output / "rejects.csv").read_text()
+    note = "1 in label, 8 in patient (written 'NA' or 'nan'; --missing says which texts count"
+    assert note in capsys.readouterr().err
+    assert any(
+        note in text
+        for text in json.loads((output / "manifest.json").read_text())["audit"]["notes"]
+    )
+    flags = ["--max_reject_fraction=0.5", "--missing=nan", "--overwrite"]
+    assert build(source, labels, output, *flags) == 0
+    assert {row[1:] for row in examples_of(output).values()} == {("x", None), ("NA", None)}
+
+
+@pytest.mark.parametrize("flags", [["--label_columns=a,b"], ["--target=a"]])
+def test_other_kinds_of_labels_are_missing_alike(tmp_path, flags):
+    source = write_tree(tmp_path / "in", IMAGES)
+    cells = ["1", "0", "1", "0", "NA", "<NA>", "1", "0"]
+    rows = [
+        {"path": row["path"], "a": cell, "b": "1"} for row, cell in zip(ROWS, cells, strict=True)
+    ]
+    labels = write_csv(tmp_path / "labels.csv", rows)
+    assert build(source, labels, tmp_path / "out", "--max_reject_fraction=0.5", *flags) == 0
+    rejects = (tmp_path / "out" / "rejects.csv").read_text()
+    assert "scan4.png,no_label" in rejects
+    assert "scan5.png,no_label" in rejects
 
 
 # ---- matching

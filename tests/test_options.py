@@ -112,6 +112,7 @@ def test_an_abbreviated_flag_is_not_taken_for_one_of_ours():
         (["--shard_size_mb=-1"], "shard_size_mb must be above 0"),
         (["--shard_size_mb=nan"], "shard_size_mb must be above 0"),
         (["--shard_size_mb=inf"], "shard_size_mb must be above 0"),
+        (["--missing=NA"], "--missing needs --labels"),
         (["--group_regex=("], "not a valid pattern"),
         (["--group_regex=CNV-"], "needs a group in parentheses for the patient"),
         (["--classes=A,B,A"], "classes takes each name once; received A,B,A"),

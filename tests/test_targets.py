@@ -82,7 +82,7 @@ def write_table(path, rows):
 #: Of three more the number is empty, text, and too large.
 ROWS = [
     (f"{k}.png", str(k // 2), f"{20 + k / 2:.2f}", ("low", "mid", "high")[k % 3]) for k in range(24)
-] + [(f"{24 + k}.png", "99", cell, "unclear") for k, cell in enumerate(("", "n/a", "1e40"))]
+] + [(f"{24 + k}.png", "99", cell, "unclear") for k, cell in enumerate(("", "high", "1e40"))]
 NUMBERS = {path: float(cell) for path, _, cell, _ in ROWS[:24]}
 
 
@@ -137,7 +137,7 @@ def test_cells_without_a_finite_number_are_rejects_with_their_reason(dataset, tm
     manifest = tfrecord_io.Manifest.load(output)
     assert manifest.rejects == {"no_label": 1, "not_a_number": 2}
     assert (
-        "25.png,not_a_number,row 26 of table.csv has 'n/a'" in (output / "rejects.csv").read_text()
+        "25.png,not_a_number,row 26 of table.csv has 'high'" in (output / "rejects.csv").read_text()
     )
     assert build(source, tmp_path / "out", *flags, "--max_reject_fraction=0.1") == 1
     assert "2 not_a_number, 1 no_label" in capsys.readouterr().err

@@ -175,7 +175,7 @@ class _Preparation:
         listing = frames.list_frames(ready.source, self.options.listing)
         listing, names = self.privacy.hide_names(listing)
         _say(_describe(listing))
-        for note in listing.notes:
+        for note in (*listing.notes, *listing.naming_notes):
             _say(f"warning: {note}")
         build = ready._build(listing)
         if ready._is_complete(build):
@@ -276,7 +276,7 @@ class _Preparation:
             build,
             over_limit=planned.over_limit,
             num_variants=planned.num_variants,
-            notes=(*listing.notes, *split.notes),
+            notes=(*listing.notes, *listing.naming_notes, *split.notes),
         )
         clean(self.storage)
         if names is not None:

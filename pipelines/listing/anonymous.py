@@ -232,6 +232,7 @@ def _hide_names(listing: Listing, privacy: Privacy) -> tuple[Listing, pa.Table]:
         listing,
         refs=refs.sort_by([("path", "ascending"), ("frame", "ascending")]).combine_chunks(),
         rejects=tuple(rejects),
+        naming_notes=(),
     )
     codes = list(map(frame_path, columns["path"], refs["frame"].to_pylist()))
     images = pa.table(

@@ -4,7 +4,8 @@ Two kinds of file are read: CSV (with commas, semicolons or tabs) and Parquet. T
 `path` and `label`, and if they are there `patient`, `split` and `site`. Instead of `label`, another
 column may hold the class or a number, or several columns a 0 or a 1 for each label. Other columns
 become columns of examples.parquet; one of them, `weight`, says how much an example counts in
-training.
+training. A cell without a value is null in all of them: in CSV the texts of `MISSING`, in Parquet
+null and NaN.
 """
 
 from __future__ import annotations
@@ -31,6 +32,12 @@ from tfrecord_io.manifest import WEIGHT
 OPTIONAL = ("patient", "split", "site")
 _DELIMITERS = (",", ";", "\t")
 
+#: Texts of a CSV cell that has no value: the `na_values` of `pandas.read_csv`, written exactly so.
+MISSING = (
+    "", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN",
+    "<NA>", "N/A", "NA", "NULL", "NaN", "None", "n/a", "nan", "null",
+)  # fmt: skip
+
 # Text of a CSV column that becomes a number: no leading zeros, which a code such as 007 has, no
 # exponents, which a code such as 1E5 may be, and no more digits than the type keeps.
 _NUMBERS = (
@@ -54,6 +61,7 @@ class LabelTable:
         site: of each row, which is part of the patient; None without such a column.
         others: the other columns of the file, a row for each row of the table; None if it has none.
         not_numbers: what the table has instead of a finite number, by row.
+        notes: what the user should know, one sentence each; they name columns of the table.
     """
 
     name: str
@@ -65,6 +73,7 @@ class LabelTable:
     site: Sequence[str] | None = None
     others: pa.Table | None = None
     not_numbers: Mapping[int, str] = dataclasses.field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
     @property
     def digest(self) -> str:
@@ -103,6 +112,7 @@ def read_label_table(
     *,
     kind: LabelKind = CLASSES,
     columns: Sequence[str] = ("label",),
+    missing: Sequence[str] | None = None,
 ) -> LabelTable:
     """Reads a label table.
 
@@ -111,6 +121,8 @@ def read_label_table(
         kind: what an image's label can be.
         columns: the column with the class or the number, or those with a 0 or a 1 for each of
             several labels.
+        missing: texts of cells that have no value, of a CSV and a Parquet file. By default these
+            are `MISSING` in a CSV file, and none in a Parquet file.
 
     Raises:
         errors.UserError: if the file cannot be read, has no `path` or no label column, a column has
@@ -118,19 +130,19 @@ def read_label_table(
             site, or a weight is not a number of at least 0.
     """
     used = ("path", *columns)
+    is_csv = file.suffix.lower() != ".parquet"
     try:
-        table = pq.read_table(file) if file.suffix.lower() == ".parquet" else _read_csv(file, used)
+        table = _read_csv(file) if is_csv else _plain(pq.read_table(file))
     except OSError as error:
         raise errors.UserError(f"--labels {file} could not be read: {error}") from None
     except (UnicodeDecodeError, pa.ArrowException) as error:
         raise errors.UserError(
             f"--labels {file} could not be read: {error}; expected Parquet, or CSV in UTF-8"
         ) from None
-    missing = [name for name in used if name not in table.column_names]
-    if missing:
+    if absent := [name for name in used if name not in table.column_names]:
         raise errors.UserError(
             f"--labels {file} has the columns {', '.join(table.column_names)}, and needs "
-            f"{' and '.join(missing)}"
+            f"{' and '.join(absent)}"
         )
     names = [name for name in table.column_names if name not in (*used, *OPTIONAL)]
     repeated = sorted(
@@ -141,6 +153,15 @@ def read_label_table(
             f"--labels {file} has the column {', '.join(repeated)} more than once; rename it, or "
             "leave it out"
         )
+    texts_without_value = ("", *(MISSING if missing is None else missing)) if is_csv else missing
+    counts, written = dict[str, int](), set[str]()
+    for place, name in enumerate(table.column_names):
+        if name != "path":
+            column = _with_nulls(table[name], texts_without_value or (), written)
+            counts[name] = column.null_count
+            if is_csv and name in names:
+                column = _with_numbers(column)
+            table = table.set_column(place, name, column)
     if WEIGHT in names:
         place = table.column_names.index(WEIGHT)
         table = table.set_column(place, WEIGHT, _weights(file, table[WEIGHT]))
@@ -161,8 +182,9 @@ def read_label_table(
         patient=_optional(texts.get("patient")),
         split=_optional(texts.get("split")),
         site=_sites(file, texts["site"]) if "site" in texts else None,
-        others=_plain(table.select(names)) if names else None,
+        others=table.select(names).combine_chunks() if names else None,
         not_numbers=not_numbers,
+        notes=_missing_note(counts, written),
     )
 
 
@@ -244,8 +266,8 @@ def _sites(file: Path, cells: Sequence[str | None]) -> list[str]:
     if "" in sites:
         raise errors.UserError(
             f"--labels {file}: row {sites.index('') + 1:,} has nothing in the column site, which "
-            "is part of the patient; expected a site in each row, such as unknown. Rename the "
-            "column if it means something else"
+            "is part of the patient; expected a site in each row, such as unknown (a site named "
+            "NA needs --missing ''). Rename the column if it means something else"
         )
     return sites
 
@@ -259,12 +281,39 @@ def _plain(table: pa.Table) -> pa.Table:
         if pa.types.is_dictionary(field.type):
             column = table[place].cast(field.type.value_type)
             table = table.set_column(place, field.name, column)
-    return table.replace_schema_metadata().combine_chunks()
+    return table.replace_schema_metadata()
+
+
+def _with_nulls(
+    column: pa.ChunkedArray, missing: Collection[str], written: set[str]
+) -> pa.ChunkedArray:
+    """Returns a column with null in place of NaN and of the texts `missing`.
+
+    It adds these texts to `written`, as far as the column has them.
+    """
+    if pa.types.is_floating(column.type):
+        return pc.if_else(pc.is_nan(column), None, column)
+    if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
+        return column
+    is_missing = pc.is_in(column, pa.array(missing, column.type))
+    written.update(pc.unique(column.filter(is_missing)).to_pylist())
+    return pc.if_else(is_missing, None, column)
+
+
+def _missing_note(counts: Mapping[str, int], written: Collection[str]) -> tuple[str, ...]:
+    """Returns a sentence with the number of missing cells in each column, if there are any."""
+    some = ", ".join(f"{count:,} in {name}" for name, count in counts.items() if count)
+    if not some:
+        return ()
+    texts = " or ".join(map(ascii, sorted(written)))
+    return (
+        f"cells without a value in the table of --labels: {some}"
+        + (f" (written {texts}; --missing says which texts count as none)" if texts else ""),
+    )
 
 
 def _with_numbers(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Returns a column of text as numbers if all of it is numbers; empty text becomes null."""
-    column = pc.if_else(pc.equal(column, ""), None, column)
+    """Returns a column of text as numbers if all of it that is not null is numbers."""
     for pattern, kind in _NUMBERS:
         if (
             column.null_count < len(column)
@@ -302,8 +351,8 @@ def _as_text(file: Path, name: str, column: pa.ChunkedArray) -> list[str | None]
         ) from None
 
 
-def _read_csv(file: Path, used: Sequence[str]) -> pa.Table:
-    """Reads the columns as text, so that a patient 007 stays 007; others may become numbers."""
+def _read_csv(file: Path) -> pa.Table:
+    """Reads the columns as text, so that a patient 007 stays 007."""
     with file.open(encoding="utf-8-sig", errors="replace") as lines:
         header = lines.readline()
     delimiter = max(_DELIMITERS, key=header.count)
@@ -311,14 +360,10 @@ def _read_csv(file: Path, used: Sequence[str]) -> pa.Table:
     parse = pacsv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
     with pacsv.open_csv(file, parse_options=parse) as reader:
         names = reader.schema.names
-    table = pacsv.read_csv(
+    return pacsv.read_csv(
         file,
         parse_options=parse,
         convert_options=pacsv.ConvertOptions(
             column_types={name: pa.string() for name in names}, strings_can_be_null=False
         ),
     )
-    for place, name in enumerate(names):
-        if name not in (*used, *OPTIONAL):
-            table = table.set_column(place, name, _with_numbers(table[place]))
-    return table

@@ -181,7 +181,9 @@ class Sorter:
                 )
             elif not labels.label[row]:
                 self._reject(
-                    member.name, "no_label", f"row {row + 1} of {labels.name} has no label"
+                    member.name,
+                    "no_label",
+                    f"row {row + 1} of {labels.name} has no label (see --missing)",
                 )
             else:
                 chosen.append((member, row))

@@ -34,6 +34,7 @@ class Listing:
         frames: number of images that are frames of DICOM or TIFF files, by format.
         dropped: number of images that a policy left out.
         notes: what the user should know about the classes, one sentence each.
+        naming_notes: likewise, with names of files or columns, which an anonymous dataset omits.
 
     Raises:
         RuntimeError: if the numbers do not add up to `num_files`.
@@ -47,6 +48,7 @@ class Listing:
     frames: Mapping[str, int] = dataclasses.field(default_factory=dict)
     dropped: int = 0
     notes: tuple[str, ...] = ()
+    naming_notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         rejects = sorted(self.rejects, key=lambda reject: (reject.source_path, reject.reason))
@@ -169,7 +171,8 @@ def _list_labelled(
     names = sorted(labels.label_columns or pc.unique(table["label"].cast(pa.string())).to_pylist())
     # The name of the table stays out of the notes, which are in an anonymous dataset too.
     notes = _alike_notes("labels", names, "give them one name in the table")
-    return _listing(sorter, table, copies, notes)
+    listing = _listing(sorter, table, copies, notes)
+    return dataclasses.replace(listing, naming_notes=labels.notes)
 
 
 def _split_notes(classes: Sequence[str]) -> Iterator[str]:

@@ -78,6 +78,14 @@ class ListingOptions:
         "grade, instead of the column label",
         metavar="COLUMN",
     )
+    missing: tuple[str, ...] | None = flag(
+        None,
+        "texts of cells without a value in the table of --labels, written exactly so (default: "
+        "those of pandas in a CSV file, such as NA, None and nan). An empty cell is always one: "
+        "--missing '' leaves only that",
+        parse=lambda text: tuple(text.split(",")),
+        metavar="A,B,...",
+    )
 
     def __post_init__(self) -> None:
         check(self)
@@ -105,6 +113,8 @@ class ListingOptions:
         names = self.label_columns
         if names and (not self.labels or self.classes):
             raise ValueError("--label_columns needs --labels, and no --classes")
+        if self.missing is not None and not self.labels:
+            raise ValueError("--missing needs --labels")
         if any(SEPARATOR in name for name in names):
             raise ValueError(
                 f"--label_columns takes no name with {SEPARATOR}; received {','.join(names)}"
@@ -154,7 +164,9 @@ class ListingOptions:
         if self.labels is None:
             return None
         columns = self.label_columns or (self.target or "label",)
-        return read_label_table(self.labels, kind=self.label_kind, columns=columns)
+        return read_label_table(
+            self.labels, kind=self.label_kind, columns=columns, missing=self.missing
+        )
 
     def identity(self) -> dict[str, Any]:
         """Returns what decides the labels and the patients, by flag."""

@@ -23,7 +23,7 @@ NONE = "none"
 _TRUTHS = {
     **dict.fromkeys(("1", "1.0", "true", "yes"), True),
     **dict.fromkeys(("0", "0.0", "false", "no"), False),
-    **dict.fromkeys(("", "nan"), None),
+    "": None,
 }
 
 

@@ -32,7 +32,7 @@ class Numbers(LabelKind):
         texts: list[str] = []
         wrong: dict[int, str] = {}
         for row, cell in enumerate(cells):
-            text = number_text(cell) if cell and cell.strip().lower() not in ("", "nan") else ""
+            text = number_text(cell) if cell and cell.strip() else ""
             texts.append(text or "")
             if text is None:
                 wrong[row] = cell or ""
