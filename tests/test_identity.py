@@ -7,7 +7,7 @@ import tarfile
 
 import pytest
 from builds import IN_MEMORY, arguments, build_here
-from image_files import kermany_archive, scan_tree, write_tar, write_zip
+from image_files import kermany_archive, png, scan_tree, write_tar, write_tree, write_zip
 
 from pipelines import errors
 from pipelines.engine.job import prepared
@@ -79,3 +79,19 @@ def test_an_archive_may_be_moved_and_its_copy_is_the_same_source(archive, tmp_pa
     moved = shutil.copy(archive, tmp_path / archive.name)
     with prepare(archive, tmp_path / "a") as job, prepare(moved, tmp_path / "b") as other:
         assert other.build.fingerprint == job.build.fingerprint
+
+
+def test_patients_in_folders_are_part_of_the_identity_of_their_dataset_alone(tmp_path):
+    files = {
+        f"CNV/patient{k}/{k}{end}.png": png(k) for k in range(4) for end in ("", "-p1", "-p2-p3")
+    }
+    source = write_tree(tmp_path / "in", files)
+    in_path, in_name = ([rf"--group_regex={pattern}"] for pattern in (r"(patient\d)/", r"^(\d)"))
+    with prepare(source, tmp_path / "out", *in_path) as job:
+        assert job.build.identity["patient_in_path"]
+    with prepare(source, tmp_path / "out", *in_name, "--overwrite") as job:
+        assert "patient_in_path" not in job.build.identity
+    packed = write_tar(tmp_path / "scans.tar.gz", files)
+    output = build_here(packed, tmp_path / "packed", *in_path)
+    with prepare(packed, output, *in_path) as job:
+        assert job is None

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from image_files import kermany_archive, under
 
 from pipelines import errors
-from pipelines.listing.listing import ListingOptions, list_images
+from pipelines.listing.listing import PATIENT_IN_PATH, ListingOptions, list_images
 from pipelines.listing.refs import REF_SCHEMA, iterate_refs
 from pipelines.sources.member import MAX_FILE_BYTES, Member
 
@@ -294,6 +294,30 @@ def test_another_naming_of_patients_can_be_told():
     patients = list_files(files, group_regex=r"^p(\d+)_").refs["patient"].to_pylist()
     assert patients == ["7", "8", None]
     assert list_files(files).refs["patient"].to_pylist() == [None] * 3
+
+
+def test_a_pattern_is_tried_on_the_name_and_then_on_the_path():
+    files = {
+        "in/CNV/patient07/a.png": b"1", "in/CNV/patient07/patient9/b.png": b"2",
+        "in/CNV/patient07/patient8_1.png": b"3", "in/DME/c.png": b"4",
+    }  # fmt: skip
+    listing = list_files(files, group_regex=r"patient(\d+)[/_]")
+    patients = {ref.path: ref.patient for ref in iterate_refs(listing.refs)}
+    assert list(patients.values()) == ["07", "8", "07", None]
+    assert listing.frames == {PATIENT_IN_PATH: 2}
+    assert list_files(TREE, group_regex=r"-(\d+)-").frames == {}
+
+
+def test_a_pattern_that_finds_few_patients_or_none_shows_paths_without_one():
+    files = {f"CNV/scan{k}.png": bytes([k]) for k in range(4)} | {"DME/p7_1.png": b"7"}
+    assert list_files(files).naming_notes == ()
+    (note,) = list_files(files, group_regex=r"^p(\d+)_").naming_notes
+    shown = "images; others are 'CNV/scan0.png', 'CNV/scan1.png', 'CNV/scan2.png'"
+    assert note.endswith(f"of 1 of 5 {shown}")
+    with pytest.raises(errors.UserError, match=f"of 0 of 5 {shown}. Its first group should be"):
+        list_files(files, group_regex="eye([0-9])")
+    del files["CNV/scan3.png"], files["CNV/scan2.png"], files["CNV/scan1.png"]
+    assert list_files(files, group_regex=r"^p(\d+)_").naming_notes == ()
 
 
 # ---- what is no image

@@ -167,6 +167,8 @@ def test_without_patients_files_of_one_content_stay_together_and_the_user_is_tol
         together[content[row["path"]]].add(row["split"])
     assert all(len(names) == 1 for names in together.values())
     assert "400 of 400 images have no patient: none in their names" in result.notes[0]
+    assert "split by file" in result.notes[0]
+    assert "--group_regex, or a table of --labels" in result.notes[0]
 
 
 # ---- what is in several splits

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pipelines.listing import frames
+from pipelines.listing.listing import PATIENT_IN_PATH
 from pipelines.options import BuildOptions
 from pipelines.sources.source import Source
 from tfrecord_io.decoding import preprocess
@@ -51,6 +52,8 @@ def make_identity(
         **({"tiff_pages": num_frames["TIFF"]} if "TIFF" in num_frames else {}),
         # Older releases showed such files in the range of their stored bits.
         **({"no_window": pixels.no_window} if no_window else {}),
+        # Older releases looked for patients in the names of files alone.
+        **({"patient_in_path": True} if PATIENT_IN_PATH in num_frames else {}),
         "decoder": {**preprocess.decoder_versions(), **codecs},
     }
 
@@ -61,4 +64,5 @@ def frames_in(identity: Mapping[str, Any]) -> dict[str, int]:
         **({"TIFF": identity["tiff_pages"]} if "tiff_pages" in identity else {}),
         **({"DICOM": 1} if "pydicom" in identity.get("decoder", {}) else {}),
         **({frames.NO_WINDOW: 1} if "no_window" in identity else {}),
+        **({PATIENT_IN_PATH: 1} if "patient_in_path" in identity else {}),
     }

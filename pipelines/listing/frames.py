@@ -105,7 +105,7 @@ def _expanded(listing: Listing, source: Source, *, keep_patients: bool) -> Listi
     numbers: list[int | None] = []
     headers: list[Header] = []
     ignored = collections.Counter(listing.ignored)
-    frames: collections.Counter[str] = collections.Counter()
+    frames = collections.Counter(listing.frames)
     for row in range(listing.refs.num_rows):
         if row in conflicts:
             continue

@@ -14,11 +14,14 @@ import pyarrow.compute as pc
 from pipelines import errors
 from pipelines.listing.label_table import LabelTable
 from pipelines.listing.layout import SPLITS, Sorter
-from pipelines.listing.options import ListingOptions
+from pipelines.listing.options import DEFAULT_GROUP_REGEX, ListingOptions
 from pipelines.listing.refs import BATCH_ROWS, OTHERS, REF_SCHEMA, SITE, RejectedFile
 from pipelines.listing.selection import choose_classes, choose_tree, drop_copies
 from pipelines.sources.member import Member
 from pipelines.sources.source import Source
+
+#: What counts the images whose patient is in their folders, among a listing's frames.
+PATIENT_IN_PATH = "patient in the path"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -31,7 +34,8 @@ class Listing:
         copies: number of files in a second tree that repeat a listed one.
         ignored: number of files that are not data, by reason, sorted.
         num_files: number of files seen; each frame of a file with several counts as a file.
-        frames: number of images that are frames of DICOM or TIFF files, by format.
+        frames: number of images that are frames of DICOM or TIFF files, by format, and of those
+            that the constants `NO_WINDOW` and `PATIENT_IN_PATH` stand for.
         dropped: number of images that a policy left out.
         notes: what the user should know about the classes, one sentence each.
         naming_notes: likewise, with names of files or columns, which an anonymous dataset omits.
@@ -103,8 +107,9 @@ def list_images(
             the same size and path in two trees.
 
     Raises:
-        errors.UserError: if no image is found, the chosen tree or classes do not exist, or there
-            are several unrelated trees and none was chosen.
+        errors.UserError: if no image is found, the chosen tree or classes do not exist, there
+            are several unrelated trees and none was chosen, or no image matches the user's
+            `group_regex`.
     """
     labels = options.table
     sorter = Sorter(has_folders=labels is None)
@@ -122,10 +127,9 @@ def list_images(
     table = choose_tree(table, options.tree, ignored)
     table = choose_classes(table, options.chosen_classes, ignored)
     table, copies = drop_copies(table, same_content, rejects)
-    patients = _find_patients(table["path"], options.group_regex)
     classes = sorted(pc.unique(pc.cast(table["label"], pa.string())).to_pylist())
     notes = (*_split_notes(classes), *_alike_notes("classes", classes, "rename the folders"))
-    return _listing(sorter, table.append_column("patient", patients), copies, notes)
+    return _with_patients(sorter, table, copies, notes, options.group_regex)
 
 
 def _listing(sorter: Sorter, table: pa.Table, copies: int, notes: Iterable[str]) -> Listing:
@@ -165,14 +169,15 @@ def _list_labelled(
     table = choose_classes(table, options.chosen_classes, sorter.ignored)
     table = table.sort_by([("path", "ascending"), ("offset", "ascending")])
     table, copies = drop_copies(table, same_content, sorter.rejects)
-    if labels.patient is None:
-        patients = _find_patients(table["path"], options.group_regex)
-        table = table.drop_columns("patient").append_column("patient", patients)
     names = sorted(labels.label_columns or pc.unique(table["label"].cast(pa.string())).to_pylist())
     # The name of the table stays out of the notes, which are in an anonymous dataset too.
     notes = _alike_notes("labels", names, "give them one name in the table")
-    listing = _listing(sorter, table, copies, notes)
-    return dataclasses.replace(listing, naming_notes=labels.notes)
+    if labels.patient is None:
+        table = table.drop_columns("patient")
+        listing = _with_patients(sorter, table, copies, notes, options.group_regex)
+    else:
+        listing = _listing(sorter, table, copies, notes)
+    return dataclasses.replace(listing, naming_notes=(*labels.notes, *listing.naming_notes))
 
 
 def _split_notes(classes: Sequence[str]) -> Iterator[str]:
@@ -204,15 +209,50 @@ def _folded(label: str) -> str:
     return unicodedata.normalize("NFC", caseless).strip()
 
 
-def _find_patients(paths: pa.ChunkedArray, group_regex: str) -> pa.ChunkedArray:
+def _with_patients(
+    sorter: Sorter, table: pa.Table, copies: int, notes: Iterable[str], group_regex: str
+) -> Listing:
+    """Returns the listing of images whose patient the pattern finds: in the name, or in the path.
+
+    Raises:
+        errors.UserError: if the user gave the pattern, and it finds no patient.
+    """
+    patients, num_in_path = _find_patients(table["path"], group_regex)
+    listing = _listing(sorter, table.append_column("patient", patients), copies, notes)
+    if num_in_path:
+        listing = dataclasses.replace(listing, frames={PATIENT_IN_PATH: num_in_path})
+    num_without, num_images = patients.null_count, len(patients)
+    if group_regex == DEFAULT_GROUP_REGEX or num_without <= num_images / 2:
+        return listing
+    without = table["path"].filter(patients.is_null()).slice(0, 3).to_pylist()
+    text = (
+        f"--group_regex {group_regex!r} finds a patient in the names or paths of "
+        f"{num_images - num_without:,} of {num_images:,} images; others are "
+        + ", ".join(map(ascii, without))
+    )
+    if num_without == num_images:
+        raise errors.UserError(
+            f"{text}. Its first group should be the patient, as in (patient[0-9]+)/ for a folder "
+            "for each patient; a table of --labels can name the patients, too"
+        )
+    return dataclasses.replace(listing, naming_notes=(text,))
+
+
+def _find_patients(paths: pa.ChunkedArray, group_regex: str) -> tuple[pa.ChunkedArray, int]:
+    """Returns the patient of each image, and how many are not in the name, but in the folders."""
     pattern = re.compile(group_regex)
+    num_in_path = 0
 
     def patient(path: str) -> str | None:
-        match = pattern.search(path.rsplit("/", 1)[-1])
+        nonlocal num_in_path
+        if match := pattern.search(path.rpartition("/")[2]):
+            return match.group(1)
+        match = pattern.search(path)
+        num_in_path += match is not None
         return match.group(1) if match else None
 
     # Batch by batch, because a list of all paths would take ten times the memory of the column.
     batches = (paths.slice(start, BATCH_ROWS) for start in range(0, len(paths), BATCH_ROWS))
     found = (map(patient, batch.to_pylist()) for batch in batches)
     kind = pa.large_string()
-    return pa.chunked_array([pa.array(patients, kind) for patients in found], kind)
+    return pa.chunked_array([pa.array(patients, kind) for patients in found], kind), num_in_path

@@ -56,7 +56,8 @@ class ListingOptions:
     )
     group_regex: str = flag(
         DEFAULT_GROUP_REGEX,
-        "pattern whose first group is the patient in a file's name",
+        "pattern whose first group is the patient in a file's name or, if the name does not match, "
+        "in its path, such as (patient[0-9]+)/",
         metavar="REGEX",
     )
     labels: Path | None = flag(

@@ -180,9 +180,10 @@ def _groups(
         return group_names(refs["patient"])
     rows = refs.filter(unknown)
     notes.append(
-        f"{num_unknown:,} of {refs.num_rows:,} images have no patient: none in their names (see "
-        "--group_regex), in tags of DICOM or in a table of --labels; they are split by their "
-        "content, so that copies of a file stay together"
+        f"{num_unknown:,} of {refs.num_rows:,} images have no patient: none in their names, in "
+        "tags of DICOM or in a table of --labels; they are split by file, so a patient can be in "
+        "several splits, and only copies of a file stay together. Give a pattern with "
+        "--group_regex, or a table of --labels with the column patient"
     )
     names = read_group(rows) if read_group else rows["path"].to_pylist()
     contents = pa.array([f"content:{name}" for name in names], pa.large_string())
