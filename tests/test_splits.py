@@ -171,6 +171,13 @@ def test_without_patients_files_of_one_content_stay_together_and_the_user_is_tol
     assert "--group_regex, or a table of --labels" in result.notes[0]
 
 
+def test_a_dataset_without_a_test_split_is_told_how_to_get_one():
+    (note,) = splits.apply(refs_of([("train", "CNV", "1", 1)]), SplitOptions()).notes
+    assert "there is no test split; --splits patient makes one" in note
+    both = [("train", "CNV", "1", 1), ("test", "CNV", "2", 1)]
+    assert splits.apply(refs_of(both), SplitOptions()).notes == ()
+
+
 # ---- what is in several splits
 
 

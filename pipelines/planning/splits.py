@@ -87,6 +87,11 @@ def apply(
         dropped.append(left_out)
     if options.splits == "patient":
         refs = _assign(refs, options, read_group, label_kind, notes)
+    elif _split_names(refs) == ["train"]:
+        notes.append(
+            "every image is in the split train, because neither folders nor a column split name "
+            "another: there is no test split; --splits patient makes one"
+        )
     elif options.leaks != "keep":
         leaked = _leaks(refs)
         if leaked and options.leaks == "fail":
