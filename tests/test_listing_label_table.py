@@ -187,17 +187,36 @@ def test_other_columns_are_in_the_digest_with_their_types(tmp_path):
 @pytest.mark.parametrize(
     ("header", "message"),
     [
-        ("path,label,width", "has the column width, which examples.parquet has for itself"),
         ("path,label,age,age", "has the column age more than once"),
         ("path,label,label", "has the column label more than once"),
     ],
 )
-def test_a_column_whose_name_is_taken_is_refused(tmp_path, capsys, header, message):
+def test_a_column_that_is_there_twice_is_refused(tmp_path, capsys, header, message):
     source = write_tree(tmp_path / "in", IMAGES)
     labels = tmp_path / "labels.csv"
     labels.write_text(f"{header}\n" + ",".join(["scan0.png"] + ["x"] * header.count(",")) + "\n")
     assert build(source, labels, tmp_path / "out") == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flags", [["--target=age"], ["--label_columns=a,b"]])
+def test_a_column_that_examples_parquet_has_for_itself_is_left_out_with_a_note(
+    tmp_path, flags, capsys
+):
+    source = write_tree(tmp_path / "in", IMAGES)
+    rows = [
+        row | {"label": "old", "age": str(k), "a": "1", "b": "0", "width": "wide", "note": "x"}
+        for k, row in enumerate(ROWS)
+    ]
+    labels = write_csv(tmp_path / "labels.csv", rows)
+    output = tmp_path / "out"
+    assert build(source, labels, output, *flags, "--variants=1") == 0
+    assert "left out the column label, width of the table of --labels" in capsys.readouterr().err
+    found = pq.read_table(output / "examples.parquet")
+    assert set(found["width"].to_pylist()) != {"wide"}
+    assert "old" not in found["label"].to_pylist()
+    assert set(found["note"].to_pylist()) == {"x"}
+    assert verify.verify(output, source_input=source) == []
 
 
 # ---- cells without a value

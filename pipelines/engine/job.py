@@ -22,7 +22,7 @@ from pipelines.engine.identity import frames_in, make_identity
 from pipelines.listing import frames
 from pipelines.listing.anonymous import Privacy
 from pipelines.listing.listing import Listing
-from pipelines.listing.refs import iterate_refs
+from pipelines.listing.refs import iterate_refs, other_columns
 from pipelines.options import BuildOptions
 from pipelines.planning import plan, splits
 from pipelines.shards import drops, finish, ledger
@@ -82,9 +82,8 @@ def prepared(options: BuildOptions) -> Iterator[Job | None]:
         options.output.anonymize, output=storage.root, source=options.source.input
     )
     with privacy.private_errors():
-        # First, because a download can take hours.
-        if options.listing.table:
-            options.listing.table.require_other_columns_than(EXAMPLE_SCHEMA.names)
+        # Reads the table of --labels, if there is one: first, because a download can take hours.
+        _ = options.listing.table
         source = make_source(options.source, options.workers, options.plan.seed)
     preparation = _Preparation(options, storage, privacy, source)
     with output_state.locked(storage), privacy.build_folder(storage):
@@ -174,6 +173,12 @@ class _Preparation:
         _say(f"listing the images of {remote.shown(shown)}")
         listing = frames.list_frames(ready.source, self.options.listing)
         listing, names = self.privacy.hide_names(listing)
+        if taken := set(EXAMPLE_SCHEMA.names) & set(other_columns(listing.refs)):
+            note = (
+                f"left out the column {', '.join(sorted(taken))} of the table of --labels, which "
+                "examples.parquet has for itself; rename it to keep it"
+            )
+            listing = dataclasses.replace(listing, naming_notes=(*listing.naming_notes, note))
         _say(_describe(listing))
         for note in (*listing.notes, *listing.naming_notes):
             _say(f"warning: {note}")

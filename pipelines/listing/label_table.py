@@ -93,19 +93,6 @@ class LabelTable:
             digest.update(repr(row).encode("utf-8", "surrogatepass"))
         return digest.hexdigest()
 
-    def require_other_columns_than(self, taken: Collection[str]) -> None:
-        """Refuses a column whose name `examples.parquet` gives to a column of its own.
-
-        Raises:
-            errors.UserError: naming the column.
-        """
-        names = [] if self.others is None else self.others.column_names
-        if twice := sorted(set(names) & set(taken)):
-            raise errors.UserError(
-                f"--labels {self.name} has the column {', '.join(twice)}, which examples.parquet "
-                "has for itself; rename it, or leave it out"
-            )
-
 
 def read_label_table(
     file: Path,

@@ -303,7 +303,8 @@ def _examples_table(
     if OTHERS in planned.schema.names:
         others = planned.column(OTHERS).take(places)
         for field, column in zip(others.type, others.flatten(), strict=True):
-            table = table.append_column(field, column)
+            if field.name not in columns:  # the launcher has said that it is left out
+                table = table.append_column(field, column)
     return table
 
 
