@@ -219,6 +219,42 @@ def test_a_column_that_examples_parquet_has_for_itself_is_left_out_with_a_note(
     assert verify.verify(output, source_input=source) == []
 
 
+ODD = {
+    "ns": pa.array([1] * 8, pa.timestamp("ns")),
+    "waited": pa.array([1] * 8, pa.duration("ns")),
+    "far": pa.array([10**7] * 8, pa.date32()),
+    "furthest": pa.array([10**14] * 8, pa.timestamp("s")),
+    "zone": pa.array([1] * 8, pa.timestamp("us", "Mars/Base")),
+    "clock": pa.array([1] * 8, pa.time64("ns")),
+    "list": pa.array([[1]] * 8, pa.list_(pa.timestamp("ns"))),
+}
+
+
+def test_columns_that_python_cannot_read_are_left_out_with_a_note(tmp_path, capsys):
+    source = write_tree(tmp_path / "in", IMAGES)
+    plain = {
+        "seen": pa.array([10**15] * 8, pa.timestamp("us", "Europe/Zurich")),
+        "scan": pa.array([10**18] * 8, pa.timestamp("ns")),
+        "half": pa.array([0.5] * 7 + [None], pa.float16()),
+        "view": pa.array(["x"] * 8, pa.string_view()),
+        "dose": pa.array([1] * 8, pa.decimal128(5, 2)),
+        "none": pa.nulls(8),
+    }
+    table = pa.Table.from_pylist(ROWS)
+    for name, column in (ODD | plain).items():
+        table = table.append_column(name, column)
+    pq.write_table(table, tmp_path / "labels.parquet")
+    output = tmp_path / "out"
+    assert build(source, tmp_path / "labels.parquet", output) == 0
+    message = capsys.readouterr().err
+    assert "left out the column ns (timestamp[ns]), waited (duration[ns]), far (date32" in message
+    assert all(f"{name} (" in message for name in ODD)
+    names = pq.read_schema(output / "examples.parquet").names
+    assert set(plain) <= set(names)
+    assert not set(ODD) & set(names)
+    assert verify.verify(output, source_input=source) == []
+
+
 # ---- cells without a value
 
 #: `pandas.read_csv` (3.0) takes each of these texts for a missing value; the next ones it keeps.

@@ -131,7 +131,6 @@ def read_label_table(
             f"--labels {file} has the columns {', '.join(table.column_names)}, and needs "
             f"{' and '.join(absent)}"
         )
-    names = [name for name in table.column_names if name not in (*used, *OPTIONAL)]
     repeated = sorted(
         name for name, count in collections.Counter(table.column_names).items() if count > 1
     )
@@ -140,6 +139,9 @@ def read_label_table(
             f"--labels {file} has the column {', '.join(repeated)} more than once; rename it, or "
             "leave it out"
         )
+    names = [name for name in table.column_names if name not in (*used, *OPTIONAL)]
+    table, notes = _without_odd_columns(table, names)
+    names = [name for name in names if name in table.column_names]
     texts_without_value = ("", *(MISSING if missing is None else missing)) if is_csv else missing
     counts, written = dict[str, int](), set[str]()
     for place, name in enumerate(table.column_names):
@@ -171,7 +173,7 @@ def read_label_table(
         site=_sites(file, texts["site"]) if "site" in texts else None,
         others=table.select(names).combine_chunks() if names else None,
         not_numbers=not_numbers,
-        notes=_missing_note(counts, written),
+        notes=(*_missing_note(counts, written), *notes),
     )
 
 
@@ -260,7 +262,7 @@ def _sites(file: Path, cells: Sequence[str | None]) -> list[str]:
 
 
 def _plain(table: pa.Table) -> pa.Table:
-    """Returns the table with plain columns in place of dictionary-encoded ones.
+    """Returns the table with plain columns in place of dictionary-encoded ones and of views.
 
     An Arrow file can hold one dictionary for each column, but its batches may have several.
     """
@@ -268,7 +270,31 @@ def _plain(table: pa.Table) -> pa.Table:
         if pa.types.is_dictionary(field.type):
             column = table[place].cast(field.type.value_type)
             table = table.set_column(place, field.name, column)
+        elif pa.types.is_string_view(field.type):
+            table = table.set_column(place, field.name, table[place].cast(pa.string()))
     return table.replace_schema_metadata()
+
+
+def _without_odd_columns(table: pa.Table, names: Sequence[str]) -> tuple[pa.Table, tuple[str, ...]]:
+    """Returns the table without those of the columns that Python cannot read, and a note on them.
+
+    Such are times with nanoseconds, years beyond 9999, and time zones that are not known here.
+    """
+    odd = {}
+    for name in names:
+        try:
+            table[name].to_pylist()
+        except (ValueError, OverflowError, LookupError):
+            odd[name] = table.schema.field(name).type
+    if not odd:
+        return table, ()
+    shown = ", ".join(f"{name} ({kind})" for name, kind in odd.items())
+    note = (
+        f"left out the column {shown} of the table of --labels: some of its values have no form in "
+        "Python, such as times with nanoseconds or an unknown time zone; store it as text to keep "
+        "it"
+    )
+    return table.drop_columns(list(odd)), (note,)
 
 
 def _with_nulls(
