@@ -1,6 +1,7 @@
 """Tests of train/evaluate.py: a finished run, measured on the scans of another hospital."""
 
 import json
+import re
 import shutil
 
 import numpy as np
@@ -106,6 +107,13 @@ def test_the_page_shows_the_training_run_beside_this_dataset(trained, measured):
     row = section.partition("accuracy")[2].partition("</tr>")[0]
     assert f"{100 * own:.1f} %" in row
     assert f"{100 * here:.1f} %" in row
+
+
+def test_the_page_claims_nothing_about_what_the_network_has_seen(trained, measured):
+    page = " ".join((measured / "report.html").read_text().split())
+    assert re.search(r"On the 30 images of \d+ patients of the test split, the network", page)
+    assert "It is not known whether the network was trained on some of these images" in page
+    assert "It is not known whether" not in (trained / "report.html").read_text()
 
 
 def test_the_page_of_the_training_run_compares_with_nothing(trained):

@@ -115,6 +115,11 @@ class RunReport:
         return bool(self.metrics and self.metrics.get("folds"))
 
     @property
+    def is_of_another_dataset(self) -> bool:
+        """Whether the metrics are those of `train/evaluate.py`, not of the run itself."""
+        return self.own_metrics is not None
+
+    @property
     def num_shared_patients(self) -> int:
         """Number of patients of the evaluated split who also have images in the training split."""
         if self.metrics is None or self.is_cross_validation:
@@ -245,18 +250,13 @@ def _summary(report: RunReport) -> list[str]:
     verdict, *others = report.task.verdict(metrics)
     if report.is_cross_validation:
         num_folds = len({run["fold"] for run in metrics["folds"]})
-        who = "patient" if people else "image"
         first = (
-            f"In a cross-validation with {num_folds} folds, {images}{people} were judged by "
-            f"networks that had not seen that {who}. They {verdict}"
+            f"In a cross-validation with {num_folds} folds, each of {images}{people} was judged by "
+            f"networks that were trained on the other folds. They {verdict}"
         )
-    elif metrics["split"] == "val":
-        first = f"On the {images}{people} of the validation split, the network {verdict}"
     else:
-        never = (
-            "has never seen" if people and not report.num_shared_patients else "did not train on"
-        )
-        first = f"On {images}{people} that it {never}, the network {verdict}"
+        split = "validation" if metrics["split"] == "val" else metrics["split"]
+        first = f"On the {images}{people} of the {split} split, the network {verdict}"
     return [first, *others]
 
 
@@ -265,7 +265,12 @@ def _warnings(report: RunReport) -> list[str]:
     metrics, warnings = report.metrics, []
     if metrics is None:
         return warnings
-    if report.num_shared_patients:
+    if report.is_of_another_dataset:
+        warnings.append(
+            "It is not known whether the network was trained on some of these images, or on other "
+            "images of these patients. If it was, the result is too good."
+        )
+    elif report.num_shared_patients:
         warnings.append(
             f"{counted(report.num_shared_patients, 'patient')} of the {metrics['split']} split "
             f"also {'has' if report.num_shared_patients == 1 else 'have'} images in the training "
