@@ -304,7 +304,7 @@ def test_a_cross_validation_shows_its_runs_and_their_spread():
     pooled = made.metrics | {"split": "train+val"} | metrics.describe_folds(results)
     pooled.pop("best_epoch")
     found = words(report.render(dataclasses.replace(made, metrics=pooled)))
-    assert "In a cross-validation with 5 folds, 80 images of 40 patients" in found
+    assert "In a cross-validation with 5 folds, each of 80 images of 40 patients" in found
     assert f"{pooled['spread']['accuracy']['std_over_folds']:.3f}" in found
     assert "This is one run." not in found
 
