@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tfrecord_io.printing import printable
+from tfrecord_io.rejects import is_of_content
 
 
 class _ToldError(Exception):
@@ -46,6 +47,29 @@ def clear_write_errors(output: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise BuildError(f"cannot write {output}: {error.strerror or error}") from error
+
+
+@contextlib.contextmanager
+def clear_read_errors(shown: str) -> Iterator[None]:
+    """Turns an error of the machine that reads the input into a `BuildError`.
+
+    An error that tells of the content, see `rejects.is_of_content`, is raised unchanged.
+    """
+    try:
+        yield
+    except (OSError, MemoryError) as error:
+        if is_of_content(error):
+            raise
+        reason = "out of memory" if isinstance(error, MemoryError) else error.strerror
+        raise BuildError(
+            f"cannot read {shown}: {reason}. Check the disk, the permissions and the machine, "
+            "then run the same command again to resume"
+        ) from None
+
+
+def changed(shown: str) -> BuildError:
+    """Returns the error of an input that is not what it was when it was listed."""
+    return BuildError(f"{shown} changed since the build began; start again with --overwrite")
 
 
 @contextlib.contextmanager

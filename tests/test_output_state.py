@@ -16,7 +16,6 @@ from pipelines.engine.job import prepared
 from pipelines.options import parse_options
 from pipelines.stores import output_state
 from pipelines.stores.output import BUILD_DIR, Storage
-from pipelines.stores.output_state import OutputState
 
 
 @pytest.fixture
@@ -121,7 +120,7 @@ def test_an_output_that_cannot_be_a_folder_is_named(tmp_path, name):
 
 def test_a_folder_without_shards_is_free(storage, scans):
     write_tree(Path(storage.root), {"notes.txt": b"mine"})
-    assert output_state.check_output(storage, {"seed": 0}) is OutputState.EMPTY
+    assert not output_state.check_output(storage, {"seed": 0})
 
 
 def test_a_folder_with_shards_of_nobody_is_refused(storage):
@@ -132,7 +131,7 @@ def test_a_folder_with_shards_of_nobody_is_refused(storage):
 
 def test_the_same_build_is_complete(scans, complete, tmp_path):
     identity = identity_of(scans, tmp_path / "elsewhere")
-    assert output_state.check_output(Storage(str(complete)), identity) is OutputState.COMPLETE
+    assert output_state.check_output(Storage(str(complete)), identity)
 
 
 @pytest.mark.parametrize(
@@ -278,11 +277,18 @@ def test_an_unfinished_build_of_other_options_is_refused(scans, complete, tmp_pa
     assert shards_of(output) != shards_of(complete)
 
 
-def test_overwrite_goes_on_with_a_build_of_the_same_options(scans, complete, tmp_path):
-    output = interrupted(complete, scans, tmp_path / "out")
+@pytest.mark.parametrize("is_finished", [True, False])
+def test_overwrite_keeps_nothing_of_a_build_of_the_same_options(
+    scans, complete, tmp_path, is_finished
+):
+    if is_finished:
+        output = Path(shutil.copytree(complete, tmp_path / "out"))
+    else:
+        output = interrupted(complete, scans, tmp_path / "out")
     before = finished_files(output)
     build_here(scans, output, "--num_shards=4", "--overwrite")
-    assert before.items() <= finished_files(output).items()
+    assert not before.items() & finished_files(output).items()
+    assert shards_of(output) == shards_of(complete)
 
 
 def test_overwrite_leaves_no_file_of_the_old_dataset(scans, complete, tmp_path):

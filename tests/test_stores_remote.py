@@ -368,6 +368,13 @@ def test_a_web_server_that_fails_is_a_clear_error_in_time(web, impatient, fault,
         remote.read(web.url("a.zip"), 5, 100)
 
 
+def test_an_answer_that_is_too_short_is_an_error(web):
+    web.files["a.zip"] = WebFile(CONTENT)
+    web.fault = "short"
+    with pytest.raises(errors.BuildError, match="the server sent 99 bytes instead of 100"):
+        remote.read(web.url("a.zip"), 5, 100)
+
+
 def test_a_file_that_is_not_on_the_web_server_is_not_found(web):
     with pytest.raises(FileNotFoundError, match=r"none\.zip"):
         remote.describe(web.url("none.zip"))

@@ -41,7 +41,8 @@ class WebServer(ThreadingHTTPServer):
     Attributes:
         files: by their path.
         fault: "", or what is wrong with each answer: "cut" (it ends early), "whole" (it ignores
-            the range), "silent" (there is none), "unconditional" (it ignores If-Match).
+            the range), "short" (a byte of it is missing), "silent" (there is none),
+            "unconditional" (it ignores If-Match).
         headers: further headers of each file.
         paths: what was asked for.
         bytes_sent: bytes of files.
@@ -109,6 +110,7 @@ class _Files(BaseHTTPRequestHandler):
             return self._answer(200, file.content, headers)
         start, end = int(wanted[1]), min(int(wanted[2]) + 1, len(file.content))
         headers["Content-Range"] = f"bytes {start}-{end - 1}/{len(file.content)}"
+        end -= self.server.fault == "short"
         return self._answer(206, file.content[start:end], headers)
 
 

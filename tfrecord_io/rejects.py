@@ -1,6 +1,12 @@
-"""`Reject`, the exception that leaves an image out, and the limit on the size of a picture."""
+"""`Reject`, the exception that leaves an image out, and which errors are worth one.
+
+>>> is_of_content(OSError("image file is truncated")), is_of_content(OSError(5, "I/O error"))
+(True, False)
+"""
 
 from __future__ import annotations
+
+import errno
 
 from tfrecord_io.printing import printable
 
@@ -30,6 +36,19 @@ class Reject(Exception):  # noqa: N818 - the project's word for an image that is
 
     def __reduce__(self) -> tuple[type, tuple[str, str]]:
         return Reject, (self.reason, self.detail)
+
+
+def is_of_content(error: BaseException) -> bool:
+    """Returns whether an error tells of a file's content, and not of the machine that reads it.
+
+    Such a file is left out, or an archive refused. Any other error ends the build, because a later
+    run may read the same file well. The errors of the operating system have a number; those of
+    Pillow, gzip and zipfile have none. EINVAL comes from a damaged index, which names a place
+    before the start of its archive.
+    """
+    if isinstance(error, OSError):
+        return error.errno in (None, errno.EINVAL)
+    return not isinstance(error, MemoryError | ImportError)
 
 
 def check_size(width: int, height: int) -> None:

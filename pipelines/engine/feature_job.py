@@ -39,7 +39,7 @@ class FeatureOptions:
         "float16", "type in which they are stored; float16 rounds to 11 bits", choices=DTYPES
     )
     overwrite: bool = flag(
-        False, "replace a dataset in the output folder that another trunk or dataset made"
+        False, "delete the dataset in the output folder, finished or not, and make it anew"
     )
 
     def __post_init__(self) -> None:

@@ -193,7 +193,7 @@ class _Preparation:
         Listing a tar.gz means unpacking it, which takes minutes. Its size and gzip trailer, which
         the manifest holds, identify it instead. Other sources are listed, so this returns False.
         """
-        if not self.source.must_be_unpacked:
+        if self.options.output.overwrite or not self.source.must_be_unpacked:
             return False
         try:
             found = output_state.read_manifest(self.storage)

@@ -196,13 +196,13 @@ def _read_with(
     def read(ref: ImageRef) -> Pictures:
         member = ref.member
         try:
-            start = reader.read_start(member, START_BYTES)
-            return find_pictures(
-                ref.path,
-                ref.size,
-                start,
-                lambda: reader.open(member) or io.BytesIO(reader.read(member)),
-            )
+            with errors.clear_read_errors(ref.source_path):
+                return find_pictures(
+                    ref.path,
+                    ref.size,
+                    reader.read_start(member, START_BYTES),
+                    lambda: reader.open(member) or io.BytesIO(reader.read(member)),
+                )
         except Reject:
             return ONE_PICTURE  # the worker will reject it too
         except ModuleNotFoundError as error:

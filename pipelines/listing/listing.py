@@ -17,7 +17,7 @@ from pipelines.listing.layout import SPLITS, Sorter
 from pipelines.listing.options import DEFAULT_GROUP_REGEX, ListingOptions
 from pipelines.listing.refs import BATCH_ROWS, OTHERS, REF_SCHEMA, SITE, RejectedFile
 from pipelines.listing.selection import choose_classes, choose_tree, drop_copies
-from pipelines.sources.member import Member
+from pipelines.sources.member import NOT_PERMITTED, Member
 from pipelines.sources.source import Source
 
 #: What counts the images whose patient is in their folders, among a listing's frames.
@@ -72,7 +72,7 @@ def list_source(source: Source, options: ListingOptions) -> Listing:
 
     Raises:
         errors.UserError: as `Source.members` and `list_images` do.
-        errors.BuildError: if a store does not answer.
+        errors.BuildError: if a store does not answer, or this user may not read some files.
     """
     if source.gives_labels:
         return _list_as_given(source.members(), options)
@@ -116,6 +116,7 @@ def list_images(
     for member in members:
         sorter.add(member)
     rejects, ignored = sorter.rejects, sorter.ignored
+    _require_permission(rejects)
     if labels:
         return _list_labelled(sorter, labels, options, same_content)
     table = sorter.place()
@@ -130,6 +131,18 @@ def list_images(
     classes = sorted(pc.unique(pc.cast(table["label"], pa.string())).to_pylist())
     notes = (*_split_notes(classes), *_alike_notes("classes", classes, "rename the folders"))
     return _with_patients(sorter, table, copies, notes, options.group_regex)
+
+
+def _require_permission(rejects: Iterable[RejectedFile]) -> None:
+    paths = [reject.source_path for reject in rejects if reject.reason == NOT_PERMITTED]
+    if paths:
+        more = ", ..." if len(paths) > 3 else ""
+        raise errors.BuildError(
+            f"this user may not read {len(paths):,} files or folders of the input: "
+            f"{', '.join(sorted(paths)[:3])}{more}. Permit it (chmod), and run the same command "
+            "again; or, to leave them out, move them out of the input or give them names that "
+            "begin with a dot"
+        )
 
 
 def _listing(sorter: Sorter, table: pa.Table, copies: int, notes: Iterable[str]) -> Listing:

@@ -191,8 +191,7 @@ def _write_images(
         warnings.simplefilter("ignore")
         for place, (ref, read, variant, key) in enumerate(rows):
             try:
-                data = _read(read, ref)
-                pixels, *original = preprocess.decode_image(data, build.preprocessing, ref.frame)
+                data, (pixels, *original) = _decode(build, reader, ref, read)
             except Reject as reject:
                 # A file is rejected only once, not again for each of its variants.
                 if not variant:
@@ -231,22 +230,52 @@ def _read_part(reader: Reader, ref: ImageRef) -> _Data:
     return reader.read(ref.member)
 
 
-def _read(read: Callable[[], _Data], ref: ImageRef) -> _Data:
-    try:
-        return read()
-    except (OSError, errors.BuildError, errors.UserError) as error:
-        if ref.hidden is not None:
-            # The reader's own message, which names the file, must not reach a worker's log.
+def _decode(
+    build: Build, reader: Reader, ref: ImageRef, read: Callable[[], _Data]
+) -> tuple[_Data, preprocess.DecodedImage]:
+    """Returns what was read of an image, and the image.
+
+    Raises:
+        Reject: if it cannot be decoded, and reads the same a second time.
+        errors.BuildError: if it cannot be read.
+    """
+    data, image = _attempt(build, ref, read)
+    if isinstance(image, Reject):
+        # A server, a cable or a disk may have garbled the file this time.
+        before = data, str(image)
+        data, image = _attempt(build, ref, functools.partial(_read_part, reader, ref))
+        if isinstance(image, Reject):
+            is_same = not isinstance(data, bytes) or data == before[0]
+            if is_same and str(image) == before[1]:
+                raise image
             raise errors.BuildError(
-                f"image {ref.source_path} could not be read, or has changed since the build began; "
-                "the private table beside the secret gives its name. Run the same command again to "
-                "resume, or with --overwrite if the file has changed"
-            ) from None
-        if not isinstance(error, OSError):
+                f"{ref.source_path} has other bytes each time that it is read; check the disk, the "
+                "network and the server, then run the same command again to resume"
+            )
+    return data, image
+
+
+def _attempt(
+    build: Build, ref: ImageRef, read: Callable[[], _Data]
+) -> tuple[_Data, preprocess.DecodedImage | Reject]:
+    data: _Data = b""
+    try:
+        with errors.clear_read_errors(ref.source_path):
+            data = read()
+            return data, preprocess.decode_image(data, build.preprocessing, ref.frame)
+    except Reject as reject:
+        return data, reject
+    except (OSError, EOFError, IndexError):
+        return data, Reject("undecodable", f"the file has no whole picture {ref.frame}")
+    except (errors.BuildError, errors.UserError):
+        if ref.hidden is None:
             raise
+        # The reader's own message, which names the file, must not reach a worker's log.
         raise errors.BuildError(
-            f"cannot read {ref.source_path} from the source: {error.strerror or error}"
-        ) from error
+            f"image {ref.source_path} could not be read, or has changed since the build began; "
+            "the private table beside the secret gives its name. Run the same command again to "
+            "resume, or with --overwrite if the file has changed"
+        ) from None
 
 
 class _Example(NamedTuple):

@@ -47,6 +47,7 @@ class ArchiveSource(Source):
     Attributes:
         path: the archive.
         random_access_path: the unpacked tar, if `path` is a tar.gz.
+        version: size in bytes and time of change in ns of the file that is listed and read.
         kind: name of the source in the manifest.
         dataset: OWNER/NAME of a dataset from Kaggle, else None.
     """
@@ -55,19 +56,22 @@ class ArchiveSource(Source):
     random_access_path: Path | None = None
     kind: str = "archive"
     dataset: str | None = None
+    version: tuple[int, int] | None = None
 
     def prepare(self, scratch_dir: Path) -> ArchiveSource:
         """Unpacks a tar.gz, unless it is already there; see `Source.prepare`."""
         if not self.path.is_file():
             raise errors.UserError(f"--input {self.path} is not a file")
         if not self.must_be_unpacked:
-            return self
+            return dataclasses.replace(self, version=_version(self.path.stat()))
         mark = "-".join(str(value) for value in _describe_gzip(self.path).values())
         unpacked = scratch_dir / f"{self.path.name}.{mark}.tar"
         if not unpacked.exists():
             scratch_dir.mkdir(parents=True, exist_ok=True)
             _gunzip(self.path, unpacked)
-        return dataclasses.replace(self, random_access_path=unpacked)
+        return dataclasses.replace(
+            self, random_access_path=unpacked, version=_version(unpacked.stat())
+        )
 
     def members(self) -> Iterator[Member]:
         """Yields the files; see `Source.members`."""
@@ -103,9 +107,8 @@ class ArchiveSource(Source):
                 "read it"
             ) from None
         try:
-            yield (
-                _ZipReader(descriptor) if self.is_zip else _TarReader(descriptor, str(self.path))
-            )
+            reader = _ZipReader if self.is_zip else _TarReader
+            yield reader(descriptor, self.version or _version(os.fstat(descriptor)), str(self.path))
         finally:
             os.close(descriptor)
 
@@ -120,12 +123,25 @@ class ArchiveSource(Source):
 class _LocalReader(Reader):
     """Reads parts of an open file."""
 
-    def __init__(self, descriptor: int) -> None:
+    def __init__(self, descriptor: int, version: tuple[int, int], shown: str) -> None:
         super().__init__()
         self._descriptor = descriptor
+        self._version = version
+        self._shown = shown
 
     def read_at(self, start: int, length: int) -> bytes:
-        return os.pread(self._descriptor, length, start)
+        length = min(length, self._version[0] - start)
+        if length <= 0:
+            return b""
+        with errors.clear_read_errors(self._shown):
+            data = os.pread(self._descriptor, length, start)
+        if len(data) != length:
+            raise errors.changed(self._shown)
+        return data
+
+    def require_unchanged(self) -> None:
+        if _version(os.fstat(self._descriptor)) != self._version:
+            raise errors.changed(self._shown)
 
     def announce(self, member: Member) -> None:
         # An invalid offset is reported when the member is read.
@@ -140,9 +156,8 @@ class _ZipReader(_LocalReader, ZipReader):
 
 
 class _TarReader(_LocalReader):
-    def __init__(self, descriptor: int, shown: str) -> None:
-        super().__init__(descriptor)
-        self._shown = shown
+    def __init__(self, descriptor: int, version: tuple[int, int], shown: str) -> None:
+        super().__init__(descriptor, version, shown)
         self._checks = Checks()
 
     def read_start(self, member: Member, length: int) -> bytes:
@@ -155,16 +170,17 @@ class _TarReader(_LocalReader):
     def read(self, member: Member) -> bytes:
         data = self.read_at(member.offset, member.size)
         if len(data) != member.size or deflate.crc32(data) != member.version:
-            raise errors.BuildError(
-                f"{self._shown} changed since the build began ({member.name} differs); start "
-                "again with --overwrite"
-            )
+            raise errors.changed(f"{member.name} in {self._shown}")
         return data
 
 
 def _tar_members(data_path: Path, path: Path) -> Iterator[Member]:
     try:
-        with tarfile.open(data_path, "r:") as archive, data_path.open("rb") as file:
+        with (
+            errors.clear_read_errors(str(path)),
+            tarfile.open(data_path, "r:") as archive,
+            data_path.open("rb") as file,
+        ):
             for info in archive:
                 if archive.offset <= info.offset:
                     raise tarfile.ReadError("a header points back to itself")
@@ -204,8 +220,12 @@ def _tar_problem(info: tarfile.TarInfo) -> tuple[str, str] | None:
 
 def _start(path: Path) -> bytes:
     """Returns the first four bytes of a file, which identify its format."""
-    with path.open("rb") as file:
+    with errors.clear_read_errors(str(path)), path.open("rb") as file:
         return file.read(4)
+
+
+def _version(status: os.stat_result) -> tuple[int, int]:
+    return status.st_size, status.st_mtime_ns
 
 
 def _describe_gzip(path: Path) -> dict[str, Any]:
@@ -230,7 +250,7 @@ def _gunzip(path: Path, unpacked: Path) -> None:
     written = 0
     try:
         with gzip.open(path) as stream, atomic_write(unpacked) as file:
-            while block := stream.read(_COPY_BYTES):
+            while block := _read_block(stream, path):
                 written += len(block)
                 if written > limit:
                     raise errors.UserError(
@@ -247,3 +267,8 @@ def _gunzip(path: Path, unpacked: Path) -> None:
         raise errors.UserError(
             f"{path} is not a complete gzip file ({error}); download or copy it again"
         ) from None
+
+
+def _read_block(stream: IO[bytes], path: Path) -> bytes:
+    with errors.clear_read_errors(str(path)):
+        return stream.read(_COPY_BYTES)

@@ -13,23 +13,13 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from pipelines import errors
-from pipelines.sources.member import Member
+from pipelines.sources.member import NOT_PERMITTED, Member
 from pipelines.sources.reader import Reader
 from pipelines.sources.source import Source
-from tfrecord_io.rejects import Reject
 
-# Errors that concern one path only: it may not be read, does not exist, or is not a file.
-_ERRORS_OF_A_FILE = frozenset(
-    {
-        errno.EACCES,
-        errno.EPERM,
-        errno.ENOENT,
-        errno.ENOTDIR,
-        errno.EISDIR,
-        errno.ELOOP,
-        errno.ENAMETOOLONG,
-    }
-)
+# Errors that tell what a folder holds: a link that leads nowhere, to itself, or through a file.
+_BROKEN_LINK = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG})
+_NOT_PERMITTED = frozenset({errno.EACCES, errno.EPERM})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +42,9 @@ class DirectorySource(Source):
 
     def same_content(self, one: Member, other: Member) -> bool:
         """Returns whether two files are the same; see `Source.same_content`."""
-        return filecmp.cmp(self.directory / one.name, self.directory / other.name, shallow=False)
+        paths = self.directory / one.name, self.directory / other.name
+        with errors.clear_read_errors(" or ".join(map(str, paths))):
+            return filecmp.cmp(*paths, shallow=False)
 
     @contextlib.contextmanager
     def open(self) -> Iterator[_DirectoryReader]:
@@ -72,65 +64,49 @@ class _DirectoryReader(Reader):
         return self.read_start(member, member.size)
 
     def read_start(self, member: Member, length: int) -> bytes:
-        with self._clear_errors(member), self._open(member) as file:
-            return file.read(length)
+        path = self.directory / member.name
+        with self._clear_errors(path), path.open("rb") as file:
+            data = file.read(length)
+            _require_unchanged(file, path, member)
+        return data
 
     def open(self, member: Member) -> BinaryIO:
-        with self._clear_errors(member):
-            return self._open(member)
-
-    def _open(self, member: Member) -> BinaryIO:
         path = self.directory / member.name
-        file = path.open("rb")
-        now = os.fstat(file.fileno())
-        if (now.st_size, now.st_mtime_ns) != (member.size, member.version):
-            file.close()
-            raise errors.BuildError(
-                f"{path} changed since the build began (it had {member.size:,} bytes and now "
-                f"has {now.st_size:,}, or its time changed); start again with --overwrite"
-            )
-        return file
+        with self._clear_errors(path), contextlib.ExitStack() as stack:
+            file = stack.enter_context(path.open("rb"))
+            _require_unchanged(file, path, member)
+            stack.pop_all()
+            return file
 
     @contextlib.contextmanager
-    def _clear_errors(self, member: Member) -> Iterator[None]:
-        path = self.directory / member.name
+    def _clear_errors(self, path: Path) -> Iterator[None]:
         try:
-            yield
-        except FileNotFoundError:
+            with errors.clear_read_errors(str(path)):
+                yield
+        except errors.BuildError:
             if not self.directory.is_dir():
                 raise errors.BuildError(
                     f"{self.directory} does not exist on this worker; every worker must be able to "
                     "read it"
                 ) from None
-            raise errors.BuildError(
-                f"{path} was removed since the build began; start again with --overwrite"
-            ) from None
-        except OSError as error:
-            raise _unreadable(error, str(path)) from None
+            if not os.path.lexists(path):
+                raise errors.BuildError(
+                    f"{path} was removed since the build began; start again with --overwrite"
+                ) from None
+            raise
 
 
-def _unreadable(error: OSError, shown: str) -> Reject | errors.BuildError:
-    """Returns a reject for an error of the file itself, and a `BuildError` for any other error.
-
-    Otherwise an exhausted machine, a stale mount or a failing disk would reject good images, and a
-    resumed build would keep the rejects.
-    """
-    if error.errno in _ERRORS_OF_A_FILE:
-        return Reject("unreadable_member", error.strerror or str(error))
-    return errors.BuildError(
-        f"cannot read {shown}: {error.strerror or error}. Check the disk and the machine, then run "
-        "the same command again to resume"
-    )
+def _require_unchanged(file: BinaryIO, path: Path, member: Member) -> None:
+    now = os.fstat(file.fileno())
+    if (now.st_size, now.st_mtime_ns) != (member.size, member.version):
+        raise errors.changed(f"{path} ({member.size:,} bytes then, {now.st_size:,} now)")
 
 
 def _walk(directory: Path) -> Iterator[Member]:
     """Yields every file below a folder; links to folders are reported, but not followed."""
-
-    def fail(error: OSError) -> None:
-        # By default os.walk silently skips a folder that it cannot list, and so its images.
-        raise errors.UserError(f"cannot list {error.filename}: {error.strerror}")
-
-    for folder, folders, files in os.walk(directory, onerror=fail):
+    # By default os.walk silently skips a folder that it cannot list, and so its images.
+    failed: list[OSError] = []
+    for folder, folders, files in os.walk(directory, onerror=failed.append):
         prefix = Path(folder).relative_to(directory).as_posix()
         prefix = "" if prefix == "." else f"{prefix}/"
         folders.sort()
@@ -139,16 +115,27 @@ def _walk(directory: Path) -> Iterator[Member]:
                 yield Member(prefix + name, 0, problem=("link", "a link to a folder"))
         for name in sorted(files):
             yield _member(prefix + name, os.path.join(folder, name))  # noqa: PTH118
+    for error in failed:
+        if error.errno not in _NOT_PERMITTED:
+            with errors.clear_read_errors(error.filename):
+                raise error
+        name = Path(error.filename).relative_to(directory).as_posix()
+        yield Member(name, 0, problem=(NOT_PERMITTED, "permission denied"))
 
 
 def _member(name: str, path: str) -> Member:
     try:
         status = os.stat(path)  # noqa: PTH116 - ten million of them; follows links to files
     except OSError as error:
-        problem = _unreadable(error, path)
-        if isinstance(problem, Reject):
-            return Member(name, 0, problem=(problem.reason, problem.detail))
-        raise problem from None
+        if error.errno in _BROKEN_LINK:
+            return Member(name, 0, problem=("unreadable_member", error.strerror))
+        if error.errno in _NOT_PERMITTED:
+            return Member(name, 0, problem=(NOT_PERMITTED, "permission denied"))
+        with errors.clear_read_errors(path):
+            raise
     if not stat.S_ISREG(status.st_mode):
         return Member(name, 0, problem=("not_a_file", "a pipe, socket or device"))
+    # Most files are readable for everybody, which needs no further call.
+    if status.st_mode & 0o444 != 0o444 and not os.access(path, os.R_OK):
+        return Member(name, 0, problem=(NOT_PERMITTED, "permission denied"))
     return Member(name, status.st_size, 0, status.st_size, status.st_mtime_ns)

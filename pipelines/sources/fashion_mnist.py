@@ -78,8 +78,9 @@ class FashionMnistSource(Source):
         """Yields the images, named by their file and their number there; see `Source.members`."""
         for split, prefix in _PREFIXES.items():
             try:
-                images, labels = read_split(self.directory, prefix)
-            except (OSError, ValueError) as error:
+                with errors.clear_read_errors(str(self.directory)):
+                    images, labels = read_split(self.directory, prefix)
+            except (FileNotFoundError, ValueError) as error:
                 raise errors.UserError(str(error)) from None
             for index, (image, label) in enumerate(zip(images, labels.tolist(), strict=True)):
                 yield Member(

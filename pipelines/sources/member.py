@@ -7,6 +7,9 @@ from typing import NamedTuple
 #: A larger file is rejected as not a scan, because reading it could exhaust a worker's memory.
 MAX_FILE_BYTES = 256 * 1024 * 1024
 
+#: The problem of a file that this user may not read. It ends the build, because it can be mended.
+NOT_PERMITTED = "not_permitted"
+
 
 class Member(NamedTuple):
     """One file of a source, which may be an image or not.

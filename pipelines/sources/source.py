@@ -66,8 +66,8 @@ class Source(Protocol):
     def open(self) -> AbstractContextManager[Reader]:
         """Opens the source on a worker.
 
-        Its reader raises `tfrecord_io.rejects.Reject` if only this file cannot be read, and
-        `errors.BuildError` if the source is gone or has changed.
+        Its reader raises `tfrecord_io.rejects.Reject` if a file is damaged, and
+        `errors.BuildError` if it cannot be read, is gone or has changed.
 
         Raises:
             errors.BuildError: if this worker cannot read the source.

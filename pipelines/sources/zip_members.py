@@ -37,9 +37,11 @@ def list_members(file: IO[bytes], shown: str) -> Iterator[Member]:
 
     Raises:
         errors.UserError: if the archive is not a complete zip, see `zip_index.open_zip`.
+        errors.BuildError: if it cannot be read.
     """
     try:
-        infos = zip_index.open_zip(file).infolist()
+        with errors.clear_read_errors(shown):
+            infos = zip_index.open_zip(file).infolist()
     except (zipfile.BadZipFile, OSError, EOFError, ValueError, NotImplementedError) as error:
         raise errors.UserError(
             f"{shown} is not a complete zip archive ({error}); download or copy it again"
@@ -76,6 +78,9 @@ class ZipReader(Reader):
         """Returns bytes of the archive; fewer than `length` at its end."""
         raise NotImplementedError
 
+    def require_unchanged(self) -> None:
+        """Raises `errors.BuildError` if the archive is not what was listed."""
+
     def read(self, member: Member) -> bytes:
         """Returns a member's content, in one read unless its header is unusually long.
 
@@ -83,9 +88,15 @@ class ZipReader(Reader):
             Reject: if the member is damaged, or its compression method is not supported.
         """
         method, _, stored = self._read_stored(member, member.stored_size)
-        data = _inflate(stored, method, member.size)
-        if len(data) != member.size or deflate.crc32(data) != member.version:
-            raise Reject("unreadable_member", "damaged in the archive: its CRC-32 does not match")
+        if method == zipfile.ZIP_STORED:
+            data = bytes(stored)
+        elif method == zipfile.ZIP_DEFLATED:
+            data = self._inflated(stored, member.size)
+        else:
+            raise Reject("unreadable_member", f"compression method {method} is not supported")
+        crc = deflate.crc32(data)
+        if len(data) != member.size or crc != member.version:
+            raise self._damaged(f"its CRC-32 is {crc:08x} instead of {member.version:08x}")
         return data
 
     def read_start(self, member: Member, length: int) -> bytes:
@@ -125,7 +136,8 @@ class ZipReader(Reader):
         header = zip_index.HEADER
         block = self.read_at(member.offset, header.size + guess + length)
         if len(block) < header.size or not block.startswith(zip_index.HEADER_SIGNATURE):
-            raise Reject("unreadable_member", "the archive has no member where its index says")
+            found = f"bytes with the CRC-32 {deflate.crc32(block):08x}"
+            raise self._damaged(f"{found} are where its index says that it begins")
         method = int.from_bytes(block[8:10], "little")
         start = header.size + sum(header.unpack_from(block))
         stored = memoryview(block)[start : start + length]
@@ -133,16 +145,17 @@ class ZipReader(Reader):
             stored = memoryview(self.read_at(member.offset + start, length))
         return method, start, stored
 
+    def _inflated(self, stored: memoryview, size: int) -> bytes:
+        """Decompresses a member, using no more memory than its declared size."""
+        try:
+            return bytes(deflate.deflate_decompress(stored, size))
+        except deflate.DeflateError:
+            crc = deflate.crc32(stored)
+            raise self._damaged(
+                f"its stored bytes, with the CRC-32 {crc:08x}, do not inflate to {size} bytes"
+            ) from None
 
-def _inflate(stored: memoryview, method: int, size: int) -> bytes:
-    """Decompresses a member, using no more memory than its declared size."""
-    if method == zipfile.ZIP_STORED:
-        return bytes(stored)
-    if method != zipfile.ZIP_DEFLATED:
-        raise Reject("unreadable_member", f"compression method {method} is not supported")
-    try:
-        return bytes(deflate.deflate_decompress(stored, size))
-    except deflate.DeflateError:
-        raise Reject(
-            "unreadable_member", f"damaged in the archive: it does not inflate to {size} bytes"
-        ) from None
+    def _damaged(self, how: str) -> Reject:
+        # The checksums in `how` show whether the same was read twice.
+        self.require_unchanged()
+        return Reject("unreadable_member", f"damaged in the archive: {how}")

@@ -31,7 +31,7 @@ class OutputOptions:
         metavar="FILE",
     )
     overwrite: bool = flag(
-        False, "replace a dataset in the output folder that was made from other input or options"
+        False, "delete the dataset in the output folder, finished or not, and build it anew"
     )
 
     def __post_init__(self) -> None:

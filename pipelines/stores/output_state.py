@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import contextlib
-import enum
 import hashlib
 import json
 import re
@@ -31,14 +30,6 @@ _OWN_FILES = re.compile(
     r"|manifest\.json|examples\.parquet|rejects\.csv|dropped\.csv|report\.html"
     r"|features\.json|dataset_info\.json|croissant\.json|trunk\.keras"
 )
-
-
-class OutputState(enum.Enum):
-    """What an output folder holds of the wanted dataset."""
-
-    EMPTY = enum.auto()
-    UNFINISHED = enum.auto()
-    COMPLETE = enum.auto()
 
 
 @contextlib.contextmanager
@@ -81,8 +72,8 @@ def locked(storage: Storage) -> Iterator[None]:
         yield
 
 
-def check_output(storage: Storage, identity: Mapping[str, Any]) -> OutputState:
-    """Returns what the output folder holds of the dataset with this identity, see `fingerprint`.
+def check_output(storage: Storage, identity: Mapping[str, Any]) -> bool:
+    """Returns whether the output folder holds the dataset with this identity, finished.
 
     Raises:
         errors.UserError: if the folder holds another dataset, shards without a plan, a damaged
@@ -96,7 +87,7 @@ def check_output(storage: Storage, identity: Mapping[str, Any]) -> OutputState:
             raise errors.UserError(f"{error}; --overwrite replaces it") from None
         _refuse_other(storage, found.options, identity, found.fingerprint)
         require_shards(storage, found)
-        return OutputState.COMPLETE
+        return True
     if storage.exists(PLAN_JSON):
         try:
             planned = json.loads(storage.read(PLAN_JSON))
@@ -106,32 +97,27 @@ def check_output(storage: Storage, identity: Mapping[str, Any]) -> OutputState:
                 f"{storage.path(PLAN_JSON)} is damaged; use --overwrite to start again"
             ) from None
         _refuse_other(storage, found_identity, identity, found_fingerprint)
-        return OutputState.UNFINISHED
+        return False
     strangers = [name for name in names if name.endswith(".tfrecord")]
     if strangers:
         raise errors.UserError(
             f"{storage.root} holds {strangers[0]} but no plan of a build; choose another "
             "--output, or replace its shards with --overwrite"
         )
-    return OutputState.EMPTY
+    return False
 
 
 def is_complete(storage: Storage, identity: Mapping[str, Any], *, overwrite: bool) -> bool:
     """Returns whether the output holds the dataset with this identity, finished.
 
-    With `overwrite`, another dataset in the folder is deleted first.
+    With `overwrite`, any dataset in the folder is deleted first.
 
     Raises:
         errors.UserError: if the folder holds another dataset, or files of somebody else.
     """
     if overwrite:
-        try:
-            state = check_output(storage, identity)
-        except errors.UserError:
-            state = OutputState.EMPTY
-        if state is OutputState.EMPTY:
-            clear(storage)
-    return check_output(storage, identity) is OutputState.COMPLETE
+        clear(storage)
+    return check_output(storage, identity)
 
 
 def read_manifest(storage: Storage) -> manifest.Manifest:

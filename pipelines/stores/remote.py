@@ -144,8 +144,8 @@ def read(url: str, start: int, length: int, mark: str = "") -> bytes:
         answer = obstore.get(store, path, options=options)
         # A web server may ignore the condition.
         if mark and mark != _described(url, answer.meta).mark:
-            raise _changed(url)
-        return bytes(answer.bytes())
+            raise errors.changed(shown(url))
+        return _whole(url, answer.bytes(), min(length, answer.meta["size"] - start))
 
 
 def read_file(url: str, size: int | None = None, version: int | None = None) -> bytes:
@@ -160,8 +160,8 @@ def read_file(url: str, size: int | None = None, version: int | None = None) -> 
         answer = obstore.get(store, path)
         file = _described(url, answer.meta)
         if size not in (None, file.size) or version not in (None, file.version):
-            raise _changed(url)
-        return bytes(answer.bytes())
+            raise errors.changed(shown(url))
+        return _whole(url, answer.bytes(), file.size)
 
 
 def write(url: str, source: IO[bytes]) -> None:
@@ -363,15 +363,19 @@ def _clear_errors(url: str) -> Iterator[None]:
             raise errors.BuildError(f"cannot use {shown(url)}: {_reason(error)}") from None
         raise FileNotFoundError(shown(url)) from None
     except exceptions.PreconditionError:
-        raise _changed(url) from None
+        raise errors.changed(shown(url)) from None
     except (exceptions.BaseError, ValueError) as error:
         raise errors.BuildError(f"cannot use {shown(url)}: {_reason(error)}") from None
 
 
-def _changed(url: str) -> errors.BuildError:
-    return errors.BuildError(
-        f"{shown(url)} changed since the build began; start again with --overwrite"
-    )
+def _whole(url: str, data: Any, size: int) -> bytes:
+    """Returns an answer, if it has as many bytes as were asked for."""
+    if len(content := bytes(data)) != size:
+        raise errors.BuildError(
+            f"cannot read {shown(url)}: the server sent {len(content):,} bytes instead of "
+            f"{size:,}. Run the same command again to resume"
+        )
+    return content
 
 
 def _reason(error: Exception) -> str:

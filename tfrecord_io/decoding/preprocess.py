@@ -16,7 +16,7 @@ from PIL import Image, features
 from tfrecord_io.decoding import dicom_frames, formats, tiff_pages
 from tfrecord_io.decoding.dicom_levels import FRAME_RANGE
 from tfrecord_io.decoding.dicom_tags import codec_versions, is_dicom
-from tfrecord_io.rejects import Reject
+from tfrecord_io.rejects import Reject, is_of_content
 
 if TYPE_CHECKING:
     from pydicom import Dataset
@@ -193,6 +193,7 @@ def decode_image(
     Raises:
         Reject: if the file is not an image, is damaged, or cannot be converted without loss of
             information other than by resizing. No other exception is raised for any bytes.
+        OSError, MemoryError: if the machine fails, see `rejects.is_of_content`.
         ModuleNotFoundError: if it is a DICOM file, and pydicom or a codec is not installed.
     """
     if not data:
@@ -220,7 +221,7 @@ def decode_image(
             file_format=picture.file_format,
             quantization=picture.quantization,
         )
-    except (Reject, ModuleNotFoundError):
+    except Reject:
         raise
     except Image.UnidentifiedImageError:
         if not isinstance(data, bytes) or frame:
@@ -232,9 +233,13 @@ def decode_image(
     except Image.DecompressionBombError as error:
         raise Reject("too_many_pixels", str(error)) from None
     except OSError as error:
+        if not is_of_content(error):
+            raise
         reason = "truncated" if "truncated" in str(error) else "undecodable"
         raise Reject(reason, str(error)) from None
     except Exception as error:
+        if not is_of_content(error):
+            raise
         # For hostile or damaged bytes, decoders raise almost anything (struct.error, SyntaxError,
         # zlib.error, IndexError and more), and one file must not end the job. Their messages are
         # left out because some quote bytes of the file.

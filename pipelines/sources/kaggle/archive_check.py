@@ -3,7 +3,6 @@
 An archive with the recorded size and time is not checked again. A corrupt archive is renamed.
 """
 
-import errno
 import json
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from pipelines import errors
 from pipelines.sources.downloads import byte_bar, read_json
 from tfrecord_io import zip_index
 from tfrecord_io.files import atomic_write
+from tfrecord_io.rejects import is_of_content
 
 _READ_BYTES = 1 << 20
 _NAMED_MEMBERS = 5  # Corrupt members that an error names; it counts the others.
@@ -93,19 +93,11 @@ def _corrupt_members(archive: Path) -> list[str]:
                             while chunk := stream.read(_READ_BYTES):
                                 bar.update(len(chunk))
                     except Exception as error:
-                        _raise_if_of_disk(error)
+                        if not is_of_content(error):
+                            raise
                         corrupt.append(f"{member.filename!r}: {error}")
     except Exception as error:
-        _raise_if_of_disk(error)
+        if not is_of_content(error):
+            raise
         corrupt.append(f"the file itself: its zip directory cannot be read ({error})")
     return corrupt
-
-
-def _raise_if_of_disk(error: Exception) -> None:
-    """Raises an error of the disk; zipfile and the decompressors have a dozen kinds of others.
-
-    An OSError of a decompressor has no errno. EINVAL means a seek to a negative offset, which comes
-    from a damaged directory.
-    """
-    if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
-        raise error
