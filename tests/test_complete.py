@@ -76,6 +76,12 @@ def test_a_tiff_whose_strip_is_too_short_is_a_reject(compression):
     decode_image(tiff_with(279, lambda length: length, **tags), Preprocessing())
 
 
+def test_a_tiff_that_is_stored_on_its_side_is_whole():
+    """Each stored row has whole bytes: ten rows of two bytes, which upright are 24 bytes."""
+    bits = np.zeros((10, 12), bool)
+    decode_image(encoded(bits, "TIFF", tiffinfo={274: 6}), Preprocessing())
+
+
 def test_a_tiff_without_its_last_strips_is_a_reject():
     assert reason(tiff_with(257, lambda height: height + 8)) == "truncated"
 

@@ -57,12 +57,12 @@ _BMP_V5_HEADER_BYTES, _BMP_PROFILE = 124, 14 + 112
 _PLAIN_NETPBM = re.compile(rb"P[123](?:[\s0-9]+|#[^\r\n]*)*")
 
 # TIFF 6.0, sections 3, 8, 15 and 22. Planar: each channel has strips of its own.
-_BITS, _COMPRESSION, _PLANES = 258, 259, 284
+_WIDTH, _HEIGHT, _BITS, _COMPRESSION, _PLANES = 256, 257, 258, 259, 284
 _STRIPS, _STRIP_BYTES, _TILES, _TILE_BYTES = 273, 279, 324, 325
 _NOT_COMPRESSED, _JPEG, _PLANAR = 1, 7, 2
 
 # The lowest tags, which come first: the kind of the page, or the width of its picture.
-_FIRST_TAGS = (254, 255, 256)
+_FIRST_TAGS = (254, 255, _WIDTH)
 
 
 def check_complete(image: ImageFile.ImageFile, data: bytes) -> None:
@@ -148,8 +148,10 @@ def check_tiff_parts(image: TiffImagePlugin.TiffImageFile, data: bytes) -> None:
         return
     bits = tags.get(_BITS, (1,))
     is_planar = tags.get(_PLANES) == _PLANAR
-    row_bytes = sum(-(-image.width * n // 8) for n in (bits if is_planar else (sum(bits),)))
-    found, expected = sum(lengths[: len(places)]), image.height * row_bytes
+    # As stored: Pillow's sides are those of the picture turned upright.
+    width, height = tags[_WIDTH], tags[_HEIGHT]
+    row_bytes = sum(-(-width * n // 8) for n in (bits if is_planar else (sum(bits),)))
+    found, expected = sum(lengths[: len(places)]), height * row_bytes
     if found < expected:
         raise Reject("truncated", f"the TIFF's pixels have {found:,} of {expected:,} bytes")
 

@@ -69,7 +69,7 @@ def build_network(
         image_dtype: type of the stored images.
         grey_factor: what the stored values are multiplied by, see `Run.grey_factor`.
         statistics: statistics of the training pixels; needed for `--normalize data`.
-        temperature: divisor of the log probabilities, see `calibration`.
+        temperature: divisor of the log probabilities, see `kinds.temperature`.
         synchronized: whether the replicas of small_resnet exchange their batch statistics in
             training, see `devices.Devices.must_synchronize`.
 
