@@ -6,7 +6,7 @@ which step a NaN came. It runs over the end of an epoch if `steps_per_execution`
 And it takes a batch before it starts, so a run could not go on at the exact example.
 
 Both classes do the same arithmetic. The loss of a step is the sum of weight × loss over the global
-batch; the task has the losses, and the weights of a step's examples add up to 1. So the gradients of
+batch. The task has the losses. The weights of a step's examples add up to 1, so the gradients of
 replicas are summed, never averaged, and any division of the examples among replicas gives the same
 result. Images are augmented here, before the network, so that the exported network has no layer
 that is for training only.
