@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -27,6 +28,19 @@ def test_a_lock_that_is_held_is_refused_and_names_its_holder(tmp_path):
     assert not path.exists()
     with file_lock.held(path, busy):
         pass
+
+
+def test_the_lock_of_a_later_holder_stays_where_the_block_deleted_its_folder(tmp_path):
+    path = tmp_path / "folder" / "lock"
+    with file_lock.held(path, busy):
+        shutil.rmtree(path.parent)
+        later = file_lock.held(path, busy)
+        later.__enter__()
+    assert path.read_text() == str(os.getpid())
+    with pytest.raises(RuntimeError), file_lock.held(path, busy):
+        pass
+    later.__exit__(None, None, None)
+    assert not path.exists()
 
 
 def test_a_lock_dies_with_its_process(tmp_path):

@@ -7,6 +7,7 @@ import fcntl
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import IO
 
 
 @contextlib.contextmanager
@@ -30,7 +31,7 @@ def held(path: Path, busy: Callable[[str], Exception]) -> Iterator[None]:
                 raise busy(file.read().strip() or "unknown") from None
             # The last holder may have deleted the file after this process opened it. Then the lock
             # is on a file that no other process can open, and a new file must be made.
-            if not path.exists() or not os.path.samestat(os.fstat(file.fileno()), path.stat()):
+            if not _is_at(path, file):
                 continue
             file.truncate(0)
             file.write(str(os.getpid()))
@@ -38,5 +39,16 @@ def held(path: Path, busy: Callable[[str], Exception]) -> Iterator[None]:
             try:
                 yield
             finally:
-                path.unlink(missing_ok=True)  # before the lock is released, as said above
+                # The block may have deleted the file with its folder, and another process may have
+                # made and locked a new one since. That one stays.
+                if _is_at(path, file):
+                    path.unlink(missing_ok=True)  # before the lock is released, as said above
             return
+
+
+def _is_at(path: Path, file: IO[str]) -> bool:
+    """Returns whether a path is that of this open file, and not of a newer one."""
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
