@@ -118,6 +118,7 @@ class StandIn:
         storage_faults: for the next requests to the storage, one each.
         etag: of the archive; None: no header.
         accepts_ranges: whether the storage knows ranges.
+        heeds_if_range: whether it sends all of an archive that has changed, as RFC 9110 demands.
         claimed_size: a Content-Length to lie with; None: the true one.
         requests: all requests so far.
     """
@@ -128,6 +129,7 @@ class StandIn:
         self.storage_faults: deque[Fault] = deque()
         self.etag: str | None = '"first-version"'
         self.accepts_ranges = True
+        self.heeds_if_range = True
         self.claimed_size: int | None = None
         self.requests: list[Recorded] = []
         self.addresses: list[str] = []
@@ -249,7 +251,9 @@ class _Handler(BaseHTTPRequestHandler):
             headers["ETag"] = stand_in.etag
         asked = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
         is_current = self.headers.get("If-Range") in (None, stand_in.etag, _LAST_MODIFIED)
-        start = int(asked[1]) if asked and stand_in.accepts_ranges and is_current else 0
+        sends_part = asked and stand_in.accepts_ranges
+        is_current = is_current or not stand_in.heeds_if_range
+        start = int(asked[1]) if sends_part and is_current else 0
         if start:
             claimed = 0 if isinstance(fault, WrongRange) else start
             headers["Content-Range"] = f"bytes {claimed}-{size - 1}/{size}"

@@ -415,6 +415,18 @@ def test_a_download_that_was_killed_before_its_last_note_is_not_fetched_again(de
     assert desk.server.requests == []
 
 
+def test_parts_of_two_versions_are_not_joined_if_the_storage_ignores_if_range(desk):
+    desk.keep_partial(CHUNK)
+    desk.server.archive = make_archive(seed=2)
+    desk.server.etag = '"second-version"'
+    desk.server.heeds_if_range = False
+
+    assert "the archive has changed" in desk.run(retries=1)
+
+    assert desk.archive.read_bytes() == desk.server.archive
+    assert desk.ranges() == [f"bytes={CHUNK}-", None]
+
+
 def test_an_archive_that_changed_on_kaggle_is_downloaded_anew(desk):
     desk.keep_partial(CHUNK)
     desk.server.archive = make_archive(seed=2)

@@ -172,6 +172,13 @@ def _attempt(dataset: str, archive: Path, login: Login, bar: tqdm, timeout_s: fl
             if not start or not sent.startswith(f"bytes {start}-"):
                 problem = f"asked for bytes from {start}, got {sent!r}"
                 raise WrongAnswerError(problem, request=response.request)
+            # A host that does not know If-Range sends the rest of the new version.
+            is_e_tag = marker["validator"].endswith('"')
+            there = response.headers.get("ETag" if is_e_tag else "Last-Modified")
+            if there not in (None, marker["validator"]):
+                os.truncate(archive, 0)
+                problem = "the archive has changed, so its download starts again"
+                raise WrongAnswerError(problem, request=response.request)
             _check_free_space(num_bytes, archive)
         else:  # all of it: the archive has changed, or the host sends no parts
             start = 0
