@@ -280,6 +280,13 @@ def test_verify_decodes_an_anonymous_dataset_again(secret, source_tree, tmp_path
     assert not [line for line in map(str, findings) if "CNV-" in line]
 
 
+def test_a_patient_in_two_splits_refuses_the_build_in_words_that_name_no_file(secret, tmp_path):
+    files = {f"{split}/a/a-7-{n}.jpeg": jpeg(n) for n, split in enumerate(("train", "test"))}
+    source = write_tree(tmp_path / "in", files)
+    with pytest.raises(errors.BuildError, match="1 patients are in several splits"):
+        build_here(source, tmp_path / "out", "--leaks=fail", f"--anonymize={secret}")
+
+
 def test_frames_of_dicom_files_are_found_by_the_private_table(secret, tmp_path):
     names = Names()
     files = {f"train/{label}/{names.new()}.dcm": dicom(names, n) for n, label in enumerate("ab")}

@@ -78,7 +78,7 @@ def apply(
 
     Raises:
         errors.UserError: if the split to keep does not exist, or a split would be empty.
-        errors.BuildError: if patients are in several splits and the policy is `fail`.
+        errors.RefusedError: if patients are in several splits and the policy is `fail`.
     """
     dropped = [DROPPED_SCHEMA.empty_table()]
     notes: list[str] = []
@@ -95,7 +95,7 @@ def apply(
     elif options.leaks != "keep":
         leaked = _leaks(refs)
         if leaked and options.leaks == "fail":
-            raise errors.BuildError(_describe_leaks(leaked))
+            raise errors.RefusedError(_describe_leaks(leaked))
         for protected in protected_first(_split_names(refs)):
             refs, left_out = _drop_shared_with(refs, protected, less_protected_only=True)
             dropped.append(left_out)
