@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from pydicom import Dataset
 
-#: How frames without a window become grey levels, see `read_frame`.
+#: How frames without a window become grey levels, see `dicom_frames.read_frame`.
 FRAME_RANGE = "frame_range"
 
 
