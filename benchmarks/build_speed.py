@@ -64,7 +64,7 @@ def cost_table(path: Path, num_images: int) -> str:
     """Returns a table of a worker's steps, in ms per image on one core."""
     source = ArchiveSource(path)
     listing = list_source(source, ListingOptions())
-    refs = list(iterate_refs(listing.refs.slice(0, num_images)))
+    members = [ref.member for ref in iterate_refs(listing.refs.slice(0, num_images))]
     layout = schema.RecordLayout(image_shape=(224, 224, 1), num_classes=4)
     options = preprocess.Preprocessing()
     label = np.array([1, 0, 0, 0], np.float32)
@@ -84,7 +84,7 @@ def cost_table(path: Path, num_images: int) -> str:
     import xxhash
 
     with source.open() as reader:
-        reading, files = milliseconds(reader.read, refs)
+        reading, files = milliseconds(reader.read, members)
     bare_ms, _ = milliseconds(bare, files)
     decoding, images = milliseconds(lambda data: preprocess.decode_image(data, options), files)
     encoding, records = milliseconds(

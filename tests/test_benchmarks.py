@@ -50,7 +50,7 @@ def write_sample(path, num_images):
             marks=pytest.mark.slow,
         ),
         ("sync_cost.py --sample sample.zip --num_images 40 --repeats 1", "median ratio"),
-        ("download_speed.py --megabytes 1 --rounds 1", "through the client"),
+        ("download_speed.py --megabytes 1 --rounds 1", "of a build"),
         ("range_cost.py --num_reads 5 --rounds 1", "| 1 |"),
     ],
 )
