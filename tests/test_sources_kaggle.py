@@ -3,6 +3,7 @@
 Every download checks that no credential and no signed address is in what it wrote or said.
 """
 
+import errno
 import json
 import logging
 import os
@@ -10,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+from unittest.mock import Mock
 
 import pytest
 import requests
@@ -502,6 +504,17 @@ def test_a_disk_that_fills_up_is_an_error_that_says_so(desk):
     desk.archive.symlink_to("/dev/full")
 
     desk.fail(f"{desk.archive} could not be written: the disk is full")
+
+
+def test_a_whole_archive_in_a_folder_without_permission_to_write_is_no_download(desk, monkeypatch):
+    desk.downloads.mkdir(parents=True)
+    desk.archive.write_bytes(ARCHIVE)
+    refused = Mock(side_effect=PermissionError(errno.EACCES, "Permission denied"))
+    monkeypatch.setattr(download.file_lock, "held", refused)
+
+    message = desk.fail("Permission denied", f"--source archive --input {desk.archive}")
+
+    assert "resume" not in message
 
 
 def test_a_file_in_the_place_of_the_folder_is_explained(desk):

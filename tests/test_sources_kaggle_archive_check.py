@@ -33,7 +33,7 @@ def test_a_corrupt_archive_of_the_right_size_is_named_by_member_and_moved(tmp_pa
     with pytest.raises(errors.BuildError) as error:
         download_archive(DATASET, tmp_path)
     for text in (
-        "has all its bytes, but 1 of its members are corrupt",
+        "has all its bytes, but is corrupt in 1 place:",
         f"'OCT2017 /train/CNV/CNV-{index}-1.jpeg'",
         f"moved to {tmp_path / NAME}.corrupt",
         "Run the same command again",
@@ -59,7 +59,7 @@ def test_many_corrupt_members_are_counted_and_some_are_named(tmp_path):
 
     with pytest.raises(errors.BuildError) as error:
         verify_archive(archive, DATASET)
-    assert "8 of its members" in str(error.value)
+    assert "in 8 places" in str(error.value)
     assert str(error.value).count(".jpeg':") == 5
     assert "and 3 more" in str(error.value)
 

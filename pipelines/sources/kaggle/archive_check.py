@@ -10,6 +10,7 @@ from pipelines import errors
 from pipelines.sources.downloads import byte_bar, read_json
 from tfrecord_io import zip_index
 from tfrecord_io.files import atomic_write
+from tfrecord_io.printing import counted
 from tfrecord_io.rejects import is_of_content
 
 _READ_BYTES = 1 << 20
@@ -40,7 +41,8 @@ def verify_archive(archive: Path, dataset: str) -> None:
             more = [f"and {len(corrupt) - _NAMED_MEMBERS} more"] * (len(corrupt) > _NAMED_MEMBERS)
             lines = "\n  ".join([*corrupt[:_NAMED_MEMBERS], *more])
             raise errors.BuildError(
-                f"{archive} has all its bytes, but {len(corrupt)} of its members are corrupt:\n"
+                f"{archive} has all its bytes, but is corrupt in "
+                f"{counted(len(corrupt), 'place')}:\n"
                 f"  {lines}\nIt was moved to {aside}, which you may delete.\n"
                 "Run the same command again to download a new one."
             )

@@ -263,5 +263,7 @@ def _size(path: Path) -> int:
 
 def _kept_text(archive: Path) -> str:
     """Returns a sentence that says how much of a download is kept, or "" if nothing is."""
+    if _is_finished(archive):
+        return f"It is whole; to use it from there: --source archive --input {archive}"
     size = _size(archive)
     return f"{byte_text(size)} are kept: run the same command again to resume." if size else ""
