@@ -10,6 +10,7 @@ import re
 import stat
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from builds import IN_MEMORY, arguments, build_here, files_of, run_build, shards_of
@@ -23,6 +24,7 @@ from pipelines.engine.job import prepared
 from pipelines.listing.anonymous import Privacy
 from pipelines.options import parse_options
 from pipelines.shards.write import TaskWriter
+from pipelines.stores import output_state
 from tfrecord_io import __main__, image_key, verify
 from tfrecord_io.decoding import preprocess
 
@@ -285,6 +287,17 @@ def test_a_patient_in_two_splits_refuses_the_build_in_words_that_name_no_file(se
     source = write_tree(tmp_path / "in", files)
     with pytest.raises(errors.BuildError, match="1 patients are in several splits"):
         build_here(source, tmp_path / "out", "--leaks=fail", f"--anonymize={secret}")
+
+
+@pytest.mark.parametrize("runner", ["DirectRunner", "FlinkRunner"])
+def test_ctrl_c_keeps_the_plan_for_the_workers_of_a_job_that_goes_on(runner, secret, tmp_path):
+    source = write_tree(tmp_path / "in", {f"a/{n}.jpeg": jpeg(n) for n in range(4)})
+    words = [*arguments(source, tmp_path / "out", f"--anonymize={secret}"), f"--runner={runner}"]
+    with pytest.raises(KeyboardInterrupt), prepared(parse_options(words)) as job:
+        raise KeyboardInterrupt
+    with job.build.storage.open_arrow(output_state.PLAN_FILE) as file:
+        num_tasks = pa.ipc.open_file(file).num_record_batches
+    assert num_tasks == (0 if runner == "DirectRunner" else len(job.todo))
 
 
 def test_frames_of_dicom_files_are_found_by_the_private_table(secret, tmp_path):

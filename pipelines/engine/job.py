@@ -86,7 +86,8 @@ def prepared(options: BuildOptions) -> Iterator[Job | None]:
         _ = options.listing.table
         source = make_source(options.source, options.workers, options.plan.seed)
     preparation = _Preparation(options, storage, privacy, source)
-    with output_state.locked(storage), privacy.build_folder(storage):
+    job_goes_on = options.workers != "here"
+    with output_state.locked(storage), privacy.build_folder(storage, job_goes_on=job_goes_on):
         # The message of a refused dataset has numbers and codes, and no name of the input.
         with privacy.private_errors((errors.RefusedError,)):
             job = preparation.job()

@@ -184,10 +184,11 @@ class Privacy:
             raise kind(message) from None
 
     @contextlib.contextmanager
-    def build_folder(self, storage: Storage) -> Iterator[None]:
+    def build_folder(self, storage: Storage, *, job_goes_on: bool = False) -> Iterator[None]:
         """Keeps from others what the build folder holds of the input.
 
-        A job that goes on without the launcher needs the plan, so only an error removes it.
+        An error removes it. So does Ctrl-C, unless the job goes on without the launcher: then the
+        workers need the plan.
         """
         if not self.key:
             yield
@@ -195,8 +196,9 @@ class Privacy:
         output_state.make_private(storage)
         try:
             yield
-        except BaseException:
-            output_state.remove_private(storage)
+        except BaseException as error:
+            if not (job_goes_on and isinstance(error, KeyboardInterrupt)):
+                output_state.remove_private(storage)
             raise
 
     def _beside(self, ending: str) -> Path:
