@@ -282,10 +282,15 @@ def _without_odd_columns(table: pa.Table, names: Sequence[str]) -> tuple[pa.Tabl
     """
     odd = {}
     for name in names:
+        place = table.schema.get_field_index(name)
+        kind = table.schema.field(place).type
         try:
-            table[name].to_pylist()
+            kept = _in_microseconds(kind)
+            if kept != kind:
+                table = table.set_column(place, name, table[place].cast(kept))
+            table[place].to_pylist()
         except (ValueError, OverflowError, LookupError):
-            odd[name] = table.schema.field(name).type
+            odd[name] = kind
     if not odd:
         return table, ()
     shown = ", ".join(f"{name} ({kind})" for name, kind in odd.items())
@@ -295,6 +300,26 @@ def _without_odd_columns(table: pa.Table, names: Sequence[str]) -> tuple[pa.Tabl
         "it"
     )
     return table.drop_columns(list(odd)), (note,)
+
+
+def _in_microseconds(kind: pa.DataType) -> pa.DataType:
+    """Returns the type of a column with microseconds instead of nanoseconds.
+
+    Where pandas is installed, Arrow returns nanoseconds as objects of pandas. Microseconds are the
+    same everywhere, and the cast fails if it would lose a digit.
+
+    Raises:
+        ValueError: for nanoseconds in lists and structs.
+    """
+    if "[ns" not in str(kind):
+        return kind
+    if pa.types.is_timestamp(kind):
+        return pa.timestamp("us", kind.tz)
+    if pa.types.is_duration(kind):
+        return pa.duration("us")
+    if pa.types.is_time(kind):
+        return pa.time64("us")
+    raise ValueError(f"{kind} has nanoseconds")
 
 
 def _with_nulls(
