@@ -37,7 +37,8 @@ EXTRAS = {
         "pylibjpeg-openjpeg>=2.4",
         "pylibjpeg-rle>=2",
     ],
-    "kaggle": ["kaggle>=2.2,<3", "six"],  # kaggle imports six without declaring it
+    # kagglesdk finds the login; kaggle imports six without declaring it.
+    "kaggle": ["kaggle>=2.2,<3", "kagglesdk>=0.1.37", "six"],
     "train": ["tensorflow>=2.21,<2.22", *TRAIN],
     "test": [
         "cryptography",
