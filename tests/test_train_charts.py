@@ -178,3 +178,13 @@ def test_a_chart_that_cannot_be_drawn_costs_a_warning_and_no_other_chart(tmp_pat
     assert "broken.png was not written: ValueError" in capsys.readouterr().err
     assert charts.data_url(broken) == "data:image/svg+xml;base64,"
     assert "the chart broken was not drawn" in capsys.readouterr().err
+
+
+def test_a_chart_that_cannot_be_made_costs_a_warning_and_no_other_chart(monkeypatch, capsys):
+    def fail(predictions, metrics):
+        raise KeyError("ece")
+
+    monkeypatch.setitem(charts._DRAWN, "reliability", fail)
+    found, _ = random_charts(OCT_NAMES, 40)
+    assert {name for name, some in found.items() if some} == ALL - {"reliability"}
+    assert "reliability.png was not written: KeyError('ece')" in capsys.readouterr().err

@@ -87,17 +87,19 @@ def charts_of(
         predictions: the measured predictions; None for no charts of them.
     """
     charts = {"curves": training_curves(history, metrics.get("best_epoch") or 0)}
-    if predictions is not None:
-        drawn = {name: _DRAWN[name](predictions, metrics) for name in predictions.task.charts}
-        charts |= drawn
+    for name in predictions.task.charts if predictions is not None else ():
+        try:
+            charts[name] = _DRAWN[name](predictions, metrics)
+        except Exception as error:
+            charts[name] = []
+            _warn_of(f"{name}.png", error)
     return charts
 
 
 def write_plots(directory: Path, charts: Mapping[str, Sequence[Chart]]) -> None:
     """Writes DIRECTORY/NAME.png for each name that has charts, side by side.
 
-    One that cannot be drawn or written is left out with a warning, because a long run must not fail
-    for a picture.
+    One that cannot be drawn or written is left out with a warning.
     """
     for name, some in charts.items():
         path = directory / f"{name}.png"
@@ -106,7 +108,12 @@ def write_plots(directory: Path, charts: Mapping[str, Sequence[Chart]]) -> None:
             if some:
                 write_png(path, some)
         except Exception as error:
-            print(f"warning: {path} was not written: {error!r}", file=sys.stderr)
+            _warn_of(str(path), error)
+
+
+def _warn_of(picture: str, error: Exception) -> None:
+    """Prints why a picture is missing: a long run must not fail for a picture."""
+    print(f"warning: {picture} was not written: {error!r}", file=sys.stderr)
 
 
 def write_png(path: Path, charts: Sequence[Chart]) -> None:
