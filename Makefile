@@ -2,31 +2,52 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
 BIN := $(VENV)/bin
-# Both can be changed: make run NUM_EXAMPLES=500 OUTPUT=data/small
-NUM_EXAMPLES ?= 4000
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements/lock.txt
+# All can be changed: make run NUM_EXAMPLES=500 OUTPUT=data/small
 IMAGE_SIZE ?= 64
-EPOCHS ?= 16
-OUTPUT ?= data/synthetic
-WORKDIR ?= runs/synthetic
+ifdef INPUT
+# Scans of one's own, a folder or an archive; BUILD_FLAGS adds flags such as --labels labels.csv.
+NAME := $(shell basename "$(INPUT)" | sed -E 's/\.(zip|tar|tar\.gz|tgz)$$//')
+SOURCE := $(shell case "$(INPUT)" in (*.zip|*.tar|*.tar.gz|*.tgz) echo archive;; (*) echo directory;; esac)
+# A first look: at most so many scans of each split, and a training of so many images.
+LIMIT ?= 3200
+IMAGES_SHOWN ?= 25600
+EPOCHS ?= $$($(BIN)/python scripts/epochs.py "$(OUTPUT)" $(IMAGES_SHOWN))
+BUILD = --source $(SOURCE) --input "$(INPUT)" --splits patient --limit $(LIMIT) $(BUILD_FLAGS)
+NEXT = $(BIN)/python train/predict.py --model '$(WORKDIR)' --input SCAN
+else
+NAME := synthetic
+NUM_EXAMPLES ?= 3200
+EPOCHS ?= 10
+BUILD = --source synthetic --num_examples $(NUM_EXAMPLES) $(BUILD_FLAGS)
+# Drawn scans vary less than real ones, so less augmentation teaches them sooner.
+TRAIN_FLAGS ?= --augment_strength 0.25 --mixup 0 --class_weight_power 1
+NEXT = make run INPUT=FOLDER_OR_ARCHIVE_OF_YOUR_SCANS
+endif
+OUTPUT ?= data/$(NAME)
+WORKDIR ?= runs/$(NAME)
 
-.PHONY: run test search flink flink-parts lint clean help
+.PHONY: run test docs search flink flink-parts lint clean help
 
 help:
-	@echo "make run    set up, draw $(NUM_EXAMPLES) synthetic scans, build TFRecords, verify, train a small network"
+	@echo "make run    set up, draw $(NUM_EXAMPLES) synthetic scans, build, audit and train: minutes on two cores"
+	@echo "make run INPUT=scans/   the same with a folder or archive of your own"
 	@echo "make test   set up and run the tests"
+	@echo "make docs   build the documentation site into build/site"
 	@echo "make search try the property tests on many new random examples"
 	@echo "make flink  build on a Flink cluster of this machine and compare the bytes"
 	@echo "make lint   check style, format and types"
 	@echo "make clean  remove the virtual environment; datasets in data/ and runs/ stay"
 
-run: $(VENV)/installed
-	$(BIN)/python pipelines/build_tfrecords.py --source synthetic --num_examples $(NUM_EXAMPLES) --image_size $(IMAGE_SIZE) --output $(OUTPUT)
-	$(BIN)/python -m tfrecord_io verify $(OUTPUT)
-	$(BIN)/python -m tfrecord_io show $(OUTPUT) --output $(OUTPUT)/grid.png
-# Drawn scans vary less than real ones, so less augmentation teaches them sooner.
-	$(BIN)/python train/run.py --data $(OUTPUT) --workdir $(WORKDIR) --epochs $(EPOCHS) \
-	  --augment_strength 0.25 --mixup 0 --class_weight_power 1
-	@echo "Open $(OUTPUT)/report.html and $(WORKDIR)/report.html; next: python train/predict.py --model $(WORKDIR) --input SCAN.jpeg"
+run: $(VENV)/installed-run
+	$(BIN)/python pipelines/build_tfrecords.py $(BUILD) --image_size $(IMAGE_SIZE) --output "$(OUTPUT)"
+	$(BIN)/python -m tfrecord_io verify "$(OUTPUT)"
+	$(BIN)/python -m tfrecord_io audit "$(OUTPUT)"
+	$(BIN)/python train/run.py --data "$(OUTPUT)" --workdir "$(WORKDIR)" --epochs $(EPOCHS) $(TRAIN_FLAGS)
+	@echo
+	@echo "the data:    $(OUTPUT)/report.html"
+	@echo "the network: $(WORKDIR)/report.html"
+	@echo "next:        $(NEXT)"
 
 # What takes longer than ten seconds runs in .ci/run. Two processes share the test files, because
 # much of the time goes into waiting for single-threaded starts; conftest.py orders the files.
@@ -42,8 +63,14 @@ flink: flink-parts
 	$(BIN)/python scripts/flink_cluster.py compare --source synthetic --num_examples $(NUM_EXAMPLES)
 
 flink-parts: $(VENV)/installed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements/lock.txt --editable '.[flink]'
+	$(PIP) --editable '.[flink]'
 	$(BIN)/python scripts/flink_cluster.py fetch
+
+# Needs no network after its packages are installed; a broken link fails it.
+docs: $(VENV)/installed-docs
+	$(BIN)/python scripts/docs_pages.py
+	$(BIN)/zensical build --strict --clean
+	@echo "Open build/site/index.html"
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check .
@@ -56,9 +83,18 @@ lint: $(VENV)/installed
 clean:
 	rm -rf $(VENV) build *.egg-info
 
-# The lock pins every version; setup.py says which ranges should work.
-$(VENV)/installed: setup.py requirements/lock.txt
+# The lock pins every version; setup.py says which ranges should work. `make run` installs what a
+# build and a training need, everything else adds the tests' packages.
+$(VENV)/installed-run: setup.py requirements/lock.txt
 	@$(PYTHON) -c 'import sys; ok = (3, 11) <= sys.version_info[:2] <= (3, 13); sys.exit(None if ok else "this needs Python 3.11, 3.12 or 3.13, and %s is %d.%d; say which to use with make PYTHON=..." % (sys.executable, *sys.version_info[:2]))'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements/lock.txt --editable '.[all]'
+	$(PIP) --editable '.[train]'
+	@touch $@
+
+$(VENV)/installed: $(VENV)/installed-run
+	$(PIP) --editable '.[all]'
+	@touch $@
+
+$(VENV)/installed-docs: $(VENV)/installed-run
+	$(PIP) --editable '.[train,docs]'
 	@touch $@

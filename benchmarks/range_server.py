@@ -1,99 +1,169 @@
 """A minimal object store for reading, as fast as Python allows, in its own process.
 
 It answers the requests that reading a bucket of S3 needs, HEAD and GET of a byte range, without
-authentication. A full emulator uses more CPU time per request than decoding an image, so a
-benchmark would measure the emulator.
+authentication, also to a client that takes it for a web server. A full emulator uses more CPU time
+per request than decoding an image, so a benchmark would measure the emulator.
 
-    python benchmarks/range_server.py FOLDER LATENCY_MS    # prints its port; objects: FOLDER/KEY
+    python benchmarks/range_server.py FOLDER LATENCY_MS MB_PER_SECOND
+
+It prints its port. The objects are the files below FOLDER. All connections share MB_PER_SECOND
+(0 for no limit), and each answer begins LATENCY_MS after its request.
 """
 
 from __future__ import annotations
 
 import contextlib
+import heapq
+import itertools
 import os
 import re
+import select
 import signal
+import socket
 import subprocess
 import sys
-import threading
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from socketserver import StreamRequestHandler, ThreadingTCPServer
 from urllib.parse import unquote, urlsplit
 
 BUCKET = "bench"
 _COUNT_PATH = "/count"
+_RANGE = re.compile(rb"\r\nrange: *bytes=(\d+)-(\d*)", re.IGNORECASE)
+
+# Sent at once, so that connections share the bandwidth.
+_CHUNK_BYTES = 128 * 1024
+
+# The bandwidth that is not used may be used later, for so long.
+_BURST_SECONDS = 0.01
 
 
-class _Handler(StreamRequestHandler):
-    disable_nagle_algorithm = True
-    server: _Server
+class _Connection:
+    """A client: what it has sent, and what it is to be sent: a head, then a part of a file."""
 
-    def handle(self) -> None:
-        while request := self.rfile.readline(65_536):
-            method, target, _ = request.decode().split(" ", 2)
-            wanted = None
-            while (line := self.rfile.readline(65_536)) not in (b"\r\n", b""):
-                if line[:6].lower() == b"range:":
-                    wanted = re.search(rb"bytes=(\d+)-(\d*)", line)
-            self._answer(method, unquote(urlsplit(target).path), wanted)
-
-    def _answer(self, method: str, path: str, wanted: re.Match[bytes] | None) -> None:
-        if path == _COUNT_PATH:
-            body = str(self.server.take_count()).encode()
-            self.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
-            return
-        found = self.server.files.get(path)
-        if found is None:
-            self.wfile.write(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
-            return
-        time.sleep(self.server.latency_s)
-        descriptor, size = found
-        start, end, status = 0, size, b"200 OK"
-        if wanted:
-            start, status = int(wanted[1]), b"206 Partial Content"
-            end = min(int(wanted[2]) + 1, size) if wanted[2] else size
-        self.wfile.write(
-            b"HTTP/1.1 %s\r\nContent-Length: %d\r\nContent-Type: application/zip\r\n"
-            b'ETag: "1"\r\nLast-Modified: Mon, 01 Jan 2018 00:00:00 GMT\r\n'
-            b"Content-Range: bytes %d-%d/%d\r\n\r\n" % (status, end - start, start, end - 1, size)
-        )
-        if method == "GET":
-            while start < end and (sent := os.sendfile(
-                self.connection.fileno(), descriptor, start, end - start
-            )):  # fmt: skip
-                start += sent
-                self.server.add(sent)
+    def __init__(self, client: socket.socket) -> None:
+        self.client = client
+        self.received = b""
+        self.head = b""
+        self.file, self.start, self.end = -1, 0, 0
 
 
-class _Server(ThreadingTCPServer):
-    daemon_threads = True
-    request_queue_size = 128
+class _Server:
+    """All connections in one thread: a thread for each would wait for Python's lock."""
 
-    def __init__(self, folder: Path, latency_s: float) -> None:
-        self.latency_s = latency_s
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.files = {
-            f"/{BUCKET}/{path.name}": (os.open(path, os.O_RDONLY), path.stat().st_size)
-            for path in folder.iterdir()
-            if path.is_file()
-        }
+    def __init__(self, folder: Path, latency_s: float, bytes_per_second: float) -> None:
+        self._latency_s = latency_s
+        self._seconds_per_byte = 1 / bytes_per_second if bytes_per_second else 0.0
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=128)
+        self.port = self._listener.getsockname()[1]
+        self._folder = folder
+        self._files: dict[str, tuple[int, os.stat_result]] = {}
         self._count = 0
-        self._lock = threading.Lock()
+        self._poll = select.epoll()
+        self._poll.register(self._listener, select.EPOLLIN)
+        self._connections: dict[int, _Connection] = {}
+        self._due: list[tuple[float, int, _Connection]] = []
+        self._numbers = itertools.count()
+        self._link_free = 0.0
 
-    def add(self, num_bytes: int) -> None:
-        with self._lock:
-            self._count += num_bytes
+    def serve_forever(self) -> None:
+        """Answers requests until the process ends."""
+        while True:
+            wait = max(0.0, self._due[0][0] - time.monotonic()) if self._due else -1
+            for file, _ in self._poll.poll(wait):
+                if file == self._listener.fileno():
+                    client, _ = self._listener.accept()
+                    client.setblocking(False)
+                    client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                    self._connections[client.fileno()] = _Connection(client)
+                    self._poll.register(client, select.EPOLLIN)
+                elif connection := self._connections.get(file):
+                    self._guarded(connection, self._receive)
+            now = time.monotonic()
+            while self._due and self._due[0][0] <= now:
+                self._guarded(heapq.heappop(self._due)[2], self._send)
 
-    def take_count(self) -> int:
-        with self._lock:
-            count, self._count = self._count, 0
-            return count
+    def _guarded(self, connection: _Connection, step: Callable[[_Connection], None]) -> None:
+        try:
+            step(connection)
+        except OSError:  # the client has closed the connection
+            if self._connections.pop(connection.client.fileno(), None):
+                connection.client.close()
 
-    def handle_error(self, request: object, client_address: object) -> None:
-        """Ignores errors: a client may close a connection that it kept open."""
+    def _receive(self, connection: _Connection) -> None:
+        if connection.head or connection.start < connection.end:  # it can be written again
+            self._poll.modify(connection.client, select.EPOLLIN)
+            self._later(connection, 0.0)
+            return
+        received = connection.client.recv(65_536)
+        if not received:
+            raise ConnectionError
+        connection.received += received
+        request, found, rest = connection.received.partition(b"\r\n\r\n")
+        if found:
+            connection.received = rest
+            self._answer(connection, request)
+
+    def _answer(self, connection: _Connection, request: bytes) -> None:
+        method, target, _ = request.split(b" ", 2)
+        path = unquote(urlsplit(target.decode()).path)
+        if path == _COUNT_PATH:
+            body, self._count = str(self._count).encode(), 0
+            connection.head = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+            return self._later(connection, 0.0)
+        if path not in self._files:
+            with contextlib.suppress(OSError):
+                file = os.open(self._folder / path.removeprefix(f"/{BUCKET}/"), os.O_RDONLY)
+                self._files[path] = file, os.fstat(file)
+        if path not in self._files:
+            connection.head = b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n"
+            return self._later(connection, self._latency_s)
+        file, facts = self._files[path]
+        start, end, status, where = 0, facts.st_size, b"200 OK", b""
+        if wanted := _RANGE.search(request):
+            start, status = int(wanted[1]), b"206 Partial Content"
+            end = min(int(wanted[2]) + 1, end) if wanted[2] else end
+            where = b"Content-Range: bytes %d-%d/%d\r\n" % (start, end - 1, facts.st_size)
+        connection.head = (
+            b"HTTP/1.1 %s\r\nContent-Length: %d\r\nContent-Type: application/zip\r\n"
+            b'Accept-Ranges: bytes\r\nETag: "%x"\r\n'
+            b"Last-Modified: Mon, 01 Jan 2018 00:00:00 GMT\r\n%s\r\n"
+            % (status, end - start, facts.st_mtime_ns, where)
+        )
+        is_get = method == b"GET"
+        connection.file, connection.start, connection.end = file, start, end if is_get else start
+        self._later(connection, self._latency_s)
+        return None
+
+    def _later(self, connection: _Connection, seconds: float) -> None:
+        due = time.monotonic() + seconds
+        heapq.heappush(self._due, (due, next(self._numbers), connection))
+
+    def _send(self, connection: _Connection) -> None:
+        if connection.head:
+            more = socket.MSG_MORE if connection.start < connection.end else 0
+            connection.client.sendall(connection.head, more)
+            connection.head = b""
+        left = connection.end - connection.start
+        if not left:
+            return None
+        now = time.monotonic()
+        if self._link_free > now:
+            return self._later(connection, self._link_free - now)
+        try:
+            sent = os.sendfile(
+                connection.client.fileno(), connection.file, connection.start,
+                min(left, _CHUNK_BYTES),
+            )  # fmt: skip
+        except BlockingIOError:
+            return self._poll.modify(connection.client, select.EPOLLIN | select.EPOLLOUT)
+        connection.start += sent
+        self._count += sent
+        self._link_free = max(self._link_free, now - _BURST_SECONDS) + sent * self._seconds_per_byte
+        if connection.start < connection.end:
+            self._later(connection, 0.0)
+        return None
 
 
 class RunningServer:
@@ -124,16 +194,18 @@ class RunningServer:
 
 
 @contextlib.contextmanager
-def running(folder: Path, latency_ms: float = 0.0) -> Iterator[RunningServer]:
+def running(
+    folder: Path, latency_ms: float = 0.0, mb_per_second: float = 0.0
+) -> Iterator[RunningServer]:
     """Serves the files of a folder until the block ends.
 
     Args:
-        folder: its files are the objects of the bucket.
+        folder: the files below it are the objects of the bucket.
         latency_ms: delay of every answer, in ms.
+        mb_per_second: bandwidth of all answers together, in 10**6 bytes a second; 0 for no limit.
     """
-    with subprocess.Popen(
-        [sys.executable, __file__, str(folder), str(latency_ms)], stdout=subprocess.PIPE, text=True
-    ) as process:
+    words = [sys.executable, __file__, str(folder), str(latency_ms), str(mb_per_second)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
             yield RunningServer(int(process.stdout.readline()))
@@ -142,6 +214,6 @@ def running(folder: Path, latency_ms: float = 0.0) -> Iterator[RunningServer]:
 
 
 if __name__ == "__main__":
-    with _Server(Path(sys.argv[1]), float(sys.argv[2]) / 1000) as server:
-        print(server.server_address[1], flush=True)
-        server.serve_forever(0.1)
+    _server = _Server(Path(sys.argv[1]), float(sys.argv[2]) / 1000, float(sys.argv[3]) * 1e6)
+    print(_server.port, flush=True)
+    _server.serve_forever()

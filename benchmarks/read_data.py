@@ -226,11 +226,36 @@ def write_mosaicml(data: ReadData) -> None:
     def write(directory: Path) -> None:
         shape = ",".join(str(size) for size in data.manifest.image_shape)
         columns = {"image": f"ndarray:uint8:{shape}", "label": "int"}
-        with MDSWriter(out=str(directory), columns=columns) as writer:
+        # A cache must hold four shards.
+        with MDSWriter(out=str(directory), columns=columns, size_limit=1 << 25) as writer:
             for image, label in _examples(data):
                 writer.write({"image": image, "label": int(label.argmax())})
 
     make_once(data.peer("mosaicml"), write)
+
+
+def write_litdata(data: ReadData) -> None:
+    """Writes LitData's chunks, without compression."""
+    import litdata
+
+    def write(directory: Path) -> None:
+        litdata.optimize(
+            fn=_LitDataExample(data.records), inputs=list(range(data.num_examples)),
+            output_dir=str(directory), chunk_bytes="64MB", num_workers=1,
+        )  # fmt: skip
+
+    make_once(data.peer("litdata"), write)
+
+
+class _LitDataExample:
+    """Returns an example by its number; a class, because LitData passes it to other processes."""
+
+    def __init__(self, records: Path) -> None:
+        self._dataset = MappedDataset(records, "train")
+
+    def __call__(self, index: int) -> dict[str, np.ndarray | int]:
+        image, label = self._dataset[index]
+        return {"image": image, "label": int(label.argmax())}
 
 
 def flatten(data: ReadData) -> None:
@@ -267,6 +292,7 @@ WRITERS: dict[str, Callable[[ReadData], None]] = {
     "decode_grey": draw_scans,
     "keras": draw_scans,
     "grain": write_array_record,
+    "litdata": write_litdata,
     "webdataset": write_webdataset,
     "mosaicml": write_mosaicml,
 }

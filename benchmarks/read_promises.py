@@ -56,31 +56,28 @@ def main() -> None:
     )
     if arguments.prepare:
         return
-    for engine in ("mmap", "stream"):
-        fresh, resumed, little = (
-            in_new_process(engine=engine, records=str(records), start_step=start_step)
-            for records, start_step in ((few, 0), (few, NUM_RESUMED), (small, 0))
-        )
-        print(f"{engine}: first batch after {fresh['first_batch']:.2f} s")
-        print(f"{engine}: resumed at step {NUM_RESUMED:,} after {resumed['first_batch']:.2f} s")
-        print(
-            f"{engine}: memory of its own after two epochs {fresh['own_mib']:.0f} MiB; "
-            f"with an eighth of the data {little['own_mib']:.0f} MiB"
-        )
+    fresh, resumed, little = (
+        in_new_process(records=str(records), start_step=start_step)
+        for records, start_step in ((few, 0), (few, NUM_RESUMED), (small, 0))
+    )
+    print(f"first batch after {fresh['first_batch']:.2f} s")
+    print(f"resumed at step {NUM_RESUMED:,} after {resumed['first_batch']:.2f} s")
+    print(
+        f"memory of its own after two epochs {fresh['own_mib']:.0f} MiB; "
+        f"with an eighth of the data {little['own_mib']:.0f} MiB"
+    )
     pairs = (
         ("uint16", deep, "uint8 of as many bytes", few),
         (f"{MANY_SHARDS} shards", many, f"{FEW_SHARDS} shards", few),
     )
     for name, records, base_name, base in pairs:
-        for engine in ("mmap", "stream"):
-            speed, base_speed = compare(
-                [WayProcess(engine, ReadData(path, data.work)) for path in (records, base)],
-                arguments,
-            )
-            print(
-                f"{engine}: {name} {speed:,.0f} images/s, {base_name} {base_speed:,.0f}: "
-                f"{speed / base_speed:.2f}"
-            )
+        speed, base_speed = compare(
+            [WayProcess("mmap", ReadData(path, data.work)) for path in (records, base)],
+            arguments,
+        )
+        print(
+            f"{name} {speed:,.0f} images/s, {base_name} {base_speed:,.0f}: {speed / base_speed:.2f}"
+        )
     print_halves(ReadData(few, data.work), arguments)
 
 

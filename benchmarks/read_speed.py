@@ -1,6 +1,6 @@
 """How fast are batches read, compared with the limit of the machine and with other readers?
 
-    python benchmarks/read_speed.py [--data OUT] [--ways mmap stream ...] [--output FILE]
+    python benchmarks/read_speed.py [--data OUT] [--ways mmap numpy ...] [--output FILE]
 
 It needs the extras `train`, `test` and `bench`. A way whose packages are missing is left out, and
 the reason is printed. Without `--data`, 13,056 images of 224x224x1 are drawn. Every way reads the
@@ -9,7 +9,7 @@ while others read, so that they do not disturb each other. The rounds alternate 
 the medians of the rounds are compared, so a machine that slows down affects all ways alike.
 
 The ways (`read_ways.py`): `limit` is one thread that gathers from one memory map into memory that
-it has already; `mmap` and `stream` are the engines of `make_dataset`, `numpy` is `make_batches`;
+it has already; `mmap` is `make_dataset`, `numpy` is `make_batches`;
 `tfrecord` is a plain TFRecordDataset that parses whole batches; `decode` and `decode_grey` read,
 decode and resize in each step, to three channels as the tutorial of 2018 did, or to one; the
 others are what their names say. `read_promises.py` asks what else the reader promises.
@@ -41,7 +41,6 @@ GOALS = (
     ("mmap", "tfrecord", 4.0),
     *(("mmap", peer, 8.0) for peer in ("tfds", "grain", "webdataset", "mosaicml", "keras")),
     ("mmap", "decode", 100.0),
-    ("stream", "tfrecord", 1.2),
 )
 
 
@@ -175,15 +174,15 @@ def report(rows: dict[str, dict[str, float]], reasons: dict[str, str], data: Rea
     """Prints the speed of each way, and which goals are reached."""
     shape = "x".join(str(size) for size in data.manifest.image_shape)
     print(f"{data.num_examples:,} images {shape}, batches of {BATCH_SIZE}\n")
-    print("| way | images/s | CPU µs per image | mmap is x times | stream is x times |")
-    print("| --- | --- | --- | --- | --- |")
-    ours = [rows.get(name, {}).get("images_per_second") for name in ("mmap", "stream")]
+    print("| way | images/s | CPU µs per image | mmap is x times |")
+    print("| --- | --- | --- | --- |")
+    ours = rows.get("mmap", {}).get("images_per_second")
     for name, row in rows.items():
         speed = row["images_per_second"]
-        times = " | ".join(f"{one / speed:.2f}" if one else "" for one in ours)
+        times = f"{ours / speed:.2f}" if ours else ""
         print(f"| {name} | {speed:,.0f} | {row['cpu_us']:,.1f} | {times} |")
     for name, reason in reasons.items():
-        print(f"| {name} | left out: {reason} | | | |")
+        print(f"| {name} | left out: {reason} | | |")
     print()
     for name, other, goal in GOALS:
         if name in rows and other in rows:

@@ -50,7 +50,7 @@ def limit(data: ReadData) -> Iterator[Any]:
 
 
 def mmap(data: ReadData, **options: Any) -> Iterator[Any]:
-    """Reads with this project's engine `mmap`."""
+    """Reads with this project's `make_dataset`."""
     import tfrecord_io
 
     return iter(
@@ -68,11 +68,6 @@ def numpy(data: ReadData) -> Iterator[Any]:
     return iter(
         tfrecord_io.make_batches(data.records, split="train", batch_size=BATCH_SIZE, epochs=None)
     )
-
-
-def stream(data: ReadData, **options: Any) -> Iterator[Any]:
-    """Reads with this project's engine `stream`."""
-    return mmap(data, engine="stream", **options)
 
 
 def tfrecord(data: ReadData) -> Iterator[Any]:
@@ -216,7 +211,6 @@ WAYS: dict[str, Way] = {
     "limit": limit,
     "mmap": mmap,
     "numpy": numpy,
-    "stream": stream,
     "tfrecord": tfrecord,
     "decode": decode,
     "decode_grey": functools.partial(decode, channels=1),

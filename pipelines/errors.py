@@ -7,29 +7,13 @@ import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
-from tfrecord_io.printing import printable
+from tfrecord_io.errors import StoreError as StoreError
+from tfrecord_io.errors import ToldError as ToldError
+from tfrecord_io.errors import UserError as UserError
 from tfrecord_io.rejects import is_of_content
 
 
-class _ToldError(Exception):
-    """An error whose message is printed without a traceback.
-
-    The message may contain file names from an untrusted archive, so control characters are escaped.
-    """
-
-    def __str__(self) -> str:
-        # Line by line, because `printable` would escape the message's own line breaks.
-        return "\n".join(printable(line) for line in super().__str__().split("\n"))
-
-
-class UserError(_ToldError):
-    """An error that the user can correct: wrong usage, or unsuitable input.
-
-    The entry point prints only the message and exits with code 2.
-    """
-
-
-class BuildError(_ToldError):
+class BuildError(ToldError):
     """A build that could not be finished.
 
     The entry point prints only the message and exits with code 1.
@@ -80,18 +64,18 @@ def without_names(anonymous: bool) -> Iterator[None]:
 
     Raises:
         BuildError: with the kind and the place of the error, if the block raises anything but a
-            `UserError` or a `BuildError`, whose messages have codes instead of names.
+            `ToldError`, whose message has codes instead of names.
     """
     try:
         yield
-    except (UserError, BuildError):
+    except ToldError:
         raise
     except Exception as error:
         if not anonymous:
             raise
         place = traceback.extract_tb(error.__traceback__)[-1]
         raise BuildError(
-            f"a worker failed with {type(error).__name__} in {Path(place.filename).name}, line "
+            f"the build failed with {type(error).__name__} in {Path(place.filename).name}, line "
             f"{place.lineno}; the message may name files of the input, so it is not shown. Check "
             "that the input is still there, and run the same command again"
         ) from None

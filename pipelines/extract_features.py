@@ -1,4 +1,4 @@
-"""Runs the frozen part of a network over a dataset, once, and stores what comes out of it.
+"""Stores the features that the frozen part of a network gives for each image of a dataset.
 
     python pipelines/extract_features.py --data OUT --trunk trunk.keras --output FEATURES
 
@@ -8,7 +8,6 @@ the trunk on it. The job resumes, runs on the same engines and is verified like 
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import gc
 import sys
@@ -33,8 +32,8 @@ def extract(argv: Sequence[str]) -> None:
         errors.UserError: if the usage or the input is wrong.
         errors.BuildError: if the extraction could not be finished.
     """
-    parser = argparse.ArgumentParser(
-        prog="extract_features.py",
+    parser = flags.Parser(
+        prog=flags.command("features"),
         description=(__doc__ or "").partition("\n")[0],
         epilog=_EPILOG,
         # An abbreviation of one of these flags could be one of Beam's flags.

@@ -16,8 +16,8 @@ from pipelines.sources import fashion_mnist
 from pipelines.sources.options import SourceOptions
 from pipelines.sources.staging import Workers
 from pipelines.stores.options import OutputOptions
-from pipelines.stores.remote import is_remote
 from tfrecord_io import flags
+from tfrecord_io.stores.folder import is_remote
 
 #: Values of `--runner`, in lower case, that mean the engine in this process.
 LOCAL_RUNNERS = ("directrunner", "fnapirunner", "bundlebaseddirectrunner", "direct")
@@ -40,11 +40,11 @@ shards of equal records. Kill it at any time: the same command resumes where it 
 
 _EXAMPLES = """\
 examples:
-  python pipelines/build_tfrecords.py                              the OCT scans from Kaggle
-  python pipelines/build_tfrecords.py --source synthetic --output data/synthetic
-  python pipelines/build_tfrecords.py --source archive --input kermany2018.zip --output data/oct
-  python pipelines/build_tfrecords.py --source directory --input scans/ --output data/scans
-  python pipelines/build_tfrecords.py --source fashion_mnist --output data/fashion_mnist
+  {build}                              the OCT scans from Kaggle
+  {build} --source synthetic --output data/synthetic
+  {build} --source archive --input kermany2018.zip --output data/oct
+  {build} --source directory --input scans/ --output data/scans
+  {build} --source fashion_mnist --output data/fashion_mnist
 
 All other flags are Beam's, for example --runner=DataflowRunner or --direct_num_workers=4.
 """
@@ -125,7 +125,14 @@ def parse_options(argv: Sequence[str]) -> BuildOptions:
             beam_args=tuple(beam_args),
         )
     except ValueError as error:
-        raise errors.UserError(str(error)) from None
+        # A misspelled flag is among those of Beam, and its absence may be the error.
+        unknown = [arg.partition("=")[0] for arg in beam_args if arg.startswith("--")]
+        hints = [
+            f"; {name} is unknown{hint}"
+            for name in unknown
+            if (hint := flags.meant(name, flag_names()))
+        ]
+        raise errors.UserError(f"{error}{''.join(hints[:1])}") from None
 
 
 def flag_names() -> list[str]:
@@ -135,10 +142,12 @@ def flag_names() -> list[str]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="build_tfrecords.py",
+    program = flags.command("build")
+    parser = flags.Parser(
+        prog=program,
+        usage=f"{program} --source SOURCE --input PATH --output OUT [flags]",
         description=_DESCRIPTION,
-        epilog=_EXAMPLES,
+        epilog=_EXAMPLES.format(build=program),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         # An abbreviation of a build flag could be one of Beam's flags.
         allow_abbrev=False,

@@ -4,7 +4,7 @@
 # everything.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-uv pip compile setup.py --extra all --extra croissant --extra cuda --extra flink --extra gcp \
+uv pip compile setup.py --extra all --extra croissant --extra cuda --extra docs --extra flink --extra gcp \
   --extra jax --extra lint \
   --python-version 3.11 --quiet --no-emit-index-url \
   --custom-compile-command requirements/renew.sh --output-file requirements/lock.txt "$@"

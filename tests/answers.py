@@ -1,8 +1,10 @@
 """Predictions of no network, and how they are measured."""
 
 import numpy as np
+import pyarrow as pa
 from marked_images import OCT_NAMES
 
+from tfrecord_io.groups import group_images
 from train.data.examples import Examples
 from train.kinds.classes import CLASSES
 from train.kinds.task import Answers
@@ -19,9 +21,18 @@ def answers_of(probabilities, truths, names=OCT_NAMES):
     return Answers(probabilities=probabilities, truths=np.asarray(truths), label_names=tuple(names))
 
 
+def examples_of(num_examples, patients=None, **fields):
+    """Returns the identities of examples, each of a file of its own."""
+    keys = tuple(f"k{place}" for place in range(num_examples))
+    images = {"path": pa.array(keys, pa.string())} | ({"patient": patients} if patients else {})
+    groups = group_images(pa.table(images))
+    return Examples(
+        keys=keys, groups=groups, patients=tuple(patients) if patients else None, **fields
+    )
+
+
 def predictions_of(probabilities, truths, names=OCT_NAMES, task=CLASSES, **fields):
-    keys = tuple(f"k{place}" for place in range(len(truths)))
-    fields = {"examples": Examples(keys=keys, patients=None, paths=None)} | fields
+    fields = {"examples": examples_of(len(truths))} | fields
     return Predictions(
         task=task, probabilities=probabilities, truths=truths, label_names=tuple(names), **fields
     )
@@ -31,7 +42,8 @@ def scores_of(probabilities, truths, names=OCT_NAMES, weights=None, task=CLASSES
     return metrics.scores(task, answers_of(probabilities, truths, names), weights)
 
 
-def measured(probabilities, truths, names=OCT_NAMES, task=CLASSES, **arguments):
+def measured(probabilities, truths, names=OCT_NAMES, task=CLASSES, patients=None, **arguments):
     """Returns what metrics.json says of predictions."""
-    arguments = {"groups": None, "num_samples": 20, "seed": 0} | arguments
+    examples = examples_of(len(truths), patients)
+    arguments = {"examples": examples, "num_samples": 20, "seed": 0} | arguments
     return metrics.evaluate_predictions(task, answers_of(probabilities, truths, names), **arguments)

@@ -20,7 +20,7 @@ from xml.sax.saxutils import escape
 
 import s3_server
 
-from pipelines.stores import remote
+from tfrecord_io.stores import remote
 
 CONTAINER = "scans"
 # Those of Microsoft's emulator, which its documentation publishes.

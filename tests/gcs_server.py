@@ -14,7 +14,7 @@ from unittest import mock
 
 import s3_server
 
-from pipelines.stores import remote
+from tfrecord_io.stores import remote
 
 BUCKET = s3_server.BUCKET
 

@@ -10,7 +10,8 @@ import threading
 from collections.abc import Iterator
 from unittest import mock
 
-from pipelines.stores import remote
+from pipelines.stores import beam_flags
+from tfrecord_io.stores import remote
 
 BUCKET = "scans"
 KEY_ID, SECRET_KEY = "AKIDLOOPBACK", "loopback-secret-key-0123"
@@ -69,7 +70,7 @@ class S3Server:
 
     def use(self) -> None:
         """Has this process reach the server, as the command does with the flags."""
-        remote.use_flags(self.flags)
+        beam_flags.use(self.flags)
 
     @property
     def flags(self) -> list[str]:

@@ -8,12 +8,13 @@ import os
 import pickle
 import re
 import stat
+from collections import Counter
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from builds import IN_MEMORY, arguments, build_here, files_of, run_build, shards_of
+from builds import IN_MEMORY, ROOT, arguments, build_here, files_of, run_build, shards_of
 from dicom_files import dicom_file
 from image_files import TIME, encoded, grey_pixels, jpeg, tar_info, write_tar, write_tree, write_zip
 from pages import Page
@@ -28,7 +29,7 @@ from pipelines.stores import output_state
 from tfrecord_io import __main__, image_key, verify
 from tfrecord_io.decoding import preprocess
 
-SECRET = "correct horse battery staple, but from a random generator"
+SECRET = "8f1d3c5a7b9e2046" * 4  # in hexadecimal
 
 
 class Names:
@@ -239,6 +240,17 @@ def test_of_the_other_columns_of_a_table_only_the_weights_stay(secret, tmp_path)
     assert "who" not in pq.read_schema(built / "examples.parquet").names
 
 
+def test_codes_of_studies_say_which_images_without_a_patient_belong_together(secret, tmp_path):
+    source = write_tree(tmp_path / "in", {f"{number}.jpeg": jpeg(number) for number in range(6)})
+    labels = tmp_path / "labels.csv"
+    rows = [f"{number}.jpeg,a,study-{number // 2}\n" for number in range(6)]
+    labels.write_text("path,label,study\n" + "".join(rows))
+    built = build_here(source, tmp_path / "out", f"--labels={labels}", f"--anonymize={secret}")
+    assert sorted(Counter(_column(built, "group")).values()) == [2, 2, 2]
+    assert set(_column(built, "group")) == {f"study:{code}" for code in _column(built, "study")}
+    assert "study-" not in str(_column(built, "group"))
+
+
 def test_the_images_are_not_in_the_order_of_their_names(secret, tmp_path):
     names = [f"a/a-{number:02d}-1.png" for number in range(40)]
     source = write_tree(tmp_path / "in", {name: jpeg(n) for n, name in enumerate(names)})
@@ -285,7 +297,7 @@ def test_verify_decodes_an_anonymous_dataset_again(secret, source_tree, tmp_path
 def test_a_patient_in_two_splits_refuses_the_build_in_words_that_name_no_file(secret, tmp_path):
     files = {f"{split}/a/a-7-{n}.jpeg": jpeg(n) for n, split in enumerate(("train", "test"))}
     source = write_tree(tmp_path / "in", files)
-    with pytest.raises(errors.BuildError, match="1 patients are in several splits"):
+    with pytest.raises(errors.BuildError, match="1 patient is in several splits"):
         build_here(source, tmp_path / "out", "--leaks=fail", f"--anonymize={secret}")
 
 
@@ -314,8 +326,10 @@ def test_frames_of_dicom_files_are_found_by_the_private_table(secret, tmp_path):
 @pytest.mark.parametrize(
     ("content", "place", "message"),
     [
-        (b"", "private/secret.txt", "holds 0 bytes, expected at least 32"),
-        (b"x" * 31, "private/secret.txt", "holds 31 bytes"),
+        (b"", "private/secret.txt", "holds 0 bytes that are not a secret; expected at least 32"),
+        (b"8f" * 31, "private/secret.txt", "holds 62 bytes that are not a secret"),
+        (b"8f" * 64, "private/secret.txt", "random bytes in hexadecimal or base64; make one with"),
+        ((ROOT / "README.md").read_bytes(), "private/secret.txt", "are not a secret"),
         (b"x" * 32, "out/secret.txt", "is inside --output"),
         (b"x" * 32, "in/secret.txt", "is inside --input"),
         (None, "private/secret.txt", "could not be read"),
@@ -333,6 +347,13 @@ def test_a_secret_that_protects_nothing_is_refused(content, place, message, tmp_
     assert build_tfrecords.main(words) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "out" / "manifest.json").exists()
+
+
+@pytest.mark.parametrize("text", [SECRET, "kC2zQ-Y7_0aT1bV5nXwE8rUoLsDfGhJq4iZpMxN6cBvA"])
+def test_a_secret_is_random_bytes_in_hexadecimal_or_base64(text, tmp_path):
+    file = tmp_path / "secret.txt"
+    file.write_text(f"{text}\n")
+    assert Privacy.read(file, output="out", source=None).key == f"{text}\n".encode()
 
 
 def test_an_error_that_names_the_input_is_written_beside_the_secret(secret, tmp_path, capfd):

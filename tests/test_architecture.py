@@ -63,6 +63,10 @@ FLOORS = (
     "tfrecord_io.shard_writer",
     "tfrecord_io.auditing",
     "tfrecord_io",
+    "tfrecord_io.stores",
+    "tfrecord_io.errors",
+    "tfrecord_io.redaction",
+    "tfrecord_io.printing",
 )
 
 

@@ -8,14 +8,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from builds import ROOT, build_here, run_build_here, shards_of
-from image_files import encoded, jpeg, kermany_archive, write_tree, write_zip
+from dataset_factory import bare_manifest
+from image_files import encoded, jpeg, kermany_archive, png, write_tree, write_zip
 
 from pipelines import errors
 from pipelines.shards import drops
 from pipelines.stores.output import Storage
 from tfrecord_io import __main__ as command_line
 from tfrecord_io.auditing import audit, shortcuts, twins
-from tfrecord_io.manifest import Manifest, ManifestError
+from tfrecord_io.manifest import Manifest, ManifestError, Split
 
 SIZE = "--image_size=96"
 SAMPLE = ROOT.parent / "shared" / "data" / "kermany2018-sample.zip"
@@ -273,6 +274,27 @@ def test_one_split_of_small_pictures_leaks_nothing(tmp_path):
     assert command_line.main(["audit", str(out), "--max_leaked_pictures=0"]) == 0
 
 
+def test_one_split_is_not_praised_for_sharing_nothing_with_others(tmp_path):
+    files = {f"train/{label}/{label}-{n}-1.jpeg": jpeg(n) for n in range(3) for label in "AB"}
+    out = build_here(write_tree(tmp_path / "scans", files), tmp_path / "out", SIZE)
+    titles = [found["title"] for found in Manifest.load(out).audit["findings"]]
+    assert not [title for title in titles if "split" in title and "same split" not in title]
+
+
+def test_json_lists_all_cases_of_which_the_page_shows_the_first(tmp_path, capsys):
+    files = {
+        f"{split}/A/A-{n}-{seed}.png": png(2 * n + seed)
+        for n in range(30)
+        for seed, split in enumerate(("train", "test"))
+    }
+    out = build_here(write_tree(tmp_path / "scans", files), tmp_path / "out", "--image_size=8")
+    assert "--json</code> lists all" in (out / "report.html").read_text()
+    capsys.readouterr()
+    command_line.main(["audit", str(out), "--json"])
+    found = {row["code"]: row for row in json.loads(capsys.readouterr().out)["findings"]}
+    assert len({row["patient"] for row in found["patient_leak"]["listed"]}) == 30
+
+
 @pytest.mark.parametrize("stop_at", ["decided", "shard", "rows", "sidecar"])
 def test_a_build_that_dies_while_it_drops_ends_the_same_when_run_again(
     flawed_tree, tmp_path, monkeypatch, stop_at
@@ -321,6 +343,14 @@ def test_a_side_fact_that_goes_with_the_class_is_measured_and_named():
     assert ("original size", "512×496", 1, 200) in found.giveaways
 
 
+def test_the_padding_of_a_padded_dataset_is_a_side_fact():
+    labels = np.arange(400) % 2
+    patients = [str(n // 4) for n in range(400)]
+    found = shortcuts.measure(table_of(labels, patients, padding=67 * labels), labels)
+    assert found.by_signal == {"padded share": 1.0}
+    assert ("padded share", "67 %", 1, 200) in found.giveaways
+
+
 def test_side_facts_that_have_nothing_to_do_with_the_class_tell_no_more_than_chance():
     generator = np.random.default_rng(0)
     labels = generator.integers(0, 4, 2000)
@@ -333,6 +363,23 @@ def test_side_facts_that_have_nothing_to_do_with_the_class_tell_no_more_than_cha
     found = shortcuts.measure(table, labels)
     assert found.low < found.chance < found.high
     assert found.giveaways == ()
+
+
+def test_volumes_of_unknown_patients_tell_no_more_than_chance():
+    generator = np.random.default_rng(0)
+    studies = np.repeat(np.arange(24), 9)
+    labels = (np.arange(24) % 2)[generator.permutation(24)][studies]
+    table = pa.table(
+        {
+            "study": studies.astype(str),
+            "brightness": generator.normal(60, 10, 24)[studies] + generator.normal(size=216),
+        }
+    )
+    found = shortcuts.measure(table, labels)
+    assert found.low < found.chance < found.high
+    # Frame by frame, the brightness of a volume gives its label away.
+    alone = shortcuts.measure(table.drop_columns("study"), labels)
+    assert alone.low > alone.chance
 
 
 def test_what_only_names_the_patient_is_not_counted_as_telling_the_class():
@@ -411,6 +458,16 @@ def test_a_table_that_lacks_what_every_version_has_is_refused(flawed, tmp_path):
         audit.audit(tmp_path / "bad")
 
 
+def test_a_table_with_a_split_of_another_dataset_is_refused(flawed, tmp_path):
+    shutil.copytree(flawed, tmp_path / "bad")
+    table = pq.read_table(flawed / "examples.parquet")
+    splits = pa.array(["holdout", *table["split"].to_pylist()[1:]])
+    place = table.column_names.index("split")
+    pq.write_table(table.set_column(place, "split", splits), tmp_path / "bad" / "examples.parquet")
+    with pytest.raises(ManifestError, match="the split or label 'holdout'"):
+        audit.audit(tmp_path / "bad")
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
@@ -450,6 +507,75 @@ def test_near_duplicates_of_any_exact_copy_are_across():
         for codes in ([0, 0, 0, 1], [0, 1, 0, 0], [0, 0, 1, 0], [1, 0, 0, 0])
     ]
     assert across == [[], [(0, 1)], [(2, 1)], [(0, 1)]]
+
+
+@pytest.fixture(scope="module")
+def copied_within(tmp_path_factory):
+    """Six scans of train, saved again in train under other patients' names, and two copies."""
+    folder = tmp_path_factory.mktemp("copied_within")
+    files = planted.clean_files()
+    for patient in range(1, 7):
+        label = planted.LABELS[patient % 2]
+        data = files[f"train/{label}/{label}-{patient}-1.jpeg"]
+        name = f"train/{label}/{label}-{60 + patient}-1.jpeg"
+        files[name] = data if patient == 1 else planted.saved_again(data, 70)
+    return build_here(write_tree(folder / "scans", files), folder / "out", SIZE, "--variants=1")
+
+
+def test_copies_within_a_split_under_other_patients_names_are_found(copied_within, capsys):
+    assert finding(copied_within, "near_duplicates") is None
+    found = finding(copied_within, "near_duplicates_within")
+    assert (found.severity, found.count) == ("warning", 5)
+    measures = audit.audit(copied_within).measures
+    assert measures["near_duplicate_pairs_within_splits"] == 5
+    assert command_line.main(["audit", str(copied_within), "--max_leaked_pictures=0"]) == 0
+
+
+def test_copies_and_their_patients_are_one_group_of_the_table(copied_within):
+    rows = pq.read_table(copied_within / "examples.parquet").to_pylist()
+    groups = {row["patient"]: row["group"] for row in rows}
+    assert all(groups[str(patient)] == groups[str(60 + patient)] for patient in range(1, 7))
+    assert len(set(groups.values())) == len(groups) - 6
+    assert {row["group"] for row in rows if row["variant"]} < {row["group"] for row in rows}
+    assert all(row["group"] == groups[row["patient"]] for row in rows)
+
+
+def test_pictures_of_one_colour_belong_to_nobody_else(tmp_path):
+    blank = encoded(np.full((96, 96), 7, np.uint8))
+    files = {f"train/CNV/CNV-{patient}-1.png": blank for patient in range(3)}
+    built = build_here(write_tree(tmp_path / "in", files), tmp_path / "out", SIZE)
+    assert len(set(pq.read_table(built / "examples.parquet")["group"].to_pylist())) == 3
+
+
+def test_a_chain_of_too_many_likes_is_reported_and_joins_nobody():
+    size = 101
+    found = twins.Twins(
+        groups=np.arange(size),
+        near=tuple(
+            twins.NearPair(first=row, second=row + 1, similarity=0.99) for row in range(size - 1)
+        ),
+        near_checked=True,
+    )
+    examples = pa.table(
+        {
+            "split": ["train"] * size,
+            "label": ["a"] * size,
+            "patient": [str(row) for row in range(size)],
+            "path": [f"{row}.png" for row in range(size)],
+            "pixels_xxh3": [str(row) for row in range(size)],
+            "shard": ["train.tfrecord"] * size,
+            "row": np.arange(size),
+        }
+    )
+    dataset = bare_manifest(
+        image_shape=(96, 96, 1),
+        label_names=["a"],
+        splits={"train": Split(label_counts=(size,), shards=())},
+    )
+    result = audit.audit_examples(examples, found, dataset)
+    (chain,) = [one for one in result.findings if one.code == "near_chains"]
+    assert chain.count == 1
+    assert "more than 100 images" in chain.detail
 
 
 @pytest.fixture(scope="module")

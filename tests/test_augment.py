@@ -16,7 +16,8 @@ DIGEST = "4490a751a48495dec4531fa2762d1d87401b80d7353db4530ad64882fd661caa"
 
 
 def vary(key: str, pixels: bytes = PICTURE, shape: tuple[int, int, int] = SHAPE) -> np.ndarray:
-    return np.frombuffer(augment.vary(pixels, shape, image_key(key)), np.uint8).reshape(shape)
+    varied = augment.vary(pixels, shape, image_key(key), (0, 0, shape[1], shape[0]))
+    return np.frombuffer(varied, np.uint8).reshape(shape)
 
 
 def test_a_variant_is_the_same_bytes_for_ever():
@@ -50,6 +51,18 @@ def test_a_variant_is_the_picture_moved_and_changed_only_a_little():
         assert 0.9 < len(rows) / 1600 < 1.1
 
 
+def test_padding_stays_as_it_is_and_the_picture_varies_as_it_does_alone():
+    picture = grey_pixels(3, 24, 56)
+    padded = np.pad(picture, ((8, 8), (0, 0)))[..., None]
+    for number in range(8):
+        varied = augment.vary(padded.tobytes(), SHAPE, image_key(str(number)), (0, 8, 56, 32))
+        found = np.frombuffer(varied, np.uint8).reshape(SHAPE)
+        assert not found[:8].any()
+        assert not found[32:].any()
+        alone = vary(str(number), picture.tobytes(), (24, 56, 1))
+        np.testing.assert_array_equal(found[8:32], alone)
+
+
 def test_padding_stays_white_and_black_stays_black():
     halves = np.zeros((40, 56), np.uint8)
     halves[:20] = 255
@@ -72,8 +85,8 @@ def test_the_channels_of_a_grey_picture_stay_equal():
     key=st.integers(0, 2**128 - 1),
 )
 def test_any_shape_gives_a_picture_of_that_shape(shape, key):
-    size = shape[0] * shape[1] * shape[2]
-    assert len(augment.vary((bytes(range(256)) * 2)[:size], shape, f"{key:032x}")) == size
+    size, box = shape[0] * shape[1] * shape[2], (0, 0, shape[1], shape[0])
+    assert len(augment.vary((bytes(range(256)) * 2)[:size], shape, f"{key:032x}", box)) == size
 
 
 @pytest.mark.parametrize(("variant", "path"), [(0, "a/b.png"), (2, "a/b.png#variant-2")])

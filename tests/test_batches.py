@@ -103,11 +103,6 @@ def test_what_cannot_be_read_is_refused_before_the_first_batch(
         _batches(directory, **options)
 
 
-def test_a_remote_folder_is_refused_with_what_reads_it() -> None:
-    with pytest.raises(ValueError, match="make_dataset"):
-        tfrecord_io.make_batches("gs://bucket/data", split="train", batch_size=2)
-
-
 def test_threads_compute_as_many_results_ahead_as_they_are_told() -> None:
     called = []
 

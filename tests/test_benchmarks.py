@@ -38,6 +38,7 @@ def write_sample(path, num_images):
     [
         ("build_speed.py --sample sample.zip --num_images 40 --repeats 1", "median ratio"),
         ("build_memory.py --sample sample.zip --num_images 20 40", "ratios, 40 to 20 images"),
+        ("fit.py --sample sample.zip --num_images 40 --repeats 1 --seeds 0", "CPU time"),
         ("audit_cost.py --sample sample.zip --num_images 40", "of the build"),
         ("near_duplicates.py --input sample.zip --num_images 6", "promised"),
         ("near_duplicates.py --input sample.zip --search 200", "200"),

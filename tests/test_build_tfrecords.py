@@ -105,7 +105,7 @@ def test_the_terminal_shows_progress_and_a_summary_and_no_noise(undisturbed):
     assert "found 142 images among 400 files (142 copies in a second tree" in done.stderr
     assert "142/142" in done.stderr
     assert not re.search(r"WARN|INFO|Traceback", done.stdout)
-    assert "files = 141 examples + 1 rejects + 142 copies" in done.stdout
+    assert "files = 141 examples + 1 rejected + 142 copied in a second tree" in done.stdout
     assert f"python -m tfrecord_io verify {output}" in done.stdout
 
 
@@ -209,7 +209,7 @@ def test_overwrite_replaces_a_dataset_that_differs(undisturbed, archive, tmp_pat
         (["--classes=CNV,AMD"], "'AMD'"),
         (["--direct_running_mode=multi_threading"], "loses records"),
         (["--num_shards=0"], "num_shards must be at least 1"),
-        (["--input=nowhere.zip"], "nowhere.zip is not a file"),
+        (["--input=nowhere.zip"], "nowhere.zip does not exist"),
         (["--runner=NoSuchRunner"], "Unexpected pipeline runner"),
         (["--output=nostore://bucket/out"], "cannot use --output nostore://bucket/out"),
     ],
@@ -312,13 +312,13 @@ def test_too_many_rejects_of_the_listing_are_told_of_an_anonymous_dataset_too(
 def test_a_folder_that_is_no_class_fails_and_the_message_tells_what_to_do(
     tmp_path, monkeypatch, capsys
 ):
-    files = {**scan_tree({"train": 50}), "train/labels/labels.csv": b"name,label"}
+    files = {**scan_tree({"train": 50}), "train/labels/labels.npy": b"numbers"}
     scans = write_tree(tmp_path / "scans", files)
     argv = arguments(scans, tmp_path / "out", "--num_shards=2", IN_MEMORY)
     assert exit_code(monkeypatch, argv) == 1
     message = capsys.readouterr().err.splitlines()[-1]
     assert message.startswith("error: class 'labels' has no image left: all its files were")
-    assert "such as train/labels/labels.csv" in message
+    assert "such as train/labels/labels.npy" in message
     assert not (tmp_path / "out" / "manifest.json").exists()
     advice = message.partition("run again with ")[2].split()
     assert exit_code(monkeypatch, [*argv, *advice]) == 0
@@ -686,7 +686,7 @@ def test_the_sample_of_the_real_archive_is_632_images_once(tmp_path):
     output = tmp_path / "out"
     done = run_build(SAMPLE, output, "--image_size=16")
     assert done.returncode == 0, done.stderr
-    assert "1,783 files = 632 examples + 632 copies + 519 ignored" in done.stdout
+    assert "1,783 files = 632 examples + 632 copied in a second tree + 519 ignored" in done.stdout
     found = Manifest.load(output)
     assert found.rejects == {}
     assert found.label_names == ("CNV", "DME", "DRUSEN", "NORMAL")

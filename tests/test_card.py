@@ -7,7 +7,6 @@ from builds import build_here
 from image_files import encoded, grey_pixels, jpeg, scan_tree, write_tree
 from pages import CHROMIUM, Page, overhang, require_good_page, screenshot
 
-from pipelines.report import card
 from tfrecord_io.manifest import Manifest
 
 
@@ -116,9 +115,10 @@ def test_the_lines_of_the_ledger_add_up_to_the_files(tmp_path):
     files = {**scan_tree({"train": 4, "test": 2}), "train/CNV/bad.jpeg": b"", "notes.txt": b""}
     flags = ("--variants=2", "--limit=9", "--max_reject_fraction=0.5")
     out = build_here(write_tree(tmp_path / "in", files), tmp_path / "out", *flags)
-    counts = Manifest.load(out).counts
-    assert counts["variants"] > 0
-    assert sum(count for _, count in card.ledger(counts)) == counts["files"] == len(files)
+    manifest = Manifest.load(out)
+    assert manifest.counts["variants"] > 0
+    assert dict(manifest.ledger)["rejected: empty"] == 1
+    assert sum(count for _, count in manifest.ledger) == manifest.counts["files"] == len(files)
 
 
 # ---- in a browser

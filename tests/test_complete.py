@@ -8,6 +8,7 @@ import pytest
 from image_files import encoded, grey_pixels, jpeg, png_of_rows, rgb_pixels
 from PIL import Image
 
+from tfrecord_io.decoding.pictures import find_pictures
 from tfrecord_io.decoding.preprocess import Preprocessing, decode_image
 from tfrecord_io.rejects import Reject
 
@@ -104,14 +105,26 @@ FILES = {
 
 @pytest.mark.parametrize("name", FILES)
 def test_two_files_that_are_joined_are_not_cut_down_to_the_first(name):
-    """`cat a b`; a TIFF may have its parts anywhere, so only another one is looked for."""
+    """`cat a b`"""
     data = FILES[name]
     decode_image(data, Preprocessing())
     for between in (b"", bytes(100)):
         assert reason(data + between + data) == "multiple_frames"
-        if name != "TIFF":
-            others = encoded(grey_pixels(1)), jpeg(1), encoded(grey_pixels(1), "BMP")
-            assert {reason(data + between + other) for other in others} == {"multiple_frames"}
+        others = encoded(grey_pixels(1)), jpeg(1), encoded(grey_pixels(1), "BMP")
+        assert {reason(data + between + other) for other in others} == {"multiple_frames"}
+
+
+def test_a_file_behind_the_last_page_of_a_tiff_is_not_lost():
+    more = Image.fromarray(grey_pixels(1))
+    data = encoded(GREY, "TIFF", save_all=True, append_images=[more])
+
+    def frames(content):
+        start = content[:100]
+        return find_pictures("scan.tif", len(content), start, lambda: io.BytesIO(content)).frames
+
+    assert list(frames(data)) == list(frames(data + bytes(9))) == [1, 2]
+    assert list(frames(data + bytes(9) + jpeg(2))) == [None]
+    assert reason(data + bytes(9) + jpeg(2)) == "multiple_frames"
 
 
 def test_two_files_of_16_bits_that_are_joined_are_a_reject():
@@ -137,9 +150,10 @@ def test_unknown_data_behind_a_picture_is_a_reject_that_says_how_much(name, rest
         decode_image(FILES[name] + rest, Preprocessing())
 
 
-def test_an_exif_block_within_a_tiff_is_not_another_tiff():
+def test_a_thumbnail_within_a_tiff_is_not_another_file():
     exif = Image.Exif()
     exif[256], exif[271] = WIDTH, "a maker"
     nested = io.BytesIO()
     Image.fromarray(GREY).save(nested, "JPEG", exif=exif)
-    decode_image(encoded(GREY, "TIFF") + nested.getvalue(), Preprocessing())
+    photoshop = {34377: nested.getvalue()}
+    decode_image(encoded(GREY, "TIFF", tiffinfo=photoshop), Preprocessing())

@@ -45,7 +45,6 @@ def _batches(directory: Path, **options: object) -> list[list[list]]:
         {"drop_remainder": True},
         {"pad_remainder": True, "with_keys": True},
         {"num_replicas": 2, "replica_index": 1},
-        {"engine": "stream"},
     ],
     ids=str,
 )

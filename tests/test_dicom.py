@@ -31,6 +31,8 @@ from pipelines.stores.output_state import PLAN_FILE
 from tfrecord_io import Manifest, image_key
 from tfrecord_io.__main__ import main
 from tfrecord_io.decoding import dicom_frames, dicom_tags, preprocess
+from tfrecord_io.decoding.dicom_levels import Physical
+from tfrecord_io.decoding.dicom_tags import SHARE, is_dicom
 from tfrecord_io.decoding.preprocess import Preprocessing, decode_image
 from tfrecord_io.manifest import EXAMPLES_FILE_NAME
 from tfrecord_io.reading.mapped import MappedDataset
@@ -45,6 +47,7 @@ HEIGHT, WIDTH = 20, 28
 
 WINDOW_CENTER, WINDOW_WIDTH = (0x0028, 0x1050, "DS"), (0x0028, 0x1051, "DS")
 INTERCEPT, SLOPE = (0x0028, 0x1052, "DS"), (0x0028, 0x1053, "DS")
+RESCALE_TYPE = (0x0028, 0x1054, "LO")
 FUNCTION = (0x0028, 0x1056, "CS")
 
 
@@ -459,6 +462,88 @@ def test_a_window_may_be_that_of_one_frame_or_of_all():
     assert np.count_nonzero(first == 0) > np.count_nonzero(second == 0)
 
 
+def in_units(values, slope, intercept, unit="HU", **settings):
+    """Returns a file with these physical values."""
+    stored = np.rint((np.array([values]) - intercept) / slope).astype(np.int16)
+    tags = {SLOPE: str(slope), INTERCEPT: str(intercept), RESCALE_TYPE: unit}
+    return dicom_file(stored, {**tags, **settings.pop("elements", {})}, **settings)
+
+
+def hounsfield(slope=1.0, intercept=-32_768.0):
+    return {"dtype": "uint16", "physical": Physical(unit="HU", slope=slope, intercept=intercept)}
+
+
+def test_one_hounsfield_value_is_one_number_whatever_the_rescale_of_the_file():
+    values = [-1000, 0, 40, 3000]
+    for slope, intercept in ((1, 0), (1, -1024), (2, -1000), (-1, 0)):
+        for photometric in ("MONOCHROME1", "MONOCHROME2"):
+            data = in_units(values, slope, intercept, photometric=photometric)
+            found = decoded(data, **hounsfield())
+            np.testing.assert_array_equal(found, np.add(values, 32_768))
+    found = decoded(in_units(values, 0.5, 0), **hounsfield(0.25, -1024.0))
+    np.testing.assert_array_equal(found, (np.array(values) + 1024) * 4)
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (in_units([0, 1], 1, 0, "OD"), "other_unit"),
+        (dicom_file(np.array([[0, 1]], np.int16)), "other_unit"),
+        (png(), "other_unit"),
+        (dicom_file(np.zeros((2, 2, 3), np.uint8), photometric="RGB"), "other_unit"),
+        (in_units([0, 1], 0.5, 0), "out_of_range"),
+        (in_units([0, 40_000], 2, 0), "out_of_range"),
+        (in_units([0, 40_000], 2, 0, elements={(0x0028, 0x0120, "SS"): 20_000}), None),
+    ],
+)
+def test_a_file_that_the_formula_of_the_dataset_cannot_store_is_a_reject(data, expected):
+    settings = Preprocessing(height=1, width=2, **hounsfield())
+    frame = 0 if is_dicom(data) else None
+    try:
+        decode_image(data, settings, frame)
+        found = None
+    except Reject as reject:
+        found = reject.reason
+    assert found == expected
+
+
+@pytest.mark.parametrize(("bits", "white"), [(8, 255), (10, 1023), (12, 4095), (16, 65_535)])
+def test_without_a_unit_white_is_the_same_whatever_the_bits(bits, white):
+    pixels = np.array([[0, white]], np.uint16)
+    options = {"dtype": "uint16", "physical": Physical.of_unit(SHARE, None)}
+    assert decoded(dicom_file(pixels, bits=bits), **options).tolist() == [0, 65_535]
+    inverted = dicom_file(pixels, bits=bits, photometric="MONOCHROME1")
+    assert decoded(inverted, **options).tolist() == [65_535, 0]
+
+
+def test_the_formula_is_in_the_manifest_and_the_identity_of_the_datasets_that_need_one(tmp_path):
+    plain = np.arange(64, dtype=np.uint16).reshape(8, 8) * 1000
+    scans = {
+        "plain": [dicom_file(plain), dicom_file(plain + 1)],
+        "twelve": [dicom_file(plain // 16, bits=12), dicom_file(plain)],
+        "ct": [in_units(np.arange(9), 1, 0), in_units(np.arange(9), 1, -1024)],
+    }
+    formulas = {}
+    for name, (first, second) in scans.items():
+        files = {"A/one.dcm": first, "B/two.dcm": second}
+        folder = write_tree(tmp_path / name, files)
+        built = build_here(folder, tmp_path / f"{name}-out", "--dtype=uint16", "--image_size=8")
+        found = Manifest.load(built)
+        formulas[name] = found.preprocessing.get("physical")
+        assert found.options.get("physical") == formulas[name]
+        assert main(["verify", str(built), "--source_input", str(folder)]) == 0
+    assert formulas == {
+        "plain": None,
+        "twelve": {"unit": "share of white", "slope": 1 / 65_535, "intercept": 0.0},
+        "ct": {"unit": "HU", "slope": 1.0, "intercept": -32_768.0},
+    }
+    chosen = ("--dtype=uint16", "--image_size=8", "--rescale=0.5,-2000")
+    built = build_here(tmp_path / "ct", tmp_path / "half", *chosen)
+    assert Manifest.load(built).preprocessing["physical"]["slope"] == 0.5
+    with pytest.raises(UserError, match="--rescale needs DICOM files with a rescale slope"):
+        build_here(tmp_path / "plain", tmp_path / "out", *chosen)
+
+
 def test_each_frame_is_another_picture():
     frames = np.stack([grey_pixels(seed) for seed in range(3)])
     data = dicom_file(frames)
@@ -817,6 +902,8 @@ def test_a_build_that_a_version_without_study_and_series_began_has_them_in_every
 def test_the_stored_pixels_are_those_of_the_frames(built):
     rows = pq.read_table(built / EXAMPLES_FILE_NAME).to_pylist()
     files = tree()
+    physical = Physical.of_unit(SHARE, None)  # they have 12 bits
+    settings = Preprocessing(height=8, width=8, dtype="uint16", physical=physical)
     for split in Manifest.load(built).splits:
         mapped = MappedDataset(built, split)
         images = dict(
@@ -824,7 +911,6 @@ def test_the_stored_pixels_are_those_of_the_frames(built):
         )
         for row in (row for row in rows if row["split"] == split and row["file_format"] == "DICOM"):
             path, frame = preprocess.split_frame_path(row["path"])
-            settings = Preprocessing(height=8, width=8, dtype="uint16")
             expected = decode_image(files[path], settings, frame).pixels
             assert images[row["key"]].tobytes() == expected
 
@@ -837,6 +923,27 @@ def test_a_patient_is_known_by_tags_and_in_one_split(built):
     assert len(splits) == 3
     assert all(len(found) == 1 for found in splits.values())
     assert all(re.fullmatch("[0-9a-f]{16}", patient) for patient in splits)
+
+
+def test_frames_of_a_study_stay_together_where_no_tag_names_a_patient(tmp_path, capsys):
+    files = {
+        f"{label}/{study}-{number}.dcm": dicom_file(
+            np.stack([grey_pixels(100 * study + 10 * number + frame) for frame in range(2)]),
+            {(0x0020, 0x000D, "UI"): f"1.2.3.{study}"},
+        )
+        for study in range(8)
+        for number, label in enumerate(("CNV", "NORMAL"))
+    }
+    source = write_tree(tmp_path / "scans", files)
+    output = build_here(source, tmp_path / "out", *FLAGS[:3])
+    rows = pq.read_table(output / EXAMPLES_FILE_NAME).to_pylist()
+    assert len({(row["study"], row["split"]) for row in rows}) == 8
+    assert {row["group"] for row in rows} == {f"study:{row['study']}" for row in rows}
+    assert "split by studies" in capsys.readouterr().err
+    # The splits of an older release are not these.
+    assert Manifest.load(output).options["grouped_by"] == "study"
+    leaky = build_here(source, tmp_path / "leaky", *FLAGS[3:])
+    assert "grouped_by" not in Manifest.load(leaky).options
 
 
 def test_no_identifier_of_a_tag_is_in_any_output(folder, tmp_path, capfd):
@@ -923,7 +1030,7 @@ def test_files_without_a_window_have_a_rule_in_the_manifest_and_the_identity(tmp
 
 def test_an_anonymous_dataset_of_frames_has_no_name_and_can_be_verified(folder, tmp_path, capsys):
     secret = tmp_path / "secret.txt"
-    secret.write_bytes(b"a secret of more than thirty-two bytes")
+    secret.write_text("0123456789abcdef" * 4)
     output = build_here(folder, tmp_path / "out", *FLAGS, f"--anonymize={secret}")
     rows = pq.read_table(output / EXAMPLES_FILE_NAME).to_pylist()
     assert len({row["key"] for row in rows}) == len(rows) == 61

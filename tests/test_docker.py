@@ -85,6 +85,7 @@ def test_the_flex_template_asks_for_flags_that_exist_and_takes_their_defaults():
         "input": "gs://bucket/scans.zip",
         "output": "gs://bucket/oct",
         "sdk_container_image": "host/image:1",
+        "splits": "patient",
         "image_size": "224x200",
         "channels": "3",
         "seed": "7",

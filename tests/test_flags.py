@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tfrecord_io.flags import add_flags, check, flag, from_flags, given
+from tfrecord_io.flags import Parser, add_flags, check, command, flag, from_flags, given
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -30,6 +30,39 @@ def parser():
     made = argparse.ArgumentParser()
     add_flags(made, "training", Options)
     return made
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["--rat", "1", "--optimiser=adam"],
+            "unknown argument --optimiser; did you mean --optimizer?",
+        ),
+        (["--colour"], "unknown argument --colour; see tool --help"),
+        (["--rate"], "argument --rate: expected one argument; see tool --help"),
+    ],
+)
+def test_an_error_is_one_line_that_names_the_flag_that_was_meant(words, message, capsys):
+    made = Parser(prog="tool")
+    add_flags(made, "training", Options)
+    with pytest.raises(SystemExit) as raised:
+        made.parse_args(words)
+    assert raised.value.code == 2
+    assert capsys.readouterr().err == f"error: {message}\n"
+
+
+@pytest.mark.parametrize(
+    ("program", "train", "verify"),
+    [
+        ("/usr/bin/scan-tfrecords", "scan-tfrecords train", "scan-tfrecords verify"),
+        ("scan_tfrecords.py", "python scan_tfrecords.py train", "python scan_tfrecords.py verify"),
+        ("train/run.py", "python train/run.py", "python -m tfrecord_io verify"),
+    ],
+)
+def test_advice_names_commands_as_the_user_calls_them(program, train, verify, monkeypatch):
+    monkeypatch.setattr("sys.argv", [program])
+    assert (command("train"), command("verify")) == (train, verify)
 
 
 def read(*words):

@@ -1,28 +1,140 @@
-"""Images of one patient, and copies of images without one, belong together."""
+"""Images of one patient, study, volume or file belong together, and near duplicates do, too."""
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
-from tfrecord_io.groups import group_codes, group_names
+from tfrecord_io.groups import MAX_CHAIN, Groups, group_images
+
+
+def groups_of(near_duplicates=None, **columns):
+    """Returns the groups of images with the given columns, as sets of rows."""
+    pairs = None if near_duplicates is None else np.array(near_duplicates, np.int64)
+    codes = group_images(pa.table(columns), pairs).codes
+    return [set(np.flatnonzero(codes == code).tolist()) for code in range(codes.max() + 1)]
+
+
+def together(row, groups):
+    return next(group for group in groups if row in group)
+
+
+def test_an_unknown_patient_costs_one_image_alone_its_group():
+    patients = [f"p{row // 4}" for row in range(119)] + [None]
+    groups = groups_of(patient=patients, path=[f"{row}.png" for row in range(120)])
+    assert together(119, groups) == {119}
+    assert together(0, groups) == {0, 1, 2, 3}
+    assert len(groups) == 31
+
+
+@pytest.mark.parametrize("source", ["study", "series"])
+def test_without_patients_a_volume_is_a_group(source):
+    volumes = [f"v{row // 3}" for row in range(12)]
+    columns = {source: volumes, "path": [f"{row}.dcm" for row in range(12)]}
+    groups = group_images(pa.table(columns))
+    assert groups.codes.tolist() == [row // 3 for row in range(12)]
+    assert (groups.unit, groups.sources) == (source, {source: 12})
+
+
+def test_a_study_is_preferred_to_its_series():
+    columns = {"study": ["s", "s", None], "series": ["a", "b", "b"], "path": ["1", "2", "3"]}
+    assert groups_of(**columns) == [{0, 1, 2}]
+
+
+def test_an_image_of_unknown_patient_joins_the_patient_of_its_study():
+    columns = {"patient": ["p", None, None], "study": ["s", "s", "t"], "path": ["1", "2", "3"]}
+    assert groups_of(**columns) == [{0, 1}, {2}]
+
+
+def test_a_study_does_not_join_two_known_patients():
+    columns = {"patient": ["p", "q", None], "study": ["s", "s", "s"], "path": ["1", "2", "3"]}
+    assert groups_of(**columns) == [{0, 2}, {1}]
+
+
+def test_frames_of_a_file_are_a_group_and_so_are_its_augmented_copies():
+    paths = ["a.tif", "a.tif#frame-2", "b.png", "b.png", "b.png", "c.png"]
+    groups = group_images(pa.table({"path": paths}))
+    assert groups.names.to_pylist() == ["file:a.tif"] * 2 + ["image:b.png"] * 3 + ["image:c.png"]
+    assert groups.sources == {"file": 2, "image": 4}
+    assert groups.unit == "group"
+
+
+def test_copies_of_a_file_are_a_group_that_has_the_same_name_in_every_dataset():
+    hashes = ["aa", "bb", "aa", None]
+    images = pa.table({"path": ["1.png", "2.tif", "3.png", "2.tif#frame-2"], "file_xxh3": hashes})
+    names = group_images(images).names.to_pylist()
+    assert names == ["image:aa", "file:bb", "image:aa", "file:bb"]
+
+
+def test_near_duplicates_join_whole_patients():
+    patients = ["p", "p", "q", "q", "r", None]
+    groups = groups_of([[1, 2], [5, 4]], patient=patients, path=list("abcdef"))
+    assert groups == [{0, 1, 2, 3}, {4, 5}]
+
+
+def test_every_copy_of_sixty_scans_of_a_patient_under_another_name_counts():
+    patients = ["p"] * 60 + ["q"] * 60
+    pairs = [[row, row + 60] for row in range(60)]
+    assert groups_of(pairs, patient=patients) == [set(range(120))]
+
+
+def test_a_chain_of_too_many_images_is_reported_and_not_used():
+    size = MAX_CHAIN + 1
+    images = pa.table({"path": [str(row) for row in range(size + 2)]})
+    chain = [[row, row + 1] for row in range(size - 1)]
+    groups = group_images(images, np.array([*chain, [size, size + 1]]))
+    assert groups.long_chains == (size,)
+    assert len(set(groups.names.to_pylist())) == size + 1
+    shorter = group_images(images, np.array(chain[1:]))
+    assert (shorter.long_chains, len(set(shorter.names.to_pylist()))) == ((), 4)
+
+
+def test_pairs_within_a_patient_make_no_chain():
+    images = pa.table({"patient": ["p"] * 300})
+    chain = np.array([[row, row + 1] for row in range(299)])
+    assert group_images(images, chain).long_chains == ()
+
+
+def test_groups_do_not_depend_on_the_order_of_the_images():
+    generator = np.random.default_rng(0)
+    values = [f"{value}" for value in generator.integers(40, size=200)]
+    images = pa.table(
+        {
+            "patient": [value if generator.random() < 0.5 else None for value in values],
+            "study": [str(value) for value in generator.integers(60, size=200)],
+            "path": [f"{row}.png" for row in range(200)],
+        }
+    )
+    pairs = generator.integers(200, size=(20, 2))
+    order = generator.permutation(200)
+    names = group_images(images, pairs).names
+    place = np.argsort(order)
+    shuffled = group_images(images.take(pa.array(order)), place[pairs][::-1, ::-1]).names
+    assert shuffled.to_pylist() == names.take(pa.array(order)).to_pylist()
 
 
 @pytest.mark.parametrize("as_column", [list, pa.array, lambda v: pa.chunked_array([v[:2], v[2:]])])
-def test_an_image_belongs_to_its_patient_or_to_what_else_is_known(as_column):
-    patients, others = ["b", None, "a", None], ["x:1", "x:2", "x:1", "x:2"]
-    names = group_names(as_column(patients), as_column(others))
-    assert names.to_pylist() == ["patient:b", "x:2", "patient:a", "x:2"]
-    assert group_codes(names).tolist() == [1, 2, 0, 2]
+def test_columns_come_as_they_are_stored(as_column):
+    images = pa.table(
+        {
+            "patient": as_column(["p", None, "p", None]),
+            "study": as_column([1, 2, None, 2]),
+            "series": as_column([["a"], ["b"], ["b"], ["b"]]),  # of a table of labels; not ours
+        }
+    )
+    assert group_images(images).names.to_pylist() == ["patient:p", "study:2"] * 2
 
 
-def test_an_unknown_patient_without_more_is_a_group_by_itself():
-    names = group_names([None] * 11 + ["a"])
-    assert group_codes(names).tolist() == list(range(12))
-
-
-def test_repeated_names_of_a_dictionary_column_are_one_group():
+def test_a_dictionary_column_is_read_as_its_values():
     patients = pa.array(["p", "q", "p"]).dictionary_encode()
-    assert group_codes(group_names(patients)).tolist() == [0, 1, 0]
+    assert groups_of(patient=patients) == [{0, 2}, {1}]
+
+
+def test_some_images_keep_their_groups():
+    groups = Groups(names=pa.array(["study:a", "study:b", "study:a"], pa.large_string()))
+    some = groups.take(np.array([1, 2]))
+    assert (some.codes.tolist(), some.units) == ([1, 0], "studies")
 
 
 def test_no_image_has_no_group():
-    assert group_codes(group_names([])).tolist() == []
+    groups = group_images(pa.table({"path": pa.array([], pa.string())}))
+    assert (groups.codes.tolist(), groups.sources, groups.unit) == ([], {}, "group")

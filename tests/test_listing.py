@@ -188,6 +188,13 @@ def test_images_outside_the_class_folders_are_rejects_and_other_files_are_no_dat
     assert by_class.ignored == {"no_image_name": 1}
 
 
+def test_a_text_beside_an_image_is_no_image_in_any_folder():
+    files = {"A/1.png": b"1", "A/1.xml": b"x", "B/2": b"2", "B/notes.TXT": b"", "B/3.npy": b"n"}
+    listing = list_files(files)
+    assert set(places(listing)) == {"A/1.png", "B/2", "B/3.npy"}
+    assert listing.ignored == {"no_image_name": 2}
+
+
 def test_the_real_archive_is_its_tree_once():
     files = kermany_archive(TREE)
     listing = list_files(files)
@@ -271,6 +278,15 @@ def test_a_tree_may_be_named_without_its_trailing_space_and_slash():
 
 
 # ---- options
+
+
+@pytest.mark.parametrize("split", ["", "train/"])
+def test_a_class_that_holds_other_classes_is_refused_by_its_name(split):
+    folders = ("yes", "no", "more data/yes", "more data/no")
+    files = {f"{split}{folder}/1.png": b"1" for folder in folders}
+    with pytest.raises(errors.UserError, match=r"'more data' holds folders .*--classes no,yes,"):
+        list_files(files)
+    assert len(list_files(files, classes=("no", "yes")).refs) == 2
 
 
 def test_classes_are_chosen_and_an_unknown_one_is_named():

@@ -4,6 +4,7 @@ import csv
 import dataclasses
 import json
 import math
+import time
 import unicodedata
 
 import pyarrow as pa
@@ -19,9 +20,10 @@ from pipelines import build_tfrecords, errors
 from pipelines.listing.label_table import match_files, read_label_table
 from pipelines.listing.listing import ListingOptions, list_images
 from pipelines.listing.refs import iterate_refs
+from pipelines.options import parse_options
 from pipelines.sources.member import Member
 from tfrecord_io import verify
-from train.data.examples import read_examples
+from train.data.examples import read_columns, read_examples
 
 #: Images without class folders, by file name.
 IMAGES = {f"scan{number}.png": png(number) for number in range(8)}
@@ -99,7 +101,7 @@ def test_a_byte_order_mark_of_a_spreadsheet_does_not_hide_the_first_column(tmp_p
         (b"path,label\na.png\n", "could not be read"),
         (b"path,label\n\xff.png,x\n", "expected Parquet, or CSV in UTF-8"),
         (b"path,label,gr\xf6\xdfe\na.png,x,1\n", "expected Parquet, or CSV in UTF-8"),
-        ("path,label\na.png,x\n".encode("utf-16"), "expected Parquet, or CSV in UTF-8"),
+        ("path,label\na.png,x\n".encode("utf-16"), "is UTF-16, expected UTF-8"),
         (None, "could not be read"),
     ],
     ids=[
@@ -350,14 +352,14 @@ NAMES = ["a/1.png", "a/2.png", "b/1.png", "b/c/3.png"]
     [("a/1.png", 0), ("./a/1.png", 0), ("\\b\\1.png", 2), ("2.png", 1), ("c/3.png", 3)],
 )
 def test_a_row_matches_a_whole_path_or_an_end_that_only_one_file_has(tmp_path, path, place):
-    rows, without = match_files(NAMES, table_of(tmp_path, [{"path": path, "label": "x"}]))
+    rows, without, _ = match_files(NAMES, table_of(tmp_path, [{"path": path, "label": "x"}]))
     assert rows == [0 if k == place else None for k in range(4)]
     assert without == []
 
 
 def test_a_row_that_several_files_or_none_could_be_matches_none_and_says_so(tmp_path):
     rows = [{"path": path, "label": "x"} for path in ("1.png", "9.png", "ng", "")]
-    matched, without = match_files(NAMES, table_of(tmp_path, rows))
+    matched, without, _ = match_files(NAMES, table_of(tmp_path, rows))
     assert matched == [None] * 4
     why = dict(without)
     assert "2 files end with this path, such as 'a/1.png', 'b/1.png'" in why[0]
@@ -365,9 +367,83 @@ def test_a_row_that_several_files_or_none_could_be_matches_none_and_says_so(tmp_
 
 
 def test_two_rows_for_one_file_are_an_error_that_names_both(tmp_path):
-    rows = [{"path": path, "label": "x"} for path in ("a/1.png", "2.png", "a/2.png")]
+    paths = ("a/1.png", "2.png", "a/2.png")
+    rows = [{"path": path, "label": f"x{row}"} for row, path in enumerate(paths)]
     with pytest.raises(errors.UserError, match=r"rows 2 and 3 both name 'a/2\.png'"):
         match_files(NAMES, table_of(tmp_path, rows))
+
+
+def test_a_row_that_repeats_another_one_is_counted(tmp_path):
+    rows = [{"path": path, "label": "x", "box": path} for path in ("2.png", "a/2.png", "a/1.png")]
+    assert match_files(NAMES, table_of(tmp_path, rows)) == ([2, 0, None, None], [], 1)
+
+
+@pytest.mark.parametrize(("path", "place"), [("c/3", 3), ("3", 3), ("1", None), ("b/1", 2)])
+def test_a_path_may_lack_its_ending_if_one_picture_only_is_named_so(tmp_path, path, place):
+    names = [*NAMES, "c/3.json"]
+    matched, without, _ = match_files(names, table_of(tmp_path, [{"path": path, "label": "x"}]))
+    assert matched == [0 if k == place else None for k in range(5)]
+    assert bool(without) == (place is None)
+
+
+def test_columns_of_a_clinical_table_get_the_names_that_are_expected(tmp_path, capsys):
+    source = write_tree(tmp_path / "scans", {f"left/{name}": data for name, data in IMAGES.items()})
+    clinical = [
+        {"": row, "folder": "left", "filename": name.removesuffix(".png"), "finding": old["label"],
+         "patientid": old["patient"], "fold": old["split"], "weight": "80", "label": "old"}
+        for row, (name, old) in enumerate(zip(IMAGES, ROWS, strict=True))
+    ]  # fmt: skip
+    plain = [
+        {"path": f"left/{row['path']}"} | {k: row[k] for k in ("label", "patient", "split")}
+        for row in ROWS
+    ]
+    table = write_csv(tmp_path / "clinical.csv", clinical)
+    columns = "path=folder/filename,label=finding,patient=patientid,split=fold,kilograms=weight"
+    assert build(source, table, tmp_path / "one", f"--columns={columns}") == 0
+    shown = capsys.readouterr().err
+    assert "left out the column without a name of the table" in shown
+    assert "left out the column label of the table of --labels, whose place another one" in shown
+    assert build(source, write_csv(tmp_path / "plain.csv", plain), tmp_path / "two") == 0
+    assert examples_of(tmp_path / "one") == examples_of(tmp_path / "two")
+    names = pq.read_schema(tmp_path / "one" / "examples.parquet").names
+    assert "kilograms" in names
+    assert "weight" not in names
+    assert build(source, table, tmp_path / "three", "--columns=path=file") == 2
+    assert "--columns path=file: --labels" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("columns", ["path", "path=", "=a", "path=a,path=b"])
+def test_columns_that_say_nothing_are_refused(columns):
+    with pytest.raises(errors.UserError, match="--columns: expected path=COLUMN"):
+        parse_options(["--source=directory", "--input=a", "--labels=b", f"--columns={columns}"])
+
+
+def test_the_build_and_the_card_say_that_a_column_counts_as_the_weight_of_an_image(
+    tmp_path, capsys
+):
+    rows = [row | {"weight": str(48 + place)} for place, row in enumerate(ROWS)]
+    source = write_tree(tmp_path / "scans", IMAGES)
+    output = tmp_path / "out"
+    assert build(source, write_csv(tmp_path / "labels.csv", rows), output) == 0
+    told = "each image counts in training by the column weight of the table of --labels, 48 to 55"
+    assert told in capsys.readouterr().err
+    assert f"E{told[1:]}" in (output / "report.html").read_text(encoding="utf-8")
+
+
+def test_thousands_of_columns_are_read_in_seconds(tmp_path):
+    wide = {f"feature{number}": str(number) for number in range(20_000)}
+    path = write_csv(tmp_path / "labels.csv", [ROWS[0] | wide])
+    started = time.monotonic()
+    assert read_label_table(path).others.num_columns == 20_000
+    assert time.monotonic() - started < 20
+
+
+def test_views_of_bytes_and_text_are_plain_columns(tmp_path):
+    table = pa.Table.from_pylist(ROWS)
+    views = pa.array([b"x"] * len(ROWS)).cast(pa.binary_view())
+    pq.write_table(table.append_column("blob", views), tmp_path / "labels.parquet")
+    table = read_label_table(tmp_path / "labels.parquet")
+    assert table.others["blob"].to_pylist() == [b"x"] * len(ROWS)
 
 
 @given(
@@ -379,7 +455,7 @@ def test_every_row_is_matched_once_or_named(tmp_path_factory, files, rows):
     names = sorted(name for name in files if "//" not in name)
     table = table_of(folder, [{"path": path, "label": "x"} for path in sorted(rows)] or ROWS)
     try:
-        row_of_file, without = match_files(names, table)
+        row_of_file, without, _ = match_files(names, table)
     except errors.UserError:
         return
     matched = [row for row in row_of_file if row is not None]
@@ -465,7 +541,8 @@ def test_patients_of_two_sites_are_two_patients_and_their_sites_are_measured(tmp
     for row in rows:
         assert found[row["path"]]["site"] == row["site"]
         assert found[row["path"]]["patient"] == f"{row['site']}/17"
-    assert set(read_examples(output, "test", None).sites) == set(sites)
+    keys = read_examples(output, "test", None).keys
+    assert set(read_columns(output, keys, ["site"])["site"]) == set(sites)
     secret = tmp_path / "secret.txt"
     secret.write_bytes(b"0123456789abcdef" * 4)
     assert build(source, labels, tmp_path / "anonymous", f"--anonymize={secret}") == 0
@@ -637,7 +714,7 @@ def test_an_anonymous_build_shows_no_cell_of_a_table_that_cannot_be_read(tmp_pat
     write_tree(tmp_path / "images", IMAGES)
     secret = tmp_path / "private" / "secret.txt"
     secret.parent.mkdir()
-    secret.write_bytes(bytes(range(32)))
+    secret.write_text(bytes(range(32)).hex())
     labels = tmp_path / "labels.csv"
     labels.write_text("path,label,name\nscan0.png,sick,Smith, John\n")
     output = tmp_path / "out"

@@ -86,6 +86,14 @@ def test_an_unknown_split_is_named_with_those_there_are():
         A_MANIFEST.split("dev")
 
 
+def test_a_manifest_shows_in_one_line_what_is_in_the_dataset():
+    made = make_manifest({"train": [(3, 2, 1, 0)], "test": [(1, 1, 1, 1)]})
+    shown = "<Manifest of scans: 4x6x1 uint8; CNV, DME, DRUSEN, NORMAL; examples: train 6, test 4>"
+    assert repr(made) == shown
+    assert made.class_names == LABELS
+    assert made.num_examples == 10
+
+
 def test_several_splits_are_one_whose_parts_follow_each_other():
     together = A_MANIFEST.split(("train", "test"))
     train, test = A_MANIFEST.split("train"), A_MANIFEST.split(["test"])

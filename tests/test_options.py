@@ -60,6 +60,11 @@ def test_one_number_is_a_square_picture():
     assert parse_options(["--image_size=64"]).images.preprocessing.image_shape == (64, 64, 1)
 
 
+def test_a_class_with_a_comma_is_in_quotes_as_in_csv():
+    chosen = parse_options([*ARCHIVE, '--classes="COVID-19, ARDS",NORMAL'])
+    assert chosen.listing.classes == ("COVID-19, ARDS", "NORMAL")
+
+
 def test_what_the_build_does_not_know_is_for_beam():
     chosen = parse_options(["--runner=DataflowRunner", *ARCHIVE, "--project", "p"])
     assert chosen.beam_args == ("--runner=DataflowRunner", "--project", "p")
@@ -90,6 +95,7 @@ def test_an_abbreviated_flag_is_not_taken_for_one_of_ours():
         (["--source=directory"], "--source directory needs --input, a folder"),
         (["--source=archive", "--input="], "--source archive needs --input"),
         (["--input=x.zip"], "takes no --input"),
+        (["--source=archive", "--inptu=x"], "needs --input.*; --inptu is unknown; did you mean"),
         (["--max_reject_fraction=1.5"], r"must be in 0\.\.1; received 1\.5"),
         (["--max_reject_fraction=nan"], r"must be in 0\.\.1; received nan"),
         (["--max_reject_fraction=-0.1"], r"must be in 0\.\.1"),
@@ -112,7 +118,7 @@ def test_an_abbreviated_flag_is_not_taken_for_one_of_ours():
         (["--shard_size_mb=-1"], "shard_size_mb must be above 0"),
         (["--shard_size_mb=nan"], "shard_size_mb must be above 0"),
         (["--shard_size_mb=inf"], "shard_size_mb must be above 0"),
-        (["--missing=NA"], "--missing needs --labels"),
+        (["--missing=NA"], "--missing and --columns need --labels"),
         (["--group_regex=("], "not a valid pattern"),
         (["--group_regex=CNV-"], "needs a group in parentheses for the patient"),
         (["--classes=A,B,A"], "classes takes each name once; received A,B,A"),
@@ -128,7 +134,8 @@ def test_a_value_that_makes_no_sense_is_named(argv, message):
 @pytest.mark.parametrize(
     "argv",
     [["--image_size=big"], ["--image_size=1x2x3"], ["--image_size=-5"], ["--seed=x"],
-     ["--grades=0,,2"], ["--classes=A,"], ["--split_seed=x"], ["--split_fractions=train"],
+     ["--grades=0,,2"], ["--classes=A,"], ['--classes="A'],
+     ["--split_seed=x"], ["--split_fractions=train"],
      ["--window=40"], ["--channels=2"], ["--resize=nearest"], ["--source=s3"], ["--limit"]],
 )  # fmt: skip
 def test_a_value_that_cannot_be_read_is_wrong_usage(argv, capsys):

@@ -1,4 +1,5 @@
 import contextlib
+import dataclasses
 import io
 import pickle
 import struct
@@ -101,6 +102,21 @@ def test_transparency_is_rejected_because_the_ground_is_unknown(mode):
     image.putpixel((3, 4), (*(50,) * (len(mode) - 1), 254))
     assert reason(encoded(image)) == "transparency"
     assert reason(encoded(image), SAME_SIZE_RGB) == "transparency"
+
+
+def test_a_background_shows_behind_transparent_pixels_and_the_reject_says_how():
+    image = Image.new("LA", (WIDTH, HEIGHT), (100, 255))
+    image.putpixel((3, 4), (200, 51))  # a fifth
+    with pytest.raises(Reject) as raised:
+        decode_image(encoded(image), SAME_SIZE_RGB)
+    share = 1 / (WIDTH * HEIGHT)
+    expected = f"{share:.2%} of the pixels are not opaque (alpha down to 51 of 255); --background"
+    assert str(raised.value.detail).startswith(expected)
+    for background, level in (("black", 40), ("white", 244)):
+        settings = dataclasses.replace(SAME_SIZE_RGB, background=background)
+        shown = pixels(encoded(image), settings)
+        assert shown[4, 3].tolist() == [level] * 3
+        assert shown[0, 0].tolist() == [100] * 3
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Batches hold what the shards hold, in the promised order, whichever engine reads."""
+"""Batches hold what the shards hold, in the promised order."""
 
 from __future__ import annotations
 
@@ -15,10 +15,6 @@ from tfrecord_io import ManifestError, schema
 from tfrecord_io.reading.order import BatchOrder
 
 NUM_EXAMPLES = 23
-ENGINES = ("mmap", "stream")
-
-# More than the stream engine holds in memory, and no multiple of a batch or a window.
-NUM_STREAMED = 2501
 
 
 @pytest.fixture(scope="module")
@@ -26,16 +22,6 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A split of 23 examples, two of its shards one short."""
     directory = tmp_path_factory.mktemp("dataset")
     write_dataset(directory, num_examples={"train": NUM_EXAMPLES + 2}, num_shards=4, num_left_out=2)
-    return directory
-
-
-@pytest.fixture(scope="module")
-def streamed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A split that is read in windows, of images of one pixel."""
-    directory = tmp_path_factory.mktemp("streamed")
-    write_dataset(
-        directory, num_examples={"train": NUM_STREAMED}, num_shards=5, image_shape=(1, 1, 1)
-    )
     return directory
 
 
@@ -58,15 +44,10 @@ def _batches(directory: Path, **options: object) -> list[tuple[np.ndarray, ...]]
     return [tuple(tensor.numpy() for tensor in batch) for batch in found]
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_batches_are_what_plain_tensorflow_parses_from_the_same_files(
-    dataset: Path, engine: str
-) -> None:
+def test_batches_are_what_plain_tensorflow_parses_from_the_same_files(dataset: Path) -> None:
     expected = _records(dataset)
     order = BatchOrder(num_examples=NUM_EXAMPLES, batch_size=5, seed=7)
-    for (images, labels, keys), examples in zip(
-        _batches(dataset, engine=engine), order, strict=True
-    ):
+    for (images, labels, keys), examples in zip(_batches(dataset), order, strict=True):
         assert images.dtype == np.uint8
         assert images.shape == (len(examples), 6, 5, 1)
         assert labels.dtype == np.float32
@@ -77,10 +58,9 @@ def test_batches_are_what_plain_tensorflow_parses_from_the_same_files(
             assert keys[row] == key
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_starting_at_a_step_gives_the_rest_bit_for_bit(dataset: Path, engine: str) -> None:
-    every = _batches(dataset, engine=engine, epochs=3)
-    rest = _batches(dataset, engine=engine, epochs=3, start_step=6)
+def test_starting_at_a_step_gives_the_rest_bit_for_bit(dataset: Path) -> None:
+    every = _batches(dataset, epochs=3)
+    rest = _batches(dataset, epochs=3, start_step=6)
     assert len(rest) == len(every) - 6
     for ours, theirs in zip(rest, every[6:], strict=True):
         for tensor, other in zip(ours, theirs, strict=True):
@@ -103,71 +83,26 @@ def _keys(directory: Path, **options: object) -> list[list[bytes]]:
     return [batch[-1].tolist() for batch in _batches(directory, **options)]
 
 
-@pytest.mark.parametrize("options", [{"epochs": 2}, {"pad_remainder": True}, {"shuffle": False}])
-def test_both_engines_give_the_same_batches_of_a_small_split(
-    dataset: Path, options: dict[str, object]
-) -> None:
-    mapped, streamed = (_batches(dataset, engine=engine, **options) for engine in ENGINES)
-    for ours, theirs in zip(mapped, streamed, strict=True):
-        assert [tensor.tolist() for tensor in ours] == [tensor.tolist() for tensor in theirs]
-
-
-def test_without_shuffle_both_engines_give_the_same_batches_of_any_split(streamed: Path) -> None:
-    mapped, read = (_keys(streamed, engine=engine, shuffle=False) for engine in ENGINES)
-    assert mapped == read
-
-
-@pytest.mark.slow
-def test_a_stream_in_windows_is_shuffled_and_has_every_key_once_an_epoch(streamed: Path) -> None:
-    batches = _keys(streamed, engine="stream", epochs=2, batch_size=7)
-    keys = [key for batch in batches for key in batch]
-    stored = sorted(key for _, _, key in _records(streamed))
-    assert sorted(keys[:NUM_STREAMED]) == sorted(keys[NUM_STREAMED:]) == stored
-    assert keys[:NUM_STREAMED] != keys[NUM_STREAMED:]
-    assert batches == _keys(streamed, engine="stream", epochs=2, batch_size=7)
-    assert batches != _keys(streamed, engine="stream", epochs=2, batch_size=7, seed=8)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("start_step", [1, 130, 357, 358, 715])
-def test_a_stream_in_windows_starts_at_any_step(streamed: Path, start_step: int) -> None:
-    options = {"engine": "stream", "epochs": 2, "batch_size": 7}
-    later = _keys(streamed, start_step=start_step, **options)
-    assert later == _keys(streamed, **options)[start_step:]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("name", ["dataset", "streamed"])
-def test_slices_of_three_readers_are_disjoint_and_complete(
-    name: str, engine: str, request: pytest.FixtureRequest
-) -> None:
-    directory = request.getfixturevalue(name)
-    options = {"engine": engine, "batch_size": 6, "epochs": 2}
-    slices = [
-        _keys(directory, num_replicas=3, replica_index=index, **options) for index in range(3)
-    ]
-    whole = _keys(directory, **options)
+def test_slices_of_three_readers_are_disjoint_and_complete(dataset: Path) -> None:
+    options = {"batch_size": 6, "epochs": 2}
+    slices = [_keys(dataset, num_replicas=3, replica_index=index, **options) for index in range(3)]
+    whole = _keys(dataset, **options)
     assert [[*a, *b, *c] for a, b, c in zip(*slices, strict=True)] == whole
     assert len(whole[-1]) < 6
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_going_on_with_other_readers_continues_the_same_order(streamed: Path, engine: str) -> None:
-    options = {"engine": engine, "batch_size": 6, "drop_remainder": True}
+def test_going_on_with_other_readers_continues_the_same_order(dataset: Path) -> None:
+    options = {"batch_size": 6, "drop_remainder": True}
     later = [
-        _keys(streamed, start_step=100, num_replicas=2, replica_index=index, **options)
+        _keys(dataset, start_step=2, num_replicas=2, replica_index=index, **options)
         for index in range(2)
     ]
     together = [first + second for first, second in zip(*later, strict=True)]
-    assert together == _keys(streamed, **options)[100:]
+    assert together == _keys(dataset, **options)[2:]
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_the_last_batch_is_short_dropped_or_padded_with_weight_zero(
-    dataset: Path, engine: str
-) -> None:
-    options = {"engine": engine, "with_keys": True}
+def test_the_last_batch_is_short_dropped_or_padded_with_weight_zero(dataset: Path) -> None:
+    options = {"with_keys": True}
     short = _batches(dataset, **options)
     assert [len(batch[0]) for batch in short] == [5, 5, 5, 5, 3]
     dropped = _batches(dataset, drop_remainder=True, **options)
@@ -237,12 +172,9 @@ def _all_keys(directory: Path, **options: object) -> list[bytes]:
     return [key for *_, keys in _batches(directory, **options) for key in keys.tolist()]
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_two_splits_are_read_as_one_whose_second_follows_the_first(
-    two_splits: Path, engine: str
-) -> None:
+def test_two_splits_are_read_as_one_whose_second_follows_the_first(two_splits: Path) -> None:
     def read(split: object, **options: object) -> list[bytes]:
-        return _all_keys(two_splits, split=split, engine=engine, **options)
+        return _all_keys(two_splits, split=split, **options)
 
     both = ("train", "val")
     one_by_one = read("train", shuffle=False) + read("val", shuffle=False)
@@ -251,9 +183,7 @@ def test_two_splits_are_read_as_one_whose_second_follows_the_first(
     mixed = read(both, epochs=2)
     assert sorted(mixed[:21]) == sorted(mixed[21:]) == sorted(one_by_one)
     assert mixed[:21] != mixed[21:]
-    # Engines promise each the order of its own, not one order.
-    if engine == "mmap":
-        assert read(both, cache="device") == read(both)
+    assert read(both, cache="device") == read(both)
 
 
 def test_a_split_that_is_missing_among_several_is_named(two_splits: Path) -> None:
@@ -314,6 +244,8 @@ def test_places_that_are_not_in_the_split_are_refused(
         _batches(two_splits, examples=examples)
 
 
-def test_a_stream_cannot_read_chosen_examples(two_splits: Path) -> None:
-    with pytest.raises(ValueError, match="copy the dataset to a local disk"):
-        _batches(two_splits, examples=[1, 2], engine="stream")
+def test_the_engine_stream_is_refused_because_it_is_not_needed(dataset: Path) -> None:
+    with pytest.raises(ValueError, match="not needed any more"):
+        _batches(dataset, engine="stream")
+    with pytest.raises(ValueError, match="engine must be auto or mmap"):
+        _batches(dataset, engine="map")

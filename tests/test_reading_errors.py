@@ -22,9 +22,9 @@ from pipelines.sources import directory
 from pipelines.sources.archive import ArchiveSource
 from pipelines.sources.directory import DirectorySource
 from pipelines.sources.fashion_mnist import FashionMnistSource
-from pipelines.stores import remote
 from tfrecord_io.manifest import Manifest
 from tfrecord_io.rejects import is_of_content
+from tfrecord_io.stores import remote
 
 TREE = scan_tree({"train": 3})
 NAME = "train/CNV/CNV-100-1.jpeg"

@@ -1,4 +1,4 @@
-"""The README is true: its tree, its flags and its commands exist."""
+"""The README is true: its tree, its flags and its commands exist. The change log is in order."""
 
 from __future__ import annotations
 
@@ -53,7 +53,11 @@ def test_every_flag_that_the_readme_gives_to_the_build_is_one() -> None:
     assert "--source" in flags
 
 
-def test_every_linked_file_exists() -> None:
-    links = re.findall(r"\]\((?!https?:)([^)#]+)", README)
-    assert links
-    assert [link for link in links if not (ROOT / link).exists()] == []
+def test_the_change_log_has_the_sections_of_a_version_once_and_short_entries() -> None:
+    versions = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").split("\n## ")[1:]
+    for version in versions:
+        sections = re.findall(r"^### (\w+)$", version, re.MULTILINE)
+        order = [name for name in ("Added", "Changed", "Fixed", "Removed") if name in sections]
+        assert sections == order
+        entries = re.findall(r"^- .*$", version, re.MULTILINE)
+        assert [entry for entry in entries if len(entry.split()) > 60] == []

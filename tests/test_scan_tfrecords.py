@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,15 @@ import builds
 import pytest
 
 import scan_tfrecords
+import tfrecord_io
+
+
+@pytest.fixture(autouse=True)
+def unchanged_environment(monkeypatch):
+    """Undoes at the end of a test what the command sets for its workers."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    for name in ("PYTHONSAFEPATH", "PYTHONPATH"):
+        monkeypatch.setenv(name, os.environ.get(name, ""))
 
 
 def run(*words: object) -> subprocess.CompletedProcess[str]:
@@ -42,6 +52,33 @@ def test_a_command_that_does_not_exist_is_wrong_usage():
     assert (done.returncode, done.stdout) == (2, "")
     assert "received 'biuld'" in done.stderr
     assert "  build " in done.stderr
+
+
+def test_it_tells_its_version():
+    assert run("--version").stdout == f"scan-tfrecords {tfrecord_io.__version__}\n"
+
+
+def test_a_users_own_modules_of_the_same_names_are_passed_over(source_tree, tmp_path):
+    (tmp_path / "train.py").write_text("raise SystemExit('the wrong train')")
+    (tmp_path / "pipelines").mkdir()
+    (tmp_path / "pipelines" / "__init__.py").write_text("raise SystemExit('the wrong pipelines')")
+    flags = ["build", *builds.arguments(source_tree, tmp_path / "out", "--max_reject_fraction=0.5")]
+    code = (
+        f"import os, sys; os.chdir({str(tmp_path)!r}); import scan_tfrecords\n"
+        "if __name__ == '__main__':\n    sys.exit(scan_tfrecords.main())"
+    )
+    script = tmp_path / "scan-tfrecords"
+    script.write_text(code)
+    path = {"PYTHONPATH": f"{tmp_path}:{builds.ROOT}"}
+    for words in (["train", "--help"], flags):
+        done = builds.run_command([sys.executable, str(script), *words], env=path)
+        assert done.returncode == 0, done.stderr
+    assert "scan-tfrecords verify" in done.stdout
+
+
+def test_a_reader_that_ends_early_is_not_an_error(built_dataset):
+    words = f"{sys.executable} -m tfrecord_io audit {built_dataset} --json | true"
+    assert builds.run_command(["bash", "-c", words]).stderr == ""
 
 
 @pytest.mark.parametrize("command", scan_tfrecords.COMMANDS)

@@ -1,13 +1,15 @@
 import os
+import re
 import resource
 import socket
 
 import pytest
+from builds import IN_MEMORY
 from hypothesis import given
 from hypothesis import strategies as st
-from image_files import write_tree
+from image_files import write_tree, write_zip
 
-from pipelines import errors
+from pipelines import build_tfrecords, errors
 from pipelines.listing.listing import ListingOptions, list_source
 from pipelines.listing.refs import iterate_refs
 from pipelines.sources.directory import DirectorySource
@@ -33,6 +35,27 @@ def read_directory(directory):
         for ref in iterate_refs(listing.refs):
             found[ref.source_path] = reader.read(ref.member)
     return found
+
+
+@pytest.mark.parametrize(
+    ("source", "given", "message"),
+    [
+        ("archive", "scans", "--input is a folder; use --source directory"),
+        ("directory", "scans.zip", "--input is a file, not a folder; use --source archive"),
+        ("archive", "nowhere.zip", r"--input .*nowhere\.zip does not exist"),
+        ("directory", "nowhere", r"--input .*nowhere does not exist"),
+        ("kaggle", "scans", "takes no --input; use --source directory"),
+        ("kaggle", "scans.zip", "takes no --input; use --source archive"),
+    ],
+)
+def test_an_input_of_another_kind_is_refused_with_the_right_source(
+    source, given, message, tmp_path, capsys
+):
+    write_zip(tmp_path / "scans.zip", {"A/1.png": b"1"})
+    (tmp_path / "scans").mkdir()
+    flags = [f"--source={source}", f"--input={tmp_path / given}", f"--output={tmp_path / 'out'}"]
+    assert build_tfrecords.main([*flags, IN_MEMORY]) == 2
+    assert re.search(message, capsys.readouterr().err)
 
 
 def test_a_missing_folder_is_named(tmp_path):

@@ -95,7 +95,7 @@ def test_without_a_source_the_dataset_comes_from_kaggle_and_a_second_run_needs_n
     done = desk.run()
 
     assert done.returncode == 0, done.stderr
-    assert "= 28 examples + 1 rejects" in done.stdout
+    assert "= 28 examples + 1 rejected" in done.stdout
     assert verify(str(desk.output)) == []
     manifest = Manifest.load(desk.output)
     assert manifest.name == "tiny_scans"

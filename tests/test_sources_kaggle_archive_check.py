@@ -50,6 +50,14 @@ def test_an_archive_that_is_no_zip_is_refused(tmp_path):
         download_archive(DATASET, tmp_path)
 
 
+def test_an_archive_with_bytes_of_no_member_is_refused_and_kept(tmp_path):
+    archive = tmp_path / NAME
+    archive.write_bytes(ARCHIVE + ARCHIVE)
+    with pytest.raises(errors.BuildError, match=r"belong to no member(?s:.*)It was kept"):
+        verify_archive(archive, DATASET)
+    assert archive.exists()
+
+
 def test_many_corrupt_members_are_counted_and_some_are_named(tmp_path):
     archive = tmp_path / NAME
     content = bytearray(ARCHIVE)
@@ -146,5 +154,5 @@ def test_any_changed_byte_is_either_harmless_or_found(tmp_path_factory, offset, 
             read = [(name, changed.read(name)) for name in changed.namelist()]
             assert read == [(name, sound.read(name)) for name in sound.namelist()]
     else:
-        assert "corrupt" in complaint
+        assert "corrupt" in complaint or "is refused" in complaint
     shutil.rmtree(folder)

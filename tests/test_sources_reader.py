@@ -61,7 +61,7 @@ def test_a_local_reader_is_asked_by_the_caller_itself():
     assert names == [threading.current_thread().name.encode()] * 3
 
 
-def test_a_reader_of_a_disk_announces_each_image_before_it_is_read():
+def test_a_reader_of_a_disk_announces_images_far_ahead_in_the_order_of_their_places():
     happened = []
 
     class Disk(Reader):
@@ -72,10 +72,29 @@ def test_a_reader_of_a_disk_announces_each_image_before_it_is_read():
             happened.append(("read", member.offset))
             return b"%d" % member.offset
 
-    found = [read() for read in reads_of(Disk(), 30)]
-    assert found == [b"%d" % i for i in range(30)]
+    offsets = [number * 7 % 1000 for number in range(1000)]
+    members = [Member("", 1, offset, 1) for offset in offsets]
+    reader = Disk()
+    reads = ((member, functools.partial(reader.read, member)) for member in members)
+    assert [read() for read in read_in_order(reader, reads)] == [b"%d" % i for i in offsets]
     places = {event: place for place, event in enumerate(happened)}
-    assert len(places) == len(happened) == 60
-    early = [places["read", i] - places["announced", i] for i in range(20)]
-    assert min(early) >= 8
-    assert max(early) < 30  # and not all at once
+    early = [places["read", i] - places["announced", i] for i in offsets]
+    assert min(early[32:-256]) >= 200
+    assert max(early) <= 600
+    told = [offset for kind, offset in happened if kind == "announced"]
+    groups = [told[first : first + 32] for first in range(0, 1000, 32)]
+    assert groups == [sorted(group) for group in groups]
+
+
+def test_large_images_are_not_announced_far_ahead():
+    happened = []
+
+    class Disk(Reader):
+        def announce(self, member: Member) -> None:
+            happened.append(member.offset)
+
+        def read(self, member: Member) -> bytes:
+            return b""
+
+    next(iter(reads_of(Disk(), 20, stored_size=40_000_000)))()
+    assert happened == [0, 1]

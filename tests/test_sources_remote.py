@@ -13,6 +13,7 @@ from image_files import (
     grey_pixels,
     jpeg,
     kermany_archive,
+    png,
     scan_tree,
     under,
     write_tar,
@@ -28,9 +29,9 @@ from pipelines.sources import staging
 from pipelines.sources.archive import ArchiveSource
 from pipelines.sources.options import SourceOptions
 from pipelines.sources.remote import RemoteZipSource
-from pipelines.stores import remote
 from tfrecord_io import Manifest, verify
 from tfrecord_io.__main__ import main as tfrecord_io_main
+from tfrecord_io.stores import remote
 
 SAMPLE = ROOT.parent / "shared" / "data" / "kermany2018-sample.zip"
 
@@ -161,7 +162,7 @@ def test_a_login_in_a_url_that_fails_is_shown_to_nobody(content, tmp_path, capsy
         if content == "output":
             given, output = tmp_path, secret_url(server, "out")
         more = ["--source=directory"] if content == "folder" else []
-        with pytest.raises((errors.UserError, errors.BuildError)) as caught:
+        with pytest.raises(errors.ToldError) as caught:
             build_here(given, output, *more)
     shown = str(caught.value) + "".join(capsys.readouterr())
     assert not [secret for secret in ("us%40er", "us@er", "pa%2F", "pa/ss") if secret in shown]
@@ -281,6 +282,14 @@ def test_a_folder_on_a_store_gives_the_bytes_of_the_local_one(s3, tmp_path, has_
     assert shards_of(tmp_path / "remote") == shards_of(local) != {}
 
 
+def test_a_picture_whose_name_on_a_store_ends_like_a_folder_is_a_reject(s3, tmp_path):
+    for name in ("CNV/1.png", "CNV/2.png/", "DME/3.png"):
+        s3.client.put_object(Bucket=BUCKET, Key=f"odd/{name}", Body=png())
+    output = tmp_path / "out"
+    build(s3, "directory", f"s3://{BUCKET}/odd", output, "--max_reject_fraction=0.5")
+    assert Manifest.load(output).rejects == {"unreadable_name": 1}
+
+
 @pytest.mark.parametrize("kind", ["folder", "zip"])
 def test_only_the_bytes_of_its_frame_are_fetched_of_a_volume_on_a_store(kind, s3, tmp_path):
     volume = np.stack([grey_pixels(seed, 200, 200) for seed in range(40)])
@@ -326,7 +335,7 @@ def test_a_zip_that_changes_under_the_build_is_not_mixed(s3, scans_zip):
     member = next(source.members())
     s3.client.put_object(Bucket=BUCKET, Key="changes.zip", Body=b"other")
 
-    with source.open() as reader, pytest.raises(errors.BuildError, match="changed since"):
+    with source.open() as reader, pytest.raises(errors.StoreError, match="changed since"):
         reader.read(member)
 
 

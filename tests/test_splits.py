@@ -10,7 +10,7 @@ from builds import build_here, shards_of
 from image_files import jpeg, write_tree, write_zip
 
 from pipelines import errors
-from pipelines.listing.refs import REF_SCHEMA
+from pipelines.listing.refs import OTHERS, REF_SCHEMA
 from pipelines.planning import splits
 from pipelines.planning.splits import SplitOptions
 from tfrecord_io import verify
@@ -152,7 +152,7 @@ def test_the_note_says_what_was_reached():
 
 
 def test_too_few_patients_for_the_fractions_is_an_error_that_says_so():
-    with pytest.raises(errors.UserError, match=r"would get no image: .*1 patients are too few"):
+    with pytest.raises(errors.UserError, match=r"would get no image: .*1 patient is too few"):
         splits.apply(refs_of([("train", "CNV", "1", 1)]), PATIENT)
 
 
@@ -169,6 +169,44 @@ def test_without_patients_files_of_one_content_stay_together_and_the_user_is_tol
     assert "400 of 400 images have no patient: none in their names" in result.notes[0]
     assert "split by file" in result.notes[0]
     assert "--group_regex, or a table of --labels" in result.notes[0]
+
+
+def in_studies(refs, per_study=5):
+    """Returns the images with a study for every few of them."""
+    studies = pa.array([f"s{row // per_study}" for row in range(len(refs))])
+    return refs.append_column(OTHERS, pa.StructArray.from_arrays([studies], ["study"]))
+
+
+def splits_of_studies(refs):
+    found = collections.defaultdict(set)
+    for row in refs.select([OTHERS, "split"]).to_pylist():
+        found[row[OTHERS]["study"]].add(row["split"])
+    return list(found.values())
+
+
+def test_without_patients_a_study_is_in_one_split_and_the_user_is_told():
+    refs = in_studies(refs_of([("train", "CNV", None, index) for index in range(400)]))
+    result = splits.apply(refs, PATIENT)
+    assert [len(names) for names in splits_of_studies(result.refs)] == [1] * 80
+    assert set(shares(result.refs)) == set(FRACTIONS)
+    assert "split by studies, so a patient can be" in result.notes[0]
+
+
+def test_where_all_patients_are_known_studies_change_no_split():
+    refs = refs_of(population(100))
+    plain, in_study = (splits.apply(r, PATIENT).refs["split"] for r in (refs, in_studies(refs)))
+    assert plain.to_pylist() == in_study.to_pylist()
+
+
+def test_a_study_of_unknown_patients_that_is_in_two_splits_is_a_leak():
+    rows = [("test", "CNV", None, 0), *(("train", "CNV", None, index) for index in range(1, 10))]
+    refs = in_studies(refs_of(rows))
+    result = splits.apply(refs, SplitOptions(leaks="drop"))
+    assert [len(names) for names in splits_of_studies(result.refs)] == [1, 1]
+    assert result.dropped.num_rows == 4
+    assert result.dropped["detail"][0].as_py() == "study s0 is in test too"
+    with pytest.raises(errors.RefusedError, match="1 patient is in several splits"):
+        splits.apply(refs, SplitOptions(leaks="fail"))
 
 
 def test_a_dataset_without_a_test_split_is_told_how_to_get_one():

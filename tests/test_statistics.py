@@ -7,6 +7,7 @@ import pytest
 from dataset_factory import stored, write_dataset
 from hypothesis import given
 from hypothesis import strategies as st
+from web_server import WebFile, running_web
 
 from tfrecord_io import ManifestError, PixelStatistics, RecordLayout, image_key, read_statistics
 from tfrecord_io.manifest import FILE_NAME
@@ -156,7 +157,10 @@ def test_the_manifest_answers_for_train_without_reading_a_shard(tmp_path):
 
 def test_a_remote_dataset_is_read_too(tmp_path):
     write_dataset(tmp_path)
-    assert read_statistics(f"file://{tmp_path}") == read_statistics(tmp_path)
+    with running_web() as server:
+        for path in tmp_path.iterdir():
+            server.files[f"data/{path.name}"] = WebFile(path.read_bytes())
+        assert read_statistics(server.url("data")) == read_statistics(tmp_path)
 
 
 def test_an_empty_split_has_no_statistics_to_read(tmp_path):

@@ -8,7 +8,8 @@ from apache_beam.options.value_provider import RuntimeValueProvider
 from s3_server import BUCKET, KEY_ID, SECRET_KEY, running_s3
 
 from pipelines import errors
-from pipelines.stores import credentials, remote
+from pipelines.stores import beam_flags
+from tfrecord_io.stores import credentials, remote
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +38,7 @@ FLAGS = ["--s3_secret_access_key=hidden", "--s3_access_key_id", "key", "--runner
 def test_flags_reach_this_process_and_the_secret_ones_no_job(monkeypatch):
     monkeypatch.setenv("AWS_SESSION_TOKEN", "of another key")
 
-    rest = credentials.take_flags(FLAGS)
+    rest = beam_flags.use(FLAGS)
 
     assert set(rest) == {
         "--runner=FlinkRunner",
@@ -57,7 +58,7 @@ def test_a_worker_of_a_remote_engine_takes_region_and_server_from_the_jobs_flags
     monkeypatch.setattr(
         RuntimeValueProvider, "runtime_options", {"s3_region_name": "eu-central-1", "other": "1"}
     )
-    credentials.settings("s3")
+    beam_flags.use_those_of_job()
     assert os.environ["AWS_REGION"] == "eu-central-1"
 
 

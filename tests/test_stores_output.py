@@ -10,7 +10,7 @@ from s3_server import BUCKET, S3Server, running_s3
 from pipelines import errors
 from pipelines.stores import output_state
 from pipelines.stores.output import BUILD_DIR, Storage, WriteBehind
-from pipelines.stores.remote import is_remote
+from tfrecord_io.stores.folder import is_remote
 
 
 @pytest.fixture(scope="module")

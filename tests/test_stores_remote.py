@@ -15,8 +15,8 @@ from builds import ROOT
 from s3_server import BUCKET, S3Server, running_s3
 from web_server import WebFile, WebServer, running_web
 
-from pipelines import errors
-from pipelines.stores import remote
+from tfrecord_io.errors import StoreError, UserError
+from tfrecord_io.stores import remote
 
 CONTENT = bytes(range(256)) * 40
 # Every character that a shell, a glob or a URL takes for something else.
@@ -151,7 +151,7 @@ def test_an_object_that_stands_for_a_folder_is_not_a_file(s3):
 def test_a_name_that_no_file_can_have_is_named(s3):
     s3.client.put_object(Bucket=BUCKET, Key="strange/a//b", Body=b"1")
 
-    with pytest.raises(errors.BuildError, match=r"cannot use s3://scans/strange: .*a//b"):
+    with pytest.raises(StoreError, match=r"cannot list s3://scans/strange: .*a//b.*Rename it"):
         remote.list_files(f"s3://{BUCKET}/strange", recursive=True)
 
 
@@ -180,7 +180,7 @@ def test_a_file_that_changed_is_not_read_for_the_one_that_was_looked_up(folder):
     assert remote.read(url, 0, 3, mark) == b"one"
     write(url, b"two")
 
-    with pytest.raises(errors.BuildError, match="changing changed since the build began"):
+    with pytest.raises(StoreError, match="changing changed since it was first read"):
         remote.read(url, 0, 3, mark)
 
 
@@ -193,7 +193,7 @@ def test_a_file_that_changed_is_not_read_for_the_one_that_was_listed(folder):
     # Within the same second, and of the same length.
     write(url, b"two")
 
-    with pytest.raises(errors.BuildError, match="changed since the build began"):
+    with pytest.raises(StoreError, match="changed since it was first read"):
         remote.read_file(url, found.size, found.version)
 
 
@@ -224,7 +224,7 @@ def test_answers_that_are_always_cut_off_are_a_clear_error(s3, impatient):
 
     with (
         s3.failing(answers_to_cut=100),
-        pytest.raises(errors.BuildError, match=f"cannot use {url}: .*body error"),
+        pytest.raises(StoreError, match=f"cannot use {url}: .*body error"),
     ):
         remote.read(url, 5, 100)
 
@@ -235,7 +235,7 @@ def test_a_server_that_ignores_ranges_is_a_clear_error(s3):
 
     with (
         s3.failing(ignores_ranges=True),
-        pytest.raises(errors.BuildError, match=f"cannot use {url}: the server sent the whole file"),
+        pytest.raises(StoreError, match=f"cannot use {url}: the server sent the whole file"),
     ):
         remote.read(url, 5, 100)
 
@@ -243,7 +243,7 @@ def test_a_server_that_ignores_ranges_is_a_clear_error(s3):
 def test_a_file_that_is_not_deleted_is_named(s3):
     with (
         s3.failing(refuses_deletes=True),
-        pytest.raises(errors.BuildError, match=r"key kept: Access Denied"),
+        pytest.raises(StoreError, match=r"key kept: Access Denied"),
     ):
         remote.delete([f"s3://{BUCKET}/kept"])
 
@@ -254,16 +254,14 @@ def test_a_bucket_that_is_not_there_is_a_clear_error(s3):
         lambda: remote.read("s3://nowhere/file", 0, 1),
         lambda: remote.list_files("s3://nowhere/file", recursive=True),
     ):
-        with pytest.raises(
-            errors.BuildError, match=r"cannot use s3://nowhere/file: .*NoSuchBucket"
-        ):
+        with pytest.raises(StoreError, match=r"cannot use s3://nowhere/file: .*NoSuchBucket"):
             use()
 
 
 def test_a_server_that_is_not_there_is_a_clear_error(s3, impatient, monkeypatch):
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:9")
 
-    with pytest.raises(errors.BuildError, match=r"cannot use s3://b/file: .*127\.0\.0\.1:9"):
+    with pytest.raises(StoreError, match=r"cannot use s3://b/file: .*127\.0\.0\.1:9"):
         remote.read("s3://b/file", 0, 1)
     remote.forget_stores()
 
@@ -272,19 +270,19 @@ def test_settings_that_cannot_be_used_are_a_clear_error(s3, monkeypatch):
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "no-url")
     remote.forget_stores()
 
-    with pytest.raises(errors.UserError, match=r"must start with http.*received 'no-url'"):
+    with pytest.raises(UserError, match=r"must start with http.*received 'no-url'"):
         remote.read("s3://b/file", 0, 1)
 
 
 def test_a_store_that_is_not_known_is_named():
-    with pytest.raises(errors.UserError, match=r"expected s3://.* received ftp://"):
+    with pytest.raises(UserError, match=r"expected s3://.* received ftp://"):
         remote.describe("ftp://server/file")
 
 
 def test_a_process_that_was_forked_after_a_store_was_opened_is_told_so_instead_of_waiting(s3):
     code = f"""
 import os
-from pipelines.stores import remote
+from tfrecord_io.stores import remote
 try:
     remote.read("s3://{BUCKET}/none", 0, 1)
 except FileNotFoundError:
@@ -324,7 +322,7 @@ def test_a_signed_address_is_asked_for_word_for_word_and_never_shown(web):
     assert remote.read(url, 0, 2) == CONTENT[:2]
 
     web.files["a.zip"].query = "expired"
-    with pytest.raises(errors.BuildError, match="403 Forbidden") as caught:
+    with pytest.raises(StoreError, match="403 Forbidden") as caught:
         remote.read(url, 0, 2)
 
     assert "a%2Fb" not in str(caught.value)
@@ -339,7 +337,7 @@ def test_a_file_that_changed_on_a_web_server_is_not_read(web, fault):
     web.fault = fault
     web.files["a.zip"] = WebFile(CONTENT, e_tag='"2"')
 
-    with pytest.raises(errors.BuildError, match=r"a\.zip changed since the build began"):
+    with pytest.raises(StoreError, match=r"a\.zip changed since it was first read"):
         remote.read(web.url("a.zip"), 0, 5, mark)
 
 
@@ -352,7 +350,7 @@ def test_without_a_strong_e_tag_a_version_is_known_all_the_same(web, e_tag):
     later = "Tue, 02 Jan 2018 00:00:00 GMT"
     web.files["a.zip"] = WebFile(CONTENT, e_tag and 'W/"other"', later)
 
-    with pytest.raises(errors.BuildError, match="changed since the build began"):
+    with pytest.raises(StoreError, match="changed since it was first read"):
         remote.read(web.url("a.zip"), 0, 5, mark)
 
 
@@ -364,14 +362,14 @@ def test_a_web_server_that_fails_is_a_clear_error_in_time(web, impatient, fault,
     web.files["a.zip"] = WebFile(CONTENT)
     web.fault = fault
 
-    with pytest.raises(errors.BuildError, match=f"cannot use {web.url('a.zip')}: .*{message}"):
+    with pytest.raises(StoreError, match=f"cannot use {web.url('a.zip')}: .*{message}"):
         remote.read(web.url("a.zip"), 5, 100)
 
 
 def test_an_answer_that_is_too_short_is_an_error(web):
     web.files["a.zip"] = WebFile(CONTENT)
     web.fault = "short"
-    with pytest.raises(errors.BuildError, match="the server sent 99 bytes instead of 100"):
+    with pytest.raises(StoreError, match="the server sent 99 bytes instead of 100"):
         remote.read(web.url("a.zip"), 5, 100)
 
 
@@ -386,7 +384,7 @@ def test_a_web_server_is_not_a_folder(web):
         lambda: write(web.url("file"), b"1"),
         lambda: remote.delete([web.url("file")]),
     ):
-        with pytest.raises(errors.UserError, match="a web server serves single files"):
+        with pytest.raises(UserError, match="a web server serves single files"):
             use()
 
 
@@ -432,7 +430,7 @@ def test_only_a_server_whom_an_authority_vouches_for_is_read(certificate, impati
     context.load_cert_chain(*certificate)
     with running_web(context) as server:
         server.files["a.zip"] = WebFile(CONTENT)
-        with pytest.raises(errors.BuildError, match="cannot use https://127"):
+        with pytest.raises(StoreError, match="cannot use https://127"):
             remote.read(server.url("a.zip"), 0, 9)
         monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(certificate[0]))
         remote.forget_stores()

@@ -29,8 +29,8 @@ def test_the_end_says_what_there_is_and_what_became_of_every_file(output: Path, 
     num_examples = rows["train"][4] + rows["test"][4]
     num_files = 2 * 25 + 17 + 2
     assert f"{num_files} files = {num_examples} examples + " in text
-    assert "25 copies" in text
-    assert "2 over limit" in text
+    assert "25 copied in a second tree" in text
+    assert "2 left out by --limit" in text
     assert "19 ignored" in text
     assert f"{output}" in lines[-3]
     assert lines[-2].strip() == f"python -m tfrecord_io verify {output}"
@@ -62,3 +62,15 @@ def test_the_advice_names_the_split_if_there_is_none_to_train_on(tmp_path, capsy
     output = build_here(source, tmp_path / "out")
     words = capsys.readouterr().out.splitlines()[-1].split()[3:]
     assert words == ["show", str(output), "--split", "val", "--output", "grid.png"]
+
+
+def test_leaks_and_contradictions_are_said_in_the_last_lines_with_the_page(tmp_path, capsys):
+    files = scan_tree({"train": 4, "test": 2})
+    # Patient 100 is in both splits anyway; one picture is there under two labels.
+    files["train/DME/DME-900-1.jpeg"] = files["train/CNV/CNV-100-0.jpeg"]
+    output = build_here(write_zip(tmp_path / "scans.zip", files), tmp_path / "out")
+    last = capsys.readouterr().out.splitlines()[-15:]
+    found = [line for line in last if line.startswith("warning: the dataset's audit says: ")]
+    assert any("patient is in more than one split" in line for line in found)
+    assert any("picture is under contradicting labels" in line for line in found)
+    assert all(line.endswith(f"see {output}/report.html") for line in found)

@@ -25,7 +25,7 @@ from tfrecord_io.reading import tfds_metadata
 @pytest.mark.parametrize(
     ("cell", "text"),
     [("3.50", "3.5"), (" 1e3", "1000"), ("-0", "0"), ("-7", "-7"), ("1e39", None), ("inf", None),
-     ("nan", None), ("3,5", None), ("n/a", None)],
+     ("nan", None), ("3,5", None), ("n/a", None), ("1_000", None), ("１２", None)],
 )  # fmt: skip
 def test_equal_numbers_have_the_same_text_and_what_is_not_finite_has_none(cell, text):
     assert number_text(cell) == text

@@ -39,14 +39,48 @@ def blobs(batch, side=64):
     return np.repeat(200 * np.exp(-squares / 50)[None, ..., None], batch, axis=0).astype(np.float32)
 
 
-def augment(images, draws, strength=1.0):
-    return keras.ops.convert_to_numpy(augmentation.augment(images, draws, strength))
+def augment(images, draws, strength=1.0, **options):
+    return keras.ops.convert_to_numpy(augmentation.augment(images, draws, strength, **options))
 
 
 @pytest.mark.parametrize("shape", [(16, 12, 1), (9, 9, 3), (1, 1, 1)])
 def test_neutral_numbers_leave_images_as_they_are(shape):
     images = random_images(shape=shape)
     np.testing.assert_allclose(augment(images, neutral(4)), images, atol=1e-3)
+
+
+def padded(images, rows=4):
+    return np.pad(images, ((0, 0), (rows, rows), (0, 0), (0, 0)))
+
+
+def test_no_change_of_light_and_no_noise_shows_in_padding():
+    draws = random_draws(40)
+    draws[:, GEOMETRY] = 0.5
+    images = 1 + random_images(40, (16, 24, 3)) / 2
+    changed = augment(padded(images), draws, is_padded=True)
+    # Without rows that the interpolation mixes.
+    assert not changed[:, :3].any()
+    assert not changed[:, -3:].any()
+    # The picture changes as it does alone, but for the noise's place in its field.
+    draws[:, NOISE_LEVEL] = 0
+    draws[:, list(ERASED)] = 1
+    changed = augment(padded(images), draws, is_padded=True)[:, 4:-4]
+    np.testing.assert_allclose(changed, augment(images, draws), atol=1e-2)
+
+
+def test_padding_turns_with_its_picture_and_is_black_outside_too():
+    draws = neutral(1)
+    draws[:, TURN], draws[:, ZOOM], draws[:, BRIGHTNESS] = 1, 1, 1
+    images = np.full((1, 32, 64, 1), 100, np.float32)
+    changed = augment(padded(images, 16), draws, is_padded=True)[0, ..., 0]
+    assert changed[0, 0] == changed[-1, -1] == changed[32, 0] == 0
+    assert changed[32, 32] > 110
+    # Nothing between black and the picture, but for a rim of one pixel.
+    assert np.mean((changed > 0) & (changed < 110)) < 0.06
+
+
+def test_a_black_padded_image_stays_black():
+    assert not augment(np.zeros((4, 8, 8, 1), np.float32), random_draws(4), is_padded=True).any()
 
 
 def test_without_strength_images_are_mirrored_left_to_right_or_not_and_nothing_else():

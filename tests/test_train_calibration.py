@@ -2,12 +2,14 @@ import json
 
 import numpy as np
 import pytest
+from answers import answers_of, examples_of
 from hypothesis import given
 from hypothesis import strategies as st
 from marked_images import OCT_NAMES
 
+from train.errors import ConfigError
 from train.kinds.classes import CLASSES
-from train.kinds.measures import expected_calibration_error
+from train.kinds.measures import called_rates, expected_calibration_error
 from train.kinds.multi_label import MULTI_LABEL
 from train.kinds.temperature import apply_temperature, fit_temperature, log_probabilities
 from train.results import thresholds
@@ -101,10 +103,8 @@ def test_calibration_says_what_the_temperature_changed_on_the_evaluated_split():
     labels = drawn_from(logits, 1)
     sure = softmax(logits * 3)
     after = apply_temperature(sure, 3.0)
-    part = thresholds.describe_calibration(
-        CLASSES, 3.0, fitted_on="val", num_examples=90, before=sure, after=after, truths=labels
-    )
-    assert (part["temperature"], part["fitted_on"], part["num_examples"]) == (3.0, "val", 90)
+    part = thresholds.describe_calibration(CLASSES, 3.0, before=sure, after=after, truths=labels)
+    assert part["temperature"] == 3.0
     is_correct = sure.argmax(-1) == labels
     before = expected_calibration_error(sure.max(-1), is_correct, np.ones(800))
     assert part["ece_before"] == pytest.approx(before, abs=1e-6)
@@ -134,7 +134,7 @@ def test_no_larger_threshold_would_do(seed, wanted, num_values):
     ones = np.ones(40)
 
     def sensitivity(at):
-        return float(thresholds.at_threshold(ranking, is_positive, at, ones)["sensitivity"])
+        return float(called_rates(ranking >= at, is_positive, ones)["sensitivity"])
 
     assert sensitivity(threshold) >= wanted - 1e-9
     above = ranking[ranking > threshold]
@@ -157,23 +157,35 @@ def test_weights_count_examples_at_a_threshold():
     ranking = np.array([0.9, 0.4, 0.6, 0.1])
     is_positive = np.array([True, True, False, False])
     weights = np.array([[1, 1, 1, 1], [3, 1, 0, 2], [0, 0, 1, 1]], float)
-    reached = thresholds.at_threshold(ranking, is_positive, 0.5, weights)
+    reached = called_rates(ranking >= 0.5, is_positive, weights)
     np.testing.assert_array_equal(reached["sensitivity"], [0.5, 0.75, np.nan])
     np.testing.assert_array_equal(reached["specificity"], [0.5, 1, 0.5])
 
 
+def three_classes(num_examples, seed=0):
+    """Answers that are mostly right, on images of which none is NORMAL."""
+    generator = np.random.default_rng(seed)
+    labels = generator.integers(3, size=num_examples)
+    logits = np.eye(4)[labels] * 2 + generator.normal(size=(num_examples, 4))
+    return answers_of(softmax(logits).astype(np.float32), labels)
+
+
+def measured_thresholds(val, test, patients=None, **options):
+    chosen = thresholds.choose_thresholds(CLASSES, val, 0.9)
+    options = {"prevalences": {}, "num_samples": 20, "seed": 0} | options
+    return thresholds.measure_thresholds(
+        chosen, CLASSES, test, examples_of(len(test.truths), patients), **options
+    )
+
+
+def counts(reached):
+    return reached["num_positives"], reached["num_negatives"]
+
+
 def test_thresholds_are_chosen_on_validation_and_measured_on_test():
-    generator = np.random.default_rng(0)
-    splits = []
-    for num_examples in (80, 120):
-        labels = generator.integers(3, size=num_examples)  # no NORMAL
-        logits = np.eye(4)[labels] * 2 + generator.normal(size=(num_examples, 4))
-        splits.append((softmax(logits).astype(np.float32), np.eye(4, dtype=bool)[labels]))
-    val, test = splits
-    found = thresholds.choose_thresholds(
-        thresholds.views_of(CLASSES, OCT_NAMES), val=val, test=test,
-        groups=[str(index // 3) for index in range(120)], wanted=0.9, num_samples=50, seed=0,
-    )  # fmt: skip
+    val, test = three_classes(80), three_classes(120, seed=1)
+    patients = [str(index // 3) for index in range(120)]
+    found = measured_thresholds(val, test, patients=patients, num_samples=50)
     assert json.loads(json.dumps(found)) == found
     assert [entry["view"] for entry in found] == ["urgent", "CNV", "DME", "DRUSEN"]
     for entry in found:
@@ -182,12 +194,65 @@ def test_thresholds_are_chosen_on_validation_and_measured_on_test():
         assert reached["low"] <= reached["value"] <= reached["high"]
     # A doctor who applies the written threshold to the written probabilities gets these figures.
     urgent = found[0]
-    is_urgent = test[1][:, :2].any(-1)
-    called = test[0][:, :2].astype(np.float64).sum(-1) >= urgent["threshold"]
+    is_urgent = test.truths < 2
+    called = test.probabilities[:, :2].astype(np.float64).sum(-1) >= urgent["threshold"]
     assert urgent["test"]["sensitivity"]["value"] == pytest.approx(
         (called & is_urgent).sum() / is_urgent.sum(), abs=1e-6
     )
     assert urgent["test"]["num_positives"] == is_urgent.sum()
+    # A patient has three images, any of which decides.
+    of_patient, called_patient = (x.reshape(40, 3).any(1) for x in (is_urgent, called))
+    by_patient = urgent["test_by_patient"]
+    assert by_patient["num_positives"] == of_patient.sum()
+    assert by_patient["specificity"]["value"] == pytest.approx(
+        (~called_patient & ~of_patient).sum() / (~of_patient).sum(), abs=1e-6
+    )
+
+
+def test_images_of_unknown_patients_count_as_images_alone():
+    found = measured_thresholds(
+        three_classes(80), three_classes(9), patients=[*"aaabbbb", None, None]
+    )
+    assert {sum(counts(entry["test"])) for entry in found} == {9}
+    assert {sum(counts(entry["test_by_patient"])) for entry in found} == {2}
+    found = measured_thresholds(three_classes(80), three_classes(9), patients=None)
+    assert "test_by_patient" not in found[0]
+
+
+def test_predictive_values_follow_from_the_prevalence_and_not_from_the_share_of_these_images():
+    (urgent, cnv, *_) = measured_thresholds(
+        three_classes(80), three_classes(90), patients=None, prevalences={"CNV": 0.02}
+    )
+    assert "ppv" not in urgent["test"]
+    rates = {name: cnv["test"][name]["value"] for name in ("sensitivity", "specificity")}
+    # Of 10,000 people 200 have it.
+    found, alarms = 200 * rates["sensitivity"], 9800 * (1 - rates["specificity"])
+    assert cnv["test"]["ppv"]["value"] == pytest.approx(found / (found + alarms), abs=1e-5)
+    left, missed = 9800 * rates["specificity"], 200 * (1 - rates["sensitivity"])
+    assert cnv["test"]["npv"]["value"] == pytest.approx(left / (left + missed), abs=1e-5)
+    assert cnv["test"]["ppv"]["low"] <= cnv["test"]["ppv"]["value"] <= cnv["test"]["ppv"]["high"]
+
+
+def test_exported_thresholds_are_read_as_they_were_chosen(tmp_path):
+    chosen = thresholds.choose_thresholds(CLASSES, three_classes(80), 0.9)
+    thresholds.write_thresholds(tmp_path, chosen)
+    assert thresholds.read_thresholds(tmp_path, OCT_NAMES) == chosen
+    above = thresholds.views_above(chosen, np.eye(4)[[0, 3]], OCT_NAMES)
+    assert above == [["urgent", "CNV"], []]
+    thresholds.write_thresholds(tmp_path / "none", [])
+    assert thresholds.read_thresholds(tmp_path / "none", OCT_NAMES) == []
+    assert thresholds.views_above([], np.eye(4)[:2], OCT_NAMES) == [None, None]
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["{", "[1]", '{"a": 1}', '[{"view": "CNV", "labels": ["X"], "threshold": 0.5}]',
+     '[{"view": "CNV", "labels": ["CNV"], "threshold": NaN}]'],
+)  # fmt: skip
+def test_a_damaged_file_of_thresholds_is_refused_by_name(tmp_path, content):
+    (tmp_path / "thresholds.json").write_text(content)
+    with pytest.raises(ConfigError, match=r"thresholds\.json does not hold thresholds"):
+        thresholds.read_thresholds(tmp_path, OCT_NAMES)
 
 
 @pytest.mark.parametrize(("num_classes", "num_views"), [(1, 0), (2, 2), (40, 40), (41, 0)])

@@ -25,7 +25,7 @@ def exported(tmp_path_factory):
     keras.utils.set_random_seed(0)
     model = build_network(config.network, image_shape=SHAPE, num_classes=4).model
     directory = tmp_path_factory.mktemp("run") / "export"
-    export.export_model(model, directory, manifest, precision="float32")
+    export.export_model(model, directory, manifest, precision="float32", splits=["train"])
     images = np.random.default_rng(1).integers(256, size=(5, *SHAPE), dtype=np.uint8)
     return directory, manifest, model, images
 
@@ -80,7 +80,9 @@ def test_a_copy_that_predicts_something_else_fails_the_run(exported, tmp_path, m
 
     monkeypatch.setattr(keras.saving, "load_model", load_damaged)
     with pytest.raises(export.ExportError, match=r"model\.keras, loaded again, predicts something"):
-        export.export_model(model, tmp_path / "export", manifest, precision="float32")
+        export.export_model(
+            model, tmp_path / "export", manifest, precision="float32", splits=["train"]
+        )
 
 
 def test_a_network_that_answers_with_no_numbers_is_not_exported(exported, tmp_path):
@@ -89,6 +91,10 @@ def test_a_network_that_answers_with_no_numbers_is_not_exported(exported, tmp_pa
     outputs = keras.ops.cast(inputs[:, 0, 0], "float32") * np.nan
     with pytest.raises(export.ExportError, match="probabilities that are not numbers"):
         export.export_model(
-            keras.Model(inputs, outputs), tmp_path / "export", manifest, precision="float32"
+            keras.Model(inputs, outputs),
+            tmp_path / "export",
+            manifest,
+            precision="float32",
+            splits=["train"],
         )
     assert not list((tmp_path / "export").iterdir())

@@ -118,8 +118,7 @@ def test_workers_share_each_step_and_their_weights_add_up(data):
 
 
 @pytest.mark.parametrize(
-    "fields", [{}, {"engine": "stream"}, {"cache": "device"}, {"folds": 2, "fold": 0}],
-    ids=["mmap", "stream", "cache", "folds"],
+    "fields", [{}, {"cache": "device"}, {"folds": 2, "fold": 0}], ids=["mmap", "cache", "folds"]
 )  # fmt: skip
 def test_an_example_counts_by_its_weight_however_it_is_read(data, tmp_path, fields):
     folder = tmp_path / "data"
@@ -150,8 +149,6 @@ def test_an_image_of_weight_0_is_in_no_batch_so_that_no_other_is_mixed_with_it(d
     labels = MappedDataset(folder, "train").labels(part.examples)
     assert labels.argmax(-1).tolist().count(0) == 0
     assert set(part.weights[labels[:, 1] == 1]) == {part.weights.max()}
-    with pytest.raises(ConfigError, match="--engine stream reads whole splits"):
-        parts_of(config.replace(engine="stream"))
 
 
 def test_very_large_weights_count_as_small_ones_do(data, tmp_path):

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import re
 from collections import Counter
 
 import numpy as np
@@ -65,6 +66,17 @@ def test_no_patient_is_in_two_folds(finished):
     assert not folds[0] & folds[1]
 
 
+def test_each_fold_has_seen_the_others_and_the_page_says_so(finished):
+    everyone = {row["key"] for row in rows_of(finished)}
+    for fold in range(2):
+        folder = finished / "seed-1" / f"fold-{fold}"
+        seen = set(pq.read_table(folder / "seen.parquet")["key"].to_pylist())
+        assert seen == everyone - {row["key"] for row in rows_of(folder)}
+    page = (finished / "report.html").read_text()
+    claim = r"Each of these 60 images of \d+ patients was judged by networks that learned from"
+    assert re.search(claim + " other patients only", page)
+
+
 def test_the_metrics_pool_all_runs_and_tell_their_spread(finished):
     metrics = json.loads((finished / "metrics.json").read_text())
     rows = rows_of(finished)
@@ -107,6 +119,19 @@ def test_a_later_fold_without_patients_is_refused_before_the_first_is_trained(tm
     assert cross_validate(tmp_path, tmp_path / "run", folds=7, replica_batch_size=4) == 2
     assert f"fold {empty} of 7 has 0 of the 20 images" in capsys.readouterr().err
     assert not (tmp_path / "run" / "seed-1").exists()
+
+
+def test_several_seeds_count_each_image_once_without_patients(tmp_path):
+    write_marked_dataset(tmp_path / "data", num_examples={"train": 60}, with_patients=False)
+    assert cross_validate(tmp_path / "data", tmp_path / "run", seeds=2) == 0
+    metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())
+    assert (metrics["num_examples"], metrics["num_groups"]) == (60, 60)
+    assert metrics["bootstrap_by"] == "image"
+    assert sum(metrics["label_counts"].values()) == 60
+    assert np.sum(metrics["confusion_matrix"]) == pytest.approx(60)
+    assert len(rows_of(tmp_path / "run")) == 120
+    areas = [run["scores"]["auc/CNV"] for run in metrics["folds"]]
+    assert metrics["scores"]["auc/CNV"]["value"] == pytest.approx(np.mean(areas), abs=2e-6)
 
 
 def test_more_folds_than_patients_are_refused(data, tmp_path, capsys):

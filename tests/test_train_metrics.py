@@ -1,9 +1,12 @@
 import numpy as np
 import pytest
 import scipy.stats
-from answers import certain, measured
+from answers import certain, examples_of, measured
 from marked_images import OCT_NAMES
+from sklearn import metrics as sk_metrics
 
+from train.kinds.classes import CLASSES
+from train.kinds.task import Answers
 from train.results import metrics as measures
 
 
@@ -31,7 +34,7 @@ def test_intervals_by_patient_are_wider_when_images_of_a_patient_are_alike():
     patients = [str(patient) for patient in np.repeat(np.arange(40), 10)]
     widths = []
     for groups in (None, patients):
-        result = measured_labels(labels, predicted, groups=groups, num_samples=200, seed=1)
+        result = measured_labels(labels, predicted, patients=groups, num_samples=200, seed=1)
         accuracy = result["scores"]["accuracy"]
         assert accuracy["low"] < accuracy["value"] < accuracy["high"]
         widths.append(accuracy["high"] - accuracy["low"])
@@ -47,17 +50,27 @@ def test_the_same_seed_gives_the_same_intervals():
 
 
 def test_one_patient_gives_values_without_intervals_and_says_so():
-    result = measured_labels([0, 1, 2, 3], [0, 1, 2, 0], groups=["p"] * 4)
+    result = measured_labels([0, 1, 2, 3], [0, 1, 2, 0], patients=["p"] * 4)
     assert result["scores"]["accuracy"] == {"value": 0.75, "low": None, "high": None}
     assert "all images are of one patient, so there are no intervals" in result["notes"]
 
 
+def test_a_class_with_fewer_than_ten_patients_is_named_with_their_number():
+    labels = np.repeat([0, 1, 2], [24, 4, 30])
+    patients = [str(index // 2) for index in range(58)]
+    result = measured_labels(labels, patients=patients)
+    assert result["label_groups"] == {"CNV": 12, "DME": 2, "DRUSEN": 15, "NORMAL": 0}
+    assert "fewer than 10 patients are behind the figures of DME (2)" in result["notes"]
+    by_image = measured_labels(labels)
+    assert "fewer than 10 images are behind the figures of DME (4)" in by_image["notes"]
+
+
 def test_few_patients_give_intervals_with_a_note():
     labels = np.arange(80) % 4
-    result = measured_labels(labels, groups=[str(index // 16) for index in range(80)])
+    result = measured_labels(labels, patients=[str(index // 16) for index in range(80)])
     assert result["scores"]["accuracy"]["low"] is not None
     assert any("rest on 5 patients" in note for note in result["notes"])
-    many = measured_labels(labels, groups=[str(index // 2) for index in range(80)])
+    many = measured_labels(labels, patients=[str(index // 2) for index in range(80)])
     assert many["notes"] == []
 
 
@@ -65,7 +78,7 @@ def test_a_class_of_one_patient_has_no_interval():
     labels = np.array([3] * 8 + [0] * 30)
     groups = ["single"] * 8 + [str(index) for index in range(30)]
     predicted = np.where(np.arange(38) % 5 == 0, 1, labels)
-    result = measured_labels(labels, predicted, groups=groups)
+    result = measured_labels(labels, predicted, patients=groups)
     assert result["scores"]["sensitivity/NORMAL"]["value"] == pytest.approx(6 / 8)
     assert result["scores"]["sensitivity/NORMAL"]["low"] is None
     assert result["scores"]["sensitivity/CNV"]["low"] is not None
@@ -76,12 +89,12 @@ def test_all_right_is_no_certainty():
     # Eight patients, all found: the true share may well be two in three.
     labels = np.array([0] * 8 + [3] * 8)
     groups = [f"{label}-{index}" for index, label in enumerate(labels)]
-    result = measured_labels(labels, groups=groups, num_samples=200)
+    result = measured_labels(labels, patients=groups, num_samples=200)
     found = result["scores"]["sensitivity/CNV"]
     exact = scipy.stats.binomtest(8, 8).proportion_ci(0.95, method="exact")
     assert (found["low"], found["high"]) == (pytest.approx(exact.low, abs=1e-6), 1.0)
     assert result["scores"]["auc/CNV"] == {"value": 1.0, "low": None, "high": None}
-    wrong = measured_labels(labels, np.full(16, 1), groups=groups, num_samples=200)
+    wrong = measured_labels(labels, np.full(16, 1), patients=groups, num_samples=200)
     assert wrong["scores"]["sensitivity/CNV"]["high"] == pytest.approx(1 - exact.low, abs=1e-6)
 
 
@@ -104,7 +117,7 @@ def test_nothing_to_evaluate_is_refused():
 
 
 def test_without_resamples_there_are_no_intervals_and_no_notes_on_them():
-    result = measured_labels([0, 1, 2, 3], groups=list("abcd"), num_samples=0)
+    result = measured_labels([0, 1, 2, 3], patients=list("abcd"), num_samples=0)
     assert result["scores"]["accuracy"] == {"value": 1.0, "low": None, "high": None}
     assert result["notes"] == []
 
@@ -158,8 +171,10 @@ def test_one_run_has_no_spread():
 
 def test_pooled_metrics_are_of_no_single_epoch():
     result = measured_labels([0, 1, 2, 3]) | {"split": "train+val"}
-    assert measures.describe(result).startswith("train+val: 4 images; 95 % intervals")
-    assert "4 images, weights of epoch 7; 95" in measures.describe(result | {"best_epoch": 7})
+    assert measures.describe(result).startswith(
+        "train+val: 4 images\n  right answers: 100 % (4 of 4; 95 % interval: "
+    )
+    assert "4 images, weights of epoch 7\n" in measures.describe(result | {"best_epoch": 7})
 
 
 def test_names_that_would_steer_a_terminal_are_printed_escaped():
@@ -167,3 +182,70 @@ def test_names_that_would_steer_a_terminal_are_printed_escaped():
     text = measures.describe(result | {"split": "test", "best_epoch": 1})
     assert "a\\x1b]0;title\\x07" in text
     assert all(line.isprintable() for line in text.splitlines())
+
+
+def answers_of_runs(num_images=60, num_folds=3, seeds=1, shift=0.0):
+    """Returns answers of a cross-validation whose networks differ by a shift of their logits."""
+    generator = np.random.default_rng(0)
+    truths = generator.integers(2, size=num_images)
+    fold_of = np.arange(num_images) % num_folds
+    logits = truths + generator.normal(size=num_images) + shift * fold_of
+    logits = np.concatenate([logits] * seeds)
+    likely = 1 / (1 + np.exp(-logits))
+    runs = np.concatenate([fold_of + num_folds * seed for seed in range(seeds)])
+    answers = Answers(
+        probabilities=np.stack([1 - likely, likely], 1),
+        truths=np.concatenate([truths] * seeds),
+        label_names=("no", "yes"),
+        runs=runs,
+    )
+    rows = np.concatenate([np.arange(num_images)] * seeds)
+    return answers, examples_of(num_images).take(rows)
+
+
+def measured_runs(**arguments):
+    answers, examples = answers_of_runs(**arguments)
+    return measures.evaluate_predictions(
+        CLASSES, answers, examples=examples, num_samples=300, seed=0
+    )
+
+
+def test_the_area_of_a_cross_validation_does_not_rank_networks_against_each_other():
+    plain, shifted = (measured_runs(shift=shift)["scores"]["auc/yes"] for shift in (0, 3))
+    assert shifted == plain
+    answers, _ = answers_of_runs()
+    by_fold = [
+        sk_metrics.roc_auc_score(answers.truths[rows], answers.probabilities[rows, 1])
+        for rows in answers.by_run()
+    ]
+    assert plain["value"] == pytest.approx(np.mean(by_fold), abs=1e-6)
+    assert plain["low"] < plain["value"] < plain["high"]
+
+
+def test_repeated_answers_to_an_image_do_not_narrow_its_interval():
+    one, four = (measured_runs(seeds=seeds) for seeds in (1, 4))
+    assert four["num_examples"] == one["num_examples"] == 60
+    for name in ("accuracy", "auc/yes", "sensitivity/no"):
+        assert four["scores"][name] == pytest.approx(one["scores"][name], abs=1e-9)
+    assert four["confusion_matrix"] == one["confusion_matrix"]
+
+
+def test_a_fold_without_a_class_is_left_out_of_the_area_and_counted():
+    answers, examples = answers_of_runs()
+    answers.truths[answers.runs == 2] = 0
+    result = measures.evaluate_predictions(
+        CLASSES, answers, examples=examples, num_samples=0, seed=0
+    )
+    assert result["areas_left_out"] == {"auc/no": 1, "auc/yes": 1}
+    assert any("auc/yes of 1" in note for note in result["notes"])
+    assert result["scores"]["auc/yes"]["value"] is not None
+
+
+def test_one_unknown_patient_leaves_the_others_groups():
+    patients = [f"{index // 4}" for index in range(40)]
+    patients[7] = None
+    result = measured_labels(np.arange(40) % 4, patients=patients)
+    assert (result["num_groups"], result["num_patients"]) == (11, 10)
+    assert result["bootstrap_by"] == "group"
+    (note,) = [note for note in result["notes"] if "unknown" in note]
+    assert note.startswith("the patient of 1 of 40 images is unknown, so they count by image")

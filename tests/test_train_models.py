@@ -16,7 +16,14 @@ def images_of(shape, num_images=3):
     return np.random.default_rng(0).integers(256, size=(num_images, *shape), dtype=np.uint8)
 
 
-def build(shape=(32, 32, 1), num_classes=4, statistics=None, temperature=1.0, **fields):
+def build(
+    shape=(32, 32, 1),
+    num_classes=4,
+    statistics=None,
+    temperature=1.0,
+    is_padded=False,
+    **fields,
+):
     keras.utils.set_random_seed(0)
     config = NetworkOptions(**({"weights": "none"} | fields))
     return build_network(
@@ -25,6 +32,7 @@ def build(shape=(32, 32, 1), num_classes=4, statistics=None, temperature=1.0, **
         num_classes=num_classes,
         statistics=statistics,
         temperature=temperature,
+        is_padded=is_padded,
     )
 
 
@@ -150,6 +158,17 @@ def test_pixels_are_scaled_as_asked(model):
     np.testing.assert_allclose(seen("data"), expected, atol=1e-4)
     expected = (floats - floats.mean((1, 2), keepdims=True)) / floats.std((1, 2), keepdims=True)
     np.testing.assert_allclose(seen("image"), expected, atol=1e-4)
+
+
+def test_the_size_of_the_padding_does_not_change_how_a_picture_is_normalized():
+    images = np.maximum(images_of((20, 24, 3)) // 2, 1)
+    padded = np.pad(images, ((0, 0), (3, 5), (0, 0), (0, 0)))
+    network = build(padded.shape[1:], normalize="image", is_padded=True)
+    floats = images.astype(np.float64)
+    expected = (floats - floats.mean((1, 2), keepdims=True)) / floats.std((1, 2), keepdims=True)
+    np.testing.assert_allclose(normalized(network, padded)[:, 3:-5], expected, atol=1e-4)
+    black = np.zeros_like(padded)
+    assert np.isfinite(answer(network.model, black)).all()
 
 
 @pytest.mark.parametrize("normalize", ["data", "image"])

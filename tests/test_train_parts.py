@@ -1,16 +1,20 @@
 """Folds hold whole patients, for ever the same ones; the test split is left alone."""
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from answers import examples_of
 from marked_images import write_marked_dataset
 
 import tfrecord_io
 from tfrecord_io import ManifestError, PixelStatistics
 from train.config import TrainConfig
 from train.data import parts
-from train.data.examples import Examples, read_examples
+from train.data.examples import read_examples
 from train.errors import ConfigError
 
+RECORDED_FOLDS = "004210013101300040023411130202003021041023413113110323210014"
 NUM_EXAMPLES = {"train": 40, "val": 10, "test": 12}
 
 
@@ -121,7 +125,7 @@ def test_a_fold_without_anyone_is_refused(tmp_path):
 
 def test_a_patient_stays_in_its_fold_when_images_are_added():
     def folds(*patients):
-        examples = Examples(keys=("",) * len(patients), patients=patients, paths=None)
+        examples = examples_of(len(patients), list(patients))
         return dict(zip(patients, parts.patient_folds(examples, 5).tolist(), strict=True))
 
     many = folds(*(f"patient-{number}" for number in range(200)))
@@ -134,9 +138,7 @@ def test_a_patient_stays_in_its_fold_when_images_are_added():
 
 
 def test_where_no_patients_are_known_images_are_dealt_out():
-    keys = tuple(f"{number:032x}" for number in range(100))
-    examples = Examples(keys=keys, patients=None, paths=None)
-    assert (np.bincount(parts.patient_folds(examples, 4)) > 10).all()
+    assert (np.bincount(parts.patient_folds(examples_of(100), 4)) > 10).all()
 
 
 def test_the_statistics_of_a_part_are_those_of_its_images(tmp_path):
@@ -154,3 +156,69 @@ def test_the_statistics_of_a_part_are_those_of_its_images(tmp_path):
 def test_an_unknown_split_is_the_manifests_error(data):
     with pytest.raises(ManifestError, match="no split 'extra'"):
         tfrecord_io.Manifest.load(data).split(("train", "extra"))
+
+
+def with_columns(directory, **columns):
+    """Replaces columns of the examples table, or adds them."""
+    path = directory / "examples.parquet"
+    table = pq.read_table(path)
+    for name, values in columns.items():
+        if name in table.column_names:
+            table = table.drop_columns(name)
+        table = table.append_column(name, pa.array(values))
+    pq.write_table(table, path)
+
+
+def folds_of(directory, num_folds=5):
+    return parts.patient_folds(read_examples(str(directory), "train"), num_folds)
+
+
+def test_one_unknown_patient_does_not_move_the_others(tmp_path):
+    write_marked_dataset(tmp_path, num_examples={"train": 60})
+    before = folds_of(tmp_path)
+    patients = pq.read_table(tmp_path / "examples.parquet")["patient"].to_pylist()
+    with_columns(tmp_path, patient=[*patients[:-1], None])
+    assert folds_of(tmp_path)[:-1].tolist() == before[:-1].tolist()
+
+
+def test_volumes_of_unknown_patients_stay_whole(tmp_path):
+    write_marked_dataset(tmp_path, num_examples={"train": 60})
+    studies = [f"study-{row // 5}" for row in range(60)]
+    with_columns(tmp_path, patient=pa.nulls(60, pa.string()), study=studies)
+    folds = folds_of(tmp_path).reshape(12, 5)
+    assert (folds == folds[:, :1]).all()
+    assert len(np.unique(folds)) > 2
+
+
+def test_augmented_copies_stay_with_their_original_and_are_not_scored(tmp_path):
+    write_marked_dataset(tmp_path, num_examples={"train": 60})
+    paths = [f"{row // 3}.png" for row in range(60)]
+    with_columns(tmp_path, patient=pa.nulls(60, pa.string()), path=paths, variant=np.arange(60) % 3)
+    held_out = []
+    for fold in range(4):
+        chosen = choose(str(tmp_path), folds=4, fold=fold)
+        learnt, scored = (
+            read_examples(str(tmp_path), part.splits, part.examples)
+            for part in (chosen.train, chosen.test)
+        )
+        assert not set(learnt.paths) & set(scored.paths)
+        assert scored.is_copy is None
+        assert learnt.is_copy.mean() == pytest.approx(2 / 3)
+        held_out += scored.paths
+    assert sorted(held_out) == sorted(set(paths))
+
+
+def test_the_groups_of_a_dataset_decide_its_folds(tmp_path):
+    write_marked_dataset(tmp_path, num_examples={"train": 60})
+    names = [f"patient:{row // 20}" for row in range(60)]
+    with_columns(tmp_path, group=names)
+    assert (folds_of(tmp_path).reshape(3, 20).std(1) == 0).all()
+    # A column of this name that came from a table of labels says something else.
+    with_columns(tmp_path, group=["treated"] * 60)
+    assert len(np.unique(folds_of(tmp_path))) > 2
+
+
+def test_folds_of_known_patients_are_what_they_were():
+    # Recorded with the release before groups.
+    examples = examples_of(60, [f"{patient:03d}" for patient in range(60)])
+    assert "".join(map(str, parts.patient_folds(examples, 5))) == RECORDED_FOLDS

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import subprocess
+import zipfile
 from pathlib import Path
 
 import keras
@@ -48,7 +49,7 @@ def run_folder(tmp_path_factory):
     keras.utils.set_random_seed(0)
     model = build_network(config.network, image_shape=SHAPE, num_classes=4).model
     folder = tmp_path_factory.mktemp("run")
-    export.export_model(model, folder / "export", manifest, precision="float32")
+    export.export_model(model, folder / "export", manifest, precision="float32", splits=["train"])
     return folder
 
 
@@ -106,6 +107,36 @@ def test_each_file_gets_probabilities_or_its_reason_in_order(run_folder, files):
         assert [prediction.probabilities.sum() for prediction in good] == pytest.approx([1, 1])
 
 
+def with_shapes(run, copy, shapes):
+    """Copies a run whose training images had these shapes."""
+    shutil.copytree(run, copy)
+    facts = copy / "export" / "preprocessing.json"
+    facts.write_text(json.dumps(json.loads(facts.read_text()) | {"shapes": shapes}))
+    return copy
+
+
+def test_shapes_that_the_training_images_lack_are_warned_of(run_folder, files, tmp_path, capsys):
+    command = ["--input", *(str(files / name) for name in ("a.jpeg", "b.png", "c.png"))]
+    run = with_shapes(run_folder, tmp_path / "some", [0.5484, 0.8333])
+    assert predict.main(["--model", str(run), *command]) == 0
+    assert (
+        "warning: some images have a shape (1.3:1) that no training image has (those have 0.55:1 "
+        "to 0.83:1): stretched to 0.83:1, they"
+    ) in capsys.readouterr().err
+    for shapes in ([0.55, 0.8, 1.3], []):
+        run = with_shapes(run_folder, tmp_path / str(len(shapes)), shapes)
+        assert predict.main(["--model", str(run), *command]) == 0
+        assert "shape" not in capsys.readouterr().err
+    # The model of an older release.
+    assert predict.main(["--model", str(run_folder), *command]) == 0
+    assert "shape" not in capsys.readouterr().err
+
+
+def test_shapes_that_are_no_numbers_are_refused(run_folder, tmp_path):
+    with pytest.raises(ConfigError, match="does not say how files became"):
+        predict.load_classifier(with_shapes(run_folder, tmp_path / "run", ["wide"]))
+
+
 def test_the_command_prints_csv_that_names_the_file_it_could_not_read(run_folder, files, capsys):
     code = predict.main(["--model", str(run_folder), "--input", str(files), "--format", "csv"])
     captured = capsys.readouterr()
@@ -126,6 +157,36 @@ def test_the_command_prints_json_and_a_table(run_folder, files, capsys):
     assert row["predicted"] == max(row["probabilities"], key=row["probabilities"].get)
     assert predict.main(arguments) == 0
     assert row["predicted"] in capsys.readouterr().out.splitlines()[1]
+
+
+def test_exported_thresholds_are_one_column_more(run_folder, files, tmp_path, capsys):
+    run = shutil.copytree(run_folder, tmp_path / "run")
+    shared = {"wanted_sensitivity": 0.95, "val": {"num_positives": 20}}
+    entries = [
+        {"view": "urgent", "labels": ["CNV", "DME"], "threshold": 0.0} | shared,
+        {"view": "NORMAL", "labels": ["NORMAL"], "threshold": 0.0} | shared,
+        {"view": "DRUSEN", "labels": ["DRUSEN"], "threshold": 1.0} | shared,
+    ]
+    path = run / "export" / "thresholds.json"
+    path.write_text(json.dumps(entries))
+    arguments = ["--model", str(run), "--input", str(files)]
+    assert predict.main([*arguments, "--format", "csv"]) == 1
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    columns = ["path", "predicted", *OCT_NAMES, "reject", "above_threshold"]
+    assert list(rows[0]) == columns
+    # The likeliest class stays the answer.
+    assert rows[0]["predicted"] == max(OCT_NAMES, key=lambda name: float(rows[0][name]))
+    assert [row["above_threshold"] for row in rows] == ["urgent|NORMAL"] * 3 + [""]
+    assert predict.main([*arguments, "--format", "json"]) == 1
+    assert json.loads(capsys.readouterr().out)[0]["above_threshold"] == ["urgent", "NORMAL"]
+    path.write_text(json.dumps(entries[2:]))
+    assert predict.main(arguments) == 1
+    header, *lines = capsys.readouterr().out.splitlines()
+    assert header.endswith("above the threshold")
+    assert lines[0].endswith("none")
+    path.write_text("[{}]")
+    assert predict.main(arguments) == 2
+    assert "does not hold thresholds" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -166,6 +227,87 @@ def test_a_damaged_export_is_an_error_that_names_the_file(
     (tmp_path / "export" / name).write_bytes(content)
     assert predict.main([f"--model={tmp_path}", "--input", str(files / "a.jpeg")]) == 2
     assert message in capsys.readouterr().err
+
+
+def edited_export(run_folder, folder, *, facts=None, config=None):
+    """Copies an export with other facts, or with another architecture in its model."""
+    shutil.copytree(run_folder / "export", folder / "export")
+    path = folder / "export" / "preprocessing.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | (facts or {})))
+    if config is not None:
+        model = folder / "export" / "model.keras"
+        with zipfile.ZipFile(model) as archive:
+            members = {name: archive.read(name) for name in archive.namelist()}
+        with zipfile.ZipFile(model, "w") as archive:
+            for name, content in (members | {"config.json": config.encode()}).items():
+                archive.writestr(name, content)
+    return folder
+
+
+def layer(module, name, config):
+    return json.dumps({"module": module, "class_name": name, "config": config})
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        layer("os", "system", {"command": "touch executed"}),
+        layer("subprocess", "Popen", {"args": ["touch", "executed"]}),
+        layer("keras.layers", "NoSuchLayer", {}),
+        layer("keras.layers", "Dense", [1, 2]),
+        layer("keras.layers", "Dense", {"units": 4}),
+        layer("keras.layers", "StringLookup", {"vocabulary": "executed"}),
+        layer("keras", "Sequential", {"layers": [{"module": "keras.layers", "config": {}}]}),
+        "[" * 100_000,
+        "{}",
+        "null",
+    ],
+)
+def test_a_hostile_model_is_refused_without_running_anything(
+    config, run_folder, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=r"model\.keras cannot be loaded"):
+        predict.load_classifier(edited_export(run_folder, tmp_path, config=config))
+    assert not Path("executed").exists()
+
+
+PREPROCESSING = {"height": 24, "width": 20, "channels": 1, "resize": "bilinear"}
+
+
+@pytest.mark.parametrize(
+    ("facts", "message"),
+    [
+        (
+            {"preprocessing": {**PREPROCESSING, "width": 21}},
+            r"takes images of \(24, 20, 1, 'uint8'",
+        ),
+        ({"preprocessing": {**PREPROCESSING, "dtype": "uint16"}}, "they are of different runs"),
+        ({"preprocessing": {**PREPROCESSING, "channels": 3}}, "they are of different runs"),
+        ({"preprocessing": {**PREPROCESSING, "window": 5}}, "does not say how files became"),
+        ({"preprocessing": {**PREPROCESSING, "window": ["a", "b"]}}, "does not say how files"),
+        ({"preprocessing": {**PREPROCESSING, "physical": {"unit": "HU"}}}, "does not say how"),
+        ({"preprocessing": {**PREPROCESSING, "resize": []}}, "does not say how files became"),
+        ({"preprocessing": [1]}, "expected a mapping for preprocessing"),
+        ({"label_names": [1, 2, 3, 4]}, r"expected a text for label_names\[0\]"),
+        ({"label_kind": ["classes"]}, "does not say how files became"),
+        ({"decoder": {"pillow": 12}}, "expected a text"),
+        ({"dataset": "oct"}, "expected a mapping"),
+    ],
+)
+def test_facts_that_are_not_those_of_the_model_are_refused(facts, message, run_folder, tmp_path):
+    with pytest.raises(ConfigError, match=message):
+        predict.load_classifier(edited_export(run_folder, tmp_path, facts=facts))
+
+
+def test_the_map_of_a_file_with_a_long_name_is_written(run_folder, tmp_path):
+    long = tmp_path / f"{'é' * 120}.png"
+    Image.new("L", (20, 24)).save(long)
+    maps = tmp_path / "maps"
+    command = [f"--model={run_folder}", "--input", str(long), f"--occlusion={maps}", "--patch=20"]
+    assert predict.main(command) == 0
+    (written,) = maps.iterdir()
+    assert written.name.startswith("0000-é")
 
 
 def test_labels_of_another_run_are_refused(run_folder, files, tmp_path, capsys):

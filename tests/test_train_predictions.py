@@ -1,7 +1,8 @@
 import numpy as np
+import pytest
+from answers import examples_of
 
-from tfrecord_io.kinds import classes
-from train.data.examples import Examples
+from train.errors import ConfigError
 from train.kinds.classes import CLASSES
 from train.results.predictions import Predictions, read_predictions, write_predictions
 
@@ -12,28 +13,32 @@ def test_predictions_are_written_a_row_an_example(tmp_path):
         probabilities=np.array([[0.01, 0.98], [0.98, 0.01]], np.float32),
         truths=np.array([1, 1]),
         label_names=("a", "b"),
-        examples=Examples(keys=("k1", "k2"), patients=("p", "q"), paths=None),
+        examples=examples_of(2, ["p", None]),
     )
-    write_predictions(tmp_path / "predictions.csv", predictions)
+    write_predictions(tmp_path, predictions)
     assert (tmp_path / "predictions.csv").read_text().splitlines() == [
         "key,path,patient,label,predicted,a,b",
-        "k1,,p,b,b,0.010000,0.980000",
-        "k2,,q,b,a,0.980000,0.010000",
+        "k0,,p,b,b,0.010000,0.980000",
+        "k1,,,b,a,0.980000,0.010000",
     ]
 
 
-def test_predictions_are_read_as_they_were_written_and_hold_no_formula(tmp_path):
+def test_predictions_are_read_in_full_precision_and_the_table_holds_no_formula(tmp_path):
     predictions = Predictions(
         task=CLASSES,
-        probabilities=np.array([[0.25, 0.75], [0.5, 0.5]], np.float32),
+        probabilities=np.array([[1e-9, 1 - 1e-7], [1 / 3, 2 / 3]], np.float32),
         truths=np.array([1, 0]),
         label_names=("=A", "B"),
-        examples=Examples(keys=("k1", "k2"), patients=("p", "q"), paths=("=x.png", "y.png")),
+        examples=examples_of(2, ["p", "q"], paths=("=x.png", "y.png")),
     )
-    path = tmp_path / "predictions.csv"
-    write_predictions(path, predictions)
-    assert "'=x.png" in path.read_text()
-    found, has, who = read_predictions(path, 2, classes.CLASSES)
-    np.testing.assert_allclose(found, predictions.probabilities)
-    assert has.argmax(-1).tolist() == [1, 0]
-    assert (who.keys, who.patients) == (("k1", "k2"), ("p", "q"))
+    write_predictions(tmp_path, predictions)
+    assert "'=x.png" in (tmp_path / "predictions.csv").read_text()
+    keys, probabilities, truths = read_predictions(tmp_path)
+    assert keys.tolist() == ["k0", "k1"]
+    assert (probabilities == predictions.probabilities).all()
+    assert truths.tolist() == [1, 0]
+
+
+def test_a_run_of_an_older_release_says_how_to_go_on(tmp_path):
+    with pytest.raises(ConfigError, match=r"Remove .*, and the same command trains this run again"):
+        read_predictions(tmp_path)

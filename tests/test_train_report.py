@@ -5,7 +5,7 @@ import re
 
 import numpy as np
 import pytest
-from answers import answers_of, measured, predictions_of, scores_of
+from answers import answers_of, examples_of, measured, predictions_of, scores_of
 from dataset_factory import bare_manifest
 from marked_images import OCT_NAMES, write_marked_dataset
 from pages import CHROMIUM, Page, overhang, require_good_page, screenshot
@@ -14,6 +14,7 @@ from PIL import Image
 import tfrecord_io
 from tfrecord_io import Shard, Split
 from train.data.examples import read_examples
+from train.data.exposure import Exposure
 from train.data.parts import whole_split
 from train.kinds.classes import CLASSES
 from train.kinds.temperature import apply_temperature
@@ -69,7 +70,7 @@ def mistakes_of(probabilities, labels, names):
 def report_of(names=OCT_NAMES, *, num_examples=80, with_patients=True, manifest=None, **changes):
     probabilities, labels = mostly_right(len(names), num_examples)
     groups = [str(index // 2) for index in range(num_examples)] if with_patients else None
-    found = measured(probabilities, labels, names, groups=groups, num_samples=50)
+    found = measured(probabilities, labels, names, patients=groups, num_samples=50)
     found |= {"split": "test", "best_epoch": 2}
     predictions = predictions_of(probabilities, labels, names)
     fields = {
@@ -84,21 +85,30 @@ def report_of(names=OCT_NAMES, *, num_examples=80, with_patients=True, manifest=
     return RunReport(**(fields | changes))
 
 
+def test_the_page_says_when_and_how_it_was_made_and_where_the_page_of_its_data_is():
+    made = {"date": "2026-11-23 08:00 UTC", "command": "train/run.py --data data/oct"}
+    page = report.render(report_of(made=made, config={"data": "data/oct"}))
+    assert "2026-11-23 08:00 UTC" in page
+    assert "train/run.py --data data/oct" in page
+    assert "data/oct/report.html" in page
+
+
 @pytest.fixture(scope="module")
 def full():
     """A report with everything in it."""
     made = report_of()
     (probabilities, truths), found = mostly_right(4, 80), dict(made.metrics)
     val_probabilities, val_truths = mostly_right(4, 40, seed=1)
-    found["calibration"] = thresholds.describe_calibration(
-        CLASSES, 1.7, fitted_on="val", num_examples=40, before=probabilities,
+    found["calibration"] = {"fitted_on": "val", "num_examples": 40}
+    found["calibration"] |= thresholds.describe_calibration(
+        CLASSES, 1.7, before=probabilities,
         after=apply_temperature(probabilities, 1.7), truths=truths,
     )  # fmt: skip
-    found["thresholds"] = thresholds.choose_thresholds(
-        thresholds.views_of(CLASSES, OCT_NAMES),
-        val=(val_probabilities, CLASSES.has(val_truths, 4)),
-        test=(probabilities, CLASSES.has(truths, 4)),
-        groups=None, wanted=0.95, num_samples=20, seed=0,
+    chosen = thresholds.choose_thresholds(CLASSES, answers_of(val_probabilities, val_truths), 0.95)
+    found["thresholds"] = thresholds.measure_thresholds(
+        chosen, CLASSES, answers_of(probabilities, truths),
+        examples_of(80, [str(index // 2) for index in range(80)]), prevalences={"CNV": 0.02},
+        num_samples=20, seed=0,
     )  # fmt: skip
     return dataclasses.replace(made, metrics=found)
 
@@ -135,9 +145,10 @@ def test_the_result_stands_first_in_plain_words(full, text):
     low, value, high = (round(100 * accuracy[key]) for key in ("low", "value", "high"))
     assert (
         "On the 80 images of 40 patients of the test split, the network named the right class "
-        f"for {value} of 100 (95 % interval: {low} to {high})." in words(text)
+        f"for {value} % ({round(80 * accuracy['value'])} of 80; 95 % interval: {low} to {high} %)."
+        in words(text)
     )
-    assert "would be right for 25." in words(text)
+    assert "would be right for 25 %." in words(text)
     assert "Of the urgent images (CNV and DME), it called" in words(text)
 
 
@@ -145,7 +156,7 @@ def test_calibration_and_thresholds_are_told(full, text):
     before, after = (full.metrics["calibration"][f"ece_{when}"] for when in ("before", "after"))
     assert "divided by a temperature of 1.70, fitted on 40 images of val" in words(text)
     assert f"was {100 * before:.1f} % before and is {100 * after:.1f} % now" in words(text)
-    assert f"{full.metrics['thresholds'][0]['threshold']:.4f}" in words(text)
+    assert f"{full.metrics['thresholds'][0]['threshold']:.3g}" in words(text)
     assert "10 positives (few)" in words(text)
 
 
@@ -223,18 +234,27 @@ def test_its_limits_are_told(text):
     assert "This is one run." in words(text)
 
 
-@pytest.mark.parametrize(
-    ("shared", "warned"),
-    [
-        ([{"splits": ["test", "train"], "patients": 27}], True),
-        ([{"splits": ["val", "test"], "patients": 3}], False),
-        ([], False),
-    ],
-)
-def test_patients_shared_with_training_are_said_before_anything_is_believed(shared, warned):
-    audit = {"measures": {"shared_patients": shared}}
-    found = words(report.render(report_of(manifest=manifest_of(OCT_NAMES, audit=audit))))
-    assert ("27 patients of the test split also have images in the training" in found) == warned
+def exposed(**fields):
+    """What a reader sees of a page on which some images of the split were seen."""
+    fields = {"num_images": 0, "num_patients": 0, "is_measured": True} | fields
+    return words(report.render(report_of(exposure=Exposure(**fields))))
+
+
+def test_what_was_seen_is_said_before_anything_is_believed():
+    found = exposed(num_images=27, num_patients=9)
+    assert "27 of these images, of 9 patients, show a picture or a patient" in found
+    assert "never seen" not in found
+    assert "27 further images of 9 patients were left out" in exposed(
+        num_images=27, num_patients=9, is_measured=False
+    )
+
+
+def test_only_what_is_proven_is_claimed_with_the_number_of_images_before_it():
+    claim = "Of these 80 images of 40 patients, the network had never seen one"
+    assert claim in exposed()
+    doubtful = exposed(doubts=("its run has no seen.parquet",))
+    assert "never seen" not in doubtful
+    assert "It cannot be known whether the network has seen more of these images" in doubtful
 
 
 def test_a_result_that_guessing_may_reach_is_called_that(text):
@@ -272,6 +292,14 @@ def test_a_run_without_anything_to_evaluate_on_has_a_page_that_says_so():
     assert {a["href"].removeprefix("#") for a in page.all("a")} <= set(page.ids)
 
 
+def test_an_evaluation_shows_no_settings_of_a_training_that_it_did_not_run():
+    found = report_of(config={"model": "small_resnet"})
+    assert "small_resnet" in report.render(found)
+    elsewhere = dataclasses.replace(found, own_metrics={"split": "test"})
+    assert "small_resnet" not in report.render(elsewhere)
+    assert "Evaluation" in report.render(elsewhere)
+
+
 def test_a_result_of_the_validation_split_says_that_it_flatters():
     found = words(report.render(report_of(metrics=report_of().metrics | {"split": "val"})))
     assert "of the validation split" in found
@@ -280,7 +308,7 @@ def test_a_result_of_the_validation_split_says_that_it_flatters():
 
 def test_one_class_has_a_page():
     text = report.render(report_of(("only",), num_examples=7))
-    assert "the network named the right class for 100 of 100" in words(text)
+    assert "the network named the right class for 100 % (" in words(text)
     assert "The network made no mistakes." in words(text)
     assert Page(text).open == []
 

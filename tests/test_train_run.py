@@ -6,12 +6,13 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 
 import numpy as np
 import pytest
-from builds import with_file_limit
+from builds import run_command, with_file_limit
 from marked_images import (
     ALL_ON,
     REPOSITORY,
@@ -24,7 +25,7 @@ from marked_images import (
 from marked_images import write_marked_dataset as write
 
 from tfrecord_io.kinds.numbers import NUMBER
-from train import run
+from train import benchmark, run
 
 FLAGS = (
     *flags(**ALL_ON), "--epochs=3", "--replica_batch_size=8", "--seed=1", "--strategy=single",
@@ -65,11 +66,42 @@ def told(tmp_path_factory):
         (["--workdir=x", "--colour=red"], "--colour"),
     ],
 )
-def test_wrong_flags_end_with_code_2_and_the_usage(arguments, message, capsys):
+def test_wrong_flags_end_with_code_2_and_one_line(arguments, message, capsys):
     with pytest.raises(SystemExit) as raised:
         run.main(arguments)
     assert raised.value.code == 2
-    assert message in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert message in told
+    assert told.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", ["run", "evaluate", "benchmark"])
+def test_a_wrong_path_is_told_before_anything_heavy_is_imported(name):
+    flags = {"run": "--workdir=x", "evaluate": "--model=x", "benchmark": "--steps=1"}
+    code = (
+        f"import sys; from train import {name}; "
+        f"code = {name}.main(['--data=/nowhere', '{flags[name]}']); "
+        "print(code, {'keras', 'tensorflow', 'matplotlib', 'sklearn'} & set(sys.modules))"
+    )
+    done = run_command([sys.executable, "-c", code])
+    assert done.stdout == "2 set()\n"
+    assert done.stderr == "error: /nowhere/manifest.json is missing: the folder does not exist\n"
+
+
+def test_help_begins_with_the_flags_that_matter_and_is_short_in_the_benchmark(capsys):
+    shown = {}
+    for module in (run, benchmark):
+        with pytest.raises(SystemExit):
+            module.main(["--help"])
+        shown[module] = capsys.readouterr().out
+    head, _, rest = shown[run].partition("\ninput:")
+    named = {"--data", "--workdir", "--model", "--weights", "--epochs"}
+    assert named <= set(head.split())
+    assert "efficientnet_b7" not in shown[run]
+    assert "VALUE" not in shown[run]
+    assert "--mixup" in rest
+    assert "--mixup" not in shown[benchmark]
+    assert "--replicas" in shown[benchmark]
 
 
 @pytest.mark.parametrize(

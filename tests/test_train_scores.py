@@ -1,15 +1,19 @@
 import numpy as np
 import pytest
+import scipy.optimize
+import scipy.special
 from answers import answers_of, certain, scores_of
 from hypothesis import given
 from hypothesis import strategies as st
 from marked_images import OCT_NAMES
 from sklearn import metrics as sk_metrics
+from sklearn.linear_model import LogisticRegression
 
 from train.kinds import measures
 from train.kinds.classes import CLASSES
+from train.kinds.measures import calibration_line, predictive_values
 from train.kinds.registry import TASKS
-from train.results.bootstrap import bootstrap, num_groups_behind
+from train.results.bootstrap import bootstrap, examples_behind
 
 
 def test_the_measures_of_a_small_case_are_those_worked_out_by_hand():
@@ -159,30 +163,91 @@ def test_the_balanced_accuracy_is_over_the_classes_that_have_examples():
 
 
 def behind(labels, groups, names):
-    num_classes = len(names)
-    found = scores_of(certain(labels, num_classes), labels, names)
-    has = CLASSES.has(labels, num_classes)
-    rest = num_groups_behind(found, CLASSES.views(names), has, groups)
-    return {name: rest[name] for name in found}
+    found = examples_behind(CLASSES.views(names), CLASSES.has(labels, len(names)), groups)
+    return {name: np.count_nonzero(counts) for name, counts in found.items()}
 
 
 def test_a_measure_rests_on_the_groups_of_its_smaller_side():
     # Groups 0 and 1 have CNV alone, 2 has CNV and NORMAL.
     labels, groups = np.array([0, 0, 1, 0]), np.array([0, 1, 2, 2])
-    assert behind(labels, groups, ("CNV", "NORMAL")) == {
-        "accuracy": 3,
-        "ece": 3,
-        "balanced_accuracy": 3,
-        "sensitivity/CNV": 3,
-        "specificity/CNV": 1,
-        "auc/CNV": 1,
-        "sensitivity/NORMAL": 1,
-        "specificity/NORMAL": 3,
-        "auc/NORMAL": 1,
-    }
+    found = behind(labels, groups, ("CNV", "NORMAL"))
+    assert [found[f"{rate}/CNV"] for rate in ("sensitivity", "specificity", "auc")] == [3, 1, 1]
+    assert [found[f"{rate}/NORMAL"] for rate in ("sensitivity", "specificity", "ppv")] == [1, 3, 1]
 
 
 def test_the_urgent_view_rests_on_the_groups_of_both_urgent_classes():
     labels, groups = np.array([0, 1, 3, 3]), np.array([0, 1, 2, 3])
     found = behind(labels, groups, OCT_NAMES)
     assert (found["sensitivity/CNV"], found["urgent/sensitivity"], found["urgent/auc"]) == (1, 2, 2)
+
+
+# ---- calibration
+
+
+def recalibration(is_positive, probabilities, weights):
+    """Slope and intercept as scikit-learn and a search along a line find them."""
+    logits = scipy.special.logit(probabilities)
+    line = LogisticRegression(C=np.inf, tol=1e-10, max_iter=1000)
+    slope = line.fit(logits[:, None], is_positive, sample_weight=weights).coef_[0, 0]
+
+    def loss(intercept):
+        shifted = logits + intercept
+        return weights @ (np.logaddexp(0, shifted) - is_positive * shifted)
+
+    return slope, scipy.optimize.minimize_scalar(loss, tol=1e-12).x
+
+
+@pytest.mark.parametrize(("steepness", "shift"), [(1.0, 0.0), (0.3, 1.5), (1.7, -2.0)])
+def test_the_line_of_calibration_is_that_of_a_logistic_regression(steepness, shift):
+    generator = np.random.default_rng(0)
+    logits = generator.normal(size=500) * 3
+    is_positive = generator.random(500) < scipy.special.expit(steepness * logits + shift)
+    weights = generator.integers(4, size=(2, 500)).astype(float)
+    found = calibration_line(is_positive, scipy.special.expit(logits), weights)
+    expected = [recalibration(is_positive, scipy.special.expit(logits), row) for row in weights]
+    np.testing.assert_allclose(np.stack(list(found.values()), -1), expected, atol=1e-5)
+    # It finds how the probabilities were spoilt.
+    assert found["calibration_slope"][0] == pytest.approx(steepness, abs=0.3)
+
+
+def test_the_line_of_many_images_is_that_of_rounded_logits():
+    generator = np.random.default_rng(0)
+    logits = generator.normal(size=6000) * 3
+    is_positive = generator.random(6000) < scipy.special.expit(0.8 * logits)
+    ones, probabilities = np.ones(6000), scipy.special.expit(logits)
+    found = list(calibration_line(is_positive, probabilities, ones).values())
+    assert found == pytest.approx(recalibration(is_positive, probabilities, ones), abs=1e-3)
+
+
+def test_without_both_sides_or_with_sides_that_are_apart_there_is_no_line():
+    probabilities, ones = np.array([0.1, 0.2, 0.7, 0.8]), np.ones(4)
+    for is_positive in (np.zeros(4, bool), np.ones(4, bool)):
+        assert np.isnan(list(calibration_line(is_positive, probabilities, ones).values())).all()
+    apart = calibration_line(probabilities > 0.5, probabilities, ones)
+    assert np.isnan(apart["calibration_slope"])
+    assert np.isfinite(apart["calibration_intercept"])
+    same = calibration_line(probabilities > 0.5, np.full(4, 0.3), ones)
+    assert np.isnan(same["calibration_slope"])
+    # Half of all are positive.
+    assert same["calibration_intercept"] == pytest.approx(-scipy.special.logit(0.3))
+
+
+@pytest.mark.parametrize("num_classes", [2, 4])
+def test_the_brier_score_is_that_of_scikit_learn(num_classes):
+    generator = np.random.default_rng(0)
+    probabilities = generator.dirichlet(np.ones(num_classes), size=60)
+    labels = generator.integers(num_classes, size=60)
+    weights = generator.integers(3, size=60).astype(float)
+    names = OCT_NAMES[:num_classes]
+    found = scores_of(probabilities, labels, names, weights)["brier"]
+    answers = probabilities[:, 1] if num_classes == 2 else probabilities
+    assert found == pytest.approx(
+        sk_metrics.brier_score_loss(labels, answers, sample_weight=weights), abs=1e-12
+    )
+
+
+def test_predictive_values_are_those_of_a_population_with_that_share_of_positives():
+    # Of 1,000 people 100 have it: 80 are found, 20 missed, 90 alarms, 810 left alone.
+    found = predictive_values(np.array([0.8, 0.0, np.nan]), np.array([0.9, 1.0, 0.5]), 0.1)
+    np.testing.assert_allclose(found["ppv"], [80 / 170, np.nan, np.nan])
+    np.testing.assert_allclose(found["npv"], [810 / 830, 0.9, np.nan])

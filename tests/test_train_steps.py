@@ -1,3 +1,4 @@
+import dataclasses
 import importlib.util
 import json
 import math
@@ -230,6 +231,14 @@ def test_the_objective_is_what_the_configuration_asks_for(data, fields, augment_
         class_weights=(1.0,) * 4, label_smoothing=0.1, augment_strength=augment_strength,
         mixup=mixup,
     )  # fmt: skip
+
+
+def test_the_objective_knows_that_the_images_are_padded(data):
+    run = make_run(TrainConfig.of(data=str(data), strategy="single"), Path())
+    padded = dataclasses.replace(run.manifest, preprocessing={"fit": "pad"})
+    assert Objective.of_run(dataclasses.replace(run, manifest=padded)).is_padded
+    images, _, prepared, _ = prepare(augment_strength=1.0, is_padded=True)
+    assert prepared.shape == images.shape
 
 
 @pytest.mark.parametrize("power", [0.0, 0.5, 1.0])

@@ -171,8 +171,8 @@ def test_a_small_unit_keeps_its_digits_in_the_metrics_and_on_the_page():
         )
     )
     for run_of_fold in spread["folds"]:
-        assert f'<td class="count">{run_of_fold["scores"]["mae"]:.4g}</td>' in page
-    assert f'<td class="count">{spread["spread"]["mae"]["std_over_folds"]:.4g}</td>' in page
+        assert f'<td class="count">{run_of_fold["scores"]["mae"]:.3g}</td>' in page
+    assert f'<td class="count">{spread["spread"]["mae"]["std_over_folds"]:.3g}</td>' in page
 
 
 def test_a_network_learns_standardised_numbers_and_answers_in_their_unit():
@@ -217,7 +217,8 @@ def test_the_agreement_shows_each_answer_and_the_limits_of_their_difference():
     answers = truths + generator.normal(0, 1, 3000)
     measured = {name: {"value": v} for name, v in number_scores(answers, truths).items()}
     predictions = predictions_of(answers[:, None], truths, ("ef",), numbers.NUMBER)
-    direct, difference = charts.agreement(predictions, {"scores": measured, "split": "test"})
+    metrics = {"scores": measured, "split": "test", "num_examples": 3000}
+    direct, difference = charts.agreement(predictions, metrics)
     axes = Figure().add_subplot()
     difference.draw(axes)
     cloud, *lines = axes.lines
@@ -311,8 +312,9 @@ def test_a_model_of_numbers_is_measured_on_another_dataset_of_the_same_name(
     assert evaluate.main([*command, f"--data={tmp_path / 'ef'}"]) == 0
     here = json.loads((tmp_path / "out" / "metrics.json").read_text())
     assert here["num_examples"] == 20
-    (told,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("mae "))
-    assert f" {here['scores']['mae']['value']:.5g} [" in told
+    lines = capsys.readouterr().out.splitlines()
+    (told,) = (line for line in lines if line.startswith("mean error "))
+    assert f" {here['scores']['mae']['value']:.3g} (" in told
     assert "%" not in told
     page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
     assert "Beside the training run" in page

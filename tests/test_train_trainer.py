@@ -220,7 +220,7 @@ def test_without_validation_the_last_epoch_is_kept_and_without_patients_images_a
     assert (metrics["best_epoch"], metrics["bootstrap_by"]) == (2, "image")
     output = capsys.readouterr().out
     assert "no validation images" in output
-    assert "does not name the patient" in output
+    assert "images is unknown, so they" in output
 
 
 @pytest.mark.slow

@@ -168,7 +168,7 @@ def test_tasks_become_a_dataset_whose_tables_name_every_image(job):
     assert found.split("test").label_counts == (2, 2, 2, 2)
     with job.storage.open_arrow("examples.parquet") as file:
         table = pq.read_table(file)
-    assert table.schema.names == write.EXAMPLE_SCHEMA.names
+    assert table.schema.names == [*write.EXAMPLE_SCHEMA.names, "group"]
     in_order = [shard.name for shard in found.shards for _ in range(shard.num_examples)]
     assert table["shard"].to_pylist() == in_order
     assert len(set(table["key"].to_pylist())) == 28
@@ -277,6 +277,17 @@ def test_another_launchers_plan_is_neither_written_nor_finished(scans, job, tmp_
         with pytest.raises(errors.BuildError, match="another command writes to the same --output"):
             go_on(job)
     assert not job.storage.exists("manifest.json")
+
+
+def test_a_build_that_an_older_release_began_without_shapes_is_finished(job):
+    write_all(job)
+    expected = [job.build.read_rows(task) for task in job.todo]
+    name = f"{BUILD_DIR}/{job.todo[0].shard_name.replace('.tfrecord', '.parquet')}"
+    with job.storage.create(name) as file:
+        pq.write_table(expected[0].drop_columns("shape"), file)
+    assert job.build.read_rows(job.todo[0]).equals(expected[0])
+    finish.finish_dataset(job.build)
+    assert job.storage.exists("manifest.json")
 
 
 def test_a_dataset_that_would_hold_an_image_twice_is_not_finished(job):

@@ -66,7 +66,7 @@ def test_a_variant_is_made_of_its_original_by_its_own_key(built):
         assert row["key"] == image_key(path)
         original = pixels_of(built, originals[row["path"]])
         if row["variant"]:
-            expected = augment.vary(original.tobytes(), (8, 8, 1), row["key"])
+            expected = augment.vary(original.tobytes(), (8, 8, 1), row["key"], (0, 0, 8, 8))
             assert pixels_of(built, row).tobytes() == expected
 
 
@@ -138,7 +138,10 @@ def test_a_limit_is_of_images_not_of_variants(scans, tmp_path):
 def test_the_summary_says_how_many_are_variants(scans, tmp_path, capsys):
     flags = ("--variants=2", "--max_reject_fraction=0.1")
     assert run_build_here(scans, tmp_path / "out", *flags) == 0
-    assert "17 files = 36 examples - 20 variants + 1 rejects" in capsys.readouterr().out
+    assert (
+        "17 files = 16 examples + 1 rejected; and 20 augmented copies of the examples"
+        in capsys.readouterr().out
+    )
 
 
 @pytest.mark.parametrize("number", ["-1", "101"])

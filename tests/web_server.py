@@ -13,7 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from unittest import mock
 from urllib.parse import unquote, urlsplit
 
-from pipelines.stores import remote
+from tfrecord_io.stores import remote
 
 
 @dataclasses.dataclass
@@ -41,8 +41,8 @@ class WebServer(ThreadingHTTPServer):
     Attributes:
         files: by their path.
         fault: "", or what is wrong with each answer: "cut" (it ends early), "whole" (it ignores
-            the range), "short" (a byte of it is missing), "silent" (there is none),
-            "unconditional" (it ignores If-Match).
+            the range), "short" (a byte of it is missing), "garbled" (a byte of it is another),
+            "refused" (503), "silent" (there is none), "unconditional" (it ignores If-Match).
         headers: further headers of each file.
         paths: what was asked for.
         bytes_sent: bytes of files.
@@ -57,6 +57,10 @@ class WebServer(ThreadingHTTPServer):
         self.bytes_sent = 0
         self.woken = threading.Event()
         self.scheme = "http"
+
+    def next_fault(self, path: str) -> str:
+        """Returns what is wrong with the next answer, which is of a file."""
+        return self.fault
 
     def url(self, path: str = "") -> str:
         return f"{self.scheme}://127.0.0.1:{self.server_address[1]}/{path}"
@@ -80,18 +84,23 @@ class _Files(BaseHTTPRequestHandler):
             self.send_header(key, value)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        if self.server.fault == "cut" and body:
+        if self._fault == "cut" and body:
             body, self.close_connection = body[:-1], True
+        if self._fault == "garbled" and body:
+            body = body[:-1] + bytes([body[-1] ^ 1])
         self.server.bytes_sent += len(body)
         self.wfile.write(body)
 
     def do_GET(self) -> None:
         parts = urlsplit(self.path)
         self.server.paths.append(self.path)
-        if self.server.fault == "silent":
+        self._fault = self.server.next_fault(parts.path)
+        if self._fault == "silent":
             self.server.woken.wait(60)
             self.close_connection = True
             return None
+        if self._fault == "refused":
+            return self._answer(503)
         file = self.server.files.get(unquote(parts.path)[1:])
         if file is None:
             return self._answer(404)
@@ -100,26 +109,28 @@ class _Files(BaseHTTPRequestHandler):
         if self.headers.get("Authorization") != file.login:
             return self._answer(401)
         condition = self.headers.get("If-Match", file.e_tag)
-        if condition != file.e_tag and self.server.fault != "unconditional":
+        if condition != file.e_tag and self._fault != "unconditional":
             return self._answer(412)
         headers = {"Last-Modified": file.modified, **self.server.headers}
         if file.e_tag:
             headers["ETag"] = file.e_tag
         wanted = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
-        if not wanted or self.server.fault == "whole":
+        if not wanted or self._fault == "whole":
             return self._answer(200, file.content, headers)
         start, end = int(wanted[1]), min(int(wanted[2]) + 1, len(file.content))
         headers["Content-Range"] = f"bytes {start}-{end - 1}/{len(file.content)}"
-        end -= self.server.fault == "short"
+        end -= self._fault == "short"
         return self._answer(206, file.content[start:end], headers)
 
 
 @contextlib.contextmanager
-def running_web(context: ssl.SSLContext | None = None) -> Iterator[WebServer]:
-    """Runs a server until the block ends, over TLS if a context is given."""
+def running_web(
+    context: ssl.SSLContext | None = None, kind: type[WebServer] = WebServer
+) -> Iterator[WebServer]:
+    """Runs a server of some kind until the block ends, over TLS if a context is given."""
     with (
         mock.patch.dict(os.environ, {"no_proxy": "127.0.0.1", "NO_PROXY": "127.0.0.1"}),
-        WebServer() as server,
+        kind() as server,
     ):
         if context is not None:
             server.scheme = "https"

@@ -10,12 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 from tfrecord_io.manifest import Manifest, ManifestError, Shard, Split
 from tfrecord_io.reading.batches import make_batches
-from tfrecord_io.reading.opening import read_statistics
+from tfrecord_io.reading.opening import read_examples, read_statistics
 from tfrecord_io.schema import FeatureSlot, RecordLayout, image_key
 from tfrecord_io.statistics import PixelStatistics
+from tfrecord_io.version import VERSION
 
 if TYPE_CHECKING:
     from tfrecord_io.reading.reader import make_dataset
+
+__version__ = VERSION
 
 __all__ = [
     "FeatureSlot",
@@ -25,9 +28,11 @@ __all__ = [
     "RecordLayout",
     "Shard",
     "Split",
+    "__version__",
     "image_key",
     "make_batches",
     "make_dataset",
+    "read_examples",
     "read_statistics",
 ]
 

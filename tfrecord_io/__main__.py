@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 
-from tfrecord_io import manifest, show, verify
+from tfrecord_io import flags, manifest, redaction, show, verify
 from tfrecord_io.auditing import command
+from tfrecord_io.printing import until_closed
 from tfrecord_io.reading import index
 
 _COMMANDS = {
@@ -17,6 +17,7 @@ _COMMANDS = {
 }
 
 
+@redaction.redacted_output()
 def main(argv: list[str] | None = None) -> int:
     """Runs a command and returns its exit code.
 
@@ -26,7 +27,8 @@ def main(argv: list[str] | None = None) -> int:
     Returns:
         0 if nothing is wrong, 1 for findings or an unusable dataset, 2 for wrong usage.
     """
-    parser = argparse.ArgumentParser(prog="python -m tfrecord_io", description=__doc__)
+    program = flags.command("").strip()
+    parser = flags.Parser(prog=program, description="Inspects and checks a finished dataset.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (module, purpose) in _COMMANDS.items():
         module.add_arguments(commands.add_parser(name, help=purpose, description=purpose))
@@ -41,7 +43,9 @@ def main(argv: list[str] | None = None) -> int:
             )
             return 2
     try:
-        return _COMMANDS[args.command][0].run(args)
+        with until_closed():
+            return _COMMANDS[args.command][0].run(args)
+        return 1  # nobody wanted to read the rest
     except (manifest.ManifestError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -49,13 +49,19 @@ def variant_path(path: str, variant: int) -> str:
     return f"{path}#variant-{variant}"
 
 
-def vary(pixels: bytes, image_shape: tuple[int, int, int], key: str) -> bytes:
+def vary(
+    pixels: bytes,
+    image_shape: tuple[int, int, int],
+    key: str,
+    box: tuple[int, int, int, int],
+) -> bytes:
     """Returns a variant of a picture.
 
     Args:
         pixels: uint8, row-major [height, width, channels].
         image_shape: (height, width, channels) in pixels; channels is 1 or 3.
         key: key of the variant, 32 hexadecimal digits, which seeds the random changes.
+        box: left, top, right and bottom of the part that varies; the rest is padding.
 
     Returns:
         uint8 pixels of the same shape.
@@ -63,11 +69,13 @@ def vary(pixels: bytes, image_shape: tuple[int, int, int], key: str) -> bytes:
     rng = Generator(PCG64(SeedSequence(int(key, 16))))
     mirrored = rng.random() < RECIPE["mirror_probability"]
     angle = math.radians(RECIPE["rotation_degrees"]) * _even(rng)
-    height, width, _ = image_shape
+    stored = np.frombuffer(pixels, np.uint8).reshape(image_shape).copy()
+    left, top, right, bottom = box
+    picture = stored[top:bottom, left:right]
+    height, width, _ = picture.shape
     shift_y = RECIPE["shift_fraction"] * height * _even(rng)
     shift_x = RECIPE["shift_fraction"] * width * _even(rng)
     gain = 1 + RECIPE["brightness_fraction"] * _even(rng)
-    picture = np.frombuffer(pixels, np.uint8).reshape(image_shape)
     if mirrored:
         picture = picture[:, ::-1]
     moved = _moved(picture, angle, shift_y, shift_x).astype(np.float32)
@@ -77,7 +85,8 @@ def vary(pixels: bytes, image_shape: tuple[int, int, int], key: str) -> bytes:
     factor = (gain * (1 + 2 * RECIPE["speckle_deviation"] * noise)).astype(np.float32)
     varied = np.clip(np.rint(moved * factor), 0, 255)
     # White areas are padding and keep their value.
-    return np.where(moved >= _WHITE, moved, varied).astype(np.uint8).tobytes()
+    stored[top:bottom, left:right] = np.where(moved >= _WHITE, moved, varied)
+    return stored.tobytes()
 
 
 def _even(rng: Generator) -> float:

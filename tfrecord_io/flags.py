@@ -7,7 +7,7 @@ The field has its default, help text and check, and its name is that of the flag
 ...     epochs: int = flag(3, "passes over the data", least=1)
 ...     __post_init__ = check
 >>> parser = argparse.ArgumentParser()
->>> add_flags(parser, "training", Options)
+>>> _ = add_flags(parser, "training", Options)
 >>> from_flags(Options, parser.parse_args(["--epochs", "5"]))
 Options(epochs=5)
 """
@@ -15,15 +15,27 @@ Options(epochs=5)
 from __future__ import annotations
 
 import argparse
+import csv
 import dataclasses
+import difflib
 import operator
+import re
+import sys
 import types
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 _Options = TypeVar("_Options")
+
+# The script of each command in a clone; the others are commands of `tfrecord_io`.
+_SCRIPTS = {
+    "build": "pipelines/build_tfrecords.py",
+    "features": "pipelines/extract_features.py",
+    "train": "train/run.py",
+    **{name: f"train/{name}.py" for name in ("trunk", "evaluate", "predict", "benchmark")},
+}
 
 # Of each type of value: its name in --help, and what a text must be to become one.
 _TYPES: dict[type, tuple[str, str]] = {
@@ -74,26 +86,81 @@ def flag(
     return dataclasses.field(default=default, metadata=metadata)
 
 
-def add_flags(parser: argparse.ArgumentParser, heading: str, *groups: type) -> None:
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line, with the flag that was probably meant."""
+
+    def error(self, message: str) -> NoReturn:
+        """Prints the error and exits with 2."""
+        hint = "" if message.endswith("?") else f"; see {self.prog} --help"
+        self.exit(2, f"error: {message}{hint}\n")
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parses a command line, in which every flag must be known."""
+        found, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            name = unknown[0].partition("=")[0]
+            known = re.findall(r"--\w+", self.format_help())
+            self.error(f"unknown argument {name}{meant(name, known)}")
+        return found
+
+
+def meant(name: str, known: Iterable[str]) -> str:
+    """Returns `; did you mean --input?` for a misspelled flag; empty if none is similar."""
+    close = difflib.get_close_matches(name, list(known), 1, 0.75)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def command(name: str) -> str:
+    """Returns how this user calls a command of the project, such as `python train/run.py`.
+
+    Args:
+        name: of the command, as in `scan-tfrecords train`.
+    """
+    program = Path(sys.argv[0]).name
+    if program == "scan-tfrecords":
+        return f"scan-tfrecords {name}"
+    if program == "scan_tfrecords.py":
+        return f"python scan_tfrecords.py {name}"
+    return f"python {_SCRIPTS.get(name, f'-m tfrecord_io {name}')}"
+
+
+def add_flags(
+    parser: argparse.ArgumentParser,
+    heading: str,
+    *groups: type,
+    only: Collection[str] | None = None,
+    without: Collection[str] = (),
+    is_hidden: bool = False,
+) -> Any:
     """Adds the flags of dataclasses to a parser, under a heading in --help.
 
     Args:
         parser: of the command. Flags that are not given are absent from what it returns.
         heading: title of these flags.
         groups: dataclasses; their fields that `flag` declares become flags.
+        only: the fields to add; None for all.
+        without: fields to leave out.
+        is_hidden: whether --help leaves them out.
+
+    Returns:
+        the group of arguments under the heading.
     """
     section = parser.add_argument_group(heading)
     for group in groups:
         for field, kind in _flags_of(group):
+            if field.name in without or (only is not None and field.name not in only):
+                continue
             # argparse reads a single % as a placeholder.
             text = (field.metadata["help"] + _shown_default(field)).replace("%", "%%")
-            settings: dict[str, Any] = {"default": argparse.SUPPRESS, "help": text}
+            settings: dict[str, Any] = {"default": argparse.SUPPRESS}
+            settings["help"] = argparse.SUPPRESS if is_hidden else text
             if kind is bool:
                 negated = field.metadata["can_be_negated"]
                 settings["action"] = argparse.BooleanOptionalAction if negated else "store_true"
             else:
                 settings["metavar"] = field.metadata["metavar"] or _metavar(field, kind)
             section.add_argument(f"--{field.name}", **settings)
+    return section
 
 
 def given(group: type, found: argparse.Namespace) -> dict[str, Any]:
@@ -120,6 +187,25 @@ def from_flags(group: type[_Options], found: argparse.Namespace) -> _Options:
         ValueError: if a value is wrong.
     """
     return group(**given(group, found))
+
+
+def names(text: str) -> tuple[str, ...]:
+    """Returns the names in a list such as `A,B`; a name with a comma is in quotes, as in CSV.
+
+    >>> names('"COVID-19, ARDS", NORMAL')
+    ('COVID-19, ARDS', 'NORMAL')
+
+    Raises:
+        ValueError: if a name is empty, or a quote is not closed.
+    """
+    try:
+        (cells,) = csv.reader([text], skipinitialspace=True, strict=True)
+    except (csv.Error, ValueError):
+        raise ValueError(f'expected A,B or "A, with a comma",B, received {text!r}') from None
+    found = tuple(name.strip() for name in cells)
+    if not all(found):
+        raise ValueError(f"a name is empty, or a comma too many, in {text!r}")
+    return found
 
 
 def check(options: Any) -> None:

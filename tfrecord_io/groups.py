@@ -1,54 +1,219 @@
 """Which images belong together, so that no split, no fold and no bootstrap draw may divide them.
 
->>> group_names(["17", None, "17"], ["content:a", "content:b", "content:c"]).to_pylist()
-['patient:17', 'content:b', 'patient:17']
+>>> images = pa.table({
+...     "patient": ["17", None, "17", None, None, None],
+...     "study": [None, "s1", None, "s1", None, None],
+...     "path": ["a.png", "b.png", "c.png", "d.png", "e.tif", "e.tif#frame-2"],
+... })
+>>> groups = group_images(images, near_duplicates=np.array([[1, 2]]))
+>>> groups.names.to_pylist()
+['patient:17', 'patient:17', 'patient:17', 'patient:17', 'file:e.tif', 'file:e.tif']
+>>> groups.codes
+array([1, 1, 1, 1, 0, 0])
+>>> groups.sources
+{'patient': 4, 'file': 2}
+>>> groups.unit
+'group'
+
+The second and the fourth image are of one study. The second is a near duplicate of the third, whose
+patient is known.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import collections
+import dataclasses
+import functools
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-#: Texts, of which None stands for an unknown one.
-Texts = Sequence[str | None] | pa.Array | pa.ChunkedArray
+#: What an image's group can be known from, the best first.
+SOURCES = ("patient", "study", "series", "file", "image")
+
+#: Name of the column of examples.parquet with the name of each image's group.
+COLUMN = "group"
+
+#: Columns of examples.parquet from which groups are made.
+INPUTS = ("patient", "study", "series", "path", "file_xxh3")
+
+#: A chain of near duplicates with more images than this is not believed: a dataset in which many
+#: different scans look alike would become one group.
+MAX_CHAIN = 100
+
+_PLURALS = {"study": "studies", "series": "series"}
 
 
-def group_names(patients: Texts, others: Texts | None = None) -> pa.Array:
-    """Returns the name of each image's group: its patient or, without one, what else is known.
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Groups:
+    """The group of each image.
+
+    Attributes:
+        names: large_string [num_images], what the group is known from and its name, such as
+            `patient:17`. Files and single images are named by a hash of their content if there is
+            one, so that equal names in two datasets are the same images.
+        long_chains: numbers of images of the chains of near duplicates that were not used, because
+            each has more than `MAX_CHAIN`.
+    """
+
+    names: pa.Array
+    long_chains: tuple[int, ...] = ()
+
+    @functools.cached_property
+    def codes(self) -> np.ndarray:
+        """int64 [num_images], the place of each group among the sorted names of groups."""
+        return pc.rank(self.names, tiebreaker="dense").to_numpy().astype(np.int64) - 1
+
+    @functools.cached_property
+    def sources(self) -> dict[str, int]:
+        """How many images' groups are known from each of `SOURCES`; those without one are absent.
+
+        `image` means that nothing is known: each source file is a group by itself.
+        """
+        prefixes = pc.list_element(pc.split_pattern(self.names, ":", max_splits=1), 0)
+        counts = collections.Counter(prefixes.to_pylist())
+        return {source: counts[source] for source in SOURCES if source in counts}
+
+    @property
+    def unit(self) -> str:
+        """One of `SOURCES` if all groups are known from it, else `group`."""
+        return next(iter(self.sources)) if len(self.sources) == 1 else "group"
+
+    @property
+    def units(self) -> str:
+        """The plural of `unit`."""
+        return plural_unit(self.unit)
+
+    def take(self, rows: np.ndarray) -> Groups:
+        """Returns the groups of some images, int64 [num_chosen], in that order."""
+        return dataclasses.replace(self, names=self.names.take(pa.array(rows, pa.int64())))
+
+
+def plural_unit(unit: str) -> str:
+    """Returns the plural of a `Groups.unit`."""
+    return _PLURALS.get(unit, f"{unit}s")
+
+
+def groups_in(examples: pa.Table) -> Groups:
+    """Returns the groups of the images in examples.parquet: its column, or what others tell.
+
+    A table of an older release has no column `group`, or one that came from a table of labels. Its
+    near duplicates are not known.
+    """
+    if COLUMN in examples.column_names and pa.types.is_string(examples[COLUMN].type):
+        names = _texts(examples[COLUMN])
+        if pc.all(
+            pc.match_substring_regex(names, f"^({'|'.join(SOURCES)}):"), skip_nulls=False
+        ).as_py():
+            return Groups(names=names)
+    return group_images(examples)
+
+
+def group_images(images: pa.Table, near_duplicates: np.ndarray | None = None) -> Groups:
+    """Groups images by patient; where it is unknown by study, series or source file.
+
+    An image of an unknown patient joins the images of its study, series or file, and so their
+    patient if one of them has one. Near duplicates join the groups of both images.
 
     Args:
-        patients: the patient of each image, None if unknown.
-        others: the group of each image whose patient is unknown, such as `content:` and a hash,
-            so that copies of a file are one group; by default each is a group by itself.
-
-    Returns:
-        large_string [num_images], such as `patient:17`.
+        images: the columns `INPUTS` of examples.parquet, each of which may be missing. `patient`
+            names the site, too, if there is one. Frames and augmented copies have the path of their
+            file.
+        near_duplicates: int64 [num_pairs, 2], rows of pictures that are the same, or nearly.
     """
-    prefix, separator = (pa.scalar(text, pa.large_string()) for text in ("patient:", ""))
-    names = pc.binary_join_element_wise(prefix, _texts(patients), separator)
+    names = pa.nulls(images.num_rows, pa.large_string())
+    for source in SOURCES[:3]:
+        if source in images.column_names and not pa.types.is_nested(images[source].type):
+            values = _texts(images[source])
+            names = _fill(names, values, _prefixed(source, values))
+    if names.null_count:
+        files, own = _files(images)
+        names = _fill(names, files, own)
+    if near_duplicates is None or not len(near_duplicates):
+        return Groups(names=names)
+    return _joined(names, near_duplicates)
+
+
+def _fill(names: pa.Array, values: pa.Array, own: pa.Array) -> pa.Array:
+    """Names images after others with the same value, and those without any such by `own`."""
     if not names.null_count:
         return names
-    if others is None:
+    known = pc.and_(pc.is_valid(names), pc.is_valid(values))
+    # Sorted, so that the name does not depend on the order of the images.
+    named = pa.table({"value": values, "name": names}).filter(known).sort_by("name")
+    first = named.group_by("value", use_threads=False).aggregate([("name", "first")])
+    places = pc.index_in(values, first["value"].combine_chunks())
+    return pc.coalesce(names, first["name_first"].combine_chunks().take(places), own)
+
+
+def _files(images: pa.Table) -> tuple[pa.Array, pa.Array]:
+    """Returns the file of each image, and the name of the group of that file's images."""
+    if "path" not in images.column_names:
         # Padded, so that the names sort as the images do.
-        others = [f"image:{row:012d}" for row in range(len(names))]
-    return pc.coalesce(names, _texts(others))
+        rows = pa.array([f"{row:012d}" for row in range(images.num_rows)], pa.large_string())
+        return rows, _prefixed("image", rows)
+    paths = _texts(images["path"])
+    # See `preprocess.frame_path`.
+    files = pc.replace_substring_regex(paths, "#frame-[1-9][0-9]*$", "")
+    hashes = pa.nulls(len(paths), pa.large_string())
+    if "file_xxh3" in images.column_names:
+        hashes = _texts(images["file_xxh3"])
+    # Only the first frame of a file has the hash of the file.
+    table = pa.table({"file": files, "path": paths, "hash": hashes})
+    facts = table.group_by("file").aggregate([("path", "count_distinct"), ("hash", "max")])
+    facts = facts.take(pc.index_in(files, facts["file"].combine_chunks())).combine_chunks()
+    content = pc.coalesce(facts["hash_max"], files)
+    own = pc.if_else(
+        pc.greater(facts["path_count_distinct"], 1),
+        _prefixed("file", content),
+        _prefixed("image", content),
+    )
+    return files, own.combine_chunks()
 
 
-def group_codes(names: pa.Array) -> np.ndarray:
-    """Returns int64 [num_images], the place of each group among the sorted names of groups.
+def _joined(names: pa.Array, pairs: np.ndarray) -> Groups:
+    """Joins the groups of near duplicates, except in chains of too many images."""
+    encoded = names.dictionary_encode()
+    groups, texts = encoded.indices.to_numpy(), encoded.dictionary.to_pylist()
+    pairs = pairs[groups[pairs[:, 0]] != groups[pairs[:, 1]]]
+    chains = _components(len(names), pairs)
+    sizes = np.bincount(chains, minlength=len(names))
+    is_short = sizes[chains[pairs[:, 0]]] <= MAX_CHAIN
+    # In the order of their names, so that the first of a component is the best known.
+    order = sorted(
+        range(len(texts)), key=lambda g: (SOURCES.index(texts[g].split(":")[0]), texts[g])
+    )
+    rank = np.empty(len(order), np.int64)
+    rank[order] = np.arange(len(order))
+    first = _components(len(order), rank[groups[pairs[is_short]]])
+    best = pa.array([texts[group] for group in order], pa.large_string())
+    return Groups(
+        names=best.take(pa.array(first[rank[groups]])),
+        long_chains=tuple(sorted(sizes[sizes > MAX_CHAIN].tolist())),
+    )
 
-    Args:
-        names: what `group_names` returned.
-    """
-    return pc.rank(names, tiebreaker="dense").to_numpy().astype(np.int64) - 1
+
+def _components(num_nodes: int, pairs: np.ndarray) -> np.ndarray:
+    """Returns int64 [num_nodes], the smallest node with which each is connected by pairs."""
+    parents = list(range(num_nodes))
+
+    def root(node: int) -> int:
+        while parents[node] != node:
+            parents[node] = parents[parents[node]]
+            node = parents[node]
+        return node
+
+    for first, second in pairs.tolist():
+        low, high = sorted((root(first), root(second)))
+        parents[high] = low
+    return np.array([root(node) for node in range(num_nodes)], np.int64)
 
 
-def _texts(values: Texts) -> pa.Array:
-    if isinstance(values, pa.ChunkedArray):
-        values = values.combine_chunks()
-    elif not isinstance(values, pa.Array):
-        values = pa.array(values, pa.large_string())
-    return values.cast(pa.large_string())
+def _prefixed(source: str, values: pa.Array) -> pa.Array:
+    prefix, separator = (pa.scalar(text, pa.large_string()) for text in (f"{source}:", ""))
+    return pc.binary_join_element_wise(prefix, values, separator)
+
+
+def _texts(values: pa.ChunkedArray) -> pa.Array:
+    return values.combine_chunks().cast(pa.large_string())

@@ -16,7 +16,7 @@ from tfrecord_io import schema
 from tfrecord_io.kinds.classes import CLASSES
 from tfrecord_io.kinds.label_kind import LabelKind
 from tfrecord_io.kinds.registry import kind_in
-from tfrecord_io.printing import printable
+from tfrecord_io.printing import listed, printable
 from tfrecord_io.statistics import PixelStatistics
 
 #: The newest version of the format. A dataset has the oldest version that can describe it.
@@ -172,6 +172,17 @@ class Manifest:
     dtype: str = "uint8"
     label_kind: LabelKind = CLASSES
 
+    def __repr__(self) -> str:
+        shape = "x".join(map(str, self.image_shape))
+        sizes = ", ".join(f"{name} {split.num_examples:,}" for name, split in self.splits.items())
+        labels = listed(self.label_names)
+        return f"<Manifest of {self.name}: {shape} {self.dtype}; {labels}; examples: {sizes}>"
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """The `label_names`, under the name that Keras and TFDS users look for."""
+        return self.label_names
+
     @property
     def num_classes(self) -> int:
         """Number of classes, which is the length of a label."""
@@ -181,6 +192,11 @@ class Manifest:
     def holds_features(self) -> bool:
         """Whether the images are feature maps, computed from the images of another dataset."""
         return self.source.get("kind") == FEATURES
+
+    @property
+    def is_padded(self) -> bool:
+        """Whether pictures keep their shapes, with black padding around them."""
+        return self.preprocessing.get("fit") == "pad"
 
     @property
     def layout(self) -> schema.RecordLayout:
@@ -211,6 +227,21 @@ class Manifest:
     def num_bytes(self) -> int:
         """Size of all shards in bytes."""
         return sum(split.num_bytes for split in self.splits.values())
+
+    @property
+    def ledger(self) -> list[tuple[str, int]]:
+        """What became of the files of the source, and their numbers, which add up to all files."""
+        counts = self.counts
+        rows = [
+            ("examples in the dataset", counts.get("examples", 0)),
+            ("augmented copies among them, which are not files", -counts.get("variants", 0)),
+            *_by_reason("rejected", self.rejects),
+            *_by_reason("left out", counts.get("dropped", {})),
+            ("copies in a second folder tree", counts.get("copies", 0)),
+            ("left out by --limit", counts.get("over_limit", 0)),
+            *_by_reason("ignored", counts.get("ignored", {})),
+        ]
+        return [(name, count) for name, count in rows if count]
 
     def split(self, name: str | Sequence[str]) -> Split:
         """Returns a split by name, or several splits as one.
@@ -289,7 +320,7 @@ class Manifest:
                 f"{FORMAT_VERSION}; install the release that wrote it, or build the dataset again"
             )
         try:
-            _check_types(content, _PARTS, "")
+            check_types(content, _PARTS, "")
             manifest = cls._from_content(content)
             manifest._check_consistency(content)
         except ManifestError as error:
@@ -337,11 +368,11 @@ class Manifest:
             )
         for name, count in self.counts.items():
             by_reason = name in ("dropped", "ignored")
-            _check_types(count, {"*": int} if by_reason else int, f"counts.{name}")
+            check_types(count, {"*": int} if by_reason else int, f"counts.{name}")
         audit: dict[str, Any] = {"measures": {}, "findings": [], **self.audit}
-        _check_types(audit, {"measures": {}, "findings": [{}]}, "audit")
+        check_types(audit, {"measures": {}, "findings": [{}]}, "audit")
         if self.holds_features:
-            _check_types(self.source, _FEATURES_SOURCE, "source")
+            check_types(self.source, _FEATURES_SOURCE, "source")
         _check_name("dataset", self.name)
         for name, split in self.splits.items():
             _check_name("split", name)
@@ -398,6 +429,10 @@ class Manifest:
         return cls.from_json(text, file_name=str(path))
 
 
+def _by_reason(what: str, reasons: Mapping[str, int]) -> list[tuple[str, int]]:
+    return [(f"{what}: {reason.replace('_', ' ')}", count) for reason, count in reasons.items()]
+
+
 def _check_name(kind: str, name: str) -> None:
     if not _SAFE_NAME.fullmatch(name):
         raise ManifestError(
@@ -406,8 +441,13 @@ def _check_name(kind: str, name: str) -> None:
         )
 
 
-def _check_types(value: Any, expected: Any, place: str) -> None:
+def check_types(value: Any, expected: Any, place: str) -> None:
     """Checks that a JSON value has the expected type, see `_PARTS`, and numbers are at least 0.
+
+    Args:
+        value: parsed JSON, which may be a stranger's.
+        expected: the types; entries of mappings that it does not name are not checked.
+        place: where the value is, such as `splits.train`.
 
     Raises:
         KeyError, TypeError: if a value is missing or has another type; `place` is where it is.
@@ -420,9 +460,9 @@ def _check_types(value: Any, expected: Any, place: str) -> None:
     if wanted is list:
         kinds = expected if len(expected) > 1 else expected * len(value)
         for number, (element, kind) in enumerate(zip(value, kinds, strict=True)):
-            _check_types(element, kind, f"{place}[{number}]")
+            check_types(element, kind, f"{place}[{number}]")
     elif wanted is dict:
         for name in value if "*" in expected else expected:
-            _check_types(
+            check_types(
                 value[name], expected.get(name, expected.get("*")), f"{place}.{name}".lstrip(".")
             )

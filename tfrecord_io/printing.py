@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 # Characters with which a spreadsheet begins a formula.
 _FORMULA_STARTS = ("=", "+", "-", "@")
+
+
+@contextlib.contextmanager
+def until_closed() -> Iterator[None]:
+    """Ends the block without an error when nobody reads standard output any more, as `| head`."""
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Python flushes it once more at the end (docs of the signal module, "Note on SIGPIPE").
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def printable(text: str, max_length: int | None = None) -> str:
@@ -55,6 +68,11 @@ def counted(number: int, noun: str, plural: str | None = None) -> str:
         plural: what several are called; the noun with an s if not given.
     """
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
+def number(value: float) -> str:
+    """Returns a count such as `1,234`; with one digit behind the point if it is a mean."""
+    return f"{value:,.0f}" if value == round(value) else f"{value:,.1f}"
 
 
 def listed(names: Sequence[str], most: int = 5) -> str:

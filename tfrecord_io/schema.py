@@ -67,12 +67,13 @@ _CRC_MASK_DELTA = 0xA282EAD8
 _MAX_IMAGE_LENGTH = 2**31 - 2**20
 
 
-def masked_crc32c(data: bytes | bytearray | memoryview) -> int:
+def masked_crc32c(data: bytes | bytearray | memoryview | np.ndarray) -> int:
     """Returns the checksum that a TFRecord stores for `data`: CRC-32C, rotated and offset.
 
     Source of the formula: tensorflow/core/lib/hash/crc32c.h (`Mask`).
     """
-    return _mask(google_crc32c.value(bytes(data)))
+    # Without a copy, where google_crc32c takes the type.
+    return _mask(google_crc32c.value(data if isinstance(data, np.ndarray) else bytes(data)))
 
 
 def _mask(crc: int) -> int:
@@ -219,6 +220,22 @@ class RecordLayout:
         slot = self.features[IMAGE]
         pixels = records[:, slot.offset : slot.offset + slot.length]
         return pixels.view(self.numpy_dtype).reshape(len(records), *self.image_shape)
+
+    def find_damaged(self, records: np.ndarray) -> int | None:
+        """Returns the place of the first record that does not match its frame's checksums, or None.
+
+        Args:
+            records: uint8 [num_records, stride], C-contiguous.
+        """
+        header = np.frombuffer(self._template.head, np.uint8, HEADER_LENGTH)
+        is_framed = (records[:, :HEADER_LENGTH] == header).all(axis=1)
+        for place, record in enumerate(records):
+            (stored,) = struct.unpack("<I", record[-FOOTER_LENGTH:])
+            if not is_framed[place] or stored != masked_crc32c(
+                record[HEADER_LENGTH:-FOOTER_LENGTH]
+            ):
+                return place
+        return None
 
     def encode_record(self, image: bytes, label: np.ndarray, key: str) -> bytes:
         """Returns one framed record, ready to be appended to a shard.

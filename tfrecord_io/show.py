@@ -104,10 +104,12 @@ def _first_of_each_class(
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of `python -m tfrecord_io show`."""
     parser.add_argument("directory", help="the dataset")
-    parser.add_argument("--split", default="train", help="default: %(default)s")
-    parser.add_argument("--output", default="grid.png", metavar="PNG", help="default: %(default)s")
+    parser.add_argument("--split", default="train", help="the split to show (default: train)")
     parser.add_argument(
-        "--num_per_class", type=int, default=6, metavar="N", help="default: %(default)s"
+        "--output", default="grid.png", metavar="PNG", help="the picture (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--num_per_class", type=int, default=6, metavar="N", help="images of a class (default: 6)"
     )
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from tfrecord_io.manifest import Manifest, ManifestError
+from tfrecord_io.stores.folder import open_file, path_in
 
 #: Name of the trunk's copy in a dataset of feature maps.
 FILE_NAME = "trunk.keras"
@@ -23,6 +24,11 @@ FILE_NAME = "trunk.keras"
 #: Members of a trunk file besides those of Keras: the facts, and the layers above the cut.
 FACTS_NAME = "trunk.json"
 REST_NAME = "rest.keras"
+
+
+def seen_path(trunk: Path) -> Path:
+    """Returns where the list of the images lies that a trunk of a run has seen: beside it."""
+    return trunk.with_suffix(".seen.parquet")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -88,13 +94,15 @@ def find_trunk(directory: str | os.PathLike[str], dataset: Manifest) -> Trunk | 
     """
     if not dataset.holds_features:
         return None
-    path = Path(directory) / FILE_NAME
+    path = path_in(directory, FILE_NAME)
     recorded = dataset.source["trunk"]["sha256"]
     try:
-        with path.open("rb") as file:
-            received = hashlib.file_digest(file, "sha256").hexdigest()
+        with open_file(directory, FILE_NAME) as file:
+            received = hashlib.sha256(file.read()).hexdigest()
     except OSError as error:
-        raise ManifestError(f"cannot read {path}: {error.strerror}; copy the trunk back") from error
+        raise ManifestError(
+            f"cannot read {path}: {error.strerror or error}; copy the trunk back"
+        ) from error
     if received != recorded:
         raise ManifestError(
             f"{path} is not the trunk that made these features: its SHA-256 is {received[:12]}…, "

@@ -398,13 +398,14 @@ def _compare(
         file.seek(row["row"] * layout.stride + slot.offset)
         stored = file.read(slot.length)
     try:
-        pixels = preprocess.decode_image(data, options, row["frame"]).pixels
+        decoded = preprocess.decode_image(data, options, row["frame"])
     except Reject as reject:
         message = f"record {row['row']}: {row['path']} is now rejected: {reject}"
         yield Finding(row["shard"], message)
         return
+    pixels = decoded.pixels
     if row.get("variant"):
-        pixels = augment.vary(pixels, layout.image_shape, row["key"])
+        pixels = augment.vary(pixels, layout.image_shape, row["key"], decoded.box)
     if pixels != stored:
         message = f"record {row['row']} differs from what {row['path']} decodes to"
         yield Finding(row["shard"], message)

@@ -73,6 +73,10 @@ def open_zip(file: IO[bytes]) -> zipfile.ZipFile:
     return archive
 
 
+class UnlistedBytesError(zipfile.BadZipFile):
+    """A zip has bytes that are in no member of its index."""
+
+
 def _check_end(file: IO[bytes], num_listed: int) -> None:
     """Checks the number of members, and that nothing follows the end record but its comment."""
     size = file.seek(0, io.SEEK_END)
@@ -138,7 +142,7 @@ def _check_gap(
     while end < start:
         block = file.read(min(start - end, _BLOCK_BYTES))
         if block.strip(b"\0") or not block:
-            raise zipfile.BadZipFile(
+            raise UnlistedBytesError(
                 f"{start - end:,} bytes at byte {end:,} belong to no member that its index names, "
                 "so files may be missing; if zips were joined, or this one is a program that "
                 "unpacks itself, unpack them one by one and give the folder"

@@ -7,7 +7,6 @@ that a machine that slows down slows both. Exit codes: 0, or 2 for wrong usage.
 
 from __future__ import annotations
 
-import argparse
 import csv
 import dataclasses
 import io
@@ -19,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tfrecord_io import ManifestError, flags
+from tfrecord_io import ManifestError, flags, redaction
 from tfrecord_io.flags import flag
 from train import config as train_config
 from train import console
@@ -225,13 +224,18 @@ class BenchmarkOptions:
     __post_init__ = flags.check
 
 
+@redaction.redacted_output()
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python train/benchmark.py", description="Images a second by number of replicas."
+    program = flags.command("benchmark")
+    parser = flags.Parser(
+        prog=program,
+        usage=f"{program} --data OUT [flags]",
+        description="Images a second by number of replicas.",
+        epilog=f"Any other flag of {flags.command('train')} may be given, too.",
     )
     flags.add_flags(parser, "benchmark", BenchmarkOptions)
-    train_config.add_arguments(parser)
+    train_config.add_arguments(parser, is_hidden=True)
     arguments = parser.parse_args(argv)
     console.set_defaults()
     try:
@@ -244,6 +248,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         common = {"weights": "none", "replica_batch_size": 64}
         config = train_config.from_arguments(common | train_config.given_fields(arguments), None)
         console.check_backend(os.environ["KERAS_BACKEND"])
+        train_config.check_data(config.input.data)
         with console.hide_native_noise():
             from train.devices import configure_devices
             from train.training import trainer  # noqa: F401 - imports all that writes notes at import
@@ -257,7 +262,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             rows.append(compared(row, rows[0] if rows else row))
             _print_row(rows[-1], header=len(rows) == 1)
             if options.output:
-                title = f"{config.network.model}, {config.input.replica_batch_size} a replica"
+                title = f"{config.network.model}, {config.input.replica_batch_size} images a device"
                 _write(options.output, rows, title)
     except (ConfigError, ManifestError) as error:
         return _complain(error)

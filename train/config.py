@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from tfrecord_io import flags
+from tfrecord_io.manifest import Manifest
 from train.data.options import AugmentOptions, FoldOptions, InputOptions
 from train.devices import DeviceOptions
 from train.errors import ConfigError
@@ -30,7 +31,7 @@ from train.networks.options import (
     NetworkOptions,
     OptimizerOptions,
 )
-from train.results.options import MeasureOptions
+from train.results.options import MeasureOptions, ThresholdOptions
 from train.training.options import LoopOptions, LossOptions
 
 FILE_NAME = "config.json"
@@ -69,14 +70,10 @@ class TrainConfig:
     folds: FoldOptions
     devices: DeviceOptions
     loop: LoopOptions
+    thresholds: ThresholdOptions
     measures: MeasureOptions
 
     def __post_init__(self) -> None:
-        if self.folds.folds and self.input.engine == "stream":
-            raise ConfigError(
-                "--engine stream reads whole splits, but a fold is a choice of images; leave "
-                "--engine out"
-            )
         head_epochs, epochs = self.network.head_epochs, self.input.epochs
         if head_epochs is not None and epochs is not None and head_epochs > epochs:
             raise ConfigError(
@@ -255,10 +252,24 @@ def load(path: str | os.PathLike[str]) -> dict[str, Any]:
     return content
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds a flag for each field, under a heading for each group."""
-    for name, group in _groups():
-        flags.add_flags(parser, name, group)
+#: The flags that matter first, besides --workdir.
+FIRST = ("data", "model", "weights", "epochs")
+
+
+def add_arguments(parser: argparse.ArgumentParser, *, is_hidden: bool = False) -> Any:
+    """Adds a flag for each field, under a heading for each group; returns the first heading.
+
+    Args:
+        parser: of the command.
+        is_hidden: whether --help leaves out all but the first.
+    """
+    groups = _groups()
+    first = flags.add_flags(
+        parser, "the flags that matter first", *(group for _, group in groups), only=FIRST
+    )
+    for name, group in groups:
+        flags.add_flags(parser, name, group, without=FIRST, is_hidden=is_hidden)
+    return first
 
 
 def given_fields(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -291,9 +302,19 @@ def from_arguments(given: Mapping[str, Any], file: str | None) -> TrainConfig:
     if not config.input.data:
         raise ConfigError(
             "--data is missing; give the folder of a finished dataset, such as the --output of "
-            "python pipelines/build_tfrecords.py"
+            f"{flags.command('build')}"
         )
     return config
+
+
+def check_data(data: str) -> None:
+    """Reads the manifest of a local dataset, so that a wrong path is told before long imports.
+
+    Raises:
+        tfrecord_io.ManifestError: if there is none, or it cannot be used.
+    """
+    if "://" not in data:
+        Manifest.load(data)
 
 
 def _groups() -> list[tuple[str, type]]:

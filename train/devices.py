@@ -60,11 +60,15 @@ class DeviceOptions:
         is_operational=True,
     )
     visible_gpus: str | None = flag(
-        None, "indices of the GPUs to use, such as 0,2 (default: all)", is_operational=True
+        None,
+        "indices of the GPUs to use, such as 0,2 (default: all)",
+        metavar="N,N,...",
+        is_operational=True,
     )
     gpu_memory: str = flag(
         "growth",
         "growth: allocate as needed; all: allocate all at the start; a number: limit in MB",
+        metavar="growth|all|MB",
         is_operational=True,
     )
     gpu_allocator: str = flag(

@@ -7,84 +7,110 @@ answer is not a number, 2 wrong usage, or a dataset that the model does not fit.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 import tfrecord_io
+from tfrecord_io import flags, redaction, shapes
 from tfrecord_io.decoding.preprocess import Preprocessing
-from tfrecord_io.printing import printable
+from tfrecord_io.errors import StoreError, UserError
+from tfrecord_io.printing import counted, printable, refuse
+from tfrecord_io.reading.opening import load_manifest
 from train import console, predict
 from train.data.examples import read_examples
-from train.errors import ConfigError
-from train.results import metrics
+from train.errors import ConfigError, MetricsError
+from train.results.options import MeasureOptions
+
+if TYPE_CHECKING:
+    from train.data.exposure import Exposure
+    from train.data.parts import Part
 
 _BATCH_SIZE = 64
 
 
+@redaction.redacted_output()
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python train/evaluate.py",
+    parser = flags.Parser(
+        prog=flags.command("evaluate"),
         description="Measures a trained model on another dataset (external validation).",
     )
     parser.add_argument("--model", required=True, metavar="RUN", help="folder of a finished run")
     parser.add_argument("--data", required=True, metavar="OUT", help="folder of a finished dataset")
-    parser.add_argument("--split", default="test", help="split to measure on [test]")
+    parser.add_argument("--split", default="test", help="split to measure on (default: test)")
     parser.add_argument(
-        "--output", metavar="DIR", help="folder for the results [RUN/evaluation/NAME-SPLIT]"
+        "--output",
+        metavar="DIR",
+        help="folder for the results (default: RUN/evaluation/NAME-SPLIT)",
     )
     parser.add_argument(
-        "--bootstrap_samples", type=int, default=1000, metavar="N",
-        help="resamples behind each confidence interval [1000]",
-    )  # fmt: skip
+        "--include_seen",
+        action="store_true",
+        help="measure images, too, that the model has seen, or others of their patients",
+    )
+    flags.add_flags(parser, "measures", MeasureOptions)
     arguments = parser.parse_args(argv)
     console.set_defaults()
+    try:
+        options = flags.given(MeasureOptions, arguments)
+    except ValueError as error:
+        return refuse(str(error))
     try:
         evaluate(
             Path(arguments.model),
             arguments.data,
             arguments.split,
             output=Path(arguments.output) if arguments.output else None,
-            num_samples=arguments.bootstrap_samples,
+            include_seen=arguments.include_seen,
+            **options,
         )
-    except (ConfigError, tfrecord_io.ManifestError) as error:
+    except (ConfigError, tfrecord_io.ManifestError, UserError) as error:
         # Names of labels may come from a stranger's file.
         print("error: " + "\n".join(map(printable, str(error).split("\n"))), file=sys.stderr)
         return 2
-    except metrics.MetricsError as error:
+    except (MetricsError, StoreError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     return 0
 
 
 def evaluate(
-    run: Path, data: str, split: str, *, output: Path | None = None, num_samples: int = 1000
+    run: Path,
+    data: str,
+    split: str,
+    *,
+    output: Path | None = None,
+    include_seen: bool = False,
+    **options: Any,
 ) -> dict[str, Any]:
     """Measures an exported model on a split and writes metrics.json, predictions.csv, report.html.
+
+    Images that the model has seen, and others of their patients and groups, are left out.
 
     Args:
         run: folder of a finished run.
         data: folder of a finished dataset whose images were preprocessed as those of the run.
         split: to measure on.
         output: folder for the results; RUN/evaluation/NAME-SPLIT if not given.
-        num_samples: bootstrap resamples.
+        include_seen: measures what the model has seen, too.
+        options: fields of `MeasureOptions`.
 
     Returns:
         what metrics.json holds.
 
     Raises:
         ConfigError: if the run is not finished, its preprocessing or its kind of label is not the
-            dataset's, or the dataset has a label that the model does not know.
+            dataset's, the dataset has a label that the model does not know, it has seen all images,
+            or an option is wrong.
         tfrecord_io.ManifestError: if the dataset cannot be used or has no such split.
     """
-    manifest = tfrecord_io.Manifest.load(data)
+    manifest = load_manifest(data)
     if not manifest.split(split).num_examples:
         raise ConfigError(f"split {split!r} of {data} is empty; name another --split")
     if manifest.holds_features:
@@ -103,23 +129,29 @@ def evaluate(
     places = _match_labels(classifier, manifest, run, data)
     if classifier.fingerprint == manifest.fingerprint:
         print("note: this is the dataset that the model was trained on, not an external one")
+    seen = shapes.of_dataset(manifest, [split])
+    if warning := shapes.warn_of_unseen(seen, classifier.shapes, classifier.preprocessing):
+        print(f"warning: {warning}", file=sys.stderr)
 
     # After the checks: these take seconds to import.
     from train.config import TrainConfig
-    from train.data.parts import whole_split
-    from train.results import report, run_results
+    from train.results import metrics, report, run_results
     from train.results.predictions import Predictions
     from train.run_folder import METRICS_NAME, write_json
+    from train.run_setup import check_measures
 
+    outputs, columns = task.match(places, len(classifier.label_names))
+    label_names = tuple(classifier.label_names[output] for output in outputs)
+    config = TrainConfig.of(data=data, **options)
+    check_measures(config, task.views(label_names))
+    part, exposure = _unseen(run, data, manifest, split, include_seen)
     own_results = _own_metrics(run)
     output = output or run / "evaluation" / f"{manifest.name}-{split}"
     try:
         output.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"--output {output} cannot be a folder: {error.strerror}") from None
-    outputs, columns = task.match(places, len(classifier.label_names))
-    label_names = tuple(classifier.label_names[output] for output in outputs)
-    probabilities, labels = _predict_split(classifier, data, split)
+    probabilities, labels = _predict_part(classifier, data, part)
     matched = np.zeros((len(labels), len(outputs)), labels.dtype)
     matched[:, columns] = labels
     predictions = Predictions(
@@ -127,17 +159,17 @@ def evaluate(
         probabilities=probabilities[:, outputs],
         truths=task.truths(matched),
         label_names=label_names,
-        examples=read_examples(data, split),
-        part=whole_split(manifest, split),
+        examples=read_examples(data, split, part.examples),
+        part=part,
     )
-    config = TrainConfig.of(data=data, bootstrap_samples=num_samples)
     results: dict[str, Any] = {
         "split": split,
         "dataset": {"name": manifest.name, "fingerprint": manifest.fingerprint},
         "model": str(run),
         "best_epoch": own_results.get("best_epoch"),
-        **run_results.measure(predictions, config),
+        **run_results.measure(predictions, config, classifier.thresholds),
     }
+    results |= run_results.describe_data(results, manifest, exposure)
     run_results.write_results(
         output,
         manifest=_with_labels(manifest, label_names, columns),
@@ -145,10 +177,12 @@ def evaluate(
         results=results,
         predictions=predictions,
         own_metrics=own_results,
+        exposure=exposure,
         predict=lambda images: predict.predict_images(classifier, images)[:, outputs],
     )
     write_json(output / METRICS_NAME, results)
-    print(_side_by_side(own_results, results))
+    table = _side_by_side(own_results, results)
+    print("\n".join([*metrics.summary(results), "", table, *metrics.remarks(results)]))
     print(f"The metrics and {report.FILE_NAME} are in {output}")
     return results
 
@@ -206,11 +240,53 @@ def _with_labels(
     return dataclasses.replace(manifest, label_names=label_names, splits=splits)
 
 
-def _predict_split(
-    classifier: predict.Classifier, data: str, split: str
+def _unseen(
+    run: Path, data: str, manifest: tfrecord_io.Manifest, split: str, include_seen: bool
+) -> tuple[Part, Exposure]:
+    """Returns the images to measure, and how much of the split the model has seen.
+
+    Raises:
+        ConfigError: if it has seen all.
+    """
+    from train.data.exposure import expose, find_seen
+    from train.data.parts import narrow, whole_split
+    from train.data.seen import read_images, read_seen, rows_of
+
+    part = whole_split(manifest, split)
+    assert part is not None  # checked before the model was loaded
+    is_copy = read_examples(data, split).is_copy
+    if is_copy is not None:
+        part = narrow(part, ~is_copy, data, manifest)
+    seen, images = read_seen(run), read_images(data, manifest)
+    rows = rows_of(part, manifest)
+    is_seen = find_seen(seen, images)[rows]
+    exposure = expose(seen, images, rows, is_seen, is_measured=include_seen)
+    if exposure.num_images:
+        print(
+            f"the model has seen {exposure.num_images:,} of the {len(rows):,} images of {split}, "
+            f"or others of their patients ({counted(exposure.num_patients, 'patient')}); they are "
+            + ("measured, too" if include_seen else "left out")
+        )
+    if exposure.note:
+        print(f"note: {exposure.note}")
+    if include_seen or not exposure.num_images:
+        return part, exposure
+    if is_seen.all():
+        raise ConfigError(
+            f"nothing is left of split {split!r} of {data}: the model of {run} has seen all its "
+            "images, or others of their patients. Name another --split or --data, or add "
+            "--include_seen"
+        )
+    return narrow(part, ~is_seen, data, manifest), exposure
+
+
+def _predict_part(
+    classifier: predict.Classifier, data: str, part: Part
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns (probabilities of the model's labels, labels of the dataset as it has them)."""
-    batches = tfrecord_io.make_batches(data, split=split, batch_size=_BATCH_SIZE, shuffle=False)
+    batches = tfrecord_io.make_batches(
+        data, split=part.splits, examples=part.examples, batch_size=_BATCH_SIZE, shuffle=False
+    )
     probabilities, labels = [], []
     for images, batch_labels in batches:
         probabilities.append(predict.predict_images(classifier, images))
@@ -230,14 +306,18 @@ def _side_by_side(own: Mapping[str, Any], external: Mapping[str, Any]) -> str:
     """Returns a table of the measures in the training run and here."""
 
     def cell(results: Mapping[str, Any], name: str) -> str:
-        return metrics.score_text(results, name) if name in results.get("scores", {}) else "-"
+        return score_text(results, name) if name in results.get("scores", {}) else "-"
 
-    width = max(len(printable(name)) for name in external["scores"])
+    from train.kinds.words import title_of
+    from train.results.metrics import score_text
+
+    titles = {name: printable(title_of(name)) for name in external["scores"]}
+    width = max(map(len, titles.values()))
     heads = (f"{own.get('split') or 'none'} of the run", f"{external['split']} here")
     lines = [f"{'':<{width}}  {heads[0]:>24}  {heads[1]:>24}"]
     lines += [
-        f"{printable(name):<{width}}  {cell(own, name):>24}  {cell(external, name):>24}"
-        for name in external["scores"]
+        f"{title:<{width}}  {cell(own, name):>24}  {cell(external, name):>24}"
+        for name, title in titles.items()
     ]
     return "\n".join(lines)
 

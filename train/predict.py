@@ -7,7 +7,6 @@ every file was predicted, 1 a file could not be read as an image, 2 wrong usage.
 
 from __future__ import annotations
 
-import argparse
 import csv
 import dataclasses
 import functools
@@ -16,23 +15,26 @@ import itertools
 import json
 import os
 import sys
-import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tfrecord_io import flags, redaction, shapes
 from tfrecord_io.decoding.dicom_levels import FRAME_RANGE
 from tfrecord_io.decoding.pictures import find_pictures
 from tfrecord_io.decoding.preprocess import (
+    DecodedImage,
     Preprocessing,
     decode_image,
     decoder_versions,
     frame_path,
 )
 from tfrecord_io.kinds.registry import kind_in
-from tfrecord_io.printing import no_formula, printable
+from tfrecord_io.manifest import FILE_NAME as MANIFEST_NAME
+from tfrecord_io.manifest import check_types
+from tfrecord_io.printing import no_formula, printable, until_closed
 from tfrecord_io.rejects import Reject
 from train import console
 from train.errors import ConfigError
@@ -47,6 +49,9 @@ _EXPORT = "export"
 _KERAS = "model.keras"
 _FACTS = "preprocessing.json"
 
+#: Column with the views whose threshold an image reaches, if thresholds were exported.
+ABOVE = "above_threshold"
+
 
 @dataclasses.dataclass(frozen=True)
 class Classifier:
@@ -59,6 +64,8 @@ class Classifier:
         label_names: of its outputs.
         decoder: versions of the libraries that decoded the training images, as far as known.
         fingerprint: of the dataset it was trained on.
+        thresholds: see `thresholds.choose_thresholds`; empty if none were exported.
+        shapes: of the training images, see `shapes.distinct`; empty if they are not known.
     """
 
     model: keras.Model
@@ -67,6 +74,8 @@ class Classifier:
     label_names: tuple[str, ...]
     decoder: Mapping[str, str] = dataclasses.field(default_factory=dict)
     fingerprint: str = ""
+    thresholds: Sequence[Mapping[str, Any]] = ()
+    shapes: Sequence[float] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,6 +89,9 @@ class Prediction:
             picture was rejected.
         reject: why, or None.
         frame: number of the picture in the file, see `pictures.Pictures`.
+        above: the questions whose threshold it reaches, such as classes; None if the picture was
+            rejected or no thresholds were exported.
+        shape: width of the picture divided by its height; None if it was rejected.
     """
 
     path: Path
@@ -87,6 +99,8 @@ class Prediction:
     predicted: str | None = None
     reject: str | None = None
     frame: int | None = None
+    above: Sequence[str] | None = None
+    shape: float | None = None
 
     @property
     def name(self) -> str:
@@ -104,20 +118,29 @@ def load_classifier(path: Path) -> Classifier:
         ConfigError: if no exported model is there.
     """
     folder = path / _EXPORT if (path / _EXPORT).is_dir() else path
+    if (path / MANIFEST_NAME).is_file():
+        raise ConfigError(
+            f"--model {path} is a dataset; give the folder of a run that was trained on it, the "
+            f"--workdir of {flags.command('train')}"
+        )
     if not (folder / _KERAS).is_file() or not (folder / _FACTS).is_file():
         raise ConfigError(
             f"--model {path}: expected the folder of a finished run, with {_EXPORT}/{_KERAS} and "
-            f"{_EXPORT}/{_FACTS}; run python train/run.py --workdir {path} to its end"
+            f"{_EXPORT}/{_FACTS}; run {flags.command('train')} --workdir {path} to its end"
         )
     try:
         facts = json.loads((folder / _FACTS).read_text(encoding="utf-8"))
+        check_types(facts, {"preprocessing": {}, "label_names": [str]}, "")
+        decoder = facts.get("decoder", {})
+        fingerprint = facts.get("dataset", {"fingerprint": ""})
+        check_types([decoder, fingerprint], [{"*": str}, {"fingerprint": str}], "decoder, dataset")
         preprocessing = Preprocessing.from_dict(facts["preprocessing"])
         kind = kind_in(facts)
         label_names = tuple(facts["label_names"])
-        decoder = dict(facts.get("decoder", {}))
+        trained = tuple(map(float, facts.get("shapes", ())))
         if "pydicom" not in decoder:  # no training image says what a DICOM file should look like
             preprocessing = dataclasses.replace(preprocessing, no_window=FRAME_RANGE)
-    except (KeyError, ValueError, TypeError) as error:
+    except (KeyError, ValueError, TypeError, RecursionError) as error:
         raise ConfigError(
             f"{folder / _FACTS} does not say how files became the training images ({error!r}): "
             "the dataset's manifest had no complete preprocessing, or another release wrote it, so "
@@ -127,18 +150,26 @@ def load_classifier(path: Path) -> Classifier:
         import keras
 
         from train.kinds.registry import task_of
+        from train.results.thresholds import read_thresholds
 
         try:
             model = keras.saving.load_model(folder / _KERAS, compile=False)
-        except (ValueError, OSError, KeyError, zipfile.BadZipFile) as error:
+            taken = (*model.input_shape[1:], model.inputs[0].dtype)
+            wanted = (*preprocessing.image_shape, preprocessing.dtype)
+            blank = np.zeros((1, *preprocessing.image_shape), preprocessing.dtype)
+            # A model that cannot answer is found here, not in the midst of the files.
+            num_outputs = model(blank).shape[-1] if taken == wanted else len(label_names)
+        # A stranger's or damaged file raises almost anything in Keras.
+        except Exception as error:
             raise ConfigError(
-                f"{folder / _KERAS} cannot be loaded ({error}); copy the run again, or finish it "
-                f"with python train/run.py --workdir {path}"
+                f"{folder / _KERAS} cannot be loaded ({type(error).__name__}: {error!s:.300}); "
+                f"copy the run again, or finish it with {flags.command('train')} --workdir {path}"
             ) from error
-    if model.output_shape[-1] != len(label_names):
+    if taken != wanted or num_outputs != len(label_names):
         raise ConfigError(
-            f"{folder / _KERAS} has {model.output_shape[-1]} outputs, but {_FACTS} names "
-            f"{len(label_names)}: they are of different runs; copy the run again"
+            f"{folder / _KERAS} takes images of {taken} and has {num_outputs} outputs, but "
+            f"{_FACTS} says {wanted} and names {len(label_names)}: they are of different runs; "
+            "copy the run again"
         )
     return Classifier(
         model,
@@ -146,7 +177,9 @@ def load_classifier(path: Path) -> Classifier:
         preprocessing,
         label_names,
         decoder,
-        facts.get("dataset", {}).get("fingerprint", ""),
+        fingerprint["fingerprint"],
+        read_thresholds(folder, label_names),
+        trained,
     )
 
 
@@ -182,18 +215,17 @@ def read_pixels(path: Path, preprocessing: Preprocessing, frame: int | None = No
     Raises:
         Reject: if the file is not an image, or is damaged.
     """
-    return _pixels(path.read_bytes(), preprocessing, frame)
+    return _pixels(decode_image(path.read_bytes(), preprocessing, frame), preprocessing)
 
 
-def _pixels(data: bytes, preprocessing: Preprocessing, frame: int | None) -> np.ndarray:
-    pixels = decode_image(data, preprocessing, frame).pixels
-    return np.frombuffer(pixels, preprocessing.dtype).reshape(preprocessing.image_shape)
+def _pixels(image: DecodedImage, preprocessing: Preprocessing) -> np.ndarray:
+    return np.frombuffer(image.pixels, preprocessing.dtype).reshape(preprocessing.image_shape)
 
 
 def _read_pictures(
     path: Path, preprocessing: Preprocessing
-) -> Iterator[tuple[int | None, np.ndarray | Reject]]:
-    """Yields number and pixels of each picture of a file, or the reason why it is left out."""
+) -> Iterator[tuple[int | None, DecodedImage | Reject]]:
+    """Yields the number of each picture of a file and the picture, or why it is left out."""
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -201,7 +233,7 @@ def _read_pictures(
         return
     for frame in find_pictures(path.name, len(data), data, lambda: io.BytesIO(data)).frames:
         try:
-            yield frame, _pixels(data, preprocessing, frame)
+            yield frame, decode_image(data, preprocessing, frame)
         except Reject as reject:
             yield frame, reject
 
@@ -214,22 +246,30 @@ def predict_files(
     Raises:
         ModuleNotFoundError: if one is a DICOM file, and pydicom or a codec is not installed.
     """
+    # Imports Keras, which a loaded classifier did already.
+    from train.results.thresholds import views_above
+
     pictures = (
         (path, frame, image)
         for path in paths
         for frame, image in _read_pictures(path, classifier.preprocessing)
     )
     while batch := list(itertools.islice(pictures, batch_size)):
-        images = [image for _, _, image in batch if isinstance(image, np.ndarray)]
-        rows = iter(predict_images(classifier, np.stack(images)) if images else ())
+        images = [
+            _pixels(image, classifier.preprocessing)
+            for _, _, image in batch
+            if isinstance(image, DecodedImage)
+        ]
+        answers = predict_images(classifier, np.stack(images)) if images else np.empty((0, 0))
+        names = classifier.label_names
+        rows = zip(answers, views_above(classifier.thresholds, answers, names), strict=True)
         for path, frame, image in batch:
             if isinstance(image, Reject):
                 yield Prediction(path, None, reject=str(image), frame=frame)
                 continue
-            row = next(rows)
-            answer = classifier.task.chosen(row[None])
-            (predicted,) = classifier.task.texts(answer, classifier.label_names)
-            yield Prediction(path, row, predicted, frame=frame)
+            row, above = next(rows)
+            (predicted,) = classifier.task.texts(classifier.task.chosen(row[None]), names)
+            yield Prediction(path, row, predicted, frame=frame, above=above, shape=image.shape)
 
 
 def predict_images(classifier: Classifier, images: np.ndarray) -> np.ndarray:
@@ -239,17 +279,19 @@ def predict_images(classifier: Classifier, images: np.ndarray) -> np.ndarray:
     return keras.ops.convert_to_numpy(classifier.model(images, training=False))
 
 
+@redaction.redacted_output()
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python train/predict.py", description="Predicts image files."
-    )
+    parser = flags.Parser(prog=flags.command("predict"), description="Predicts image files.")
     parser.add_argument("--model", required=True, metavar="RUN", help="folder of a finished run")
     parser.add_argument(
         "--input", required=True, nargs="+", metavar="PATH", help="image files, or folders of them"
     )
     parser.add_argument(
-        "--format", choices=("table", "csv", "json"), default="table", help="output format [table]"
+        "--format",
+        choices=("table", "csv", "json"),
+        default="table",
+        help="output format (default: table)",
     )
     parser.add_argument(
         "--occlusion",
@@ -260,7 +302,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--patch",
         type=int,
         metavar="N",
-        help="side of the patch that --occlusion hides, in pixels [an eighth of the image]",
+        help="side in pixels of the patch that --occlusion hides (default: an eighth of the image)",
     )
     arguments = parser.parse_args(argv)
     console.set_defaults()
@@ -279,9 +321,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ConfigError, ModuleNotFoundError) as error:
         print(f"error: {printable(str(error))}", file=sys.stderr)
         return 2
+    seen = [prediction.shape for prediction in predictions if prediction.shape]
+    if warning := shapes.warn_of_unseen(seen, classifier.shapes, classifier.preprocessing):
+        print(f"warning: {warning}", file=sys.stderr)
     # A number has no probability.
     names = classifier.label_names if classifier.task.gives_probabilities else ()
-    _show(_FORMATS[arguments.format](predictions, names), arguments.format)
+    with until_closed():
+        _show(_FORMATS[arguments.format](predictions, names), arguments.format)
     if arguments.occlusion:
         _write_maps(classifier, predictions, Path(arguments.occlusion), arguments.patch)
     rejected = [prediction for prediction in predictions if prediction.reject]
@@ -373,8 +419,9 @@ def _write_maps(
         title = f"{classifier.label_names[answer]} {prediction.probabilities[answer]:.1%}"
         if not classifier.task.gives_probabilities:
             title = f"{classifier.label_names[answer]} {prediction.predicted}"
-        # Files of several folders may share a name.
-        path = folder / f"{index:04d}-{prediction.path.stem}.png"
+        # Files of several folders may share a name. A name of a file has at most 255 bytes.
+        stem = os.fsencode(prediction.path.stem)[:200].decode(errors="ignore")
+        path = folder / f"{index:04d}-{stem}.png"
         draw_occlusion(image, drops, title).savefig(path, dpi=120)
         print(printable(str(path)), file=sys.stderr)
 
@@ -390,10 +437,16 @@ def _rows(predictions: Sequence[Prediction], label_names: Sequence[str]) -> list
                     name: round(float(value), 6)
                     for name, value in zip(label_names, prediction.probabilities, strict=True)
                 }
+            if prediction.above is not None:
+                row[ABOVE] = list(prediction.above)
         else:
             row["reject"] = prediction.reject
         rows.append(row)
     return rows
+
+
+def _above(row: Mapping[str, Any]) -> str:
+    return "" if ABOVE not in row else "|".join(row[ABOVE]) or "none"
 
 
 def _as_json(predictions: Sequence[Prediction], label_names: Sequence[str]) -> str:
@@ -403,8 +456,10 @@ def _as_json(predictions: Sequence[Prediction], label_names: Sequence[str]) -> s
 def _as_csv(predictions: Sequence[Prediction], label_names: Sequence[str]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(("path", "predicted", *map(no_formula, label_names), "reject"))
-    for row in _rows(predictions, label_names):
+    rows = _rows(predictions, label_names)
+    above = [ABOVE] if any(ABOVE in row for row in rows) else []
+    writer.writerow(("path", "predicted", *map(no_formula, label_names), "reject", *above))
+    for row in rows:
         numbers, predicted = row.get("probabilities", {}), row.get("predicted", "")
         writer.writerow(
             (
@@ -413,6 +468,7 @@ def _as_csv(predictions: Sequence[Prediction], label_names: Sequence[str]) -> st
                 no_formula(predicted) if isinstance(predicted, str) else predicted,
                 *(numbers.get(name, "") for name in label_names),
                 no_formula(row.get("reject", "")),
+                *(no_formula(_above(row)) for _ in above),
             )
         )
     return text.getvalue().rstrip("\n")
@@ -426,7 +482,8 @@ def _as_table(predictions: Sequence[Prediction], label_names: Sequence[str]) -> 
     width = max(map(len, names))
     columns = [max(len(name), 7) for name in label_names]
     header = "  ".join(name.rjust(size) for name, size in zip(label_names, columns, strict=True))
-    lines = [f"{'file'.ljust(width)}  {header}  predicted"]
+    above = any(ABOVE in row for row in rows)
+    lines = [f"{'file'.ljust(width)}  {header}  predicted{'  above the threshold' * above}"]
     for name, row in zip(names, rows, strict=True):
         if "reject" in row:
             lines.append(f"{name.ljust(width)}  {printable(row['reject'])}")
@@ -437,7 +494,10 @@ def _as_table(predictions: Sequence[Prediction], label_names: Sequence[str]) -> 
                 row.get("probabilities", {}).values(), columns, strict=True
             )
         )
-        lines.append(f"{name.ljust(width)}  {numbers}  {printable(str(row['predicted']))}")
+        predicted = printable(str(row["predicted"]))
+        end = f"  {printable(_above(row))}" if above else ""
+        # As wide as the heading, so that what follows stands below its own.
+        lines.append(f"{name.ljust(width)}  {numbers}  {predicted.ljust(9) + end}".rstrip())
     return "\n".join(lines)
 
 

@@ -6,15 +6,19 @@ Called again with the same flags it goes on where it stopped. Exit codes: 0 the 
 
 from __future__ import annotations
 
-import argparse
 import os
+import re
 import sys
 from collections.abc import Sequence
 
+from tfrecord_io import flags, redaction
+from tfrecord_io.errors import StoreError, UserError
+from tfrecord_io.manifest import ManifestError
 from train import config, console
-from train.errors import ConfigError
+from train.errors import ConfigError, MetricsError
 
 
+@redaction.redacted_output()
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit code."""
     try:
@@ -27,14 +31,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: Sequence[str] | None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python train/run.py",
-        description=__doc__.partition("\n")[0] if __doc__ else None,
+    program = flags.command("train")
+    parser = flags.Parser(
+        prog=program,
+        usage=f"{program} --data OUT --workdir RUN [flags]",
+        description="Trains a network on a finished dataset; goes on where it stopped.",
         epilog="All results are in --workdir: report.html, metrics.json, checkpoint, export.",
     )
-    parser.add_argument("--workdir", required=True, metavar="RUN", help="folder of this run")
+    first = config.add_arguments(parser)
+    first.add_argument("--workdir", required=True, metavar="RUN", help="folder of this run")
     parser.add_argument("--config", metavar="FILE", help="repeat the run of a RUN/config.json")
-    config.add_arguments(parser)
     arguments = parser.parse_args(argv)
     workdir = arguments.workdir
     console.set_defaults()
@@ -42,15 +48,14 @@ def _run(argv: Sequence[str] | None) -> int:
         given = config.given_fields(arguments)
         chosen = config.from_arguments(given, arguments.config)
         console.check_backend(os.environ["KERAS_BACKEND"])
+        config.check_data(chosen.input.data)
         with console.hide_native_noise():
-            from tfrecord_io import ManifestError
-            from train.results import metrics
             from train.training import callbacks, checkpoint, export, trainer
-    except ConfigError as error:
+    except (ConfigError, ManifestError) as error:
         return _complain(error, 2)
     try:
         trainer.train_and_evaluate(chosen, workdir, given)
-    except (ConfigError, ManifestError) as error:
+    except (ConfigError, ManifestError, UserError) as error:
         return _complain(error, 2)
     except callbacks.StoppedError as error:
         return _complain(error, 128 + error.signal_number)
@@ -58,17 +63,24 @@ def _run(argv: Sequence[str] | None) -> int:
         callbacks.TrainingError,
         checkpoint.CheckpointError,
         export.ExportError,
-        metrics.MetricsError,
+        MetricsError,
+        StoreError,
     ) as error:
         return _complain(error, 1)
     except OSError as error:
         how = "its last checkpoint is whole; fix that and run the same command again to continue"
         return _complain(f"the run in {workdir} cannot go on: {error}; {how}", 1)
+    except Exception as error:
+        # TensorFlow raises an error of its own, with the text of that which its input raised.
+        told = re.search(r"\b(?:StoreError|ChangedError|ManifestError): (.+)", str(error))
+        if not told:
+            raise
+        return _complain(told[1], 1)
     return 0
 
 
 def _complain(error: Exception | str, exit_code: int) -> int:
-    print(f"{'stopped' if exit_code > 2 else 'error'}: {error}", file=sys.stderr)
+    print(error if exit_code > 2 else f"error: {error}", file=sys.stderr)
     return exit_code
 
 

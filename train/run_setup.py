@@ -5,18 +5,24 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import tfrecord_io
-from tfrecord_io.trunk import Trunk, find_trunk
+from tfrecord_io.reading import cache
+from tfrecord_io.reading.opening import load_manifest, open_split
+from tfrecord_io.stores.folder import is_remote
+from tfrecord_io.trunk import FILE_NAME, Trunk, find_trunk
 from train.config import TrainConfig
+from train.data.examples import check_columns
+from train.data.exposure import Exposure, look_at
 from train.data.parts import Parts, choose_parts, read_statistics
+from train.data.seen import Seen, read_images, read_trunk_seen
 from train.devices import Devices, configure_devices
 from train.errors import ConfigError
-from train.kinds.registry import training_task
-from train.kinds.task import Task
+from train.kinds.registry import task_of, training_task
+from train.kinds.task import Task, View
 from train.networks.options import TRUNK_WEIGHTS, NetworkOptions
 
 # Settings that a trunk decides, and those that change images before the network.
@@ -47,10 +53,38 @@ class Run:
         """Whether this is many runs, one for each fold and seed, in folders below its own."""
         return self.given.folds.is_cross_validation
 
-    @functools.cached_property
+    @property
     def parts(self) -> Parts:
         """What the run trains on, validates on and tests on; raises `ConfigError`."""
-        return choose_parts(self.given.input, self.given.folds, self.manifest)
+        return self._view[0]
+
+    @property
+    def seen(self) -> Seen:
+        """The images that the run sees."""
+        return self._view[1]
+
+    @property
+    def exposure(self) -> Exposure | None:
+        """How much it sees of the part that it evaluates; None if there is none."""
+        return self._view[2]
+
+    @functools.cached_property
+    def _view(self) -> tuple[Parts, Seen, Exposure | None]:
+        options, folds = self.given.input, self.given.folds
+        parts = choose_parts(options, folds, self.manifest)
+        images = read_images(options.data, self.manifest)
+        is_fold = folds.fold is not None
+        below = self._seen_below()
+        return look_at(parts, images, below, options.data, self.manifest, is_fold=is_fold)
+
+    def _seen_below(self) -> Seen:
+        """Returns what the weights have seen with which the training starts."""
+        if self.trunk is not None:
+            return read_trunk_seen(Path(self.given.input.data) / FILE_NAME, self.trunk)
+        weights = self.given.network.initial_weights
+        if weights in ("imagenet", "none"):
+            return Seen()
+        return Seen(unknown=f"its first weights are from elsewhere ({Path(weights).name})")
 
     @functools.cached_property
     def task(self) -> Task:
@@ -93,6 +127,8 @@ class Run:
         pixels = self.manifest.statistics
         if self.manifest.dtype != "uint16" or pixels is None:
             return 1.0
+        # Of a fold, those of its own training images.
+        pixels = read_statistics(self.given.input.data, self.parts.train)
         top = max(mean + 4 * std for mean, std in zip(pixels.mean, pixels.std, strict=True))
         return 255 / min(max(top, 1.0), 65_535.0)
 
@@ -124,11 +160,15 @@ def make_run(config: TrainConfig, folder: Path, given: Mapping[str, Any] | None 
         tfrecord_io.ManifestError: if the dataset cannot be used.
     """
     devices = configure_devices(config.devices)
-    if config.input.engine == "stream" and devices.backend == "jax":
-        raise ConfigError(
-            "--engine stream is TensorFlow's alone; leave it out, or use KERAS_BACKEND=tensorflow"
-        )
-    manifest = tfrecord_io.Manifest.load(config.input.data)
+    if is_remote(config.input.data):
+        # For every reader of this process, wherever it opens the dataset.
+        num_bytes = None if config.input.cache_gb is None else config.input.cache_gb * 1e9
+        cache.defaults = cache.CacheOptions(folder=config.input.cache_dir, num_bytes=num_bytes)
+        manifest, _, versions = open_split(config.input.data, "train")
+        devices.say(cache.DatasetCache(manifest, versions, cache.defaults).describe())
+    else:
+        manifest = load_manifest(config.input.data)
+    check_measures(config, task_of(manifest.label_kind).views(manifest.label_names))
     trunk = find_trunk(config.input.data, manifest)
     if trunk is not None:
         config = _adapt(config, trunk, given or {})
@@ -137,6 +177,15 @@ def make_run(config: TrainConfig, folder: Path, given: Mapping[str, Any] | None 
             "augmentation and the mirror image need images and are off"
         )
     return Run(given=config, folder=folder, manifest=manifest, trunk=trunk, devices=devices)
+
+
+def check_measures(config: TrainConfig, views: Sequence[View]) -> None:
+    """Refuses prevalences of other views and columns that are not there, with a `ConfigError`."""
+    try:
+        config.measures.prevalences([view.name for view in views])
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    check_columns(config.input.data, config.measures.columns)
 
 
 def _adapt(config: TrainConfig, trunk: Trunk, given: Mapping[str, Any]) -> TrainConfig:

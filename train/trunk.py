@@ -9,7 +9,6 @@ file is written, 2 wrong usage.
 
 from __future__ import annotations
 
-import argparse
 import io
 import json
 import re
@@ -21,8 +20,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import tfrecord_io
+from tfrecord_io import flags, redaction
 from tfrecord_io.files import atomic_write
-from tfrecord_io.trunk import FACTS_NAME, REST_NAME, Trunk
+from tfrecord_io.trunk import FACTS_NAME, REST_NAME, Trunk, seen_path
 from train import config, console, predict
 from train.applications import APPLICATIONS
 from train.errors import ConfigError
@@ -38,10 +38,11 @@ _METADATA = "metadata.json"
 _CONFIG = "config.json"
 
 
+@redaction.redacted_output()
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python train/trunk.py",
+    parser = flags.Parser(
+        prog=flags.command("trunk"),
         description="Writes the frozen part of a network, up to a layer, as one Keras file.",
     )
     parser.add_argument("--data", required=True, metavar="OUT", help="folder of a finished dataset")
@@ -49,11 +50,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--model",
         required=True,
         metavar="NAME|RUN",
-        help=f"a network of keras.applications ({', '.join(sorted(APPLICATIONS))}), or the folder "
-        "of a finished run",
+        help="a network of keras.applications, such as vgg16 (a name that does not exist lists "
+        "them), or the folder of a finished run",
     )
     parser.add_argument(
-        "--weights", metavar="FILE", help="weights of a named network [imagenet, downloaded]"
+        "--weights",
+        metavar="FILE",
+        help="weights of a named network (default: imagenet, downloaded)",
     )
     parser.add_argument(
         "--layer",
@@ -111,6 +114,8 @@ def write_trunk(
         raise ConfigError(f"--data {data}: expected uint8 images, received {manifest.dtype}")
     import keras
 
+    from train.data import seen
+
     if model in APPLICATIONS:
         logits = _build(model, weights, manifest)
         name, source = model, Path(weights).name if weights else "imagenet"
@@ -138,6 +143,10 @@ def write_trunk(
         rest_layers=len(rest.layers) - 1 if rest.weights else 0,
     )
     _write(output, trunk, rest, facts)
+    # Not in the file: who shares a trunk need not disclose keys and patients.
+    seen_path(output).unlink(missing_ok=True)
+    if model not in APPLICATIONS:
+        seen.read_seen(Path(model)).of_trunk().write(seen_path(output), seen.digest_of(output))
     return facts
 
 

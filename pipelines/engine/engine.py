@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import atexit
 import contextlib
-import difflib
 import importlib.util
 import logging
 import os
@@ -28,6 +27,7 @@ from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
 from pipelines import errors
 from pipelines.options import LOCAL_RUNNERS
+from tfrecord_io import flags
 
 #: Seconds a job server has to answer. Beam alone would try six times, for a minute each.
 _JOB_SERVER_SECONDS = 20.0
@@ -118,7 +118,8 @@ def _require_package(options: PipelineOptions) -> None:
         has_client = False
     if not has_client:
         raise errors.UserError(
-            "--runner=DataflowRunner needs Google's client libraries: pip install -e '.[gcp]'"
+            "--runner=DataflowRunner needs Google's client libraries; run pip install '.[gcp]' in "
+            "the clone of this project"
         )
 
 
@@ -185,10 +186,10 @@ def _root_cause(error: BaseException) -> str | None:
 
     Beam reports an exception of another process as text, so the message is searched for in it.
     """
-    if isinstance(error, errors.BuildError | errors.UserError):
+    if isinstance(error, errors.ToldError):
         return str(error).split(" [while running")[0]
     for line in reversed(str(error).splitlines()):
-        for kind in (errors.BuildError, errors.UserError):
+        for kind in (errors.BuildError, errors.UserError, errors.StoreError):
             head, found, message = line.partition(f"{kind.__module__}.{kind.__qualname__}: ")
             if found and not head.strip():
                 return message.split(" [while running")[0]
@@ -214,6 +215,4 @@ def check_flags(beam_args: Sequence[str], own_flags: Iterable[str]) -> None:
     if unknown:
         flag = unknown[0].split("=")[0]
         known = [*own_flags, *(f"--{name}" for name in vars(found))]
-        close = difflib.get_close_matches(flag, known, 1)
-        hint = f"; did you mean {close[0]}?" if close else "; see --help"
-        raise errors.UserError(f"unknown flag {flag}{hint}")
+        raise errors.UserError(f"unknown flag {flag}{flags.meant(flag, known) or '; see --help'}")

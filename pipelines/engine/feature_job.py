@@ -19,9 +19,10 @@ from pipelines.planning import plan
 from pipelines.shards.features import DTYPES, Extraction, finish_features, open_feature_writer
 from pipelines.stores import output_state
 from pipelines.stores.output import Storage
+from tfrecord_io import flags
 from tfrecord_io.flags import check, flag
 from tfrecord_io.manifest import EXAMPLES_FILE_NAME, Manifest, ManifestError
-from tfrecord_io.trunk import FILE_NAME, Trunk, read_trunk
+from tfrecord_io.trunk import FILE_NAME, Trunk, read_trunk, seen_path
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -90,6 +91,8 @@ def prepared_features(options: FeatureOptions) -> Iterator[Job | None]:
         clean(storage)
         plan.write_tasks(storage, tasks, extraction.identity)
         storage.write(FILE_NAME, content)
+        if (seen := seen_path(Path(options.trunk))).exists():
+            storage.write(seen_path(Path(FILE_NAME)).name, seen.read_bytes())
         yield start_or_resume(extraction, tasks, started)
 
 
@@ -124,7 +127,7 @@ def _read_images(data: str, trunk: Trunk) -> Manifest:
         raise errors.UserError(
             f"the trunk takes uint8 images of shape {trunk.image_shape}, but those of {data} are "
             f"{images.dtype} of shape {images.image_shape}; write a trunk for this dataset with "
-            f"python train/trunk.py --data {data}"
+            f"{flags.command('trunk')} --data {data}"
         )
     # Otherwise a missing file would be noticed only after all features are computed.
     output_state.require_shards(storage, images)

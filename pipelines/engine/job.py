@@ -32,11 +32,13 @@ from pipelines.shards.write import EXAMPLE_SCHEMA, open_image_writer
 from pipelines.sources.factory import make_source
 from pipelines.sources.reader import read_in_order
 from pipelines.sources.source import Source
-from pipelines.stores import output_state, remote
+from pipelines.stores import output_state
 from pipelines.stores.output import BUILD_DIR, Storage
-from tfrecord_io import shards
+from tfrecord_io import groups, shards
+from tfrecord_io.decoding.dicom_levels import Physical
 from tfrecord_io.manifest import FILE_NAME, ManifestError
 from tfrecord_io.rejects import Reject
+from tfrecord_io.stores import remote
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -141,7 +143,7 @@ def was_finished_elsewhere(job: Job) -> bool:
         return False
     try:
         return output_state.is_complete(job.storage, job.build.identity, overwrite=False)
-    except (errors.UserError, errors.BuildError):
+    except errors.ToldError:
         return False
 
 
@@ -174,7 +176,7 @@ class _Preparation:
         _say(f"listing the images of {remote.shown(shown)}")
         listing = frames.list_frames(ready.source, self.options.listing)
         listing, names = self.privacy.hide_names(listing)
-        if taken := set(EXAMPLE_SCHEMA.names) & set(other_columns(listing.refs)):
+        if taken := {*EXAMPLE_SCHEMA.names, groups.COLUMN} & set(other_columns(listing.refs)):
             note = (
                 f"left out the column {', '.join(sorted(taken))} of the table of --labels, which "
                 "examples.parquet has for itself; rename it to keep it"
@@ -237,7 +239,9 @@ class _Preparation:
             output=root if self.storage.remote else str(Path(root).absolute()),
             source=self.source,
             preprocessing=dataclasses.replace(
-                options.images.preprocessing, no_window=identity.get("no_window")
+                options.images.preprocessing,
+                no_window=identity.get("no_window"),
+                physical=Physical(**identity["physical"]) if "physical" in identity else None,
             ),
             label_names=labels,
             identity=identity,
@@ -320,8 +324,11 @@ def _content_names(source: Source, refs: pa.Table) -> list[str]:
 
 
 def _describe(listing: Listing) -> str:
-    text = f"found {listing.refs.num_rows:,} images among {listing.num_files:,} files"
-    parts = [f"{listing.copies:,} copies in a second tree"] if listing.copies else []
+    num_empty = pc.sum(pc.equal(listing.refs["size"], 0)).as_py() or 0
+    num_images = listing.refs.num_rows - num_empty
+    text = f"found {num_images:,} images among {listing.num_files:,} files"
+    parts = [f"{num_empty:,} empty"] if num_empty else []
+    parts += [f"{listing.copies:,} copies in a second tree"] if listing.copies else []
     parts += [f"{count:,} {reason}" for reason, count in listing.ignored.items()]
     parts += [f"{len(listing.rejects):,} rejected"] if listing.rejects else []
     return text + (f" ({', '.join(parts)})" if parts else "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import logging
 import sys
 import time
@@ -14,7 +15,8 @@ from pipelines import errors
 from pipelines.engine import local, progress
 from pipelines.engine.job import Job, require_finished, was_finished_elsewhere
 from pipelines.report import summary
-from pipelines.stores import remote
+from pipelines.stores import beam_flags
+from tfrecord_io import redaction
 
 # Beam is imported inside functions: each local worker imports this module and does not need Beam.
 if TYPE_CHECKING:
@@ -41,7 +43,7 @@ def launch(
         run: runs it.
     """
     # Before any worker starts: workers inherit the store settings through the environment.
-    beam_args = remote.use_flags(beam_args)
+    beam_args = beam_flags.use(beam_args)
     local.start_ahead(beam_args)
     _import_beam()
     from pipelines.engine import engine
@@ -56,7 +58,7 @@ def launch(
             stride = job.build.layout.stride
             with progress.progress_bar(job.storage, job.todo, job.num_finished, stride):
                 run(job, pipeline, engine.num_processes(beam_args))
-        except errors.BuildError:
+        except (errors.BuildError, errors.StoreError):
             if not was_finished_elsewhere(job):
                 raise
             summary.print_complete(output)
@@ -71,15 +73,37 @@ def launch(
 def exit_code(command: Callable[[Sequence[str]], None], argv: Sequence[str]) -> int:
     """Calls a command with its command line, and prints its error, if there is one.
 
+    All that is printed goes without secrets and, with `--anonymize`, without the input's paths.
+
     Returns:
         0 if the dataset is there, 1 if the job failed, 2 for wrong usage, 130 after Ctrl-C.
     """
+    is_anonymous = bool(_values(argv, "--anonymize"))
+    private = _values(argv, "--input", "--labels") if is_anonymous else ()
+    with redaction.redacted_output(private):
+        return _exit_code(command, argv, is_anonymous)
+
+
+def _values(argv: Sequence[str], *flags: str) -> list[str]:
+    """Returns the values of flags, which are not parsed yet."""
+    words = [*argv, ""]
+    return [
+        word.partition("=")[2] or following
+        for word, following in itertools.pairwise(words)
+        if word.partition("=")[0] in flags
+    ]
+
+
+def _exit_code(
+    command: Callable[[Sequence[str]], None], argv: Sequence[str], is_anonymous: bool
+) -> int:
     try:
-        command(argv)
+        with errors.without_names(is_anonymous):
+            command(argv)
     except errors.UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    except (errors.BuildError, OSError) as error:
+    except (errors.ToldError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

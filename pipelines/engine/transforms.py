@@ -17,6 +17,7 @@ from pipelines.engine import local
 from pipelines.planning.plan import ShardTask
 from pipelines.shards.build import Work
 from pipelines.shards.write import TaskWriter
+from pipelines.stores import beam_flags
 
 
 @dataclasses.dataclass(eq=False)
@@ -52,6 +53,7 @@ class _WriteHere(beam.DoFn):
         self._build = build
 
     def setup(self) -> None:
+        beam_flags.use_those_of_job()
         self._open = contextlib.ExitStack()
         self._writer = self._open.enter_context(TaskWriter(self._build))
 
@@ -75,6 +77,11 @@ def _write_in_processes(
         yield build.name, task.index
 
 
+def _finish_here(build: Work) -> None:
+    beam_flags.use_those_of_job()
+    build.finish(build)
+
+
 @dataclasses.dataclass(eq=False)
 class FinishDataset(beam.PTransform):
     """Finishes the dataset once all tasks are done.
@@ -89,7 +96,7 @@ class FinishDataset(beam.PTransform):
 
     def expand(self, done: beam.PCollection) -> beam.PCollection:
         """Applies the transform to the output of `WriteShards`."""
-        finish = self.build.finish if self.num_processes is None else local.finish_in_worker
+        finish = _finish_here if self.num_processes is None else local.finish_in_worker
         return (
             done
             | "Gather" >> beam.GroupByKey()

@@ -8,11 +8,13 @@ read it; the plan is removed when the dataset is complete.
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import dataclasses
 import hmac
 import json
 import os
+import re
 import traceback
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -27,11 +29,11 @@ from pipelines.listing.refs import OTHERS, RejectedFile, other_columns, source_p
 from pipelines.sources.source import Source
 from pipelines.stores import output_state
 from pipelines.stores.output import Storage
-from pipelines.stores.remote import is_remote
 from tfrecord_io import schema
 from tfrecord_io.decoding.preprocess import frame_path
 from tfrecord_io.files import atomic_write, sync_folder
 from tfrecord_io.manifest import WEIGHT
+from tfrecord_io.stores.folder import is_remote
 
 #: The digest of the secret is in the manifest, so a short secret could be found by trying.
 MIN_SECRET_BYTES = 32
@@ -78,8 +80,8 @@ class Privacy:
             source: path or URL of the input, if it has any.
 
         Raises:
-            errors.UserError: if the file cannot be read, is too short, or is inside the output or
-                the input, with which it could be passed on.
+            errors.UserError: if the file cannot be read, does not look like random bytes, or is
+                inside the output or the input, with which it could be passed on.
         """
         if file is None:
             return cls()
@@ -97,10 +99,10 @@ class Privacy:
             raise errors.UserError(
                 f"--anonymize {file} could not be read: {error.strerror}; {advice}"
             ) from None
-        if len(key) < MIN_SECRET_BYTES:
+        if not _is_random(key):
             raise errors.UserError(
-                f"--anonymize {file} holds {len(key)} bytes, expected at least {MIN_SECRET_BYTES} "
-                f"random ones; {advice}"
+                f"--anonymize {file} holds {len(key)} bytes that are not a secret; expected at "
+                f"least {MIN_SECRET_BYTES} random bytes in hexadecimal or base64; {advice}"
             )
         return cls(file.resolve(), key)
 
@@ -175,7 +177,7 @@ class Privacy:
         except Exception as error:
             if not self.key or isinstance(error, shown):
                 raise
-            is_told = isinstance(error, errors.UserError | errors.BuildError | OSError)
+            is_told = isinstance(error, errors.ToldError | OSError)
             path = self._beside("error.txt")
             with _create_private(path) as file:
                 file.write(f"{error if is_told else traceback.format_exc()}\n".encode())
@@ -205,21 +207,41 @@ class Privacy:
         return self.file.with_name(f"{self.file.name}.{ending}")
 
 
+def _is_random(key: bytes) -> bool:
+    """Returns whether a file's content can be random bytes in hexadecimal or base64."""
+    text = key.strip()
+    try:
+        if re.fullmatch(rb"[0-9a-fA-F]+", text):
+            data = bytes.fromhex(text.decode())
+        else:
+            text = text.rstrip(b"=").translate(bytes.maketrans(b"-_", b"+/"))
+            data = base64.b64decode(text + b"=" * (-len(text) % 4), validate=True)
+    except ValueError:
+        return False
+    # Of so many random bytes, fewer than eight different ones do not happen.
+    return len(data) >= MIN_SECRET_BYTES and len(set(data)) >= 8
+
+
 def _hide_names(listing: Listing, privacy: Privacy) -> tuple[Listing, pa.Table]:
     refs = listing.refs
     if OTHERS in refs.column_names:
-        # Nothing is known of the columns besides the weight, so names may be in them.
+        # Nothing is known of the columns besides these, so names may be in them.
         others = other_columns(refs)
         refs = refs.drop_columns(OTHERS)
-        if WEIGHT in others:
-            kept = pa.StructArray.from_arrays([others[WEIGHT]], [WEIGHT])
-            refs = refs.append_column(OTHERS, kept)
+        kept = {name: others[name] for name in (WEIGHT,) if name in others}
+        # They say which images without a patient belong together.
+        for name in ("study", "series") if refs["patient"].null_count else ():
+            if name in others:
+                kept[name] = _codes(privacy, name, others[name].to_pylist())
+        if kept:
+            struct = pa.StructArray.from_arrays(list(kept.values()), list(kept))
+            refs = refs.append_column(OTHERS, struct)
     names = source_paths(refs).to_pylist()
     patients = refs["patient"].to_pylist()
     columns = {
         "root": [""] * len(names),
         "path": [privacy.code("image", path) for path in refs["path"].to_pylist()],
-        "patient": [p if p is None else privacy.code("patient", p) for p in patients],
+        "patient": _codes(privacy, "patient", patients),
     }
     for name, values in columns.items():
         refs = with_column(refs, name, values)
@@ -248,6 +270,11 @@ def _hide_names(listing: Listing, privacy: Privacy) -> tuple[Listing, pa.Table]:
         }
     )
     return hidden, pa.concat_tables([images.cast(NAMES_SCHEMA), _rejected(listing, rejects)])
+
+
+def _codes(privacy: Privacy, kind: str, names: list[Any]) -> pa.Array:
+    codes = [None if name is None else privacy.code(kind, str(name)) for name in names]
+    return pa.array(codes, pa.string())
 
 
 def _rejected(listing: Listing, hidden: list[RejectedFile]) -> pa.Table:

@@ -28,7 +28,7 @@ from pipelines.listing.refs import (
 from pipelines.sources.reader import Reader
 from pipelines.sources.source import Source
 from tfrecord_io.ahead import map_ahead
-from tfrecord_io.decoding.dicom_tags import Header, codec_versions
+from tfrecord_io.decoding.dicom_tags import SHARE, Header, codec_versions
 from tfrecord_io.decoding.pictures import (
     ONE_PICTURE,
     SINGLE_SUFFIXES,
@@ -47,8 +47,14 @@ _NUM_THREADS = 8
 _NUM_AT_ONCE = 250
 _MOST_IN_ONE_PROCESS = 1000
 
+#: What counts the images of which a study or series is known, but no patient, likewise.
+STUDY_WITHOUT_PATIENT = "study without a patient"
+
 #: What counts the DICOM files without a window among a listing's frames.
 NO_WINDOW = "DICOM without a window"
+
+#: Begins what counts a listing's images in a unit, see `dicom_tags.unit_of`, if any file needs it.
+IN_UNIT = "in "
 
 
 def list_frames(source: Source, options: ListingOptions) -> Listing:
@@ -78,7 +84,16 @@ def list_frames(source: Source, options: ListingOptions) -> Listing:
     labels = options.table
     keep_patients = labels is not None and labels.patient is not None
     listing = _expanded(listing, source, keep_patients=keep_patients)
-    return dataclasses.replace(listing, refs=with_site_in_patient(listing.refs))
+    refs = with_site_in_patient(listing.refs)
+    in_study = np.zeros(refs.num_rows, bool)
+    for name, values in other_columns(refs).items():
+        if name in ("study", "series"):
+            in_study |= values.is_valid().to_numpy(zero_copy_only=False)
+    without = int((in_study & refs["patient"].is_null().to_numpy()).sum())
+    frames = {**listing.frames, STUDY_WITHOUT_PATIENT: without}
+    return dataclasses.replace(
+        listing, refs=refs, frames={name: count for name, count in frames.items() if count}
+    )
 
 
 def _expanded(listing: Listing, source: Source, *, keep_patients: bool) -> Listing:
@@ -117,6 +132,8 @@ def _expanded(listing: Listing, source: Source, *, keep_patients: bool) -> Listi
             ignored.update(some.ignored)
             frames[some.file_format] += len(some.frames)
             frames[NO_WINDOW] += some.header.needs_range
+            if some.header.unit:
+                frames[IN_UNIT + some.header.unit] += len(some.frames)
     refs = with_column(listing.refs.take(places).combine_chunks(), "frame", numbers)
     if not keep_patients:
         known = zip(headers, refs["patient"].to_pylist(), strict=True)
@@ -130,8 +147,16 @@ def _expanded(listing: Listing, source: Source, *, keep_patients: bool) -> Listi
         rejects=(*listing.rejects, *conflicts.values()),
         num_files=listing.num_files + num_more,
         ignored=ignored,
-        frames=dict(+frames),
+        frames=_with_others(frames, refs.num_rows),
     )
+
+
+def _with_others(frames: collections.Counter[str], num_images: int) -> dict[str, int]:
+    """Counts the images without a physical unit, too, if some file needs a formula."""
+    in_unit = sum(count for name, count in frames.items() if name.startswith(IN_UNIT))
+    if in_unit:
+        frames[IN_UNIT + SHARE] += num_images - in_unit
+    return dict(+frames)
 
 
 def _named_like_frames(refs: pa.Table, held: Mapping[int, Pictures]) -> dict[int, RejectedFile]:

@@ -10,6 +10,7 @@ null and NaN.
 
 from __future__ import annotations
 
+import codecs
 import collections
 import dataclasses
 import hashlib
@@ -24,8 +25,10 @@ import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
 from pipelines import errors
+from pipelines.listing.members import looks_like_image
 from tfrecord_io.kinds.classes import CLASSES
 from tfrecord_io.kinds.label_kind import LabelKind
+from tfrecord_io.kinds.numbers import number_text
 from tfrecord_io.manifest import WEIGHT
 
 #: Columns that a table may have besides `path` and the labels, each with a meaning of its own.
@@ -75,6 +78,11 @@ class LabelTable:
     not_numbers: Mapping[int, str] = dataclasses.field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
+    def facts(self, row: int) -> tuple[object, ...]:
+        """Returns label, patient, split and site of a row, as far as the table has them."""
+        columns = (self.label, self.patient, self.split, self.site)
+        return (self.not_numbers.get(row), *(column[row] for column in columns if column))
+
     @property
     def digest(self) -> str:
         """Hexadecimal SHA-256 of the rows, whatever their order and kind of file."""
@@ -100,6 +108,7 @@ def read_label_table(
     kind: LabelKind = CLASSES,
     columns: Sequence[str] = ("label",),
     missing: Sequence[str] | None = None,
+    renamed: Mapping[str, str] | None = None,
 ) -> LabelTable:
     """Reads a label table.
 
@@ -110,6 +119,7 @@ def read_label_table(
             several labels.
         missing: texts of cells that have no value, of a CSV and a Parquet file. By default these
             are `MISSING` in a CSV file, and none in a Parquet file.
+        renamed: columns of the file by the names that they get, see `--columns`.
 
     Raises:
         errors.UserError: if the file cannot be read, has no `path` or no label column, a column has
@@ -126,11 +136,6 @@ def read_label_table(
         raise errors.UserError(
             f"--labels {file} could not be read: {error}; expected Parquet, or CSV in UTF-8"
         ) from None
-    if absent := [name for name in used if name not in table.column_names]:
-        raise errors.UserError(
-            f"--labels {file} has the columns {', '.join(table.column_names)}, and needs "
-            f"{' and '.join(absent)}"
-        )
     repeated = sorted(
         name for name, count in collections.Counter(table.column_names).items() if count > 1
     )
@@ -139,25 +144,28 @@ def read_label_table(
             f"--labels {file} has the column {', '.join(repeated)} more than once; rename it, or "
             "leave it out"
         )
-    names = [name for name in table.column_names if name not in (*used, *OPTIONAL)]
-    table, notes = _without_odd_columns(table, names)
-    names = [name for name in names if name in table.column_names]
+    # Not a table, which would be copied for each column that changes.
+    cells: dict[str, pa.ChunkedArray] = dict(zip(table.column_names, table.columns, strict=True))
+    notes = _rename(file, cells, renamed or {})
+    if absent := [name for name in used if name not in cells]:
+        shown = ", ".join(list(cells)[:30]) + (", ..." if len(cells) > 30 else "")
+        raise errors.UserError(
+            f"--labels {file} has the columns {shown}, and needs {' and '.join(absent)}; name "
+            f"yours with --columns {','.join(f'{name}=COLUMN' for name in absent)}"
+        )
+    notes += _drop_odd_columns(cells, [name for name in cells if name not in (*used, *OPTIONAL)])
+    names = [name for name in cells if name not in (*used, *OPTIONAL)]
     texts_without_value = ("", *(MISSING if missing is None else missing)) if is_csv else missing
     counts, written = dict[str, int](), set[str]()
-    for place, name in enumerate(table.column_names):
-        if name != "path":
-            column = _with_nulls(table[name], texts_without_value or (), written)
-            counts[name] = column.null_count
-            if is_csv and name in names:
-                column = _with_numbers(column)
-            table = table.set_column(place, name, column)
-    if WEIGHT in names:
-        place = table.column_names.index(WEIGHT)
-        table = table.set_column(place, WEIGHT, _weights(file, table[WEIGHT]))
+    others = set(names)
+    for name in [name for name in cells if name != "path"]:
+        column = _with_nulls(cells[name], texts_without_value or (), written)
+        counts[name] = column.null_count
+        cells[name] = _with_numbers(column) if is_csv and name in others else column
+    if WEIGHT in others:
+        cells[WEIGHT] = pa.chunked_array([_weights(file, cells[WEIGHT])])
     texts = {
-        name: _as_text(file, name, table[name])
-        for name in (*used, *OPTIONAL)
-        if name in table.column_names
+        name: _as_text(file, name, cells[name]) for name in (*used, *OPTIONAL) if name in cells
     }
     try:
         label, not_numbers = kind.read_columns({name: texts[name] for name in columns})
@@ -171,7 +179,7 @@ def read_label_table(
         patient=_optional(texts.get("patient")),
         split=_optional(texts.get("split")),
         site=_sites(file, texts["site"]) if "site" in texts else None,
-        others=table.select(names).combine_chunks() if names else None,
+        others=pa.table({name: cells[name] for name in names}).combine_chunks() if names else None,
         not_numbers=not_numbers,
         notes=(*_missing_note(counts, written), *notes),
     )
@@ -179,52 +187,68 @@ def read_label_table(
 
 def match_files(
     names: Sequence[str], table: LabelTable
-) -> tuple[list[int | None], list[tuple[int, str]]]:
+) -> tuple[list[int | None], list[tuple[int, str]], int]:
     """Finds the row of each file.
 
     A row belongs to the file whose name in the source is its path. If there is none, it belongs to
     the file whose name ends with its path, if there is only one: so a table may leave out the
-    leading folders, or all of them. Names may be in another Unicode form there: macOS writes an
-    umlaut of a file's name as two characters, and a spreadsheet as one.
+    leading folders, or all of them, and the ending of the name. Names may be in another Unicode
+    form there: macOS writes an umlaut of a file's name as two characters, and a spreadsheet as one.
 
     Args:
         names: of the files, with `/` between folders.
         table: the rows.
 
     Returns:
-        the row of each file, None for a file without one; and (row, why) of each row without a
-        file. Rows count from 0.
+        the row of each file, None for a file without one; (row, why) of each row without a file;
+        and the number of rows that repeat what another one says of its file. Rows count from 0.
 
     Raises:
-        errors.UserError: if two rows belong to one file.
+        errors.UserError: if two rows say different things of one file.
     """
     by_name = {name: place for place, name in enumerate(names)}
     composed = [_composed(name) for name in names]
     by_base: dict[str, list[int]] = collections.defaultdict(list)
+    by_stem: dict[str, list[int]] = collections.defaultdict(list)
     for place, name in enumerate(composed):
-        by_base[name.rpartition("/")[2]].append(place)
+        base = name.rpartition("/")[2]
+        by_base[base].append(place)
+        if "." in base:
+            by_stem[base.rpartition(".")[0]].append(place)
     row_of_file: list[int | None] = [None] * len(names)
     without: list[tuple[int, str]] = []
+    num_repeated = 0
     for row, path in enumerate(table.path):
         place = by_name.get(path)
         if place is None:
             wanted = _composed(path)
-            ending = [
+            base = wanted.rpartition("/")[2]
+            found = [
                 place
-                for place in by_base.get(wanted.rpartition("/")[2], ())
+                for place in by_base.get(base, ())
                 if f"/{composed[place]}".endswith(f"/{wanted}")
+            ] or [
+                place
+                for place in by_stem.get(base, ())
+                if f"/{composed[place].rpartition('.')[0]}".endswith(f"/{wanted}")
             ]
-            if len(ending) != 1:
-                without.append((row, _why_without(names, ending)))
+            # Beside a picture there may be a text of the same name.
+            found = [place for place in found if looks_like_image(names[place])] or found
+            if len(found) != 1:
+                without.append((row, _why_without(names, found)))
                 continue
-            (place,) = ending
-        if (other := row_of_file[place]) is not None:
+            (place,) = found
+        if (other := row_of_file[place]) is None:
+            row_of_file[place] = row
+        elif table.facts(other) == table.facts(row):
+            num_repeated += 1
+        else:
             raise errors.UserError(
                 f"--labels {table.name}: rows {other + 1:,} and {row + 1:,} both name "
-                f"{names[place]!a}; a file needs one row"
+                f"{names[place]!a}, and differ in label, patient, split or site; a file needs one "
+                "row"
             )
-        row_of_file[place] = row
-    return row_of_file, without
+    return row_of_file, without, num_repeated
 
 
 def _why_without(names: Sequence[str], places: Sequence[int]) -> str:
@@ -270,36 +294,68 @@ def _plain(table: pa.Table) -> pa.Table:
         if pa.types.is_dictionary(field.type):
             column = table[place].cast(field.type.value_type)
             table = table.set_column(place, field.name, column)
-        elif pa.types.is_string_view(field.type):
-            table = table.set_column(place, field.name, table[place].cast(pa.string()))
+        elif field.type in (pa.string_view(), pa.binary_view()):
+            kind = pa.string() if field.type == pa.string_view() else pa.binary()
+            table = table.set_column(place, field.name, table[place].cast(kind))
     return table.replace_schema_metadata()
 
 
-def _without_odd_columns(table: pa.Table, names: Sequence[str]) -> tuple[pa.Table, tuple[str, ...]]:
-    """Returns the table without those of the columns that Python cannot read, and a note on them.
+def _rename(
+    file: Path, cells: dict[str, pa.ChunkedArray], renamed: Mapping[str, str]
+) -> tuple[str, ...]:
+    """Gives columns the names of `--columns`, and returns notes on those that are left out."""
+    notes: tuple[str, ...] = ()
+    if cells.pop("", None) is not None:  # the row numbers that pandas and R write
+        notes = ("left out the column without a name of the table of --labels",)
+    found: dict[str, pa.ChunkedArray] = {}
+    used = set[str]()
+    for name, wanted in renamed.items():
+        parts = [wanted] if wanted in cells else wanted.split("/")
+        if absent := [part for part in parts if part not in cells]:
+            raise errors.UserError(
+                f"--columns {name}={wanted}: --labels {file} has no column {' or '.join(absent)}; "
+                f"it has {', '.join(list(cells)[:30])}"
+            )
+        used.update(parts)
+        found[name] = cells[parts[0]]
+        if len(parts) > 1:
+            texts = [cells[part].cast(pa.string()) for part in parts]
+            found[name] = pc.binary_join_element_wise(*texts, "/")
+    for name in used:
+        del cells[name]
+    if taken := cells.keys() & found.keys():
+        notes += (
+            f"left out the column {', '.join(sorted(taken))} of the table of --labels, whose place "
+            "another one takes by --columns",
+        )
+    cells.update(found)
+    return notes
+
+
+def _drop_odd_columns(cells: dict[str, pa.ChunkedArray], names: Sequence[str]) -> tuple[str, ...]:
+    """Drops those of the columns that Python cannot read, and returns a note on them.
 
     Such are times with nanoseconds, years beyond 9999, and time zones that are not known here.
     """
-    odd = {}
+    odd = []
     for name in names:
-        place = table.schema.get_field_index(name)
-        kind = table.schema.field(place).type
+        kind = cells[name].type
         try:
             kept = _in_microseconds(kind)
             if kept != kind:
-                table = table.set_column(place, name, table[place].cast(kept))
-            table[place].to_pylist()
+                cells[name] = cells[name].cast(kept)
+            if not (pa.types.is_string(kind) or pa.types.is_floating(kind)):
+                cells[name].to_pylist()
         except (ValueError, OverflowError, LookupError):
-            odd[name] = kind
+            odd.append(f"{name} ({kind})")
+            del cells[name]
     if not odd:
-        return table, ()
-    shown = ", ".join(f"{name} ({kind})" for name, kind in odd.items())
-    note = (
-        f"left out the column {shown} of the table of --labels: some of its values have no form in "
-        "Python, such as times with nanoseconds or an unknown time zone; store it as text to keep "
-        "it"
+        return ()
+    return (
+        f"left out the column {', '.join(odd)} of the table of --labels: some of its values have "
+        "no form in Python, such as times with nanoseconds or an unknown time zone; store it as "
+        "text to keep it",
     )
-    return table.drop_columns(list(odd)), (note,)
 
 
 def _in_microseconds(kind: pa.DataType) -> pa.DataType:
@@ -365,10 +421,7 @@ def _weights(file: Path, column: pa.ChunkedArray) -> pa.Array:
     """Returns how much each row counts in training, float64."""
     weights = []
     for number, text in enumerate(_as_text(file, WEIGHT, column), 1):
-        try:
-            weight = float(text or "nan")
-        except ValueError:
-            weight = math.nan
+        weight = float(text) if text and number_text(text) else math.nan
         if not 0 <= weight < math.inf:
             raise errors.UserError(
                 f"--labels {file}: row {number:,} has {text or ''!a} in the column {WEIGHT}, by "
@@ -391,6 +444,12 @@ def _as_text(file: Path, name: str, column: pa.ChunkedArray) -> list[str | None]
 
 def _read_csv(file: Path) -> pa.Table:
     """Reads the columns as text, so that a patient 007 stays 007."""
+    with file.open("rb") as opened:
+        if opened.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+            raise errors.UserError(
+                f"--labels {file} is UTF-16, expected UTF-8; save it as CSV UTF-8, or convert it: "
+                "iconv -f UTF-16 -t UTF-8"
+            )
     with file.open(encoding="utf-8-sig", errors="replace") as lines:
         header = lines.readline()
     delimiter = max(_DELIMITERS, key=header.count)

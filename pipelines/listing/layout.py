@@ -18,6 +18,7 @@ from pipelines.listing.members import (
     ending,
     has_plain_name,
     ignored_reason,
+    is_text,
     looks_like_image,
     name_problem,
     size_problem,
@@ -48,11 +49,12 @@ class Sorter:
         num_files: number of files seen.
         rejects: files that should be images but cannot be used.
         ignored: number of files that are not data, by reason.
+        num_repeated_rows: number of rows of a table that repeat another one.
     """
 
     def __init__(self, *, has_folders: bool = True) -> None:
         self._has_folders = has_folders
-        self.num_files = 0
+        self.num_files = self.num_repeated_rows = 0
         self.rejects: list[RejectedFile] = []
         self.ignored: collections.Counter[str] = collections.Counter()
         self._with_split = _Columns()
@@ -77,6 +79,8 @@ class Sorter:
             or size_problem(member)
         ):
             self._reject(name, *problem)
+        elif self._has_folders and is_text(base):
+            self.ignored["no_image_name"] += 1
         elif folder.levels and self._has_folders:
             self._with_split.add(member, _parent(folder.levels[0]))
             self._note_level(folder, name)
@@ -91,9 +95,9 @@ class Sorter:
             for member in self._without_split.members():
                 self._set_aside(member.name, "lies outside the SPLIT/CLASS folders")
             table = self._with_split.table()
-            place = pc.index_in(pc.ascii_lower(_folder(table, 0)), pa.array(list(SPLITS)))
+            place = pc.index_in(pc.ascii_lower(folder_at(table, 0)), pa.array(list(SPLITS)))
             split = pa.array(list(SPLITS.values())).take(place)
-            return _with_columns(table, split, _folder(table, 1))
+            return _with_columns(table, split, folder_at(table, 1))
         return self._place_by_class()
 
     def _note_level(self, folder: _Folder, name: str) -> None:
@@ -139,7 +143,7 @@ class Sorter:
             else:
                 self._set_aside(member.name, "lies outside the CLASS folders")
         table = columns.table()
-        return _with_columns(table, pa.repeat("train", table.num_rows), _folder(table, 0))
+        return _with_columns(table, pa.repeat("train", table.num_rows), folder_at(table, 0))
 
     def place_by_table(self, labels: LabelTable, tree: str | None) -> pa.Table:
         """Returns the files that a table gives a label, with what it says; sets aside the others.
@@ -159,7 +163,7 @@ class Sorter:
             self.ignored["other_tree"] += len(members) - len(inside)
             members = inside
         names = [member.name for member in members]
-        row_of_file, without_file = match_files(names, labels)
+        row_of_file, without_file, self.num_repeated_rows = match_files(names, labels)
         # A file without a row counts as an image if one with a row has the same ending. The files
         # of a DICOM export have none.
         endings = {
@@ -335,7 +339,7 @@ def split_called(name: str) -> str:
     return split
 
 
-def _folder(table: pa.Table, depth: int) -> pa.ChunkedArray:
+def folder_at(table: pa.Table, depth: int) -> pa.ChunkedArray:
     """Returns folder number `depth` of every path."""
     pattern = rf"^(?:[^/]*/){{{depth}}}(?P<folder>[^/]*)/"
     folders = pc.struct_field(pc.extract_regex(table["path"], pattern), "folder")

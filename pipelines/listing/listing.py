@@ -13,12 +13,13 @@ import pyarrow.compute as pc
 
 from pipelines import errors
 from pipelines.listing.label_table import LabelTable
-from pipelines.listing.layout import SPLITS, Sorter
+from pipelines.listing.layout import SPLITS, Sorter, folder_at
 from pipelines.listing.options import DEFAULT_GROUP_REGEX, ListingOptions
 from pipelines.listing.refs import BATCH_ROWS, OTHERS, REF_SCHEMA, SITE, RejectedFile
 from pipelines.listing.selection import choose_classes, choose_tree, drop_copies
 from pipelines.sources.member import NOT_PERMITTED, Member
 from pipelines.sources.source import Source
+from tfrecord_io.manifest import WEIGHT
 
 #: What counts the images whose patient is in their folders, among a listing's frames.
 PATIENT_IN_PATH = "patient in the path"
@@ -108,8 +109,8 @@ def list_images(
 
     Raises:
         errors.UserError: if no image is found, the chosen tree or classes do not exist, there
-            are several unrelated trees and none was chosen, or no image matches the user's
-            `group_regex`.
+            are several unrelated trees and none was chosen, a class holds folders named like other
+            classes, or no image matches the user's `group_regex`.
     """
     labels = options.table
     sorter = Sorter(has_folders=labels is None)
@@ -123,14 +124,38 @@ def list_images(
     if not table.num_rows:
         raise errors.UserError(
             f"found no image in SPLIT/CLASS or CLASS folders among {sorter.num_files:,} files; "
-            "check --input (it should hold folders like train/CNV/, or CNV/)"
+            "check --input: it should hold folders like train/CNV/, or CNV/. If the class is not "
+            "the folder of a file, name it in a table: --labels labels.csv, with the columns path "
+            "and label"
         )
     table = choose_tree(table, options.tree, ignored)
     table = choose_classes(table, options.chosen_classes, ignored)
+    _require_separate_classes(table)
     table, copies = drop_copies(table, same_content, rejects)
     classes = sorted(pc.unique(pc.cast(table["label"], pa.string())).to_pylist())
     notes = (*_split_notes(classes), *_alike_notes("classes", classes, "rename the folders"))
     return _with_patients(sorter, table, copies, notes, options.group_regex)
+
+
+def _require_separate_classes(table: pa.Table) -> None:
+    """Refuses a class whose subfolders are named like other classes: it may be a second tree."""
+    label = pc.cast(table["label"], pa.string())
+    inner = pc.if_else(
+        pc.equal(folder_at(table, 0), label), folder_at(table, 1), folder_at(table, 2)
+    )
+    is_class = pc.and_(pc.is_in(inner, pc.unique(label)), pc.not_equal(inner, label))
+    nested = pa.table({"label": label, "inner": inner}).filter(is_class)
+    if not nested.num_rows:
+        return
+    pairs = nested.group_by(["label", "inner"]).aggregate([]).to_pylist()
+    shown = sorted(f"{pair['label']}/{pair['inner']}" for pair in pairs)
+    outer = {pair["label"] for pair in pairs}
+    others = sorted(set(pc.unique(label).to_pylist()) - outer)
+    raise errors.UserError(
+        f"the class folder {' and '.join(map(ascii, sorted(outer)))} holds folders named like "
+        f"other classes: {', '.join(map(ascii, shown[:4]))}; if it is not a class, name the "
+        f"classes with --classes {','.join(others)}, or give that folder as --input"
+    )
 
 
 def _require_permission(rejects: Iterable[RejectedFile]) -> None:
@@ -184,13 +209,32 @@ def _list_labelled(
     table, copies = drop_copies(table, same_content, sorter.rejects)
     names = sorted(labels.label_columns or pc.unique(table["label"].cast(pa.string())).to_pylist())
     # The name of the table stays out of the notes, which are in an anonymous dataset too.
-    notes = _alike_notes("labels", names, "give them one name in the table")
+    notes = [
+        *_alike_notes("labels", names, "give them one name in the table"),
+        *_row_notes(sorter.num_repeated_rows, labels),
+    ]
     if labels.patient is None:
         table = table.drop_columns("patient")
         listing = _with_patients(sorter, table, copies, notes, options.group_regex)
     else:
         listing = _listing(sorter, table, copies, notes)
     return dataclasses.replace(listing, naming_notes=(*labels.notes, *listing.naming_notes))
+
+
+def _row_notes(num_repeated: int, labels: LabelTable) -> Iterator[str]:
+    """Yields what the rows of a table of labels mean beyond the labels."""
+    if num_repeated:
+        yield (
+            f"{num_repeated:,} rows of the table of --labels repeat the label of a file; what its "
+            "first row says in other columns is kept"
+        )
+    if labels.others is not None and WEIGHT in labels.others.column_names:
+        ends = pc.min_max(labels.others[WEIGHT]).as_py()
+        yield (
+            f"each image counts in training by the column {WEIGHT} of the table of --labels, "
+            f"{ends['min']:g} to {ends['max']:g}; if that is something else, such as kilograms, "
+            f"rename it with --columns body_weight={WEIGHT}"
+        )
 
 
 def _split_notes(classes: Sequence[str]) -> Iterator[str]:

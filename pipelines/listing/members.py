@@ -14,6 +14,14 @@ _SYSTEM_FILES = frozenset({".ds_store", "thumbs.db", "desktop.ini"})
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_. ()-]*")
 
 
+# Endings of texts that lie beside images. An unknown ending may be that of an image, as DICOM files
+# have any.
+_TEXT_ENDINGS = frozenset(
+    {"txt", "xml", "json", "csv", "tsv", "md", "htm", "html", "pdf", "yaml", "yml", "ini", "log",
+     "xls", "xlsx", "doc", "docx", "py", "ipynb"}
+)  # fmt: skip
+
+
 def has_plain_name(base: str) -> bool:
     """Returns whether a file's own name needs no further check."""
     return _PLAIN_NAME.fullmatch(base) is not None and base.lower() not in _SYSTEM_FILES
@@ -64,6 +72,11 @@ def ending(name: str) -> str | None:
         return None
     last = base.rpartition(".")[2] if "." in base else ""
     return "" if last.isdecimal() else last
+
+
+def is_text(name: str) -> bool:
+    """Returns whether a file's name ends as that of a text, such as an annotation, does."""
+    return ending(name) in _TEXT_ENDINGS
 
 
 def looks_like_image(name: str) -> bool:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.listing.label_table import OPTIONAL, LabelTable, read_label_table
-from tfrecord_io.flags import check, flag
+from tfrecord_io.flags import check, flag, names
 from tfrecord_io.kinds.classes import CLASSES
 from tfrecord_io.kinds.grades import GRADES
 from tfrecord_io.kinds.label_kind import LabelKind
@@ -21,11 +21,12 @@ from tfrecord_io.kinds.numbers import NUMBER
 DEFAULT_GROUP_REGEX = r"^[A-Za-z]+-(\d+)-\d+\.[A-Za-z]+$"
 
 
-def _names(text: str) -> tuple[str, ...]:
-    names = tuple(name.strip() for name in text.split(","))
-    if not all(names):
-        raise ValueError(f"a name is empty, or a comma too many, in {text!r}")
-    return names
+def _columns(text: str) -> dict[str, str]:
+    pairs = [name.partition("=") for name in names(text)]
+    found = {new.strip(): old.strip() for new, _, old in pairs}
+    if len(found) < len(pairs) or not all(found) or not all(found.values()):
+        raise ValueError(f"expected path=COLUMN,label=COLUMN and the like, received {text!r}")
+    return found
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -38,15 +39,16 @@ class ListingOptions:
 
     classes: tuple[str, ...] = flag(
         (),
-        "class folders to use, in the order of their label indices (default: all, sorted)",
-        parse=_names,
+        "class folders to use, in the order of their label indices; one with a comma in quotes, as "
+        "in CSV (default: all, sorted)",
+        parse=names,
         metavar="A,B,...",
     )
     grades: tuple[str, ...] = flag(
         (),
         "the classes to use, instead of --classes, if they are grades: from the lowest to the "
         "highest",
-        parse=_names,
+        parse=names,
         metavar="A,B,...",
     )
     tree: str | None = flag(
@@ -66,11 +68,19 @@ class ListingOptions:
         "each image: a .csv or .parquet file. Folders then say nothing about the class",
         metavar="FILE",
     )
+    columns: dict[str, str] | None = flag(
+        None,
+        "what the table of --labels calls its columns, such as path=filename,label=finding; "
+        "path=folder/name joins two; body_weight=weight keeps a column from counting as the weight "
+        "of the image in training",
+        parse=_columns,
+        metavar="NAME=COLUMN,...",
+    )
     label_columns: tuple[str, ...] = flag(
         (),
         "columns of the table of --labels that hold a 0 or a 1 for each of several labels, instead "
         "of the column label",
-        parse=_names,
+        parse=names,
         metavar="A,B,...",
     )
     target: str | None = flag(
@@ -111,23 +121,23 @@ class ListingOptions:
         self._check_columns()
 
     def _check_columns(self) -> None:
-        names = self.label_columns
-        if names and (not self.labels or self.classes):
+        chosen = self.label_columns
+        if chosen and (not self.labels or self.classes):
             raise ValueError("--label_columns needs --labels, and no --classes")
-        if self.missing is not None and not self.labels:
-            raise ValueError("--missing needs --labels")
-        if any(SEPARATOR in name for name in names):
+        if (self.missing is not None or self.columns) and not self.labels:
+            raise ValueError("--missing and --columns need --labels")
+        if any(SEPARATOR in name for name in chosen):
             raise ValueError(
-                f"--label_columns takes no name with {SEPARATOR}; received {','.join(names)}"
+                f"--label_columns takes no name with {SEPARATOR}; received {','.join(chosen)}"
             )
-        if taken := {NONE, "path", *OPTIONAL} & set(names):
+        if taken := {NONE, "path", *OPTIONAL} & set(chosen):
             raise ValueError(
                 f"--label_columns cannot have a label named {', '.join(sorted(taken))}; rename the "
                 "column"
             )
         if self.target is None:
             return
-        if not self.labels or self.classes or names:
+        if not self.labels or self.classes or chosen:
             raise ValueError("--target needs --labels, and no --classes or --label_columns")
         if self.target in ("", "path", *OPTIONAL):
             raise ValueError(
@@ -166,7 +176,11 @@ class ListingOptions:
             return None
         columns = self.label_columns or (self.target or "label",)
         return read_label_table(
-            self.labels, kind=self.label_kind, columns=columns, missing=self.missing
+            self.labels,
+            kind=self.label_kind,
+            columns=columns,
+            missing=self.missing,
+            renamed=self.columns,
         )
 
     def identity(self) -> dict[str, Any]:

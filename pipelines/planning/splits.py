@@ -24,10 +24,11 @@ import pyarrow.compute as pc
 import xxhash
 
 from pipelines import errors
-from pipelines.listing.refs import REF_SCHEMA, source_paths
+from pipelines.listing.refs import REF_SCHEMA, other_columns, source_paths
 from pipelines.planning.options import DEFAULT_FRACTIONS, SplitOptions
+from tfrecord_io.auditing.findings import many
 from tfrecord_io.decoding.preprocess import frame_path
-from tfrecord_io.groups import group_names
+from tfrecord_io.groups import INPUTS, Groups, group_images, plural_unit
 from tfrecord_io.kinds.classes import CLASSES
 from tfrecord_io.kinds.label_kind import LabelKind
 from tfrecord_io.reading.order import splitmix64
@@ -63,7 +64,7 @@ class SplitResult:
 def apply(
     refs: pa.Table,
     options: SplitOptions,
-    read_group: Callable[[pa.Table], Sequence[str]] | None = None,
+    read_content: Callable[[pa.Table], Sequence[str]] | None = None,
     label_kind: LabelKind = CLASSES,
 ) -> SplitResult:
     """Decides every image's split and drops the images that the options exclude.
@@ -71,9 +72,9 @@ def apply(
     Args:
         refs: the images, a table of `REF_SCHEMA`.
         options: what the user chose.
-        read_group: returns a group name for each image without a patient, which is the same for
-            files of the same content. Called only with `patient`; without it each such image is a
-            group by itself.
+        read_content: returns a name for the content of each image's file, which is the same for
+            copies of a file. Called only with `patient`, for images of which neither patient nor
+            study is known; without it each file is a group by itself.
         label_kind: what an example's label can be.
 
     Raises:
@@ -86,7 +87,7 @@ def apply(
         refs, left_out = _drop_shared_with(refs, options.keep_split)
         dropped.append(left_out)
     if options.splits == "patient":
-        refs = _assign(refs, options, read_group, label_kind, notes)
+        refs = _assign(refs, options, read_content, label_kind, notes)
     elif _split_names(refs) == ["train"]:
         notes.append(
             "every image is in the split train, because neither folders nor a column split name "
@@ -134,7 +135,7 @@ def positions(hashes: np.ndarray, seeds: np.ndarray) -> np.ndarray:
 def _assign(
     refs: pa.Table,
     options: SplitOptions,
-    read_group: Callable[[pa.Table], Sequence[str]] | None,
+    read_content: Callable[[pa.Table], Sequence[str]] | None,
     label_kind: LabelKind,
     notes: list[str],
 ) -> pa.Table:
@@ -150,7 +151,7 @@ def _assign(
     candidates = refs.filter(free)
     if not candidates.num_rows:
         raise errors.UserError("--splits patient finds no image to divide: each keeps its split")
-    groups = _groups(candidates, read_group, notes)
+    groups = _groups(candidates, read_content, notes)
     names = protected_first(list(fractions))
     shares = np.array([fractions[name] for name in names]) / sum(fractions.values())
     bounds = np.cumsum(shares)[:-1]
@@ -175,25 +176,33 @@ def _assign(
 
 def _groups(
     refs: pa.Table,
-    read_group: Callable[[pa.Table], Sequence[str]] | None,
+    read_content: Callable[[pa.Table], Sequence[str]] | None,
     notes: list[str],
 ) -> pa.Array:
-    """Returns each image's group, see `groups.group_names`."""
-    unknown = pc.is_null(refs["patient"].combine_chunks())
-    num_unknown = pc.sum(unknown).as_py() or 0
-    if not num_unknown:
-        return group_names(refs["patient"])
-    rows = refs.filter(unknown)
+    """Returns the name of each image's group; of files, that of their content."""
+    groups = known_groups(refs)
+    if groups.sources.keys() <= {"patient"}:
+        return groups.names
+    by = [plural_unit(name) for name in ("study", "series") if name in groups.sources]
+    lone = pc.match_substring_regex(groups.names, "^(file|image):")
+    rows = refs.filter(lone)
     notes.append(
-        f"{num_unknown:,} of {refs.num_rows:,} images have no patient: none in their names, in "
-        "tags of DICOM or in a table of --labels; they are split by file, so a patient can be in "
-        "several splits, and only copies of a file stay together. Give a pattern with "
-        "--group_regex, or a table of --labels with the column patient"
+        f"{refs.num_rows - groups.sources.get('patient', 0):,} of {refs.num_rows:,} images have no "
+        "patient: none in their names, in tags of DICOM or in a table of --labels; they are split "
+        f"by {' and '.join([*by, *(['file'] if rows.num_rows else [])])}, so a patient can be in "
+        "several splits. Give a pattern with --group_regex, or a table of --labels with the column "
+        "patient"
     )
-    names = read_group(rows) if read_group else rows["path"].to_pylist()
-    contents = pa.array([f"content:{name}" for name in names], pa.large_string())
-    others = pc.replace_with_mask(pa.nulls(refs.num_rows, pa.large_string()), unknown, contents)
-    return group_names(refs["patient"], others)
+    contents = read_content(rows) if read_content else rows["path"].to_pylist()
+    named = pa.array([f"content:{name}" for name in contents], pa.large_string())
+    return pc.replace_with_mask(groups.names, lone, named)
+
+
+def known_groups(refs: pa.Table) -> Groups:
+    """Returns which images belong together, as far as it is known before they are decoded."""
+    columns = {"patient": refs["patient"], "path": refs["path"]}
+    others = {name: values for name, values in other_columns(refs).items() if name in INPUTS}
+    return group_images(pa.table(others | columns))
 
 
 def _counts_by_class(
@@ -234,7 +243,7 @@ def _check_not_empty(
     if empty:
         wanted = ", ".join(f"{n}={s:g}" for n, s in zip(names, shares.round(4), strict=True))
         raise errors.UserError(
-            f"{', '.join(empty)} would get no image: {num_groups:,} patients are too few for "
+            f"{', '.join(empty)} would get no image: {many(num_groups, 'patient')} too few for "
             f"{wanted} with {'any seed' if searched else 'this seed'}; choose other "
             f"--split_fractions{'' if searched else ', or --split_seed auto'}"
         )
@@ -276,13 +285,11 @@ def _drop_shared_with(
     if less_protected_only:
         order = protected_first(there)
         others = pc.is_in(splits, pa.array(order[order.index(kept) + 1 :], pa.string()))
-    protected = pc.unique(refs.filter(pc.equal(splits, kept))["patient"].drop_null())
-    shared = pc.and_(others, pc.is_in(refs["patient"], protected))
-    shared = pc.fill_null(shared, False)
+    groups = known_groups(refs).names
+    shared = pc.and_(others, pc.is_in(groups, groups.filter(pc.equal(splits, kept)).unique()))
     left_out = refs.filter(shared)
-    details = pc.binary_join_element_wise(
-        "patient ", left_out["patient"].cast(pa.string()), f" is in {kept} too", ""
-    )
+    named = pc.replace_substring(groups.filter(shared), ":", " ", max_replacements=1)
+    details = pc.binary_join_element_wise(named.cast(pa.string()), f"is in {kept} too", " ")
     names = map(frame_path, source_paths(left_out).to_pylist(), left_out["frame"].to_pylist())
     table = pa.table(
         {
@@ -296,10 +303,10 @@ def _drop_shared_with(
 
 
 def _leaks(refs: pa.Table) -> dict[tuple[str, ...], int]:
-    """Returns the number of patients who are in several splits, by the names of these splits."""
-    pairs = refs.select(["patient"]).append_column("split", refs["split"].cast(pa.string()))
-    known = pairs.filter(pc.is_valid(pairs["patient"])).group_by("patient")
-    splits = known.aggregate([("split", "distinct")])["split_distinct"]
+    """Returns the number of groups that are in several splits, by the names of these splits."""
+    names = known_groups(refs).names
+    pairs = pa.table({"group": names, "split": refs["split"].cast(pa.string())})
+    splits = pairs.group_by("group").aggregate([("split", "distinct")])["split_distinct"]
     several = splits.filter(pc.greater(pc.list_value_length(splits), 1))
     return collections.Counter(tuple(sorted(names)) for names in several.to_pylist())
 
@@ -307,7 +314,7 @@ def _leaks(refs: pa.Table) -> dict[tuple[str, ...], int]:
 def _describe_leaks(leaks: Mapping[tuple[str, ...], int]) -> str:
     parts = ", ".join(f"{count:,} in {' and '.join(key)}" for key, count in sorted(leaks.items()))
     return (
-        f"{sum(leaks.values()):,} patients are in several splits ({parts}), and --leaks is fail; "
+        f"{many(sum(leaks.values()), 'patient')} in several splits ({parts}), and --leaks is fail; "
         "use --leaks drop to leave their images out of the less protected split, or --splits "
         "patient to make new splits"
     )

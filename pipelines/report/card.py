@@ -15,6 +15,7 @@ from PIL import Image
 
 from pipelines.listing.refs import RejectedFile
 from pipelines.report import charts
+from tfrecord_io import shapes
 from tfrecord_io.auditing import pages, ranges, shortcuts
 from tfrecord_io.auditing.audit import LIMITS
 from tfrecord_io.auditing.findings import MAX_LISTED, SEVERITIES, Audit
@@ -33,6 +34,10 @@ _MAX_VALUES = 8
 
 # Names of the intervals between `shortcuts.WHITE_BORDER_EDGES`.
 _BORDERS = ("none", "up to 10 %", "10 to 30 %", "over 30 %")
+
+
+# Pillow's modes in words.
+_MODES = {"1": "black and white", "L": "grey", "RGB": "colour", "I;16": "grey of 16 bits"}
 
 
 def render(
@@ -80,7 +85,7 @@ def render(
         num_more_classes=max(dataset.num_classes - _MAX_CLASSES, 0),
         corners=_corners_of_devices(examples, images) if "anonymize" in dataset.options else [],
         pairs=functools.partial(pages.pairs, images=images, most=_MAX_PAIRS),
-        ledger=ledger(dataset.counts),
+        ledger=dataset.ledger,
         rejects=[(r.source_path, r.reason, r.detail) for r in rejects[:_MAX_FILES]],
         num_rejects=len(rejects),
         dropped=[tuple(row.values()) for row in dropped.slice(0, _MAX_FILES).to_pylist()],
@@ -100,6 +105,8 @@ def _summary(dataset: Manifest, audit: Audit, severities: Mapping[str, int]) -> 
         f"stored as {width}×{height} pixels in {'grey' if channels == 1 else 'colour'}"
         f"{' of 16 bits' if dataset.dtype == 'uint16' else ''}."
     ]
+    if told := shapes.describe(dataset):
+        sentences.append(f"{told[0].upper()}{told[1:]}.")
     if severities["problem"]:
         below = "problem below is" if severities["problem"] == 1 else "problems below are"
         sentences.append(f"Results on this data would be misleading until the {below} fixed.")
@@ -123,15 +130,21 @@ def _side_facts(dataset: Manifest, examples: pa.Table) -> list[dict[str, Any]]:
         border = examples["white_border"].to_numpy()
         bins = np.searchsorted(shortcuts.WHITE_BORDER_EDGES, border, "right")
         examples = examples.append_column("border", pa.array(bins))
+    examples = shapes.with_padding(dataset, examples)
     facts: list[tuple[str, tuple[str, ...], Callable[..., str]]] = [
         ("Original size", ("width", "height"), lambda width, height: f"{width}×{height}"),
-        ("Format and mode", ("file_format", "mode"), lambda kind, mode: f"{kind} {mode}"),
+        (
+            "Format and mode",
+            ("file_format", "mode"),
+            lambda kind, mode: f"{kind}, {_MODES.get(mode, mode)}",
+        ),
         (
             "JPEG quantization (sum of the table; a larger one loses more detail)",
             ("quantization",),
             lambda value: str(value) if value else "no JPEG",
         ),
         ("White share of the border", ("border",), lambda index: _BORDERS[index]),
+        ("Padded share", ("padding",), lambda share: f"{share} %"),
         ("Site", ("site",), str),
     ]
     return [
@@ -235,22 +248,3 @@ def _corners(picture: Image.Image) -> Image.Image:
         corner = picture.crop((left, upper, left + width, upper + height))
         joined.paste(corner, (right * (width + 1), lower * (height + 1)))
     return joined
-
-
-def ledger(counts: Mapping[str, Any]) -> list[tuple[str, int]]:
-    """Returns the lines of a manifest's counts; together they are all files of the source."""
-
-    def by_reason(name: str, text: str) -> list[tuple[str, int]]:
-        reasons = counts.get(name, {}).items()
-        return [(f"{text}: {reason.replace('_', ' ')}", count) for reason, count in reasons]
-
-    rows = [
-        ("examples in the dataset", counts.get("examples", 0)),
-        ("augmented copies among them, which are not files", -counts.get("variants", 0)),
-        ("rejected", counts.get("rejects", 0)),
-        *by_reason("dropped", "left out"),
-        ("copies in a second folder tree", counts.get("copies", 0)),
-        ("left out by --limit", counts.get("over_limit", 0)),
-        *by_reason("ignored", "ignored"),
-    ]
-    return [(name, count) for name, count in rows if count]

@@ -114,13 +114,10 @@ def shortcuts(measured: Mapping[str, Any] | None) -> list[Chart]:
     values = [("all together", measured["accuracy"]), *signals]
     chance = measured["chance"]
     longest = max(chance, *(value for _, value in values))
-    bars = [
-        Bar(name, value / longest, f"{100 * value:.0f} %", min(place, 1))
-        for place, (name, value) in enumerate(values)
-    ]
+    bars = [Bar(name, value / longest, f"{100 * value:.0f} %") for name, value in values]
     guessing = f"guessing {100 * chance:.0f} %"
-    told = f"Classes predicted correctly from side facts: {_told(bars)}; {guessing}"
-    title = "How often side facts alone predict the right class"
+    told = f"Classes predicted correctly from facts about the file: {_told(bars)}; {guessing}"
+    title = "How often facts about the file alone predict the right class"
     return [Chart(title=title, description=told, bars=bars, mark=(guessing, chance / longest))]
 
 

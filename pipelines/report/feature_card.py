@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pipelines.report import card
 from tfrecord_io.auditing import pages
 from tfrecord_io.manifest import Manifest
 
@@ -36,5 +35,5 @@ def render(dataset: Manifest) -> str:
         images=images["name"],
         network=trunk["model"],
         facts=facts,
-        ledger=card.ledger(dataset.counts),
+        ledger=dataset.ledger,
     )

@@ -6,9 +6,12 @@ from collections.abc import Sequence
 
 from pipelines.stores import output_state
 from pipelines.stores.output import Storage
-from pipelines.stores.remote import is_remote
-from tfrecord_io.manifest import REJECTS_FILE_NAME, Manifest
+from tfrecord_io import shapes
+from tfrecord_io.auditing.findings import alarms
+from tfrecord_io.flags import command
+from tfrecord_io.manifest import REJECTS_FILE_NAME, REPORT_FILE_NAME, Manifest
 from tfrecord_io.printing import printable
+from tfrecord_io.stores.folder import is_remote
 
 
 def print_built(output: str, seconds: float, num_finished_before: int) -> None:
@@ -25,22 +28,31 @@ def print_built(output: str, seconds: float, num_finished_before: int) -> None:
     if dataset.rejects:
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in dataset.rejects.items())
         print(f"rejects: {reasons}; see {output}/{REJECTS_FILE_NAME}")
-    accounted = f"{counts['files']:,} files = {counts['examples']:,} examples"
-    if num_variants := counts.get("variants"):
-        accounted += f" - {num_variants:,} variants"
-    for name in ("rejects", "copies", "over_limit"):
+    num_variants = counts.get("variants", 0)
+    accounted = f"{counts['files']:,} files = {counts['examples'] - num_variants:,} examples"
+    for name, text in (
+        ("rejects", "rejected"),
+        ("copies", "copied in a second tree"),
+        ("over_limit", "left out by --limit"),
+    ):
         if counts[name]:
-            accounted += f" + {counts[name]:,} {name.replace('_', ' ')}"
+            accounted += f" + {counts[name]:,} {text}"
     for reason, count in counts.get("dropped", {}).items():
         accounted += f" + {count:,} left out ({reason.replace('_', ' ')})"
     if counts["ignored"]:
         accounted += f" + {sum(counts['ignored'].values()):,} ignored"
+    if num_variants:
+        accounted += f"; and {num_variants:,} augmented copies of the examples"
     print(accounted)
+    if told := shapes.describe(dataset):
+        print(told)
     num_images = counts["examples"] + counts["rejects"] - num_finished_before
     print(
-        f"{dataset.num_bytes / 1e6:,.1f} MB in {len(dataset.shards)} shards, "
+        f"{dataset.num_bytes / 1e6:,.1f} MB in {_shards(dataset)}, "
         f"{num_images / seconds:,.0f} images/s over {seconds:,.1f} s"
     )
+    for alarm in alarms(dataset.audit):
+        print(f"warning: {printable(alarm)}; see {output}/{REPORT_FILE_NAME}")
     print(f"\nThe dataset is in {output}. Next:\n  {_next_steps(output, dataset)}")
 
 
@@ -48,9 +60,14 @@ def print_complete(output: str) -> None:
     """Prints that the output, a folder or URL, was already complete."""
     dataset = output_state.read_manifest(Storage(output))
     print(
-        f"{output} is complete: {dataset.num_examples:,} examples in {len(dataset.shards)} shards; "
-        "nothing to do"
+        f"{output} is complete: {dataset.num_examples:,} examples in "
+        f"{_shards(dataset)}; nothing to do"
     )
+
+
+def _shards(dataset: Manifest) -> str:
+    count = len(dataset.shards)
+    return f"{count:,} shard" + ("s" if count != 1 else "")
 
 
 def _table(dataset: Manifest) -> str:
@@ -77,10 +94,10 @@ def _table(dataset: Manifest) -> str:
 
 def _next_steps(output: str, dataset: Manifest) -> str:
     if is_remote(output):
-        return "copy it to a disk and run python -m tfrecord_io verify, or train from the store"
-    verify = f"python -m tfrecord_io verify {output}"
+        return f"copy it to a disk and run {command('verify')}, or train from the store"
+    verify = f"{command('verify')} {output}"
     if dataset.holds_features:
-        return f"{verify}\n  python train/run.py --data {output} --workdir RUN"
+        return f"{verify}\n  {command('train')} --data {output} --workdir RUN"
     # `show` shows the split train, unless it is told another one.
     other = "" if "train" in dataset.splits else f" --split {next(iter(dataset.splits))}"
-    return f"{verify}\n  python -m tfrecord_io show {output}{other} --output grid.png"
+    return f"{verify}\n  {command('show')} {output}{other} --output grid.png"

@@ -24,7 +24,7 @@ from pipelines.planning.options import SplitOptions
 from pipelines.shards.build import Build, rows_name
 from pipelines.shards.sidecar import Sidecar
 from pipelines.stores.output import BUILD_DIR, Storage
-from tfrecord_io import manifest, schema
+from tfrecord_io import flags, manifest, schema
 from tfrecord_io.auditing import copy_checks, near_duplicates
 from tfrecord_io.auditing.twins import Twins
 
@@ -192,7 +192,7 @@ def check_searchable(image_shape: Sequence[int], options: SplitOptions) -> None:
             f"--leaks fail cannot be checked with --image_size {height}x{width}: copies that were "
             "saved again, brightened or resized are found only in images stored with at least "
             f"{near_duplicates.MIN_SIDE} pixels per side. Choose a larger --image_size; or choose "
-            "--leaks keep, and check patients and exact copies with python -m tfrecord_io audit "
+            f"--leaks keep, and check patients and exact copies with {flags.command('audit')} "
             "--max_leaked_patients 0 --max_duplicates 0"
         )
 

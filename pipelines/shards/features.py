@@ -28,7 +28,7 @@ from pipelines.shards import finish
 from pipelines.shards.build import Create, Work, WriteTask
 from pipelines.shards.sidecar import Sidecar, require_sidecars
 from pipelines.stores.output import Storage
-from tfrecord_io import manifest, native_noise, schema, shard_writer
+from tfrecord_io import flags, manifest, native_noise, schema, shard_writer
 from tfrecord_io.trunk import FILE_NAME, Trunk
 
 #: Images in each batch for the trunk. The last batch of a shard is filled up with zeros, because a
@@ -211,7 +211,7 @@ def _load_trunk(extraction: Extraction) -> Any:
         raise errors.BuildError(
             f"the trunk says that its features have the shape {extraction.trunk.feature_shape}, "
             f"but its network gives {tuple(model.output_shape[1:])}; write it again with "
-            "python train/trunk.py"
+            f"{flags.command('trunk')}"
         )
     return model
 
@@ -268,7 +268,7 @@ def _read_batches(
     if digest.hexdigest() != shard.sha256:
         raise errors.BuildError(
             f"{data.path(shard.name)} has SHA-256 {digest.hexdigest()[:12]}…, but the dataset's "
-            f"manifest says {shard.sha256[:12]}…; check it with python -m tfrecord_io verify "
+            f"manifest says {shard.sha256[:12]}…; check it with {flags.command('verify')} "
             f"{extraction.data}, and build it again"
         )
 

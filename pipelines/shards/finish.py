@@ -17,6 +17,7 @@ import platform
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -28,7 +29,7 @@ from pipelines.shards.build import Build
 from pipelines.shards.sidecar import Sidecar, require_sidecars
 from pipelines.shards.write import EXAMPLE_SCHEMA
 from pipelines.stores.output import BUILD_DIR, Storage
-from tfrecord_io import croissant, manifest
+from tfrecord_io import croissant, groups, manifest
 from tfrecord_io.auditing import audit
 from tfrecord_io.reading import tfds_metadata
 from tfrecord_io.statistics import PixelStatistics
@@ -80,14 +81,33 @@ def _finish(build: Build) -> None:
         ledger.write_reasons(build.storage, manifest.DROPPED_FILE_NAME, rows)
     counts = ledger.count_files(build, sidecars, len(rejects), dropped)
     made = _make_manifest(build, tasks, sidecars, counts, rejects)
-    made = _audit_and_report(build, made, rejects, dropped)
+    made, copies = _audit_and_report(build, made, rejects, dropped)
+    _join_examples(build, tasks, _group(build, copies))
     drops.require_policies(build.storage, made, build.policies)
     publish(build.storage, made)
 
 
-def _join_examples(build: Build, tasks: Sequence[plan.ShardTask]) -> None:
-    """Joins the shards' rows into one table, one row group per shard, one shard in memory."""
-    parts = iter(build.storage.map(build.read_rows, tasks))
+def _join_examples(
+    build: Build, tasks: Sequence[plan.ShardTask], grouped: groups.Groups | None = None
+) -> None:
+    """Joins the shards' rows into one table, one row group per shard, one shard in memory.
+
+    Args:
+        build: the build.
+        tasks: all its shards.
+        grouped: groups of all rows, for the last column; None for a table without it.
+    """
+    start = 0
+
+    def with_groups(rows: pa.Table) -> pa.Table:
+        nonlocal start
+        if grouped is None:
+            return rows
+        names = grouped.names.slice(start, len(rows)).cast(pa.string())
+        start += len(rows)
+        return rows.append_column(groups.COLUMN, names)
+
+    parts = map(with_groups, build.storage.map(build.read_rows, tasks))
     # All parts have the same columns; a table of labels adds some to `EXAMPLE_SCHEMA`.
     first = next(parts, EXAMPLE_SCHEMA.empty_table())
     with (
@@ -98,13 +118,32 @@ def _join_examples(build: Build, tasks: Sequence[plan.ShardTask]) -> None:
             writer.write_table(rows)
 
 
+def _group(build: Build, copies: np.ndarray) -> groups.Groups:
+    """Returns the groups of all rows of the examples table.
+
+    Args:
+        build: the build.
+        copies: int64 [num_pairs, 2], rows of the same picture, augmented copies not counted.
+    """
+    with build.storage.open_arrow(manifest.EXAMPLES_FILE_NAME) as file:
+        parquet = pq.ParquetFile(file)
+        names = [name for name in parquet.schema_arrow.names if name in groups.INPUTS]
+        table = parquet.read(columns=[*names, "variant"])
+    originals = np.flatnonzero(table["variant"].to_numpy() == 0)
+    return groups.group_images(table, originals[copies])
+
+
 def _audit_and_report(
     build: Build,
     made: manifest.Manifest,
     rejects: Sequence[RejectedFile],
     dropped: pa.Table,
-) -> manifest.Manifest:
-    """Returns the manifest with the audit in it, and writes the dataset's card."""
+) -> tuple[manifest.Manifest, np.ndarray]:
+    """Writes the dataset's card.
+
+    Returns:
+        the manifest with the audit in it, and rows of the same picture, see `Twins.pairs`.
+    """
     # Imported here because a launcher that starts the job on a cluster does not render the card.
     from pipelines.report import card
 
@@ -114,7 +153,7 @@ def _audit_and_report(
         made = dataclasses.replace(made, audit=content)
         page = card.render(made, result, examples, images, rejects, dropped)
     build.storage.write(manifest.REPORT_FILE_NAME, page.encode())
-    return made
+    return made, same.pairs
 
 
 def publish(storage: Storage, made: manifest.Manifest) -> None:

@@ -28,6 +28,13 @@ from pipelines.stores.output import Storage
 from tfrecord_io import manifest
 from tfrecord_io.printing import csv_cell
 
+# Options with which some reasons go away.
+_HINTS = {
+    "more_than_8_bits": "; --dtype uint16 keeps grey of 16 bits",
+    "transparency": "; --background black or white shows transparent pictures",
+    "out_of_range": "; --rescale chooses another range",
+}
+
 
 def list_rejects(
     build: Build, tasks: Sequence[plan.ShardTask], sidecars: Sequence[Sidecar] = ()
@@ -46,9 +53,12 @@ def list_rejects(
     num_planned = sum(task.num_refs for task in tasks) - build.num_variants
     num_listed = len(build.rejected_files)
     num_images = num_planned + num_listed
+    reasons = collections.Counter(reject.reason for reject in rejects)
+    told = ", ".join(f"{count:,} {reason}" for reason, count in reasons.most_common())
+    hints = "".join(hint for reason, hint in _HINTS.items() if reasons[reason])
     if len(rejects) == num_images:
         raise errors.RefusedError(
-            f"all {num_images:,} images were rejected; {table} gives the reasons"
+            f"all {num_images:,} images were rejected: {told}{hints}. See {table}"
         )
     # The listing rejects files of the whole source, but with --limit only a sample of the other
     # files is decoded. So the rejects of the sample are scaled up to all of them.
@@ -58,13 +68,12 @@ def list_rejects(
     # The exact decimal number: the binary 0.29 is slightly smaller, so 29 of 100 would be too many.
     allowed = Fraction(repr(build.max_reject_fraction))
     if num_expected > allowed * num_all:
-        reasons = collections.Counter(reject.reason for reject in rejects).most_common()
         sampled = f" of all {num_all:,}, by this sample" if build.over_limit else ""
         raise errors.RefusedError(
             f"{len(rejects):,} of {num_images:,} images were rejected "
             f"({float(num_expected / num_all):.2%}{sampled}, allowed {float(allowed):.2%}): "
-            + ", ".join(f"{count:,} {reason}" for reason, count in reasons)
-            + f". See {table}; to accept them, run again with a larger --max_reject_fraction"
+            f"{told}{hints}. See {table}; to accept them, run again with a larger "
+            "--max_reject_fraction"
         )
     return rejects
 

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from typing import Any
 
-from tfrecord_io.decoding.preprocess import DTYPES, RESIZE_FILTERS, Preprocessing
+from tfrecord_io.decoding.dicom_levels import Physical
+from tfrecord_io.decoding.preprocess import (
+    BACKGROUNDS,
+    DTYPES,
+    FITS,
+    RESIZE_FILTERS,
+    Preprocessing,
+)
 from tfrecord_io.flags import check, flag
 
 
@@ -17,12 +25,12 @@ def _image_size(text: str) -> tuple[int, int]:
     return int(match[1]), int(match[2] or match[1])
 
 
-def _window(text: str) -> tuple[float, float]:
+def _two_numbers(expected: str, text: str) -> tuple[float, float]:
     try:
-        center, width = map(float, text.split(","))
+        first, second = map(float, text.split(","))
     except ValueError:
-        raise ValueError(f"expected CENTER,WIDTH, received {text!r}") from None
-    return center, width
+        raise ValueError(f"expected {expected}, received {text!r}") from None
+    return first, second
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -35,14 +43,18 @@ class ImageOptions:
 
     image_size: tuple[int, int] | None = flag(
         None,
-        "height and width in pixels; the picture is stretched to fit (default: 224; 28 for "
-        "fashion_mnist)",
+        "height and width in pixels (default: 224; 28 for fashion_mnist)",
         parse=_image_size,
         metavar="N|HxW",
     )
     channels: int = flag(1, "1 for grey, 3 for RGB", choices=(1, 3))
     resize: str = flag(
         "bilinear", "resize filter, always with antialiasing", choices=tuple(RESIZE_FILTERS)
+    )
+    fit: str = flag(
+        "stretch",
+        "pictures of another shape: stretch changes it, pad keeps it and adds black",
+        choices=tuple(FITS),
     )
     dtype: str = flag(
         "uint8",
@@ -53,25 +65,37 @@ class ImageOptions:
         None,
         "DICOM in uint8: the grey levels that become the 256 stored ones, such as 40,400 in "
         "Hounsfield units (default: what each file says, or the range of its stored bits)",
-        parse=_window,
+        parse=functools.partial(_two_numbers, "CENTER,WIDTH"),
         metavar="CENTER,WIDTH",
+    )
+    rescale: tuple[float, float] | None = flag(
+        None,
+        "DICOM in uint16: the physical value of a stored number is SLOPE times the number plus "
+        "INTERCEPT, in the unit of the files, such as Hounsfield units (default: 1,-32768)",
+        parse=functools.partial(_two_numbers, "SLOPE,INTERCEPT"),
+        metavar="SLOPE,INTERCEPT",
+    )
+    background: str | None = flag(
+        None,
+        "what is behind transparent pixels (default: a file that has some is a reject)",
+        choices=BACKGROUNDS,
     )
 
     def __post_init__(self) -> None:
         check(self)
+        if self.rescale:
+            Physical.of_unit("US", self.rescale)  # it checks the values
+            if self.dtype != "uint16":
+                raise ValueError("--rescale is for --dtype uint16")
         _ = self.preprocessing  # it checks the values together
 
     @property
     def preprocessing(self) -> Preprocessing:
         """How a file becomes pixels."""
         height, width = self.image_size or (224, 224)
+        names = ("channels", "resize", "fit", "dtype", "window", "background")
         return Preprocessing(
-            height=height,
-            width=width,
-            channels=self.channels,
-            resize=self.resize,
-            dtype=self.dtype,
-            window=self.window,
+            height=height, width=width, **{name: getattr(self, name) for name in names}
         )
 
     def identity(self) -> dict[str, Any]:
@@ -82,5 +106,7 @@ class ImageOptions:
             "channels": self.channels,
             "resize": self.resize,
             **({"dtype": self.dtype, "format_version": 2} if self.dtype != "uint8" else {}),
+            **({"background": self.background} if self.background else {}),
             **({"window": list(self.window)} if self.window else {}),
+            **({"fit": self.fit} if self.fit != "stretch" else {}),
         }

@@ -22,7 +22,7 @@ from pipelines.shards.sidecar import Sidecar, read_sidecar
 from pipelines.sources.reader import Reader, read_in_order
 from pipelines.stores import output_state
 from pipelines.stores.output import WriteBehind
-from tfrecord_io import augment, schema, shard_writer
+from tfrecord_io import augment, groups, schema, shard_writer
 from tfrecord_io.auditing import near_duplicates
 from tfrecord_io.decoding import preprocess
 from tfrecord_io.decoding.pictures import cut_picture
@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 #: Columns of examples.parquet, which has one row per example. The hashes are XXH3-128: they show
 #: whether two files or two pictures are the same, but do not protect against an adversary. A frame
 #: of a file with several has no hash of the file, because the file need not be read as a whole.
-#: The site and the other columns of a table of labels follow these.
+#: The site and the other columns of a table of labels follow these, and last the image's group,
+#: which is known when all images are.
 EXAMPLE_SCHEMA = pa.schema(
     [
         ("split", pa.string()),
@@ -57,6 +58,8 @@ EXAMPLE_SCHEMA = pa.schema(
         ("brightness", pa.float32()),
         ("white_border", pa.float32()),
         ("perceptual_hash", pa.binary(near_duplicates.HASH_LENGTH)),
+        # Width to height, see `preprocess.DecodedImage`.
+        ("shape", pa.float32()),
         # 0 is the image itself. An augmented copy has the file facts of its original.
         ("variant", pa.int32()),
     ]
@@ -191,7 +194,7 @@ def _write_images(
         warnings.simplefilter("ignore")
         for place, (ref, read, variant, key) in enumerate(rows):
             try:
-                data, (pixels, *original) = _decode(build, reader, ref, read)
+                data, (pixels, box, *original) = _decode(build, reader, ref, read)
             except Reject as reject:
                 # A file is rejected only once, not again for each of its variants.
                 if not variant:
@@ -203,7 +206,7 @@ def _write_images(
                     )
                 continue
             if variant:
-                pixels = augment.vary(pixels, image_shape, key)
+                pixels = augment.vary(pixels, image_shape, key, box)
             shard.write(pixels, labels[ref.label], key)
             # Of a file of several images only a part may be at hand.
             file_hash = None if ref.frame else xxhash.xxh3_128_hexdigest(data)
@@ -267,7 +270,7 @@ def _attempt(
         return data, reject
     except (OSError, EOFError, IndexError):
         return data, Reject("undecodable", f"the file has no whole picture {ref.frame}")
-    except (errors.BuildError, errors.UserError):
+    except errors.ToldError:
         if ref.hidden is None:
             raise
         # The reader's own message, which names the file, must not reach a worker's log.
@@ -293,6 +296,7 @@ class _Example(NamedTuple):
     mode: str
     file_format: str
     quantization: int
+    shape: float
     file_xxh3: str | None
     pixels_xxh3: str
 
@@ -332,7 +336,8 @@ def _examples_table(
     if OTHERS in planned.schema.names:
         others = planned.column(OTHERS).take(places)
         for field, column in zip(others.type, others.flatten(), strict=True):
-            if field.name not in columns:  # the launcher has said that it is left out
+            # The launcher has said which are left out.
+            if field.name not in columns and field.name != groups.COLUMN:
                 table = table.append_column(field, column)
     return table
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import gzip
+import mmap
 import os
 import shutil
 import tarfile
@@ -27,9 +28,9 @@ from pipelines.sources.member_checks import Checks
 from pipelines.sources.reader import Reader
 from pipelines.sources.source import Source
 from pipelines.sources.zip_members import ZipReader, list_members
-from pipelines.stores.range_file import open_range
 from tfrecord_io import zip_index
 from tfrecord_io.files import atomic_write
+from tfrecord_io.stores.range_file import open_range
 from tfrecord_io.tar_end import check_tar_end
 
 #: A gzip stream with a larger ratio is taken for a decompression bomb, because JPEGs hardly
@@ -146,9 +147,10 @@ class _LocalReader(Reader):
     def announce(self, member: Member) -> None:
         # An invalid offset is reported when the member is read.
         with contextlib.suppress(OSError, OverflowError):
-            os.posix_fadvise(
-                self._descriptor, member.offset, member.stored_size, os.POSIX_FADV_WILLNEED
-            )
+            # A page more, because a zip has a header before the content: a page that is not
+            # announced would be waited for behind all that are.
+            length = member.stored_size + mmap.PAGESIZE
+            os.posix_fadvise(self._descriptor, member.offset, length, os.POSIX_FADV_WILLNEED)
 
 
 class _ZipReader(_LocalReader, ZipReader):

@@ -19,7 +19,8 @@ from pipelines.sources.options import SourceOptions
 from pipelines.sources.remote import RemoteDirectorySource, RemoteZipSource
 from pipelines.sources.source import Source
 from pipelines.sources.synthetic import tree as synthetic
-from pipelines.stores import remote
+from tfrecord_io.stores import remote
+from tfrecord_io.stores.folder import is_remote
 
 
 def make_source(options: SourceOptions, workers: staging.Workers, seed: int) -> Source:
@@ -43,15 +44,21 @@ def make_source(options: SourceOptions, workers: staging.Workers, seed: int) -> 
 
 
 def _archive(options: SourceOptions) -> Source:
-    if options.input and remote.is_remote(options.input):
+    if options.input and is_remote(options.input):
         return RemoteZipSource(options.input)
-    return ArchiveSource(_input(options))
+    path = _input(options)
+    if path.is_dir():
+        raise errors.UserError("--input is a folder; use --source directory")
+    return ArchiveSource(path)
 
 
 def _directory(options: SourceOptions) -> Source:
-    if options.input and remote.is_remote(options.input):
+    if options.input and is_remote(options.input):
         return RemoteDirectorySource(options.input)
-    return DirectorySource(_input(options))
+    path = _input(options)
+    if path.is_file():
+        raise errors.UserError("--input is a file, not a folder; use --source archive")
+    return DirectorySource(path)
 
 
 def _kaggle(options: SourceOptions) -> Source:
@@ -80,13 +87,16 @@ def _synthetic(options: SourceOptions, seed: int) -> Source:
 def _input(options: SourceOptions) -> Path:
     if options.input is None:
         raise errors.UserError(f"--source {options.source} needs --input")
-    if remote.is_remote(options.input):
+    if is_remote(options.input):
         raise errors.UserError(
             f"--source {options.source} reads a local folder, received "
             f"{remote.shown(options.input)}; copy the files to a disk of this machine first"
         )
     # A worker may have another working directory.
-    return Path(options.input).absolute()
+    path = Path(options.input).absolute()
+    if not path.exists():
+        raise errors.UserError(f"--input {options.input} does not exist")
+    return path
 
 
 _MAKERS: dict[str, Callable[[SourceOptions], Source]] = {

@@ -28,8 +28,8 @@ from pipelines.sources.downloads import raise_disk_error
 from pipelines.sources.member import Member
 from pipelines.sources.reader import Reader
 from pipelines.sources.source import Source
-from pipelines.stores import remote
 from tfrecord_io.files import atomic_write
+from tfrecord_io.stores import remote
 
 LABEL_NAMES = (
     "T-shirt/top",
@@ -238,7 +238,7 @@ def download(directory: Path, base_url: str) -> None:
             raise errors.BuildError(f"{remote.shown(url)} does not exist.\n{_BY_HAND}") from None
         except OSError as error:
             raise_disk_error(error, path)
-        except (errors.BuildError, errors.UserError) as error:
+        except errors.ToldError as error:
             raise errors.BuildError(f"{error}\n{_BY_HAND}") from None
 
 

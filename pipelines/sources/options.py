@@ -7,8 +7,8 @@ from pathlib import Path
 
 from pipelines.sources import fashion_mnist
 from pipelines.sources.kaggle import download as kaggle
-from pipelines.stores.remote import is_remote
 from tfrecord_io.flags import check, flag
+from tfrecord_io.stores.folder import is_remote
 
 SOURCES = ("kaggle", "archive", "directory", "fashion_mnist", "synthetic")
 
@@ -70,8 +70,9 @@ class SourceOptions:
             raise ValueError(f"--source {self.source} needs --input, {needed}")
         if needed is None and self.input:
             raise ValueError(
-                f"--source {self.source} takes no --input; use --source archive for your own "
-                "archive, or --source directory for a folder"
+                f"--source {self.source} takes no --input; use --source "
+                + ("directory" if Path(self.input).is_dir() else "archive")
+                + " to build your own images"
             )
         kaggle.check_dataset_name(self.kaggle_dataset)
         if self.staging and not is_remote(self.staging):

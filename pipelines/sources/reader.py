@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-import itertools
+import collections
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
-from typing import BinaryIO, Protocol, TypeVar
+from typing import Any, BinaryIO, Protocol, TypeVar
 
 from pipelines.sources.member import Member
-from tfrecord_io.ahead import map_ahead
+from tfrecord_io.ahead import MOST_BYTES_AHEAD, map_ahead
 
-#: Number of images announced to the operating system together, while the previous group is read.
-_NUM_ANNOUNCED = 8
+# Files are announced to the operating system in groups, so many of them ahead: a disk that has many
+# reads to choose from gives several times as many a second as with eight.
+_GROUP = 32
+_GROUPS_AHEAD = 8
 
 _Result = TypeVar("_Result")
+_Read = tuple[Member, Callable[[], _Result]]
 
 
 class Reader(Protocol):
@@ -44,14 +47,14 @@ class Reader(Protocol):
 
 
 def read_in_order(
-    reader: Reader, reads: Iterable[tuple[Member, Callable[[], _Result]]]
+    reader: Reader, reads: Iterable[_Read[_Result]]
 ) -> Iterator[Callable[[], _Result]]:
     """Yields for each read a function that returns what was read, or raises the error of it.
 
     If the reader's `num_parallel_reads` is more than one, that many threads read ahead of the
     consumer. Otherwise the caller reads by calling the function, and the file is announced some
-    files earlier: the images of a shard are scattered over an archive, so the disk can fetch the
-    next ones while the worker decodes.
+    files earlier, in the order of their places: the images of a shard are scattered over an
+    archive, so the disk can fetch the next ones while the worker decodes.
 
     Args:
         reader: an open reader of the source.
@@ -65,11 +68,11 @@ def read_in_order(
     )
 
 
-def _num_bytes(read: tuple[Member, Callable[[], object]]) -> int:
+def _num_bytes(read: _Read[Any]) -> int:
     return read[0].stored_size
 
 
-def _attempt(read: tuple[Member, Callable[[], _Result]]) -> Callable[[], _Result]:
+def _attempt(read: _Read[_Result]) -> Callable[[], _Result]:
     """Reads a file; returns a function that returns what was read, or raises the error of it."""
     done: Future[_Result] = Future()
     try:
@@ -79,18 +82,31 @@ def _attempt(read: tuple[Member, Callable[[], _Result]]) -> Callable[[], _Result
     return done.result
 
 
-def _announced(
-    reader: Reader, reads: Iterable[tuple[Member, Callable[[], _Result]]]
-) -> Iterator[Callable[[], _Result]]:
+def _announced(reader: Reader, reads: Iterable[_Read[_Result]]) -> Iterator[Callable[[], _Result]]:
     # In groups, because a call between two decoded images finds cold caches and takes several times
     # longer.
-    rest = iter(reads)
-    announced: list[Callable[[], _Result]] = []
-    while True:
-        following = list(itertools.islice(rest, _NUM_ANNOUNCED))
-        for member, _ in following:
+    ahead: collections.deque[list[_Read[_Result]]] = collections.deque()
+    bytes_ahead = 0
+    for group in _groups(reads):
+        for member, _ in sorted(group, key=lambda read: read[0].offset):
             reader.announce(member)
-        yield from announced
-        if not following:
-            return
-        announced = [read for _, read in following]
+        ahead.append(group)
+        bytes_ahead += sum(map(_num_bytes, group))
+        while len(ahead) > 1 and (len(ahead) > _GROUPS_AHEAD or bytes_ahead > MOST_BYTES_AHEAD):
+            first = ahead.popleft()
+            bytes_ahead -= sum(map(_num_bytes, first))
+            yield from (read for _, read in first)
+    yield from (read for group in ahead for _, read in group)
+
+
+def _groups(reads: Iterable[_Read[_Result]]) -> Iterator[list[_Read[_Result]]]:
+    """Cuts reads into groups, none of which takes more than `MOST_BYTES_AHEAD`."""
+    group: list[_Read[_Result]] = []
+    num_bytes = 0
+    for read in reads:
+        if group and (len(group) == _GROUP or num_bytes + _num_bytes(read) > MOST_BYTES_AHEAD):
+            yield group
+            group, num_bytes = [], 0
+        group.append(read)
+        num_bytes += _num_bytes(read)
+    yield group

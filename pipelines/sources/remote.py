@@ -17,8 +17,9 @@ from pipelines.sources import zip_members
 from pipelines.sources.member import Member
 from pipelines.sources.reader import Reader
 from pipelines.sources.source import Source
-from pipelines.stores import remote
 from tfrecord_io import zip_index
+from tfrecord_io.rejects import Reject
+from tfrecord_io.stores import remote
 
 # The tags of most files are in one request of this length.
 _BUFFER_BYTES = 64 * 1024
@@ -151,6 +152,11 @@ class _DirectoryReader(Reader):
         try:
             return remote.read_file(url, member.size, member.version)
         except FileNotFoundError:
+            # Without the slash at its end, a store lists the name and does not find it.
+            if url in [file.url for file in remote.list_files(url, recursive=True)]:
+                raise Reject(
+                    "unreadable_name", "the store's name for it ends with /; rename it"
+                ) from None
             raise _gone(url) from None
 
 

@@ -15,8 +15,9 @@ from pipelines.sources.downloads import byte_bar
 from pipelines.sources.options import SourceOptions
 from pipelines.sources.remote import RemoteZipSource
 from pipelines.sources.source import Source
-from pipelines.stores import remote
 from pipelines.stores.output import Storage
+from tfrecord_io.stores import remote
+from tfrecord_io.stores.folder import is_remote
 
 #: Where the images are decoded: on this machine; on machines that may share its disk; on machines
 #: that do not.
@@ -42,7 +43,7 @@ def require_reachable(options: SourceOptions, workers: Workers) -> None:
             f"--input {remote.shown(given)} was given with a signature or a password, which would "
             "be written into the job's description; give a URL without one, or copy the file first"
         )
-    if workers != "dataflow" or remote.is_remote(given):
+    if workers != "dataflow" or is_remote(given):
         return
     if options.source not in ("kaggle", "archive"):
         raise errors.UserError(

@@ -21,9 +21,9 @@ from pipelines import errors
 from pipelines.sources.member import Member
 from pipelines.sources.member_checks import Checks
 from pipelines.sources.reader import Reader
-from pipelines.stores.range_file import open_range
 from tfrecord_io import zip_index
 from tfrecord_io.rejects import Reject
+from tfrecord_io.stores.range_file import open_range
 
 _ENCRYPTED = 0x1
 

@@ -17,9 +17,10 @@ from typing import IO, TypeVar
 
 import pyarrow as pa
 
-from pipelines.stores import remote
 from tfrecord_io.ahead import map_ahead
 from tfrecord_io.files import atomic_write, sync_folder
+from tfrecord_io.stores import remote
+from tfrecord_io.stores.folder import is_remote
 
 #: Folder for files that are not part of the dataset: plan, lock, temporary files and tables.
 BUILD_DIR = ".build"
@@ -44,7 +45,7 @@ class Storage:
     @property
     def remote(self) -> bool:
         """Whether the folder is on an object store."""
-        return remote.is_remote(self.root)
+        return is_remote(self.root)
 
     def path(self, name: str) -> str:
         """Returns the full path of a file given by its name in this folder."""

@@ -16,9 +16,10 @@ from typing import Any
 import pyarrow as pa
 
 from pipelines import errors
-from pipelines.stores import file_lock, remote
+from pipelines.stores import file_lock
 from pipelines.stores.output import BUILD_DIR, Storage
 from tfrecord_io import manifest
+from tfrecord_io.stores import remote
 
 #: The references, one record batch per task; and a JSON file with the tasks and the identity.
 PLAN_FILE = f"{BUILD_DIR}/plan.arrow"
@@ -28,7 +29,7 @@ _LOCK = f"{BUILD_DIR}/lock"
 _OWN_FILES = re.compile(
     r"[a-z][a-z0-9_]*-\d{5,}-of-\d{5,}\.(tfrecord|json)"
     r"|manifest\.json|examples\.parquet|rejects\.csv|dropped\.csv|report\.html"
-    r"|features\.json|dataset_info\.json|croissant\.json|trunk\.keras"
+    r"|features\.json|dataset_info\.json|croissant\.json|trunk\.keras|trunk\.seen\.parquet"
 )
 
 
@@ -46,7 +47,7 @@ def locked(storage: Storage) -> Iterator[None]:
     if storage.remote:
         try:
             storage.names()
-        except (errors.UserError, errors.BuildError) as error:
+        except errors.ToldError as error:
             shown = remote.shown(storage.root)
             raise errors.UserError(f"cannot use --output {shown}: {error}") from None
         yield

@@ -43,11 +43,12 @@ def try_case(rng: random.Random, folder: Path, how: str) -> tuple[str, list[str]
         mutate = mutations.mutate_folder if path.is_dir() else mutations.mutate_archive
         done = mutate(rng, path)
     what = f"{kind}, {', '.join(done) or 'whole'}"
-    ledger, refusal = {"list": _list, "build": _build, "command": _command}[how](path, folder)
+    ways = {"list": list_archive, "build": _build, "command": _command}
+    ledger, refusal = ways[how](path, folder)
     if ledger is None:
         if not done:
             return "refused", [f"a valid {kind} is refused: {refusal}"], what
-        return "refused", list(_about(refusal)), what
+        return "refused", list(about(refusal)), what
     found = oracle.found_by_tools(path)
     problems = list(oracle.complaints(found, ledger, [entry.content for entry in entries]))
     if not done:
@@ -56,7 +57,8 @@ def try_case(rng: random.Random, folder: Path, how: str) -> tuple[str, list[str]
     return "read" if unharmed else "read, with rejects", problems, what
 
 
-def _about(refusal: str) -> list[str]:
+def about(refusal: str) -> list[str]:
+    """Complains of a refusal that is not a message for a user."""
     if "Traceback" in refusal or not 20 < len(refusal) < 4000:
         return [f"not a message for a user: {refusal!r}"]
     return []
@@ -73,7 +75,8 @@ def _about_whole(entries: list[trees.Entry], ledger: oracle.Ledger) -> list[str]
     return [] if +got == +wanted else [f"expected {dict(wanted)}, received {dict(got)}"]
 
 
-def _list(path: Path, folder: Path) -> tuple[oracle.Ledger | None, str]:
+def list_archive(path: Path, folder: Path) -> tuple[oracle.Ledger | None, str]:
+    """Lists an input and reads every image; returns the ledger, or None and why it is refused."""
     try:
         source = DirectorySource(path) if path.is_dir() else ArchiveSource(path)
         source = source.prepare(folder / "scratch")

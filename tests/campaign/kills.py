@@ -11,6 +11,7 @@ import errno
 import functools
 import importlib
 import io
+import itertools
 import multiprocessing
 import os
 import pathlib
@@ -22,10 +23,12 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import azure_server
@@ -194,8 +197,8 @@ def try_case(
     with contextlib.ExitStack() as stack:
         ways = [only] if only else [kill, kill, kill, *FAULTS]
         output, before_last = folder / "output", None
-        if not only and _can_mount() and rng.random() < 0.3:
-            disk = stack.enter_context(_small_disk(folder / "disk", rng.randrange(20, 400) << 10))
+        if not only and can_mount() and rng.random() < 0.3:
+            disk = stack.enter_context(small_disk(folder / "disk", rng.randrange(20, 400) << 10))
             output, ways = disk / "output", [_full_disk]
             grow = ["mount", "-o", "remount,size=64m", str(disk)]
             before_last = functools.partial(subprocess.run, grow, check=True)
@@ -293,6 +296,19 @@ def _small_files(rng: random.Random, job: Job) -> tuple[int, str]:
     return job.start(functools.partial(small_files, rng.randrange(20_000 * job.scale))).wait()
 
 
+def failing_read(rng: random.Random, job: Job) -> tuple[int, str]:
+    numbers = errno.EIO, errno.ESTALE, errno.EACCES, errno.ETIMEDOUT, errno.EMFILE, errno.ENOMEM
+    source = next(word for word in job.words if word.startswith("--input="))
+    fault = functools.partial(
+        failing_reads,
+        source.partition("=")[2],
+        rng.choice((rng.randrange(10), rng.randrange(250))),
+        rng.choice((1, 1, 2, 10**6)),
+        rng.choice(numbers),
+    )
+    return job.start(fault).wait()
+
+
 def _full_disk(rng: random.Random, job: Job) -> tuple[int, str]:
     return job.start().wait()
 
@@ -359,6 +375,57 @@ def failing_writes(num_good: int, number: int) -> Iterator[None]:
         yield
 
 
+class _FailingSource(io.FileIO):
+    """A file of the input whose reads fail when `fail` says so."""
+
+    fail: Callable[[], None]
+
+    def readinto(self, buffer: Any, /) -> int | None:
+        self.fail()
+        return super().readinto(buffer)
+
+    def readall(self) -> bytes | None:
+        self.fail()
+        return super().readall()
+
+
+@contextlib.contextmanager
+def failing_reads(source: str, num_good: int, num_bad: int, number: int) -> Iterator[None]:
+    """Has some readings of the input fail, after so many good ones, with an error number."""
+    count, lock = itertools.count(), threading.Lock()
+    real_open, real_pread, real_scan = pathlib.Path.open, os.pread, os.scandir
+
+    def fail(path: str | None = None) -> None:
+        with lock:
+            if num_good <= next(count) < num_good + num_bad:
+                raise OSError(number, os.strerror(number), path)
+
+    def open_failing(path: Path, mode: str = "r", *more: Any, **named: Any) -> Any:
+        if mode != "rb" or not str(path).startswith(source):
+            return real_open(path, mode, *more, **named)
+        fail(str(path))
+        file = _FailingSource(path)
+        file.fail = fail
+        return io.BufferedReader(file)
+
+    def pread_failing(descriptor: int, length: int, start: int) -> bytes:
+        if os.path.realpath(f"/proc/self/fd/{descriptor}").startswith(source):
+            fail()
+        return real_pread(descriptor, length, start)
+
+    def scan_failing(path: Any = ".") -> Any:
+        if str(path).startswith(source):
+            fail(str(path))
+        return real_scan(path)
+
+    with (
+        mock.patch.object(pathlib.Path, "open", open_failing),
+        mock.patch.object(os, "pread", pread_failing),
+        mock.patch.object(os, "scandir", scan_failing),
+    ):
+        yield
+
+
 @contextlib.contextmanager
 def failing_calls(num_good: int) -> Iterator[None]:
     """Has one fsync or rename of this process fail, after so many good ones."""
@@ -391,7 +458,7 @@ def small_files(num_bytes: int) -> Iterator[None]:
 
 
 @functools.cache
-def _can_mount() -> bool:
+def can_mount() -> bool:
     """Tells whether this process may make a file system in memory."""
     with tempfile.TemporaryDirectory() as folder:
         words = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", folder]
@@ -402,7 +469,7 @@ def _can_mount() -> bool:
 
 
 @contextlib.contextmanager
-def _small_disk(folder: Path, num_bytes: int) -> Iterator[Path]:
+def small_disk(folder: Path, num_bytes: int) -> Iterator[Path]:
     folder.mkdir()
     words = ["mount", "-t", "tmpfs", "-o", f"size={num_bytes}", "tmpfs", folder]
     subprocess.run(words, check=True)

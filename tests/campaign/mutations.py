@@ -8,6 +8,7 @@ import random
 import struct
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 Mutation = Callable[[random.Random, bytearray], bytes | bytearray]
 
@@ -90,6 +91,17 @@ def join_with_itself(rng: random.Random, data: bytearray) -> bytearray:
 
 def pad(rng: random.Random, data: bytearray) -> bytearray:
     return data + bytes(rng.choice((1, 511, 512, 10_240)))
+
+
+def any_entry(rng: random.Random, content: Any) -> tuple[Any, Any]:
+    """Returns an object or array within JSON content, and a key or place in it."""
+    holders = [content]
+    for holder in holders:
+        values = holder.values() if isinstance(holder, dict) else holder
+        holders += [value for value in values if isinstance(value, dict | list) and value]
+    holder = rng.choice(holders)
+    key = rng.choice(list(holder)) if isinstance(holder, dict) else rng.randrange(len(holder))
+    return holder, key
 
 
 #: For files of any kind.

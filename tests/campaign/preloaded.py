@@ -12,7 +12,8 @@ import pipelines.build_tfrecords
 import pipelines.engine.engine
 import pipelines.engine.transforms
 import pipelines.report.card
-import tfrecord_io.reading.mapped
+import tfrecord_io.reading.batches
+import tfrecord_io.stores.remote
 
 PIL.Image.preinit()
 gc.freeze()

@@ -137,12 +137,7 @@ def _change_manifest(rng: random.Random, path: Path) -> str:
         path.write_bytes(way(rng, bytearray(path.read_bytes())))
         return f"manifest: {way.__name__}"
     content = json.loads(path.read_bytes())
-    holders = [content]
-    for holder in holders:
-        values = holder.values() if isinstance(holder, dict) else holder
-        holders += [value for value in values if isinstance(value, dict | list) and value]
-    holder = rng.choice(holders)
-    key = rng.choice(list(holder)) if isinstance(holder, dict) else rng.randrange(len(holder))
+    holder, key = mutations.any_entry(rng, content)
     if rng.random() < 0.3:
         del holder[key]
         value = "removed"

@@ -29,7 +29,7 @@ def try_case(
     rng: random.Random, folder: Path, more: tuple[str, ...] = ()
 ) -> tuple[str, list[str], str]:
     """Disturbs a training and lets it end, or starts it twice; see `archives.try_case`."""
-    data, wanted, seconds = _undisturbed(more)
+    data, wanted, seconds = undisturbed(more)
     job = kills.Job(
         words=_words(data, folder / "run", more),
         folder=folder,
@@ -67,7 +67,7 @@ def _words(data: Path, workdir: Path, more: tuple[str, ...]) -> list[str]:
 
 
 @functools.cache
-def _undisturbed(more: tuple[str, ...]) -> tuple[Path, dict[str, bytes], float]:
+def undisturbed(more: tuple[str, ...]) -> tuple[Path, dict[str, bytes], float]:
     """Returns a dataset, what an undisturbed run on it leaves, and the seconds that it takes.
 
     Raises:

@@ -82,7 +82,12 @@ def make_tree(rng: random.Random, kind: str) -> list[Entry]:
     files: dict[str, bytes] = {}
     for split in splits if has_splits else [""]:
         for label in labels:
-            deeper = "".join(f"{_folder_name(rng)}/" for _ in range(rng.choice((0, 0, 0, 1, 2))))
+            # A folder within a class that is named like another class is refused.
+            deeper = "".join(
+                f"{name}/"
+                for name in (_folder_name(rng) for _ in range(rng.choice((0, 0, 0, 1, 2))))
+                if name not in labels
+            )
             for name in _different(rng, 1 + rng.randrange(4), rng.choice(_SUFFIXES[:4])):
                 path = f"{split}/{label}/{deeper}{name}" if split else f"{label}/{deeper}{name}"
                 files[path] = picture(rng.getrandbits(32))

@@ -18,7 +18,7 @@ from tfrecord_io.auditing.class_checks import check_classes, check_numbers, chec
 from tfrecord_io.auditing.columns import CodedColumns, read_examples
 from tfrecord_io.auditing.copy_checks import check_exact, check_near
 from tfrecord_io.auditing.file_checks import check_blank, check_sizes, check_source
-from tfrecord_io.auditing.findings import SEVERITIES, Audit
+from tfrecord_io.auditing.findings import MAX_LISTED, SEVERITIES, Audit
 from tfrecord_io.auditing.patient_checks import (
     check_known_patients,
     check_patient_labels,
@@ -33,16 +33,16 @@ LIMITS = (
     "Near duplicates are found if they were saved again, brightened, dimmed or resized. Cropped, "
     "turned and mirrored copies can only be guessed from features, by python -m tfrecord_io audit "
     "FEATURES; heavily edited ones are not looked for.",
-    "Near duplicates are looked for only across splits and across labels, because scans of one "
-    "eye look alike.",
-    "How well side facts predict the class is measured with a simple model. A stronger model may "
-    "predict more.",
+    "Near duplicates of one patient in one split under one label are not looked for, because scans "
+    "of one eye look alike.",
+    "How well facts about the files predict the class is measured with a simple model. A stronger "
+    "model may predict more.",
     "The audit does not check whether the labels are medically right.",
 )
 
 
-def audit(directory: str | os.PathLike[str]) -> Audit:
-    """Audits a finished dataset on a local disk.
+def audit(directory: str | os.PathLike[str], *, most_listed: int | None = MAX_LISTED) -> Audit:
+    """Audits a finished dataset on a local disk; `most_listed` is as in `audit_examples`.
 
     Raises:
         manifest.ManifestError: if the dataset is unfinished or unusable.
@@ -53,10 +53,15 @@ def audit(directory: str | os.PathLike[str]) -> Audit:
     examples = read_examples(directory / manifest.EXAMPLES_FILE_NAME)
     with ImageReader(dataset.layout, lambda name: (directory / name).open("rb")) as images:
         same = find_twins(ranges.with_ranges(examples, dataset.label_kind), images)
-        return audit_examples(examples, same, dataset)
+        return audit_examples(examples, same, dataset, most_listed)
 
 
-def audit_examples(examples: pa.Table, twins: Twins, dataset: manifest.Manifest) -> Audit:
+def audit_examples(
+    examples: pa.Table,
+    twins: Twins,
+    dataset: manifest.Manifest,
+    most_listed: int | None = MAX_LISTED,
+) -> Audit:
     """Audits the examples of a dataset.
 
     Args:
@@ -64,9 +69,11 @@ def audit_examples(examples: pa.Table, twins: Twins, dataset: manifest.Manifest)
         twins: the duplicates among these examples, see `find_twins`; of numbers, among their
             ranges, see `ranges.with_ranges`.
         dataset: the manifest; its audit is not used.
+        most_listed: largest number of patients, copies and pairs that a finding lists; None for
+            all.
     """
     measures: dict[str, Any] = {"examples": examples.num_rows}
-    codes = CodedColumns(examples, dataset)
+    codes = CodedColumns(examples, dataset, twins.pairs, most_listed)
     # Each check yields its findings and adds its numbers to the measures.
     findings = [
         *check_numbers(dataset, examples, measures),

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tfrecord_io import manifest
+from tfrecord_io import manifest, shapes
 from tfrecord_io.auditing import ranges, shortcuts
 from tfrecord_io.auditing.columns import CodedColumns
 from tfrecord_io.auditing.findings import MAX_LISTED, MOST_NAMES, Finding, Severity, many
@@ -47,11 +47,12 @@ def check_shortcuts(
     examples: pa.Table, codes: CodedColumns, measures: dict[str, Any]
 ) -> Iterator[Finding]:
     """Yields how well facts about the files, without their pixels, predict the class."""
+    examples = shapes.with_padding(codes.classes, examples)
     result, label, names = _measure_shortcuts(examples, codes)
     if result is None:
         return
     measures["shortcuts"] = dataclasses.asdict(result) | ({"label": label} if label else {})
-    what = f"label {label}" if label else codes.kind.noun
+    what, units = f"label {label}" if label else codes.kind.noun, codes.joined.units
     ranked = sorted(result.by_signal.items(), key=lambda item: (-item[1], item[0]))
     signals = ", ".join(f"{name} {value:.0%}" for name, value in ranked)
     giveaways = [
@@ -61,23 +62,23 @@ def check_shortcuts(
     text = (
         "A simple model that sees no pixels, only facts about each file such as its size and JPEG "
         f"quality, predicts the right {what} in {result.accuracy:.0%} of the cases (95 % interval "
-        f"{result.low:.0%} to {result.high:.0%}; mean over the classes, for patients not used in "
+        f"{result.low:.0%} to {result.high:.0%}; mean over the classes, for {units} not used in "
         f"training). Guessing gives {result.chance:.0%}. With a single fact: {signals}."
     )
     if not result.reliable:
         severity: Severity = "note"
-        title = f"Too few patients to say whether side facts reveal the {what}"
-        text += f" One class has {result.min_groups} patients; {shortcuts.MIN_GROUPS} are needed."
+        title = f"Too few {units} to say whether facts about the files predict the {what}"
+        text += f" One class has {result.min_groups} {units}; {shortcuts.MIN_GROUPS} are needed."
     elif result.low - result.chance > 0.25:
-        severity, title = "problem", f"Side facts of the files reveal the {what}"
+        severity, title = "problem", f"Facts about the files predict the {what}"
     elif result.low - result.chance > 0.05:
-        severity, title = "warning", f"Side facts of the files partly reveal the {what}"
+        severity, title = "warning", f"Facts about the files partly predict the {what}"
     else:
-        severity, title = "good", f"Side facts of the files hardly reveal the {what}"
+        severity, title = "good", f"Facts about the files hardly predict the {what}"
     if giveaways and severity == "good":
         severity, title = (
             "warning",
-            f"Some side facts of the files occur in one {codes.kind.noun} only",
+            f"Some facts about the files occur in one {codes.kind.noun} only",
         )
     if giveaways:
         text += (
@@ -108,13 +109,13 @@ def _measure_shortcuts(
         the result; the name of that label, None for classes; and what the result's classes are.
     """
     if codes.kind.one_hot:
-        return shortcuts.measure(examples, codes.label), None, codes.labels
+        return shortcuts.measure(examples, codes.label, codes.joined), None, codes.labels
     names = codes.classes.label_names
     has = codes.kind.has(codes.labels, names)[codes.label].astype(np.int64)
     measured = [
         (result, name, (f"without {name}", f"with {name}"))
         for name, column in zip(names, has.T, strict=True)
-        if (result := shortcuts.measure(examples, column)) is not None
+        if (result := shortcuts.measure(examples, column, codes.joined)) is not None
     ]
     # A label on few patients can be predicted by chance.
     by_gain = sorted(measured, key=lambda entry: (entry[0].reliable, entry[0].low), reverse=True)

@@ -12,12 +12,14 @@ import pyarrow.parquet as pq
 
 from tfrecord_io import manifest
 from tfrecord_io.auditing import ranges
+from tfrecord_io.auditing.findings import MAX_LISTED
+from tfrecord_io.groups import group_images, plural_unit
 
 # Columns of the examples table that the audit reads; an older table may lack some.
 _COLUMNS = (
     "split", "shard", "row", "key", "label", "patient", "path", "width", "height", "mode",
     "file_format", "quantization", "file_xxh3", "pixels_xxh3", "brightness", "white_border",
-    "perceptual_hash", "site",
+    "perceptual_hash", "site", "shape", "study", "series",
 )  # fmt: skip
 _REPEATED = ("split", "shard", "label", "mode", "file_format")
 
@@ -72,11 +74,25 @@ class CodedColumns:
         split: int64 [num_examples], index in `splits`.
         label: int64 [num_examples], index in `labels`.
         text: int64 [num_examples], the same for examples of the same label, of numbers too.
-        patients: names of the patients.
-        patient: int64 [num_examples], index in `patients`, or -1 if unknown.
+        groups: which images belong together, near duplicates aside.
+        joined: the same with near duplicates.
+        names: of the groups that are known, as they are shown.
+        group: int64 [num_examples], index in `names`, or -1 if nothing is known of an image.
+        most_listed: largest number of cases that a finding lists; None for all.
+
+    Raises:
+        manifest.ManifestError: if the manifest lacks a split or a label of the table.
     """
 
-    def __init__(self, examples: pa.Table, dataset: manifest.Manifest) -> None:
+    def __init__(
+        self,
+        examples: pa.Table,
+        dataset: manifest.Manifest,
+        copies: np.ndarray,
+        most_listed: int | None = MAX_LISTED,
+    ) -> None:
+        """Numbers the columns of a dataset; `copies` is as in `groups.group_images`."""
+        self.most_listed = most_listed
         self.plural = dataset.label_kind.plural
         self.text, _ = encode(examples["label"])
         self.classes, examples = ranges.as_classes(dataset, examples)
@@ -87,10 +103,28 @@ class CodedColumns:
             self.labels = sorted(pc.unique(examples["label"].cast(pa.string())).to_pylist())
         self.split = _index(examples["split"], self.splits)
         self.label = _index(examples["label"], self.labels)
-        self.patient, patients = encode(examples["patient"])
-        self.patients = patients.to_pylist()
+        self.groups = group_images(examples)
+        self.joined = group_images(examples, copies)
+        names = self.groups.names
+        is_known = pc.invert(pc.starts_with(names, "image:"))
+        known = pc.if_else(is_known, names, pa.scalar(None, names.type))
+        self.group, names = encode(pa.chunked_array([known]))
+        self.names = [name.removeprefix("patient:") for name in names.to_pylist()]
+
+    @property
+    def units(self) -> tuple[str, str]:
+        """What the known groups are, such as `patient or study`, and its plural."""
+        sources = [source for source in self.groups.sources if source != "image"]
+        return " or ".join(sources), " or ".join(map(plural_unit, sources))
 
 
 def _index(column: pa.ChunkedArray, names: Sequence[str]) -> np.ndarray:
-    index = pc.index_in(column.cast(pa.string()), pa.array(list(names), pa.string()))
+    column = column.cast(pa.string())
+    index = pc.index_in(column, pa.array(list(names), pa.string()))
+    if index.null_count:
+        other = column.filter(pc.is_null(index))[0].as_py()
+        raise manifest.ManifestError(
+            f"{manifest.EXAMPLES_FILE_NAME} has the split or label {other!a}, which the manifest "
+            "does not have: they are of different datasets"
+        )
     return index.to_numpy().astype(np.int64)

@@ -38,9 +38,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--max_shortcut_gain",
         type=float,
         metavar="X",
-        help="exit with 1 if side facts predict the class better than guessing by more (0..1)",
+        help="exit with 1 if facts about the files predict the class better than guessing by more",
     )
-    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
+    parser.add_argument(
+        "--json", action="store_true", help="print the findings as JSON, with all cases"
+    )
     parser.add_argument(
         "--images",
         metavar="OUT",
@@ -69,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     if not dataset.holds_features:
         if args.images:
             return refuse(f"--images is for features, but {args.directory} holds images itself")
-        result = audit(args.directory)
+        result = audit(args.directory, most_listed=None if args.json else MAX_LISTED)
         violations = _violations(limits, result.measures)
     elif limits:
         return refuse(

@@ -13,8 +13,9 @@ import pyarrow as pa
 
 from tfrecord_io.auditing import near_duplicates
 from tfrecord_io.auditing.columns import CodedColumns
-from tfrecord_io.auditing.findings import MAX_LISTED, Finding, many
+from tfrecord_io.auditing.findings import Finding, many
 from tfrecord_io.auditing.twins import NearPair, Twins
+from tfrecord_io.groups import MAX_CHAIN
 from tfrecord_io.printing import counted
 
 
@@ -38,7 +39,7 @@ def check_exact(
             detail=f"{sum(map(len, across)):,} images under different names. Build with "
             "--leaks drop to leave them out of the larger split.",
             count=len(across),
-            listed=_list_groups(examples, across),
+            listed=_list_groups(examples, across[: codes.most_listed]),
         )
     if conflicts:
         yield Finding(
@@ -48,7 +49,7 @@ def check_exact(
             detail=f"The same pixels have different {codes.plural}, so at least one is "
             "wrong. --duplicates drop leaves all of them out.",
             count=len(conflicts),
-            listed=_list_groups(examples, conflicts),
+            listed=_list_groups(examples, conflicts[: codes.most_listed]),
         )
     if within:
         extra = sum(len(g) - len(set(codes.split[g].tolist())) for g in within)
@@ -59,7 +60,7 @@ def check_exact(
             detail=f"{many(len(within), 'picture')} repeated under other names, and each "
             "repetition counts in every result. --duplicates drop keeps one of each.",
             count=extra,
-            listed=_list_groups(examples, within),
+            listed=_list_groups(examples, within[: codes.most_listed]),
         )
     if not groups:
         yield Finding(
@@ -72,7 +73,7 @@ def check_exact(
 
 def _list_groups(examples: pa.Table, groups: Sequence[np.ndarray]) -> tuple[dict[str, Any], ...]:
     rows = []
-    for group in groups[:MAX_LISTED]:
+    for group in groups:
         taken = examples.select(["split", "label", "path"]).take(group[:4]).to_pylist()
         files = (
             set(examples["file_xxh3"].take(group).to_pylist())
@@ -118,7 +119,13 @@ def check_near(
         return
     across = list(twins.near_across(codes.split))
     conflicts = list(twins.near_across(codes.label))
+    within = [
+        pair
+        for pair in twins.near_across(codes.groups.codes)
+        if len(np.unique(codes.split[twins.copies_of(pair.first, pair.second)])) == 1
+    ]
     measures["near_duplicate_pairs"] = len(across)
+    measures["near_duplicate_pairs_within_splits"] = len(within)
     measures["near_duplicate_label_conflicts"] = len(conflicts)
     measures["near_duplicates_unchecked"] = twins.num_unchecked
     measures["near_duplicates_complete"] = twins.complete and not twins.num_unchecked
@@ -131,9 +138,9 @@ def check_near(
             "the same place of an eye scanned twice. --leaks drop keeps the one in the more "
             "protected split (test before val before train).",
             count=len(across),
-            listed=list_pairs(examples, across),
+            listed=list_pairs(examples, across[: codes.most_listed]),
         )
-    else:
+    elif len(codes.splits) > 1:
         yield Finding(
             code="near_duplicates",
             severity="good",
@@ -142,6 +149,26 @@ def check_near(
             f"in another (hashes within {near_duplicates.MAX_DISTANCE} of 255 bits, fine "
             f"detail correlated by {twins.min_similarity:.2f} or more).",
         )
+    if within:
+        yield Finding(
+            code="near_duplicates_within",
+            severity="warning",
+            title=f"{counted(len(within), 'pair')} of near duplicates in one split",
+            detail="Their patients have different names, or none. Folds and intervals keep the "
+            "images of both together, but each of them counts in training.",
+            count=len(within),
+            listed=list_pairs(examples, within[: codes.most_listed]),
+        )
+    if codes.joined.long_chains:
+        yield Finding(
+            code="near_chains",
+            severity="warning",
+            title=f"{counted(len(codes.joined.long_chains), 'chain')} of near duplicates not used",
+            detail=f"In each, more than {MAX_CHAIN} images are connected by pairs that look "
+            f"alike (up to {max(codes.joined.long_chains):,}). Folds and intervals do not keep "
+            "them together, because whatever looks so alike need not be the same.",
+            count=len(codes.joined.long_chains),
+        )
     if conflicts:
         yield Finding(
             code="near_label_conflict",
@@ -149,24 +176,26 @@ def check_near(
             title=f"{counted(len(conflicts), 'pair')} of near duplicates under different labels",
             detail=f"Nearly the same picture has different {codes.plural}. Look at both.",
             count=len(conflicts),
-            listed=list_pairs(examples, conflicts),
+            listed=list_pairs(examples, conflicts[: codes.most_listed]),
         )
-    if not measures["near_duplicates_complete"]:
+    num_unchecked = twins.num_unchecked + twins.num_unchecked_within
+    if num_unchecked or not twins.complete:
         yield Finding(
             code="near_duplicates_unchecked",
             severity="warning",
             title="So many images look alike that not all pairs were compared",
-            detail=f"{twins.num_unchecked:,} proposed pairs, the least alike ones, were left "
-            "out" + ("." if twins.complete else ", and the search itself stopped early."),
-            count=twins.num_unchecked,
+            detail=f"{num_unchecked:,} proposed pairs were left out: those within a split first, "
+            "and of these the least alike ones"
+            + ("." if twins.complete else "; and the search itself stopped early."),
+            count=num_unchecked,
         )
 
 
 def list_pairs(examples: pa.Table, pairs: Sequence[NearPair]) -> tuple[dict[str, Any], ...]:
-    """Lists the first pairs of rows with the facts needed to show them side by side."""
+    """Lists pairs of rows with the facts needed to show them side by side."""
     columns = examples.select(["split", "label", "path", "shard", "row"])
     listed = []
-    for pair in pairs[:MAX_LISTED]:
+    for pair in pairs:
         first, second = columns.take([pair.first, pair.second]).to_pylist()
         case = {"first": first, "second": second, "similarity": round(pair.similarity, 4)}
         listed.append(case | ({"why": pair.why} if pair.why else {}))

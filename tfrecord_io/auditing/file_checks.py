@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tfrecord_io import manifest
+from tfrecord_io import manifest, shapes
 from tfrecord_io.auditing.findings import MAX_LISTED, MOST_NAMES, Finding, many
 from tfrecord_io.auditing.twins import Twins
 from tfrecord_io.printing import listed
@@ -29,6 +29,12 @@ def check_sizes(
     measures["sizes"] = [
         {"width": w, "height": h, "images": count} for (w, h), count in sizes.most_common(12)
     ]
+    if "shape" in examples.column_names:
+        pairs = set(zip(*(examples[name].to_pylist() for name in ("split", "shape")), strict=True))
+        measures["shapes"] = {
+            name: shapes.distinct(shape for split, shape in pairs if split == name)
+            for name in dataset.splits
+        }
     (usual, _), *_ = sizes.most_common(1)
     ratios = np.maximum(_factor(width, usual[0]), _factor(height, usual[1]))
     outliers = np.flatnonzero(ratios >= 2)
@@ -40,7 +46,8 @@ def check_sizes(
             title=f"{many(len(outliers), 'image')} far larger or smaller than usual",
             detail=f"The usual size is {usual[0]}×{usual[1]} pixels. These images have at "
             "least twice or at most half as many pixels in one direction. All are resized to "
-            f"{dataset.image_shape[1]}×{dataset.image_shape[0]}, so their proportions change.",
+            f"{dataset.image_shape[1]}×{dataset.image_shape[0]}"
+            f"{'' if dataset.is_padded else ', so their proportions change'}.",
             count=len(outliers),
             listed=tuple(
                 {"width": w, "height": h, "images": n}
@@ -67,14 +74,15 @@ def _factor(values: np.ndarray | int, usual: int) -> Any:
 
 def check_blank(twins: Twins, measures: dict[str, Any]) -> Iterator[Finding]:
     """Yields the number of images of a single colour."""
-    measures["blank_images"] = twins.num_blank
-    if twins.num_blank:
+    num_blank = 0 if twins.is_blank is None else int(twins.is_blank.sum())
+    measures["blank_images"] = num_blank
+    if num_blank:
         yield Finding(
             code="blank",
             severity="warning",
-            title=f"{many(twins.num_blank, 'image')} of a single colour",
+            title=f"{many(num_blank, 'image')} of a single colour",
             detail="They show nothing.",
-            count=twins.num_blank,
+            count=num_blank,
         )
 
 

@@ -13,6 +13,9 @@ Severity = Literal["problem", "warning", "note", "good"]
 #: From the worst to the best, the order in which findings are listed.
 SEVERITIES: tuple[Severity, ...] = ("problem", "warning", "note", "good")
 
+# Findings that make results doubtful as warnings, too.
+_ALARMING_WARNINGS = ("near_label_conflict", "shortcuts")
+
 #: Largest number of cases that a finding lists.
 MAX_LISTED = 20
 
@@ -31,7 +34,8 @@ class Finding:
         title: one short sentence with the number.
         detail: what the finding means and what to do.
         count: the number in the title.
-        listed: up to `MAX_LISTED` cases, each a mapping of column to value.
+        listed: cases, up to `MAX_LISTED` unless all were asked for, each a mapping of column to
+            value.
     """
 
     code: str
@@ -63,6 +67,20 @@ class Audit:
                 for finding in self.findings
             ],
         }
+
+
+def alarms(audit: Mapping[str, Any]) -> list[str]:
+    """Returns the findings of a manifest's audit that make results misleading, in a sentence each.
+
+    Leaks, labels that contradict each other, and side facts that reveal the label. A sentence has
+    no full stop.
+    """
+    return [
+        f"the dataset's audit says: {finding['title']}"
+        for finding in audit.get("findings", ())
+        if finding["severity"] == "problem"
+        or (finding["severity"] == "warning" and finding["code"] in _ALARMING_WARNINGS)
+    ]
 
 
 def many(count: int, noun: str, plural: str | None = None) -> str:

@@ -19,10 +19,10 @@ from tfrecord_io import manifest
 from tfrecord_io.auditing import near_duplicates
 from tfrecord_io.auditing.columns import encode, read_examples
 from tfrecord_io.auditing.copy_checks import list_pairs
-from tfrecord_io.auditing.findings import SEVERITIES, Audit, Finding
+from tfrecord_io.auditing.findings import MAX_LISTED, SEVERITIES, Audit, Finding
 from tfrecord_io.auditing.ranges import with_ranges
 from tfrecord_io.auditing.twins import NearPair, Twins
-from tfrecord_io.groups import group_codes, group_names
+from tfrecord_io.groups import group_images
 from tfrecord_io.printing import counted
 from tfrecord_io.shards import map_records
 
@@ -208,7 +208,7 @@ def compare(directory: Path, dataset: manifest.Manifest) -> tuple[pa.Table, Neig
     _, first_rows = np.unique(pictures, return_index=True)
     examples = examples.take(pa.array(first_rows))
     vectors = directions(whitened(read_features(directory, dataset, examples)))
-    return examples, find_neighbours(vectors, group_codes(group_names(examples["patient"])))
+    return examples, find_neighbours(vectors, group_images(examples).codes)
 
 
 def read_features(directory: Path, dataset: manifest.Manifest, examples: pa.Table) -> np.ndarray:
@@ -284,7 +284,7 @@ def _check_copies(
         f"{dataset.label_kind.plural}: {len(differ & pairs):,}. Copies that the audit of the "
         "images finds are left out.",
         count=len(hints),
-        listed=list_pairs(examples, hints),
+        listed=list_pairs(examples, hints[:MAX_LISTED]),
     )
 
 
@@ -338,5 +338,5 @@ def _check_labels(
         detail=f"At least {MIN_AGREEING} of the {NUM_NEIGHBOURS} most similar scans of other "
         "patients have one other class. The label may be wrong, or right for an unusual scan.",
         count=len(hints),
-        listed=list_pairs(examples, hints),
+        listed=list_pairs(examples, hints[:MAX_LISTED]),
     )

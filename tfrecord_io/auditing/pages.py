@@ -18,9 +18,15 @@ import markupsafe
 from PIL import Image
 
 from tfrecord_io.auditing.twins import ImageReader
-from tfrecord_io.printing import printable
+from tfrecord_io.printing import number, printable
 
 _PAIR_SIDE = 224
+#: What the class names of the OCT data stand for.
+_SPELLED_OUT = {
+    "CNV": "choroidal neovascularization",
+    "DME": "diabetic macular edema",
+    "DRUSEN": "deposits under the retina, as in early macular degeneration",
+}
 
 
 @functools.cache
@@ -34,9 +40,21 @@ def environment(*folders: Path) -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    templates.filters["number"] = lambda value: f"{value:,}"
+    templates.filters["number"] = number
     templates.filters["with_flags"] = _with_flags
+    templates.filters["plain"] = _plain
+    templates.filters["spelled_out"] = spelled_out
     return templates
+
+
+def spelled_out(label_names: Iterable[str]) -> str:
+    """Returns what those names mean that are abbreviations of the OCT data, as a text for a page.
+
+    >>> spelled_out(["DME", "NORMAL"])
+    'DME: diabetic macular edema.'
+    """
+    meanings = [f"{name}: {_SPELLED_OUT[name]}" for name in label_names if name in _SPELLED_OUT]
+    return "; ".join(meanings) + "." * bool(meanings)
 
 
 def pairs(
@@ -88,6 +106,23 @@ def _printable(value: Any) -> Any:
     """Escapes control characters in names from the data; the page's own markup is kept."""
     if isinstance(value, str) and not isinstance(value, markupsafe.Markup):
         return printable(value)
+    return value
+
+
+def _plain(value: Any) -> Any:
+    """Returns a value of a manifest or a configuration as a reader expects it.
+
+    >>> _plain([64, None, {"a": True}])
+    '64, not set, a: yes'
+    """
+    if value is None:
+        return "not set"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, Mapping):
+        value = [f"{name}: {_plain(item)}" for name, item in value.items()]
+    if isinstance(value, list | tuple):
+        return ", ".join(str(_plain(item)) for item in value) or "none"
     return value
 
 

@@ -15,6 +15,7 @@ from PIL import Image
 from tfrecord_io import schema, visible
 from tfrecord_io.auditing import near_duplicates
 from tfrecord_io.auditing.columns import encode
+from tfrecord_io.groups import group_images
 
 #: Largest number of proposed pairs whose pixels are compared; each takes about half a millisecond.
 MAX_CHECKED = 50_000
@@ -95,11 +96,14 @@ class Twins:
     Attributes:
         groups: int64 [num_examples]; examples with the same pixels have the same number.
         near: pairs with different pixels that are nearly the same picture and are in different
-            splits or have different labels, the most similar first.
+            splits or groups, or have different labels; the most similar first.
         near_checked: whether near duplicates were looked for.
         min_similarity: smallest correlation of the fine detail of a pair in `near`.
-        num_blank: number of pictures of one colour, which look alike without being copies.
-        num_unchecked: number of proposed pairs beyond the limit, which were not compared.
+        is_blank: bool [num_examples], which pictures have one colour: they look alike without
+            being copies; None if that is not known.
+        num_unchecked: number of proposed pairs across splits or labels beyond the limit, which were
+            not compared.
+        num_unchecked_within: number of the others.
         complete: False if the search for pairs stopped early.
     """
 
@@ -107,9 +111,25 @@ class Twins:
     near: tuple[NearPair, ...] = ()
     near_checked: bool = False
     min_similarity: float = 1.0
-    num_blank: int = 0
+    is_blank: np.ndarray | None = None
     num_unchecked: int = 0
+    num_unchecked_within: int = 0
     complete: bool = True
+
+    @property
+    def pairs(self) -> np.ndarray:
+        """int64 [num_pairs, 2], rows of pictures that are the same or nearly, but not blank.
+
+        Chains of these pairs join all copies; not every two of them are a pair.
+        """
+        first = np.zeros(int(self.groups.max(initial=-1)) + 1, np.int64)
+        first[self.groups[::-1]] = np.arange(len(self.groups))[::-1]
+        copies = np.stack([first[self.groups], np.arange(len(self.groups))], 1)
+        copies = copies[copies[:, 0] != copies[:, 1]]
+        if self.is_blank is not None:
+            copies = copies[~self.is_blank[copies[:, 0]]]
+        near = np.array([(pair.first, pair.second) for pair in self.near], np.int64)
+        return np.concatenate([copies, near.reshape(-1, 2)])
 
     @functools.cached_property
     def _order(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -124,11 +144,11 @@ class Twins:
         for index in np.flatnonzero(counts > 1).tolist():
             yield order[starts[index] : starts[index] + counts[index]]
 
-    def copies_of(self, row: int) -> np.ndarray:
-        """Returns the rows with the same pixels as `row`, including `row`."""
+    def copies_of(self, *rows: int) -> np.ndarray:
+        """Returns the rows with the same pixels as one of `rows`, including these."""
         order, starts, counts = self._order
-        group = int(self.groups[row])
-        return order[starts[group] : starts[group] + counts[group]]
+        groups = self.groups[list(rows)].tolist()
+        return np.concatenate([order[starts[g] : starts[g] + counts[g]] for g in groups])
 
     def near_across(self, codes: np.ndarray) -> Iterator[NearPair]:
         """Yields the near pairs that have rows of different codes, as two such rows.
@@ -151,31 +171,40 @@ class Twins:
 
 
 def find_twins(examples: pa.Table, images: ImageReader) -> Twins:
-    """Finds examples with the same pixels, and near duplicates across splits or labels.
+    """Finds examples with the same pixels, and near duplicates.
 
-    Near duplicates within one split and label are left out, because many images of one patient
-    look alike. They are looked for if `examples` has the column `perceptual_hash`.
+    Near duplicates of one patient (or whatever `groups.group_images` knows) within one split and
+    label are left out, because many images of one patient look alike, and nothing follows from it.
+    They are looked for if `examples` has the column `perceptual_hash`.
     """
     groups, _ = encode(examples["pixels_xxh3"])
-    side = min(images.image_shape[:2])
-    large_enough = side >= near_duplicates.MIN_SIDE
-    if "perceptual_hash" not in examples.column_names or not len(groups) or not large_enough:
+    if "perceptual_hash" not in examples.column_names or not len(groups):
         return Twins(groups=groups)
     # Groups are numbered in the order of their first rows, which `return_index` gives.
     _, first_rows = np.unique(groups, return_index=True)
     hashes = _hashes(examples.column("perceptual_hash").take(pa.array(first_rows)))
     blank = ~np.any(hashes, axis=1)
+    side = min(images.image_shape[:2])
+    if side < near_duplicates.MIN_SIDE:
+        return Twins(groups=groups, is_blank=blank[groups])
     candidates = np.flatnonzero(~blank)
     pairs = near_duplicates.find_pairs(hashes[candidates])
     first, second = candidates[pairs.first], candidates[pairs.second]
-    matters = np.zeros(len(first), bool)
-    for name in ("split", "label"):
-        low, high = _range_by_group(examples.column(name), groups)
-        matters |= np.maximum(high[first], high[second]) > np.minimum(low[first], low[second])
-    chosen = np.flatnonzero(matters)
-    # If there are too many pairs, the nearest are kept. They are compared in order of their rows,
-    # so that the details of a scan are computed only once.
-    nearest = np.sort(chosen[np.argsort(pairs.distance[chosen], kind="stable")][:MAX_CHECKED])
+    split, label, group = (
+        _differ(codes, groups, first, second)
+        for codes in (
+            encode(examples.column("split"))[0],
+            encode(examples.column("label"))[0],
+            group_images(examples).codes,
+        )
+    )
+    across = split | label
+    chosen = np.flatnonzero(across | group)
+    # If there are too many pairs, those across splits or labels come first, and then the nearest.
+    order = np.lexsort((pairs.distance[chosen], ~across[chosen]))
+    # They are compared in order of their rows, so that the details of a scan are computed once.
+    nearest = np.sort(chosen[order][:MAX_CHECKED])
+    num_unchecked = int(across.sum() - across[nearest].sum())
     min_similarity = near_duplicates.min_similarity(side)
     rows = first_rows[first[nearest]], first_rows[second[nearest]]
     near = _check(examples, images, min_similarity, *rows)
@@ -184,8 +213,9 @@ def find_twins(examples: pa.Table, images: ImageReader) -> Twins:
         near=near,
         near_checked=True,
         min_similarity=min_similarity,
-        num_blank=int(blank[groups].sum()),
-        num_unchecked=len(chosen) - len(nearest),
+        is_blank=blank[groups],
+        num_unchecked=num_unchecked,
+        num_unchecked_within=len(chosen) - len(nearest) - num_unchecked,
         complete=pairs.complete,
     )
 
@@ -221,11 +251,19 @@ def _hashes(column: pa.ChunkedArray) -> np.ndarray:
     return data[start : start + len(array) * length].reshape(-1, length)
 
 
-def _range_by_group(column: pa.ChunkedArray, groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the smallest and largest code of a column's values in each group; int64 [groups]."""
-    codes, values = encode(column)
-    low = np.full(groups.max() + 1, len(values), np.int64)
+def _differ(
+    codes: np.ndarray, groups: np.ndarray, first: np.ndarray, second: np.ndarray
+) -> np.ndarray:
+    """Tells which pairs of pictures have rows of different codes, bool [num_pairs].
+
+    Args:
+        codes: int64 [num_examples], such as each example's split.
+        groups: int64 [num_examples], the picture of each example.
+        first: int64 [num_pairs], pictures.
+        second: int64 [num_pairs], pictures.
+    """
+    low = np.full(groups.max() + 1, codes.max(), np.int64)
     high = np.full(groups.max() + 1, -1, np.int64)
     np.minimum.at(low, groups, codes)
     np.maximum.at(high, groups, codes)
-    return low, high
+    return np.maximum(high[first], high[second]) > np.minimum(low[first], low[second])

@@ -6,6 +6,7 @@ does not see a second file that was joined to the first.
 
 from __future__ import annotations
 
+import io
 import re
 import struct
 import zlib
@@ -14,6 +15,7 @@ from typing import Any
 
 from PIL import ImageFile, TiffImagePlugin
 
+from tfrecord_io.decoding import tiff_pages
 from tfrecord_io.rejects import Reject
 
 #: Bytes of zeros or known metadata that may follow a picture.
@@ -21,6 +23,8 @@ MAX_TRAILER_BYTES = 64 * 1024
 
 # Nothing that is a picture fits into these.
 _FEW_BYTES = 16
+
+_PADDING = b"\0\r\n\t "
 
 # How trailers of metadata begin or end: Canon's editing data and Samsung's.
 _TRAILER_START, _TRAILER_END = b"CANON OPTIONAL DATA", b"SEFT"
@@ -68,7 +72,7 @@ _FIRST_TAGS = (254, 255, _WIDTH)
 def check_complete(image: ImageFile.ImageFile, data: bytes) -> None:
     """Refuses a file whose first picture lacks rows, or with something behind that picture.
 
-    A TIFF may have its parts anywhere, so only another TIFF is looked for behind it.
+    A TIFF may have its parts anywhere, so only another picture is looked for behind it.
 
     Args:
         image: the picture.
@@ -84,13 +88,18 @@ def check_complete(image: ImageFile.ImageFile, data: bytes) -> None:
     rest = data[end:]
     if len(rest) <= _FEW_BYTES:
         return
-    found = rest.lstrip(b"\0\r\n\t ")
+    found = rest.lstrip(_PADDING)
     is_known = not found or found.startswith(_TRAILER_START) or found.endswith(_TRAILER_END)
     if is_known and len(rest) <= MAX_TRAILER_BYTES:
         return
-    if _PICTURE.match(found) or _PICTURE.match(rest):
+    if starts_picture(rest):
         raise Reject("multiple_frames", f"{image.format}, followed by another file")
     raise Reject("trailing_data", f"{len(rest):,} bytes follow the picture of the {image.format}")
+
+
+def starts_picture(rest: bytes) -> bool:
+    """Tells whether what follows a picture begins like another one, zeros and spaces aside."""
+    return bool(_PICTURE.match(rest.lstrip(_PADDING)) or _PICTURE.match(rest))
 
 
 def check_png(data: bytes) -> None:
@@ -227,7 +236,10 @@ def _end_of_netpbm(image: Any, data: bytes) -> int:
 
 
 def _end_of_tiff(image: Any, data: bytes) -> int:
-    """Returns the place of another TIFF with the same signature, or the end of the file."""
+    """Returns where another picture begins, or the end of the file."""
+    end = tiff_pages.end_of_pages(io.BytesIO(data))
+    if starts_picture(data[end:]):
+        return end
     order, place = ("<" if data.startswith(b"II") else ">"), 0
     while (place := data.find(data[:4], place + 4)) > 0:
         directory = place + struct.unpack_from(f"{order}I", data.ljust(place + 8), place + 4)[0]

@@ -5,12 +5,14 @@ Numbers of sections are those of the DICOM standard, part 3 (PS3.3 2025).
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
 from PIL import Image
 
-from tfrecord_io.decoding.dicom_tags import is_plain, window_of
+from tfrecord_io.decoding.dicom_tags import SHARE, is_plain, of_frame, unit_of, window_of
 from tfrecord_io.rejects import Reject
 
 if TYPE_CHECKING:
@@ -22,6 +24,35 @@ if TYPE_CHECKING:
 FRAME_RANGE = "frame_range"
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Physical:
+    """The formula of a dataset of uint16: physical value = slope * stored value + intercept.
+
+    Raises:
+        ValueError: if a value is out of range.
+    """
+
+    unit: str
+    slope: float
+    intercept: float
+
+    def __post_init__(self) -> None:
+        if not (0 < self.slope < math.inf and math.isfinite(self.intercept)):
+            raise ValueError(
+                "rescale must be a slope above 0 and an intercept, received "
+                f"{self.slope},{self.intercept}"
+            )
+
+    @classmethod
+    def of_unit(cls, unit: str, rescale: tuple[float, float] | None) -> Physical:
+        """Returns the formula of a unit: `rescale` (slope and intercept), or by default 1, -32768.
+
+        White is 65,535 where there is no physical unit.
+        """
+        slope, intercept = (1 / 65_535, 0.0) if unit == SHARE else rescale or (1.0, -32_768.0)
+        return cls(unit=unit, slope=slope, intercept=intercept)
+
+
 def grey_picture(
     pixels: np.ndarray,
     dataset: Dataset,
@@ -29,6 +60,7 @@ def grey_picture(
     dtype: str,
     window: tuple[float, float] | None,
     no_window: str | None,
+    physical: Physical | None,
 ) -> Image.Image:
     """Turns stored values [rows, columns] into a picture of mode L or I;16 in which 0 is black."""
     bits = dataset.BitsStored
@@ -42,6 +74,17 @@ def grey_picture(
         levels = np.subtract(levels, lowest, dtype=np.int32)
     levels = levels.astype(np.uint16, copy=False)
     is_inverted = dataset.PhotometricInterpretation == "MONOCHROME1"
+    if physical:
+        stored = np.arange(lowest, lowest + span + 1)
+        numbers = _numbers(stored, dataset, index, physical)
+        used = numbers[_used(levels, dataset, stored)]
+        if used.min() < 0 or used.max() > 65_535:
+            ends = np.array([0, 65_535]) * physical.slope + physical.intercept
+            raise Reject(
+                "out_of_range",
+                f"values in {physical.unit} beyond {ends[0]:.6g} to {ends[1]:.6g}; see --rescale",
+            )
+        return Image.fromarray(numbers.clip(0, 65_535).astype(np.uint16)[levels])
     if dtype == "uint16":
         levels = span - levels if is_inverted else levels
         # Mode L is spread over 16 bits like any other file of eight bits.
@@ -50,12 +93,12 @@ def grey_picture(
     # value that can be stored: there are fewer of them than pixels.
     from pydicom.pixels import apply_modality_lut
 
-    rescaling = _of_frame(dataset, index, "PixelValueTransformationSequence")
+    rescaling = of_frame(dataset, index, "PixelValueTransformationSequence")
     stored = np.arange(lowest, lowest + span + 1)
     values = apply_modality_lut(stored, rescaling).astype(np.float64)
     if not np.isfinite(values).all() or values.min() == values.max():
         raise Reject("undecodable", "the rescale slope or intercept of the DICOM is not usable")
-    view = _of_frame(dataset, index, "FrameVOILUTSequence")
+    view = of_frame(dataset, index, "FrameVOILUTSequence")
     if window:
         shares = _windowed(values, *window, "LINEAR")
     elif view.get("VOILUTSequence"):
@@ -72,6 +115,33 @@ def grey_picture(
         shares = np.clip((values - low) / max(high - low, 1e-6), 0, 1)
     table = np.rint(255 * (1 - shares if is_inverted else shares)).astype(np.uint8)
     return Image.fromarray(table[levels])
+
+
+def _numbers(stored: np.ndarray, dataset: Dataset, index: int, physical: Physical) -> np.ndarray:
+    """Returns for each value that a file can store the number that a dataset stores, rounded."""
+    from pydicom.pixels import apply_modality_lut
+
+    rescaling = of_frame(dataset, index, "PixelValueTransformationSequence")
+    unit = unit_of(dataset, rescaling)
+    if unit != physical.unit:
+        raise Reject("other_unit", f"values in {unit}, expected {physical.unit}")
+    if unit == SHARE:
+        is_inverted = dataset.PhotometricInterpretation == "MONOCHROME1"
+        shares = (stored - stored[0]) / (len(stored) - 1)
+        values = 1 - shares if is_inverted else shares
+    else:
+        values = apply_modality_lut(stored, rescaling).astype(np.float64)
+        has_table = rescaling.get("ModalityLUTSequence")
+        slope = 1.0 if has_table else abs(float(rescaling.RescaleSlope))
+        if not np.isfinite(values).all() or not slope:
+            raise Reject("undecodable", "the rescale slope or intercept of the DICOM is not usable")
+        if slope < physical.slope * (1 - 1e-6):
+            raise Reject(
+                "out_of_range",
+                f"values in steps of {slope:.6g} {unit}, which steps of {physical.slope:.6g} would "
+                "merge; see --rescale",
+            )
+    return np.rint((values - physical.intercept) / physical.slope)
 
 
 def _used(levels: np.ndarray, dataset: Dataset, stored: np.ndarray) -> np.ndarray:
@@ -150,14 +220,3 @@ def _looked_up(
     is_shared = bits == 8 and len(words) < num_entries
     table = words.astype("<u2").view(np.uint8) if is_shared else words
     return table[np.clip(values.astype(np.int64) - first, 0, num_entries - 1)]
-
-
-def _of_frame(dataset: Dataset, index: int, name: str) -> Dataset:
-    """Returns the dataset that has a frame's attributes of a functional group (C.7.6.16)."""
-    for groups, place in (
-        (dataset.get("PerFrameFunctionalGroupsSequence"), index),
-        (dataset.get("SharedFunctionalGroupsSequence"), 0),
-    ):
-        if groups and len(groups) > place and groups[place].get(name):
-            return groups[place][name][0]
-    return dataset

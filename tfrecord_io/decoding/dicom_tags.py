@@ -6,6 +6,7 @@ those of the DICOM standard, part 3 (PS3.3 2025).
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -13,6 +14,7 @@ import importlib.metadata
 import io
 import logging
 import math
+import re
 import warnings
 import zlib
 from typing import TYPE_CHECKING, Any
@@ -44,8 +46,24 @@ _MAX_INFLATED_BYTES = 256 * 1024 * 1024
 #: Photometric interpretations of grey pictures.
 MONOCHROME = ("MONOCHROME1", "MONOCHROME2")
 
+#: The unit of values that have no physical one: their share of the range that the bits can store.
+SHARE = "share of white"
+
+# Units of files that name them for each frame, beyond the tags that `read_header` reads, by SOP
+# class: enhanced CT, MR and PET, and those converted from single frames (PS3.4, B.5).
+_UNITS_OF_FRAMES = {
+    "1.2.840.10008.5.1.4.1.1.2.1": "HU",
+    "1.2.840.10008.5.1.4.1.1.2.2": "HU",
+    "1.2.840.10008.5.1.4.1.1.4.1": "US",
+    "1.2.840.10008.5.1.4.1.1.4.4": "US",
+    "1.2.840.10008.5.1.4.1.1.128.1": "US",
+    "1.2.840.10008.5.1.4.1.1.130": "US",
+}
+_UNIT = re.compile(r"[A-Z][A-Z0-9_]{0,15}")
+
 # What `read_header` reads, in the order of a file.
 _HEADER_TAGS = {
+    "SOPClassUID": 0x00080016,
     "Modality": 0x00080060,
     "ManufacturerModelName": 0x00081090,
     "PatientID": 0x00100020,
@@ -59,7 +77,9 @@ _HEADER_TAGS = {
     "BitsStored": 0x00280101,
     "WindowCenter": 0x00281050,
     "WindowWidth": 0x00281051,
+    "RescaleIntercept": 0x00281052,
     "RescaleSlope": 0x00281053,
+    "RescaleType": 0x00281054,
     "ModalityLUTSequence": 0x00283000,
     "VOILUTSequence": 0x00283010,
 }
@@ -80,6 +100,8 @@ class Header:
         device: the model's name.
         needs_range: whether grey levels of uint8 depend on the range of the frame's values,
             because the file names no window, or only for each frame.
+        unit: of the values, see `unit_of`; empty if all of 8 or 16 bits is in use, which is stored
+            in the same way with and without a formula.
     """
 
     num_frames: int = 1
@@ -90,6 +112,7 @@ class Header:
     laterality: str | None = None
     device: str | None = None
     needs_range: bool = False
+    unit: str = ""
 
 
 def is_dicom(start: bytes) -> bool:
@@ -146,6 +169,7 @@ def _header(tags: Dataset) -> Header:
 
     patient = text("PatientID")
     is_grey = tags.get("PhotometricInterpretation") in MONOCHROME
+    unit = _UNITS_OF_FRAMES.get(str(tags.get("SOPClassUID")), unit_of(tags, tags))
     has_levels = tags.get("VOILUTSequence") or window_of(tags) or is_plain(tags, tags)
     return Header(
         num_frames=int(tags.get("NumberOfFrames") or 1),
@@ -156,6 +180,7 @@ def _header(tags: Dataset) -> Header:
         laterality=text("ImageLaterality") or text("Laterality") or None,
         device=text("ManufacturerModelName") or None,
         needs_range=is_grey and not has_levels,
+        unit=unit if is_grey and (unit != SHARE or tags.get("BitsStored") not in (8, 16)) else "",
     )
 
 
@@ -189,12 +214,61 @@ def is_plain(dataset: Dataset, rescaling: Dataset) -> bool:
     return (dataset.get("BitsStored") or 16) <= 8 and not is_rescaled
 
 
+def unit_of(dataset: Dataset, rescaling: Dataset) -> str:
+    """Returns the unit of the values after the modality transform (C.11.1.1.2).
+
+    Args:
+        dataset: the file.
+        rescaling: what has the transform: the file, or an item of its functional groups.
+
+    Returns:
+        such as `HU`; `US` if the file does not specify it, `SHARE` if nothing is transformed.
+    """
+    scale = rescaling.get("RescaleSlope"), rescaling.get("RescaleIntercept")
+    if table := rescaling.get("ModalityLUTSequence"):
+        named = table[0].get("ModalityLUTType")
+    elif None in scale:
+        return SHARE
+    else:
+        named = rescaling.get("RescaleType")
+    unit = str(named or ("HU" if dataset.get("Modality") == "CT" else "US"))
+    # Others are the text of a stranger, which could name a person.
+    unit = unit if _UNIT.fullmatch(unit) else "US"
+    return SHARE if unit == "US" and not table and scale == (1, 0) else unit
+
+
 def window_of(view: Dataset) -> tuple[float, float] | None:
     """Returns center and width of the first window of a file or frame, None if it has none."""
     center, width = (_first(view.get(name)) for name in ("WindowCenter", "WindowWidth"))
     if center is None or width is None or not (math.isfinite(center + width) and width > 0):
         return None
     return center, width
+
+
+def of_frame(dataset: Dataset, index: int, name: str) -> Dataset:
+    """Returns the dataset that has a frame's attributes of a functional group (C.7.6.16)."""
+    for groups, place in (
+        (dataset.get("PerFrameFunctionalGroupsSequence"), index),
+        (dataset.get("SharedFunctionalGroupsSequence"), 0),
+    ):
+        if groups and len(groups) > place and groups[place].get(name):
+            return groups[place][name][0]
+    return dataset
+
+
+def pixel_aspect(dataset: Dataset, index: int) -> float:
+    """Returns the height of a pixel of a frame divided by its width (C.7.6.3.1.7).
+
+    It is 1 if the file does not say, or says what no device has.
+    """
+    measures = of_frame(dataset, index, "PixelMeasuresSequence")
+    sides = ("ImagerPixelSpacing", "NominalScannedPixelSpacing", "PixelAspectRatio")
+    for tags, name in ((measures, "PixelSpacing"), *((dataset, name) for name in sides)):
+        with contextlib.suppress(TypeError, ValueError, ZeroDivisionError):
+            height, width = map(float, tags.get(name))
+            if 0.01 <= height / width <= 100:
+                return height / width
+    return 1.0
 
 
 def _first(value: Any) -> float | None:

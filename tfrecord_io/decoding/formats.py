@@ -25,12 +25,16 @@ _TIFF_PHOTOMETRIC = 262
 
 
 class Picture(NamedTuple):
-    """A picture with facts about its file, as `preprocess.DecodedImage` has them."""
+    """A picture with facts about its file, as `preprocess.DecodedImage` has them.
+
+    The last is the height of a pixel divided by its width.
+    """
 
     image: Image.Image
     mode: str
     file_format: str
     quantization: int = 0
+    pixel_aspect: float = 1.0
 
 
 def read_picture(data: bytes | io.BytesIO, dtype: str) -> Picture:
@@ -71,8 +75,14 @@ def read_picture(data: bytes | io.BytesIO, dtype: str) -> Picture:
         return Picture(_turn_upright(image), mode, file_format, quantization)
 
 
-def as_channels(image: Image.Image, channels: int) -> Image.Image:
-    """Converts any supported mode to grey or RGB, or to 16-bit grey (I;16) if it is that deep."""
+def as_channels(image: Image.Image, channels: int, background: str | None) -> Image.Image:
+    """Converts any supported mode to grey or RGB, or to 16-bit grey (I;16) if it is that deep.
+
+    Args:
+        image: the picture.
+        channels: 1 or 3.
+        background: what is behind transparent pixels, `black` or `white`; None to reject them.
+    """
     wanted = "L" if channels == 1 else "RGB"
     if image.mode == wanted and "transparency" not in image.info:
         return image
@@ -89,8 +99,17 @@ def as_channels(image: Image.Image, channels: int) -> Image.Image:
         raise Reject("unsupported_mode", f"{image.format} of mode {image.mode}")
     if image.has_transparency_data:
         image = image.convert("RGBA")
-        if image.getchannel("A").getextrema() != (255, 255):
-            raise Reject("transparency", "some pixels are not opaque")
+        counts = image.getchannel("A").histogram()
+        share = 1 - counts[255] / sum(counts)
+        if share and background is None:
+            lowest = next(alpha for alpha, count in enumerate(counts) if count)
+            raise Reject(
+                "transparency",
+                f"{share:.2%} of the pixels are not opaque (alpha down to {lowest} of 255); "
+                "--background black or white shows what is behind them",
+            )
+        if share:
+            image = Image.alpha_composite(Image.new("RGBA", image.size, background), image)
     elif image.mode in ("P", "PA"):
         # Palette colours keep their values if they are converted to RGB first.
         image = image.convert("RGB")

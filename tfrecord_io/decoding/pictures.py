@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
 from tfrecord_io.decoding import dicom_frames, tiff_pages
+from tfrecord_io.decoding.complete import starts_picture
 from tfrecord_io.decoding.dicom_tags import HEADER_BYTES, Header, is_dicom, read_header
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ def find_pictures(
     if name.endswith(SINGLE_SUFFIXES):
         return ONE_PICTURE
     if not is_dicom(start):
-        return _pages(start, open_file) if tiff_pages.is_tiff(start) else ONE_PICTURE
+        return _pages(size, start, open_file) if tiff_pages.is_tiff(start) else ONE_PICTURE
     if name.endswith(TIFF_SUFFIXES):  # the decoder rejects it, unless it is a TIFF of one page, too
         return ONE_PICTURE
     header = read_header(start)
@@ -91,7 +92,7 @@ def find_pictures(
     return Pictures(frames, "DICOM", header)
 
 
-def _pages(start: bytes, open_file: Callable[[], BinaryIO]) -> Pictures:
+def _pages(size: int, start: bytes, open_file: Callable[[], BinaryIO]) -> Pictures:
     pages = tiff_pages.read_pages(io.BytesIO(start), is_whole=False)
     if pages is None:
         with open_file() as file:
@@ -100,6 +101,11 @@ def _pages(start: bytes, open_file: Callable[[], BinaryIO]) -> Pictures:
     frames = [number for number, kind in enumerate(kinds, start=1) if not kind]
     if len(kinds) == 1 or len(kinds) > tiff_pages.MAX_PAGES or not frames:
         return ONE_PICTURE
+    with open_file() as file:
+        end = file.seek(tiff_pages.end_of_pages(file))
+        # The decoder rejects a file of several pages that is not divided into them.
+        if end < size and starts_picture(file.read()):
+            return ONE_PICTURE
     return Pictures(frames, "TIFF", ignored=[kind for kind in kinds if kind])
 
 

@@ -14,8 +14,8 @@ import PIL
 from PIL import Image, features
 
 from tfrecord_io.decoding import dicom_frames, formats, tiff_pages
-from tfrecord_io.decoding.dicom_levels import FRAME_RANGE
-from tfrecord_io.decoding.dicom_tags import codec_versions, is_dicom
+from tfrecord_io.decoding.dicom_levels import FRAME_RANGE, Physical
+from tfrecord_io.decoding.dicom_tags import MONOCHROME, SHARE, codec_versions, is_dicom
 from tfrecord_io.rejects import Reject, is_of_content
 
 if TYPE_CHECKING:
@@ -32,8 +32,16 @@ RESIZE_FILTERS: Mapping[str, Image.Resampling] = {
 #: Types of stored pixels.
 DTYPES = ("uint8", "uint16")
 
+#: What may be behind transparent pixels.
+BACKGROUNDS = ("black", "white")
+
+#: What becomes of a picture of another shape than the stored one, and what it is then called.
+FITS: Mapping[str, str] = {"stretch": "stretched", "pad": "padded"}
+
 # Options that were added later, with the value that a manifest means which does not have them.
-_NEWER: Mapping[str, Any] = {"dtype": "uint8", "window": None, "no_window": None}
+_NEWER: Mapping[str, Any] = {"dtype": "uint8", "fit": "stretch"} | dict.fromkeys(
+    ("window", "no_window", "physical", "background")
+)
 
 _FRAME_NAME = re.compile(r"(?P<path>.*)#frame-(?P<frame>[1-9]\d*)", re.DOTALL)
 
@@ -44,7 +52,7 @@ class Preprocessing:
 
     Attributes:
         height: height of the stored image in pixels.
-        width: width of the stored image in pixels. The picture is stretched to fit, not cropped.
+        width: width of the stored image in pixels.
         channels: 1 (grey; colour becomes ITU-R 601-2 luma) or 3 (RGB; grey is repeated).
         resize: name of a filter in `RESIZE_FILTERS`.
         dtype: one of `DTYPES`. uint16 keeps the depth of 16-bit grey files; the levels of eight-bit
@@ -53,6 +61,11 @@ class Preprocessing:
             by default those that each file names.
         no_window: what becomes of DICOM files that name none, see `dicom_frames.read_frame`. A
             dataset without such files, or of an older release, says nothing of it.
+        physical: the formula of the values of uint16, the same for all files; None if the dataset
+            has no DICOM files that need one, or an older release made it.
+        background: what is behind transparent pixels, one of `BACKGROUNDS`; None to reject them.
+        fit: `stretch` changes a picture's shape to the stored one; `pad` scales both sides by one
+            factor, to the nearest pixel, centers the picture, and fills the rest with black.
 
     Raises:
         ValueError: if a value is out of range.
@@ -65,6 +78,9 @@ class Preprocessing:
     dtype: str = "uint8"
     window: tuple[float, float] | None = None
     no_window: str | None = FRAME_RANGE
+    physical: Physical | None = None
+    background: str | None = None
+    fit: str = "stretch"
 
     def __post_init__(self) -> None:
         if self.no_window not in (None, FRAME_RANGE):
@@ -81,6 +97,10 @@ class Preprocessing:
             )
         if self.dtype not in DTYPES:
             raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, received {self.dtype!r}")
+        if self.background not in (None, *BACKGROUNDS):
+            raise ValueError(f"background must be black or white, received {self.background!r}")
+        if self.fit not in FITS:
+            raise ValueError(f"fit must be one of {', '.join(FITS)}, received {self.fit!r}")
         if self.window and not (self.window[1] >= 1 and math.isfinite(sum(self.window))):
             raise ValueError(
                 f"window must be a center and a width of at least 1, received {self.window}"
@@ -100,6 +120,24 @@ class Preprocessing:
         """Whether the grey levels of DICOM files do not depend on a window of theirs."""
         return self.window is not None or self.dtype != "uint8"
 
+    def box(self, width: float, height: float) -> tuple[int, int, int, int]:
+        """Returns (left, top, right, bottom) of a picture in the stored image; the rest is padding.
+
+        Ties are rounded as in `PIL.ImageOps.pad`, which gives the same pixels if those of the file
+        are square.
+
+        Args:
+            width: of the picture, in any unit.
+            height: of the picture, in the same unit.
+        """
+        columns, rows = self.width, self.height
+        if self.fit == "pad" and width * rows > height * columns:
+            rows = max(round(height / width * columns), 1)
+        elif self.fit == "pad":
+            columns = max(round(width / height * rows), 1)
+        left, top = round((self.width - columns) / 2), round((self.height - rows) / 2)
+        return left, top, left + columns, top + rows
+
     def to_dict(self) -> dict[str, Any]:
         """Returns JSON values by name; those of `_NEWER` only if they differ from these."""
         values = dataclasses.asdict(self)
@@ -118,9 +156,14 @@ class Preprocessing:
             ValueError: if a value is out of range.
         """
         values = {**_NEWER, **values}
-        if values["window"]:
-            values["window"] = tuple(values["window"])
-        return cls(**{field.name: values[field.name] for field in dataclasses.fields(cls)})
+        try:
+            if values["window"]:
+                values["window"] = tuple(values["window"])
+            if values["physical"]:
+                values["physical"] = Physical(**values["physical"])
+            return cls(**{field.name: values[field.name] for field in dataclasses.fields(cls)})
+        except (TypeError, OverflowError) as error:
+            raise ValueError(f"preprocessing of another type than expected: {error}") from None
 
 
 class DecodedImage(NamedTuple):
@@ -128,6 +171,7 @@ class DecodedImage(NamedTuple):
 
     Attributes:
         pixels: row-major [height, width, channels], little-endian, of the preprocessing's type.
+        box: where the picture is in them, see `Preprocessing.box`.
         width: width of the original in pixels, after its EXIF rotation.
         height: height of the original in pixels, after its EXIF rotation.
         mode: Pillow's name of the original's pixel format, such as `L` or `RGB`; of DICOM see
@@ -135,14 +179,17 @@ class DecodedImage(NamedTuple):
         file_format: Pillow's name of the file format, such as `JPEG`; or `DICOM`.
         quantization: sum of the JPEG's luminance quantization table, a measure of its
             quality (larger is coarser); 0 for other formats.
+        shape: width of the original divided by its height, as it is seen: pixels may not be square.
     """
 
     pixels: bytes
+    box: tuple[int, int, int, int]
     width: int
     height: int
     mode: str
     file_format: str
     quantization: int
+    shape: float
 
 
 def decoder_versions(*, with_dicom: bool = False) -> dict[str, str]:
@@ -204,22 +251,29 @@ def decode_image(
         if isinstance(data, io.BytesIO) or (frame is None and isinstance(data, bytes)):
             picture = formats.read_picture(data, preprocessing.dtype)
         else:
-            image, mode = dicom_frames.read_frame(
+            image, mode, aspect = dicom_frames.read_frame(
                 data,
                 frame or 0,
                 dtype=preprocessing.dtype,
                 window=preprocessing.window,
                 no_window=preprocessing.no_window,
+                physical=preprocessing.physical,
             )
-            picture = formats.Picture(image, mode, "DICOM")
-        image = formats.as_channels(picture.image, preprocessing.channels)
+            picture = formats.Picture(image, mode, "DICOM", pixel_aspect=aspect)
+        unit = preprocessing.physical.unit if preprocessing.physical else SHARE
+        if unit != SHARE and not picture.mode.startswith(MONOCHROME):
+            raise Reject("other_unit", f"a picture without a physical unit, expected {unit}")
+        image = formats.as_channels(picture.image, preprocessing.channels, preprocessing.background)
+        box = preprocessing.box(image.width, height := image.height * picture.pixel_aspect)
         return DecodedImage(
-            pixels=_resized(image, preprocessing),
+            pixels=_resized(image, box, preprocessing),
+            box=box,
             width=image.width,
             height=image.height,
             mode=picture.mode,
             file_format=picture.file_format,
             quantization=picture.quantization,
+            shape=image.width / height,
         )
     except Reject:
         raise
@@ -246,15 +300,26 @@ def decode_image(
         raise Reject("undecodable", f"the decoder raised {type(error).__name__}") from None
 
 
-def _resized(image: Image.Image, preprocessing: Preprocessing) -> bytes:
+def _resized(
+    image: Image.Image, box: tuple[int, int, int, int], preprocessing: Preprocessing
+) -> bytes:
     """Returns the pixels of a grey, RGB or 16-bit grey picture in the stored size and type."""
-    size = preprocessing.width, preprocessing.height
-    resize_filter = RESIZE_FILTERS[preprocessing.resize]
+    left, top, right, bottom = box
+
+    def fitted(picture: Image.Image) -> Image.Image:
+        resize_filter = RESIZE_FILTERS[preprocessing.resize]
+        resized = picture.resize((right - left, bottom - top), resize_filter)
+        if preprocessing.fit == "stretch":
+            return resized
+        padded = Image.new(picture.mode, (preprocessing.width, preprocessing.height))
+        padded.paste(resized, (left, top))
+        return padded
+
     if preprocessing.dtype == "uint8":
-        return image.resize(size, resize_filter).tobytes()
+        return fitted(image).tobytes()
     # Each channel by itself, in Pillow's mode I;16: it has no mode of 16-bit colour.
     channels = image.split() if image.mode == "RGB" else (image,)
-    planes = [np.asarray(_deepened(channel).resize(size, resize_filter)) for channel in channels]
+    planes = [np.asarray(fitted(_deepened(channel))) for channel in channels]
     planes *= preprocessing.channels // len(planes)
     return np.stack(planes, axis=-1).astype("<u2").tobytes()
 

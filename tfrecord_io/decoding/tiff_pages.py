@@ -25,11 +25,12 @@ _NEW_SUBFILE_TYPE, _SUBFILE_TYPE = 254, 255
 # A picture needs five tags: its two sides, the place and length of its pixels, and what they mean.
 _LEAST_DIRECTORY_BYTES = 2 + 5 * 12 + 4
 
-# Places and lengths of the strips of a page.
+# Places and lengths of the strips or the tiles of a page.
 _STRIPS, _STRIP_BYTES = 273, 279
+_TILES, _TILE_BYTES = 324, 325
 
-# Tags of what is elsewhere: tiles, other directories, parts of JPEG in its obsolete form.
-_ELSEWHERE = {288, 324, 330, 513, 519, 520, 521, 34665, 34853, 40965}
+# Tags of what is elsewhere: free space, other directories, parts of JPEG in its obsolete form.
+_ELSEWHERE = {288, 330, 513, 519, 520, 521, 34665, 34853, 40965}
 
 # TIFF 6.0, section 2, and BigTIFF: the types of tags, with the letters of the struct module.
 _SHORT, _LONG, _LONG_8 = 3, 4, 16
@@ -183,29 +184,81 @@ class _File:
         return struct.unpack(kind, self.read(place, struct.calcsize(kind)))[0]
 
 
-def _cut_out(tiff: _File, tags: bytes) -> io.BytesIO | None:
-    """Returns a file with one page alone, None if the page is not all in strips of known length.
+class _Directory(NamedTuple):
+    """The tags of a page.
+
+    Attributes:
+        values: type, number of values, and the values of each tag.
+        end: where the last value ends that is not in the directory itself.
+    """
+
+    values: dict[int, tuple[int, int, bytes]]
+    end: int
+
+    def numbers(self, tag: int, mark: str) -> tuple[int, ...]:
+        """Returns the whole numbers of a tag; none if there is no such tag."""
+        kind, count, content = self.values.get(tag, (_SHORT, 0, b""))
+        letter = _NUMBERS.get(kind)
+        return struct.unpack_from(f"{mark}{count}{letter}", content) if letter else ()
+
+
+def _read_values(tiff: _File, tags: bytes) -> _Directory | None:
+    """Reads the values of all tags of a page; None if parts of it may be anywhere.
 
     Raises:
-        EOFError: if a part of it is beyond the end of the file.
+        EOFError: if a value is beyond the end of the file.
     """
     values: dict[int, tuple[int, int, bytes]] = {}
-    num_bytes_left = tiff.size
+    end, num_bytes_left = 0, tiff.size
     for tag, kind, count, value in tiff.split(tags):
         num_bytes = count * _SIZES.get(kind, 0)
         num_bytes_left -= num_bytes
         if tag in _ELSEWHERE or tag in values or not num_bytes or num_bytes_left < 0:
             return None
         if num_bytes > len(value):
-            value = tiff.read(int.from_bytes(value, tiff.order), num_bytes)
+            start = int.from_bytes(value, tiff.order)
+            value = tiff.read(start, num_bytes)
+            end = max(end, start + num_bytes)
         values[tag] = kind, count, value
+    return _Directory(values, end)
 
-    def numbers(tag: int) -> tuple[int, ...]:
-        kind, count, content = values.get(tag, (_SHORT, 0, b""))
-        letter = _NUMBERS.get(kind)
-        return struct.unpack_from(f"{tiff.mark}{count}{letter}", content) if letter else ()
 
-    places, lengths = numbers(_STRIPS), numbers(_STRIP_BYTES)
+def end_of_pages(file: BinaryIO) -> int:
+    """Returns where the last page, value, strip or tile of a file ends, in bytes.
+
+    It is the end of the file if some of them may be anywhere, or the file is damaged.
+    """
+    tiff = _File(file)
+    ends = [0]
+    try:
+        for place, tags in tiff.directories():
+            directory = _read_values(tiff, tags)
+            if directory is None:
+                return tiff.size
+            num_numbers = struct.calcsize(tiff.count_format) + struct.calcsize(tiff.place_format)
+            ends += [place + num_numbers + len(tags), directory.end]
+            for starts, lengths in ((_STRIPS, _STRIP_BYTES), (_TILES, _TILE_BYTES)):
+                places = directory.numbers(starts, tiff.mark)
+                sizes = directory.numbers(lengths, tiff.mark)
+                if len(places) != len(sizes) or not all(sizes):  # libtiff guesses what is missing
+                    return tiff.size
+                ends += map(sum, zip(places, sizes, strict=True))
+    except EOFError:
+        return tiff.size
+    return max(ends)
+
+
+def _cut_out(tiff: _File, tags: bytes) -> io.BytesIO | None:
+    """Returns a file with one page alone, None if the page is not all in strips of known length.
+
+    Raises:
+        EOFError: if a part of it is beyond the end of the file.
+    """
+    directory = _read_values(tiff, tags)
+    if directory is None or _TILES in directory.values:
+        return None
+    values = directory.values
+    places, lengths = (directory.numbers(tag, tiff.mark) for tag in (_STRIPS, _STRIP_BYTES))
     # libtiff guesses a length of 0. As above, strips that overlap could take any memory.
     if not places or not all(lengths) or len(places) != len(lengths) or sum(lengths) > tiff.size:
         return None
@@ -225,13 +278,13 @@ def _cut_out(tiff: _File, tags: bytes) -> io.BytesIO | None:
     kind = _LONG if place_size == 4 else _LONG_8
     content = struct.pack(f"{tiff.mark}{len(moved)}{_NUMBERS[kind]}", *moved)
     values[_STRIPS] = kind, len(moved), content
-    directory = struct.pack(tiff.count_format, len(values))
+    packed = struct.pack(tiff.count_format, len(values))
     for tag, (kind, count, value) in values.items():
         if len(value) > place_size:
             value = append(value).to_bytes(place_size, tiff.order)
-        directory += struct.pack(tiff.tag_format, tag, kind, count, value)
+        packed += struct.pack(tiff.tag_format, tag, kind, count, value)
     head = tiff.read(0, tiff.first) + struct.pack(tiff.place_format, start)
-    return io.BytesIO(b"".join([head, directory, bytes(place_size), *contents]))
+    return io.BytesIO(b"".join([head, packed, bytes(place_size), *contents]))
 
 
 def _kind(tag: int, tag_type: int, value: bytes, order: Literal["little", "big"]) -> str:

@@ -78,7 +78,8 @@ def number_text(text: str) -> str | None:
         text: the number as somebody wrote it, such as `3.50` or `1e3`.
     """
     try:
-        value = float(text)
+        # Python also takes 1_000 and the digits of other scripts, which may be a mistake.
+        value = float(text if text.isascii() and "_" not in text else "")
     except ValueError:
         return None
     with np.errstate(over="ignore"):

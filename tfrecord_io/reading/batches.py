@@ -1,7 +1,7 @@
 """Batches as NumPy arrays, for JAX, PyTorch and other programs without TensorFlow.
 
-The order and the bytes are those of `reader.make_dataset` with `engine="mmap"`: a batch is one
-gather out of the mapped shards. Two threads gather ahead; they copy without holding the GIL.
+The order and the bytes are those of `reader.make_dataset`: a batch is one gather out of the mapped
+shards. Two threads gather ahead; they copy without holding the GIL.
 """
 
 from __future__ import annotations
@@ -13,10 +13,13 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from tfrecord_io import schema
 from tfrecord_io.ahead import map_ahead
+from tfrecord_io.reading import cache
 from tfrecord_io.reading.buffers import BufferPool
+from tfrecord_io.reading.fetch import Fetched
 from tfrecord_io.reading.mapped import MappedDataset
-from tfrecord_io.reading.opening import Verify, is_remote, open_order
+from tfrecord_io.reading.opening import Verify, make_order
 from tfrecord_io.reading.order import BatchOrder
 
 # One thread that copies does not use all of the bandwidth of the memory.
@@ -40,11 +43,13 @@ def make_batches(
     verify: Verify = "size",
     examples: Sequence[int] | np.ndarray | None = None,
     prefetch: int = 2,
+    cache_dir: str | os.PathLike[str] | None = None,
+    cache_gb: float | None = None,
 ) -> Batches:
     """Returns the batches of a split as NumPy arrays, in an order that the seed decides.
 
     They are those that `reader.make_dataset` gives for the same arguments, which it describes;
-    TensorFlow is not imported, and the folder must be local. Each loop over the result starts from
+    TensorFlow is not imported. Each loop over the result starts from
     the beginning and gives the same batches; `iter(result)` is an ordinary iterator. Threads make
     `prefetch` batches ahead; with 0, the thread that asks makes them.
 
@@ -61,19 +66,18 @@ def make_batches(
             the split is smaller than a batch where all batches must be full; if a shard is
             missing or not as the manifest says.
         ValueError: if an argument is out of range, or the arguments do not fit together.
-        OSError: if the operating system cannot map the files.
+        UserError: if the URL or the folder of the cache cannot be used.
+        StoreError: if the store does not answer, refuses, or has another version of a shard; when
+            the batches are read, also if a record is damaged.
     """
     if prefetch < 0:
         raise ValueError(f"prefetch must be at least 0, received {prefetch}")
-    if is_remote(directory):
-        raise ValueError(
-            f"make_batches reads a local folder, received {os.fspath(directory)}; copy the "
-            "dataset here, or read it with make_dataset(engine='stream')"
-        )
-    _, order, chosen = open_order(
+    kept = cache.options_with(cache_dir, cache_gb)
+    dataset = MappedDataset(directory, split, verify=verify, cache_options=kept)
+    order, chosen = make_order(
         directory,
         split,
-        verify=verify,
+        dataset.mapped.manifest,
         examples=examples,
         start_step=start_step,
         batch_size=batch_size,
@@ -86,7 +90,7 @@ def make_batches(
         replica_index=replica_index,
     )
     return Batches(
-        dataset=MappedDataset(directory, split),
+        dataset=dataset,
         order=order,
         examples=chosen,
         start_step=start_step,
@@ -112,9 +116,13 @@ class Batches:
     prefetch: int
 
     def __iter__(self) -> Iterator[tuple[np.ndarray, ...]]:
-        steps = enumerate(self.order.batches(self.start_step), self.start_step)
+        steps = enumerate(self.fetched(), self.start_step)
         gather = functools.partial(self._gather, self.buffer_pool())
         return map_ahead(gather, steps, self.prefetch, num_threads=_NUM_THREADS)
+
+    def fetched(self) -> Iterator[Fetched]:
+        """Yields the examples of each batch, with those records that are not mapped."""
+        return self.dataset.mapped.in_order(self.order, self.examples, self.start_step)
 
     def buffer_pool(self) -> BufferPool:
         """Returns memory for the images of a batch, for `MappedDataset.gather`."""
@@ -126,13 +134,13 @@ class Batches:
         return len(self.order) - self.start_step
 
     def _gather(
-        self, pool: BufferPool, step_and_places: tuple[int, np.ndarray]
+        self, pool: BufferPool, step_and_fetched: tuple[int, Fetched]
     ) -> tuple[np.ndarray, ...]:
-        step, places = step_and_places
-        examples = places if self.examples is None else self.examples[places]
-        batch: tuple[np.ndarray, ...] = self.dataset.gather(examples, pool.take())
+        step, fetched = step_and_fetched
+        batch: tuple[np.ndarray, ...] = self.dataset.gather(fetched, pool.take())
         if self.order.pad_remainder:
             batch += (self.order.weights(step, step + 1)[0],)
         if self.with_keys:
-            batch += (np.array(self.dataset.keys(examples), "S"),)
+            keys = self.dataset.mapped.feature(schema.KEY, fetched)
+            batch += (keys.view(f"S{schema.KEY_LENGTH}").ravel(),)
         return batch

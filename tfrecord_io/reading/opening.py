@@ -3,20 +3,33 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import functools
 import hashlib
 import operator
 import os
-import struct
 from collections.abc import Sequence
-from typing import Any, BinaryIO, Literal
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
-from tfrecord_io import schema
-from tfrecord_io.manifest import FILE_NAME, STATISTICS_SPLIT, Manifest, ManifestError, Shard
+from tfrecord_io.errors import ChangedError
+from tfrecord_io.manifest import (
+    EXAMPLES_FILE_NAME,
+    FILE_NAME,
+    STATISTICS_SPLIT,
+    Manifest,
+    ManifestError,
+    Shard,
+)
+from tfrecord_io.reading.fetch import ReadPart
 from tfrecord_io.reading.order import BatchOrder
 from tfrecord_io.statistics import PixelStatistics
+from tfrecord_io.stores.folder import is_remote, open_file, path_in
 
 #: How much of each shard is checked: its size; also each record's checksum; or the file's digest.
 Verify = Literal["size", "crc", "sha256"]
@@ -27,25 +40,27 @@ _NUM_THREADS = 16
 _CHUNK_LENGTH = 1 << 22
 
 
-def is_remote(directory: str | os.PathLike[str]) -> bool:
-    """Tells whether a folder is named by a URL such as gs://bucket/data."""
-    return "://" in os.fspath(directory)
-
-
 def open_split(
     directory: str | os.PathLike[str], split: str | Sequence[str], verify: Verify = "size"
-) -> Manifest:
+) -> tuple[Manifest, ReadPart, str]:
     """Reads the manifest of a dataset and checks the shards of one split.
 
     Args:
-        directory: of the dataset; a local folder, or a URL that `tf.io.gfile` reads.
+        directory: of the dataset; a local folder, or a URL such as s3://bucket/data.
         split: name of the split, or of several that follow each other.
         verify: `size` compares the length of each shard, `crc` also checks every record's
             checksums (about 1 GB/s), `sha256` the whole file's digest.
 
+    Returns:
+        the manifest; what reads parts of the shards; and a name for the versions of all shards
+        that are on the store now, "" for a folder. On a store, only these versions are read, and
+        another one raises StoreError.
+
     Raises:
         ManifestError: if the dataset is unfinished, of a newer format, or has no such split; if
             the split is empty; if a shard is missing or is not as the manifest says.
+        UserError: if the URL cannot be used.
+        StoreError: if the store does not answer, or refuses.
         ValueError: if `verify` is none of these.
     """
     if verify not in _LEVELS:
@@ -57,40 +72,40 @@ def open_split(
         raise ManifestError(f"{os.fspath(directory)}: {error}") from None
     if not wanted.num_examples:
         raise ManifestError(f"split {split!r} of {directory} has no examples")
+    sizes, read, versions = _describe(directory, manifest.shards)
     with concurrent.futures.ThreadPoolExecutor(_NUM_THREADS) as executor:
         checks = [
-            executor.submit(_check_shard, shard_path(directory, shard), shard, manifest, verify)
+            executor.submit(_check_shard, directory, shard, sizes.get(shard.name), manifest, verify)
             for shard in wanted.shards
         ]
         for check in checks:
             check.result()
-    return manifest
+    return manifest, read, versions
 
 
-def open_order(
+def make_order(
     directory: str | os.PathLike[str],
     split: str | Sequence[str],
+    manifest: Manifest,
     *,
-    verify: Verify,
     examples: Sequence[int] | np.ndarray | None,
     start_step: int,
     **options: Any,
-) -> tuple[Manifest, BatchOrder, np.ndarray | None]:
-    """Opens a split, see `open_split`, and makes and checks the order of its batches.
+) -> tuple[BatchOrder, np.ndarray | None]:
+    """Makes and checks the order of a split's batches.
 
     `examples` are the places in the split of the examples to read, `start_step` is the first batch
     to read, and the other options are fields of `BatchOrder`.
 
     Returns:
-        (manifest, order, examples as int64 [num_examples] or None): the order is over the places
-        in `examples`, or over the whole split.
+        (order, examples as int64 [num_examples] or None): the order is over the places in
+        `examples`, or over the whole split.
 
     Raises:
-        ManifestError: as `open_split`; or if there are fewer examples than a batch takes, where
-            all batches must be full.
+        ManifestError: if there are fewer examples than a batch takes, where all batches must be
+            full.
         ValueError: if an argument is out of range, or the arguments do not fit together.
     """
-    manifest = open_split(directory, split, verify)
     num_examples = manifest.split(split).num_examples
     chosen = None if examples is None else _check_examples(examples, num_examples)
     order = BatchOrder(num_examples=num_examples if chosen is None else len(chosen), **options)
@@ -101,7 +116,7 @@ def open_order(
             f"than a batch of {order.batch_size}; use a smaller batch_size, or finite epochs "
             "without drop_remainder"
         )
-    return manifest, order, chosen
+    return order, chosen
 
 
 def load_manifest(directory: str | os.PathLike[str]) -> Manifest:
@@ -109,23 +124,45 @@ def load_manifest(directory: str | os.PathLike[str]) -> Manifest:
 
     Raises:
         ManifestError: if there is none (the build did not finish) or it cannot be used.
+        UserError: if the URL cannot be used.
+        StoreError: if the store does not answer, or refuses.
     """
     if not is_remote(directory):
         return Manifest.load(directory)
-    import tensorflow as tf
-
-    path = f"{os.fspath(directory).rstrip('/')}/{FILE_NAME}"
+    path = path_in(directory, FILE_NAME)
     try:
-        with tf.io.gfile.GFile(path) as file:
-            text = file.read()
-    except tf.errors.NotFoundError:
+        with open_file(directory, FILE_NAME) as file:
+            text = file.read().decode()
+    except FileNotFoundError:
         raise ManifestError(
             f"{path} is missing: the build did not finish, or the name is wrong; run the same "
             "build command again to resume it"
         ) from None
-    except tf.errors.OpError as error:
-        raise ManifestError(f"cannot read {path}: {error.message}") from error
+    except UnicodeDecodeError as error:
+        raise ManifestError(f"cannot read {path}: {error}") from error
     return Manifest.from_json(text, file_name=path)
+
+
+def read_examples(directory: str | os.PathLike[str], split: str | None = None) -> pa.Table:
+    """Returns the table of a dataset's examples, a row each, in the order in which they are stored.
+
+    `read_examples(OUT).to_pandas()` is a DataFrame. The columns are in docs/format.md.
+
+    Args:
+        directory: of the dataset; a local folder, or a URL.
+        split: whose examples; None for all.
+
+    Raises:
+        ManifestError: if the dataset is unfinished, or has no such split.
+        UserError, StoreError: as `open_split` does.
+    """
+    manifest = load_manifest(directory)
+    with open_file(directory, EXAMPLES_FILE_NAME) as file:
+        table = pq.read_table(pa.BufferReader(file.read()))
+    if split is None:
+        return table
+    manifest.split(split)
+    return table.filter(pc.equal(table["split"], split))
 
 
 def read_statistics(
@@ -148,20 +185,15 @@ def read_statistics(
         )
     if split == STATISTICS_SPLIT and manifest.statistics is not None:
         return manifest.statistics
-    manifest = open_split(directory, split)
+    manifest, *_ = open_split(directory, split)
 
     def count(shard: Shard) -> PixelStatistics:
-        with _open(shard_path(directory, shard)) as file:
+        with open_file(directory, shard.name) as file:
             return PixelStatistics.from_shard(file, manifest.layout)
 
     with concurrent.futures.ThreadPoolExecutor(_NUM_THREADS) as executor:
         counted = executor.map(count, manifest.split(split).shards)
         return functools.reduce(operator.add, counted)
-
-
-def shard_path(directory: str | os.PathLike[str], shard: Shard) -> str:
-    """Returns the name under which a shard is opened."""
-    return f"{os.fspath(directory).rstrip('/')}/{shard.name}"
 
 
 def _check_examples(examples: Sequence[int] | np.ndarray, num_examples: int) -> np.ndarray:
@@ -175,8 +207,14 @@ def _check_examples(examples: Sequence[int] | np.ndarray, num_examples: int) -> 
     return chosen
 
 
-def _check_shard(path: str, shard: Shard, manifest: Manifest, verify: Verify) -> None:
-    size = _size(path)
+def _check_shard(
+    directory: str | os.PathLike[str],
+    shard: Shard,
+    size: int | None,
+    manifest: Manifest,
+    verify: Verify,
+) -> None:
+    path = path_in(directory, shard.name)
     if size is None:
         raise ManifestError(
             f"{path} is missing, though the manifest lists it; copy the dataset again as a whole, "
@@ -188,10 +226,17 @@ def _check_shard(path: str, shard: Shard, manifest: Manifest, verify: Verify) ->
             "replaced; copy it again, or build the dataset again with --overwrite"
         )
     if verify == "crc":
-        with _open(path) as file:
-            _check_records(file, path, shard, manifest.layout)
+        with open_file(directory, shard.name) as file:
+            for number in range(shard.num_examples):
+                record = np.frombuffer(file.read(manifest.layout.stride), np.uint8)
+                if manifest.layout.find_damaged(record[np.newaxis]) is not None:
+                    raise ManifestError(
+                        f"{path}: record {number} does not match its checksum, its content "
+                        "changed; copy the file again, or delete it and build again with "
+                        "--overwrite"
+                    )
     elif verify == "sha256":
-        with _open(path) as file:
+        with open_file(directory, shard.name) as file:
             content = hashlib.sha256()
             while chunk := file.read(_CHUNK_LENGTH):
                 content.update(chunk)
@@ -203,38 +248,49 @@ def _check_shard(path: str, shard: Shard, manifest: Manifest, verify: Verify) ->
             )
 
 
-def _check_records(file: BinaryIO, path: str, shard: Shard, layout: schema.RecordLayout) -> None:
-    length = struct.pack("<Q", layout.length)
-    header = length + struct.pack("<I", schema.masked_crc32c(length))
-    for record_index in range(shard.num_examples):
-        record = memoryview(file.read(layout.stride))
-        data = record[schema.HEADER_LENGTH : -schema.FOOTER_LENGTH]
-        footer = struct.pack("<I", schema.masked_crc32c(data))
-        if record[: schema.HEADER_LENGTH] != header or record[-schema.FOOTER_LENGTH :] != footer:
-            raise ManifestError(
-                f"{path}: record {record_index} does not match its checksum, its content changed; "
-                "copy the file again, or delete it and build again with --overwrite"
-            )
+def _describe(
+    directory: str | os.PathLike[str], shards: Sequence[Shard]
+) -> tuple[dict[str, int], ReadPart, str]:
+    """Returns the bytes of each shard that exists, what reads parts of them, and the versions."""
+    if is_remote(directory):
+        return _describe_remote(os.fspath(directory), shards)
+    folder = Path(directory)
+    sizes = {}
+    for shard in shards:
+        with contextlib.suppress(FileNotFoundError):
+            sizes[shard.name] = (folder / shard.name).stat().st_size
+
+    def read(shard: Shard, start: int, length: int) -> bytes:
+        with (folder / shard.name).open("rb") as file:
+            file.seek(start)
+            return file.read(length)
+
+    return sizes, read, ""
 
 
-def _size(path: str) -> int | None:
-    """Returns the size of a file in bytes, or None if it does not exist."""
-    if not is_remote(path):
-        try:
-            return os.stat(path).st_size  # noqa: PTH116 - the name may be a URL
-        except FileNotFoundError:
-            return None
-    import tensorflow as tf
+def _describe_remote(folder: str, shards: Sequence[Shard]) -> tuple[dict[str, int], ReadPart, str]:
+    from tfrecord_io.stores import remote
 
-    try:
-        return tf.io.gfile.stat(path).length
-    except tf.errors.NotFoundError:
+    def describe(shard: Shard) -> remote.RemoteFile | None:
+        with contextlib.suppress(FileNotFoundError):
+            return remote.describe(path_in(folder, shard.name))
         return None
 
+    if folder.startswith(("http://", "https://")):  # which has no listing
+        with concurrent.futures.ThreadPoolExecutor(_NUM_THREADS) as executor:
+            found = [file for file in executor.map(describe, shards) if file is not None]
+    else:
+        found = remote.list_files(folder, recursive=False)
+    files = {file.url.rpartition("/")[2]: file for file in found}
 
-def _open(path: str) -> BinaryIO:
-    if not is_remote(path):
-        return open(path, "rb")  # noqa: PTH123 - the name may be a URL; callers close it
-    import tensorflow as tf
+    def read(shard: Shard, start: int, length: int) -> bytes:
+        file = files[shard.name]
+        try:
+            return remote.read(file.url, start, length, file.mark)
+        except FileNotFoundError:
+            raise ChangedError(f"{remote.shown(file.url)} was removed while it was read") from None
 
-    return tf.io.gfile.GFile(path, "rb")
+    known = [files[shard.name] for shard in shards if shard.name in files]
+    # A mark tells the versions of one file apart, and says nothing of a copy elsewhere.
+    versions = repr([(remote.shown(file.url), file.mark) for file in known])
+    return {name: file.size for name, file in files.items()}, read, versions

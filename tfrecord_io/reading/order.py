@@ -70,16 +70,6 @@ def permute(
     return value.astype(np.int64)
 
 
-def draw(below: np.ndarray, *, seed: int, key: np.ndarray) -> np.ndarray:
-    """Draws a number for each key: the same for the same seed and key, on every machine.
-
-    Returns:
-        int64 [...] in 0..below-1, as `below` (1..2**32) and `key` (at least 0).
-    """
-    upper = _key(seed, key) >> np.uint64(32)
-    return ((upper * below.astype(np.uint64)) >> np.uint64(32)).astype(np.int64)
-
-
 def splitmix64(state: np.ndarray) -> np.ndarray:
     """Returns a well-mixed uint64 for each uint64 of any shape, the same on every machine."""
     return _mix(state * np.uint64(_WEYL) + np.uint64(_WEYL))

@@ -1,17 +1,17 @@
 """Batches for training, read from finished shards: a step only copies bytes.
 
-Two engines keep one contract (docs/reader.md). `mmap` has all records of the split at once,
-because the files are mapped into memory, and a batch is a gather of their pixels; `stream` reads
-runs of records, and cuts the pixels out of them.
+All records of a split are there at once, because the files are mapped into memory, and a batch is a
+gather of their pixels. Records that are not mapped, such as those of a store that the cache does
+not hold, are read ahead, and a batch with any of them is cut out of its records.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
+import itertools
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
 import numpy as np
@@ -20,13 +20,14 @@ import tensorflow as tf
 from tfrecord_io import schema
 from tfrecord_io.manifest import Manifest, ManifestError
 from tfrecord_io.reading import device_cache
+from tfrecord_io.reading.cache import CacheOptions, options_with
+from tfrecord_io.reading.cold import ColdShards
 from tfrecord_io.reading.device_cache import DeviceDataset, DeviceSplit
 from tfrecord_io.reading.mapped import MappedSplit, RowIndex
-from tfrecord_io.reading.opening import Verify, is_remote, open_order, shard_path
+from tfrecord_io.reading.opening import Verify, make_order
 from tfrecord_io.reading.order import BatchOrder
-from tfrecord_io.reading.stream_order import RUN_LENGTH, Segments, StreamOrder
 
-Engine = Literal["auto", "mmap", "stream"]
+Engine = Literal["auto", "mmap"]
 Cache = Literal["device"]
 
 _log = logging.getLogger(__name__)
@@ -34,16 +35,6 @@ _log = logging.getLogger(__name__)
 # The order is computed in Python for this many examples at once, about a millisecond's work, so
 # that a step runs no Python.
 _BLOCK_EXAMPLES = 8192
-
-# The stream engine holds a split of up to this many examples in memory, in the global order.
-_HELD_EXAMPLES = 2048
-
-# Read at once from a remote store by each of the stream engine's readers; TensorFlow's own choice
-# for TFRecords. A local file is read without a buffer, which saves a copy of every record.
-_REMOTE_BUFFER_LENGTH = 256 * 1024
-
-# Requests of the stream engine at a time.
-_NUM_STREAM_READS = 8
 
 # Examples read at once into a device's memory.
 _LOAD_BATCH_SIZE = 512
@@ -73,6 +64,8 @@ def make_dataset(
     verify: Verify = "size",
     cache: Cache | None = None,
     examples: Sequence[int] | np.ndarray | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
+    cache_gb: float | None = None,
 ) -> tf.data.Dataset | DeviceDataset:
     """Returns the batches of a split, in an order that the seed decides.
 
@@ -80,10 +73,10 @@ def make_dataset(
     permutation of its own of the whole split, and batch k is rows [k * batch_size,
     (k + 1) * batch_size) of that sequence. Iterating the same dataset twice gives the same
     batches twice; for Keras `fit` over several epochs ask for `epochs=None` and give
-    `steps_per_epoch`. With `engine="stream"` the shuffle is weaker, see `stream_order`.
+    `steps_per_epoch`.
 
     Args:
-        directory: of a finished dataset; a local folder, or a URL that `tf.io.gfile` reads.
+        directory: of a finished dataset; a local folder or a URL, see docs/reader.md.
         split: name of the split, such as `train`; or several, such as `("train", "val")`, which
             are then read as one whose second part follows the first.
         batch_size: examples of a global batch, over all replicas.
@@ -93,19 +86,21 @@ def make_dataset(
         drop_remainder: leave out a last batch that is not full.
         pad_remainder: fill up a last batch that is not full with copies of its last example, and
             give each example a weight: 1, or 0 for a copy.
-        engine: `mmap` for a local folder; `stream` for any; `auto` takes `mmap` where it can.
+        engine: `mmap` raises an error where the operating system cannot map the shards into memory;
+            `auto` reads each record from its file then.
         num_replicas: readers (such as workers) that share each global batch in equal slices.
         replica_index: which slice this reader gets.
         start_step: batches to skip, at no cost: the state of a reader is its number of steps.
         with_keys: whether to give each example's key as well.
         verify: how much of the shards is checked now: `size`, `crc` or `sha256`.
         cache: `device` reads the split now, once, into the memory of the first GPU (of the CPU
-            if there is none) and gathers batches there, in the order of `mmap` whatever the
-            engine. A split that takes more than half of the free memory is read from its files
-            instead, with a warning in the log.
+            if there is none) and gathers batches there. A split that takes more than half of the
+            free memory is read from its files instead, with a warning in the log.
         examples: places in the split, counted from 0 in the order of the shards, of the examples
             to read; all if not given. The others do not exist for this dataset: an epoch is a
-            permutation of these. Not for `engine="stream"`.
+            permutation of these.
+        cache_dir: folder in which what a URL gives is kept; the user's cache folder if not given.
+        cache_gb: 10^9 bytes that this folder may take; half of what is free there if not given.
 
     Returns:
         a dataset (with `cache="device"` a `DeviceDataset`, which is iterated like one) of
@@ -122,11 +117,26 @@ def make_dataset(
             missing or not as the manifest says.
         ValueError: if an argument is out of range, or the arguments do not fit together.
         OSError: if `mmap` was asked for and the operating system cannot map the files.
+        UserError: if the URL or the folder of the cache cannot be used.
+        StoreError: if the store does not answer, or refuses.
     """
-    manifest, order, chosen = open_order(
+    if engine == "stream":
+        raise ValueError(
+            "engine='stream' is not needed any more: every dataset, local or remote, is read in "
+            "the order of engine='mmap'; leave it out"
+        )
+    if engine not in ("auto", "mmap"):
+        raise ValueError(f"engine must be auto or mmap, received {engine!r}")
+    kept = options_with(cache_dir, cache_gb)
+    mapped = MappedSplit(
+        directory, split, verify=verify, must_map=engine == "mmap", cache_options=kept
+    )
+    manifest, is_fetched, versions = mapped.manifest, mapped.fetcher is not None, mapped.versions
+    del mapped  # mapped again by each iterator
+    order, chosen = make_order(
         directory,
         split,
-        verify=verify,
+        manifest,
         examples=examples,
         start_step=start_step,
         batch_size=batch_size,
@@ -140,24 +150,26 @@ def make_dataset(
     )
     if cache not in (None, "device"):
         raise ValueError(f"cache must be None or 'device', received {cache!r}")
-    engine = _choose_engine(engine, directory, split)
     if cache is not None:
-        on_device = _load_to_device(directory, split, manifest, engine)
+        on_device = _load_to_device(directory, split, manifest, cache_dir, cache_gb)
         if on_device is not None:
             rows = _finish(_row_batches(order, start_step, _choose(chosen)), order, start_step)
             return DeviceDataset(
                 split=on_device, order=rows, with_weights=pad_remainder, with_keys=with_keys
             )
     features = _Features(layout=manifest.layout, with_weights=pad_remainder, with_keys=with_keys)
-    if engine == "mmap":
-        dataset = _mapped_batches(directory, split, manifest, order, start_step, features, chosen)
-    elif chosen is not None:
-        raise ValueError(
-            "examples can be chosen where the split is mapped into memory; copy the dataset to a "
-            "local disk, or leave engine='stream' out"
-        )
-    else:
-        dataset = _streamed_batches(directory, split, manifest, order, start_step, features)
+    dataset = _batches(
+        directory,
+        split,
+        manifest,
+        versions,
+        order,
+        start_step,
+        features,
+        chosen,
+        kept,
+        is_fetched=is_fetched,
+    )
     return _finish(dataset, order, start_step)
 
 
@@ -166,40 +178,12 @@ def _choose(chosen: np.ndarray | None) -> Callable[[np.ndarray], np.ndarray]:
     return (lambda places: places) if chosen is None else (lambda places: chosen[places])
 
 
-def _choose_engine(
-    engine: Engine, directory: str | os.PathLike[str], split: str | Sequence[str]
-) -> Literal["mmap", "stream"]:
-    """Returns the engine to use: what was asked for, or the best that works here."""
-    if engine not in ("auto", "mmap", "stream"):
-        raise ValueError(f"engine must be auto, mmap or stream, received {engine!r}")
-    if engine == "stream" or (engine == "auto" and is_remote(directory)):
-        return "stream"
-    if is_remote(directory):
-        raise ValueError(
-            f"engine='mmap' needs a local folder, received {os.fspath(directory)}; use "
-            "engine='stream', or copy the dataset here"
-        )
-    try:
-        MappedSplit(directory, split)
-    except (OSError, AttributeError, ImportError) as error:
-        # Windows lacks the C function, and `ulimit -v` may leave too few addresses.
-        if engine == "mmap":
-            raise
-        _log.warning(
-            "%s cannot be mapped into memory (%s); reading it with engine='stream', whose "
-            "shuffle is weaker (docs/reader.md)",
-            os.fspath(directory),
-            error,
-        )
-        return "stream"
-    return "mmap"
-
-
 def _load_to_device(
     directory: str | os.PathLike[str],
     split: str | Sequence[str],
     manifest: Manifest,
-    engine: Engine,
+    cache_dir: str | os.PathLike[str] | None,
+    cache_gb: float | None,
 ) -> DeviceSplit | None:
     """Returns a split in the memory of a device, or None if there is no room for it."""
     num_examples = manifest.split(split).num_examples
@@ -211,20 +195,20 @@ def _load_to_device(
             split=split,
             batch_size=min(_LOAD_BATCH_SIZE, num_examples),
             shuffle=False,
-            engine=engine,
             with_keys=True,
+            cache_dir=cache_dir,
+            cache_gb=cache_gb,
         )
         try:
             return DeviceSplit(batches, manifest, num_examples, device)
         except tf.errors.ResourceExhaustedError:
             pass
     _log.warning(
-        "split %r takes %.1f GB, more than half of the free memory of %s; reading it with "
-        "engine=%r instead of cache='device'",
+        "split %r takes %.1f GB, more than half of the free memory of %s; reading it from its "
+        "files instead of cache='device'",
         split,
         needed / 1e9,
         device,
-        engine,
     )
     return None
 
@@ -257,10 +241,10 @@ class _Features:
         parts = self._cut(rest, first, (schema.KEY, schema.LABEL))
         return self._finish({schema.IMAGE: image, **parts}, weights)
 
-    def cut(self, examples: tf.Tensor, weights: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        """Cuts features out of serialized examples, uint8 [batch, length of an example]."""
+    def cut(self, records: tf.Tensor, weights: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        """Cuts features out of records, uint8 [batch, stride]."""
         names = schema.IMAGE, schema.KEY, schema.LABEL
-        return self._finish(self._cut(examples, schema.HEADER_LENGTH, names), weights)
+        return self._finish(self._cut(records, 0, names), weights)
 
     def _cut(self, batch: tf.Tensor, first: int, names: Sequence[str]) -> dict[str, tf.Tensor]:
         """Returns the bytes of each feature, uint8 [batch, length], by its name.
@@ -292,167 +276,88 @@ class _Features:
         return features
 
 
-def _mapped_batches(
+def _batches(
     directory: str | os.PathLike[str],
     split: str | Sequence[str],
     manifest: Manifest,
+    versions: str,
     order: BatchOrder,
     start_step: int,
     features: _Features,
     chosen: np.ndarray | None,
+    kept: CacheOptions,
+    *,
+    is_fetched: bool,
 ) -> tf.data.Dataset:
-    """Batches that draw from all records of the split, which is mapped into memory."""
+    """Batches that draw from all records of the split, mapped into memory or fetched."""
     shard_sizes = [shard.num_examples for shard in manifest.split(split).shards]
-    layout = manifest.layout
+    layout, fingerprint = manifest.layout, manifest.fingerprint
     row_index, choose = RowIndex(shard_sizes, layout.stride), _choose(chosen)
-    rows = _row_batches(order, start_step, lambda places: row_index(choose(places)))
-    fingerprint = manifest.fingerprint
+    cold = ColdShards.of(directory, manifest, split)
+    opened: dict[int, MappedSplit] = {}
+    numbers = itertools.count()
 
     # tf.data copies a tensor that a dataset or its functions hold into the graph of each iterator.
     # A tensor that is made while the iterator runs is passed by reference. So the files are mapped
     # when an iterator starts, and unmapped when it ends. TensorFlow never frees a function that it
-    # was given, so this one holds only names.
-    def map_files() -> np.ndarray:
-        mapped = MappedSplit(directory, split)
-        if mapped.manifest.fingerprint != fingerprint:
-            raise ManifestError(f"{os.fspath(directory)} was built anew since it was opened")
-        return mapped.blocks
+    # was given, so these hold only names, and a split from its opening until it is fetched.
+    def map_files() -> tuple[np.ndarray, np.ndarray]:
+        mapped = MappedSplit(directory, split, cache_options=kept)
+        if (mapped.manifest.fingerprint, mapped.versions) != (fingerprint, versions):
+            raise ManifestError(
+                f"{os.fspath(directory)} was built anew, or a shard of it replaced, since it was "
+                "opened; start again"
+            )
+        number = next(numbers)
+        if is_fetched:
+            opened[number] = mapped
+        return mapped.blocks, np.array(number)
 
-    def map_files_in_graph(_: tf.Tensor) -> tf.Tensor:
-        blocks = tf.numpy_function(map_files, [], tf.uint8)
-        return tf.ensure_shape(blocks, (None, layout.block_length))
+    def map_files_in_graph(_: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        blocks, number = tf.numpy_function(map_files, [], [tf.uint8, tf.int64])
+        return tf.ensure_shape(blocks, (None, layout.block_length)), tf.ensure_shape(number, ())
+
+    def fetch(number: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        mapped = opened.pop(int(number))
+        for examples, records in mapped.in_order(order, chosen, start_step):
+            yield (
+                mapped.rows(examples),
+                np.array(records or (), np.uint8).reshape(-1, layout.stride),
+            )
+
+    def fetched_batches(blocks: tf.Tensor, number: tf.Tensor) -> tf.data.Dataset:
+        has_one_size = order.pad_remainder or not order.remainder
+        batch_size = order.replica_batch_size if has_one_size else None
+        rows_and_records = tf.data.Dataset.from_generator(
+            fetch,
+            args=(number,),
+            output_signature=(
+                tf.TensorSpec((batch_size,), tf.int64),
+                tf.TensorSpec((None, layout.stride), tf.uint8),
+            ),
+        )
+        return _map_in_order(
+            lambda fetched, weights: tf.cond(
+                tf.size(fetched[1]) > 0,
+                lambda: features.cut(
+                    tf.ensure_shape(fetched[1], (batch_size, layout.stride)), weights
+                ),
+                lambda: features.gather(blocks, fetched[0], weights),
+            ),
+            tf.data.Dataset.zip(rows_and_records, _weight_batches(order, start_step)),
+        )
+
+    def find_rows(places: np.ndarray) -> np.ndarray:
+        examples = choose(places)
+        cold.announce(examples.ravel())
+        return row_index(examples)
+
+    def mapped_batches(blocks: tf.Tensor, _: tf.Tensor) -> tf.data.Dataset:
+        rows = _row_batches(order, start_step, find_rows)
+        return _map_in_order(lambda places, weights: features.gather(blocks, places, weights), rows)
 
     whole = tf.data.Dataset.range(1).map(map_files_in_graph)
-    return whole.flat_map(
-        lambda blocks: _map_in_order(functools.partial(features.gather, blocks), rows)
-    )
-
-
-def _streamed_batches(
-    directory: str | os.PathLike[str],
-    split: str | Sequence[str],
-    manifest: Manifest,
-    order: BatchOrder,
-    start_step: int,
-    features: _Features,
-) -> tf.data.Dataset:
-    """Batches that draw from a window of records at a time, read in long runs."""
-    shards = manifest.split(split).shards
-    sizes = np.array([shard.num_examples for shard in shards], np.int64)
-    paths = [shard_path(directory, shard) for shard in shards]
-    reader = _SegmentReader(paths, manifest.layout)
-    if order.shuffle and order.num_examples <= _HELD_EXAMPLES:
-        # The whole split is held in memory, so it can have the global order.
-        batch = BatchOrder(
-            num_examples=order.num_examples, batch_size=order.num_examples, shuffle=False
-        )
-        segments = StreamOrder(batch, sizes).window_segments(0, 0, 1)
-        whole = reader.read_batch(segments).map(reader.as_tensor)
-        rows = _row_batches(order, start_step, _choose(None))
-
-        def draw(examples: tf.Tensor) -> tf.data.Dataset:
-            return _map_in_order(
-                lambda rows, weights: features.cut(tf.gather(examples, rows), weights), rows
-            )
-
-        return whole.flat_map(draw)
-
-    stream_order = StreamOrder(order, sizes)
-    full = _num_full_steps(order)
-
-    def plan(window: np.ndarray) -> Segments[np.ndarray]:
-        return stream_order.window_segments(int(window), start_step, full)
-
-    def read_window(window: tf.Tensor) -> tf.data.Dataset:
-        arrays = tf.numpy_function(plan, [window], [tf.int64] * 4)
-        segments = Segments(*(tf.ensure_shape(array, (None,)) for array in arrays))
-        return reader.read(segments, by_turns=order.shuffle)
-
-    windows = 0, 0
-    if start_step < full:
-        windows = (
-            stream_order.window_of(start_step * order.batch_size),
-            stream_order.window_of(full * order.batch_size - 1) + 1,
-        )
-    batches = tf.data.Dataset.range(*windows).flat_map(read_window)
-    batches = batches.batch(order.replica_batch_size, drop_remainder=True)
-    last_step = order.remainder_step
-    if last_step is not None and start_step <= last_step:
-        last = stream_order.remainder_segments(last_step)
-        batches = batches.concatenate(reader.read_batch(last))
-    if order.pad_remainder or not order.remainder:  # all batches have the same length
-        batches = batches.map(lambda rows: tf.ensure_shape(rows, (order.replica_batch_size,)))
-    return _map_in_order(
-        lambda records, weights: features.cut(reader.as_tensor(records), weights),
-        tf.data.Dataset.zip(batches, _weight_batches(order, start_step)),
-    )
-
-
-class _SegmentReader:
-    """Reads runs of neighbouring records."""
-
-    def __init__(self, paths: Sequence[str], layout: schema.RecordLayout) -> None:
-        self._paths = paths
-        self._layout = layout
-
-    def read(self, segments: Segments[tf.Tensor], *, by_turns: bool = False) -> tf.data.Dataset:
-        """Returns one string a record, taken by turns from each run, or run after run."""
-        num_runs = tf.size(segments.run_splits, tf.int64) - 1
-        num_readers = tf.maximum(tf.minimum(num_runs, _NUM_STREAM_READS), 1)
-        if not by_turns:
-            return tf.data.Dataset.range(num_runs).interleave(
-                lambda run: self._read_run(segments, run),
-                cycle_length=num_readers,
-                block_length=RUN_LENGTH,  # a whole run
-                num_parallel_calls=num_readers,
-                deterministic=True,
-            )
-
-        # Each reader reads neighbouring runs, and passes on its records of a turn together: passing
-        # on a single record costs as much as copying it.
-        def read_turns(reader: tf.Tensor) -> tf.data.Dataset:
-            first, last = (number * num_runs // num_readers for number in (reader, reader + 1))
-            runs = tf.data.Dataset.range(first, last)
-            turns = runs.interleave(
-                lambda run: self._read_run(segments, run), cycle_length=tf.maximum(last - first, 1)
-            )
-            return turns.batch(tf.maximum(last - first, 1))
-
-        turns = tf.data.Dataset.range(num_readers).interleave(
-            read_turns, cycle_length=num_readers, num_parallel_calls=num_readers, deterministic=True
-        )
-        return turns.unbatch()
-
-    def read_batch(self, segments: Segments[np.ndarray]) -> tf.data.Dataset:
-        """Returns one element, string [records]; there may be none."""
-        if not len(segments.shards):
-            return tf.data.Dataset.from_tensors(tf.zeros([0], tf.string))
-        arrays = (tf.constant(array, tf.int64) for array in segments)
-        return self.read(Segments(*arrays)).batch(int(segments.num_records.sum()))
-
-    def as_tensor(self, records: tf.Tensor) -> tf.Tensor:
-        """Returns the bytes of serialized examples, uint8 [records, length of an example]."""
-        return tf.reshape(tf.io.decode_raw(records, tf.uint8), (-1, self._layout.length))
-
-    def _read_run(self, segments: Segments[tf.Tensor], run: tf.Tensor) -> tf.data.Dataset:
-        mine = slice(segments.run_splits[run], segments.run_splits[run + 1])
-        return tf.data.Dataset.from_tensor_slices(
-            (segments.shards[mine], segments.first_records[mine], segments.num_records[mine])
-        ).flat_map(self._read_segment)
-
-    def _read_segment(
-        self, shard: tf.Tensor, first_record: tf.Tensor, num_records: tf.Tensor
-    ) -> tf.data.Dataset:
-        # Only the raw op can start at an offset without reading the bytes before it. It also
-        # compares each record's checksums.
-        variant = tf.raw_ops.TFRecordDatasetV2(
-            filenames=[tf.gather(self._paths, shard)],
-            compression_type="",
-            buffer_size=_REMOTE_BUFFER_LENGTH if is_remote(self._paths[0]) else 0,
-            byte_offsets=[first_record * self._layout.stride],
-        )
-        dataset = tf.data.experimental.from_variant(variant, tf.TensorSpec([], tf.string))
-        return dataset.take(num_records)
+    return whole.flat_map(fetched_batches if is_fetched else mapped_batches)
 
 
 def _map_in_order(

@@ -12,6 +12,8 @@ import math
 import keras
 import numpy as np
 
+from train.data import padding
+
 #: Random numbers per example: one for each random choice in this module, and one for MixUp.
 NUM_DRAWS = 21
 
@@ -50,24 +52,32 @@ def draw(seed: int, step: int, *, batch_size: int, mixup: float) -> np.ndarray:
     return draws
 
 
-def augment(images, draws, strength: float):
+def augment(images, draws, strength: float, *, is_padded: bool = False):
     """Mirrors, warps, lights and partly erases images at random, and adds noise.
 
     Args:
         images: float32 [batch, height, width, channels] in 0..255.
         draws: float32 [batch, NUM_DRAWS], uniform in 0..1.
         strength: factor of the ranges of this module; 0 leaves only the mirroring.
+        is_padded: whether pictures are padded with black. The padding moves with the picture and
+            stays black, as does what comes in from outside, which is a mirror image otherwise.
 
     Returns:
         float32 images of the same shape; values may lie outside 0..255.
     """
     next_draw = iter(keras.ops.unstack(draws[:, : NUM_DRAWS - 1], axis=1)).__next__
-    images = _warp(images, next_draw, strength)
+    if is_padded:
+        images = keras.ops.concatenate([images, padding.inside(images)], axis=-1)
+    images = _warp(images, next_draw, strength, "constant" if is_padded else "reflect")
+    mask = share = 1.0
+    if is_padded:
+        images, mask = images[..., :-1], images[..., -1:]
+        share = padding.share(mask)
     if not strength:
         return images
-    images = _change_light(images, next_draw, strength)
-    images = _erase(images, next_draw, strength)
-    return images + _noise(images.shape[1:], next_draw, strength)
+    images = _change_light(images, next_draw, strength, share) * mask
+    images = _erase(images, next_draw, strength, share)
+    return (images + _noise(images.shape[1:], next_draw, strength)) * mask
 
 
 def mix(images, labels, draws):
@@ -100,7 +110,7 @@ def _between(draw, low: float, high: float):
     return low + (high - low) * draw
 
 
-def _warp(images, next_draw, strength: float):
+def _warp(images, next_draw, strength: float, fill_mode: str):
     """Mirrors, turns, scales, stretches and shifts images with a single interpolation."""
     ops = keras.ops
     height, width = images.shape[1:3]
@@ -124,24 +134,24 @@ def _warp(images, next_draw, strength: float):
         images,
         transform,
         interpolation="bilinear",
-        fill_mode="reflect",
+        fill_mode=fill_mode,
         data_format="channels_last",
     )
 
 
-def _change_light(images, next_draw, strength: float):
+def _change_light(images, next_draw, strength: float, share):
     contrast = keras.ops.exp(_between(next_draw(), -_MAX_CONTRAST, _MAX_CONTRAST) * strength)
     brightness = _between(next_draw(), -_MAX_BRIGHTNESS, _MAX_BRIGHTNESS) * strength
-    means = keras.ops.mean(images, axis=(1, 2, 3), keepdims=True)
+    means = keras.ops.mean(images, axis=(1, 2, 3), keepdims=True) / share
     return (images - means) * _by_example(contrast) + means + _by_example(brightness)
 
 
-def _erase(images, next_draw, strength: float):
+def _erase(images, next_draw, strength: float, share):
     """Fills rectangles with the mean colour. Source: Zhong et al. 2020, "Random erasing"."""
     ops = keras.ops
     height, width = images.shape[1:3]
     rows, columns = ((np.arange(side, dtype=np.float32) + 0.5) / side for side in (height, width))
-    fill = ops.mean(images, axis=(1, 2), keepdims=True)
+    fill = ops.mean(images, axis=(1, 2), keepdims=True) / share
     for _ in range(_NUM_ERASED):
         is_erased = next_draw() < _ERASE_CHANCE
         inside = [

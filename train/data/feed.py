@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from tfrecord_io.reading.batches import Batches
     from tfrecord_io.reading.device_cache import DeviceSplit
+    from tfrecord_io.reading.fetch import Fetched
 
 # Batches that wait on JAX's devices while these work on another.
 _NUM_AHEAD = 2
@@ -139,17 +140,19 @@ def training_batches(
     if devices.backend == "jax":
         batches = tfrecord_io.make_batches(options.data, **reading)
         order = batches.order
-        fetch = _fetcher(options, devices, batches)
+        fetched, put = _fetcher(options, devices, batches)
 
-        def read(step_and_places: tuple[int, np.ndarray]) -> tuple[jax.Array, ...]:
-            step, places = step_and_places
+        def read(
+            step_and_batch: tuple[int, tuple[np.ndarray, Fetched]],
+        ) -> tuple[jax.Array, ...]:
+            step, (places, batch) = step_and_batch
             in_step = batch_size if step < num_full_steps else num_in_last_step
             weights = order.weights(step, step + 1)[0] / np.float32(in_step)
             if part.weights is not None:
                 weights = weights * part.weights[places]
-            return *fetch(places), *_put(devices, (weights, draw(step)))
+            return *put(batch), *_put(devices, (weights, draw(step)))
 
-        steps = enumerate(order.batches(start_step), start_step)
+        steps = enumerate(zip(order.batches(start_step), fetched, strict=True), start_step)
         return map_ahead(read, steps, _NUM_AHEAD, num_threads=1)
 
     import tensorflow as tf
@@ -254,12 +257,12 @@ def _cut_for_replicas(dataset: tf.data.Dataset, num_local_replicas: int) -> tf.d
 
 def _fetcher(
     options: InputOptions, devices: Devices, batches: Batches
-) -> Callable[[np.ndarray], tuple[jax.Array, jax.Array]]:
-    """JAX: returns what puts a batch, given its places, on the devices: (images, labels)."""
+) -> tuple[Iterator[Fetched], Callable[[Fetched], tuple[jax.Array, jax.Array]]]:
+    """JAX: returns what yields batches, and what puts one on the devices: (images, labels)."""
     import jax
 
-    examples = batches.examples
     if options.cache == "device":
+        examples = batches.examples
         if examples is None:
             examples = np.arange(len(batches.dataset))
         manifest = batches.dataset.mapped.manifest
@@ -270,20 +273,20 @@ def _fetcher(
                 lambda images, labels, places: (images[places], labels[places]),
                 out_shardings=devices.batch_sharding,
             )
-            return lambda places: gather(images, labels, _put(devices, places.astype(np.int32)))
+            # What they are places in is on the devices.
+            places = ((batch, None) for batch in batches.order.batches(batches.start_step))
+            return places, lambda batch: gather(
+                images, labels, _put(devices, batch[0].astype(np.int32))
+            )
         devices.say(
             f"warning: the training images take {needed / 1e9:.1f} GB, more than half of the "
             f"free memory of {devices.names[0]}; reading them from the files instead of "
             "--cache device"
         )
-        examples = batches.examples
     pool = batches.buffer_pool()
-
-    def fetch(places: np.ndarray) -> tuple[jax.Array, jax.Array]:
-        rows = places if examples is None else examples[places]
-        return _put(devices, batches.dataset.gather(rows, pool.take()))
-
-    return fetch
+    return batches.fetched(), lambda batch: _put(
+        devices, batches.dataset.gather(batch, pool.take())
+    )
 
 
 def _free_memory(devices: Devices) -> int:

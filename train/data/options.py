@@ -13,7 +13,11 @@ class InputOptions:
     """Which examples there are, and in which batches they come."""
 
     data: str = flag(
-        "", "folder of a finished dataset (it contains manifest.json)", is_operational=True
+        "",
+        "folder of a finished dataset (it contains manifest.json), or its URL: s3://, gs://, "
+        "az://, https://",
+        metavar="OUT",
+        is_operational=True,
     )
     epochs: int | None = flag(
         None,
@@ -35,7 +39,10 @@ class InputOptions:
         None, "images per step over all replicas; overrides --replica_batch_size", least=1
     )
     engine: str = flag(
-        "auto", "how shards are read", choices=("auto", "mmap", "stream"), is_operational=True
+        "auto",
+        "mmap: fail where shards cannot be mapped into memory, instead of reading them slowly",
+        choices=("auto", "mmap"),
+        is_operational=True,
     )
     cache: str = flag(
         "none",
@@ -43,8 +50,28 @@ class InputOptions:
         choices=("none", "device"),
         is_operational=True,
     )
+    cache_dir: str | None = flag(
+        None,
+        "for a URL: folder on a local disk that keeps what was read (default: tfrecord_io in the "
+        "user's cache folder)",
+        metavar="DIR",
+        is_operational=True,
+    )
+    cache_gb: float | None = flag(
+        None,
+        "for a URL: the most that --cache_dir may take, in 10^9 bytes (default: half of what is "
+        "free on its disk)",
+        least=0,
+        is_operational=True,
+    )
 
-    __post_init__ = flags.check
+    def __post_init__(self) -> None:
+        if self.engine == "stream":
+            raise ValueError(
+                "--engine stream is not needed any more, because every dataset is read in the "
+                "order of --engine mmap; leave it out"
+            )
+        flags.check(self)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -86,6 +113,7 @@ class FoldOptions:
     fold_splits: str | None = flag(
         None,
         "with --folds: the splits to divide, such as train,val,test (default: train,val)",
+        metavar="A,B,...",
     )
     fold: int | None = flag(
         None, "with --folds: a single run that holds out this fold, counted from 0", least=0

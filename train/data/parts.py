@@ -1,19 +1,17 @@
-"""Which examples a run trains on, validates on and tests on: splits, or folds of patients."""
+"""Which examples a run trains on, validates on and tests on: splits, or folds of groups."""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
-from pathlib import Path
 
 import numpy as np
-import pyarrow.parquet as pq
 
 import tfrecord_io
-from tfrecord_io.groups import group_names
 from tfrecord_io.manifest import EXAMPLES_FILE_NAME, WEIGHT
 from tfrecord_io.reading.mapped import MappedDataset
-from train.data.examples import Examples, read_examples
+from tfrecord_io.stores.folder import path_in
+from train.data.examples import Examples, column_names, read_examples
 from train.data.options import FoldOptions, InputOptions
 from train.errors import ConfigError
 
@@ -73,8 +71,7 @@ def choose_parts(
 
     Raises:
         ConfigError: if there is nothing to train on, a fold would be empty, a split of
-            `fold_splits` does not exist, weights of examples are not numbers of at least 0, or
-            some are 0 and the engine is `stream`.
+            `fold_splits` does not exist, or weights of examples are not numbers of at least 0.
     """
     if folds.fold is None:
         parts = {name: whole_split(manifest, name) for name in ("train", "val", "test")}
@@ -88,13 +85,16 @@ def choose_parts(
             test=parts["test"],
         )
     splits = fold_splits(options, folds, manifest)
-    fold_of = patient_folds(read_examples(options.data, splits), folds.folds or 0)
-    is_held_out = fold_of == folds.fold
-    if is_held_out.all() or not is_held_out.any():
+    examples = read_examples(options.data, splits)
+    fold_of = patient_folds(examples, folds.folds or 0)
+    in_fold = fold_of == folds.fold
+    if in_fold.all() or not in_fold.any():
         raise ConfigError(
-            f"fold {folds.fold} of {folds.folds} has {is_held_out.sum()} of the "
-            f"{len(fold_of)} images: there are too few patients; use fewer --folds"
+            f"fold {folds.fold} of {folds.folds} has {in_fold.sum()} of the {len(fold_of)} "
+            f"images: there are too few {examples.groups.units}; use fewer --folds"
         )
+    # Augmented copies are for training only.
+    is_held_out = in_fold if examples.is_copy is None else in_fold & ~examples.is_copy
     labels = MappedDataset(options.data, splits).labels(range(len(fold_of)))
     learnt, held_out = (
         Part(
@@ -105,7 +105,7 @@ def choose_parts(
             label_counts=manifest.label_kind.count(labels[chosen]),
         )
         for name, chosen in (
-            (f"all but fold {folds.fold}", ~is_held_out),
+            (f"all but fold {folds.fold}", ~in_fold),
             (f"fold {folds.fold}", is_held_out),
         )
     )
@@ -117,9 +117,8 @@ def _weighted(options: InputOptions, manifest: tfrecord_io.Manifest, part: Part)
 
     Examples of weight 0 are left out: others would be mixed with them, and statistics count them.
     """
-    path = Path(options.data) / EXAMPLES_FILE_NAME
     # Looked for first: reading the keys of all examples takes longer.
-    if not path.exists() or WEIGHT not in pq.read_schema(path).names:
+    if WEIGHT not in column_names(options.data):
         return part
     given = read_examples(options.data, part.splits, part.examples).weights
     try:
@@ -128,29 +127,37 @@ def _weighted(options: InputOptions, manifest: tfrecord_io.Manifest, part: Part)
         weights = np.array(np.nan)
     if not (np.isfinite(weights) & (weights >= 0)).all() or not weights.any():
         raise ConfigError(
-            f"images count in training by the column {WEIGHT} of {path}; expected numbers of at "
-            "least 0, and not only zeros. Change or rename the column in the table of labels, and "
-            "build again"
+            f"images count in training by the column {WEIGHT} of "
+            f"{path_in(options.data, EXAMPLES_FILE_NAME)}; expected numbers of at least 0, and not "
+            "only zeros. Change or rename the column in the table of labels, and build again"
         )
     counts = weights > 0
     if not counts.all():
-        if options.engine == "stream":
-            raise ConfigError(
-                f"--engine stream reads whole splits, but {path} gives {np.sum(~counts):,} images "
-                f"the {WEIGHT} 0, which leaves them out; leave the flag out"
-            )
-        places = np.arange(part.num_examples) if part.examples is None else part.examples
-        labels = MappedDataset(options.data, part.splits).labels(places[counts])
-        part = dataclasses.replace(
-            part,
-            examples=places[counts],
-            num_examples=len(labels),
-            label_counts=manifest.label_kind.count(labels),
-        )
+        part = narrow(part, counts, options.data, manifest)
         weights = weights[counts]
     # The sum of very large ones would be infinite. A power of two changes no digit.
     weights = np.ldexp(weights, -np.frexp(weights.max())[1])
     return dataclasses.replace(part, weights=(weights / weights.mean()).astype(np.float32))
+
+
+def narrow(part: Part, is_kept: np.ndarray, data: str, manifest: tfrecord_io.Manifest) -> Part:
+    """Returns some of the examples of a part, without weights.
+
+    Args:
+        part: of the dataset.
+        is_kept: bool [num_examples], which of its examples stay.
+        data: folder of the dataset.
+        manifest: of the dataset.
+    """
+    places = np.arange(part.num_examples) if part.examples is None else part.examples
+    labels = MappedDataset(data, part.splits).labels(places[is_kept])
+    return dataclasses.replace(
+        part,
+        examples=places[is_kept],
+        num_examples=len(labels),
+        label_counts=manifest.label_kind.count(labels),
+        weights=None,
+    )
 
 
 def fold_splits(
@@ -172,10 +179,10 @@ def fold_splits(
 
 
 def patient_folds(examples: Examples, num_folds: int) -> np.ndarray:
-    """Returns the fold of each example; all examples of a patient have the same fold.
+    """Returns the fold of each example; all examples of a group have the same fold.
 
-    The fold is a hash of the patient, or of the example's key if the dataset does not name
-    patients. A patient therefore stays in its fold when images are added, and on every machine.
+    The fold is a hash of the patient, or of what else the group is known from. A patient therefore
+    stays in its fold when images are added, and on every machine.
 
     Args:
         examples: identities of the examples.
@@ -184,8 +191,7 @@ def patient_folds(examples: Examples, num_folds: int) -> np.ndarray:
     Returns:
         int64 [num_examples] in 0..num_folds-1.
     """
-    names = group_names(examples.patients or [None] * len(examples.keys), examples.keys)
-    encoded = names.dictionary_encode()
+    encoded = examples.groups.names.dictionary_encode()
     fold_of = [
         int.from_bytes(hashlib.sha256(name.removeprefix("patient:").encode()).digest()[:8], "big")
         % num_folds

@@ -13,6 +13,7 @@ from train.kinds import words
 from train.kinds.measures import (
     OCT_CLASSES,
     URGENT_CLASSES,
+    called_rates,
     confusion_matrix,
     expected_calibration_error,
     penalty_matrix,
@@ -106,6 +107,7 @@ class Classes(Task):
         scores = {
             "accuracy": ratios(hits.sum(-1), total),
             "ece": expected_calibration_error(confidences, is_correct, weights),
+            "brier": ratios(weights @ _brier_scores(answers.probabilities, truths), total),
             "balanced_accuracy": ratios(np.where(present, sensitivity, 0).sum(-1), present.sum(-1)),
         }
         for index, name in enumerate(names):
@@ -114,9 +116,8 @@ class Classes(Task):
         if set(names) == OCT_CLASSES:
             urgent = np.isin(names, URGENT_CLASSES)
             is_urgent, called_urgent = urgent[truths], urgent[predicted]
-            right, left = is_urgent & called_urgent, ~is_urgent & ~called_urgent
-            scores["urgent/sensitivity"] = ratios(weights @ right, weights @ is_urgent)
-            scores["urgent/specificity"] = ratios(weights @ left, weights @ ~is_urgent)
+            rates = called_rates(called_urgent, is_urgent, weights)
+            scores |= {f"urgent/{name}": values for name, values in rates.items()}
             penalties = penalty_matrix(names)[truths, predicted]
             scores["weighted_error"] = ratios(weights @ penalties, total)
         return scores
@@ -131,28 +132,28 @@ class Classes(Task):
         }
 
     def verdict(self, metrics: Mapping[str, Any]) -> list[str]:
-        scores, of_hundred = metrics["scores"], words.of_hundred
-        accuracy = of_hundred(scores["accuracy"], "95 % interval: ")
+        scores = metrics["scores"]
+        accuracy = words.share(metrics, "accuracy", "95 % interval: ")
         sentences = [f"named the right class for {accuracy}."]
         present = {name: count for name, count in metrics["label_counts"].items() if count}
         if len(present) > 1:
             usual, share = _usual(present)
             sentences[0] += (
-                f" Always answering {usual} would be right for {words.hundredths(share)}."
+                f" Always answering {usual} would be right for {words.hundredths(share)} %."
             )
-            of_class = {name: scores[f"sensitivity/{name}"] for name in present}
+            of_class = {name: scores[f"sensitivity/{name}"]["value"] for name in present}
             worst = words.worst_classes(metrics, 1)[0]
-            best = max(present, key=lambda name: of_class[name]["value"] or 0.0)
-            if of_class[best]["value"] != of_class[worst]["value"]:
+            best = max(present, key=lambda name: of_class[name] or 0.0)
+            if of_class[best] != of_class[worst]:
                 sentences.append(
-                    f"It recognises {best} best, {of_hundred(of_class[best])}, and "
-                    f"{worst} worst, {of_hundred(of_class[worst])}."
+                    f"It recognises {best} best, {words.share(metrics, f'sensitivity/{best}')}, "
+                    f"and {worst} worst, {words.share(metrics, f'sensitivity/{worst}')}."
                 )
         if scores.get("urgent/sensitivity", {}).get("value") is not None:
             sentences.append(
                 f"Of the urgent images ({' and '.join(URGENT_CLASSES)}), it called "
-                f"{of_hundred(scores['urgent/sensitivity'])} urgent; of the others, it left "
-                f"{of_hundred(scores['urgent/specificity'])} alone."
+                f"{words.share(metrics, 'urgent/sensitivity')} urgent; of the others, it left "
+                f"{words.share(metrics, 'urgent/specificity')} alone."
             )
         return sentences
 
@@ -198,7 +199,7 @@ class Classes(Task):
             {
                 "true": names[row],
                 "predicted": names[column],
-                "count": int(wrong[row, column]),
+                "count": float(wrong[row, column]),
                 "share": float(wrong[row, column] / max(totals[row], 1)),
             }
             for row, column in places
@@ -228,6 +229,17 @@ class Classes(Task):
 
 
 CLASSES = Classes()
+
+
+def _brier_scores(probabilities: np.ndarray, truths: np.ndarray) -> np.ndarray:
+    """Returns the Brier score of each example, float64 [num_examples].
+
+    The squared distance of its probabilities from the truth, 0 to 2; of two classes half of it, as
+    in scikit-learn's `brier_score_loss`. Source: Brier 1950, "Verification of forecasts expressed
+    in terms of probability".
+    """
+    distances = probabilities - np.eye(probabilities.shape[-1])[truths]
+    return np.square(distances).sum(-1) / (2 if probabilities.shape[-1] == 2 else 1)
 
 
 def _usual(counts: Mapping[str, int]) -> tuple[str, float]:

@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from scipy import special
 
 #: Classes of the OCT dataset, and those that need urgent referral to a doctor.
 #: Source: Kermany et al. 2018, "Identifying medical diagnoses and treatable diseases by
@@ -22,12 +23,25 @@ URGENT_CLASSES = ("CNV", "DME")
 #: other mistake costs 1. Source: Kermany et al. 2018.
 URGENT_PENALTIES: Mapping[str, int] = {"NORMAL": 4, "DRUSEN": 2}
 
+#: Names of the slope and the intercept, see `calibration_line`.
+CALIBRATION_LINE = ("calibration_slope", "calibration_intercept")
+
+#: Names of the positive and the negative predictive value, see `predictive_values`.
+PREDICTIVE_VALUES = ("ppv", "npv")
+
 #: Number of equal-width bins of confidence. Source: Guo et al. 2017, "On calibration of modern
 #: neural networks", section 2 (they use 15).
 NUM_CALIBRATION_BINS = 15
 
 # Smallest probability of the right answer in the cross-entropy, which keeps its logarithm finite.
 _EPSILON = 1e-7
+
+# With more examples than this, the logits of `calibration_line` are rounded to 0.01.
+_MAX_LEVELS = 4096
+
+# Newton's method: its most steps, the longest one, and one that is so short that it is the last.
+# The ridge keeps a curvature of zero from ending it.
+_NEWTON_STEPS, _LONGEST_STEP, _CONVERGED, _RIDGE = 40, 2.0, 1e-8, 1e-12
 
 
 def cross_entropy(probabilities: np.ndarray, labels: np.ndarray) -> float:
@@ -161,6 +175,124 @@ def calibration_bins(
     return total, confidence_sums, correct_sums
 
 
+def calibration_line(
+    is_positive: np.ndarray, probabilities: np.ndarray, weights: np.ndarray
+) -> dict[str, np.ndarray]:
+    """Returns the slope and the intercept of the logistic recalibration; NaN where undefined.
+
+    The slope is that of a logistic regression of the truth on the logit of the probability: below 1
+    the probabilities are too extreme, above 1 too cautious. The intercept is that of the same
+    regression with the slope held at 1: below 0 the probabilities are too high, above 0 too low.
+    Source: Cox 1958, "Two further applications of a model for binary regression"; Van Calster et
+    al. 2019, "Calibration: the Achilles heel of predictive analytics". scikit-learn's
+    `LogisticRegression` without penalty finds the same line (a test compares them), but takes one
+    weighting at a time.
+
+    Args:
+        is_positive: bool [num_examples].
+        probabilities: [num_examples], of being positive.
+        weights: float64 [..., num_examples], how often each example counts.
+
+    Returns:
+        `calibration_slope` and `calibration_intercept`, float64 [...] each; NaN if one side has no
+        weight. The slope is NaN too if a probability separates both sides.
+    """
+    logits = special.logit(np.clip(probabilities.astype(np.float64), _EPSILON, 1 - _EPSILON))
+    if len(logits) > _MAX_LEVELS:
+        # So that the time of a bootstrap hardly grows; the line changes by less than 0.001.
+        logits = logits.round(2)
+    levels, places = np.unique(logits, return_inverse=True)
+    positive = sums_by_place(places[is_positive], weights[..., is_positive], len(levels))
+    everyone = sums_by_place(places, weights, len(levels))
+    num_positive, total = positive.sum(-1), everyone.sum(-1)
+    has_both = (num_positive > 0) & (num_positive < total)
+    design = np.stack([np.ones_like(levels), levels], axis=-1)
+    slope = _logistic_regression(design, 0.0, positive, everyone)[..., 1]
+    intercept = _logistic_regression(design[:, :1], levels, positive, everyone)[..., 0]
+    is_spread = (everyone > 0).sum(-1) > 1
+    line = np.where(has_both & is_spread, slope, np.nan), np.where(has_both, intercept, np.nan)
+    return dict(zip(CALIBRATION_LINE, line, strict=True))
+
+
+def _logistic_regression(
+    design: np.ndarray, offset: np.ndarray | float, positive: np.ndarray, everyone: np.ndarray
+) -> np.ndarray:
+    """Returns the coefficients of logistic regressions without penalty, by Newton's method.
+
+    Args:
+        design: float64 [num_levels, num_coefficients], the same for all regressions.
+        offset: float64 [num_levels], added to the product of both.
+        positive: float64 [..., num_levels], weight of the positives.
+        everyone: float64 [..., num_levels], weight of all.
+
+    Returns:
+        float64 [..., num_coefficients]; NaN where there is no maximum, as with separated sides.
+    """
+    size = design.shape[-1]
+    products = (design[:, :, None] * design[:, None, :]).reshape(-1, size**2)
+    found = np.zeros((*everyone.shape[:-1], size))
+    steps = found
+    for _ in range(_NEWTON_STEPS):
+        chances = special.expit(found @ design.T + offset)
+        gradient = (positive - everyone * chances) @ design
+        curvature = (everyone * chances * (1 - chances)) @ products
+        curvature = curvature.reshape(*gradient.shape, size) + _RIDGE * np.eye(size)
+        steps = np.linalg.solve(curvature, gradient[..., None])[..., 0]
+        # A limit keeps it from jumping to and fro, and from overflows where there is no maximum.
+        steps = np.clip(steps, -_LONGEST_STEP, _LONGEST_STEP)
+        found = found + steps
+        if np.abs(steps).max(initial=0) < _CONVERGED:
+            break
+    return np.where(np.abs(steps).max(-1, keepdims=True) < _CONVERGED, found, np.nan)
+
+
+def called_rates(
+    is_called: np.ndarray,
+    is_positive: np.ndarray,
+    weights: np.ndarray,
+    prevalence: float | None = None,
+) -> dict[str, np.ndarray]:
+    """Returns how well a question with yes and no is answered; NaN where undefined.
+
+    Args:
+        is_called: bool [num_examples], whether the answer is yes.
+        is_positive: bool [num_examples], whether yes is right.
+        weights: float64 [..., num_examples], how often each example counts.
+        prevalence: see `predictive_values`; None to leave these out.
+
+    Returns:
+        `sensitivity` and `specificity`, and with a prevalence `ppv` and `npv`, float64 [...] each.
+    """
+    sensitivity = ratios(weights @ (is_called & is_positive), weights @ is_positive)
+    specificity = ratios(weights @ ~(is_called | is_positive), weights @ ~is_positive)
+    rates = {"sensitivity": sensitivity, "specificity": specificity}
+    if prevalence is not None:
+        rates |= predictive_values(sensitivity, specificity, prevalence)
+    return rates
+
+
+def predictive_values(
+    sensitivity: np.ndarray, specificity: np.ndarray, prevalence: float
+) -> dict[str, np.ndarray]:
+    """Returns the shares of right answers among yes and among no, by Bayes' rule.
+
+    Source: Altman and Bland 1994, "Diagnostic tests 2: predictive values", BMJ 309:102. The share
+    of positives in a collection of images is rarely that of the clinic where a model is used.
+
+    Args:
+        sensitivity: float64 [...].
+        specificity: float64 [...].
+        prevalence: share of positives where the model is to be used.
+
+    Returns:
+        `ppv` and `npv`, float64 [...]; NaN where that answer is never given.
+    """
+    found, missed = prevalence * sensitivity, prevalence * (1 - sensitivity)
+    alarms, left = (1 - prevalence) * (1 - specificity), (1 - prevalence) * specificity
+    values = ratios(found, found + alarms), ratios(left, left + missed)
+    return dict(zip(PREDICTIVE_VALUES, values, strict=True))
+
+
 def sums_by_place(places: np.ndarray, values: np.ndarray, num_places: int) -> np.ndarray:
     """Returns [..., num_places]: the sums of values [..., n] by their place, int [n]."""
     rows = values.reshape(math.prod(values.shape[:-1]), len(places))
@@ -170,9 +302,15 @@ def sums_by_place(places: np.ndarray, values: np.ndarray, num_places: int) -> np
 
 
 def ratios(parts: np.ndarray, wholes: np.ndarray) -> np.ndarray:
-    """Returns parts / wholes, which are not negative; NaN where the whole is 0."""
+    """Returns parts / wholes; NaN where the whole, which is not negative, is 0."""
     undefined = np.full(np.broadcast_shapes(np.shape(parts), np.shape(wholes)), np.nan)
     return np.divide(parts, wholes, out=undefined, where=np.asarray(wholes) > 0)
+
+
+def defined_mean(values: np.ndarray) -> np.ndarray:
+    """Returns the mean along the first axis of the values that are not NaN; NaN if all are."""
+    is_defined = ~np.isnan(values)
+    return ratios(np.where(is_defined, values, 0).sum(0), is_defined.sum(0))
 
 
 #: What the areas under the curves of a view are computed by.

@@ -15,6 +15,7 @@ from train.kinds.measures import (
     bin_error,
     calibration_bins,
     confusion_matrix,
+    defined_mean,
     ratios,
 )
 from train.kinds.task import LEAST_PROBABILITY, Answers, Task, balanced_weights
@@ -128,10 +129,7 @@ class MultiLabel(Task):
         areas = super().areas(answers, weights)
         for measure in AREAS:
             of_labels = np.stack([areas[f"{measure}/{name}"] for name in answers.label_names])
-            is_defined = ~np.isnan(of_labels)
-            areas[f"macro_{measure}"] = ratios(
-                np.where(is_defined, of_labels, 0).sum(0), is_defined.sum(0)
-            )
+            areas[f"macro_{measure}"] = defined_mean(of_labels)
         return areas
 
     def tables(self, answers: Answers) -> dict[str, Any]:
@@ -146,9 +144,9 @@ class MultiLabel(Task):
         }
 
     def verdict(self, metrics: Mapping[str, Any]) -> list[str]:
-        scores, of_hundred = metrics["scores"], words.of_hundred
-        accuracy = of_hundred(scores["accuracy"], "95 % interval: ")
-        sentences = [f"was right in {accuracy} answers, one for each label of each image."]
+        scores, interval = metrics["scores"], "95 % interval: "
+        accuracy = words.share(metrics, "accuracy", interval)
+        sentences = [f"was right in {accuracy} of its answers, one for each label of each image."]
         areas = {
             name: scores[f"auc/{name}"]
             for name in metrics["label_counts"]
@@ -157,14 +155,14 @@ class MultiLabel(Task):
         if areas:
             sentences.append(
                 "Of two images of which one has a label, it gives that one the higher probability "
-                f"in {of_hundred(scores['macro_auc'], '95 % interval: ')} cases, on average over "
-                "the labels; guessing would in 50."
+                f"in {words.share(metrics, 'macro_auc', interval)} of the cases, on average over "
+                "the labels; guessing would in 50 %."
             )
             best, worst = (f(areas, key=lambda name: areas[name]["value"]) for f in (max, min))
             if areas[best]["value"] != areas[worst]["value"]:
                 sentences.append(
-                    f"It recognises {best} best, {of_hundred(areas[best])}, and {worst} worst, "
-                    f"{of_hundred(areas[worst])}."
+                    f"It recognises {best} best, {words.share(metrics, f'auc/{best}')}, and "
+                    f"{worst} worst, {words.share(metrics, f'auc/{worst}')}."
                 )
         return sentences
 

@@ -32,6 +32,9 @@ from tfrecord_io.kinds.label_kind import LabelKind
 from train.kinds import measures, temperature
 from train.kinds.words import MistakenAnswer
 
+#: With more labels than this, none has a threshold and a line of calibration of its own.
+MAX_VIEWS = 40
+
 #: Smallest probability whose logarithm is taken.
 LEAST_PROBABILITY = 1e-7
 
@@ -44,11 +47,29 @@ class Answers:
         probabilities: float32 [num_examples, num_labels], with the temperature applied.
         truths: of the examples, see the module.
         label_names: names of the labels.
+        runs: int [num_examples], which network of a cross-validation gave each answer; None if one
+            gave all.
     """
 
     probabilities: np.ndarray
     truths: np.ndarray
     label_names: tuple[str, ...]
+    runs: np.ndarray | None = None
+
+    def some(self, rows: np.ndarray) -> Answers:
+        """Returns some of the answers, int64 [num_chosen], in that order."""
+        return Answers(
+            probabilities=self.probabilities[rows],
+            truths=self.truths[rows],
+            label_names=self.label_names,
+            runs=None if self.runs is None else self.runs[rows],
+        )
+
+    def by_run(self) -> list[np.ndarray]:
+        """Returns the rows of each network's answers, int64 [num_answers] each."""
+        if self.runs is None:
+            return [np.arange(len(self.truths))]
+        return [np.flatnonzero(self.runs == run) for run in np.unique(self.runs)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,6 +89,20 @@ class View:
     def of(self, measure: str) -> str:
         """Returns the name of a measure of this view in metrics.json."""
         return f"{self.name}/{measure}" if self.is_group else f"{measure}/{self.name}"
+
+    def ranking(self, probabilities: np.ndarray) -> np.ndarray:
+        """Returns the probability of yes, float64 [num_examples].
+
+        In float64, so that a threshold that was written to JSON gives the same answers.
+
+        Args:
+            probabilities: [num_examples, num_labels].
+        """
+        return probabilities[:, self.places].astype(np.float64).sum(-1)
+
+    def is_positive(self, has: np.ndarray) -> np.ndarray:
+        """Returns where yes is right, bool [num_examples]; `has` is what `Task.has` returns."""
+        return has[:, self.places].any(-1)
 
 
 class Task(abc.ABC):
@@ -231,14 +266,16 @@ class Task(abc.ABC):
         """
 
     def areas(self, answers: Answers, weights: np.ndarray) -> dict[str, np.ndarray]:
-        """Returns the other measures: areas under curves, which take longer; see `score`."""
+        """Returns the measures that take longer, areas and lines of calibration; see `score`."""
         has, areas = self.has(answers.truths, len(answers.label_names)), {}
         for view in self.views(answers.label_names):
-            is_positive = has[:, view.places].any(-1)
-            ranking = answers.probabilities[:, view.places].sum(-1)
+            is_positive, ranking = view.is_positive(has), view.ranking(answers.probabilities)
             for measure, area_of in measures.AREAS.items():
                 if measure in self.label_measures:
                     areas[view.of(measure)] = area_of(is_positive, ranking, weights)
+            if len(answers.label_names) <= MAX_VIEWS:
+                lines = measures.calibration_line(is_positive, ranking, weights)
+                areas |= {view.of(name): values for name, values in lines.items()}
         return areas
 
     @abc.abstractmethod

@@ -6,8 +6,28 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tfrecord_io.printing import counted
+from train.kinds.measures import CALIBRATION_LINE, URGENT_CLASSES
+
 #: Most classes in a table; with more classes, it has the worst.
 MAX_CLASSES = 20
+
+# Measures whose names in metrics.json are not words.
+_TITLES = {
+    "auc": "area under the ROC",
+    "brier": "Brier score",
+    "ece": "calibration error",
+    "weighted_error": "mean penalty",
+    "macro_auc": "mean area",
+    "quadratic_kappa": "quadratic weighted kappa",
+    "mae": "mean error",
+    "rmse": "root mean square error",
+    "r2": "R²",
+    "limit_low": "lower limit",
+    "limit_high": "upper limit",
+    "ppv": "PPV",
+    "npv": "NPV",
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -31,9 +51,23 @@ class MistakenAnswer:
     is_negative: bool = False
 
 
+def title_of(name: str) -> str:
+    """Returns the name of a measure in metrics.json as words.
+
+    >>> title_of("urgent/auc")
+    'area under the ROC, urgent'
+    """
+    measure, _, label = name.partition("/")
+    if measure == "urgent":
+        measure, label = label, measure
+    return _TITLES.get(measure, measure.replace("_", " ")) + (f", {label}" if label else "")
+
+
 def decimal(value: float | None) -> str:
-    """Returns a number with four digits; a dash if it is not defined."""
-    return "–" if value is None else f"{value:.4g}"
+    """Returns a number with three significant digits; a dash if it is not defined."""
+    if value is None:
+        return "–"
+    return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
 
 
 def with_interval(score: Mapping[str, float | None]) -> str:
@@ -51,17 +85,59 @@ def percent(value: float | None) -> str:
     return "–" if value is None else f"{100 * value:.1f} %"
 
 
-def of_hundred(score: Mapping[str, float | None], told: str = "") -> str:
-    """Returns a share and its interval, such as `90 of 100 (84 to 95)`.
+def is_share_of_one(measure: str) -> bool:
+    """Whether a measure of probabilities, such as `auc/CNV`, is shown in percent."""
+    return not {"brier", *CALIBRATION_LINE} & set(measure.split("/"))
+
+
+def total_of(metrics: Mapping[str, Any], name: str) -> int | None:
+    """Returns the number of images that a measure is a share of; None if it is not such a share."""
+    counts, total = metrics["label_counts"], metrics["num_examples"]
+    measure, _, label = name.partition("/")
+    if measure == "urgent":
+        measure, positives = label, sum(counts[urgent] for urgent in URGENT_CLASSES)
+    else:
+        positives = counts.get(label, 0)
+    is_of_images = "confusion_matrix" in metrics
+    totals = {"sensitivity": positives, "specificity": total - positives}
+    return total if name == "accuracy" and is_of_images else totals.get(measure)
+
+
+def count_of(value: float | None, total: int | None) -> str:
+    """Returns the count behind a share; empty if there is none, as behind a mean over runs.
+
+    >>> count_of(0.25, 8), count_of(0.3, 8)
+    ('2 of 8', '')
+    """
+    if not total or value is None:
+        return ""
+    count = round(value * total)
+    # metrics.json has six digits.
+    return f"{count:,} of {total:,}" if abs(value * total - count) <= 1e-6 * total else ""
+
+
+def share(metrics: Mapping[str, Any], name: str, told: str = "") -> str:
+    """Returns a share, its count and its interval, such as `90 % (18 of 20; 84 to 95 %)`.
 
     Args:
-        score: an entry of `scores` in metrics.json.
+        metrics: content of metrics.json.
+        name: of one of its `scores`.
         told: text before the interval.
     """
-    text = f"{hundredths(score['value'])} of 100"
-    if score["low"] is None:
-        return text
-    return f"{text} ({told}{hundredths(score['low'])} to {hundredths(score['high'])})"
+    score = metrics["scores"][name]
+    behind = [count_of(score["value"], total_of(metrics, name))]
+    if score["low"] is not None:
+        behind.append(f"{told}{hundredths(score['low'])} to {hundredths(score['high'])} %")
+    text = "; ".join(filter(None, behind))
+    return f"{hundredths(score['value'])} %" + (f" ({text})" if text else "")
+
+
+def of_patients(metrics: Mapping[str, Any]) -> str:
+    """Returns a phrase such as ` of 17 patients`; empty if none is known."""
+    if not metrics["num_patients"]:
+        return ""
+    known = "known " if metrics.get("images_without_patient") else ""
+    return f" of {counted(metrics['num_patients'], f'{known}patient')}"
 
 
 def hundredths(value: float | None) -> str:
@@ -73,11 +149,11 @@ def hundredths(value: float | None) -> str:
 
 
 def row_of_counts(
-    name: str, counts: Sequence[int], totals: Sequence[int], right: Sequence[int]
+    name: str, counts: Sequence[float], totals: Sequence[float], right: Sequence[int]
 ) -> dict[str, Any]:
     """Returns a row of `Task.answers`; `right` has the places of the right answers."""
     cells = [
-        {"count": int(count), "share": float(count / max(total, 1)), "is_right": place in right}
+        {"count": float(count), "share": float(count / max(total, 1)), "is_right": place in right}
         for place, (count, total) in enumerate(zip(counts, totals, strict=True))
     ]
     return {"name": name, "cells": cells}

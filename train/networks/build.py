@@ -43,6 +43,7 @@ def build_network(
             image_dtype=run.manifest.dtype,
             grey_factor=run.grey_factor,
             statistics=run.statistics,
+            is_padded=run.manifest.is_padded,
             temperature=temperature,
             # Not in what is exported: other backends refuse to load it.
             synchronized=run.devices.must_synchronize and not is_final,

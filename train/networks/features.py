@@ -10,10 +10,12 @@ import dataclasses
 import tempfile
 import zipfile
 from pathlib import Path
+from typing import BinaryIO
 
 import keras
 
 import tfrecord_io
+from tfrecord_io.stores.folder import open_file
 from tfrecord_io.trunk import FILE_NAME, REST_NAME, Trunk
 from train.networks import models
 from train.run_setup import Run
@@ -31,7 +33,8 @@ def build_network(run: Run, *, temperature: float = 1.0) -> models.Network:
         trunk and the head.
     """
     options, seed = run.config.network, run.config.input.seed
-    rest = _load_rest(Path(run.config.input.data) / FILE_NAME)
+    with open_file(run.config.input.data, FILE_NAME) as file:
+        rest = _load_rest(file)
     features = keras.Input(run.manifest.image_shape, dtype="float32", name="features")
     classes = models.add_head(rest(features), options, run.manifest.num_classes, seed)
     logits = keras.Model(features, classes, name=options.model)
@@ -48,7 +51,14 @@ def whole_model(run: Run, network: models.Network) -> keras.Model:
 
     It rounds the features as the dataset stores them, so it answers what the evaluation measured.
     """
-    trunk = keras.saving.load_model(Path(run.config.input.data) / FILE_NAME, compile=False)
+    # Keras reads local files only.
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        open_file(run.config.input.data, FILE_NAME) as file,
+    ):
+        path = Path(folder) / FILE_NAME
+        path.write_bytes(file.read())
+        trunk = keras.saving.load_model(path, compile=False)
     trunk.trainable = False
     images = keras.Input(trunk.input_shape[1:], dtype="uint8", name="image")
     stored = keras.layers.Rescaling(1.0, dtype=run.manifest.dtype, name="as_stored")
@@ -68,9 +78,9 @@ def manifest_of_images(manifest: tfrecord_io.Manifest, trunk: Trunk) -> tfrecord
     )
 
 
-def _load_rest(path: Path) -> keras.Model:
+def _load_rest(file: BinaryIO) -> keras.Model:
     """Returns the layers between the trunk and the head, in the precision that is set."""
-    with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(path) as archive:
+    with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(file) as archive:
         saved = keras.saving.load_model(archive.extract(REST_NAME, folder), compile=False)
 
     def copy(layer: keras.layers.Layer) -> keras.layers.Layer:

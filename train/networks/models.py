@@ -15,6 +15,7 @@ import keras
 
 import tfrecord_io
 from train import applications
+from train.data import padding
 from train.errors import ConfigError
 from train.kinds.classes import CLASSES
 from train.kinds.task import Task
@@ -57,6 +58,7 @@ def build_network(
     statistics: tfrecord_io.PixelStatistics | None = None,
     temperature: float = 1.0,
     synchronized: bool = False,
+    is_padded: bool = False,
 ) -> Network:
     """Builds the network of a configuration.
 
@@ -72,6 +74,7 @@ def build_network(
         temperature: divisor of the log probabilities, see `kinds.temperature`.
         synchronized: whether the replicas of small_resnet exchange their batch statistics in
             training, see `devices.Devices.must_synchronize`.
+        is_padded: whether `--normalize image` leaves out the padding, see `padding.inside`.
 
     Raises:
         ConfigError: if the images do not suit the network or the weights cannot be loaded.
@@ -81,7 +84,8 @@ def build_network(
     if options.model in applications.APPLICATIONS:
         features, backbone = _backbone(images, options, image_shape)
     else:
-        features = _normalize(images, options.normalize or "unit", statistics, grey_factor)
+        kind = options.normalize or "unit"
+        features = _normalize(images, kind, statistics, grey_factor, is_padded)
         if options.model == "convnet":
             features = _convnet(features)
         else:
@@ -181,7 +185,11 @@ def set_trainable(network: Network, *, phase: str, trainable_layers: int | None)
 
 
 def _normalize(
-    images, kind: str, statistics: tfrecord_io.PixelStatistics | None, grey_factor: float
+    images,
+    kind: str,
+    statistics: tfrecord_io.PixelStatistics | None,
+    grey_factor: float,
+    is_padded: bool,
 ):
     """Scales pixels in 0..255 according to `--normalize`; the statistics are of stored values."""
     if kind == "unit":
@@ -189,6 +197,11 @@ def _normalize(
     if kind == "image":
         means = keras.ops.mean(images, axis=(1, 2), keepdims=True)
         stds = keras.ops.std(images, axis=(1, 2), keepdims=True)
+        if is_padded:  # the padding adds nothing to the sums of values and of squares
+            share = padding.share(padding.inside(images))
+            squares = (stds**2 + means**2) / share
+            means = means / share
+            stds = keras.ops.sqrt(keras.ops.maximum(squares - means**2, 0.0))
         return (images - means) / keras.ops.maximum(stds, _LEAST_STD)
     if statistics is None:
         raise ConfigError(

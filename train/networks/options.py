@@ -23,14 +23,15 @@ class NetworkOptions:
 
     model: str = flag(
         "small_resnet",
-        "network to train: small_resnet, convnet (the 2018 tutorial's), or any of "
-        f"keras.applications: {', '.join(sorted(APPLICATIONS))}",
+        "network to train: small_resnet, convnet (the 2018 tutorial's), or one of "
+        "keras.applications, such as mobilenet_v2; a name that does not exist lists them",
         choices=MODELS,
     )
     weights: str | None = flag(
         None,
         "initial weights: imagenet, none, or a weights file (default: imagenet for the networks of "
         "keras.applications, else none)",
+        metavar="imagenet|none|FILE",
     )
     trainable_layers: int | None = flag(
         None,

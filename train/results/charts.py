@@ -19,7 +19,7 @@ from matplotlib.ticker import MaxNLocator
 from sklearn import metrics as sk_metrics
 
 from tfrecord_io import visible
-from tfrecord_io.printing import printable
+from tfrecord_io.printing import number, printable
 from train.kinds.measures import NUM_CALIBRATION_BINS
 from train.results.predictions import Predictions
 
@@ -41,6 +41,9 @@ _MAX_DOTS = 20
 #: Answers behind each point of the reliability chart, about, and the most points it has.
 _ANSWERS_A_POINT = 20
 _MAX_RELIABILITY_POINTS = 12
+
+#: Points of the mean of several ROC curves.
+_ROC_POINTS = 201
 
 _STYLE = {
     "text.parse_math": False,  # a class may be named `$x^2$`
@@ -187,7 +190,7 @@ def _curves(title: str, axis: str, lines: Mapping[str, np.ndarray], best_epoch: 
         axes.set_ylim(0, 1 if axis == "accuracy" else None)
         axes.set_xlabel("epoch")
         axes.set_ylabel(axis)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
         axes.legend()
 
     ends = "; ".join(
@@ -219,8 +222,8 @@ def roc_curves(predictions: Predictions, metrics: Mapping[str, Any]) -> list[Cha
 
     def draw(axes: Axes) -> None:
         for colour, view, label in zip(COLOURS, drawn, labels, strict=False):
-            ranking = predictions.probabilities[:, view.places].sum(-1)
-            rates = sk_metrics.roc_curve(has[:, view.places].any(-1), ranking)[:2]
+            ranking = view.ranking(predictions.probabilities)
+            rates = _roc(view.is_positive(has), ranking, predictions.by_run())
             axes.plot(*rates, "--" if view.is_group else "-", color=colour, label=label)
         axes.plot((0, 1), (0, 1), ":", color="0.5", label="guessing")
         axes.set_xlabel("false alarms (1 − specificity)")
@@ -235,6 +238,25 @@ def roc_curves(predictions: Predictions, metrics: Mapping[str, Any]) -> list[Cha
             draw=draw,
         )
     ]
+
+
+def _roc(
+    is_positive: np.ndarray, ranking: np.ndarray, runs: Sequence[np.ndarray]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns (false alarms, sensitivity) of the points of a curve, float64 [num_points] each.
+
+    Of several runs it is their mean at each rate of false alarms, whose area is the mean of their
+    areas. Source: Fawcett 2006, "An introduction to ROC analysis", section 8.1.
+    """
+    curves = [
+        sk_metrics.roc_curve(is_positive[rows], ranking[rows])[:2]
+        for rows in runs
+        if 0 < is_positive[rows].sum() < len(rows)
+    ]
+    if len(curves) == 1:
+        return curves[0]
+    grid = np.linspace(0, 1, _ROC_POINTS)
+    return grid, np.mean([np.interp(grid, *curve) for curve in curves], axis=0)
 
 
 def reliability(predictions: Predictions, metrics: Mapping[str, Any]) -> list[Chart]:
@@ -324,7 +346,7 @@ def agreement(predictions: Predictions, metrics: Mapping[str, Any]) -> list[Char
     return [
         Chart(
             title=f"Answer by truth on {metrics['split']}",
-            description=f"The answers to {len(truths):,} images by their true number",
+            description=f"The answers to {metrics['num_examples']:,} images by their true number",
             draw=draw_direct,
         ),
         Chart(
@@ -347,7 +369,7 @@ def confusion(predictions: Predictions, metrics: Mapping[str, Any]) -> list[Char
             size = 9 * min(1, 22 / num_classes)
             for (row, column), count in np.ndenumerate(matrix):
                 colour = "white" if shares[row, column] > 0.5 else "black"
-                text = f"{count:,}\n{shares[row, column]:.0%}"
+                text = f"{number(count)}\n{shares[row, column]:.0%}"
                 axes.text(column, row, text, ha="center", va="center", color=colour, fontsize=size)
         named = range(0, num_classes, -(-num_classes // _MAX_NAMES))
         names = [_short(label_names[index]) for index in named]
@@ -362,7 +384,7 @@ def confusion(predictions: Predictions, metrics: Mapping[str, Any]) -> list[Char
     side = min(max(4.5, 0.8 * num_classes + 2), 20 if num_classes <= MAX_CLASSES_WITH_TEXT else 12)
     return [
         Chart(
-            title=f"{metrics['split']}: {matrix.sum():,} images",
+            title=f"{metrics['split']}: {number(round(matrix.sum()))} images",
             description="Images by true and predicted class",
             draw=draw,
             size=(side + 0.8, side),

@@ -3,31 +3,41 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from tfrecord_io.groups import plural_unit
 from tfrecord_io.kinds.registry import kind_in
 from tfrecord_io.printing import listed, printable
+from train.data.examples import Examples
+from train.errors import MetricsError
+from train.kinds.measures import defined_mean, predictive_values
 from train.kinds.task import Answers, Task
-from train.kinds.words import worst_classes
+from train.kinds.words import (
+    decimal,
+    is_share_of_one,
+    of_patients,
+    percent,
+    share,
+    title_of,
+    with_interval,
+    worst_classes,
+)
+from train.results import verdicts
 from train.results.bootstrap import (
     CONFIDENCE_LEVEL,
-    bootstrap,
-    group_indices,
-    num_groups_behind,
+    examples_behind,
     rounded,
-    score_entry,
+    with_intervals,
 )
 
 #: With fewer groups than this, intervals get a note: a bootstrap over few clusters tends to give
 #: too narrow ones. Source: Cameron, Gelbach and Miller 2008, "Bootstrap-based improvements for
 #: inference with clustered errors", who call 5 to 30 clusters few.
 FEW_GROUPS = 20
-
-# How the measures that are shares of examples begin.
-_SHARES = ("accuracy", "sensitivity/", "specificity/", "urgent/s")
 
 #: With more classes than this, only the measures of the worst are printed.
 _MAX_CLASSES_TOLD = 20
@@ -40,71 +50,97 @@ MAX_AREA_COST = 6_000_000_000
 _MIN_RESAMPLES = 100
 
 
-class MetricsError(ValueError):
-    """The predictions cannot be evaluated."""
+#: A class with fewer patients than this behind its figures is named. (Without patients: images.)
+FEW_BEHIND = 10
 
 
 def evaluate_predictions(
     task: Task,
     answers: Answers,
+    examples: Examples,
     *,
-    groups: Sequence[str] | None,
     num_samples: int,
     seed: int,
+    prevalences: Mapping[str, float] = types.MappingProxyType({}),
 ) -> dict[str, Any]:
     """Returns the measures of predictions for metrics.json.
 
     Args:
         task: what the network answers.
         answers: to measure.
-        groups: the patient of each example; None for intervals by image.
+        examples: their identities.
         num_samples: bootstrap resamples; 0 for no intervals.
         seed: seed of the bootstrap.
+        prevalences: share of positives where the model is to be used, by view, for `ppv` and `npv`
+            of the answers.
 
     Returns:
-        a dict of JSON values: `num_examples`, `num_patients`, `bootstrap_by`, `bootstrap_samples`,
-        `auc_bootstrap_samples` (fewer if that many would take hours), `confidence_level`, `loss`,
-        the task's tables (`label_counts`, and for classes `confusion_matrix`), `scores` and
-        `notes`. `scores` has `value`, `low` and `high` of the 95 % interval by the name of the
-        measure; an entry is None if it is undefined or rests on a single patient (see
-        `score_entry`). `notes` are sentences about what limits these figures.
+        a dict of JSON values: `num_examples`, `num_patients` (those that are known, None if none
+        is), `images_without_patient`, `num_groups`, `bootstrap_by` (see `Groups.unit`),
+        `bootstrap_samples`, `auc_bootstrap_samples` (fewer if that many would take hours),
+        `confidence_level`, `loss`, the task's tables (`label_counts`, and for classes
+        `confusion_matrix`), `label_groups` (how many groups have each label), `scores` and `notes`;
+        of a cross-validation also `areas_left_out`, how many runs each area under a curve leaves
+        out because a class is missing. `scores` has `value`, `low` and `high` of the 95 % interval
+        by the name of the measure; an entry is None if it is undefined or rests on a single group
+        (see `score_entry`). `notes` are sentences about what limits these figures.
 
     Raises:
         MetricsError: if there are no examples, a shape is wrong, or a probability is not finite.
     """
     probabilities, truths = answers.probabilities, answers.truths
     _check_predictions(probabilities, truths, len(answers.label_names))
-    indices = group_indices(groups, len(truths))
-    point = scores(task, answers)
+    indices = examples.groups.codes
+    # Several networks of a cross-validation may have answered to an image.
+    _, images = np.unique(examples.keys, return_index=True)
     num_area_samples = _num_area_samples(num_samples, MAX_AREA_COST // probabilities.size)
-    intervals = {}
-    for measure, number in ((task.score, num_samples), (task.areas, num_area_samples)):
-        draw = functools.partial(measure, answers)
-        intervals |= bootstrap(draw, indices, num_samples=number, seed=seed)
     views = task.views(answers.label_names)
     has = task.has(truths, len(answers.label_names)) if views else np.empty((len(truths), 0), bool)
-    behind = num_groups_behind(point, views, has, indices)
+    behind = examples_behind(views, has, indices)
+    measured: dict[str, Any] = {}
+    for measure, number in (
+        (functools.partial(_score, task, prevalences), num_samples),
+        (functools.partial(_areas, task), num_area_samples),
+    ):
+        measured |= with_intervals(
+            functools.partial(measure, answers), indices, behind,
+            num_samples=number, seed=seed, digits=task.digits,
+        )  # fmt: skip
+    groups = examples.groups.take(images)
+    unknown = {name: count for name, count in groups.sources.items() if name != "patient"}
     result: dict[str, Any] = {
-        "num_examples": len(truths),
-        "num_patients": None if groups is None else int(indices.max()) + 1,
-        "bootstrap_by": "image" if groups is None else "patient",
+        "num_examples": len(images),
+        "num_patients": examples.num_patients,
+        "images_without_patient": sum(unknown.values()),
+        "num_groups": int(indices.max()) + 1,
+        "bootstrap_by": examples.groups.unit,
         "bootstrap_samples": num_samples,
         "auc_bootstrap_samples": num_area_samples,
         "confidence_level": CONFIDENCE_LEVEL,
         "loss": task.mean_loss(probabilities, truths),
-        **task.tables(answers),
-        "scores": {
-            name: score_entry(
-                value,
-                *intervals.get(name, (np.nan, np.nan)),
-                num_groups=behind[name],
-                is_share=name.startswith(_SHARES),
-                digits=task.digits,
-            )
-            for name, value in point.items()
+        **_an_image(task.tables(answers), len(images) / len(truths)),
+        **({} if answers.runs is None else {"areas_left_out": _areas_left_out(task, answers)}),
+        "label_groups": {
+            name: int(np.count_nonzero(behind[f"sensitivity/{name}"]))
+            for name in answers.label_names
+            if views
         },
+        "scores": measured,
     }
-    return result | {"notes": _notes(result, behind, task.without_absent)}
+    return result | {"notes": _notes(result, list(unknown), task.without_absent)}
+
+
+def _score(
+    task: Task, prevalences: Mapping[str, float], answers: Answers, weights: np.ndarray
+) -> dict[str, np.ndarray]:
+    """Returns the quick measures, with predictive values of the views that have a prevalence."""
+    found = task.score(answers, weights)
+    for view in task.views(answers.label_names):
+        if view.name in prevalences:
+            rates = (found[view.of(rate)] for rate in ("sensitivity", "specificity"))
+            values = predictive_values(*rates, prevalences[view.name])
+            found |= {view.of(name): value for name, value in values.items()}
+    return found
 
 
 def scores(task: Task, answers: Answers, weights: np.ndarray | None = None) -> dict[str, float]:
@@ -120,8 +156,43 @@ def scores(task: Task, answers: Answers, weights: np.ndarray | None = None) -> d
         weights: [num_examples], how often each example counts; None for once each.
     """
     rows = (np.ones(len(answers.truths)) if weights is None else weights)[None]
-    measured = task.score(answers, rows) | task.areas(answers, rows)
+    measured = task.score(answers, rows) | _areas(task, answers, rows)
     return {name: float(value) for name, (value,) in measured.items()}
+
+
+def _areas(task: Task, answers: Answers, weights: np.ndarray) -> dict[str, np.ndarray]:
+    """Returns the areas under curves, float64 [num_weightings] by name; see `Task.areas`.
+
+    Of a cross-validation they are the means over its networks, because probabilities of different
+    networks cannot be ranked together. A network to which an area is not defined is left out.
+    """
+    if answers.runs is None:
+        return task.areas(answers, weights)
+    by_run = [task.areas(answers.some(rows), weights[:, rows]) for rows in answers.by_run()]
+    return {name: defined_mean(np.stack([areas[name] for areas in by_run])) for name in by_run[0]}
+
+
+def _areas_left_out(task: Task, answers: Answers) -> dict[str, int]:
+    """Returns how many networks' areas are not defined, by name, because a class is missing."""
+    parts = (answers.some(rows) for rows in answers.by_run())
+    by_run = [task.areas(part, np.ones((1, len(part.truths)))) for part in parts]
+    counts = {name: sum(int(np.isnan(areas[name][0])) for areas in by_run) for name in by_run[0]}
+    return {name: count for name, count in counts.items() if count and is_share_of_one(name)}
+
+
+def _an_image(table: Any, share: float) -> Any:
+    """Returns counts of answers as counts of images: their mean over the seeds.
+
+    Args:
+        table: a JSON value whose numbers are counts.
+        share: images for each answer; 1 / number of seeds.
+    """
+    if isinstance(table, dict):
+        return {name: _an_image(value, share) for name, value in table.items()}
+    if isinstance(table, list):
+        return [_an_image(value, share) for value in table]
+    count = round(table * share, 2)
+    return int(count) if count == int(count) else count
 
 
 def _check_predictions(probabilities: np.ndarray, labels: np.ndarray, num_classes: int) -> None:
@@ -158,21 +229,17 @@ def describe_folds(
         fewer than two folds or seeds define the score.
     """
     ordered = sorted(results, key=lambda result: result[:2])
-    names = list(dict.fromkeys(name for *_, by_name in ordered for name in by_name))
+    folds, seeds = np.array([result[:2] for result in ordered]).T
     spread = {}
-    for name in names:
-        defined = [
-            (fold, seed, by_name[name])
-            for fold, seed, by_name in ordered
-            if not np.isnan(by_name.get(name, np.nan))
-        ]
-        values = [value for *_, value in defined]
+    for name in dict.fromkeys(name for *_, by_name in ordered for name in by_name):
+        values = np.array([by_name.get(name, np.nan) for *_, by_name in ordered])
+        known = ~np.isnan(values)
         spread[name] = {
-            "mean": rounded(float(np.mean(values)), digits) if values else None,
-            "std_over_folds": _deviation([(fold, value) for fold, _, value in defined], digits),
-            "std_over_seeds": _deviation([(seed, value) for _, seed, value in defined], digits),
+            "mean": rounded(values[known].mean() if known.any() else np.nan, digits),
+            "std_over_folds": _deviation(values[known], folds[known], digits),
+            "std_over_seeds": _deviation(values[known], seeds[known], digits),
         }
-    folds = [
+    runs = [
         {
             "fold": fold,
             "seed": seed,
@@ -180,15 +247,12 @@ def describe_folds(
         }
         for fold, seed, by_name in ordered
     ]
-    return {"folds": folds, "spread": spread}
+    return {"folds": runs, "spread": spread}
 
 
-def _deviation(values: Sequence[tuple[int, float]], digits: str) -> float | None:
+def _deviation(values: np.ndarray, groups: np.ndarray, digits: str) -> float | None:
     """Returns the standard deviation of the groups' means, or None for fewer than two groups."""
-    by_group: dict[int, list[float]] = {}
-    for group, value in values:
-        by_group.setdefault(group, []).append(value)
-    means = [float(np.mean(members)) for members in by_group.values()]
+    means = [values[groups == group].mean() for group in np.unique(groups)]
     return rounded(float(np.std(means, ddof=1)), digits) if len(means) > 1 else None
 
 
@@ -199,30 +263,39 @@ def _num_area_samples(wanted: int, affordable: int) -> int:
     return affordable if affordable >= _MIN_RESAMPLES else 0
 
 
-def _notes(result: Mapping[str, Any], behind: Mapping[str, int], without_absent: str) -> list[str]:
-    """Returns sentences about what limits the figures."""
+def _notes(result: Mapping[str, Any], units: Sequence[str], without_absent: str) -> list[str]:
+    """Returns sentences about what limits the figures; `units` are those of unknown patients."""
     notes = []
     by, num_samples = result["bootstrap_by"], result["bootstrap_samples"]
-    num_groups = max(behind.values())
-    if by == "image":
+    num_groups = result["num_groups"]
+    if units:
         notes.append(
-            "the dataset does not name the patient of every image; these intervals treat images as "
-            "independent and are too narrow if a patient has several"
+            f"the patient of {result['images_without_patient']:,} of {result['num_examples']:,} "
+            f"images is unknown, so they count by {' or '.join(units)}; the intervals are too "
+            "narrow if a patient has several"
         )
     if num_groups < 2:
         notes.append(f"all images are of one {by}, so there are no intervals")
     elif num_samples and num_groups < FEW_GROUPS:
         notes.append(
-            f"the intervals rest on {num_groups} {by}s; with fewer than {FEW_GROUPS} they tend to "
-            "be too narrow"
+            f"the intervals rest on {num_groups} {plural_unit(by)}; with fewer than {FEW_GROUPS} "
+            "they tend to be too narrow"
         )
+    if left_out := result.get("areas_left_out"):
+        told = [f"{name} of {count}" for name, count in left_out.items()]
+        notes.append(f"the areas leave out runs in which a class is missing: {listed(told, 12)}")
     absent = [printable(name) for name, count in result["label_counts"].items() if not count]
     if absent:
         notes.append(f"there is no image of {listed(absent)}; {without_absent}")
+    rare = {name: num for name, num in result["label_groups"].items() if 1 < num < FEW_BEHIND}
+    if rare:
+        told = listed([f"{printable(name)} ({num})" for name, num in rare.items()])
+        units = plural_unit(by)
+        notes.append(f"fewer than {FEW_BEHIND} {units} are behind the figures of {told}")
     single = [
         printable(name)
-        for name, count in result["label_counts"].items()
-        if num_samples and count and behind.get(f"sensitivity/{name}") == 1 < num_groups
+        for name, num in result["label_groups"].items()
+        if num_samples and num == 1 < num_groups
     ]
     if single:
         notes.append(f"{listed(single)}: no interval, because all images are of one {by}")
@@ -240,23 +313,54 @@ def _notes(result: Mapping[str, Any], behind: Mapping[str, int], without_absent:
 
 def describe(metrics: Mapping[str, Any]) -> str:
     """Returns the content of metrics.json as a few lines of text."""
-    by = metrics["bootstrap_by"]
-    people = f" of {metrics['num_patients']:,} patients" if metrics["num_patients"] else ""
-    weights = f", weights of epoch {metrics['best_epoch']}" if metrics.get("best_epoch") else ""
-    lines = [
-        f"{metrics['split']}: {metrics['num_examples']:,} images{people}{weights}; 95 % intervals "
-        f"by bootstrap over {by}s",
-        f"  loss {metrics['loss']:.4f}",
-    ]
-    lines += [f"  note: {note}" for note in metrics["notes"]]
     shown, hidden = _most_telling(metrics)
-    width = max(20, *(len(printable(name)) for name in shown))
-    for name in shown:
-        lines.append(f"  {printable(name):<{width}} {score_text(metrics, name)}")
+    told = {name: printable(title_of(name)) for name in shown}
+    width = max(20, *map(len, told.values()))
+    units = plural_unit(metrics["bootstrap_by"])
+    lines = [
+        *summary(metrics),
+        f"all measures, with 95 % intervals by bootstrap over {units}:",
+        f"  {'loss':<{width}} {decimal(metrics['loss'])}",
+        *(f"  {told[name]:<{width}} {score_text(metrics, name)}" for name in shown),
+    ]
     if hidden:
         plural = kind_in(metrics).plural
         lines.append(f"  metrics.json has {hidden:,} more {plural}, of higher sensitivity")
-    return "\n".join(lines)
+    return "\n".join([*lines, *remarks(metrics)])
+
+
+def summary(metrics: Mapping[str, Any]) -> Iterator[str]:
+    """Yields what a clinician asks first, in up to five lines."""
+    weights = f", weights of epoch {metrics['best_epoch']}" if metrics.get("best_epoch") else ""
+    people = of_patients(metrics)
+    yield f"{metrics['split']}: {metrics['num_examples']:,} images{people}{weights}"
+    scores, interval = metrics["scores"], "95 % interval: "
+    if "mae" in scores:
+        yield f"  off by {with_interval(scores['mae'])} on average"
+        return
+    if "accuracy" in scores:
+        yield f"  right answers: {share(metrics, 'accuracy', interval)}"
+    if "urgent/sensitivity" in scores:
+        yield (
+            f"  urgent scans found: {share(metrics, 'urgent/sensitivity', interval)}; others "
+            f"not called urgent: {share(metrics, 'urgent/specificity', interval)}"
+        )
+    worst = next(iter(worst_classes(metrics, 1)), None)
+    if (name := f"sensitivity/{worst}") in scores:
+        yield f"  found least often: {printable(worst or '')}, {share(metrics, name, interval)}"
+    if "ece" in scores:
+        yield f"  probabilities are off by {percent(scores['ece']['value'])} on average"
+
+
+def remarks(metrics: Mapping[str, Any]) -> list[str]:
+    """Returns lines on the exported thresholds, and on what limits the figures."""
+    lines = []
+    for entry in metrics.get("thresholds", ()):
+        rates = (f"{rate} {_text(entry['test'][rate])}" for rate in ("sensitivity", "specificity"))
+        threshold = f"{printable(entry['view'])} at least {decimal(entry['threshold'])}"
+        lines.append(f"  threshold: {threshold}: {', '.join(rates)}")
+    notes = (*metrics["notes"], *verdicts.of_answers(metrics), *verdicts.of_probabilities(metrics))
+    return lines + [f"  note: {note}" for note in notes]
 
 
 def _most_telling(metrics: Mapping[str, Any]) -> tuple[list[str], int]:
@@ -271,13 +375,17 @@ def _most_telling(metrics: Mapping[str, Any]) -> tuple[list[str], int]:
 
 
 def score_text(metrics: Mapping[str, Any], name: str) -> str:
-    """Returns a measure of metrics.json and its interval, such as `90.1% [84.0%, 95.2%]`."""
-    score = metrics["scores"][name]
+    """Returns a measure of metrics.json and its interval, such as `90.1 % (84.0 to 95.2)`."""
+    # In percent, or in the number's own unit.
+    is_share = is_share_of_one(name) and not kind_in(metrics).is_number
+    is_share = is_share and name != "weighted_error"  # a mean of penalties of up to 4
+    return _text(metrics["scores"][name], percent if is_share else decimal)
+
+
+def _text(score: Mapping[str, float | None], told: Callable[[float | None], str] = percent) -> str:
     if score["value"] is None:
         return "undefined"
-    # In percent, or in the number's own unit.
-    digits = ".5g" if kind_in(metrics).is_number else ".1%"
-    interval = ""
-    if score["low"] is not None:
-        interval = f" [{score['low']:{digits}}, {score['high']:{digits}}]"
-    return f"{score['value']:{digits}}{interval}"
+    if score["low"] is None:
+        return told(score["value"])
+    low, high = (told(score[end]).removesuffix(" %") for end in ("low", "high"))
+    return f"{told(score['value'])} ({low} to {high})"

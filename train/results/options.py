@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
+from collections.abc import Sequence
 
 from tfrecord_io import flags
 from tfrecord_io.flags import flag
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class MeasureOptions:
-    """How predictions are measured."""
+class ThresholdOptions:
+    """How thresholds are chosen on the validation split."""
 
     sensitivity: float = flag(
         0.95,
@@ -18,11 +20,69 @@ class MeasureOptions:
         above=0,
         is_operational=True,
     )
-    bootstrap_samples: int = flag(
-        1000, "bootstrap resamples for each confidence interval", least=0, is_operational=True
-    )
 
     def __post_init__(self) -> None:
         flags.check(self)
         if self.sensitivity > 1:
             raise ValueError(f"--sensitivity must be at most 1; received {self.sensitivity}")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MeasureOptions:
+    """How predictions are measured, by train/run.py and train/evaluate.py."""
+
+    bootstrap_samples: int = flag(
+        1000, "bootstrap resamples for each confidence interval", least=0, is_operational=True
+    )
+    prevalence: str = flag(
+        "",
+        "share of positives where the model is to be used, for the predictive values (PPV, NPV): "
+        "one number, or one for each class, such as CNV=0.02,DME=0.01",
+        metavar="X",
+        is_operational=True,
+    )
+    by: str = flag(
+        "",
+        "columns of examples.parquet, such as device,age: the measures of each value alone",
+        metavar="COLUMN",
+        is_operational=True,
+    )
+
+    def __post_init__(self) -> None:
+        flags.check(self)
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns that `by` names, each once."""
+        return list(dict.fromkeys(_cells(self.by)))
+
+    def prevalences(self, views: Sequence[str]) -> dict[str, float]:
+        """Returns the prevalence of each view that has one.
+
+        Args:
+            views: names of the questions that the answers are measured by, such as classes.
+
+        Raises:
+            ValueError: if a prevalence is not between 0 and 1 or names something else.
+        """
+        shares: dict[str, float] = {}
+        for cell in _cells(self.prevalence):
+            name, is_named, text = cell.rpartition("=")
+            try:
+                share = float(text)
+            except ValueError:
+                share = -1
+            known = name in views if is_named else views
+            if not known or not 0 < share < 1:
+                raise ValueError(
+                    f"--prevalence: expected a number between 0 and 1, or such numbers for some of "
+                    f"{', '.join(views) or 'the classes, which a dataset of numbers does not have'}"
+                    f"; received {cell!r}"
+                )
+            shares |= {name: share} if is_named else dict.fromkeys(views, share)
+        return shares
+
+
+def _cells(text: str) -> list[str]:
+    """Returns the parts between commas; a part in quotes may have commas, as in CSV."""
+    return next(csv.reader([text])) if text else []

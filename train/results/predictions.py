@@ -1,4 +1,7 @@
-"""The predictions of a network for some examples, and their table predictions.csv."""
+"""The predictions of a network for some examples, and their files.
+
+predictions.csv is for people. predictions.npz has the same rows in full precision.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,14 @@ from pathlib import Path
 import numpy as np
 
 from tfrecord_io.files import atomic_write
-from tfrecord_io.kinds.label_kind import LabelKind
 from tfrecord_io.printing import csv_cell
 from train.data.examples import Examples
 from train.data.parts import Part
+from train.errors import ConfigError
 from train.kinds.task import Answers, Task
 
 PREDICTIONS_NAME = "predictions.csv"
+EXACT_NAME = "predictions.npz"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -36,10 +40,12 @@ class Predictions(Answers):
     uncalibrated: np.ndarray | None = None
 
 
-def write_predictions(path: Path, predictions: Predictions) -> None:
-    """Writes a table of key, path, patient, label, predicted label and probabilities."""
+def write_predictions(directory: Path, predictions: Predictions) -> None:
+    """Writes a table of key, path, patient, label, predicted label and probabilities.
+
+    Beside it, `keys`, `probabilities` and `truths` are written in full precision.
+    """
     task, examples = predictions.task, predictions.examples
-    # Labels are named as their columns are, so that `read_predictions` finds them.
     names = [csv_cell(name) for name in predictions.label_names]
     labels, answers = (
         task.texts(truths, names)
@@ -56,7 +62,7 @@ def write_predictions(path: Path, predictions: Predictions) -> None:
         examples.keys,
         predictions.probabilities,
         examples.paths or unknown,
-        examples.patients or unknown,
+        [patient or "" for patient in examples.patients or unknown],
         labels,
         answers,
         strict=True,
@@ -64,33 +70,33 @@ def write_predictions(path: Path, predictions: Predictions) -> None:
         cells = (csv_cell(value) if isinstance(value, str) else value for value in values)
         numbers = (f"{probability:{task.digits}}" for probability in row)
         writer.writerow((key, *cells, *numbers))
-    with atomic_write(path) as file:
+    with atomic_write(directory / PREDICTIONS_NAME) as file:
         file.write(text.getvalue().encode("utf-8", "surrogateescape"))
+    with atomic_write(directory / EXACT_NAME) as file:
+        np.savez(
+            file,
+            keys=np.array(examples.keys),
+            probabilities=predictions.probabilities,
+            truths=predictions.truths,
+        )
 
 
-def read_predictions(
-    path: Path, num_labels: int, kind: LabelKind
-) -> tuple[np.ndarray, np.ndarray, Examples]:
-    """Returns the content of a table that `write_predictions` wrote.
-
-    Args:
-        path: path of the table.
-        num_labels: labels of the dataset; that many last columns are the probabilities.
-        kind: of the labels.
+def read_predictions(directory: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns what `write_predictions` wrote in full precision.
 
     Returns:
-        (probabilities float32 [num_examples, num_labels], labels as records have them, float32
-        [num_examples, num_labels], examples).
+        (keys [num_examples], probabilities float32 [num_examples, num_labels], truths
+        [num_examples, ...]).
+
+    Raises:
+        ConfigError: if there is no such file, because an older release made the run.
     """
-    with path.open(encoding="utf-8", errors="surrogateescape", newline="") as file:
-        header, *rows = csv.reader(file)
-    keys, paths, patients = (tuple(row[column] for row in rows) for column in range(3))
-    return (
-        np.array([row[-num_labels:] for row in rows], np.float32),
-        kind.vectors([row[3] for row in rows], header[-num_labels:]),
-        Examples(
-            keys=keys,
-            patients=patients if any(patients) else None,
-            paths=paths if any(paths) else None,
-        ),
-    )
+    path = directory / EXACT_NAME
+    try:
+        with np.load(path) as arrays:
+            return arrays["keys"], arrays["probabilities"], arrays["truths"]
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(
+            f"{path} cannot be read ({error}); an older release did not write it. Remove "
+            f"{directory}, and the same command trains this run again"
+        ) from error

@@ -17,34 +17,34 @@ from PIL import Image
 from tfrecord_io import visible
 from tfrecord_io.auditing import pages
 from tfrecord_io.files import atomic_write
+from tfrecord_io.groups import plural_unit
 from tfrecord_io.manifest import Manifest
 from tfrecord_io.printing import counted, listed
 from tfrecord_io.reading.mapped import MappedDataset
-from train.kinds.measures import URGENT_CLASSES
+from train.data.exposure import Exposure
+from train.kinds.measures import CALIBRATION_LINE, PREDICTIVE_VALUES, URGENT_CLASSES
 from train.kinds.registry import task_of
 from train.kinds.task import Task
-from train.kinds.words import MAX_CLASSES, MistakenAnswer, decimal, percent, worst_classes
-from train.results import charts, saliency
-from train.results.metrics import FEW_GROUPS
+from train.kinds.words import (
+    MAX_CLASSES,
+    MistakenAnswer,
+    count_of,
+    decimal,
+    is_share_of_one,
+    of_patients,
+    percent,
+    title_of,
+    total_of,
+    worst_classes,
+)
+from train.results import charts, flow, saliency, verdicts
+from train.results.metrics import FEW_BEHIND, FEW_GROUPS
 from train.results.predictions import Predictions
 
 FILE_NAME = "report.html"
 
 #: Most mistakes on the page; their pictures, two each, take most of its bytes.
 MAX_MISTAKES = 12
-
-#: Titles of measures that differ from their names.
-_TITLES = {
-    "auc": "area under the ROC",
-    "ece": "calibration error",
-    "macro_auc": "mean area",
-    "quadratic_kappa": "quadratic weighted kappa",
-    "mae": "mean error",
-    "rmse": "root mean square error",
-    "r2": "R²",
-    "limit_low": "lower limit",
-    "limit_high": "upper limit",
-}
 
 _MAX_RUNS = 60
 _PICTURE_SIDE = 224
@@ -92,6 +92,9 @@ class RunReport:
         charts: by the name of their file, see `charts.charts_of`.
         mistakes: the mistakes to show, the worst first.
         own_metrics: metrics of the training run, to show beside those of another dataset.
+        flow: the steps from the files to the figures, see `flow.flow_of`.
+        exposure: how much of the measured images the network has seen; None if nobody looked.
+        made: when, with which command and on what hardware the results were made, by name.
         versions: versions of the software, by name.
     """
 
@@ -102,6 +105,9 @@ class RunReport:
     charts: Mapping[str, Sequence[charts.Chart]] = dataclasses.field(default_factory=dict)
     mistakes: Sequence[Mistake] = ()
     own_metrics: Mapping[str, Any] | None = None
+    flow: Sequence[Sequence[flow.Box]] = ()
+    exposure: Exposure | None = None
+    made: Mapping[str, str] = dataclasses.field(default_factory=dict)
     versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @property
@@ -118,15 +124,6 @@ class RunReport:
     def is_of_another_dataset(self) -> bool:
         """Whether the metrics are those of `train/evaluate.py`, not of the run itself."""
         return self.own_metrics is not None
-
-    @property
-    def num_shared_patients(self) -> int:
-        """Number of patients of the evaluated split who also have images in the training split."""
-        if self.metrics is None or self.is_cross_validation:
-            return 0
-        pairs = self.manifest.audit.get("measures", {}).get("shared_patients", ())
-        wanted = {"train", self.metrics["split"]}
-        return sum(pair["patients"] for pair in pairs if set(pair["splits"]) == wanted)
 
 
 def find_mistakes(
@@ -183,12 +180,15 @@ def render(report: RunReport) -> str:
         kind=report.task.kind,
         max_classes=MAX_CLASSES,
         unit="share" if report.task.gives_probabilities else "number",
+        over=_over(report),
+        title=f"How well the network reads {report.manifest.name}",
         summary=_summary(report),
         warnings=_warnings(report),
         tiles=_tiles(report),
         **(_results(report, metrics) if metrics else {}),
         charts=collections.defaultdict(tuple, report.charts),
-        settings=_settings(report.config),
+        # An evaluation's configuration has the defaults of a training, which are not the run's.
+        settings=_settings({} if report.is_of_another_dataset else report.config),
         limits=_limits(report),
     )
 
@@ -197,15 +197,19 @@ def _results(report: RunReport, metrics: Mapping[str, Any]) -> dict[str, Any]:
     """Returns what the sections on the results show."""
     task, spread = report.task, metrics.get("spread") or {}
     return {
-        "classes": _class_rows(metrics, task),
+        "class_measures": (class_measures := _class_measures(metrics, task)),
+        "classes": _class_rows(metrics, task, class_measures),
+        "lines": _class_rows(metrics, task, CALIBRATION_LINE) if task.gives_probabilities else (),
+        "verdicts": verdicts,
         "num_more_classes": max(report.manifest.num_classes - MAX_CLASSES, 0),
-        "sites": metrics.get("sites", {}),
+        "by": ({"site": metrics["sites"]} if "sites" in metrics else {}) | metrics.get("by", {}),
         "comparison": _comparison_rows(report.own_metrics or {}, metrics),
         "answers": task.answers(metrics),
         "mistakes": [(mistake, _pictures(mistake)) for mistake in report.mistakes],
         "num_mistakes": task.num_mistakes(metrics),
         "thresholds": metrics.get("thresholds") or (),
         "few_positives": _FEW_POSITIVES,
+        "prevalence": metrics.get("prevalence"),
         "spread": {name: spread[name] for name in _overall(metrics) if name in spread},
         "runs": (metrics.get("folds") or ())[:_MAX_RUNS],
     }
@@ -216,7 +220,9 @@ def _template() -> jinja2.Template:
     environment.filters["percent"] = percent
     environment.filters["decimal"] = lambda value: "–" if value is None else f"{value:.3f}"
     environment.filters["significant"] = decimal
-    environment.filters["title"] = lambda name: _TITLES.get(name, name.replace("_", " "))
+    environment.filters["plural_unit"] = plural_unit
+    environment.filters["title"] = title_of
+    environment.filters["count_of"] = count_of
     environment.filters["data_url"] = charts.data_url
     return environment.get_template("report.html.jinja")
 
@@ -229,12 +235,21 @@ def _comparison_rows(
     shown = _shown_classes(metrics)
     rows = []
     for name in here:
-        first, _, second = name.partition("/")
-        measure, group = (second, "urgent referral") if first == "urgent" else (first, second)
-        if name in own and (not group or group == "urgent referral" or group in shown):
-            title = measure.replace("_", " ") + (f", {group}" if group else "")
-            rows.append({"name": title, "own": own[name], "here": here[name]})
+        label = name.partition("/")[2]
+        if name in own and (label not in metrics["label_counts"] or label in shown):
+            unit = "share" if is_share_of_one(name) else "number"
+            row = {"name": title_of(name), "unit": unit, "own": own[name], "here": here[name]}
+            rows.append(row)
     return rows
+
+
+def _over(report: RunReport) -> str:
+    """Returns what the page is of."""
+    if report.is_of_another_dataset:
+        what = "Evaluation"
+    else:
+        what = "Cross-validation" if report.is_cross_validation else "Result of the run"
+    return f"{what} {report.title}"
 
 
 def _summary(report: RunReport) -> list[str]:
@@ -246,7 +261,7 @@ def _summary(report: RunReport) -> list[str]:
             "images. Build it with a test split, or evaluate the run on another dataset."
         ]
     images = counted(metrics["num_examples"], "image")
-    people = f" of {counted(metrics['num_patients'], 'patient')}" if metrics["num_patients"] else ""
+    people = of_patients(metrics)
     verdict, *others = report.task.verdict(metrics)
     if report.is_cross_validation:
         num_folds = len({run["fold"] for run in metrics["folds"]})
@@ -257,7 +272,44 @@ def _summary(report: RunReport) -> list[str]:
     else:
         split = "validation" if metrics["split"] == "val" else metrics["split"]
         first = f"On the {images}{people} of the {split} split, the network {verdict}"
-    return [first, *others]
+        if report.is_of_another_dataset and (seen := report.exposure) and seen.is_measured:
+            first = (
+                f"On all {images}{people} of the {split} split, including {seen.num_images:,} that "
+                f"it had seen before, or others of their patients, the network {verdict}"
+            )
+    return [first, *others, *_unseen(report, f"{images}{people}")]
+
+
+def _unseen(report: RunReport, measured: str) -> list[str]:
+    """Returns what was left out, and what the table of seen images proves of the rest.
+
+    Args:
+        report: whose metrics are shown.
+        measured: how many images of how many patients were measured.
+    """
+    exposure, sentences = report.exposure, []
+    is_own_val = (report.metrics or {}).get("split") == "val" and not report.is_of_another_dataset
+    if exposure is None or is_own_val:
+        return []
+    if exposure.num_images and exposure.is_measured:
+        return []
+    if exposure.num_images:
+        sentences.append(
+            f"{counted(exposure.num_images, 'further image')} of "
+            f"{counted(exposure.num_patients, 'patient')} were left out, because the network has "
+            "seen them, or others of their patients."
+        )
+    if not exposure.doubts and report.is_cross_validation:
+        sentences.append(
+            f"Each of these {measured} was judged by networks that learned from other patients "
+            "only, and from no image with the same pixels."
+        )
+    elif not exposure.doubts:
+        sentences.append(
+            f"Of these {measured}, the network had never seen one, nor any other image of the same "
+            "patient."
+        )
+    return sentences
 
 
 def _warnings(report: RunReport) -> list[str]:
@@ -265,18 +317,16 @@ def _warnings(report: RunReport) -> list[str]:
     metrics, warnings = report.metrics, []
     if metrics is None:
         return warnings
-    if report.is_of_another_dataset:
+    exposure = report.exposure
+    if exposure and exposure.num_images and exposure.is_measured:
         warnings.append(
-            "It is not known whether the network was trained on some of these images, or on other "
-            "images of these patients. If it was, the result is too good."
+            f"{exposure.num_images:,} of these images, of "
+            f"{counted(exposure.num_patients, 'patient')}, show a picture or a patient that the "
+            "network has learned from. It may recognise the eye instead of the disease, so the "
+            "result is probably too good. --splits patient builds splits without such images."
         )
-    elif report.num_shared_patients:
-        warnings.append(
-            f"{counted(report.num_shared_patients, 'patient')} of the {metrics['split']} split "
-            f"also {'has' if report.num_shared_patients == 1 else 'have'} images in the training "
-            "split. The network may recognise the eye instead of the disease, so the result is "
-            "probably too good. Build the data with --splits patient."
-        )
+    if exposure and exposure.note:
+        warnings.append(_sentence(exposure.note))
     if doubt := report.task.doubt(metrics):
         warnings.append(doubt)
     if metrics["split"] == "val" and not report.is_cross_validation:
@@ -311,22 +361,38 @@ def _shown_classes(metrics: Mapping[str, Any]) -> list[str]:
     return names if len(names) <= MAX_CLASSES else worst_classes(metrics, MAX_CLASSES)
 
 
-def _class_rows(metrics: Mapping[str, Any], task: Task) -> list[dict[str, Any]]:
-    """Returns the measures of each shown class, and of the urgent ones."""
-    scores, counts = metrics["scores"], metrics["label_counts"]
+def _class_measures(metrics: Mapping[str, Any], task: Task) -> list[str]:
+    """Returns the measures of each class; predictive values if a prevalence was stated."""
+    return [*task.label_measures, *(PREDICTIVE_VALUES if metrics.get("prevalence") else ())]
+
+
+def _class_rows(
+    metrics: Mapping[str, Any], task: Task, measures: Sequence[str]
+) -> list[dict[str, Any]]:
+    """Returns measures of each shown class, and of the urgent ones."""
+    scores, counts, groups = metrics["scores"], metrics["label_counts"], metrics["label_groups"]
     rows = []
     for name in [*_shown_classes(metrics), *(["urgent"] if "urgent/auc" in scores else [])]:
         is_view = name not in counts
         cells = []
-        for measure in task.label_measures:
+        for measure in measures:
             # A number is the only one, so its measures do not have its name.
             names = (measure, f"urgent/{measure}" if is_view else f"{measure}/{name}")
-            score = next(scores[key] for key in names if key in scores)
-            is_share = measure in ("sensitivity", "specificity")
-            unit = "decimal" if task.gives_probabilities else "number"
-            cells.append((score, "share" if is_share else unit))
+            key = next((key for key in names if key in scores), None)
+            is_number = not task.gives_probabilities or not is_share_of_one(measure)
+            is_area = measure in ("auc", "average_precision")
+            unit = "number" if is_number else "decimal" if is_area else "share"
+            cells.append((scores[key], unit, total_of(metrics, key)) if key else (None, unit, None))
         images = sum(counts[urgent] for urgent in URGENT_CLASSES) if is_view else counts[name]
-        rows.append({"name": name, "images": images, "scores": cells, "is_view": is_view})
+        rows.append(
+            {
+                "name": name,
+                "images": images,
+                "few": groups.get(name) if groups.get(name, FEW_BEHIND) < FEW_BEHIND else None,
+                "scores": cells,
+                "is_view": is_view,
+            }
+        )
     return rows
 
 
@@ -378,20 +444,11 @@ def _limits(report: RunReport) -> list[str]:
             "All images come from one collection. A network is often worse on images of another "
             "clinic or device; evaluate it on such a dataset before you rely on it elsewhere."
         )
-        limits += [_sentence(note) for note in metrics.get("notes") or ()]
+        shown = report.exposure and report.exposure.note
+        limits += [_sentence(note) for note in metrics.get("notes") or () if note != shown]
         patients = metrics["num_patients"]
         if patients and patients < FEW_GROUPS:
             limits.append(f"{counted(patients, 'patient')} cannot represent all patients.")
-        rough = [
-            entry["view"]
-            for entry in metrics.get("thresholds") or ()
-            if entry["val"]["num_positives"] < _FEW_POSITIVES
-        ]
-        if rough:
-            limits.append(
-                f"Thresholds for {listed(rough)} were chosen on fewer than {_FEW_POSITIVES} "
-                "positive images; a single image can change them."
-            )
         if not report.is_cross_validation:
             limits.append(
                 "This is one run. Another seed or another choice of patients gives another "
@@ -410,6 +467,8 @@ def _limits(report: RunReport) -> list[str]:
     for finding in found.audit.get("findings", ()):
         if finding["severity"] in ("problem", "warning"):
             limits.append(f"The dataset's audit says: {_sentence(finding['title'])}")
+    # Notes may have the worst of the audit, too.
+    limits = list(dict.fromkeys(limits))
     if report.mistakes:
         limits.append(
             "A map shows where covering the image changes the answer of this network. It does "

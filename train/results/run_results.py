@@ -2,109 +2,108 @@
 
 from __future__ import annotations
 
-import collections
+import datetime
+import os
+import platform
+import shlex
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
 
 import tfrecord_io
+from tfrecord_io import redaction
+from tfrecord_io.auditing.findings import alarms
 from train.config import TrainConfig
-from train.kinds.task import Answers
-from train.results import charts, metrics, report, saliency, thresholds
-from train.results.predictions import PREDICTIONS_NAME, Predictions, write_predictions
+from train.data.examples import SITE, read_columns
+from train.data.exposure import Exposure
+from train.results import charts, flow, metrics, report, saliency, thresholds
+from train.results.predictions import Predictions, write_predictions
+from train.results.subgroups import subgroups
 from train.run_folder import versions
-
-#: Most sites that are measured by themselves; with more, those with the most images.
-MAX_SITES = 50
 
 PLOTS_NAME = "plots"
 
 
-def measure(predictions: Predictions, config: TrainConfig) -> dict[str, Any]:
-    """Returns the entries of metrics.json that follow from predictions alone.
+def measure(
+    predictions: Predictions,
+    config: TrainConfig,
+    chosen: Sequence[Mapping[str, Any]] = (),
+) -> dict[str, Any]:
+    """Returns the entries of metrics.json that follow from predictions.
 
     Args:
         predictions: the predictions to measure.
-        config: supplies the number of resamples and the seed.
+        config: names the dataset, and says how to measure.
+        chosen: thresholds that were chosen on other images, see `thresholds.choose_thresholds`.
 
     Returns:
-        see `metrics.evaluate_predictions`; `label_kind` if the labels are not classes; and if the
-        dataset names the site of every example, `sites` with `num_examples`, `num_patients` and
-        `scores` by the name of the site.
+        see `metrics.evaluate_predictions`; `label_kind` if the labels are not classes; `thresholds`
+        if some were chosen; `prevalence` by view if one was stated. If the dataset names the site
+        of every example, `sites` has `num_examples`, `num_patients` and `scores` by the name of the
+        site; `by` has the same by column and value for the columns that the configuration names.
 
     Raises:
         MetricsError: if there are no examples, or a probability is not finite.
     """
-    task, examples = predictions.task, predictions.examples
+    task, examples, options = predictions.task, predictions.examples, config.measures
+    shared: dict[str, Any] = {
+        "prevalences": options.prevalences(
+            [view.name for view in task.views(predictions.label_names)]
+        ),
+        "num_samples": options.bootstrap_samples,
+        "seed": config.input.seed,
+    }
 
     def measured(rows: np.ndarray) -> dict[str, Any]:
         return metrics.evaluate_predictions(
             task,
-            Answers(
-                probabilities=predictions.probabilities[rows],
-                truths=predictions.truths[rows],
-                label_names=predictions.label_names,
-            ),
-            groups=examples.patients and [examples.patients[row] for row in rows],
-            num_samples=config.measures.bootstrap_samples,
-            seed=config.input.seed,
+            predictions.some(rows),
+            examples.take(rows),
+            **shared,
         )
 
+    def of_subgroup(rows: np.ndarray) -> dict[str, Any]:
+        results = measured(rows)
+        return {name: results[name] for name in ("num_examples", "num_patients", "scores")}
+
     results = task.kind.entry | measured(np.arange(len(predictions.truths)))
-    if examples.sites is None:
-        return results
-    sites = np.array(examples.sites)
-    largest = [name for name, _ in collections.Counter(examples.sites).most_common(MAX_SITES)]
-    results["sites"] = {}
-    for name in sorted(largest):
-        of_site = measured(np.flatnonzero(sites == name))
-        wanted = ("num_examples", "num_patients", "scores")
-        results["sites"][name] = {key: of_site[key] for key in wanted}
-    return results
+    if shared["prevalences"]:
+        results["prevalence"] = shared["prevalences"]
+    if chosen:
+        results["thresholds"] = thresholds.measure_thresholds(
+            chosen, task, predictions, examples, **shared
+        )
+    by = {
+        column: {name: of_subgroup(rows) for name, rows in subgroups(values).items()}
+        for column, values in read_columns(
+            config.input.data, examples.keys, [SITE, *options.columns]
+        ).items()
+        # Of sites, only those of whole datasets unless they are asked for.
+        if column in options.columns or None not in values
+    }
+    if SITE in by:
+        results["sites"] = by.pop(SITE)
+    return results | ({"by": by} if by else {})
 
 
-def measure_calibration(
-    predictions: Predictions,
-    *,
-    val: tuple[np.ndarray, np.ndarray],
-    temperature: float,
-    config: TrainConfig,
+def describe_data(
+    results: Mapping[str, Any], manifest: tfrecord_io.Manifest, exposure: Exposure | None
 ) -> dict[str, Any]:
-    """Returns the entries of metrics.json that are fitted on the validation part.
+    """Returns the entries of metrics.json about what was seen, and the notes with the data's own.
 
     Args:
-        predictions: predictions on the test part, with the temperature applied.
-        val: (probabilities, truths) of the validation part, before the temperature.
-        temperature: the temperature that was fitted to `val`.
-        config: supplies the wanted sensitivity, the number of resamples and the seed.
-
-    Returns:
-        `calibration` and `thresholds`, see the module `thresholds`.
+        results: content of metrics.json so far.
+        manifest: of the measured dataset.
+        exposure: how much of it the network has seen; None if nothing was measured.
     """
-    assert predictions.uncalibrated is not None
-    task, names = predictions.task, predictions.label_names
-    return {
-        "calibration": thresholds.describe_calibration(
-            task,
-            temperature,
-            fitted_on="val",
-            num_examples=len(val[1]),
-            before=predictions.uncalibrated,
-            after=task.cool(predictions.uncalibrated, temperature),
-            truths=predictions.truths,
-        ),
-        "thresholds": thresholds.choose_thresholds(
-            thresholds.views_of(task, names),
-            val=(task.cool(val[0], temperature), task.has(val[1], len(names))),
-            test=(predictions.probabilities, task.has(predictions.truths, len(names))),
-            groups=predictions.examples.patients,
-            wanted=config.measures.sensitivity,
-            num_samples=config.measures.bootstrap_samples,
-            seed=config.input.seed,
-        ),
-    }
+    notes = [*results.get("notes", ()), *alarms(manifest.audit)]
+    if exposure is None:
+        return {"notes": notes}
+    return exposure.to_dict() | {"notes": [*notes, *filter(None, [exposure.note])]}
 
 
 def write_results(
@@ -117,6 +116,7 @@ def write_results(
     predict: saliency.Predict | None = None,
     history: Sequence[Mapping[str, Any]] = (),
     own_metrics: Mapping[str, Any] | None = None,
+    exposure: Exposure | None = None,
 ) -> None:
     """Writes predictions.csv, plots/ and report.html; the caller writes metrics.json.
 
@@ -129,13 +129,14 @@ def write_results(
         predict: stored images → probabilities, for the maps of the mistakes; None for no maps.
         history: one row per epoch.
         own_metrics: metrics of the training run, if this is another dataset.
+        exposure: how much of the measured images the network has seen.
     """
     directory.mkdir(parents=True, exist_ok=True)
     mistakes: Sequence[report.Mistake] = ()
     measured = results if predictions is not None else {}
     drawn = charts.charts_of(history, measured, predictions)
     if predictions is not None:
-        write_predictions(directory / PREDICTIONS_NAME, predictions)
+        write_predictions(directory, predictions)
         if predict is not None:
             mistakes = report.find_mistakes(predict, config.input.data, predictions)
     charts.write_plots(directory / PLOTS_NAME, drawn)
@@ -149,6 +150,19 @@ def write_results(
             charts=drawn,
             mistakes=mistakes,
             own_metrics=own_metrics,
+            flow=flow.flow_of(config, manifest, measured, is_own=own_metrics is None),
+            exposure=exposure,
+            made=_made(),
             versions=versions(),
         ),
     )
+
+
+def _made() -> dict[str, str]:
+    """Returns when, with which command and on what the results are made, for the page."""
+    return {
+        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "command": redaction.without_secrets(shlex.join(sys.argv)),
+        "devices": ", ".join(keras.distribution.list_devices()),
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+    }

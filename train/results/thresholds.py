@@ -1,55 +1,57 @@
 """Thresholds that reach a wanted sensitivity, and what calibration changes.
 
-Both are fitted on the validation split alone and then measured on the test split.
+Thresholds are chosen on the validation split alone and exported beside the model. The same numbers
+are then measured on the test split, applied by `train/predict.py`, and measured on the images of
+another hospital by `train/evaluate.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from train.kinds.measures import expected_calibration_error, ratios
-from train.kinds.task import Task, View
-from train.results.bootstrap import bootstrap, group_indices, num_groups_of, score_entry
+from tfrecord_io.manifest import check_types
+from train.data.examples import Examples
+from train.errors import ConfigError
+from train.kinds.measures import called_rates, expected_calibration_error
+from train.kinds.task import MAX_VIEWS, Answers, Task, View
+from train.results.bootstrap import behind_rates, rounded, with_intervals
+from train.run_folder import write_json
 
-#: With more classes than this, only those that count together get a threshold.
-MAX_VIEWS = 40
+#: In the export folder.
+FILE_NAME = "thresholds.json"
+
+# What a file of thresholds must hold; it may be a stranger's.
+_ENTRY = {
+    "view": str,
+    "labels": [str],
+    "wanted_sensitivity": float,
+    "threshold": float,
+    "val": {"num_positives": int},
+}
 
 
 def describe_calibration(
-    task: Task,
-    temperature: float,
-    *,
-    fitted_on: str,
-    num_examples: int,
-    before: np.ndarray,
-    after: np.ndarray,
-    truths: np.ndarray,
-) -> dict[str, Any]:
-    """Returns the entry `calibration` of metrics.json.
+    task: Task, temperature: float, *, before: np.ndarray, after: np.ndarray, truths: np.ndarray
+) -> dict[str, float]:
+    """Returns a temperature and the expected calibration error before and after it.
 
     Args:
         task: what the network answers.
         temperature: the fitted temperature.
-        fitted_on: name of the split that it was fitted on.
-        num_examples: images in that split.
-        before: probabilities [num_examples, num_labels] of the evaluated split, before the
-            temperature.
+        before: probabilities [num_examples, num_labels] on other images, before the temperature.
         after: the same after the temperature.
-        truths: of the evaluated split.
-
-    Returns:
-        JSON values: the temperature, what it was fitted on, and the expected calibration error
-        before and after it.
+        truths: of these images.
     """
-    return {
-        "temperature": round(temperature, 6),
-        "fitted_on": fitted_on,
-        "num_examples": num_examples,
-        "ece_before": round(calibration_error(task, before, truths), 6),
-        "ece_after": round(calibration_error(task, after, truths), 6),
+    errors = {"ece_before": before, "ece_after": after}
+    return {"temperature": round(temperature, 6)} | {
+        name: round(calibration_error(task, probabilities, truths), 6)
+        for name, probabilities in errors.items()
     }
 
 
@@ -92,106 +94,170 @@ def threshold_for_sensitivity(
     return float(of_positives[num_wanted - 1])
 
 
-def at_threshold(
-    ranking: np.ndarray, is_positive: np.ndarray, threshold: float, weights: np.ndarray
-) -> dict[str, np.ndarray]:
-    """Returns the sensitivity and the specificity of a threshold; NaN where undefined.
+def choose_thresholds(task: Task, val: Answers, wanted: float) -> list[dict[str, Any]]:
+    """Returns the largest threshold of each view that reaches a sensitivity on validation.
 
     Args:
-        ranking: [num_examples]; a score at or above the threshold means positive.
-        is_positive: bool [num_examples].
-        threshold: in the unit of the ranking.
-        weights: float64 [..., num_examples], how often each example counts.
+        task: what the network answers.
+        val: answers on the validation split, with the temperature applied.
+        wanted: sensitivity to reach.
 
     Returns:
-        `sensitivity` and `specificity`, float64 [...] each.
+        the content of export/thresholds.json: a list of dicts with `view`, the `labels` whose
+        probabilities are added up, `wanted_sensitivity`, `threshold`, and `val` with
+        `num_positives`, `sensitivity` and `specificity`. A view without a positive validation image
+        has no entry.
     """
-    is_called = ranking >= threshold
-    return {
-        "sensitivity": ratios(weights @ (is_called & is_positive), weights @ is_positive),
-        "specificity": ratios(weights @ (~is_called & ~is_positive), weights @ ~is_positive),
-    }
-
-
-def choose_thresholds(
-    views: Sequence[View],
-    *,
-    val: tuple[np.ndarray, np.ndarray],
-    test: tuple[np.ndarray, np.ndarray],
-    groups: Sequence[str] | None,
-    wanted: float,
-    num_samples: int,
-    seed: int,
-) -> list[dict[str, Any]]:
-    """Returns the entry `thresholds` of metrics.json: chosen on validation, measured on test.
-
-    Args:
-        views: of which to choose a threshold; one without a positive validation image is left out.
-        val: (probabilities [num_examples, num_classes], which examples have which classes, bool
-            [num_examples, num_classes]), with the temperature applied.
-        test: the same for the test split.
-        groups: the patient of each test example; None for intervals by image.
-        wanted: sensitivity to reach on validation.
-        num_samples: bootstrap resamples; 0 for no intervals.
-        seed: seed of the bootstrap.
-
-    Returns:
-        a list of dicts with `view`, `wanted_sensitivity`, `threshold`, `val` and `test`. `val` and
-        `test` have `num_positives`, `sensitivity` and `specificity`; the measures of `test` have
-        intervals (`low` and `high`).
-    """
-    indices = group_indices(groups, len(test[1]))
+    has = task.has(val.truths, len(val.label_names))
     chosen = []
-    for view in views:
-        ranking, is_positive = _side(val, view)
+    for view in views_of(task, val.label_names):
+        ranking, is_positive = view.ranking(val.probabilities), view.is_positive(has)
         threshold = threshold_for_sensitivity(ranking, is_positive, wanted)
         if threshold is None:
             continue
+        rates = called_rates(ranking >= threshold, is_positive, np.ones(len(ranking)))
         chosen.append(
             {
                 "view": view.name,
-                "wanted_sensitivity": wanted,
+                "labels": [val.label_names[place] for place in view.places],
+                "wanted_sensitivity": float(wanted),
                 "threshold": threshold,
-                "val": _reached(ranking, is_positive, threshold, None, num_samples=0, seed=seed),
-                "test": _reached(
-                    *_side(test, view), threshold, indices, num_samples=num_samples, seed=seed
-                ),
+                "val": {
+                    "num_positives": int(is_positive.sum()),
+                    **{name: rounded(float(rate), task.digits) for name, rate in rates.items()},
+                },
             }
         )
     return chosen
 
 
-def _side(split: tuple[np.ndarray, np.ndarray], view: View) -> tuple[np.ndarray, np.ndarray]:
-    """Returns each example's (probability of the view's classes, whether it is of one of them)."""
-    probabilities, has = split
-    # float64 survives the round trip through JSON, so a stored threshold gives the same answers.
-    ranking = probabilities[:, view.places].astype(np.float64).sum(-1)
-    return ranking, has[:, view.places].any(-1)
+def write_thresholds(export: Path, chosen: Sequence[Mapping[str, Any]]) -> None:
+    """Writes thresholds into an export folder; none leave no file."""
+    if chosen:
+        write_json(export / FILE_NAME, chosen)
+
+
+def read_thresholds(export: Path, label_names: Sequence[str]) -> list[dict[str, Any]]:
+    """Returns the thresholds of an export folder; none if none were exported.
+
+    Raises:
+        ConfigError: if the file is damaged or about other labels.
+    """
+    path = export / FILE_NAME
+    if not path.is_file():
+        return []
+    try:
+        chosen = json.loads(path.read_text(encoding="utf-8"))
+        check_types(chosen, [_ENTRY], "thresholds")
+        for entry in chosen:
+            if not 0 <= entry["threshold"] <= len(entry["labels"]):
+                raise ValueError(f"{entry['threshold']!r} cannot be a probability")
+            view_of(entry, label_names)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ConfigError(
+            f"{path} does not hold thresholds for the labels of this model ({error!r}); copy the "
+            "run again, or remove the file to go without thresholds"
+        ) from error
+    return chosen
+
+
+def view_of(entry: Mapping[str, Any], label_names: Sequence[str]) -> View:
+    """Returns the view that a threshold is about."""
+    return View(entry["view"], [label_names.index(name) for name in entry["labels"]])
+
+
+def views_above(
+    chosen: Sequence[Mapping[str, Any]], probabilities: np.ndarray, label_names: Sequence[str]
+) -> list[list[str] | None]:
+    """Returns the names of the views whose threshold each example reaches; None without thresholds.
+
+    Args:
+        chosen: see `choose_thresholds`.
+        probabilities: [num_examples, num_labels].
+        label_names: of the probabilities.
+    """
+    if not chosen:
+        return [None] * len(probabilities)
+    reached = {
+        entry["view"]: view_of(entry, label_names).ranking(probabilities) >= entry["threshold"]
+        for entry in chosen
+    }
+    return [
+        [name for name, is_above in reached.items() if is_above[row]]
+        for row in range(len(probabilities))
+    ]
+
+
+def measure_thresholds(
+    chosen: Sequence[Mapping[str, Any]],
+    task: Task,
+    answers: Answers,
+    examples: Examples,
+    *,
+    prevalences: Mapping[str, float],
+    num_samples: int,
+    seed: int,
+) -> list[dict[str, Any]]:
+    """Returns the entry `thresholds` of metrics.json: what the chosen thresholds give elsewhere.
+
+    A patient is positive if any of its images is, and is called positive if any of its images
+    reaches the threshold.
+
+    Args:
+        chosen: see `choose_thresholds`. One for a label that the answers do not have is left out.
+        task: what the network answers.
+        answers: on other images than those of the choice, with the temperature applied.
+        examples: identities of these images.
+        prevalences: share of positives where the model is to be used, by view, for `ppv` and `npv`.
+        num_samples: bootstrap resamples; 0 for no intervals.
+        seed: seed of the bootstrap.
+
+    Returns:
+        the entries of `chosen`, each with `test`: `num_positives`, `num_negatives`, and with their
+        intervals (`value`, `low`, `high`) `sensitivity`, `specificity`, and where a prevalence is
+        stated `ppv` and `npv`. Where patients are known, `test_by_patient` has the same.
+    """
+    has = task.has(answers.truths, len(answers.label_names))
+    groups = examples.groups.codes
+    known = np.flatnonzero([patient is not None for patient in examples.patients or ()])
+    names = [str(patient) for patient in examples.patients or () if patient is not None]
+    _, first, of_patient = np.unique(names, return_index=True, return_inverse=True)
+    # Two patients with the same picture are one group.
+    _, groups_of_patients = np.unique(groups[known[first]], return_inverse=True)
+    measured = []
+    for entry in chosen:
+        if not set(entry["labels"]) <= set(answers.label_names):
+            continue
+        view = view_of(entry, answers.label_names)
+        is_called = view.ranking(answers.probabilities) >= entry["threshold"]
+        reached = functools.partial(
+            _reached, prevalence=prevalences.get(view.name), num_samples=num_samples, seed=seed
+        )
+        is_positive = view.is_positive(has)
+        results = {"test": reached(is_called, is_positive, groups)}
+        if names:
+            called, positive = (
+                np.bincount(of_patient, values[known]) > 0 for values in (is_called, is_positive)
+            )
+            results["test_by_patient"] = reached(called, positive, groups_of_patients)
+        measured.append({**entry, **results})
+    return measured
 
 
 def _reached(
-    ranking: np.ndarray,
+    is_called: np.ndarray,
     is_positive: np.ndarray,
-    threshold: float,
-    groups: np.ndarray | None,
+    groups: np.ndarray,
     *,
+    prevalence: float | None,
     num_samples: int,
     seed: int,
 ) -> dict[str, Any]:
-    """Returns what a threshold gives on a split; with intervals if groups are given."""
-
-    def measure(weights: np.ndarray) -> dict[str, np.ndarray]:
-        return at_threshold(ranking, is_positive, threshold, weights)
-
-    point = measure(np.ones(len(ranking)))
-    reached: dict[str, Any] = {"num_positives": int(is_positive.sum())}
-    if groups is None:
-        return reached | {
-            name: score_entry(value, np.nan, np.nan, num_groups=0, is_share=True)["value"]
-            for name, value in point.items()
-        }
-    intervals = bootstrap(measure, groups, num_samples=num_samples, seed=seed)
-    for name, side in (("sensitivity", is_positive), ("specificity", ~is_positive)):
-        interval, behind = intervals.get(name, (np.nan, np.nan)), num_groups_of(groups[side])
-        reached[name] = score_entry(point[name], *interval, num_groups=behind, is_share=True)
-    return reached
+    """Returns what a threshold gives for images or patients, with intervals over groups."""
+    rates = functools.partial(called_rates, is_called, is_positive, prevalence=prevalence)
+    behind = behind_rates(is_positive, groups)
+    return {
+        "num_positives": int(is_positive.sum()),
+        "num_negatives": int((~is_positive).sum()),
+        **with_intervals(rates, groups, behind, num_samples=num_samples, seed=seed),
+    }

@@ -16,13 +16,14 @@ import contextlib
 import importlib.util
 import logging
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import keras
 import numpy as np
 
 import tfrecord_io
+from tfrecord_io import shapes
 from tfrecord_io.decoding import dicom_tags
 from tfrecord_io.decoding.preprocess import decoder_versions
 from tfrecord_io.files import atomic_write
@@ -47,7 +48,12 @@ class ExportError(RuntimeError):
 
 
 def export_model(
-    model: keras.Model, directory: Path, manifest: tfrecord_io.Manifest, *, precision: str
+    model: keras.Model,
+    directory: Path,
+    manifest: tfrecord_io.Manifest,
+    *,
+    precision: str,
+    splits: Sequence[str],
 ) -> bool:
     """Writes the model in every form, loads each again and compares their predictions.
 
@@ -57,6 +63,7 @@ def export_model(
         manifest: of the training data, for preprocessing and names.
         precision: arithmetic of the model, `float32`, `bfloat16` or `float16`: decides how far
             a copy's predictions may be off.
+        splits: names of those with the training images, whose shapes `predict` compares.
 
     Returns:
         whether there is a `saved_model/`: TensorFlow is needed to write it.
@@ -106,6 +113,7 @@ def export_model(
     content = {
         "input": {"shape": list(manifest.image_shape), "dtype": manifest.dtype, "name": "image"},
         "preprocessing": dict(manifest.preprocessing),
+        "shapes": shapes.of_dataset(manifest, splits),
         "label_names": list(manifest.label_names),
         **manifest.label_kind.entry,
         # What made the pixels of the files; predict warns where it differs.

@@ -11,10 +11,11 @@ import numpy as np
 from train.data.examples import read_examples
 from train.data.parts import Part
 from train.devices import Devices
+from train.kinds.task import Answers
 from train.networks import features
 from train.networks.build import build_network
 from train.networks.models import Network
-from train.results import metrics, report, run_results
+from train.results import metrics, report, run_results, thresholds
 from train.results.predictions import Predictions
 from train.run_folder import BEST_NAME, HISTORY_NAME, write_json, write_metrics
 from train.run_setup import Run
@@ -48,15 +49,24 @@ def finish(run: Run, progress: Progress, best: Sequence[np.ndarray]) -> dict[str
     devices = run.devices.alone()
     network = _build_final(run, best)
     val = temperature = predictions = None
+    chosen: list[dict[str, Any]] = []
     if parts.val is not None:
         val = _predict(run, network, devices, parts.val)
         # What is reported of a part must not be fitted to it.
         if parts.test is not None and task.gives_probabilities:
             temperature = task.fit_temperature(*val)
             network = _build_final(run, best, temperature)
+            answers = Answers(
+                probabilities=task.cool(val[0], temperature),
+                truths=val[1],
+                label_names=manifest.label_names,
+            )
+            wanted = config.thresholds.sensitivity
+            chosen = thresholds.choose_thresholds(task, answers, wanted)
     # Before the evaluation: whatever may fail in it, the model is not lost.
     if run.devices.is_chief:
         _export(run, network, progress)
+        thresholds.write_thresholds(run.folder / export.FOLDER_NAME, chosen)
     results: dict[str, Any] = {
         "split": parts.evaluated.name if parts.evaluated else None,
         "best_epoch": progress.best_epoch,
@@ -76,14 +86,18 @@ def finish(run: Run, progress: Progress, best: Sequence[np.ndarray]) -> dict[str
     if not run.devices.is_chief:
         return results
     if predictions is not None:
-        results |= run_results.measure(predictions, config)
+        results |= run_results.measure(predictions, config, chosen)
         if temperature is not None and val is not None:
-            results |= run_results.measure_calibration(
-                predictions,
-                val=val,
-                temperature=temperature,
-                config=config,
+            facts = {"fitted_on": "val", "num_examples": len(val[1])}
+            results["calibration"] = facts | thresholds.describe_calibration(
+                task,
+                temperature,
+                before=predictions.uncalibrated,
+                after=predictions.probabilities,
+                truths=predictions.truths,
             )
+
+    results |= run_results.describe_data(results, manifest, run.exposure)
 
     def predict_images(images: np.ndarray) -> np.ndarray:
         return keras.ops.convert_to_numpy(network.model(images, training=False))
@@ -97,6 +111,7 @@ def finish(run: Run, progress: Progress, best: Sequence[np.ndarray]) -> dict[str
         # Pictures of the mistakes need images.
         predict=predict_images if run.trunk is None else None,
         history=progress.history,
+        exposure=run.exposure,
     )
     # Again: a run that goes on from its last checkpoint does not repeat the epoch, and a kill or a
     # power cut may have taken the file.
@@ -126,7 +141,11 @@ def _export(run: Run, network: Network, progress: Progress) -> None:
             model = features.whole_model(run, network)
         manifest = features.manifest_of_images(manifest, run.trunk)
     has_saved_model = export.export_model(
-        model, run.folder / export.FOLDER_NAME, manifest, precision=precision
+        model,
+        run.folder / export.FOLDER_NAME,
+        manifest,
+        precision=precision,
+        splits=run.parts.train.splits,
     )
     if not has_saved_model:
         run.devices.say(

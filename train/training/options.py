@@ -58,6 +58,7 @@ class LoopOptions:
     profile: str | None = flag(
         None,
         "first and last step to trace, such as 10,20; the trace is written to RUN/profile",
+        metavar="FIRST,LAST",
         is_operational=True,
     )
     on_retrace: str = flag(

@@ -6,6 +6,9 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from tfrecord_io import flags
+from tfrecord_io.auditing.findings import alarms
+from tfrecord_io.printing import counted, printable
 from train.run_setup import Run
 
 
@@ -49,8 +52,8 @@ def describe_run(run: Run, progress: Progress, num_parameters: int) -> Iterator[
     )
     yield (
         f"{devices.num_replicas} x {devices.names[0].split(':')[0]} on {devices.backend}, "
-        f"{config.devices.precision}; global batch {options.global_batch_size}, "
-        f"{options.replica_batch_size} a replica; "
+        f"{config.devices.precision}; {options.global_batch_size} images a step, "
+        f"{options.replica_batch_size} on each device; "
         f"{run.steps_after[-1]:,} steps in {options.epochs} epochs"
     )
     if (weights := parts.train.weights) is not None:
@@ -58,12 +61,21 @@ def describe_run(run: Run, progress: Progress, num_parameters: int) -> Iterator[
             f"images count by the column weight of the table of labels: {weights.min():.3g} to "
             f"{weights.max():.3g} times the mean"
         )
+    for alarm in alarms(manifest.audit):
+        yield f"warning: {printable(alarm)}"
+    exposure = run.exposure
+    if exposure and not exposure.is_measured:
+        yield (
+            f"the trunk has seen images of {parts.evaluated.name} or others of their patients: "
+            f"{counted(exposure.num_images, 'image')} of "
+            f"{counted(exposure.num_patients, 'patient')} are left out of the measures"
+        )
     if parts.val is None:
         yield "note: there are no validation images, so the last epoch is kept"
     if parts.evaluated is None:
         yield (
             "note: there are no test images either, so this run ends with the exported model "
-            "and without metrics; python train/evaluate.py measures it on another dataset, "
+            f"and without metrics; {flags.command('evaluate')} measures it on another dataset, "
             "or build this one with --splits patient"
         )
     elif parts.test is None:
@@ -95,7 +107,7 @@ def describe_epoch(row: Mapping[str, Any], epochs: int) -> str | None:
     if row["images_per_second"] is not None:
         parts += [f"{row['images_per_second']:,.0f} images/s", f"{row['step_ms']:.1f} ms a step"]
     if row["input_wait_share"] is not None:
-        parts.append(f"input-bound {row['input_wait_share']:.1%}")
+        parts.append(f"waiting for data {row['input_wait_share']:.1%}")
     parts.append(f"{row['peak_rss_mb']:,.0f} MB")
     if "peak_gpu_mb" in row:
         parts.append(f"GPU {row['peak_gpu_mb']:,.0f} MB")

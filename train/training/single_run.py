@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from train.data import seen
 from train.devices import set_seed
 from train.errors import ConfigError
 from train.run_folder import METRICS_NAME, claim
@@ -31,7 +32,9 @@ def train_once(run: Run) -> dict[str, Any]:
                     f"{path} is damaged ({error}); remove it, and the same command evaluates the "
                     "run again"
                 ) from None
-            run.devices.say(f"{run.folder} holds this run complete; nothing to do")
+            run.devices.say(f"the run in {run.folder} is complete; nothing to do")
             return results
+        if run.devices.is_chief:
+            run.seen.write(run.folder / seen.FILE_NAME)
         progress, best = train(run)
         return finish(run, progress, best)

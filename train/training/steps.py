@@ -67,6 +67,7 @@ class Objective:
         augment_strength: see `augmentation.augment`; None for images as they are.
         mixup: whether to train on mixtures, see `augmentation.mix`.
         grey_factor: what the stored values are multiplied by, see `Run.grey_factor`.
+        is_padded: see `augmentation.augment`.
     """
 
     class_weights: tuple
@@ -75,6 +76,7 @@ class Objective:
     augment_strength: float | None = None
     mixup: bool = False
     grey_factor: float = 1.0
+    is_padded: bool = False
 
     @classmethod
     def of_run(cls, run: Run) -> Objective:
@@ -90,6 +92,7 @@ class Objective:
             else None,
             mixup=config.augmentation.mixup > 0,
             grey_factor=run.grey_factor,
+            is_padded=run.manifest.is_padded,
         )
 
     def prepare(self, images, labels, draws):
@@ -104,7 +107,9 @@ class Objective:
         if self.grey_factor != 1:
             images = images * self.grey_factor
         if self.augment_strength is not None:
-            images = augmentation.augment(images, draws, self.augment_strength)
+            images = augmentation.augment(
+                images, draws, self.augment_strength, is_padded=self.is_padded
+            )
         if self.mixup:
             images, labels = augmentation.mix(images, labels, draws[:, -1])
         return images, labels

@@ -82,7 +82,11 @@ def _record_path(archive: Path) -> Path:
 
 
 def _corrupt_members(archive: Path) -> list[str]:
-    """Returns a line for each corrupt member, or one if the file is not a zip."""
+    """Returns a line for each corrupt member, or one if the file is not a zip.
+
+    Raises:
+        errors.BuildError: if bytes of the file are in no member.
+    """
     corrupt = []
     try:
         with archive.open("rb") as raw, zip_index.open_zip(raw) as file:
@@ -98,6 +102,12 @@ def _corrupt_members(archive: Path) -> list[str]:
                         if not is_of_content(error):
                             raise
                         corrupt.append(f"{member.filename!r}: {error}")
+    except zip_index.UnlistedBytesError as error:
+        # Its owner may have made it so; a new download would take hours and be the same.
+        raise errors.BuildError(
+            f"{archive} is refused: {error}. It was kept. If the download is damaged, delete it, "
+            "and run the same command again"
+        ) from None
     except Exception as error:
         if not is_of_content(error):
             raise

@@ -13,6 +13,7 @@ import requests
 
 from pipelines import errors
 from pipelines.sources.kaggle.login import Login, refused
+from tfrecord_io import redaction
 
 
 class WrongAnswerError(requests.RequestException):
@@ -84,9 +85,8 @@ def _said(response: requests.Response, login: Login) -> str:
         text = response.json()["message"]
     text = " ".join(str(text).split())
     sent = response.request.headers.get("Authorization", "").rpartition(" ")[2]
-    for secret in filter(None, (sent, login.token, login.key)):
-        text = text.replace(secret, "[hidden]")
-    return text[:200]
+    redaction.remember(sent, login.token, login.key)
+    return redaction.without_secrets(text)[:200]
 
 
 def _interruption(error: requests.RequestException, timeout_s: float) -> str:

@@ -18,7 +18,7 @@ import hashlib
 import os
 import re
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any
@@ -28,9 +28,10 @@ import obstore
 from obstore import exceptions
 from obstore import store as obstores
 
-from pipelines import errors
-from pipelines.stores import credentials
-from pipelines.stores.range_file import RangeFile
+from tfrecord_io import redaction
+from tfrecord_io.errors import ChangedError, StoreError, UserError
+from tfrecord_io.stores import credentials
+from tfrecord_io.stores.range_file import RangeFile
 
 #: Number of reads that one process makes at the same time.
 NUM_CONNECTIONS = 10
@@ -78,23 +79,9 @@ class RemoteFile:
         return RangeFile(lambda start, length: read(self.url, start, length, self.mark), self.size)
 
 
-def is_remote(path: str) -> bool:
-    """Returns whether a path is a URL such as gs://bucket/folder."""
-    return "://" in path
-
-
 def shown(url: str) -> str:
     """Returns a URL for messages: without user name and password, and without a signature."""
-    is_web = url.partition("://")[0] in _WEB
-    url = re.sub("(?<=://)[^/?#]*@", "", url)
-    return re.split("[?#]", url)[0] if is_web else url
-
-
-def use_flags(beam_args: Sequence[str]) -> tuple[str, ...]:
-    """Uses Beam's flags for stores from now on; returns those without a secret."""
-    rest = credentials.take_flags(beam_args)
-    forget_stores()
-    return rest
+    return redaction.without_secrets(url)
 
 
 def forget_stores() -> None:
@@ -107,8 +94,8 @@ def describe(url: str) -> RemoteFile:
 
     Raises:
         FileNotFoundError: if the file does not exist.
-        errors.UserError: if the URL's scheme is unknown.
-        errors.BuildError: if the store does not answer, or refuses.
+        UserError: if the URL's scheme is unknown.
+        StoreError: if the store does not answer, or refuses.
     """
     store, path = _open(url)
     with _clear_errors(url):
@@ -134,9 +121,9 @@ def read(url: str, start: int, length: int, mark: str = "") -> bytes:
 
     Raises:
         FileNotFoundError: if the file does not exist.
-        errors.BuildError: if the file has changed, or the store does not answer.
+        StoreError: if the file has changed, or the store does not answer.
     """
-    options: dict[str, Any] = {"range": (start, start + length)}
+    options: obstore.GetOptions = {"range": (start, start + length)}
     if mark and not mark.startswith(("W/", "time ")):  # weak ETags and times cannot be conditions
         options["if_match"] = f'"{mark}"'
     store, path = _open(url)
@@ -144,7 +131,7 @@ def read(url: str, start: int, length: int, mark: str = "") -> bytes:
         answer = obstore.get(store, path, options=options)
         # A web server may ignore the condition.
         if mark and mark != _described(url, answer.meta).mark:
-            raise errors.changed(shown(url))
+            raise _changed(url)
         return _whole(url, answer.bytes(), min(length, answer.meta["size"] - start))
 
 
@@ -153,14 +140,14 @@ def read_file(url: str, size: int | None = None, version: int | None = None) -> 
 
     Raises:
         FileNotFoundError: if the file does not exist.
-        errors.BuildError: if the file has changed, or the store does not answer.
+        StoreError: if the file has changed, or the store does not answer.
     """
     store, path = _open(url)
     with _clear_errors(url):
         answer = obstore.get(store, path)
         file = _described(url, answer.meta)
         if size not in (None, file.size) or version not in (None, file.version):
-            raise errors.changed(shown(url))
+            raise _changed(url)
         return _whole(url, answer.bytes(), file.size)
 
 
@@ -168,8 +155,8 @@ def write(url: str, source: IO[bytes]) -> None:
     """Uploads an open, seekable file; the object appears only when it is complete.
 
     Raises:
-        errors.UserError: for a web server, which does not accept files.
-        errors.BuildError: if the store refuses the file or does not answer.
+        UserError: for a web server, which does not accept files.
+        StoreError: if the store refuses the file or does not answer.
     """
     store, path = _open(url, web=False)
     try:
@@ -178,7 +165,7 @@ def write(url: str, source: IO[bytes]) -> None:
                 store, path, source, chunk_size=_PART_BYTES, max_concurrency=_NUM_PARTS_AT_ONCE
             )
     except FileNotFoundError as error:
-        raise errors.BuildError(f"cannot write {shown(url)}: there is no such bucket") from error
+        raise StoreError(f"cannot write {shown(url)}: there is no such bucket") from error
 
 
 @contextlib.contextmanager
@@ -199,8 +186,8 @@ def list_files(folder: str, *, recursive: bool) -> list[RemoteFile]:
     Empty objects with which some tools represent folders are left out.
 
     Raises:
-        errors.UserError: for a web server, which does not list files.
-        errors.BuildError: if the store does not answer, or an object has a name that no file
+        UserError: for a web server, which does not list files.
+        StoreError: if the store does not answer, or an object has a name that no file
             can have, such as one with an empty part.
     """
     store, prefix = _open(folder, web=False)
@@ -230,7 +217,7 @@ def delete(urls: Sequence[str]) -> None:
     """Deletes files of one bucket; ignores those that do not exist.
 
     Raises:
-        errors.BuildError: if the store refuses.
+        StoreError: if the store refuses.
     """
     if not urls:
         return
@@ -268,7 +255,7 @@ def _open(url: str, *, web: bool = True) -> tuple[Any, str]:
     """Returns the store of a URL, which may be a web server if `web`, and the path within it.
 
     Raises:
-        errors.UserError: if the URL's scheme is unknown, or the store's settings are wrong.
+        UserError: if the URL's scheme is unknown, or the store's settings are wrong.
         RuntimeError: if a store was opened before this process was forked.
     """
     root, path = _split(url)
@@ -278,7 +265,7 @@ def _open(url: str, *, web: bool = True) -> tuple[Any, str]:
             "stores after the fork"
         )
     if not web and root.partition("://")[0] in _WEB:
-        raise errors.UserError(
+        raise UserError(
             f"cannot use {shown(url)} as a folder: a web server serves single files and does not "
             "list them. Give --input a .zip with --source archive, and write to a local folder or "
             "a bucket"
@@ -292,12 +279,12 @@ def _store(root: str) -> Any:
     _opened_by = os.getpid()
     scheme = root.partition("://")[0]
     if scheme not in (*_BUCKETS, *_WEB):
-        raise errors.UserError(
+        raise UserError(
             f"cannot use {shown(root)}: expected s3://, gs://, az:// or https://, received "
             f"{scheme}://"
         )
     if scheme in _BUCKETS and shown(root) != root:
-        raise errors.UserError(
+        raise UserError(
             f"cannot use {shown(root)} with a user name in the URL; give credentials as the tools "
             "of the store take them (docs/sources.md)"
         )
@@ -318,12 +305,12 @@ def _store(root: str) -> Any:
         "retry_timeout": datetime.timedelta(seconds=RETRY_SECONDS),
     }
     settings = credentials.settings(scheme)
+    # Its overloads do not allow for settings that are found at run time.
+    from_url: Callable[..., Any] = obstores.from_url
     try:
-        return obstores.from_url(
-            root, client_options=client_options, retry_config=retries, **settings
-        )
+        return from_url(root, client_options=client_options, retry_config=retries, **settings)
     except (exceptions.BaseError, ValueError) as error:
-        raise errors.UserError(f"cannot use {shown(root)}: {_reason(error)}") from None
+        raise UserError(f"cannot use {shown(root)}: {_reason(error)}") from None
 
 
 def _login(url: str) -> str:
@@ -332,7 +319,7 @@ def _login(url: str) -> str:
         parts = urlsplit(url)
         _ = parts.port  # what follows an unescaped / or # in a password is taken for a path
     except ValueError:
-        raise errors.UserError(
+        raise UserError(
             "cannot use the given URL: its port is not a number. In a user name or a password, "
             "write characters such as / and # as %2F and %23"
         ) from None
@@ -354,24 +341,36 @@ def _described(url: str, meta: Any) -> RemoteFile:
     return RemoteFile(url, meta["size"], mark or f"time {meta['last_modified'].isoformat()}")
 
 
+def _changed(url: str) -> ChangedError:
+    return ChangedError(
+        f"{shown(url)} changed since it was first read; start again (a build with --overwrite)"
+    )
+
+
 @contextlib.contextmanager
 def _clear_errors(url: str) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as error:
         if re.search("NoSuchBucket|ContainerNotFound", str(error)):
-            raise errors.BuildError(f"cannot use {shown(url)}: {_reason(error)}") from None
+            raise StoreError(f"cannot use {shown(url)}: {_reason(error)}") from None
         raise FileNotFoundError(shown(url)) from None
     except exceptions.PreconditionError:
-        raise errors.changed(shown(url)) from None
+        raise _changed(url) from None
+    except exceptions.InvalidPathError as error:
+        raise StoreError(
+            f"cannot list {shown(url)}: an object there has a name that no file can have, with an "
+            f"empty part or one of dots ({_reason(error)}). Rename it, or give the folder of the "
+            "others"
+        ) from None
     except (exceptions.BaseError, ValueError) as error:
-        raise errors.BuildError(f"cannot use {shown(url)}: {_reason(error)}") from None
+        raise StoreError(f"cannot use {shown(url)}: {_reason(error)}") from None
 
 
 def _whole(url: str, data: Any, size: int) -> bytes:
     """Returns an answer, if it has as many bytes as were asked for."""
     if len(content := bytes(data)) != size:
-        raise errors.BuildError(
+        raise StoreError(
             f"cannot read {shown(url)}: the server sent {len(content):,} bytes instead of "
             f"{size:,}. Run the same command again to resume"
         )
@@ -393,5 +392,4 @@ def _reason(error: Exception) -> str:
         text = head + ": ".join(match[1] for match in said if match)
     if "169.254.169.254" in text:
         text = f"no credentials were found, and this machine has no role in the cloud ({text})"
-    text = re.sub(r"\w+://[^\s()]+", lambda match: shown(match[0]), text)
-    return " ".join(text.split())
+    return redaction.without_secrets(" ".join(text.split()))

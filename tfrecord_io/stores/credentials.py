@@ -1,65 +1,20 @@
 """Finds the settings and credentials of object stores where the stores' own tools look.
 
 obstore itself reads environment variables, Google's files and the role of a machine. This module
-adds the files of the AWS tools, the variables of `az`, and Beam's flags.
+adds the files of the AWS tools and the variables of `az`.
 """
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import json
 import os
 import re
 import shutil
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pipelines import errors
-
-#: Beam's flags for stores, with the equivalent environment variables.
-_SECRET_FLAGS = {
-    "s3_access_key_id": "AWS_ACCESS_KEY_ID",
-    "s3_secret_access_key": "AWS_SECRET_ACCESS_KEY",
-    "s3_session_token": "AWS_SESSION_TOKEN",
-    "azure_connection_string": "AZURE_STORAGE_CONNECTION_STRING",
-}
-_FLAGS = {
-    "s3_endpoint_url": "AWS_ENDPOINT_URL_S3",
-    "s3_region_name": "AWS_REGION",
-    "s3_verify": "AWS_CA_BUNDLE",
-    "blob_service_endpoint": "AZURE_STORAGE_ENDPOINT",
-}
-
-
-def take_flags(beam_args: Sequence[str]) -> tuple[str, ...]:
-    """Copies Beam's flags for stores into environment variables, which child processes inherit.
-
-    Returns:
-        the flags without those that hold a secret, which Beam would copy into the job's
-        description. Workers on other machines use the credentials of their own environment.
-    """
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    for flag in (*_SECRET_FLAGS, *_FLAGS):
-        parser.add_argument(f"--{flag}")
-    given, rest = parser.parse_known_args(list(beam_args))
-    values = {flag: value for flag, value in vars(given).items() if value is not None}
-    if "s3_secret_access_key" in values:
-        os.environ.pop("AWS_SESSION_TOKEN", None)  # it belongs to another key
-    os.environ.update({(_SECRET_FLAGS | _FLAGS)[flag]: value for flag, value in values.items()})
-    return (*rest, *(f"--{flag}={value}" for flag, value in values.items() if flag in _FLAGS))
-
-
-def _take_flags_of_job() -> None:
-    """On a worker of a remote engine, copies the user's flags for stores into the environment."""
-    beam = sys.modules.get("apache_beam.options.value_provider")
-    if beam is None:
-        return
-    for flag, variable in _FLAGS.items():
-        if value := beam.RuntimeValueProvider.get_value(flag, str, None):
-            os.environ.setdefault(variable, value)
+from tfrecord_io.errors import UserError
 
 
 def settings(scheme: str) -> dict[str, Any]:
@@ -69,9 +24,8 @@ def settings(scheme: str) -> dict[str, Any]:
         scheme: the scheme of the store's URLs, such as "s3".
 
     Raises:
-        errors.UserError: if the credentials cannot be used.
+        UserError: if the credentials cannot be used.
     """
-    _take_flags_of_job()
     find = {"s3": _s3_settings, "gs": _gcs_settings, "az": _azure_settings}.get(scheme)
     return find() if find else {}
 
@@ -81,7 +35,7 @@ def _s3_settings() -> dict[str, Any]:
     for variable in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"):
         address = os.environ.get(variable, "")
         if address and not address.startswith(("http://", "https://")):
-            raise errors.UserError(
+            raise UserError(
                 f"the address of the S3 server ({variable}, --s3_endpoint_url) must start with "
                 f"http:// or https://, received {address!r}"
             )
@@ -90,9 +44,10 @@ def _s3_settings() -> dict[str, Any]:
     if importlib.util.find_spec("boto3") is None:
         file = Path(os.environ.get("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials"))
         if "AWS_PROFILE" in os.environ or file.expanduser().exists():
-            raise errors.UserError(
+            raise UserError(
                 f"the credentials in {file} are read by boto3, which is not installed; run "
-                "pip install -e '.[aws]', or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+                "pip install '.[aws]' in the clone of this project, or set AWS_ACCESS_KEY_ID and "
+                "AWS_SECRET_ACCESS_KEY"
             )
         return {}
     import boto3
@@ -104,7 +59,7 @@ def _s3_settings() -> dict[str, Any]:
         if session.get_credentials() is None:
             return {}
     except BotoCoreError as error:  # such as a profile that does not exist
-        raise errors.UserError(f"cannot use s3://: {error}") from None
+        raise UserError(f"cannot use s3://: {error}") from None
     return {"credential_provider": Boto3CredentialProvider(session)}
 
 
@@ -127,7 +82,7 @@ def _gcs_settings() -> dict[str, Any]:
         import google.auth
         from obstore.auth.google import GoogleCredentialProvider
     except ImportError:
-        raise errors.UserError(
+        raise UserError(
             f"the credentials in {file} are of the kind {kind}, which needs google-auth; run "
             "pip install google-auth requests aiohttp"
         ) from None

@@ -1,0 +1,96 @@
+"""Which records of local shards the system is told of."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from dataset_factory import write_dataset
+
+import tfrecord_io
+from tfrecord_io import Manifest
+from tfrecord_io.reading.cold import ColdShards
+
+NUM_EXAMPLES = 1300
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("data")
+    write_dataset(directory, num_examples={"train": NUM_EXAMPLES}, num_shards=3)
+    return directory
+
+
+@pytest.fixture
+def told(data: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
+    """What the system is told of, as it happens, on a disk none of which is in memory."""
+    happened: list[tuple[str, int, int]] = []
+
+    def advise(file: int, start: int, length: int, advice: int) -> None:
+        assert advice == os.POSIX_FADV_WILLNEED
+        happened.append((Path(f"/proc/self/fd/{file}").readlink().name, start, length))
+
+    def preadv(*_: object) -> int:
+        raise BlockingIOError
+
+    monkeypatch.setattr(os, "posix_fadvise", advise)
+    monkeypatch.setattr(os, "preadv", preadv)
+    return happened
+
+
+def join() -> None:
+    for thread in threading.enumerate():
+        if thread.name == "announce":
+            thread.join()
+
+
+def records_of(data: Path, examples: np.ndarray) -> list[tuple[str, int, int]]:
+    """Returns the file, start and length of the record of each example."""
+    manifest = Manifest.load(data)
+    stride, rows = manifest.layout.stride, []
+    for shard in manifest.split("train").shards:
+        rows += [(shard.name, row * stride, stride) for row in range(shard.num_examples)]
+    return [rows[example] for example in examples]
+
+
+def test_records_are_announced_in_the_order_of_their_places(data, told):
+    examples = np.random.default_rng(1).permutation(NUM_EXAMPLES)
+    ColdShards.of(data, Manifest.load(data), "train").announce(examples)
+    join()
+    assert len(told) == NUM_EXAMPLES
+    for first in range(0, NUM_EXAMPLES, 64):
+        group = examples[first : first + 64]
+        assert told[first : first + 64] == sorted(records_of(data, group))
+
+
+def test_batches_come_some_hundred_records_after_their_announcement(data, told):
+    shards = ColdShards.of(data, Manifest.load(data), "train")
+    batches = [np.arange(first, first + 100) for first in range(0, NUM_EXAMPLES, 100)]
+    for number, batch in enumerate(shards.announced(batches)):
+        join()
+        assert np.array_equal(batch, batches[number])
+        if number < 6:
+            assert {*records_of(data, np.arange(number * 100, 1200))} <= {*told}
+    assert number == 12
+
+
+@pytest.mark.parametrize("read", [tfrecord_io.make_batches, tfrecord_io.make_dataset])
+def test_a_reader_announces_what_it_reads(data, told, read: Callable):
+    for _ in read(data, split="train", batch_size=10, seed=4):
+        pass
+    join()
+    assert {*records_of(data, np.arange(NUM_EXAMPLES))} == {*told}
+
+
+def test_what_is_in_memory_is_not_announced(data, told, monkeypatch):
+    for path in data.glob("*.tfrecord"):
+        path.read_bytes()
+    monkeypatch.setattr(os, "preadv", lambda *_: 1)
+    for _ in tfrecord_io.make_batches(data, split="train", batch_size=10):
+        pass
+    join()
+    assert not told

@@ -1,0 +1,199 @@
+"""The pages are true: their links lead somewhere, and their code blocks run.
+
+A block of code runs in the order of its page, in a copy of the repository with stand-ins for the
+data that the pages name. One that cannot run there says why, in a comment before it:
+`<!-- not run: it needs a Kaggle account -->`.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+PACKAGES = ("pipelines", "tfrecord_io", "train")
+#: Messages of Python and the operating system on the page of problems.
+OF_THE_SYSTEM = {
+    "No module named 'pipelines'",
+    "ensurepip is not available",
+    "No space left on device",
+}
+#: Languages of blocks that are text, not code.
+TEXT = {"text", "json"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """A block of code in a page.
+
+    Attributes:
+        language: such as `sh`.
+        code: its lines.
+        line: of the page, on which it begins, counted from 1.
+        reason: why it cannot run; None if it can.
+    """
+
+    language: str
+    code: str
+    line: int
+    reason: str | None
+
+
+def blocks(page: Path) -> list[Block]:
+    """Returns the blocks of a page, in order."""
+    text = page.read_text(encoding="utf-8")
+    found = re.finditer(
+        r"(?:<!-- not run: (?P<reason>[^>]*) -->\n)?^ *```(?P<language>\w*)\n(?P<code>.*?)^ *```$",
+        text,
+        re.DOTALL | re.MULTILINE,
+    )
+    return [
+        Block(
+            match["language"],
+            match["code"],
+            text.count("\n", 0, match.start("code")),
+            match["reason"],
+        )
+        for match in found
+    ]
+
+
+def _anchors(page: Path) -> set[str]:
+    """Returns the anchors of a page's headings, as GitHub and the site make them."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_every_link_leads_to_a_page_and_its_heading(page: Path) -> None:
+    links = re.findall(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)", page.read_text(encoding="utf-8"))
+    for path, anchor in links:
+        target = (page.parent / path).resolve() if path else page
+        if path != "commands.md":  # `make docs` writes it
+            assert target.exists(), path
+            assert not anchor or anchor in _anchors(target), f"{path}#{anchor}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_every_block_names_its_language_or_why_it_is_not_run(page: Path) -> None:
+    for block in blocks(page):
+        assert block.language in TEXT | {"sh", "python"}, f"line {block.line}"
+        assert block.reason is None or len(block.reason.split()) >= 3, f"line {block.line}"
+
+
+def test_every_message_that_the_page_of_problems_explains_exists() -> None:
+    page = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+    sources = [ROOT / "Makefile", *(p for f in PACKAGES for p in (ROOT / f).rglob("*.py"))]
+    printed = "\n".join(path.read_text(encoding="utf-8") for path in sources)
+    messages = set(re.findall(r"\*\*`([^`]+)`\*\*", page))
+    assert len(messages) > 15
+    assert {message for message in messages if message not in printed} == OF_THE_SYSTEM
+
+
+def _run(clone: Path, *command: str) -> None:
+    """Runs a command in a clone as a user would, in the environment of these tests."""
+    settings = ("VENV", "INPUT", "OUTPUT", "WORKDIR", "NUM_EXAMPLES", "IMAGE_SIZE", "PYTHONPATH")
+    env = {name: value for name, value in os.environ.items() if name not in settings}
+    path = f"{clone / '.venv' / 'bin'}{os.pathsep}{env['PATH']}"
+    # A first run with one epoch: the network need not be good.
+    env |= {"PATH": path, "PYTHONPATH": str(clone), "EPOCHS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    done = subprocess.run(
+        command, cwd=clone, env=env, capture_output=True, text=True, check=False, timeout=1800
+    )
+    assert done.returncode == 0, f"{command[-1]}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+
+
+def _run_blocks(page: Path, clone: Path) -> None:
+    """Runs the shell blocks of a page in order, then its Python blocks as one program."""
+    runnable = [block for block in blocks(page) if block.reason is None]
+    for block in runnable:
+        if block.language == "sh":
+            _run(clone, "bash", "-euo", "pipefail", "-c", block.code)
+    program = "\n".join(block.code for block in runnable if block.language == "python")
+    if program:  # in a file, because TensorFlow compiles functions from their source
+        (clone / "page.py").write_text(program, encoding="utf-8")
+        _run(clone, sys.executable, "page.py")
+
+
+def _clone(folder: Path) -> Path:
+    """Returns a new copy of the repository, with the environment of these tests as its `.venv`."""
+    left_out = shutil.ignore_patterns(".git", ".venv*", "data", "runs", "build", ".*_cache")
+    shutil.copytree(
+        ROOT,
+        folder,
+        ignore=lambda path, names: left_out(path, names) if path == str(ROOT) else (),
+    )
+    environment = folder / ".venv"
+    environment.mkdir()
+    for path in Path(sys.prefix).iterdir():
+        (environment / path.name).symlink_to(path)
+    for stamp in ("installed-run", "installed"):
+        (environment / stamp).unlink(missing_ok=True)
+        (environment / stamp).touch()  # or `make` would install into the tests' environment
+    return folder
+
+
+def _write_table(clone: Path) -> None:
+    """Writes labels.csv, with columns for every kind of label that the pages name."""
+    with (clone / "labels.csv").open("w", newline="") as file:
+        table = csv.writer(file)
+        table.writerow(["path", "label", "split", "effusion", "mass", "age", "grade"])
+        for place, path in enumerate(sorted(clone.glob("scans/*/*/*/*.jpeg"))):
+            split, label = path.parts[-3:-1]
+            name = path.relative_to(clone / "scans").as_posix()
+            table.writerow([name, label, split, place % 2, place % 3 // 2, 40 + place, place % 3])
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Returns a clone with stand-ins for the data that the pages name."""
+    clone = _clone(tmp_path_factory.mktemp("pages") / "clone")
+    build = (sys.executable, "pipelines/build_tfrecords.py")
+    _run(clone, *build, "--source", "synthetic", "--num_examples", "160", "--output", "data/drawn")
+    tree = clone / "data" / "downloads" / "synthetic-160-seed-0"
+    (clone / "scans").symlink_to(tree)
+    shutil.make_archive(str(clone / "kermany2018"), "zip", tree)
+    shutil.rmtree(clone / "data" / "drawn")
+    _write_table(clone)
+    archive = ("--source", "archive", "--input", "kermany2018.zip", "--splits", "patient")
+    _run(clone, *build, *archive, "--output", "data/oct")
+    other = ("--source", "synthetic", "--num_examples", "80", "--seed", "1")
+    _run(clone, *build, *other, "--output", "data/other")
+    train = (sys.executable, "train/run.py", "--data", "data/oct", "--workdir", "runs/oct")
+    _run(clone, *train, "--epochs", "1")
+    return clone
+
+
+NEWCOMER = [ROOT / "README.md", ROOT / "docs" / "tutorial.md"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_a_newcomer_can_run_every_block_of_the_readme_and_the_tutorial(tmp_path: Path) -> None:
+    clone = _clone(tmp_path / "clone")
+    for page in NEWCOMER:
+        _run_blocks(page, clone)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize(
+    "page",
+    [
+        page
+        for page in PAGES
+        if page not in NEWCOMER and any(b.reason is None for b in blocks(page))
+    ],
+    ids=lambda page: page.relative_to(ROOT).as_posix(),
+)
+def test_every_block_of_a_page_runs(page: Path, clone: Path) -> None:
+    _run_blocks(page, clone)

@@ -1,0 +1,72 @@
+"""Secrets and private names leave in no message, whoever wrote it."""
+
+import logging
+import subprocess
+import sys
+
+import pytest
+from builds import ROOT
+
+from tfrecord_io import redaction
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("https://me:password@host/x.zip is not there", "https://host/x.zip is not there"),
+        ("s3://me@bucket/a?b", "s3://bucket/a?b"),
+        ("'https://host/x.zip?X-Amz-Signature=abc#d' failed", "'https://host/x.zip' failed"),
+        ("(http://host?sig=abc) and (http://host/)", "(http://host) and (http://host/)"),
+        ("mail me@host.org, or see train/a?b", "mail me@host.org, or see train/a?b"),
+    ],
+)
+def test_user_names_passwords_and_signatures_are_removed_from_addresses(text, expected):
+    assert redaction.without_secrets(text) == expected
+
+
+def test_keys_of_the_environment_and_remembered_ones_are_hidden(monkeypatch):
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wJalrXUtnFEMI")
+    monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", "AccountKey=Zm9v")
+    monkeypatch.setenv("AWS_REGION", "eu-central-1")
+    redaction.remember("a token of Kaggle", "short")
+    said = redaction.without_secrets(
+        "wJalrXUtnFEMI, AccountKey=Zm9v, eu-central-1, a token of Kaggle, short"
+    )
+    assert said == "[hidden], [hidden], eu-central-1, [hidden], short"
+
+
+def test_whatever_is_written_goes_without_secrets(capsys):
+    logger = logging.getLogger("somebody's library")
+    with redaction.redacted_output():
+        handler = logging.StreamHandler()
+        logger.addHandler(handler)
+        print("print https://me:password@host")
+        logger.error("log https://me:password@host")
+        logger.removeHandler(handler)
+    print("https://me:password@host", file=sys.stderr)
+    said = capsys.readouterr()
+    assert said.out == "print https://host\n"
+    assert said.err == "log https://host\nhttps://me:password@host\n"
+
+
+def test_a_traceback_that_ends_the_process_goes_without_secrets():
+    program = (
+        "from tfrecord_io import redaction\n"
+        "@redaction.redacted_output()\n"
+        "def main(): raise RuntimeError('http' + '://me:pass' + 'word@host')\n"
+        "main()"
+    )
+    words = [sys.executable, "-c", program]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.endswith("RuntimeError: http://host\n")
+
+
+def test_private_paths_are_not_shown_with_what_is_below_them(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with redaction.redacted_output(["in/St. Mary"]):
+        print(f"cannot read {tmp_path}/in/St. Mary/Doe Jane.png: permission denied")
+        print("'in/St. Mary/Doe Jane.png' is not there; inner/St. Mary")
+    assert capsys.readouterr().out == (
+        "cannot read [private]: permission denied\n'[private]' is not there; inner/St. Mary\n"
+    )

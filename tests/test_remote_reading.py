@@ -1,0 +1,355 @@
+"""Batches of a dataset on a store are those of a local copy, whatever the cache holds."""
+
+from __future__ import annotations
+
+import collections
+import gc
+import itertools
+import pickle
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from builds import ROOT
+from dataset_factory import write_dataset
+from s3_server import BUCKET, S3Server, running_s3
+from web_server import WebFile, WebServer, running_web
+
+import tfrecord_io
+from tfrecord_io import Manifest
+from tfrecord_io.errors import StoreError, UserError
+from tfrecord_io.reading import cache, fetch, mapped, opening
+from tfrecord_io.reading.cache import CacheOptions, DatasetCache
+
+URL = f"s3://{BUCKET}/data"
+
+
+@pytest.fixture(scope="module")
+def local(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("local")
+    sizes = {"train": 301, "val": 40}
+    write_dataset(directory, num_examples=sizes, image_shape=(190, 180, 1), num_shards=4)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def store(local: Path) -> Iterator[S3Server]:
+    with running_s3() as server:
+        server.use()
+        for path in local.iterdir():
+            server.client.put_object(Bucket=BUCKET, Key=f"data/{path.name}", Body=path.read_bytes())
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The cache of the test, with room for all."""
+    monkeypatch.setattr(cache, "defaults", CacheOptions(folder=tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def _numpy(directory: object, **options: object) -> list[tuple[np.ndarray, ...]]:
+    options = {"split": "train", "batch_size": 12, "seed": 5, "with_keys": True, **options}
+    return list(tfrecord_io.make_batches(directory, **options))
+
+
+def _tensorflow(directory: object, **options: object) -> list[tuple[np.ndarray, ...]]:
+    options = {"split": "train", "batch_size": 12, "seed": 5, "with_keys": True, **options}
+    return list(tfrecord_io.make_dataset(directory, **options).as_numpy_iterator())
+
+
+def _versions(directory: str) -> str:
+    return opening.open_split(directory, "train")[2]
+
+
+def _assert_same(found: list[tuple[np.ndarray, ...]], wanted: list[tuple[np.ndarray, ...]]) -> None:
+    for ours, theirs in zip(found, wanted, strict=True):
+        for array, other in zip(ours, theirs, strict=True):
+            assert array.shape == other.shape
+            np.testing.assert_array_equal(array, other)
+
+
+OPTIONS = [
+    {"epochs": 2, "pad_remainder": True},
+    {"epochs": 3, "start_step": 31},
+    {"num_replicas": 3, "replica_index": 1, "epochs": 2},
+    {"shuffle": False},
+    {"split": ("val", "train"), "examples": range(0, 330, 3), "epochs": 2},
+]
+
+
+ALL, QUARTER, NONE = None, 2_700_000, 0
+CASES = [
+    *((_numpy, options, QUARTER) for options in OPTIONS),
+    (_numpy, OPTIONS[0], ALL),
+    (_numpy, OPTIONS[0], NONE),
+    (_tensorflow, OPTIONS[4], QUARTER),
+]
+SLOW_CASES = [
+    (read, options, room)
+    for read in (_numpy, _tensorflow)
+    for options in OPTIONS
+    for room in (ALL, QUARTER, NONE)
+    if (read, options, room) not in CASES
+]
+
+
+@pytest.mark.parametrize(
+    ("read", "options", "room"),
+    [*CASES, *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW_CASES)],
+    ids=lambda value: getattr(value, "__name__", str(value)),
+)
+def test_batches_are_those_of_a_local_copy_bit_by_bit(
+    local: Path, store: S3Server, folder: Path, read: Callable, options: dict, room: int | None
+) -> None:
+    cache.defaults = CacheOptions(folder=folder, num_bytes=room)
+    _assert_same(read(URL, **options), read(local, **options))
+
+
+def test_what_is_kept_is_never_fetched_again(local: Path, store: S3Server) -> None:
+    store.forget()
+    wanted = _numpy(local, epochs=2)
+    _assert_same(_numpy(URL, epochs=2), wanted)
+    num_bytes = Manifest.load(local).split("train").num_bytes
+    assert num_bytes <= store.bytes_sent <= 1.1 * num_bytes
+    store.forget()
+    _assert_same(_tensorflow(URL, epochs=2), wanted)
+    assert store.bytes_sent < 20_000  # the manifest
+
+
+def test_a_cache_that_is_full_keeps_what_it_has_and_stays_within_its_limit(
+    local: Path, store: S3Server, folder: Path
+) -> None:
+    cache.defaults = CacheOptions(folder=folder, num_bytes=2_700_000)
+    _numpy(URL)
+    held = DatasetCache(Manifest.load(local), _versions(URL), cache.defaults)
+    before = held.states.copy()
+    assert 60 < before.sum() < 90
+    assert sum(512 * path.stat().st_blocks for path in folder.glob("*/*.tfrecord")) <= 2_700_000
+    store.forget()
+    _numpy(URL)
+    assert held.states.tolist() == before.tolist()
+    stride = Manifest.load(local).layout.stride
+    assert store.bytes_sent < (301 - before[:301].sum()) * stride + 20_000
+
+
+@pytest.mark.parametrize("read", [_numpy, _tensorflow])
+def test_a_reader_may_have_a_cache_of_its_own(
+    local: Path, store: S3Server, folder: Path, tmp_path: Path, read: Callable
+) -> None:
+    own = tmp_path / "own"
+    _assert_same(read(URL, cache_dir=own, cache_gb=0.0027), read(local))
+    assert 2e6 < sum(512 * path.stat().st_blocks for path in own.glob("*/*.tfrecord")) <= 2.7e6
+    assert not folder.exists()
+    with pytest.raises(ValueError, match="cache_gb must be at least 0, received -1"):
+        read(URL, cache_gb=-1)
+
+
+def test_a_copy_of_a_reader_uses_the_same_cache(
+    store: S3Server, folder: Path, tmp_path: Path
+) -> None:
+    options = CacheOptions(folder=tmp_path / "own")
+    dataset = mapped.MappedDataset(URL, "train", cache_options=options)
+    copy = pickle.loads(pickle.dumps(dataset))
+    np.testing.assert_array_equal(copy[7][0], dataset[7][0])
+    assert not folder.exists()
+
+
+def test_an_unused_dataset_makes_room_and_one_in_use_does_not(
+    local: Path, store: S3Server, folder: Path, tmp_path: Path
+) -> None:
+    manifests = [
+        write_dataset(
+            tmp_path / name, seed=seed, num_examples={"train": 90}, image_shape=(99, 99, 1)
+        )
+        for seed, name in enumerate(("old", "used", "new"))
+    ]
+    room = 3 * sum(shard.num_bytes for shard in manifests[0].shards) // 2
+    options = CacheOptions(folder=folder, num_bytes=room)
+
+    def fill(manifest: Manifest, name: str) -> DatasetCache:
+        opened, first = DatasetCache(manifest, "", options), 0
+        for shard in manifest.shards:
+            records = np.fromfile(tmp_path / name / shard.name, np.uint8)
+            opened.keep(first, records.reshape(-1, manifest.layout.stride))
+            first += shard.num_examples
+        return opened
+
+    used = fill(manifests[1], "used")
+    assert (used.states == 1).all()
+    old = fill(manifests[0], "old")
+    part = int(old.states.sum())
+    assert old.is_full
+    assert 0 < part < 90
+    old_folder = old.folder
+    del old
+    assert used.states.sum() == 90
+    new = fill(manifests[2], "new")
+    assert not old_folder.exists()
+    assert used.folder.exists()
+    assert int(new.states.sum()) == pytest.approx(part, abs=5)
+
+
+def test_a_folder_that_holds_anything_else_is_refused_and_left_as_it_is(
+    local: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "precious.txt").write_text("mine")
+    options = CacheOptions(folder=tmp_path)
+    with pytest.raises(UserError, match=r"holds precious\.txt"):
+        DatasetCache(Manifest.load(local), "", options)
+    assert [path.name for path in tmp_path.iterdir()] == ["precious.txt"]
+
+
+def test_answers_that_fail_or_are_cut_are_asked_for_again(local: Path, store: S3Server) -> None:
+    wanted = _numpy(local)
+    with store.failing(status="503 Slow Down", requests_before=20, failing_requests=5):
+        _assert_same(_numpy(URL), wanted)
+
+
+def test_cut_answers_are_asked_for_again(local: Path, store: S3Server) -> None:
+    first = _numpy(URL, start_step=25)  # opens the store
+    assert len(first) == 1
+    with store.failing(answers_to_cut=4):
+        _assert_same(_numpy(URL, start_step=20), _numpy(local, start_step=20))
+
+
+@pytest.fixture
+def web(local: Path, folder: Path) -> Iterator[WebServer]:
+    """The dataset on a web server, of which nothing is kept."""
+    cache.defaults = CacheOptions(folder=folder, num_bytes=0)
+    with running_web() as server:
+        for path in local.iterdir():
+            server.files[f"data/{path.name}"] = WebFile(path.read_bytes())
+        yield server
+
+
+@pytest.mark.parametrize("reader", ["make_batches", "make_dataset"])
+def test_another_version_of_a_shard_is_an_error_that_names_it(
+    web: WebServer, monkeypatch: pytest.MonkeyPatch, reader: str
+) -> None:
+    monkeypatch.setattr(fetch, "_MOST_BYTES_AHEAD", 1 << 20)
+    read = getattr(tfrecord_io, reader)
+    batches = iter(read(web.url("data"), split="train", batch_size=64, epochs=None))
+    next(batches)
+    name = "data/train-00002-of-00004.tfrecord"
+    web.files[name] = WebFile(bytes(len(web.files[name].content)), '"2"')
+    with pytest.raises(Exception, match=rf"ChangedError.*{name} changed|^http.*{name} changed"):
+        collections.deque(itertools.islice(batches, 1000), maxlen=0)
+
+
+@pytest.mark.parametrize("e_tags", [('"1"', '"2"'), ("", "")], ids=["by ETag", "by time"])
+def test_records_of_two_versions_of_a_shard_never_mix(
+    local: Path, web: WebServer, folder: Path, tmp_path: Path, e_tags: tuple[str, str]
+) -> None:
+    cache.defaults = CacheOptions(folder=folder)
+    sizes = {"train": 301, "val": 40}
+    replaced, other = tmp_path / "replaced", tmp_path / "other"
+    write_dataset(other, seed=1, num_examples=sizes, image_shape=(190, 180, 1), num_shards=4)
+    name = "train-00002-of-00004.tfrecord"
+    shutil.copytree(local, replaced)
+    shutil.copy(other / name, replaced / name)
+    right = WebFile((local / name).read_bytes(), e_tags[0])
+    valid = WebFile((other / name).read_bytes(), e_tags[1], "Tue, 02 Jan 2018 00:00:00 GMT")
+    url, wanted, half = web.url("data"), _numpy(local), range(0, 301, 2)
+
+    web.files[f"data/{name}"] = right
+    in_use = tfrecord_io.make_dataset(url, split="train", batch_size=12)
+    _assert_same(_numpy(url, examples=half), _numpy(local, examples=half))
+    web.files[f"data/{name}"] = valid  # for the old manifest, with checksums that fit
+    _assert_same(_numpy(url), _numpy(replaced))
+    with pytest.raises(Exception, match="or a shard of it replaced, since it was opened"):
+        next(iter(in_use))
+    web.files[f"data/{name}"] = right
+    _assert_same(_numpy(url), wanted)
+    sent = web.bytes_sent
+    _assert_same(_tensorflow(url), wanted)
+    assert web.bytes_sent - sent < 20_000  # the manifest
+
+
+def test_a_damaged_record_is_an_error_that_names_it(
+    local: Path, web: WebServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetch, "_NUM_ATTEMPTS", 2)
+    name = "train-00001-of-00004.tfrecord"
+    content = bytearray(web.files[f"data/{name}"].content)
+    content[Manifest.load(local).layout.stride * 7 + 1000] ^= 1
+    web.files[f"data/{name}"].content = bytes(content)
+    with pytest.raises(StoreError, match=rf"{name}: record 7 does not match its checksum"):
+        _numpy(web.url("data"))
+
+
+def test_a_dataset_is_read_from_the_web_only_with_encryption_but_on_loopback(
+    web: WebServer,
+) -> None:
+    with pytest.raises(UserError, match="use https://"):
+        _numpy("http://example.org/data")
+    with pytest.raises(UserError, match=r"without \? and #"):
+        _numpy(web.url("data") + "?signature=1")
+
+
+def test_after_a_crash_of_the_system_each_record_is_checked_before_it_is_used(
+    local: Path, store: S3Server, folder: Path
+) -> None:
+    wanted = _numpy(local)
+    _assert_same(_numpy(URL), wanted)
+    gc.collect()
+    (states,) = folder.glob("*/.states")
+    with states.open("r+b") as file:
+        file.write(b"another start of the system")
+    shard = states.parent / "train-00003-of-00004.tfrecord"
+    with shard.open("r+b") as file:  # a mark that reached the disk, and its records that did not
+        file.write(bytes(100_000))
+    store.forget()
+    _assert_same(_numpy(URL), wanted)
+    stride = Manifest.load(local).layout.stride
+    assert 3 * stride <= store.bytes_sent < 3 * stride + 20_000
+    store.forget()
+    _assert_same(_numpy(URL), wanted)
+    assert store.bytes_sent < 20_000
+
+
+@pytest.mark.parametrize("read", [_numpy, _tensorflow])
+def test_files_that_cannot_be_mapped_are_read_in_the_same_order(
+    local: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, read: Callable
+) -> None:
+    options = {"epochs": 2, "num_replicas": 2, "replica_index": 1}
+    wanted = read(local, **options)
+
+    def refuse(*_: object) -> None:
+        raise OSError(12, "Cannot allocate memory")
+
+    monkeypatch.setattr(mapped, "_map_files", refuse)
+    _assert_same(read(local, **options), wanted)
+    assert "cannot be mapped into memory" in caplog.text
+    with pytest.raises(OSError, match="Cannot allocate"):
+        tfrecord_io.make_dataset(local, split="train", batch_size=2, engine="mmap")
+
+
+@pytest.mark.slow
+def test_a_reader_that_is_killed_leaves_a_cache_that_is_right(
+    local: Path, web: WebServer, folder: Path
+) -> None:
+    program = """
+import sys
+import tfrecord_io
+from tfrecord_io.reading import cache
+
+cache.defaults = cache.CacheOptions(folder=sys.argv[2])
+for step, _ in enumerate(tfrecord_io.make_batches(sys.argv[1], split="train", batch_size=4)):
+    print(step, flush=True)
+"""
+    wanted = _numpy(local)
+    cache.defaults = CacheOptions(folder=folder)
+    for step in range(0, 60, 12):
+        words = [sys.executable, "-c", program, web.url("data"), str(folder)]
+        with subprocess.Popen(words, stdout=subprocess.PIPE, cwd=ROOT) as process:
+            assert process.stdout is not None
+            for _ in range(step + 1):
+                process.stdout.readline()
+            process.kill()
+        _assert_same(_numpy(web.url("data")), wanted)
+        shutil.rmtree(folder)

@@ -1,0 +1,78 @@
+"""A training from a URL is the training from a local copy, on both backends."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from builds import ROOT
+from web_server import WebFile, WebServer, running_web
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def web(built_dataset: Path) -> Iterator[WebServer]:
+    with running_web() as server:
+        for path in built_dataset.iterdir():
+            if path.is_file():
+                server.files[f"data/{path.name}"] = WebFile(path.read_bytes())
+        yield server
+
+
+def _train(
+    data: str, workdir: Path, *flags: str, backend: str = "tensorflow"
+) -> subprocess.CompletedProcess[str]:
+    words = ["--model=convnet", "--epochs=2", "--replica_batch_size=4", *flags]
+    return subprocess.run(
+        [sys.executable, "train/run.py", f"--data={data}", f"--workdir={workdir}", *words],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "KERAS_BACKEND": backend},
+        timeout=300,
+    )
+
+
+@pytest.mark.parametrize("backend", ["tensorflow", "jax"])
+@pytest.mark.parametrize("room", ["1", "0"])
+def test_losses_and_metrics_are_those_of_a_local_copy(
+    built_dataset: Path, web: WebServer, tmp_path: Path, backend: str, room: str
+) -> None:
+    flags = [f"--cache_dir={tmp_path / 'cache'}", f"--cache_gb={room}"]
+    remote = _train(web.url("data"), tmp_path / "remote", *flags, backend=backend)
+    assert remote.returncode == 0, remote.stderr
+    assert "0.00 of 0.00 GB of the dataset are in" in remote.stdout
+    local = _train(str(built_dataset), tmp_path / "local", backend=backend)
+    assert local.returncode == 0, local.stderr
+    assert _losses(tmp_path / "remote") == _losses(tmp_path / "local")
+
+
+def _losses(run: Path) -> list[float]:
+    history, metrics = (
+        json.loads((run / name).read_text()) for name in ("history.json", "metrics.json")
+    )
+    return [*(epoch[name] for epoch in history for name in ("loss", "val_loss")), metrics["loss"]]
+
+
+@pytest.mark.parametrize("backend", ["tensorflow", "jax"])
+def test_a_damaged_shard_ends_the_run_with_its_name(
+    web: WebServer, tmp_path: Path, backend: str
+) -> None:
+    for name, file in web.files.items():
+        if name.endswith(".tfrecord"):
+            file.content = file.content[:1000] + b"damage" + file.content[1006:]
+    done = _train(web.url("data"), tmp_path / "run", f"--cache_dir={tmp_path}", backend=backend)
+    assert done.returncode == 2
+    assert "holds" in done.stderr
+    done = _train(
+        web.url("data"), tmp_path / "run", f"--cache_dir={tmp_path / 'cache'}", backend=backend
+    )
+    assert done.returncode == 1
+    assert ".tfrecord: record" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,364 @@
+"""What a run has seen: its table, and no claim on a page that the table does not prove."""
+
+import html
+import json
+import re
+
+import keras
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from builds import build_here
+from image_files import scan_tree, write_tree
+from marked_images import (
+    KERAS_ARRAY_WARNING,
+    SMALL_RUN,
+    flags,
+    train,
+    write_marked_dataset,
+)
+
+import tfrecord_io
+from pipelines import extract_features
+from tfrecord_io.trunk import seen_path
+from train import evaluate, run, trunk
+from train.data.exposure import expose, find_seen
+from train.data.parts import whole_split
+from train.data.seen import Seen, collect, read_images, read_seen, read_trunk_seen, rows_of
+
+pytestmark = pytest.mark.filterwarnings(KERAS_ARRAY_WARNING)
+
+SHARES = "--split_fractions=train=0.5,val=0.2,test=0.3"
+
+#: What no page may say unless the table proves it.
+CLAIMS = ("never seen", "held out", "other patients")
+
+
+def words(folder):
+    """What a reader sees of a page."""
+    body = (folder / "report.html").read_text().partition("<body>")[2]
+    return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", body)).split())
+
+
+def metrics_of(folder):
+    return json.loads((folder / "metrics.json").read_text())
+
+
+def rows_in(data, split):
+    rows = pq.read_table(data / "examples.parquet").to_pylist()
+    return [row for row in rows if row["split"] == split]
+
+
+def build(scans, output, *more):
+    return build_here(scans, output, "--splits=patient", SHARES, "--image_size=12", *more)
+
+
+def measure(run, data, output, *more):
+    words = [f"--model={run}", f"--data={data}", f"--output={output}", "--bootstrap_samples=0"]
+    return evaluate.main([*words, *more])
+
+
+@pytest.fixture(scope="module")
+def scans(tmp_path_factory):
+    files = scan_tree({"train": 40}, classes=("CNV", "NORMAL"))
+    return write_tree(tmp_path_factory.mktemp("scans") / "scans", files)
+
+
+@pytest.fixture(scope="module")
+def data(scans, tmp_path_factory):
+    return build(scans, tmp_path_factory.mktemp("data") / "out")
+
+
+@pytest.fixture(scope="module")
+def other(scans, tmp_path_factory):
+    """The same scans in other splits."""
+    return build(scans, tmp_path_factory.mktemp("other") / "out", "--split_seed=1")
+
+
+@pytest.fixture(scope="module")
+def trained(data, tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("runs") / "run"
+    assert train(data, workdir, epochs=1) == 0
+    return workdir
+
+
+@pytest.fixture(scope="module")
+def run_trunk(trained, data, tmp_path_factory):
+    """A trunk that was cut from the run."""
+    path = tmp_path_factory.mktemp("trunk") / "trunk.keras"
+    network = keras.saving.load_model(trained / "export" / "model.keras", compile=False)
+    layers = [layer.name for layer in network.get_layer("convnet").layers]
+    layer = next(name for name in layers if "pooling" in name)
+    trunk.write_trunk(str(data), str(trained), layer, path)
+    return path
+
+
+# ---- the table
+
+
+def test_a_run_lists_what_it_was_trained_and_validated_on(data, trained):
+    table = pq.read_table(trained / "seen.parquet")
+    assert table.column_names == ["key", "pixels_xxh3", "group", "patient", "part"]
+    found = {row["key"]: row for row in table.to_pylist()}
+    expected = {row["key"]: row for part in ("train", "val") for row in rows_in(data, part)}
+    assert found.keys() == expected.keys()
+    for key, row in found.items():
+        assert row["part"] == expected[key]["split"]
+        assert row["patient"] == expected[key]["patient"]
+        assert row["pixels_xxh3"] == expected[key]["pixels_xxh3"]
+    assert not list((trained / "export").rglob("seen*"))
+
+
+def test_a_dataset_without_a_table_is_known_by_its_pixels(tmp_path):
+    sizes = {"train": 6, "test": 4}
+    manifest = write_marked_dataset(tmp_path, num_examples=sizes, with_patients=False)
+    images = read_images(str(tmp_path), manifest)
+    assert len(set(images["pixels_xxh3"].to_pylist())) == 10
+    assert images["patient"].null_count == 10
+    rows = rows_of(whole_split(manifest, "train"), manifest)
+    seen = collect(images, {"train": rows}, Seen())
+    assert find_seen(seen, images).tolist() == [True] * 6 + [False] * 4
+
+
+def table_of(*rows):
+    names = ("key", "pixels_xxh3", "group", "patient", "site")
+    return pa.table(
+        {name: pa.array([row.get(name) for row in rows], pa.string()) for name in names}
+    )
+
+
+def sees(seen_row, *rows):
+    seen = collect(table_of(seen_row), {"train": np.array([0])}, Seen())
+    return find_seen(seen, table_of(*rows)).tolist()
+
+
+@pytest.mark.parametrize(
+    ("seen_row", "row", "is_seen"),
+    [
+        ({"pixels_xxh3": "a"}, {"pixels_xxh3": "a"}, True),
+        ({"pixels_xxh3": "a"}, {"pixels_xxh3": "b"}, False),
+        ({"group": "study:1"}, {"group": "study:1"}, True),
+        ({"patient": "17"}, {"patient": "17"}, True),
+        ({"patient": None}, {"patient": None}, False),
+        ({"patient": "london/17", "site": "london"}, {"patient": "17"}, True),
+        ({"patient": "17"}, {"patient": "london/17", "site": "london"}, True),
+        (
+            {"patient": "london/17", "site": "london"},
+            {"patient": "london/17", "site": "london"},
+            True,
+        ),
+        (
+            {"patient": "london/17", "site": "london"},
+            {"patient": "zurich/17", "site": "zurich"},
+            False,
+        ),
+        ({"patient": "17", "site": "london"}, {"patient": "17", "site": "zurich"}, False),
+    ],
+)
+def test_a_patient_is_the_same_unless_both_sites_are_known_and_differ(seen_row, row, is_seen):
+    assert sees({"key": "1"} | seen_row, {"key": "2"} | row) == [is_seen]
+
+
+def test_the_others_of_a_group_of_which_one_image_was_seen_are_seen():
+    rows = [
+        {"key": "1", "pixels_xxh3": "a", "group": "patient:5"},
+        {"key": "2", "pixels_xxh3": "b", "group": "patient:5"},
+        {"key": "3", "pixels_xxh3": "c", "group": "patient:6"},
+    ]
+    assert sees({"key": "9", "pixels_xxh3": "a"}, *rows) == [True, True, False]
+
+
+def test_an_image_is_listed_once_in_the_part_nearest_to_the_weights():
+    images = table_of({"key": "1", "pixels_xxh3": "a"}, {"key": "2", "pixels_xxh3": "b"})
+    below = collect(images, {"train": np.array([0, 1])}, Seen()).of_trunk()
+    seen = collect(images, {"train": np.array([1])}, below)
+    found = [(row["key"], row["part"]) for row in seen.images.to_pylist()]
+    assert found == [("2", "train"), ("1", "trunk")]
+
+
+def test_unknown_patients_and_unknown_weights_are_doubts():
+    images = table_of({"key": "1", "pixels_xxh3": "a", "patient": "5"}, {"key": "2"})
+    rows, nothing = np.array([0, 1]), np.zeros(2, bool)
+    assert expose(Seen(), images, rows[:1], nothing[:1], is_measured=False).doubts == ()
+    exposure = expose(Seen(unknown="who knows"), images, rows, nothing, is_measured=False)
+    assert exposure.doubts[0] == "who knows"
+    assert "1 of the 2 images that are measured have no patient" in exposure.doubts
+    assert "cannot be known" in exposure.note
+
+
+# ---- evaluation
+
+
+def test_of_the_split_that_was_trained_on_nothing_is_left(trained, data, tmp_path, capsys):
+    assert measure(trained, data, tmp_path / "out", "--split=train") == 2
+    assert "nothing is left of split 'train'" in capsys.readouterr().err
+    assert measure(trained, data, tmp_path / "out", "--split=train", "--include_seen") == 0
+    found, num = metrics_of(tmp_path / "out"), len(rows_in(data, "train"))
+    assert (found["num_examples"], found["seen_images"]) == (num, num)
+    page = words(tmp_path / "out")
+    assert f"including {num} that it had seen before" in page.partition(". ")[0]
+    assert not any(claim in page for claim in CLAIMS)
+
+
+def test_of_the_same_scans_in_other_splits_only_unseen_patients_are_measured(
+    trained, data, other, tmp_path, capsys
+):
+    learned = [row for part in ("train", "val") for row in rows_in(data, part)]
+    pixels = {row["pixels_xxh3"] for row in learned}
+    patients = {row["patient"] for row in learned}
+    rows = rows_in(other, "test")
+    known = [row for row in rows if row["pixels_xxh3"] in pixels or row["patient"] in patients]
+    rest = len(rows) - len(known)
+    assert len(known) > 0 < rest
+    assert measure(trained, other, tmp_path) == 0
+    found, page = metrics_of(tmp_path), words(tmp_path)
+    assert found["num_examples"] == rest
+    assert found["seen_images"] == len(known)
+    assert found["seen_patients"] == len({row["patient"] for row in known})
+    assert f"has seen {len(known)} of the {len(rows)} images" in capsys.readouterr().out
+    assert f"{len(known)} further images of {found['seen_patients']} patients were left out" in page
+    assert re.search(
+        rf"Of these {rest} images? of \d+ patients?, the network had never seen one", page
+    )
+
+
+def test_of_an_older_run_it_cannot_be_known(trained, other, tmp_path, capsys):
+    folder = tmp_path / "older"
+    folder.mkdir()
+    (folder / "export").symlink_to(trained / "export")
+    assert read_seen(folder).unknown
+    assert measure(folder, other, tmp_path / "out") == 0
+    assert "cannot be known" in capsys.readouterr().out
+    found, page = metrics_of(tmp_path / "out"), words(tmp_path / "out")
+    assert found["num_examples"] == len(rows_in(other, "test"))
+    assert any("cannot be known" in note for note in found["notes"])
+    assert "It cannot be known whether the network has seen" in page
+    assert not any(claim in page for claim in CLAIMS)
+
+
+def test_a_damaged_table_is_named(trained, other, tmp_path, capsys):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "export").symlink_to(trained / "export")
+    (folder / "seen.parquet").write_bytes(b"PAR1")
+    assert measure(folder, other, tmp_path / "out") == 2
+    assert "seen.parquet is damaged" in capsys.readouterr().err
+
+
+# ---- the page of a run
+
+
+def test_a_run_claims_what_its_table_proves(trained, data):
+    rows = rows_in(data, "test")
+    people = len({row["patient"] for row in rows})
+    claim = f"Of these {len(rows)} images of {people} patients, the network had never seen one"
+    assert claim in words(trained)
+    assert metrics_of(trained)["seen_images"] == 0
+
+
+def test_a_run_on_splits_that_share_patients_claims_nothing_and_says_how_many(tmp_path):
+    data = tmp_path / "data"
+    write_marked_dataset(data, num_examples={"train": 30, "test": 10})
+    table = pq.read_table(data / "examples.parquet")
+    # The first four test images are of two patients of the training split.
+    patients = [name.replace("test-0", "train-0") for name in table["patient"].to_pylist()]
+    patients = [name.replace("test-1", "train-1") for name in patients]
+    place = table.schema.get_field_index("patient")
+    table = table.set_column(place, "patient", pa.array(patients))
+    pq.write_table(table, data / "examples.parquet")
+    assert train(data, tmp_path / "run", epochs=1) == 0
+    found, page = metrics_of(tmp_path / "run"), words(tmp_path / "run")
+    assert (found["num_examples"], found["seen_images"], found["seen_patients"]) == (10, 4, 2)
+    assert "4 of these images, of 2 patients, show a picture or a patient" in page
+    assert not any(claim in page for claim in CLAIMS)
+
+
+def test_a_training_on_data_with_leaks_says_so_at_its_start_in_its_notes_and_on_its_page(
+    tmp_path, capsys
+):
+    files = scan_tree({"train": 12, "test": 4}, classes=("CNV", "NORMAL"))
+    data = build_here(write_tree(tmp_path / "scans", files), tmp_path / "data", "--image_size=12")
+    assert train(data, tmp_path / "run", epochs=1) == 0
+    alarm = "the dataset's audit says: 2 patients are in more than one split"
+    said = capsys.readouterr().out
+    assert said.index(f"warning: {alarm}") < said.index("epoch 1/1")
+    assert alarm in metrics_of(tmp_path / "run")["notes"]
+    assert alarm[1:] in words(tmp_path / "run")
+
+
+def test_without_patients_it_cannot_be_known(tmp_path):
+    write_marked_dataset(
+        tmp_path / "data", num_examples={"train": 30, "test": 10}, with_patients=False
+    )
+    assert train(tmp_path / "data", tmp_path / "run", epochs=1) == 0
+    page = words(tmp_path / "run")
+    assert "It cannot be known" in page
+    assert "10 of the 10 images that are measured have no patient" in page
+    assert not any(claim in page for claim in CLAIMS)
+
+
+# ---- trunks
+
+
+def test_a_trunk_of_a_run_has_the_list_beside_it_and_not_in_it(trained, run_trunk):
+    ours, theirs = (
+        read_trunk_seen(run_trunk, tfrecord_io.trunk.read_trunk(run_trunk)),
+        read_seen(trained),
+    )
+    assert ours.images["key"].to_pylist() == theirs.images["key"].to_pylist()
+    assert set(ours.images["part"].to_pylist()) == {"trunk"}
+    assert theirs.images["key"][0].as_py().encode() not in run_trunk.read_bytes()
+    assert seen_path(run_trunk).name == "trunk.seen.parquet"
+
+
+def test_a_list_beside_another_trunk_counts_for_nothing(run_trunk, tmp_path):
+    facts = tfrecord_io.trunk.read_trunk(run_trunk)
+    path = tmp_path / "trunk.keras"
+    path.write_bytes(run_trunk.read_bytes() + b"changed")
+    assert "from elsewhere" in read_trunk_seen(path, facts).unknown
+    seen_path(path).write_bytes(seen_path(run_trunk).read_bytes())
+    assert "from elsewhere" in read_trunk_seen(path, facts).unknown
+
+
+@pytest.fixture(scope="module")
+def features(run_trunk, data, other, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("features")
+    for name, images in (("same", data), ("other", other)):
+        words = ["--data", images, "--trunk", run_trunk, "--output", folder / name]
+        assert extract_features.main([*map(str, words), "--direct_running_mode=in_memory"]) == 0
+    return folder
+
+
+def above(features, workdir, **fields):
+    """Trains on features; the trunk decides the network."""
+    chosen = {name: value for name, value in SMALL_RUN.items() if name != "model"}
+    chosen |= {"epochs": 1} | fields
+    return run.main([f"--data={features}", f"--workdir={workdir}", *flags(**chosen)])
+
+
+def test_folds_above_a_trunk_that_has_seen_the_images_are_refused(features, tmp_path, capsys):
+    for more in ({"folds": 2}, {"folds": 2, "fold": 0}):
+        assert above(features / "same", tmp_path / "run", **more) == 2
+        assert "the held-out folds would measure what it has learned" in capsys.readouterr().err
+        assert not (tmp_path / "run").exists()
+
+
+def test_a_run_above_a_trunk_leaves_out_what_the_trunk_has_seen(features, data, other, tmp_path):
+    learned = [row for part in ("train", "val") for row in rows_in(data, part)]
+    learned += [row for part in ("train", "val") for row in rows_in(other, part)]
+    patients = {row["patient"] for row in learned}
+    rest = [row for row in rows_in(other, "test") if row["patient"] not in patients]
+    left_out = len(rows_in(other, "test")) - len(rest)
+    assert above(features / "other", tmp_path / "run") == 0
+    found = metrics_of(tmp_path / "run")
+    assert (found["num_examples"], found["seen_images"]) == (len(rest), left_out)
+    assert f"{left_out} further images" in words(tmp_path / "run")
+    seen = read_seen(tmp_path / "run")
+    assert {row["key"] for row in learned} == set(seen.images["key"].to_pylist())
+
+
+def test_the_test_split_of_the_run_of_the_trunk_stays_whole(features, data, tmp_path):
+    assert above(features / "same", tmp_path / "run") == 0
+    found = metrics_of(tmp_path / "run")
+    assert (found["num_examples"], found["seen_images"]) == (len(rows_in(data, "test")), 0)

@@ -1,0 +1,105 @@
+"""Keeps passwords, tokens, signatures and private names out of all that a command writes.
+
+>>> without_secrets("cannot read https://me:password@host/x.zip?signature=abc: HTTP 403")
+'cannot read https://host/x.zip: HTTP 403'
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, TextIO, cast
+
+# What stands for a secret, and for a private path.
+_HIDDEN, _PRIVATE = "[hidden]", "[private]"
+
+_USER = re.compile(r"(?<=://)[^/?#\s'\"<>]*@")
+# Without a colon or a full stop behind it.
+_QUERY = re.compile(r"(\bhttps?://[^\s?#'\"<>()]*)[?#][^\s'\"<>()]*?(?=[:;,.]*(?:[\s'\"<>()]|$))")
+_VARIABLE = re.compile(
+    "(AWS|AZURE|GOOGLE|KAGGLE)_.*(KEY|SECRET|TOKEN|PASSWORD|CONNECTION_STRING)", re.IGNORECASE
+)
+# A shorter value could be a part of ordinary words.
+_LEAST_LENGTH = 8
+
+_remembered: set[str] = set()
+
+
+def remember(*secrets: str) -> None:
+    """Has values, such as a token that was read from a file, hidden from now on."""
+    _remembered.update(secret for secret in secrets if len(secret) >= _LEAST_LENGTH)
+
+
+def without_secrets(text: str) -> str:
+    """Returns text without the secrets in it.
+
+    These are user names and passwords in URLs, the queries of web addresses, in which signatures
+    are, the values that `remember` was given, and those of the environment variables in which the
+    tools of object stores and Kaggle's look for keys.
+    """
+    if "://" in text:
+        text = _QUERY.sub(r"\1", _USER.sub("", text))
+    for secret in (*_remembered, *_secrets_of_environment()):
+        text = text.replace(secret, _HIDDEN)
+    return text
+
+
+def _secrets_of_environment() -> Iterator[str]:
+    for name, value in os.environ.items():
+        if len(value) >= _LEAST_LENGTH and _VARIABLE.fullmatch(name):
+            yield value
+
+
+@contextlib.contextmanager
+def redacted_output(private: Iterable[str] = ()) -> Iterator[None]:
+    """Removes secrets from whatever this process writes to `sys.stdout` and `sys.stderr`.
+
+    For a block, or as a decorator for a function.
+
+    Args:
+        private: paths that are not shown, nor what follows them up to a quote, a colon and a space,
+            or the end of the line.
+    """
+    paths = {form for path in private if path for form in (path, str(Path(path).resolve()))}
+    # Longest first, because one may begin like another.
+    names = "|".join(re.escape(path) for path in sorted(paths, key=len, reverse=True))
+    pattern = re.compile(rf"(?<![\w/.-])(?:{names})(?![\w-])(?:(?!: )[^'\"\n])*") if names else None
+
+    def redact(text: str) -> str:
+        text = pattern.sub(_PRIVATE, text) if pattern else text
+        return without_secrets(text)
+
+    # Typed as files, which is all that their users need them to be.
+    out, err = (cast(TextIO, _Redacted(stream, redact)) for stream in (sys.stdout, sys.stderr))
+    # It stays, for a traceback that ends the process.
+    sys.excepthook = lambda kind, error, trace: print(
+        redact("".join(traceback.format_exception(kind, error, trace))), end="", file=sys.stderr
+    )
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        yield
+
+
+class _Redacted:
+    """A text file that changes what is written to it.
+
+    Args:
+        file: where the text goes.
+        redact: returns the text to write.
+    """
+
+    def __init__(self, file: TextIO, redact: Callable[[str], str]) -> None:
+        self._file = file
+        self._redact = redact
+
+    def write(self, text: str) -> int:
+        """Writes text; returns its number of characters."""
+        self._file.write(self._redact(text))
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)

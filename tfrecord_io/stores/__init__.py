@@ -1,0 +1,1 @@
+"""Files on object stores and web servers: URLs, credentials, ranges and retries."""

@@ -1,0 +1,3 @@
+"""The version of the packages; setup.py reads it from here."""
+
+VERSION = "1.0.0"

@@ -1,0 +1,120 @@
+"""The flow of images and patients from the files of the source to the figures of a run.
+
+As the diagrams that STARD 2015 and CONSORT 2010 ask of a study: who was there, who was left out at
+which step and why, and who stands behind the result.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tfrecord_io.groups import plural_unit
+from tfrecord_io.manifest import Manifest
+from tfrecord_io.printing import counted
+from train.config import TrainConfig
+from train.data.examples import read_table
+from train.data.parts import fold_splits
+from train.kinds.words import MAX_CLASSES
+
+# What a split was for, if the figures are about it.
+_MEASURED, _IN_FOLDS = "measured", "divided into folds"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Box:
+    """Some images at one step.
+
+    Attributes:
+        title: what they are.
+        lines: how many they are, and more about them.
+        left_out: why some are not in the next step, and how many.
+        is_measured: whether the figures are about them.
+    """
+
+    title: str
+    lines: Sequence[str]
+    left_out: Sequence[tuple[str, int]] = ()
+    is_measured: bool = False
+
+
+def flow_of(
+    config: TrainConfig, manifest: Manifest, metrics: Mapping[str, Any], *, is_own: bool
+) -> list[list[Box]]:
+    """Returns the steps of the flow; the boxes of a step stand beside each other.
+
+    Args:
+        config: names the dataset and the folds.
+        manifest: of the dataset.
+        metrics: content of metrics.json; empty if nothing was measured.
+        is_own: whether the network was trained on this dataset.
+    """
+    table, seen = _read_table(config.input.data), []
+    if metrics.get("seen_images") and not metrics.get("include_seen"):
+        seen = [("seen by the network before, or of the same patients", metrics["seen_images"])]
+
+    def box(title: str, num_examples: int, rows: pa.Table, *lines: str) -> Box:
+        copies = pc.sum(pc.greater(rows["variant"], 0)).as_py() or 0
+        more = [f"and {counted(copies, 'augmented copy', 'augmented copies')}"] if copies else []
+        people = pc.count_distinct(rows["patient"]).as_py()
+        return Box(
+            title=title,
+            lines=[_people(num_examples - copies, people), *more, *lines],
+            left_out=seen if title == metrics.get("split") else (),
+            is_measured=not {_MEASURED, _IN_FOLDS}.isdisjoint(lines),
+        )
+
+    uses = _uses(config, manifest, metrics, is_own)
+    parts = [
+        box(name, split.num_examples, table.filter(pc.equal(table["split"], name)), uses[name])
+        for name, split in manifest.splits.items()
+    ]
+    steps = [[box("dataset", manifest.num_examples, table)], parts]
+    if files := manifest.counts.get("files"):
+        # Copies, which are not files, are counted below zero.
+        left_out = [(why, count) for why, count in manifest.ledger[1:] if count > 0]
+        steps.insert(0, [Box(title="source", lines=[counted(files, "file")], left_out=left_out)])
+    return [*steps, [_figures(metrics)]] if metrics else steps
+
+
+def _uses(
+    config: TrainConfig, manifest: Manifest, metrics: Mapping[str, Any], is_own: bool
+) -> dict[str, str]:
+    """Returns what each split was for."""
+    uses = {str(metrics.get("split")): _MEASURED}
+    if is_own and config.folds.folds:
+        uses = dict.fromkeys(fold_splits(config.input, config.folds, manifest), _IN_FOLDS)
+    elif is_own:
+        uses = {"train": "trained on", "val": "watched during training"} | uses
+        if metrics.get("calibration"):
+            uses["val"] = "chose temperature and thresholds"
+    return {name: uses.get(name, "not used") for name in manifest.splits}
+
+
+def _figures(metrics: Mapping[str, Any]) -> Box:
+    """Returns the images behind the figures, and those of each label unless there are many."""
+    lines = [_people(metrics["num_examples"], metrics["num_patients"] or 0)]
+    groups, unit = metrics["label_groups"], metrics["bootstrap_by"]
+    if groups and len(groups) <= MAX_CLASSES:
+        for name, count in metrics["label_counts"].items():
+            behind = f" of {counted(groups[name], unit, plural_unit(unit))}"
+            lines.append(f"{name}: {counted(count, 'image')}{behind if unit != 'image' else ''}")
+    return Box(title=f"measured: {metrics['split']}", lines=lines, is_measured=True)
+
+
+def _people(num_images: int, num_patients: int) -> str:
+    people = f" of {counted(num_patients, 'patient')}" if num_patients else ""
+    return f"{counted(num_images, 'image')}{people}"
+
+
+def _read_table(directory: str) -> pa.Table:
+    """Returns split, patient and variant of all examples; nulls where they are unknown."""
+    wanted = {"split": pa.string(), "patient": pa.string(), "variant": pa.int64()}
+    table = read_table(directory, list(wanted))
+    for name in wanted.keys() - set(table.column_names):
+        table = table.append_column(name, pa.nulls(len(table), wanted[name]))
+    return table
