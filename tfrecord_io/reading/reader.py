@@ -353,11 +353,15 @@ def _batches(
         return row_index(examples)
 
     def mapped_batches(blocks: tf.Tensor, _: tf.Tensor) -> tf.data.Dataset:
-        rows = _row_batches(order, start_step, find_rows)
         return _map_in_order(lambda places, weights: features.gather(blocks, places, weights), rows)
 
     whole = tf.data.Dataset.range(1).map(map_files_in_graph)
-    return whole.flat_map(fetched_batches if is_fetched else mapped_batches)
+    if is_fetched:
+        return whole.flat_map(fetched_batches)
+    # Made out here, because TensorFlow's deterministic mode would slow down and print an error if
+    # a function of tf.data that runs Python were made within another.
+    rows = _row_batches(order, start_step, find_rows)
+    return whole.flat_map(mapped_batches)
 
 
 def _map_in_order(
