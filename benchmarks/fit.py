@@ -29,7 +29,8 @@ import pyarrow.parquet as pq
 from PIL import Image
 from sample_archive import WORK_DIR, build_seconds, make_archive
 
-from tfrecord_io.decoding.preprocess import Preprocessing, decode_image
+from tfrecord_io.decoding.options import Preprocessing
+from tfrecord_io.decoding.preprocess import decode_image
 from tfrecord_io.reading.mapped import MappedDataset
 from tfrecord_io.shapes import distinct
 from train.results.bootstrap import bootstrap

@@ -50,7 +50,8 @@ with console.hide_native_noise():
     from read_data import LABEL_NAMES, ReadData, draw_records, draw_scans
 
     from tfrecord_io.ahead import map_ahead
-    from tfrecord_io.decoding.preprocess import Preprocessing, decode_image
+    from tfrecord_io.decoding.options import Preprocessing
+    from tfrecord_io.decoding.preprocess import decode_image
     from train import benchmark
     from train.config import TrainConfig
     from train.data import augmentation

@@ -25,7 +25,8 @@ import numpy as np
 from PIL import Image
 
 from tfrecord_io.auditing import near_duplicates
-from tfrecord_io.decoding.preprocess import DecodedImage, Preprocessing, decode_image
+from tfrecord_io.decoding.options import Preprocessing
+from tfrecord_io.decoding.preprocess import DecodedImage, decode_image
 
 Change = Callable[[Image.Image], Image.Image]
 

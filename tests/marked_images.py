@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from dataset_factory import bare_manifest
 
 from tfrecord_io import Manifest, RecordLayout, Shard, Split, image_key
-from tfrecord_io.decoding.preprocess import Preprocessing
+from tfrecord_io.decoding.options import Preprocessing
 from tfrecord_io.kinds.classes import CLASSES
 from tfrecord_io.kinds.label_kind import LabelKind
 from tfrecord_io.kinds.numbers import number_text

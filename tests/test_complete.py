@@ -8,8 +8,9 @@ import pytest
 from image_files import encoded, grey_pixels, jpeg, png_of_rows, rgb_pixels
 from PIL import Image
 
+from tfrecord_io.decoding.options import Preprocessing
 from tfrecord_io.decoding.pictures import find_pictures
-from tfrecord_io.decoding.preprocess import Preprocessing, decode_image
+from tfrecord_io.decoding.preprocess import decode_image
 from tfrecord_io.rejects import Reject
 
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -33,7 +33,8 @@ from tfrecord_io.__main__ import main
 from tfrecord_io.decoding import dicom_frames, dicom_tags, preprocess
 from tfrecord_io.decoding.dicom_levels import Physical
 from tfrecord_io.decoding.dicom_tags import SHARE, is_dicom
-from tfrecord_io.decoding.preprocess import Preprocessing, decode_image
+from tfrecord_io.decoding.options import Preprocessing
+from tfrecord_io.decoding.preprocess import decode_image
 from tfrecord_io.manifest import EXAMPLES_FILE_NAME
 from tfrecord_io.reading.mapped import MappedDataset
 from tfrecord_io.rejects import Reject

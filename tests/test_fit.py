@@ -17,7 +17,8 @@ from PIL import Image, ImageOps
 
 from pipelines import build_tfrecords
 from tfrecord_io import Manifest
-from tfrecord_io.decoding.preprocess import Preprocessing, decode_image
+from tfrecord_io.decoding.options import Preprocessing
+from tfrecord_io.decoding.preprocess import decode_image
 from tfrecord_io.reading.mapped import MappedDataset
 from tfrecord_io.verify import verify
 from train import predict

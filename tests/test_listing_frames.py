@@ -19,7 +19,8 @@ from pipelines.sources.directory import DirectorySource
 from tfrecord_io import Manifest, image_key
 from tfrecord_io.__main__ import main
 from tfrecord_io.decoding import tiff_pages
-from tfrecord_io.decoding.preprocess import Preprocessing, decode_image
+from tfrecord_io.decoding.options import Preprocessing
+from tfrecord_io.decoding.preprocess import decode_image
 from tfrecord_io.manifest import EXAMPLES_FILE_NAME
 
 FLAGS = ("--max_reject_fraction=0.5", "--dtype=uint16", "--num_shards=2")

@@ -9,7 +9,7 @@ from pipelines.planning.options import PlanOptions, SplitOptions
 from pipelines.shards.options import ImageOptions
 from pipelines.sources.options import SourceOptions
 from pipelines.stores.options import OutputOptions
-from tfrecord_io.decoding.preprocess import Preprocessing
+from tfrecord_io.decoding.options import Preprocessing
 
 PATIENT = ["--splits=patient"]
 ARCHIVE = ["--source=archive", "--input=scans.zip"]

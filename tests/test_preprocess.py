@@ -12,7 +12,8 @@ from image_files import encoded, grey_pixels, jpeg, png, png_of_rows, rgb_pixels
 from PIL import Image, ImageOps, TiffImagePlugin
 
 from tfrecord_io.decoding import preprocess
-from tfrecord_io.decoding.preprocess import Preprocessing, decode_image
+from tfrecord_io.decoding.options import Preprocessing
+from tfrecord_io.decoding.preprocess import decode_image
 from tfrecord_io.rejects import Reject
 
 # Pillow warns of odd metadata and of large pictures; the job silences it where it decodes.
@@ -478,9 +479,9 @@ def test_a_reject_travels_between_processes():
     [
         ({"height": 0}, r"must be in 1\.\.16384 pixels a side, received 0x224"),
         ({"width": 16_385}, "received 224x16385"),
-        ({"channels": 2}, "channels must be 1 or 3, received 2"),
+        ({"channels": 2}, "channels must be one of 1, 3, received 2"),
         ({"resize": "nearest"}, "resize must be one of bilinear, bicubic, lanczos, box"),
-        ({"no_window": "range"}, "no_window must be 'frame_range', received 'range'"),
+        ({"no_window": "range"}, "no_window must be one of None, frame_range, received 'range'"),
         ({"dtype": "float32"}, "dtype must be one of uint8, uint16, received 'float32'"),
     ],
 )

@@ -8,7 +8,7 @@ import pytest
 from builds import ROOT
 
 from tfrecord_io import Manifest, shapes
-from tfrecord_io.decoding.preprocess import Preprocessing
+from tfrecord_io.decoding.options import Preprocessing
 
 SQUARE = Preprocessing()
 GOLDEN = Manifest.load(ROOT / "tests" / "testdata" / "golden_v1")

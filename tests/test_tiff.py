@@ -11,7 +11,8 @@ from PIL import Image
 from tiff_files import NEW_SUBFILE_TYPE, SUBFILE_TYPE, tiff_file
 
 from tfrecord_io.decoding import tiff_pages
-from tfrecord_io.decoding.preprocess import Preprocessing, decode_image
+from tfrecord_io.decoding.options import Preprocessing
+from tfrecord_io.decoding.preprocess import decode_image
 from tfrecord_io.rejects import Reject
 
 # Pillow warns of damaged tags, as the build does not.

@@ -27,7 +27,8 @@ from PIL import Image
 from tiff_files import NEW_SUBFILE_TYPE, tiff_file
 
 from tfrecord_io.decoding import dicom_tags
-from tfrecord_io.decoding.preprocess import Preprocessing, decode_image
+from tfrecord_io.decoding.options import Preprocessing
+from tfrecord_io.decoding.preprocess import decode_image
 from tfrecord_io.reading.mapped import MappedDataset
 from train import predict
 from train.config import TrainConfig

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import pyarrow as pa
 
-from tfrecord_io.decoding.preprocess import FITS, Preprocessing
+from tfrecord_io.decoding.options import FITS, Preprocessing
 from tfrecord_io.manifest import Manifest
 
 # Shapes that differ by less than this factor count as one.

@@ -23,6 +23,7 @@ import pyarrow.parquet as pq
 
 from tfrecord_io import augment, croissant, manifest, schema, shards, trunk, zip_index
 from tfrecord_io.decoding import preprocess
+from tfrecord_io.decoding.options import Preprocessing
 from tfrecord_io.printing import printable, refuse
 from tfrecord_io.rejects import Reject
 from tfrecord_io.statistics import PixelStatistics
@@ -354,7 +355,7 @@ def _check_sample(
 ) -> Iterator[Finding]:
     """Decodes a sample of the source's images again and compares them with their records."""
     try:
-        options = preprocess.Preprocessing.from_dict(dataset.preprocessing)
+        options = Preprocessing.from_dict(dataset.preprocessing)
     except (KeyError, TypeError, ValueError) as error:
         raise manifest.ManifestError(
             f"{directory / manifest.FILE_NAME} is damaged: its preprocessing: {error!r}"
@@ -389,7 +390,7 @@ def _compare(
     dataset: manifest.Manifest,
     row: Mapping[str, Any],
     data: bytes,
-    options: preprocess.Preprocessing,
+    options: Preprocessing,
 ) -> Iterator[Finding]:
     """Decodes the file of an example, a row of the examples table, and compares its pixels."""
     layout = dataset.layout

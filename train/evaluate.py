@@ -18,7 +18,7 @@ import numpy as np
 
 import tfrecord_io
 from tfrecord_io import flags, redaction, shapes
-from tfrecord_io.decoding.preprocess import Preprocessing
+from tfrecord_io.decoding.options import Preprocessing
 from tfrecord_io.errors import StoreError, UserError
 from tfrecord_io.printing import counted, printable, refuse
 from tfrecord_io.reading.opening import load_manifest

@@ -22,11 +22,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tfrecord_io import flags, redaction, shapes
-from tfrecord_io.decoding.dicom_levels import FRAME_RANGE
+from tfrecord_io.decoding.options import FRAME_RANGE, Preprocessing
 from tfrecord_io.decoding.pictures import find_pictures
 from tfrecord_io.decoding.preprocess import (
     DecodedImage,
-    Preprocessing,
     decode_image,
     decoder_versions,
     frame_path,

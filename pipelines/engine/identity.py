@@ -14,8 +14,8 @@ from pipelines.planning.options import SplitOptions
 from pipelines.shards.options import ImageOptions
 from pipelines.sources.source import Source
 from tfrecord_io.decoding import preprocess
-from tfrecord_io.decoding.dicom_levels import Physical
 from tfrecord_io.decoding.dicom_tags import SHARE
+from tfrecord_io.decoding.options import Physical
 
 
 def make_identity(

@@ -35,7 +35,7 @@ from pipelines.sources.source import Source
 from pipelines.stores import output_state
 from pipelines.stores.output import BUILD_DIR, Storage
 from tfrecord_io import groups, shards
-from tfrecord_io.decoding.dicom_levels import Physical
+from tfrecord_io.decoding.options import Physical
 from tfrecord_io.manifest import FILE_NAME, ManifestError
 from tfrecord_io.rejects import Reject
 from tfrecord_io.stores import remote

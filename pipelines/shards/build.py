@@ -20,7 +20,7 @@ from pipelines.stores import output_state
 from pipelines.stores.output import BUILD_DIR, Storage
 from tfrecord_io import manifest, schema
 from tfrecord_io.auditing import columns, ranges, twins
-from tfrecord_io.decoding import preprocess
+from tfrecord_io.decoding.options import Preprocessing
 from tfrecord_io.kinds.classes import CLASSES
 from tfrecord_io.kinds.label_kind import LabelKind
 
@@ -107,7 +107,7 @@ class Build(Work):
     """
 
     source: Source
-    preprocessing: preprocess.Preprocessing
+    preprocessing: Preprocessing
     label_names: tuple[str, ...]
     max_reject_fraction: float
     num_files: int

@@ -7,12 +7,12 @@ import functools
 import re
 from typing import Any
 
-from tfrecord_io.decoding.dicom_levels import Physical
-from tfrecord_io.decoding.preprocess import (
+from tfrecord_io.decoding.options import (
     BACKGROUNDS,
     DTYPES,
     FITS,
     RESIZE_FILTERS,
+    Physical,
     Preprocessing,
 )
 from tfrecord_io.flags import check, flag

@@ -19,7 +19,7 @@ from PIL import Image
 from tiff_files import NEW_SUBFILE_TYPE, SUBFILE_TYPE, tiff_file
 
 from campaign import mutations
-from tfrecord_io.decoding import dicom_tags, preprocess, tiff_pages
+from tfrecord_io.decoding import dicom_tags, options, preprocess, tiff_pages
 from tfrecord_io.rejects import Reject
 
 #: Endings of UIDs below 1.2.840.10008.1.2.
@@ -58,7 +58,7 @@ def _try_dicom(rng: random.Random) -> tuple[str, list[str], str]:
     data = in_syntax(data, f"1.2.840.10008.1.2{syntax}")
     data, done = _damaged(rng, data)
     what = f"DICOM {syntax} {bits} bits {num_frames} frames {facts} {', '.join(done) or 'whole'}"
-    dtype = rng.choice(preprocess.DTYPES)
+    dtype = rng.choice(options.DTYPES)
     wanted = preprocess.Preprocessing(height=height, width=width, dtype=dtype)
     header = dicom_tags.read_header(data)
     problems = []
@@ -98,7 +98,7 @@ def _try_dicom(rng: random.Random) -> tuple[str, list[str], str]:
 def _try_tiff(rng: random.Random) -> tuple[str, list[str], str]:
     height, width = rng.randrange(1, 40), rng.randrange(1, 40)
     num_pages = rng.choice((2, 2, 3, 7))
-    dtype = rng.choice(preprocess.DTYPES)
+    dtype = rng.choice(options.DTYPES)
     pages = _noise(rng, (num_pages, height, width), 0, np.iinfo(dtype).max + 1).astype(dtype)
     tags = [rng.choice(_KINDS) for _ in pages]
     if rng.random() < 0.5:

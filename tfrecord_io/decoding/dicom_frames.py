@@ -15,7 +15,7 @@ import numpy as np
 from PIL import Image
 
 from tfrecord_io.decoding.complete import jpeg_markers
-from tfrecord_io.decoding.dicom_levels import FRAME_RANGE, Physical, grey_picture, palette_colours
+from tfrecord_io.decoding.dicom_levels import grey_picture, palette_colours
 from tfrecord_io.decoding.dicom_tags import (
     DEFLATED,
     MONOCHROME,
@@ -23,6 +23,8 @@ from tfrecord_io.decoding.dicom_tags import (
     import_pydicom,
     pixel_aspect,
 )
+from tfrecord_io.decoding.formats import Picture
+from tfrecord_io.decoding.options import Preprocessing
 from tfrecord_io.rejects import Reject, check_size
 
 if TYPE_CHECKING:
@@ -152,32 +154,17 @@ def _pixels_of(file: BinaryIO, dataset: Dataset, index: int) -> DataElement | No
     return DataElement(tag, kind, file.read(num_bytes))
 
 
-def read_frame(
-    data: bytes | Dataset,
-    frame: int,
-    *,
-    dtype: str,
-    window: tuple[float, float] | None,
-    no_window: str | None = FRAME_RANGE,
-    physical: Physical | None = None,
-) -> tuple[Image.Image, str, float]:
+def read_frame(data: bytes | Dataset, frame: int, preprocessing: Preprocessing) -> Picture:
     """Decodes one frame.
 
     Args:
         data: the whole file, or what `cut_frame` returned for this frame.
         frame: number of the frame, from 1; 0 for the only frame of a file.
-        dtype: uint16, or uint8 for the grey levels of the window.
-        window: center and width of the grey levels of uint8; None for the window that the file
-            names.
-        no_window: `FRAME_RANGE` to show a frame without a window from its lowest value to its
-            highest, the padding aside, except that eight stored bits which are not rescaled keep
-            their levels; None to reject it.
-        physical: the formula of the values of uint16; None for the stored values, from the lowest
-            that the file can store.
+        preprocessing: which values become which grey levels.
 
     Returns:
-        a picture of mode L, RGB or I;16; the photometric interpretation with the number of stored
-        bits, such as `MONOCHROME2;12`; and the height of a pixel divided by its width.
+        a picture of mode L, RGB or I;16, whose `mode` says the photometric interpretation with the
+        number of stored bits, such as `MONOCHROME2;12`.
 
     Raises:
         Reject: if the frame cannot be converted without loss of information other than by the
@@ -211,15 +198,15 @@ def read_frame(
         )
     index = max(frame, 1) - 1
     pixels, interpretation = _decode(dataset, index if num_frames > 1 else 0)
-    aspect = pixel_aspect(dataset, index)
     if interpretation in MONOCHROME:
-        image = grey_picture(pixels, dataset, index, dtype, window, no_window, physical)
-        return image, stored, aspect
-    if interpretation == "PALETTE COLOR":
-        pixels = palette_colours(pixels, dataset)
-    elif interpretation != "RGB":
+        image = grey_picture(pixels, dataset, index, preprocessing)
+    elif interpretation in ("PALETTE COLOR", "RGB"):
+        if interpretation != "RGB":
+            pixels = palette_colours(pixels, dataset)
+        image = Image.fromarray(np.ascontiguousarray(pixels, np.uint8))
+    else:
         raise Reject("unsupported_mode", f"DICOM of {stored}")
-    return Image.fromarray(np.ascontiguousarray(pixels, np.uint8)), stored, aspect
+    return Picture(image, stored, "DICOM", pixel_aspect=pixel_aspect(dataset, index))
 
 
 def _decode(dataset: Dataset, index: int) -> tuple[np.ndarray, str]:

@@ -5,14 +5,13 @@ Numbers of sections are those of the DICOM standard, part 3 (PS3.3 2025).
 
 from __future__ import annotations
 
-import dataclasses
-import math
 from typing import TYPE_CHECKING
 
 import numpy as np
 from PIL import Image
 
 from tfrecord_io.decoding.dicom_tags import SHARE, is_plain, of_frame, unit_of, window_of
+from tfrecord_io.decoding.options import Physical, Preprocessing
 from tfrecord_io.rejects import Reject
 
 if TYPE_CHECKING:
@@ -20,47 +19,9 @@ if TYPE_CHECKING:
 
     from pydicom import Dataset
 
-#: How frames without a window become grey levels, see `dicom_frames.read_frame`.
-FRAME_RANGE = "frame_range"
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Physical:
-    """The formula of a dataset of uint16: physical value = slope * stored value + intercept.
-
-    Raises:
-        ValueError: if a value is out of range.
-    """
-
-    unit: str
-    slope: float
-    intercept: float
-
-    def __post_init__(self) -> None:
-        if not (0 < self.slope < math.inf and math.isfinite(self.intercept)):
-            raise ValueError(
-                "rescale must be a slope above 0 and an intercept, received "
-                f"{self.slope},{self.intercept}"
-            )
-
-    @classmethod
-    def of_unit(cls, unit: str, rescale: tuple[float, float] | None) -> Physical:
-        """Returns the formula of a unit: `rescale` (slope and intercept), or by default 1, -32768.
-
-        White is 65,535 where there is no physical unit.
-        """
-        slope, intercept = (1 / 65_535, 0.0) if unit == SHARE else rescale or (1.0, -32_768.0)
-        return cls(unit=unit, slope=slope, intercept=intercept)
-
 
 def grey_picture(
-    pixels: np.ndarray,
-    dataset: Dataset,
-    index: int,
-    dtype: str,
-    window: tuple[float, float] | None,
-    no_window: str | None,
-    physical: Physical | None,
+    pixels: np.ndarray, dataset: Dataset, index: int, preprocessing: Preprocessing
 ) -> Image.Image:
     """Turns stored values [rows, columns] into a picture of mode L or I;16 in which 0 is black."""
     bits = dataset.BitsStored
@@ -73,34 +34,41 @@ def grey_picture(
     if lowest:
         levels = np.subtract(levels, lowest, dtype=np.int32)
     levels = levels.astype(np.uint16, copy=False)
-    is_inverted = dataset.PhotometricInterpretation == "MONOCHROME1"
-    if physical:
-        stored = np.arange(lowest, lowest + span + 1)
-        numbers = _numbers(stored, dataset, index, physical)
-        used = numbers[_used(levels, dataset, stored)]
-        if used.min() < 0 or used.max() > 65_535:
-            ends = np.array([0, 65_535]) * physical.slope + physical.intercept
-            raise Reject(
-                "out_of_range",
-                f"values in {physical.unit} beyond {ends[0]:.6g} to {ends[1]:.6g}; see --rescale",
-            )
-        return Image.fromarray(numbers.clip(0, 65_535).astype(np.uint16)[levels])
-    if dtype == "uint16":
-        levels = span - levels if is_inverted else levels
+    if preprocessing.dtype == "uint16" and not preprocessing.physical:
+        levels = span - levels if _is_inverted(dataset) else levels
         # Mode L is spread over 16 bits like any other file of eight bits.
         return Image.fromarray(levels.astype(np.uint8) if bits == 8 else levels)
-    # The modality transform, then the window, then the photometric interpretation (C.11.1), of each
-    # value that can be stored: there are fewer of them than pixels.
-    from pydicom.pixels import apply_modality_lut
-
-    rescaling = of_frame(dataset, index, "PixelValueTransformationSequence")
+    # A table of each value that can be stored: there are fewer of them than pixels.
     stored = np.arange(lowest, lowest + span + 1)
-    values = apply_modality_lut(stored, rescaling).astype(np.float64)
-    if not np.isfinite(values).all() or values.min() == values.max():
-        raise Reject("undecodable", "the rescale slope or intercept of the DICOM is not usable")
-    view = of_frame(dataset, index, "FrameVOILUTSequence")
-    if window:
-        shares = _windowed(values, *window, "LINEAR")
+    rescaling = of_frame(dataset, index, "PixelValueTransformationSequence")
+    if preprocessing.physical:
+        table = _numbers(stored, levels, dataset, rescaling, preprocessing.physical)
+    else:
+        view = of_frame(dataset, index, "FrameVOILUTSequence")
+        table = _shown(stored, levels, dataset, rescaling, view, preprocessing)
+    return Image.fromarray(table[levels])
+
+
+def _is_inverted(dataset: Dataset) -> bool:
+    return dataset.PhotometricInterpretation == "MONOCHROME1"
+
+
+def _shown(
+    stored: np.ndarray,
+    levels: np.ndarray,
+    dataset: Dataset,
+    rescaling: Dataset,
+    view: Dataset,
+    preprocessing: Preprocessing,
+) -> np.ndarray:
+    """Returns the grey level of each stored value, uint8.
+
+    The modality transform comes first, then the window, then the photometric interpretation
+    (C.11.1).
+    """
+    values = _rescaled(stored, rescaling)
+    if preprocessing.window:
+        shares = _windowed(values, *preprocessing.window, "LINEAR")
     elif view.get("VOILUTSequence"):
         item = view.VOILUTSequence[0]
         entries = _looked_up(np.rint(values), item.LUTDescriptor, item.LUTData, dataset)
@@ -109,39 +77,56 @@ def grey_picture(
         shares = _windowed(values, *own, view.get("VOILUTFunction") or "LINEAR")
     else:
         shown = values if is_plain(dataset, rescaling) else values[_used(levels, dataset, stored)]
-        if shown is not values and no_window is None:
+        if shown is not values and preprocessing.no_window is None:
             raise Reject("no_window", "a DICOM file without a window, expected one; see --window")
         low, high = shown.min(), shown.max()
         shares = np.clip((values - low) / max(high - low, 1e-6), 0, 1)
-    table = np.rint(255 * (1 - shares if is_inverted else shares)).astype(np.uint8)
-    return Image.fromarray(table[levels])
+    return np.rint(255 * (1 - shares if _is_inverted(dataset) else shares)).astype(np.uint8)
 
 
-def _numbers(stored: np.ndarray, dataset: Dataset, index: int, physical: Physical) -> np.ndarray:
-    """Returns for each value that a file can store the number that a dataset stores, rounded."""
-    from pydicom.pixels import apply_modality_lut
-
-    rescaling = of_frame(dataset, index, "PixelValueTransformationSequence")
+def _numbers(
+    stored: np.ndarray,
+    levels: np.ndarray,
+    dataset: Dataset,
+    rescaling: Dataset,
+    physical: Physical,
+) -> np.ndarray:
+    """Returns the number that a dataset stores for each stored value of a file, uint16."""
     unit = unit_of(dataset, rescaling)
     if unit != physical.unit:
         raise Reject("other_unit", f"values in {unit}, expected {physical.unit}")
     if unit == SHARE:
-        is_inverted = dataset.PhotometricInterpretation == "MONOCHROME1"
-        shares = (stored - stored[0]) / (len(stored) - 1)
-        values = 1 - shares if is_inverted else shares
+        values = (stored - stored[0]) / (len(stored) - 1)
+        values = 1 - values if _is_inverted(dataset) else values
     else:
-        values = apply_modality_lut(stored, rescaling).astype(np.float64)
+        values = _rescaled(stored, rescaling)
         has_table = rescaling.get("ModalityLUTSequence")
         slope = 1.0 if has_table else abs(float(rescaling.RescaleSlope))
-        if not np.isfinite(values).all() or not slope:
-            raise Reject("undecodable", "the rescale slope or intercept of the DICOM is not usable")
         if slope < physical.slope * (1 - 1e-6):
             raise Reject(
                 "out_of_range",
                 f"values in steps of {slope:.6g} {unit}, which steps of {physical.slope:.6g} would "
                 "merge; see --rescale",
             )
-    return np.rint((values - physical.intercept) / physical.slope)
+    numbers = np.rint((values - physical.intercept) / physical.slope)
+    used = numbers[_used(levels, dataset, stored)]
+    if used.min() < 0 or used.max() > 65_535:
+        ends = np.array([0, 65_535]) * physical.slope + physical.intercept
+        raise Reject(
+            "out_of_range",
+            f"values in {physical.unit} beyond {ends[0]:.6g} to {ends[1]:.6g}; see --rescale",
+        )
+    return numbers.clip(0, 65_535).astype(np.uint16)
+
+
+def _rescaled(stored: np.ndarray, rescaling: Dataset) -> np.ndarray:
+    """Returns the values after the modality transform, such as Hounsfield units (C.11.1)."""
+    from pydicom.pixels import apply_modality_lut
+
+    values = apply_modality_lut(stored, rescaling).astype(np.float64)
+    if not np.isfinite(values).all() or values.min() == values.max():
+        raise Reject("undecodable", "the rescale slope or intercept of the DICOM is not usable")
+    return values
 
 
 def _used(levels: np.ndarray, dataset: Dataset, stored: np.ndarray) -> np.ndarray:

@@ -2,168 +2,23 @@
 
 from __future__ import annotations
 
-import dataclasses
 import io
-import math
 import re
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import PIL
 from PIL import Image, features
 
 from tfrecord_io.decoding import dicom_frames, formats, tiff_pages
-from tfrecord_io.decoding.dicom_levels import FRAME_RANGE, Physical
 from tfrecord_io.decoding.dicom_tags import MONOCHROME, SHARE, codec_versions, is_dicom
+from tfrecord_io.decoding.options import RESIZE_FILTERS, Preprocessing
 from tfrecord_io.rejects import Reject, is_of_content
 
 if TYPE_CHECKING:
     from pydicom import Dataset
 
-#: Pillow's filters by the value of --resize. All of them antialias when they reduce a picture.
-RESIZE_FILTERS: Mapping[str, Image.Resampling] = {
-    "bilinear": Image.Resampling.BILINEAR,
-    "bicubic": Image.Resampling.BICUBIC,
-    "lanczos": Image.Resampling.LANCZOS,
-    "box": Image.Resampling.BOX,
-}
-
-#: Types of stored pixels.
-DTYPES = ("uint8", "uint16")
-
-#: What may be behind transparent pixels.
-BACKGROUNDS = ("black", "white")
-
-#: What becomes of a picture of another shape than the stored one, and what it is then called.
-FITS: Mapping[str, str] = {"stretch": "stretched", "pad": "padded"}
-
-# Options that were added later, with the value that a manifest means which does not have them.
-_NEWER: Mapping[str, Any] = {"dtype": "uint8", "fit": "stretch"} | dict.fromkeys(
-    ("window", "no_window", "physical", "background")
-)
-
 _FRAME_NAME = re.compile(r"(?P<path>.*)#frame-(?P<frame>[1-9]\d*)", re.DOTALL)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Preprocessing:
-    """How a file becomes pixels.
-
-    Attributes:
-        height: height of the stored image in pixels.
-        width: width of the stored image in pixels.
-        channels: 1 (grey; colour becomes ITU-R 601-2 luma) or 3 (RGB; grey is repeated).
-        resize: name of a filter in `RESIZE_FILTERS`.
-        dtype: one of `DTYPES`. uint16 keeps the depth of 16-bit grey files; the levels of eight-bit
-            files are spread over its range (times 257).
-        window: center and width of the grey levels that become the 256 of uint8, for DICOM files;
-            by default those that each file names.
-        no_window: what becomes of DICOM files that name none, see `dicom_frames.read_frame`. A
-            dataset without such files, or of an older release, says nothing of it.
-        physical: the formula of the values of uint16, the same for all files; None if the dataset
-            has no DICOM files that need one, or an older release made it.
-        background: what is behind transparent pixels, one of `BACKGROUNDS`; None to reject them.
-        fit: `stretch` changes a picture's shape to the stored one; `pad` scales both sides by one
-            factor, to the nearest pixel, centers the picture, and fills the rest with black.
-
-    Raises:
-        ValueError: if a value is out of range.
-    """
-
-    height: int = 224
-    width: int = 224
-    channels: int = 1
-    resize: str = "bilinear"
-    dtype: str = "uint8"
-    window: tuple[float, float] | None = None
-    no_window: str | None = FRAME_RANGE
-    physical: Physical | None = None
-    background: str | None = None
-    fit: str = "stretch"
-
-    def __post_init__(self) -> None:
-        if self.no_window not in (None, FRAME_RANGE):
-            raise ValueError(f"no_window must be {FRAME_RANGE!r}, received {self.no_window!r}")
-        if min(self.height, self.width) < 1 or max(self.height, self.width) > 16_384:
-            raise ValueError(
-                f"image_size must be in 1..16384 pixels a side, received {self.height}x{self.width}"
-            )
-        if self.channels not in (1, 3):
-            raise ValueError(f"channels must be 1 or 3, received {self.channels}")
-        if self.resize not in RESIZE_FILTERS:
-            raise ValueError(
-                f"resize must be one of {', '.join(RESIZE_FILTERS)}, received {self.resize!r}"
-            )
-        if self.dtype not in DTYPES:
-            raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, received {self.dtype!r}")
-        if self.background not in (None, *BACKGROUNDS):
-            raise ValueError(f"background must be black or white, received {self.background!r}")
-        if self.fit not in FITS:
-            raise ValueError(f"fit must be one of {', '.join(FITS)}, received {self.fit!r}")
-        if self.window and not (self.window[1] >= 1 and math.isfinite(sum(self.window))):
-            raise ValueError(
-                f"window must be a center and a width of at least 1, received {self.window}"
-            )
-        if self.window and self.dtype != "uint8":
-            raise ValueError(
-                f"window is for uint8: a dataset of {self.dtype} keeps the whole range"
-            )
-
-    @property
-    def image_shape(self) -> tuple[int, int, int]:
-        """(height, width, channels)."""
-        return self.height, self.width, self.channels
-
-    @property
-    def is_windowed(self) -> bool:
-        """Whether the grey levels of DICOM files do not depend on a window of theirs."""
-        return self.window is not None or self.dtype != "uint8"
-
-    def box(self, width: float, height: float) -> tuple[int, int, int, int]:
-        """Returns (left, top, right, bottom) of a picture in the stored image; the rest is padding.
-
-        Ties are rounded as in `PIL.ImageOps.pad`, which gives the same pixels if those of the file
-        are square.
-
-        Args:
-            width: of the picture, in any unit.
-            height: of the picture, in the same unit.
-        """
-        columns, rows = self.width, self.height
-        if self.fit == "pad" and width * rows > height * columns:
-            rows = max(round(height / width * columns), 1)
-        elif self.fit == "pad":
-            columns = max(round(width / height * rows), 1)
-        left, top = round((self.width - columns) / 2), round((self.height - rows) / 2)
-        return left, top, left + columns, top + rows
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns JSON values by name; those of `_NEWER` only if they differ from these."""
-        values = dataclasses.asdict(self)
-        return {
-            name: value
-            for name, value in values.items()
-            if name not in _NEWER or value != _NEWER[name]
-        }
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Preprocessing:
-        """Makes the options from the values that `to_dict` returned; ignores other entries.
-
-        Raises:
-            KeyError: if a value is missing.
-            ValueError: if a value is out of range.
-        """
-        values = {**_NEWER, **values}
-        try:
-            if values["window"]:
-                values["window"] = tuple(values["window"])
-            if values["physical"]:
-                values["physical"] = Physical(**values["physical"])
-            return cls(**{field.name: values[field.name] for field in dataclasses.fields(cls)})
-        except (TypeError, OverflowError) as error:
-            raise ValueError(f"preprocessing of another type than expected: {error}") from None
 
 
 class DecodedImage(NamedTuple):
@@ -251,15 +106,7 @@ def decode_image(
         if isinstance(data, io.BytesIO) or (frame is None and isinstance(data, bytes)):
             picture = formats.read_picture(data, preprocessing.dtype)
         else:
-            image, mode, aspect = dicom_frames.read_frame(
-                data,
-                frame or 0,
-                dtype=preprocessing.dtype,
-                window=preprocessing.window,
-                no_window=preprocessing.no_window,
-                physical=preprocessing.physical,
-            )
-            picture = formats.Picture(image, mode, "DICOM", pixel_aspect=aspect)
+            picture = dicom_frames.read_frame(data, frame or 0, preprocessing)
         unit = preprocessing.physical.unit if preprocessing.physical else SHARE
         if unit != SHARE and not picture.mode.startswith(MONOCHROME):
             raise Reject("other_unit", f"a picture without a physical unit, expected {unit}")

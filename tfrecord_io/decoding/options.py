@@ -1,0 +1,188 @@
+"""The options of the decoder: how a file becomes pixels."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from PIL import Image
+
+from tfrecord_io.decoding.dicom_tags import SHARE
+
+#: Pillow's filters by the value of --resize. All of them antialias when they reduce a picture.
+RESIZE_FILTERS: Mapping[str, Image.Resampling] = {
+    "bilinear": Image.Resampling.BILINEAR,
+    "bicubic": Image.Resampling.BICUBIC,
+    "lanczos": Image.Resampling.LANCZOS,
+    "box": Image.Resampling.BOX,
+}
+
+#: Types of stored pixels.
+DTYPES = ("uint8", "uint16")
+
+#: What may be behind transparent pixels.
+BACKGROUNDS = ("black", "white")
+
+#: What becomes of a picture of another shape than the stored one, and what it is then called.
+FITS: Mapping[str, str] = {"stretch": "stretched", "pad": "padded"}
+
+#: How DICOM files without a window become grey levels, see `Preprocessing.no_window`.
+FRAME_RANGE = "frame_range"
+
+_CHOICES: Mapping[str, Sequence[Any]] = {
+    "channels": (1, 3),
+    "resize": tuple(RESIZE_FILTERS),
+    "dtype": DTYPES,
+    "no_window": (None, FRAME_RANGE),
+    "background": (None, *BACKGROUNDS),
+    "fit": tuple(FITS),
+}
+
+# Options that were added later, with the value that a manifest means which does not have them.
+_NEWER: Mapping[str, Any] = {"dtype": "uint8", "fit": "stretch"} | dict.fromkeys(
+    ("window", "no_window", "physical", "background")
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Physical:
+    """The formula of a dataset of uint16: physical value = slope * stored value + intercept.
+
+    Raises:
+        ValueError: if a value is out of range.
+    """
+
+    unit: str
+    slope: float
+    intercept: float
+
+    def __post_init__(self) -> None:
+        if not (0 < self.slope < math.inf and math.isfinite(self.intercept)):
+            raise ValueError(
+                "rescale must be a slope above 0 and an intercept, received "
+                f"{self.slope},{self.intercept}"
+            )
+
+    @classmethod
+    def of_unit(cls, unit: str, rescale: tuple[float, float] | None) -> Physical:
+        """Returns the formula of a unit: `rescale` (slope and intercept), or by default 1, -32768.
+
+        White is 65,535 where there is no physical unit.
+        """
+        slope, intercept = (1 / 65_535, 0.0) if unit == SHARE else rescale or (1.0, -32_768.0)
+        return cls(unit=unit, slope=slope, intercept=intercept)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Preprocessing:
+    """How a file becomes pixels.
+
+    Attributes:
+        height: height of the stored image in pixels.
+        width: width of the stored image in pixels.
+        channels: 1 (grey; colour becomes ITU-R 601-2 luma) or 3 (RGB; grey is repeated).
+        resize: name of a filter in `RESIZE_FILTERS`.
+        dtype: one of `DTYPES`. uint16 keeps the depth of 16-bit grey files; the levels of eight-bit
+            files are spread over its range (times 257).
+        window: center and width of the grey levels that become the 256 of uint8, for DICOM files;
+            by default those that each file names.
+        no_window: `FRAME_RANGE` to show a DICOM frame without a window from its lowest value to its
+            highest, the padding aside, except that eight stored bits which are not rescaled keep
+            their levels; None to reject it. A dataset without such files, or of an older release,
+            says nothing of it.
+        physical: the formula of the values of uint16, the same for all files; None for the stored
+            values, from the lowest that a file can store, because the dataset has no DICOM files
+            that need a formula, or an older release made it.
+        background: what is behind transparent pixels, one of `BACKGROUNDS`; None to reject them.
+        fit: `stretch` changes a picture's shape to the stored one; `pad` scales both sides by one
+            factor, to the nearest pixel, centers the picture, and fills the rest with black.
+
+    Raises:
+        ValueError: if a value is out of range.
+    """
+
+    height: int = 224
+    width: int = 224
+    channels: int = 1
+    resize: str = "bilinear"
+    dtype: str = "uint8"
+    window: tuple[float, float] | None = None
+    no_window: str | None = FRAME_RANGE
+    physical: Physical | None = None
+    background: str | None = None
+    fit: str = "stretch"
+
+    def __post_init__(self) -> None:
+        for name, choices in _CHOICES.items():
+            if (value := getattr(self, name)) not in choices:
+                expected = ", ".join(map(str, choices))
+                raise ValueError(f"{name} must be one of {expected}, received {value!r}")
+        if min(self.height, self.width) < 1 or max(self.height, self.width) > 16_384:
+            raise ValueError(
+                f"image_size must be in 1..16384 pixels a side, received {self.height}x{self.width}"
+            )
+        if self.window and not (self.window[1] >= 1 and math.isfinite(sum(self.window))):
+            raise ValueError(
+                f"window must be a center and a width of at least 1, received {self.window}"
+            )
+        if self.window and self.dtype != "uint8":
+            raise ValueError(
+                f"window is for uint8: a dataset of {self.dtype} keeps the whole range"
+            )
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """(height, width, channels)."""
+        return self.height, self.width, self.channels
+
+    @property
+    def is_windowed(self) -> bool:
+        """Whether the grey levels of DICOM files do not depend on a window of theirs."""
+        return self.window is not None or self.dtype != "uint8"
+
+    def box(self, width: float, height: float) -> tuple[int, int, int, int]:
+        """Returns (left, top, right, bottom) of a picture in the stored image; the rest is padding.
+
+        Ties are rounded as in `PIL.ImageOps.pad`, which gives the same pixels if those of the file
+        are square.
+
+        Args:
+            width: of the picture, in any unit.
+            height: of the picture, in the same unit.
+        """
+        columns, rows = self.width, self.height
+        if self.fit == "pad" and width * rows > height * columns:
+            rows = max(round(height / width * columns), 1)
+        elif self.fit == "pad":
+            columns = max(round(width / height * rows), 1)
+        left, top = round((self.width - columns) / 2), round((self.height - rows) / 2)
+        return left, top, left + columns, top + rows
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns JSON values by name; those of `_NEWER` only if they differ from these."""
+        values = dataclasses.asdict(self)
+        return {
+            name: value
+            for name, value in values.items()
+            if name not in _NEWER or value != _NEWER[name]
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Preprocessing:
+        """Makes the options from the values that `to_dict` returned; ignores other entries.
+
+        Raises:
+            KeyError: if a value is missing.
+            ValueError: if a value is out of range.
+        """
+        values = {**_NEWER, **values}
+        try:
+            if values["window"]:
+                values["window"] = tuple(values["window"])
+            if values["physical"]:
+                values["physical"] = Physical(**values["physical"])
+            return cls(**{field.name: values[field.name] for field in dataclasses.fields(cls)})
+        except (TypeError, OverflowError) as error:
+            raise ValueError(f"preprocessing of another type than expected: {error}") from None
