@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import itertools
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -118,18 +117,24 @@ def _decide_near(
     reasons: dict[int, tuple[str, str]],
 ) -> None:
     """Adds near duplicates of pictures in a more protected split, the most protected first."""
+    # The rows of each picture that are left. They are in one split, because exact copies in others
+    # have been decided.
+    left: dict[int, list[int]] = {}
+    for picture in {row for pair in twins.near for row in (pair.first, pair.second)}:
+        rows = (row for row in twins.copies_of(picture).tolist() if row not in reasons)
+        left[picture] = sorted(rows, key=lambda row: paths[row])
     pairs = []
-    for pair in twins.near_across(np.array([rank[name] for name in names])):
-        copies = twins.copies_of(pair.first).tolist(), twins.copies_of(pair.second).tolist()
-        for a, b in itertools.product(*copies):
-            if rank[names[a]] > rank[names[b]]:
-                a, b = b, a
-            if names[a] != names[b]:
-                pairs.append((rank[names[a]], paths[a], paths[b], a, b))
-    for _, _, _, kept, other in sorted(pairs):
+    for pair in twins.near:
+        if left[pair.first] and left[pair.second]:
+            sides = (left[pair.first], left[pair.second])
+            kept, others = sorted(sides, key=lambda rows: rank[names[rows[0]]])
+            if names[kept[0]] != names[others[0]]:
+                pairs.append((rank[names[kept[0]]], paths[kept[0]], paths[others[0]], kept, others))
+    for *_, kept, others in sorted(pairs):
         # Only a picture that stays is a reason to drop its near duplicate.
-        if kept not in reasons and other not in reasons:
-            reasons[other] = (f"picture_in_{names[kept]}", f"near duplicate of {paths[kept]}")
+        if kept[0] not in reasons and others[0] not in reasons:
+            reason = (f"picture_in_{names[kept[0]]}", f"near duplicate of {paths[kept[0]]}")
+            reasons.update(dict.fromkeys(others, reason))
 
 
 def _copy_without(

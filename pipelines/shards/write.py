@@ -330,16 +330,18 @@ def _examples_table(
         "file_bytes": [ref.size for ref in refs],
         "perceptual_hash": [bits.tobytes() for bits in facts["perceptual_hash"]],
     }
-    table = pa.Table.from_pydict(columns, EXAMPLE_SCHEMA)
+    fields = list(EXAMPLE_SCHEMA)
     if SITE in planned.schema.names:
-        table = table.append_column(SITE, planned.column(SITE).take(places).cast(pa.string()))
+        columns[SITE] = planned.column(SITE).take(places).cast(pa.string())
+        fields.append(pa.field(SITE, pa.string()))
     if OTHERS in planned.schema.names:
         others = planned.column(OTHERS).take(places)
         for field, column in zip(others.type, others.flatten(), strict=True):
             # The launcher has said which are left out.
             if field.name not in columns and field.name != groups.COLUMN:
-                table = table.append_column(field, column)
-    return table
+                columns[field.name] = column
+                fields.append(field)
+    return pa.Table.from_pydict(columns, pa.schema(fields))
 
 
 def _check_decoder(build: Build) -> None:
