@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import traceback
 from collections.abc import Iterator
-from pathlib import Path
 
 from tfrecord_io.errors import StoreError as StoreError
 from tfrecord_io.errors import ToldError as ToldError
@@ -54,28 +52,3 @@ def clear_read_errors(shown: str) -> Iterator[None]:
 def changed(shown: str) -> BuildError:
     """Returns the error of an input that is not what it was when it was listed."""
     return BuildError(f"{shown} changed since the build began; start again with --overwrite")
-
-
-@contextlib.contextmanager
-def without_names(anonymous: bool) -> Iterator[None]:
-    """Keeps the text of an unexpected error, which may name files of the input, out of a log.
-
-    Only an anonymous dataset needs that; for others, errors are raised unchanged.
-
-    Raises:
-        BuildError: with the kind and the place of the error, if the block raises anything but a
-            `ToldError`, whose message has codes instead of names.
-    """
-    try:
-        yield
-    except ToldError:
-        raise
-    except Exception as error:
-        if not anonymous:
-            raise
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        raise BuildError(
-            f"the build failed with {type(error).__name__} in {Path(place.filename).name}, line "
-            f"{place.lineno}; the message may name files of the input, so it is not shown. Check "
-            "that the input is still there, and run the same command again"
-        ) from None

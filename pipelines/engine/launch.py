@@ -78,10 +78,20 @@ def exit_code(command: Callable[[Sequence[str]], None], argv: Sequence[str]) -> 
     Returns:
         0 if the dataset is there, 1 if the job failed, 2 for wrong usage, 130 after Ctrl-C.
     """
-    is_anonymous = bool(_values(argv, "--anonymize"))
-    private = _values(argv, "--input", "--labels") if is_anonymous else ()
+    private = _values(argv, "--input", "--labels") if _values(argv, "--anonymize") else ()
     with redaction.redacted_output(private):
-        return _exit_code(command, argv, is_anonymous)
+        try:
+            command(argv)
+        except errors.UserError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 2
+        except (errors.ToldError, OSError) as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 1
+        except KeyboardInterrupt:
+            print("\nstopped; run the same command again to resume", file=sys.stderr)
+            return 130
+    return 0
 
 
 def _values(argv: Sequence[str], *flags: str) -> list[str]:
@@ -92,24 +102,6 @@ def _values(argv: Sequence[str], *flags: str) -> list[str]:
         for word, following in itertools.pairwise(words)
         if word.partition("=")[0] in flags
     ]
-
-
-def _exit_code(
-    command: Callable[[Sequence[str]], None], argv: Sequence[str], is_anonymous: bool
-) -> int:
-    try:
-        with errors.without_names(is_anonymous):
-            command(argv)
-    except errors.UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except (errors.ToldError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("\nstopped; run the same command again to resume", file=sys.stderr)
-        return 130
-    return 0
 
 
 def _import_beam() -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import traceback
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import IO, Any
 
 import pyarrow as pa
@@ -79,10 +81,22 @@ class Work:
         """Turns errors of the block into `errors.BuildError`s for the user.
 
         Those are errors of the output's file system and, if the dataset is anonymous, all errors
-        whose messages may name files of the input.
+        whose messages may name files of the input: they reach the log of a worker.
         """
-        with errors.without_names(self.anonymous), errors.clear_write_errors(self.output):
-            yield
+        try:
+            with errors.clear_write_errors(self.output):
+                yield
+        except errors.ToldError:
+            raise
+        except Exception as error:
+            if not self.anonymous:
+                raise
+            place = traceback.extract_tb(error.__traceback__)[-1]
+            raise errors.BuildError(
+                f"the build failed with {type(error).__name__} in {Path(place.filename).name}, "
+                f"line {place.lineno}; the message may name files of the input, so it is not "
+                "shown. Check that the input is still there, and run the same command again"
+            ) from None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
