@@ -8,8 +8,8 @@ API and the storage are told apart by host, as in reality.
     POST http://localhost/api/v1/datasets.DatasetApiService/DownloadDataset 302 to a signed address
     GET  http://storage.stand-in/...zip?X-Goog-Signature=...                the archive, in ranges
 
-Faults wait in a queue for each of the two; every request takes the next one, and with an empty
-queue all goes well. Every request is recorded.
+Faults wait in a queue for each of the two; every request takes the next one. With None, or with an
+empty queue, all goes well. Every request is recorded.
 
     with StandIn(archive_bytes) as server:
         server.storage_faults += [Cut(after=1000), Refuse(503)]
@@ -118,18 +118,16 @@ class StandIn:
         storage_faults: for the next requests to the storage, one each.
         etag: of the archive; None: no header.
         accepts_ranges: whether the storage knows ranges.
-        heeds_if_range: whether it sends all of an archive that has changed, as RFC 9110 demands.
-        claimed_size: a Content-Length to lie with; None: the true one.
+        claimed_size: a size to lie with; None: the true one.
         requests: all requests so far.
     """
 
     def __init__(self, archive: bytes | Path):
         self.archive = archive
-        self.api_faults: deque[Fault] = deque()
-        self.storage_faults: deque[Fault] = deque()
+        self.api_faults: deque[Fault | None] = deque()
+        self.storage_faults: deque[Fault | None] = deque()
         self.etag: str | None = '"first-version"'
         self.accepts_ranges = True
-        self.heeds_if_range = True
         self.claimed_size: int | None = None
         self.requests: list[Recorded] = []
         self.addresses: list[str] = []
@@ -220,11 +218,13 @@ class _Handler(BaseHTTPRequestHandler):
         elif not self._happens(self.server.stand_in.storage_faults):
             self._send_archive(None)
 
-    def _happens(self, faults: deque[Fault]) -> bool:
+    def _happens(self, faults: deque[Fault | None]) -> bool:
         """Takes the next fault, if there is one, and answers as it says."""
         if not faults:
             return False
         fault = faults.popleft()
+        if fault is None:
+            return False
         if isinstance(fault, Refuse):
             self._refuse(fault)
         elif isinstance(fault, Page):
@@ -249,19 +249,18 @@ class _Handler(BaseHTTPRequestHandler):
         headers = {"Content-Type": "application/zip", "Last-Modified": _LAST_MODIFIED}
         if stand_in.etag is not None:
             headers["ETag"] = stand_in.etag
-        asked = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
-        is_current = self.headers.get("If-Range") in (None, stand_in.etag, _LAST_MODIFIED)
-        sends_part = asked and stand_in.accepts_ranges
-        is_current = is_current or not stand_in.heeds_if_range
-        start = int(asked[1]) if sends_part and is_current else 0
-        if start:
-            claimed = 0 if isinstance(fault, WrongRange) else start
-            headers["Content-Range"] = f"bytes {claimed}-{size - 1}/{size}"
-        length = (stand_in.claimed_size or size) - start
-        self._send_headers(206 if start else 200, {**headers, "Content-Length": str(length)})
-        stop = min(size, start + fault.after) if isinstance(fault, Cut | Stall) else size
+        asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
+        start, end = 0, size
+        if asked and stand_in.accepts_ranges:
+            start, end = int(asked[1]), int(asked[2] or size - 1) + 1
+            shift = 1 if isinstance(fault, WrongRange) else 0
+            total = stand_in.claimed_size or size
+            headers["Content-Range"] = f"bytes {start + shift}-{end + shift - 1}/{total}"
+        status = 206 if "Content-Range" in headers else 200
+        self._send_headers(status, {**headers, "Content-Length": str(end - start)})
+        stop = min(end, start + fault.after) if isinstance(fault, Cut | Stall) else end
         self._send_part(start, stop)
-        if isinstance(fault, Cut) or stand_in.claimed_size:
+        if isinstance(fault, Cut):
             self.close_connection = True
             # A FIN, not a reset, which would take back bytes that the client has not read yet.
             self.connection.shutdown(socket.SHUT_WR)

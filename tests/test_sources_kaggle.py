@@ -34,12 +34,12 @@ from kaggle_stand_in import (
     WrongRange,
     make_archive,
 )
-from urllib3 import Retry
 
 from pipelines import errors
-from pipelines.sources.kaggle import download
+from pipelines.sources.kaggle import api, download
+from tfrecord_io.stores import remote
 
-CHUNK = 1 << 18  # Bytes that the download writes at a time; a cut loses the one that it cut.
+PART = 1 << 18  # Bytes that the download asks for at a time.
 LEGACY_KEY = {"username": USERNAME, "key": KEY}
 
 
@@ -71,11 +71,10 @@ class Desk:
             text = content if isinstance(content, str) else json.dumps(content)
             (self.home / name).write_text(text)
 
-    def run(self, dataset=DATASET, retries=2, timeout_s=10.0):
+    def run(self, dataset=DATASET):
         """Downloads; returns what the log said."""
         self._caplog.clear()
-        retry = Retry(retries, backoff_factor=0.01)
-        archive = download.download_archive(dataset, self.downloads, retry, timeout_s)
+        archive = download.download_archive(dataset, self.downloads)
         assert archive == self.archive
         assert archive.read_bytes() == self.server.archive
         assert sorted(path.name for path in archive.parent.iterdir()) == [
@@ -111,13 +110,20 @@ class Desk:
         return self.archive.read_bytes()
 
     def ranges(self):
-        """The Range header of every request that the storage had."""
-        return [request.headers.get("Range") for request in self.server.calls("GET")]
+        """The first byte of every part that the storage was asked for, sorted."""
+        asked = [request.headers["range"] for request in self.server.calls("GET")]
+        places = [one.removeprefix("bytes=").split("-") for one in asked]
+        return sorted(int(start) for start, end in places if end != "0")
 
 
 @pytest.fixture
 def desk(tmp_path, monkeypatch, caplog):
     caplog.set_level(logging.INFO)
+    monkeypatch.setattr(download, "_PART_BYTES", PART)
+    monkeypatch.setattr(api, "_RETRY", api._RETRY.new(total=2, backoff_factor=0.01))
+    monkeypatch.setattr(remote, "SILENT_SECONDS", 1)
+    monkeypatch.setattr(remote, "RETRY_SECONDS", 0.5)
+    remote.forget_stores()  # whose connections go to the server of another test
     with StandIn(ARCHIVE) as server:
         yield Desk(server, tmp_path, monkeypatch, caplog)
 
@@ -127,13 +133,14 @@ def desk(tmp_path, monkeypatch, caplog):
 # --------------------------------------------------------------------------------------------------
 
 
-def test_a_download_is_one_request_that_gives_the_storage_no_credentials(desk, capsys):
+def test_a_download_asks_once_and_gives_the_storage_no_credentials(desk, capsys):
     desk.run()
 
-    asked, sent = desk.server.requests
+    asked, *sent = desk.server.requests
     assert asked.headers["Authorization"] == f"Bearer {TOKEN}"
-    assert sent.host == STORAGE_HOST
-    assert "Authorization" not in sent.headers
+    assert {one.host for one in sent} == {STORAGE_HOST}
+    assert not [one for one in sent if "authorization" in map(str.lower, one.headers)]
+    assert desk.ranges() == [*range(0, len(ARCHIVE), PART)]
     bars = capsys.readouterr().err
     assert f"downloading {NAME}: 100%" in bars
     assert f"checking {NAME}: 100%" in bars
@@ -171,7 +178,7 @@ def test_the_real_address_is_that_of_the_official_client(desk, monkeypatch):
     monkeypatch.delenv("KAGGLE_API_ENVIRONMENT")
     monkeypatch.setattr(requests.Session, "send", record)
 
-    desk.fail("the connection to api.kaggle.com failed", retries=0)
+    desk.fail("Kaggle could not be asked")
     with pytest.raises(requests.ConnectionError):
         ask_as_the_official_client()
 
@@ -325,37 +332,43 @@ def test_a_refusal_of_the_api_is_explained_at_once(desk, status, texts, is_in_js
 def test_a_busy_server_is_asked_again_after_the_time_that_it_names(desk, status):
     desk.server.api_faults += [Refuse(status, headers={"Retry-After": "1"}), Refuse(status)]
 
-    assert f"HTTP {status}, Retry-After: 1" in desk.run()
+    assert f"Kaggle answers HTTP {status}, Retry-After: 1; trying again" in desk.run()
 
-    desk.server.api_faults += [Refuse(status, headers={"Retry-After": "soon"})] * 10
+    desk.server.api_faults += [Refuse(status)] * 10
     desk.archive.unlink()
-    desk.fail(f"HTTP {status}", "Tried 3 times.", "again later")
+    desk.fail(f"HTTP {status}", "again later")
+    assert len(desk.server.api_faults) == 7
 
 
 @pytest.mark.parametrize(
     "fault",
-    [*map(Refuse, (401, 403, 404, 416, 429, 500)), Page(), WrongRange()],
+    [*map(Refuse, (401, 403, 404, 416, 500)), Page(), WrongRange()],
     ids=lambda fault: str(getattr(fault, "status", type(fault).__name__)),
 )
 def test_no_answer_of_the_storage_but_the_archive_touches_the_partial_file(desk, fault):
-    partial = desk.keep_partial(CHUNK)
-    desk.server.storage_faults += [fault]
-    said = {Page: "login in the browser", WrongRange: f"asked for bytes from {CHUNK}"}
+    partial = desk.keep_partial(PART)
+    desk.server.storage_faults += [fault] * 30
 
-    desk.fail(said.get(type(fault), "HTTP"), "262.1 kB are kept", retries=0)
+    desk.fail("The download was interrupted", STORAGE_HOST, "262.1 kB are kept")
 
     assert desk.archive.read_bytes() == partial
+    desk.server.storage_faults.clear()
     desk.run()
-    assert desk.ranges() == [f"bytes={CHUNK}-"] * 2
+    assert desk.ranges() == [*range(PART, len(ARCHIVE), PART)]
+
+
+def test_an_address_that_has_expired_is_asked_for_anew(desk):
+    desk.server.storage_faults += [Refuse(403, "ExpiredToken")] * 2
+
+    assert "Asking Kaggle for a new address" in desk.run()
+
+    assert len(desk.server.calls("DownloadDataset")) == 3
 
 
 def test_a_page_in_the_place_of_the_api_is_not_taken_for_the_archive(desk):
-    partial = desk.keep_partial(CHUNK)
     desk.server.api_faults += [Page()]
 
-    desk.fail("localhost did not send the archive: expected a zip archive, got text", retries=0)
-
-    assert desk.archive.read_bytes() == partial
+    desk.fail("did not answer with the archive's address (HTTP 200", "login in the browser")
 
 
 # --------------------------------------------------------------------------------------------------
@@ -363,105 +376,80 @@ def test_a_page_in_the_place_of_the_api_is_not_taken_for_the_archive(desk):
 # --------------------------------------------------------------------------------------------------
 
 
-def test_a_cut_connection_resumes_as_long_as_each_attempt_brings_new_bytes(desk):
-    desk.server.storage_faults += [Cut(CHUNK + 1)] * 4
+def test_parts_that_a_connection_cuts_are_asked_for_again(desk):
+    desk.server.storage_faults += [Cut(1000)] * 4
 
-    assert "the connection to the storage host failed (IncompleteRead)" in desk.run(retries=1)
+    desk.run()
 
-    assert desk.ranges() == [None] + [f"bytes={part * CHUNK}-" for part in (1, 2, 3, 4)]
-    resumed = desk.server.calls("GET")[-1]
-    assert (resumed.status, resumed.sent) == (206, len(ARCHIVE) - 4 * CHUNK)
-    assert resumed.headers["If-Range"] == desk.server.etag
-
-
-def test_cuts_that_bring_no_new_bytes_end_in_an_error_that_keeps_the_partial_file(desk):
-    partial = desk.keep_partial(CHUNK)
-    desk.server.storage_faults += [Cut(0)] * 10
-
-    desk.fail("(IncompleteRead)", "Tried 3 times.", "262.1 kB are kept", "to resume")
-
-    assert len(desk.server.calls("DownloadDataset")) == 3
-    assert desk.archive.read_bytes() == partial
+    assert len(desk.server.calls("DownloadDataset")) == 1
 
 
 CHILD = f"""
 import pathlib, sys
 from pipelines.sources.kaggle import download
+from tfrecord_io.stores import remote
+remote.SILENT_SECONDS = 2
+download._PART_BYTES, download._NUM_PARTS_AT_ONCE = {PART}, 1
 download.download_archive({DATASET!r}, pathlib.Path(sys.argv[1]))
 """
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_a_second_process_is_refused_and_resumes_what_a_stopped_one_left(desk, number):
-    desk.server.storage_faults += [Stall(after=3 * CHUNK)]
+    desk.server.storage_faults += [None] * 4 + [Stall(after=None)]
     command = [sys.executable, "-c", CHILD, str(desk.downloads)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL) as process:
-        wait_until(
-            lambda: desk.archive.exists() and desk.archive.stat().st_size == 3 * CHUNK, process
-        )
+        wait_until(lambda: len(desk.server.calls("GET")) == 5, process)
         desk.fail("by another process", f"process id {process.pid}", "Wait until")
         process.send_signal(number)
         assert process.wait() != 0
+    kept = desk.archive.stat().st_size
+    assert 0 < kept <= 3 * PART
+    desk.server.requests.clear()
 
     desk.run()
 
-    assert desk.ranges() == [None, f"bytes={3 * CHUNK}-"]
+    assert desk.ranges() == [*range(kept, len(ARCHIVE), PART)]
 
 
-def test_a_download_that_was_killed_before_its_last_note_is_not_fetched_again(desk):
+def test_of_a_download_that_was_killed_before_its_last_note_no_part_is_fetched_again(desk):
     desk.keep_partial(len(ARCHIVE))
 
     desk.run()
 
-    assert desk.server.requests == []
-
-
-def test_parts_of_two_versions_are_not_joined_if_the_storage_ignores_if_range(desk):
-    desk.keep_partial(CHUNK)
-    desk.server.archive = make_archive(seed=2)
-    desk.server.etag = '"second-version"'
-    desk.server.heeds_if_range = False
-
-    assert "the archive has changed" in desk.run(retries=1)
-
-    assert desk.archive.read_bytes() == desk.server.archive
-    assert desk.ranges() == [f"bytes={CHUNK}-", None]
+    assert desk.ranges() == []
 
 
 def test_an_archive_that_changed_on_kaggle_is_downloaded_anew(desk):
-    desk.keep_partial(CHUNK)
+    desk.keep_partial(PART)
     desk.server.archive = make_archive(seed=2)
     desk.server.etag = '"second-version"'
-    desk.server.storage_faults += [Cut(CHUNK + 1)]
 
     desk.run()
 
-    assert desk.ranges() == [f"bytes={CHUNK}-"] * 2
-    assert desk.server.calls("GET")[0].status == 200
+
+def test_a_storage_without_an_etag_still_gives_the_archive(desk):
+    desk.server.etag = None  # Last-Modified then tells versions apart.
+
+    desk.run()
 
 
-@pytest.mark.parametrize("missing", ["ranges", "ETag"])
-def test_a_storage_without_ranges_or_without_an_etag_still_gives_the_archive(desk, missing):
-    if missing == "ranges":
-        desk.server.accepts_ranges = False
+def test_a_storage_without_ranges_is_refused(desk):
+    desk.server.accepts_ranges = False
+
+    desk.fail("sent the whole file instead of the requested part")
+
+
+@pytest.mark.parametrize("where", ["api", "storage"])
+def test_a_connection_that_falls_silent_is_given_up_and_tried_again(desk, where, monkeypatch):
+    monkeypatch.setattr(api, "_TIMEOUT_S", 0.5)
+    if where == "api":
+        desk.server.api_faults += [Stall(after=None)]
+        assert "Kaggle does not answer; trying again" in desk.run()
     else:
-        desk.server.etag = None  # Last-Modified then tells versions apart.
-    desk.server.storage_faults += [Cut(CHUNK + 1)]
-
-    desk.run()
-
-    assert desk.ranges() == [None, f"bytes={CHUNK}-"]
-
-
-@pytest.mark.parametrize("where", ["api", "storage", "range"])
-def test_a_connection_that_falls_silent_is_given_up_and_tried_again(desk, where):
-    if where == "range":
-        desk.keep_partial(CHUNK)
-    faults = desk.server.api_faults if where == "api" else desk.server.storage_faults
-    faults += [Stall(after=None if where == "api" else CHUNK + 1)]
-
-    assert "sent nothing for 0.5 s" in desk.run(timeout_s=0.5)
+        desk.server.storage_faults += [None, Stall(after=1000)]
+        desk.run()
 
 
 def test_no_name_resolution_is_explained(desk, monkeypatch):
@@ -471,10 +459,7 @@ def test_no_name_resolution_is_explained(desk, monkeypatch):
     monkeypatch.setattr("socket.getaddrinfo", fail)
     desk.set(http_proxy="")
 
-    desk.fail(
-        "the connection to localhost failed (Temporary failure in name resolution)",
-        "Tried 3 times.",
-    )
+    desk.fail("Kaggle could not be asked", "Temporary failure in name resolution")
 
 
 def test_a_proxy_that_is_not_there_is_explained_without_its_password(desk):
@@ -483,7 +468,7 @@ def test_a_proxy_that_is_not_there_is_explained_without_its_password(desk):
         port = gone.address.rsplit(":", 1)[1]
     desk.set(http_proxy=f"http://me:{KEY}@127.0.0.1:{port}")
 
-    desk.fail("the proxy named in http_proxy")
+    desk.fail("Connection refused", "the proxy variables")
 
 
 # --------------------------------------------------------------------------------------------------

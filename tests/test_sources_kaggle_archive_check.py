@@ -33,7 +33,7 @@ def test_a_corrupt_archive_of_the_right_size_is_named_by_member_and_moved(tmp_pa
     with pytest.raises(errors.BuildError) as error:
         download_archive(DATASET, tmp_path)
     for text in (
-        "has all its bytes, but is corrupt in 1 place:",
+        "has all its bytes, but is corrupt in 1 place, first in",
         f"'OCT2017 /train/CNV/CNV-{index}-1.jpeg'",
         f"moved to {tmp_path / NAME}.corrupt",
         "Run the same command again",
@@ -58,18 +58,14 @@ def test_an_archive_with_bytes_of_no_member_is_refused_and_kept(tmp_path):
     assert archive.exists()
 
 
-def test_many_corrupt_members_are_counted_and_some_are_named(tmp_path):
-    archive = tmp_path / NAME
+def test_many_corrupt_members_are_counted(tmp_path):
     content = bytearray(ARCHIVE)
     for index in range(8):
         content[offset_of_member(index)] ^= 1
-    archive.write_bytes(content)
+    (tmp_path / NAME).write_bytes(content)
 
-    with pytest.raises(errors.BuildError) as error:
-        verify_archive(archive, DATASET)
-    assert "in 8 places" in str(error.value)
-    assert str(error.value).count(".jpeg':") == 5
-    assert "and 3 more" in str(error.value)
+    with pytest.raises(errors.BuildError, match=r"in 8 places, first in 'OCT2017 /.*-0-1\.jpeg'"):
+        verify_archive(tmp_path / NAME, DATASET)
 
 
 def test_an_archive_that_changed_since_its_check_is_checked_again(tmp_path):

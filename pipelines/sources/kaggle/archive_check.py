@@ -14,7 +14,6 @@ from tfrecord_io.printing import counted
 from tfrecord_io.rejects import is_of_content
 
 _READ_BYTES = 1 << 20
-_NAMED_MEMBERS = 5  # Corrupt members that an error names; it counts the others.
 
 
 def verify_archive(archive: Path, dataset: str) -> None:
@@ -28,26 +27,22 @@ def verify_archive(archive: Path, dataset: str) -> None:
         dataset: OWNER/NAME, for the record.
 
     Raises:
-        errors.BuildError: if the archive is corrupt (the message names the members), or the disk
-            failed.
+        errors.BuildError: if the archive is corrupt (the message names the first place), or the
+            disk failed.
     """
-    record = _record_path(archive)
     try:
         stat = archive.stat()
-        corrupt = _corrupt_members(archive)
-        if corrupt:
-            record.unlink(missing_ok=True)
+        if corrupt := _corrupt_places(archive):
+            _record_path(archive).unlink(missing_ok=True)
             aside = archive.rename(archive.with_name(archive.name + ".corrupt"))
-            more = [f"and {len(corrupt) - _NAMED_MEMBERS} more"] * (len(corrupt) > _NAMED_MEMBERS)
-            lines = "\n  ".join([*corrupt[:_NAMED_MEMBERS], *more])
             raise errors.BuildError(
                 f"{archive} has all its bytes, but is corrupt in "
-                f"{counted(len(corrupt), 'place')}:\n"
-                f"  {lines}\nIt was moved to {aside}, which you may delete.\n"
+                f"{counted(len(corrupt), 'place')}, first in {corrupt[0]}.\n"
+                f"It was moved to {aside}, which you may delete.\n"
                 "Run the same command again to download a new one."
             )
         facts = {"dataset": dataset, "size": stat.st_size, "mtime_ns": stat.st_mtime_ns}
-        with atomic_write(record) as file:
+        with atomic_write(_record_path(archive)) as file:
             file.write(json.dumps(facts, indent=1).encode() + b"\n")
     except OSError as error:
         raise errors.BuildError(
@@ -81,8 +76,8 @@ def _record_path(archive: Path) -> Path:
     return archive.with_name(archive.name + ".verified.json")
 
 
-def _corrupt_members(archive: Path) -> list[str]:
-    """Returns a line for each corrupt member, or one if the file is not a zip.
+def _corrupt_places(archive: Path) -> list[str]:
+    """Returns the corrupt members and what is wrong with each, or that the file is not a zip.
 
     Raises:
         errors.BuildError: if bytes of the file are in no member.
@@ -90,10 +85,9 @@ def _corrupt_members(archive: Path) -> list[str]:
     corrupt = []
     try:
         with archive.open("rb") as raw, zip_index.open_zip(raw) as file:
-            members = file.infolist()
-            total = sum(member.file_size for member in members)
+            total = sum(member.file_size for member in file.infolist())
             with byte_bar(f"checking {archive.name}", total=total) as bar:
-                for member in members:
+                for member in file.infolist():
                     try:
                         with file.open(member) as stream:
                             while chunk := stream.read(_READ_BYTES):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pipelines import errors
 from pipelines.sources.downloads import read_json
@@ -35,6 +35,21 @@ class Login(NamedTuple):
     token: str = ""
     username: str = ""
     key: str = ""
+
+    def auth(self) -> Any:
+        """Returns the credentials for `requests`, after asking Kaggle for a token if need be.
+
+        Raises:
+            requests.RequestException: if Kaggle does not answer, or refuses.
+        """
+        from kagglesdk import KaggleClient, KaggleCredentials
+        from kagglesdk.kaggle_http_client import KaggleHttpClient
+
+        if self.key:
+            return self.username, self.key
+        with KaggleClient() as client:
+            token = self.token or KaggleCredentials.load(client).get_access_token()
+        return KaggleHttpClient.BearerAuth(token)
 
 
 def find_login() -> Login:
@@ -63,9 +78,7 @@ def find_login() -> Login:
     username = os.environ.get("KAGGLE_USERNAME") or stored.get("username")
     key = os.environ.get("KAGGLE_KEY") or stored.get("key")
     if username and key:
-        is_stored = key == stored.get("key")
-        place = str(_kaggle_json()) if is_stored else "KAGGLE_USERNAME and KAGGLE_KEY"
-        return Login(place, username=username, key=key)
+        return Login(f"KAGGLE_USERNAME, KAGGLE_KEY or {_kaggle_json()}", "", username, key)
     if read_json(_oauth_file()).get("refresh_token"):
         return Login(f"{_oauth_file()} (kaggle auth login)")
     raise _no_login("No Kaggle credentials were found.")
