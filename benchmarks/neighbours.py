@@ -26,7 +26,8 @@ from near_duplicates import cropped, read_scans
 from PIL import Image
 
 from tfrecord_io.auditing import neighbours
-from tfrecord_io.manifest import Manifest
+from tfrecord_io.auditing.columns import read_examples
+from tfrecord_io.manifest import EXAMPLES_FILE_NAME, Manifest
 
 ROOT = Path(__file__).resolve().parent.parent
 _CLASSES = ("CNV", "DME", "DRUSEN", "NORMAL")
@@ -95,7 +96,9 @@ def _write(path: Path, data: bytes) -> None:
 def report(name: str, features: Path) -> None:
     """Prints a row of the table: what the audit finds among the features of a trunk."""
     found = Manifest.load(features)
-    examples, nearest = neighbours.compare(features, found)
+    examples, nearest = neighbours.compare(
+        features, found, read_examples(features / EXAMPLES_FILE_NAME)
+    )
     paths = [Path(path).stem for path in examples["path"].to_pylist()]
     labels = np.array([found.label_names.index(name) for name in examples["label"].to_pylist()])
     copies = [{paths[hint.first], paths[hint.second]} for hint in neighbours.near_copies(nearest)]

@@ -507,6 +507,11 @@ def test_near_duplicates_of_any_exact_copy_are_across():
         for codes in ([0, 0, 0, 1], [0, 1, 0, 0], [0, 0, 1, 0], [1, 0, 0, 0])
     ]
     assert across == [[], [(0, 1)], [(2, 1)], [(0, 1)]]
+    differ = [
+        twins.have_different(np.array(codes), found.groups, np.array([0]), np.array([1])).tolist()
+        for codes in ([0, 0, 0, 1], [0, 1, 0, 0], [0, 0, 1, 0], [1, 0, 0, 0])
+    ]
+    assert differ == [[False], [True], [True], [True]]
 
 
 @pytest.fixture(scope="module")

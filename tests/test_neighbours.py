@@ -78,14 +78,6 @@ def test_the_most_striking_copy_comes_first():
     assert pairs_in(neighbours.near_copies(found_among(vectors)))[:2] == [(5, 99), (1, 98)]
 
 
-def test_a_pair_is_across_splits_if_an_exact_copy_is():
-    hint = neighbours.NearPair(first=0, second=1, similarity=1)
-    examples = pa.table({"pixels_xxh3": ["a", "b", "a"], "split": ["train", "train", "test"]})
-    for count, expected in ((2, set()), (3, {(0, 1)})):
-        some = examples.slice(0, count)
-        assert neighbours._with_different(some["split"], some, [hint]) == expected
-
-
 @pytest.mark.parametrize("num_scans", [1, 2, 10])
 def test_among_very_few_scans_nothing_stands_out(num_scans):
     found = found_among(unit_vectors(num_scans))

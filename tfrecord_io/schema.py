@@ -208,6 +208,15 @@ class RecordLayout:
             )
         return values.tobytes()
 
+    def bytes_in(self, records: np.ndarray, name: str) -> np.ndarray:
+        """Returns the bytes of a feature of framed records, uint8 [num_records, length], a view."""
+        slot = self.features[name]
+        return records[:, slot.offset : slot.offset + slot.length]
+
+    def labels_in(self, records: np.ndarray) -> np.ndarray:
+        """Returns the labels of framed records, float32 [num_records, num_classes], a copy."""
+        return self.bytes_in(records, LABEL).copy().view("<f4")
+
     def images_in(self, records: np.ndarray) -> np.ndarray:
         """Returns the images of framed records, a view where NumPy can make one.
 
@@ -217,8 +226,7 @@ class RecordLayout:
         Returns:
             of type `numpy_dtype`, [num_records, height, width, channels].
         """
-        slot = self.features[IMAGE]
-        pixels = records[:, slot.offset : slot.offset + slot.length]
+        pixels = self.bytes_in(records, IMAGE)
         return pixels.view(self.numpy_dtype).reshape(len(records), *self.image_shape)
 
     def find_damaged(self, records: np.ndarray) -> int | None:

@@ -69,10 +69,7 @@ def _classes(
     dataset: manifest.Manifest, split: str, shards: Sequence[np.ndarray]
 ) -> tuple[Sequence[str], Sequence[int], Iterable[np.ndarray]]:
     """Returns names and counts of the rows, and which examples of each shard are in which row."""
-    slot = dataset.layout.features[schema.LABEL]
-    labels = (
-        records[:, slot.offset : slot.offset + slot.length].copy().view("<f4") for records in shards
-    )
+    labels = map(dataset.layout.labels_in, shards)
     if not dataset.label_kind.is_number or not shards:
         return dataset.label_names, dataset.split(split).label_counts, labels
     numbers = [values[:, 0] for values in labels]

@@ -146,11 +146,6 @@ class PixelStatistics:
         )
 
     @classmethod
-    def from_records(cls, records: np.ndarray, layout: schema.RecordLayout) -> PixelStatistics:
-        """Adds up the pixels of framed records, uint8 [num_records, layout.stride]."""
-        return cls.from_images(layout.images_in(records))
-
-    @classmethod
     def from_shard(cls, file: IO[bytes], layout: schema.RecordLayout) -> PixelStatistics:
         """Adds up the pixels of a shard, read from its beginning, a megabyte at a time.
 
@@ -165,7 +160,7 @@ class PixelStatistics:
                     f"{len(block) % layout.stride:,}"
                 )
             records = np.frombuffer(block, np.uint8).reshape(-1, layout.stride)
-            total += cls.from_records(records, layout)
+            total += cls.from_images(layout.images_in(records))
         return total
 
     def to_dict(self) -> dict[str, Any]:

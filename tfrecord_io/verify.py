@@ -9,7 +9,6 @@ import hashlib
 import io
 import json
 import random
-import struct
 import tarfile
 import zipfile
 import zlib
@@ -86,20 +85,21 @@ def verify(
     dataset = manifest.Manifest.load(directory)
     directory = Path(directory)
     findings: list[Finding] = []
+    # Key, label and split of each record, by shard.
     records: dict[str, list[tuple[str, str, str]]] = {}
     statistics = _no_statistics(dataset)
     for split_name, split in dataset.splits.items():
-        label_counts = np.zeros(dataset.num_classes, np.int64)
+        labels: list[str] = []
         for shard in split.shards:
             contents = _read_shard(directory, shard, dataset)
             findings += [Finding(shard.name, problem) for problem in contents.problems]
             sidecar = shards.sidecar_name(shard.name)
-            findings += _read(sidecar, _check_sidecar(directory, shard, dataset))
-            records[shard.name] = [(key, label, split_name) for key, label in contents.labels]
-            label_counts += contents.label_counts
+            findings += _read(sidecar, _check_sidecar(directory / sidecar, shard, dataset))
+            records[shard.name] = [(key, label, split_name) for key, label in contents.records]
+            labels += [label for _, label in contents.records]
             if split_name == manifest.STATISTICS_SPLIT and statistics and contents.statistics:
                 statistics += contents.statistics
-        held = tuple(label_counts.tolist())
+        held = dataset.label_kind.counts(labels, dataset.label_names)
         if held != split.label_counts:
             message = f"says {split.label_counts} examples per class, but the shards hold {held}"
             findings.append(Finding(manifest.FILE_NAME, message))
@@ -109,12 +109,18 @@ def verify(
             f"hold {statistics}"
         )
         findings.append(Finding(manifest.FILE_NAME, message))
-    findings += _check_strangers(directory, dataset)
-    findings += _check_trunk(directory, dataset)
-    findings += _read(manifest.EXAMPLES_FILE_NAME, _check_examples(directory, records))
-    findings += _read(croissant.FILE_NAME, _check_croissant(directory, dataset))
-    findings += _check_ledger(dataset)
-    findings += _read(manifest.REJECTS_FILE_NAME, _check_rejects(directory, dataset))
+    # A glob over the folder would read these.
+    strangers = {path.name for path in directory.glob("*.tfrecord")} - records.keys()
+    findings += [Finding(name, "is not in the manifest") for name in sorted(strangers)]
+    for name, messages in (
+        (trunk.FILE_NAME, _check_trunk(directory, dataset)),
+        (manifest.FILE_NAME, _check_keys(records)),
+        (manifest.EXAMPLES_FILE_NAME, _check_examples(directory, records)),
+        (croissant.FILE_NAME, _check_croissant(directory, dataset)),
+        (manifest.FILE_NAME, _check_ledger(dataset)),
+        (manifest.REJECTS_FILE_NAME, _check_rejects(directory, dataset)),
+    ):
+        findings += _read(name, messages)
     if source_input is not None and not findings:
         source_paths = _read_names(dataset, names)
         findings += _check_sample(
@@ -123,10 +129,11 @@ def verify(
     return findings
 
 
-def _read(file_name: str, findings: Iterator[Finding]) -> Iterator[Finding]:
-    """Yields what a check of a file finds, also that the file cannot be read."""
+def _read(file_name: str, messages: Iterator[str]) -> Iterator[Finding]:
+    """Yields what a check says about a file, also that the file cannot be read."""
     try:
-        yield from findings
+        for message in messages:
+            yield Finding(file_name, message)
     except (OSError, ValueError, KeyError, TypeError) as error:
         yield Finding(file_name, f"cannot be read: {error}")
 
@@ -135,8 +142,7 @@ def _read(file_name: str, findings: Iterator[Finding]) -> Iterator[Finding]:
 class _Contents:
     """What a shard holds: keys and texts of the labels of its right records, sums, and problems."""
 
-    labels: list[tuple[str, str]]
-    label_counts: np.ndarray
+    records: list[tuple[str, str]]
     statistics: PixelStatistics | None
     problems: list[str]
 
@@ -150,122 +156,91 @@ def _no_statistics(dataset: manifest.Manifest) -> PixelStatistics | None:
 def _read_shard(directory: Path, shard: manifest.Shard, dataset: manifest.Manifest) -> _Contents:
     layout = dataset.layout
     problems: list[str] = []
-    contents = _Contents(
-        [], np.zeros(dataset.num_classes, np.int64), _no_statistics(dataset), problems
-    )
+    contents = _Contents([], _no_statistics(dataset), problems)
     try:
         file = (directory / shard.name).open("rb")
     except OSError as error:
         problems.append(error.strerror or str(error))
         return contents
     digest = hashlib.sha256()
-    row = 0
+    num_read = 0
     with file:
         while chunk := file.read(layout.stride * _CHUNK_RECORDS):
             digest.update(chunk)
-            whole = len(chunk) // layout.stride
-            if whole * layout.stride != len(chunk):
-                problems.append(f"is cut off in record {row + whole}")
-            records = np.frombuffer(chunk, np.uint8, whole * layout.stride)
+            whole, rest = divmod(len(chunk), layout.stride)
+            if rest:
+                problems.append(f"is cut off in record {num_read + whole}")
+            records = np.frombuffer(chunk, np.uint8, len(chunk) - rest)
             records = records.reshape(whole, layout.stride)
             if contents.statistics:
-                contents.statistics += PixelStatistics.from_records(records, layout)
-            for record in records:
+                contents.statistics += PixelStatistics.from_images(layout.images_in(records))
+            for row in range(whole):
+                record = records[row : row + 1]
                 if problem := _record_problem(record, layout):
-                    problems.append(f"record {row}: {problem}")
-                else:
-                    key = _payload(record, layout, schema.KEY).decode("ascii")
-                    label = np.frombuffer(_payload(record, layout, schema.LABEL), "<f4")
-                    text = layout.label_kind.text_in(label, dataset.label_names)
-                    contents.labels.append((key, text))
-                    contents.label_counts += layout.label_kind.count(label[None])
-                row += 1
-    if row != shard.num_examples:
-        problems.append(f"has {row} records, but the manifest says {shard.num_examples}")
+                    problems.append(f"record {num_read + row}: {problem}")
+                    continue
+                label = layout.label_kind.text_in(layout.labels_in(record)[0], dataset.label_names)
+                key = layout.bytes_in(record, schema.KEY).tobytes().decode("ascii")
+                contents.records.append((key, label))
+            num_read += whole
+    if num_read != shard.num_examples:
+        problems.append(f"has {num_read} records, but the manifest says {shard.num_examples}")
     if digest.hexdigest() != shard.sha256:
         problems.append(f"has SHA-256 {digest.hexdigest()}, but the manifest says {shard.sha256}")
     return contents
 
 
-def _payload(record: np.ndarray, layout: schema.RecordLayout, name: str) -> bytes:
-    slot = layout.features[name]
-    return record[slot.offset : slot.offset + slot.length].tobytes()
-
-
 def _record_problem(record: np.ndarray, layout: schema.RecordLayout) -> str | None:
-    """Returns what is wrong with a framed record, uint8 [stride]."""
-    frame = record.tobytes()
-    length, length_crc = struct.unpack_from("<QI", frame)
-    data = frame[schema.HEADER_LENGTH : -schema.FOOTER_LENGTH]
-    (data_crc,) = struct.unpack_from("<I", frame, len(frame) - schema.FOOTER_LENGTH)
-    if length != layout.length or length_crc != schema.masked_crc32c(frame[:8]):
-        return f"its frame says {length} bytes, expected {layout.length}"
-    if data_crc != schema.masked_crc32c(data):
-        return "its CRC does not match its bytes"
-    label = np.frombuffer(_payload(record, layout, schema.LABEL), "<f4")
+    """Returns what is wrong with a framed record, uint8 [1, stride]."""
+    if layout.find_damaged(record) is not None:
+        return "its length or its bytes do not match the checksums of its frame"
+    (label,) = layout.labels_in(record)
     if not layout.label_kind.is_label(label):
         return f"its label {label.tolist()} is not {layout.label_kind.values}"
-    key = _payload(record, layout, schema.KEY)
+    image, key = (layout.bytes_in(record, name).tobytes() for name in (schema.IMAGE, schema.KEY))
     # Image, label and key are right. Encoding them again shows whether all other bytes are too.
-    expected = layout.encode_record(
-        _payload(record, layout, schema.IMAGE),
-        label,
-        key.decode("ascii", "replace").replace("\ufffd", "?"),
-    )
-    return None if frame == expected else "its layout differs from that of the manifest"
+    text = key.decode("ascii", "replace").replace("\ufffd", "?")
+    expected = layout.encode_record(image, label, text)
+    return None if record.tobytes() == expected else "its layout differs from that of the manifest"
 
 
-def _check_sidecar(
-    directory: Path, shard: manifest.Shard, dataset: manifest.Manifest
-) -> Iterator[Finding]:
-    name = shards.sidecar_name(shard.name)
-    content = json.loads((directory / name).read_text())
+def _check_sidecar(path: Path, shard: manifest.Shard, dataset: manifest.Manifest) -> Iterator[str]:
+    content = json.loads(path.read_text())
     facts = {key: content[key] for key in ("num_examples", "num_bytes", "sha256")}
     expected = {key: getattr(shard, key) for key in facts}
     if facts != expected or content.get("fingerprint") != dataset.fingerprint:
-        yield Finding(
-            name, f"says {facts}, but the manifest says {expected}, or it is of another build"
-        )
+        yield f"says {facts}, but the manifest says {expected}, or it is of another build"
 
 
-def _check_strangers(directory: Path, dataset: manifest.Manifest) -> Iterator[Finding]:
-    """Reports shards that are not in the manifest, which a glob over the folder would read."""
-    known = {shard.name for shard in dataset.shards}
-    for path in sorted(directory.glob("*.tfrecord")):
-        if path.name not in known:
-            yield Finding(path.name, "is not in the manifest")
-
-
-def _check_trunk(directory: Path, dataset: manifest.Manifest) -> Iterator[Finding]:
+def _check_trunk(directory: Path, dataset: manifest.Manifest) -> Iterator[str]:
     try:
         trunk.find_trunk(directory, dataset)
     except manifest.ManifestError as error:
-        yield Finding(trunk.FILE_NAME, str(error))
+        yield str(error)
+
+
+def _check_keys(records: Mapping[str, Sequence[tuple[str, str, str]]]) -> Iterator[str]:
+    keys = Counter(key for expected in records.values() for key, *_ in expected)
+    repeated = [key for key, count in keys.items() if count > 1]
+    if repeated:
+        yield f"keys that occur in several examples: {len(repeated)}, such as {repeated[0]}"
 
 
 def _check_examples(
     directory: Path, records: Mapping[str, Sequence[tuple[str, str, str]]]
-) -> Iterator[Finding]:
+) -> Iterator[str]:
     """Compares the table of examples with the `_RECORD_COLUMNS` of all records, by shard."""
-    name = manifest.EXAMPLES_FILE_NAME
-    keys = Counter(key for expected in records.values() for key, *_ in expected)
-    repeated = [key for key, count in keys.items() if count > 1]
-    if repeated:
-        yield Finding(
-            manifest.FILE_NAME,
-            f"keys that occur in several examples: {len(repeated)}, such as {repeated[0]}",
-        )
     columns = ["shard", "row", *_RECORD_COLUMNS]
-    table = pq.read_table(directory / name, columns=columns).select(columns)
+    table = pq.read_table(directory / manifest.EXAMPLES_FILE_NAME, columns=columns).select(columns)
     rows: dict[str, list[tuple[str, ...]]] = {shard: [] for shard in records}
     for shard, row, *values in zip(*(column.to_pylist() for column in table.columns), strict=True):
         if shard not in rows or row != len(rows[shard]):
-            yield Finding(name, f"row {row} of {shard} is out of place")
+            yield f"row {row} of {shard} is out of place"
             return
         rows[shard].append(tuple(values))
     for shard, expected in records.items():
         if [key for key, *_ in rows[shard]] != [key for key, *_ in expected]:
-            yield Finding(name, f"has different keys for {shard} than the shard itself")
+            yield f"has different keys for {shard} than the shard itself"
             continue
         for place, column in enumerate(_RECORD_COLUMNS):
             wrong = [
@@ -275,58 +250,47 @@ def _check_examples(
             ]
             if wrong:
                 told = f"another {column} in {len(wrong):,} of its records, such as {wrong[0]}"
-                yield Finding(name, f"{shard} has {told}")
+                yield f"{shard} has {told}"
 
 
-def _check_croissant(directory: Path, dataset: manifest.Manifest) -> Iterator[Finding]:
+def _check_croissant(directory: Path, dataset: manifest.Manifest) -> Iterator[str]:
     """Compares the digests in `croissant.json`, which older datasets do not have."""
-    name = croissant.FILE_NAME
-    if not (directory / name).exists():
+    path = directory / croissant.FILE_NAME
+    if not path.exists():
         return
     expected = {shard.name: shard.sha256 for shard in dataset.shards}
     with (directory / manifest.EXAMPLES_FILE_NAME).open("rb") as file:
         expected[manifest.EXAMPLES_FILE_NAME] = hashlib.file_digest(file, "sha256").hexdigest()
-    content = json.loads((directory / name).read_text(encoding="utf-8"))
+    content = json.loads(path.read_text(encoding="utf-8"))
     listed = {entry["contentUrl"]: entry["sha256"] for entry in content["distribution"]}
-    for file_name in sorted(listed.keys() | expected.keys()):
-        if listed.get(file_name) != expected.get(file_name):
-            yield Finding(
-                name,
-                f"says that {file_name} has SHA-256 {listed.get(file_name)}, expected "
-                f"{expected.get(file_name)}",
-            )
+    for name in sorted(listed.keys() | expected.keys()):
+        said, right = listed.get(name), expected.get(name)
+        if said != right:
+            yield f"says that {name} has SHA-256 {said}, expected {right}"
 
 
-def _check_ledger(dataset: manifest.Manifest) -> Iterator[Finding]:
+def _check_ledger(dataset: manifest.Manifest) -> Iterator[str]:
     counts: Mapping[str, Any] = dataset.counts
     if not {"files", "examples"} <= counts.keys():
-        yield Finding(manifest.FILE_NAME, "does not count the files of the source")
+        yield "does not count the files of the source"
         return
-    accounted = sum(
+    # Augmented copies are examples, but not files of the source.
+    accounted = -counts.get("variants", 0) + sum(
         sum(value.values()) if isinstance(value, Mapping) else value
         for name, value in counts.items()
         if name not in ("files", "variants")
     )
-    # Augmented copies are examples, but not files of the source.
-    accounted -= counts.get("variants", 0)
     if accounted != counts["files"]:
-        yield Finding(
-            manifest.FILE_NAME,
-            f"counts {counts['files']} files, but {accounted} are accounted for",
-        )
+        yield f"counts {counts['files']} files, but {accounted} are accounted for"
     if counts["examples"] != dataset.num_examples:
-        yield Finding(
-            manifest.FILE_NAME,
-            f"counts {counts['examples']} examples, but its splits hold {dataset.num_examples}",
-        )
+        yield f"counts {counts['examples']} examples, but its splits hold {dataset.num_examples}"
 
 
-def _check_rejects(directory: Path, dataset: manifest.Manifest) -> Iterator[Finding]:
-    name = manifest.REJECTS_FILE_NAME
-    with (directory / name).open(encoding="utf-8", newline="") as file:
+def _check_rejects(directory: Path, dataset: manifest.Manifest) -> Iterator[str]:
+    with (directory / manifest.REJECTS_FILE_NAME).open(encoding="utf-8", newline="") as file:
         reasons = dict(Counter(row["reason"] for row in csv.DictReader(file)))
     if reasons != dataset.rejects:
-        yield Finding(name, f"has rejects {reasons}, but the manifest says {dataset.rejects}")
+        yield f"has rejects {reasons}, but the manifest says {dataset.rejects}"
 
 
 def _read_names(dataset: manifest.Manifest, names: str | Path | None) -> dict[str, str]:

@@ -253,7 +253,6 @@ def _read_batches(
 ) -> Iterator[tuple[np.ndarray, np.ndarray, list[str]]]:
     """Yields (uint8 images, labels, keys) of a shard, up to BATCH_SIZE at once."""
     data, layout = Storage(extraction.data), extraction.images.layout
-    key, label = layout.features[schema.KEY], layout.features[schema.LABEL]
     digest = hashlib.sha256()
     with data.open_arrow(shard.name) as file:
         while block := file.read(BATCH_SIZE * layout.stride):
@@ -262,9 +261,8 @@ def _read_batches(
             whole = len(block) // layout.stride
             records = np.frombuffer(block, np.uint8, whole * layout.stride)
             records = records.reshape(whole, layout.stride)
-            labels = records[:, label.offset : label.offset + label.length].copy().view("<f4")
-            keys = records[:, key.offset : key.offset + key.length]
-            yield layout.images_in(records), labels, [bytes(k).decode() for k in keys]
+            keys = [bytes(key).decode() for key in layout.bytes_in(records, schema.KEY)]
+            yield layout.images_in(records), layout.labels_in(records), keys
     if digest.hexdigest() != shard.sha256:
         raise errors.BuildError(
             f"{data.path(shard.name)} has SHA-256 {digest.hexdigest()[:12]}…, but the dataset's "

@@ -21,7 +21,12 @@ from tfrecord_io.auditing.columns import encode, read_examples
 from tfrecord_io.auditing.copy_checks import list_pairs
 from tfrecord_io.auditing.findings import MAX_LISTED, SEVERITIES, Audit, Finding
 from tfrecord_io.auditing.ranges import with_ranges
-from tfrecord_io.auditing.twins import NearPair, Twins
+from tfrecord_io.auditing.twins import (
+    NearPair,
+    hashes_in,
+    have_different,
+    number_pictures,
+)
 from tfrecord_io.groups import group_images
 from tfrecord_io.printing import counted
 from tfrecord_io.shards import map_records
@@ -180,11 +185,12 @@ def audit_features(directory: str | os.PathLike[str]) -> Audit:
         manifest.ManifestError: if the dataset is unfinished or unusable.
         OSError: if a file of the dataset is missing.
     """
-    dataset = manifest.Manifest.load(directory)
-    examples, neighbours = compare(Path(directory), dataset)
+    dataset, directory = manifest.Manifest.load(directory), Path(directory)
+    everything = read_examples(directory / manifest.EXAMPLES_FILE_NAME)
+    examples, nearest = compare(directory, dataset, everything)
     findings = [
-        _check_copies(Path(directory), examples, neighbours, dataset),
-        _check_labels(examples, neighbours, dataset),
+        _check_copies(everything, examples, nearest, dataset),
+        _check_labels(examples, nearest, dataset),
     ]
     return Audit(
         findings=tuple(sorted(findings, key=lambda f: SEVERITIES.index(f.severity))),
@@ -192,21 +198,26 @@ def audit_features(directory: str | os.PathLike[str]) -> Audit:
     )
 
 
-def compare(directory: Path, dataset: manifest.Manifest) -> tuple[pa.Table, Neighbours]:
+def compare(
+    directory: Path, dataset: manifest.Manifest, everything: pa.Table
+) -> tuple[pa.Table, Neighbours]:
     """Compares the features of all scans of a dataset.
 
+    Args:
+        directory: folder of the dataset of features.
+        dataset: its manifest.
+        everything: the table that `columns.read_examples` returns.
+
     Returns:
-        the examples, without augmented copies and one for each picture, because the audit of the
-        images lists those with the same pixels; and their neighbours.
+        the first example with each picture, because the audit of the images lists those with the
+        same pixels; and their neighbours.
 
     Raises:
-        manifest.ManifestError: if the examples table is unusable.
+        manifest.ManifestError: if the examples are not those of the dataset.
         OSError: if a file of the dataset is missing.
     """
-    examples = read_examples(directory / manifest.EXAMPLES_FILE_NAME)
-    pictures, _ = encode(examples["pixels_xxh3"])
-    _, first_rows = np.unique(pictures, return_index=True)
-    examples = examples.take(pa.array(first_rows))
+    _, first_rows = number_pictures(everything)
+    examples = everything.take(pa.array(first_rows))
     vectors = directions(whitened(read_features(directory, dataset, examples)))
     return examples, find_neighbours(vectors, group_images(examples).codes)
 
@@ -247,25 +258,25 @@ def read_features(directory: Path, dataset: manifest.Manifest, examples: pa.Tabl
 
 
 def _check_copies(
-    directory: Path, examples: pa.Table, neighbours: Neighbours, dataset: manifest.Manifest
+    everything: pa.Table, examples: pa.Table, nearest: Neighbours, dataset: manifest.Manifest
 ) -> Finding:
-    everything = read_examples(directory / manifest.EXAMPLES_FILE_NAME)
-    hints = near_copies(neighbours)
-    across = _with_different(everything["split"], everything, hints)
-    differ = _with_different(
-        with_ranges(everything, dataset.label_kind)["label"], everything, hints
+    hints = near_copies(nearest)
+    found = np.array([(hint.first, hint.second) for hint in hints], np.int64)
+    first, second = found.reshape(-1, 2).T
+    pictures, _ = number_pictures(everything)
+    labels = with_ranges(everything, dataset.label_kind)["label"]
+    across, differ = (
+        have_different(encode(column)[0], pictures, first, second)
+        for column in (everything["split"], labels)
     )
     side = min(dataset.source["trunk"]["image_shape"][:2])
-    if "perceptual_hash" in examples.column_names and side >= near_duplicates.MIN_SIDE:
-        # The audit of the images has compared the pixels of these.
-        hashes = [int.from_bytes(value) for value in examples["perceptual_hash"].to_pylist()]
-        hints = [
-            hint
-            for hint in hints
-            if (hint.first, hint.second) not in across | differ
-            or (hashes[hint.first] ^ hashes[hint.second]).bit_count() > near_duplicates.MAX_DISTANCE
-        ]
-    pairs = {(hint.first, hint.second) for hint in hints}
+    if hints and "perceptual_hash" in examples.column_names and side >= near_duplicates.MIN_SIDE:
+        # The audit of the images has compared the pixels of the others.
+        hashes = hashes_in(examples)
+        distances = np.bitwise_count(hashes[first] ^ hashes[second]).sum(axis=1)
+        kept = ~(across | differ) | (distances > near_duplicates.MAX_DISTANCE)
+        hints = [hints[place] for place in np.flatnonzero(kept).tolist()]
+        across, differ = across[kept], differ[kept]
     if not hints:
         return Finding(
             code="near_copies",
@@ -280,37 +291,15 @@ def _check_copies(
         title=f"{counted(len(hints), 'pair')} of scans may be cropped, mirrored or turned copies",
         detail="Their features are far nearer to each other than to those of any other patient's "
         "scan. One or two such pairs are expected by chance, so look at the pictures. "
-        f"Across splits: {len(across & pairs):,}. With different "
-        f"{dataset.label_kind.plural}: {len(differ & pairs):,}. Copies that the audit of the "
+        f"Across splits: {across.sum():,}. With different "
+        f"{dataset.label_kind.plural}: {differ.sum():,}. Copies that the audit of the "
         "images finds are left out.",
         count=len(hints),
         listed=list_pairs(examples, hints[:MAX_LISTED]),
     )
 
 
-def _with_different(
-    column: pa.ChunkedArray, everything: pa.Table, hints: Sequence[NearPair]
-) -> set[tuple[int, int]]:
-    """Returns `first` and `second` of the hints whose pictures have different values in a column.
-
-    Args:
-        column: such as the split of all examples.
-        everything: all examples, of which `compare` returns the first with each picture.
-        hints: pairs of what `compare` returns.
-    """
-    pictures, _ = encode(everything["pixels_xxh3"])
-    _, rows = np.unique(pictures, return_index=True)
-    near = tuple(
-        dataclasses.replace(hint, first=int(rows[hint.first]), second=int(rows[hint.second]))
-        for hint in hints
-    )
-    across = Twins(groups=pictures, near=near).near_across(encode(column)[0])
-    return {(int(pictures[pair.first]), int(pictures[pair.second])) for pair in across}
-
-
-def _check_labels(
-    examples: pa.Table, neighbours: Neighbours, dataset: manifest.Manifest
-) -> Finding:
+def _check_labels(examples: pa.Table, nearest: Neighbours, dataset: manifest.Manifest) -> Finding:
     if not dataset.label_kind.one_hot:
         return Finding(
             code="doubtful_labels",
@@ -321,7 +310,7 @@ def _check_labels(
         )
     places = {name: place for place, name in enumerate(dataset.label_names)}
     labels = np.array([places[name] for name in examples["label"].to_pylist()])
-    hints = doubtful_labels(neighbours, labels, dataset.label_names)
+    hints = doubtful_labels(nearest, labels, dataset.label_names)
     if not hints:
         return Finding(
             code="doubtful_labels",

@@ -122,8 +122,7 @@ class Twins:
 
         Chains of these pairs join all copies; not every two of them are a pair.
         """
-        first = np.zeros(int(self.groups.max(initial=-1)) + 1, np.int64)
-        first[self.groups[::-1]] = np.arange(len(self.groups))[::-1]
+        _, first = np.unique(self.groups, return_index=True)
         copies = np.stack([first[self.groups], np.arange(len(self.groups))], 1)
         copies = copies[copies[:, 0] != copies[:, 1]]
         if self.is_blank is not None:
@@ -177,12 +176,10 @@ def find_twins(examples: pa.Table, images: ImageReader) -> Twins:
     label are left out, because many images of one patient look alike, and nothing follows from it.
     They are looked for if `examples` has the column `perceptual_hash`.
     """
-    groups, _ = encode(examples["pixels_xxh3"])
+    groups, first_rows = number_pictures(examples)
     if "perceptual_hash" not in examples.column_names or not len(groups):
         return Twins(groups=groups)
-    # Groups are numbered in the order of their first rows, which `return_index` gives.
-    _, first_rows = np.unique(groups, return_index=True)
-    hashes = _hashes(examples.column("perceptual_hash").take(pa.array(first_rows)))
+    hashes = hashes_in(examples.take(pa.array(first_rows)))
     blank = ~np.any(hashes, axis=1)
     side = min(images.image_shape[:2])
     if side < near_duplicates.MIN_SIDE:
@@ -191,7 +188,7 @@ def find_twins(examples: pa.Table, images: ImageReader) -> Twins:
     pairs = near_duplicates.find_pairs(hashes[candidates])
     first, second = candidates[pairs.first], candidates[pairs.second]
     split, label, group = (
-        _differ(codes, groups, first, second)
+        have_different(codes, groups, first, second)
         for codes in (
             encode(examples.column("split"))[0],
             encode(examples.column("label"))[0],
@@ -242,16 +239,24 @@ def _check(
     return tuple(sorted(confirmed, key=lambda pair: (-pair.similarity, pair.first, pair.second)))
 
 
-def _hashes(column: pa.ChunkedArray) -> np.ndarray:
-    """Returns uint8 [rows, HASH_LENGTH]."""
-    array = column.combine_chunks()
-    data = np.frombuffer(array.buffers()[1], np.uint8)
-    length = near_duplicates.HASH_LENGTH
-    start = array.offset * length
-    return data[start : start + len(array) * length].reshape(-1, length)
+def number_pictures(examples: pa.Table) -> tuple[np.ndarray, np.ndarray]:
+    """Numbers the pictures with different pixels, in the order of their first rows.
+
+    Returns:
+        int64 [num_examples], the picture of each example; and int64 [num_pictures], the first row
+        of each picture.
+    """
+    pictures, _ = encode(examples["pixels_xxh3"])
+    return pictures, np.unique(pictures, return_index=True)[1]
 
 
-def _differ(
+def hashes_in(examples: pa.Table) -> np.ndarray:
+    """Returns the column `perceptual_hash`, uint8 [num_examples, HASH_LENGTH]."""
+    data = b"".join(examples["perceptual_hash"].to_pylist())
+    return np.frombuffer(data, np.uint8).reshape(-1, near_duplicates.HASH_LENGTH)
+
+
+def have_different(
     codes: np.ndarray, groups: np.ndarray, first: np.ndarray, second: np.ndarray
 ) -> np.ndarray:
     """Tells which pairs of pictures have rows of different codes, bool [num_pairs].
@@ -262,8 +267,8 @@ def _differ(
         first: int64 [num_pairs], pictures.
         second: int64 [num_pairs], pictures.
     """
-    low = np.full(groups.max() + 1, codes.max(), np.int64)
-    high = np.full(groups.max() + 1, -1, np.int64)
+    low = np.full(groups.max(initial=-1) + 1, codes.max(initial=0), np.int64)
+    high = np.full(groups.max(initial=-1) + 1, -1, np.int64)
     np.minimum.at(low, groups, codes)
     np.maximum.at(high, groups, codes)
     return np.maximum(high[first], high[second]) > np.minimum(low[first], low[second])
