@@ -16,6 +16,7 @@ from tqdm import tqdm
 
 from pipelines import errors, workers
 from pipelines.listing.listing import Listing, ListingOptions, list_source
+from pipelines.listing.members import has_suffix
 from pipelines.listing.refs import (
     OTHERS,
     ImageRef,
@@ -104,11 +105,7 @@ def _expanded(listing: Listing, source: Source, *, keep_patients: bool) -> Listi
         source: where they are.
         keep_patients: whether the listing knows the patients better, from a table.
     """
-    paths = pc.utf8_lower(listing.refs["path"])
-    is_single = np.zeros(listing.refs.num_rows, bool)
-    for suffix in SINGLE_SUFFIXES:
-        is_single |= pc.ends_with(paths, suffix).to_numpy()
-    rows = np.flatnonzero(~is_single)
+    rows = np.flatnonzero(~has_suffix(listing.refs["path"], SINGLE_SUFFIXES).to_numpy())
     if not len(rows):
         return listing
     read = _read_all(listing.refs.take(rows), source)

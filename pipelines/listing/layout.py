@@ -1,4 +1,10 @@
-"""Finds the split and the class of each file of a source: from its folders, or from a table."""
+"""Finds the split and the class of each file of a source: from its folders, or from a table.
+
+>>> place_folders({"oct/train/CNV/left/": True, "oct/": False})
+{'oct/train/CNV/left/': Place(root='oct', split='train', label='CNV')}
+>>> place_folders({"scans/CNV/": True, "scans/DME/": True})["scans/DME/"]
+Place(root='scans', split='train', label='DME')
+"""
 
 from __future__ import annotations
 
@@ -6,7 +12,7 @@ import collections
 import functools
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -15,8 +21,10 @@ import pyarrow.compute as pc
 from pipelines import errors
 from pipelines.listing.label_table import LabelTable, match_files
 from pipelines.listing.members import (
+    IMAGE_SUFFIXES,
     ending,
     has_plain_name,
+    has_suffix,
     ignored_reason,
     is_text,
     looks_like_image,
@@ -34,6 +42,19 @@ SPLITS = {
     "val": "val", "valid": "val", "validation": "val", "dev": "val",
     "test": "test", "testing": "test",
 }  # fmt: skip
+
+# What is kept of a file, in 40 bytes instead of the 400 of Python objects.
+_FILE_SCHEMA = pa.schema(
+    [
+        ("name", pa.large_string()),
+        ("offset", pa.int64()),
+        ("stored_size", pa.int64()),
+        ("size", pa.int64()),
+        ("version", pa.int64()),
+    ]
+)
+
+_NO_TEXT = pa.scalar("", pa.large_string())
 
 
 class Sorter:
@@ -57,20 +78,16 @@ class Sorter:
         self.num_files = self.num_repeated_rows = 0
         self.rejects: list[RejectedFile] = []
         self.ignored: collections.Counter[str] = collections.Counter()
-        self._with_split = _Columns()
-        self._without_split = _Columns()
-        self._image_levels: set[str] = set()
-        self._other_levels: set[str] = set()
-        self._has_nested_levels = False
+        self._batches: list[pa.RecordBatch] = []
+        self._rows: list[tuple[str, int, int, int, int]] = []
 
     def add(self, member: Member) -> None:
         """Counts a file, and keeps it if nothing in its name or size speaks against it."""
         self.num_files += 1
         name = member.name
         base = name.rpartition("/")[2]
-        folder = _folder_of(name[: len(name) - len(base)])
         # A fast path: nearly all names are plain and need no further check.
-        is_plain = folder.is_plain and has_plain_name(base)
+        is_plain = has_plain_name(base) and _is_plain_folder(name[: len(name) - len(base)])
         if not is_plain and (reason := ignored_reason(name.split("/"))):
             self.ignored[reason] += 1
         elif (
@@ -81,69 +98,44 @@ class Sorter:
             self._reject(name, *problem)
         elif self._has_folders and is_text(base):
             self.ignored["no_image_name"] += 1
-        elif folder.levels and self._has_folders:
-            self._with_split.add(member, _parent(folder.levels[0]))
-            self._note_level(folder, name)
         else:
-            self._without_split.add(member, "")
+            self._rows.append(
+                (name, member.offset, member.stored_size, member.size, member.version)
+            )
+            if len(self._rows) == BATCH_ROWS:
+                self._flush()
 
     def place(self) -> pa.Table:
         """Returns the remaining files with their tree, split and class; sets aside the others."""
-        if self._has_nested_levels:
-            self._choose_levels()
-        if self._with_split.num_rows:
-            for member in self._without_split.members():
-                self._set_aside(member.name, "lies outside the SPLIT/CLASS folders")
-            table = self._with_split.table()
-            place = pc.index_in(pc.ascii_lower(folder_at(table, 0)), pa.array(list(SPLITS)))
-            split = pa.array(list(SPLITS.values())).take(place)
-            return _with_columns(table, split, folder_at(table, 1))
-        return self._place_by_class()
+        files = self._files()
+        names = files["name"].combine_chunks()
+        encoded = pc.replace_substring_regex(names, "[^/]*$", "").dictionary_encode()
+        folders, codes = encoded.dictionary.to_pylist(), encoded.indices
+        with_images = set(codes.filter(has_suffix(names, IMAGE_SUFFIXES)).unique().to_pylist())
+        found = place_folders({name: code in with_images for code, name in enumerate(folders)})
+        places = [found.get(folder) for folder in folders]
+        is_placed = pa.array([place is not None for place in places], pa.bool_()).take(codes)
+        layout = "SPLIT/CLASS" if any(map(_split_folders, folders)) else "CLASS"
+        for name in names.filter(pc.invert(is_placed)).to_pylist():
+            self._set_aside(name, f"lies outside the {layout} folders")
+        codes = codes.filter(is_placed)
 
-    def _note_level(self, folder: _Folder, name: str) -> None:
-        """Remembers the innermost split folder of a file, the split if all images agree."""
-        self._has_nested_levels |= len(folder.levels) > 1
-        innermost = folder.levels[-1]
-        if innermost in self._image_levels:
-            return
-        levels = self._image_levels if looks_like_image(name) else self._other_levels
-        levels.add(innermost)
-
-    def _choose_levels(self) -> None:
-        """Chooses the split folder of each file: the outermost that is some image's innermost one.
-
-        So train/train/CNV/1.png is in the inner `train`, unless there is a train/DME/2.png: then
-        the outer folder is the split and the inner `train` is a class.
-        """
-        # A file that is not an image, such as train/labels/labels.csv, must not choose a folder
-        # above those of the images.
-        above = {
-            "/".join(parts[:depth])
-            for parts in (level.split("/") for level in self._image_levels)
-            for depth in range(1, len(parts))
+        columns = {
+            name: pa.array([place and getattr(place, name) for place in places], pa.string())
+            for name in Place._fields
         }
-        chosen = self._image_levels | (self._other_levels - above)
-        columns = _Columns()
-        for member in self._with_split.members():
-            base = member.name.rpartition("/")[2]
-            levels = _folder_of(member.name[: len(member.name) - len(base)]).levels
-            level = next((level for level in levels if level in chosen), None)
-            if level is None:
-                self._set_aside(member.name, "lies outside the SPLIT/CLASS folders")
-            else:
-                columns.add(member, _parent(level))
-        self._with_split = columns
-
-    def _place_by_class(self) -> pa.Table:
-        depth = _common_depth([member.name for member in self._without_split.members()])
-        columns = _Columns()
-        for member in self._without_split.members():
-            if member.name.count("/") > depth:
-                columns.add(member, "/".join(member.name.split("/", depth)[:depth]))
-            else:
-                self._set_aside(member.name, "lies outside the CLASS folders")
-        table = columns.table()
-        return _with_columns(table, pa.repeat("train", table.num_rows), folder_at(table, 0))
+        inner = [
+            place and folder.removeprefix(f"{place.root}/")
+            for folder, place in zip(folders, places, strict=True)
+        ]
+        bases = pc.replace_substring_regex(names.filter(is_placed), "(?s)^.*/", "")
+        return _with_columns(
+            files.filter(is_placed),
+            path=pc.binary_join_element_wise(
+                pa.array(inner, pa.large_string()).take(codes), bases, _NO_TEXT
+            ),
+            **{name: values.take(codes) for name, values in columns.items()},
+        )
 
     def place_by_table(self, labels: LabelTable, tree: str | None) -> pa.Table:
         """Returns the files that a table gives a label, with what it says; sets aside the others.
@@ -153,16 +145,13 @@ class Sorter:
         Raises:
             errors.UserError: if a row names a split that cannot be.
         """
-        members = list(self._without_split.members())
+        files = self._files()
         if tree is not None:
-            inside = [
-                member
-                for member in members
-                if f"/{member.name}".startswith(f"/{tree.strip(' /')}/")
-            ]
-            self.ignored["other_tree"] += len(members) - len(inside)
-            members = inside
-        names = [member.name for member in members]
+            start = f"{tree.strip(' /')}/".removeprefix("/")
+            inside = [f"/{name}".startswith(f"/{start}") for name in files["name"].to_pylist()]
+            self.ignored["other_tree"] += inside.count(False)
+            files = files.filter(pa.array(inside, pa.bool_()))
+        names = files["name"].to_pylist()
         row_of_file, without_file, self.num_repeated_rows = match_files(names, labels)
         # A file without a row counts as an image if one with a row has the same ending. The files
         # of a DICOM export have none.
@@ -172,44 +161,53 @@ class Sorter:
         for row, why in without_file:
             self.num_files += 1
             self._reject(labels.path[row], "missing_file", f"row {row + 1} of {labels.name}: {why}")
-        chosen: list[tuple[Member, int]] = []
-        for member, row in zip(members, row_of_file, strict=True):
+        chosen: dict[int, int] = {}
+        for place, (name, row) in enumerate(zip(names, row_of_file, strict=True)):
             if row is None:
-                is_image = ending(member.name) in endings
-                self._set_aside(member.name, f"{labels.name} has no row for it", is_image=is_image)
+                is_image = ending(name) in endings
+                self._set_aside(name, f"{labels.name} has no row for it", is_image=is_image)
             elif row in labels.not_numbers:
-                self._reject(
-                    member.name,
-                    "not_a_number",
-                    f"row {row + 1} of {labels.name} has {labels.not_numbers[row]!a}",
-                )
+                detail = f"row {row + 1} of {labels.name} has {labels.not_numbers[row]!a}"
+                self._reject(name, "not_a_number", detail)
             elif not labels.label[row]:
-                self._reject(
-                    member.name,
-                    "no_label",
-                    f"row {row + 1} of {labels.name} has no label (see --missing)",
-                )
+                detail = f"row {row + 1} of {labels.name} has no label (see --missing)"
+                self._reject(name, "no_label", detail)
             else:
-                chosen.append((member, row))
-        root = "/".join(_common_folders(member.name for member, _ in chosen))
-        columns = _Columns()
-        for member, _ in chosen:
-            columns.add(member, root)
-        rows = [row for _, row in chosen]
-        split = [_split_of(labels, row) for row in rows]
-        label = [labels.label[row] for row in rows]
-        patient = [labels.patient[row] for row in rows] if labels.patient else [None] * len(rows)
+                chosen[place] = row
+        folders = {names[place].rpartition("/")[0] for place in chosen}
+        root = "/".join(_common_folders(folders))
+        rows = list(chosen.values())
+        columns = {
+            "root": [root] * len(rows),
+            "path": [names[place][len(root) + 1 if root else 0 :] for place in chosen],
+            "split": [_split_of(labels, row) for row in rows],
+            "label": [labels.label[row] for row in rows],
+            "patient": [labels.patient[row] for row in rows] if labels.patient else None,
+            SITE: [labels.site[row] for row in rows] if labels.site is not None else None,
+        }
         table = _with_columns(
-            columns.table(), pa.array(split, pa.string()), pa.array(label, pa.string())
-        ).append_column("patient", pa.array(patient, pa.large_string()))
-        if labels.site is not None:
-            site = pa.array([labels.site[row] for row in rows], pa.string())
-            table = table.append_column(SITE, site.dictionary_encode())
+            files.take(pa.array(chosen, pa.int64())),
+            **{
+                name: pa.array(v, pa.large_string() if name in ("path", "patient") else pa.string())
+                for name, v in columns.items()
+                if v is not None
+            },
+        )
         if labels.others is None:
             return table
         return table.append_column(
             OTHERS, labels.others.take(pa.array(rows, pa.int64())).to_struct_array()
         )
+
+    def _flush(self) -> None:
+        columns = zip(*self._rows, strict=True) if self._rows else [()] * len(_FILE_SCHEMA)
+        arrays = [pa.array(v, f.type) for v, f in zip(columns, _FILE_SCHEMA, strict=True)]
+        self._batches.append(pa.RecordBatch.from_arrays(arrays, schema=_FILE_SCHEMA))
+        self._rows = []
+
+    def _files(self) -> pa.Table:
+        self._flush()
+        return pa.Table.from_batches(self._batches).combine_chunks()
 
     def _reject(self, name: str, reason: str, detail: str) -> None:
         self.rejects.append(
@@ -227,91 +225,75 @@ class Sorter:
             self.ignored["no_image_name"] += 1
 
 
-class _Columns:
-    """Stores members in Arrow columns: 40 bytes per member instead of 400 as Python objects."""
+class Place(NamedTuple):
+    """What a folder says of its files: their tree (the folders above the split), split, class."""
 
-    def __init__(self) -> None:
-        self.num_rows = 0
-        self._batches: list[pa.RecordBatch] = []
-        self._rows: list[tuple[str, str, int, int, int, int]] = []
-
-    def add(self, member: Member, root: str) -> None:
-        """Adds a member of the tree `root`, which is empty for the top folder of the source."""
-        path = member.name[len(root) + 1 :] if root else member.name
-        self._rows.append(
-            (root, path, member.offset, member.stored_size, member.size, member.version)
-        )
-        self.num_rows += 1
-        if len(self._rows) == BATCH_ROWS:
-            self._flush()
-
-    def _flush(self) -> None:
-        columns = zip(*self._rows, strict=True) if self._rows else ([],) * 6
-        names = ("root", "path", "offset", "stored_size", "size", "version")
-        types = (pa.string(), pa.large_string(), *(pa.int64(),) * 4)
-        arrays = [pa.array(column, kind) for column, kind in zip(columns, types, strict=True)]
-        arrays[0] = arrays[0].dictionary_encode()
-        self._batches.append(pa.RecordBatch.from_arrays(arrays, names=names))
-        self._rows = []
-
-    def table(self) -> pa.Table:
-        self._flush()
-        table = pa.Table.from_batches(self._batches).unify_dictionaries().combine_chunks()
-        return table.append_column("frame", pa.nulls(table.num_rows, pa.int32()))
-
-    def members(self) -> Iterator[Member]:
-        for batch in self.table().to_batches(BATCH_ROWS):
-            for row in batch.to_pylist():
-                name = f"{row['root']}/{row['path']}" if row["root"] else row["path"]
-                yield Member(name, row["size"], row["offset"], row["stored_size"], row["version"])
+    root: str
+    split: str
+    label: str
 
 
-class _Folder(NamedTuple):
-    """Facts that all files of a folder share.
+def place_folders(folders: Mapping[str, bool]) -> dict[str, Place]:
+    """Finds the split and class of each folder; those without one are absent.
 
-    Attributes:
-        levels: full paths of the folders on its path that have a split's name and contain the
-            next folder of the path, outermost first.
-        is_plain: whether a plain file name in it needs no further check: the folder is neither
-            hidden nor unsafe.
+    The split folder of a file is the outermost that is some image's innermost one. So
+    train/train/CNV/1.png is in the inner `train`, unless there is a train/DME/2.png: then the outer
+    folder is the split and the inner `train` is a class.
+
+    Args:
+        folders: whether each folder holds images, by its path, which ends with `/`.
     """
+    splits = {folder: found for folder in folders if (found := _split_folders(folder))}
+    if not splits:
+        images = {folder[:-1] for folder, has_images in folders.items() if has_images}
+        shallowest = min((folder.count("/") + bool(folder) for folder in images), default=0)
+        # If all images are in one folder, that folder is the class.
+        depth = max(min(len(_common_folders(images)), shallowest - 1), 0)
+        parts = {folder: folder.split("/")[:-1] for folder in folders}
+        return {
+            folder: Place("/".join(names[:depth]), "train", names[depth])
+            for folder, names in parts.items()
+            if len(names) > depth
+        }
+    innermost = {found[-1] for folder, found in splits.items() if folders[folder]}
+    # A file that is not an image, such as train/labels/labels.npy, must not choose a folder above
+    # those of the images.
+    above = {
+        "/".join(parts[:depth])
+        for parts in (level.split("/") for level in innermost)
+        for depth in range(1, len(parts))
+    }
+    chosen = innermost | ({found[-1] for found in splits.values()} - above)
+    places = {}
+    for folder, found in splits.items():
+        if level := next((level for level in found if level in chosen), None):
+            root, _, name = level.rpartition("/")
+            label = folder[len(level) + 1 :].partition("/")[0]
+            places[folder] = Place(root, SPLITS[name.lower()], label)
+    return places
 
-    levels: tuple[str, ...]
-    is_plain: bool
+
+def _split_folders(folder: str) -> list[str]:
+    """Returns the folders on a path that are named as a split and hold another one of the path."""
+    parts = folder.split("/")[:-2]
+    depths = (depth for depth, part in enumerate(parts, 1) if part.lower() in SPLITS)
+    return ["/".join(parts[:depth]) for depth in depths]
+
+
+def _common_folders(folders: Iterable[str]) -> list[str]:
+    """Returns the names of the folders that hold all these, outermost first."""
+    parts = [folder.split("/") if folder else [] for folder in folders]
+    if not parts:
+        return []
+    pairs = zip(min(parts), max(parts), strict=False)
+    return [name for name, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)]
 
 
 @functools.lru_cache(maxsize=65_536)
-def _folder_of(prefix: str) -> _Folder:
-    """Returns the facts of a folder, given as a file's name up to and including its last `/`."""
-    parts = prefix.split("/")
-    # The last part is the empty place of the file's name; the part before it is the class folder.
-    depths = (depth for depth in range(len(parts) - 2) if parts[depth].lower() in SPLITS)
-    likely = [*parts[:-1], "a"]
-    return _Folder(
-        levels=tuple("/".join(parts[: depth + 1]) for depth in depths),
-        is_plain=not (ignored_reason(likely) or name_problem(f"{prefix}a", likely)),
-    )
-
-
-def _parent(folder: str) -> str:
-    return folder.rpartition("/")[0]
-
-
-def _common_depth(names: Sequence[str]) -> int:
-    """Returns the number of leading folders that all images share; the class folder comes next."""
-    images = [name for name in names if looks_like_image(name)]
-    shallowest = min((name.count("/") for name in images), default=0)
-    # If all images are in one folder, that folder is the class.
-    return max(min(len(_common_folders(images)), shallowest - 1), 0)
-
-
-def _common_folders(names: Iterable[str]) -> list[str]:
-    """Returns the folders that hold all files, outermost first."""
-    folders = {tuple(name.split("/")[:-1]) for name in names}
-    if not folders:
-        return []
-    pairs = zip(min(folders), max(folders), strict=False)
-    return [name for name, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)]
+def _is_plain_folder(prefix: str) -> bool:
+    """Returns whether a plain name in a folder, given with a `/`, needs no further check."""
+    parts = [*prefix.split("/")[:-1], "a"]
+    return not (ignored_reason(parts) or name_problem(f"{prefix}a", parts))
 
 
 def _split_of(labels: LabelTable, row: int) -> str:
@@ -339,16 +321,10 @@ def split_called(name: str) -> str:
     return split
 
 
-def folder_at(table: pa.Table, depth: int) -> pa.ChunkedArray:
-    """Returns folder number `depth` of every path."""
-    pattern = rf"^(?:[^/]*/){{{depth}}}(?P<folder>[^/]*)/"
-    folders = pc.struct_field(pc.extract_regex(table["path"], pattern), "folder")
-    return pc.cast(folders, pa.string())
-
-
-def _with_columns(
-    table: pa.Table, split: pa.Array | pa.ChunkedArray, label: pa.Array | pa.ChunkedArray
-) -> pa.Table:
-    return table.append_column("split", split.dictionary_encode()).append_column(
-        "label", label.dictionary_encode()
-    )
+def _with_columns(files: pa.Table, **columns: pa.Array) -> pa.Table:
+    """Returns files with columns of the references in place of their names."""
+    table = files.drop_columns("name").append_column("frame", pa.nulls(files.num_rows, pa.int32()))
+    for name, values in columns.items():
+        is_code = name not in ("path", "patient")
+        table = table.append_column(name, values.dictionary_encode() if is_code else values)
+    return table

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from pipelines import errors
 from pipelines.listing.label_table import LabelTable
-from pipelines.listing.layout import SPLITS, Sorter, folder_at
+from pipelines.listing.layout import SPLITS, Sorter
 from pipelines.listing.options import DEFAULT_GROUP_REGEX, ListingOptions
 from pipelines.listing.refs import BATCH_ROWS, OTHERS, REF_SCHEMA, SITE, RejectedFile
 from pipelines.listing.selection import choose_classes, choose_tree, drop_copies
@@ -140,9 +140,11 @@ def list_images(
 def _require_separate_classes(table: pa.Table) -> None:
     """Refuses a class whose subfolders are named like other classes: it may be a second tree."""
     label = pc.cast(table["label"], pa.string())
-    inner = pc.if_else(
-        pc.equal(folder_at(table, 0), label), folder_at(table, 1), folder_at(table, 2)
+    first, second, third = (
+        pc.struct_field(pc.extract_regex(table["path"], rf"^(?:[^/]*/){{{depth}}}(?P<x>[^/]*)/"), 0)
+        for depth in range(3)
     )
+    inner = pc.if_else(pc.equal(first.cast(pa.string()), label), second, third).cast(pa.string())
     is_class = pc.and_(pc.is_in(inner, pc.unique(label)), pc.not_equal(inner, label))
     nested = pa.table({"label": label, "inner": inner}).filter(is_class)
     if not nested.num_rows:
@@ -214,7 +216,6 @@ def _list_labelled(
         *_row_notes(sorter.num_repeated_rows, labels),
     ]
     if labels.patient is None:
-        table = table.drop_columns("patient")
         listing = _with_patients(sorter, table, copies, notes, options.group_regex)
     else:
         listing = _listing(sorter, table, copies, notes)

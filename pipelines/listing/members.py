@@ -5,8 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from pipelines.sources.member import MAX_FILE_BYTES, Member
 from tfrecord_io.decoding.pictures import SINGLE_SUFFIXES, TIFF_SUFFIXES
+
+#: Endings of the names of images.
+IMAGE_SUFFIXES = (*SINGLE_SUFFIXES, *TIFF_SUFFIXES, ".dcm", ".dicom")
 
 _SYSTEM_FILES = frozenset({".ds_store", "thumbs.db", "desktop.ini"})
 
@@ -81,4 +87,10 @@ def is_text(name: str) -> bool:
 
 def looks_like_image(name: str) -> bool:
     """Returns whether a file's name ends as that of an image does."""
-    return name.lower().endswith((*SINGLE_SUFFIXES, *TIFF_SUFFIXES, ".dcm", ".dicom"))
+    return name.lower().endswith(IMAGE_SUFFIXES)
+
+
+def has_suffix(names: pa.Array, suffixes: Sequence[str]) -> pa.Array:
+    """Returns bool [num_names], whether each ends with one of these, in any case."""
+    pattern = f"({'|'.join(map(re.escape, suffixes))})$"
+    return pc.match_substring_regex(names, pattern, ignore_case=True)
