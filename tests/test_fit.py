@@ -3,14 +3,13 @@
 import dataclasses
 import json
 
+import idx_files
 import keras
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from builds import IN_MEMORY, build_here
 from dicom_files import dicom_file
-from idx_files import FILES as FASHION_MNIST
-from idx_files import gzipped, idx
 from image_files import encoded, grey_pixels, jpeg, png, rgb_pixels, write_tree
 from marked_images import KERAS_ARRAY_WARNING
 from PIL import Image, ImageOps
@@ -192,17 +191,13 @@ def test_a_padded_dataset_is_verified_with_its_variants(source, tmp_path, capsys
     assert "shape" in [field["name"] for field in fields]
 
 
-def test_fashion_mnist_is_padded_too(tmp_path):
-    images = 1 + np.arange(10 * 4 * 3, dtype=np.uint8).reshape(10, 4, 3)
-    values = {"images-idx3": images, "labels-idx1": np.arange(10, dtype=np.uint8)}
-    folder = write_tree(
-        tmp_path / "source",
-        {name: gzipped(idx(values[name.split("-", 1)[1][:11]])) for name in FASHION_MNIST},
-    )
+def test_fashion_mnist_is_padded_too(tmp_path, monkeypatch):
+    idx_files.publish(monkeypatch)
+    folder = write_tree(tmp_path / "source", idx_files.FILES)
     flags = [f"--input={folder}", f"--output={tmp_path / 'out'}", "--image_size=5x9", "--fit=pad"]
     build_tfrecords.build(["--source=fashion_mnist", *flags, IN_MEMORY])
     stored = [image[..., 0] > 0 for _, _, image in stored_pictures(tmp_path / "out")]
-    assert len(stored) == 20
+    assert len(stored) == 60
     for is_lit in stored:
         assert is_lit.all(axis=0).tolist() == is_lit.any(axis=0).tolist()
-        assert np.flatnonzero(is_lit.any(axis=0)).tolist() == [2, 3, 4, 5]
+        assert np.flatnonzero(is_lit.any(axis=0)).tolist() == [2, 3, 4, 5, 6]

@@ -85,7 +85,7 @@ LISTINGS = {
     "tar.gz": (gzip.GzipFile, "read"),
     "folder": (os, "scandir"),
     "file": (os, "stat"),
-    "idx": (gzip.GzipFile, "read"),
+    "idx": (Path, "read_bytes"),
 }
 
 

@@ -1,6 +1,5 @@
 """Every way in, as a user goes it: the command, and servers on loopback."""
 
-import hashlib
 import os
 import pickle
 import signal
@@ -9,12 +8,13 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import idx_files
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from builds import IN_MEMORY, ROOT, build_here, shards_of, started, wait_until
-from idx_files import gzipped, idx
-from image_files import kermany_archive, scan_tree, write_zip
+from idx_files import IMAGES, LABELS, NUM
+from image_files import kermany_archive, scan_tree, write_tree, write_zip
 from kaggle_stand_in import DATASET, SECRETS, TOKEN, Refuse, Stall, StandIn
 from web_server import WebFile, running_web
 
@@ -181,20 +181,11 @@ def test_a_dataset_name_of_another_form_is_wrong_usage():
 # Fashion-MNIST
 # --------------------------------------------------------------------------------------------------
 
-NUM = {"train": 40, "test": 20}
-IMAGES = np.random.default_rng(0).integers(0, 256, (40, 28, 28)).astype(np.uint8)
-LABELS = (np.arange(40) % 10).astype(np.uint8)
-
 
 @pytest.fixture
-def fashion(tmp_path: Path) -> Path:
-    folder = tmp_path / "fashion"
-    folder.mkdir()
-    for name in fashion_mnist.MD5_SUMS:
-        values = IMAGES if "images" in name else LABELS
-        count = NUM["train" if name.startswith("train") else "test"]
-        (folder / name).write_bytes(gzipped(idx(values[:count])))
-    return folder
+def fashion(tmp_path: Path, monkeypatch) -> Path:
+    idx_files.publish(monkeypatch)
+    return write_tree(tmp_path / "fashion", idx_files.FILES)
 
 
 def build_fashion(output: Path, *more: str) -> Path:
@@ -234,17 +225,6 @@ def test_new_splits_of_fashion_mnist_take_images_from_both_files(fashion, tmp_pa
     }
 
 
-def test_fashion_mnist_unpacked_or_packed_gives_the_same_bytes(fashion, tmp_path):
-    packed = build_fashion(tmp_path / "packed", f"--input={fashion}")
-    path = fashion / "train-images-idx3-ubyte.gz"
-    (fashion / "train-images-idx3-ubyte").write_bytes(idx(IMAGES))
-    path.unlink()
-
-    unpacked = build_fashion(tmp_path / "unpacked", f"--input={fashion}")
-
-    assert shards_of(packed) == shards_of(unpacked)
-
-
 def test_fashion_mnist_can_be_resized_and_cut_to_some_classes(fashion, tmp_path):
     output = build_fashion(
         tmp_path / "out", f"--input={fashion}", "--image_size=16", "--classes=Bag,Coat"
@@ -269,25 +249,13 @@ def test_a_missing_file_of_fashion_mnist_is_named_and_nothing_is_made(fashion, t
     assert not (tmp_path / "out").exists()
 
 
-def test_a_file_that_changed_under_the_build_is_not_read_as_if_it_had_not(fashion):
-    source = fashion_mnist.FashionMnistSource(fashion)
-    member = next(source.members())
-    (fashion / "train-images-idx3-ubyte.gz").write_bytes(gzipped(idx(IMAGES + 1)))
-
-    with source.open() as reader, pytest.raises(errors.BuildError, match="changed since"):
-        reader.read(member)
-
-
-def test_without_a_folder_fashion_mnist_is_downloaded_and_kept(fashion, tmp_path, monkeypatch):
-    files = {name: (fashion / name).read_bytes() for name in fashion_mnist.MD5_SUMS}
-    sums = {name: hashlib.md5(content).hexdigest() for name, content in files.items()}
-    monkeypatch.setattr(fashion_mnist, "MD5_SUMS", sums)
+def test_without_a_folder_fashion_mnist_is_downloaded_and_kept(fashion, tmp_path):
     flags = [f"--download_dir={tmp_path / 'kept'}"]
 
     with running_web() as server:
         with pytest.raises(errors.BuildError, match="give their folder with --input"):
             build_fashion(tmp_path / "none", f"--fashion_mnist_url={server.url()}", *flags)
-        server.files = {name: WebFile(content) for name, content in files.items()}
+        server.files = {name: WebFile(data) for name, data in idx_files.FILES.items()}
         first = build_fashion(tmp_path / "first", f"--fashion_mnist_url={server.url()}", *flags)
     # The server is gone; what was downloaded is enough.
     second = build_fashion(tmp_path / "second", *flags)

@@ -1,22 +1,24 @@
-"""The Fashion-MNIST source, on tiny IDX files and a server on loopback."""
+"""The Fashion-MNIST source, on small IDX files and a server on loopback."""
 
-import hashlib
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+import idx_files
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from idx_files import FILES, IMAGES, LABELS, gzipped, idx
+from idx_files import FILES, IMAGES, LABELS
 from web_server import WebFile, WebServer, running_web
 
 from pipelines import errors
 from pipelines.sources import fashion_mnist as source
-from pipelines.sources.fashion_mnist import read_idx
+
+
+@pytest.fixture(autouse=True)
+def _published_here(monkeypatch):
+    idx_files.publish(monkeypatch)
 
 
 @pytest.fixture
@@ -26,68 +28,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-# --------------------------------------------------------------------------------------------------
-# Reading
-# --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("values", [IMAGES, LABELS, IMAGES[:0]], ids=["images", "labels", "none"])
-@pytest.mark.parametrize("pack", [gzipped, bytes], ids=["gzipped", "unpacked"])
-def test_an_idx_file_is_read_as_it_was_written(tmp_path, values, pack):
-    path = tmp_path / "some-idx3-ubyte.gz"
-    path.write_bytes(pack(idx(values)))
-
-    read = read_idx(path, values.ndim)
-
-    assert read.dtype == np.uint8
-    np.testing.assert_array_equal(read, values)
-
-
-WHOLE = idx(IMAGES)
-DAMAGED = {
-    "an empty file": (b"", "got nothing"),
-    "an empty gzip file": (gzipped(b""), "got nothing"),
-    "a page": (b"<html><body></body></html>", "which begins with 00 00 08 03; got 3c 68"),
-    "floats": (gzipped(idx(IMAGES, type_code=0x0D)), "got 00 00 0d 03"),
-    "four dimensions": (gzipped(idx(IMAGES[None])), "got 00 00 08 04"),
-    "half a header": (gzipped(WHOLE[:10]), "expected an IDX file"),
-    "one value too few": (gzipped(WHOLE[:-1]), r"60 bytes for shape \[5, 4, 3\], got 59"),
-    "one value too many": (gzipped(WHOLE + b"\x00"), r"60 bytes for shape \[5, 4, 3\], got 61"),
-    "an absurd shape": (gzipped(bytes([0, 0, 8, 3]) + b"\xff" * 12), "got 0"),
-    "a gzip cut in its end": (gzipped(WHOLE)[:-4], "expected a whole gzip file"),
-    "a gzip cut in its middle": (gzipped(WHOLE)[:30], "expected a whole gzip file"),
-    "a gzip of another CRC": (gzipped(WHOLE)[:-8] + bytes(8), "CRC"),
-}
-
-
-@pytest.mark.parametrize("case", DAMAGED)
-def test_a_damaged_file_is_named_with_what_was_expected_and_what_came(tmp_path, case):
-    content, message = DAMAGED[case]
-    path = tmp_path / "train-images-idx3-ubyte.gz"
-    path.write_bytes(content)
-
-    with pytest.raises(ValueError, match=message) as error:
-        read_idx(path, 3)
-    assert str(error.value).startswith(f"{path}: expected")
-
-
-@settings(max_examples=150, deadline=None)
-@given(
-    offset=st.integers(0, len(FILES["train-images-idx3-ubyte.gz"]) - 1), mask=st.integers(1, 255)
-)
-def test_no_changed_byte_changes_an_image_unseen(tmp_path_factory, offset, mask):
-    path = tmp_path_factory.mktemp("changed") / "train-images-idx3-ubyte.gz"
-    content = bytearray(FILES[path.name])
-    content[offset] ^= mask
-    path.write_bytes(content)
-    try:
-        read = read_idx(path, 3)
-    except ValueError:
-        return
-    np.testing.assert_array_equal(read, IMAGES)  # Bytes of gzip's header (time, system) are free.
-
-
-@pytest.mark.parametrize(("prefix", "count"), [("train", 5), ("t10k", 2)])
+@pytest.mark.parametrize(("prefix", "count"), [("train", 40), ("t10k", 20)])
 def test_a_split_is_its_images_and_its_labels(folder, prefix, count):
     images, labels = source.read_split(folder, prefix)
 
@@ -95,39 +36,34 @@ def test_a_split_is_its_images_and_its_labels(folder, prefix, count):
     np.testing.assert_array_equal(labels, LABELS[:count])
 
 
-@pytest.mark.parametrize(
-    ("name", "values", "message"),
-    [
-        ("train-labels-idx1-ubyte.gz", LABELS[:4], "expected 5 labels .* got 4 up to 9"),
-        (
-            "train-labels-idx1-ubyte.gz",
-            LABELS + 1,
-            "expected 5 labels from 0 to 9, .* got 5 up to 10",
-        ),
-        ("train-labels-idx1-ubyte.gz", IMAGES, "in 1 dimensions"),
-        ("train-images-idx3-ubyte.gz", LABELS, "in 3 dimensions"),
-    ],
-)
-def test_images_and_labels_that_do_not_fit_are_refused(folder, name, values, message):
-    (folder / name).write_bytes(gzipped(idx(values)))
+@pytest.mark.parametrize("change", [lambda content: content[:-1], lambda _: b"", bytes.upper])
+def test_a_file_that_is_not_the_published_one_is_named_before_and_during_the_build(folder, change):
+    fashion, path = source.FashionMnistSource(folder), folder / "train-labels-idx1-ubyte.gz"
+    member = next(fashion.members())
+    path.write_bytes(change(path.read_bytes()))
 
-    with pytest.raises(ValueError, match=message) as error:
-        source.read_split(folder, "train")
-    assert str(error.value).startswith(str(folder / name))
+    with pytest.raises(errors.UserError, match=f"{path}: expected the published MD5 .*, got"):
+        next(fashion.members())
+    with fashion.open() as reader, pytest.raises(errors.BuildError, match=f"{path}: expected"):
+        reader.read(member)
+
+
+def test_a_file_that_a_worker_does_not_see_is_named(folder):
+    fashion = source.FashionMnistSource(folder)
+    member = next(fashion.members())
+    (folder / "train-images-idx3-ubyte.gz").unlink()
+
+    with fashion.open() as reader, pytest.raises(errors.BuildError, match="every worker must"):
+        reader.read(member)
 
 
 def test_all_missing_files_are_named(folder):
     (folder / "train-labels-idx1-ubyte.gz").unlink()
     (folder / "t10k-images-idx3-ubyte.gz").unlink()
 
-    with pytest.raises(FileNotFoundError) as error:
-        source.read_split(folder, "train")
+    with pytest.raises(errors.UserError) as error:
+        next(source.FashionMnistSource(folder).members())
     assert "missing: train-labels-idx1-ubyte.gz, t10k-images-idx3-ubyte.gz" in str(error.value)
-
-
-# --------------------------------------------------------------------------------------------------
-# Downloading
-# --------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -135,13 +71,6 @@ def web() -> Iterator[WebServer]:
     with running_web() as server:
         server.files = {f"fashion/{name}": WebFile(content) for name, content in FILES.items()}
         yield server
-
-
-@pytest.fixture(autouse=True)
-def _published_here(monkeypatch):
-    """The tiny files are what is published, so that their MD5 sums are compared for real."""
-    sums = {name: hashlib.md5(FILES[name]).hexdigest() for name in source.MD5_SUMS}
-    monkeypatch.setattr(source, "MD5_SUMS", sums)
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -159,7 +88,7 @@ def test_a_download_leaves_the_four_files_and_no_other(web, tmp_path, headers):
 
 def test_only_a_missing_or_damaged_file_is_downloaded(web, folder):
     (folder / "train-labels-idx1-ubyte.gz").unlink()
-    (folder / "t10k-images-idx3-ubyte.gz").write_bytes(gzipped(idx(IMAGES)))
+    (folder / "t10k-images-idx3-ubyte.gz").write_bytes(b"damaged")
 
     source.download(folder, web.url("fashion"))
 
@@ -169,7 +98,7 @@ def test_only_a_missing_or_damaged_file_is_downloaded(web, folder):
 
 
 def test_a_file_of_another_md5_is_refused_and_leaves_nothing(web, tmp_path):
-    web.files["fashion/train-images-idx3-ubyte.gz"] = WebFile(gzipped(idx(IMAGES + 1)))
+    web.files["fashion/train-images-idx3-ubyte.gz"] = WebFile(idx_files.idx(IMAGES[::-1]))
 
     with pytest.raises(errors.BuildError, match=r"expected the published MD5 .* got") as error:
         source.download(tmp_path, web.url("fashion"))

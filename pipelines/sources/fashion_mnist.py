@@ -2,7 +2,7 @@
 
 It has 70,000 grey images of 28 x 28 pixels in 10 classes, 31 MB in all. Each image reaches the
 build as a PGM file in memory, so that it takes the same path as images of other sources. Names,
-counts, classes, address and MD5 sums are from the dataset's README,
+classes, address and MD5 sums are from the dataset's README,
 https://github.com/zalandoresearch/fashion-mnist, the file format from
 http://yann.lecun.com/exdb/mnist/.
 """
@@ -10,10 +10,9 @@ http://yann.lecun.com/exdb/mnist/.
 from __future__ import annotations
 
 import contextlib
+import functools
 import gzip
 import hashlib
-import math
-import struct
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -53,10 +52,11 @@ MD5_SUMS = {
     "t10k-images-idx3-ubyte.gz": "bef4ecab320f06d8554ea6380940ec79",
     "t10k-labels-idx1-ubyte.gz": "bb300cfdad3c16e7a12a480ee83cd310",
 }
-# What the file names call each split.
-_PREFIXES = {"train": "train", "test": "t10k"}
-_MOST_BYTES = 1 << 28  # that are unpacked of a file; the largest published one has 47 MB
-_AGAIN = "The file is damaged, or not what its name says; download it again."
+_BY_HAND = (
+    "Check the network and the address, or download the four files by other means "
+    "(https://github.com/zalandoresearch/fashion-mnist, folder data/fashion) and give their folder "
+    "with --input."
+)
 
 
 @dataclass(frozen=True)
@@ -76,11 +76,15 @@ class FashionMnistSource(Source):
 
     def members(self) -> Iterator[Member]:
         """Yields the images, named by their file and their number there; see `Source.members`."""
-        for split, prefix in _PREFIXES.items():
+        if missing := [name for name in MD5_SUMS if not (self.directory / name).is_file()]:
+            raise errors.UserError(
+                f"{self.directory}: expected a folder with the four files of Fashion-MNIST under "
+                f"their published names, missing: {', '.join(missing)}.\n{_BY_HAND}"
+            )
+        for split, prefix in (("train", "train"), ("test", "t10k")):
             try:
-                with errors.clear_read_errors(str(self.directory)):
-                    images, labels = read_split(self.directory, prefix)
-            except (FileNotFoundError, ValueError) as error:
+                images, labels = read_split(self.directory, prefix)
+            except ValueError as error:
                 raise errors.UserError(str(error)) from None
             for index, (image, label) in enumerate(zip(images, labels.tolist(), strict=True)):
                 yield Member(
@@ -88,7 +92,7 @@ class FashionMnistSource(Source):
                     size=len(_pgm(image)),
                     offset=index,
                     stored_size=image.size,
-                    version=_version(image, label),
+                    version=zlib.crc32(image.tobytes()) << 8 | label,
                     split=split,
                     label=LABEL_NAMES[label],
                 )
@@ -105,30 +109,15 @@ class FashionMnistSource(Source):
 
 class _Reader(Reader):
     def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self._splits: dict[str, tuple[NDArray[np.uint8], NDArray[np.uint8]]] = {}
+        self._read_split = functools.cache(functools.partial(read_split, directory))
 
     def read(self, member: Member) -> bytes:
-        prefix = member.name.partition("-")[0]  # new splits take images from both files
-        if prefix not in self._splits:
-            try:
-                self._splits[prefix] = read_split(self._directory, prefix)
-            except (OSError, ValueError) as error:
-                raise errors.BuildError(
-                    f"{error}; every worker must be able to read the folder"
-                ) from None
-        images, labels = self._splits[prefix]
-        index = member.offset
-        if index >= len(images) or _version(images[index], int(labels[index])) != member.version:
-            raise errors.BuildError(
-                f"{self._directory} changed since the build began; start again with --overwrite"
-            )
-        return _pgm(images[index])
-
-
-def _version(image: NDArray[np.uint8], label: int) -> int:
-    """Returns a number that changes when the image or its label does."""
-    return zlib.crc32(image.tobytes()) << 8 | label
+        try:
+            # New splits take images from both files.
+            images, _ = self._read_split(member.name.partition("-")[0])
+        except ValueError as error:
+            raise errors.BuildError(str(error)) from None
+        return _pgm(images[member.offset])
 
 
 def _pgm(image: NDArray[np.uint8]) -> bytes:
@@ -138,76 +127,43 @@ def _pgm(image: NDArray[np.uint8]) -> bytes:
 
 
 def read_split(directory: Path, prefix: str) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """Reads the images and labels of a split, and checks that they belong together.
+    """Reads the images and labels of a split.
+
+    The values follow a header of four bytes, and four for each dimension, in row-major order.
 
     Args:
-        directory: folder with the files, as published or unpacked and named without `.gz`.
+        directory: folder with the files as published.
         prefix: what the names of the split's files begin with, `train` or `t10k`.
 
     Returns:
-        images uint8 [num_images, height, width], and labels uint8 [num_images], each an index of
+        images uint8 [num_images, 28, 28], and labels uint8 [num_images], each an index of
         `LABEL_NAMES`.
 
     Raises:
-        FileNotFoundError: if any of the four files is missing; the message names all of them.
-        ValueError: if a file is damaged, or images and labels do not match.
+        ValueError: if a file is not the published one.
+        errors.BuildError: if it cannot be read.
     """
-    paths = [directory / name for name in MD5_SUMS]
-    paths = [path if path.is_file() else path.with_suffix("") for path in paths]
-    if missing := [f"{path.name}.gz" for path in paths if not path.is_file()]:
-        raise FileNotFoundError(
-            f"{directory}: expected a folder with the four files of Fashion-MNIST under their "
-            f"published names, missing: {', '.join(missing)}. They are published at {BASE_URL}"
-        )
-    images_path, labels_path = (path for path in paths if path.name.startswith(prefix))
-    images, labels = read_idx(images_path, 3), read_idx(labels_path, 1)
-    highest = int(labels.max(initial=0))
-    if len(labels) != len(images) or highest >= len(LABEL_NAMES):
+    values = [_published(directory / name) for name in MD5_SUMS if name.startswith(prefix)]
+    images, labels = (np.frombuffer(gzip.decompress(content), np.uint8) for content in values)
+    return images[16:].reshape(-1, *IMAGE_SIZE), labels[8:]
+
+
+def _published(path: Path) -> bytes:
+    """Returns the content of a file; raises ValueError if it has another MD5 than published."""
+    with errors.clear_read_errors(f"{path} (every worker must be able to)"):
+        content = path.read_bytes()
+    _require_published(content, path.name, str(path))
+    return content
+
+
+def _require_published(content: bytes, name: str, shown: str) -> None:
+    # MD5 is what is published; it finds damage and wrong files, not manipulation.
+    md5 = hashlib.md5(content, usedforsecurity=False).hexdigest()
+    if md5 != MD5_SUMS[name]:
         raise ValueError(
-            f"{labels_path}: expected {len(images)} labels from 0 to {len(LABEL_NAMES) - 1}, one "
-            f"for each image, got {len(labels)} up to {highest}."
+            f"{shown}: expected the published MD5 {MD5_SUMS[name]}, got {md5}; the file is damaged "
+            "or another one, or a proxy or a login page answered in its place"
         )
-    return images, labels
-
-
-def read_idx(path: Path, num_dimensions: int) -> NDArray[np.uint8]:
-    """Reads an IDX file of unsigned bytes, gzipped or not.
-
-    It begins with two zero bytes, the type (8 for unsigned bytes), the number of dimensions, and
-    each dimension as a big-endian uint32. The values follow in row-major order.
-
-    Args:
-        path: the file; gzip is recognised by the first two bytes, not by the name.
-        num_dimensions: 3 for images, 1 for labels.
-
-    Returns:
-        uint8 array of the header's shape: [num_images, height, width] or [num_labels].
-
-    Raises:
-        ValueError: if the file is not an IDX file of unsigned bytes in so many dimensions, is too
-            short or too long, or is a damaged gzip file.
-    """
-    with path.open("rb") as raw:
-        is_gzip = raw.read(2) == b"\x1f\x8b"
-    try:
-        with gzip.open(path) if is_gzip else path.open("rb") as file:
-            content = file.read(_MOST_BYTES)
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise ValueError(f"{path}: expected a whole gzip file, got {error}. {_AGAIN}") from error
-    header = struct.Struct(f">4B{num_dimensions}I")
-    magic = bytes([0, 0, 8, num_dimensions])
-    if len(content) < header.size or not content.startswith(magic):
-        raise ValueError(
-            f"{path}: expected an IDX file of bytes in {num_dimensions} dimensions, which begins "
-            f"with {magic.hex(' ')}; got {content[:4].hex(' ') or 'nothing'}. {_AGAIN}"
-        )
-    shape = header.unpack_from(content)[4:]
-    if len(content) != header.size + math.prod(shape):
-        raise ValueError(
-            f"{path}: expected {math.prod(shape)} bytes for shape {list(shape)}, got "
-            f"{len(content) - header.size}. {_AGAIN}"
-        )
-    return np.frombuffer(content, np.uint8, offset=header.size).reshape(shape)
 
 
 def download(directory: Path, base_url: str) -> None:
@@ -220,35 +176,20 @@ def download(directory: Path, base_url: str) -> None:
     Raises:
         errors.BuildError: if a file could not be downloaded or written, or has another MD5.
     """
-    for name, md5 in MD5_SUMS.items():
+    for name in MD5_SUMS:
         path, url = directory / name, f"{base_url.rstrip('/')}/{name}"
         try:
             directory.mkdir(parents=True, exist_ok=True)
-            if path.is_file() and _md5(path.read_bytes()) == md5:
-                continue
+            with contextlib.suppress(ValueError):
+                if path.exists() and _published(path):
+                    continue
             content = remote.read_file(url)
-            if _md5(content) != md5:
-                raise errors.BuildError(
-                    f"{remote.shown(url)}: expected the published MD5 {md5}, got {_md5(content)}; "
-                    "a proxy or a login page may have answered in its place."
-                )
+            _require_published(content, name, remote.shown(url))
             with atomic_write(path) as file:
                 file.write(content)
         except FileNotFoundError:
             raise errors.BuildError(f"{remote.shown(url)} does not exist.\n{_BY_HAND}") from None
         except OSError as error:
             raise_disk_error(error, path)
-        except errors.ToldError as error:
+        except (errors.ToldError, ValueError) as error:
             raise errors.BuildError(f"{error}\n{_BY_HAND}") from None
-
-
-def _md5(content: bytes) -> str:
-    # MD5 is what is published; it finds damage and wrong files, not manipulation.
-    return hashlib.md5(content, usedforsecurity=False).hexdigest()
-
-
-_BY_HAND = (
-    "Check the network and the address, or download the four files by other means "
-    "(https://github.com/zalandoresearch/fashion-mnist, folder data/fashion) and give their folder "
-    "with --input."
-)
