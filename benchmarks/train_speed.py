@@ -40,7 +40,7 @@ with console.hide_native_noise():
     from train.data import feed
     from train.networks.models import build_network
     from train.run_setup import make_run
-    from train.training.steps import make_steps
+    from train.training.steps import training_steps
 
 
 def main() -> None:
@@ -75,7 +75,11 @@ def compare(arguments: argparse.Namespace, images: Path) -> dict[str, dict[str, 
         weights="none",
         replica_batch_size=arguments.batch_size,
         strategy="single",
-        # Keras' own step does neither of these.
+        # Keras' own step is that of plain Adam, and does none of these.
+        optimizer="adam",
+        schedule="constant",
+        warmup_steps=0,
+        ema_decay=0.0,
         augment=False,
         mixup=0.0,
         label_smoothing=0.0,
@@ -108,8 +112,7 @@ def compare(arguments: argparse.Namespace, images: Path) -> dict[str, dict[str, 
         network = build_network(
             config.network, image_shape=manifest.image_shape, num_classes=manifest.num_classes
         )
-        optimizer = keras.optimizers.Adam(1e-4)
-    steps = make_steps(run, network, optimizer)
+    steps = training_steps(run, network, learning_rate=1e-4, num_steps=wanted)
     batches = steps.iterate(
         feed.training_batches(config.input, 0.0, devices, run.parts.train, start_step=0)
     )

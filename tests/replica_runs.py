@@ -17,9 +17,9 @@ from train.config import TrainConfig  # noqa: E402 - after the settings that Ker
 from train.data import feed  # noqa: E402
 from train.devices import set_seed  # noqa: E402
 from train.networks.build import build_network  # noqa: E402
-from train.networks.optimizers import averaged_weights, make_optimizer  # noqa: E402
+from train.networks.optimizers import averaged_weights  # noqa: E402
 from train.run_setup import make_run  # noqa: E402
-from train.training.steps import make_steps, predict  # noqa: E402
+from train.training.steps import predict, training_steps  # noqa: E402
 
 
 def losses(config: TrainConfig) -> dict[str, object]:
@@ -29,14 +29,9 @@ def losses(config: TrainConfig) -> dict[str, object]:
     config = run.config
     num_steps = run.steps_after[-1]
     network = build_network(run, "float32")
-    with run.devices.scope():
-        optimizer = make_optimizer(
-            config.optimizer,
-            precision="float32",
-            learning_rate=config.optimizer.learning_rate,
-            num_steps=num_steps,
-        )
-    steps = make_steps(run, network, optimizer)
+    steps = training_steps(
+        run, network, learning_rate=config.optimizer.learning_rate, num_steps=num_steps
+    )
     batches = steps.iterate(
         feed.training_batches(
             config.input, config.augmentation.mixup, run.devices, run.parts.train, start_step=0
@@ -51,7 +46,7 @@ def losses(config: TrainConfig) -> dict[str, object]:
         counts += results.num_examples.tolist()
         done += here
     steps.sync()
-    with averaged_weights(optimizer, network.logits.trainable_variables):
+    with averaged_weights(steps.optimizer, network.logits.trainable_variables):
         probabilities, _ = predict(run, steps, run.parts.test)
     return {
         "replicas": run.devices.num_replicas,

@@ -10,13 +10,8 @@ from train.training.steps import StepResults
 
 
 def results_of(losses, *, wait_seconds=0.0):
-    losses = np.asarray(losses, np.float32)
-    return StepResults(
-        loss_sums=losses,
-        num_correct=np.ones_like(losses),
-        num_examples=np.full_like(losses, 4),
-        wait_seconds=wait_seconds,
-    )
+    totals = np.array([(loss, 1, 4) for loss in losses], np.float32)
+    return StepResults(totals=totals, wait_seconds=wait_seconds)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])

@@ -55,7 +55,7 @@ def stop_at(monkeypatch, workdir, step):
     real_add = callbacks.EpochMeter.add
 
     def add(meter, results, seconds, *, timed):
-        steps_left[0] -= len(results.loss_sums)
+        steps_left[0] -= len(results.totals)
         if steps_left[0] == 0:
             os.kill(os.getpid(), signal.SIGTERM)
         real_add(meter, results, seconds, timed=timed)

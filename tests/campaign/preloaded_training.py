@@ -16,6 +16,6 @@ import tensorboard.plugins.scalar.summary_v2
 import tensorflow.saved_model
 
 import tfrecord_io.reading.device_cache
-import train.training.folds
+import train.training.trainer
 
 gc.freeze()

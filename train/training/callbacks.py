@@ -21,7 +21,6 @@ from types import FrameType
 from typing import Any, Self
 
 import numpy as np
-from tqdm import tqdm
 
 from tfrecord_io import schema
 from train.training.steps import StepResults
@@ -180,7 +179,7 @@ class EpochMeter:
     def __init__(
         self, *, loss_sum: float = 0.0, num_correct: float = 0.0, num_examples: float = 0.0
     ) -> None:
-        self._sums = [loss_sum, num_correct, num_examples]
+        self._sums = np.array([loss_sum, num_correct, num_examples])
         self.seconds = 0.0
         # Of the steps that are timed: examples, steps, seconds, seconds of waiting for input.
         self._timed = np.zeros(4)
@@ -194,28 +193,27 @@ class EpochMeter:
             timed: False if the steps included tracing a graph; they do not count for the speed.
         """
         # Summing float64 in order gives a resumed epoch the same bits.
-        for row in zip(results.loss_sums, results.num_correct, results.num_examples, strict=True):
-            self._sums = [
-                total + float(value) for total, value in zip(self._sums, row, strict=True)
-            ]
+        for row in results.totals:
+            self._sums += row
         self.seconds += seconds
         if timed:
-            num_steps = len(results.loss_sums)
-            self._timed += results.num_examples.sum(), num_steps, seconds, results.wait_seconds
+            num_steps, num_examples = len(results.totals), results.num_examples.sum()
+            self._timed += num_examples, num_steps, seconds, results.wait_seconds
 
     def totals(self) -> dict[str, float]:
         """Returns the sums that a checkpoint stores of an unfinished epoch."""
-        return dict(zip(("loss_sum", "num_correct", "num_examples"), self._sums, strict=True))
+        names = ("loss_sum", "num_correct", "num_examples")
+        return dict(zip(names, self._sums.tolist(), strict=True))
 
     @property
     def loss(self) -> float:
         """Mean cross-entropy of an example, in nats."""
-        return self._sums[0] / max(self._sums[2], 1.0)
+        return float(self._sums[0] / max(self._sums[2], 1.0))
 
     @property
     def accuracy(self) -> float:
         """Share of the examples that were classified correctly; of numbers, the mean error."""
-        return self._sums[1] / max(self._sums[2], 1.0)
+        return float(self._sums[1] / max(self._sums[2], 1.0))
 
     def speed(self) -> dict[str, float | None]:
         """Returns the speed and the wait for input.
@@ -257,24 +255,6 @@ def memory_megabytes(backend: str, on_gpu: bool) -> dict[str, float]:
         statistics = jax.devices()[0].memory_stats() or {}
         memory["peak_gpu_mb"] = statistics.get("peak_bytes_in_use", 0) / 1e6
     return memory
-
-
-def progress_bar(*, total: int, done: int) -> tqdm:
-    """Returns a bar of the images done, the rate and the time left, shown on a terminal only.
-
-    Args:
-        total: images of the whole run.
-        done: images that earlier parts of the run have trained on.
-    """
-    return tqdm(
-        total=total,
-        initial=done,
-        desc="training",
-        unit=" images",
-        leave=False,
-        dynamic_ncols=True,
-        disable=not sys.stderr.isatty(),
-    )
 
 
 class TensorBoardWriter:
@@ -320,21 +300,3 @@ class TensorBoardWriter:
         length = struct.pack("<Q", len(event))
         for part in (length, event):
             self._file.write(part + struct.pack("<I", schema.masked_crc32c(part)))
-
-
-class Stopwatch:
-    """Measures the seconds since its creation or the last lap."""
-
-    def __init__(self) -> None:
-        self._since = time.monotonic()
-
-    @property
-    def seconds(self) -> float:
-        """Seconds since the creation or the last lap."""
-        return time.monotonic() - self._since
-
-    def lap(self) -> float:
-        """Returns the seconds since the creation or the last lap, and starts a new lap."""
-        now = time.monotonic()
-        seconds, self._since = now - self._since, now
-        return seconds

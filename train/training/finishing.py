@@ -1,4 +1,8 @@
-"""After the training: exports the weights that were kept, and measures what they predict."""
+"""After the training: exports the weights that were kept, and measures what they predict.
+
+`finish` ends a single run. `pool` ends a cross-validation: it measures all held-out predictions
+together.
+"""
 
 from __future__ import annotations
 
@@ -9,20 +13,22 @@ import keras
 import numpy as np
 
 from train.data.examples import read_examples
+from train.data.exposure import Exposure, expose, find_seen
 from train.data.parts import Part
+from train.data.seen import read_images, rows_of
 from train.devices import Devices
+from train.kinds.registry import task_of
 from train.kinds.task import Answers
-from train.networks import features
-from train.networks.build import build_network
+from train.networks.build import build_network, manifest_of_images, whole_model
 from train.networks.models import Network
 from train.results import metrics, report, run_results, thresholds
-from train.results.predictions import Predictions
+from train.results.predictions import Predictions, read_predictions
 from train.run_folder import BEST_NAME, HISTORY_NAME, write_json, write_metrics
 from train.run_setup import Run
 from train.training import checkpoint, export
 from train.training.callbacks import TrainingError
 from train.training.progress import Progress
-from train.training.steps import make_steps, predict
+from train.training.steps import predict, prediction_steps
 
 
 def finish(run: Run, progress: Progress, best: Sequence[np.ndarray]) -> dict[str, Any]:
@@ -97,30 +103,54 @@ def finish(run: Run, progress: Progress, best: Sequence[np.ndarray]) -> dict[str
                 truths=predictions.truths,
             )
 
-    results |= run_results.describe_data(results, manifest, run.exposure)
-
     def predict_images(images: np.ndarray) -> np.ndarray:
         return keras.ops.convert_to_numpy(network.model(images, training=False))
 
-    run_results.write_results(
-        run.folder,
-        manifest=manifest,
-        config=config,
-        results=results,
-        predictions=predictions,
-        # Pictures of the mistakes need images.
-        predict=predict_images if run.trunk is None else None,
-        history=progress.history,
-        exposure=run.exposure,
-    )
     # Again: a run that goes on from its last checkpoint does not repeat the epoch, and a kill or a
     # power cut may have taken the file.
     write_json(run.folder / HISTORY_NAME, progress.history)
+    _write(
+        run,
+        results,
+        predictions,
+        run.exposure,
+        # Pictures of the mistakes need images.
+        predict=predict_images if run.trunk is None else None,
+        history=progress.history,
+    )
+    print(f"The model, its metrics and {report.FILE_NAME} are in {run.folder}")
+    return results
+
+
+def _write(
+    run: Run,
+    results: dict[str, Any],
+    predictions: Predictions | None,
+    exposure: Exposure | None,
+    **more: Any,
+) -> None:
+    """Adds what is known of the data to the results, writes the files of RUN and prints a summary.
+
+    Args:
+        run: that was trained.
+        results: what metrics.json will hold.
+        predictions: the measured ones; None if there was no example to predict.
+        exposure: how much of what was measured the run has seen.
+        more: see `run_results.write_results`.
+    """
+    results |= run_results.describe_data(results, run.manifest, exposure)
+    run_results.write_results(
+        run.folder,
+        manifest=run.manifest,
+        config=run.config,
+        results=results,
+        predictions=predictions,
+        exposure=exposure,
+        **more,
+    )
     write_metrics(run.folder, results)
     if predictions is not None:
         print(metrics.describe(results))
-    print(f"The model, its metrics and {report.FILE_NAME} are in {run.folder}")
-    return results
 
 
 def _build_final(run: Run, best: Sequence[np.ndarray], temperature: float = 1.0) -> Network:
@@ -138,8 +168,8 @@ def _export(run: Run, network: Network, progress: Progress) -> None:
         # A rounding error of the trunk can become a step of the type that features are stored in.
         precision = manifest.dtype
         with run.devices.scope():
-            model = features.whole_model(run, network)
-        manifest = features.manifest_of_images(manifest, run.trunk)
+            model = whole_model(run, network)
+        manifest = manifest_of_images(manifest, run.trunk)
     has_saved_model = export.export_model(
         model,
         run.folder / export.FOLDER_NAME,
@@ -162,7 +192,7 @@ def _predict(
     run: Run, network: Network, devices: Devices, part: Part
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns (probabilities float32 [num_examples, num_labels], truths) of a part."""
-    probabilities, truths = predict(run, make_steps(run, network, None, devices), part)
+    probabilities, truths = predict(run, prediction_steps(network, devices), part)
     if not np.isfinite(probabilities).all():
         raise TrainingError(
             f"the network answers with probabilities that are not numbers on {part.name}: its "
@@ -170,3 +200,88 @@ def _predict(
             "with a lower --learning_rate, more --warmup_steps, or --precision float32"
         )
     return probabilities, truths
+
+
+def pool(run: Run, splits: tuple[str, ...], singles: Sequence[Run]) -> dict[str, Any]:
+    """Measures the held-out predictions of all runs together and writes the files of RUN.
+
+    Args:
+        run: the cross-validation.
+        splits: that were divided into folds.
+        singles: its runs, all folds of the first seed first.
+
+    Returns:
+        the content of RUN/metrics.json: the measures of all held-out predictions, see
+        `metrics.evaluate_predictions`, and `folds` and `spread`, see `metrics.describe_folds`.
+    """
+    config, manifest = run.config, run.manifest
+    task = task_of(manifest.label_kind)
+    runs = [(single.given.folds.fold or 0, single.given.input.seed) for single in singles]
+    keys, probabilities, truths = zip(
+        *(read_predictions(single.folder) for single in singles), strict=True
+    )
+    run_of = np.repeat(np.arange(len(runs)), [len(of_run) for of_run in keys])
+    everyone = read_examples(config.input.data, splits)
+    place_of = {key: place for place, key in enumerate(everyone.keys)}
+    predictions = Predictions(
+        task=task,
+        probabilities=np.concatenate(probabilities),
+        truths=np.concatenate(truths),
+        label_names=manifest.label_names,
+        runs=run_of,
+        examples=everyone.take(np.array([place_of[key] for of_run in keys for key in of_run])),
+    )
+    measured = run_results.measure(predictions, config)
+    calibrated = {}
+    if task.gives_probabilities:
+        fold_of = np.array([fold for fold, _ in runs])[run_of]
+        calibrated["calibration"] = _describe_calibration(
+            predictions, fold_of, splits, measured["num_examples"]
+        )
+    results: dict[str, Any] = {
+        "split": f"{config.folds.folds} folds of {', '.join(splits)}",
+        "best_epoch": None,
+        "steps": None,
+        "num_images": measured["num_examples"],
+        **measured,
+        **calibrated,
+        **metrics.describe_folds(
+            [
+                (*run, metrics.scores(task, predictions.some(rows)))
+                for run, rows in zip(runs, predictions.by_run(), strict=True)
+            ],
+            task.digits,
+        ),
+    }
+    _write(run, results, predictions, _exposure(singles[: config.folds.folds]))
+    print(f"the metrics and {report.FILE_NAME} of all folds are in {run.folder}")
+    return results
+
+
+def _exposure(singles: Sequence[Run]) -> Exposure:
+    """Returns how much each of the runs of one seed has seen of the fold that it held out."""
+    manifest, data = singles[0].manifest, singles[0].given.input.data
+    images = read_images(data, manifest)
+    folds = [rows_of(single.parts.test, manifest) for single in singles if single.parts.test]
+    is_seen = [
+        find_seen(single.seen, images)[rows] for single, rows in zip(singles, folds, strict=True)
+    ]
+    below = singles[0].seen.without("train")
+    return expose(below, images, np.concatenate(folds), np.concatenate(is_seen), is_measured=True)
+
+
+def _describe_calibration(
+    predictions: Predictions, fold_of: np.ndarray, splits: tuple[str, ...], num_images: int
+) -> dict[str, Any]:
+    """Cools each fold by the temperature that is fitted to the predictions on the other folds."""
+    task, raw, truths = predictions.task, predictions.probabilities, predictions.truths
+    cooled, temperatures = raw.copy(), []
+    for fold in np.unique(fold_of):
+        is_in = fold_of == fold
+        temperatures.append(task.fit_temperature(raw[~is_in], truths[~is_in]))
+        cooled[is_in] = task.cool(raw[is_in], temperatures[-1])
+    facts = {"fitted_on": f"the other folds of {', '.join(splits)}", "num_examples": num_images}
+    mean = float(np.mean(temperatures))
+    return facts | thresholds.describe_calibration(
+        task, mean, before=raw, after=cooled, truths=truths
+    )

@@ -31,6 +31,7 @@ from train.errors import ConfigError
 from train.kinds.classes import CLASSES
 from train.kinds.task import Task
 from train.networks.models import Network
+from train.networks.optimizers import make_optimizer
 from train.run_setup import Run
 
 if TYPE_CHECKING:
@@ -42,18 +43,23 @@ class StepResults:
     """The results of some steps, one row a step, summed over all replicas.
 
     Attributes:
-        loss_sums: float32 [num_steps], cross-entropy in nats, summed over the examples.
-        num_correct: float32 [num_steps], examples whose likeliest class is theirs; of several
-            labels, the share of them that is right counts.
-        num_examples: float32 [num_steps].
+        totals: float32 [num_steps, 3]: cross-entropy in nats, summed over the examples; examples
+            whose likeliest class is theirs (of several labels, the share that is right counts);
+            examples.
         wait_seconds: time spent waiting for input, in all steps together; NaN where no clock
             can be read (`deterministic` on TensorFlow).
     """
 
-    loss_sums: np.ndarray
-    num_correct: np.ndarray
-    num_examples: np.ndarray
+    totals: np.ndarray
     wait_seconds: float
+
+    @property
+    def loss_sums(self) -> np.ndarray:
+        return self.totals[:, 0]
+
+    @property
+    def num_examples(self) -> np.ndarray:
+        return self.totals[:, 2]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -81,16 +87,14 @@ class Objective:
     @classmethod
     def of_run(cls, run: Run) -> Objective:
         """Returns what the configuration of a run asks for."""
-        config, learnt = run.config, run.parts.train
-        power = config.loss.class_weight_power if config.loss.class_weights == "balanced" else 0.0
+        loss, changes, learnt = run.config.loss, run.config.augmentation, run.parts.train
+        power = loss.class_weight_power if loss.class_weights == "balanced" else 0.0
         return cls(
             class_weights=run.task.class_weights(learnt.label_counts, learnt.num_examples, power),
             task=run.task,
-            label_smoothing=config.loss.label_smoothing,
-            augment_strength=config.augmentation.augment_strength
-            if config.augmentation.augment
-            else None,
-            mixup=config.augmentation.mixup > 0,
+            label_smoothing=loss.label_smoothing,
+            augment_strength=changes.augment_strength if changes.augment else None,
+            mixup=changes.mixup > 0,
             grey_factor=run.grey_factor,
             is_padded=run.manifest.is_padded,
         )
@@ -137,28 +141,35 @@ class Objective:
         return ops.sum(losses * weights), totals
 
 
-def make_steps(
-    run: Run,
-    network: Network,
-    optimizer: keras.optimizers.Optimizer | None,
-    devices: Devices | None = None,
-) -> Steps:
-    """Returns the steps of the backend in use.
+def training_steps(run: Run, network: Network, *, learning_rate: float, num_steps: int) -> Steps:
+    """Returns steps of the backend in use, with a fresh optimizer of the layers that train now.
 
     Args:
         run: resolved.
         network: built in the devices' scope.
-        optimizer: updates the network's trainable variables; built here. None if the steps are
-            for prediction alone.
-        devices: the replicas, if they are not those of the run.
+        learning_rate: peak of the schedule.
+        num_steps: see `make_optimizer`.
     """
-    devices = devices or run.devices
-    kind = JaxSteps if devices.backend == "jax" else TensorFlowSteps
-    jit_compile = bool(run.config.devices.jit_compile) and optimizer is not None
-    if optimizer is not None:
-        with devices.scope():
-            optimizer.build(network.logits.trainable_variables)
-    return kind(network, optimizer, devices, Objective.of_run(run), jit_compile)
+    options, devices = run.config.devices, run.devices
+    with devices.scope():
+        optimizer = make_optimizer(
+            run.config.optimizer,
+            precision=options.precision,
+            learning_rate=learning_rate,
+            num_steps=num_steps,
+        )
+        optimizer.build(network.logits.trainable_variables)
+    objective, jit_compile = Objective.of_run(run), bool(options.jit_compile)
+    return _kind(devices)(network, devices, optimizer, objective, jit_compile)
+
+
+def prediction_steps(network: Network, devices: Devices) -> Steps:
+    """Returns steps that predict, but cannot train."""
+    return _kind(devices)(network, devices)
+
+
+def _kind(devices: Devices) -> type[Steps]:
+    return JaxSteps if devices.backend == "jax" else TensorFlowSteps
 
 
 def predict(run: Run, steps: Steps, part: Part) -> tuple[np.ndarray, np.ndarray]:
@@ -194,23 +205,24 @@ class TensorFlowSteps:
 
     Attributes:
         devices: the replicas.
+        optimizer: of the layers that train; None if the steps only predict.
         num_traces: how often the training graph was built; more than once wastes time and memory.
     """
 
     def __init__(
         self,
         network: Network,
-        optimizer: keras.optimizers.Optimizer | None,
         devices: Devices,
-        objective: Objective,
-        jit_compile: bool,
+        optimizer: keras.optimizers.Optimizer | None = None,
+        objective: Objective | None = None,
+        jit_compile: bool = False,
     ) -> None:
         import tensorflow as tf
 
         self._tf = tf
-        self._network = network
-        self._optimizer = optimizer
         self.devices = devices
+        self.optimizer = optimizer
+        self._network = network
         self._objective = objective
         self.num_traces = 0
         self._variables = network.logits.trainable_variables
@@ -242,13 +254,7 @@ class TensorFlowSteps:
         tf = self._tf
         # A tensor, because each value of a Python number would build another graph.
         totals, wait_seconds = self._train_function(batches, tf.constant(num_steps))
-        loss_sums, num_correct, num_examples = np.moveaxis(totals.numpy(), 1, 0)
-        return StepResults(
-            loss_sums=loss_sums,
-            num_correct=num_correct,
-            num_examples=num_examples,
-            wait_seconds=float(wait_seconds),
-        )
+        return StepResults(totals=totals.numpy(), wait_seconds=float(wait_seconds))
 
     def predict(self, batches: Any) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yields (probabilities, labels) [examples, num_classes] of each batch, no copies."""
@@ -303,7 +309,7 @@ class TensorFlowSteps:
         images, labels = self._objective.prepare(images, labels, draws)
         gradients, totals = self._gradients(images, labels, weights)
         # Keras sums the gradients of the replicas in here.
-        self._optimizer.apply(gradients, self._variables)
+        self.optimizer.apply(gradients, self._variables)
         return totals
 
     def _compute_gradients(
@@ -312,7 +318,7 @@ class TensorFlowSteps:
         with self._tf.GradientTape() as tape:
             logits = self._network.logits(images, training=True)
             loss, totals = self._objective.loss_and_totals(labels, logits, weights)
-            loss = self._optimizer.scale_loss(loss)
+            loss = self.optimizer.scale_loss(loss)
         return tape.gradient(loss, [variable.value for variable in self._variables]), totals
 
     def _compute_predictions(self, images: tf.Tensor) -> tf.Tensor:
@@ -325,26 +331,24 @@ class TensorFlowSteps:
 class JaxSteps:
     """Training and prediction as pure functions, batches split over the devices of a mesh.
 
-    Attributes:
-        devices: the replicas.
-        num_traces: how often the step was traced; more than once wastes time and memory.
+    Attributes: see `TensorFlowSteps`.
     """
 
     def __init__(
         self,
         network: Network,
-        optimizer: keras.optimizers.Optimizer | None,
         devices: Devices,
-        objective: Objective,
-        jit_compile: bool,
+        optimizer: keras.optimizers.Optimizer | None = None,
+        objective: Objective | None = None,
+        jit_compile: bool = False,
     ) -> None:
         import jax
 
         self._jax = jax
-        self._network = network
-        self._optimizer = optimizer
-        self._objective = objective
         self.devices = devices
+        self.optimizer = optimizer
+        self._network = network
+        self._objective = objective
         self.num_traces = 0
         self._copy = jax.jit(
             lambda state: jax.tree.map(jax.numpy.copy, state), out_shardings=devices.copied
@@ -376,13 +380,7 @@ class JaxSteps:
                 wait_seconds += time.perf_counter() - asked_at
             self._state, step_totals = self._train_function(self._state, *batch)
             totals.append(step_totals)
-        loss_sums, num_correct, num_examples = np.stack(self._jax.device_get(totals), axis=1)
-        return StepResults(
-            loss_sums=loss_sums,
-            num_correct=num_correct,
-            num_examples=num_examples,
-            wait_seconds=wait_seconds,
-        )
+        return StepResults(totals=np.stack(self._jax.device_get(totals)), wait_seconds=wait_seconds)
 
     def predict(self, batches: Iterator[Any]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yields (probabilities, labels) [examples, num_classes] of each batch, no copies.
@@ -412,7 +410,7 @@ class JaxSteps:
         return (
             model.trainable_variables,
             model.non_trainable_variables,
-            self._optimizer.variables,
+            self.optimizer.variables,
         )
 
     def _read_state(self) -> tuple[list[Any], list[Any], list[Any]]:
@@ -435,13 +433,13 @@ class JaxSteps:
                 trainable, other, images, training=True
             )
             loss, totals = self._objective.loss_and_totals(labels, logits, weights)
-            mapping = list(zip(self._optimizer.variables, optimizer_state, strict=True))
+            mapping = list(zip(self.optimizer.variables, optimizer_state, strict=True))
             with keras.StatelessScope(state_mapping=mapping):
-                loss = self._optimizer.scale_loss(loss)
+                loss = self.optimizer.scale_loss(loss)
             return loss, (totals, other)
 
         gradients, (totals, other) = self._jax.grad(compute_loss, has_aux=True)(trainable, other)
-        trainable, optimizer_state = self._optimizer.stateless_apply(
+        trainable, optimizer_state = self.optimizer.stateless_apply(
             optimizer_state, gradients, trainable
         )
         return (trainable, other, optimizer_state), totals

@@ -1,16 +1,31 @@
-"""Trains one network, or one for each fold and seed of a cross-validation."""
+"""Trains one network, or one for each fold and seed of a cross-validation.
+
+A run can be killed at any moment. Called again with the same configuration, it goes on at the next
+example after a stop, and at the last checkpoint after a kill. A checkpoint holds the variables, the
+optimizer, the best weights and `progress.Progress`; everything else in the folder is written from
+them. Each fold and seed is a run in its own folder, RUN/seed-S/fold-F, and can be resumed.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import keras
+
 from train.config import TrainConfig
-from train.run_setup import make_run
-from train.training import folds
-from train.training.single_run import train_once
+from train.data import parts, seen
+from train.data.examples import read_examples
+from train.devices import set_seed
+from train.errors import ConfigError
+from train.run_folder import METRICS_NAME, claim
+from train.run_setup import Run, make_run
+from train.training.finishing import finish, pool
+from train.training.training_loop import train
 
 
 def train_and_evaluate(
@@ -24,7 +39,8 @@ def train_and_evaluate(
         given: the flags of the command line, if there is one, see `make_run`.
 
     Returns:
-        the content of metrics.json, see `metrics.evaluate_predictions`.
+        the content of metrics.json, see `finishing`. Of a
+        cross-validation it is empty on a worker that is not the chief.
 
     Raises:
         ConfigError: if the configuration does not suit the data, the devices or the folder.
@@ -36,4 +52,67 @@ def train_and_evaluate(
         StoppedError: after SIGTERM or SIGINT, with the state saved.
     """
     run = make_run(config, Path(workdir), given)
-    return folds.cross_validate(run) if run.is_cross_validation else train_once(run)
+    return _cross_validate(run) if run.is_cross_validation else _train_once(run)
+
+
+def _train_once(run: Run) -> dict[str, Any]:
+    """Trains, evaluates and exports one network."""
+    set_seed(run.config.input.seed)
+    with claim(run):
+        if (path := run.folder / METRICS_NAME).exists():
+            try:
+                results = json.loads(path.read_text(encoding="utf-8"))
+            except ValueError as error:
+                raise ConfigError(
+                    f"{path} is damaged ({error}); remove it, and the same command evaluates the "
+                    "run again"
+                ) from None
+            run.devices.say(f"the run in {run.folder} is complete; nothing to do")
+            return results
+        if run.devices.is_chief:
+            run.seen.write(run.folder / seen.FILE_NAME)
+        progress, best = train(run)
+        return finish(run, progress, best)
+
+
+def _cross_validate(run: Run) -> dict[str, Any]:
+    """Trains every fold with every seed and measures all held-out predictions together."""
+    config, devices = run.config, run.devices
+    splits = parts.fold_splits(config.input, config.folds, run.manifest)
+    singles = [
+        _single(run, fold, seed)
+        for seed in range(config.input.seed, config.input.seed + config.folds.seeds)
+        for fold in range(config.folds.folds or 0)
+    ]
+    # All folds, so that one that cannot be trained does not waste the time of those before it.
+    for single in singles[: config.folds.folds]:
+        single.config  # noqa: B018 - raises ConfigError
+    with claim(run):
+        groups = read_examples(config.input.data, splits).groups
+        others = {name: count for name, count in groups.sources.items() if name != "patient"}
+        if others:
+            devices.say(
+                f"warning: the patient of {sum(others.values()):,} images is unknown, so they are "
+                f"divided by {' or '.join(others)}: scans of one patient may be in the training "
+                "and the held-out part. Build the dataset with --group_regex"
+            )
+        devices.say(
+            f"cross-validation of the splits {', '.join(splits)}: {config.folds.folds} folds of "
+            f"{groups.units} x {config.folds.seeds} seeds = {len(singles)} runs",
+        )
+        for number, single in enumerate(singles, 1):
+            fold, seed = single.config.folds.fold, single.config.input.seed
+            devices.say(f"\nrun {number} of {len(singles)}: fold {fold}, seed {seed}")
+            _train_once(single)
+            # Without this, the graphs of all runs stay in memory.
+            keras.utils.clear_session()
+        return pool(run, splits, singles) if devices.is_chief else {}
+
+
+def _single(run: Run, fold: int, seed: int) -> Run:
+    """Returns the run of a cross-validation that holds out a fold, in a folder of its own."""
+    return dataclasses.replace(
+        run,
+        given=run.given.replace(fold=fold, seed=seed, seeds=1),
+        folder=run.folder / f"seed-{seed}" / f"fold-{fold}",
+    )

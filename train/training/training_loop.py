@@ -6,17 +6,19 @@ import contextlib
 import dataclasses
 import math
 import sys
+import time
 from collections.abc import Mapping
 from typing import Any
 
 import keras
 import numpy as np
+from tqdm import tqdm
 
 from train.config import Phase
 from train.data import feed
 from train.networks.build import build_network
 from train.networks.models import set_trainable
-from train.networks.optimizers import averaged_weights, make_optimizer
+from train.networks.optimizers import averaged_weights
 from train.run_folder import CHECKPOINT_NAME, HISTORY_NAME, write_json
 from train.run_setup import Run
 from train.training import callbacks, checkpoint, tracing
@@ -26,7 +28,7 @@ from train.training.progress import (
     describe_run,
     describe_seconds,
 )
-from train.training.steps import make_steps, predict
+from train.training.steps import predict, training_steps
 
 # Steps that are timed to say how long a phase will take, and the fewest for which that is done.
 _TIMED_STEPS = 5
@@ -71,7 +73,7 @@ class _Training:
             self.best = checkpoint.load_arrays(self._checkpoint, "best")
         for line in describe_run(run, self.progress, self._network.model.count_params()):
             self._devices.say(line)
-        self._since_checkpoint = callbacks.Stopwatch()
+        self._saved_at = time.monotonic()
         self._has_warned = False
 
     def run_phases(self) -> None:
@@ -96,13 +98,18 @@ class _Training:
                 folder / "tensorboard" if devices.is_chief else None
             )
             stack.callback(board.close)
-            self._bar = callbacks.progress_bar(
-                total=part.num_examples * config.input.epochs,
-                done=int(
-                    part.num_examples * progress.epoch + progress.totals.get("num_examples", 0)
-                ),
+            done = part.num_examples * progress.epoch + progress.totals.get("num_examples", 0)
+            self._bar = stack.enter_context(
+                tqdm(
+                    desc="training",
+                    unit=" images",
+                    initial=int(done),
+                    total=part.num_examples * config.input.epochs,
+                    leave=False,
+                    dynamic_ncols=True,
+                    disable=not sys.stderr.isatty(),
+                )
             )
-            stack.callback(self._bar.close)
             for phase in config.phases:
                 if phase.last_epoch < progress.epoch:
                     continue
@@ -127,14 +134,13 @@ class _Training:
         first_step = self._run.steps_after[phase.first_epoch]
         last_step = self._run.steps_after[phase.last_epoch + 1]
         is_only = len(config.phases) == 1
-        with self._devices.scope():
-            self._optimizer = make_optimizer(
-                config.optimizer,
-                precision=config.devices.precision,
-                learning_rate=phase.learning_rate,
-                num_steps=last_step - first_step,
-            )
-        self._steps = make_steps(self._run, network, self._optimizer)
+        self._steps = training_steps(
+            self._run,
+            network,
+            learning_rate=phase.learning_rate,
+            num_steps=last_step - first_step,
+        )
+        self._optimizer = self._steps.optimizer
         if progress.step > first_step:
             checkpoint.restore(self._checkpoint, {"optimizer": self._optimizer.variables})
         if not is_only:
@@ -170,9 +176,9 @@ class _Training:
         """Runs some steps in one call, and lets all monitors see what came of them."""
         progress = self.progress
         self._tracer.before(progress.step + 1, num_steps)
-        watch = callbacks.Stopwatch()
+        started = time.monotonic()
         results = self._steps.train(batches, num_steps)
-        seconds = watch.lap()
+        seconds = time.monotonic() - started
         self._watchdog.restart()
         callbacks.check_finite(results.loss_sums, progress.step + 1)
         progress.step += num_steps
@@ -244,7 +250,7 @@ class _Training:
 
     @property
     def _checkpoint_is_due(self) -> bool:
-        return self._since_checkpoint.seconds >= self._config.loop.checkpoint_seconds
+        return time.monotonic() - self._saved_at >= self._config.loop.checkpoint_seconds
 
     def _raise_if_stopped(self) -> None:
         if self._stop.received is not None:
@@ -260,7 +266,7 @@ class _Training:
                 "best": self.best,
             }
             checkpoint.save(self._checkpoint, groups, dataclasses.asdict(self.progress))
-        self._since_checkpoint.lap()
+        self._saved_at = time.monotonic()
 
     def _say(self, line: str) -> None:
         """Prints a line above the progress bar, once for all workers."""
