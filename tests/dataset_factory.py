@@ -5,16 +5,20 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+import struct
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from tfrecord_io import Manifest, RecordLayout, Shard, Split, image_key
 from tfrecord_io.kinds.classes import CLASSES
 from tfrecord_io.kinds.label_kind import LabelKind
 from tfrecord_io.manifest import FILE_NAME
+from tfrecord_io.schema import FOOTER_LENGTH, HEADER_LENGTH, masked_crc32c
 from tfrecord_io.shards import shard_name
 
 
@@ -86,7 +90,6 @@ def write_dataset(
         example = 0
         for shard_index in range(num_shards):
             count = total * (shard_index + 1) // num_shards - total * shard_index // num_shards
-            content = b""
             records = []
             for _ in range(max(0, count - (shard_index < num_left_out))):
                 label_index = int(generator.integers(len(label_names)))
@@ -95,23 +98,46 @@ def write_dataset(
                 key = image_key(f"{split}/{example}")
                 records.append(layout.encode_record(pixels, one_hot[label_index], key))
                 example += 1
-            content = b"".join(records)
             name = shard_name(split, shard_index, num_shards)
-            (directory / name).write_bytes(content)
-            shards.append(
-                Shard(
-                    name=name,
-                    num_examples=len(records),
-                    num_bytes=len(content),
-                    sha256=hashlib.sha256(content).hexdigest(),
-                )
-            )
+            shards.append(write_shard(directory / name, records))
         splits[split] = Split(label_counts=tuple(label_counts), shards=tuple(shards))
     manifest = bare_manifest(
         image_shape=image_shape, label_names=label_names, splits=splits, dtype=dtype
     )
     (directory / FILE_NAME).write_text(manifest.to_json(), encoding="utf-8")
     return manifest
+
+
+def write_shard(path: Path, records: Sequence[bytes]) -> Shard:
+    """Writes framed records; returns what the manifest says of them."""
+    content = b"".join(records)
+    path.write_bytes(content)
+    return Shard(
+        name=path.name,
+        num_examples=len(records),
+        num_bytes=len(content),
+        sha256=hashlib.sha256(content).hexdigest(),
+    )
+
+
+def change_first_label(directory: Path, label: Sequence[float]) -> None:
+    """Gives the first example of train other values of its label, and the checksum of these."""
+    layout = Manifest.load(directory).layout
+    shard = next(path for path in sorted(directory.glob("train-*.tfrecord")) if path.stat().st_size)
+    content = bytearray(shard.read_bytes())
+    struct.pack_into(f"<{len(label)}f", content, layout.features["label"].offset, *label)
+    end = layout.stride - FOOTER_LENGTH
+    struct.pack_into("<I", content, end, masked_crc32c(content[HEADER_LENGTH:end]))
+    shard.write_bytes(content)
+
+
+def change_column(path: Path, name: str, change: Callable[[list[Any]], list[Any]]) -> pa.Table:
+    """Changes the values of a column of a Parquet file; returns the table as it was."""
+    table = pq.read_table(path)
+    column = pa.array(change(table[name].to_pylist()), table[name].type)
+    place = table.schema.get_field_index(name)
+    pq.write_table(table.set_column(place, name, column), path)
+    return table
 
 
 def stored(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-import hashlib
 import json
 import os
 import subprocess
@@ -16,9 +15,9 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from dataset_factory import bare_manifest
+from dataset_factory import bare_manifest, write_shard
 
-from tfrecord_io import Manifest, RecordLayout, Shard, Split, image_key
+from tfrecord_io import Manifest, RecordLayout, Split, image_key
 from tfrecord_io.decoding.options import Preprocessing
 from tfrecord_io.kinds.classes import CLASSES
 from tfrecord_io.kinds.label_kind import LabelKind
@@ -137,15 +136,7 @@ def write_marked_dataset(
                     "path": f"{split}/{text}/{index}.jpeg",
                 }
             )
-        content = b"".join(records)
-        name = shard_name(split, 0, 1)
-        (directory / name).write_bytes(content)
-        shard = Shard(
-            name=name,
-            num_examples=total,
-            num_bytes=len(content),
-            sha256=hashlib.sha256(content).hexdigest(),
-        )
+        shard = write_shard(directory / shard_name(split, 0, 1), records)
         splits[split] = Split(label_counts=label_kind.count(vectors), shards=(shard,))
     height, width, channels = image_shape
     manifest = bare_manifest(

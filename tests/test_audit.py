@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from builds import ROOT, build_here, run_build_here, shards_of
-from dataset_factory import bare_manifest
+from dataset_factory import bare_manifest, change_column
 from image_files import encoded, jpeg, kermany_archive, png, write_tree, write_zip
 
 from pipelines import errors
@@ -460,10 +460,8 @@ def test_a_table_that_lacks_what_every_version_has_is_refused(flawed, tmp_path):
 
 def test_a_table_with_a_split_of_another_dataset_is_refused(flawed, tmp_path):
     shutil.copytree(flawed, tmp_path / "bad")
-    table = pq.read_table(flawed / "examples.parquet")
-    splits = pa.array(["holdout", *table["split"].to_pylist()[1:]])
-    place = table.column_names.index("split")
-    pq.write_table(table.set_column(place, "split", splits), tmp_path / "bad" / "examples.parquet")
+    path = tmp_path / "bad" / "examples.parquet"
+    change_column(path, "split", lambda splits: ["holdout", *splits[1:]])
     with pytest.raises(ManifestError, match="the split or label 'holdout'"):
         audit.audit(tmp_path / "bad")
 

@@ -81,11 +81,6 @@ def test_counts_are_sums_of_the_shards():
     assert A_MANIFEST.num_bytes == 24 * A_MANIFEST.layout.stride
 
 
-def test_an_unknown_split_is_named_with_those_there_are():
-    with pytest.raises(ManifestError, match="no split 'dev' in this dataset; it has test, train"):
-        A_MANIFEST.split("dev")
-
-
 def test_a_manifest_shows_in_one_line_what_is_in_the_dataset():
     made = make_manifest({"train": [(3, 2, 1, 0)], "test": [(1, 1, 1, 1)]})
     shown = "<Manifest of scans: 4x6x1 uint8; CNV, DME, DRUSEN, NORMAL; examples: train 6, test 4>"
@@ -101,23 +96,22 @@ def test_several_splits_are_one_whose_parts_follow_each_other():
     assert together.shards == (*train.shards, *test.shards)
     assert together.label_counts == (6, 6, 6, 6)
     assert together.num_examples == train.num_examples + test.num_examples == 24
-    with pytest.raises(ManifestError, match="no split 'dev'"):
-        A_MANIFEST.split(("train", "dev"))
+    for names in ("dev", ("train", "dev")):
+        with pytest.raises(ManifestError, match="no split 'dev' in this dataset; it has test, tr"):
+            A_MANIFEST.split(names)
 
 
-def test_a_folder_without_a_manifest_is_an_unfinished_build(tmp_path):
-    with pytest.raises(ManifestError, match="run the same build command again to resume it"):
-        Manifest.load(tmp_path)
-
-
-def test_a_folder_that_is_not_there_is_said_so(tmp_path):
-    with pytest.raises(ManifestError, match="the folder does not exist"):
-        Manifest.load(tmp_path / "nowhere")
-
-
-def test_a_url_is_refused_with_the_function_that_reads_it():
-    with pytest.raises(ManifestError, match=r"local folder, received s3://bucket/oct; .*make_data"):
-        Manifest.load("s3://bucket/oct")
+@pytest.mark.parametrize(
+    ("directory", "message"),
+    [
+        ("", "run the same build command again to resume it"),
+        ("nowhere", "the folder does not exist"),
+        ("s3://bucket/oct", r"local folder, received s3://bucket/oct; .*make_data"),
+    ],
+)
+def test_what_is_no_dataset_is_refused_with_what_to_do(directory, message, tmp_path):
+    with pytest.raises(ManifestError, match=message):
+        Manifest.load(directory if "://" in directory else tmp_path / directory)
 
 
 @pytest.mark.parametrize(
@@ -170,19 +164,7 @@ def rename_split(content, name):
 
 @pytest.mark.parametrize(
     "name",
-    [
-        "/etc/x",
-        "../x",
-        "../../y/train",
-        "..",
-        ".a",
-        "a/b",
-        "a\\b",
-        "",
-        "a\0b",
-        "gs://b/x",
-        "a" * 201,
-    ],
+    ["/etc/x", "../../y/train", "..", ".a", "a/b", "a\\b", "", "a\0b", "gs://b/x", "a" * 201],
 )
 @pytest.mark.parametrize(
     ("kind", "rename"),
@@ -210,6 +192,7 @@ def test_a_name_that_could_be_a_path_is_refused(kind, rename, name):
         ({"source": {"kind": "features"}}, "'dataset'"),
         ({"image": {"shape": [4, 6], "dtype": "uint8"}}, "argument 2 is longer than argument 1"),
         ({"splits": {"train": {"shards": [3]}}}, "'num_examples'"),
+        *(({"statistics": value}, "") for value in (None, [], {}, "train", 7)),
     ],
 )
 def test_a_value_of_another_type_is_refused_with_its_place(change, message):
@@ -267,15 +250,15 @@ def test_a_manifest_that_lacks_a_part_is_refused(name):
 STATISTICS = PixelStatistics(num_pixels=480, sums=(960,), sums_of_squares=(2000,))
 
 
-def test_statistics_are_kept_with_the_name_of_their_split():
-    counted = dataclasses.replace(A_MANIFEST, statistics=STATISTICS)
+def test_an_audit_is_kept_and_statistics_with_the_name_of_their_split():
+    counted = dataclasses.replace(A_MANIFEST, statistics=STATISTICS, audit={"leaks": 3})
     assert json.loads(counted.to_json())["statistics"] == {
         "split": "train",
         "num_pixels": 480,
         "sums": [960],
         "sums_of_squares": [2000],
     }
-    assert Manifest.from_json(counted.to_json()).statistics == STATISTICS
+    assert Manifest.from_json(counted.to_json()) == counted
 
 
 @pytest.mark.parametrize(
@@ -293,15 +276,3 @@ def test_statistics_of_other_pixels_are_refused(change, message):
     content["statistics"].update(change)
     with pytest.raises(ManifestError, match=message):
         Manifest.from_json(json.dumps(content))
-
-
-@pytest.mark.parametrize("value", [None, [], {}, "train", 7])
-def test_statistics_that_are_none_are_refused(value):
-    content = {**json.loads(A_MANIFEST.to_json()), "statistics": value}
-    with pytest.raises(ManifestError, match="damaged"):
-        Manifest.from_json(json.dumps(content))
-
-
-def test_an_audit_is_kept():
-    audited = dataclasses.replace(A_MANIFEST, audit={"leaks": 3})
-    assert Manifest.from_json(audited.to_json()).audit == {"leaks": 3}

@@ -5,10 +5,9 @@ import shutil
 import zipfile
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from builds import build_here
+from dataset_factory import change_column
 from image_files import encoded, write_tree
 from pages import CHROMIUM, Page, overhang
 
@@ -280,9 +279,6 @@ def test_wrong_usage_is_refused(features, images, tmp_path, capsys):
 
 def test_a_table_of_another_dataset_is_refused(features, tmp_path, capsys):
     other = shutil.copytree(features, tmp_path / "other")
-    table = pq.read_table(other / "examples.parquet")
-    rows = pa.array([row + 1 for row in table["row"].to_pylist()], pa.int32())
-    place = table.schema.get_field_index("row")
-    pq.write_table(table.set_column(place, "row", rows), other / "examples.parquet")
+    change_column(other / "examples.parquet", "row", lambda rows: [row + 1 for row in rows])
     assert main(["audit", str(other)]) == 1
     assert "examples.parquet is of another dataset" in capsys.readouterr().err

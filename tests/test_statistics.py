@@ -13,8 +13,8 @@ from tfrecord_io import ManifestError, PixelStatistics, RecordLayout, image_key,
 from tfrecord_io.manifest import FILE_NAME
 
 
-def random_images(shape, seed=0):
-    return np.random.default_rng(seed).integers(256, size=shape, dtype=np.uint8)
+def random_images(shape, seed=0, dtype=np.uint8):
+    return np.random.default_rng(seed).integers(np.iinfo(dtype).max + 1, size=shape, dtype=dtype)
 
 
 def sums_in_python(images):
@@ -26,6 +26,7 @@ def sums_in_python(images):
         sums_of_squares=tuple(
             sum(value**2 for value in channel) for channel in zip(*pixels, strict=True)
         ),
+        max_value=np.iinfo(images.dtype).max,
     )
 
 
@@ -34,20 +35,20 @@ def sums_in_python(images):
     height=st.sampled_from([1, 3, 100, 255, 256, 257, 600]),
     width=st.integers(1, 4),
     channels=st.sampled_from([1, 3]),
+    dtype=st.sampled_from([np.uint8, np.uint16]),
 )
-def test_sums_are_those_of_the_definition(num_images, height, width, channels):
-    images = random_images((num_images, height, width, channels))
+def test_sums_are_those_of_the_definition(num_images, height, width, channels, dtype):
+    images = random_images((num_images, height, width, channels), dtype=dtype)
     assert PixelStatistics.from_images(images) == sums_in_python(images)
 
 
-def test_white_images_overflow_nothing():
-    white = np.full((3, 70_000, 2, 3), 255, np.uint8)
-    num_pixels = 3 * 70_000 * 2
-    assert PixelStatistics.from_images(white) == PixelStatistics(
-        num_pixels=num_pixels,
-        sums=(255 * num_pixels,) * 3,
-        sums_of_squares=(255**2 * num_pixels,) * 3,
-    )
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
+def test_white_images_overflow_nothing(dtype):
+    white, num_pixels = np.iinfo(dtype).max, 3 * 70_000 * 2
+    found = PixelStatistics.from_images(np.full((3, 70_000, 2, 3), white, dtype))
+    assert found.num_pixels == num_pixels
+    assert found.sums == (white * num_pixels,) * 3
+    assert found.sums_of_squares == (white**2 * num_pixels,) * 3
 
 
 def test_mean_and_std_are_those_of_numpy_by_channel():
@@ -74,12 +75,17 @@ def test_parts_add_up_to_the_whole_in_any_order():
     assert parts[3] + parts[1] + parts[0] + parts[2] == whole
 
 
-def test_grey_and_colour_are_not_added():
-    grey, colour = (
-        PixelStatistics.from_images(random_images((1, 2, 2, channels))) for channels in (1, 3)
-    )
-    with pytest.raises(ValueError, match="1 and 3 channels"):
-        _ = grey + colour
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (np.zeros((1, 2, 2, 3), np.uint8), "1 and 3 channels"),
+        (np.zeros((1, 2, 2, 1), "<u2"), "to 255 and 65535"),
+    ],
+)
+def test_statistics_of_other_channels_or_types_are_not_added(other, message):
+    grey = PixelStatistics.from_images(np.zeros((1, 2, 2, 1), np.uint8))
+    with pytest.raises(ValueError, match=message):
+        _ = grey + PixelStatistics.from_images(other)
 
 
 @pytest.mark.parametrize(

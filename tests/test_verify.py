@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 import shutil
-import struct
 from collections.abc import Callable
 from pathlib import Path
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from dataset_factory import change_column, change_first_label
 from image_files import write_tar, write_zip
 
-from tfrecord_io import croissant, manifest, schema, verify
+from tfrecord_io import croissant, manifest, verify
 from tfrecord_io.__main__ import main
 
 
@@ -38,12 +37,6 @@ def _flip(path: Path, offset: int) -> None:
     data = bytearray(path.read_bytes())
     data[offset] ^= 1
     path.write_bytes(data)
-
-
-def _with_right_crc(record: bytearray) -> bytearray:
-    data = record[schema.HEADER_LENGTH : -schema.FOOTER_LENGTH]
-    struct.pack_into("<I", record, len(record) - 4, schema.masked_crc32c(data))
-    return record
 
 
 def _messages(dataset: Path) -> dict[str, str]:
@@ -101,31 +94,27 @@ def test_a_shard_that_the_manifest_does_not_know_is_found(dataset: Path) -> None
 def test_a_label_that_is_not_one_hot_is_found_though_all_checksums_fit(
     dataset: Path, label: tuple[float, float]
 ) -> None:
-    shard = _a_shard(dataset)
-    layout = manifest.Manifest.load(dataset).layout
-    data = bytearray(shard.read_bytes())
-    record = data[: layout.stride]
-    struct.pack_into("<2f", record, layout.features["label"].offset, *label)
-    data[: layout.stride] = _with_right_crc(record)
-    shard.write_bytes(data)
+    change_first_label(dataset, label)
     assert any("not one-hot" in finding.message for finding in verify.verify(dataset))
 
 
-def test_swapped_records_are_found_by_their_keys(dataset: Path) -> None:
+@pytest.mark.parametrize(
+    ("order", "file_name", "message"),
+    [
+        ((1, 0), manifest.EXAMPLES_FILE_NAME, "different keys"),
+        ((0, 0), manifest.FILE_NAME, "occur in several examples"),
+    ],
+)
+def test_records_that_are_swapped_or_stand_twice_are_found_by_their_keys(
+    dataset: Path, order: tuple[int, int], file_name: str, message: str
+) -> None:
     shard = _a_shard(dataset)
     stride = manifest.Manifest.load(dataset).layout.stride
     data = shard.read_bytes()
-    shard.write_bytes(data[stride : 2 * stride] + data[:stride] + data[2 * stride :])
-    messages = _messages(dataset)
-    assert "different keys" in messages[manifest.EXAMPLES_FILE_NAME]
-
-
-def test_a_key_that_stands_twice_is_found(dataset: Path) -> None:
-    shard = _a_shard(dataset)
-    stride = manifest.Manifest.load(dataset).layout.stride
-    data = shard.read_bytes()
-    shard.write_bytes(data[:stride] * 2 + data[2 * stride :])
-    assert any("occur in several examples" in finding.message for finding in verify.verify(dataset))
+    first = b"".join(data[place * stride :][:stride] for place in order)
+    shard.write_bytes(first + data[2 * stride :])
+    found = [f.message for f in verify.verify(dataset) if f.file_name == file_name]
+    assert any(message in text for text in found)
 
 
 def _swap_counts(content: dict) -> None:
@@ -169,38 +158,46 @@ def test_a_file_that_cannot_be_read_is_a_finding(
     assert path.name in _messages(dataset)
 
 
-def test_a_lost_row_of_the_examples_table_is_found(dataset: Path) -> None:
-    path = dataset / manifest.EXAMPLES_FILE_NAME
-    table = pq.read_table(path)
-    pq.write_table(table.slice(0, len(table) - 1), path)
-    assert manifest.EXAMPLES_FILE_NAME in _messages(dataset)
-
-
 @pytest.mark.parametrize("column", ["label", "split"])
 def test_a_row_of_the_examples_table_that_contradicts_its_record_is_found(
     dataset: Path, column: str, capsys: pytest.CaptureFixture
 ) -> None:
-    path = dataset / manifest.EXAMPLES_FILE_NAME
-    table = pq.read_table(path)
+    def change(values: list[str]) -> list[str]:
+        other = next(value for value in values if value != values[2])
+        return [*values[:2], other, *values[3:]]
+
+    table = change_column(dataset / manifest.EXAMPLES_FILE_NAME, column, change)
     values = table[column].to_pylist()
-    truth, other = values[2], next(value for value in values if value != values[2])
-    changed = pa.array([*values[:2], other, *values[3:]], table[column].type)
-    pq.write_table(table.set_column(table.column_names.index(column), column, changed), path)
+    other = change(values)[2]
     (dataset / croissant.FILE_NAME).unlink()
     assert main(["verify", str(dataset)]) == 1
     (line,) = capsys.readouterr().out.splitlines()
     assert line == (
         f"examples.parquet: {table['shard'][2]} has another {column} in 1 of its records, such as "
-        f"{truth!r} for the key {table['key'][2]}, but {other!r} here"
+        f"{values[2]!r} for the key {table['key'][2]}, but {other!r} here"
     )
 
 
-def test_a_lost_row_of_the_rejects_table_is_found(dataset: Path) -> None:
-    path = dataset / manifest.REJECTS_FILE_NAME
+def _lose_a_row(path: Path) -> None:
+    table = pq.read_table(path)
+    pq.write_table(table.slice(0, len(table) - 1), path)
+
+
+def _lose_a_line(path: Path) -> None:
     lines = path.read_text().splitlines()
     assert len(lines) > 1, "the built dataset should have a reject"
     path.write_text("\n".join(lines[:-1]) + "\n")
-    assert manifest.REJECTS_FILE_NAME in _messages(dataset)
+
+
+@pytest.mark.parametrize(
+    ("name", "lose"),
+    [(manifest.EXAMPLES_FILE_NAME, _lose_a_row), (manifest.REJECTS_FILE_NAME, _lose_a_line)],
+)
+def test_a_lost_row_of_a_table_is_found(
+    dataset: Path, name: str, lose: Callable[[Path], None]
+) -> None:
+    lose(dataset / name)
+    assert name in _messages(dataset)
 
 
 def test_a_changed_sidecar_is_found(dataset: Path) -> None:
@@ -299,10 +296,7 @@ def test_no_file_beside_the_source_is_read(dataset, source_tree, tmp_path):
     (tmp_path / "beside.jpeg").write_bytes(next(source.rglob("*.jpeg")).read_bytes())
     # It has the table's digest, which a stranger would not leave wrong.
     (dataset / "croissant.json").unlink()
-    table = pq.read_table(dataset / "examples.parquet")
-    index = table.schema.get_field_index("path")
     for path in ("../beside.jpeg", str(tmp_path / "beside.jpeg")):
-        column = pa.array([path] * len(table))
-        pq.write_table(table.set_column(index, "path", column), dataset / "examples.parquet")
+        change_column(dataset / "examples.parquet", "path", lambda old, new=path: [new] * len(old))
         findings = verify.verify(dataset, source_input=source)
         assert [str(finding) for finding in findings] == [f"{source}: has no file {path}"]
