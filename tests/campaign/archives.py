@@ -14,6 +14,7 @@ import builds
 import pyarrow.parquet as pq
 
 from campaign import mutations, oracle, trees
+from campaign.processes import Outcome
 from pipelines import build_tfrecords, errors
 from pipelines.listing.listing import ListingOptions, list_source
 from pipelines.listing.refs import iterate_refs
@@ -24,7 +25,7 @@ from tfrecord_io.rejects import Reject
 _REFUSALS = (errors.UserError, errors.BuildError)
 
 
-def try_case(rng: random.Random, folder: Path, how: str) -> tuple[str, list[str], str]:
+def try_case(rng: random.Random, folder: Path, how: str) -> Outcome:
     """Makes one archive or folder and has it listed and read.
 
     Args:

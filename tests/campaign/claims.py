@@ -15,7 +15,7 @@ import json
 import random
 import re
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from unittest import mock
 
@@ -24,7 +24,9 @@ import image_files
 import marked_images
 import numpy as np
 import pyarrow.parquet as pq
+from scipy import sparse
 
+from campaign.processes import Outcome
 from pipelines.errors import BuildError
 from tfrecord_io.errors import UserError
 from tfrecord_io.reading.mapped import MappedDataset
@@ -45,7 +47,6 @@ _SETTINGS = marked_images.SMALL_RUN | {
 class _Scan:
     """A file: what it shows, and what a hospital knows about it."""
 
-    name: str
     content: bytes
     label: str
     patient: str
@@ -68,78 +69,76 @@ class _Image:
     person: tuple[str, str | None] | None = None
 
 
-def try_case(rng: random.Random, folder: Path) -> tuple[str, list[str], str]:
-    """Builds, trains and measures in a random way; see `archives.try_case`."""
+@dataclasses.dataclass(frozen=True)
+class _Network:
+    """What a network has seen, and whether somebody who measures it cannot know that."""
+
+    seen: Sequence[_Image]
+    is_unknown: bool = False
+
+
+def try_case(rng: random.Random, folder: Path) -> Outcome:
+    """Builds, trains and measures in a random way."""
     import keras
 
     keras.utils.clear_session()
     gc.collect()
     scans = _draw_scans(rng)
-    ways = {"evaluation": _try_evaluation, "trunk": _try_trunk, "folds": _try_folds}
-    (way,) = rng.choices(list(ways), weights=(5, 3, 2))
+    (way,) = rng.choices((_try_evaluation, _try_trunk, _try_folds), weights=(5, 3, 2))
     # Charts take half of the time and claim nothing; one that cannot be drawn costs a warning.
     undrawn = mock.patch("matplotlib.figure.Figure.savefig", side_effect=OSError("not drawn"))
     with contextlib.chdir(folder), undrawn:
         first = _build(rng, scans, "first")
         second = first if rng.random() < 0.2 else _build(rng, scans, "second")
-        outcome, problems = ways[way](rng, first, second)
-    return f"{way}: {outcome}", problems, f"{len(scans)} scans"
+        outcome, problems = way(rng, first, second)
+    return f"{way.__name__.removeprefix('_try_')}: {outcome}", problems, f"{len(scans)} scans"
 
 
 # ---- scans and datasets
 
 
-def _draw_scans(rng: random.Random) -> list[_Scan]:
+def _draw_scans(rng: random.Random) -> dict[str, _Scan]:
+    """Returns scans by name, the labels in turn."""
     num_patients, unknown = rng.randint(8, 16), rng.choice((0, 0, 0, 0.1))
     copies = rng.choice((0, 0.1, 0.2))
     sites = [rng.choice(("london", "zurich")) for _ in range(num_patients)]
-    scans: list[_Scan] = []
+    scans: dict[str, _Scan] = {}
     for number in range(rng.randint(36, 60)):
         person = rng.randrange(num_patients)
         content = image_files.png(rng.randrange(1 << 30), 12, 12)
         if scans and rng.random() < copies:
-            content = rng.choice(scans).content
-        scan = _Scan(
-            name=f"{number}.png",
-            content=content,
-            label=_LABELS[number % 2],
-            # Both sites count their patients from 0.
-            patient=str(person // 2),
-            site=sites[person],
-            is_unknown=rng.random() < unknown,
-        )
-        scans.append(scan)
+            content = rng.choice(list(scans.values())).content
+        # Both sites count their patients from 0.
+        facts = _LABELS[number % 2], str(person // 2), sites[person], rng.random() < unknown
+        scans[f"{number}.png"] = _Scan(content, *facts)
     return scans
 
 
-def _build(rng: random.Random, scans: Sequence[_Scan], name: str) -> Path:
+def _build(rng: random.Random, scans: Mapping[str, _Scan], name: str) -> Path:
     """Builds a dataset of all scans or some, with what one hospital knows of them."""
-    chosen = [scan for scan in scans if rng.random() < 0.7] if rng.random() < 0.5 else list(scans)
+    share = rng.choice((0.7, 1))
+    chosen = {path: scan for path, scan in scans.items() if rng.random() < share}
     knows_patients, knows_sites = rng.random() < 0.9, rng.random() < 0.4
-    renames = rng.random() < 0.2
+    prefix = f"{name}-" if rng.random() < 0.2 else ""
     by = rng.choice(("patient", "image", "command"))
-    of_person = {scan.patient: rng.choices(_SPLITS, (5, 2, 3))[0] for scan in scans}
+    of_person = {scan.patient: rng.choices(_SPLITS, (5, 2, 3))[0] for scan in scans.values()}
     flags = [f"--variants={rng.choice((0, 0, 1, 2))}"]
     flags += rng.choice(([], [], [], ["--duplicates=drop"], ["--leaks=drop"]))
-    rows = []
-    for scan in chosen:
-        row = {"path": scan.name, "label": scan.label}
-        if knows_patients:
-            patient = f"{name}-{scan.patient}" if renames else scan.patient
-            row["patient"] = "" if scan.is_unknown else patient
-        if knows_sites:
-            row["site"] = scan.site
-        row["split"] = of_person[scan.patient] if by == "patient" else rng.choice(_SPLITS)
-        rows.append(row)
     if by == "command":
-        for row in rows:
-            del row["split"]
         shares = "--split_fractions=train=0.5,val=0.2,test=0.3"
         flags += ["--splits=patient", shares, f"--split_seed={rng.randrange(9)}"]
-    source = image_files.write_tree(
-        Path(f"{name}-scans"), {scan.name: scan.content for scan in chosen}
-    )
-    table = Path(f"{name}.csv")
+    rows = []
+    for path, scan in chosen.items():
+        row = {"path": path, "label": scan.label}
+        if knows_patients:
+            row["patient"] = "" if scan.is_unknown else prefix + scan.patient
+        if knows_sites:
+            row["site"] = scan.site
+        if by != "command":
+            row["split"] = of_person[scan.patient] if by == "patient" else rng.choice(_SPLITS)
+        rows.append(row)
+    contents = {path: scan.content for path, scan in chosen.items()}
+    source, table = image_files.write_tree(Path(f"{name}-scans"), contents), Path(f"{name}.csv")
     with table.open("w", newline="") as file:
         writer = csv.DictWriter(file, rows[0])
         writer.writeheader()
@@ -155,52 +154,47 @@ def _read(data: Path) -> list[_Image]:
     """Returns the examples of a dataset with what belongs together."""
     rows = pq.read_table(data / "examples.parquet").to_pylist()
     images = []
-    for split in _SPLITS:
-        if any(row["split"] == split for row in rows):
-            stored = MappedDataset(data, split)
-            places = np.arange(len(stored))
-            pixels = dict(zip(stored.keys(places), stored[places][0], strict=True))
-            for row in rows:
-                if row["split"] == split:
-                    image = _Image(
-                        key=row["key"],
-                        split=split,
-                        path=row["path"],
-                        pixels=pixels[row["key"]].tobytes(),
-                        patient=row["patient"],
-                        site=row.get("site"),
-                        is_copy=row["variant"] > 0,
-                    )
-                    images.append(image)
+    for split in {row["split"]: None for row in rows}:
+        stored = MappedDataset(data, split)
+        places = np.arange(len(stored))
+        pixels = dict(zip(stored.keys(places), stored[places][0], strict=True))
+        images += [
+            _Image(
+                key=row["key"],
+                split=split,
+                path=row["path"],
+                pixels=pixels[row["key"]].tobytes(),
+                patient=row["patient"],
+                site=row.get("site"),
+                is_copy=row["variant"] > 0,
+            )
+            for row in rows
+            if row["split"] == split
+        ]
     _join(images)
     return images
 
 
 def _join(images: Sequence[_Image]) -> None:
     """Numbers the groups: images share a patient, a file, or the pixels, in any number of steps."""
-    members = [[image] for image in images]
-    for number, image in enumerate(images):
-        image.group = number
-    found: dict[tuple[str, object], int] = {}
+    links: dict[tuple[str, object], int] = {}
+    ends = []
+    for place, image in enumerate(images):
+        shared = {"path": image.path, "patient": image.patient, "pixels": image.pixels}
+        if image.is_copy:
+            del shared["pixels"]
+        for link in shared.items():
+            if link[1] is not None:
+                ends.append((place, len(images) + links.setdefault(link, len(links))))
+    size = len(images) + len(links)
+    graph = sparse.coo_matrix((np.ones(len(ends)), np.transpose(ends)), (size, size))
+    _, groups = sparse.csgraph.connected_components(graph, directed=False)
+    known = sorted((image for image in images if image.patient), key=lambda image: image.patient)
+    for image, group in zip(images, groups, strict=False):
+        image.group = int(group)
+    people = {image.group: _person(image) for image in reversed(known)}
     for image in images:
-        links: list[tuple[str, object]] = [("path", image.path)]
-        if image.patient is not None:
-            links.append(("patient", image.patient))
-        if not image.is_copy:
-            links.append(("pixels", image.pixels))
-        for link in links:
-            other = found.setdefault(link, image.group)
-            while members[other][0].group != other:
-                other = members[other][0].group
-            if other != image.group:
-                moved = members[image.group]
-                members[other] += moved
-                for each in moved:
-                    each.group = other
-    for image in images:
-        people = [each for each in members[image.group] if each.patient is not None]
-        if people:
-            image.person = _person(min(people, key=lambda each: each.patient or ""))
+        image.person = people.get(image.group)
 
 
 def _person(image: _Image) -> tuple[str, str | None] | None:
@@ -239,29 +233,24 @@ def _count(seen: Sequence[_Image], images: Sequence[_Image]) -> set[str]:
 
 def _complaints(
     folder: Path,
-    seen: Sequence[_Image],
+    network: _Network,
     images: Sequence[_Image],
     part: Sequence[_Image],
+    way: str,
     *,
-    is_measured: bool,
-    is_own: bool,
-    is_unknown: bool = False,
-    is_val: bool = False,
-    is_folds: bool = False,
+    is_measured: bool = True,
 ) -> list[str]:
     """Compares metrics.json and the page of a measurement with the count.
 
     Args:
         folder: of the measurement.
-        seen: by the network.
+        network: that was measured.
         images: of the dataset.
         part: that was to be measured.
+        way: `test` or `val` of a run itself, `folds` or `evaluation`.
         is_measured: whether seen images are measured, too.
-        is_own: whether it is the test of a run, not an evaluation.
-        is_unknown: whether nobody can know what the network has seen.
-        is_val: whether the part is the validation of the run itself.
-        is_folds: whether it is a cross-validation.
     """
+    seen = network.seen
     known = _count(seen, images)
     hit = [image for image in part if image.key in known]
     rest = part if is_measured else [image for image in part if image.key not in known]
@@ -278,11 +267,11 @@ def _complaints(
     ]
     body = (folder / "report.html").read_text().partition("<body>")[2]
     page = " ".join(html.unescape(re.sub(r"<[^>]+>", " ", body)).split())
-    is_doubtful = is_unknown or any(image.patient is None for image in (*rest, *seen))
+    is_doubtful = network.is_unknown or any(image.patient is None for image in (*rest, *seen))
     if is_doubtful != ("t cannot be known whether the network has seen" in page):
         problems.append(f"{folder}: the page is {'not ' * is_doubtful}in doubt")
-    is_proven = not is_doubtful and not is_val and not (hit and is_measured)
-    if is_folds:
+    is_proven = not is_doubtful and way != "val" and not (hit and is_measured)
+    if way == "folds":
         claims = re.findall(r"Each of these (\d+) images .*? learned from other patients", page)
     else:
         claims = re.findall(r"Of these (\d+) images? of \d+ patients?, the network had never", page)
@@ -294,7 +283,8 @@ def _complaints(
         problems.append(f"{folder}: the page does not say that {len(hit)} were left out")
     if hit and is_measured and f"{len(hit)} of these images" not in page:
         problems.append(f"{folder}: the page does not say that {len(hit)} were seen")
-    if not is_own and is_measured and f"including {len(hit)} that" not in page.partition(". ")[0]:
+    is_told = f"including {len(hit)} that" in page.partition(". ")[0]
+    if way == "evaluation" and is_measured and not is_told:
         problems.append(f"{folder}: the first sentence does not say that all were measured")
     return problems
 
@@ -319,11 +309,9 @@ def _check_run(workdir: Path, seen: Sequence[_Image], images: Sequence[_Image]) 
     if {(row["key"], row["part"]) for row in listed} != wanted:
         problems.append(f"{workdir}: seen.parquet lists other images")
     if test := _of(images, "test"):
-        return problems + _complaints(workdir, seen, images, test, is_measured=True, is_own=True)
+        return problems + _complaints(workdir, _Network(seen), images, test, "test")
     if val := _of(images, "val"):
-        return problems + _complaints(
-            workdir, _of(seen, "train"), images, val, is_measured=True, is_own=True, is_val=True
-        )
+        return problems + _complaints(workdir, _Network(_of(seen, "train")), images, val, "val")
     return problems
 
 
@@ -335,22 +323,16 @@ def _try_evaluation(rng: random.Random, first: Path, second: Path) -> tuple[str,
     if code := _train(first, Path("run")):
         return "training failed", [f"the training ended with {code}"]
     problems = _check_run(Path("run"), seen, ours)
-    is_unknown = rng.random() < 0.15
-    if is_unknown:
+    network = _Network(seen)
+    if rng.random() < 0.15:
         Path("run/seen.parquet").unlink()
-        seen = []
-    outcome, more = _evaluate(rng, Path("run"), second, seen, theirs, is_unknown=is_unknown)
+        network = _Network([], is_unknown=True)
+    outcome, more = _evaluate(rng, Path("run"), second, network, theirs)
     return outcome, problems + more
 
 
 def _evaluate(
-    rng: random.Random,
-    run: Path,
-    data: Path,
-    seen: Sequence[_Image],
-    images: Sequence[_Image],
-    *,
-    is_unknown: bool = False,
+    rng: random.Random, run: Path, data: Path, network: _Network, images: Sequence[_Image]
 ) -> tuple[str, list[str]]:
     from train import evaluate
 
@@ -361,14 +343,13 @@ def _evaluate(
     flags = ["--include_seen"] * includes
     words = [f"--model={run}", f"--data={data}", f"--split={split}", "--bootstrap_samples=0"]
     code = evaluate.main([*words, "--output=measured", *flags])
-    is_empty = not includes and {image.key for image in part} <= _count(seen, images)
+    is_empty = not includes and {image.key for image in part} <= _count(network.seen, images)
     if code or is_empty:
         right = code == 2 and is_empty
         return "nothing left", [] if right else [f"it ends with {code}, nothing left: {is_empty}"]
     return "measured", _complaints(
-        Path("measured"), seen, images, part,
-        is_measured=includes, is_own=False, is_unknown=is_unknown,
-    )  # fmt: skip
+        Path("measured"), network, images, part, "evaluation", is_measured=includes
+    )
 
 
 def _try_trunk(rng: random.Random, first: Path, second: Path) -> tuple[str, list[str]]:
@@ -379,44 +360,44 @@ def _try_trunk(rng: random.Random, first: Path, second: Path) -> tuple[str, list
     from train import trunk
 
     ours, theirs = _read(first), _read(second)
-    below = _of(ours, "train", "val")
     if min(len(_of(images, "train")) for images in (ours, theirs)) < 2:
         return "no training images", []
     if code := _train(first, Path("run")):
         return "training failed", [f"the training ended with {code}"]
-    network = keras.saving.load_model("run/export/model.keras", compile=False)
-    layers = [layer.name for layer in network.get_layer("convnet").layers]
+    model = keras.saving.load_model("run/export/model.keras", compile=False)
+    layers = [layer.name for layer in model.get_layer("convnet").layers]
     layer = next(name for name in layers if "pooling" in name)
     trunk.write_trunk(str(first), "run", layer, Path("trunk.keras"))
-    is_unknown = rng.random() < 0.2
-    if is_unknown:
+    below = _Network(_of(ours, "train", "val"))
+    if rng.random() < 0.2:
         Path("trunk.seen.parquet").unlink()
-        below = []
+        below = _Network([], is_unknown=True)
     words = [f"--data={second}", "--trunk=trunk.keras", "--output=features", builds.IN_MEMORY]
     if code := extract_features.main(words):
         return "extraction failed", [f"the extraction ended with {code}"]
-    by_trunk = _count(below, theirs)
+    by_trunk = _count(below.seen, theirs)
     if rng.random() < 0.4:
         hit = [image for image in _of(theirs, "train", "val") if image.key in by_trunk]
         code = _train(Path("features"), Path("above"), folds=2)
         if hit:
             return "folds refused", [] if code == 2 else [f"folds end with {code}"]
-        return "folds", _check_folds(Path("above"), code, theirs, below, is_unknown=is_unknown)
+        return "folds", _check_folds(Path("above"), code, theirs, below)
     code = _train(Path("features"), Path("above"))
-    seen = [*_of(theirs, "train", "val"), *below]
-    test, known = _of(theirs, "test"), _count(seen, theirs)
-    by_trunk &= {image.key for image in test}
-    if code or (by_trunk and {image.key for image in test} <= known):
-        right = code == 2 and by_trunk and {image.key for image in test} <= known
+    network = dataclasses.replace(below, seen=[*_of(theirs, "train", "val"), *below.seen])
+    test = _of(theirs, "test")
+    keys = {image.key for image in test}
+    is_empty = by_trunk & keys and keys <= _count(network.seen, theirs)
+    if code or is_empty:
+        right = code == 2 and is_empty
         return "nothing left", [] if right else [f"the run above ends with {code}"]
     problems = []
     if test:
+        is_measured = not by_trunk & keys
         problems = _complaints(
-            Path("above"), seen, theirs, test,
-            is_measured=not by_trunk, is_own=True, is_unknown=is_unknown,
-        )  # fmt: skip
+            Path("above"), network, theirs, test, "test", is_measured=is_measured
+        )
     data, images = rng.choice([(first, ours), (second, theirs)])
-    outcome, more = _evaluate(rng, Path("above"), data, seen, images, is_unknown=is_unknown)
+    outcome, more = _evaluate(rng, Path("above"), data, network, images)
     return f"run, {outcome}", problems + more
 
 
@@ -432,17 +413,12 @@ def _try_folds(rng: random.Random, first: Path, second: Path) -> tuple[str, list
     listed = set(pq.read_table(run / "seen.parquet")["key"].to_pylist())
     seen = [image for image in ours if image.key in listed]
     shutil.copytree(run, "fold")
-    outcome, more = _evaluate(rng, Path("fold"), second, seen, theirs)
+    outcome, more = _evaluate(rng, Path("fold"), second, _Network(seen), theirs)
     return f"fold, {outcome}", problems + more
 
 
 def _check_folds(
-    workdir: Path,
-    code: int,
-    images: Sequence[_Image],
-    below: Sequence[_Image] = (),
-    *,
-    is_unknown: bool = False,
+    workdir: Path, code: int, images: Sequence[_Image], below: _Network = _Network(())
 ) -> list[str]:
     """Looks at the table of each fold, and at the page of all."""
     if code:
@@ -458,7 +434,4 @@ def _check_folds(
         if {row["key"] for row in table if row["part"] == "train"} != wanted:
             problems.append(f"{folder}: seen.parquet lists other images")
     originals = [image for image in everyone if not image.is_copy]
-    return problems + _complaints(
-        workdir, below, images, originals,
-        is_measured=True, is_own=True, is_unknown=is_unknown, is_folds=True,
-    )  # fmt: skip
+    return problems + _complaints(workdir, below, images, originals, "folds")

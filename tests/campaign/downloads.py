@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 import random
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import builds
@@ -13,31 +15,24 @@ import image_files
 import kaggle_stand_in
 from kaggle_stand_in import Cut, Page, Refuse, Stall, WrongRange
 
-from campaign import kills
+from campaign.faults import FAULTS, kill
+from campaign.processes import Job, Outcome, at_once, disturbed, home
 
 _NAME = f"{kaggle_stand_in.DATASET.partition('/')[2]}.zip"
 
 
-def try_case(rng: random.Random, folder: Path) -> tuple[str, list[str], str]:
-    """Disturbs a download and the build after it; see `kills.disturbed`."""
+def try_case(rng: random.Random, folder: Path) -> Outcome:
+    """Disturbs a download and the build after it."""
     whole, wanted, seconds = _undisturbed()
     with kaggle_stand_in.StandIn(whole) as server:
 
-        def bad_answers(rng: random.Random, job: kills.Job) -> tuple[int, str]:
-            for _ in range(rng.choice((1, 2))):
-                server.storage_faults.append(
-                    rng.choice(
-                        (
-                            Cut(after=rng.randrange(len(whole))),
-                            Page(),
-                            WrongRange(),
-                            *(Refuse(status) for status in (403, 404, 412, 500, 503)),
-                        )
-                    )
-                )
-            return job.start().wait()
+        def bad_answers(rng: random.Random, job: Job) -> tuple[int, str]:
+            refusals = (Refuse(status) for status in (403, 404, 412, 500, 503))
+            faults = (Cut(after=rng.randrange(len(whole))), Page(), WrongRange(), *refusals)
+            server.storage_faults += rng.choices(faults, k=rng.choice((1, 2)))
+            return job.run()
 
-        def other_version(rng: random.Random, job: kills.Job) -> tuple[int, str]:
+        def other_version(rng: random.Random, job: Job) -> tuple[int, str]:
             """A download of another version, killed before its end."""
             server.archive, server.etag = _archive(seed=1), '"other-version"'
             server.storage_faults += [Stall(after=rng.randrange(len(server.archive) // 2))]
@@ -51,61 +46,42 @@ def try_case(rng: random.Random, folder: Path) -> tuple[str, list[str], str]:
             server.archive, server.etag = whole, '"first-version"'
             return outcome
 
-        words = _words(folder)
-        job = kills.Job(
-            words=words,
-            folder=folder,
-            wanted=wanted,
-            found=functools.partial(_files, folder),
-            seconds=seconds,
-            variables=_variables(server, folder),
-            # A part whose bytes the disk has lost is found by the check, and moved aside.
-            advice="Run the same command again to download a new one",
-        )
-        ways = [kills.kill, kills.kill, *kills.FAULTS, bad_answers, bad_answers, other_version]
-        return kills.disturbed(rng, job, ways, server.storage_faults.clear)
+        job = dataclasses.replace(_job(server, folder), wanted=wanted, seconds=seconds)
+        ways = [kill, kill, *FAULTS, bad_answers, bad_answers, other_version]
+        return disturbed(rng, job, ways, server.storage_faults.clear)
 
 
-def try_two(rng: random.Random, folder: Path) -> tuple[str, list[str], str]:
-    """Two builds that download one archive into one folder; see `archives.try_case`."""
+def try_two(rng: random.Random, folder: Path) -> Outcome:
+    """Runs two builds at once that download one archive into one folder."""
     whole, wanted, seconds = _undisturbed()
     with kaggle_stand_in.StandIn(whole) as server:
-        variables, runs = _variables(server, folder), []
         # A cut costs the first download a second, in which the other begins.
         server.storage_faults += [Cut(after=rng.randrange(len(whole)))]
-        delay = rng.random() * seconds
-        for name in ("a", "b"):
-            words = _words(folder, name)
-            runs.append((words, kills.Run(words, None, variables)))
-            time.sleep(delay if name == "a" else 0)
-        ended = [run.wait() for _, run in runs]
-        problems = [line for code, text in ended for line in kills.complaints(code, text)]
-        for (words, _), (code, text) in zip(runs, ended, strict=True):
-            if code and "another process" not in text:
-                problems.append(f"it ends with {code}: {text}")
-            if code:
-                problems += [t for c, t in [kills.Run(words, None, variables).wait()] if c]
-    for name in ("a", "b"):
-        problems += kills.differences(_files(folder, name), wanted)
-    codes = sorted(code for code, _ in ended)
-    return f"download: {codes}", problems, f"{delay:.2f} s apart"
+        jobs = [
+            dataclasses.replace(_job(server, folder, name), wanted=wanted, seconds=seconds)
+            for name in ("a", "b")
+        ]
+        return at_once(rng, *jobs, refusal="another process")
 
 
-def _words(folder: Path, output: str = "output") -> list[str]:
-    return [
-        "--source=kaggle",
-        f"--kaggle_dataset={kaggle_stand_in.DATASET}",
-        f"--download_dir={folder / 'downloads'}",
-        f"--output={folder / output}",
-        "--image_size=8",
-        "--num_shards=3",
-        builds.IN_MEMORY,
-    ]
-
-
-def _variables(server: kaggle_stand_in.StandIn, home: Path) -> dict[str, str]:
+def _job(server: kaggle_stand_in.StandIn, folder: Path, output: str = "output") -> Job:
     variables = {"KAGGLE_API_TOKEN": kaggle_stand_in.TOKEN, "PATH": os.environ["PATH"]}
-    return server.environment(home, **variables)
+    return Job(
+        words=[
+            "--source=kaggle",
+            f"--kaggle_dataset={kaggle_stand_in.DATASET}",
+            f"--download_dir={folder / 'downloads'}",
+            f"--output={folder / output}",
+            "--image_size=8",
+            "--num_shards=3",
+            builds.IN_MEMORY,
+        ],
+        folder=folder,
+        found=functools.partial(_files, folder, output),
+        variables=server.environment(folder, **variables),
+        # A part whose bytes the disk has lost is found by the check, and moved aside.
+        advice="Run the same command again to download a new one",
+    )
 
 
 def _files(folder: Path, output: str = "output") -> dict[str, bytes]:
@@ -125,18 +101,14 @@ def _archive(seed: int = 0) -> bytes:
     }
     # So that the download is of many parts.
     files["notes.bin"] = random.Random(seed).randbytes(3 << 20)
-    path = kills.home() / f"archive-{seed}.zip"
+    path = home() / f"archive-{seed}.zip"
     return image_files.write_zip(path, files).read_bytes()
 
 
 @functools.cache
-def _undisturbed() -> tuple[bytes, dict[str, bytes], float]:
+def _undisturbed() -> tuple[bytes, Mapping[str, bytes], float]:
     """Returns the archive, all that an undisturbed build of it leaves, and how long it takes."""
-    folder = kills.home() / "download"
+    folder = home() / "download"
     folder.mkdir()
     with kaggle_stand_in.StandIn(_archive()) as server:
-        start = time.monotonic()
-        code, text = kills.Run(_words(folder), None, _variables(server, folder)).wait()
-        if code:
-            raise RuntimeError(text)
-        return _archive(), _files(folder), time.monotonic() - start
+        return _archive(), *_job(server, folder).measured()

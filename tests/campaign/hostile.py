@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
-import json
 import os
 import random
 import shutil
@@ -24,13 +23,9 @@ from typing import Any
 import builds
 import image_files
 
-from campaign import archives, kills, mutations
+from campaign import archives, kills, mutations, trainings
+from campaign.processes import Outcome, Run, complaints, home
 
-_VALUES: tuple[Any, ...] = (
-    None, 0, 1, -1, 2**31, 2**63, 10**13, 0.5, 1e308, float("nan"), "", "x", "../../etc/passwd",
-    "/tmp/campaign-outside", "\0", "a\nb", "\ud800", [], {}, [[]], True, [1, 2], {"a": 1},
-    ["x"], "9" * 400, "train", "1", "os.system", "uint8", "label_names",
-)  # fmt: skip
 #: What a hostile model says that its layers are.
 _CLASSES = (
     {"module": "os", "class_name": "system", "config": "touch /tmp/campaign-outside"},
@@ -86,14 +81,14 @@ def watched(report: Callable[[str], None], *allowed: str) -> Iterator[None]:
         _report = None
 
 
-def try_dataset_case(rng: random.Random, folder: Path) -> tuple[str, list[str], str]:
-    """Alters a file of a dataset and uses the dataset; see `archives.try_case`."""
-    source, flags, _, _ = kills.undisturbed(5)
+def try_dataset_case(rng: random.Random, folder: Path) -> Outcome:
+    """Alters a file of a dataset and uses the dataset."""
     data, output = folder / "data", folder / "output"
-    shutil.copytree(kills.home() / "5" / "output", data)
+    shutil.copytree(kills.undisturbed(5)[0], data)
     output.mkdir()
     path = _any_file(rng, data)
-    done = _alter_json(rng, path) if path.suffix == ".json" else _alter_bytes(rng, path)
+    alter = mutations.alter_json if path.suffix == ".json" else mutations.damage_file
+    done = alter(rng, path)
     command = rng.choice(("verify", "audit", "show", "index", "read", "build"))
     what = f"{path.name}: {done}; {command}"
     said, seen = io.StringIO(), list[str]()
@@ -105,22 +100,21 @@ def try_dataset_case(rng: random.Random, folder: Path) -> tuple[str, list[str], 
             contextlib.redirect_stderr(said),
             watched(seen.append, str(output), *own),
         ):
-            words = builds.arguments(source, data, "--num_shards=5", *flags, builds.IN_MEMORY)
-            code = _use(command, data, output, words)
+            code = _use(command, data, output)
     except Exception:
         return "traceback", [traceback.format_exc()], what
     # `verify` and `audit` end with 1 for what they find.
     text = said.getvalue() if command in ("show", "index", "build") else f"error: {said.getvalue()}"
-    problems = [*seen, *kills.complaints(code, text)]
+    problems = [*seen, *complaints(code, text)]
     return f"{command}: {code}", problems, what
 
 
-def _use(command: str, data: Path, output: Path, words: list[str]) -> int:
+def _use(command: str, data: Path, output: Path) -> int:
     from pipelines import build_tfrecords
     from tfrecord_io import ManifestError, __main__, make_batches
 
     if command == "build":
-        return build_tfrecords.main(words)
+        return build_tfrecords.main(kills.words_of(5, data, builds.IN_MEMORY))
     if command == "read":
         try:
             for split in ("train", "test"):
@@ -141,49 +135,20 @@ def _any_file(rng: random.Random, data: Path) -> Path:
     return rng.choice(sorted(path for path in data.iterdir() if path.is_file()))
 
 
-def _alter_bytes(rng: random.Random, path: Path) -> str:
-    way = rng.choice(mutations.ANY)
-    path.write_bytes(way(rng, bytearray(path.read_bytes() or b"\0")))
-    return way.__name__
-
-
-def _alter_json(rng: random.Random, path: Path, values: tuple[Any, ...] = _VALUES) -> str:
-    """Changes, renames or removes one or two values of a JSON file; returns what was done."""
-    if rng.random() < 0.15:
-        return _alter_bytes(rng, path)
-    content, done = json.loads(path.read_bytes()), []
-    for _ in range(rng.choice((1, 1, 2))):
-        done.append(_alter_value(rng, content, values))
-    path.write_text(json.dumps(content))
-    return ", ".join(done)
-
-
-def _alter_value(rng: random.Random, content: Any, values: tuple[Any, ...]) -> str:
-    holder, key = mutations.any_entry(rng, content)
-    what, value = rng.choice(("change", "change", "remove", "rename")), rng.choice(values)
-    if what == "change":
-        holder[key] = value
-    elif what == "remove" or not isinstance(holder, dict):
-        del holder[key]
-    else:
-        holder[str(value)] = holder.pop(key)
-    return f"{what} {key} {value!a}"[:90]
-
-
-def try_model_case(rng: random.Random, folder: Path) -> tuple[str, list[str], str]:
-    """Alters a file of a model and predicts with it; see `archives.try_case`."""
+def try_model_case(rng: random.Random, folder: Path) -> Outcome:
+    """Alters a file of a model and predicts with it."""
     run, picture = folder / "run", _picture()
-    shutil.copytree(_model(), run)
+    shutil.copytree(trainings.undisturbed()[0], run)
     if rng.random() < 0.6:
         done = _alter_model(rng, run / "export" / "model.keras")
     else:
         path = run / "export" / "preprocessing.json"
-        done = f"{path.name}: {_alter_json(rng, path)}"
+        done = f"{path.name}: {mutations.alter_json(rng, path)}"
     log = folder / "seen.txt"
     words = [f"--model={run}", f"--input={picture}", "--format=json"]
     fault = functools.partial(_watched_into, str(log), str(folder / "output"))
-    code, text = kills.Run(words, fault, command="train.predict").wait()
-    problems = kills.complaints(code, text)
+    code, text = Run(words, fault, command="train.predict").wait()
+    problems = complaints(code, text)
     if code not in (0, 1, 2):
         problems.append(f"exit code {code}: {text[-1500:]}")
     if log.exists():
@@ -204,17 +169,8 @@ def _watched_into(log: str, allowed: str) -> Iterator[None]:
 
 
 @functools.cache
-def _model() -> Path:
-    """Returns the folder of a finished run."""
-    from campaign import trainings
-
-    data, _, _ = trainings.undisturbed(())
-    return data.parent / "forked"
-
-
-@functools.cache
 def _picture() -> Path:
-    path = kills.home() / "picture.png"
+    path = home() / "picture.png"
     path.write_bytes(image_files.png())
     return path
 
@@ -222,16 +178,16 @@ def _picture() -> Path:
 def _alter_model(rng: random.Random, path: Path) -> str:
     """Alters the archive of a Keras model, or one of its members; returns what was done."""
     if rng.random() < 0.2:
-        return f"{path.name}: {_alter_bytes(rng, path)}"
+        return f"{path.name}: {mutations.damage_file(rng, path)}"
     with zipfile.ZipFile(path) as archive:
         members = {name: archive.read(name) for name in archive.namelist()}
     name = rng.choice(("config.json", "config.json", "config.json", *members))
     inner = path.with_suffix(".member")
     inner.write_bytes(members[name])
     if name == "config.json":
-        done = _alter_json(rng, inner, rng.choice((_VALUES, _CLASSES)))
+        done = mutations.alter_json(rng, inner, rng.choice((mutations.VALUES, _CLASSES)))
     else:
-        done = _alter_bytes(rng, inner)
+        done = mutations.damage_file(rng, inner)
     members[name] = inner.read_bytes()
     inner.unlink()
     if rng.random() < 0.1:

@@ -20,6 +20,7 @@ from image_files import encoded
 from PIL import Image
 
 from campaign import archives, mutations, trees
+from campaign.processes import Outcome
 from tfrecord_io.decoding import preprocess
 from tfrecord_io.decoding.pictures import find_pictures
 from tfrecord_io.rejects import Reject
@@ -31,12 +32,12 @@ _FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "PPM", "TIFF")
 _SYNTAXES = (".1", ".5", ".4.80", ".4.90")
 
 
-def try_case(rng: random.Random, folder: Path) -> tuple[str, list[str], str]:
-    """Makes one such file; see `archives.try_case`."""
+def try_case(rng: random.Random, folder: Path) -> Outcome:
+    """Makes one such file."""
     return rng.choice((_try_archive, _try_archive, _try_pictures, _try_frames))(rng, folder)
 
 
-def _try_archive(rng: random.Random, folder: Path) -> tuple[str, list[str], str]:
+def _try_archive(rng: random.Random, folder: Path) -> Outcome:
     kind = rng.choice((*_ZIPS, *_TARS))
     path, contents = _pack(rng, kind, folder / "first")
     data = path.read_bytes()
@@ -87,7 +88,7 @@ def _hide(rng: random.Random, data: bytes) -> tuple[bytes, int]:
     return data[:start] + directory + bytes(tail), len(gone)
 
 
-def _try_pictures(rng: random.Random, folder: Path) -> tuple[str, list[str], str]:
+def _try_pictures(rng: random.Random, folder: Path) -> Outcome:
     """Joins two pictures, with nothing or with zeros between them."""
     formats = rng.choice((*_FORMATS, "TIFF", "TIFF")), rng.choice(_FORMATS)
     padding = bytes(rng.choice((0, 0, 1, 2, 7, 512, 4096, 70_000)))
@@ -103,7 +104,7 @@ def _try_pictures(rng: random.Random, folder: Path) -> tuple[str, list[str], str
     return f"pictures: {outcome}", ["the second picture is lost"], what
 
 
-def _try_frames(rng: random.Random, folder: Path) -> tuple[str, list[str], str]:
+def _try_frames(rng: random.Random, folder: Path) -> Outcome:
     """Has the header of a DICOM file promise fewer frames than there are."""
     num_frames, syntax = rng.choice((2, 3, 5)), rng.choice(_SYNTAXES)
     promised = rng.choice((None, *range(1, num_frames)))

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import gzip
+import json
 import os
 import random
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 Mutation = Callable[[random.Random, bytearray], bytes | bytearray]
+#: What may stand in a JSON file instead of a value.
+VALUES: tuple[Any, ...] = (
+    None, 0, 1, -1, 2**31, 2**63, 2**70, 10**13, 0.5, 1e308, float("nan"), "", "x",
+    "../../etc/passwd", "/tmp/campaign-outside", "\0", "a\nb", "\ud800", [], {}, [[]], True, [1, 2],
+    {"a": 1}, ["x"], "9" * 400, "train", "1", "os.system", "uint8", "label_names",
+    "train-00000-of-00003.tfrecord",
+)  # fmt: skip
 
 _MARKS = (b"PK\1\2", b"PK\3\4", b"PK\5\6", b"PK\6\6", b"PK\6\7", b"ustar")
 _NUMBERS = (0, 1, 2, 0x7F, 0xFF, 0x100, 0x7FFF, 0xFFFE, 0xFFFF, 0x10000, 0x7FFFFFFF, 0xFFFFFFFF)
@@ -93,20 +101,62 @@ def pad(rng: random.Random, data: bytearray) -> bytearray:
     return data + bytes(rng.choice((1, 511, 512, 10_240)))
 
 
-def any_entry(rng: random.Random, content: Any) -> tuple[Any, Any]:
-    """Returns an object or array within JSON content, and a key or place in it."""
-    holders = [content]
-    for holder in holders:
-        values = holder.values() if isinstance(holder, dict) else holder
-        holders += [value for value in values if isinstance(value, dict | list) and value]
-    holder = rng.choice(holders)
-    key = rng.choice(list(holder)) if isinstance(holder, dict) else rng.randrange(len(holder))
-    return holder, key
-
-
 #: For files of any kind.
 ANY = (flip_bits, set_bytes, truncate, zero_run, cut_out, insert, repeat_run, swap_runs)
 ARCHIVE = (*ANY, set_number, set_number, set_number, change_name, join_with_itself, pad)
+
+
+def damage(
+    rng: random.Random,
+    data: bytes,
+    times: Sequence[int] = (0, 0, 1, 1, 2),
+    ways: Sequence[Mutation] = ANY,
+) -> tuple[bytes, list[str]]:
+    """Damages data; returns it and what was done.
+
+    Args:
+        rng: decides everything.
+        data: not empty.
+        times: how often, one of these.
+        ways: to choose from.
+    """
+    done = []
+    for _ in range(rng.choice(times)):
+        way = rng.choice(ways)
+        data = bytes(way(rng, bytearray(data))) or b"\0"
+        done.append(way.__name__)
+    return data, done
+
+
+def damage_file(rng: random.Random, path: Path) -> str:
+    """Damages a file once, and says how."""
+    data, done = damage(rng, path.read_bytes() or b"\0", (1,))
+    path.write_bytes(data)
+    return done[0]
+
+
+def alter_json(rng: random.Random, path: Path, values: Sequence[Any] = VALUES) -> str:
+    """Damages a JSON file, or changes, renames or removes values in it; says what was done."""
+    if rng.random() < 0.15:
+        return damage_file(rng, path)
+    content, done = json.loads(path.read_bytes()), []
+    for _ in range(rng.choice((1, 1, 2))):
+        holders = [content]
+        for holder in holders:
+            inner = holder.values() if isinstance(holder, dict) else holder
+            holders += [each for each in inner if isinstance(each, dict | list) and each]
+        holder = rng.choice(holders)
+        key = rng.choice(list(holder)) if isinstance(holder, dict) else rng.randrange(len(holder))
+        what, value = rng.choice(("change", "change", "remove", "rename")), rng.choice(values)
+        if what == "change":
+            holder[key] = value
+        elif what == "remove" or not isinstance(holder, dict):
+            del holder[key]
+        else:
+            holder[str(value)] = holder.pop(key)
+        done.append(f"{what} {key} {value!a}"[:90])
+    path.write_text(json.dumps(content))
+    return ", ".join(done)
 
 
 def zip_entries(data: bytes) -> tuple[int, int, list[bytes]] | None:
@@ -178,18 +228,14 @@ def change_tar_header(rng: random.Random, data: bytearray) -> bytearray:
 
 def mutate_archive(rng: random.Random, path: Path) -> list[str]:
     """Damages an archive once or several times; returns what was done."""
-    is_tar = path.name.endswith(".tar")
-    ways = (*ARCHIVE, *(change_tar_header,) * 8) if is_tar else (*ARCHIVE, *(change_directory,) * 3)
-    data = bytearray(path.read_bytes())
-    done = []
+    data, ways = path.read_bytes(), (*ARCHIVE, *(change_directory,) * 3)
     # Of a packed stream hardly any damage but its checksum is seen; so mostly the tar in it.
     is_inner = path.suffix == ".gz" and rng.random() < 0.7
+    if is_inner or path.suffix == ".tar":
+        ways = (*ARCHIVE, *(change_tar_header,) * 8)
     if is_inner:
-        ways, data = (*ARCHIVE, *(change_tar_header,) * 8), bytearray(gzip.decompress(data))
-    for _ in range(rng.choice((1, 1, 1, 2, 4))):
-        way = rng.choice(ways)
-        done.append(way.__name__)
-        data = bytearray(way(rng, data)) or bytearray(b"\0")
+        data = gzip.decompress(data)
+    data, done = damage(rng, data, (1, 1, 1, 2, 4), ways)
     path.write_bytes(gzip.compress(data, 1, mtime=0) if is_inner else data)
     return done
 

@@ -12,12 +12,13 @@ import ctypes
 import ctypes.util
 import dataclasses
 import functools
+import itertools
 import os
 import stat
 import tarfile
 import unicodedata
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -72,15 +73,23 @@ def found_by_tools(path: Path) -> dict[str, list[Found]]:
     return {name: files for name, files in found.items() if files is not None}
 
 
+def _found(name: str, size: int, read: Callable[[], bytes]) -> Found:
+    content = None
+    if size < _MOST_BYTES:
+        with contextlib.suppress(Exception):  # whatever a tool raises, it cannot read it
+            content = digest(read())
+    return Found(name, content)
+
+
 def _walk(folder: Path) -> Iterator[Found]:
     for where, _, names in os.walk(folder):
-        for name in names:
-            path = Path(where, name)
+        for path in (Path(where, name) for name in names):
             with contextlib.suppress(OSError):
-                if stat.S_ISREG(path.stat().st_mode):
-                    small = path.stat().st_size < _MOST_BYTES
-                    shown = path.relative_to(folder).as_posix()
-                    yield Found(shown, digest(path.read_bytes()) if small else None)
+                found = path.stat()
+                if stat.S_ISREG(found.st_mode):
+                    yield _found(
+                        path.relative_to(folder).as_posix(), found.st_size, path.read_bytes
+                    )
 
 
 def _zipfile(path: Path) -> list[Found] | None:
@@ -88,32 +97,23 @@ def _zipfile(path: Path) -> list[Found] | None:
         archive = zipfile.ZipFile(path)
     except Exception:  # whatever it raises, it refuses
         return None
-    found = []
     with archive:
-        for info in archive.infolist():
-            if (info.file_size or not info.filename.endswith("/")) and not stat.S_ISLNK(
-                info.external_attr >> 16
-            ):
-                content = None
-                if info.file_size < _MOST_BYTES:
-                    with contextlib.suppress(Exception), archive.open(info) as file:
-                        content = file.read(_MOST_BYTES)
-                found.append(Found(info.filename, None if content is None else digest(content)))
-    return found
+        return [
+            _found(info.filename, info.file_size, functools.partial(archive.read, info))
+            for info in archive.infolist()
+            if (info.file_size or not info.filename.endswith("/"))
+            and not stat.S_ISLNK(info.external_attr >> 16)
+        ]
 
 
 def _tarfile(path: Path) -> list[Found] | None:
     found = []
     with contextlib.suppress(Exception), tarfile.open(path) as archive:
-        for number, info in enumerate(archive):
-            if number > 1000:  # some damage makes it go round in circles
-                break
+        # Some damage makes it go round in circles.
+        for info in itertools.islice(archive, 1000):
             if info.isreg():
-                content = None
-                if info.size < _MOST_BYTES:
-                    with contextlib.suppress(Exception):
-                        content = archive.extractfile(info).read()
-                found.append(Found(info.name, None if content is None else digest(content)))
+                read = functools.partial(lambda info: archive.extractfile(info).read(), info)
+                found.append(_found(info.name, info.size, read))
     return found
 
 

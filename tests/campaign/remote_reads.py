@@ -9,10 +9,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-import os
 import random
 import shutil
-import signal
 import sys
 import threading
 import time
@@ -23,7 +21,8 @@ import builds
 from dataset_factory import write_dataset
 from web_server import WebFile, WebServer, running_web
 
-from campaign import kills
+from campaign import faults
+from campaign.processes import Fault, Outcome, Run, home
 from tfrecord_io import ManifestError, make_batches
 from tfrecord_io.errors import ToldError
 from tfrecord_io.reading import cache
@@ -95,7 +94,7 @@ def _digest(data: str | Path) -> str:
 @functools.cache
 def _data() -> tuple[dict[str, bytes], dict[str, bytes], list[str]]:
     """Returns the files of a dataset, those of another one of the same sizes, and their digests."""
-    folders = [kills.home() / name for name in ("remote", "other")]
+    folders = [home() / name for name in ("remote", "other")]
     for seed, folder in enumerate(folders):
         examples = {"train": _NUM_EXAMPLES}
         write_dataset(folder, num_examples=examples, image_shape=(50, 40, 1), num_shards=4,
@@ -104,8 +103,8 @@ def _data() -> tuple[dict[str, bytes], dict[str, bytes], list[str]]:
     return files, others, [_digest(folder) for folder in folders]
 
 
-def try_case(rng: random.Random, folder: Path) -> tuple[str, list[str], str]:
-    """Disturbs a reader, or two, and reads again; see `archives.try_case`."""
+def try_case(rng: random.Random, folder: Path) -> Outcome:
+    """Disturbs a reader, or two, and reads again."""
     files, others, digests = _data()
     num_bytes = sum(map(len, files.values()))
     room = rng.choice(("", str(num_bytes // 4), str(2 * num_bytes), "0"))
@@ -116,10 +115,10 @@ def try_case(rng: random.Random, folder: Path) -> tuple[str, list[str], str]:
         assert isinstance(server, _Store)
         server.files = {f"data/{name}": WebFile(body) for name, body in files.items()}
         if kind == "disk":
-            if not kills.can_mount():
+            if not faults.can_mount():
                 return "no disk to fill", [], kind
             size = rng.randrange(100 << 10, num_bytes)
-            where = stack.enter_context(kills.small_disk(folder / "disk", size)) / "cache"
+            where = stack.enter_context(faults.small_disk(folder / "disk", size)) / "cache"
         words = [server.url("data"), str(where), room]
         ended = _disturb(rng, server, kind, words, others)
         server.mend()
@@ -139,8 +138,8 @@ def try_case(rng: random.Random, folder: Path) -> tuple[str, list[str], str]:
     return f"{kind}: {' and '.join(endings)}", problems, f"{kind}, room {room or 'for all'}"
 
 
-def _start(words: list[str], fault: kills.Fault | None = None) -> kills.Run:
-    return kills.Run(words, fault, {"no_proxy": "127.0.0.1"}, "campaign.remote_reads")
+def _start(words: list[str], fault: Fault | None = None) -> Run:
+    return Run(words, fault, {"no_proxy": "127.0.0.1"}, "campaign.remote_reads")
 
 
 def _disturb(
@@ -154,7 +153,7 @@ def _disturb(
         server.fault = {"silent": "silent", "dead": "refused"}[kind]
         server.first_bad = rng.randrange(120)
         server.most_bad = rng.choice((1, 1, 3)) if kind == "silent" else sys.maxsize
-    fault = functools.partial(kills.small_files, rng.randrange(300, 200_000))
+    fault = functools.partial(faults.small_files, rng.randrange(300, 200_000))
     runs = [_start(words, fault if kind == "files" else None)]
     if kind == "two" or rng.random() < 0.2:
         time.sleep(0.3 * rng.random())
@@ -164,10 +163,7 @@ def _disturb(
         time.sleep(0.1 * rng.random())
         server.files = {f"data/{name}": WebFile(body, '"2"') for name, body in others.items()}
     if kind == "kill" or (kind in _RARE and rng.random() < 0.3):
-        time.sleep(0.8 * rng.random())
-        number = rng.choice((signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT))
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(runs[0].process.pid, number)
+        return [runs[0].end(rng, 0.8), *(run.wait() for run in runs[1:])]
     return [run.wait() for run in runs]
 
 

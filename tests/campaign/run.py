@@ -28,20 +28,19 @@ from campaign import (
     archives,
     claims,
     downloads,
-    frames,
+    faults,
     hostile,
-    images,
     joined,
     kills,
+    pictures,
+    processes,
     reader,
     remote_reads,
     tables,
     trainings,
-    two,
 )
+from campaign.processes import Outcome
 
-#: (what came of a case, complaints, what was done).
-Outcome = tuple[str, list[str], str]
 Try = Callable[[random.Random, Path], Outcome]
 
 #: The modules that an area's commands import, for areas that run other commands than the build.
@@ -62,20 +61,20 @@ def areas() -> dict[str, tuple[Try, int]]:
         "archives": (lambda rng, folder: archives.try_case(rng, folder, "list"), _MOST_SECONDS),
         "builds": (lambda rng, folder: archives.try_case(rng, folder, "build"), _MOST_SECONDS),
         "commands": (lambda rng, folder: archives.try_case(rng, folder, "command"), 300),
-        "images": (images.try_case, _MOST_SECONDS),
-        "frames": (frames.try_case, _MOST_SECONDS),
+        "images": (pictures.try_image, _MOST_SECONDS),
+        "frames": (pictures.try_frames, _MOST_SECONDS),
         "joined": (joined.try_case, _MOST_SECONDS),
         "tables": (tables.try_case, _MOST_SECONDS),
         "datasets": (hostile.try_dataset_case, 60),
         "models": (hostile.try_model_case, 300),
         "kills": (kills.try_case, 600),
         "drops": (lambda rng, folder: kills.try_case(rng, folder, kills.DROPS), 600),
-        "cuts": (lambda rng, folder: kills.try_case(rng, folder, only=kills.cut), 600),
-        "reads": (lambda rng, folder: kills.try_case(rng, folder, only=kills.failing_read), 600),
+        "cuts": (lambda rng, folder: kills.try_case(rng, folder, only=faults.cut), 600),
+        "reads": (lambda rng, folder: kills.try_case(rng, folder, only=faults.failing_read), 600),
         "stores": (kills.try_store_case, 600),
         "uploads": (lambda rng, folder: kills.try_store_case(rng, folder, True), 600),
         "downloads": (downloads.try_case, 600),
-        "two": (two.try_case, 600),
+        "two": (kills.try_two, 600),
         "reader": (reader.try_case, 120),
         "remote": (remote_reads.try_case, 300),
         "trainings": (trainings.try_case, 1200),
@@ -158,7 +157,7 @@ def main() -> int:
         parser.error(f"no area {', '.join(sorted(unknown))}; there are {', '.join(areas())}")
     logging.disable(logging.CRITICAL)
     warnings.simplefilter("ignore")
-    kills.preload({_PRELOADED.get(area, "campaign.preloaded") for area in chosen.area})
+    processes.preload({_PRELOADED.get(area, "campaign.preloaded") for area in chosen.area})
     numbers = range(chosen.first, chosen.first + chosen.cases)
     if chosen.case is not None:
         numbers = range(chosen.case, chosen.case + 1)

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from campaign import archives, trees
+from campaign.processes import Outcome
 from pipelines import errors
 from pipelines.listing.listing import ListingOptions, list_source
 from pipelines.listing.refs import iterate_refs
@@ -28,8 +29,8 @@ _ALIKE = ("none", "na", "Nan", "N.A.", "-", "0", "NA.", "missing", "x NA", "no")
 _OWN = ("-9", "unknown", "?")
 
 
-def try_case(rng: random.Random, folder: Path) -> tuple[str, list[str], str]:
-    """Lists a folder by a table and compares labels and patients; see `archives.try_case`."""
+def try_case(rng: random.Random, folder: Path) -> Outcome:
+    """Lists a folder by a table and compares labels and patients."""
     kind = rng.choice(("classes", "label_columns", "target"))
     is_parquet = rng.random() < 0.4
     own = is_parquet or rng.random() < 0.3  # a Parquet file has nulls, and texts if one says so

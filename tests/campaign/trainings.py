@@ -5,15 +5,17 @@ In the end the weights and predictions must be, to the bit, those of an undistur
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import random
-import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import marked_images
 import numpy as np
 
-from campaign import kills
+from campaign.faults import FAULTS, kill
+from campaign.processes import Job, Outcome, at_once, differences, disturbed, failures, home
 
 _FLAGS = (
     *marked_images.flags(**marked_images.ALL_ON), "--epochs=2", "--replica_batch_size=8",
@@ -22,73 +24,53 @@ _FLAGS = (
 )  # fmt: skip
 # Smaller graphs, because each of the two folds builds its own; a training has them whole.
 _FOLDS = ("--folds=2", "--epochs=1", "--no-augment", "--mixup=0")
-_WAYS = [*[kills.kill] * 4, *kills.FAULTS]
+_WAYS = [*[kill] * 4, *FAULTS]
 
 
-def try_case(
-    rng: random.Random, folder: Path, more: tuple[str, ...] = ()
-) -> tuple[str, list[str], str]:
-    """Disturbs a training and lets it end, or starts it twice; see `archives.try_case`."""
-    data, wanted, seconds = undisturbed(more)
-    job = kills.Job(
-        words=_words(data, folder / "run", more),
-        folder=folder,
-        wanted=wanted,
-        found=functools.partial(_found, folder / "run"),
-        seconds=seconds,
-        command="train.run",
-        scale=5,
-    )
-    return _twice(rng, job) if rng.random() < 0.2 else kills.disturbed(rng, job, _WAYS)
+def try_case(rng: random.Random, folder: Path, more: tuple[str, ...] = ()) -> Outcome:
+    """Disturbs a training and lets it end, or starts it twice."""
+    _, wanted, seconds = undisturbed(more)
+    job = dataclasses.replace(_job(folder / "run", more), wanted=wanted, seconds=seconds)
+    return at_once(rng, job) if rng.random() < 0.2 else disturbed(rng, job, _WAYS)
 
 
-def try_folds_case(rng: random.Random, folder: Path) -> tuple[str, list[str], str]:
-    """Disturbs a cross-validation and lets it end; see `archives.try_case`."""
+def try_folds_case(rng: random.Random, folder: Path) -> Outcome:
+    """Disturbs a cross-validation and lets it end, or starts it twice."""
     return try_case(rng, folder, _FOLDS)
 
 
-def _twice(rng: random.Random, job: kills.Job) -> tuple[str, list[str], str]:
-    """Starts a second run while the first is under way, which must refuse to disturb it."""
-    delay = rng.random() * job.seconds
-    runs = [job.start()]
-    time.sleep(delay)
-    runs.append(job.start())
-    ended = [run.wait() for run in runs]
-    problems = [line for code, text in ended for line in kills.complaints(code, text)]
-    codes = sorted(code for code, _ in ended)
-    if codes not in ([0, 0], [0, 2]):
-        problems.append(f"they end with {codes}: {' '.join(text for _, text in ended)}")
-    problems += kills.differences(job.found(), job.wanted)
-    return f"two at once: {codes}", problems, f"{delay:.2f} s apart"
+@functools.cache
+def _data() -> Path:
+    counts = {"train": 36, "val": 8, "test": 8}
+    marked_images.write_marked_dataset(home() / "data", num_examples=counts)
+    return home() / "data"
 
 
-def _words(data: Path, workdir: Path, more: tuple[str, ...]) -> list[str]:
-    return [f"--data={data}", f"--workdir={workdir}", *_FLAGS, *more]
+def _job(workdir: Path, more: tuple[str, ...]) -> Job:
+    return Job(
+        words=[f"--data={_data()}", f"--workdir={workdir}", *_FLAGS, *more],
+        folder=workdir.parent,
+        found=functools.partial(_found, workdir),
+        command="train.run",
+        scale=5,
+    )
 
 
 @functools.cache
-def undisturbed(more: tuple[str, ...]) -> tuple[Path, dict[str, bytes], float]:
-    """Returns a dataset, what an undisturbed run on it leaves, and the seconds that it takes.
+def undisturbed(more: tuple[str, ...] = ()) -> tuple[Path, Mapping[str, bytes], float]:
+    """Returns an undisturbed run, what it leaves, and the seconds that it takes.
 
     Raises:
         RuntimeError: if a forked run does not leave the same as the command itself.
     """
-    home = kills.home()
-    data = home / "data"
-    if not data.exists():
-        counts = {"train": 36, "val": 8, "test": 8}
-        marked_images.write_marked_dataset(data, num_examples=counts)
-    command, forked = home / f"command{''.join(more)}", home / f"forked{''.join(more)}"
-    done = marked_images.run_script("run", *_words(data, command, more))
-    start = time.monotonic()
-    code, text = kills.Run(_words(data, forked, more), command="train.run").wait()
-    seconds = time.monotonic() - start
-    if done.returncode or code or kills.complaints(code, text):
-        raise RuntimeError(f"{done.stderr}{text}")
-    wanted = _found(command)
-    if different := kills.differences(_found(forked), wanted):
-        raise RuntimeError(f"a forked run leaves something else than the command: {different}")
-    return data, wanted, seconds
+    forked, command = (home() / f"{name}{''.join(more)}" for name in ("forked", "command"))
+    job = _job(forked, more)
+    wanted, seconds = job.measured()
+    done = marked_images.run_script("run", *_job(command, more).words)
+    problems = [*differences(_found(command), wanted), *failures(done.returncode, done.stderr)]
+    if problems:
+        raise RuntimeError(f"the command leaves something else: {problems}")
+    return forked, wanted, seconds
 
 
 def _found(workdir: Path) -> dict[str, bytes]:

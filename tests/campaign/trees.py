@@ -11,10 +11,11 @@ import random
 import stat
 import tarfile
 import zipfile
-import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
+
+from image_files import png_of_rows
 
 #: Names that a person somewhere gives to a file or a folder.
 ODD_NAMES = (
@@ -56,19 +57,9 @@ class Entry:
 
 
 def picture(number: int) -> bytes:
-    """Returns a PNG of 2x2 grey pixels in 70 bytes, another one for each number below 2**32."""
-
-    def chunk(name: bytes, data: bytes) -> bytes:
-        return (
-            len(data).to_bytes(4, "big") + name + data + zlib.crc32(name + data).to_bytes(4, "big")
-        )
-
-    rows = number.to_bytes(4, "big")
-    header = (2).to_bytes(4, "big") * 2 + b"\x08\0\0\0\0"
-    data = zlib.compress(b"\0" + rows[:2] + b"\0" + rows[2:])
-    return b"\x89PNG\r\n\x1a\n" + b"".join(
-        (chunk(b"IHDR", header), chunk(b"IDAT", data), chunk(b"IEND", b""))
-    )
+    """Returns a PNG of 2x2 grey pixels, another one for each number below 2**32."""
+    pixels = number.to_bytes(4, "big")
+    return png_of_rows(2, 2, (pixels[:2], pixels[2:]))
 
 
 def make_tree(rng: random.Random, kind: str) -> list[Entry]:
@@ -157,7 +148,7 @@ def _twin(rng: random.Random, prefix: str, files: dict[str, bytes]) -> Iterator[
 
 
 def _folder_name(rng: random.Random) -> str:
-    return rng.choice([name for name in ODD_NAMES if len(name) < 100 and _is_usable(name)])
+    return _different(rng, 1)[0]
 
 
 def _different(rng: random.Random, number: int, suffix: str = "") -> list[str]:
@@ -183,18 +174,11 @@ def pack(rng: random.Random, kind: str, entries: list[Entry], path: Path) -> Pat
     return path
 
 
-class _Pipe(io.RawIOBase):
+class _Pipe(io.BytesIO):
     """A file that can only be written forwards, for which a zip puts sizes behind the content."""
 
-    def __init__(self) -> None:
-        self.data = bytearray()
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: bytes) -> int:
-        self.data += data
-        return len(data)
+    def tell(self) -> int:
+        raise OSError
 
 
 def _zip(rng: random.Random, kind: str, entries: list[Entry]) -> bytes:
@@ -217,7 +201,7 @@ def _zip(rng: random.Random, kind: str, entries: list[Entry]) -> bytes:
                 member.write(content)
         if rng.random() < 0.1:
             archive.comment = rng.choice((b"a comment", b"x" * 300))
-    return bytes(file.data) if isinstance(file, _Pipe) else file.getvalue()
+    return file.getvalue()
 
 
 _TAR_TYPES = {
@@ -245,14 +229,15 @@ def _tar(rng: random.Random, kind: str, entries: list[Entry]) -> bytes:
 
 
 def _write_folder(entries: list[Entry], folder: Path) -> Path:
-    make: dict[str, Callable[[Path, Entry], object]] = {
-        "file": lambda path, entry: path.write_bytes(entry.content),
-        "folder": lambda path, entry: path.mkdir(exist_ok=True),
-        "link": lambda path, entry: path.symlink_to(entry.target),
-        "pipe": lambda path, entry: os.mkfifo(path),
-    }
     for entry in entries:
         path = folder / entry.name
         path.parent.mkdir(parents=True, exist_ok=True)
-        make[entry.kind](path, entry)
+        if entry.kind == "file":
+            path.write_bytes(entry.content)
+        elif entry.kind == "folder":
+            path.mkdir(exist_ok=True)
+        elif entry.kind == "link":
+            path.symlink_to(entry.target)
+        else:
+            os.mkfifo(path)
     return folder

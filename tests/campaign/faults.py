@@ -1,0 +1,199 @@
+"""What goes wrong in a process or on its disk."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import io
+import itertools
+import os
+import pathlib
+import pickle
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import image_files
+import power_cut
+
+from campaign.processes import Job, Way
+
+
+def kill(rng: random.Random, job: Job) -> tuple[int, str]:
+    return job.start().end(rng, job.seconds)
+
+
+def run_on(rng: random.Random, job: Job) -> tuple[int, str]:
+    """Runs it where something is wrong already, as on a full disk."""
+    return job.run()
+
+
+def _failing_write(rng: random.Random, job: Job) -> tuple[int, str]:
+    number = rng.choice((errno.EIO, errno.ENOSPC, errno.EDQUOT))
+    return job.run(failing, "write", rng.randrange(60 * job.scale), 1, number)
+
+
+def _failing_sync(rng: random.Random, job: Job) -> tuple[int, str]:
+    return job.run(failing, "sync", rng.randrange(40), 1, errno.EIO)
+
+
+def failing_read(rng: random.Random, job: Job) -> tuple[int, str]:
+    numbers = errno.EIO, errno.ESTALE, errno.EACCES, errno.ETIMEDOUT, errno.EMFILE, errno.ENOMEM
+    source = next(word for word in job.words if word.startswith("--input=")).partition("=")[2]
+    num_good = rng.choice((rng.randrange(10), rng.randrange(250)))
+    num_bad = rng.choice((1, 1, 2, 10**6))
+    return job.run(failing, "read", num_good, num_bad, rng.choice(numbers), source)
+
+
+def _small_files(rng: random.Random, job: Job) -> tuple[int, str]:
+    return job.run(small_files, rng.randrange(20_000 * job.scale))
+
+
+def cut(rng: random.Random, job: Job) -> tuple[int, str]:
+    left = job.folder.with_name(f"{job.folder.name}.left")
+    outcome = job.run(_cut_power, job.folder, left, rng.randrange(150), rng.random())
+    if left.exists():
+        for path in job.folder.iterdir():
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        image_files.write_tree(job.folder, pickle.loads(left.read_bytes()))
+        left.unlink()
+    return outcome
+
+
+#: Disturbances of any job that writes to a local disk.
+FAULTS: list[Way] = [_failing_write, _failing_sync, _small_files, cut]
+
+
+@contextlib.contextmanager
+def _cut_power(folder: Path, left: Path, num_moments: int, seed: float) -> Iterator[None]:
+    """Ends this process after some syncs, renames and deletions below a folder.
+
+    What a power cut leaves of the folder then is written to the file `left`.
+    """
+    disk = power_cut.Disk(folder, random.Random(seed))
+    moments = iter(range(num_moments))
+
+    def moment() -> None:
+        if next(moments, None) is None:
+            left.write_bytes(pickle.dumps(disk.after_cut()))
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    with disk.watched(moment):
+        yield
+
+
+class _Failing(io.FileIO):
+    """A file that cannot be read or written when `fail` says so."""
+
+    fail: Callable[[], None]
+
+    def readinto(self, buffer: Any, /) -> int | None:
+        self.fail()
+        return super().readinto(buffer)
+
+    def readall(self) -> bytes | None:
+        self.fail()
+        return super().readall()
+
+    def write(self, data: Any, /) -> int | None:
+        self.fail()
+        return super().write(data)
+
+
+@contextlib.contextmanager
+def failing(
+    what: str, num_good: int, num_bad: int, number: int, below: str = "/"
+) -> Iterator[None]:
+    """Has some calls of this process fail.
+
+    Args:
+        what: `write` or `read` for files, `sync` for fsyncs and renames.
+        num_good: calls before the first that fails.
+        num_bad: calls that fail.
+        number: of their error.
+        below: folder or file whose reading or writing fails.
+    """
+    calls = itertools.count()
+
+    def fail(path: str | None = None) -> None:
+        if num_good <= next(calls) < num_good + num_bad:
+            raise OSError(number, os.strerror(number), path)
+
+    def after(check: Callable[..., None], real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **named: Any) -> Any:
+            check(*arguments)
+            return real(*arguments, **named)
+
+        return call
+
+    def check_path(path: Any = ".", *_: object) -> None:
+        if isinstance(path, int):
+            path = os.path.realpath(f"/proc/self/fd/{path}")
+        if str(path).startswith(below):
+            fail(str(path))
+
+    real_open = pathlib.Path.open
+
+    def open_failing(path: Path, mode: str = "r", *more: Any, **named: Any) -> Any:
+        if mode != f"{what[0]}b" or not str(path.absolute()).startswith(below):
+            return real_open(path, mode, *more, **named)
+        if what == "read":
+            fail(str(path))
+        file = _Failing(path, mode)
+        file.fail = fail
+        return (io.BufferedReader if what == "read" else io.BufferedWriter)(file)
+
+    patches: dict[str, list[tuple[object, str, object]]] = {
+        "sync": [
+            (os, "fsync", after(lambda *_: fail(), os.fsync)),
+            (pathlib.Path, "replace", after(lambda *_: fail(), pathlib.Path.replace)),
+        ],
+        "write": [(pathlib.Path, "open", open_failing)],
+        "read": [
+            (pathlib.Path, "open", open_failing),
+            (os, "pread", after(check_path, os.pread)),
+            (os, "scandir", after(check_path, os.scandir)),
+        ],
+    }
+    with contextlib.ExitStack() as stack:
+        for patch in patches[what]:
+            stack.enter_context(mock.patch.object(*patch))
+        yield
+
+
+@contextlib.contextmanager
+def small_files(num_bytes: int) -> Iterator[None]:
+    """Lets no file of this process grow beyond some bytes."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, num_bytes))
+    yield
+
+
+@functools.cache
+def can_mount() -> bool:
+    """Tells whether this process may make a file system in memory."""
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            with small_disk(Path(folder, "disk"), 1 << 16):
+                return True
+        except (OSError, subprocess.CalledProcessError):
+            return False
+
+
+@contextlib.contextmanager
+def small_disk(folder: Path, num_bytes: int) -> Iterator[Path]:
+    """Makes a folder that is a disk of some bytes."""
+    folder.mkdir()
+    words = ["mount", "-t", "tmpfs", "-o", f"size={num_bytes}", "tmpfs", folder]
+    subprocess.run(words, check=True, capture_output=True)
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", folder], check=True)
