@@ -49,6 +49,6 @@ def clear_read_errors(shown: str) -> Iterator[None]:
         ) from None
 
 
-def changed(shown: str) -> BuildError:
-    """Returns the error of an input that is not what it was when it was listed."""
-    return BuildError(f"{shown} changed since the build began; start again with --overwrite")
+def changed(shown: str, how: str = "changed") -> BuildError:
+    """Returns the error of an input that is not what it was when it was listed, or not there."""
+    return BuildError(f"{shown} {how} since the build began; start again with --overwrite")

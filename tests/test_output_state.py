@@ -120,18 +120,18 @@ def test_an_output_that_cannot_be_a_folder_is_named(tmp_path, name):
 
 def test_a_folder_without_shards_is_free(storage, scans):
     write_tree(Path(storage.root), {"notes.txt": b"mine"})
-    assert not output_state.check_output(storage, {"seed": 0})
+    assert not output_state.is_complete(storage, {"seed": 0})
 
 
 def test_a_folder_with_shards_of_nobody_is_refused(storage):
     write_tree(Path(storage.root), {"train-00000-of-00001.tfrecord": b"theirs"})
     with pytest.raises(errors.UserError, match=r"train-00000-of-00001\.tfrecord but no plan"):
-        output_state.check_output(storage, {"seed": 0})
+        output_state.is_complete(storage, {"seed": 0})
 
 
 def test_the_same_build_is_complete(scans, complete, tmp_path):
     identity = identity_of(scans, tmp_path / "elsewhere")
-    assert output_state.check_output(Storage(str(complete)), identity)
+    assert output_state.is_complete(Storage(str(complete)), identity)
 
 
 @pytest.mark.parametrize(

@@ -58,11 +58,6 @@ def test_an_input_of_another_kind_is_refused_with_the_right_source(
     assert re.search(message, capsys.readouterr().err)
 
 
-def test_a_missing_folder_is_named(tmp_path):
-    with pytest.raises(errors.UserError, match=r"--input .*nowhere is not a folder"):
-        list_directory(tmp_path / "nowhere")
-
-
 def test_an_empty_folder_has_no_images(tmp_path):
     with pytest.raises(errors.UserError, match="found no image"):
         list_directory(tmp_path)

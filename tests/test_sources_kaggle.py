@@ -208,13 +208,6 @@ def test_an_archive_put_there_by_hand_is_checked_and_used_without_credentials(de
     assert desk.server.requests == []
 
 
-@pytest.mark.parametrize("name", ["kermany2018", "a/b/c", "../b", "a/..", "a/b.zip", "", "a b/c"])
-def test_a_dataset_name_of_another_form_is_refused(name):
-    with pytest.raises(ValueError, match="OWNER/NAME") as error:
-        download.check_dataset_name(name)
-    assert repr(name) in str(error.value)
-
-
 # --------------------------------------------------------------------------------------------------
 # Credentials
 # --------------------------------------------------------------------------------------------------

@@ -1,12 +1,15 @@
-"""Reading ahead of the decoder, in order."""
+"""Reading ahead of the decoder, in order, and comparing a member with its checksum once."""
 
 import functools
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
 
 from pipelines import errors
 from pipelines.sources.member import Member
-from pipelines.sources.reader import Reader, read_in_order
+from pipelines.sources.reader import Checks, Reader, read_in_order
 
 
 class CountingReader(Reader):
@@ -98,3 +101,27 @@ def test_large_images_are_not_announced_far_ahead():
 
     next(iter(reads_of(Disk(), 20, stored_size=40_000_000)))()
     assert happened == [0, 1]
+
+
+def test_threads_that_open_one_member_compare_it_once():
+    checks, done, begun = Checks(), [], threading.Barrier(4)
+
+    def check():
+        # Another thread would come in here, if it could.
+        threading.Event().wait(0.05)
+        done.append(1)
+
+    def open_it(_):
+        begun.wait()
+        checks.once(7, check)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(open_it, range(4)))
+    assert done == [1]
+
+
+def test_a_member_that_is_damaged_stays_damaged():
+    checks = Checks()
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            checks.once(7, lambda: 1 // 0)

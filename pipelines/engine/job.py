@@ -214,7 +214,7 @@ class _Preparation:
         )
         if output_state.fingerprint(identity) != found.fingerprint:
             return False
-        output_state.check_output(self.storage, identity)
+        output_state.is_complete(self.storage, identity)
         drops.require_policies(self.storage, found, self.options.splits)
         return True
 

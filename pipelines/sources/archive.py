@@ -24,8 +24,7 @@ import deflate
 
 from pipelines import errors
 from pipelines.sources.member import MAX_FILE_BYTES, Member
-from pipelines.sources.member_checks import Checks
-from pipelines.sources.reader import Reader
+from pipelines.sources.reader import Checks, Reader
 from pipelines.sources.source import Source
 from pipelines.sources.zip_members import ZipReader, list_members
 from tfrecord_io import zip_index
@@ -61,8 +60,6 @@ class ArchiveSource(Source):
 
     def prepare(self, scratch_dir: Path) -> ArchiveSource:
         """Unpacks a tar.gz, unless it is already there; see `Source.prepare`."""
-        if not self.path.is_file():
-            raise errors.UserError(f"--input {self.path} is not a file")
         if not self.must_be_unpacked:
             return dataclasses.replace(self, version=_version(self.path.stat()))
         mark = "-".join(str(value) for value in _describe_gzip(self.path).values())
@@ -85,7 +82,7 @@ class ArchiveSource(Source):
     @property
     def must_be_unpacked(self) -> bool:
         """Whether the file must be unpacked before its members can be listed and read."""
-        return self.path.is_file() and _start(self.path).startswith(b"\x1f\x8b")
+        return _start(self.path).startswith(b"\x1f\x8b")
 
     @property
     def _data_path(self) -> Path:

@@ -36,8 +36,6 @@ class DirectorySource(Source):
 
     def members(self) -> Iterator[Member]:
         """Yields the files; see `Source.members`."""
-        if not self.directory.is_dir():
-            raise errors.UserError(f"--input {self.directory} is not a folder")
         yield from _walk(self.directory)
 
     def same_content(self, one: Member, other: Member) -> bool:
@@ -90,9 +88,7 @@ class _DirectoryReader(Reader):
                     "read it"
                 ) from None
             if not os.path.lexists(path):
-                raise errors.BuildError(
-                    f"{path} was removed since the build began; start again with --overwrite"
-                ) from None
+                raise errors.changed(str(path), "was removed") from None
             raise
 
 

@@ -5,7 +5,6 @@ The paths in it are absolute, because a worker may have another working director
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 from tqdm import tqdm
@@ -38,70 +37,50 @@ def make_source(options: SourceOptions, workers: staging.Workers, seed: int) -> 
         errors.BuildError: if the data could not be downloaded or drawn.
     """
     staging.require_reachable(options, workers)
-    if options.source == "synthetic":
-        return _synthetic(options, seed)
-    return staging.staged(_MAKERS[options.source](options), options, workers)
+    source = _source(options, seed)
+    if isinstance(source, ArchiveSource):
+        return staging.staged(source, options, workers)
+    return source
 
 
-def _archive(options: SourceOptions) -> Source:
-    if options.input and is_remote(options.input):
-        return RemoteZipSource(options.input)
-    path = _input(options)
-    if path.is_dir():
-        raise errors.UserError("--input is a folder; use --source directory")
-    return ArchiveSource(path)
-
-
-def _directory(options: SourceOptions) -> Source:
-    if options.input and is_remote(options.input):
-        return RemoteDirectorySource(options.input)
-    path = _input(options)
-    if path.is_file():
-        raise errors.UserError("--input is a file, not a folder; use --source archive")
-    return DirectorySource(path)
-
-
-def _kaggle(options: SourceOptions) -> Source:
-    """Downloads the archive, unless it is already complete, and returns it as a local archive."""
-    path = kaggle.download_archive(options.kaggle_dataset, options.download_dir.absolute())
-    return ArchiveSource(path, kind="kaggle", dataset=options.kaggle_dataset)
-
-
-def _fashion_mnist(options: SourceOptions) -> Source:
-    if options.input is not None:
-        return fashion_mnist.FashionMnistSource(_input(options))
-    directory = options.download_dir.absolute() / "fashion-mnist"
-    fashion_mnist.download(directory, options.fashion_mnist_url)
-    return fashion_mnist.FashionMnistSource(directory)
-
-
-def _synthetic(options: SourceOptions, seed: int) -> Source:
-    """Draws the synthetic scans, unless they are already complete, and returns their folder."""
+def _source(options: SourceOptions, seed: int) -> Source:
+    given, downloads = options.input or "", options.download_dir.absolute()
+    match options.source:
+        case "archive" if is_remote(given):
+            return RemoteZipSource(given)
+        case "archive":
+            if (path := _local(options)).is_dir():
+                raise errors.UserError("--input is a folder; use --source directory")
+            return ArchiveSource(path)
+        case "directory" if is_remote(given):
+            return RemoteDirectorySource(given)
+        case "directory":
+            if not (path := _local(options)).is_dir():
+                raise errors.UserError("--input is a file, not a folder; use --source archive")
+            return DirectorySource(path)
+        case "kaggle":
+            path = kaggle.download_archive(options.kaggle_dataset, downloads)
+            return ArchiveSource(path, kind="kaggle", dataset=options.kaggle_dataset)
+        case "fashion_mnist":
+            if given:
+                return fashion_mnist.FashionMnistSource(_local(options))
+            fashion_mnist.download(downloads / "fashion-mnist", options.fashion_mnist_url)
+            return fashion_mnist.FashionMnistSource(downloads / "fashion-mnist")
     num_examples = options.num_examples
-    directory = options.download_dir.absolute() / f"synthetic-{num_examples}-seed-{seed}"
+    folder = downloads / f"synthetic-{num_examples}-seed-{seed}"
     with tqdm(total=num_examples, unit=" images", desc="drawing", delay=1.0) as bar:
-        synthetic.write_tree(directory, num_examples, seed, progress=bar.update)
-    return DirectorySource(directory, kind="synthetic")
+        synthetic.write_tree(folder, num_examples, seed, progress=bar.update)
+    return DirectorySource(folder, kind="synthetic")
 
 
-def _input(options: SourceOptions) -> Path:
-    if options.input is None:
-        raise errors.UserError(f"--source {options.source} needs --input")
-    if is_remote(options.input):
+def _local(options: SourceOptions) -> Path:
+    """Returns the absolute path of `--input`, which is on this machine."""
+    given = options.input or ""
+    if is_remote(given):
         raise errors.UserError(
             f"--source {options.source} reads a local folder, received "
-            f"{remote.shown(options.input)}; copy the files to a disk of this machine first"
+            f"{remote.shown(given)}; copy the files to a disk of this machine first"
         )
-    # A worker may have another working directory.
-    path = Path(options.input).absolute()
-    if not path.exists():
-        raise errors.UserError(f"--input {options.input} does not exist")
+    if not (path := Path(given).absolute()).exists():
+        raise errors.UserError(f"--input {given} does not exist")
     return path
-
-
-_MAKERS: dict[str, Callable[[SourceOptions], Source]] = {
-    "kaggle": _kaggle,
-    "archive": _archive,
-    "directory": _directory,
-    "fashion_mnist": _fashion_mnist,
-}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from typing import Any, BinaryIO, Protocol, TypeVar
@@ -44,6 +45,26 @@ class Reader(Protocol):
     def open(self, member: Member) -> BinaryIO | None:
         """Opens a file of which a part may be enough; None if it can only be read as a whole."""
         return None
+
+
+class Checks:
+    """The members of an archive that were compared with their checksums, by any thread."""
+
+    def __init__(self) -> None:
+        self._done: set[int] = set()
+        self._locks: dict[int, threading.Lock] = {}
+
+    def once(self, place: int, check: Callable[[], object]) -> None:
+        """Calls a function, unless it has returned for this member; other threads wait for it.
+
+        Args:
+            place: where the member is in the archive.
+            check: compares the member; raises if it is damaged.
+        """
+        with self._locks.setdefault(place, threading.Lock()):
+            if place not in self._done:
+                check()
+                self._done.add(place)
 
 
 def read_in_order(

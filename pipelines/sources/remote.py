@@ -94,7 +94,7 @@ class _ZipReader(zip_members.ZipReader):
         try:
             return remote.read(self._file.url, start, length, self._file.mark)
         except FileNotFoundError:
-            raise _gone(self._file.url) from None
+            raise errors.changed(remote.shown(self._file.url), "was removed") from None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,10 +157,4 @@ class _DirectoryReader(Reader):
                 raise Reject(
                     "unreadable_name", "the store's name for it ends with /; rename it"
                 ) from None
-            raise _gone(url) from None
-
-
-def _gone(url: str) -> errors.BuildError:
-    return errors.BuildError(
-        f"{remote.shown(url)} was removed since the build began; start again with --overwrite"
-    )
+            raise errors.changed(remote.shown(url), "was removed") from None

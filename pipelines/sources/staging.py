@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import IO, Literal
+from typing import Literal
 
 from tqdm.utils import CallbackIOWrapper
 
@@ -58,11 +58,11 @@ def require_reachable(options: SourceOptions, workers: Workers) -> None:
         )
 
 
-def staged(source: Source, options: SourceOptions, workers: Workers) -> Source:
+def staged(source: ArchiveSource, options: SourceOptions, workers: Workers) -> Source:
     """Uploads a local zip to `--staging` if the engine has remote workers.
 
     Args:
-        source: the source that the user chose.
+        source: the archive that the user chose.
         options: what the user chose.
         workers: where the images will be decoded.
 
@@ -73,10 +73,7 @@ def staged(source: Source, options: SourceOptions, workers: Workers) -> Source:
         errors.UserError: if the archive is not a zip, or `--staging` cannot be used.
         errors.BuildError: if the upload fails.
     """
-    if not isinstance(source, ArchiveSource) or not options.staging:
-        return source
-    # A missing file is reported later, by `ArchiveSource.prepare`.
-    if workers == "here" or not source.path.is_file():
+    if workers == "here" or not options.staging:
         return source
     if not source.is_zip:
         raise errors.UserError(
@@ -88,9 +85,12 @@ def staged(source: Source, options: SourceOptions, workers: Workers) -> Source:
 
 
 def _upload_once(path: Path, staging: str) -> str:
-    size = path.stat().st_size
+    size, digest = path.stat().st_size, hashlib.blake2b(digest_size=8)
     with path.open("rb") as file:
-        folder = Storage(f"{staging.rstrip('/')}/{size}-{_index_digest(file, path)}")
+        # Name, sizes, offset and CRC of each member identify the zip.
+        for member in zip_members.list_members(file, str(path)):
+            digest.update(repr(member[:5]).encode())
+        folder = Storage(f"{staging.rstrip('/')}/{size}-{digest.hexdigest()}")
         url = folder.path(path.name)
         if folder.size(path.name) == size:
             return url
@@ -103,12 +103,3 @@ def _upload_once(path: Path, staging: str) -> str:
             "command again"
         )
     return url
-
-
-def _index_digest(file: IO[bytes], path: Path) -> str:
-    """Returns a digest of the zip's directory: name, sizes, offset and CRC of each member."""
-    digest = hashlib.blake2b(digest_size=8)
-    for member in zip_members.list_members(file, str(path)):
-        facts = (member.name, member.size, member.offset, member.stored_size, member.version)
-        digest.update(repr(facts).encode())
-    return digest.hexdigest()

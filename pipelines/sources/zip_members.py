@@ -19,8 +19,7 @@ import deflate
 
 from pipelines import errors
 from pipelines.sources.member import Member
-from pipelines.sources.member_checks import Checks
-from pipelines.sources.reader import Reader
+from pipelines.sources.reader import Checks, Reader
 from tfrecord_io import zip_index
 from tfrecord_io.rejects import Reject
 from tfrecord_io.stores.range_file import open_range

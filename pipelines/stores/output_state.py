@@ -73,13 +73,17 @@ def locked(storage: Storage) -> Iterator[None]:
         yield
 
 
-def check_output(storage: Storage, identity: Mapping[str, Any]) -> bool:
+def is_complete(storage: Storage, identity: Mapping[str, Any], *, overwrite: bool = False) -> bool:
     """Returns whether the output folder holds the dataset with this identity, finished.
+
+    With `overwrite`, any dataset in the folder is deleted first.
 
     Raises:
         errors.UserError: if the folder holds another dataset, shards without a plan, a damaged
             plan or manifest, or a dataset that lacks a shard.
     """
+    if overwrite:
+        clear(storage)
     names = storage.names()
     if manifest.FILE_NAME in names:
         try:
@@ -106,19 +110,6 @@ def check_output(storage: Storage, identity: Mapping[str, Any]) -> bool:
             "--output, or replace its shards with --overwrite"
         )
     return False
-
-
-def is_complete(storage: Storage, identity: Mapping[str, Any], *, overwrite: bool) -> bool:
-    """Returns whether the output holds the dataset with this identity, finished.
-
-    With `overwrite`, any dataset in the folder is deleted first.
-
-    Raises:
-        errors.UserError: if the folder holds another dataset, or files of somebody else.
-    """
-    if overwrite:
-        clear(storage)
-    return check_output(storage, identity)
 
 
 def read_manifest(storage: Storage) -> manifest.Manifest:
