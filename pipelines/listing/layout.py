@@ -12,7 +12,7 @@ import collections
 import functools
 import itertools
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -119,7 +119,6 @@ class Sorter:
         for name in names.filter(pc.invert(is_placed)).to_pylist():
             self._set_aside(name, f"lies outside the {layout} folders")
         codes = codes.filter(is_placed)
-
         columns = {
             name: pa.array([place and getattr(place, name) for place in places], pa.string())
             for name in Place._fields
@@ -147,8 +146,8 @@ class Sorter:
         """
         files = self._files()
         if tree is not None:
-            start = f"{tree.strip(' /')}/".removeprefix("/")
-            inside = [f"/{name}".startswith(f"/{start}") for name in files["name"].to_pylist()]
+            start = f"/{tree.strip(' /')}/"
+            inside = [f"/{name}".startswith(start) for name in files["name"].to_pylist()]
             self.ignored["other_tree"] += inside.count(False)
             files = files.filter(pa.array(inside, pa.bool_()))
         names = files["name"].to_pylist()
@@ -177,21 +176,13 @@ class Sorter:
         folders = {names[place].rpartition("/")[0] for place in chosen}
         root = "/".join(_common_folders(folders))
         rows = list(chosen.values())
-        columns = {
-            "root": [root] * len(rows),
-            "path": [names[place][len(root) + 1 if root else 0 :] for place in chosen],
-            "split": [_split_of(labels, row) for row in rows],
-            "label": [labels.label[row] for row in rows],
-            "patient": [labels.patient[row] for row in rows] if labels.patient else None,
-            SITE: [labels.site[row] for row in rows] if labels.site is not None else None,
-        }
+        told = {"label": labels.label, "patient": labels.patient, SITE: labels.site}
         table = _with_columns(
             files.take(pa.array(chosen, pa.int64())),
-            **{
-                name: pa.array(v, pa.large_string() if name in ("path", "patient") else pa.string())
-                for name, v in columns.items()
-                if v is not None
-            },
+            root=[root] * len(rows),
+            path=[names[place].removeprefix(f"{root}/") for place in chosen],
+            split=[_split_of(labels, row) for row in rows],
+            **{name: [values[row] for row in rows] for name, values in told.items() if values},
         )
         if labels.others is None:
             return table
@@ -321,10 +312,13 @@ def split_called(name: str) -> str:
     return split
 
 
-def _with_columns(files: pa.Table, **columns: pa.Array) -> pa.Table:
+def _with_columns(files: pa.Table, **columns: pa.Array | Sequence[str | None]) -> pa.Table:
     """Returns files with columns of the references in place of their names."""
-    table = files.drop_columns("name").append_column("frame", pa.nulls(files.num_rows, pa.int32()))
+    num_rows = files.num_rows
+    table = files.drop_columns("name").append_column("frame", pa.nulls(num_rows, pa.int32()))
+    columns = {"patient": [None] * num_rows, **columns}
     for name, values in columns.items():
-        is_code = name not in ("path", "patient")
-        table = table.append_column(name, values.dictionary_encode() if is_code else values)
+        is_plain = name in ("path", "patient")
+        array = pa.array(values, pa.large_string() if is_plain else pa.string())
+        table = table.append_column(name, array if is_plain else array.dictionary_encode())
     return table

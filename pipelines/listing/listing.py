@@ -15,7 +15,7 @@ from pipelines import errors
 from pipelines.listing.label_table import LabelTable
 from pipelines.listing.layout import SPLITS, Sorter
 from pipelines.listing.options import DEFAULT_GROUP_REGEX, ListingOptions
-from pipelines.listing.refs import BATCH_ROWS, OTHERS, REF_SCHEMA, SITE, RejectedFile
+from pipelines.listing.refs import BATCH_ROWS, OTHERS, REF_SCHEMA, SITE, RejectedFile, with_column
 from pipelines.listing.selection import choose_classes, choose_tree, drop_copies
 from pipelines.sources.member import NOT_PERMITTED, Member
 from pipelines.sources.source import Source
@@ -116,10 +116,37 @@ def list_images(
     sorter = Sorter(has_folders=labels is None)
     for member in members:
         sorter.add(member)
-    rejects, ignored = sorter.rejects, sorter.ignored
-    _require_permission(rejects)
+    _require_permission(sorter.rejects)
+    naming_notes: list[str] = []
     if labels:
-        return _list_labelled(sorter, labels, options, same_content)
+        table = _with_labels(sorter, labels, options)
+        naming_notes += labels.notes
+    else:
+        table = _with_classes(sorter, options)
+    table, copies = drop_copies(table, same_content, sorter.rejects)
+    # The name of the table stays out of the notes, which are in an anonymous dataset too.
+    notes = _label_notes(table, labels, sorter.num_repeated_rows)
+    num_in_path = 0
+    if labels is None or labels.patient is None:
+        patients, num_in_path = _find_patients(table["path"], options.group_regex)
+        naming_notes += _patient_notes(table["path"], patients, options.group_regex)
+        table = with_column(table, "patient", patients)
+    more = [table.schema.field(name) for name in (SITE, OTHERS) if name in table.column_names]
+    schema = pa.schema([*REF_SCHEMA, *more])
+    return Listing(
+        refs=table.select(schema.names).cast(schema).combine_chunks(),
+        rejects=tuple(sorter.rejects),
+        copies=copies,
+        ignored=sorter.ignored,
+        num_files=sorter.num_files,
+        frames={PATIENT_IN_PATH: num_in_path} if num_in_path else {},
+        notes=tuple(notes),
+        naming_notes=tuple(naming_notes),
+    )
+
+
+def _with_classes(sorter: Sorter, options: ListingOptions) -> pa.Table:
+    """Returns the images with the split and class of their folders, copies next to each other."""
     table = sorter.place()
     if not table.num_rows:
         raise errors.UserError(
@@ -128,13 +155,27 @@ def list_images(
             "the folder of a file, name it in a table: --labels labels.csv, with the columns path "
             "and label"
         )
-    table = choose_tree(table, options.tree, ignored)
-    table = choose_classes(table, options.chosen_classes, ignored)
+    table = choose_tree(table, options.tree, sorter.ignored)
+    table = choose_classes(table, options.chosen_classes, sorter.ignored)
     _require_separate_classes(table)
-    table, copies = drop_copies(table, same_content, rejects)
-    classes = sorted(pc.unique(pc.cast(table["label"], pa.string())).to_pylist())
-    notes = (*_split_notes(classes), *_alike_notes("classes", classes, "rename the folders"))
-    return _with_patients(sorter, table, copies, notes, options.group_regex)
+    return table
+
+
+def _with_labels(sorter: Sorter, labels: LabelTable, options: ListingOptions) -> pa.Table:
+    """Returns the images with the label, patient and split of their rows in a table.
+
+    A file without a row, and a row without a file, are rejects; such a row counts as a file.
+    """
+    table = sorter.place_by_table(labels, options.tree)
+    if not table.num_rows:
+        why = {reject.reason: reject.detail for reject in sorter.rejects}
+        raise errors.UserError(
+            f"no row of --labels {labels.name} gives a label to one of the files: "
+            + ("; ".join(why.values()) or "there are no files")
+            + ". Its `path` should be a file's path in the input, or the end of it"
+        )
+    table = choose_classes(table, options.chosen_classes, sorter.ignored)
+    return table.sort_by([("path", "ascending"), ("offset", "ascending")])
 
 
 def _require_separate_classes(table: pa.Table) -> None:
@@ -172,58 +213,20 @@ def _require_permission(rejects: Iterable[RejectedFile]) -> None:
         )
 
 
-def _listing(sorter: Sorter, table: pa.Table, copies: int, notes: Iterable[str]) -> Listing:
-    """Returns what was sorted, with the images in `table`."""
-    schema = REF_SCHEMA
-    for name in (SITE, OTHERS):
-        if name in table.column_names:
-            schema = schema.append(table.schema.field(name))
-    return Listing(
-        refs=table.select(schema.names).cast(schema).combine_chunks(),
-        rejects=tuple(sorter.rejects),
-        copies=copies,
-        ignored=sorter.ignored,
-        num_files=sorter.num_files,
-        notes=tuple(notes),
-    )
-
-
-def _list_labelled(
-    sorter: Sorter,
-    labels: LabelTable,
-    options: ListingOptions,
-    same_content: Callable[[Member, Member], bool],
-) -> Listing:
-    """Gives every file the label, patient and split of its row in a table.
-
-    A file without a row, and a row without a file, are rejects; such a row counts as a file.
-    """
-    table = sorter.place_by_table(labels, options.tree)
-    if not table.num_rows:
-        why = {reject.reason: reject.detail for reject in sorter.rejects}
-        raise errors.UserError(
-            f"no row of --labels {labels.name} gives a label to one of the files: "
-            + ("; ".join(why.values()) or "there are no files")
-            + ". Its `path` should be a file's path in the input, or the end of it"
-        )
-    table = choose_classes(table, options.chosen_classes, sorter.ignored)
-    table = table.sort_by([("path", "ascending"), ("offset", "ascending")])
-    table, copies = drop_copies(table, same_content, sorter.rejects)
-    names = sorted(labels.label_columns or pc.unique(table["label"].cast(pa.string())).to_pylist())
-    # The name of the table stays out of the notes, which are in an anonymous dataset too.
-    notes = [
-        *_alike_notes("labels", names, "give them one name in the table"),
-        *_row_notes(sorter.num_repeated_rows, labels),
-    ]
-    if labels.patient is None:
-        listing = _with_patients(sorter, table, copies, notes, options.group_regex)
-    else:
-        listing = _listing(sorter, table, copies, notes)
-    return dataclasses.replace(listing, naming_notes=(*labels.notes, *listing.naming_notes))
-
-
-def _row_notes(num_repeated: int, labels: LabelTable) -> Iterator[str]:
-    """Yields what the rows of a table of labels mean beyond the labels."""
+def _label_notes(table: pa.Table, labels: LabelTable | None, num_repeated: int) -> Iterator[str]:
+    """Yields what the user should know about the classes, or the rows of a table of labels."""
+    names = sorted(pc.unique(table["label"].cast(pa.string())).to_pylist())
+    if labels is None:
+        for name in names:
+            if name.lower() in SPLITS:
+                yield (
+                    f"the class {name!a} has the name of a split; if it is not a class, give "
+                    "--input or --tree the folder that holds the SPLIT or CLASS folders"
+                )
+        yield from _alike_notes("classes", names, "rename the folders")
+        return
+    names = sorted(labels.label_columns) or names
+    yield from _alike_notes("labels", names, "give them one name in the table")
     if num_repeated:
         yield (
             f"{num_repeated:,} rows of the table of --labels repeat the label of a file; what its "
@@ -236,16 +239,6 @@ def _row_notes(num_repeated: int, labels: LabelTable) -> Iterator[str]:
             f"{ends['min']:g} to {ends['max']:g}; if that is something else, such as kilograms, "
             f"rename it with --columns body_weight={WEIGHT}"
         )
-
-
-def _split_notes(classes: Sequence[str]) -> Iterator[str]:
-    """Yields a sentence for each class folder that may be a split."""
-    for name in classes:
-        if name.lower() in SPLITS:
-            yield (
-                f"the class {name!a} has the name of a split; if it is not a class, give --input "
-                "or --tree the folder that holds the SPLIT or CLASS folders"
-            )
 
 
 def _alike_notes(noun: str, labels: Sequence[str], advice: str) -> Iterator[str]:
@@ -267,22 +260,18 @@ def _folded(label: str) -> str:
     return unicodedata.normalize("NFC", caseless).strip()
 
 
-def _with_patients(
-    sorter: Sorter, table: pa.Table, copies: int, notes: Iterable[str], group_regex: str
-) -> Listing:
-    """Returns the listing of images whose patient the pattern finds: in the name, or in the path.
+def _patient_notes(
+    paths: pa.ChunkedArray, patients: pa.ChunkedArray, group_regex: str
+) -> Iterator[str]:
+    """Yields a sentence if the user's pattern finds the patients of few images.
 
     Raises:
-        errors.UserError: if the user gave the pattern, and it finds no patient.
+        errors.UserError: if it finds no patient.
     """
-    patients, num_in_path = _find_patients(table["path"], group_regex)
-    listing = _listing(sorter, table.append_column("patient", patients), copies, notes)
-    if num_in_path:
-        listing = dataclasses.replace(listing, frames={PATIENT_IN_PATH: num_in_path})
     num_without, num_images = patients.null_count, len(patients)
     if group_regex == DEFAULT_GROUP_REGEX or num_without <= num_images / 2:
-        return listing
-    without = table["path"].filter(patients.is_null()).slice(0, 3).to_pylist()
+        return
+    without = paths.filter(patients.is_null()).slice(0, 3).to_pylist()
     text = (
         f"--group_regex {group_regex!r} finds a patient in the names or paths of "
         f"{num_images - num_without:,} of {num_images:,} images; others are "
@@ -293,7 +282,7 @@ def _with_patients(
             f"{text}. Its first group should be the patient, as in (patient[0-9]+)/ for a folder "
             "for each patient; a table of --labels can name the patients, too"
         )
-    return dataclasses.replace(listing, naming_notes=(text,))
+    yield text
 
 
 def _find_patients(paths: pa.ChunkedArray, group_regex: str) -> tuple[pa.ChunkedArray, int]:

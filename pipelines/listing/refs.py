@@ -126,10 +126,14 @@ def with_site_in_patient(refs: pa.Table) -> pa.Table:
     return with_column(refs, "patient", named)
 
 
-def with_column(refs: pa.Table, name: str, values: Sequence[object] | pa.Array) -> pa.Table:
+def with_column(
+    refs: pa.Table, name: str, values: Sequence[object] | pa.Array | pa.ChunkedArray
+) -> pa.Table:
     """Returns the images with other values in a column of `REF_SCHEMA`."""
     field = REF_SCHEMA.field(name)
-    return refs.set_column(refs.schema.get_field_index(name), field, pa.array(values, field.type))
+    if not isinstance(values, pa.ChunkedArray):
+        values = pa.array(values, field.type)
+    return refs.set_column(refs.schema.get_field_index(name), field, values)
 
 
 def other_columns(refs: pa.Table) -> dict[str, pa.Array]:

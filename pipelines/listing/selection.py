@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from pipelines import errors
 from pipelines.listing.layout import SPLITS
-from pipelines.listing.refs import REF_SCHEMA, ImageRef, RejectedFile, iterate_refs
+from pipelines.listing.refs import RejectedFile, iterate_refs
 from pipelines.sources.member import Member
 
 #: The class folders of the Kermany OCT data, by which its tree is recognised among others.
@@ -147,11 +147,8 @@ def drop_copies(
     repeated = np.flatnonzero(~is_first)
     firsts = np.maximum.accumulate(np.where(is_first, np.arange(len(is_first)), 0))[repeated]
     copies = 0
-    for ref, first in zip(
-        _iterate_without_patient(table.take(repeated)),
-        _iterate_without_patient(table.take(firsts)),
-        strict=True,
-    ):
+    refs = (iterate_refs(table.take(rows)) for rows in (repeated, firsts))
+    for ref, first in zip(*refs, strict=True):
         if ref.size == first.size and same_content(ref.member, first.member):
             copies += 1
         else:
@@ -160,12 +157,6 @@ def drop_copies(
                 RejectedFile(source_path=ref.source_path, reason="path_conflict", detail=detail)
             )
     return table.filter(pa.array(is_first)), copies
-
-
-def _iterate_without_patient(table: pa.Table) -> Iterator[ImageRef]:
-    if "patient" not in table.column_names:
-        table = table.append_column("patient", pa.nulls(table.num_rows, pa.large_string()))
-    return iterate_refs(table.select(REF_SCHEMA.names))
 
 
 def _quote(names: Iterable[str]) -> str:
