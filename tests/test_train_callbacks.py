@@ -5,6 +5,7 @@ import time
 import numpy as np
 import pytest
 
+from train.errors import TrainingError
 from train.training import callbacks
 from train.training.steps import StepResults
 
@@ -16,7 +17,7 @@ def results_of(losses, *, wait_seconds=0.0):
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_the_step_whose_loss_is_no_number_is_named(bad):
-    with pytest.raises(callbacks.TrainingError, match="at step 12"):
+    with pytest.raises(TrainingError, match="at step 12"):
         callbacks.check_finite(np.array([1.0, 2.0, bad, bad]), first_step=10)
 
 
@@ -55,7 +56,7 @@ def test_a_retrace_is_warned_of_once_for_each_time(capsys):
 def test_a_retrace_fails_where_that_is_asked_for():
     guard = callbacks.RetraceGuard("fail")
     guard.check(1, 1)
-    with pytest.raises(callbacks.TrainingError, match="before step 5"):
+    with pytest.raises(TrainingError, match="before step 5"):
         guard.check(2, 5)
 
 

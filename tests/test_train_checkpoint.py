@@ -2,8 +2,8 @@ import keras
 import numpy as np
 import pytest
 
+from train.errors import TrainingError
 from train.training import checkpoint
-from train.training.checkpoint import CheckpointError
 
 
 def variables_of(*values):
@@ -35,10 +35,10 @@ def test_another_network_is_refused(tmp_path):
     path = tmp_path / "checkpoint.npz"
     checkpoint.save(path, {"model": variables_of([1.0])}, {})
     with pytest.raises(
-        CheckpointError, match="1 variables in the group model, but this network has 2"
+        TrainingError, match="1 variables in the group model, but this network has 2"
     ):
         checkpoint.restore(path, {"model": variables_of([1.0], [2.0])})
-    with pytest.raises(CheckpointError, match=r"has shape \(2,\)"):
+    with pytest.raises(TrainingError, match=r"has shape \(2,\)"):
         checkpoint.restore(path, {"model": variables_of([1.0, 2.0])})
 
 
@@ -48,7 +48,7 @@ def test_a_truncated_file_is_reported_not_used(tmp_path, keep):
     checkpoint.save(path, {"model": variables_of([1.0] * 1000)}, {"step": 1})
     content = path.read_bytes()
     path.write_bytes(content[: int(keep * len(content))])
-    with pytest.raises(CheckpointError, match="cannot be read"):
+    with pytest.raises(TrainingError, match="cannot be read"):
         checkpoint.load_facts(path)
 
 
@@ -58,7 +58,7 @@ def test_a_flipped_bit_is_reported_not_used(tmp_path):
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
-    with pytest.raises(CheckpointError, match="cannot be read"):
+    with pytest.raises(TrainingError, match="cannot be read"):
         checkpoint.restore(path, {"model": variables_of([0.0] * 1000)})
 
 

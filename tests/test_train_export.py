@@ -6,6 +6,7 @@ import pytest
 from marked_images import KERAS_ARRAY_WARNING, write_marked_dataset
 
 from train.config import TrainConfig
+from train.errors import TrainingError
 from train.networks.models import build_network
 from train.training import export
 
@@ -79,7 +80,7 @@ def test_a_copy_that_predicts_something_else_fails_the_run(exported, tmp_path, m
         return copy
 
     monkeypatch.setattr(keras.saving, "load_model", load_damaged)
-    with pytest.raises(export.ExportError, match=r"model\.keras, loaded again, predicts something"):
+    with pytest.raises(TrainingError, match=r"model\.keras, loaded again, predicts something"):
         export.export_model(
             model, tmp_path / "export", manifest, precision="float32", splits=["train"]
         )
@@ -89,7 +90,7 @@ def test_a_network_that_answers_with_no_numbers_is_not_exported(exported, tmp_pa
     _, manifest, _, _ = exported
     inputs = keras.Input(SHAPE, dtype="uint8")
     outputs = keras.ops.cast(inputs[:, 0, 0], "float32") * np.nan
-    with pytest.raises(export.ExportError, match="probabilities that are not numbers"):
+    with pytest.raises(TrainingError, match="probabilities that are not numbers"):
         export.export_model(
             keras.Model(inputs, outputs),
             tmp_path / "export",

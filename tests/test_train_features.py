@@ -18,7 +18,7 @@ from pipelines import extract_features
 from tfrecord_io.trunk import read_trunk
 from train import evaluate, predict, run
 from train.config import TrainConfig
-from train.errors import ConfigError
+from train.errors import ConfigError, StoppedError
 from train.networks.build import build_network
 from train.run_setup import make_run
 from train.training import callbacks
@@ -129,7 +129,7 @@ def test_a_run_that_was_stopped_ends_as_an_undisturbed_one(
 
     with monkeypatch.context() as patch:
         patch.setattr(callbacks.EpochMeter, "add", add)
-        with pytest.raises(callbacks.StoppedError, match="after step 4;"):
+        with pytest.raises(StoppedError, match="after step 4;"):
             train_and_evaluate(config_of(extracted), tmp_path / "run")
     train_and_evaluate(config_of(extracted), tmp_path / "run")
     with np.load(finished / "best.npz") as ours, np.load(tmp_path / "run" / "best.npz") as theirs:

@@ -25,12 +25,11 @@ from tfrecord_io.decoding.preprocess import decoder_versions
 from tfrecord_io.files import atomic_write
 from train import predict, run
 from train.config import TrainConfig
-from train.errors import ConfigError
+from train.errors import ConfigError, StoppedError, TrainingError
 from train.kinds import measures
 from train.run_folder import claim
 from train.run_setup import make_run
 from train.training import callbacks, checkpoint
-from train.training.callbacks import StoppedError, TrainingError
 from train.training.progress import Progress
 from train.training.trainer import train_and_evaluate
 

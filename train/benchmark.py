@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from tfrecord_io import ManifestError, flags, redaction
 from tfrecord_io.flags import flag
+from tfrecord_io.printing import refuse
 from train import config as train_config
 from train import console
 from train.config import TrainConfig
@@ -59,13 +60,10 @@ class Session:
         """Returns the training batches from the first step on, with fields changed."""
         from train.data import feed
 
-        config = self.run.config.replace(**fields)
+        config, run = self.run.config.replace(**fields), self.run
+        mixup = config.augmentation.mixup
         return feed.training_batches(
-            config.input,
-            config.augmentation.mixup,
-            self.run.devices,
-            self.run.parts.train,
-            start_step=0,
+            config.input, mixup, run.devices, run.parts.train, start_step=0
         )
 
 
@@ -83,33 +81,23 @@ def prepare(config: TrainConfig, *, replicas: int, num_steps: int) -> Session:
     from train.devices import set_seed
     from train.networks.build import build_network
     from train.networks.models import set_trainable
-    from train.networks.optimizers import make_optimizer
     from train.run_setup import make_run
-    from train.training.steps import make_steps
+    from train.training.steps import training_steps
 
     set_seed(config.input.seed)
     run = make_run(config.replace(gpus=replicas), Path())
     wanted = num_steps * (run.config.input.global_batch_size or 0)
     epochs = wanted // run.parts.train.num_examples + 1
     run = dataclasses.replace(run, given=run.given.replace(epochs=epochs))
-    network = build_network(run, run.config.devices.precision, weights=run.config.network.weights)
-    set_trainable(network, phase="all", trainable_layers=run.config.network.trainable_layers)
-    with run.devices.scope():
-        optimizer = make_optimizer(
-            run.config.optimizer,
-            precision=run.config.devices.precision,
-            learning_rate=1e-4,
-            num_steps=num_steps,
-        )
-    return Session(run=run, steps=make_steps(run, network, optimizer))
+    options = run.config.network
+    network = build_network(run, run.config.devices.precision, weights=options.weights)
+    set_trainable(network, phase="all", trainable_layers=options.trainable_layers)
+    steps = training_steps(run, network, learning_rate=1e-4, num_steps=num_steps)
+    return Session(run=run, steps=steps)
 
 
 def time_rounds(
-    steps: Steps,
-    sources: Mapping[str, Any],
-    *,
-    num_steps: int,
-    num_rounds: int,
+    steps: Steps, sources: Mapping[str, Any], *, num_steps: int, num_rounds: int
 ) -> dict[str, tuple[float, float]]:
     """Trains on batches of several sources by turns, after a round of each that does not count.
 
@@ -159,15 +147,11 @@ def measure(
     """
     session = prepare(config, replicas=replicas, num_steps=(num_rounds + 1) * num_steps)
     steps = session.steps
-    times = time_rounds(
-        steps,
-        {
-            "fed": steps.iterate(session.batches()),
-            "repeated": steps.repeat_first(session.batches()),
-        },
-        num_steps=num_steps,
-        num_rounds=num_rounds,
-    )
+    sources = {
+        "fed": steps.iterate(session.batches()),
+        "repeated": steps.repeat_first(session.batches()),
+    }
+    times = time_rounds(steps, sources, num_steps=num_steps, num_rounds=num_rounds)
     images = num_steps * (session.run.config.input.global_batch_size or 0)
     (fed, waited), (repeated, _) = times["fed"], times["repeated"]
     return {
@@ -241,7 +225,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         options = flags.from_flags(BenchmarkOptions, arguments)
     except ValueError as error:
-        return _complain(error)
+        return refuse(str(error))
     try:
         # Speed does not depend on the values of the weights. The batch of a replica must not
         # depend on how many there are.
@@ -265,7 +249,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 title = f"{config.network.model}, {config.input.replica_batch_size} images a device"
                 _write(options.output, rows, title)
     except (ConfigError, ManifestError) as error:
-        return _complain(error)
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     if options.output:
         print(f"table and plot are in {options.output}")
     return 0
@@ -298,11 +283,6 @@ def _write(directory: Path, rows: Sequence[dict[str, float]], title: str) -> Non
         size=(7, 4.5),
     )
     charts.write_png(directory / "scaling.png", [chart])
-
-
-def _complain(error: Exception) -> int:
-    print(f"error: {error}", file=sys.stderr)
-    return 2
 
 
 if __name__ == "__main__":

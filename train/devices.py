@@ -240,32 +240,42 @@ def _configure_tensorflow(options: DeviceOptions) -> Devices:
             )
         if options.deterministic:
             tf.config.experimental.enable_op_determinism()
-        kind = _strategy_kind(options)
-        # Collectives must be set up before any other operation runs.
+        kind, num_workers, worker_index = _strategy_kind(options), 1, 0
         if kind == "multi_worker":
-            return _multi_worker(tf, options, bool(gpus))
+            addresses, worker_index = _read_cluster(options)
+            num_workers = len(addresses)
+            # Collectives must be set up before any other operation runs.
+            strategy = tf.distribute.MultiWorkerMirroredStrategy()
     except RuntimeError as error:
         raise ConfigError(
             f"the devices of this process are in use already, too late to set them up: {error}"
         ) from error
-    accelerators = tf.config.list_logical_devices("GPU")
-    if not accelerators:
-        # This pass of the graph optimizer fails on residual branches in bfloat16 and says so on
-        # the console; without it a CPU trains as fast.
-        tf.config.optimizer.set_experimental_options({"remapping": False})
-    available = accelerators or tf.config.list_logical_devices("CPU")
-    names = tuple(device.name.removeprefix("/device:") for device in available)
-    chosen = _choose(names, kind, options)
-    strategy = (
-        tf.distribute.MirroredStrategy(list(chosen))
-        if len(chosen) > 1
-        else tf.distribute.OneDeviceStrategy(chosen[0])
-    )
+    if kind == "multi_worker":
+        # All workers have the same number of batches, so they need not ask each other before each
+        # step whether there is one. The question would also count as waiting for input.
+        strategy.extended.experimental_enable_get_next_as_optional = False
+        num_local, platform = strategy.num_replicas_in_sync // num_workers, "GPU" if gpus else "CPU"
+        names = tuple(f"{platform}:{index}" for index in range(num_local))
+    else:
+        if not gpus:
+            # This pass of the graph optimizer fails on residual branches in bfloat16 and says so on
+            # the console; without it a CPU trains as fast.
+            tf.config.optimizer.set_experimental_options({"remapping": False})
+        available = tf.config.list_logical_devices("GPU" if gpus else "CPU")
+        names = tuple(device.name.removeprefix("/device:") for device in available)
+        names = _choose(names, kind, options)
+        strategy = (
+            tf.distribute.MirroredStrategy(list(names))
+            if len(names) > 1
+            else tf.distribute.OneDeviceStrategy(names[0])
+        )
     return Devices(
         backend="tensorflow",
-        names=chosen,
+        names=names,
+        num_workers=num_workers,
+        worker_index=worker_index,
         strategy=strategy,
-        on_gpu=bool(accelerators),
+        on_gpu=bool(gpus),
         best_precision=_best_precision(tf, gpus),
         deterministic=options.deterministic,
     )
@@ -293,27 +303,6 @@ def _read_cluster(options: DeviceOptions) -> tuple[list[str], int]:
     if options.gpus is not None:
         raise ConfigError("--gpus goes with one machine; with several use --visible_gpus on each")
     return addresses, worker_index
-
-
-def _multi_worker(tf: Any, options: DeviceOptions, has_gpus: bool) -> Devices:
-    """Sets up this process as one of several."""
-    addresses, worker_index = _read_cluster(options)
-    num_workers = len(addresses)
-    strategy = tf.distribute.MultiWorkerMirroredStrategy()
-    # All workers have the same number of batches, so they need not ask each other before each step
-    # whether there is one. The question would also count as waiting for input.
-    strategy.extended.experimental_enable_get_next_as_optional = False
-    local = strategy.num_replicas_in_sync // num_workers
-    return Devices(
-        backend="tensorflow",
-        names=tuple(f"{'GPU' if has_gpus else 'CPU'}:{index}" for index in range(local)),
-        num_workers=num_workers,
-        worker_index=worker_index,
-        strategy=strategy,
-        on_gpu=has_gpus,
-        best_precision=_best_precision(tf, tf.config.list_physical_devices("GPU")),
-        deterministic=options.deterministic,
-    )
 
 
 def _configure_jax(options: DeviceOptions) -> Devices:

@@ -15,7 +15,7 @@ from tfrecord_io import flags, redaction
 from tfrecord_io.errors import StoreError, UserError
 from tfrecord_io.manifest import ManifestError
 from train import config, console
-from train.errors import ConfigError, MetricsError
+from train.errors import ConfigError, MetricsError, StoppedError, TrainingError
 
 
 @redaction.redacted_output()
@@ -50,22 +50,16 @@ def _run(argv: Sequence[str] | None) -> int:
         console.check_backend(os.environ["KERAS_BACKEND"])
         config.check_data(chosen.input.data)
         with console.hide_native_noise():
-            from train.training import callbacks, checkpoint, export, trainer
+            from train.training import trainer
     except (ConfigError, ManifestError) as error:
         return _complain(error, 2)
     try:
         trainer.train_and_evaluate(chosen, workdir, given)
     except (ConfigError, ManifestError, UserError) as error:
         return _complain(error, 2)
-    except callbacks.StoppedError as error:
+    except StoppedError as error:
         return _complain(error, 128 + error.signal_number)
-    except (
-        callbacks.TrainingError,
-        checkpoint.CheckpointError,
-        export.ExportError,
-        MetricsError,
-        StoreError,
-    ) as error:
+    except (TrainingError, MetricsError, StoreError) as error:
         return _complain(error, 1)
     except OSError as error:
         how = "its last checkpoint is whole; fix that and run the same command again to continue"

@@ -115,9 +115,15 @@ def write_trunk(
     import keras
 
     from train.data import seen
+    from train.networks.models import build_network
+    from train.networks.options import NetworkOptions
 
     if model in APPLICATIONS:
-        logits = _build(model, weights, manifest)
+        # The head does not matter.
+        chosen = NetworkOptions(model=model, weights=weights, dropout=0.0, head_units=0)
+        logits = build_network(
+            chosen, image_shape=manifest.image_shape, num_classes=manifest.num_classes
+        ).logits
         name, source = model, Path(weights).name if weights else "imagenet"
     else:
         logits = _load_run(Path(model))
@@ -214,18 +220,6 @@ def _above(features: keras.KerasTensor, end: keras.KerasTensor) -> keras.Model:
         same = keras.Input(features.shape[1:])
         return keras.Model(same, same)
     return keras.Model(features, end)
-
-
-def _build(model: str, weights: str | None, manifest: tfrecord_io.Manifest) -> keras.Model:
-    """Returns a network of keras.applications, whose head does not matter."""
-    from train.networks.models import build_network
-    from train.networks.options import NetworkOptions
-
-    chosen = NetworkOptions(model=model, weights=weights, dropout=0.0, head_units=0)
-    network = build_network(
-        chosen, image_shape=manifest.image_shape, num_classes=manifest.num_classes
-    )
-    return network.logits
 
 
 def _load_run(run: Path) -> keras.Model:

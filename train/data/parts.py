@@ -95,21 +95,15 @@ def choose_parts(
         )
     # Augmented copies are for training only.
     is_held_out = in_fold if examples.is_copy is None else in_fold & ~examples.is_copy
-    labels = MappedDataset(options.data, splits).labels(range(len(fold_of)))
-    learnt, held_out = (
-        Part(
-            name=name,
-            splits=splits,
-            examples=np.flatnonzero(chosen),
-            num_examples=int(chosen.sum()),
-            label_counts=manifest.label_kind.count(labels[chosen]),
+
+    def some(name: str, is_chosen: np.ndarray) -> Part:
+        everything = Part(
+            name=name, splits=splits, examples=None, num_examples=len(fold_of), label_counts=()
         )
-        for name, chosen in (
-            (f"all but fold {folds.fold}", ~in_fold),
-            (f"fold {folds.fold}", is_held_out),
-        )
-    )
-    return Parts(train=_weighted(options, manifest, learnt), val=None, test=held_out)
+        return narrow(everything, is_chosen, options.data, manifest)
+
+    learnt = _weighted(options, manifest, some(f"all but fold {folds.fold}", ~in_fold))
+    return Parts(train=learnt, val=None, test=some(f"fold {folds.fold}", is_held_out))
 
 
 def _weighted(options: InputOptions, manifest: tfrecord_io.Manifest, part: Part) -> Part:

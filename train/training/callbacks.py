@@ -23,29 +23,11 @@ from typing import Any, Self
 import numpy as np
 
 from tfrecord_io import schema
+from train.errors import TrainingError
 from train.training.steps import StepResults
 
 #: The input is the bottleneck if a run waits for it for more than this share of its time.
 INPUT_BOUND_SHARE = 0.1
-
-
-class TrainingError(RuntimeError):
-    """A run failed; the message names the step and says what to do."""
-
-
-class StoppedError(Exception):
-    """A run was asked to stop.
-
-    Attributes:
-        signal_number: the signal that was received.
-    """
-
-    def __init__(self, signal_number: int, step: int) -> None:
-        super().__init__(
-            f"stopped by {signal.Signals(signal_number).name} after step {step}; the state is "
-            "saved; run the same command again to continue"
-        )
-        self.signal_number = signal_number
 
 
 class StopSignal:
@@ -103,18 +85,14 @@ class RetraceGuard:
         self._num_traces = 1
 
     def check(self, num_traces: int, step: int) -> None:
-        """Compares the number of traces with that of the last call.
-
-        Args:
-            num_traces: how often the graph of this phase has been traced so far.
-            step: the next step, for the message.
+        """Warns if a graph of this phase, traced so often by this step, was traced again.
 
         Raises:
-            TrainingError: if the graph was traced again and the action is `fail`.
+            TrainingError: if it was and the action is `fail`.
         """
-        expected, self._num_traces = self._num_traces, num_traces
-        if num_traces <= expected:
+        if num_traces <= self._num_traces:
             return
+        self._num_traces = num_traces
         message = (
             f"the training graph was traced again before step {step} ({num_traces} traces so "
             "far); finalize your graph: feed it tensors of one shape and dtype, and no Python "

@@ -19,12 +19,9 @@ import keras
 import numpy as np
 
 from tfrecord_io.files import atomic_write
+from train.errors import TrainingError
 
 _FACTS = "facts"
-
-
-class CheckpointError(RuntimeError):
-    """A checkpoint is damaged or does not belong to this network."""
 
 
 def save(
@@ -52,31 +49,24 @@ def save(
 def load_facts(path: str | os.PathLike[str]) -> dict[str, Any] | None:
     """Returns the facts of a checkpoint, or None if there is no file.
 
-    Args:
-        path: path of the checkpoint.
-
     Raises:
-        CheckpointError: if the file is damaged.
+        TrainingError: if the file is damaged.
     """
     if not Path(path).exists():
         return None
-    with _open(path) as arrays:
-        return json.loads(_read(arrays, _FACTS, path).tobytes())
+    with _reading(path) as arrays:
+        return json.loads(arrays[_FACTS].tobytes())
 
 
 def load_arrays(path: str | os.PathLike[str], group: str) -> list[np.ndarray]:
-    """Returns the arrays of a group, in the order in which they were saved.
-
-    Args:
-        path: path of an existing checkpoint.
-        group: name of the group.
+    """Returns the arrays of a group of an existing checkpoint, in the order of `save`.
 
     Raises:
-        CheckpointError: if the file is damaged.
+        TrainingError: if the file is damaged.
     """
-    with _open(path) as arrays:
+    with _reading(path) as arrays:
         names = sorted(name for name in arrays.files if name.startswith(f"{group}/"))
-        return [_read(arrays, name, path) for name in names]
+        return [arrays[name] for name in names]
 
 
 def restore(path: str | os.PathLike[str], groups: Mapping[str, Sequence[keras.Variable]]) -> None:
@@ -87,46 +77,33 @@ def restore(path: str | os.PathLike[str], groups: Mapping[str, Sequence[keras.Va
         groups: variables by the group names given to `save`; groups may be left out.
 
     Raises:
-        CheckpointError: if the file is damaged, or its variables differ in number or shape.
+        TrainingError: if the file is damaged, or its variables differ in number or shape.
     """
-    with _open(path) as arrays:
-        for group, variables in groups.items():
-            saved = sorted(name for name in arrays.files if name.startswith(f"{group}/"))
-            if len(saved) != len(variables):
-                raise CheckpointError(
-                    f"{path} has {len(saved)} variables in the group {group}, but this network has "
-                    f"{len(variables)}; the checkpoint belongs to another configuration"
+    for group, variables in groups.items():
+        values = load_arrays(path, group)
+        if len(values) != len(variables):
+            raise TrainingError(
+                f"{path} has {len(values)} variables in the group {group}, but this network has "
+                f"{len(variables)}; the checkpoint belongs to another configuration"
+            )
+        for value, variable in zip(values, variables, strict=True):
+            if value.shape != tuple(variable.shape):
+                raise TrainingError(
+                    f"{path}: {variable.path} has shape {tuple(variable.shape)} in this network, "
+                    f"but {value.shape} in the checkpoint, which belongs to another configuration"
                 )
-            for name, variable in zip(saved, variables, strict=True):
-                value = _read(arrays, name, path)
-                if value.shape != tuple(variable.shape):
-                    raise CheckpointError(
-                        f"{path}: {variable.path} has shape {tuple(variable.shape)} in this "
-                        f"network, but {value.shape} in the checkpoint, which belongs to another "
-                        "configuration"
-                    )
-                variable.assign(value)
+            variable.assign(value)
 
 
 @contextlib.contextmanager
-def _open(path: str | os.PathLike[str]) -> Iterator[Any]:
+def _reading(path: str | os.PathLike[str]) -> Iterator[Any]:
+    """Opens a checkpoint; each array is checked by the CRC of the zip when it is read."""
+    # The file is opened here because np.load does not close a damaged file.
     with Path(path).open("rb") as file:
-        # The file is opened here because np.load does not close a damaged file.
         try:
-            arrays = np.load(file, allow_pickle=False)
-        except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-            raise _damaged(path, error) from error
-        yield arrays
-
-
-def _read(arrays: Any, name: str, path: str | os.PathLike[str]) -> np.ndarray:
-    try:
-        return arrays[name]  # the zip's CRC is checked here
-    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
-        raise _damaged(path, error) from error
-
-
-def _damaged(path: str | os.PathLike[str], error: Exception) -> CheckpointError:
-    return CheckpointError(
-        f"{path} cannot be read ({error}); remove it to start this run again from the beginning"
-    )
+            yield np.load(file, allow_pickle=False)
+        except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
+            raise TrainingError(
+                f"{path} cannot be read ({error}); remove it to start this run again from the "
+                "beginning"
+            ) from error

@@ -27,6 +27,7 @@ from tfrecord_io import shapes
 from tfrecord_io.decoding import dicom_tags
 from tfrecord_io.decoding.preprocess import decoder_versions
 from tfrecord_io.files import atomic_write
+from train.errors import TrainingError
 from train.run_folder import write_json
 
 FOLDER_NAME = "export"
@@ -41,10 +42,6 @@ PREPROCESSING_NAME = "preprocessing.json"
 _TOLERANCE = {"float32": 1e-5, "bfloat16": 2e-2, "float16": 4e-3}
 
 _NUM_TRIAL_IMAGES = 8
-
-
-class ExportError(RuntimeError):
-    """An exported model that does not predict what the trained one does."""
 
 
 def export_model(
@@ -69,7 +66,7 @@ def export_model(
         whether there is a `saved_model/`: TensorFlow is needed to write it.
 
     Raises:
-        ExportError: if a form predicts something else than the model, or the model predicts no
+        TrainingError: if a form predicts something else than the model, or the model predicts no
             numbers.
     """
     # A run that was killed while it exported leaves temporary files here.
@@ -83,7 +80,7 @@ def export_model(
     )
     expected = _predict(model, images)
     if not np.isfinite(expected).all():
-        raise ExportError(
+        raise TrainingError(
             "the trained network answers with probabilities that are not numbers: its weights "
             "went out of range in the last steps. Train again, in another --workdir, with a lower "
             "--learning_rate, more --warmup_steps, or --precision float32"
@@ -165,7 +162,7 @@ def _compare(name: str, answer: np.ndarray, expected: np.ndarray, tolerance: flo
         float(np.abs(answer - expected).max()) if answer.shape == expected.shape else np.inf
     )
     if not difference <= tolerance:
-        raise ExportError(
+        raise TrainingError(
             f"{name}, loaded again, predicts something else than the trained model: its answers "
             f"differ by up to {difference:.2g}, allowed is {tolerance:g}; do not use this export"
         )

@@ -17,6 +17,7 @@ from train.data.exposure import Exposure, expose, find_seen
 from train.data.parts import Part
 from train.data.seen import read_images, rows_of
 from train.devices import Devices
+from train.errors import TrainingError
 from train.kinds.registry import task_of
 from train.kinds.task import Answers
 from train.networks.build import build_network, manifest_of_images, whole_model
@@ -26,7 +27,6 @@ from train.results.predictions import Predictions, read_predictions
 from train.run_folder import BEST_NAME, HISTORY_NAME, write_json, write_metrics
 from train.run_setup import Run
 from train.training import checkpoint, export
-from train.training.callbacks import TrainingError
 from train.training.progress import Progress
 from train.training.steps import predict, prediction_steps
 
@@ -46,8 +46,8 @@ def finish(run: Run, progress: Progress, best: Sequence[np.ndarray]) -> dict[str
         the content of metrics.json, see `metrics.evaluate_predictions`.
 
     Raises:
-        TrainingError: if the network's answers are not numbers.
-        ExportError: if an exported form does not give the network's answers.
+        TrainingError: if the network's answers are not numbers, or an exported form does not give
+            them.
         MetricsError: if the answers cannot be measured.
     """
     manifest, parts, task, config = run.manifest, run.parts, run.task, run.config

@@ -14,7 +14,7 @@ import gzip
 import io
 import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -72,14 +72,8 @@ class Tracer:
         if first_step <= last and first_step + num_steps > first:
             self._running = True
             self._directory.mkdir(exist_ok=True)
-            if self._backend == "jax":
-                import jax
-
-                jax.profiler.start_trace(str(self._directory))
-            else:
-                import tensorflow as tf
-
-                tf.profiler.experimental.start(str(self._directory))
+            start, _ = _profiler(self._backend)
+            start(str(self._directory))
 
     def after(self, step: int) -> None:
         """Ends the trace if so many steps are done that none is left to trace."""
@@ -92,16 +86,21 @@ class Tracer:
 
     def _stop(self) -> None:
         self._running = False
-        if self._backend == "jax":
-            import jax
-
-            jax.profiler.stop_trace()
-        else:
-            import tensorflow as tf
-
-            tf.profiler.experimental.stop()
+        _, stop = _profiler(self._backend)
+        stop()
         _write_views(self._directory, self._backend)
         print(f"trace written: {self._directory / TRACE_NAME}, {OPERATIONS_NAME} beside it")
+
+
+def _profiler(backend: str) -> tuple[Callable[[str], None], Callable[[], None]]:
+    """Returns what starts a trace into a folder, and what ends it."""
+    if backend == "jax":
+        import jax
+
+        return jax.profiler.start_trace, jax.profiler.stop_trace
+    import tensorflow as tf
+
+    return tf.profiler.experimental.start, tf.profiler.experimental.stop
 
 
 def _write_views(directory: Path, backend: str) -> None:

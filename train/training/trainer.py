@@ -45,9 +45,8 @@ def train_and_evaluate(
     Raises:
         ConfigError: if the configuration does not suit the data, the devices or the folder.
         tfrecord_io.ManifestError: if the dataset cannot be used.
-        TrainingError: if the loss or the answers stop being numbers, or a graph is traced again.
-        CheckpointError: if the checkpoint is damaged.
-        ExportError: if an exported form does not give the network's answers.
+        TrainingError: if the loss or the answers stop being numbers, a graph is traced again, the
+            checkpoint is damaged, or an exported form does not give the network's answers.
         MetricsError: if the answers cannot be measured.
         StoppedError: after SIGTERM or SIGINT, with the state saved.
     """

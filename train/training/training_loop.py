@@ -16,6 +16,7 @@ from tqdm import tqdm
 
 from train.config import Phase
 from train.data import feed
+from train.errors import StoppedError
 from train.networks.build import build_network
 from train.networks.models import set_trainable
 from train.networks.optimizers import averaged_weights
@@ -43,8 +44,8 @@ def train(run: Run) -> tuple[Progress, list[np.ndarray]]:
 
     Raises:
         ConfigError: if the images do not suit the network, or the weights cannot be loaded.
-        CheckpointError: if the checkpoint is damaged, or does not suit the network.
-        TrainingError: if the loss stops being a number, or a graph is traced again.
+        TrainingError: if the loss stops being a number, a graph is traced again, or the checkpoint
+            is damaged or does not suit the network.
         StoppedError: after SIGTERM or SIGINT, with the state saved.
     """
     training = _Training(run)
@@ -254,7 +255,7 @@ class _Training:
 
     def _raise_if_stopped(self) -> None:
         if self._stop.received is not None:
-            raise callbacks.StoppedError(self._stop.received, self.progress.step)
+            raise StoppedError(self._stop.received, self.progress.step)
 
     def _save_checkpoint(self) -> None:
         self._steps.sync()
