@@ -82,7 +82,7 @@ def test_the_roc_has_a_curve_for_each_class_with_its_interval_and_the_urgent_vie
     (chart,) = found["roc"]
     area = metrics["scores"]["auc/DME"]
     assert len(lines_of(chart)) == 4 + 1 + 1  # and the diagonal
-    assert f"DME: {area['value']:.3f} [{area['low']:.3f}, {area['high']:.3f}]" in texts(chart)
+    assert f"DME: {area['value']:.3f} ({area['low']:.3f} to {area['high']:.3f})" in texts(chart)
 
 
 def test_a_class_without_examples_has_no_curve():

@@ -2,6 +2,9 @@ import base64
 import dataclasses
 import io
 import re
+import urllib.parse
+import urllib.request
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,6 +24,7 @@ from train.kinds.temperature import apply_temperature
 from train.results import metrics, report, thresholds
 from train.results.charts import charts_of
 from train.results.report import Mistake, RunReport
+from train.results.run_results import page_of_data
 
 HISTORY = (
     {"epoch": 1, "loss": 1.2, "accuracy": 0.4, "val_loss": 1.3, "val_accuracy": 0.35},
@@ -91,6 +95,35 @@ def test_the_page_says_when_and_how_it_was_made_and_where_the_page_of_its_data_i
     assert "2026-11-23 08:00 UTC" in page
     assert "train/run.py --data data/oct" in page
     assert "data/oct/report.html" in page
+
+
+def test_the_page_of_its_data_is_a_link_where_a_relative_one_leads_there(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    manifest = manifest_of(OCT_NAMES)
+    for data in ("data/50% <new>: #1?", "data/o'clock"):
+        folder, run = Path(data), Path("runs/a/b")
+        assert page_of_data(data, run, manifest) is None
+        folder.mkdir(parents=True)
+        (folder / "report.html").write_text("its page")
+        link = page_of_data(data, run, manifest)
+        text = report.render(report_of(config={"data": data}, data_page=link))
+        (href,) = [a["href"] for a in Page(text).all("a") if not a["href"].startswith("#")]
+        address = urllib.parse.urljoin((tmp_path / run / "report.html").as_uri(), href)
+        assert Path(urllib.request.url2pathname(urllib.parse.urlsplit(address).path)) == (
+            tmp_path / data / "report.html"
+        )
+    assert page_of_data("gs://bucket/oct", run, manifest) is None
+
+
+def test_the_link_to_an_anonymous_dataset_names_no_folder_that_was_not_named(tmp_path, monkeypatch):
+    (tmp_path / "smith" / "data").mkdir(parents=True)
+    (tmp_path / "smith" / "data" / "report.html").write_text("its page")
+    monkeypatch.chdir(tmp_path / "smith")
+    manifest = manifest_of(OCT_NAMES)
+    anonymous = dataclasses.replace(manifest, options={"anonymize": "0"})
+    assert page_of_data("data", Path("runs/a"), anonymous) == "../../data/report.html"
+    assert "smith" in page_of_data("data", tmp_path / "runs", manifest)
+    assert page_of_data("data", tmp_path / "runs", anonymous) is None
 
 
 @pytest.fixture(scope="module")

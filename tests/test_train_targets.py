@@ -317,7 +317,9 @@ def test_a_model_of_numbers_is_measured_on_another_dataset_of_the_same_name(
     assert f" {here['scores']['mae']['value']:.3g} (" in told
     assert "%" not in told
     page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
-    assert "Beside the training run" in page
+    section = page.partition('id="comparison"')[2].partition("</section>")[0]
+    assert "mean error" in section
+    assert " %" not in section
     assert evaluate.main([*command, f"--data={tmp_path / 'age'}"]) == 2
     assert "--target of these names" in capsys.readouterr().err
 

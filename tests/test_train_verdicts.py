@@ -22,7 +22,7 @@ def test_a_label_that_is_always_or_never_the_answer_is_named():
 
 def test_a_threshold_that_separates_nothing_is_named():
     (said,) = probabilities_say(thresholds=[reached(1.0, 0.0)])
-    assert "100.0 % of the images with CNV reach it, and 100.0 % of the others" in said
+    assert "reached by 100.0 % of the positive images, and by 100.0 % of the others" in said
     assert probabilities_say(thresholds=[reached(0.9, 0.2), reached(None, 0.0)]) == []
 
 

@@ -17,6 +17,7 @@ from tfrecord_io.kinds.classes import CLASSES
 from tfrecord_io.kinds.label_kind import LabelKind
 from tfrecord_io.kinds.registry import kind_in
 from tfrecord_io.printing import listed, printable
+from tfrecord_io.rejects import in_words
 from tfrecord_io.statistics import PixelStatistics
 
 #: The newest version of the format. A dataset has the oldest version that can describe it.
@@ -430,7 +431,7 @@ class Manifest:
 
 
 def _by_reason(what: str, reasons: Mapping[str, int]) -> list[tuple[str, int]]:
-    return [(f"{what}: {reason.replace('_', ' ')}", count) for reason, count in reasons.items()]
+    return [(f"{what}: {in_words(reason)}", count) for reason, count in reasons.items()]
 
 
 def _check_name(kind: str, name: str) -> None:

@@ -19,6 +19,18 @@ MAX_PIXELS = 89_478_485
 #: can be longer.
 MAX_DETAIL_LENGTH = 200
 
+# Reasons that are not words if their underscores are spaces.
+_WORDS = {"apple_double": "attributes kept by macOS", "hidden": "hidden file"}
+
+
+def in_words(reason: str) -> str:
+    """Returns the reason why a file was left out as a reader expects it.
+
+    >>> in_words("apple_double"), in_words("not_an_image")
+    ('attributes kept by macOS', 'not an image')
+    """
+    return _WORDS.get(reason, reason.replace("_", " "))
+
 
 class Reject(Exception):  # noqa: N818 - the project's word for an image that is left out
     """An image that is left out, with the reason.

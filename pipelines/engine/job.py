@@ -37,7 +37,7 @@ from pipelines.stores.output import BUILD_DIR, Storage
 from tfrecord_io import groups, shards
 from tfrecord_io.decoding.options import Physical
 from tfrecord_io.manifest import FILE_NAME, ManifestError
-from tfrecord_io.rejects import Reject
+from tfrecord_io.rejects import Reject, in_words
 from tfrecord_io.stores import remote
 
 
@@ -329,7 +329,7 @@ def _describe(listing: Listing) -> str:
     text = f"found {num_images:,} images among {listing.num_files:,} files"
     parts = [f"{num_empty:,} empty"] if num_empty else []
     parts += [f"{listing.copies:,} copies in a second tree"] if listing.copies else []
-    parts += [f"{count:,} {reason}" for reason, count in listing.ignored.items()]
+    parts += [f"{count:,} {in_words(reason)}" for reason, count in listing.ignored.items()]
     parts += [f"{len(listing.rejects):,} rejected"] if listing.rejects else []
     return text + (f" ({', '.join(parts)})" if parts else "")
 

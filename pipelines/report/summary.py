@@ -11,6 +11,7 @@ from tfrecord_io.auditing.findings import alarms
 from tfrecord_io.flags import command
 from tfrecord_io.manifest import REJECTS_FILE_NAME, REPORT_FILE_NAME, Manifest
 from tfrecord_io.printing import printable
+from tfrecord_io.rejects import in_words
 from tfrecord_io.stores.folder import is_remote
 
 
@@ -38,7 +39,7 @@ def print_built(output: str, seconds: float, num_finished_before: int) -> None:
         if counts[name]:
             accounted += f" + {counts[name]:,} {text}"
     for reason, count in counts.get("dropped", {}).items():
-        accounted += f" + {count:,} left out ({reason.replace('_', ' ')})"
+        accounted += f" + {count:,} left out ({in_words(reason)})"
     if counts["ignored"]:
         accounted += f" + {sum(counts['ignored'].values()):,} ignored"
     if num_variants:

@@ -19,6 +19,7 @@ from PIL import Image
 
 from tfrecord_io.auditing.twins import ImageReader
 from tfrecord_io.printing import number, printable
+from tfrecord_io.rejects import in_words
 
 _PAIR_SIDE = 224
 #: What the class names of the OCT data stand for.
@@ -41,6 +42,7 @@ def environment(*folders: Path) -> jinja2.Environment:
         lstrip_blocks=True,
     )
     templates.filters["number"] = number
+    templates.filters["in_words"] = in_words
     templates.filters["with_flags"] = _with_flags
     templates.filters["plain"] = _plain
     templates.filters["spelled_out"] = spelled_out
@@ -129,5 +131,5 @@ def _plain(value: Any) -> Any:
 def _with_flags(text: str) -> markupsafe.Markup:
     """Returns the escaped text with each command-line flag in an element that does not wrap."""
     escaped = str(markupsafe.escape(printable(text)))
-    flag = r"(--[a-z_]+(?: (?:patient|drop|keep|fail|auto|\d+))?)"
+    flag = r"(--[a-z_]+(?: (?:patient|drop|keep|fail|auto|pad|\d+))?)"
     return markupsafe.Markup(re.sub(flag, r'<code class="flag">\1</code>', escaped))

@@ -45,7 +45,7 @@ class MultiLabel(Task):
     )
     decision = (
         "A threshold answers “this label, or not?”. The predicted labels do not depend on the "
-        f"thresholds; they are those with a probability of at least {LABEL_THRESHOLD:.0%}."
+        f"thresholds; they are those with a probability of at least {100 * LABEL_THRESHOLD:.0f} %."
     )
     without_absent = "the macro measures are means over the other labels"
 

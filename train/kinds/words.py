@@ -90,6 +90,22 @@ def is_share_of_one(measure: str) -> bool:
     return not {"brier", *CALIBRATION_LINE} & set(measure.split("/"))
 
 
+def unit_of(measure: str, *, is_number: bool) -> str:
+    """Returns how to show a measure: a `share` in percent, an area as `decimal`, or a `number`.
+
+    Args:
+        measure: its name in metrics.json.
+        is_number: whether the labels are numbers.
+
+    >>> unit_of("auc/CNV", is_number=False), unit_of("mae", is_number=True)
+    ('decimal', 'number')
+    """
+    # The weighted error is a mean of penalties of up to 4.
+    if is_number or measure == "weighted_error" or not is_share_of_one(measure):
+        return "number"
+    return "decimal" if {"auc", "average_precision"} & set(measure.split("/")) else "share"
+
+
 def total_of(metrics: Mapping[str, Any], name: str) -> int | None:
     """Returns the number of images that a measure is a share of; None if it is not such a share."""
     counts, total = metrics["label_counts"], metrics["num_examples"]

@@ -21,6 +21,7 @@ from sklearn import metrics as sk_metrics
 from tfrecord_io import visible
 from tfrecord_io.printing import number, printable
 from train.kinds.measures import NUM_CALIBRATION_BINS
+from train.kinds.words import decimal
 from train.results.predictions import Predictions
 
 #: Colours that colour-blind readers can tell apart. Source: Okabe and Ito 2008, "Color universal
@@ -217,7 +218,7 @@ def roc_curves(predictions: Predictions, metrics: Mapping[str, Any]) -> list[Cha
     labels = []
     for view in drawn:
         area = area_of[view.name]
-        interval = "" if area["low"] is None else f" [{area['low']:.3f}, {area['high']:.3f}]"
+        interval = "" if area["low"] is None else f" ({area['low']:.3f} to {area['high']:.3f})"
         labels.append(f"{_short(view.name)}: {area['value']:.3f}{interval}")
 
     def draw(axes: Axes) -> None:
@@ -228,7 +229,7 @@ def roc_curves(predictions: Predictions, metrics: Mapping[str, Any]) -> list[Cha
         axes.plot((0, 1), (0, 1), ":", color="0.5", label="guessing")
         axes.set_xlabel("false alarms (1 − specificity)")
         axes.set_ylabel("sensitivity")
-        axes.legend(loc="lower right")
+        _legend_below(axes)
 
     shown = f", the {len(drawn)} smallest of {len(views)}" if len(views) > len(drawn) else ""
     return [
@@ -236,6 +237,7 @@ def roc_curves(predictions: Predictions, metrics: Mapping[str, Any]) -> list[Cha
             title=f"ROC on {metrics['split']}: area and interval{shown}",
             description=f"ROC curves with the areas under them: {', '.join(labels)}",
             draw=draw,
+            size=(4.2, 3.5 + 0.17 * len(labels)),
         )
     ]
 
@@ -331,28 +333,31 @@ def agreement(predictions: Predictions, metrics: Mapping[str, Any]) -> list[Char
         axes.plot(ends, ends, ":", color="0.5", label="the right answer")
         axes.set_xlabel("truth")
         axes.set_ylabel("answer")
-        axes.legend()
+        _legend_below(axes)
 
     def draw_difference(axes: Axes) -> None:
         draw_cloud(axes, (answers + truths) / 2, answers - truths)
         for name, height in heights.items():
             style = "-" if name == "mean difference" else "--"
-            axes.axhline(height, ls=style, color=COLOURS[1], label=f"{name}: {height:.4g}")
+            axes.axhline(height, ls=style, color=COLOURS[1], label=f"{name}: {decimal(height)}")
         axes.set_xlabel("mean of answer and truth")
         axes.set_ylabel("answer − truth")
-        axes.legend()
+        _legend_below(axes)
 
-    told = ", ".join(f"{name}: {height:.4g}" for name, height in heights.items())
+    told = ", ".join(f"{name}: {decimal(height)}" for name, height in heights.items())
+    size = (4.2, 4.2)
     return [
         Chart(
             title=f"Answer by truth on {metrics['split']}",
             description=f"The answers to {metrics['num_examples']:,} images by their true number",
             draw=draw_direct,
+            size=size,
         ),
         Chart(
             title=f"Bland–Altman on {metrics['split']}",
             description=f"Answer minus truth by the mean of both. {told}",
             draw=draw_difference,
+            size=size,
         ),
     ]
 
@@ -423,6 +428,11 @@ def draw_occlusion(image: np.ndarray, drops: np.ndarray, title: str) -> Figure:
         covered.set_title(_short(title))
         figure.colorbar(picture, ax=covered, label="drop in probability when covered", shrink=0.8)
         return figure
+
+
+def _legend_below(axes: Axes) -> None:
+    """Adds a legend below the axis, where it covers no curve."""
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2))
 
 
 def _short(name: str) -> str:

@@ -23,6 +23,7 @@ from train.kinds.words import (
     percent,
     share,
     title_of,
+    unit_of,
     with_interval,
     worst_classes,
 )
@@ -376,10 +377,8 @@ def _most_telling(metrics: Mapping[str, Any]) -> tuple[list[str], int]:
 
 def score_text(metrics: Mapping[str, Any], name: str) -> str:
     """Returns a measure of metrics.json and its interval, such as `90.1 % (84.0 to 95.2)`."""
-    # In percent, or in the number's own unit.
-    is_share = is_share_of_one(name) and not kind_in(metrics).is_number
-    is_share = is_share and name != "weighted_error"  # a mean of penalties of up to 4
-    return _text(metrics["scores"][name], percent if is_share else decimal)
+    unit = unit_of(name, is_number=kind_in(metrics).is_number)
+    return _text(metrics["scores"][name], decimal if unit == "number" else percent)
 
 
 def _text(score: Mapping[str, float | None], told: Callable[[float | None], str] = percent) -> str:

@@ -30,11 +30,11 @@ from train.kinds.words import (
     MistakenAnswer,
     count_of,
     decimal,
-    is_share_of_one,
     of_patients,
     percent,
     title_of,
     total_of,
+    unit_of,
     worst_classes,
 )
 from train.results import charts, flow, saliency, verdicts
@@ -96,6 +96,7 @@ class RunReport:
         exposure: how much of the measured images the network has seen; None if nobody looked.
         made: when, with which command and on what hardware the results were made, by name.
         versions: versions of the software, by name.
+        data_page: relative URL of the dataset's page; None if it cannot be reached by one.
     """
 
     title: str
@@ -109,6 +110,7 @@ class RunReport:
     exposure: Exposure | None = None
     made: Mapping[str, str] = dataclasses.field(default_factory=dict)
     versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    data_page: str | None = None
 
     @property
     def task(self) -> Task:
@@ -203,7 +205,7 @@ def _results(report: RunReport, metrics: Mapping[str, Any]) -> dict[str, Any]:
         "verdicts": verdicts,
         "num_more_classes": max(report.manifest.num_classes - MAX_CLASSES, 0),
         "by": ({"site": metrics["sites"]} if "sites" in metrics else {}) | metrics.get("by", {}),
-        "comparison": _comparison_rows(report.own_metrics or {}, metrics),
+        "comparison": _comparison_rows(report.own_metrics or {}, metrics, task),
         "answers": task.answers(metrics),
         "mistakes": [(mistake, _pictures(mistake)) for mistake in report.mistakes],
         "num_mistakes": task.num_mistakes(metrics),
@@ -228,7 +230,7 @@ def _template() -> jinja2.Template:
 
 
 def _comparison_rows(
-    own_metrics: Mapping[str, Any], metrics: Mapping[str, Any]
+    own_metrics: Mapping[str, Any], metrics: Mapping[str, Any], task: Task
 ) -> list[dict[str, Any]]:
     """Returns each measure of the training run beside that of this dataset."""
     own, here = own_metrics.get("scores", {}), metrics["scores"]
@@ -237,7 +239,7 @@ def _comparison_rows(
     for name in here:
         label = name.partition("/")[2]
         if name in own and (label not in metrics["label_counts"] or label in shown):
-            unit = "share" if is_share_of_one(name) else "number"
+            unit = unit_of(name, is_number=not task.gives_probabilities)
             row = {"name": title_of(name), "unit": unit, "own": own[name], "here": here[name]}
             rows.append(row)
     return rows
@@ -379,9 +381,7 @@ def _class_rows(
             # A number is the only one, so its measures do not have its name.
             names = (measure, f"urgent/{measure}" if is_view else f"{measure}/{name}")
             key = next((key for key in names if key in scores), None)
-            is_number = not task.gives_probabilities or not is_share_of_one(measure)
-            is_area = measure in ("auc", "average_precision")
-            unit = "number" if is_number else "decimal" if is_area else "share"
+            unit = unit_of(measure, is_number=not task.gives_probabilities)
             cells.append((scores[key], unit, total_of(metrics, key)) if key else (None, unit, None))
         images = sum(counts[urgent] for urgent in URGENT_CLASSES) if is_view else counts[name]
         rows.append(

@@ -7,6 +7,7 @@ import os
 import platform
 import shlex
 import sys
+import urllib.parse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -154,8 +155,29 @@ def write_results(
             exposure=exposure,
             made=_made(),
             versions=versions(),
+            data_page=page_of_data(config.input.data, directory, manifest),
         ),
     )
+
+
+def page_of_data(data: str, directory: Path, manifest: tfrecord_io.Manifest) -> str | None:
+    """Returns the URL of the dataset's page relative to a run's, or None if there is none.
+
+    That of an anonymous dataset names no folder that the command did not name.
+
+    Args:
+        data: folder or URL of the dataset.
+        directory: where the page of the run will be.
+        manifest: of the dataset.
+    """
+    page = Path(data) / report.FILE_NAME
+    if not page.is_file():
+        return None
+    path = os.path.relpath(page, directory)
+    named = {os.pardir, *page.parts, *directory.parts}
+    if "anonymize" in manifest.options and not named.issuperset(Path(path).parts):
+        return None
+    return urllib.parse.quote(os.fsencode(path))
 
 
 def _made() -> dict[str, str]:

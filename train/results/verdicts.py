@@ -42,8 +42,9 @@ def of_probabilities(metrics: Mapping[str, Any]) -> list[str]:
         if None not in rates and sum(rates) <= 1:
             name = printable(entry["view"])
             sentences.append(
-                f"The threshold for {name} separates nothing here: {percent(rates[0])} of the "
-                f"images with {name} reach it, and {percent(1 - rates[1])} of the others."
+                f"The threshold for {name} separates nothing here: it is reached by "
+                f"{percent(rates[0])} of the positive images, and by {percent(1 - rates[1])} of "
+                "the others."
             )
     calibration = metrics.get("calibration") or {"ece_before": 0, "ece_after": 0}
     if calibration["ece_after"] > calibration["ece_before"]:
