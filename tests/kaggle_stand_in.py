@@ -89,11 +89,7 @@ class Page:
     """Answers 200 with a page of HTML, as a proxy or a hotel's network does."""
 
 
-class WrongRange:
-    """Answers 206 with another range than the one asked for."""
-
-
-Fault = Refuse | Cut | Stall | Page | WrongRange
+Fault = Refuse | Cut | Stall | Page
 
 
 @dataclass
@@ -117,7 +113,6 @@ class StandIn:
         api_faults: for the next requests to DownloadDataset, one each.
         storage_faults: for the next requests to the storage, one each.
         etag: of the archive; None: no header.
-        accepts_ranges: whether the storage knows ranges.
         claimed_size: a size to lie with; None: the true one.
         requests: all requests so far.
     """
@@ -127,7 +122,6 @@ class StandIn:
         self.api_faults: deque[Fault | None] = deque()
         self.storage_faults: deque[Fault | None] = deque()
         self.etag: str | None = '"first-version"'
-        self.accepts_ranges = True
         self.claimed_size: int | None = None
         self.requests: list[Recorded] = []
         self.addresses: list[str] = []
@@ -251,11 +245,9 @@ class _Handler(BaseHTTPRequestHandler):
             headers["ETag"] = stand_in.etag
         asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
         start, end = 0, size
-        if asked and stand_in.accepts_ranges:
+        if asked:
             start, end = int(asked[1]), int(asked[2] or size - 1) + 1
-            shift = 1 if isinstance(fault, WrongRange) else 0
-            total = stand_in.claimed_size or size
-            headers["Content-Range"] = f"bytes {start + shift}-{end + shift - 1}/{total}"
+            headers["Content-Range"] = f"bytes {start}-{end - 1}/{stand_in.claimed_size or size}"
         status = 206 if "Content-Range" in headers else 200
         self._send_headers(status, {**headers, "Content-Length": str(end - start)})
         stop = min(end, start + fault.after) if isinstance(fault, Cut | Stall) else end

@@ -228,11 +228,6 @@ def test_fashion_mnist_can_be_resized_and_cut_to_some_classes(fashion, tmp_path)
     assert manifest.counts["ignored"] == {"class_not_chosen": 48}
 
 
-def test_a_class_that_fashion_mnist_has_not_is_named(fashion, tmp_path):
-    with pytest.raises(errors.UserError, match="names 'Hat', but the classes are"):
-        build_fashion(tmp_path / "out", f"--input={fashion}", "--classes=Hat,Bag")
-
-
 def test_a_missing_file_of_fashion_mnist_is_named_and_nothing_is_made(fashion, tmp_path):
     (fashion / "t10k-labels-idx1-ubyte.gz").unlink()
 

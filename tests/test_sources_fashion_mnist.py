@@ -133,7 +133,7 @@ def test_a_failing_disk_is_explained(web, tmp_path, monkeypatch):
         source.download(tmp_path / "taken", source.BASE_URL)
 
     monkeypatch.setattr(source, "atomic_write", lambda _: full_disk())
-    with pytest.raises(errors.BuildError, match="could not be written: the disk is full"):
+    with pytest.raises(errors.BuildError, match="could not be written: No space left"):
         source.download(tmp_path / "new", web.url("fashion"))
 
 

@@ -8,7 +8,6 @@ import json
 import logging
 import os
 import signal
-import socket
 import subprocess
 import sys
 from unittest.mock import Mock
@@ -31,7 +30,6 @@ from kaggle_stand_in import (
     Refuse,
     Stall,
     StandIn,
-    WrongRange,
     make_archive,
 )
 
@@ -335,14 +333,14 @@ def test_a_busy_server_is_asked_again_after_the_time_that_it_names(desk, status)
 
 @pytest.mark.parametrize(
     "fault",
-    [*map(Refuse, (401, 403, 404, 416, 500)), Page(), WrongRange()],
+    [*map(Refuse, (401, 403, 404, 500)), Page()],
     ids=lambda fault: str(getattr(fault, "status", type(fault).__name__)),
 )
 def test_no_answer_of_the_storage_but_the_archive_touches_the_partial_file(desk, fault):
     partial = desk.keep_partial(PART)
     desk.server.storage_faults += [fault] * 30
 
-    desk.fail("The download was interrupted", STORAGE_HOST, "262.1 kB are kept")
+    desk.fail("The download was interrupted", STORAGE_HOST, "262kB are kept")
 
     assert desk.archive.read_bytes() == partial
     desk.server.storage_faults.clear()
@@ -428,12 +426,6 @@ def test_a_storage_without_an_etag_still_gives_the_archive(desk):
     desk.run()
 
 
-def test_a_storage_without_ranges_is_refused(desk):
-    desk.server.accepts_ranges = False
-
-    desk.fail("sent the whole file instead of the requested part")
-
-
 @pytest.mark.parametrize("where", ["api", "storage"])
 def test_a_connection_that_falls_silent_is_given_up_and_tried_again(desk, where, monkeypatch):
     monkeypatch.setattr(api, "_TIMEOUT_S", 0.5)
@@ -443,16 +435,6 @@ def test_a_connection_that_falls_silent_is_given_up_and_tried_again(desk, where,
     else:
         desk.server.storage_faults += [None, Stall(after=1000)]
         desk.run()
-
-
-def test_no_name_resolution_is_explained(desk, monkeypatch):
-    def fail(*args, **kwargs):
-        raise socket.gaierror(-3, "Temporary failure in name resolution")
-
-    monkeypatch.setattr("socket.getaddrinfo", fail)
-    desk.set(http_proxy="")
-
-    desk.fail("Kaggle could not be asked", "Temporary failure in name resolution")
 
 
 def test_a_proxy_that_is_not_there_is_explained_without_its_password(desk):
@@ -472,7 +454,7 @@ def test_a_proxy_that_is_not_there_is_explained_without_its_password(desk):
 def test_a_disk_too_small_is_an_error_before_the_first_byte(desk):
     desk.server.claimed_size = 10**15
 
-    desk.fail("free, but", "1000000.0 GB", "--download_dir")
+    desk.fail("free, but", "1.00PB more", "--download_dir")
 
     assert list(desk.downloads.iterdir()) == []
 
@@ -481,7 +463,7 @@ def test_a_disk_that_fills_up_is_an_error_that_says_so(desk):
     desk.downloads.mkdir(parents=True)
     desk.archive.symlink_to("/dev/full")
 
-    desk.fail(f"{desk.archive} could not be written: the disk is full")
+    desk.fail(f"{desk.archive} could not be written: No space left")
 
 
 def test_a_whole_archive_in_a_folder_without_permission_to_write_is_no_download(desk, monkeypatch):
@@ -493,10 +475,3 @@ def test_a_whole_archive_in_a_folder_without_permission_to_write_is_no_download(
     message = desk.fail("Permission denied", f"--source archive --input {desk.archive}")
 
     assert "resume" not in message
-
-
-def test_a_file_in_the_place_of_the_folder_is_explained(desk):
-    desk.downloads.parent.mkdir()
-    desk.downloads.write_text("not a folder")
-
-    desk.fail(f"{desk.archive} could not be written", "--download_dir")

@@ -218,28 +218,6 @@ def impatient(monkeypatch) -> Iterator[None]:
     remote.forget_stores()
 
 
-def test_answers_that_are_always_cut_off_are_a_clear_error(s3, impatient):
-    url = f"s3://{BUCKET}/cut"
-    write(url, CONTENT)
-
-    with (
-        s3.failing(answers_to_cut=100),
-        pytest.raises(StoreError, match=f"cannot use {url}: .*body error"),
-    ):
-        remote.read(url, 5, 100)
-
-
-def test_a_server_that_ignores_ranges_is_a_clear_error(s3):
-    url = f"s3://{BUCKET}/whole"
-    write(url, CONTENT)
-
-    with (
-        s3.failing(ignores_ranges=True),
-        pytest.raises(StoreError, match=f"cannot use {url}: the server sent the whole file"),
-    ):
-        remote.read(url, 5, 100)
-
-
 def test_a_file_that_is_not_deleted_is_named(s3):
     with (
         s3.failing(refuses_deletes=True),

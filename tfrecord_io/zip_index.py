@@ -18,10 +18,8 @@ HEADER_SIGNATURE = b"PK\x03\x04"
 # A member has a name of at least one byte.
 _SHORTEST_MEMBER = HEADER.size + 1
 
-# APPNOTE.TXT 4.3.9: checksum and sizes may follow a member, with or without a signature, in 32 or
-# 64 bits.
-_DESCRIPTOR_SIGNATURES = (b"PK\x07\x08", b"")
-_DESCRIPTORS = (struct.Struct("<III"), struct.Struct("<IQQ"))
+# APPNOTE.TXT 4.3.9: checksum and sizes may follow a member, in 12 to 24 bytes, which are fewer than
+# any member has.
 _LONGEST_DESCRIPTOR = 24
 
 # APPNOTE.TXT 4.3.14 to 4.3.16: the end record, which a comment may follow, and, before it, the
@@ -151,19 +149,10 @@ def _check_gap(
 
 
 def _end_of_member(file: IO[bytes], info: zipfile.ZipInfo) -> int:
-    """Returns where a member ends, by its local header and its data descriptor, if it has one."""
+    """Returns where a member ends, by its local header, with the longest data descriptor."""
     file.seek(info.header_offset)
     header = file.read(HEADER.size)
     if not header.startswith(HEADER_SIGNATURE) or len(header) < HEADER.size:
         raise zipfile.BadZipFile(f"no member is at byte {info.header_offset:,}, as its index says")
-    end = info.header_offset + HEADER.size + sum(HEADER.unpack(header)) + info.compress_size
-    file.seek(end)
-    follows = file.read(_LONGEST_DESCRIPTOR)
-    for signature in _DESCRIPTOR_SIGNATURES:
-        for form in _DESCRIPTORS:
-            sizes = (info.compress_size, info.file_size)
-            if max(sizes) < 1 << 32 or form is not _DESCRIPTORS[0]:
-                descriptor = signature + form.pack(info.CRC, *sizes)
-                if follows.startswith(descriptor):
-                    return end + len(descriptor)
-    return end
+    header_end = info.header_offset + HEADER.size + sum(HEADER.unpack(header))
+    return header_end + info.compress_size + _LONGEST_DESCRIPTOR

@@ -13,7 +13,7 @@ from pathlib import Path
 import builds
 import image_files
 import kaggle_stand_in
-from kaggle_stand_in import Cut, Page, Refuse, Stall, WrongRange
+from kaggle_stand_in import Cut, Page, Refuse, Stall
 
 from campaign.faults import FAULTS, kill
 from campaign.processes import Job, Outcome, at_once, disturbed, home
@@ -28,7 +28,7 @@ def try_case(rng: random.Random, folder: Path) -> Outcome:
 
         def bad_answers(rng: random.Random, job: Job) -> tuple[int, str]:
             refusals = (Refuse(status) for status in (403, 404, 412, 500, 503))
-            faults = (Cut(after=rng.randrange(len(whole))), Page(), WrongRange(), *refusals)
+            faults = (Cut(after=rng.randrange(len(whole))), Page(), *refusals)
             server.storage_faults += rng.choices(faults, k=rng.choice((1, 2)))
             return job.run()
 

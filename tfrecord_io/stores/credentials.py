@@ -6,7 +6,6 @@ adds the files of the AWS tools and the variables of `az`.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import re
@@ -41,16 +40,17 @@ def _s3_settings() -> dict[str, Any]:
             )
     if "AWS_ACCESS_KEY_ID" in os.environ or "AWS_SKIP_SIGNATURE" in os.environ:
         return {}
-    if importlib.util.find_spec("boto3") is None:
-        file = Path(os.environ.get("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials"))
-        if "AWS_PROFILE" in os.environ or file.expanduser().exists():
-            raise UserError(
-                f"the credentials in {file} are read by boto3, which is not installed; run "
-                "pip install '.[aws]' in the clone of this project, or set AWS_ACCESS_KEY_ID and "
-                "AWS_SECRET_ACCESS_KEY"
-            )
-        return {}
-    import boto3
+    try:
+        import boto3
+    except ImportError:
+        file = os.environ.get("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials")
+        if "AWS_PROFILE" not in os.environ and not Path(file).expanduser().exists():
+            return {}
+        raise UserError(
+            f"the credentials in {file} are read by boto3, which is not installed; run "
+            "pip install '.[aws]' in the clone of this project, or set AWS_ACCESS_KEY_ID and "
+            "AWS_SECRET_ACCESS_KEY"
+        ) from None
     from botocore.exceptions import BotoCoreError
     from obstore.auth.boto3 import Boto3CredentialProvider
 

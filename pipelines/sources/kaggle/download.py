@@ -19,7 +19,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from pipelines import errors
-from pipelines.sources.downloads import byte_bar, byte_text, raise_disk_error, read_json
+from pipelines.sources.downloads import byte_bar, raise_disk_error, read_json
 from pipelines.sources.kaggle.api import archive_address
 from pipelines.sources.kaggle.archive_check import is_verified, verify_archive
 from pipelines.sources.kaggle.login import Login, find_login
@@ -167,8 +167,8 @@ def _check_free_space(num_bytes: int, archive: Path) -> None:
     free = shutil.disk_usage(archive.parent).free
     if num_bytes > free:
         raise errors.BuildError(
-            f"{archive.parent} has {byte_text(free)} free, but {archive.name} needs "
-            f"{byte_text(num_bytes)} more.\n"
+            f"{archive.parent} has {tqdm.format_sizeof(free, 'B')} free, but {archive.name} needs "
+            f"{tqdm.format_sizeof(num_bytes, 'B')} more.\n"
             "Free some space, or choose another folder with --download_dir."
         )
 
@@ -189,5 +189,6 @@ def _kept_text(archive: Path) -> str:
     """Returns a sentence that says how much of a download is kept, or "" if nothing is."""
     if _is_finished(archive):
         return f"It is whole; to use it from there: --source archive --input {archive}"
-    size = _size(archive)
-    return f"{byte_text(size)} are kept: run the same command again to resume." if size else ""
+    if size := _size(archive):
+        return f"{tqdm.format_sizeof(size, 'B')} are kept: run the same command again to resume."
+    return ""
