@@ -16,7 +16,7 @@ import json
 import os
 import re
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 
 from pipelines import errors
 from pipelines.listing.listing import Listing
-from pipelines.listing.refs import OTHERS, RejectedFile, other_columns, source_paths, with_column
+from pipelines.listing.refs import other_columns, source_paths, with_column, with_other_columns
 from pipelines.sources.source import Source
 from pipelines.stores import output_state
 from pipelines.stores.output import Storage
@@ -223,24 +223,19 @@ def _is_random(key: bytes) -> bool:
 
 
 def _hide_names(listing: Listing, privacy: Privacy) -> tuple[Listing, pa.Table]:
-    refs = listing.refs
-    if OTHERS in refs.column_names:
-        # Nothing is known of the columns besides these, so names may be in them.
-        others = other_columns(refs)
-        refs = refs.drop_columns(OTHERS)
-        kept = {name: others[name] for name in (WEIGHT,) if name in others}
-        # They say which images without a patient belong together.
-        for name in ("study", "series") if refs["patient"].null_count else ():
-            if name in others:
-                kept[name] = _codes(privacy, name, others[name].to_pylist())
-        if kept:
-            struct = pa.StructArray.from_arrays(list(kept.values()), list(kept))
-            refs = refs.append_column(OTHERS, struct)
+    refs, others = listing.refs, other_columns(listing.refs)
+    # Nothing is known of the columns besides these, so names may be in them.
+    kept = {name: others[name] for name in (WEIGHT,) if name in others}
+    # They say which images without a patient belong together.
+    for name in ("study", "series") if refs["patient"].null_count else ():
+        if name in others:
+            kept[name] = _codes(privacy, name, others[name].to_pylist())
+    refs = with_other_columns(refs, kept)
     names = source_paths(refs).to_pylist()
     patients = refs["patient"].to_pylist()
     columns = {
         "root": [""] * len(names),
-        "path": [privacy.code("image", path) for path in refs["path"].to_pylist()],
+        "path": _codes(privacy, "image", refs["path"].to_pylist()),
         "patient": _codes(privacy, "patient", patients),
     }
     for name, values in columns.items():
@@ -258,7 +253,7 @@ def _hide_names(listing: Listing, privacy: Privacy) -> tuple[Listing, pa.Table]:
         rejects=tuple(rejects),
         naming_notes=(),
     )
-    codes = list(map(frame_path, columns["path"], refs["frame"].to_pylist()))
+    codes = list(map(frame_path, refs["path"].to_pylist(), refs["frame"].to_pylist()))
     images = pa.table(
         {
             "key": [schema.image_key(code) for code in codes],
@@ -266,24 +261,20 @@ def _hide_names(listing: Listing, privacy: Privacy) -> tuple[Listing, pa.Table]:
             "source_path": names,
             "patient": columns["patient"],
             "source_patient": patients,
-            "detail": pa.nulls(len(names)),
-        }
+            "detail": [None] * len(names),
+        },
+        NAMES_SCHEMA,
     )
-    return hidden, pa.concat_tables([images.cast(NAMES_SCHEMA), _rejected(listing, rejects)])
-
-
-def _codes(privacy: Privacy, kind: str, names: list[Any]) -> pa.Array:
-    codes = [None if name is None else privacy.code(kind, str(name)) for name in names]
-    return pa.array(codes, pa.string())
-
-
-def _rejected(listing: Listing, hidden: list[RejectedFile]) -> pa.Table:
-    """Returns the rows of rejected files for the private table."""
     rows = [
         {"path": code.source_path, "source_path": reject.source_path, "detail": reject.detail}
-        for code, reject in zip(hidden, listing.rejects, strict=True)
+        for code, reject in zip(rejects, listing.rejects, strict=True)
     ]
-    return pa.Table.from_pylist(rows, NAMES_SCHEMA)
+    return hidden, pa.concat_tables([images, pa.Table.from_pylist(rows, NAMES_SCHEMA)])
+
+
+def _codes(privacy: Privacy, kind: str, names: Sequence[object]) -> pa.Array:
+    codes = [None if name is None else privacy.code(kind, str(name)) for name in names]
+    return pa.array(codes, pa.string())
 
 
 @contextlib.contextmanager

@@ -18,12 +18,12 @@ from pipelines import errors, workers
 from pipelines.listing.listing import Listing, ListingOptions, list_source
 from pipelines.listing.members import has_suffix
 from pipelines.listing.refs import (
-    OTHERS,
     ImageRef,
     RejectedFile,
     iterate_refs,
     other_columns,
     with_column,
+    with_other_columns,
     with_site_in_patient,
 )
 from pipelines.sources.reader import Reader
@@ -86,15 +86,13 @@ def list_frames(source: Source, options: ListingOptions) -> Listing:
     keep_patients = labels is not None and labels.patient is not None
     listing = _expanded(listing, source, keep_patients=keep_patients)
     refs = with_site_in_patient(listing.refs)
-    in_study = np.zeros(refs.num_rows, bool)
-    for name, values in other_columns(refs).items():
-        if name in ("study", "series"):
-            in_study |= values.is_valid().to_numpy(zero_copy_only=False)
-    without = int((in_study & refs["patient"].is_null().to_numpy()).sum())
-    frames = {**listing.frames, STUDY_WITHOUT_PATIENT: without}
-    return dataclasses.replace(
-        listing, refs=refs, frames={name: count for name, count in frames.items() if count}
-    )
+    frames = collections.Counter(listing.frames)
+    others = other_columns(refs)
+    if ids := [others[name] for name in ("study", "series") if name in others]:
+        in_study = pc.is_valid(pc.coalesce(*ids))
+        without = pc.and_(in_study, refs["patient"].is_null().combine_chunks())
+        frames[STUDY_WITHOUT_PATIENT] = pc.sum(without).as_py() or 0
+    return dataclasses.replace(listing, refs=refs, frames=dict(+frames))
 
 
 def _expanded(listing: Listing, source: Source, *, keep_patients: bool) -> Listing:
@@ -253,13 +251,9 @@ def require_codecs() -> dict[str, str]:
 def _with_facts(refs: pa.Table, headers: Sequence[Header]) -> pa.Table:
     """Adds what the headers say of the images to the columns that go into the examples table."""
     others = other_columns(refs)
-    if others:
-        refs = refs.drop_columns(OTHERS)
     for name in ("study", "series", "modality", "laterality", "device"):
         values = [getattr(header, name) for header in headers]
         if any(values):
             # A table of labels knows better.
             others.setdefault(name, pa.array(values, pa.string()))
-    if not others:
-        return refs
-    return refs.append_column(OTHERS, pa.StructArray.from_arrays(others.values(), list(others)))
+    return with_other_columns(refs, others)

@@ -238,7 +238,8 @@ def match_files(
                 without.append((row, _why_without(names, found)))
                 continue
             (place,) = found
-        if (other := row_of_file[place]) is None:
+        other = row_of_file[place]
+        if other is None:
             row_of_file[place] = row
         elif table.facts(other) == table.facts(row):
             num_repeated += 1
@@ -341,9 +342,12 @@ def _drop_odd_columns(cells: dict[str, pa.ChunkedArray], names: Sequence[str]) -
     for name in names:
         kind = cells[name].type
         try:
-            kept = _in_microseconds(kind)
-            if kept != kind:
-                cells[name] = cells[name].cast(kept)
+            if pa.types.is_timestamp(kind) and kind.unit == "ns":
+                # Where pandas is installed, Arrow returns nanoseconds as objects of pandas. The
+                # cast fails if it would lose a digit.
+                cells[name] = cells[name].cast(pa.timestamp("us", kind.tz))
+            elif "[ns" in str(kind):
+                raise ValueError("nanoseconds")
             if not (pa.types.is_string(kind) or pa.types.is_floating(kind)):
                 cells[name].to_pylist()
         except (ValueError, OverflowError, LookupError):
@@ -356,26 +360,6 @@ def _drop_odd_columns(cells: dict[str, pa.ChunkedArray], names: Sequence[str]) -
         "no form in Python, such as times with nanoseconds or an unknown time zone; store it as "
         "text to keep it",
     )
-
-
-def _in_microseconds(kind: pa.DataType) -> pa.DataType:
-    """Returns the type of a column with microseconds instead of nanoseconds.
-
-    Where pandas is installed, Arrow returns nanoseconds as objects of pandas. Microseconds are the
-    same everywhere, and the cast fails if it would lose a digit.
-
-    Raises:
-        ValueError: for nanoseconds in lists and structs.
-    """
-    if "[ns" not in str(kind):
-        return kind
-    if pa.types.is_timestamp(kind):
-        return pa.timestamp("us", kind.tz)
-    if pa.types.is_duration(kind):
-        return pa.duration("us")
-    if pa.types.is_time(kind):
-        return pa.time64("us")
-    raise ValueError(f"{kind} has nanoseconds")
 
 
 def _with_nulls(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -142,3 +142,13 @@ def other_columns(refs: pa.Table) -> dict[str, pa.Array]:
         return {}
     struct = refs[OTHERS].combine_chunks()
     return dict(zip((field.name for field in struct.type), struct.flatten(), strict=True))
+
+
+def with_other_columns(refs: pa.Table, columns: Mapping[str, pa.Array]) -> pa.Table:
+    """Returns the images with these columns in the struct `OTHERS`; without it if there is none."""
+    if OTHERS in refs.column_names:
+        refs = refs.drop_columns(OTHERS)
+    if not columns:
+        return refs
+    struct = pa.StructArray.from_arrays(list(columns.values()), list(columns))
+    return refs.append_column(OTHERS, struct)
