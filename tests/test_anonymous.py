@@ -11,7 +11,6 @@ import stat
 from collections import Counter
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from builds import IN_MEMORY, ROOT, arguments, build_here, files_of, run_build, shards_of
@@ -307,9 +306,7 @@ def test_ctrl_c_keeps_the_plan_for_the_workers_of_a_job_that_goes_on(runner, sec
     words = [*arguments(source, tmp_path / "out", f"--anonymize={secret}"), f"--runner={runner}"]
     with pytest.raises(KeyboardInterrupt), prepared(parse_options(words)) as job:
         raise KeyboardInterrupt
-    with job.build.storage.open_arrow(output_state.PLAN_FILE) as file:
-        num_tasks = pa.ipc.open_file(file).num_record_batches
-    assert num_tasks == (0 if runner == "DirectRunner" else len(job.todo))
+    assert job.storage.exists(output_state.PLAN_FILE) == (runner == "FlinkRunner")
 
 
 def test_frames_of_dicom_files_are_found_by_the_private_table(secret, tmp_path):

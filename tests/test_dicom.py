@@ -12,22 +12,16 @@ from pathlib import Path
 
 import imagecodecs
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pydicom
 import pytest
-from builds import ROOT, arguments, build_here, bytes_read, run_build_here
+from builds import ROOT, build_here, bytes_read, run_build_here
 from dicom_files import dicom_file, in_syntax
 from image_files import encoded, grey_pixels, png, write_tar, write_tree, write_zip
 from PIL import Image
 from pydicom.pixels import apply_color_lut, apply_modality_lut, apply_voi, pixel_array
 
-from pipelines.engine.job import prepared
 from pipelines.errors import UserError
-from pipelines.listing.refs import OTHERS
-from pipelines.options import parse_options
-from pipelines.shards.write import TaskWriter
-from pipelines.stores.output_state import PLAN_FILE
 from tfrecord_io import Manifest, image_key
 from tfrecord_io.__main__ import main
 from tfrecord_io.decoding import dicom_frames, dicom_tags, preprocess
@@ -866,27 +860,6 @@ def test_tags_about_an_image_are_columns_and_a_table_has_the_last_word(tmp_path)
     assert (frame["study"], frame["series"]) == ("c47f5b18b8a430e6", "6694f83c9f476da3")
     assert (frame["patient"], frame["label"], frame["age"]) == ("p1", "CNV", 61)
     assert (picture["modality"], picture["patient"]) == (None, "p2")
-
-
-def test_a_build_that_a_version_without_study_and_series_began_has_them_in_every_row(tmp_path):
-    source = write_tree(tmp_path / "in", {f"CNV/{n}": scan(n, patient=n) for n in range(4)})
-    words = arguments(source, tmp_path / "out", "--num_shards=2")
-    with prepared(parse_options(words)) as job:
-        with job.storage.open_arrow(PLAN_FILE) as file:
-            found = pa.ipc.open_file(file)
-            batches = [found.get_batch(n) for n in range(found.num_record_batches)]
-        # As that version planned, for which none of the tags was a column.
-        older = found.schema.remove(found.schema.get_field_index(OTHERS))
-        with job.storage.create(PLAN_FILE) as file, pa.ipc.new_file(file, older) as writer:
-            for batch in batches:
-                writer.write_batch(batch.drop_columns([OTHERS]))
-        with TaskWriter(job.build) as images:
-            images.write(job.todo[0])
-            images.wait()
-    rows = pq.read_table(
-        build_here(source, tmp_path / "out", "--num_shards=2") / EXAMPLES_FILE_NAME
-    )
-    assert len(rows["study"].unique().drop_null()) == 4
 
 
 def test_a_patient_is_known_by_tags_and_in_one_split(built):

@@ -279,17 +279,6 @@ def test_another_launchers_plan_is_neither_written_nor_finished(scans, job, tmp_
     assert not job.storage.exists("manifest.json")
 
 
-def test_a_build_that_an_older_release_began_without_shapes_is_finished(job):
-    write_all(job)
-    expected = [job.build.read_rows(task) for task in job.todo]
-    name = f"{BUILD_DIR}/{job.todo[0].shard_name.replace('.tfrecord', '.parquet')}"
-    with job.storage.create(name) as file:
-        pq.write_table(expected[0].drop_columns("shape"), file)
-    assert job.build.read_rows(job.todo[0]).equals(expected[0])
-    finish.finish_dataset(job.build)
-    assert job.storage.exists("manifest.json")
-
-
 def test_a_dataset_that_would_hold_an_image_twice_is_not_finished(job):
     write_all(job)
     first, second = (

@@ -292,10 +292,12 @@ class _Preparation:
         if names is not None:
             path = self.privacy.write_names(names, build.fingerprint)
             _say(f"the names behind the codes are in {path}: keep it as private as the secret")
-        if plan.has_other_columns(self.storage, planned):
+        columns = [*EXAMPLE_SCHEMA.names, *planned.refs.schema.names, *other_columns(planned.refs)]
+        if plan.has_other_columns(self.storage, columns):
             _say("another version of this program began the dataset; writing all its shards again")
-            self.storage.delete([shards.sidecar_name(task.shard_name) for task in planned.tasks])
-        plan.write_plan(self.storage, planned, build.identity)
+            old = [shards.sidecar_name(task.shard_name) for task in planned.tasks]
+            self.storage.delete([*old, drops.DECIDED_FILE])
+        plan.write_plan(self.storage, planned, build.identity, columns)
         drops.write_table(self.storage, drops.PLANNED_FILE, split.dropped)
         # The listing alone may reject too many; then no image needs to be decoded to know it.
         ledger.list_rejects(build, planned.tasks)

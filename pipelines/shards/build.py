@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import IO, Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipelines import errors
@@ -153,11 +152,7 @@ class Build(Work):
         """Returns the rows of the examples table that a finished task has made."""
         with self.storage.open_arrow(rows_name(task)) as part:
             # `read_table` would set up a dataset of many files, which takes longer than reading.
-            rows = pq.ParquetFile(part).read()
-        if "shape" not in rows.column_names:  # an older release has finished this shard
-            shapes = pc.divide(rows["width"].cast(pa.float32()), rows["height"].cast(pa.float32()))
-            rows = rows.add_column(rows.column_names.index("variant"), "shape", shapes)
-        return rows
+            return pq.ParquetFile(part).read()
 
     @contextlib.contextmanager
     def open_pictures(self) -> Iterator[tuple[pa.Table, twins.Twins, twins.ImageReader]]:

@@ -62,8 +62,7 @@ def leave_out(
         keep = pc.invert(pc.is_in(rows["path"], decided["path"].combine_chunks()))
         if not pc.all(keep).as_py():
             _copy_without(build, task, sidecar, rows, keep)
-    # An older release kept more columns of what it had decided.
-    return pa.concat_tables([planned, decided.select(splits.DROPPED_SCHEMA.names)])
+    return pa.concat_tables([planned, decided])
 
 
 def decide(examples: pa.Table, twins: Twins, options: SplitOptions) -> pa.Table:

@@ -13,8 +13,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
 from pipelines import errors
 from pipelines.stores import file_lock
 from pipelines.stores.output import BUILD_DIR, Storage
@@ -154,21 +152,10 @@ def make_private(storage: Storage) -> None:
 def remove_private(storage: Storage) -> None:
     """Removes what names files of the input, or holds them, from an unfinished dataset.
 
-    That is the rows of the plan, of which only the columns stay, and an unpacked archive. The next
-    run makes both again.
+    That is the rows of the plan, and an unpacked archive. The next run makes both again.
     """
-    names = storage.names(BUILD_DIR)
-    storage.delete([f"{BUILD_DIR}/{name}" for name in names if name.endswith((".tar", ".tmp"))])
-    try:
-        with storage.open_arrow(PLAN_FILE) as file:
-            columns = pa.ipc.open_file(file).schema
-    except (FileNotFoundError, pa.ArrowInvalid):
-        columns = None
-    storage.delete([PLAN_FILE])
-    if columns is not None:
-        # On a full disk, the next run does without the columns.
-        with contextlib.suppress(OSError, errors.BuildError), storage.create(PLAN_FILE) as file:
-            pa.ipc.new_file(file, columns).close()
+    names = [name for name in storage.names(BUILD_DIR) if name.endswith((".tar", ".tmp"))]
+    storage.delete([PLAN_FILE, *(f"{BUILD_DIR}/{name}" for name in names)])
 
 
 def _build_files(storage: Storage) -> list[str]:
