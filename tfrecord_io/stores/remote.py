@@ -111,6 +111,11 @@ def describe(url: str) -> RemoteFile:
 
 
 def read(url: str, start: int, length: int, mark: str = "") -> bytes:
+    """Returns a copy of what `read_view` returns."""
+    return bytes(read_view(url, start, length, mark))
+
+
+def read_view(url: str, start: int, length: int, mark: str = "") -> memoryview:
     """Returns bytes of a file, at least one; fewer than `length` at the end of the file.
 
     Args:
@@ -148,7 +153,7 @@ def read_file(url: str, size: int | None = None, version: int | None = None) -> 
         file = _described(url, answer.meta)
         if size not in (None, file.size) or version not in (None, file.version):
             raise _changed(url)
-        return _whole(url, answer.bytes(), file.size)
+        return bytes(_whole(url, answer.bytes(), file.size))
 
 
 def write(url: str, source: IO[bytes]) -> None:
@@ -367,9 +372,9 @@ def _clear_errors(url: str) -> Iterator[None]:
         raise StoreError(f"cannot use {shown(url)}: {_reason(error)}") from None
 
 
-def _whole(url: str, data: Any, size: int) -> bytes:
+def _whole(url: str, data: Any, size: int) -> memoryview:
     """Returns an answer, if it has as many bytes as were asked for."""
-    if len(content := bytes(data)) != size:
+    if len(content := memoryview(data)) != size:
         raise StoreError(
             f"cannot read {shown(url)}: the server sent {len(content):,} bytes instead of "
             f"{size:,}. Run the same command again to resume"
