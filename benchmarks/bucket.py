@@ -78,10 +78,9 @@ def read(spec: dict[str, Any]) -> dict[str, Any]:
 
 def own_batches(spec: dict[str, Any]) -> Iterator[tuple[Any, Any]]:
     """Yields (image, label) of our readers, as NumPy arrays."""
-    from tfrecord_io.reading import cache
-
-    cache.defaults = cache.CacheOptions(folder=spec["cache"], num_bytes=spec["cache_bytes"])
     options = {
+        "cache_dir": spec["cache"],
+        "cache_gb": spec["cache_bytes"] / 1e9,
         "split": "train",
         "batch_size": BATCH_SIZE,
         "seed": 1,

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -36,8 +37,19 @@ def _batches(directory: Path, **options: object) -> tfrecord_io.reading.batches.
     )
 
 
-def _threads() -> int:
-    return sum(thread.name.startswith("map_ahead") for thread in threading.enumerate())
+@pytest.fixture
+def started() -> Callable[[], list[str]]:
+    """Returns the names of the threads that the test has started and that have not ended.
+
+    The error of another test may still hold an iterator, and its threads.
+    """
+    before = set(threading.enumerate())
+
+    def find() -> list[str]:
+        names = [thread.name for thread in set(threading.enumerate()) - before]
+        return [name for name in names if name.startswith("map_ahead")]
+
+    return find
 
 
 @pytest.mark.parametrize(
@@ -131,7 +143,9 @@ def test_several_threads_compute_at_the_same_time_and_the_order_stays() -> None:
     assert list(map_ahead(wait_for_the_other, range(40), 2, num_threads=2)) == list(range(40))
 
 
-def test_an_error_of_the_thread_reaches_the_reader_in_its_turn() -> None:
+def test_an_error_of_the_thread_reaches_the_reader_in_its_turn(
+    started: Callable[[], list[str]],
+) -> None:
     def invert(item: int) -> float:
         return 1 / item
 
@@ -139,7 +153,7 @@ def test_an_error_of_the_thread_reaches_the_reader_in_its_turn() -> None:
     assert next(iterator) == 1
     with pytest.raises(ZeroDivisionError):
         next(iterator)
-    assert not _threads()
+    assert not started()
 
 
 def test_a_batch_that_is_kept_is_not_written_to_by_later_ones(directory: Path) -> None:
@@ -159,15 +173,17 @@ def test_the_memory_of_a_dropped_batch_is_used_again(directory: Path) -> None:
     assert len(addresses) <= 5
 
 
-def test_the_threads_end_when_nobody_reads_any_more(directory: Path) -> None:
+def test_the_threads_end_when_nobody_reads_any_more(
+    directory: Path, started: Callable[[], list[str]]
+) -> None:
     iterator = iter(_batches(directory, epochs=None))
     next(iterator)
-    assert _threads()
+    assert started()
     del iterator
-    assert not _threads()
+    assert not started()
     for _ in _batches(directory, epochs=None):
         break
-    assert not _threads()
+    assert not started()
 
 
 def _run(program: str, directory: Path) -> list:

@@ -14,6 +14,7 @@ from dataset_factory import write_dataset
 import tfrecord_io
 from tfrecord_io import Manifest
 from tfrecord_io.reading.cold import ColdShards
+from tfrecord_io.reading.rows import Rows
 
 NUM_EXAMPLES = 1300
 
@@ -57,9 +58,17 @@ def records_of(data: Path, examples: np.ndarray) -> list[tuple[str, int, int]]:
     return [rows[example] for example in examples]
 
 
+def cold_shards(data: Path) -> ColdShards:
+    """The rows are the places in the split."""
+    manifest = Manifest.load(data)
+    shards = manifest.split("train").shards
+    rows = Rows([shard.num_examples for shard in shards])
+    return ColdShards([data / shard.name for shard in shards], rows, manifest.layout.stride)
+
+
 def test_records_are_announced_in_the_order_of_their_places(data, told):
     examples = np.random.default_rng(1).permutation(NUM_EXAMPLES)
-    ColdShards.of(data, Manifest.load(data), "train").announce(examples)
+    cold_shards(data).announce(examples)
     join()
     assert len(told) == NUM_EXAMPLES
     for first in range(0, NUM_EXAMPLES, 64):
@@ -68,7 +77,7 @@ def test_records_are_announced_in_the_order_of_their_places(data, told):
 
 
 def test_batches_come_some_hundred_records_after_their_announcement(data, told):
-    shards = ColdShards.of(data, Manifest.load(data), "train")
+    shards = cold_shards(data)
     batches = [np.arange(first, first + 100) for first in range(0, NUM_EXAMPLES, 100)]
     for number, batch in enumerate(shards.announced(batches)):
         join()

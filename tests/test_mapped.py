@@ -15,7 +15,8 @@ from builds import ROOT
 from dataset_factory import stored, write_dataset
 
 from tfrecord_io import ManifestError, schema
-from tfrecord_io.reading.mapped import MappedDataset, MappedSplit, RowIndex
+from tfrecord_io.reading.mapped import MappedDataset
+from tfrecord_io.reading.rows import Rows, lay_out
 
 NUM_EXAMPLES = 23
 
@@ -72,12 +73,12 @@ def test_a_worker_process_gets_a_name_and_not_the_data(directory: Path) -> None:
 
 def test_the_map_is_read_only(directory: Path) -> None:
     with pytest.raises(ValueError, match="read-only"):
-        MappedSplit(directory, "train").records[0, 0] = 1
+        MappedDataset(directory, "train").records[0, 0] = 1
 
 
 def test_images_are_whole_blocks_that_tensorflow_takes_without_a_copy(directory: Path) -> None:
     images, _, _ = stored(directory)
-    mapped = MappedSplit(directory, "train")
+    mapped = MappedDataset(directory, "train")
     layout = mapped.manifest.layout
     assert mapped.blocks.ctypes.data % 64 == 0
     assert np.shares_memory(mapped.blocks, mapped.records)
@@ -101,11 +102,14 @@ def test_a_dataset_that_was_cut_off_is_not_mapped(tmp_path: Path) -> None:
 @pytest.mark.parametrize("stride", [7, 4096, 50_295, 50_688, 6000])
 def test_every_shard_begins_at_a_page_and_at_a_row(stride: int) -> None:
     sizes = [3, 0, 5000, 1]
-    index = RowIndex(sizes, stride)
-    assert all(row * stride % 4096 == 0 for row in index.first_rows)
+    *firsts, num_rows = lay_out(sizes, stride)
+    assert all(row * stride % 4096 == 0 for row in firsts)
+    index = Rows(sizes, firsts)
     rows = index(np.arange(sum(sizes)))
     assert len(set(rows.tolist())) == sum(sizes)
-    assert rows.max() < index.num_rows
+    assert rows.max() < num_rows
+    places = [(0, 0), (0, 1), (0, 2), *((2, place) for place in range(5000)), (3, 0)]
+    assert [index.find(row) for row in rows.tolist()] == places
 
 
 def _run(program: str, directory: Path) -> dict[str, object]:

@@ -22,8 +22,10 @@ from web_server import WebFile, WebServer, running_web
 import tfrecord_io
 from tfrecord_io import Manifest
 from tfrecord_io.errors import StoreError, UserError
-from tfrecord_io.reading import cache, fetch, mapped, opening
-from tfrecord_io.reading.cache import CacheOptions, DatasetCache
+from tfrecord_io.reading import fetch, mapped, opening
+from tfrecord_io.reading.cache import DatasetCache
+from tfrecord_io.stores import patience
+from tfrecord_io.stores.folder import DataPath
 
 URL = f"s3://{BUCKET}/data"
 
@@ -47,9 +49,9 @@ def store(local: Path) -> Iterator[S3Server]:
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The cache of the test, with room for all."""
-    monkeypatch.setattr(cache, "defaults", CacheOptions(folder=tmp_path / "cache"))
-    return tmp_path / "cache"
+    """The user's cache in this test."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "tfrecord_io"
 
 
 def _numpy(directory: object, **options: object) -> list[tuple[np.ndarray, ...]]:
@@ -82,7 +84,7 @@ OPTIONS = [
 ]
 
 
-ALL, QUARTER, NONE = None, 2_700_000, 0
+ALL, QUARTER, NONE = None, 0.0027, 0
 CASES = [
     *((_numpy, options, QUARTER) for options in OPTIONS),
     (_numpy, OPTIONS[0], ALL),
@@ -104,10 +106,9 @@ SLOW_CASES = [
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
 def test_batches_are_those_of_a_local_copy_bit_by_bit(
-    local: Path, store: S3Server, folder: Path, read: Callable, options: dict, room: int | None
+    local: Path, store: S3Server, read: Callable, options: dict, room: float | None
 ) -> None:
-    cache.defaults = CacheOptions(folder=folder, num_bytes=room)
-    _assert_same(read(URL, **options), read(local, **options))
+    _assert_same(read(URL, cache_gb=room, **options), read(local, **options))
 
 
 def test_what_is_kept_is_never_fetched_again(local: Path, store: S3Server) -> None:
@@ -124,14 +125,13 @@ def test_what_is_kept_is_never_fetched_again(local: Path, store: S3Server) -> No
 def test_a_cache_that_is_full_keeps_what_it_has_and_stays_within_its_limit(
     local: Path, store: S3Server, folder: Path
 ) -> None:
-    cache.defaults = CacheOptions(folder=folder, num_bytes=2_700_000)
-    _numpy(URL)
-    held = DatasetCache(Manifest.load(local), _versions(URL), cache.defaults)
+    _numpy(URL, cache_gb=QUARTER)
+    held = DatasetCache(Manifest.load(local), _versions(URL), folder, QUARTER)
     before = held.states.copy()
     assert 60 < before.sum() < 90
-    assert sum(512 * path.stat().st_blocks for path in folder.glob("*/*.tfrecord")) <= 2_700_000
+    assert sum(512 * path.stat().st_blocks for path in folder.glob("*/records")) <= 2_700_000
     store.forget()
-    _numpy(URL)
+    _numpy(URL, cache_gb=QUARTER)
     assert held.states.tolist() == before.tolist()
     stride = Manifest.load(local).layout.stride
     assert store.bytes_sent < (301 - before[:301].sum()) * stride + 20_000
@@ -143,7 +143,7 @@ def test_a_reader_may_have_a_cache_of_its_own(
 ) -> None:
     own = tmp_path / "own"
     _assert_same(read(URL, cache_dir=own, cache_gb=0.0027), read(local))
-    assert 2e6 < sum(512 * path.stat().st_blocks for path in own.glob("*/*.tfrecord")) <= 2.7e6
+    assert 2e6 < sum(512 * path.stat().st_blocks for path in own.glob("*/records")) <= 2.7e6
     assert not folder.exists()
     with pytest.raises(ValueError, match="cache_gb must be at least 0, received -1"):
         read(URL, cache_gb=-1)
@@ -152,8 +152,7 @@ def test_a_reader_may_have_a_cache_of_its_own(
 def test_a_copy_of_a_reader_uses_the_same_cache(
     store: S3Server, folder: Path, tmp_path: Path
 ) -> None:
-    options = CacheOptions(folder=tmp_path / "own")
-    dataset = mapped.MappedDataset(URL, "train", cache_options=options)
+    dataset = mapped.MappedDataset(DataPath(URL, tmp_path / "own"), "train")
     copy = pickle.loads(pickle.dumps(dataset))
     np.testing.assert_array_equal(copy[7][0], dataset[7][0])
     assert not folder.exists()
@@ -168,11 +167,10 @@ def test_an_unused_dataset_makes_room_and_one_in_use_does_not(
         )
         for seed, name in enumerate(("old", "used", "new"))
     ]
-    room = 3 * sum(shard.num_bytes for shard in manifests[0].shards) // 2
-    options = CacheOptions(folder=folder, num_bytes=room)
+    room = 1.5e-9 * sum(shard.num_bytes for shard in manifests[0].shards)
 
     def fill(manifest: Manifest, name: str) -> DatasetCache:
-        opened, first = DatasetCache(manifest, "", options), 0
+        opened, first = DatasetCache(manifest, "", folder, room), 0
         for shard in manifest.shards:
             records = np.fromfile(tmp_path / name / shard.name, np.uint8)
             opened.keep(first, records.reshape(-1, manifest.layout.stride))
@@ -198,9 +196,8 @@ def test_a_folder_that_holds_anything_else_is_refused_and_left_as_it_is(
     local: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "precious.txt").write_text("mine")
-    options = CacheOptions(folder=tmp_path)
     with pytest.raises(UserError, match=r"holds precious\.txt"):
-        DatasetCache(Manifest.load(local), "", options)
+        DatasetCache(Manifest.load(local), "", tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["precious.txt"]
 
 
@@ -217,10 +214,17 @@ def test_cut_answers_are_asked_for_again(local: Path, store: S3Server) -> None:
         _assert_same(_numpy(URL, start_step=20), _numpy(local, start_step=20))
 
 
+def test_a_manifest_whose_answer_is_cut_is_asked_for_again(store: S3Server) -> None:
+    opening.load_manifest(URL)  # opens the store
+    with store.failing(answers_to_cut=2):
+        assert opening.load_manifest(URL).num_examples == 341
+    with store.failing(answers_to_cut=2):
+        assert len(tfrecord_io.make_batches(URL, split="train", batch_size=301)) == 1
+
+
 @pytest.fixture
-def web(local: Path, folder: Path) -> Iterator[WebServer]:
-    """The dataset on a web server, of which nothing is kept."""
-    cache.defaults = CacheOptions(folder=folder, num_bytes=0)
+def web(local: Path) -> Iterator[WebServer]:
+    """The dataset on a web server."""
     with running_web() as server:
         for path in local.iterdir():
             server.files[f"data/{path.name}"] = WebFile(path.read_bytes())
@@ -233,7 +237,7 @@ def test_another_version_of_a_shard_is_an_error_that_names_it(
 ) -> None:
     monkeypatch.setattr(fetch, "_MOST_BYTES_AHEAD", 1 << 20)
     read = getattr(tfrecord_io, reader)
-    batches = iter(read(web.url("data"), split="train", batch_size=64, epochs=None))
+    batches = iter(read(web.url("data"), split="train", batch_size=64, epochs=None, cache_gb=0))
     next(batches)
     name = "data/train-00002-of-00004.tfrecord"
     web.files[name] = WebFile(bytes(len(web.files[name].content)), '"2"')
@@ -243,9 +247,8 @@ def test_another_version_of_a_shard_is_an_error_that_names_it(
 
 @pytest.mark.parametrize("e_tags", [('"1"', '"2"'), ("", "")], ids=["by ETag", "by time"])
 def test_records_of_two_versions_of_a_shard_never_mix(
-    local: Path, web: WebServer, folder: Path, tmp_path: Path, e_tags: tuple[str, str]
+    local: Path, web: WebServer, tmp_path: Path, e_tags: tuple[str, str]
 ) -> None:
-    cache.defaults = CacheOptions(folder=folder)
     sizes = {"train": 301, "val": 40}
     replaced, other = tmp_path / "replaced", tmp_path / "other"
     write_dataset(other, seed=1, num_examples=sizes, image_shape=(190, 180, 1), num_shards=4)
@@ -273,7 +276,7 @@ def test_records_of_two_versions_of_a_shard_never_mix(
 def test_a_damaged_record_is_an_error_that_names_it(
     local: Path, web: WebServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fetch, "_NUM_ATTEMPTS", 2)
+    monkeypatch.setattr(patience, "NUM_ATTEMPTS", 2)
     name = "train-00001-of-00004.tfrecord"
     content = bytearray(web.files[f"data/{name}"].content)
     content[Manifest.load(local).layout.stride * 7 + 1000] ^= 1
@@ -297,12 +300,11 @@ def test_after_a_crash_of_the_system_each_record_is_checked_before_it_is_used(
     wanted = _numpy(local)
     _assert_same(_numpy(URL), wanted)
     gc.collect()
-    (states,) = folder.glob("*/.states")
+    (states,) = folder.glob("*/states")
     with states.open("r+b") as file:
         file.write(b"another start of the system")
-    shard = states.parent / "train-00003-of-00004.tfrecord"
-    with shard.open("r+b") as file:  # a mark that reached the disk, and its records that did not
-        file.write(bytes(100_000))
+    with states.with_name("records").open("r+b") as file:
+        file.write(bytes(100_000))  # marks that reached the disk, and their records that did not
     store.forget()
     _assert_same(_numpy(URL), wanted)
     stride = Manifest.load(local).layout.stride
@@ -336,16 +338,13 @@ def test_a_reader_that_is_killed_leaves_a_cache_that_is_right(
     program = """
 import sys
 import tfrecord_io
-from tfrecord_io.reading import cache
 
-cache.defaults = cache.CacheOptions(folder=sys.argv[2])
 for step, _ in enumerate(tfrecord_io.make_batches(sys.argv[1], split="train", batch_size=4)):
     print(step, flush=True)
 """
     wanted = _numpy(local)
-    cache.defaults = CacheOptions(folder=folder)
     for step in range(0, 60, 12):
-        words = [sys.executable, "-c", program, web.url("data"), str(folder)]
+        words = [sys.executable, "-c", program, web.url("data")]
         with subprocess.Popen(words, stdout=subprocess.PIPE, cwd=ROOT) as process:
             assert process.stdout is not None
             for _ in range(step + 1):

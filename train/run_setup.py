@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import tfrecord_io
-from tfrecord_io.reading import cache
+from tfrecord_io.reading.cache import DatasetCache
 from tfrecord_io.reading.opening import load_manifest, open_split
 from tfrecord_io.stores.folder import is_remote
 from tfrecord_io.trunk import FILE_NAME, Trunk, find_trunk
@@ -72,10 +72,10 @@ class Run:
     def _view(self) -> tuple[Parts, Seen, Exposure | None]:
         options, folds = self.given.input, self.given.folds
         parts = choose_parts(options, folds, self.manifest)
-        images = read_images(options.data, self.manifest)
+        images = read_images(options.data_path, self.manifest)
         is_fold = folds.fold is not None
         below = self._seen_below()
-        return look_at(parts, images, below, options.data, self.manifest, is_fold=is_fold)
+        return look_at(parts, images, below, options.data_path, self.manifest, is_fold=is_fold)
 
     def _seen_below(self) -> Seen:
         """Returns what the weights have seen with which the training starts."""
@@ -89,7 +89,7 @@ class Run:
     @functools.cached_property
     def task(self) -> Task:
         """What the run learns; raises `ConfigError`."""
-        return training_task(self.manifest.label_kind, self.given.input.data, self.parts.train)
+        return training_task(self.manifest.label_kind, self.given.input.data_path, self.parts.train)
 
     @functools.cached_property
     def config(self) -> TrainConfig:
@@ -115,7 +115,7 @@ class Run:
         """Of the training pixels; None if the network is not normalized by them."""
         if self.config.network.normalize != "data":
             return None
-        return read_statistics(self.config.input.data, self.parts.train)
+        return read_statistics(self.config.input.data_path, self.parts.train)
 
     @functools.cached_property
     def grey_factor(self) -> float:
@@ -128,7 +128,7 @@ class Run:
         if self.manifest.dtype != "uint16" or pixels is None:
             return 1.0
         # Of a fold, those of its own training images.
-        pixels = read_statistics(self.given.input.data, self.parts.train)
+        pixels = read_statistics(self.given.input.data_path, self.parts.train)
         top = max(mean + 4 * std for mean, std in zip(pixels.mean, pixels.std, strict=True))
         return 255 / min(max(top, 1.0), 65_535.0)
 
@@ -161,11 +161,10 @@ def make_run(config: TrainConfig, folder: Path, given: Mapping[str, Any] | None 
     """
     devices = configure_devices(config.devices)
     if is_remote(config.input.data):
-        # For every reader of this process, wherever it opens the dataset.
-        num_bytes = None if config.input.cache_gb is None else config.input.cache_gb * 1e9
-        cache.defaults = cache.CacheOptions(folder=config.input.cache_dir, num_bytes=num_bytes)
-        manifest, _, versions = open_split(config.input.data, "train")
-        devices.say(cache.DatasetCache(manifest, versions, cache.defaults).describe())
+        options = config.input
+        manifest, _, versions = open_split(options.data, "train")
+        cache = DatasetCache(manifest, versions, options.cache_dir, options.cache_gb)
+        devices.say(cache.describe())
     else:
         manifest = load_manifest(config.input.data)
     check_measures(config, task_of(manifest.label_kind).views(manifest.label_names))

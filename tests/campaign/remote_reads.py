@@ -25,8 +25,8 @@ from campaign import faults
 from campaign.processes import Fault, Outcome, Run, home
 from tfrecord_io import ManifestError, make_batches
 from tfrecord_io.errors import ToldError
-from tfrecord_io.reading import cache
 from tfrecord_io.stores import remote
+from tfrecord_io.stores.folder import DataPath
 
 _NUM_EXAMPLES = 400
 
@@ -70,10 +70,9 @@ def main(words: Sequence[str]) -> int:
     """Reads two epochs: URL FOLDER BYTES, with no limit of the cache if BYTES is empty."""
     url, folder, num_bytes = words
     remote.SILENT_SECONDS, remote.RETRY_SECONDS = 2, 20
-    limit = float(num_bytes) if num_bytes else None
-    cache.defaults = cache.CacheOptions(folder=folder, num_bytes=limit)
+    cache_gb = float(num_bytes) / 1e9 if num_bytes else None
     try:
-        print(f"digest: {_digest(url)}")
+        print(f"digest: {_digest(DataPath(url, folder, cache_gb))}")
     except (ToldError, ManifestError, OSError) as error:
         print(f"error: {error}")
         return 1
@@ -82,7 +81,7 @@ def main(words: Sequence[str]) -> int:
     return 0
 
 
-def _digest(data: str | Path) -> str:
+def _digest(data: Path | DataPath) -> str:
     digest = hashlib.blake2b(digest_size=8)
     batches = make_batches(data, split="train", batch_size=16, seed=3, epochs=2, with_keys=True)
     for batch in batches:
@@ -128,7 +127,7 @@ def try_case(rng: random.Random, folder: Path) -> Outcome:
         problems = [line for ending in ended for line in _complaints(kind, *ending, right)]
         last = _complaints("none", code, text, digests[:1])
         problems += [f"the next one: {line}" for line in last]
-        used = sum(512 * path.stat().st_blocks for path in where.rglob("*.tfrecord"))
+        used = sum(512 * path.stat().st_blocks for path in where.rglob("records"))
         if room and used > float(room):
             problems.append(f"the cache takes {used:,} bytes, more than {room}")
         shutil.rmtree(where, ignore_errors=True)

@@ -10,17 +10,19 @@ import dataclasses
 import functools
 import os
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
 from tfrecord_io import schema
 from tfrecord_io.ahead import map_ahead
-from tfrecord_io.reading import cache
+from tfrecord_io.manifest import ManifestError
 from tfrecord_io.reading.buffers import BufferPool
 from tfrecord_io.reading.fetch import Fetched
 from tfrecord_io.reading.mapped import MappedDataset
-from tfrecord_io.reading.opening import Verify, make_order
+from tfrecord_io.reading.opening import Verify
 from tfrecord_io.reading.order import BatchOrder
+from tfrecord_io.stores.folder import DataPath
 
 # One thread that copies does not use all of the bandwidth of the memory.
 _NUM_THREADS = 2
@@ -72,14 +74,12 @@ def make_batches(
     """
     if prefetch < 0:
         raise ValueError(f"prefetch must be at least 0, received {prefetch}")
-    kept = cache.options_with(cache_dir, cache_gb)
-    dataset = MappedDataset(directory, split, verify=verify, cache_options=kept)
-    order, chosen = make_order(
-        directory,
-        split,
-        dataset.mapped.manifest,
+    return batches_of(
+        MappedDataset(DataPath.of(directory, cache_dir, cache_gb), split, verify=verify),
         examples=examples,
         start_step=start_step,
+        with_keys=with_keys,
+        prefetch=prefetch,
         batch_size=batch_size,
         seed=seed,
         shuffle=shuffle,
@@ -89,6 +89,38 @@ def make_batches(
         num_replicas=num_replicas,
         replica_index=replica_index,
     )
+
+
+def batches_of(
+    dataset: MappedDataset,
+    *,
+    examples: Sequence[int] | np.ndarray | None,
+    start_step: int,
+    with_keys: bool,
+    prefetch: int,
+    **options: Any,
+) -> Batches:
+    """Makes the batches of an open dataset; the arguments are those of `make_batches`.
+
+    Raises:
+        ManifestError: if there are fewer examples than a batch takes, where all batches must be
+            full.
+        ValueError: if an argument is out of range, or the arguments do not fit together.
+    """
+    chosen = None if examples is None else np.asarray(examples, np.int64)
+    if chosen is not None and (chosen.ndim != 1 or not chosen.size):
+        raise ValueError(f"examples must be a list of places, received shape {chosen.shape}")
+    if chosen is not None and (chosen.min() < 0 or chosen.max() >= len(dataset)):
+        raise ValueError(
+            f"examples must be in 0..{len(dataset) - 1}, received {chosen.min()}..{chosen.max()}"
+        )
+    order = BatchOrder(num_examples=len(dataset if chosen is None else chosen), **options)
+    order.check_start(start_step)
+    if order.num_examples < order.batch_size and (order.drop_remainder or order.epochs is None):
+        raise ManifestError(
+            f"{dataset.name} has {order.num_examples} examples, fewer than a batch of "
+            f"{order.batch_size}; use a smaller batch_size, or finite epochs without drop_remainder"
+        )
     return Batches(
         dataset=dataset,
         order=order,
@@ -121,13 +153,17 @@ class Batches:
         return map_ahead(gather, steps, self.prefetch, num_threads=_NUM_THREADS)
 
     def fetched(self) -> Iterator[Fetched]:
-        """Yields the examples of each batch, with those records that are not mapped."""
-        return self.dataset.mapped.in_order(self.order, self.examples, self.start_step)
+        """Yields the rows of each batch, with those records that are not mapped."""
+        batches = map(self.places, self.order.batches(self.start_step))
+        return self.dataset.ahead(batches, self.examples, fill=True)
+
+    def places(self, examples: np.ndarray) -> np.ndarray:
+        """Returns the places in the split of examples of the order, int64 as they are."""
+        return examples if self.examples is None else self.examples[examples]
 
     def buffer_pool(self) -> BufferPool:
         """Returns memory for the images of a batch, for `MappedDataset.gather`."""
-        layout = self.dataset.mapped.manifest.layout
-        return BufferPool(self.order.replica_batch_size * layout.image_length)
+        return BufferPool(self.order.replica_batch_size * self.dataset.layout.image_length)
 
     def __len__(self) -> int:
         """Returns the number of batches; raises TypeError if they are endless."""
@@ -141,6 +177,6 @@ class Batches:
         if self.order.pad_remainder:
             batch += (self.order.weights(step, step + 1)[0],)
         if self.with_keys:
-            keys = self.dataset.mapped.feature(schema.KEY, fetched)
+            keys = self.dataset.feature(schema.KEY, fetched)
             batch += (keys.view(f"S{schema.KEY_LENGTH}").ravel(),)
         return batch

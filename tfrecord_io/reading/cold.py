@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tfrecord_io.manifest import Manifest
+from tfrecord_io.reading.rows import Rows
 
 # Records that are announced ahead, and those that are told in the order of their places: the first
 # batch waits for these only.
@@ -28,19 +28,9 @@ _NUM_PROBES = 8
 class ColdShards:
     """Announces records of the shards of a split to the system, if they are not in memory."""
 
-    def __init__(self, paths: Sequence[Path], shard_sizes: Sequence[int], stride: int) -> None:
-        """Takes the files, the number of examples in each, and the bytes of a record."""
-        self._paths, self._stride = paths, stride
-        self._ends = np.cumsum(np.array(shard_sizes, np.int64))
-
-    @classmethod
-    def of(
-        cls, folder: str | os.PathLike[str], manifest: Manifest, split: str | Sequence[str]
-    ) -> ColdShards:
-        """Returns the shards of a split, or of several that follow each other."""
-        shards = manifest.split(split).shards
-        paths = [Path(os.fspath(folder)) / shard.name for shard in shards]
-        return cls(paths, [shard.num_examples for shard in shards], manifest.layout.stride)
+    def __init__(self, paths: Sequence[Path], rows: Rows, stride: int) -> None:
+        """Takes the files, the rows of their records, and the bytes of a record."""
+        self._paths, self._rows, self._stride = paths, rows, stride
 
     def announced(self, batches: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
         """Yields batches, whose records are announced some hundred records earlier."""
@@ -58,42 +48,42 @@ class ColdShards:
         yield from waiting
         yield from following
 
-    def announce(self, examples: np.ndarray) -> None:
+    def announce(self, rows: np.ndarray) -> None:
         """Tells the system which records will be read, without waiting for them.
 
         Args:
-            examples: int64 [examples], places in the split, in the order in which they are read.
+            rows: int64 [records], in the order in which they are read.
         """
         if not hasattr(os, "RWF_NOWAIT"):  # only Linux says what it has in memory
             return
-        probes = examples[:: max(1, len(examples) // _NUM_PROBES)]
-        if not all(self._is_in_memory(example) for example in probes.tolist()):
+        probes = rows[:: max(1, len(rows) // _NUM_PROBES)]
+        if not all(self._is_in_memory(row) for row in probes.tolist()):
             threading.Thread(
-                target=self._announce, args=(examples,), name="announce", daemon=True
+                target=self._announce, args=(rows,), name="announce", daemon=True
             ).start()
 
-    def _is_in_memory(self, example: int) -> bool:
-        with contextlib.suppress(OSError), self._opened(example) as (file, shard_start):
-            start = (example - shard_start) * self._stride
+    def _is_in_memory(self, row: int) -> bool:
+        with contextlib.suppress(OSError), self._opened(row) as (file, place):
+            start = place * self._stride
             return os.preadv(file, [bytearray(1)], start, os.RWF_NOWAIT) == 1
         return False  # or the file system cannot tell
 
-    def _announce(self, examples: np.ndarray) -> None:
-        for first in range(0, len(examples), _GROUP):
-            group = np.sort(examples[first : first + _GROUP])
-            shards = np.searchsorted(self._ends, group, side="right")
-            for run in np.split(group, np.flatnonzero(np.diff(shards)) + 1):
+    def _announce(self, rows: np.ndarray) -> None:
+        for first in range(0, len(rows), _GROUP):
+            group = np.sort(rows[first : first + _GROUP])
+            breaks = np.flatnonzero(np.diff(self._rows.shards(group))) + 1
+            for run in np.split(group, breaks):
                 # Whoever reads a file that cannot be opened will say so.
-                with contextlib.suppress(OSError), self._opened(run[0]) as (file, shard_start):
-                    for start in ((run - shard_start) * self._stride).tolist():
+                with contextlib.suppress(OSError), self._opened(int(run[0])) as (file, place):
+                    for start in ((run - run[0] + place) * self._stride).tolist():
                         os.posix_fadvise(file, start, self._stride, os.POSIX_FADV_WILLNEED)
 
     @contextlib.contextmanager
-    def _opened(self, example: int) -> Iterator[tuple[int, int]]:
-        """Opens the shard of an example; yields the file and the shard's first example."""
-        shard = int(np.searchsorted(self._ends, example, side="right"))
+    def _opened(self, row: int) -> Iterator[tuple[int, int]]:
+        """Opens the shard of a row; yields the file and the row's place there."""
+        shard, place = self._rows.find(row)
         file = os.open(self._paths[shard], os.O_RDONLY)
         try:
-            yield file, int(self._ends[shard - 1]) if shard else 0
+            yield file, place
         finally:
             os.close(file)

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 import psutil
 import tensorflow as tf
 
-from tfrecord_io.manifest import Manifest
+from tfrecord_io.reading.mapped import MappedDataset
 
 
 class DeviceSplit:
@@ -27,30 +27,17 @@ class DeviceSplit:
         keys: string [num_examples], in the host's memory: no accelerator holds strings.
     """
 
-    def __init__(
-        self,
-        batches: Iterable[tuple[tf.Tensor, ...]],
-        manifest: Manifest,
-        num_examples: int,
-        device: str,
-    ) -> None:
-        """Copies to a device the batches (image, label, key) of a split in its stored order.
+    def __init__(self, dataset: MappedDataset, device: str) -> None:
+        """Copies a split to a device, in its stored order.
 
         Raises:
             tf.errors.ResourceExhaustedError: if the device has no room after all.
         """
-        images = np.empty((num_examples, *manifest.image_shape), manifest.dtype)
-        labels = np.empty((num_examples, manifest.num_classes), np.float32)
-        keys = []
-        first = 0
-        for image, label, key in batches:
-            last = first + len(key)
-            images[first:last], labels[first:last] = image, label
-            keys.append(key)
-            first = last
+        every = np.arange(len(dataset))
+        images, labels = dataset[every]
         self.device = device
         with tf.device("CPU:0"):
-            self.keys = tf.concat(keys, axis=0)
+            self.keys = tf.constant(dataset.keys(every))
         with tf.device(device):
             self.images = tf.constant(images)
             self.labels = tf.constant(labels)

@@ -2,8 +2,8 @@
 
 The order says which records come next, as far ahead as one likes, and a record lies at a known
 place of its shard. So many reads are under way at a time: of single records where the order is
-random, of a few megabytes where records are neighbours. While the cache has room, a few threads
-also read in long runs what no batch waits for yet, because a store gives long runs at less cost.
+random, of more where records are neighbours. While the cache has room, a few threads also read in
+runs what no batch waits for yet, because a store gives runs at less cost.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import atexit
 import collections
 import contextlib
 import itertools
-import logging
 import queue
 import random
 import threading
@@ -20,27 +19,30 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
+from typing import NamedTuple
 
 import numpy as np
 
-from tfrecord_io.errors import ChangedError, StoreError
-from tfrecord_io.manifest import Manifest, Shard
+from tfrecord_io.errors import StoreError
+from tfrecord_io.manifest import Shard
 from tfrecord_io.reading.cache import ABSENT, PRESENT, UNCHECKED, DatasetCache
-
-_log = logging.getLogger(__name__)
+from tfrecord_io.reading.rows import Rows
+from tfrecord_io.schema import RecordLayout
+from tfrecord_io.stores.patience import patiently
 
 #: Reads a part of a shard: returns `length` bytes from `start`.
-ReadPart = Callable[[Shard, int, int], bytes]
+ReadPart = Callable[[Shard, int, int], bytes | memoryview]
 
-#: A batch: the places of its examples in the split, int64 [batch], and its records, each uint8
-#: [stride]; None instead of the records if all of them are mapped into memory.
+#: A batch: the rows of its examples, int64 [batch], and its records, each uint8 [stride]; None
+#: instead of the records if all of them are mapped into memory.
 Fetched = tuple[np.ndarray, list[np.ndarray] | None]
 
 # Threads that read for batches, and those that fill the cache.
 _NUM_READERS = 64
-_NUM_FILLERS = 4
+_NUM_FILLERS = 12
 
-_MOST_BYTES_A_READ = 2 << 20
+# Longer reads cost more: their memory is taken from the system, and given back, each time.
+_MOST_BYTES_A_READ = 512 << 10
 _MOST_BYTES_AHEAD = 64 << 20
 _MOST_BATCHES_AHEAD = 256
 
@@ -49,183 +51,14 @@ _MOST_BATCHES_AHEAD = 256
 _BUSY_SHARE, _IDLE_SHARE = 0.25, 0.05
 _MEASURE_SECONDS = 0.25
 
-# Stores have retries of their own. These are for what a store does not notice, such as an answer
-# that was cut off or garbled.
-_NUM_ATTEMPTS = 5
-_RETRY_SECONDS = 120.0
-
 _EXIT_SECONDS = 1.0
-
-
-class ShardIndex:
-    """Turns places of examples in a split, shard after shard, into other numbers.
-
-    >>> ShardIndex([2, 3], [100, 200])(np.array([0, 1, 2, 4])).tolist()
-    [100, 101, 200, 202]
-    """
-
-    def __init__(self, shard_sizes: Sequence[int], firsts: Sequence[int]) -> None:
-        """Takes the number of examples of each shard, and the new number of its first one."""
-        sizes = np.array(shard_sizes, np.int64)
-        self._ends = np.cumsum(sizes)
-        self._shifts = np.array(firsts, np.int64) - (self._ends - sizes)
-
-    def __call__(self, examples: np.ndarray) -> np.ndarray:
-        """Returns int64 [...], as `examples`."""
-        return examples + self._shifts[np.searchsorted(self._ends, examples, side="right")]
-
-
-class Fetcher:
-    """Reads the records of a split ahead, and checks each when it arrives.
-
-    Records have numbers here, in the order of all shards of the manifest.
-
-    Attributes:
-        cache: where records are kept; None if they are not.
-        mapped: returns records of the cache, uint8 [examples, stride], given their examples.
-        states: of all records, see `DatasetCache`.
-    """
-
-    def __init__(
-        self,
-        manifest: Manifest,
-        split: str | Sequence[str],
-        read: ReadPart,
-        cache: DatasetCache | None = None,
-    ) -> None:
-        """Takes how to read, and what need not be read.
-
-        Args:
-            manifest: of the dataset.
-            split: name of the split, or of several that follow each other.
-            read: reads a part of a shard.
-            cache: where records are kept; None to keep none.
-        """
-        self.layout = manifest.layout
-        self.cache = cache
-        self.mapped: Callable[[np.ndarray], np.ndarray] | None = None
-        self._read = read
-        self._shards = manifest.shards
-        sizes = [shard.num_examples for shard in self._shards]
-        self._ends = np.cumsum(np.array(sizes, np.int64))
-        firsts = dict(zip([shard.name for shard in self._shards], self._ends - sizes, strict=True))
-        parts = manifest.split(split).shards
-        self.num_examples = manifest.split(split).num_examples
-        self.numbers = ShardIndex(
-            [shard.num_examples for shard in parts], [firsts[shard.name] for shard in parts]
-        )
-        self.states = np.zeros(sum(sizes), np.uint8) if cache is None else cache.states
-
-    def ahead(
-        self, batches: Iterable[np.ndarray], chosen: np.ndarray | None = None, *, fill: bool = False
-    ) -> Iterator[Fetched]:
-        """Yields batches with their records, which are read before they are asked for.
-
-        Args:
-            batches: places of examples in the split, int64 [batch] each.
-            chosen: all examples that any batch can hold; None for those of the split.
-            fill: whether to fill the cache with these.
-
-        Raises:
-            StoreError: if a record cannot be read, or is damaged; it names the shard.
-        """
-        rest = iter(batches)
-        planned: collections.deque[_Plan] = collections.deque()
-        bytes_ahead = 0
-        work = _Work(self, with_neighbours=fill and chosen is None)
-        try:
-            for step in itertools.count(1):
-                if step % _MOST_BATCHES_AHEAD == 0 and self._holds_all(chosen):
-                    yield from ((plan.examples, None) for plan in planned)
-                    yield from ((examples, None) for examples in rest)
-                    return
-                while bytes_ahead < _MOST_BYTES_AHEAD and len(planned) < _MOST_BATCHES_AHEAD:
-                    if (examples := next(rest, None)) is None:
-                        break
-                    planned.append(work.plan(examples))
-                    bytes_ahead += planned[-1].num_bytes
-                if not planned:
-                    return
-                plan = planned.popleft()
-                bytes_ahead -= plan.num_bytes
-                yield plan.examples, work.records(plan)
-                if fill:  # now that the first batch is there
-                    work.fill(chosen)
-                    fill = False
-        finally:
-            work.close()
-
-    def _holds_all(self, chosen: np.ndarray | None) -> bool:
-        examples = np.arange(self.num_examples) if chosen is None else chosen
-        return bool((self.states[self.numbers(examples)] == PRESENT).all())
-
-    def with_neighbours(self, numbers: np.ndarray, count: int) -> np.ndarray:
-        """Returns absent records and those absent ones of their shards that lie nearby.
-
-        Args:
-            numbers: of absent records, sorted, without repetition.
-            count: records that are read together: 0..count-1, count..2*count-1, ... of a shard.
-        """
-        shards = np.searchsorted(self._ends, numbers, side="right")
-        firsts = np.append(0, self._ends)[shards]
-        groups = firsts + (numbers - firsts) // count * count
-        nearby = groups[:, np.newaxis] + np.arange(count)
-        nearby = np.unique(nearby[nearby < self._ends[shards, np.newaxis]])
-        return nearby[self.states[nearby] == ABSENT]
-
-    def runs(self, numbers: Sequence[int] | np.ndarray) -> list[tuple[int, int]]:
-        """Joins neighbours of one shard.
-
-        Args:
-            numbers: of records, sorted, without repetition.
-
-        Returns:
-            the number of the first record, and how many there are, of each run.
-        """
-        numbers = np.asarray(numbers, np.int64)
-        shards = np.searchsorted(self._ends, numbers, side="right")
-        breaks = (np.diff(numbers) != 1) | (np.diff(shards) != 0)
-        most = max(1, _MOST_BYTES_A_READ // self.layout.stride)
-        return [
-            (int(run[first]), len(run[first : first + most]))
-            for run in np.split(numbers, np.flatnonzero(breaks) + 1)
-            for first in range(0, len(run), most)
-        ]
-
-    def read_run(self, first: int, count: int, closed: threading.Event) -> np.ndarray:
-        """Reads neighbours of one shard, uint8 [count, stride], and checks and retries."""
-        index = int(np.searchsorted(self._ends, first, side="right"))
-        shard, stride = self._shards[index], self.layout.stride
-        start = first - int(self._ends[index]) + shard.num_examples
-        deadline = time.monotonic() + _RETRY_SECONDS
-        for attempt in itertools.count(1):
-            try:
-                content = self._read(shard, start * stride, count * stride)
-                if len(content) != count * stride:
-                    raise StoreError(f"{shard.name} was cut off while it was read")
-                records = np.frombuffer(content, np.uint8).reshape(count, stride)
-                damaged = self.layout.find_damaged(records)
-                if damaged is None:
-                    return records
-                raise StoreError(
-                    f"{shard.name}: record {start + damaged} does not match its checksum; copy "
-                    "the shard again, or build the dataset again with --overwrite"
-                )
-            except ChangedError:
-                raise
-            except StoreError as error:
-                if attempt == _NUM_ATTEMPTS or time.monotonic() > deadline or closed.is_set():
-                    raise
-                _log.warning("%s; trying again (%d of %d)", error, attempt, _NUM_ATTEMPTS - 1)
-                closed.wait(0.1 * 4 ** (attempt - 1))
-        raise AssertionError  # not reached
 
 
 class _Run:
     """Neighbours of one shard that are being read.
 
     Attributes:
-        first: number of the first record.
+        first: row of the first record.
         count: how many there are.
         result: uint8 [count, stride]; None if the cache holds them all.
     """
@@ -235,11 +68,109 @@ class _Run:
         self.result: Future[np.ndarray | None] = Future()
 
 
-class _Plan:
-    """A batch, with the run of each of its records that is not mapped, by the record's number."""
+class _Plan(NamedTuple):
+    """A batch, with the run of each of its rows that is not mapped."""
 
-    def __init__(self, examples: np.ndarray, runs: dict[int, _Run], num_bytes: int) -> None:
-        self.examples, self.runs, self.num_bytes = examples, runs, num_bytes
+    rows: np.ndarray
+    runs: dict[int, _Run]
+    num_bytes: int
+
+
+class Fetcher:
+    """Reads records ahead, and checks each when it arrives.
+
+    Attributes:
+        layout: of a record.
+        cache: where records are kept; None if they are not.
+        records: uint8 [rows, stride], which of the cache's are mapped; None if none is.
+    """
+
+    def __init__(
+        self,
+        shards: Sequence[Shard],
+        layout: RecordLayout,
+        read: ReadPart,
+        cache: DatasetCache | None = None,
+        records: np.ndarray | None = None,
+    ) -> None:
+        """Takes what to read and how; the rows are those of the shards, without gaps."""
+        self.layout, self.cache, self.records = layout, cache, records
+        self._shards, self._read = shards, read
+        self._rows = Rows([shard.num_examples for shard in shards])
+        num_records = sum(shard.num_examples for shard in shards)
+        self.states = np.zeros(num_records, np.uint8) if cache is None else cache.states
+        self.most_together = max(1, _MOST_BYTES_A_READ // layout.stride)
+
+    def ahead(
+        self, batches: Iterable[np.ndarray], wanted: np.ndarray | None = None
+    ) -> Iterator[Fetched]:
+        """Yields batches with their records, which are read before they are asked for.
+
+        Args:
+            batches: rows, int64 [batch] each.
+            wanted: sorted, all rows that any batch can hold, with which to fill the cache; None
+                not to fill it.
+
+        Raises:
+            StoreError: if a record cannot be read, or is damaged; it names the shard.
+        """
+        rest = iter(batches)
+        planned: collections.deque[_Plan] = collections.deque()
+        bytes_ahead = 0
+        work = _Work(self, wanted)
+        try:
+            for step in itertools.count(1):
+                if step % _MOST_BATCHES_AHEAD == 0 and work.is_done():
+                    yield from ((plan.rows, None) for plan in planned)
+                    yield from ((rows, None) for rows in rest)
+                    return
+                while bytes_ahead < _MOST_BYTES_AHEAD and len(planned) < _MOST_BATCHES_AHEAD:
+                    if (rows := next(rest, None)) is None:
+                        break
+                    planned.append(work.plan(rows))
+                    bytes_ahead += planned[-1].num_bytes
+                if not planned:
+                    return
+                plan = planned.popleft()
+                bytes_ahead -= plan.num_bytes
+                yield plan.rows, work.records(plan)
+                if step == 1:  # now that the first batch is there
+                    work.fill()
+        finally:
+            work.close()
+
+    def runs(self, rows: Sequence[int]) -> list[_Run]:
+        """Joins neighbours of one shard; the rows are sorted, without repetition."""
+        numbers = np.array(rows, np.int64)
+        breaks = (np.diff(numbers) != 1) | (np.diff(self._rows.shards(numbers)) != 0)
+        return [
+            _Run(int(run[first]), len(run[first : first + self.most_together]))
+            for run in np.split(numbers, np.flatnonzero(breaks) + 1)
+            for first in range(0, len(run), self.most_together)
+        ]
+
+    def read(self, run: _Run, closed: threading.Event) -> np.ndarray | None:
+        """Reads and checks neighbours, and keeps them if it can; see `_Run.result`."""
+        number, start = self._rows.find(run.first)
+        shard, stride = self._shards[number], self.layout.stride
+
+        def read() -> np.ndarray:
+            content = self._read(shard, start * stride, run.count * stride)
+            array = np.frombuffer(content, np.uint8)
+            if len(array) != run.count * stride:
+                raise StoreError(f"{shard.name} was cut off while it was read")
+            records = array.reshape(run.count, stride)
+            damaged = self.layout.find_damaged(records)
+            if damaged is not None:
+                raise StoreError(
+                    f"{shard.name}: record {start + damaged} does not match its checksum; copy "
+                    "the shard again, or build the dataset again with --overwrite"
+                )
+            return records
+
+        records = patiently(read, closed)
+        is_kept = self.cache is not None and self.cache.keep(run.first, records)
+        return None if is_kept else records
 
 
 class _Work:
@@ -249,9 +180,9 @@ class _Work:
     ending.
     """
 
-    def __init__(self, fetcher: Fetcher, *, with_neighbours: bool) -> None:
+    def __init__(self, fetcher: Fetcher, wanted: np.ndarray | None) -> None:
         self._fetcher = fetcher
-        self._with_neighbours = with_neighbours
+        self._wanted = wanted
         self._num_together = 1
         self._busy_seconds = 0.0
         self._measured_at = time.monotonic()
@@ -263,69 +194,60 @@ class _Work:
         self._fill_lock = threading.Lock()
         atexit.register(self.close, _EXIT_SECONDS)
 
-    def plan(self, examples: np.ndarray) -> _Plan:
+    def is_done(self) -> bool:
+        """Returns whether all wanted records are mapped."""
+        return self._wanted is not None and bool(
+            (self._fetcher.states[self._wanted] == PRESENT).all()
+        )
+
+    def plan(self, rows: np.ndarray) -> _Plan:
         """Starts to read what is absent of a batch."""
-        fetcher = self._fetcher
-        numbers = fetcher.numbers(examples)
-        states = fetcher.states[numbers]
+        states = self._fetcher.states[rows]
         if (states == UNCHECKED).any():
-            states = self._check(examples, numbers, states)
-        absent = np.unique(numbers[states == ABSENT])
-        known = {number: self._runs.get(number) for number in absent.tolist()}
-        runs = {number: run for number, run in known.items() if run is not None}
-        if self._choose_together() > 1 and len(runs) < len(absent):
-            absent = fetcher.with_neighbours(absent, self._num_together)
-        num_bytes = len(absent) * fetcher.layout.stride
-        new = [number for number in absent.tolist() if number not in self._runs]
-        for first, count in fetcher.runs(new):
-            run = _Run(first, count)
-            for number in range(first, first + count):
-                self._runs[number] = run
-                if number in known:
-                    runs[number] = run
+            states = self._check(rows, states)
+        absent = np.unique(rows[states == ABSENT])
+        known = {row: self._runs.get(row) for row in absent.tolist()}
+        runs = {row: run for row, run in known.items() if run is not None}
+        if len(runs) < len(absent) and (together := self._choose_together()) > 1:
+            assert self._wanted is not None
+            groups = np.unique(np.searchsorted(self._wanted, absent) // together)
+            absent = np.concatenate([self._absent(group, together) for group in groups])
+        new = [row for row in absent.tolist() if row not in self._runs]
+        for run in self._fetcher.runs(new):
+            for row in range(run.first, run.first + run.count):
+                self._runs[row] = run
+                if row in known:
+                    runs[row] = run
             self._queue.put(run)
             if len(self._threads) < _NUM_READERS:
                 self._start_thread(self._read_queue)
-        return _Plan(examples, runs, num_bytes)
-
-    def _choose_together(self) -> int:
-        """Returns how many neighbours are read together, by what the readers cost."""
-        cache = self._fetcher.cache
-        if not self._with_neighbours or cache is None or cache.is_full or not cache.fits:
-            self._num_together = 1
-            return 1
-        seconds = time.monotonic() - self._measured_at
-        if seconds > _MEASURE_SECONDS:
-            share, self._busy_seconds = self._busy_seconds / seconds, 0.0
-            self._measured_at += seconds
-            if share > _BUSY_SHARE:
-                most = max(1, _MOST_BYTES_A_READ // self._fetcher.layout.stride)
-                self._num_together = min(2 * self._num_together, most)
-            elif share < _IDLE_SHARE:
-                self._num_together = max(1, self._num_together // 2)
-        return self._num_together
+        return _Plan(rows, runs, len(absent) * self._fetcher.layout.stride)
 
     def records(self, plan: _Plan) -> list[np.ndarray] | None:
         """Waits for the records of a batch; None if all are mapped."""
-        results = {number: run.result.result() for number, run in plan.runs.items()}
-        mapped = self._fetcher.mapped
+        results = {row: run.result.result() for row, run in plan.runs.items()}
+        mapped = self._fetcher.records
         if mapped is not None and all(result is None for result in results.values()):
             return None
         records = []
-        numbers = self._fetcher.numbers(plan.examples).tolist()
-        for place, number in enumerate(numbers):
-            result = results.get(number)
+        for row in plan.rows.tolist():
+            result = results.get(row)
             if result is not None:
-                records.append(result[number - plan.runs[number].first])
+                records.append(result[row - plan.runs[row].first])
             elif mapped is not None:
-                records.append(mapped(plan.examples[place : place + 1])[0])
+                records.append(mapped[row])
         return records
 
-    def fill(self, chosen: np.ndarray | None) -> None:
+    def fill(self) -> None:
         """Starts to read what the cache has room for."""
-        runs = self._absent_runs(chosen)
+        if self._wanted is None or self._fetcher.cache is None:
+            return
+        # Processes that share a cache begin at different places.
+        num_groups = -(-len(self._wanted) // self._fetcher.most_together)
+        first = random.randrange(num_groups)
+        groups = itertools.chain(range(first, num_groups), range(first))
         for _ in range(_NUM_FILLERS):
-            self._start_thread(lambda: self._fill(runs))
+            self._start_thread(lambda: self._fill(groups))
 
     def close(self, seconds: float = 0.0) -> None:
         """Ends the threads soon; waits so long for those that read."""
@@ -337,16 +259,37 @@ class _Work:
             thread.join(max(0.0, deadline - time.monotonic()))
         atexit.unregister(self.close)
 
-    def _check(self, examples: np.ndarray, numbers: np.ndarray, states: np.ndarray) -> np.ndarray:
+    def _choose_together(self) -> int:
+        """Returns how many neighbours are read together, by what the readers cost."""
+        cache = self._fetcher.cache
+        if self._wanted is None or cache is None or cache.is_full or not cache.fits:
+            return 1
+        seconds = time.monotonic() - self._measured_at
+        if seconds > _MEASURE_SECONDS:
+            share, self._busy_seconds = self._busy_seconds / seconds, 0.0
+            self._measured_at += seconds
+            if share > _BUSY_SHARE:
+                self._num_together = min(2 * self._num_together, self._fetcher.most_together)
+            elif share < _IDLE_SHARE:
+                self._num_together = max(1, self._num_together // 2)
+        return self._num_together
+
+    def _absent(self, group: int, count: int) -> np.ndarray:
+        """Returns the absent rows of a group of so many wanted ones."""
+        assert self._wanted is not None
+        rows = self._wanted[group * count : (group + 1) * count]
+        return rows[self._fetcher.states[rows] == ABSENT]
+
+    def _check(self, rows: np.ndarray, states: np.ndarray) -> np.ndarray:
         """Returns the states of records after the check of those that were not checked yet."""
         fetcher = self._fetcher
         assert fetcher.cache is not None
-        assert fetcher.mapped is not None
-        states = states.copy()
+        assert fetcher.records is not None
         for place in np.flatnonzero(states == UNCHECKED):
-            record = fetcher.mapped(examples[place : place + 1])
-            states[place] = PRESENT if fetcher.layout.find_damaged(record) is None else ABSENT
-            fetcher.cache.mark(int(numbers[place]), 1, states[place])
+            row = int(rows[place])
+            damaged = fetcher.layout.find_damaged(fetcher.records[row : row + 1])
+            states[place] = PRESENT if damaged is None else ABSENT
+            fetcher.cache.mark(row, 1, states[place])
         return states
 
     def _start_thread(self, function: Callable[[], None]) -> None:
@@ -358,38 +301,23 @@ class _Work:
         while (run := self._queue.get()) is not None and not self._closed.is_set():
             started = time.thread_time()
             try:
-                run.result.set_result(self._read(run.first, run.count))
+                run.result.set_result(self._fetcher.read(run, self._closed))
             except BaseException as error:
                 run.result.set_exception(error)
             del run
             self._busy_seconds += time.thread_time() - started
 
-    def _read(self, first: int, count: int) -> np.ndarray | None:
-        records = self._fetcher.read_run(first, count, self._closed)
-        cache = self._fetcher.cache
-        is_kept = cache is not None and cache.keep(first, records) == count
-        return None if is_kept else records
-
-    def _fill(self, runs: Iterator[tuple[int, int]]) -> None:
-        cache = self._fetcher.cache
-        while not (cache is None or cache.is_full or self._closed.is_set()):
-            with self._fill_lock:
-                run = next(runs, None)
-            if run is None:
-                return
-            # A batch that needs these records will say what is wrong with them.
-            with contextlib.suppress(StoreError):
-                self._read(*run)
-
-    def _absent_runs(self, chosen: np.ndarray | None) -> Iterator[tuple[int, int]]:
-        """Yields runs of absent records that no batch waits for."""
+    def _fill(self, groups: Iterator[int]) -> None:
+        """Reads groups of absent records that no batch waits for."""
         fetcher = self._fetcher
-        total = fetcher.num_examples if chosen is None else len(chosen)
-        block_length = max(1, _MOST_BYTES_A_READ // fetcher.layout.stride)
-        # Processes that share a cache begin at different places.
-        blocks = np.arange(0, total, block_length)
-        for first in np.roll(blocks, random.randrange(len(blocks))):
-            block = np.arange(first, min(first + block_length, total))
-            numbers = np.sort(fetcher.numbers(block if chosen is None else chosen[block]))
-            absent = numbers[fetcher.states[numbers] == ABSENT].tolist()
-            yield from fetcher.runs([number for number in absent if number not in self._runs])
+        assert fetcher.cache is not None
+        while not fetcher.cache.is_full and not self._closed.is_set():
+            with self._fill_lock:
+                group = next(groups, None)
+            if group is None:
+                return
+            absent = self._absent(group, fetcher.most_together).tolist()
+            for run in fetcher.runs([row for row in absent if row not in self._runs]):
+                # A batch that needs these records will say what is wrong with them.
+                with contextlib.suppress(StoreError):
+                    fetcher.read(run, self._closed)

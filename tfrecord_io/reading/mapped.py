@@ -5,15 +5,14 @@ a split are mapped behind each other into one range of addresses, each at a mult
 record's stride, and so the whole split is one array: a batch from a thousand shards is a single
 gather. The gaps between shards are addresses only and take no memory.
 
-Of a remote dataset, the shards in the cache are mapped, which have holes. What is absent there
-comes from a `Fetcher`, and so does everything where the files cannot be mapped.
+Of a remote dataset, the cache is mapped, which has holes. What is absent there comes from a
+`Fetcher`, and so does everything where the files cannot be mapped.
 """
 
 from __future__ import annotations
 
 import ctypes
 import logging
-import math
 import mmap
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,13 +22,13 @@ from typing import Any
 import numpy as np
 
 from tfrecord_io import schema
-from tfrecord_io.manifest import Shard
-from tfrecord_io.reading import cache
+from tfrecord_io.manifest import ManifestError
+from tfrecord_io.reading.cache import DatasetCache
 from tfrecord_io.reading.cold import ColdShards
-from tfrecord_io.reading.fetch import Fetched, Fetcher, ShardIndex
+from tfrecord_io.reading.fetch import Fetched, Fetcher
 from tfrecord_io.reading.opening import Verify, open_split
-from tfrecord_io.reading.order import BatchOrder
-from tfrecord_io.stores.folder import is_remote
+from tfrecord_io.reading.rows import Rows, lay_out
+from tfrecord_io.stores.folder import DataPath, is_remote
 
 _log = logging.getLogger(__name__)
 
@@ -41,31 +40,16 @@ _MAP_FIXED = 0x10
 _CHUNK_EXAMPLES = 256
 
 
-class RowIndex(ShardIndex):
-    """Finds the row of an example in `MappedSplit.records`.
+class MappedDataset:
+    """A split as a map-style dataset for PyTorch, or for plain numpy: one gather a batch.
+
+    It opens its files again in each worker process, and holds nothing else. With
+    `DataLoader(dataset, sampler=BatchOrder(...), batch_size=None)` each index is a whole batch.
 
     Attributes:
-        num_rows: rows in all, gaps included.
-        first_rows: row of each shard's first record.
-    """
-
-    def __init__(self, shard_sizes: Sequence[int], stride: int) -> None:
-        """Lays out shards: each begins at a page of memory and at a multiple of the stride."""
-        # Every `period` rows a row begins where a page does.
-        period = mmap.PAGESIZE // math.gcd(mmap.PAGESIZE, stride)
-        taken = -(-np.array(shard_sizes, np.int64) // period) * period
-        self.num_rows = max(int(taken.sum()), period)
-        self.first_rows = (np.cumsum(taken) - taken).tolist()
-        super().__init__(shard_sizes, self.first_rows)
-
-
-class MappedSplit:
-    """The records of one split, memory-mapped.
-
-    Attributes:
+        name: of the split and its folder, for messages.
         manifest: of the dataset.
-        versions: of its shards on a store, see `opening.open_split`.
-        num_examples: of the split.
+        layout: of its records.
         rows: finds the row of an example.
         records: uint8 [rows, stride], read-only. Only the rows that `rows` returns are records;
             between and behind the shards lie rows of zeros that exist as addresses only.
@@ -74,6 +58,7 @@ class MappedSplit:
             first `image_length / block_length` of its blocks, and its key and label are in the
             others. Begins at a multiple of 64 bytes of memory.
         fetcher: reads the records that are not mapped; None if all are.
+        cold: announces local records.
     """
 
     def __init__(
@@ -83,80 +68,86 @@ class MappedSplit:
         *,
         verify: Verify = "size",
         must_map: bool = False,
-        cache_options: cache.CacheOptions | None = None,
     ) -> None:
         """Checks the shards of a split, or of several that follow each other, and maps them.
 
         Args:
-            directory: of the dataset; a local folder or a URL.
+            directory: of the dataset; a local folder, a URL, or a `DataPath`.
             split: name of the split, or of several that follow each other.
             verify: see `opening.open_split`.
             must_map: whether to raise an error if the operating system cannot map local files,
                 instead of reading them one record at a time.
-            cache_options: where to keep the records of a URL; `cache.defaults` if not given.
 
         Raises:
             ManifestError: if the dataset cannot be used, see `opening.open_split`.
             OSError: if the operating system refuses the mapping.
         """
-        self.manifest, read, self.versions = open_split(directory, split, verify)
-        wanted, layout = self.manifest.split(split), self.manifest.layout
-        self.num_examples = wanted.num_examples
-        self.rows = RowIndex([shard.num_examples for shard in wanted.shards], layout.stride)
+        directory = DataPath.of(directory)
+        self.manifest, read, versions = open_split(directory, split, verify)
+        self.name = f"split {split!r} of {directory}"
+        self._arguments = directory, split
+        self._identity = self.manifest.fingerprint, versions
+        self.layout = layout = self.manifest.layout
+        shards = self.manifest.split(split).shards
+        sizes = [shard.num_examples for shard in shards]
         self.fetcher: Fetcher | None = None
-        folder = Path(os.fspath(directory))
         if is_remote(directory):
-            kept = cache.DatasetCache(self.manifest, self.versions, cache_options or cache.defaults)
-            folder = kept.folder
-            self.fetcher = Fetcher(self.manifest, split, read, kept)
-        self._cold = ColdShards.of(folder, self.manifest, split)
+            cache = DatasetCache(self.manifest, versions, directory.cache_dir, directory.cache_gb)
+            self._use(cache.memory)
+            every = self.manifest.shards
+            self.fetcher = Fetcher(every, layout, read, cache, self.records)
+            firsts = Rows([shard.num_examples for shard in every]).firsts.tolist()
+            by_name = dict(zip([shard.name for shard in every], firsts, strict=True))
+            self.rows = Rows(sizes, [by_name[shard.name] for shard in shards])
+            return
+        paths = [Path(directory) / shard.name for shard in shards]
+        *firsts, num_rows = lay_out(sizes, layout.stride)
+        self.rows = Rows(sizes, firsts)
+        self.cold = ColdShards(paths, self.rows, layout.stride)
         try:
-            self._map(folder, wanted.shards)
+            # The last row's blocks reach into one more.
+            self._use(_map_files(paths, sizes, firsts, num_rows + 1, layout.stride))
         except (OSError, AttributeError, ImportError) as error:
             # Windows lacks the C function, and `ulimit -v` may leave too few addresses.
-            if must_map or is_remote(directory):
+            if must_map:
                 raise
             _log.warning(
                 "%s cannot be mapped into memory (%s); reading each record from its file",
-                folder,
+                directory,
                 error,
             )
-            self.records = np.zeros((0, layout.stride), np.uint8)
-            self.blocks = np.zeros((0, layout.block_length), np.uint8)
-            self.fetcher = Fetcher(self.manifest, split, read)
+            self._use(np.zeros(layout.stride, np.uint8))
+            self.rows = Rows(sizes)
+            self.fetcher = Fetcher(shards, layout, read)
 
-    def _map(self, folder: Path, shards: Sequence[Shard]) -> None:
-        layout = self.manifest.layout
-        region = _map_files(
-            [folder / shard.name for shard in shards],
-            [shard.num_bytes for shard in shards],
-            [row * layout.stride for row in self.rows.first_rows],
-            (self.rows.num_rows + 1) * layout.stride,  # the last row's blocks reach into one more
-        )
-        self.records = np.frombuffer(region, np.uint8).reshape(-1, layout.stride)
-        first = layout.features[schema.IMAGE].offset
-        self.blocks = np.frombuffer(
-            region, np.uint8, self.rows.num_rows * layout.stride, first
-        ).reshape(-1, layout.block_length)
-        if self.fetcher is not None:
-            records, rows = self.records, self.rows
-            self.fetcher.mapped = lambda examples: records[rows(examples)]
+    def _use(self, memory: np.ndarray) -> None:
+        """Takes rows and one more, uint8 [(rows + 1) * stride], as `records` and `blocks`."""
+        length = len(memory) - self.layout.stride
+        first = self.layout.features[schema.IMAGE].offset
+        self.records = memory[:length].reshape(-1, self.layout.stride)
+        self.blocks = memory[first : first + length].reshape(-1, self.layout.block_length)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _open_again, (*self._arguments, self._identity)
 
     def ahead(
         self, batches: Iterable[np.ndarray], chosen: np.ndarray | None = None, *, fill: bool = False
     ) -> Iterator[Fetched]:
-        """Yields batches with those records that are not mapped, see `Fetcher.ahead`."""
-        if self.fetcher is None:
-            return ((examples, None) for examples in self._cold.announced(batches))
-        return self.fetcher.ahead(batches, chosen, fill=fill)
+        """Yields batches with those records that are not mapped, read ahead.
 
-    def in_order(
-        self, order: BatchOrder, chosen: np.ndarray | None, start_step: int
-    ) -> Iterator[Fetched]:
-        """Yields the batches of an order, see `ahead`; their places are those in `chosen`."""
-        places = order.batches(start_step)
-        batches = places if chosen is None else (chosen[batch] for batch in places)
-        return self.ahead(batches, chosen, fill=True)
+        Args:
+            batches: places of examples in the split, int64 [batch] each.
+            chosen: all examples that any batch can hold; None for those of the split.
+            fill: whether to fill the cache with these.
+
+        Raises:
+            StoreError: if a record cannot be read, or is damaged; it names the shard.
+        """
+        rows = map(self.rows, batches)
+        if self.fetcher is None:
+            return ((batch, None) for batch in self.cold.announced(rows))
+        wanted = np.arange(len(self)) if chosen is None else chosen
+        return self.fetcher.ahead(rows, np.sort(self.rows(wanted)) if fill else None)
 
     def feature(self, name: str, fetched: Fetched) -> np.ndarray:
         """Returns the bytes of one feature of a batch, a copy.
@@ -164,47 +155,16 @@ class MappedSplit:
         Returns:
             uint8 [batch, length of the feature].
         """
-        slot = self.manifest.layout.features[name]
+        slot = self.layout.features[name]
         place = slice(slot.offset, slot.offset + slot.length)
-        examples, records = fetched
+        rows, records = fetched
         if records is None:
-            return self.records[:, place][self.rows(examples)]
-        values = np.empty((len(records), slot.length), np.uint8)
-        for value, record in zip(values, records, strict=True):
-            value[:] = record[place]
-        return values
-
-
-class MappedDataset:
-    """A split as a map-style dataset for PyTorch, or for plain numpy: one gather a batch.
-
-    It opens its files again in each worker process, and holds nothing else. With
-    `DataLoader(dataset, sampler=BatchOrder(...), batch_size=None)` each index is a whole batch.
-    """
-
-    def __init__(
-        self,
-        directory: str | os.PathLike[str],
-        split: str | Sequence[str],
-        *,
-        verify: Verify = "size",
-        cache_options: cache.CacheOptions | None = None,
-    ) -> None:
-        """Opens a split; the arguments are those of `MappedSplit`."""
-        self.directory = os.fspath(directory)
-        self.split = split
-        self.cache_options = cache_options
-        self.mapped = MappedSplit(directory, split, verify=verify, cache_options=cache_options)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "mapped"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self.mapped = MappedSplit(self.directory, self.split, cache_options=self.cache_options)
+            return self.records[:, place][rows]
+        values = [record[place] for record in records]
+        return np.array(values, np.uint8).reshape(-1, slot.length)
 
     def __len__(self) -> int:
-        return self.mapped.num_examples
+        return self.manifest.split(self._arguments[1]).num_examples
 
     def __getitem__(self, index: int | Sequence[int] | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns one example, or a batch for a sequence of indices.
@@ -221,7 +181,7 @@ class MappedDataset:
             IndexError: if a place is not in 0..len-1, or from the end -len..-1.
         """
         examples = np.asarray(index)
-        layout = self.mapped.manifest.layout
+        layout = self.layout
         images = np.empty((examples.size, *layout.image_shape), layout.numpy_dtype)
         labels = np.empty((examples.size, layout.num_classes), np.float32)
         memory = images.reshape(-1).view(np.uint8)
@@ -236,25 +196,25 @@ class MappedDataset:
         """Returns a batch, as `dataset[examples]` does, in memory of the caller's.
 
         Args:
-            fetched: a batch, as `MappedSplit.ahead` yields it.
+            fetched: a batch, as `ahead` yields it.
             memory: uint8 [at least the bytes of the images].
         """
-        layout = self.mapped.manifest.layout
-        examples, records = fetched
-        images = memory[: len(examples) * layout.image_length]
+        layout = self.layout
+        rows, records = fetched
+        images = memory[: len(rows) * layout.image_length]
         if records is None:
             length = layout.block_length
-            firsts = self.mapped.rows(examples)[:, np.newaxis] * (layout.stride // length)
+            firsts = rows[:, np.newaxis] * (layout.stride // length)
             blocks = (firsts + np.arange(layout.image_length // length)).ravel()
             # All are in range; with mode="raise" NumPy would first write to a copy.
-            np.take(self.mapped.blocks, blocks, 0, images.reshape(-1, length), mode="clip")
+            np.take(self.blocks, blocks, 0, images.reshape(-1, length), mode="clip")
         else:
             first = layout.features[schema.IMAGE].offset
             pixels = images.reshape(-1, layout.image_length)
             for image, record in zip(pixels, records, strict=True):
                 image[:] = record[first : first + layout.image_length]
         images = images.view(layout.numpy_dtype).reshape(-1, *layout.image_shape)
-        return images, self.mapped.feature(schema.LABEL, fetched).view("<f4")
+        return images, self.feature(schema.LABEL, fetched).view("<f4")
 
     def __getitems__(self, indices: Sequence[int]) -> list[tuple[np.ndarray, np.ndarray]]:
         """Returns examples with one gather; PyTorch's DataLoader calls it for each batch."""
@@ -270,7 +230,7 @@ class MappedDataset:
 
     def _feature(self, name: str, indices: Sequence[int] | np.ndarray) -> np.ndarray:
         parts = self._parts(np.asarray(indices, np.int64))
-        return np.concatenate([self.mapped.feature(name, fetched) for fetched in parts])
+        return np.concatenate([self.feature(name, fetched) for fetched in parts])
 
     def _parts(self, examples: np.ndarray) -> Iterator[Fetched]:
         """Fetches examples some at a time; raises IndexError if one does not exist."""
@@ -279,31 +239,48 @@ class MappedDataset:
             raise IndexError(f"examples are 0..{size - 1}, received {examples}")
         examples = np.where(examples < 0, examples + size, examples)
         firsts = range(0, max(1, len(examples)), _CHUNK_EXAMPLES)
-        return self.mapped.ahead(examples[first : first + _CHUNK_EXAMPLES] for first in firsts)
+        return self.ahead(examples[first : first + _CHUNK_EXAMPLES] for first in firsts)
+
+
+def _open_again(
+    directory: DataPath, split: str | Sequence[str], identity: tuple[str, str]
+) -> MappedDataset:
+    """Opens a dataset as it was opened before, if it is still the same."""
+    dataset = MappedDataset(directory, split)
+    if dataset._identity != identity:
+        raise ManifestError(
+            f"{directory} was built anew, or a shard of it replaced, since it was opened; start "
+            "again"
+        )
+    return dataset
 
 
 def _map_files(
-    paths: Sequence[Path], sizes: Sequence[int], offsets: Sequence[int], length: int
-) -> mmap.mmap:
-    """Reserves `length` bytes of addresses and maps each file at its offset, read-only.
+    paths: Sequence[Path], sizes: Sequence[int], firsts: Sequence[int], num_rows: int, stride: int
+) -> np.ndarray:
+    """Reserves addresses for rows and maps each file, of so many records, at its first row.
 
     Python's own mmap object owns the whole range, and unmaps it, files included, when its last
     user is gone.
+
+    Returns:
+        uint8 [num_rows * stride], read-only.
     """
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
-    region = mmap.mmap(-1, length, flags=flags, prot=mmap.PROT_READ)
-    address = np.frombuffer(region, np.uint8).ctypes.data
+    region = mmap.mmap(-1, num_rows * stride, flags=flags, prot=mmap.PROT_READ)
+    memory = np.frombuffer(region, np.uint8)
     map_at = _libc_mmap()
-    for path, size, offset in zip(paths, sizes, offsets, strict=True):
+    for path, size, first in zip(paths, sizes, firsts, strict=True):
         if size == 0:
             continue
+        address, length = memory.ctypes.data + first * stride, size * stride
         with path.open("rb") as file:
             how = mmap.MAP_SHARED | _MAP_FIXED
-            mapped = map_at(address + offset, size, mmap.PROT_READ, how, file.fileno(), 0)
-        if mapped != address + offset:
+            mapped = map_at(address, length, mmap.PROT_READ, how, file.fileno(), 0)
+        if mapped != address:
             code = ctypes.get_errno()
             raise OSError(code, f"cannot map the shard into memory: {os.strerror(code)}", str(path))
-    return region
+    return memory
 
 
 def _libc_mmap() -> Any:

@@ -1,4 +1,4 @@
-"""Opens a split, local or remote: checks its manifest and shards, and makes its `BatchOrder`."""
+"""Opens a split, local or remote: reads its manifest and checks its shards."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import operator
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -27,9 +27,9 @@ from tfrecord_io.manifest import (
     Shard,
 )
 from tfrecord_io.reading.fetch import ReadPart
-from tfrecord_io.reading.order import BatchOrder
 from tfrecord_io.statistics import PixelStatistics
 from tfrecord_io.stores.folder import is_remote, open_file, path_in
+from tfrecord_io.stores.patience import patiently
 
 #: How much of each shard is checked: its size; also each record's checksum; or the file's digest.
 Verify = Literal["size", "crc", "sha256"]
@@ -52,7 +52,7 @@ def open_split(
             checksums (about 1 GB/s), `sha256` the whole file's digest.
 
     Returns:
-        the manifest; what reads parts of the shards; and a name for the versions of all shards
+        the manifest; what reads parts of the shards; and a digest of the versions of all shards
         that are on the store now, "" for a folder. On a store, only these versions are read, and
         another one raises StoreError.
 
@@ -83,42 +83,6 @@ def open_split(
     return manifest, read, versions
 
 
-def make_order(
-    directory: str | os.PathLike[str],
-    split: str | Sequence[str],
-    manifest: Manifest,
-    *,
-    examples: Sequence[int] | np.ndarray | None,
-    start_step: int,
-    **options: Any,
-) -> tuple[BatchOrder, np.ndarray | None]:
-    """Makes and checks the order of a split's batches.
-
-    `examples` are the places in the split of the examples to read, `start_step` is the first batch
-    to read, and the other options are fields of `BatchOrder`.
-
-    Returns:
-        (order, examples as int64 [num_examples] or None): the order is over the places in
-        `examples`, or over the whole split.
-
-    Raises:
-        ManifestError: if there are fewer examples than a batch takes, where all batches must be
-            full.
-        ValueError: if an argument is out of range, or the arguments do not fit together.
-    """
-    num_examples = manifest.split(split).num_examples
-    chosen = None if examples is None else _check_examples(examples, num_examples)
-    order = BatchOrder(num_examples=num_examples if chosen is None else len(chosen), **options)
-    order.check_start(start_step)
-    if order.num_examples < order.batch_size and (order.drop_remainder or order.epochs is None):
-        raise ManifestError(
-            f"split {split!r} of {os.fspath(directory)} has {order.num_examples} examples, fewer "
-            f"than a batch of {order.batch_size}; use a smaller batch_size, or finite epochs "
-            "without drop_remainder"
-        )
-    return order, chosen
-
-
 def load_manifest(directory: str | os.PathLike[str]) -> Manifest:
     """Reads the manifest of a finished dataset, local or remote.
 
@@ -131,8 +95,7 @@ def load_manifest(directory: str | os.PathLike[str]) -> Manifest:
         return Manifest.load(directory)
     path = path_in(directory, FILE_NAME)
     try:
-        with open_file(directory, FILE_NAME) as file:
-            text = file.read().decode()
+        text = patiently(lambda: _read_file(directory, FILE_NAME)).decode()
     except FileNotFoundError:
         raise ManifestError(
             f"{path} is missing: the build did not finish, or the name is wrong; run the same "
@@ -157,8 +120,8 @@ def read_examples(directory: str | os.PathLike[str], split: str | None = None) -
         UserError, StoreError: as `open_split` does.
     """
     manifest = load_manifest(directory)
-    with open_file(directory, EXAMPLES_FILE_NAME) as file:
-        table = pq.read_table(pa.BufferReader(file.read()))
+    content = patiently(lambda: _read_file(directory, EXAMPLES_FILE_NAME))
+    table = pq.read_table(pa.BufferReader(content))
     if split is None:
         return table
     manifest.split(split)
@@ -196,15 +159,9 @@ def read_statistics(
         return functools.reduce(operator.add, counted)
 
 
-def _check_examples(examples: Sequence[int] | np.ndarray, num_examples: int) -> np.ndarray:
-    chosen = np.asarray(examples, np.int64)
-    if chosen.ndim != 1 or not chosen.size:
-        raise ValueError(f"examples must be a list of places, received shape {chosen.shape}")
-    if chosen.min() < 0 or chosen.max() >= num_examples:
-        raise ValueError(
-            f"examples must be in 0..{num_examples - 1}, received {chosen.min()}..{chosen.max()}"
-        )
-    return chosen
+def _read_file(directory: str | os.PathLike[str], name: str) -> bytes:
+    with open_file(directory, name) as file:
+        return file.read()
 
 
 def _check_shard(
@@ -273,24 +230,25 @@ def _describe_remote(folder: str, shards: Sequence[Shard]) -> tuple[dict[str, in
 
     def describe(shard: Shard) -> remote.RemoteFile | None:
         with contextlib.suppress(FileNotFoundError):
-            return remote.describe(path_in(folder, shard.name))
+            return patiently(lambda: remote.describe(path_in(folder, shard.name)))
         return None
 
     if folder.startswith(("http://", "https://")):  # which has no listing
         with concurrent.futures.ThreadPoolExecutor(_NUM_THREADS) as executor:
             found = [file for file in executor.map(describe, shards) if file is not None]
     else:
-        found = remote.list_files(folder, recursive=False)
+        found = patiently(lambda: remote.list_files(folder, recursive=False))
     files = {file.url.rpartition("/")[2]: file for file in found}
 
-    def read(shard: Shard, start: int, length: int) -> bytes:
+    def read(shard: Shard, start: int, length: int) -> memoryview:
         file = files[shard.name]
         try:
-            return remote.read(file.url, start, length, file.mark)
+            return remote.read_view(file.url, start, length, file.mark)
         except FileNotFoundError:
             raise ChangedError(f"{remote.shown(file.url)} was removed while it was read") from None
 
     known = [files[shard.name] for shard in shards if shard.name in files]
     # A mark tells the versions of one file apart, and says nothing of a copy elsewhere.
     versions = repr([(remote.shown(file.url), file.mark) for file in known])
-    return {name: file.size for name, file in files.items()}, read, versions
+    digest = hashlib.sha256(versions.encode()).hexdigest()
+    return {name: file.size for name, file in files.items()}, read, digest

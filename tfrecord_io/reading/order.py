@@ -34,6 +34,11 @@ _SMALL = 4096
 
 _U64 = 0xFFFFFFFFFFFFFFFF
 
+_STEPS_AT_ONCE = 64
+
+# Positions of an endless order, a number that a batch may still be added to.
+_ENDLESS = 1 << 62
+
 
 def permute(
     index: np.ndarray, num_examples: int, *, seed: int, epoch: np.ndarray | int
@@ -173,32 +178,23 @@ class BatchOrder:
         return self.batch_size // self.num_replicas
 
     @property
-    def num_full_steps(self) -> int | None:
-        """Number of full batches; None if endless."""
-        return None if self.epochs is None else self.epochs * self.num_examples // self.batch_size
+    def num_positions(self) -> int:
+        """Length of the sequence of epochs, or as much of an endless one as can be counted."""
+        if self.epochs is None:
+            return _ENDLESS
+        length = self.epochs * self.num_examples
+        return length - length % self.batch_size if self.drop_remainder else length
 
     @property
-    def first_column(self) -> int:
-        """Place in a full global batch of this replica's first example."""
-        return self.replica_index * self.replica_batch_size
-
-    @property
-    def remainder(self) -> int:
-        """Examples, over all replicas, of a last batch that is not full; 0 if there is none."""
-        if self.epochs is None or self.drop_remainder:
-            return 0
-        return self.epochs * self.num_examples % self.batch_size
+    def num_full_steps(self) -> int:
+        """Number of batches that are full, with fillers or without; a last one may be shorter."""
+        fillers = self.batch_size - 1 if self.pad_remainder else 0
+        return (self.num_positions + fillers) // self.batch_size
 
     @property
     def num_steps(self) -> int | None:
         """Number of batches; None if endless."""
-        full = self.num_full_steps
-        return None if full is None else full + (self.remainder > 0)
-
-    @property
-    def remainder_step(self) -> int | None:
-        """The step of a last batch that is not full; None if there is none."""
-        return self.num_full_steps if self.remainder else None
+        return None if self.epochs is None else -(-self.num_positions // self.batch_size)
 
     def examples_at(self, position: np.ndarray) -> np.ndarray:
         """Returns the examples at places of the endless sequence of epochs.
@@ -223,22 +219,12 @@ class BatchOrder:
         Returns:
             int64 [last_step - first_step, examples of the share]. A last batch that is not full
             is cut into shares that differ by at most one, so one may be empty; with
-            `pad_remainder` it is filled up first.
+            `pad_remainder` its last example is repeated.
 
         Raises:
             IndexError: if there is no such batch.
         """
-        full = last_step if self.num_full_steps is None else self.num_full_steps
-        if 0 <= first_step <= last_step <= full:
-            columns = self.first_column + np.arange(self.replica_batch_size)
-            steps = np.arange(first_step, last_step, dtype=np.int64)
-            return steps[:, np.newaxis] * self.batch_size + columns
-        if not (first_step == full and last_step == self.num_steps):
-            raise IndexError(
-                f"no batches {first_step}..{last_step - 1}; this order has {self.num_steps}"
-            )
-        columns = self._remainder_columns()
-        return first_step * self.batch_size + np.minimum(columns, self.remainder - 1)[np.newaxis]
+        return np.minimum(self._places(first_step, last_step), self.num_positions - 1)
 
     def weights(self, first_step: int, last_step: int) -> np.ndarray:
         """Returns 1 for each example of `positions` and 0 for each filler of `pad_remainder`.
@@ -246,18 +232,23 @@ class BatchOrder:
         Returns:
             float32, of the shape of `positions`.
         """
-        positions = self.positions(first_step, last_step)
-        if first_step == self.num_full_steps and self.pad_remainder:
-            return (self._remainder_columns() < self.remainder).astype(np.float32)[np.newaxis]
-        return np.ones(positions.shape, np.float32)
+        places = self._places(first_step, last_step)
+        return (places < self.num_positions).astype(np.float32)
 
-    def _remainder_columns(self) -> np.ndarray:
-        """This replica's places in a last batch that is not full."""
-        if self.pad_remainder:
-            return self.first_column + np.arange(self.replica_batch_size)
-        first = self.remainder * self.replica_index // self.num_replicas
-        last = self.remainder * (self.replica_index + 1) // self.num_replicas
-        return np.arange(first, last)
+    def _places(self, first_step: int, last_step: int) -> np.ndarray:
+        """Returns `positions`, with those of fillers behind the end."""
+        share = np.array([self.replica_index, self.replica_index + 1])
+        if 0 <= first_step <= last_step <= self.num_full_steps:
+            first, last = share * self.replica_batch_size
+        elif first_step == self.num_full_steps and last_step == self.num_steps:
+            remainder = self.num_positions % self.batch_size
+            first, last = share * remainder // self.num_replicas
+        else:
+            raise IndexError(
+                f"no batches {first_step}..{last_step - 1}; this order has {self.num_steps}"
+            )
+        steps = np.arange(first_step, last_step, dtype=np.int64)
+        return steps[:, np.newaxis] * self.batch_size + np.arange(first, last)
 
     def check_start(self, start_step: int) -> None:
         """Raises ValueError if no reading can begin at a step; the end of the order is allowed."""
@@ -275,15 +266,12 @@ class BatchOrder:
             ValueError: if `start_step` lies outside of the order.
         """
         self.check_start(start_step)
-        full = math.inf if self.num_full_steps is None else self.num_full_steps
-        step = start_step
-        while step < full:
-            # Several at once, because a call costs more than an example.
-            last_step = int(min(step + 64, full))
+        # Several at once, because a call costs more than an example.
+        for step in range(start_step, self.num_full_steps, _STEPS_AT_ONCE):
+            last_step = min(step + _STEPS_AT_ONCE, self.num_full_steps)
             yield from self.examples_at(self.positions(step, last_step))
-            step = last_step
-        if step != self.num_steps:
-            yield from self.examples_at(self.positions(step, step + 1))
+        if self.num_steps is not None and max(start_step, self.num_full_steps) < self.num_steps:
+            yield from self.examples_at(self.positions(self.num_full_steps, self.num_steps))
 
     def __iter__(self) -> Iterator[np.ndarray]:
         return self.batches()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import os
 import re
@@ -12,6 +13,41 @@ from tfrecord_io.errors import UserError
 
 _BUFFER_LENGTH = 1 << 20
 _LOOPBACK = re.compile(r"localhost|127\.\d+\.\d+\.\d+|::1")
+
+
+@dataclasses.dataclass(frozen=True)
+class DataPath:
+    """Where a dataset is; every function that reads one takes this in place of its folder.
+
+    Attributes:
+        directory: the folder or URL.
+        cache_dir: folder in which what a URL gives is kept, see `cache.DatasetCache`.
+        cache_gb: the most that this folder may take, in 10^9 bytes.
+    """
+
+    directory: str
+    cache_dir: str | os.PathLike[str] | None = None
+    cache_gb: float | None = None
+
+    @classmethod
+    def of(
+        cls,
+        directory: str | os.PathLike[str],
+        cache_dir: str | os.PathLike[str] | None = None,
+        cache_gb: float | None = None,
+    ) -> DataPath:
+        """Returns a `DataPath` as it is, or with what is given here in its place."""
+        given = directory if isinstance(directory, cls) else cls(os.fspath(directory))
+        return cls(
+            given.directory,
+            given.cache_dir if cache_dir is None else cache_dir,
+            given.cache_gb if cache_gb is None else cache_gb,
+        )
+
+    def __fspath__(self) -> str:
+        return self.directory
+
+    __str__ = __fspath__
 
 
 def is_remote(directory: str | os.PathLike[str]) -> bool:

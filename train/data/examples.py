@@ -16,7 +16,7 @@ from tfrecord_io import groups
 from tfrecord_io.groups import Groups, group_images, groups_in
 from tfrecord_io.manifest import EXAMPLES_FILE_NAME, WEIGHT
 from tfrecord_io.reading.mapped import MappedDataset
-from tfrecord_io.stores.folder import open_file, path_in
+from tfrecord_io.stores.folder import DataPath, open_file, path_in
 from train.errors import ConfigError
 
 #: Column of the table of examples that is measured without being asked for.
@@ -69,7 +69,7 @@ class Examples:
 
 
 def read_examples(
-    directory: str, split: str | Sequence[str], places: np.ndarray | None = None
+    directory: str | DataPath, split: str | Sequence[str], places: np.ndarray | None = None
 ) -> Examples:
     """Returns the identities of a split's examples, or of some of them.
 
@@ -135,7 +135,7 @@ def read_columns(
     return {name: [_value(value) for value in rows[name].to_pylist()] for name in found}
 
 
-def read_table(directory: str, names: Sequence[str]) -> pa.Table:
+def read_table(directory: str | DataPath, names: Sequence[str]) -> pa.Table:
     """Returns those columns that a dataset's table of examples has; none if there is no table."""
     try:
         with open_file(directory, EXAMPLES_FILE_NAME) as file:
@@ -146,7 +146,7 @@ def read_table(directory: str, names: Sequence[str]) -> pa.Table:
         return pa.table({})
 
 
-def column_names(directory: str) -> list[str]:
+def column_names(directory: str | DataPath) -> list[str]:
     """Returns the columns of a dataset's table of examples; none if there is no table."""
     try:
         with open_file(directory, EXAMPLES_FILE_NAME) as file:

@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 
 import tfrecord_io
 from tfrecord_io.groups import COLUMN
+from tfrecord_io.stores.folder import DataPath
 from train.data.parts import Parts, narrow
 from train.data.seen import Seen, collect, rows_of
 from train.errors import ConfigError
@@ -140,7 +141,7 @@ def look_at(
     parts: Parts,
     images: pa.Table,
     below: Seen,
-    data: str,
+    data: str | DataPath,
     manifest: tfrecord_io.Manifest,
     *,
     is_fold: bool,

@@ -18,6 +18,7 @@ import psutil
 
 import tfrecord_io
 from tfrecord_io.ahead import map_ahead
+from tfrecord_io.stores.folder import DataPath
 from train.data import augmentation
 from train.data.examples import read_examples
 from train.data.options import InputOptions
@@ -138,7 +139,7 @@ def training_batches(
         return draws[first : first + share]
 
     if devices.backend == "jax":
-        batches = tfrecord_io.make_batches(options.data, **reading)
+        batches = tfrecord_io.make_batches(options.data_path, **reading)
         order = batches.order
         fetched, put = _fetcher(options, devices, batches)
 
@@ -160,7 +161,7 @@ def training_batches(
     from tfrecord_io.reading.device_cache import DeviceDataset
 
     dataset = tfrecord_io.make_dataset(
-        options.data,
+        options.data_path,
         engine=options.engine,
         with_keys=part.weights is not None,
         cache=None if options.cache == "none" else options.cache,
@@ -174,7 +175,7 @@ def training_batches(
         if part.weights is not None:
             dataset = dataset.map(lambda rows, counts: (rows, counts, split.gather_keys(rows)))
     if part.weights is not None:
-        dataset = _weigh(dataset, options.data, part)
+        dataset = _weigh(dataset, options.data_path, part)
 
     def finish(step: tf.Tensor, features: tuple[tf.Tensor, ...]) -> tuple[tf.Tensor, ...]:
         *others, weights = features
@@ -210,7 +211,7 @@ def evaluation_batches(
         if num_workers == 1:  # after `Devices.alone`, which keeps the worker's index
             worker = 0
         batches = tfrecord_io.make_batches(
-            options.data, batch_size=num_local * num_workers, **reading
+            options.data_path, batch_size=num_local * num_workers, **reading
         )
 
         def put(batch: tuple[np.ndarray, ...]) -> tuple[Any, ...]:
@@ -219,12 +220,12 @@ def evaluation_batches(
 
         return map_ahead(put, batches, _NUM_AHEAD, num_threads=1)
     dataset = tfrecord_io.make_dataset(
-        options.data, batch_size=num_local, engine=options.engine, **reading
+        options.data_path, batch_size=num_local, engine=options.engine, **reading
     )
     return _cut_for_replicas(dataset, devices.num_local_replicas)
 
 
-def _weigh(dataset: tf.data.Dataset, data: str, part: Part) -> tf.data.Dataset:
+def _weigh(dataset: tf.data.Dataset, data: DataPath, part: Part) -> tf.data.Dataset:
     """Replaces the keys, last in each element, by a factor of the weights before them."""
     import tensorflow as tf
 
@@ -265,7 +266,7 @@ def _fetcher(
         examples = batches.examples
         if examples is None:
             examples = np.arange(len(batches.dataset))
-        manifest = batches.dataset.mapped.manifest
+        manifest = batches.dataset.manifest
         needed = len(examples) * (manifest.layout.image_length + 4 * manifest.num_classes)
         if 2 * needed <= _free_memory(devices):
             images, labels = jax.device_put(batches.dataset[examples], devices.copied)

@@ -6,6 +6,7 @@ import dataclasses
 
 from tfrecord_io import flags
 from tfrecord_io.flags import flag
+from tfrecord_io.stores.folder import DataPath
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -72,6 +73,11 @@ class InputOptions:
                 "order of --engine mmap; leave it out"
             )
         flags.check(self)
+
+    @property
+    def data_path(self) -> DataPath:
+        """Where the dataset is read from, and kept; `data` with its cache."""
+        return DataPath(self.data, self.cache_dir, self.cache_gb)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ import numpy as np
 import tfrecord_io
 from tfrecord_io.manifest import EXAMPLES_FILE_NAME, WEIGHT
 from tfrecord_io.reading.mapped import MappedDataset
-from tfrecord_io.stores.folder import path_in
+from tfrecord_io.stores.folder import DataPath, path_in
 from train.data.examples import Examples, column_names, read_examples
 from train.data.options import FoldOptions, InputOptions
 from train.errors import ConfigError
@@ -85,7 +85,7 @@ def choose_parts(
             test=parts["test"],
         )
     splits = fold_splits(options, folds, manifest)
-    examples = read_examples(options.data, splits)
+    examples = read_examples(options.data_path, splits)
     fold_of = patient_folds(examples, folds.folds or 0)
     in_fold = fold_of == folds.fold
     if in_fold.all() or not in_fold.any():
@@ -100,7 +100,7 @@ def choose_parts(
         everything = Part(
             name=name, splits=splits, examples=None, num_examples=len(fold_of), label_counts=()
         )
-        return narrow(everything, is_chosen, options.data, manifest)
+        return narrow(everything, is_chosen, options.data_path, manifest)
 
     learnt = _weighted(options, manifest, some(f"all but fold {folds.fold}", ~in_fold))
     return Parts(train=learnt, val=None, test=some(f"fold {folds.fold}", is_held_out))
@@ -114,7 +114,7 @@ def _weighted(options: InputOptions, manifest: tfrecord_io.Manifest, part: Part)
     # Looked for first: reading the keys of all examples takes longer.
     if WEIGHT not in column_names(options.data):
         return part
-    given = read_examples(options.data, part.splits, part.examples).weights
+    given = read_examples(options.data_path, part.splits, part.examples).weights
     try:
         weights = np.array(given, np.float64)
     except ValueError:
@@ -127,14 +127,16 @@ def _weighted(options: InputOptions, manifest: tfrecord_io.Manifest, part: Part)
         )
     counts = weights > 0
     if not counts.all():
-        part = narrow(part, counts, options.data, manifest)
+        part = narrow(part, counts, options.data_path, manifest)
         weights = weights[counts]
     # The sum of very large ones would be infinite. A power of two changes no digit.
     weights = np.ldexp(weights, -np.frexp(weights.max())[1])
     return dataclasses.replace(part, weights=(weights / weights.mean()).astype(np.float32))
 
 
-def narrow(part: Part, is_kept: np.ndarray, data: str, manifest: tfrecord_io.Manifest) -> Part:
+def narrow(
+    part: Part, is_kept: np.ndarray, data: str | DataPath, manifest: tfrecord_io.Manifest
+) -> Part:
     """Returns some of the examples of a part, without weights.
 
     Args:
@@ -194,7 +196,7 @@ def patient_folds(examples: Examples, num_folds: int) -> np.ndarray:
     return np.array(fold_of)[encoded.indices.to_numpy()]
 
 
-def read_statistics(data: str, part: Part) -> tfrecord_io.PixelStatistics:
+def read_statistics(data: str | DataPath, part: Part) -> tfrecord_io.PixelStatistics:
     """Returns the pixel statistics of a part.
 
     The statistics of the whole split `train` come with the dataset. For other parts all images are

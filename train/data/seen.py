@@ -23,7 +23,7 @@ from tfrecord_io.files import atomic_write
 from tfrecord_io.groups import COLUMN, groups_in
 from tfrecord_io.manifest import EXAMPLES_FILE_NAME
 from tfrecord_io.reading.mapped import MappedDataset
-from tfrecord_io.stores.folder import open_file
+from tfrecord_io.stores.folder import DataPath, open_file
 from tfrecord_io.trunk import Trunk, seen_path
 from train.data.examples import column_names
 from train.data.parts import Part
@@ -137,7 +137,7 @@ def _read(path: Path, trunk: bytes = b"") -> Seen | None:
     return Seen(images=images, unknown=facts.get(_UNKNOWN, b"").decode())
 
 
-def read_images(directory: str, manifest: tfrecord_io.Manifest) -> pa.Table:
+def read_images(directory: str | DataPath, manifest: tfrecord_io.Manifest) -> pa.Table:
     """Returns the identities of all examples of a dataset, split after split in reading order.
 
     Without a complete `examples.parquet` only keys and pixels are known.

@@ -6,6 +6,7 @@ import numpy as np
 
 from tfrecord_io.kinds.label_kind import LabelKind
 from tfrecord_io.reading.mapped import MappedDataset
+from tfrecord_io.stores.folder import DataPath
 from train.data.parts import Part
 from train.errors import ConfigError
 from train.kinds.classes import CLASSES
@@ -22,7 +23,7 @@ def task_of(kind: LabelKind) -> Task:
     return {task.kind: task for task in TASKS}[kind]
 
 
-def training_task(kind: LabelKind, data: str, part: Part) -> Task:
+def training_task(kind: LabelKind, data: str | DataPath, part: Part) -> Task:
     """Returns the task to train.
 
     Args:

@@ -21,6 +21,7 @@ from tfrecord_io.groups import plural_unit
 from tfrecord_io.manifest import Manifest
 from tfrecord_io.printing import counted, listed
 from tfrecord_io.reading.mapped import MappedDataset
+from tfrecord_io.stores.folder import DataPath
 from train.data.exposure import Exposure
 from train.kinds.measures import CALIBRATION_LINE, PREDICTIVE_VALUES, URGENT_CLASSES
 from train.kinds.registry import task_of
@@ -129,7 +130,7 @@ class RunReport:
 
 
 def find_mistakes(
-    predict: saliency.Predict, directory: str, predictions: Predictions
+    predict: saliency.Predict, directory: DataPath, predictions: Predictions
 ) -> list[Mistake]:
     """Returns the worst mistakes on a part with their images and occlusion maps.
 

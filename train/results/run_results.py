@@ -139,7 +139,7 @@ def write_results(
     if predictions is not None:
         write_predictions(directory, predictions)
         if predict is not None:
-            mistakes = report.find_mistakes(predict, config.input.data, predictions)
+            mistakes = report.find_mistakes(predict, config.input.data_path, predictions)
     charts.write_plots(directory / PLOTS_NAME, drawn)
     report.write_report(
         directory / report.FILE_NAME,

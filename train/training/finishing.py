@@ -85,7 +85,7 @@ def finish(run: Run, progress: Progress, best: Sequence[np.ndarray]) -> dict[str
             probabilities=probabilities,
             truths=truths,
             label_names=manifest.label_names,
-            examples=read_examples(config.input.data, part.splits, part.examples),
+            examples=read_examples(config.input.data_path, part.splits, part.examples),
             part=part,
             uncalibrated=temperature and task.cool(probabilities, 1 / temperature),
         )
@@ -221,7 +221,7 @@ def pool(run: Run, splits: tuple[str, ...], singles: Sequence[Run]) -> dict[str,
         *(read_predictions(single.folder) for single in singles), strict=True
     )
     run_of = np.repeat(np.arange(len(runs)), [len(of_run) for of_run in keys])
-    everyone = read_examples(config.input.data, splits)
+    everyone = read_examples(config.input.data_path, splits)
     place_of = {key: place for place, key in enumerate(everyone.keys)}
     predictions = Predictions(
         task=task,

@@ -87,7 +87,7 @@ def _cross_validate(run: Run) -> dict[str, Any]:
     for single in singles[: config.folds.folds]:
         single.config  # noqa: B018 - raises ConfigError
     with claim(run):
-        groups = read_examples(config.input.data, splits).groups
+        groups = read_examples(config.input.data_path, splits).groups
         others = {name: count for name, count in groups.sources.items() if name != "patient"}
         if others:
             devices.say(
