@@ -260,8 +260,8 @@ def pool(run: Run, splits: tuple[str, ...], singles: Sequence[Run]) -> dict[str,
 
 def _exposure(singles: Sequence[Run]) -> Exposure:
     """Returns how much each of the runs of one seed has seen of the fold that it held out."""
-    manifest, data = singles[0].manifest, singles[0].given.input.data
-    images = read_images(data, manifest)
+    manifest = singles[0].manifest
+    images = read_images(singles[0].given.input.data_path, manifest)
     folds = [rows_of(single.parts.test, manifest) for single in singles if single.parts.test]
     is_seen = [
         find_seen(single.seen, images)[rows] for single, rows in zip(singles, folds, strict=True)
