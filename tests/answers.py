@@ -45,5 +45,6 @@ def scores_of(probabilities, truths, names=OCT_NAMES, weights=None, task=CLASSES
 def measured(probabilities, truths, names=OCT_NAMES, task=CLASSES, patients=None, **arguments):
     """Returns what metrics.json says of predictions."""
     examples = examples_of(len(truths), patients)
-    arguments = {"examples": examples, "num_samples": 20, "seed": 0} | arguments
-    return metrics.evaluate_predictions(task, answers_of(probabilities, truths, names), **arguments)
+    predictions = predictions_of(probabilities, truths, names, task, examples=examples)
+    arguments = {"num_samples": 20, "seed": 0} | arguments
+    return metrics.evaluate_predictions(predictions, **arguments)

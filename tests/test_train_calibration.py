@@ -1,8 +1,9 @@
+import dataclasses
 import json
 
 import numpy as np
 import pytest
-from answers import answers_of, examples_of
+from answers import examples_of, predictions_of
 from hypothesis import given
 from hypothesis import strategies as st
 from marked_images import OCT_NAMES
@@ -102,8 +103,8 @@ def test_calibration_says_what_the_temperature_changed_on_the_evaluated_split():
     logits = np.random.default_rng(0).normal(size=(800, 4)) * 2
     labels = drawn_from(logits, 1)
     sure = softmax(logits * 3)
-    after = apply_temperature(sure, 3.0)
-    part = thresholds.describe_calibration(CLASSES, 3.0, before=sure, after=after, truths=labels)
+    cooled = predictions_of(apply_temperature(sure, 3.0), labels, uncalibrated=sure)
+    part = thresholds.describe_calibration(cooled, 3.0)
     assert part["temperature"] == 3.0
     is_correct = sure.argmax(-1) == labels
     before = expected_calibration_error(sure.max(-1), is_correct, np.ones(800))
@@ -167,14 +168,15 @@ def three_classes(num_examples, seed=0):
     generator = np.random.default_rng(seed)
     labels = generator.integers(3, size=num_examples)
     logits = np.eye(4)[labels] * 2 + generator.normal(size=(num_examples, 4))
-    return answers_of(softmax(logits).astype(np.float32), labels)
+    return predictions_of(softmax(logits).astype(np.float32), labels)
 
 
 def measured_thresholds(val, test, patients=None, **options):
     chosen = thresholds.choose_thresholds(CLASSES, val, 0.9)
     options = {"prevalences": {}, "num_samples": 20, "seed": 0} | options
+    examples = examples_of(len(test.truths), patients)
     return thresholds.measure_thresholds(
-        chosen, CLASSES, test, examples_of(len(test.truths), patients), **options
+        chosen, dataclasses.replace(test, examples=examples), **options
     )
 
 

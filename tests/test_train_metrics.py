@@ -1,12 +1,10 @@
 import numpy as np
 import pytest
 import scipy.stats
-from answers import certain, examples_of, measured
+from answers import certain, examples_of, measured, predictions_of
 from marked_images import OCT_NAMES
 from sklearn import metrics as sk_metrics
 
-from train.kinds.classes import CLASSES
-from train.kinds.task import Answers
 from train.results import metrics as measures
 
 
@@ -192,28 +190,21 @@ def answers_of_runs(num_images=60, num_folds=3, seeds=1, shift=0.0):
     logits = truths + generator.normal(size=num_images) + shift * fold_of
     logits = np.concatenate([logits] * seeds)
     likely = 1 / (1 + np.exp(-logits))
-    runs = np.concatenate([fold_of + num_folds * seed for seed in range(seeds)])
-    answers = Answers(
-        probabilities=np.stack([1 - likely, likely], 1),
-        truths=np.concatenate([truths] * seeds),
-        label_names=("no", "yes"),
-        runs=runs,
-    )
-    rows = np.concatenate([np.arange(num_images)] * seeds)
-    return answers, examples_of(num_images).take(rows)
+    return predictions_of(
+        np.stack([1 - likely, likely], 1), np.concatenate([truths] * seeds), ("no", "yes"),
+        examples=examples_of(num_images).take(np.tile(np.arange(num_images), seeds)),
+        runs=np.concatenate([fold_of + num_folds * seed for seed in range(seeds)]),
+    )  # fmt: skip
 
 
 def measured_runs(**arguments):
-    answers, examples = answers_of_runs(**arguments)
-    return measures.evaluate_predictions(
-        CLASSES, answers, examples=examples, num_samples=300, seed=0
-    )
+    return measures.evaluate_predictions(answers_of_runs(**arguments), num_samples=300, seed=0)
 
 
 def test_the_area_of_a_cross_validation_does_not_rank_networks_against_each_other():
     plain, shifted = (measured_runs(shift=shift)["scores"]["auc/yes"] for shift in (0, 3))
     assert shifted == plain
-    answers, _ = answers_of_runs()
+    answers = answers_of_runs()
     by_fold = [
         sk_metrics.roc_auc_score(answers.truths[rows], answers.probabilities[rows, 1])
         for rows in answers.by_run()
@@ -231,11 +222,9 @@ def test_repeated_answers_to_an_image_do_not_narrow_its_interval():
 
 
 def test_a_fold_without_a_class_is_left_out_of_the_area_and_counted():
-    answers, examples = answers_of_runs()
+    answers = answers_of_runs()
     answers.truths[answers.runs == 2] = 0
-    result = measures.evaluate_predictions(
-        CLASSES, answers, examples=examples, num_samples=0, seed=0
-    )
+    result = measures.evaluate_predictions(answers, num_samples=0, seed=0)
     assert result["areas_left_out"] == {"auc/no": 1, "auc/yes": 1}
     assert any("auc/yes of 1" in note for note in result["notes"])
     assert result["scores"]["auc/yes"]["value"] is not None

@@ -132,16 +132,16 @@ def full():
     made = report_of()
     (probabilities, truths), found = mostly_right(4, 80), dict(made.metrics)
     val_probabilities, val_truths = mostly_right(4, 40, seed=1)
+    cooled = predictions_of(
+        apply_temperature(probabilities, 1.7), truths, uncalibrated=probabilities
+    )
     found["calibration"] = {"fitted_on": "val", "num_examples": 40}
-    found["calibration"] |= thresholds.describe_calibration(
-        CLASSES, 1.7, before=probabilities,
-        after=apply_temperature(probabilities, 1.7), truths=truths,
-    )  # fmt: skip
+    found["calibration"] |= thresholds.describe_calibration(cooled, 1.7)
     chosen = thresholds.choose_thresholds(CLASSES, answers_of(val_probabilities, val_truths), 0.95)
+    examples = examples_of(80, [str(index // 2) for index in range(80)])
     found["thresholds"] = thresholds.measure_thresholds(
-        chosen, CLASSES, answers_of(probabilities, truths),
-        examples_of(80, [str(index // 2) for index in range(80)]), prevalences={"CNV": 0.02},
-        num_samples=20, seed=0,
+        chosen, predictions_of(probabilities, truths, examples=examples),
+        prevalences={"CNV": 0.02}, num_samples=20, seed=0,
     )  # fmt: skip
     return dataclasses.replace(made, metrics=found)
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from tfrecord_io.kinds import grades
+from train.kinds import words
 from train.kinds.classes import Classes
 from train.kinds.measures import ratios, sums_by_place
 from train.kinds.task import Answers
@@ -39,11 +40,8 @@ class Grades(Classes):
         kappa = metrics["scores"][KAPPA]
         if kappa["value"] is None:
             return [first, *others]
-        interval = ""
-        if kappa["low"] is not None:
-            interval = f" (95 % interval: {kappa['low']:.2f} to {kappa['high']:.2f})"
-        agreement = f"Its quadratic weighted kappa is {kappa['value']:.2f}{interval}."
-        return [first, agreement, *others]
+        told = words.with_interval(kappa, "{:.2f}".format)
+        return [first, f"Its quadratic weighted kappa is {told}.", *others]
 
     def tiles(self, metrics: Mapping[str, Any]) -> list[tuple[str, str]]:
         kappa = metrics["scores"][KAPPA]["value"]

@@ -255,13 +255,14 @@ def called_rates(
     """Returns how well a question with yes and no is answered; NaN where undefined.
 
     Args:
-        is_called: bool [num_examples], whether the answer is yes.
-        is_positive: bool [num_examples], whether yes is right.
+        is_called: bool [num_examples, ...], whether the answer is yes.
+        is_positive: bool of the same shape, whether yes is right.
         weights: float64 [..., num_examples], how often each example counts.
         prevalence: see `predictive_values`; None to leave these out.
 
     Returns:
-        `sensitivity` and `specificity`, and with a prevalence `ppv` and `npv`, float64 [...] each.
+        `sensitivity` and `specificity`, and with a prevalence `ppv` and `npv`, float64 [...] each,
+        with the further axes of the answers at the end.
     """
     sensitivity = ratios(weights @ (is_called & is_positive), weights @ is_positive)
     specificity = ratios(weights @ ~(is_called | is_positive), weights @ ~is_positive)

@@ -14,6 +14,7 @@ from train.kinds.measures import (
     AREAS,
     bin_error,
     calibration_bins,
+    called_rates,
     confusion_matrix,
     defined_mean,
     ratios,
@@ -105,9 +106,7 @@ class MultiLabel(Task):
     def score(self, answers: Answers, weights: np.ndarray) -> dict[str, np.ndarray]:
         labels, called = answers.truths, self.chosen(answers.probabilities)
         is_right = labels == called
-        positives, total = weights @ labels, weights.sum(-1)
-        sensitivity = ratios(weights @ (labels & called), positives)
-        specificity = ratios(weights @ ~(labels | called), weights @ ~labels)
+        total, rates = weights.sum(-1), called_rates(called, labels, weights)
         probabilities = answers.probabilities.astype(np.float64)
         # Each label is a choice between two, of which the likelier one is the answer.
         confidences = np.maximum(probabilities, 1 - probabilities)
@@ -121,8 +120,7 @@ class MultiLabel(Task):
             "brier": ratios(weights @ np.square(probabilities - labels).mean(-1), total),
         }
         for index, name in enumerate(answers.label_names):
-            scores[f"sensitivity/{name}"] = sensitivity[:, index]
-            scores[f"specificity/{name}"] = specificity[:, index]
+            scores |= {f"{rate}/{name}": values[:, index] for rate, values in rates.items()}
         return scores
 
     def areas(self, answers: Answers, weights: np.ndarray) -> dict[str, np.ndarray]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tfrecord_io.printing import counted
@@ -70,14 +70,24 @@ def decimal(value: float | None) -> str:
     return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
 
 
-def with_interval(score: Mapping[str, float | None]) -> str:
-    """Returns a number and its interval, such as `3.1 (95 % interval: 2.5 to 4)`."""
+def with_interval(
+    score: Mapping[str, float | None],
+    told: Callable[[float | None], str] = decimal,
+    before: str = "95 % interval: ",
+) -> str:
+    """Returns a number and its interval, such as `3.1 (95 % interval: 2.5 to 4)`.
+
+    Args:
+        score: an entry of `scores` in metrics.json.
+        told: returns a number as text.
+        before: text before the interval.
+    """
+    if score["value"] is None:
+        return "undefined"
     if score["low"] is None:
-        return decimal(score["value"])
-    return (
-        f"{decimal(score['value'])} (95 % interval: {decimal(score['low'])} to "
-        f"{decimal(score['high'])})"
-    )
+        return told(score["value"])
+    low, high = (told(score[end]).removesuffix(" %") for end in ("low", "high"))
+    return f"{told(score['value'])} ({before}{low} to {high})"
 
 
 def percent(value: float | None) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,6 @@ import numpy as np
 from tfrecord_io.groups import plural_unit
 from tfrecord_io.kinds.registry import kind_in
 from tfrecord_io.printing import listed, printable
-from train.data.examples import Examples
 from train.errors import MetricsError
 from train.kinds.measures import defined_mean, predictive_values
 from train.kinds.task import Answers, Task
@@ -28,12 +27,8 @@ from train.kinds.words import (
     worst_classes,
 )
 from train.results import verdicts
-from train.results.bootstrap import (
-    CONFIDENCE_LEVEL,
-    examples_behind,
-    rounded,
-    with_intervals,
-)
+from train.results.bootstrap import CONFIDENCE_LEVEL, examples_behind, rounded, with_intervals
+from train.results.predictions import Predictions
 
 #: With fewer groups than this, intervals get a note: a bootstrap over few clusters tends to give
 #: too narrow ones. Source: Cameron, Gelbach and Miller 2008, "Bootstrap-based improvements for
@@ -56,9 +51,7 @@ FEW_BEHIND = 10
 
 
 def evaluate_predictions(
-    task: Task,
-    answers: Answers,
-    examples: Examples,
+    predictions: Predictions,
     *,
     num_samples: int,
     seed: int,
@@ -67,9 +60,7 @@ def evaluate_predictions(
     """Returns the measures of predictions for metrics.json.
 
     Args:
-        task: what the network answers.
-        answers: to measure.
-        examples: their identities.
+        predictions: to measure.
         num_samples: bootstrap resamples; 0 for no intervals.
         seed: seed of the bootstrap.
         prevalences: share of positives where the model is to be used, by view, for `ppv` and `npv`
@@ -89,14 +80,15 @@ def evaluate_predictions(
     Raises:
         MetricsError: if there are no examples, a shape is wrong, or a probability is not finite.
     """
-    probabilities, truths = answers.probabilities, answers.truths
-    _check_predictions(probabilities, truths, len(answers.label_names))
+    task, examples, label_names = predictions.task, predictions.examples, predictions.label_names
+    probabilities, truths = predictions.probabilities, predictions.truths
+    _check_predictions(probabilities, truths, len(label_names))
     indices = examples.groups.codes
     # Several networks of a cross-validation may have answered to an image.
     _, images = np.unique(examples.keys, return_index=True)
     num_area_samples = _num_area_samples(num_samples, MAX_AREA_COST // probabilities.size)
-    views = task.views(answers.label_names)
-    has = task.has(truths, len(answers.label_names)) if views else np.empty((len(truths), 0), bool)
+    views = task.views(label_names)
+    has = task.has(truths, len(label_names)) if views else np.empty((len(truths), 0), bool)
     behind = examples_behind(views, has, indices)
     measured: dict[str, Any] = {}
     for measure, number in (
@@ -104,7 +96,7 @@ def evaluate_predictions(
         (functools.partial(_areas, task), num_area_samples),
     ):
         measured |= with_intervals(
-            functools.partial(measure, answers), indices, behind,
+            functools.partial(measure, predictions), indices, behind,
             num_samples=number, seed=seed, digits=task.digits,
         )  # fmt: skip
     groups = examples.groups.take(images)
@@ -119,11 +111,11 @@ def evaluate_predictions(
         "auc_bootstrap_samples": num_area_samples,
         "confidence_level": CONFIDENCE_LEVEL,
         "loss": task.mean_loss(probabilities, truths),
-        **_an_image(task.tables(answers), len(images) / len(truths)),
-        **({} if answers.runs is None else {"areas_left_out": _areas_left_out(task, answers)}),
+        **_an_image(task.tables(predictions), len(images) / len(truths)),
+        **({} if predictions.runs is None else {"areas_left_out": _areas_left_out(predictions)}),
         "label_groups": {
             name: int(np.count_nonzero(behind[f"sensitivity/{name}"]))
-            for name in answers.label_names
+            for name in label_names
             if views
         },
         "scores": measured,
@@ -173,10 +165,10 @@ def _areas(task: Task, answers: Answers, weights: np.ndarray) -> dict[str, np.nd
     return {name: defined_mean(np.stack([areas[name] for areas in by_run])) for name in by_run[0]}
 
 
-def _areas_left_out(task: Task, answers: Answers) -> dict[str, int]:
+def _areas_left_out(predictions: Predictions) -> dict[str, int]:
     """Returns how many networks' areas are not defined, by name, because a class is missing."""
-    parts = (answers.some(rows) for rows in answers.by_run())
-    by_run = [task.areas(part, np.ones((1, len(part.truths)))) for part in parts]
+    parts = (predictions.some(rows) for rows in predictions.by_run())
+    by_run = [predictions.task.areas(part, np.ones((1, len(part.truths)))) for part in parts]
     counts = {name: sum(int(np.isnan(areas[name][0])) for areas in by_run) for name in by_run[0]}
     return {name: count for name, count in counts.items() if count and is_share_of_one(name)}
 
@@ -357,7 +349,10 @@ def remarks(metrics: Mapping[str, Any]) -> list[str]:
     """Returns lines on the exported thresholds, and on what limits the figures."""
     lines = []
     for entry in metrics.get("thresholds", ()):
-        rates = (f"{rate} {_text(entry['test'][rate])}" for rate in ("sensitivity", "specificity"))
+        rates = (
+            f"{rate} {with_interval(entry['test'][rate], percent, '')}"
+            for rate in ("sensitivity", "specificity")
+        )
         threshold = f"{printable(entry['view'])} at least {decimal(entry['threshold'])}"
         lines.append(f"  threshold: {threshold}: {', '.join(rates)}")
     notes = (*metrics["notes"], *verdicts.of_answers(metrics), *verdicts.of_probabilities(metrics))
@@ -378,13 +373,5 @@ def _most_telling(metrics: Mapping[str, Any]) -> tuple[list[str], int]:
 def score_text(metrics: Mapping[str, Any], name: str) -> str:
     """Returns a measure of metrics.json and its interval, such as `90.1 % (84.0 to 95.2)`."""
     unit = unit_of(name, is_number=kind_in(metrics).is_number)
-    return _text(metrics["scores"][name], decimal if unit == "number" else percent)
-
-
-def _text(score: Mapping[str, float | None], told: Callable[[float | None], str] = percent) -> str:
-    if score["value"] is None:
-        return "undefined"
-    if score["low"] is None:
-        return told(score["value"])
-    low, high = (told(score[end]).removesuffix(" %") for end in ("low", "high"))
-    return f"{told(score['value'])} ({low} to {high})"
+    told = decimal if unit == "number" else percent
+    return with_interval(metrics["scores"][name], told, "")

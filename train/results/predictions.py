@@ -39,6 +39,11 @@ class Predictions(Answers):
     part: Part | None = None
     uncalibrated: np.ndarray | None = None
 
+    def of_examples(self, rows: np.ndarray) -> Predictions:
+        """Returns the predictions for some of the examples, int64 [num_chosen], to be measured."""
+        answers, examples = self.some(rows), self.examples.take(rows)
+        return Predictions(**vars(answers), task=self.task, examples=examples)
+
 
 def write_predictions(directory: Path, predictions: Predictions) -> None:
     """Writes a table of key, path, patient, label, predicted label and probabilities.

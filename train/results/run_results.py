@@ -50,38 +50,27 @@ def measure(
     Raises:
         MetricsError: if there are no examples, or a probability is not finite.
     """
-    task, examples, options = predictions.task, predictions.examples, config.measures
+    options, keys = config.measures, predictions.examples.keys
+    views = predictions.task.views(predictions.label_names)
     shared: dict[str, Any] = {
-        "prevalences": options.prevalences(
-            [view.name for view in task.views(predictions.label_names)]
-        ),
+        "prevalences": options.prevalences([view.name for view in views]),
         "num_samples": options.bootstrap_samples,
         "seed": config.input.seed,
     }
 
-    def measured(rows: np.ndarray) -> dict[str, Any]:
-        return metrics.evaluate_predictions(
-            task,
-            predictions.some(rows),
-            examples.take(rows),
-            **shared,
-        )
-
     def of_subgroup(rows: np.ndarray) -> dict[str, Any]:
-        results = measured(rows)
+        results = metrics.evaluate_predictions(predictions.of_examples(rows), **shared)
         return {name: results[name] for name in ("num_examples", "num_patients", "scores")}
 
-    results = task.kind.entry | measured(np.arange(len(predictions.truths)))
+    results = predictions.task.kind.entry | metrics.evaluate_predictions(predictions, **shared)
     if shared["prevalences"]:
         results["prevalence"] = shared["prevalences"]
     if chosen:
-        results["thresholds"] = thresholds.measure_thresholds(
-            chosen, task, predictions, examples, **shared
-        )
+        results["thresholds"] = thresholds.measure_thresholds(chosen, predictions, **shared)
     by = {
         column: {name: of_subgroup(rows) for name, rows in subgroups(values).items()}
         for column, values in read_columns(
-            config.input.data, examples.keys, [SITE, *options.columns]
+            config.input.data, keys, [SITE, *options.columns]
         ).items()
         # Of sites, only those of whole datasets unless they are asked for.
         if column in options.columns or None not in values

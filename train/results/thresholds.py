@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 
 from tfrecord_io.manifest import check_types
-from train.data.examples import Examples
 from train.errors import ConfigError
 from train.kinds.measures import called_rates, expected_calibration_error
 from train.kinds.task import MAX_VIEWS, Answers, Task, View
 from train.results.bootstrap import behind_rates, rounded, with_intervals
+from train.results.predictions import Predictions
 from train.run_folder import write_json
 
 #: In the export folder.
@@ -36,22 +36,18 @@ _ENTRY = {
 }
 
 
-def describe_calibration(
-    task: Task, temperature: float, *, before: np.ndarray, after: np.ndarray, truths: np.ndarray
-) -> dict[str, float]:
-    """Returns a temperature and the expected calibration error before and after it.
+def describe_calibration(predictions: Predictions, temperature: float) -> dict[str, float]:
+    """Returns a temperature and the expected calibration error without and with it.
 
     Args:
-        task: what the network answers.
+        predictions: on other images than those that it was fitted to.
         temperature: the fitted temperature.
-        before: probabilities [num_examples, num_labels] on other images, before the temperature.
-        after: the same after the temperature.
-        truths: of these images.
     """
-    errors = {"ece_before": before, "ece_after": after}
+    task, truths, before = predictions.task, predictions.truths, predictions.uncalibrated
+    assert before is not None
     return {"temperature": round(temperature, 6)} | {
-        name: round(calibration_error(task, probabilities, truths), 6)
-        for name, probabilities in errors.items()
+        f"ece_{when}": round(calibration_error(task, probabilities, truths), 6)
+        for when, probabilities in (("before", before), ("after", predictions.probabilities))
     }
 
 
@@ -190,9 +186,7 @@ def views_above(
 
 def measure_thresholds(
     chosen: Sequence[Mapping[str, Any]],
-    task: Task,
-    answers: Answers,
-    examples: Examples,
+    predictions: Predictions,
     *,
     prevalences: Mapping[str, float],
     num_samples: int,
@@ -205,9 +199,7 @@ def measure_thresholds(
 
     Args:
         chosen: see `choose_thresholds`. One for a label that the answers do not have is left out.
-        task: what the network answers.
-        answers: on other images than those of the choice, with the temperature applied.
-        examples: identities of these images.
+        predictions: on other images than those of the choice, with the temperature applied.
         prevalences: share of positives where the model is to be used, by view, for `ppv` and `npv`.
         num_samples: bootstrap resamples; 0 for no intervals.
         seed: seed of the bootstrap.
@@ -217,7 +209,8 @@ def measure_thresholds(
         intervals (`value`, `low`, `high`) `sensitivity`, `specificity`, and where a prevalence is
         stated `ppv` and `npv`. Where patients are known, `test_by_patient` has the same.
     """
-    has = task.has(answers.truths, len(answers.label_names))
+    examples, label_names = predictions.examples, predictions.label_names
+    has = predictions.task.has(predictions.truths, len(label_names))
     groups = examples.groups.codes
     known = np.flatnonzero([patient is not None for patient in examples.patients or ()])
     names = [str(patient) for patient in examples.patients or () if patient is not None]
@@ -226,10 +219,10 @@ def measure_thresholds(
     _, groups_of_patients = np.unique(groups[known[first]], return_inverse=True)
     measured = []
     for entry in chosen:
-        if not set(entry["labels"]) <= set(answers.label_names):
+        if not set(entry["labels"]) <= set(label_names):
             continue
-        view = view_of(entry, answers.label_names)
-        is_called = view.ranking(answers.probabilities) >= entry["threshold"]
+        view = view_of(entry, label_names)
+        is_called = view.ranking(predictions.probabilities) >= entry["threshold"]
         reached = functools.partial(
             _reached, prevalence=prevalences.get(view.name), num_samples=num_samples, seed=seed
         )

@@ -6,6 +6,7 @@ together.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -96,11 +97,7 @@ def finish(run: Run, progress: Progress, best: Sequence[np.ndarray]) -> dict[str
         if temperature is not None and val is not None:
             facts = {"fitted_on": "val", "num_examples": len(val[1])}
             results["calibration"] = facts | thresholds.describe_calibration(
-                task,
-                temperature,
-                before=predictions.uncalibrated,
-                after=predictions.probabilities,
-                truths=predictions.truths,
+                predictions, temperature
             )
 
     def predict_images(images: np.ndarray) -> np.ndarray:
@@ -282,6 +279,5 @@ def _describe_calibration(
         cooled[is_in] = task.cool(raw[is_in], temperatures[-1])
     facts = {"fitted_on": f"the other folds of {', '.join(splits)}", "num_examples": num_images}
     mean = float(np.mean(temperatures))
-    return facts | thresholds.describe_calibration(
-        task, mean, before=raw, after=cooled, truths=truths
-    )
+    after = dataclasses.replace(predictions, probabilities=cooled, uncalibrated=raw)
+    return facts | thresholds.describe_calibration(after, mean)
