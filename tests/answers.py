@@ -7,7 +7,6 @@ from marked_images import OCT_NAMES
 from tfrecord_io.groups import group_images
 from train.data.examples import Examples
 from train.kinds.classes import CLASSES
-from train.kinds.task import Answers
 from train.results import metrics
 from train.results.predictions import Predictions
 
@@ -15,10 +14,6 @@ from train.results.predictions import Predictions
 def certain(predicted, num_classes=4):
     """Returns probabilities [num_examples, num_classes] of sure answers."""
     return np.eye(num_classes)[predicted] * 0.97 + 0.01
-
-
-def answers_of(probabilities, truths, names=OCT_NAMES):
-    return Answers(probabilities=probabilities, truths=np.asarray(truths), label_names=tuple(names))
 
 
 def examples_of(num_examples, patients=None, **fields):
@@ -34,12 +29,16 @@ def examples_of(num_examples, patients=None, **fields):
 def predictions_of(probabilities, truths, names=OCT_NAMES, task=CLASSES, **fields):
     fields = {"examples": examples_of(len(truths))} | fields
     return Predictions(
-        task=task, probabilities=probabilities, truths=truths, label_names=tuple(names), **fields
+        task=task,
+        probabilities=probabilities,
+        truths=np.asarray(truths),
+        label_names=tuple(names),
+        **fields,
     )
 
 
 def scores_of(probabilities, truths, names=OCT_NAMES, weights=None, task=CLASSES):
-    return metrics.scores(task, answers_of(probabilities, truths, names), weights)
+    return metrics.scores(task, predictions_of(probabilities, truths, names), weights)
 
 
 def measured(probabilities, truths, names=OCT_NAMES, task=CLASSES, patients=None, **arguments):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from answers import answers_of, examples_of, measured, predictions_of, scores_of
+from answers import examples_of, measured, predictions_of, scores_of
 from dataset_factory import bare_manifest
 from marked_images import OCT_NAMES, write_marked_dataset
 from pages import CHROMIUM, Page, overhang, require_good_page, screenshot
@@ -59,7 +59,7 @@ def mostly_right(num_classes, num_examples, seed=0):
 
 def mistakes_of(probabilities, labels, names):
     generator = np.random.default_rng(0)
-    answers = CLASSES.mistakes(answers_of(probabilities, labels, names), report.MAX_MISTAKES)
+    answers = CLASSES.mistakes(predictions_of(probabilities, labels, names), report.MAX_MISTAKES)
     return [
         Mistake(
             answer=answer,
@@ -131,13 +131,13 @@ def full():
     """A report with everything in it."""
     made = report_of()
     (probabilities, truths), found = mostly_right(4, 80), dict(made.metrics)
-    val_probabilities, val_truths = mostly_right(4, 40, seed=1)
     cooled = predictions_of(
         apply_temperature(probabilities, 1.7), truths, uncalibrated=probabilities
     )
     found["calibration"] = {"fitted_on": "val", "num_examples": 40}
     found["calibration"] |= thresholds.describe_calibration(cooled, 1.7)
-    chosen = thresholds.choose_thresholds(CLASSES, answers_of(val_probabilities, val_truths), 0.95)
+    val = predictions_of(*mostly_right(4, 40, seed=1))
+    chosen = thresholds.choose_thresholds(CLASSES, val, 0.95)
     examples = examples_of(80, [str(index // 2) for index in range(80)])
     found["thresholds"] = thresholds.measure_thresholds(
         chosen, predictions_of(probabilities, truths, examples=examples),
@@ -218,7 +218,7 @@ def test_the_surest_mistakes_are_the_worst():
     labels = np.array([0, 1, 0, 0, 1])
 
     def places(labels, most=12):
-        found = CLASSES.mistakes(answers_of(probabilities, labels, ("a", "b")), most)
+        found = CLASSES.mistakes(predictions_of(probabilities, labels, ("a", "b")), most)
         return [answer.place for answer in found]
 
     assert places(labels) == [2, 3, 4, 1]

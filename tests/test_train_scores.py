@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import scipy.optimize
 import scipy.special
-from answers import answers_of, certain, scores_of
+from answers import certain, predictions_of, scores_of
 from hypothesis import given
 from hypothesis import strategies as st
 from marked_images import OCT_NAMES
@@ -146,7 +146,7 @@ def test_many_weightings_at_once_measure_what_each_does_alone():
     labels = generator.integers(4, size=40)
     probabilities = generator.dirichlet(np.ones(4), size=40).round(1)  # with ties
     weights = generator.integers(0, 3, size=(5, 40)).astype(float)
-    answers = answers_of(probabilities, labels)
+    answers = predictions_of(probabilities, labels)
     together = CLASSES.score(answers, weights) | CLASSES.areas(answers, weights)
     for index, row in enumerate(weights):
         alone = scores_of(probabilities, labels, weights=row)

@@ -6,7 +6,7 @@ import json
 
 import numpy as np
 import pytest
-from answers import answers_of, certain, predictions_of, scores_of
+from answers import certain, predictions_of, scores_of
 from dataset_factory import bare_manifest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -204,7 +204,7 @@ def test_images_count_in_the_mean_that_is_learnt_as_they_do_in_the_loss(data):
 
 def test_the_largest_errors_are_the_mistakes_that_are_shown():
     answers, truths = np.array([[1.0], [9.0], [-3.0]]), np.array([1.5, 2.0, 0.0])
-    found = numbers.NUMBER.mistakes(answers_of(answers, truths, ("ef",)), most=2)
+    found = numbers.NUMBER.mistakes(predictions_of(answers, truths, ("ef",)), most=2)
     assert [(one.place, one.true, one.predicted) for one in found] == [
         (1, "2", "9"),
         (2, "0", "-3"),

@@ -8,7 +8,7 @@ import shutil
 import keras
 import numpy as np
 import pytest
-from answers import answers_of, predictions_of, scores_of
+from answers import predictions_of, scores_of
 from builds import IN_MEMORY
 from marked_images import (
     KERAS_ARRAY_WARNING,
@@ -186,7 +186,7 @@ def test_a_label_that_no_image_has_is_left_out_of_the_means_and_rests_on_no_pati
 def test_the_worst_mistakes_about_labels_come_first():
     probabilities = np.array([[0.9, 0.1], [0.4, 0.02], [0.2, 0.8]])
     truths = np.array([[False, False], [True, True], [False, True]])
-    found = MULTI_LABEL.mistakes(answers_of(probabilities, truths, ("mass", "scar")), most=2)
+    found = MULTI_LABEL.mistakes(predictions_of(probabilities, truths, ("mass", "scar")), most=2)
     assert [(one.place, one.output, one.true, one.predicted) for one in found] == [
         (1, 1, "scar", "no scar"),
         (0, 0, "no mass", "mass"),
