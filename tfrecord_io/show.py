@@ -34,7 +34,11 @@ def contact_sheet(
         OSError: if a shard cannot be read.
     """
     dataset = manifest.Manifest.load(directory)
-    shards = _open_shards(Path(directory), dataset, split)
+    shards = [
+        map_records(Path(directory) / shard.name, shard.num_bytes, dataset.layout.stride)
+        for shard in dataset.split(split).shards
+        if shard.num_examples
+    ]
     names, counts, labels = _classes(dataset, split, shards)
     images = _first_of_each_class(dataset.layout, shards, labels, len(names), num_per_class)
     height, width, _ = dataset.image_shape
@@ -54,15 +58,6 @@ def contact_sheet(
             place = (_MARGIN + column * (tile[0] + _MARGIN), top + _CAPTION_HEIGHT)
             sheet.paste(picture.convert("RGB").resize(tile, Image.Resampling.LANCZOS), place)
     return sheet
-
-
-def _open_shards(directory: Path, dataset: manifest.Manifest, split: str) -> list[np.ndarray]:
-    """Returns the records of each shard that has any, uint8 [num_examples, stride]."""
-    return [
-        map_records(directory / shard.name, shard.num_bytes, dataset.layout.stride)
-        for shard in dataset.split(split).shards
-        if shard.num_examples
-    ]
 
 
 def _classes(

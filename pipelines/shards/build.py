@@ -20,7 +20,7 @@ from pipelines.sources.source import Source
 from pipelines.stores import output_state
 from pipelines.stores.output import BUILD_DIR, Storage
 from tfrecord_io import manifest, schema
-from tfrecord_io.auditing import columns, ranges, twins
+from tfrecord_io.auditing import columns, twins
 from tfrecord_io.decoding.options import Preprocessing
 from tfrecord_io.kinds.classes import CLASSES
 from tfrecord_io.kinds.label_kind import LabelKind
@@ -164,7 +164,7 @@ class Build(Work):
         with self.storage.open_arrow(manifest.EXAMPLES_FILE_NAME) as file:
             examples = columns.read_examples(file)
         with twins.ImageReader(self.layout, self.storage.open_arrow) as images:
-            same = twins.find_twins(ranges.with_ranges(examples, self.label_kind), images)
+            same = twins.find_twins(examples, images, self.label_kind)
             yield examples, same, images
 
 

@@ -13,7 +13,6 @@ from typing import Any
 import pyarrow as pa
 
 from tfrecord_io import manifest
-from tfrecord_io.auditing import ranges
 from tfrecord_io.auditing.class_checks import check_classes, check_numbers, check_shortcuts
 from tfrecord_io.auditing.columns import CodedColumns, read_examples
 from tfrecord_io.auditing.copy_checks import check_exact, check_near
@@ -51,8 +50,8 @@ def audit(directory: str | os.PathLike[str], *, most_listed: int | None = MAX_LI
     dataset = manifest.Manifest.load(directory)
     directory = Path(directory)
     examples = read_examples(directory / manifest.EXAMPLES_FILE_NAME)
-    with ImageReader(dataset.layout, lambda name: (directory / name).open("rb")) as images:
-        same = find_twins(ranges.with_ranges(examples, dataset.label_kind), images)
+    with ImageReader.of_folder(directory, dataset.layout) as images:
+        same = find_twins(examples, images, dataset.label_kind)
         return audit_examples(examples, same, dataset, most_listed)
 
 
@@ -66,8 +65,7 @@ def audit_examples(
 
     Args:
         examples: the table that `columns.read_examples` returns.
-        twins: the duplicates among these examples, see `find_twins`; of numbers, among their
-            ranges, see `ranges.with_ranges`.
+        twins: the duplicates among these examples, see `find_twins`.
         dataset: the manifest; its audit is not used.
         most_listed: largest number of patients, copies and pairs that a finding lists; None for
             all.

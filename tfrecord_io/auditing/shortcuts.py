@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import zlib
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -21,7 +22,15 @@ _NUM_FOLDS = 5
 _MAX_CATEGORIES = 30
 _BRIGHTNESS_BINS = 8
 _NUM_RESAMPLES = 200
-_MAX_SIDE = 1_000_000
+
+# Facts that are categories: the columns that tell them, and how their values are shown.
+_CATEGORIES = (
+    ("original size", ("width", "height"), "{}×{}"),
+    ("file format and mode", ("file_format", "mode"), "{} {}"),
+    ("JPEG quantization", ("quantization",), "{}"),
+    ("padded share", ("padding",), "{} %"),
+    ("site", ("site",), "{}"),
+)
 
 #: Bounds of the bins of the white share of a picture's border.
 WHITE_BORDER_EDGES = (0.001, 0.1, 0.3)
@@ -78,9 +87,9 @@ def measure(
     Returns:
         the result, or None if fewer than two classes have examples or no signal varies.
     """
-    signals = _signals(examples)
     present, labels = np.unique(label_codes, return_inverse=True)
-    if len(present) < 2 or not signals:
+    signals = _signals(examples) if len(present) > 1 else []
+    if not signals:
         return None
     joined = joined or group_images(examples)
     groups, folds = joined.codes, _folds(joined)
@@ -127,22 +136,11 @@ class _Signal:
 def _signals(examples: pa.Table) -> list[_Signal]:
     """Returns the signals whose columns exist and that vary."""
     names = set(examples.column_names)
-    signals = []
-    if {"width", "height"} <= names:
-        width, height = (examples[n].to_numpy().astype(np.int64) for n in ("width", "height"))
-        codes, values = _categories(width * _MAX_SIDE + height)
-        shown = [f"{value // _MAX_SIDE}×{value % _MAX_SIDE}" for value in values]
-        signals.append(_Signal("original size", codes, shown))
-    if {"mode", "file_format"} <= names:
-        formats, format_names = encode(examples["file_format"])
-        modes, mode_names = encode(examples["mode"])
-        codes, values = _categories(formats * len(mode_names) + modes)
-        pairs = [divmod(value, len(mode_names)) for value in values]
-        shown = [f"{format_names[a]} {mode_names[b]}" for a, b in pairs]
-        signals.append(_Signal("file format and mode", codes, shown))
-    if "quantization" in names:
-        codes, values = _categories(examples["quantization"].to_numpy())
-        signals.append(_Signal("JPEG quantization", codes, [str(value) for value in values]))
+    signals = [
+        _category(name, [examples[column] for column in columns], shown)
+        for name, columns, shown in _CATEGORIES
+        if names.issuperset(columns)
+    ]
     if "brightness" in names:
         brightness = examples["brightness"].to_numpy()
         edges = np.quantile(brightness, np.linspace(0, 1, _BRIGHTNESS_BINS + 1)[1:-1])
@@ -150,13 +148,6 @@ def _signals(examples: pa.Table) -> list[_Signal]:
     if "white_border" in names:
         border = examples["white_border"].to_numpy()
         signals.append(_binned("white border", border, WHITE_BORDER_EDGES))
-    if "padding" in names:
-        codes, values = _categories(examples["padding"].to_numpy())
-        signals.append(_Signal("padded share", codes, [f"{value} %" for value in values]))
-    if "site" in names:
-        sites, site_names = encode(examples["site"].fill_null("unknown"))
-        codes, values = _categories(sites)
-        signals.append(_Signal("site", codes, [str(site_names[value]) for value in values]))
     return [signal for signal in signals if signal.codes.max(initial=0) > 0]
 
 
@@ -165,17 +156,28 @@ def _binned(name: str, values: np.ndarray, edges: Sequence[float] | np.ndarray) 
     return _Signal(name, np.searchsorted(edges, values, "right").astype(np.int64), shown)
 
 
-def _categories(values: np.ndarray) -> tuple[np.ndarray, list[int]]:
-    """Numbers the values by frequency; all rare values share the last number.
-
-    Returns:
-        int64 [num_examples] codes, and the value of each code except that of the rare values.
-    """
-    unique, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
+def _category(name: str, columns: Sequence[pa.ChunkedArray], shown: str) -> _Signal:
+    """Numbers what is in some columns by frequency; all rare values share the last number."""
+    parts = [_numbered(column) for column in columns]
+    shape = [len(values) for _, values in parts]
+    codes = np.ravel_multi_index([numbers for numbers, _ in parts], shape)
+    unique, inverse, counts = np.unique(codes, return_inverse=True, return_counts=True)
     order = np.argsort(-counts, kind="stable")
-    ranks = np.empty(len(counts), np.int64)
-    ranks[order] = np.arange(len(counts))
-    return np.minimum(ranks, _MAX_CATEGORIES)[inverse], unique[order[:_MAX_CATEGORIES]].tolist()
+    frequent = zip(*np.unravel_index(unique[order[:_MAX_CATEGORIES]], shape), strict=True)
+    texts = [
+        shown.format(*(values[place] for (_, values), place in zip(parts, places, strict=True)))
+        for places in frequent
+    ]
+    return _Signal(name, np.minimum(np.argsort(order), _MAX_CATEGORIES)[inverse], texts)
+
+
+def _numbered(column: pa.ChunkedArray) -> tuple[np.ndarray, list[Any]]:
+    """Returns the number of each row's value, int64 [num_examples], and the different values."""
+    if pa.types.is_integer(column.type):
+        values, numbers = np.unique(column.to_numpy(), return_inverse=True)
+        return numbers, values.tolist()
+    numbers, texts = encode(column.fill_null("unknown") if column.null_count else column)
+    return numbers, texts.to_pylist()
 
 
 def _giveaways(

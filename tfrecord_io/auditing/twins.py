@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import IO
 
 import numpy as np
@@ -15,7 +16,9 @@ from PIL import Image
 from tfrecord_io import schema, visible
 from tfrecord_io.auditing import near_duplicates
 from tfrecord_io.auditing.columns import encode
+from tfrecord_io.auditing.ranges import with_ranges
 from tfrecord_io.groups import group_images
+from tfrecord_io.kinds.label_kind import LabelKind
 
 #: Largest number of proposed pairs whose pixels are compared; each takes about half a millisecond.
 MAX_CHECKED = 50_000
@@ -35,6 +38,11 @@ class ImageReader:
         self._open_shard = open_shard
         self._files: dict[str, IO[bytes]] = {}
         self._stack = contextlib.ExitStack()
+
+    @classmethod
+    def of_folder(cls, directory: Path, layout: schema.RecordLayout) -> ImageReader:
+        """Reads the shards of a folder on a local disk."""
+        return cls(layout, lambda name: (directory / name).open("rb"))
 
     def __enter__(self) -> ImageReader:
         return self
@@ -169,8 +177,8 @@ class Twins:
                 yield dataclasses.replace(pair, first=int(others[0]), second=int(second[0]))
 
 
-def find_twins(examples: pa.Table, images: ImageReader) -> Twins:
-    """Finds examples with the same pixels, and near duplicates.
+def find_twins(examples: pa.Table, images: ImageReader, kind: LabelKind) -> Twins:
+    """Finds examples with the same pixels, and near duplicates. Numbers count as their ranges.
 
     Near duplicates of one patient (or whatever `groups.group_images` knows) within one split and
     label are left out, because many images of one patient look alike, and nothing follows from it.
@@ -191,7 +199,7 @@ def find_twins(examples: pa.Table, images: ImageReader) -> Twins:
         have_different(codes, groups, first, second)
         for codes in (
             encode(examples.column("split"))[0],
-            encode(examples.column("label"))[0],
+            encode(with_ranges(examples, kind)["label"])[0],
             group_images(examples).codes,
         )
     )
