@@ -15,9 +15,9 @@ import numpy as np
 import pyarrow.parquet as pq
 import pydicom
 import pytest
-from builds import ROOT, build_here, bytes_read, run_build_here
+from builds import ROOT, build_here, run_build_here
 from dicom_files import dicom_file, in_syntax
-from image_files import encoded, grey_pixels, png, write_tar, write_tree, write_zip
+from image_files import encoded, grey_pixels, png, write_tree
 from PIL import Image
 from pydicom.pixels import apply_color_lut, apply_modality_lut, apply_voi, pixel_array
 
@@ -643,22 +643,6 @@ def test_the_frames_of_a_volume_are_what_was_written_in_every_syntax(syntax):
             assert decode_image(cut, settings, number).pixels == expected.tobytes()
 
 
-@pytest.mark.parametrize("kind", ["folder", "tar", "zip"])
-def test_only_the_bytes_of_its_frame_are_read_of_a_volume(tmp_path, kind):
-    volume = np.stack([grey_pixels(seed, 200, 200) for seed in range(40)])
-    files = {"CNV/volume": dicom_file(volume), "DME/1.png": png()}
-    write = {"folder": write_tree, "tar": write_tar, "zip": write_zip}[kind]
-    source = write(tmp_path / {"folder": "in", "tar": "in.tar", "zip": "in.zip"}[kind], files)
-    build_here(source, tmp_path / "warm up")
-    before = bytes_read()
-    output = build_here(source, tmp_path / "out")
-    # The whole file for each frame would be forty times its size.
-    assert bytes_read() - before < 10 * volume.nbytes
-    hashes = {row["path"]: row["file_xxh3"] for row in rows_of_examples(output)}
-    assert hashes["DME/1.png"]
-    assert hashes["CNV/volume#frame-7"] is None
-
-
 def rows_of_examples(output: Path) -> list[dict]:
     return pq.read_table(output / EXAMPLES_FILE_NAME).to_pylist()
 
@@ -901,19 +885,6 @@ def test_no_identifier_of_a_tag_is_in_any_output(folder, tmp_path, capfd):
     for text in (*IDENTIFIERS.values(), "Plantedname", "PLANTED", "Jane"):
         planted = text.partition("{")[0].encode()
         assert not [found for found in (*outputs, said) if planted in found]
-
-
-@pytest.mark.parametrize("write", [write_zip, write_tar])
-def test_an_archive_gives_the_same_shards_as_the_folder(built, write, tmp_path, capsys):
-    archive = write(tmp_path / {write_zip: "scans.zip", write_tar: "scans.tar.gz"}[write], tree())
-    output = build_here(archive, tmp_path / "out", *FLAGS)
-    names = sorted(path.name for path in built.glob("*.tfrecord"))
-    assert names == sorted(path.name for path in output.glob("*.tfrecord"))
-    for name in names:
-        assert (output / name).read_bytes() == (built / name).read_bytes()
-    capsys.readouterr()
-    build_here(archive, tmp_path / "out", *FLAGS)
-    assert "is complete" in "".join(capsys.readouterr())
 
 
 def test_codecs_are_part_of_the_identity_only_where_they_are_used(built, tmp_path):

@@ -169,14 +169,6 @@ def test_nonsense_about_the_sides_of_pixels_is_not_believed(sides):
     assert decode_image(data, Preprocessing(), 0).shape == 1.4
 
 
-def test_by_default_pictures_are_stretched_and_nothing_records_it(source, tmp_path):
-    output = build_here(source, tmp_path / "out", "--max_reject_fraction=0.2")
-    manifest = Manifest.load(output)
-    assert not manifest.is_padded
-    assert "fit" not in manifest.options
-    assert "fit" not in manifest.preprocessing
-
-
 def test_a_padded_dataset_is_verified_with_its_variants(source, tmp_path, capsys):
     output = build_here(
         source, tmp_path / "out", "--fit=pad", "--variants=2", "--max_reject_fraction=0.2"

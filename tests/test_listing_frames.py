@@ -38,11 +38,12 @@ def damaged_on_page_2(data):
 
 
 def tree():
-    """Files of two classes: TIFFs of one page and of several, with thumbnails, and damaged ones."""
+    """TIFFs of one page and of several, with thumbnails, and damaged ones; a volume of DICOM."""
     return {
         "CNV/one.tif": tiff_file(pages(0, 1)),
         "CNV/three.TIFF": tiff_file(pages(1, 3)),
         "CNV/without ending": tiff_file(pages(2, 2), order=">"),
+        "CNV/volume.dcm": dicom_file(np.stack(pages(6, 2))),
         "DME/thumbnail.tif": tiff_file(pages(3, 3), {2: {NEW_SUBFILE_TYPE: 1}}),
         "DME/damaged.tif": damaged_on_page_2(tiff_file(pages(4, 3))),
         "DME/all small.tif": tiff_file(pages(5, 2), {n: {NEW_SUBFILE_TYPE: 1} for n in (1, 2)}),
@@ -71,6 +72,7 @@ def test_every_page_is_an_image_and_a_thumbnail_is_none(built):
     assert sorted(rows) == [
         "CNV/one.tif",
         "CNV/three.TIFF#frame-1", "CNV/three.TIFF#frame-2", "CNV/three.TIFF#frame-3",
+        "CNV/volume.dcm#frame-1", "CNV/volume.dcm#frame-2",
         "CNV/without ending#frame-1", "CNV/without ending#frame-2",
         "DME/damaged.tif#frame-1", "DME/damaged.tif#frame-3",
         "DME/picture.png",
@@ -85,7 +87,7 @@ def test_every_page_is_an_image_and_a_thumbnail_is_none(built):
         "DME/two.gif": "multiple_frames",
     }
     counts = Manifest.load(built).counts
-    assert (counts["files"], counts["examples"], counts["ignored"]) == (15, 11, {"reduced_page": 1})
+    assert (counts["files"], counts["examples"], counts["ignored"]) == (17, 13, {"reduced_page": 1})
     assert main(["verify", str(built)]) == 0
 
 
@@ -113,7 +115,7 @@ def test_an_archive_gives_the_same_shards_as_the_folder(built, write, tmp_path):
 
 def test_verify_decodes_pages_again(built, folder, capsys):
     assert main(["verify", str(built), f"--source_input={folder}"]) == 0
-    assert "11 images decoded again" in capsys.readouterr().out
+    assert "13 images decoded again" in capsys.readouterr().out
 
 
 def test_pages_are_part_of_the_identity_only_where_there_are_some(built, tmp_path):
@@ -140,16 +142,21 @@ def test_only_the_tags_of_a_file_are_read_to_list_its_pages(tmp_path):
     assert bytes_read() - before < page.nbytes / 4
 
 
-@pytest.mark.parametrize(("write", "name"), [(write_tree, "in"), (write_tar, "in.tar")])
-def test_only_the_bytes_of_a_page_are_read_to_build_it(tmp_path, write, name):
+@pytest.mark.parametrize("kind", ["folder", "tar", "zip"])
+@pytest.mark.parametrize("volume_file", [tiff_file, lambda pages: dicom_file(np.stack(pages))])
+def test_only_the_bytes_of_a_page_or_frame_are_read_to_build_it(tmp_path, kind, volume_file):
     volume = [grey_pixels(seed, 200, 200) for seed in range(40)]
-    files = {"CNV/volume.tif": tiff_file(volume), "DME/picture.png": png()}
-    source = write(tmp_path / name, files)
+    files = {"CNV/volume": volume_file(volume), "DME/picture.png": png()}
+    write = {"folder": write_tree, "tar": write_tar, "zip": write_zip}[kind]
+    source = write(tmp_path / {"folder": "in", "tar": "in.tar", "zip": "in.zip"}[kind], files)
     build_here(source, tmp_path / "warm up")
     before = bytes_read()
-    build_here(source, tmp_path / "out")
+    output = build_here(source, tmp_path / "out")
     # The whole file for each page would be forty times its size.
     assert bytes_read() - before < 10 * 40 * volume[0].nbytes
+    rows = rows_of(output)
+    assert rows["DME/picture.png"]["file_xxh3"]
+    assert rows["CNV/volume#frame-7"]["file_xxh3"] is None
 
 
 def test_a_file_that_is_named_like_a_page_of_another_one_is_a_reject_that_says_so(tmp_path, capsys):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 
@@ -21,6 +23,16 @@ def shard_name(split: str, shard_index: int, num_shards: int) -> str:
 def sidecar_name(shard: str) -> str:
     """Returns the name of the JSON file beside a shard that describes it."""
     return shard.removesuffix(".tfrecord") + ".json"
+
+
+def read_records(file: IO[bytes], stride: int, num_at_once: int) -> Iterator[np.ndarray]:
+    """Yields the records of a shard, uint8 [up to num_at_once, stride], but not one cut off.
+
+    After the last of them, the position in the file is its size.
+    """
+    while block := file.read(num_at_once * stride):
+        whole = len(block) // stride
+        yield np.frombuffer(block, np.uint8, whole * stride).reshape(whole, stride)
 
 
 def map_records(path: Path, num_bytes: int, stride: int) -> np.ndarray:

@@ -14,6 +14,7 @@ from typing import IO, Any
 import numpy as np
 
 from tfrecord_io import schema
+from tfrecord_io.shards import read_records
 
 # Rows of pixels added up at once: the sum of this many squares, at most 255² each, fits into 32
 # bits, and the rows of a scan fit into the processor's cache.
@@ -153,14 +154,12 @@ class PixelStatistics:
             ValueError: if the file does not hold whole records.
         """
         total = cls.from_images(np.empty((0, *layout.image_shape), layout.numpy_dtype))
-        while block := file.read(max(_BLOCK_BYTES // layout.stride, 1) * layout.stride):
-            if len(block) % layout.stride:
-                raise ValueError(
-                    f"expected records of {layout.stride:,} bytes, but the last one has "
-                    f"{len(block) % layout.stride:,}"
-                )
-            records = np.frombuffer(block, np.uint8).reshape(-1, layout.stride)
+        for records in read_records(file, layout.stride, max(_BLOCK_BYTES // layout.stride, 1)):
             total += cls.from_images(layout.images_in(records))
+        if rest := file.tell() % layout.stride:
+            raise ValueError(
+                f"expected records of {layout.stride:,} bytes, but the last one has {rest:,}"
+            )
         return total
 
     def to_dict(self) -> dict[str, Any]:

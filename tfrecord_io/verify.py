@@ -165,16 +165,11 @@ def _read_shard(directory: Path, shard: manifest.Shard, dataset: manifest.Manife
     digest = hashlib.sha256()
     num_read = 0
     with file:
-        while chunk := file.read(layout.stride * _CHUNK_RECORDS):
-            digest.update(chunk)
-            whole, rest = divmod(len(chunk), layout.stride)
-            if rest:
-                problems.append(f"is cut off in record {num_read + whole}")
-            records = np.frombuffer(chunk, np.uint8, len(chunk) - rest)
-            records = records.reshape(whole, layout.stride)
+        for records in shards.read_records(file, layout.stride, _CHUNK_RECORDS):
+            digest.update(records.data)
             if contents.statistics:
                 contents.statistics += PixelStatistics.from_images(layout.images_in(records))
-            for row in range(whole):
+            for row in range(len(records)):
                 record = records[row : row + 1]
                 if problem := _record_problem(record, layout):
                     problems.append(f"record {num_read + row}: {problem}")
@@ -182,7 +177,9 @@ def _read_shard(directory: Path, shard: manifest.Shard, dataset: manifest.Manife
                 label = layout.label_kind.text_in(layout.labels_in(record)[0], dataset.label_names)
                 key = layout.bytes_in(record, schema.KEY).tobytes().decode("ascii")
                 contents.records.append((key, label))
-            num_read += whole
+            num_read += len(records)
+        if file.tell() % layout.stride:
+            problems.append(f"is cut off in record {num_read}")
     if num_read != shard.num_examples:
         problems.append(f"has {num_read} records, but the manifest says {shard.num_examples}")
     if digest.hexdigest() != shard.sha256:

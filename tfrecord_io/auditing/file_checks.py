@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from tfrecord_io import manifest, shapes
@@ -24,8 +23,7 @@ def check_sizes(
     """Yields images of unusual size, and those smaller than they are stored."""
     if not {"width", "height"} <= set(examples.column_names) or not examples.num_rows:
         return
-    width, height = (examples[name].to_numpy().astype(np.int64) for name in ("width", "height"))
-    sizes = Counter(zip(width.tolist(), height.tolist(), strict=True))
+    sizes = Counter(zip(*(examples[name].to_pylist() for name in ("width", "height")), strict=True))
     measures["sizes"] = [
         {"width": w, "height": h, "images": count} for (w, h), count in sizes.most_common(12)
     ]
@@ -36,27 +34,26 @@ def check_sizes(
             for name in dataset.splits
         }
     (usual, _), *_ = sizes.most_common(1)
-    ratios = np.maximum(_factor(width, usual[0]), _factor(height, usual[1]))
-    outliers = np.flatnonzero(ratios >= 2)
-    measures["size_outliers"] = len(outliers)
-    if len(outliers):
+    far = {
+        size: count for size, count in sizes.most_common() if max(map(_factor, size, usual)) >= 2
+    }
+    measures["size_outliers"] = sum(far.values())
+    if far:
         yield Finding(
             code="size_outliers",
             severity="note",
-            title=f"{many(len(outliers), 'image')} far larger or smaller than usual",
+            title=f"{many(sum(far.values()), 'image')} far larger or smaller than usual",
             detail=f"The usual size is {usual[0]}×{usual[1]} pixels. These images have at "
             "least twice or at most half as many pixels in one direction. All are resized to "
             f"{dataset.image_shape[1]}×{dataset.image_shape[0]}"
             f"{'' if dataset.is_padded else ', so their proportions change'}.",
-            count=len(outliers),
-            listed=tuple(
-                {"width": w, "height": h, "images": n}
-                for (w, h), n in sizes.most_common()
-                if max(_factor(w, usual[0]), _factor(h, usual[1])) >= 2
-            )[:MAX_LISTED],
+            count=sum(far.values()),
+            listed=tuple({"width": w, "height": h, "images": n} for (w, h), n in far.items())[
+                :MAX_LISTED
+            ],
         )
     stored_height, stored_width, _ = dataset.image_shape
-    small = int(((width < stored_width) | (height < stored_height)).sum())
+    small = sum(n for (w, h), n in sizes.items() if w < stored_width or h < stored_height)
     measures["enlarged_images"] = small
     if small:
         yield Finding(
@@ -68,8 +65,8 @@ def check_sizes(
         )
 
 
-def _factor(values: np.ndarray | int, usual: int) -> Any:
-    return np.maximum(np.divide(values, usual), np.divide(usual, np.maximum(values, 1)))
+def _factor(side: int, usual: int) -> float:
+    return max(side / usual, usual / max(side, 1))
 
 
 def check_blank(twins: Twins, measures: dict[str, Any]) -> Iterator[Finding]:

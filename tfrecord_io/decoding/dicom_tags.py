@@ -62,27 +62,12 @@ _UNITS_OF_FRAMES = {
 _UNIT = re.compile(r"[A-Z][A-Z0-9_]{0,15}")
 
 # What `read_header` reads, in the order of a file.
-_HEADER_TAGS = {
-    "SOPClassUID": 0x00080016,
-    "Modality": 0x00080060,
-    "ManufacturerModelName": 0x00081090,
-    "PatientID": 0x00100020,
-    "IssuerOfPatientID": 0x00100021,
-    "StudyInstanceUID": 0x0020000D,
-    "SeriesInstanceUID": 0x0020000E,
-    "Laterality": 0x00200060,
-    "ImageLaterality": 0x00200062,
-    "PhotometricInterpretation": 0x00280004,
-    "NumberOfFrames": 0x00280008,
-    "BitsStored": 0x00280101,
-    "WindowCenter": 0x00281050,
-    "WindowWidth": 0x00281051,
-    "RescaleIntercept": 0x00281052,
-    "RescaleSlope": 0x00281053,
-    "RescaleType": 0x00281054,
-    "ModalityLUTSequence": 0x00283000,
-    "VOILUTSequence": 0x00283010,
-}
+_HEADER_TAGS = (
+    "SOPClassUID", "Modality", "ManufacturerModelName", "PatientID", "IssuerOfPatientID",
+    "StudyInstanceUID", "SeriesInstanceUID", "Laterality", "ImageLaterality",
+    "PhotometricInterpretation", "NumberOfFrames", "BitsStored", "WindowCenter", "WindowWidth",
+    "RescaleIntercept", "RescaleSlope", "RescaleType", "ModalityLUTSequence", "VOILUTSequence",
+)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -148,15 +133,17 @@ def read_header(start: bytes) -> Header | None:
 
     def is_past(tag: Any, *_: object) -> bool:
         nonlocal ended
-        ended |= tag > _HEADER_TAGS["VOILUTSequence"]
+        ended |= tag > wanted[-1]
         return ended
 
     import_pydicom()
+    from pydicom.datadict import tag_for_keyword
     from pydicom.filereader import read_partial
 
+    wanted = [tag_for_keyword(name) or 0 for name in _HEADER_TAGS]
     try:
         check_inflated(start)
-        tags = read_partial(io.BytesIO(start), is_past, specific_tags=[*_HEADER_TAGS.values()])
+        tags = read_partial(io.BytesIO(start), is_past, specific_tags=wanted)
         return _header(tags) if ended else None
     except Exception:
         # A damaged file raises almost anything. The decoder rejects it, with a reason.

@@ -176,6 +176,12 @@ class _File:
             yield place, tags
             place = following
 
+    def numbers(self, values: _Values, tag: int) -> tuple[int, ...]:
+        """Returns the whole numbers of a tag; none if there is no such tag."""
+        kind, count, content = values.get(tag, (_SHORT, 0, b""))
+        letter = _NUMBERS.get(kind)
+        return struct.unpack_from(f"{self.mark}{count}{letter}", content) if letter else ()
+
     def split(self, tags: bytes) -> Iterator[tuple[int, int, int, bytes]]:
         """Yields number, type, number of values, and values of each tag, or the place of these."""
         return struct.iter_unpack(self.tag_format, tags)
@@ -184,31 +190,19 @@ class _File:
         return struct.unpack(kind, self.read(place, struct.calcsize(kind)))[0]
 
 
-class _Directory(NamedTuple):
-    """The tags of a page.
-
-    Attributes:
-        values: type, number of values, and the values of each tag.
-        end: where the last value ends that is not in the directory itself.
-    """
-
-    values: dict[int, tuple[int, int, bytes]]
-    end: int
-
-    def numbers(self, tag: int, mark: str) -> tuple[int, ...]:
-        """Returns the whole numbers of a tag; none if there is no such tag."""
-        kind, count, content = self.values.get(tag, (_SHORT, 0, b""))
-        letter = _NUMBERS.get(kind)
-        return struct.unpack_from(f"{mark}{count}{letter}", content) if letter else ()
+#: Type, number of values, and the values of each tag of a page.
+_Values = dict[int, tuple[int, int, bytes]]
 
 
-def _read_values(tiff: _File, tags: bytes) -> _Directory | None:
-    """Reads the values of all tags of a page; None if parts of it may be anywhere.
+def _read_values(tiff: _File, tags: bytes) -> tuple[_Values, int] | None:
+    """Returns the values of all tags of a page, and where the last one ends outside of the tags.
+
+    Returns None if parts of the page may be anywhere.
 
     Raises:
         EOFError: if a value is beyond the end of the file.
     """
-    values: dict[int, tuple[int, int, bytes]] = {}
+    values: _Values = {}
     end, num_bytes_left = 0, tiff.size
     for tag, kind, count, value in tiff.split(tags):
         num_bytes = count * _SIZES.get(kind, 0)
@@ -220,7 +214,7 @@ def _read_values(tiff: _File, tags: bytes) -> _Directory | None:
             value = tiff.read(start, num_bytes)
             end = max(end, start + num_bytes)
         values[tag] = kind, count, value
-    return _Directory(values, end)
+    return values, end
 
 
 def end_of_pages(file: BinaryIO) -> int:
@@ -235,11 +229,11 @@ def end_of_pages(file: BinaryIO) -> int:
             directory = _read_values(tiff, tags)
             if directory is None:
                 return tiff.size
+            values, end = directory
             num_numbers = struct.calcsize(tiff.count_format) + struct.calcsize(tiff.place_format)
-            ends += [place + num_numbers + len(tags), directory.end]
-            for starts, lengths in ((_STRIPS, _STRIP_BYTES), (_TILES, _TILE_BYTES)):
-                places = directory.numbers(starts, tiff.mark)
-                sizes = directory.numbers(lengths, tiff.mark)
+            ends += [place + num_numbers + len(tags), end]
+            for pair in ((_STRIPS, _STRIP_BYTES), (_TILES, _TILE_BYTES)):
+                places, sizes = (tiff.numbers(values, tag) for tag in pair)
                 if len(places) != len(sizes) or not all(sizes):  # libtiff guesses what is missing
                     return tiff.size
                 ends += map(sum, zip(places, sizes, strict=True))
@@ -255,10 +249,10 @@ def _cut_out(tiff: _File, tags: bytes) -> io.BytesIO | None:
         EOFError: if a part of it is beyond the end of the file.
     """
     directory = _read_values(tiff, tags)
-    if directory is None or _TILES in directory.values:
+    if directory is None or _TILES in directory[0]:
         return None
-    values = directory.values
-    places, lengths = (directory.numbers(tag, tiff.mark) for tag in (_STRIPS, _STRIP_BYTES))
+    values, _ = directory
+    places, lengths = (tiff.numbers(values, tag) for tag in (_STRIPS, _STRIP_BYTES))
     # libtiff guesses a length of 0. As above, strips that overlap could take any memory.
     if not places or not all(lengths) or len(places) != len(lengths) or sum(lengths) > tiff.size:
         return None
