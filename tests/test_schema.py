@@ -20,30 +20,28 @@ def bytes_feature(value):
     return tf.train.Feature(bytes_list=tf.train.BytesList(value=[value]))
 
 
-def padding_of(record):
-    """Returns the features of zeros in a record, by name, as TensorFlow parses them."""
-    features = tf.train.Example.FromString(record[12:-4]).features.feature
-    names = ("head_padding", "tail_padding")
-    return {name: features[name].bytes_list.value[0] for name in names}
-
-
-def record_by_tensorflow(path, pixels, label_index, num_classes, key, padding):
-    """Returns the file that TensorFlow writes for one example."""
-    label = [0.0] * num_classes
-    label[label_index] = 1.0
-    example = tf.train.Example(
-        features=tf.train.Features(
-            feature={
-                "image": bytes_feature(pixels.tobytes()),
-                "label": tf.train.Feature(float_list=tf.train.FloatList(value=label)),
-                "key": bytes_feature(key.encode()),
-                **{name: bytes_feature(zeros) for name, zeros in padding.items()},
-            }
-        )
+def record_of(shape, num_classes, label_index, folder):
+    """Returns a record, which must have the bytes that TensorFlow writes, and its layout."""
+    pixels = pixels_of(shape)
+    layout = RecordLayout(image_shape=shape, num_classes=num_classes)
+    label = np.eye(num_classes)[label_index]
+    record = layout.encode_record(pixels.tobytes(), label, KEY)
+    parsed = tf.train.Example.FromString(record[12:-4]).features.feature
+    padding = {name: parsed[name].bytes_list.value[0] for name in ("head_padding", "tail_padding")}
+    assert not any(b"".join(padding.values()))
+    features = tf.train.Features(
+        feature={
+            "image": bytes_feature(pixels.tobytes()),
+            "label": tf.train.Feature(float_list=tf.train.FloatList(value=label)),
+            "key": bytes_feature(KEY.encode()),
+            **{name: bytes_feature(zeros) for name, zeros in padding.items()},
+        }
     )
+    path = folder / "one.tfrecord"
     with tf.io.TFRecordWriter(str(path)) as writer:
-        writer.write(example.SerializeToString(deterministic=True))
-    return path.read_bytes()
+        writer.write(tf.train.Example(features=features).SerializeToString(deterministic=True))
+    assert record == path.read_bytes()
+    return record, layout
 
 
 @given(
@@ -53,16 +51,8 @@ def record_by_tensorflow(path, pixels, label_index, num_classes, key, padding):
 )
 def test_a_record_has_the_bytes_that_tensorflow_writes(tmp_path, shape, num_classes, data):
     label_index = data.draw(st.integers(0, num_classes - 1))
-    pixels = pixels_of(shape)
-    layout = RecordLayout(image_shape=shape, num_classes=num_classes)
-    record = layout.encode_record(pixels.tobytes(), np.eye(num_classes)[label_index], KEY)
-    padding = padding_of(record)
-    assert not any(b"".join(padding.values()))
-    assert record == record_by_tensorflow(
-        tmp_path / "one.tfrecord", pixels, label_index, num_classes, KEY, padding
-    )
-    assert len(record) == layout.stride
-    assert len(record) - 16 == layout.length
+    record, layout = record_of(shape, num_classes, label_index, tmp_path)
+    assert len(record) == layout.stride == layout.length + 16
 
 
 @pytest.mark.parametrize(
@@ -72,11 +62,7 @@ def test_a_record_has_the_bytes_that_tensorflow_writes(tmp_path, shape, num_clas
      (1449, 1449, 1)],
 )  # fmt: skip
 def test_lengths_at_a_varint_border_have_the_bytes_that_tensorflow_writes(tmp_path, shape):
-    pixels = pixels_of(shape)
-    layout = RecordLayout(image_shape=shape, num_classes=4)
-    record = layout.encode_record(pixels.tobytes(), np.eye(4)[3], KEY)
-    padding = padding_of(record)
-    assert record == record_by_tensorflow(tmp_path / "one.tfrecord", pixels, 3, 4, KEY, padding)
+    record_of(shape, 4, 3, tmp_path)
 
 
 @given(
@@ -129,15 +115,20 @@ def test_the_parser_keeps_its_shape_in_a_graph():
     assert dataset.element_spec["label"].shape.as_list() == [None, 4]
 
 
-@pytest.mark.parametrize("shape", [(0, 1, 1), (1, -1, 1), (1, 1), (1, 1, 1, 1)])
-def test_a_shape_that_is_none_is_refused(shape):
-    with pytest.raises(ValueError, match="image_shape must be three positive numbers"):
-        RecordLayout(image_shape=shape, num_classes=4)
-
-
-def test_no_classes_are_refused():
-    with pytest.raises(ValueError, match="num_classes must be at least 1, received 0"):
-        RecordLayout(image_shape=(1, 1, 1), num_classes=0)
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        *(
+            ({"image_shape": shape}, "image_shape must be three positive numbers")
+            for shape in ((0, 1, 1), (1, -1, 1), (1, 1), (1, 1, 1, 1))
+        ),
+        ({"num_classes": 0}, "num_classes must be at least 1, received 0"),
+        ({"dtype": "int8"}, "uint8, uint16, float16, float32, received 'int8'"),
+    ],
+)
+def test_a_layout_that_cannot_be_is_refused(change, message):
+    with pytest.raises(ValueError, match=message):
+        RecordLayout(**{"image_shape": (1, 1, 1), "num_classes": 4, **change})
 
 
 @pytest.mark.parametrize(

@@ -22,8 +22,12 @@ PAGES = [grey_pixels(seed) for seed in range(3)]
 EXACT = {"height": PAGES[0].shape[0], "width": PAGES[0].shape[1]}
 
 
+def pages_of(data):
+    return tiff_pages.read_pages(io.BytesIO(data), is_whole=True)
+
+
 def kinds(data):
-    return [page.kind for page in tiff_pages.read_pages(io.BytesIO(data), is_whole=True)]
+    return [page.kind for page in pages_of(data)]
 
 
 def decoded(data, page, dtype="uint8"):
@@ -73,7 +77,7 @@ FILES = {
 def in_its_file(data, number):
     """Returns the whole file with another first page, which is how Pillow gets at any page."""
     file = io.BytesIO(data)
-    place = tiff_pages.read_pages(file, is_whole=True)[number - 1].place
+    place = pages_of(data)[number - 1].place
     is_big_tiff = data[2:4] in (b"+\0", b"\0+")
     kind = (">" if data.startswith(b"MM") else "<") + ("Q" if is_big_tiff else "I")
     struct.pack_into(kind, file.getbuffer(), 8 if is_big_tiff else 4, place)
@@ -99,14 +103,14 @@ def test_a_page_that_is_cut_out_has_the_pixels_that_it_has_in_its_file(name):
 @pytest.mark.parametrize("name", ["raw", "tiff_lzw", "BigTIFF"])
 def test_a_damaged_page_is_read_as_it_is_in_its_file(name):
     generator = np.random.default_rng(1)
-    places = [page.place for page in tiff_pages.read_pages(io.BytesIO(FILES[name]), is_whole=True)]
+    places = [page.place for page in pages_of(FILES[name])]
     whole, different = pixels_or_reason(in_its_file(FILES[name], 2), 2), 0
     for _ in range(300):
         damaged = bytearray(FILES[name])
         place = places[1] + int(generator.integers(180))
         damaged[place % len(damaged)] ^= 1 << int(generator.integers(8))
         data = bytes(damaged)
-        if len(tiff_pages.read_pages(io.BytesIO(data), is_whole=True)) > 1:
+        if len(pages_of(data)) > 1:
             found = pixels_or_reason(tiff_pages.with_first_page(io.BytesIO(data), 2), 2)
             assert found == pixels_or_reason(in_its_file(data, 2), 2)
             different += found != whole
@@ -160,7 +164,7 @@ def test_smaller_versions_and_masks_are_told_apart_by_their_tags(order):
 
 def test_a_damaged_page_leaves_those_before_and_after_it():
     data = bytearray(tiff_file(PAGES))
-    damaged = tiff_pages.read_pages(io.BytesIO(bytes(data)), is_whole=True)[1].place
+    damaged = pages_of(bytes(data))[1].place
     struct.pack_into("<HHII", data, damaged + 2, 256, 4, 10**6, 10**8)  # its width is nowhere
     np.testing.assert_array_equal(decoded(bytes(data), 1), PAGES[0])
     np.testing.assert_array_equal(decoded(bytes(data), 3), PAGES[2])
@@ -170,7 +174,7 @@ def test_a_damaged_page_leaves_those_before_and_after_it():
 
 def test_a_file_cut_in_its_last_page_still_has_the_other_pages():
     data = tiff_file(PAGES)
-    cut = data[: tiff_pages.read_pages(io.BytesIO(data), is_whole=True)[2].place + 30]
+    cut = data[: pages_of(data)[2].place + 30]
     assert kinds(cut) == ["", "", ""]
     np.testing.assert_array_equal(decoded(cut, 2), PAGES[1])
     with pytest.raises(Reject, match="undecodable: page 3 of the TIFF is damaged"):
@@ -179,9 +183,7 @@ def test_a_file_cut_in_its_last_page_still_has_the_other_pages():
 
 def test_the_start_of_a_file_is_enough_if_all_directories_are_in_it():
     early = encoded(Image.fromarray(grey_pixels(0, 200, 300)), "TIFF")
-    assert tiff_pages.read_pages(io.BytesIO(early[:1000]), is_whole=False) == tiff_pages.read_pages(
-        io.BytesIO(early), is_whole=True
-    )
+    assert tiff_pages.read_pages(io.BytesIO(early[:1000]), is_whole=False) == pages_of(early)
     late = tiff_file(PAGES)
     assert tiff_pages.read_pages(io.BytesIO(late[:1000]), is_whole=False) is None
     assert tiff_pages.read_pages(io.BytesIO(late[:6]), is_whole=False) is None
@@ -201,12 +203,12 @@ def test_pages_that_point_at_each_other_or_hold_nothing_come_to_an_end():
 def test_damage_anywhere_raises_nothing_but_a_reject():
     whole = tiff_file(PAGES)
     generator = np.random.default_rng(0)
-    start = tiff_pages.read_pages(io.BytesIO(whole), is_whole=True)[0].place
+    start = pages_of(whole)[0].place
     for place in (*range(8), *map(int, generator.integers(start, len(whole), 150))):
         damaged = bytearray(whole)
         damaged[place] ^= 1 << int(generator.integers(8))
         for data in (bytes(damaged), whole[:place]):
-            pages = tiff_pages.read_pages(io.BytesIO(data), is_whole=True)
+            pages = pages_of(data)
             for number in range(1, len(pages) + 2):
                 with contextlib.suppress(Reject):
                     decode_image(data, Preprocessing(height=8, width=8), number)
