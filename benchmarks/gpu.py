@@ -265,7 +265,7 @@ def measure_model(arguments: argparse.Namespace, model: str, replicas: str) -> d
         "input_wait_share": {name: share for name, (_, share) in times.items()},
         "reader_cpu_cores": cores,
         "first_step_seconds": first_step,
-        **callbacks.memory_megabytes(session.run.devices.backend, session.run.devices.on_gpu),
+        **callbacks.memory_megabytes(session.run.devices),
     }
 
 

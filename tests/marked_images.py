@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from builds import run_command
 from dataset_factory import bare_manifest, write_shard
 
 from tfrecord_io import Manifest, RecordLayout, Split, image_key
@@ -187,17 +188,17 @@ def environment(**variables: str) -> dict[str, str]:
     return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))} | variables
 
 
+def run_python(
+    program: str, *arguments: object, timeout: float = 120, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Runs the text of a Python program to its end."""
+    words = [sys.executable, "-c", program, *map(str, arguments)]
+    return run_command(words, environment(**variables), timeout)
+
+
 def run_on_jax(program: str, *arguments: object) -> subprocess.CompletedProcess[str]:
     """Runs the text of a Python program on JAX to its end, which must be a good one."""
-    result = subprocess.run(
-        [sys.executable, "-c", program, *map(str, arguments)],
-        cwd=REPOSITORY,
-        env=environment(KERAS_BACKEND="jax"),
-        capture_output=True,
-        text=True,
-        timeout=850,
-        check=False,
-    )
+    result = run_python(program, *arguments, timeout=850, KERAS_BACKEND="jax")
     assert result.returncode == 0, result.stderr
     return result
 
@@ -206,15 +207,7 @@ def run_script(
     script: str, *arguments: object, **variables: str
 ) -> subprocess.CompletedProcess[str]:
     """Runs one of the trainer's scripts as a user would, to its end."""
-    return subprocess.run(
-        command(script, *arguments),
-        cwd=REPOSITORY,
-        env=environment(**variables),
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
+    return run_command(command(script, *arguments), environment(**variables), 600)
 
 
 def train(data: Path, workdir: Path, **fields: object) -> int:

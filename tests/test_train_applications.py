@@ -2,13 +2,11 @@
 
 import importlib
 import inspect
-import subprocess
-import sys
 
 import keras
 import numpy as np
 import pytest
-from marked_images import KERAS_ARRAY_WARNING, REPOSITORY, environment
+from marked_images import KERAS_ARRAY_WARNING, run_python
 
 from train.applications import APPLICATIONS
 from train.errors import ConfigError
@@ -33,10 +31,7 @@ def test_their_names_are_known_without_importing_keras():
         "import sys; from train import config; from train.networks import options; "
         "assert 'densenet121' in options.MODELS; assert 'keras' not in sys.modules"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script], cwd=REPOSITORY, env=environment(),
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+    done = run_python(script)
     assert done.returncode == 0, done.stderr
 
 
@@ -84,8 +79,11 @@ def test_a_name_builds_its_network(name, num_parameters):
     assert network.logits.output_shape == (None, 3)
 
 
-@pytest.mark.parametrize(("name", "smallest"), [("xception", 71), ("inceptionv3", 75)])
-def test_an_image_too_small_for_a_network_is_refused(name, smallest):
-    config = NetworkOptions(model=name, weights="none")
-    with pytest.raises(ConfigError, match=f"at least {smallest} pixels per side"):
-        build_network(config, image_shape=(smallest - 1, smallest, 1), num_classes=3)
+@pytest.mark.parametrize(
+    ("name", "smallest"), [("xception", 71), ("inceptionv3", 75), ("resnet50", 32)]
+)
+def test_an_image_too_small_for_a_network_is_refused_with_advice(name, smallest):
+    config, shape = NetworkOptions(model=name, weights="none"), (smallest - 1, 80, 1)
+    message = f"{smallest} pixels per side, but this dataset has {smallest - 1}x80; use --model"
+    with pytest.raises(ConfigError, match=message):
+        build_network(config, image_shape=shape, num_classes=3)

@@ -5,6 +5,7 @@ import time
 import numpy as np
 import pytest
 
+from train.devices import Devices
 from train.errors import TrainingError
 from train.training import callbacks
 from train.training.steps import StepResults
@@ -18,10 +19,7 @@ def results_of(losses, *, wait_seconds=0.0):
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_the_step_whose_loss_is_no_number_is_named(bad):
     with pytest.raises(TrainingError, match="at step 12"):
-        callbacks.check_finite(np.array([1.0, 2.0, bad, bad]), first_step=10)
-
-
-def test_finite_losses_pass():
+        callbacks.check_finite(np.array([0.0, 1e30, bad, bad]), first_step=10)
     callbacks.check_finite(np.array([0.0, 1e30]), first_step=1)
 
 
@@ -37,27 +35,17 @@ def test_a_signal_is_remembered_and_the_old_handler_comes_back():
     assert signal.getsignal(signal.SIGTERM) == before
 
 
-def test_building_the_graph_once_is_no_retrace(capsys):
-    guard = callbacks.RetraceGuard("fail")
-    for step in range(3):
-        guard.check(1, step)
-    assert capsys.readouterr().err == ""
-
-
-def test_a_retrace_is_warned_of_once_for_each_time(capsys):
+def test_each_graph_but_the_first_is_warned_of(capsys):
     guard = callbacks.RetraceGuard("warn")
-    for num_traces in (1, 2, 2, 3):
+    for num_traces in (1, 1, 2, 2, 3):
         guard.check(num_traces, 7)
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 2
     assert "finalize your graph" in lines[0]
-
-
-def test_a_retrace_fails_where_that_is_asked_for():
-    guard = callbacks.RetraceGuard("fail")
-    guard.check(1, 1)
+    failing = callbacks.RetraceGuard("fail")
+    failing.check(1, 1)
     with pytest.raises(TrainingError, match="before step 5"):
-        guard.check(2, 5)
+        failing.check(2, 5)
 
 
 def test_a_hanging_step_leaves_the_stacks_of_all_threads(tmp_path, capsys):
@@ -129,5 +117,5 @@ def test_scalars_are_written_for_tensorboard(tmp_path):
 
 
 def test_memory_is_that_of_this_process():
-    memory = callbacks.memory_megabytes("tensorflow", on_gpu=False)
+    memory = callbacks.memory_megabytes(Devices(backend="tensorflow", names=("CPU:0",)))
     assert 20 < memory["peak_rss_mb"] < 1_000_000

@@ -197,14 +197,18 @@ def test_the_linear_rule_scales_both_rates_and_warms_up():
     assert not resolved.optimizer.scale_learning_rate
 
 
-def test_a_batch_that_cannot_be_split_evenly_is_refused():
-    with pytest.raises(ConfigError, match="10 cannot be split evenly over 4 replicas"):
-        resolve(TrainConfig.of(data="x", global_batch_size=10), num_replicas=4)
-
-
-def test_a_batch_larger_than_the_training_split_is_refused():
-    with pytest.raises(ConfigError, match="takes 64 images, but the training split has only 10"):
-        resolve(TrainConfig.of(data="x", replica_batch_size=64), num_examples=10)
+@pytest.mark.parametrize(
+    ("fields", "num_examples", "num_replicas", "message"),
+    [
+        ({"global_batch_size": 10}, 1000, 4, "10 cannot be split evenly over 4 replicas"),
+        ({"replica_batch_size": 64}, 10, 1, "takes 64 images, but the training split has only 10"),
+    ],
+)
+def test_a_batch_that_does_not_suit_the_data_or_the_devices_is_refused(
+    fields, num_examples, num_replicas, message
+):
+    with pytest.raises(ConfigError, match=message):
+        resolve(TrainConfig.of(data="x", **fields), num_examples, num_replicas)
 
 
 def test_a_run_can_be_repeated_from_its_file_with_flags_laid_over_it(tmp_path):

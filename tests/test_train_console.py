@@ -1,26 +1,11 @@
 import os
 import signal
-import subprocess
-import sys
 
 import pytest
-from marked_images import REPOSITORY, environment
+from marked_images import run_python
 
 from train import console
 from train.errors import ConfigError
-
-
-def run_code(code, *arguments):
-    """Runs Python code in a process of its own."""
-    return subprocess.run(
-        [sys.executable, "-c", code, *arguments],
-        cwd=REPOSITORY,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=50,
-        check=False,
-    )
 
 
 def write_and_raise(noise, error):
@@ -88,7 +73,7 @@ for act in (destroy, trace):
 
 
 def test_ctrl_c_ends_a_command_whatever_libraries_make_of_it():
-    result = run_code(INTERRUPTED)
+    result = run_python(INTERRUPTED)
     assert (result.stdout, result.stderr) == ("stopped\nstopped\n", "")
 
 
@@ -104,7 +89,7 @@ def test_help_needs_no_tensorflow():
         "except SystemExit: pass\n"
         "assert not {'tensorflow', 'keras'} & set(sys.modules)"
     )
-    result = run_code(code)
+    result = run_python(code)
     assert result.returncode == 0, result.stderr
     assert "--workdir" in result.stdout
 
@@ -121,7 +106,7 @@ with open(sys.argv[1], "rb") as file:
 os.truncate(sys.argv[1], 0)
 mapped[50_000]
 """
-    ended = run_code(program, path)
+    ended = run_python(program, path)
     assert ended.returncode == -signal.SIGBUS
     assert "Bus error" in ended.stderr
     assert 'File "<string>", line 8' in ended.stderr

@@ -248,11 +248,6 @@ def test_a_weights_file_that_is_missing_or_does_not_fit_is_named(tmp_path):
         build(model="vgg16", weights=str(path))
 
 
-def test_images_too_small_for_a_network_are_refused_with_advice():
-    with pytest.raises(ConfigError, match="32 pixels per side, but this dataset has 16x40"):
-        build((16, 40, 1), model="resnet50")
-
-
 def test_the_dropout_acts_in_training_alone():
     images = images_of((32, 32, 1)).astype(np.float32)
     network = shaken(build(dropout=0.5), images)

@@ -13,24 +13,20 @@ from train.networks.options import OptimizerOptions
 pytestmark = pytest.mark.filterwarnings(KERAS_ARRAY_WARNING)
 
 
-def rates(schedule, num_steps):
-    return [float(keras.ops.convert_to_numpy(schedule(step))) for step in range(num_steps)]
-
-
-def test_the_rate_rises_linearly_and_then_stays():
-    assert rates(WarmupSchedule(0.4, 4, None), 6) == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.4, 0.4])
-
-
-def test_a_cosine_falls_from_the_peak_to_zero():
-    assert rates(WarmupSchedule(1.0, 0, 4), 6) == pytest.approx(
-        [1.0, 0.853553, 0.5, 0.146447, 0.0, 0.0], abs=1e-6
-    )
-
-
-def test_warm_up_and_cosine_meet_at_the_peak():
-    values = rates(WarmupSchedule(1.0, 2, 4), 7)
-    assert values[:3] == pytest.approx([0.5, 1.0, 1.0])
-    assert values[-1] == pytest.approx(0.0, abs=1e-6)
+@pytest.mark.parametrize(
+    ("peak", "warmup_steps", "decay_steps", "expected"),
+    [
+        (0.4, 4, None, [0.1, 0.2, 0.3, 0.4, 0.4, 0.4]),
+        (1.0, 0, 4, [1.0, 0.853553, 0.5, 0.146447, 0.0, 0.0]),
+        (1.0, 2, 4, [0.5, 1.0, 1.0, 0.853553, 0.5, 0.146447, 0.0]),
+    ],
+)
+def test_the_rate_rises_to_its_peak_and_stays_or_falls_along_a_cosine(
+    peak, warmup_steps, decay_steps, expected
+):
+    schedule = WarmupSchedule(peak, warmup_steps, decay_steps)
+    rates = [keras.ops.convert_to_numpy(schedule(step)) for step in range(len(expected))]
+    assert rates == pytest.approx(expected, abs=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from builds import ROOT
+from marked_images import run_script
 from web_server import WebFile, WebServer, running_web
 
 pytestmark = pytest.mark.slow
@@ -28,15 +26,8 @@ def web(built_dataset: Path) -> Iterator[WebServer]:
 def _train(
     data: str, workdir: Path, *flags: str, backend: str = "tensorflow"
 ) -> subprocess.CompletedProcess[str]:
-    words = ["--model=convnet", "--epochs=2", "--replica_batch_size=4", *flags]
-    return subprocess.run(
-        [sys.executable, "train/run.py", f"--data={data}", f"--workdir={workdir}", *words],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        env={**os.environ, "KERAS_BACKEND": backend},
-        timeout=300,
-    )
+    words = [f"--data={data}", f"--workdir={workdir}", "--model=convnet", "--epochs=2", *flags]
+    return run_script("run", "--replica_batch_size=4", *words, KERAS_BACKEND=backend)
 
 
 @pytest.mark.parametrize("backend", ["tensorflow", "jax"])

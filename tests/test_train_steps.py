@@ -2,14 +2,14 @@ import dataclasses
 import importlib.util
 import json
 import math
-import subprocess
 import sys
 from pathlib import Path
 
 import keras
 import numpy as np
 import pytest
-from marked_images import ALL_ON, QUICK, REPOSITORY, environment, write_marked_dataset
+from builds import run_command
+from marked_images import ALL_ON, QUICK, environment, write_marked_dataset
 
 from train.config import TrainConfig
 from train.data.augmentation import NUM_DRAWS
@@ -30,15 +30,8 @@ def data(tmp_path_factory):
 
 
 def run_variants(data, variants, **variables):
-    result = subprocess.run(
-        [sys.executable, "tests/replica_runs.py", str(data), json.dumps(variants)],
-        cwd=REPOSITORY,
-        env=environment(**variables),
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
+    words = [sys.executable, "tests/replica_runs.py", str(data), json.dumps(variants)]
+    result = run_command(words, environment(**variables), timeout=600)
     assert result.returncode == 0, result.stderr
     return json.loads(result.stdout.splitlines()[-1])
 

@@ -30,7 +30,6 @@ from train.kinds import measures
 from train.run_folder import claim
 from train.run_setup import make_run
 from train.training import callbacks, checkpoint
-from train.training.progress import Progress
 from train.training.trainer import train_and_evaluate
 
 pytestmark = pytest.mark.filterwarnings(KERAS_ARRAY_WARNING)
@@ -374,11 +373,6 @@ def test_phases_follow_from_the_configuration(fields, expected):
         (phase.name, phase.first_epoch, phase.last_epoch, phase.learning_rate)
         for phase in config.phases
     ] == expected
-
-
-def test_progress_survives_json():
-    progress = Progress(step=3, totals={"loss_sum": 0.1}, best_value=None)
-    assert Progress(**json.loads(json.dumps(dataclasses.asdict(progress)))) == progress
 
 
 @pytest.mark.slow

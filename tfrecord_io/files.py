@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 
 @contextlib.contextmanager
@@ -38,6 +39,12 @@ def atomic_write(
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def write_json(path: str | os.PathLike[str], content: Any) -> None:
+    """Writes JSON values to a file, see `atomic_write`."""
+    with atomic_write(path) as file:
+        file.write((json.dumps(content, indent=1) + "\n").encode("utf-8"))
 
 
 def sync_folder(path: str | os.PathLike[str]) -> None:

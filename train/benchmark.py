@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tfrecord_io import ManifestError, flags, redaction
+from tfrecord_io.files import atomic_write, write_json
 from tfrecord_io.flags import flag
 from tfrecord_io.printing import refuse
 from train import config as train_config
@@ -264,9 +265,7 @@ def _print_row(row: dict[str, float], *, header: bool) -> None:
 
 
 def _write(directory: Path, rows: Sequence[dict[str, float]], title: str) -> None:
-    from tfrecord_io.files import atomic_write
     from train.results import charts
-    from train.run_folder import write_json
 
     directory.mkdir(parents=True, exist_ok=True)
     text = io.StringIO()

@@ -20,6 +20,7 @@ import tfrecord_io
 from tfrecord_io import flags, redaction, shapes
 from tfrecord_io.decoding.options import Preprocessing
 from tfrecord_io.errors import StoreError, UserError
+from tfrecord_io.files import write_json
 from tfrecord_io.printing import counted, printable, refuse
 from tfrecord_io.reading.opening import load_manifest
 from train import console, predict
@@ -137,7 +138,7 @@ def evaluate(
     from train.config import TrainConfig
     from train.results import metrics, report, run_results
     from train.results.predictions import Predictions
-    from train.run_folder import METRICS_NAME, write_json
+    from train.run_folder import METRICS_NAME
     from train.run_setup import check_measures
 
     outputs, columns = task.match(places, len(classifier.label_names))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import importlib.metadata
-import json
 import os
 import sys
 from collections.abc import Iterator, Mapping
@@ -19,7 +18,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from tfrecord_io.files import atomic_write, sync_folder
+from tfrecord_io.files import sync_folder, write_json
 from train import config as train_config
 from train.errors import ConfigError
 from train.run_setup import Run
@@ -28,17 +27,6 @@ CHECKPOINT_NAME = "checkpoint.npz"
 BEST_NAME = "best.npz"
 HISTORY_NAME = "history.json"
 METRICS_NAME = "metrics.json"
-
-
-def write_json(path: Path, content: Any) -> None:
-    """Writes JSON values to a file atomically.
-
-    Args:
-        path: path of the file.
-        content: JSON values.
-    """
-    with atomic_write(path) as file:
-        file.write((json.dumps(content, indent=1) + "\n").encode("utf-8"))
 
 
 def write_metrics(workdir: Path, metrics: Any) -> None:

@@ -15,13 +15,13 @@ from typing import Any
 
 import numpy as np
 
+from tfrecord_io.files import write_json
 from tfrecord_io.manifest import check_types
 from train.errors import ConfigError
 from train.kinds.measures import called_rates, expected_calibration_error
 from train.kinds.task import MAX_VIEWS, Answers, Task, View
 from train.results.bootstrap import behind_rates, rounded, with_intervals
 from train.results.predictions import Predictions
-from train.run_folder import write_json
 
 #: In the export folder.
 FILE_NAME = "thresholds.json"

@@ -23,6 +23,7 @@ from typing import Any, Self
 import numpy as np
 
 from tfrecord_io import schema
+from train.devices import Devices
 from train.errors import TrainingError
 from train.training.steps import StepResults
 
@@ -210,24 +211,16 @@ class EpochMeter:
         }
 
 
-def memory_megabytes(backend: str, on_gpu: bool) -> dict[str, float]:
-    """Returns the peak memory of this process, and of its first GPU if it uses one.
-
-    Args:
-        backend: `tensorflow` or `jax`.
-        on_gpu: whether the run uses a GPU.
-
-    Returns:
-        `peak_rss_mb` and, on a GPU, `peak_gpu_mb`, in MB.
-    """
+def memory_megabytes(devices: Devices) -> dict[str, float]:
+    """Returns `peak_rss_mb` of this process and, if it uses GPUs, `peak_gpu_mb` of the first."""
     # getrusage counts in kilobytes on Linux, in bytes on macOS.
     unit = 1e6 if sys.platform == "darwin" else 1e3
     memory = {"peak_rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit}
-    if on_gpu and backend == "tensorflow":
+    if devices.on_gpu and devices.backend == "tensorflow":
         import tensorflow as tf
 
         memory["peak_gpu_mb"] = tf.config.experimental.get_memory_info("GPU:0")["peak"] / 1e6
-    elif on_gpu:
+    elif devices.on_gpu:
         import jax
 
         statistics = jax.devices()[0].memory_stats() or {}

@@ -26,9 +26,8 @@ import tfrecord_io
 from tfrecord_io import shapes
 from tfrecord_io.decoding import dicom_tags
 from tfrecord_io.decoding.preprocess import decoder_versions
-from tfrecord_io.files import atomic_write
+from tfrecord_io.files import atomic_write, write_json
 from train.errors import TrainingError
-from train.run_folder import write_json
 
 FOLDER_NAME = "export"
 KERAS_NAME = "model.keras"

@@ -13,6 +13,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from tfrecord_io.files import write_json
 from train.data.examples import read_examples
 from train.data.exposure import Exposure, expose, find_seen
 from train.data.parts import Part
@@ -25,7 +26,7 @@ from train.networks.build import build_network, manifest_of_images, whole_model
 from train.networks.models import Network
 from train.results import metrics, report, run_results, thresholds
 from train.results.predictions import Predictions, read_predictions
-from train.run_folder import BEST_NAME, HISTORY_NAME, write_json, write_metrics
+from train.run_folder import BEST_NAME, HISTORY_NAME, write_metrics
 from train.run_setup import Run
 from train.training import checkpoint, export
 from train.training.progress import Progress

@@ -14,13 +14,14 @@ import keras
 import numpy as np
 from tqdm import tqdm
 
+from tfrecord_io.files import write_json
 from train.config import Phase
 from train.data import feed
 from train.errors import StoppedError
 from train.networks.build import build_network
 from train.networks.models import set_trainable
 from train.networks.optimizers import averaged_weights
-from train.run_folder import CHECKPOINT_NAME, HISTORY_NAME, write_json
+from train.run_folder import CHECKPOINT_NAME, HISTORY_NAME
 from train.run_setup import Run
 from train.training import callbacks, checkpoint, tracing
 from train.training.progress import (
@@ -215,7 +216,7 @@ class _Training:
             "learning_rate": float(keras.ops.convert_to_numpy(self._optimizer.learning_rate)),
             "seconds": meter.seconds,
             **meter.speed(),
-            **callbacks.memory_megabytes(devices.backend, devices.on_gpu),
+            **callbacks.memory_megabytes(devices),
         }
         progress.history.append(row)
         progress.totals = {}
