@@ -126,7 +126,59 @@ class Privacy:
             table of `NAMES_SCHEMA` with what each code stands for; without a secret, the listing
             as it is and None.
         """
-        return (listing, None) if not self.key else _hide_names(listing, self)
+        if not self.key:
+            return listing, None
+        refs, others = listing.refs, other_columns(listing.refs)
+        # Nothing is known of the columns besides these, so names may be in them.
+        kept = {name: others[name] for name in (WEIGHT,) if name in others}
+        # They say which images without a patient belong together.
+        for name in ("study", "series") if refs["patient"].null_count else ():
+            if name in others:
+                kept[name] = self._codes(name, others[name].to_pylist())
+        refs = with_other_columns(refs, kept)
+        names = source_paths(refs).to_pylist()
+        patients = refs["patient"].to_pylist()
+        columns = {
+            "root": [""] * len(names),
+            "path": self._codes("image", refs["path"].to_pylist()),
+            "patient": self._codes("patient", patients),
+        }
+        for name, values in columns.items():
+            refs = with_column(refs, name, values)
+        refs = refs.append_column("hidden", pa.array(names, pa.large_string()))
+        rejects = [
+            dataclasses.replace(
+                reject, source_path=self.code("reject", reject.source_path), detail=""
+            )
+            for reject in listing.rejects
+        ]
+        hidden = dataclasses.replace(
+            listing,
+            refs=refs.sort_by([("path", "ascending"), ("frame", "ascending")]).combine_chunks(),
+            rejects=tuple(rejects),
+            naming_notes=(),
+        )
+        codes = list(map(frame_path, refs["path"].to_pylist(), refs["frame"].to_pylist()))
+        images = pa.table(
+            {
+                "key": [schema.image_key(code) for code in codes],
+                "path": codes,
+                "source_path": names,
+                "patient": columns["patient"],
+                "source_patient": patients,
+                "detail": [None] * len(names),
+            },
+            NAMES_SCHEMA,
+        )
+        rows = [
+            {"path": code.source_path, "source_path": reject.source_path, "detail": reject.detail}
+            for code, reject in zip(rejects, listing.rejects, strict=True)
+        ]
+        return hidden, pa.concat_tables([images, pa.Table.from_pylist(rows, NAMES_SCHEMA)])
+
+    def _codes(self, kind: str, names: Sequence[object]) -> pa.Array:
+        codes = [None if name is None else self.code(kind, str(name)) for name in names]
+        return pa.array(codes, pa.string())
 
     def hide_identity(self, identity: Mapping[str, Any]) -> dict[str, Any]:
         """Returns a build's identity without names of the input, and with the secret's digest."""
@@ -220,61 +272,6 @@ def _is_random(key: bytes) -> bool:
         return False
     # Of so many random bytes, fewer than eight different ones do not happen.
     return len(data) >= MIN_SECRET_BYTES and len(set(data)) >= 8
-
-
-def _hide_names(listing: Listing, privacy: Privacy) -> tuple[Listing, pa.Table]:
-    refs, others = listing.refs, other_columns(listing.refs)
-    # Nothing is known of the columns besides these, so names may be in them.
-    kept = {name: others[name] for name in (WEIGHT,) if name in others}
-    # They say which images without a patient belong together.
-    for name in ("study", "series") if refs["patient"].null_count else ():
-        if name in others:
-            kept[name] = _codes(privacy, name, others[name].to_pylist())
-    refs = with_other_columns(refs, kept)
-    names = source_paths(refs).to_pylist()
-    patients = refs["patient"].to_pylist()
-    columns = {
-        "root": [""] * len(names),
-        "path": _codes(privacy, "image", refs["path"].to_pylist()),
-        "patient": _codes(privacy, "patient", patients),
-    }
-    for name, values in columns.items():
-        refs = with_column(refs, name, values)
-    refs = refs.append_column("hidden", pa.array(names, pa.large_string()))
-    rejects = [
-        dataclasses.replace(
-            reject, source_path=privacy.code("reject", reject.source_path), detail=""
-        )
-        for reject in listing.rejects
-    ]
-    hidden = dataclasses.replace(
-        listing,
-        refs=refs.sort_by([("path", "ascending"), ("frame", "ascending")]).combine_chunks(),
-        rejects=tuple(rejects),
-        naming_notes=(),
-    )
-    codes = list(map(frame_path, refs["path"].to_pylist(), refs["frame"].to_pylist()))
-    images = pa.table(
-        {
-            "key": [schema.image_key(code) for code in codes],
-            "path": codes,
-            "source_path": names,
-            "patient": columns["patient"],
-            "source_patient": patients,
-            "detail": [None] * len(names),
-        },
-        NAMES_SCHEMA,
-    )
-    rows = [
-        {"path": code.source_path, "source_path": reject.source_path, "detail": reject.detail}
-        for code, reject in zip(rejects, listing.rejects, strict=True)
-    ]
-    return hidden, pa.concat_tables([images, pa.Table.from_pylist(rows, NAMES_SCHEMA)])
-
-
-def _codes(privacy: Privacy, kind: str, names: Sequence[object]) -> pa.Array:
-    codes = [None if name is None else privacy.code(kind, str(name)) for name in names]
-    return pa.array(codes, pa.string())
 
 
 @contextlib.contextmanager

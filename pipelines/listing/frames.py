@@ -7,7 +7,7 @@ import dataclasses
 import io
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -188,30 +188,31 @@ def _read_all(refs: pa.Table, source: Source) -> list[Pictures]:
         ) as bar,
     ):
         waits_for_network = reader.num_parallel_reads > 1
+        parts: Iterable[Sequence[Pictures]]
         if waits_for_network or num_processes == 1 or refs.num_rows <= _MOST_IN_ONE_PROCESS:
-            return _read_with(reader, refs, bar.update)
-        # `take` copies the rows; a slice would be sent with the whole table.
-        rows = np.arange(refs.num_rows)
-        parts = np.split(rows, rows[_NUM_AT_ONCE::_NUM_AT_ONCE])
-        calls = ((source, refs.take(part)) for part in parts)
+            parts = ([held] for held in _read_with(reader, refs))
+        else:
+            rows = np.arange(refs.num_rows)
+            # `take` copies the rows; a slice would be sent with the whole table.
+            calls = (
+                (source, refs.take(some))
+                for some in np.split(rows, rows[_NUM_AT_ONCE::_NUM_AT_ONCE])
+            )
+            parts = workers.results(_read_in_worker, calls, num_processes)
         pictures: list[Pictures] = []
-        for some in workers.results(_read_in_worker, calls, num_processes):
-            pictures += some
-            bar.update(len(some))
+        for part in parts:
+            pictures += part
+            bar.update(len(part))
         return pictures
 
 
 def _read_in_worker(source: Source, refs: pa.Table) -> list[Pictures]:
     with source.open() as reader:
-        return _read_with(reader, refs)
+        return list(_read_with(reader, refs))
 
 
-def _read_with(
-    reader: Reader,
-    refs: pa.Table,
-    update: Callable[[], object] = lambda: None,
-) -> list[Pictures]:
-    """Reads headers as `_read_all` does, in this process; `update` is called after each."""
+def _read_with(reader: Reader, refs: pa.Table) -> Iterator[Pictures]:
+    """Yields the pictures of each file, in this process."""
 
     def read(ref: ImageRef) -> Pictures:
         member = ref.member
@@ -229,11 +230,7 @@ def _read_with(
             raise errors.UserError(str(error)) from None
 
     num_threads = max(_NUM_THREADS, reader.num_parallel_reads)
-    pictures = []
-    for held in map_ahead(read, iterate_refs(refs), 2 * num_threads, num_threads=num_threads):
-        pictures.append(held)
-        update()
-    return pictures
+    return map_ahead(read, iterate_refs(refs), 2 * num_threads, num_threads=num_threads)
 
 
 def require_codecs() -> dict[str, str]:

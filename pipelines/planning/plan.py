@@ -24,6 +24,7 @@ import pyarrow.compute as pc
 
 from pipelines import errors
 from pipelines.listing.listing import Listing
+from pipelines.listing.refs import BATCH_ROWS
 from pipelines.planning.options import DEFAULT_SHARD_SIZE_MB, PlanOptions
 from pipelines.stores.output import Storage
 from pipelines.stores.output_state import PLAN_FILE, PLAN_JSON, fingerprint
@@ -42,7 +43,6 @@ _FINGERPRINT_KEY = b"fingerprint"
 
 # Other splits follow these, by name.
 _SPLIT_RANKS = {"train": 0, "val": 1, "test": 2}
-_ROWS_AT_ONCE = 65_536
 
 
 @dataclasses.dataclass(frozen=True)
@@ -238,7 +238,7 @@ def shard_counts(num_examples: int, num_shards: int) -> list[int]:
 def listing_digest(refs: pa.Table) -> str:
     """Returns the SHA-256 of the names, sizes and versions of all images, in hexadecimal."""
     digest = hashlib.sha256()
-    for batch in refs.to_batches(_ROWS_AT_ONCE):
+    for batch in refs.to_batches(BATCH_ROWS):
         for name in ("root", "path"):
             # The listing rejects names with a zero byte, so it can mark the end of each name.
             digest.update("\0".join([*batch.column(name).to_pylist(), ""]).encode())

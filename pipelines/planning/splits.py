@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -93,10 +93,9 @@ def apply(
             "every image is in the split train, because neither folders nor a column split name "
             "another: there is no test split; --splits patient makes one"
         )
-    elif options.leaks != "keep":
-        leaked = _leaks(refs)
-        if leaked and options.leaks == "fail":
-            raise errors.RefusedError(_describe_leaks(leaked))
+    elif options.leaks == "fail":
+        _require_no_leaks(refs)
+    elif options.leaks == "drop":
         for protected in protected_first(_split_names(refs)):
             refs, left_out = _drop_shared_with(refs, protected, less_protected_only=True)
             dropped.append(left_out)
@@ -302,19 +301,17 @@ def _drop_shared_with(
     return refs.filter(pc.invert(shared)), table
 
 
-def _leaks(refs: pa.Table) -> dict[tuple[str, ...], int]:
-    """Returns the number of groups that are in several splits, by the names of these splits."""
-    names = known_groups(refs).names
-    pairs = pa.table({"group": names, "split": refs["split"].cast(pa.string())})
+def _require_no_leaks(refs: pa.Table) -> None:
+    """Raises `errors.RefusedError` if groups are in several splits."""
+    pairs = pa.table({"group": known_groups(refs).names, "split": refs["split"].cast(pa.string())})
     splits = pairs.group_by("group").aggregate([("split", "distinct")])["split_distinct"]
     several = splits.filter(pc.greater(pc.list_value_length(splits), 1))
-    return collections.Counter(tuple(sorted(names)) for names in several.to_pylist())
-
-
-def _describe_leaks(leaks: Mapping[tuple[str, ...], int]) -> str:
+    leaks = collections.Counter(tuple(sorted(names)) for names in several.to_pylist())
+    if not leaks:
+        return
     parts = ", ".join(f"{count:,} in {' and '.join(key)}" for key, count in sorted(leaks.items()))
-    return (
-        f"{many(sum(leaks.values()), 'patient')} in several splits ({parts}), and --leaks is fail; "
+    raise errors.RefusedError(
+        f"{many(leaks.total(), 'patient')} in several splits ({parts}), and --leaks is fail; "
         "use --leaks drop to leave their images out of the less protected split, or --splits "
         "patient to make new splits"
     )

@@ -181,7 +181,10 @@ def _write_images(
     """Decodes the planned images into a shard; returns the examples and the rejected images."""
     image_shape = build.layout.image_shape
     refs, variants = list(iterate_refs(planned)), planned["variant"].to_pylist()
-    keys = _keys(build, refs, variants)
+    paths = [ref.image_path for ref in refs]
+    if build.num_variants:
+        paths = [augment.variant_path(path, n) for path, n in zip(paths, variants, strict=True)]
+    keys = map(schema.image_key, paths)
     texts = list({ref.label for ref in refs})
     labels = dict(zip(texts, build.label_kind.vectors(texts, build.label_names), strict=True))
     parts = ((ref.member, functools.partial(_read_part, reader, ref)) for ref in refs)
@@ -215,14 +218,6 @@ def _write_images(
     return examples, rejects
 
 
-def _keys(build: Build, refs: Sequence[ImageRef], variants: Sequence[int]) -> list[str]:
-    """Returns the key of each example."""
-    paths = [ref.image_path for ref in refs]
-    if build.num_variants:
-        paths = [augment.variant_path(path, n) for path, n in zip(paths, variants, strict=True)]
-    return [schema.image_key(path) for path in paths]
-
-
 def _read_part(reader: Reader, ref: ImageRef) -> _Data:
     """Reads a file, or only the wanted frame of it, where that is possible."""
     if ref.frame and (file := reader.open(ref.member)):
@@ -242,20 +237,20 @@ def _decode(
         Reject: if it cannot be decoded, and reads the same a second time.
         errors.BuildError: if it cannot be read.
     """
-    data, image = _attempt(build, ref, read)
-    if isinstance(image, Reject):
-        # A server, a cable or a disk may have garbled the file this time.
-        before = data, str(image)
-        data, image = _attempt(build, ref, functools.partial(_read_part, reader, ref))
-        if isinstance(image, Reject):
-            is_same = not isinstance(data, bytes) or data == before[0]
-            if is_same and str(image) == before[1]:
-                raise image
-            raise errors.BuildError(
-                f"{ref.source_path} has other bytes each time that it is read; check the disk, the "
-                "network and the server, then run the same command again to resume"
-            )
-    return data, image
+    # A server, a cable or a disk may have garbled the file the first time.
+    attempts: list[tuple[_Data, Reject]] = []
+    for read_again in (read, functools.partial(_read_part, reader, ref)):
+        data, image = _attempt(build, ref, read_again)
+        if not isinstance(image, Reject):
+            return data, image
+        attempts.append((data, image))
+    (before, why_before), (now, why_now) = attempts
+    if str(why_now) == str(why_before) and (not isinstance(now, bytes) or now == before):
+        raise why_now
+    raise errors.BuildError(
+        f"{ref.source_path} has other bytes each time that it is read; check the disk, the "
+        "network and the server, then run the same command again to resume"
+    )
 
 
 def _attempt(
