@@ -68,18 +68,17 @@ def test_a_patient_in_two_splits_is_found_with_the_number_of_images(flawed):
     ]
 
 
-def test_a_patient_under_two_classes_is_found(flawed):
-    found = finding(flawed, "patient_labels")
-    assert found.listed == ({"patient": "2", "CNV": 3, "NORMAL": 1},)
+def test_patients_and_pixels_under_two_labels_are_found(flawed):
+    assert finding(flawed, "patient_labels").listed == ({"patient": "2", "CNV": 3, "NORMAL": 1},)
+    (row,) = finding(flawed, "label_conflict").listed
+    assert {row["first"], row["again"]} == set(planted.CONFLICT)
+    assert row["labels"] == "CNV, NORMAL"
 
 
-def test_a_file_under_another_name_in_the_same_split_is_found(flawed):
+def test_the_same_file_and_the_same_pixels_in_another_format_and_split_are_found(flawed):
     found = finding(flawed, "duplicates")
     names = {frozenset((row["first"], row["again"])): row["same file"] for row in found.listed}
     assert names[frozenset(planted.SAME_FILE)] == "yes"
-
-
-def test_the_same_pixels_in_another_format_and_split_are_found(flawed):
     (row,) = finding(flawed, "picture_leak").listed
     assert {row["first"], row["again"]} == set(planted.SAME_PIXELS)
     assert row["same file"] == "no, same pixels"
@@ -91,12 +90,6 @@ def test_copies_saved_again_or_brightened_are_found_across_splits_and_nothing_el
         frozenset(planted.SAVED_AGAIN),
         frozenset(planted.BRIGHTENED),
     }
-
-
-def test_pixels_under_two_labels_are_found(flawed):
-    (row,) = finding(flawed, "label_conflict").listed
-    assert {row["first"], row["again"]} == set(planted.CONFLICT)
-    assert row["labels"] == "CNV, NORMAL"
 
 
 def test_of_clean_scans_no_leak_and_no_copy_is_reported(clean):

@@ -267,6 +267,7 @@ def test_an_audit_is_kept_and_statistics_with_the_name_of_their_split():
         ({"split": "test"}, "expected statistics of split 'train', 480 pixels in 1 channels"),
         ({"num_pixels": 481}, "received statistics of split 'train', 481 pixels"),
         ({"sums": [1, 1], "sums_of_squares": [1, 1]}, "480 pixels in 2 channels"),
+        ({"max_value": 65_535}, "of values up to 255; received .* of values up to 65535"),
         ({"sums": [0]}, "damaged.*cannot have"),
         ({"sums": 960}, "damaged"),
     ],

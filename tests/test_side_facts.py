@@ -22,12 +22,13 @@ def test_facts_are_those_of_each_picture_in_order():
     assert found["perceptual_hash"].tolist() == hashes.tolist()
 
 
+@pytest.mark.parametrize(("dtype", "scale"), [(np.uint8, 1), (np.uint16, 257)])
 @pytest.mark.parametrize("channels", [1, 3])
-def test_the_white_border_is_the_share_of_the_ring_alone(channels):
-    pictures = np.zeros((3, 6, 5, channels), np.uint8)
-    pictures[0, 2:4, 2:3] = 255  # inside
-    pictures[1, 0] = 250  # five of the eighteen pixels of the ring
-    pictures[2] = 249  # nearly white
+def test_the_white_border_is_the_share_of_the_ring_alone(channels, dtype, scale):
+    pictures = np.zeros((3, 6, 5, channels), dtype)
+    pictures[0, 2:4, 2:3] = 255 * scale  # inside
+    pictures[1, 0] = 250 * scale  # five of the eighteen pixels of the ring
+    pictures[2] = 249 * scale  # nearly white
     assert white_border(pictures).tolist() == [0, 5 / 18, 0]
 
 

@@ -133,6 +133,7 @@ def _darken(content: dict) -> None:
         (_swap_counts, "examples per class"),
         (_darken, "of split 'train', but the shards hold"),
         (lambda content: content["counts"].update(files=10_000), "counts 10000 files"),
+        (lambda content: content["counts"].update(rejects=7), "counts 7 rejects, but names"),
         (lambda content: content.update(counts={}), "does not count the files"),
     ],
 )

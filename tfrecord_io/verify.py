@@ -271,14 +271,12 @@ def _check_ledger(dataset: manifest.Manifest) -> Iterator[str]:
     if not {"files", "examples"} <= counts.keys():
         yield "does not count the files of the source"
         return
-    # Augmented copies are examples, but not files of the source.
-    accounted = -counts.get("variants", 0) + sum(
-        sum(value.values()) if isinstance(value, Mapping) else value
-        for name, value in counts.items()
-        if name not in ("files", "variants")
-    )
+    accounted = sum(number for _, number in dataset.ledger)
     if accounted != counts["files"]:
         yield f"counts {counts['files']} files, but {accounted} are accounted for"
+    num_rejects = sum(dataset.rejects.values())
+    if counts.get("rejects", num_rejects) != num_rejects:
+        yield f"counts {counts['rejects']} rejects, but names the reasons of {num_rejects}"
     if counts["examples"] != dataset.num_examples:
         yield f"counts {counts['examples']} examples, but its splits hold {dataset.num_examples}"
 
