@@ -18,6 +18,7 @@ from kaggle_stand_in import Cut, Page, Refuse, Stall
 from campaign.faults import FAULTS, kill
 from campaign.processes import Job, Outcome, at_once, disturbed, home
 
+_PART_BYTES = 1 << 20  # that the download asks for at a time
 _NAME = f"{kaggle_stand_in.DATASET.partition('/')[2]}.zip"
 
 
@@ -28,14 +29,16 @@ def try_case(rng: random.Random, folder: Path) -> Outcome:
 
         def bad_answers(rng: random.Random, job: Job) -> tuple[int, str]:
             refusals = (Refuse(status) for status in (403, 404, 412, 500, 503))
-            faults = (Cut(after=rng.randrange(len(whole))), Page(), *refusals)
+            faults = (Cut(after=rng.randrange(_PART_BYTES)), Page(), *refusals)
+            # The first request is that for the size.
+            server.storage_faults += [None] * rng.randrange(3)
             server.storage_faults += rng.choices(faults, k=rng.choice((1, 2)))
             return job.run()
 
         def other_version(rng: random.Random, job: Job) -> tuple[int, str]:
             """A download of another version, killed before its end."""
             server.archive, server.etag = _archive(seed=1), '"other-version"'
-            server.storage_faults += [Stall(after=rng.randrange(len(server.archive) // 2))]
+            server.storage_faults += [None, Stall(after=rng.randrange(_PART_BYTES))]
             run = job.start()
             # If the archive is complete already, nothing is asked for.
             builds.wait_until(lambda: not server.storage_faults or run.process.exitcode is not None)
@@ -55,8 +58,8 @@ def try_two(rng: random.Random, folder: Path) -> Outcome:
     """Runs two builds at once that download one archive into one folder."""
     whole, wanted, seconds = _undisturbed()
     with kaggle_stand_in.StandIn(whole) as server:
-        # A cut costs the first download a second, in which the other begins.
-        server.storage_faults += [Cut(after=rng.randrange(len(whole)))]
+        # A cut costs the first download some time, in which the other begins.
+        server.storage_faults += [None, Cut(after=rng.randrange(_PART_BYTES))]
         jobs = [
             dataclasses.replace(_job(server, folder, name), wanted=wanted, seconds=seconds)
             for name in ("a", "b")
