@@ -23,13 +23,12 @@ _REFUSAL = b"""<DeleteResult><Error><Key>kept</Key><Code>AccessDenied</Code>
 
 @dataclasses.dataclass
 class Faults:
-    """What the server does wrong: it cuts so many answers, ignores ranges, refuses to delete.
+    """What the server does wrong: it cuts so many answers, refuses to delete.
 
     After some requests it answers others with a status, or with `half` of what it should say.
     """
 
     answers_to_cut: int = 0
-    ignores_ranges: bool = False
     refuses_deletes: bool = False
     status: str = ""
     requests_before: int = 0
@@ -116,8 +115,6 @@ def running_s3() -> Iterator[S3Server]:
     application = DomainDispatcherApplication(create_backend_app)
 
     def counting(environ, start_response):
-        if faults.ignores_ranges:
-            environ.pop("HTTP_RANGE", None)
         if faults.refuses_deletes and environ["QUERY_STRING"] == "delete":
             start_response("200 OK", [("Content-Length", str(len(_REFUSAL)))])
             yield _REFUSAL

@@ -1,5 +1,6 @@
 """Zips and folders on an object store, through the whole build."""
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -56,37 +57,25 @@ def build(s3: S3Server, source: str, given: str, output: Path | str, *more: str)
     )  # fmt: skip
 
 
-def fetch(s3: S3Server, prefix: str, directory: Path) -> Path:
-    """Copies a dataset from the server to a folder."""
-    for key in s3.object_names():
-        if key.startswith(f"{prefix}/"):
-            path = directory / key.removeprefix(f"{prefix}/")
-            path.parent.mkdir(parents=True, exist_ok=True)
-            s3.client.download_file(BUCKET, key, str(path))
-    return directory
+@pytest.fixture(scope="module")
+def local(scans_zip, tmp_path_factory) -> Path:
+    """The dataset that every build of these scans is to give."""
+    return build_here(scans_zip, tmp_path_factory.mktemp("local"), "--max_reject_fraction=0.5")
 
 
-def test_a_dataset_on_a_store_is_the_one_on_a_disk(s3, scans_zip, tmp_path):
-    s3.client.upload_file(str(scans_zip), BUCKET, "in/scans.zip")
-    local = build_here(scans_zip, tmp_path / "local", "--max_reject_fraction=0.5")
-
-    build(s3, "archive", f"s3://{BUCKET}/in/scans.zip", f"s3://{BUCKET}/out")
-
-    remote = fetch(s3, "out", tmp_path / "remote")
-    assert {path.name for path in remote.iterdir()} == {path.name for path in local.iterdir()}
-    assert shards_of(remote) == shards_of(local)
-    assert verify.verify(remote, source_input=scans_zip) == []
-    assert all(SECRET_KEY.encode() not in path.read_bytes() for path in remote.iterdir())
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("scheme", "running"),
-    [("gs", gcs_server.running_gcs), ("az", azure_server.running_azure)],
-    ids=["gs", "az"],
+    [
+        ("s3", contextlib.nullcontext),
+        pytest.param("gs", gcs_server.running_gcs, marks=pytest.mark.slow),
+        pytest.param("az", azure_server.running_azure, marks=pytest.mark.slow),
+    ],
+    ids=["s3", "gs", "az"],
 )
-def test_a_zip_and_a_dataset_on_another_store(scheme, running, scans_zip, tmp_path):
-    local = build_here(scans_zip, tmp_path / "local", "--max_reject_fraction=0.5")
+def test_a_dataset_on_a_store_is_the_one_on_a_disk(scheme, running, s3, scans_zip, local, tmp_path):
+    copy = tmp_path / "remote"
+    copy.mkdir()
+    s3.use()
     with running():
         with scans_zip.open("rb") as file:
             remote.write(f"{scheme}://scans/in/scans.zip", file)
@@ -97,32 +86,13 @@ def test_a_zip_and_a_dataset_on_another_store(scheme, running, scans_zip, tmp_pa
              IN_MEMORY]
         )  # fmt: skip
 
-        (tmp_path / "remote").mkdir()
         for found in remote.list_files(f"{scheme}://scans/out", recursive=True):
             name = found.url.removeprefix(f"{scheme}://scans/out/")
-            (tmp_path / "remote" / name).write_bytes(remote.read_file(found.url))
-    assert shards_of(tmp_path / "remote") == shards_of(local) != {}
-    assert verify.verify(tmp_path / "remote", source_input=scans_zip) == []
-
-
-def test_a_zip_on_a_web_server_is_read_in_place_and_its_signature_shown_to_nobody(
-    scans_zip, tmp_path, capsys
-):
-    local = build_here(scans_zip, tmp_path / "local", "--max_reject_fraction=0.5")
-    capsys.readouterr()
-    with running_web() as server:
-        server.files["scans.zip"] = WebFile(scans_zip.read_bytes(), query="sig=very-secret")
-        build_here(
-            server.url("scans.zip") + "?sig=very-secret",
-            tmp_path / "remote",
-            "--max_reject_fraction=0.5",
-        )
-        assert server.bytes_sent < 1.1 * scans_zip.stat().st_size
-    assert shards_of(tmp_path / "remote") == shards_of(local) != {}
-    assert Manifest.load(tmp_path / "remote").source == Manifest.load(local).source
-    written = [path.read_bytes() for path in (tmp_path / "remote").iterdir() if path.is_file()]
-    assert not [content for content in written if b"very-secret" in content]
-    assert "very-secret" not in "".join(capsys.readouterr())
+            (copy / name).write_bytes(remote.read_file(found.url))
+    assert {path.name for path in copy.iterdir()} == {path.name for path in local.iterdir()}
+    assert shards_of(copy) == shards_of(local)
+    assert verify.verify(copy, source_input=scans_zip) == []
+    assert all(SECRET_KEY.encode() not in path.read_bytes() for path in copy.iterdir())
 
 
 # "us@er:pa/ss" in base64, as RFC 7617 has it.
@@ -133,14 +103,23 @@ def secret_url(server, path="scans.zip", login="us%40er:pa%2Fss"):
     return server.url(path).replace("://", f"://{login}@")
 
 
-def test_a_login_in_a_url_is_used_and_shown_to_nobody(scans_zip, tmp_path, capsys):
+def test_a_zip_on_a_web_server_is_read_in_place_and_its_secrets_shown_to_nobody(
+    scans_zip, local, tmp_path, capsys
+):
+    output = tmp_path / "remote"
     with running_web() as server:
-        server.files["scans.zip"] = WebFile(scans_zip.read_bytes(), login=LOGIN)
-        build_here(secret_url(server), tmp_path / "remote", "--max_reject_fraction=0.5")
-    written = [path.read_bytes() for path in (tmp_path / "remote").rglob("*") if path.is_file()]
-    for secret in ("us%40er", "pa%2Fss", "us@er", "pa/ss", LOGIN):
-        assert not [content for content in written if secret.encode() in content]
-    assert "us%40er" not in "".join(capsys.readouterr())
+        server.files["scans.zip"] = WebFile(
+            scans_zip.read_bytes(), query="sig=very-secret", login=LOGIN
+        )
+        url = f"{secret_url(server)}?sig=very-secret"
+        build_here(url, output, "--max_reject_fraction=0.5")
+        assert server.bytes_sent < 1.1 * scans_zip.stat().st_size
+    assert shards_of(output) == shards_of(local) != {}
+    assert Manifest.load(output).source == Manifest.load(local).source
+    written = [path.read_bytes() for path in output.rglob("*") if path.is_file()]
+    said = "".join(capsys.readouterr()).encode()
+    for secret in ("very-secret", "us%40er", "pa%2Fss", "us@er", "pa/ss", LOGIN):
+        assert not [content for content in [*written, said] if secret.encode() in content]
 
 
 @pytest.mark.parametrize(
@@ -184,7 +163,7 @@ def test_a_build_that_another_one_overtakes_on_a_store_ends_with_the_same_datase
     assert capsys.readouterr().out.endswith("nothing to do\n")
 
 
-def test_a_build_on_a_store_goes_on_where_it_stopped(s3, scans_zip, tmp_path, capsys):
+def test_a_build_on_a_store_goes_on_where_it_stopped(s3, scans_zip, local, tmp_path, capsys):
     url = f"s3://{BUCKET}/resumed"
     with pytest.raises(errors.BuildError, match="rejected"):
         build(s3, "archive", str(scans_zip), url, "--max_reject_fraction=0")
@@ -197,8 +176,7 @@ def test_a_build_on_a_store_goes_on_where_it_stopped(s3, scans_zip, tmp_path, ca
     assert "resuming: 3 of 3 shards are finished" in capsys.readouterr().err
     for key, time in times.items():
         assert s3.client.head_object(Bucket=BUCKET, Key=key)["LastModified"] == time
-    local = build_here(scans_zip, tmp_path / "local", "--max_reject_fraction=0.5")
-    assert shards_of(fetch(s3, "resumed", tmp_path / "remote")) == shards_of(local)
+    assert shards_of(write_tree(tmp_path / "remote", s3.read("resumed/"))) == shards_of(local)
 
 
 def test_another_dataset_on_a_store_is_not_overwritten_unasked(s3, scans_zip):
@@ -222,7 +200,7 @@ def test_copies_made_and_duplicates_left_out_on_a_store_are_those_of_the_local_b
 
     build(s3, "archive", f"s3://{BUCKET}/in/twice.zip", f"s3://{BUCKET}/varied", *flags)
 
-    remote = fetch(s3, "varied", tmp_path / "remote")
+    remote = write_tree(tmp_path / "remote", s3.read("varied/"))
     counts = Manifest.load(remote).counts
     assert counts["variants"] > 0
     assert counts["dropped"]
@@ -230,7 +208,7 @@ def test_copies_made_and_duplicates_left_out_on_a_store_are_those_of_the_local_b
     assert verify.verify(remote, source_input=path) == []
 
 
-def test_worker_processes_reach_the_store_with_the_users_flags(s3, scans_zip, tmp_path):
+def test_worker_processes_reach_the_store_with_the_users_flags(s3, scans_zip, local, tmp_path):
     s3.client.upload_file(str(scans_zip), BUCKET, "in/scans.zip")
     words = [f"--input=s3://{BUCKET}/in/scans.zip", f"--output=s3://{BUCKET}/processes"]
 
@@ -239,8 +217,7 @@ def test_worker_processes_reach_the_store_with_the_users_flags(s3, scans_zip, tm
          "--direct_num_workers=2", *s3.flags]
     )  # fmt: skip
 
-    local = build_here(scans_zip, tmp_path / "local", "--max_reject_fraction=0.5")
-    assert shards_of(fetch(s3, "processes", tmp_path / "remote")) == shards_of(local)
+    assert shards_of(write_tree(tmp_path / "remote", s3.read("processes/"))) == shards_of(local)
 
 
 @pytest.mark.skipif(not SAMPLE.exists(), reason=f"the sample of real scans is not at {SAMPLE}")
