@@ -33,8 +33,8 @@ SERVE = """
 import sys
 from pathlib import Path
 from kaggle_stand_in import StandIn
-with StandIn(Path(sys.argv[1])) as server:
-    print(server.address, server.new_address(), flush=True)
+with StandIn(Path(sys.argv[1]).read_bytes()) as server:
+    print(server.url().rstrip('/'), server.new_address(), flush=True)
     sys.stdin.read()
 """
 
@@ -76,7 +76,7 @@ def _server(folder: Path, megabytes: int) -> Iterator[tuple[str, str]]:
             file.writestr(f"OCT2017 /train/CNV/CNV-{index}-1.jpeg", os.urandom(10**6))
     process = subprocess.Popen(
         [sys.executable, "-c", SERVE, str(archive)],
-        env={**os.environ, "PYTHONPATH": str(ROOT / "tests")},
+        env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

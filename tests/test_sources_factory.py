@@ -15,7 +15,7 @@ import pytest
 from builds import IN_MEMORY, ROOT, build_here, shards_of, started, wait_until
 from idx_files import IMAGES, LABELS, NUM
 from image_files import kermany_archive, scan_tree, write_tree, write_zip
-from kaggle_stand_in import DATASET, SECRETS, TOKEN, Stall, StandIn
+from kaggle_stand_in import DATASET, SECRETS, TOKEN, StandIn
 from web_server import WebFile, running_web
 
 from pipelines import build_tfrecords, errors, options
@@ -125,8 +125,7 @@ def test_without_credentials_the_help_is_short_and_nothing_is_made(desk):
 
 @pytest.mark.slow
 def test_a_killed_download_is_resumed_and_built_as_if_nothing_had_been(desk, scans_zip, tmp_path):
-    half = desk.server.size() // 2
-    desk.server.storage_faults += [Stall(after=half)]
+    desk.server.storage_faults += ["", "silent"]
     with started(desk.words(), cwd=desk.folder / "work", env=desk.environment()) as process:
         wait_until(lambda: desk.archive.exists() and desk.server.calls("GET"), process)
         os.killpg(process.pid, signal.SIGKILL)
@@ -135,7 +134,7 @@ def test_a_killed_download_is_resumed_and_built_as_if_nothing_had_been(desk, sca
     done = desk.run()
 
     assert done.returncode == 0, done.stderr
-    assert desk.archive.read_bytes() == desk.server.archive
+    assert desk.archive.read_bytes() == desk.server.file.content
     by_hand = build_here(scans_zip, tmp_path / "by_hand", "--max_reject_fraction=0.5")
     assert shards_of(by_hand) == shards_of(desk.output)
 

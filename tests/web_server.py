@@ -35,41 +35,9 @@ class WebFile:
     login: str | None = None
 
 
-class WebServer(ThreadingHTTPServer):
-    """A running server; its files and faults can be changed while it runs.
+class Files(BaseHTTPRequestHandler):
+    """Answers a request for a file."""
 
-    Attributes:
-        files: by their path.
-        fault: "", or what is wrong with each answer: "cut" (it ends early), "whole" (it ignores
-            the range), "short" (a byte of it is missing), "garbled" (a byte of it is another),
-            "refused" (503), "silent" (there is none), "unconditional" (it ignores If-Match).
-        headers: further headers of each file.
-        paths: what was asked for.
-        bytes_sent: bytes of files.
-    """
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Files)
-        self.files: dict[str, WebFile] = {}
-        self.fault = ""
-        self.headers: dict[str, str] = {}
-        self.paths: list[str] = []
-        self.bytes_sent = 0
-        self.woken = threading.Event()
-        self.scheme = "http"
-
-    def next_fault(self, path: str) -> str:
-        """Returns what is wrong with the next answer, which is of a file."""
-        return self.fault
-
-    def url(self, path: str = "") -> str:
-        return f"{self.scheme}://127.0.0.1:{self.server_address[1]}/{path}"
-
-    def handle_error(self, request: object, client_address: object) -> None:
-        """A client that closes a connection is no error."""
-
-
-class _Files(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server: WebServer
 
@@ -104,7 +72,7 @@ class _Files(BaseHTTPRequestHandler):
         file = self.server.files.get(unquote(parts.path)[1:])
         if file is None:
             return self._answer(404)
-        if parts.query != file.query:
+        if parts.query != file.query or self._fault == "expired":
             return self._answer(403, b"the signature has expired")
         if self.headers.get("Authorization") != file.login:
             return self._answer(401)
@@ -121,6 +89,41 @@ class _Files(BaseHTTPRequestHandler):
         headers["Content-Range"] = f"bytes {start}-{end - 1}/{len(file.content)}"
         end -= self._fault == "short"
         return self._answer(206, file.content[start:end], headers)
+
+
+class WebServer(ThreadingHTTPServer):
+    """A running server; its files and faults can be changed while it runs.
+
+    Attributes:
+        files: by their path.
+        fault: "", or what is wrong with each answer: "cut" (it ends early), "whole" (it ignores
+            the range), "short" (a byte of it is missing), "garbled" (a byte of it is another),
+            "refused" (503), "expired" (403), "silent" (there is none), "unconditional" (it ignores
+            If-Match).
+        headers: further headers of each file.
+        paths: what was asked for.
+        bytes_sent: bytes of files.
+    """
+
+    def __init__(self, handler: type[Files] = Files) -> None:
+        super().__init__(("127.0.0.1", 0), handler)
+        self.files: dict[str, WebFile] = {}
+        self.fault = ""
+        self.headers: dict[str, str] = {}
+        self.paths: list[str] = []
+        self.bytes_sent = 0
+        self.woken = threading.Event()
+        self.scheme = "http"
+
+    def next_fault(self, path: str) -> str:
+        """Returns what is wrong with the next answer, which is of a file."""
+        return self.fault
+
+    def url(self, path: str = "") -> str:
+        return f"{self.scheme}://127.0.0.1:{self.server_address[1]}/{path}"
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A client that closes a connection is no error."""
 
 
 @contextlib.contextmanager

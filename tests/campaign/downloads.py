@@ -13,12 +13,10 @@ from pathlib import Path
 import builds
 import image_files
 import kaggle_stand_in
-from kaggle_stand_in import Cut, Page, Refuse, Stall
 
 from campaign.faults import FAULTS, kill
 from campaign.processes import Job, Outcome, at_once, disturbed, home
 
-_PART_BYTES = 1 << 20  # that the download asks for at a time
 _NAME = f"{kaggle_stand_in.DATASET.partition('/')[2]}.zip"
 
 
@@ -28,17 +26,16 @@ def try_case(rng: random.Random, folder: Path) -> Outcome:
     with kaggle_stand_in.StandIn(whole) as server:
 
         def bad_answers(rng: random.Random, job: Job) -> tuple[int, str]:
-            refusals = (Refuse(status) for status in (403, 404, 412, 500, 503))
-            faults = (Cut(after=rng.randrange(_PART_BYTES)), Page(), *refusals)
+            faults = ("cut", "short", "whole", "refused", "expired")
             # The first request is that for the size.
-            server.storage_faults += [None] * rng.randrange(3)
+            server.storage_faults += [""] * rng.randrange(3)
             server.storage_faults += rng.choices(faults, k=rng.choice((1, 2)))
             return job.run()
 
         def other_version(rng: random.Random, job: Job) -> tuple[int, str]:
             """A download of another version, killed before its end."""
-            server.archive, server.etag = _archive(seed=1), '"other-version"'
-            server.storage_faults += [None, Stall(after=rng.randrange(_PART_BYTES))]
+            server.file.content, server.file.e_tag = _archive(seed=1), '"other-version"'
+            server.storage_faults += ["", "silent"]
             run = job.start()
             # If the archive is complete already, nothing is asked for.
             builds.wait_until(lambda: not server.storage_faults or run.process.exitcode is not None)
@@ -46,7 +43,7 @@ def try_case(rng: random.Random, folder: Path) -> Outcome:
             run.process.kill()
             outcome = run.wait()
             server.storage_faults.clear()
-            server.archive, server.etag = whole, '"first-version"'
+            server.file.content, server.file.e_tag = whole, '"1"'
             return outcome
 
         job = dataclasses.replace(_job(server, folder), wanted=wanted, seconds=seconds)
@@ -59,7 +56,7 @@ def try_two(rng: random.Random, folder: Path) -> Outcome:
     whole, wanted, seconds = _undisturbed()
     with kaggle_stand_in.StandIn(whole) as server:
         # A cut costs the first download some time, in which the other begins.
-        server.storage_faults += [None, Cut(after=rng.randrange(_PART_BYTES))]
+        server.storage_faults += ["", "cut"]
         jobs = [
             dataclasses.replace(_job(server, folder, name), wanted=wanted, seconds=seconds)
             for name in ("a", "b")
