@@ -1,7 +1,8 @@
 """The records of a remote dataset that this machine keeps on its disk, shared by its processes.
 
     CACHE_DIR/CACHEDIR.TAG     says what this folder is: one that holds anything else is refused
-    CACHE_DIR/lock             bytes on the disk, of all datasets; locked while that changes
+    CACHE_DIR/lock             bytes on the disk or reserved for it, of all datasets; locked while
+                               that changes
     CACHE_DIR/ID/lock          locked by each process that uses the dataset
     CACHE_DIR/ID/records       of all shards in the manifest's order, with holes for absent ones
     CACHE_DIR/ID/states        a byte a record, behind the name of the start of the system
@@ -58,6 +59,8 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _PAGE = 4096
 # Fewer bytes by themselves would waste too much of the pages that they touch.
 _LEAST_BYTES = 8 * _PAGE
+# Taken from the limit at once: the lock between processes costs as much as writing a record.
+_RESERVED_BYTES = 4 << 20
 _OPEN_SECONDS = 60.0
 _STORE_SECONDS = 1.0
 
@@ -111,6 +114,7 @@ class DatasetCache:
         self._stride = manifest.layout.stride
         self._num_records = sum(shard.num_examples for shard in manifest.shards)
         self._mutex = threading.Lock()
+        self._reserved = 0
         self._files: dict[str, int] = {}
         _claim(self._root)
         with _locked(self._root / _LOCK, _OPEN_SECONDS) as total:
@@ -141,10 +145,12 @@ class DatasetCache:
         Returns:
             whether all of them are on the disk now.
         """
+        needed = records.nbytes + 2 * _PAGE
         try:
-            with self._mutex, _locked(self._root / _LOCK, _STORE_SECONDS) as total:
-                used = int.from_bytes(os.pread(total, 8, 0), "little")
-                room = max(0, int((self._limit - used - 2 * _PAGE) // self._stride))
+            with self._mutex:
+                if self._reserved < needed:
+                    self._reserve(needed)
+                room = max(0, (self._reserved - 2 * _PAGE) // self._stride)
                 is_all = room >= len(records)
                 self.is_full |= not is_all
                 records = records[:room]
@@ -157,10 +163,10 @@ class DatasetCache:
                 # Whole pages, without those that neighbours have taken already.
                 pages = -(-stop // _PAGE) - start // _PAGE
                 if start % _PAGE:
-                    pages -= self.states[first - 1] != ABSENT
+                    pages -= int(self.states[first - 1] != ABSENT)
                 if stop % _PAGE and last < self._num_records:
-                    pages -= self.states[last] != ABSENT
-                os.pwrite(total, (used + int(pages) * _PAGE).to_bytes(8, "little"), 0)
+                    pages -= int(self.states[last] != ABSENT)
+                self._reserved -= pages * _PAGE
                 _write(self._files[_RECORDS], start, records)
                 self.mark(first, len(records), PRESENT)
                 return is_all
@@ -171,6 +177,14 @@ class DatasetCache:
                 _log.warning("%s keeps no more records: %s", self._root, error)
             self.is_full = True
             return False
+
+    def _reserve(self, needed: int) -> None:
+        """Takes bytes that are free for this process, so many or more at once if there are."""
+        with _locked(self._root / _LOCK, _STORE_SECONDS) as total:
+            used = int.from_bytes(os.pread(total, 8, 0), "little")
+            room = max(0, min(max(needed, _RESERVED_BYTES), int(self._limit - used)))
+            os.pwrite(total, (used + room).to_bytes(8, "little"), 0)
+            self._reserved += room
 
     def mark(self, first: int, count: int, state: int) -> None:
         """Writes the state of neighbouring records; raises OSError if the disk cannot be written.

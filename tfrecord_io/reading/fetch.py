@@ -43,13 +43,15 @@ _NUM_FILLERS = 12
 
 # Longer reads cost more: their memory is taken from the system, and given back, each time.
 _MOST_BYTES_A_READ = 512 << 10
-_MOST_BYTES_AHEAD = 64 << 20
-_MOST_BATCHES_AHEAD = 256
+# Batches are planned ahead up to so many bytes, but at least two. What is planned is read by itself,
+# at a higher cost than in the runs that fill the cache, so more would be slower.
+_MOST_BYTES_AHEAD = 16 << 20
+_LEAST_BATCHES_AHEAD, _MOST_BATCHES_AHEAD = 2, 256
 
 # Where the readers need more than this share of a processor, single records cost too much of it,
 # and more neighbours are read with each; fewer again below the other one. Measured so often.
 _BUSY_SHARE, _IDLE_SHARE = 0.25, 0.05
-_MEASURE_SECONDS = 0.25
+_MEASURE_SECONDS = 0.1
 
 _EXIT_SECONDS = 1.0
 
@@ -124,7 +126,9 @@ class Fetcher:
                     yield from ((plan.rows, None) for plan in planned)
                     yield from ((rows, None) for rows in rest)
                     return
-                while bytes_ahead < _MOST_BYTES_AHEAD and len(planned) < _MOST_BATCHES_AHEAD:
+                while len(planned) < _LEAST_BATCHES_AHEAD or (
+                    bytes_ahead < _MOST_BYTES_AHEAD and len(planned) < _MOST_BATCHES_AHEAD
+                ):
                     if (rows := next(rest, None)) is None:
                         break
                     planned.append(work.plan(rows))
