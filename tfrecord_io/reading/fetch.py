@@ -43,8 +43,8 @@ _NUM_FILLERS = 12
 
 # Longer reads cost more: their memory is taken from the system, and given back, each time.
 _MOST_BYTES_A_READ = 512 << 10
-# Batches are planned ahead up to so many bytes, but at least two. What is planned is read by itself,
-# at a higher cost than in the runs that fill the cache, so more would be slower.
+# Batches are planned ahead up to so many bytes, but at least two. What is planned is mostly read
+# record by record, at a higher cost than in the runs that fill the cache: more would be slower.
 _MOST_BYTES_AHEAD = 16 << 20
 _LEAST_BATCHES_AHEAD, _MOST_BATCHES_AHEAD = 2, 256
 
