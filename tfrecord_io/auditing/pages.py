@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import dataclasses
 import functools
 import io
 import math
@@ -11,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jinja2
 import markupsafe
@@ -74,8 +73,7 @@ def pairs(
     return shown
 
 
-@dataclasses.dataclass(frozen=True)
-class Tick:
+class Tick(NamedTuple):
     """A mark on the axis of a chart: its position, 0 to 1, and its label."""
 
     place: float
@@ -95,13 +93,13 @@ def ticks(low: float, top: float) -> tuple[Tick, ...]:
     )
 
 
-def data_url(image: Image.Image, side: int) -> str:
-    """Returns a picture as a small JPEG in a URL."""
+def data_url(image: Image.Image, side: int, kind: str = "JPEG") -> str:
+    """Returns a picture, with no side longer than `side`, as a JPEG or PNG in a URL."""
     smaller = image.copy()
     smaller.thumbnail((side, side), Image.Resampling.LANCZOS)
     with io.BytesIO() as file:
-        smaller.save(file, "JPEG", quality=80)
-        return f"data:image/jpeg;base64,{base64.b64encode(file.getvalue()).decode()}"
+        smaller.save(file, kind, quality=80, optimize=kind == "PNG")
+        return f"data:image/{kind.lower()};base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
 def _printable(value: Any) -> Any:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import base64
 import collections
 import dataclasses
-import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jinja2
 import numpy as np
-from PIL import Image
 
 from tfrecord_io import visible
 from tfrecord_io.auditing import pages
@@ -175,6 +172,8 @@ def write_report(path: Path, report: RunReport) -> None:
 def render(report: RunReport) -> str:
     """Returns the HTML of the page."""
     metrics, source = report.metrics, report.manifest.source
+    # An evaluation's configuration has the defaults of a training, which are not the run's.
+    settings = {} if report.is_of_another_dataset else report.config
     return _template().render(
         report=report,
         images_name=source["dataset"]["name"] if report.manifest.holds_features else None,
@@ -190,8 +189,8 @@ def render(report: RunReport) -> str:
         tiles=_tiles(report),
         **(_results(report, metrics) if metrics else {}),
         charts=collections.defaultdict(tuple, report.charts),
-        # An evaluation's configuration has the defaults of a training, which are not the run's.
-        settings=_settings({} if report.is_of_another_dataset else report.config),
+        settings={name: settings[name] for name in _MAIN_SETTINGS if name in settings},
+        other_settings={n: value for n, value in settings.items() if n not in _MAIN_SETTINGS},
         limits=_limits(report),
     )
 
@@ -199,8 +198,12 @@ def render(report: RunReport) -> str:
 def _results(report: RunReport, metrics: Mapping[str, Any]) -> dict[str, Any]:
     """Returns what the sections on the results show."""
     task, spread = report.task, metrics.get("spread") or {}
+    class_measures = [
+        *task.label_measures,
+        *(PREDICTIVE_VALUES if metrics.get("prevalence") else ()),
+    ]
     return {
-        "class_measures": (class_measures := _class_measures(metrics, task)),
+        "class_measures": class_measures,
         "classes": _class_rows(metrics, task, class_measures),
         "lines": _class_rows(metrics, task, CALIBRATION_LINE) if task.gives_probabilities else (),
         "verdicts": verdicts,
@@ -364,11 +367,6 @@ def _shown_classes(metrics: Mapping[str, Any]) -> list[str]:
     return names if len(names) <= MAX_CLASSES else worst_classes(metrics, MAX_CLASSES)
 
 
-def _class_measures(metrics: Mapping[str, Any], task: Task) -> list[str]:
-    """Returns the measures of each class; predictive values if a prevalence was stated."""
-    return [*task.label_measures, *(PREDICTIVE_VALUES if metrics.get("prevalence") else ())]
-
-
 def _class_rows(
     metrics: Mapping[str, Any], task: Task, measures: Sequence[str]
 ) -> list[dict[str, Any]]:
@@ -399,39 +397,25 @@ def _class_rows(
 
 def _pictures(mistake: Mistake) -> list[tuple[str, str]]:
     """Returns the pictures of a mistake as (data URL, what it shows)."""
-    map_of_drops = saliency.overlay(mistake.image, mistake.drops)
+    told = {
+        "what the network sees": mistake.image,
+        "what mattered": saliency.overlay(mistake.image, mistake.drops),
+    }
     return [
-        (_data_url(mistake.image), "what the network sees"),
-        (_data_url(map_of_drops), "what mattered"),
+        (pages.data_url(visible.picture(pixels), _PICTURE_SIDE, "PNG"), what)
+        for what, pixels in told.items()
     ]
-
-
-def _data_url(pixels: np.ndarray) -> str:
-    """Returns an image [height, width, channels] as a PNG in a data URL."""
-    image = visible.picture(pixels)
-    image.thumbnail((_PICTURE_SIDE, _PICTURE_SIDE), Image.Resampling.LANCZOS)
-    with io.BytesIO() as file:
-        image.save(file, "PNG", optimize=True)
-        return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
 def _overall(metrics: Mapping[str, Any]) -> list[str]:
     """Returns the overall measures, and the sensitivities unless there are many classes."""
     labels = metrics["label_counts"]
-    shown = "sensitivity" if len(labels) <= MAX_CLASSES else None
-    parts = {name: name.partition("/") for name in metrics["scores"]}
+    shown = "sensitivity/" if len(labels) <= MAX_CLASSES else "/"
     return [
         name
-        for name, (measure, _, label) in parts.items()
-        if label not in labels or measure == shown
+        for name in metrics["scores"]
+        if name.partition("/")[2] not in labels or name.startswith(shown)
     ]
-
-
-def _settings(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Returns the most important settings (`main`) and the `others`."""
-    main = {name: config[name] for name in _MAIN_SETTINGS if name in config}
-    others = {name: value for name, value in config.items() if name not in main}
-    return {"main": main, "others": others}
 
 
 def _limits(report: RunReport) -> list[str]:
