@@ -147,7 +147,7 @@ def add_flags(
     """
     section = parser.add_argument_group(heading)
     for group in groups:
-        for field, kind in _flags_of(group):
+        for field, kind in fields_of(group):
             if field.name in without or (only is not None and field.name not in only):
                 continue
             # argparse reads a single % as a placeholder.
@@ -175,7 +175,7 @@ def given(group: type, found: argparse.Namespace) -> dict[str, Any]:
     """
     return {
         field.name: _parsed(field, kind, getattr(found, field.name))
-        for field, kind in _flags_of(group)
+        for field, kind in fields_of(group)
         if hasattr(found, field.name)
     }
 
@@ -219,7 +219,7 @@ def check(options: Any) -> None:
     Raises:
         ValueError: naming the flag, the value and what was expected.
     """
-    for field, _ in _flags_of(type(options)):
+    for field, _ in fields_of(type(options)):
         value = getattr(options, field.name)
         if value is not None and (expected := _broken_rule(value, field)):
             raise ValueError(f"--{field.name} must be {expected}; received {value!r}")
@@ -240,7 +240,7 @@ def _broken_rule(value: Any, field: dataclasses.Field[Any]) -> str | None:
     return None
 
 
-def _flags_of(group: type) -> list[tuple[dataclasses.Field[Any], Any]]:
+def fields_of(group: type) -> list[tuple[dataclasses.Field[Any], Any]]:
     """Returns the fields that are flags, each with the type of its values besides None."""
     hints = typing.get_type_hints(group)
     fields = [field for field in dataclasses.fields(group) if "help" in field.metadata]

@@ -13,9 +13,8 @@ import dataclasses
 import json
 import math
 import os
-import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -235,7 +234,9 @@ def load(path: str | os.PathLike[str]) -> dict[str, Any]:
     path = Path(path)
     if path.is_dir():
         path = path / FILE_NAME
-    types_of = {name: kind for _, group in _groups() for name, kind in _types_of(group)}
+    types_of = {
+        field.name: kind for _, group in _groups() for field, kind in flags.fields_of(group)
+    }
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         unknown = set(content["config"]) - types_of.keys()
@@ -321,14 +322,6 @@ def _groups() -> list[tuple[str, type]]:
     """Returns the name and the class of each group of options."""
     hints = typing.get_type_hints(TrainConfig)
     return [(field.name, hints[field.name]) for field in dataclasses.fields(TrainConfig)]
-
-
-def _types_of(group: type) -> Iterator[tuple[str, type]]:
-    """Yields the name of each field and its type besides None."""
-    for name, hint in typing.get_type_hints(group).items():
-        if isinstance(hint, types.UnionType):
-            (hint,) = (part for part in typing.get_args(hint) if part is not types.NoneType)
-        yield name, hint
 
 
 def _choose_epochs(num_examples: int, fine_tunes: bool) -> int:

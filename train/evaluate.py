@@ -144,7 +144,7 @@ def evaluate(
     outputs, columns = task.match(places, len(classifier.label_names))
     label_names = tuple(classifier.label_names[output] for output in outputs)
     config = TrainConfig.of(data=data, **options)
-    check_measures(config, task.views(label_names))
+    check_measures(config.measures, data, task.views(label_names))
     part, exposure = _unseen(run, data, manifest, split, include_seen)
     own_results = _own_metrics(run)
     output = output or run / "evaluation" / f"{manifest.name}-{split}"

@@ -24,6 +24,7 @@ from train.errors import ConfigError
 from train.kinds.registry import task_of, training_task
 from train.kinds.task import Task, View
 from train.networks.options import TRUNK_WEIGHTS, NetworkOptions
+from train.results.options import MeasureOptions
 
 # Settings that a trunk decides, and those that change images before the network.
 _DECIDED = ("model", "weights", "normalize")
@@ -167,7 +168,8 @@ def make_run(config: TrainConfig, folder: Path, given: Mapping[str, Any] | None 
         devices.say(cache.describe())
     else:
         manifest = load_manifest(config.input.data)
-    check_measures(config, task_of(manifest.label_kind).views(manifest.label_names))
+    views = task_of(manifest.label_kind).views(manifest.label_names)
+    check_measures(config.measures, config.input.data, views)
     trunk = find_trunk(config.input.data, manifest)
     if trunk is not None:
         config = _adapt(config, trunk, given or {})
@@ -178,13 +180,13 @@ def make_run(config: TrainConfig, folder: Path, given: Mapping[str, Any] | None 
     return Run(given=config, folder=folder, manifest=manifest, trunk=trunk, devices=devices)
 
 
-def check_measures(config: TrainConfig, views: Sequence[View]) -> None:
+def check_measures(options: MeasureOptions, data: str, views: Sequence[View]) -> None:
     """Refuses prevalences of other views and columns that are not there, with a `ConfigError`."""
     try:
-        config.measures.prevalences([view.name for view in views])
+        options.prevalences([view.name for view in views])
     except ValueError as error:
         raise ConfigError(str(error)) from None
-    check_columns(config.input.data, config.measures.columns)
+    check_columns(data, options.columns)
 
 
 def _adapt(config: TrainConfig, trunk: Trunk, given: Mapping[str, Any]) -> TrainConfig:

@@ -12,8 +12,6 @@ import math
 import keras
 import numpy as np
 
-from train.data import padding
-
 #: Random numbers per example: one for each random choice in this module, and one for MixUp.
 NUM_DRAWS = 21
 
@@ -67,12 +65,12 @@ def augment(images, draws, strength: float, *, is_padded: bool = False):
     """
     next_draw = iter(keras.ops.unstack(draws[:, : NUM_DRAWS - 1], axis=1)).__next__
     if is_padded:
-        images = keras.ops.concatenate([images, padding.inside(images)], axis=-1)
+        images = keras.ops.concatenate([images, inside_padding(images)], axis=-1)
     images = _warp(images, next_draw, strength, "constant" if is_padded else "reflect")
     mask = share = 1.0
     if is_padded:
         images, mask = images[..., :-1], images[..., -1:]
-        share = padding.share(mask)
+        share = picture_share(mask)
     if not strength:
         return images
     images = _change_light(images, next_draw, strength, share) * mask
@@ -183,3 +181,27 @@ def _noise(shape: tuple[int, ...], next_draw, strength: float):
 def _by_example(values):
     """Reshapes [batch] values so that they broadcast to [batch, height, width, channels]."""
     return keras.ops.reshape(values, (-1, 1, 1, 1))
+
+
+def inside_padding(images):
+    """Tells a picture from its padding: rows and columns of black at the sides of an image.
+
+    Args:
+        images: [batch, height, width, channels], not negative, 0 in the padding.
+
+    Returns:
+        float32 [batch, height, width, 1], 1 in the picture and 0 in the padding.
+    """
+    ops = keras.ops
+    mask = 1.0
+    for side, other in ((1, 2), (2, 1)):
+        is_lit = ops.cast(ops.max(images, axis=(other, 3), keepdims=True) > 0, "float32")
+        num_before = ops.cumsum(is_lit, axis=side)
+        num_behind = ops.sum(is_lit, axis=side, keepdims=True) - num_before + is_lit
+        mask = mask * ops.cast(ops.logical_and(num_before > 0, num_behind > 0), "float32")
+    return mask
+
+
+def picture_share(mask):
+    """Returns the share of each image that is picture, float32 [batch, 1, 1, 1], above 0."""
+    return keras.ops.maximum(keras.ops.mean(mask, axis=(1, 2, 3), keepdims=True), 1e-6)

@@ -15,7 +15,7 @@ import keras
 
 import tfrecord_io
 from train import applications
-from train.data import padding
+from train.data.augmentation import inside_padding, picture_share
 from train.errors import ConfigError
 from train.kinds.classes import CLASSES
 from train.kinds.task import Task
@@ -74,7 +74,7 @@ def build_network(
         temperature: divisor of the log probabilities, see `kinds.temperature`.
         synchronized: whether the replicas of small_resnet exchange their batch statistics in
             training, see `devices.Devices.must_synchronize`.
-        is_padded: whether `--normalize image` leaves out the padding, see `padding.inside`.
+        is_padded: whether `--normalize image` leaves out the padding, see `inside_padding`.
 
     Raises:
         ConfigError: if the images do not suit the network or the weights cannot be loaded.
@@ -198,7 +198,7 @@ def _normalize(
         means = keras.ops.mean(images, axis=(1, 2), keepdims=True)
         stds = keras.ops.std(images, axis=(1, 2), keepdims=True)
         if is_padded:  # the padding adds nothing to the sums of values and of squares
-            share = padding.share(padding.inside(images))
+            share = picture_share(inside_padding(images))
             squares = (stds**2 + means**2) / share
             means = means / share
             stds = keras.ops.sqrt(keras.ops.maximum(squares - means**2, 0.0))
