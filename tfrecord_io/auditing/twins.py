@@ -260,8 +260,9 @@ def number_pictures(examples: pa.Table) -> tuple[np.ndarray, np.ndarray]:
 
 def hashes_in(examples: pa.Table) -> np.ndarray:
     """Returns the column `perceptual_hash`, uint8 [num_examples, HASH_LENGTH]."""
-    data = b"".join(examples["perceptual_hash"].to_pylist())
-    return np.frombuffer(data, np.uint8).reshape(-1, near_duplicates.HASH_LENGTH)
+    column, length = examples["perceptual_hash"].combine_chunks(), near_duplicates.HASH_LENGTH
+    data = np.frombuffer(column.buffers()[1], np.uint8)[column.offset * length :]
+    return data[: len(column) * length].reshape(-1, length)
 
 
 def have_different(

@@ -16,6 +16,7 @@ from typing import Any
 from PIL import ImageFile, TiffImagePlugin
 
 from tfrecord_io.decoding import tiff_pages
+from tfrecord_io.decoding.tiff_pages import STRIP_BYTES, STRIPS, TILE_BYTES, TILES
 from tfrecord_io.rejects import Reject
 
 #: Bytes of zeros or known metadata that may follow a picture.
@@ -62,7 +63,6 @@ _PLAIN_NETPBM = re.compile(rb"P[123](?:[\s0-9]+|#[^\r\n]*)*")
 
 # TIFF 6.0, sections 3, 8, 15 and 22. Planar: each channel has strips of its own.
 _WIDTH, _HEIGHT, _BITS, _COMPRESSION, _PLANES = 256, 257, 258, 259, 284
-_STRIPS, _STRIP_BYTES, _TILES, _TILE_BYTES = 273, 279, 324, 325
 _NOT_COMPRESSED, _JPEG, _PLANAR = 1, 7, 2
 
 # The lowest tags, which come first: the kind of the page, or the width of its picture.
@@ -146,8 +146,8 @@ def check_tiff_parts(image: TiffImagePlugin.TiffImageFile, data: bytes) -> None:
     Pillow shows missing strips in black, and reads beyond the end of short ones.
     """
     tags = image.tag_v2
-    places = tags.get(_STRIPS, tags.get(_TILES, ()))
-    lengths = tags.get(_STRIP_BYTES, tags.get(_TILE_BYTES, ()))
+    places = tags.get(STRIPS, tags.get(TILES, ()))
+    lengths = tags.get(STRIP_BYTES, tags.get(TILE_BYTES, ()))
     compression = tags.get(_COMPRESSION, _NOT_COMPRESSED)
     if compression == _JPEG:
         for place, length in zip(places, lengths, strict=False):

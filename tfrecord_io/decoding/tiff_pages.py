@@ -25,9 +25,9 @@ _NEW_SUBFILE_TYPE, _SUBFILE_TYPE = 254, 255
 # A picture needs five tags: its two sides, the place and length of its pixels, and what they mean.
 _LEAST_DIRECTORY_BYTES = 2 + 5 * 12 + 4
 
-# Places and lengths of the strips or the tiles of a page.
-_STRIPS, _STRIP_BYTES = 273, 279
-_TILES, _TILE_BYTES = 324, 325
+#: Places and lengths of the strips or the tiles of a page.
+STRIPS, STRIP_BYTES = 273, 279
+TILES, TILE_BYTES = 324, 325
 
 # Tags of what is elsewhere: free space, other directories, parts of JPEG in its obsolete form.
 _ELSEWHERE = {288, 330, 513, 519, 520, 521, 34665, 34853, 40965}
@@ -232,7 +232,7 @@ def end_of_pages(file: BinaryIO) -> int:
             values, end = directory
             num_numbers = struct.calcsize(tiff.count_format) + struct.calcsize(tiff.place_format)
             ends += [place + num_numbers + len(tags), end]
-            for pair in ((_STRIPS, _STRIP_BYTES), (_TILES, _TILE_BYTES)):
+            for pair in ((STRIPS, STRIP_BYTES), (TILES, TILE_BYTES)):
                 places, sizes = (tiff.numbers(values, tag) for tag in pair)
                 if len(places) != len(sizes) or not all(sizes):  # libtiff guesses what is missing
                     return tiff.size
@@ -249,10 +249,10 @@ def _cut_out(tiff: _File, tags: bytes) -> io.BytesIO | None:
         EOFError: if a part of it is beyond the end of the file.
     """
     directory = _read_values(tiff, tags)
-    if directory is None or _TILES in directory[0]:
+    if directory is None or TILES in directory[0]:
         return None
     values, _ = directory
-    places, lengths = (tiff.numbers(values, tag) for tag in (_STRIPS, _STRIP_BYTES))
+    places, lengths = (tiff.numbers(values, tag) for tag in (STRIPS, STRIP_BYTES))
     # libtiff guesses a length of 0. As above, strips that overlap could take any memory.
     if not places or not all(lengths) or len(places) != len(lengths) or sum(lengths) > tiff.size:
         return None
@@ -271,7 +271,7 @@ def _cut_out(tiff: _File, tags: bytes) -> io.BytesIO | None:
     moved = [append(tiff.read(*strip)) for strip in zip(places, lengths, strict=True)]
     kind = _LONG if place_size == 4 else _LONG_8
     content = struct.pack(f"{tiff.mark}{len(moved)}{_NUMBERS[kind]}", *moved)
-    values[_STRIPS] = kind, len(moved), content
+    values[STRIPS] = kind, len(moved), content
     packed = struct.pack(tiff.count_format, len(values))
     for tag, (kind, count, value) in values.items():
         if len(value) > place_size:
