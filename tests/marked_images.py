@@ -6,6 +6,7 @@ import csv
 import dataclasses
 import json
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -221,6 +222,21 @@ def train(data: Path, workdir: Path, **fields: object) -> int:
     from train import run
 
     return run.main([f"--data={data}", f"--workdir={workdir}", *flags(**SMALL_RUN | fields)])
+
+
+def evaluated(run: Path, data: Path, *words: str) -> int:
+    """Measures a run on a dataset in this process; returns the exit code."""
+    from train import evaluate
+
+    return evaluate.main([f"--model={run}", f"--data={data}", "--bootstrap_samples=20", *words])
+
+
+def edited_run(run: Path, copy: Path, **facts: object) -> Path:
+    """Copies a run with other facts in preprocessing.json; returns the copy."""
+    shutil.copytree(run, copy)
+    path = copy / "export" / "preprocessing.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | facts))
+    return copy
 
 
 def rows_of(folder: Path) -> list[dict[str, str]]:

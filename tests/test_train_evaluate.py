@@ -7,9 +7,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from marked_images import KERAS_ARRAY_WARNING, OCT_NAMES, rows_of, train, write_marked_dataset
+from marked_images import (
+    KERAS_ARRAY_WARNING,
+    OCT_NAMES,
+    edited_run,
+    evaluated,
+    rows_of,
+    train,
+    write_marked_dataset,
+)
 
-from train import evaluate, predict
+from train import predict
 
 pytestmark = pytest.mark.filterwarnings(KERAS_ARRAY_WARNING)
 
@@ -47,10 +55,7 @@ def other(tmp_path_factory):
 @pytest.fixture(scope="module")
 def measured(trained, other, tmp_path_factory):
     output = tmp_path_factory.mktemp("measured")
-    code = evaluate.main(
-        [f"--model={trained}", f"--data={other}", f"--output={output}", "--bootstrap_samples=20"]
-    )
-    assert code == 0
+    assert evaluated(trained, other, f"--output={output}") == 0
     return output
 
 
@@ -73,8 +78,7 @@ def test_augmented_copies_of_a_training_split_are_not_measured(trained, other, t
     variants = pa.array(np.arange(len(table)) % 3, pa.int32())
     pq.write_table(table.append_column("variant", variants), path)
     output = tmp_path / "out"
-    words = [f"--model={trained}", f"--data={tmp_path / 'other'}", f"--output={output}"]
-    assert evaluate.main([*words, "--bootstrap_samples=20"]) == 0
+    assert evaluated(trained, tmp_path / "other", f"--output={output}") == 0
     assert json.loads((output / "metrics.json").read_text())["num_examples"] == 10
 
 
@@ -117,8 +121,7 @@ def test_exported_thresholds_are_applied_to_the_other_dataset(trained, other, tm
     }  # fmt: skip
     (run / "export" / "thresholds.json").write_text(json.dumps([entry]))
     output = tmp_path / "out"
-    command = [f"--model={run}", f"--data={other}", f"--output={output}", "--bootstrap_samples=20"]
-    assert evaluate.main([*command, "--prevalence=0.03"]) == 0
+    assert evaluated(run, other, f"--output={output}", "--prevalence=0.03") == 0
     rows = rows_of(output)
     (found,) = json.loads((output / "metrics.json").read_text())["thresholds"]
     assert found.items() >= entry.items()
@@ -145,7 +148,7 @@ def test_exported_thresholds_are_applied_to_the_other_dataset(trained, other, tm
 def test_wrong_options_are_refused_before_anything_is_predicted(
     trained, other, capsys, flag, message
 ):
-    assert evaluate.main([f"--model={trained}", f"--data={other}", flag]) == 2
+    assert evaluated(trained, other, flag) == 2
     assert message in capsys.readouterr().err
 
 
@@ -165,30 +168,36 @@ def test_the_page_of_the_training_run_compares_with_nothing(trained):
 
 
 def test_the_dataset_of_the_training_is_named_as_such(trained, data, tmp_path, capsys):
-    code = evaluate.main([f"--model={trained}", f"--data={data}", f"--output={tmp_path / 'out'}"])
-    assert code == 0
+    assert evaluated(trained, data, f"--output={tmp_path / 'out'}") == 0
     assert "not an external one" in capsys.readouterr().out
 
 
-def test_another_preprocessing_is_refused_with_the_difference(trained, tmp_path, capsys):
-    write_marked_dataset(tmp_path, num_examples={"test": 8}, image_shape=(16, 12, 1))
-    assert evaluate.main([f"--model={trained}", f"--data={tmp_path}"]) == 2
-    assert "height: 12 in training, 16 here" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("facts", "message"),
+    [
+        ({"image_shape": (16, 12, 1)}, "height: 12 in training, 16 here"),
+        ({"label_names": ("CNV", "GLAUCOMA")}, "has the classes CNV, GLAUCOMA"),
+        ({"label_names": ("CNV", "GLAUCOMA")}, "--classes"),
+    ],
+)
+def test_a_dataset_that_does_not_fit_is_refused(trained, tmp_path, capsys, facts, message):
+    write_marked_dataset(tmp_path, num_examples={"test": 8}, **facts)
+    assert evaluated(trained, tmp_path) == 2
+    assert message in capsys.readouterr().err
 
 
 def test_shapes_that_the_training_images_lack_are_warned_of(trained, other, tmp_path, capsys):
-    run, data = shutil.copytree(trained, tmp_path / "run"), shutil.copytree(other, tmp_path / "in")
-    facts, manifest = run / "export" / "preprocessing.json", data / "manifest.json"
-    facts.write_text(json.dumps(json.loads(facts.read_text()) | {"shapes": [1.0323]}))
+    run = edited_run(trained, tmp_path / "run", shapes=[1.0323])
+    data = shutil.copytree(other, tmp_path / "in")
+    manifest = data / "manifest.json"
     measures = {"shapes": {"train": [1.0], "test": [1.0323, 1.8107]}}
     content = json.loads(manifest.read_text()) | {"audit": {"measures": measures}}
     manifest.write_text(json.dumps(content))
-    command = [f"--model={run}", f"--data={data}", "--bootstrap_samples=0"]
-    assert evaluate.main(command) == 0
+    assert evaluated(run, data) == 0
     assert "a shape (1.8:1) that no training image has (those have 1.0:1)" in (
         capsys.readouterr().err
     )
-    assert evaluate.main([*command, "--split=train", "--include_seen"]) == 0
+    assert evaluated(run, data, "--split=train", "--include_seen") == 0
     assert "shape" not in capsys.readouterr().err
 
 
@@ -199,27 +208,17 @@ def test_images_that_were_padded_do_not_suit_a_model_of_stretched_ones(
     content = json.loads((data / "manifest.json").read_text())
     content["preprocessing"]["fit"] = "pad"
     (data / "manifest.json").write_text(json.dumps(content))
-    assert evaluate.main([f"--model={trained}", f"--data={data}"]) == 2
+    assert evaluated(trained, data) == 2
     assert "fit: 'stretch' in training, 'pad' here" in capsys.readouterr().err
-
-
-def test_a_class_that_the_model_does_not_know_is_refused(trained, tmp_path, capsys):
-    write_marked_dataset(tmp_path, num_examples={"test": 8}, label_names=("CNV", "GLAUCOMA"))
-    assert evaluate.main([f"--model={trained}", f"--data={tmp_path}"]) == 2
-    message = capsys.readouterr().err
-    assert "GLAUCOMA" in message
-    assert "--classes" in message
 
 
 def test_names_of_labels_cannot_control_the_terminal(trained, tmp_path, capsys):
     names = (*OCT_NAMES[:3], "\x1b]0;title\x07")
     write_marked_dataset(tmp_path, num_examples={"test": 8}, label_names=names)
-    assert evaluate.main([f"--model={trained}", f"--data={tmp_path}"]) == 2
+    assert evaluated(trained, tmp_path) == 2
     assert r"\x1b]0;title\x07" in capsys.readouterr().err
-    run = shutil.copytree(trained, tmp_path / "run")
-    facts = run / "export" / "preprocessing.json"
-    facts.write_text(json.dumps(json.loads(facts.read_text()) | {"label_names": names}))
-    assert evaluate.main([f"--model={run}", f"--data={tmp_path}", "--bootstrap_samples=0"]) == 0
+    run = edited_run(trained, tmp_path / "run", label_names=names)
+    assert evaluated(run, tmp_path) == 0
     told = capsys.readouterr().out
     assert "\x1b" not in told
     assert r"area under the ROC, \x1b]0;title\x07" in told
@@ -231,18 +230,17 @@ def test_a_folder_that_cannot_be_made_and_damaged_metrics_are_refused(
     trained, other, tmp_path, capsys
 ):
     run = shutil.copytree(trained, tmp_path / "run")
-    command = [f"--model={run}", f"--data={other}"]
-    assert evaluate.main([*command, f"--output={run / 'metrics.json'}"]) == 2
+    assert evaluated(run, other, f"--output={run / 'metrics.json'}") == 2
     assert "metrics.json cannot be a folder: File exists" in capsys.readouterr().err
     (run / "metrics.json").write_text("{")
-    assert evaluate.main(command) == 2
+    assert evaluated(run, other) == 2
     assert "metrics.json is damaged" in capsys.readouterr().err
 
 
 def test_a_split_that_is_missing_and_a_run_that_is_not_finished_are_refused(
     trained, other, tmp_path, capsys
 ):
-    assert evaluate.main([f"--model={trained}", f"--data={other}", "--split=val"]) == 2
+    assert evaluated(trained, other, "--split=val") == 2
     assert "val" in capsys.readouterr().err
-    assert evaluate.main([f"--model={tmp_path}", f"--data={other}"]) == 2
+    assert evaluated(tmp_path, other) == 2
     assert str(tmp_path) in capsys.readouterr().err

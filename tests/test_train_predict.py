@@ -20,6 +20,7 @@ from marked_images import (
     OCT_NAMES,
     REPOSITORY,
     command,
+    edited_run,
     environment,
     write_marked_dataset,
 )
@@ -66,6 +67,13 @@ def files(tmp_path_factory):
     return folder
 
 
+def predicted(run_folder, capsys, *inputs, code=0):
+    """Runs the command on files; returns its CSV rows."""
+    words = ["--model", str(run_folder), "--format", "csv", "--input", *map(str, inputs)]
+    assert predict.main(words) == code
+    return list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+
+
 def test_a_file_becomes_the_pixels_that_the_build_stores(run_folder, files):
     classifier = predict.load_classifier(run_folder)
     settings = Preprocessing(height=24, width=20, channels=1)
@@ -108,34 +116,21 @@ def test_each_file_gets_probabilities_or_its_reason_in_order(run_folder, files):
         assert [prediction.probabilities.sum() for prediction in good] == pytest.approx([1, 1])
 
 
-def with_shapes(run, copy, shapes):
-    """Copies a run whose training images had these shapes."""
-    shutil.copytree(run, copy)
-    facts = copy / "export" / "preprocessing.json"
-    facts.write_text(json.dumps(json.loads(facts.read_text()) | {"shapes": shapes}))
-    return copy
-
-
 def test_shapes_that_the_training_images_lack_are_warned_of(run_folder, files, tmp_path, capsys):
     command = ["--input", *(str(files / name) for name in ("a.jpeg", "b.png", "c.png"))]
-    run = with_shapes(run_folder, tmp_path / "some", [0.5484, 0.8333])
+    run = edited_run(run_folder, tmp_path / "some", shapes=[0.5484, 0.8333])
     assert predict.main(["--model", str(run), *command]) == 0
     assert (
         "warning: some images have a shape (1.3:1) that no training image has (those have 0.55:1 "
         "to 0.83:1): stretched to 0.83:1, they"
     ) in capsys.readouterr().err
     for shapes in ([0.55, 0.8, 1.3], []):
-        run = with_shapes(run_folder, tmp_path / str(len(shapes)), shapes)
+        run = edited_run(run_folder, tmp_path / str(len(shapes)), shapes=shapes)
         assert predict.main(["--model", str(run), *command]) == 0
         assert "shape" not in capsys.readouterr().err
     # The model of an older release.
     assert predict.main(["--model", str(run_folder), *command]) == 0
     assert "shape" not in capsys.readouterr().err
-
-
-def test_shapes_that_are_no_numbers_are_refused(run_folder, tmp_path):
-    with pytest.raises(ConfigError, match="does not say how files became"):
-        predict.load_classifier(with_shapes(run_folder, tmp_path / "run", ["wide"]))
 
 
 def test_the_command_prints_csv_that_names_the_file_it_could_not_read(run_folder, files, capsys):
@@ -171,8 +166,7 @@ def test_exported_thresholds_are_one_column_more(run_folder, files, tmp_path, ca
     path = run / "export" / "thresholds.json"
     path.write_text(json.dumps(entries))
     arguments = ["--model", str(run), "--input", str(files)]
-    assert predict.main([*arguments, "--format", "csv"]) == 1
-    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    rows = predicted(run, capsys, files, code=1)
     columns = ["path", "predicted", *OCT_NAMES, "reject", "above_threshold"]
     assert list(rows[0]) == columns
     # The likeliest class stays the answer.
@@ -204,15 +198,6 @@ def test_wrong_usage_ends_with_code_2(run_folder, files, flag, value, message, c
     assert message in capsys.readouterr().err
 
 
-def test_an_export_that_does_not_say_how_to_read_files_is_refused(run_folder, tmp_path):
-    export_folder = tmp_path / "export"
-    export_folder.mkdir()
-    (export_folder / "model.keras").write_bytes(b"")
-    (export_folder / "preprocessing.json").write_text('{"preprocessing": {}, "label_names": []}')
-    with pytest.raises(ConfigError, match="does not say how files became"):
-        predict.load_classifier(tmp_path)
-
-
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
@@ -228,21 +213,6 @@ def test_a_damaged_export_is_an_error_that_names_the_file(
     (tmp_path / "export" / name).write_bytes(content)
     assert predict.main([f"--model={tmp_path}", "--input", str(files / "a.jpeg")]) == 2
     assert message in capsys.readouterr().err
-
-
-def edited_export(run_folder, folder, *, facts=None, config=None):
-    """Copies an export with other facts, or with another architecture in its model."""
-    shutil.copytree(run_folder / "export", folder / "export")
-    path = folder / "export" / "preprocessing.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | (facts or {})))
-    if config is not None:
-        model = folder / "export" / "model.keras"
-        with zipfile.ZipFile(model) as archive:
-            members = {name: archive.read(name) for name in archive.namelist()}
-        with zipfile.ZipFile(model, "w") as archive:
-            for name, content in (members | {"config.json": config.encode()}).items():
-                archive.writestr(name, content)
-    return folder
 
 
 def layer(module, name, config):
@@ -267,9 +237,16 @@ def layer(module, name, config):
 def test_a_hostile_model_is_refused_without_running_anything(
     config, run_folder, tmp_path, monkeypatch
 ):
+    shutil.copytree(run_folder / "export", tmp_path / "export")
+    model = tmp_path / "export" / "model.keras"
+    with zipfile.ZipFile(model) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(model, "w") as archive:
+        for name, content in (members | {"config.json": config.encode()}).items():
+            archive.writestr(name, content)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=r"model\.keras cannot be loaded"):
-        predict.load_classifier(edited_export(run_folder, tmp_path, config=config))
+        predict.load_classifier(tmp_path)
     assert not Path("executed").exists()
 
 
@@ -294,11 +271,14 @@ PREPROCESSING = {"height": 24, "width": 20, "channels": 1, "resize": "bilinear"}
         ({"label_kind": ["classes"]}, "does not say how files became"),
         ({"decoder": {"pillow": 12}}, "expected a text"),
         ({"dataset": "oct"}, "expected a mapping"),
+        ({"shapes": ["wide"]}, "does not say how files became"),
+        ({"preprocessing": {}, "label_names": []}, "does not say how files became"),
+        ({"label_names": ["CNV"]}, "names 1: they are of different runs"),
     ],
 )
 def test_facts_that_are_not_those_of_the_model_are_refused(facts, message, run_folder, tmp_path):
     with pytest.raises(ConfigError, match=message):
-        predict.load_classifier(edited_export(run_folder, tmp_path, facts=facts))
+        predict.load_classifier(edited_run(run_folder, tmp_path / "run", **facts))
 
 
 def test_the_map_of_a_file_with_a_long_name_is_written(run_folder, tmp_path):
@@ -311,14 +291,6 @@ def test_the_map_of_a_file_with_a_long_name_is_written(run_folder, tmp_path):
     assert written.name.startswith("0000-é")
 
 
-def test_labels_of_another_run_are_refused(run_folder, files, tmp_path, capsys):
-    shutil.copytree(run_folder / "export", tmp_path / "export")
-    path = tmp_path / "export" / "preprocessing.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"label_names": ["CNV"]}))
-    assert predict.main([f"--model={tmp_path}", "--input", str(files / "a.jpeg")]) == 2
-    assert "names 1: they are of different runs" in capsys.readouterr().err
-
-
 def test_links_that_lead_to_no_file_are_named_and_not_passed_over(
     run_folder, files, tmp_path, capsys
 ):
@@ -326,8 +298,7 @@ def test_links_that_lead_to_no_file_are_named_and_not_passed_over(
     (tmp_path / "broken.jpeg").symlink_to("nowhere.jpeg")
     (tmp_path / "more").symlink_to(files)
     os.mkfifo(tmp_path / "pipe")
-    assert predict.main([f"--model={run_folder}", "--input", str(tmp_path), "--format=csv"]) == 1
-    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    rows = predicted(run_folder, capsys, tmp_path, code=1)
     reasons = {Path(row["path"]).name: row["reject"].partition(":")[0] for row in rows}
     assert reasons == {"broken.jpeg": "unreadable", "more": "unreadable", "scan.jpeg": ""}
 
@@ -359,13 +330,6 @@ def test_the_command_writes_a_map_for_each_image(run_folder, files, tmp_path, ca
             assert picture.width > 500
 
 
-def predicted_paths(run_folder, capsys, *inputs):
-    """Runs the command on inputs, and returns its CSV rows."""
-    arguments = ["--model", str(run_folder), "--format", "csv", "--input", *map(str, inputs)]
-    predict.main(arguments)
-    return list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
-
-
 def test_a_folder_above_may_be_hidden_or_relative(run_folder, files, tmp_path, monkeypatch, capsys):
     scans = tmp_path / ".cache" / "scans"
     shutil.copytree(files, scans)
@@ -375,18 +339,18 @@ def test_a_folder_above_may_be_hidden_or_relative(run_folder, files, tmp_path, m
     work.mkdir()
     monkeypatch.chdir(work)
     for folder in (scans, Path("../.cache/scans")):
-        rows = predicted_paths(run_folder, capsys, folder)
+        rows = predicted(run_folder, capsys, folder, code=1)
         assert [Path(row["path"]).name for row in rows] == ["a.jpeg", "b.png", "c.png", "d.jpeg"]
 
 
 def test_a_file_named_twice_is_predicted_once_and_as_itself(run_folder, files, capsys):
-    alone = [predicted_paths(run_folder, capsys, files / name)[0] for name in ("b.png", "a.jpeg")]
-    rows = predicted_paths(
+    alone = [predicted(run_folder, capsys, files / name)[0] for name in ("b.png", "a.jpeg")]
+    rows = predicted(
         run_folder, capsys, files / "b.png", files / "a.jpeg", files / "b.png",
         files / ".." / files.name / "a.jpeg",
     )  # fmt: skip
     assert rows == alone
-    everything = predicted_paths(run_folder, capsys, files / "c.png", files)
+    everything = predicted(run_folder, capsys, files / "c.png", files, code=1)
     assert [Path(row["path"]).name for row in everything] == ["c.png", "a.jpeg", "b.png", "d.jpeg"]
 
 
@@ -401,14 +365,9 @@ def test_a_path_that_is_there_twice_gets_its_own_answer_twice(run_folder, files)
 
 
 def test_another_version_of_the_decoder_is_told(run_folder, files, tmp_path, capsys):
-    copy = tmp_path / "run"
-    shutil.copytree(run_folder, copy)
-    facts = copy / "export" / "preprocessing.json"
-    content = json.loads(facts.read_text())
-    arguments = ["--model", str(copy), "--input", str(files / "a.jpeg")]
     for version, warns in ((PIL.__version__, False), ("9.0.1", True)):
-        facts.write_text(json.dumps(content | {"decoder": {"pillow": version}}))
-        assert predict.main(arguments) == 0
+        run = edited_run(run_folder, tmp_path / version, decoder={"pillow": version})
+        assert predict.main(["--model", str(run), "--input", str(files / "a.jpeg")]) == 0
         said = capsys.readouterr().err
         assert ("were decoded by pillow 9.0.1, here it is pillow" in said) == warns
 
@@ -425,7 +384,7 @@ def test_a_name_that_would_steer_the_terminal_is_printed_escaped(
     assert all(line.isprintable() for line in lines)
     assert any("a\\x1b]0;title\\x07\\nb.png" in line for line in lines)
     # For a program, a name is what it is.
-    assert {row["path"] for row in predicted_paths(run_folder, capsys, odd)} == {str(odd)}
+    assert {row["path"] for row in predicted(run_folder, capsys, odd)} == {str(odd)}
 
 
 @pytest.mark.slow
@@ -455,8 +414,7 @@ def test_a_dicom_file_is_predicted_as_the_build_stores_it(run_folder, tmp_path, 
     pixels = np.random.default_rng(0).integers(4096, size=(24, 20), dtype=np.uint16)
     pixels[0, :2] = 0, 4095
     (tmp_path / "scan").write_bytes(dicom_file(pixels, bits=12))
-    assert predict.main(["--model", str(run_folder), "--input", str(tmp_path), "--format=csv"]) == 0
-    (scan,) = csv.DictReader(io.StringIO(capsys.readouterr().out))
+    (scan,) = predicted(run_folder, capsys, tmp_path)
     assert (Path(scan["path"]).name, scan["reject"]) == ("scan", "")
     classifier = predict.load_classifier(run_folder)
     stored = np.rint(pixels / 4095 * 255).astype(np.uint8)[None, ..., None]
@@ -508,11 +466,7 @@ def test_every_frame_and_page_that_the_build_accepts_is_predicted(run_folder, tm
 
 
 def test_a_model_of_dicom_files_says_what_it_needs_to_read_them(run_folder, tmp_path, monkeypatch):
-    folder = tmp_path / "run"
-    shutil.copytree(run_folder, folder)
-    facts = folder / "export" / "preprocessing.json"
-    content = json.loads(facts.read_text())
-    facts.write_text(json.dumps(content | {"decoder": dicom_tags.codec_versions()}))
+    folder = edited_run(run_folder, tmp_path / "run", decoder=dicom_tags.codec_versions())
     (tmp_path / "scan.dcm").write_bytes(dicom_file(np.zeros((24, 20), np.uint8)))
     words = ["--model", str(folder), "--input", str(tmp_path / "scan.dcm")]
     assert predict.main(words) == 0
