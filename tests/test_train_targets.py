@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from marked_images import (
     KERAS_ARRAY_WARNING,
     SMALL_RUN,
+    evaluated,
     flags,
     history_of,
     rows_of,
@@ -30,7 +31,7 @@ from tfrecord_io.kinds.classes import CLASSES
 from tfrecord_io.kinds.grades import GRADES
 from tfrecord_io.kinds.numbers import NUMBER
 from tfrecord_io.reading.mapped import MappedDataset
-from train import evaluate, predict
+from train import predict
 from train.config import TrainConfig
 from train.data.parts import Part
 from train.errors import ConfigError
@@ -93,8 +94,7 @@ def test_grades_are_learned_as_classes_and_judged_by_kappa_too(tmp_path, capsys)
     exported = json.loads((tmp_path / "run" / "export" / "preprocessing.json").read_text())
     assert exported["label_kind"] == "grade"
     # Classes of the same names have no order, so the model's grades do not fit them.
-    arguments = [f"--model={tmp_path / 'run'}", f"--data={tmp_path / 'classes'}"]
-    assert evaluate.main(arguments) == 2
+    assert evaluated(tmp_path / "run", tmp_path / "classes") == 2
     assert "learned the kind grade" in capsys.readouterr().err
 
 
@@ -308,8 +308,7 @@ def test_a_model_of_numbers_is_measured_on_another_dataset_of_the_same_name(
             label_names=(name,),
             label_kind=NUMBER,
         )
-    command = [f"--model={finished}", f"--output={tmp_path / 'out'}", "--bootstrap_samples=20"]
-    assert evaluate.main([*command, f"--data={tmp_path / 'ef'}"]) == 0
+    assert evaluated(finished, tmp_path / "ef", f"--output={tmp_path / 'out'}") == 0
     here = json.loads((tmp_path / "out" / "metrics.json").read_text())
     assert here["num_examples"] == 20
     lines = capsys.readouterr().out.splitlines()
@@ -320,7 +319,7 @@ def test_a_model_of_numbers_is_measured_on_another_dataset_of_the_same_name(
     section = page.partition('id="comparison"')[2].partition("</section>")[0]
     assert "mean error" in section
     assert " %" not in section
-    assert evaluate.main([*command, f"--data={tmp_path / 'age'}"]) == 2
+    assert evaluated(finished, tmp_path / "age") == 2
     assert "--target of these names" in capsys.readouterr().err
 
 

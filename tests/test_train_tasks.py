@@ -13,6 +13,7 @@ from builds import IN_MEMORY
 from marked_images import (
     KERAS_ARRAY_WARNING,
     SMALL_RUN,
+    evaluated,
     flags,
     history_of,
     rows_of,
@@ -31,7 +32,7 @@ from pipelines import extract_features
 from tfrecord_io import Manifest
 from tfrecord_io.kinds.multi_label import MULTI_LABEL as SEVERAL_LABELS
 from tfrecord_io.reading.mapped import MappedDataset
-from train import evaluate, predict, run
+from train import predict, run
 from train.data.examples import read_examples
 from train.data.parts import whole_split
 from train.kinds import measures
@@ -314,8 +315,7 @@ def test_another_dataset_may_have_some_of_the_labels_in_another_order(finished, 
         label_kind=SEVERAL_LABELS,
     )
     output = tmp_path / "measured"
-    command = [f"--model={finished}", f"--data={other}", "--bootstrap_samples=20"]
-    assert evaluate.main([*command, f"--output={output}"]) == 0
+    assert evaluated(finished, other, f"--output={output}") == 0
     assert list(rows_of(output)[0])[5:] == list(names)
     measured = json.loads((output / "metrics.json").read_text())
     truths = [row["label"].split("|") for row in rows_of(output)]
@@ -333,7 +333,7 @@ def test_labels_that_the_model_does_not_know_and_classes_are_refused(finished, t
     ):
         folder = tmp_path / kind.name
         write_marked_dataset(folder, num_examples={"test": 8}, label_names=names, label_kind=kind)
-        assert evaluate.main([f"--model={finished}", f"--data={folder}"]) == 2
+        assert evaluated(finished, folder) == 2
         assert message in capsys.readouterr().err
 
 

@@ -148,10 +148,7 @@ def evaluate(
     part, exposure = _unseen(run, data, manifest, split, include_seen)
     own_results = _own_metrics(run)
     output = output or run / "evaluation" / f"{manifest.name}-{split}"
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"--output {output} cannot be a folder: {error.strerror}") from None
+    predict.make_folder("--output", output)
     probabilities, labels = _predict_part(classifier, data, part)
     matched = np.zeros((len(labels), len(outputs)), labels.dtype)
     matched[:, columns] = labels

@@ -33,7 +33,7 @@ from tfrecord_io.decoding.preprocess import (
 from tfrecord_io.kinds.registry import kind_in
 from tfrecord_io.manifest import FILE_NAME as MANIFEST_NAME
 from tfrecord_io.manifest import check_types
-from tfrecord_io.printing import no_formula, printable, until_closed
+from tfrecord_io.printing import no_formula, printable, refuse, until_closed
 from tfrecord_io.rejects import Reject
 from train import console
 from train.errors import ConfigError
@@ -310,7 +310,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.patch is not None and arguments.patch < 1:
             raise ConfigError(f"--patch must be at least 1 pixel, received {arguments.patch}")
         if arguments.occlusion:
-            _make_folder(Path(arguments.occlusion))
+            make_folder("--occlusion", Path(arguments.occlusion))
         classifier = load_classifier(Path(arguments.model))
         warning = other_decoder(classifier)
         if warning:
@@ -318,32 +318,32 @@ def main(argv: Sequence[str] | None = None) -> int:
         predictions = list(predict_files(classifier, paths))
     # ModuleNotFoundError: a DICOM file, and its codecs are not installed.
     except (ConfigError, ModuleNotFoundError) as error:
-        print(f"error: {printable(str(error))}", file=sys.stderr)
-        return 2
+        return refuse(str(error))
     seen = [prediction.shape for prediction in predictions if prediction.shape]
     if warning := shapes.warn_of_unseen(seen, classifier.shapes, classifier.preprocessing):
         print(f"warning: {warning}", file=sys.stderr)
     # A number has no probability.
     names = classifier.label_names if classifier.task.gives_probabilities else ()
     with until_closed():
-        _show(_FORMATS[arguments.format](predictions, names), arguments.format)
+        _show(_FORMATS[arguments.format](_rows(predictions, names), names), arguments.format)
     if arguments.occlusion:
         _write_maps(classifier, predictions, Path(arguments.occlusion), arguments.patch)
     rejected = [prediction for prediction in predictions if prediction.reject]
     for prediction in rejected:
-        path = printable(prediction.name)
-        print(
-            f"error: {path} was not predicted: {printable(prediction.reject or '')}",
-            file=sys.stderr,
-        )
+        refuse(f"{prediction.name} was not predicted: {prediction.reject}")
     return 1 if rejected else 0
 
 
-def _make_folder(folder: Path) -> None:
+def make_folder(flag: str, folder: Path) -> None:
+    """Makes the folder that a flag names.
+
+    Raises:
+        ConfigError: if it cannot be made, because a file has its name, for example.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"--occlusion {folder} cannot be a folder: {error.strerror}") from None
+        raise ConfigError(f"{flag} {folder} cannot be a folder: {error.strerror}") from None
 
 
 def _list_files(inputs: Sequence[Path]) -> list[Path]:
@@ -426,21 +426,20 @@ def _write_maps(
 
 
 def _rows(predictions: Sequence[Prediction], label_names: Sequence[str]) -> list[dict[str, Any]]:
+    """Returns what is said of each picture; without `label_names` the answers are numbers."""
     rows = []
     for prediction in predictions:
         row: dict[str, Any] = {"path": prediction.name}
-        if prediction.probabilities is not None:
-            row["predicted"] = prediction.predicted if label_names else float(prediction.predicted)
-            if label_names:
-                row["probabilities"] = {
-                    name: round(float(value), 6)
-                    for name, value in zip(label_names, prediction.probabilities, strict=True)
-                }
-            if prediction.above is not None:
-                row[ABOVE] = list(prediction.above)
-        else:
-            row["reject"] = prediction.reject
         rows.append(row)
+        if prediction.probabilities is None:
+            row["reject"] = prediction.reject
+            continue
+        row["predicted"] = prediction.predicted if label_names else float(prediction.predicted)
+        if label_names:
+            values = (round(float(value), 6) for value in prediction.probabilities)
+            row["probabilities"] = dict(zip(label_names, values, strict=True))
+        if prediction.above is not None:
+            row[ABOVE] = list(prediction.above)
     return rows
 
 
@@ -448,14 +447,13 @@ def _above(row: Mapping[str, Any]) -> str:
     return "" if ABOVE not in row else "|".join(row[ABOVE]) or "none"
 
 
-def _as_json(predictions: Sequence[Prediction], label_names: Sequence[str]) -> str:
-    return json.dumps(_rows(predictions, label_names), indent=1)
+def _as_json(rows: Sequence[Mapping[str, Any]], label_names: Sequence[str]) -> str:
+    return json.dumps(rows, indent=1)
 
 
-def _as_csv(predictions: Sequence[Prediction], label_names: Sequence[str]) -> str:
+def _as_csv(rows: Sequence[Mapping[str, Any]], label_names: Sequence[str]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    rows = _rows(predictions, label_names)
     above = [ABOVE] if any(ABOVE in row for row in rows) else []
     writer.writerow(("path", "predicted", *map(no_formula, label_names), "reject", *above))
     for row in rows:
@@ -473,8 +471,7 @@ def _as_csv(predictions: Sequence[Prediction], label_names: Sequence[str]) -> st
     return text.getvalue().rstrip("\n")
 
 
-def _as_table(predictions: Sequence[Prediction], label_names: Sequence[str]) -> str:
-    rows = _rows(predictions, label_names)
+def _as_table(rows: Sequence[Mapping[str, Any]], label_names: Sequence[str]) -> str:
     label_names = [printable(name) for name in label_names]
     # A line break in a name would make two rows of one.
     names = [printable(row["path"]) for row in rows]
@@ -487,12 +484,8 @@ def _as_table(predictions: Sequence[Prediction], label_names: Sequence[str]) -> 
         if "reject" in row:
             lines.append(f"{name.ljust(width)}  {printable(row['reject'])}")
             continue
-        numbers = "  ".join(
-            f"{probability:.1%}".rjust(size)
-            for probability, size in zip(
-                row.get("probabilities", {}).values(), columns, strict=True
-            )
-        )
+        cells = zip(row.get("probabilities", {}).values(), columns, strict=True)
+        numbers = "  ".join(f"{probability:.1%}".rjust(size) for probability, size in cells)
         predicted = printable(str(row["predicted"]))
         end = f"  {printable(_above(row))}" if above else ""
         # As wide as the heading, so that what follows stands below its own.

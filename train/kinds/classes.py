@@ -141,14 +141,9 @@ class Classes(Task):
             sentences[0] += (
                 f" Always answering {usual} would be right for {words.hundredths(share)} %."
             )
-            of_class = {name: scores[f"sensitivity/{name}"]["value"] for name in present}
             worst = words.worst_classes(metrics, 1)[0]
-            best = max(present, key=lambda name: of_class[name] or 0.0)
-            if of_class[best] != of_class[worst]:
-                sentences.append(
-                    f"It recognises {best} best, {words.share(metrics, f'sensitivity/{best}')}, "
-                    f"and {worst} worst, {words.share(metrics, f'sensitivity/{worst}')}."
-                )
+            best = max(present, key=lambda name: scores[f"sensitivity/{name}"]["value"] or 0.0)
+            sentences += words.best_and_worst(metrics, "sensitivity", best, worst)
         if scores.get("urgent/sensitivity", {}).get("value") is not None:
             sentences.append(
                 f"Of the urgent images ({' and '.join(URGENT_CLASSES)}), it called "

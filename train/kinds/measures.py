@@ -51,12 +51,8 @@ def cross_entropy(probabilities: np.ndarray, labels: np.ndarray) -> float:
         probabilities: [num_examples, num_classes].
         labels: int [num_examples].
     """
-    return mean_entropy(probabilities[np.arange(len(labels)), labels])
-
-
-def mean_entropy(of_truth: np.ndarray) -> float:
-    """Returns the mean negative log of the probabilities given to the truth, in nats."""
-    return float(-np.log(np.maximum(of_truth.astype(np.float64), _EPSILON)).mean())
+    of_truth = probabilities[np.arange(len(labels)), labels].astype(np.float64)
+    return float(-np.log(np.maximum(of_truth, _EPSILON)).mean())
 
 
 def confusion_matrix(labels: np.ndarray, predicted: np.ndarray, num_classes: int) -> np.ndarray:

@@ -145,23 +145,16 @@ class MultiLabel(Task):
         scores, interval = metrics["scores"], "95 % interval: "
         accuracy = words.share(metrics, "accuracy", interval)
         sentences = [f"was right in {accuracy} of its answers, one for each label of each image."]
-        areas = {
-            name: scores[f"auc/{name}"]
-            for name in metrics["label_counts"]
-            if scores[f"auc/{name}"]["value"] is not None
-        }
+        areas = {name: scores[f"auc/{name}"]["value"] for name in metrics["label_counts"]}
+        areas = {name: area for name, area in areas.items() if area is not None}
         if areas:
             sentences.append(
                 "Of two images of which one has a label, it gives that one the higher probability "
                 f"in {words.share(metrics, 'macro_auc', interval)} of the cases, on average over "
                 "the labels; guessing would in 50 %."
             )
-            best, worst = (f(areas, key=lambda name: areas[name]["value"]) for f in (max, min))
-            if areas[best]["value"] != areas[worst]["value"]:
-                sentences.append(
-                    f"It recognises {best} best, {words.share(metrics, f'auc/{best}')}, and "
-                    f"{worst} worst, {words.share(metrics, f'auc/{worst}')}."
-                )
+            best, worst = max(areas, key=areas.__getitem__), min(areas, key=areas.__getitem__)
+            sentences += words.best_and_worst(metrics, "auc", best, worst)
         return sentences
 
     def doubt(self, metrics: Mapping[str, Any]) -> str | None:

@@ -208,6 +208,15 @@ def doubt(
     )
 
 
+def best_and_worst(metrics: Mapping[str, Any], measure: str, best: str, worst: str) -> list[str]:
+    """Returns a sentence about the labels with the highest and lowest measure, if they differ."""
+    names = [f"{measure}/{label}" for label in (best, worst)]
+    if len({metrics["scores"][name]["value"] for name in names}) < 2:
+        return []
+    highest, lowest = (share(metrics, name) for name in names)
+    return [f"It recognises {best} best, {highest}, and {worst} worst, {lowest}."]
+
+
 def worst_classes(metrics: Mapping[str, Any], most: int) -> list[str]:
     """Returns the classes with the lowest sensitivity, the worst first.
 
