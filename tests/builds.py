@@ -35,6 +35,14 @@ def build_here(source: Path | str, output: Path | str, *more: str) -> Path:
     return Path(output)
 
 
+def prepare(source: Path | str, output: Path | str, *more: str):
+    """Returns a block in which the build is listed and planned, and its output is locked."""
+    from pipelines.engine.job import prepared
+    from pipelines.options import parse_options
+
+    return prepared(parse_options(arguments(source, output, IN_MEMORY, *more)))
+
+
 def run_build_here(source: Path, output: Path | str, *more: str) -> int:
     """Runs the command in this process; returns its exit code."""
     from pipelines import build_tfrecords

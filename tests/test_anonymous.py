@@ -13,16 +13,23 @@ from collections import Counter
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from builds import IN_MEMORY, ROOT, arguments, build_here, files_of, run_build, shards_of
+from builds import (
+    IN_MEMORY,
+    ROOT,
+    arguments,
+    build_here,
+    files_of,
+    prepare,
+    run_build,
+    shards_of,
+)
 from dicom_files import dicom_file
 from image_files import TIME, encoded, grey_pixels, jpeg, tar_info, write_tar, write_tree, write_zip
 from pages import Page
 from PIL import Image, PngImagePlugin, TiffImagePlugin
 
 from pipelines import build_tfrecords, errors
-from pipelines.engine.job import prepared
 from pipelines.listing.anonymous import Privacy
-from pipelines.options import parse_options
 from pipelines.shards.write import TaskWriter
 from pipelines.stores import output_state
 from tfrecord_io import __main__, image_key, verify
@@ -200,8 +207,7 @@ def test_workers_of_the_command_say_no_name_either(secret, tmp_path):
 def test_the_secret_and_the_names_of_files_stay_out_of_the_job(secret, tmp_path):
     names = Names()
     source, flags = source_of("tar.gz", names, tmp_path)
-    words = arguments(source, tmp_path / "out", *flags, f"--anonymize={secret}")
-    with prepared(parse_options(words)) as job:
+    with prepare(source, tmp_path / "out", *flags, f"--anonymize={secret}") as job:
         content = pickle.dumps((job.build, job.todo))
     assert SECRET.encode() not in content
     # A worker must know where the input is, but nothing else.
@@ -303,8 +309,8 @@ def test_a_patient_in_two_splits_refuses_the_build_in_words_that_name_no_file(se
 @pytest.mark.parametrize("runner", ["DirectRunner", "FlinkRunner"])
 def test_ctrl_c_keeps_the_plan_for_the_workers_of_a_job_that_goes_on(runner, secret, tmp_path):
     source = write_tree(tmp_path / "in", {f"a/{n}.jpeg": jpeg(n) for n in range(4)})
-    words = [*arguments(source, tmp_path / "out", f"--anonymize={secret}"), f"--runner={runner}"]
-    with pytest.raises(KeyboardInterrupt), prepared(parse_options(words)) as job:
+    flags = (f"--anonymize={secret}", f"--runner={runner}")
+    with pytest.raises(KeyboardInterrupt), prepare(source, tmp_path / "out", *flags) as job:
         raise KeyboardInterrupt
     assert job.storage.exists(output_state.PLAN_FILE) == (runner == "FlinkRunner")
 
@@ -372,8 +378,8 @@ def test_a_worker_that_cannot_read_an_image_does_not_name_it(change, secret, tmp
     names = Names()
     files = {f"train/{label}/{names.new()}.png": jpeg(1) for label in "ab"}
     archive = write_tar(tmp_path / f"{names.new()}.tar", files)
-    words = arguments(archive, tmp_path / "out", f"--anonymize={secret}")
-    with prepared(parse_options(words)) as job, contextlib.ExitStack() as stack:
+    job_of = prepare(archive, tmp_path / "out", f"--anonymize={secret}")
+    with job_of as job, contextlib.ExitStack() as stack:
         if change == "a file grows":
             archive.write_bytes(b"\0" * archive.stat().st_size)
         else:
@@ -432,11 +438,10 @@ def test_an_anonymous_build_goes_on_where_it_was_stopped(secret, tmp_path):
         os.utime(source / name, (TIME, TIME))
     flags = ("--num_shards=3", f"--anonymize={secret}")
     whole = build_here(source, tmp_path / "whole", *flags)
-    words = arguments(source, tmp_path / "out", *flags)
-    with prepared(parse_options(words)) as job, TaskWriter(job.build) as writer:
+    with prepare(source, tmp_path / "out", *flags) as job, TaskWriter(job.build) as writer:
         writer.write(job.todo[1])
         writer.wait()
-    with prepared(parse_options(words)) as job:
+    with prepare(source, tmp_path / "out", *flags) as job:
         assert len(job.todo) == 2
     build_here(source, tmp_path / "out", *flags)
     assert shards_of(tmp_path / "out") == shards_of(whole)

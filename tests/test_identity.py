@@ -6,12 +6,11 @@ import shutil
 import tarfile
 
 import pytest
-from builds import IN_MEMORY, arguments, build_here
+from builds import build_here, prepare
 from image_files import kermany_archive, png, scan_tree, write_tar, write_tree, write_zip
 
 from pipelines import errors
-from pipelines.engine.job import prepared
-from pipelines.options import flag_names, parse_options
+from pipelines.options import flag_names
 
 TREE = scan_tree({"train": 4, "test": 2})
 
@@ -19,10 +18,6 @@ TREE = scan_tree({"train": 4, "test": 2})
 @pytest.fixture(scope="module")
 def archive(tmp_path_factory):
     return write_zip(tmp_path_factory.mktemp("scans") / "scans.zip", kermany_archive(TREE))
-
-
-def prepare(source, output, *more):
-    return prepared(parse_options(arguments(source, output, IN_MEMORY, *more)))
 
 
 def with_other_pixels(files):

@@ -2,7 +2,7 @@ import json
 import os
 
 import pytest
-from builds import IN_MEMORY, arguments, build_here
+from builds import build_here, prepare
 from image_files import kermany_archive, scan_tree, under, write_tar, write_tree, write_zip
 
 from pipelines import errors
@@ -19,10 +19,6 @@ TREE = scan_tree({"train": 4, "test": 2})
 @pytest.fixture(scope="module")
 def archive(tmp_path_factory):
     return write_zip(tmp_path_factory.mktemp("scans") / "scans.zip", kermany_archive(TREE))
-
-
-def prepare(source, output, *more):
-    return prepared(parse_options(arguments(source, output, IN_MEMORY, *more)))
 
 
 def test_a_job_is_listed_and_planned_before_any_engine_starts(archive, tmp_path, capsys):
@@ -90,34 +86,27 @@ def test_a_complete_dataset_of_a_tar_gz_is_known_without_unpacking_it_again(
 
 
 @pytest.mark.parametrize(
-    ("more", "message"),
+    ("same", "more", "message"),
     [
-        (["--seed=7"], "seed: 0 there, 7 now"),
-        (["--classes=NORMAL,CNV,DME,DRUSEN"], "classes: "),
+        ("--tree=a/", "--seed=7", "seed: 0 there, 7 now"),
+        ("--tree=a", "--tree=b", "tree: 'a' there, 'b' now"),
+        ("--classes=CNV,DME", "--classes=CNV,DRUSEN", "classes: "),
     ],
 )
-def test_another_build_of_a_tar_gz_is_refused_after_it_was_listed(packed, more, message):
-    with pytest.raises(errors.UserError, match=message), prepare(*packed, *more):
-        pass
-
-
-def test_another_tree_of_a_tar_gz_is_another_dataset(tmp_path):
+def test_another_build_of_a_tar_gz_is_refused_after_it_was_listed(tmp_path, same, more, message):
     second = {name.replace("CNV", "AMD"): content for name, content in TREE.items()}
     path = write_tar(tmp_path / "scans.tar.gz", {**under("a", TREE), **under("b", second)})
-    output = build_here(path, tmp_path / "out", "--tree=a")
-    for same in ("a", "a/"):
-        with prepare(path, output, f"--tree={same}") as job:
-            assert job is None
-    message = "tree: 'a' there, 'b' now"
-    with pytest.raises(errors.UserError, match=message), prepare(path, output, "--tree=b"):
+    flags = ["--tree=a", "--classes=CNV,DME"]
+    output = build_here(path, tmp_path / "out", *flags)
+    with prepare(path, output, *flags, same) as job:
+        assert job is None
+    with pytest.raises(errors.UserError, match=message), prepare(path, output, *flags, more):
         pass
 
 
 def test_all_classes_of_a_tar_gz_are_another_dataset_than_some_of_them(tmp_path):
     path = write_tar(tmp_path / "scans.tar.gz", TREE)
     output = build_here(path, tmp_path / "out", "--classes=CNV,DME")
-    with prepare(path, output, "--classes=CNV,DME") as job:
-        assert job is None
     with pytest.raises(errors.UserError, match="classes: "), prepare(path, output):
         pass
 

@@ -5,12 +5,11 @@ import shutil
 from pathlib import Path
 
 import pytest
-from builds import IN_MEMORY, arguments, build_here, files_of, shards_of
+from builds import build_here, files_of, prepare, shards_of
 from image_files import scan_tree, write_tree
 
 from pipelines import errors
-from pipelines.engine.job import prepared
-from pipelines.options import parse_options
+from pipelines.shards import write
 from pipelines.stores import output_state
 from pipelines.stores.output import BUILD_DIR, Storage
 
@@ -33,8 +32,7 @@ def complete(scans, tmp_path_factory):
 
 
 def identity_of(scans, output, *more):
-    options = parse_options(arguments(scans, output, "--num_shards=4", IN_MEMORY, *more))
-    with prepared(options) as job:
+    with prepare(scans, output, "--num_shards=4", *more) as job:
         return job.build.identity
 
 
@@ -52,9 +50,12 @@ def test_a_second_build_is_refused_while_the_first_holds_the_folder(storage):
         pass
 
 
-def test_a_build_that_never_began_leaves_no_folder(storage):
-    with output_state.locked(storage):
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_build_that_never_began_leaves_no_folder_and_no_lock(storage, fails):
+    with contextlib.suppress(KeyboardInterrupt), output_state.locked(storage):
         assert Path(storage.root).is_dir()
+        if fails:
+            raise KeyboardInterrupt
     assert not Path(storage.root).exists()
 
 
@@ -68,12 +69,6 @@ def test_a_folder_that_was_there_before_stays(storage):
     with output_state.locked(storage):
         pass
     assert Path(storage.root).is_dir()
-
-
-def test_the_lock_is_freed_and_the_folder_tidied_after_an_error(storage):
-    with contextlib.suppress(KeyboardInterrupt), output_state.locked(storage):
-        raise KeyboardInterrupt
-    assert not Path(storage.root).exists()
 
 
 @pytest.mark.parametrize("name", ["file", "file/below"])
@@ -145,20 +140,16 @@ def test_a_lost_shard_of_a_complete_dataset_is_named(scans, complete, tmp_path):
     assert shards_of(output) == shards_of(complete)
 
 
-@pytest.mark.parametrize("content", [b"", b"{}", b"\xff\xfe", b'{"format_version": 99}'])
-def test_a_damaged_manifest_is_named_and_replaced_when_told(scans, complete, tmp_path, content):
-    output = Path(shutil.copytree(complete, tmp_path / "out"))
-    (output / "manifest.json").write_bytes(content)
-    with pytest.raises(errors.UserError, match=r"manifest\.json .*--overwrite replaces it"):
-        identity_of(scans, output)
-    build_here(scans, output, "--num_shards=4", "--overwrite")
-    assert shards_of(output) == shards_of(complete)
-
-
-@pytest.mark.parametrize("content", [b"", b"{}", b"[]", b"\xff\xfe"])
-def test_a_damaged_plan_is_named_and_replaced_when_told(scans, complete, tmp_path, content):
-    output = write_tree(tmp_path / "out", {f"{BUILD_DIR}/plan.json": content})
-    with pytest.raises(errors.UserError, match=r"plan\.json .*--overwrite"):
+@pytest.mark.parametrize("name", ["manifest.json", f"{BUILD_DIR}/plan.json"])
+@pytest.mark.parametrize("content", [b"", b"{}", b"[]", b"\xff\xfe", b'{"format_version": 99}'])
+def test_a_damaged_manifest_or_plan_is_named_and_replaced_when_told(
+    scans, complete, tmp_path, name, content
+):
+    output = tmp_path / "out"
+    if name == "manifest.json":
+        shutil.copytree(complete, output)
+    write_tree(output, {name: content})
+    with pytest.raises(errors.UserError, match=rf"(?s){name}.* --overwrite"):
         identity_of(scans, output)
     build_here(scans, output, "--num_shards=4", "--overwrite")
     assert shards_of(output) == shards_of(complete)
@@ -195,10 +186,7 @@ def finished_files(output):
 
 def interrupted(complete, scans, folder):
     """Returns a build that was killed with half of its shards done, and the other half begun."""
-    options = parse_options(arguments(scans, folder, "--num_shards=4", IN_MEMORY))
-    from pipelines.shards import write
-
-    with prepared(options) as job, job.build.source.open() as reader:
+    with prepare(scans, folder, "--num_shards=4") as job, job.build.source.open() as reader:
         for task in job.todo[::2]:
             write.write_shard(job.build, task, reader, job.storage.create)
         for task in job.todo[1::2]:

@@ -128,24 +128,7 @@ def read_label_table(
     """
     used = ("path", *columns)
     is_csv = file.suffix.lower() != ".parquet"
-    try:
-        table = _read_csv(file) if is_csv else _plain(pq.read_table(file))
-    except OSError as error:
-        raise errors.UserError(f"--labels {file} could not be read: {error}") from None
-    except (UnicodeDecodeError, pa.ArrowException) as error:
-        raise errors.UserError(
-            f"--labels {file} could not be read: {error}; expected Parquet, or CSV in UTF-8"
-        ) from None
-    repeated = sorted(
-        name for name, count in collections.Counter(table.column_names).items() if count > 1
-    )
-    if repeated:
-        raise errors.UserError(
-            f"--labels {file} has the column {', '.join(repeated)} more than once; rename it, or "
-            "leave it out"
-        )
-    # Not a table, which would be copied for each column that changes.
-    cells: dict[str, pa.ChunkedArray] = dict(zip(table.column_names, table.columns, strict=True))
+    cells = _read_cells(file, is_csv)
     notes = _rename(file, cells, renamed or {})
     if absent := [name for name in used if name not in cells]:
         shown = ", ".join(list(cells)[:30]) + (", ..." if len(cells) > 30 else "")
@@ -155,14 +138,11 @@ def read_label_table(
         )
     notes += _drop_odd_columns(cells, [name for name in cells if name not in (*used, *OPTIONAL)])
     names = [name for name in cells if name not in (*used, *OPTIONAL)]
-    texts_without_value = ("", *(MISSING if missing is None else missing)) if is_csv else missing
-    counts, written = dict[str, int](), set[str]()
-    others = set(names)
-    for name in [name for name in cells if name != "path"]:
-        column = _with_nulls(cells[name], texts_without_value or (), written)
-        counts[name] = column.null_count
-        cells[name] = _with_numbers(column) if is_csv and name in others else column
-    if WEIGHT in others:
+    without_value = ("", *(MISSING if missing is None else missing)) if is_csv else missing or ()
+    notes = (*_put_nulls(cells, without_value), *notes)
+    if is_csv:
+        cells |= {name: _with_numbers(cells[name]) for name in names}
+    if WEIGHT in names:
         cells[WEIGHT] = pa.chunked_array([_weights(file, cells[WEIGHT])])
     texts = {
         name: _as_text(file, name, cells[name]) for name in (*used, *OPTIONAL) if name in cells
@@ -181,7 +161,7 @@ def read_label_table(
         site=_sites(file, texts["site"]) if "site" in texts else None,
         others=pa.table({name: cells[name] for name in names}).combine_chunks() if names else None,
         not_numbers=not_numbers,
-        notes=(*_missing_note(counts, written), *notes),
+        notes=notes,
     )
 
 
@@ -286,19 +266,38 @@ def _sites(file: Path, cells: Sequence[str | None]) -> list[str]:
     return sites
 
 
-def _plain(table: pa.Table) -> pa.Table:
-    """Returns the table with plain columns in place of dictionary-encoded ones and of views.
+def _read_cells(file: Path, is_csv: bool) -> dict[str, pa.ChunkedArray]:
+    """Returns the columns of a table by name.
+
+    They are not in an Arrow table, which would be copied for each column that changes.
+    """
+    try:
+        table = _read_csv(file) if is_csv else pq.read_table(file)
+        columns = [_plain(column) for column in table.columns]
+    except OSError as error:
+        raise errors.UserError(f"--labels {file} could not be read: {error}") from None
+    except (UnicodeDecodeError, pa.ArrowException) as error:
+        raise errors.UserError(
+            f"--labels {file} could not be read: {error}; expected Parquet, or CSV in UTF-8"
+        ) from None
+    counts = collections.Counter(table.column_names)
+    if repeated := sorted(name for name, count in counts.items() if count > 1):
+        raise errors.UserError(
+            f"--labels {file} has the column {', '.join(repeated)} more than once; rename it, or "
+            "leave it out"
+        )
+    return dict(zip(table.column_names, columns, strict=True))
+
+
+def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Returns a column without a dictionary or views.
 
     An Arrow file can hold one dictionary for each column, but its batches may have several.
     """
-    for place, field in enumerate(table.schema):
-        if pa.types.is_dictionary(field.type):
-            column = table[place].cast(field.type.value_type)
-            table = table.set_column(place, field.name, column)
-        elif field.type in (pa.string_view(), pa.binary_view()):
-            kind = pa.string() if field.type == pa.string_view() else pa.binary()
-            table = table.set_column(place, field.name, table[place].cast(kind))
-    return table.replace_schema_metadata()
+    views = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
+    if pa.types.is_dictionary(column.type):
+        return column.cast(column.type.value_type)
+    return column.cast(views[column.type]) if column.type in views else column
 
 
 def _rename(
@@ -362,30 +361,30 @@ def _drop_odd_columns(cells: dict[str, pa.ChunkedArray], names: Sequence[str]) -
     )
 
 
-def _with_nulls(
-    column: pa.ChunkedArray, missing: Collection[str], written: set[str]
-) -> pa.ChunkedArray:
-    """Returns a column with null in place of NaN and of the texts `missing`.
+def _put_nulls(cells: dict[str, pa.ChunkedArray], missing: Collection[str]) -> tuple[str, ...]:
+    """Puts null in place of NaN and of the texts `missing`, and returns a note on them.
 
-    It adds these texts to `written`, as far as the column has them.
+    The paths stay as they are.
     """
-    if pa.types.is_floating(column.type):
-        return pc.if_else(pc.is_nan(column), None, column)
-    if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
-        return column
-    is_missing = pc.is_in(column, pa.array(missing, column.type))
-    written.update(pc.unique(column.filter(is_missing)).to_pylist())
-    return pc.if_else(is_missing, None, column)
-
-
-def _missing_note(counts: Mapping[str, int], written: Collection[str]) -> tuple[str, ...]:
-    """Returns a sentence with the number of missing cells in each column, if there are any."""
-    some = ", ".join(f"{count:,} in {name}" for name, count in counts.items() if count)
-    if not some:
+    written = set[str]()
+    for name in cells.keys() - {"path"}:
+        column = cells[name]
+        if pa.types.is_floating(column.type):
+            cells[name] = pc.if_else(pc.is_nan(column), None, column)
+        elif pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+            is_missing = pc.is_in(column, pa.array(missing, column.type))
+            written.update(pc.unique(column.filter(is_missing)).to_pylist())
+            cells[name] = pc.if_else(is_missing, None, column)
+    counts = [
+        f"{column.null_count:,} in {name}"
+        for name, column in cells.items()
+        if name != "path" and column.null_count
+    ]
+    if not counts:
         return ()
     texts = " or ".join(map(ascii, sorted(written)))
     return (
-        f"cells without a value in the table of --labels: {some}"
+        f"cells without a value in the table of --labels: {', '.join(counts)}"
         + (f" (written {texts}; --missing says which texts count as none)" if texts else ""),
     )
 
