@@ -15,9 +15,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from tfrecord_io import Manifest, RecordLayout, Shard, Split, image_key
+from tfrecord_io import Manifest, RecordLayout, Shard, Split, image_key, tfds_metadata
 from tfrecord_io.manifest import FILE_NAME
-from tfrecord_io.reading import tfds_metadata
 from tfrecord_io.reading.mapped import MappedDataset
 from tfrecord_io.shards import shard_name
 

@@ -59,6 +59,7 @@ FLOORS = (
     "train.applications",
     "train.errors",
     "tfrecord_io.__main__",
+    "tfrecord_io.index",
     "tfrecord_io.reading",
     "tfrecord_io.shard_writer",
     "tfrecord_io.auditing",
@@ -149,7 +150,7 @@ def test_what_a_checker_or_another_framework_needs_costs_neither_tensorflow_nor_
         "import tfrecord_io\n"
         "from tfrecord_io import manifest, schema, shards, verify\n"
         "from tfrecord_io.decoding import preprocess\n"
-        "from tfrecord_io.reading import tfds_metadata\n"
+        "from tfrecord_io import tfds_metadata\n"
         "tfrecord_io.Manifest, tfrecord_io.RecordLayout, tfrecord_io.image_key"
     )
     assert not modules & {"tensorflow", "keras", "apache_beam", "pipelines", "train", "torch"}

@@ -17,10 +17,17 @@ from image_files import encoded, write_tree
 
 import tfrecord_io
 from pipelines.errors import BuildError, UserError
-from tfrecord_io import Manifest, ManifestError, PixelStatistics, RecordLayout, show, visible
+from tfrecord_io import (
+    Manifest,
+    ManifestError,
+    PixelStatistics,
+    RecordLayout,
+    show,
+    tfds_metadata,
+    visible,
+)
 from tfrecord_io.auditing import side_facts
 from tfrecord_io.manifest import FILE_NAME
-from tfrecord_io.reading import tfds_metadata
 from tfrecord_io.reading.mapped import MappedDataset
 from tfrecord_io.shard_writer import ShardWriter
 from tfrecord_io.verify import verify

@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 from dataset_factory import write_dataset
 
-from tfrecord_io import ManifestError, image_key
+from tfrecord_io import ManifestError, image_key, index
 from tfrecord_io.__main__ import main
-from tfrecord_io.reading import index
 
 
 def _frames(path: Path) -> list[tuple[int, int]]:

@@ -19,7 +19,7 @@ from pages import Page
 
 import tfrecord_io
 from pipelines import build_tfrecords
-from tfrecord_io import show, verify
+from tfrecord_io import show, tfds_metadata, verify
 from tfrecord_io.auditing import audit
 from tfrecord_io.kinds.classes import CLASSES
 from tfrecord_io.kinds.grades import GRADES
@@ -27,7 +27,6 @@ from tfrecord_io.kinds.label_kind import LabelKind
 from tfrecord_io.kinds.multi_label import MULTI_LABEL
 from tfrecord_io.kinds.numbers import NUMBER, number_text, ranges_of
 from tfrecord_io.kinds.registry import KINDS, kind_in
-from tfrecord_io.reading import tfds_metadata
 
 NAMES = ("mass", "fluid", "scar")
 

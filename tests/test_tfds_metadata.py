@@ -5,8 +5,8 @@ import pytest
 import tensorflow_datasets as tfds
 from dataset_factory import stored
 
+from tfrecord_io import tfds_metadata
 from tfrecord_io.manifest import Manifest
-from tfrecord_io.reading import tfds_metadata
 
 # TFDS 4.9.10 asks protobuf 6 for a field's label, in the way of protobuf 5.
 pytestmark = pytest.mark.filterwarnings(r"ignore:label\(\) is deprecated:DeprecationWarning")

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import sys
 
-from tfrecord_io import flags, manifest, redaction, show, verify
+from tfrecord_io import flags, index, manifest, redaction, show, verify
 from tfrecord_io.auditing import command
 from tfrecord_io.printing import until_closed
-from tfrecord_io.reading import index
 
 _COMMANDS = {
     "verify": (verify, "recount and re-hash everything"),

@@ -29,9 +29,8 @@ from pipelines.shards.build import Build
 from pipelines.shards.sidecar import Sidecar, require_sidecars
 from pipelines.shards.write import EXAMPLE_SCHEMA
 from pipelines.stores.output import BUILD_DIR, Storage
-from tfrecord_io import croissant, groups, manifest
+from tfrecord_io import croissant, groups, manifest, tfds_metadata
 from tfrecord_io.auditing import audit
-from tfrecord_io.reading import tfds_metadata
 from tfrecord_io.statistics import PixelStatistics
 
 #: Holds the reason why the dataset was refused.
