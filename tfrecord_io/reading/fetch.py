@@ -256,7 +256,7 @@ class _Work:
     def close(self, seconds: float = 0.0) -> None:
         """Ends the threads soon; waits so long for those that read."""
         self._closed.set()
-        for _ in self._threads:
+        for _ in range(_NUM_READERS):
             self._queue.put(None)
         deadline = time.monotonic() + seconds
         for thread in self._threads:
@@ -298,8 +298,8 @@ class _Work:
 
     def _start_thread(self, function: Callable[[], None]) -> None:
         thread = threading.Thread(target=function, name="fetch_ahead", daemon=True)
-        self._threads.append(thread)
         thread.start()
+        self._threads.append(thread)  # a thread that Ctrl-C kept from starting cannot be joined
 
     def _read_queue(self) -> None:
         while (run := self._queue.get()) is not None and not self._closed.is_set():
