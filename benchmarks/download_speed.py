@@ -34,7 +34,7 @@ import sys
 from pathlib import Path
 from kaggle_stand_in import StandIn
 with StandIn(Path(sys.argv[1]).read_bytes()) as server:
-    print(server.url().rstrip('/'), server.new_address(), flush=True)
+    print(server.url().rstrip('/'), server.address, flush=True)
     sys.stdin.read()
 """
 

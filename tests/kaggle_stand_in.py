@@ -39,7 +39,7 @@ REFRESH_TOKEN = "refresh-token-13579"
 _BASIC = base64.b64encode(f"{USERNAME}:{KEY}".encode()).decode()
 SECRETS = (TOKEN, KEY, REFRESH_TOKEN, _BASIC)
 DATASET = "reader/tiny-scans"
-STORAGE_HOST = "storage.stand-in"
+STORAGE_HOST, SIGNATURE = "storage.stand-in", "X-Goog-Signature=signature0000"
 NAME = "tiny-scans.zip"
 
 
@@ -84,6 +84,7 @@ class StandIn(WebServer):
 
     Attributes:
         file: the archive, and its version.
+        address: its signed address.
         api_faults: for the next requests to DownloadDataset: an error, "page" for one of HTML as a
             network with a login sends it, or "silent".
         storage_faults: for the next requests to the storage, those of `WebServer`; "" for none, and
@@ -93,12 +94,12 @@ class StandIn(WebServer):
 
     def __init__(self, archive: bytes) -> None:
         super().__init__(_Handler)
-        self.file = WebFile(archive)
+        self.file = WebFile(archive, query=SIGNATURE)
         self.files = {"archive.zip": self.file}
         self.api_faults: deque[Refuse | str] = deque()
         self.storage_faults: deque[str] = deque()
         self.requests: list[Recorded] = []
-        self.num_addresses = 0
+        self.address = f"http://{STORAGE_HOST}/archive.zip?{SIGNATURE}"
 
     def __enter__(self) -> StandIn:
         remote.forget_stores()  # whose connections go to another server
@@ -126,11 +127,6 @@ class StandIn(WebServer):
 
     def next_fault(self, path: str) -> str:
         return self.storage_faults.popleft() if self.storage_faults else ""
-
-    def new_address(self) -> str:
-        self.file.query = f"X-Goog-Signature=signature{self.num_addresses:04d}"
-        self.num_addresses += 1
-        return f"http://{STORAGE_HOST}/archive.zip?{self.file.query}"
 
 
 class _Handler(Files):
@@ -163,7 +159,7 @@ class _Handler(Files):
             return self._refuse(Refuse(401, "Unauthenticated"))
         if f"{asked['ownerSlug']}/{asked['datasetSlug']}" != DATASET:
             return self._refuse(Refuse(404, "Dataset not found"))
-        return self._answer(302, headers={"Location": self.server.new_address()})
+        return self._answer(302, headers={"Location": self.server.address})
 
     def _refuse(self, fault: Refuse) -> None:
         body = json.dumps({"code": fault.status, "message": fault.message})

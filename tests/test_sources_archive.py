@@ -181,12 +181,6 @@ def streamed_zip(path, files):
     """Writes a zip as a pipe gets it: sizes and checksums only behind each member."""
 
     class Pipe(io.BytesIO):
-        def seekable(self):
-            return False
-
-        def seek(self, *_):
-            raise io.UnsupportedOperation
-
         def tell(self):
             raise io.UnsupportedOperation
 
