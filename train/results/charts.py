@@ -75,7 +75,7 @@ class Chart:
     title: str
     description: str
     draw: Callable[[Axes], Any]
-    size: tuple[float, float] = (4.2, 3.1)
+    size: tuple[float, float] = (4.2, 4.1)
 
 
 def charts_of(
@@ -189,10 +189,8 @@ def _curves(title: str, axis: str, lines: Mapping[str, np.ndarray], best_epoch: 
         if best_epoch:
             axes.axvline(best_epoch, color="0.5", linestyle=":", label="kept epoch")
         axes.set_ylim(0, 1 if axis == "accuracy" else None)
-        axes.set_xlabel("epoch")
-        axes.set_ylabel(axis)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-        axes.legend()
+        _label(axes, "epoch", axis)
 
     ends = "; ".join(
         f"{name} from {points[0, 1]:.3f} to {points[-1, 1]:.3f}" for name, points in lines.items()
@@ -227,9 +225,7 @@ def roc_curves(predictions: Predictions, metrics: Mapping[str, Any]) -> list[Cha
             rates = _roc(view.is_positive(has), ranking, predictions.by_run())
             axes.plot(*rates, "--" if view.is_group else "-", color=colour, label=label)
         axes.plot((0, 1), (0, 1), ":", color="0.5", label="guessing")
-        axes.set_xlabel("false alarms (1 − specificity)")
-        axes.set_ylabel("sensitivity")
-        _legend_below(axes)
+        _label(axes, "false alarms (1 − specificity)", "sensitivity")
 
     shown = f", the {len(drawn)} smallest of {len(views)}" if len(views) > len(drawn) else ""
     return [
@@ -293,9 +289,7 @@ def reliability(predictions: Predictions, metrics: Mapping[str, Any]) -> list[Ch
             axes.plot(*points.T, "o-", markersize=4, color=colour, label=name)
         axes.plot((0, 1), (0, 1), ":", color="0.5", label="perfect")
         axes.set_ylim(0, 1.02)
-        axes.set_xlabel("probability given to the answer")
-        axes.set_ylabel("share of right answers")
-        axes.legend(loc="upper left")
+        _label(axes, "probability given to the answer", "share of right answers")
 
     told = "; ".join(
         f"{name}: " + ", ".join(f"{y:.0%} right at {x:.0%}" for x, y in points)
@@ -331,33 +325,26 @@ def agreement(predictions: Predictions, metrics: Mapping[str, Any]) -> list[Char
         draw_cloud(axes, truths, answers)
         ends = np.array([min(answers.min(), truths.min()), max(answers.max(), truths.max())])
         axes.plot(ends, ends, ":", color="0.5", label="the right answer")
-        axes.set_xlabel("truth")
-        axes.set_ylabel("answer")
-        _legend_below(axes)
+        _label(axes, "truth", "answer")
 
     def draw_difference(axes: Axes) -> None:
         draw_cloud(axes, (answers + truths) / 2, answers - truths)
         for name, height in heights.items():
             style = "-" if name == "mean difference" else "--"
             axes.axhline(height, ls=style, color=COLOURS[1], label=f"{name}: {decimal(height)}")
-        axes.set_xlabel("mean of answer and truth")
-        axes.set_ylabel("answer − truth")
-        _legend_below(axes)
+        _label(axes, "mean of answer and truth", "answer − truth")
 
     told = ", ".join(f"{name}: {decimal(height)}" for name, height in heights.items())
-    size = (4.2, 4.2)
     return [
         Chart(
             title=f"Answer by truth on {metrics['split']}",
             description=f"The answers to {metrics['num_examples']:,} images by their true number",
             draw=draw_direct,
-            size=size,
         ),
         Chart(
             title=f"Bland–Altman on {metrics['split']}",
             description=f"Answer minus truth by the mean of both. {told}",
             draw=draw_difference,
-            size=size,
         ),
     ]
 
@@ -430,8 +417,10 @@ def draw_occlusion(image: np.ndarray, drops: np.ndarray, title: str) -> Figure:
         return figure
 
 
-def _legend_below(axes: Axes) -> None:
-    """Adds a legend below the axis, where it covers no curve."""
+def _label(axes: Axes, x_label: str, y_label: str) -> None:
+    """Names the axes, and adds a legend below them, where it covers nothing."""
+    axes.set_xlabel(x_label)
+    axes.set_ylabel(y_label)
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2))
 
 
