@@ -127,11 +127,12 @@ class _Training:
                         )
                     )
                 while progress.epoch <= phase.last_epoch:
-                    self._train_epoch(phase, batches)
+                    self._train_epoch(batches)
                     board.write(progress.history[-1], progress.step)
 
     def _start_phase(self, phase: Phase) -> None:
         config, progress, network = self._config, self.progress, self._network
+        self._phase = phase
         set_trainable(network, phase=phase.name, trainable_layers=config.network.trainable_layers)
         first_step = self._run.steps_after[phase.first_epoch]
         last_step = self._run.steps_after[phase.last_epoch + 1]
@@ -152,13 +153,9 @@ class _Training:
         self._guard = callbacks.RetraceGuard(config.loop.on_retrace)
         # The first call of the graph also builds it, and is not timed.
         self._is_warm = False
-        self._time_left = _TimeLeft(
-            what="the training" if is_only else f"this phase ({phase.name})",
-            num_steps=last_step - progress.step,
-            num_epochs=phase.last_epoch + 1 - progress.epoch,
-        )
+        self._timed_steps, self._timed_seconds = 0, 0.0
 
-    def _train_epoch(self, phase: Phase, batches: Any) -> None:
+    def _train_epoch(self, batches: Any) -> None:
         progress, last_step = self.progress, self._run.steps_after[self.progress.epoch + 1]
         meter = callbacks.EpochMeter(**progress.totals)
         while progress.step < last_step:
@@ -171,7 +168,7 @@ class _Training:
                 if self._is_stopped or self._checkpoint_is_due:
                     self._save_checkpoint()
                 self._raise_if_stopped()
-        self._end_epoch(phase, meter)
+        self._end_epoch(meter)
         self._raise_if_stopped()
 
     def _train_steps(self, batches: Any, num_steps: int, meter: callbacks.EpochMeter) -> None:
@@ -187,19 +184,36 @@ class _Training:
         self._tracer.after(progress.step)
         self._guard.check(self._steps.num_traces, progress.step)
         meter.add(results, seconds, timed=self._is_warm)
-        if self._is_warm and (line := self._time_left.after(num_steps, seconds)):
-            self._say(line)
+        if self._is_warm:
+            self._tell_time_left(num_steps, seconds)
         self._is_warm = True
         progress.totals = meter.totals()
         self._bar.set_postfix_str(f"loss {meter.loss:.4f}", refresh=False)
         self._bar.update(int(results.num_examples.sum()))
 
-    def _end_epoch(self, phase: Phase, meter: callbacks.EpochMeter) -> None:
+    def _tell_time_left(self, num_steps: int, seconds: float) -> None:
+        """Says once, after the first timed steps of a long phase, how long the rest will take."""
+        was_told = self._timed_steps >= _TIMED_STEPS
+        self._timed_steps += num_steps
+        self._timed_seconds += seconds
+        num_left = self._run.steps_after[self._phase.last_epoch + 1] - self.progress.step
+        if was_told or self._timed_steps < _TIMED_STEPS or num_left < _FEWEST_STEPS_TO_TIME:
+            return
+        is_only = len(self._config.phases) == 1
+        what = "the training" if is_only else f"this phase ({self._phase.name})"
+        duration = describe_seconds(num_left * self._timed_seconds / self._timed_steps)
+        self._say(
+            f"{what} will take about {duration} here, in "
+            f"{self._phase.last_epoch + 1 - self.progress.epoch} epochs; --epochs N makes the run "
+            "shorter or longer"
+        )
+
+    def _end_epoch(self, meter: callbacks.EpochMeter) -> None:
         progress, devices, task = self.progress, self._devices, self._run.task
         self._steps.sync()
         row: dict[str, Any] = {
             "epoch": progress.epoch + 1,
-            "phase": phase.name,
+            "phase": self._phase.name,
             "step": progress.step,
             "loss": meter.loss,
             task.quantity: meter.accuracy,
@@ -275,33 +289,3 @@ class _Training:
         if self._devices.is_chief:
             self._bar.write(line, file=sys.stdout)
             sys.stdout.flush()
-
-
-@dataclasses.dataclass
-class _TimeLeft:
-    """Says once, after the first steps of a long phase, how long it will take.
-
-    Attributes:
-        what: the phase.
-        num_steps: steps of the phase that are left at its start.
-        num_epochs: epochs of the phase that are left at its start.
-    """
-
-    what: str
-    num_steps: int
-    num_epochs: int
-    timed_steps: int = 0
-    timed_seconds: float = 0.0
-
-    def after(self, num_steps: int, seconds: float) -> str | None:
-        """Returns the line to print after some steps, if there is one."""
-        was_known = self.timed_steps >= _TIMED_STEPS
-        self.timed_steps += num_steps
-        self.timed_seconds += seconds
-        if was_known or self.timed_steps < _TIMED_STEPS or self.num_steps < _FEWEST_STEPS_TO_TIME:
-            return None
-        whole = self.num_steps * self.timed_seconds / self.timed_steps
-        return (
-            f"{self.what} will take about {describe_seconds(whole)} here, in {self.num_epochs} "
-            "epochs; --epochs N makes the run shorter or longer"
-        )
