@@ -33,7 +33,7 @@ from tfrecord_io.decoding.options import Preprocessing
 from tfrecord_io.decoding.preprocess import decode_image
 from tfrecord_io.reading.mapped import MappedDataset
 from tfrecord_io.shapes import distinct
-from train.results.bootstrap import bootstrap
+from train.results.bootstrap import bootstrap, percentiles
 
 FITS = ("stretch", "pad")
 NUM_FOLDS = 5
@@ -195,10 +195,10 @@ def _print_row(
         return {name: padded[name] - stretched[name] for name in padded}
 
     groups = np.unique(patients[chosen], return_inverse=True)[1]
-    intervals = bootstrap(differences, groups, num_samples=2000, seed=0)
+    drawn = bootstrap(differences, groups, num_samples=2000, seed=0)
     for name, difference in differences(np.ones(len(labels))).items():
         each = ", ".join(f"{fit} {_scores(right[fit], labels)[name]:.1%}" for fit in FITS)
-        low, high = intervals[name]
+        low, high = percentiles(drawn[name], np.bincount(groups))
         print(f"{title}: {name}: {each}, difference {difference:+.1%} [{low:+.1%}, {high:+.1%}]")
 
 

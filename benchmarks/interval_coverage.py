@@ -42,12 +42,15 @@ def uneven_groups(generator: np.random.Generator, num_groups: int, unevenness: f
     return np.repeat(np.arange(num_groups), np.clip(sizes.astype(int), 1, 60))
 
 
-def draw_answers(generator: np.random.Generator, groups: np.ndarray) -> Answers:
-    """Returns answers that resemble each other within a group, int [num_images]."""
+def draw_answers(generator: np.random.Generator, groups: np.ndarray, skill: float) -> Answers:
+    """Returns answers that resemble each other within a group, int [num_images].
+
+    A skill of 1 is right about 79 of 100 images, one of 2 about 95.
+    """
     num_groups = int(groups.max()) + 1
     truths = generator.integers(2, size=num_groups)[groups]
     of_group = generator.normal(0, 1.0, num_groups)[groups]
-    logits = 2.0 * truths - 1.0 + of_group + generator.normal(0, 0.7, len(groups))
+    logits = skill * (2.0 * truths - 1.0) + of_group + generator.normal(0, 0.7, len(groups))
     likely = 1 / (1 + np.exp(-logits))
     return Answers(
         probabilities=np.stack([1 - likely, likely], 1), truths=truths, label_names=("no", "yes")
@@ -62,15 +65,18 @@ def measure(answers: Answers, weights: np.ndarray) -> dict[str, np.ndarray]:
     return {name: found[name] for name in MEASURES}
 
 
-def coverage(num_groups: int, unevenness: float, num_samples: int) -> dict[str, float]:
+def coverage(
+    num_groups: int, unevenness: float, skill: float, num_samples: int
+) -> dict[str, float]:
     """Returns the share of the intervals that hold the truth, by measure."""
     generator = np.random.default_rng(0)
-    population = draw_answers(generator, uneven_groups(generator, _POPULATION, unevenness))
+    everyone = uneven_groups(generator, _POPULATION, unevenness)
+    population = draw_answers(generator, everyone, skill)
     truth = measure(population, np.ones((1, len(population.truths))))
     held: dict[str, list[bool]] = {name: [] for name in MEASURES}
     for number in range(num_samples):
         groups = uneven_groups(generator, num_groups, unevenness)
-        answers = draw_answers(generator, groups)
+        answers = draw_answers(generator, groups, skill)
         has = CLASSES.has(answers.truths, 2)
         found = with_intervals(
             functools.partial(measure, answers),
@@ -111,15 +117,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--num_samples", type=int, default=1000, help="samples for each setting")
     parser.add_argument("--num_permutations", type=int, default=100)
+    parser.add_argument("--num_groups", type=int, nargs="+", default=NUM_GROUPS)
+    parser.add_argument("--skill", type=float, default=1.0, help="of the network, see draw_answers")
     arguments = parser.parse_args()
     print("| groups | unevenness | " + " | ".join(MEASURES) + " |")
     print("| --- | --- |" + " --- |" * len(MEASURES))
-    for num_groups in NUM_GROUPS:
+    for num_groups in arguments.num_groups:
         for unevenness in UNEVENNESS:
-            shares = coverage(num_groups, unevenness, arguments.num_samples)
+            shares = coverage(num_groups, unevenness, arguments.skill, arguments.num_samples)
             told = " | ".join(f"{100 * share:.1f}" for share in shares.values())
             print(f"| {num_groups} | {unevenness} | {told} |", flush=True)
-    print("\n| groups | classes | of 100 permutations, by seed |\n| --- | --- | --- |")
+    print("\n| groups | classes | permutations that hold, by seed |\n| --- | --- | --- |")
     for num_groups, num_classes in PERMUTED:
         held = [
             chance_held(num_groups, num_classes, arguments.num_permutations, seed)

@@ -3,6 +3,7 @@
 import html
 import json
 import re
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -235,6 +236,18 @@ def test_of_an_older_run_it_cannot_be_known(trained, other, tmp_path, capsys):
     assert any("cannot be known" in note for note in found["notes"])
     assert "It cannot be known whether the network has seen" in page
     assert not any(claim in page for claim in CLAIMS)
+
+
+def test_the_export_in_the_folder_of_a_run_has_seen_what_the_run_has(
+    trained, other, tmp_path, monkeypatch
+):
+    assert measure(trained, other, tmp_path / "run") == 0
+    assert measure(trained / "export", other, tmp_path / "export") == 0
+    of_run, of_export = (metrics_of(tmp_path / name) for name in ("run", "export"))
+    assert of_run["seen_images"] == of_export["seen_images"] > 0
+    assert of_run["notes"] == of_export["notes"]
+    monkeypatch.chdir(trained / "export")
+    assert len(read_seen(Path()).images) == len(read_seen(trained).images)
 
 
 def test_a_damaged_table_is_named(trained, other, tmp_path, capsys):

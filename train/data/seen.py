@@ -88,12 +88,19 @@ class Seen:
 
 
 def read_seen(run: Path) -> Seen:
-    """Returns what the network of a run has seen, from its folder; unknown if the run is older.
+    """Returns what the network of a run has seen; unknown if the run is older.
+
+    Args:
+        run: folder of a run, or the export folder in it. A copy of the export elsewhere has no
+            list.
 
     Raises:
         ConfigError: if the file is damaged.
     """
-    return _read(run / FILE_NAME) or Seen(unknown=f"its run has no {FILE_NAME}")
+    folder = run.absolute()
+    is_export = folder.name == "export" and not (folder / FILE_NAME).exists()
+    path = (folder.parent if is_export else folder) / FILE_NAME
+    return _read(path) or Seen(unknown=f"its run has no {FILE_NAME}")
 
 
 def read_trunk_seen(path: Path, trunk: Trunk) -> Seen:

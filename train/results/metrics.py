@@ -75,7 +75,7 @@ def evaluate_predictions(
         of a cross-validation also `areas_left_out`, how many runs each area under a curve leaves
         out because a class is missing. `scores` has `value`, `low` and `high` of the 95 % interval
         by the name of the measure; an entry is None if it is undefined or rests on a single group
-        (see `score_entry`). `notes` are sentences about what limits these figures.
+        (see `with_intervals`). `notes` are sentences about what limits these figures.
 
     Raises:
         MetricsError: if there are no examples, a shape is wrong, or a probability is not finite.
