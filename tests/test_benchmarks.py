@@ -53,6 +53,10 @@ def write_sample(path, num_images):
         ("sync_cost.py --sample sample.zip --num_images 40 --repeats 1", "median ratio"),
         ("download_speed.py --megabytes 1 --rounds 1", "of a build"),
         ("range_cost.py --num_reads 5 --rounds 1", "| 1 |"),
+        (
+            "interval_coverage.py --num_groups 20 --num_samples 2 --num_permutations 1",
+            "| 20 | 1.5 |",
+        ),
     ],
 )
 def test_a_benchmark_runs_on_a_small_scale(folder, command, shown):

@@ -2,6 +2,8 @@ import numpy as np
 import pytest
 import scipy.stats
 from answers import certain, examples_of, measured, predictions_of
+from hypothesis import given
+from hypothesis import strategies as st
 from marked_images import OCT_NAMES
 from sklearn import metrics as sk_metrics
 
@@ -94,6 +96,47 @@ def test_all_right_is_no_certainty():
     assert result["scores"]["auc/CNV"] == {"value": 1.0, "low": None, "high": None}
     wrong = measured_labels(labels, np.full(16, 1), patients=groups, num_samples=200)
     assert wrong["scores"]["sensitivity/CNV"]["high"] == pytest.approx(1 - exact.low, abs=1e-6)
+
+
+def test_one_mistake_gives_about_the_exact_binomial_interval():
+    # Percentiles would end at 100 %, because a third of the draws has no mistake.
+    labels = np.repeat([0, 3], 30)
+    predicted = np.where(np.arange(60) == 7, 3, labels)
+    found = measured_labels(labels, predicted, num_samples=400)["scores"]["sensitivity/CNV"]
+    exact = scipy.stats.binomtest(29, 30).proportion_ci(0.95, method="exact")
+    assert found["low"] == pytest.approx(exact.low, abs=0.05)
+    assert found["high"] == pytest.approx(exact.high, abs=0.01)
+    assert found["high"] < 1
+
+
+def test_three_patients_tell_little_of_a_class():
+    labels = np.repeat([0, 1, 3], [9, 30, 60])
+    groups = [f"patient {index // 3}" for index in range(99)]
+    predicted = np.where(np.isin(np.arange(99), [0, 3, 4, 20, 50, 80, 90]), 2, labels)
+    scores = measured_labels(labels, predicted, patients=groups, num_samples=400)["scores"]
+    rare, common = (scores[f"sensitivity/{name}"] for name in ("CNV", "NORMAL"))
+    assert rare["low"] < 0.15 < 0.95 < rare["high"]
+    assert 0.85 < common["low"] < common["high"] < 1
+
+
+@given(
+    seed=st.integers(0, 9999),
+    num_groups=st.integers(2, 12),
+    num_images=st.integers(2, 60),
+    error=st.sampled_from([0.02, 0.3, 0.9]),
+)
+def test_an_interval_of_a_share_holds_its_value_and_ends_within_0_and_1(
+    seed, num_groups, num_images, error
+):
+    generator = np.random.default_rng(seed)
+    labels = generator.integers(2, size=num_images)
+    predicted = np.where(generator.random(num_images) < error, 1 - labels, labels)
+    groups = [str(group) for group in generator.integers(num_groups, size=num_images)]
+    names = ("no", "yes")
+    scores = measured_labels(labels, predicted, names, patients=groups, num_samples=20)["scores"]
+    for name, score in scores.items():
+        if name.startswith(("acc", "bal", "sens", "spec", "auc")) and score["low"] is not None:
+            assert 0 <= score["low"] <= score["value"] <= score["high"] <= 1
 
 
 def test_an_absent_class_is_named():

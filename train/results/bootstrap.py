@@ -114,9 +114,7 @@ def with_intervals(
     return entries
 
 
-def _interval(
-    name: str, value: float, drawn: np.ndarray, sizes: np.ndarray
-) -> tuple[float, float]:
+def _interval(name: str, value: float, drawn: np.ndarray, sizes: np.ndarray) -> tuple[float, float]:
     """Returns the interval of a measure; see `with_intervals` and `percentiles` for the arguments.
 
     NaN if there is none.
