@@ -112,16 +112,6 @@ def test_calibration_says_what_the_temperature_changed_on_the_evaluated_split():
     assert part["ece_after"] < 0.05 < part["ece_before"]
 
 
-@pytest.mark.parametrize(
-    ("wanted", "threshold"),
-    [(1.0, 0.2), (0.95, 0.2), (0.75, 0.5), (0.51, 0.5), (0.5, 0.5), (0.25, 0.9), (0.01, 0.9)],
-)
-def test_the_threshold_is_the_largest_that_reaches_the_sensitivity(wanted, threshold):
-    ranking = np.array([0.9, 0.5, 0.5, 0.2, 0.95, 0.1])
-    is_positive = np.array([True, True, True, True, False, False])
-    assert thresholds.threshold_for_sensitivity(ranking, is_positive, wanted) == threshold
-
-
 @given(
     seed=st.integers(0, 999), wanted=st.sampled_from([0.05, 0.29, 0.8, 0.95, 1.0]),
     num_values=st.integers(1, 30),

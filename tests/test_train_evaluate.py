@@ -161,9 +161,7 @@ def test_the_page_shows_the_training_run_beside_this_dataset(trained, measured):
     row = section.partition("accuracy")[2].partition("</tr>")[0]
     assert f"{100 * own:.1f} %" in row
     assert f"{100 * here:.1f} %" in row
-
-
-def test_the_page_of_the_training_run_compares_with_nothing(trained):
+    # The page of the run itself compares with nothing.
     assert "Beside the training run" not in (trained / "report.html").read_text()
 
 

@@ -78,14 +78,21 @@ def test_sensitivity_agrees_with_scikit_learn():
     assert scores["balanced_accuracy"] == pytest.approx(recalls.mean())
 
 
+@pytest.mark.parametrize(
+    ("measure", "expected"),
+    [
+        (measures.area_under_curve, sk_metrics.roc_auc_score),
+        (measures.average_precision, sk_metrics.average_precision_score),
+    ],
+)
 @given(seed=st.integers(0, 999), num_values=st.integers(2, 50))
-def test_the_area_under_the_curve_agrees_with_scikit_learn_with_ties_and_weights(seed, num_values):
+def test_areas_agree_with_scikit_learn_with_ties_and_weights(measure, expected, seed, num_values):
     generator = np.random.default_rng(seed)
     is_positive = np.concatenate([[True, False], generator.random(30) < 0.4])
     ranking = generator.integers(num_values, size=32) / num_values
     weights = np.concatenate([[1.0, 2.0], generator.integers(0, 4, size=30)])
-    assert measures.area_under_curve(is_positive, ranking, weights) == pytest.approx(
-        sk_metrics.roc_auc_score(is_positive, ranking, sample_weight=weights)
+    assert measure(is_positive, ranking, weights) == pytest.approx(
+        expected(is_positive, ranking, sample_weight=weights)
     )
 
 
@@ -95,19 +102,17 @@ def test_the_urgent_view_is_for_oct_classes_alone():
     assert "weighted_error" not in scores
 
 
-def test_a_calibrated_classifier_has_no_calibration_error():
-    confidences = np.repeat([0.6, 0.9], [10, 10])
-    is_correct = np.concatenate([np.arange(10) < 6, np.arange(10) < 9])
-    error = measures.expected_calibration_error(confidences, is_correct, np.ones(20))
-    assert error == pytest.approx(0)
-
-
-def test_the_calibration_error_is_the_mean_gap_by_bin():
-    # Half of the images are sure and wrong (gap 1), half 0.5 and right half the time (gap 0).
-    confidences = np.array([1.0, 1.0, 0.5, 0.5])
-    is_correct = np.array([False, False, True, False])
-    error = measures.expected_calibration_error(confidences, is_correct, np.ones(4))
-    assert error == pytest.approx(0.5)
+@pytest.mark.parametrize(
+    ("confidences", "is_correct", "error"),
+    [
+        (np.repeat([0.6, 0.9], 10), np.r_[np.arange(10) < 6, np.arange(10) < 9], 0),
+        # Half of the images are sure and wrong (gap 1), half 0.5 and right half the time (gap 0).
+        (np.array([1.0, 1.0, 0.5, 0.5]), np.array([False, False, True, False]), 0.5),
+    ],
+)
+def test_the_calibration_error_is_the_mean_gap_by_bin(confidences, is_correct, error):
+    found = measures.expected_calibration_error(confidences, is_correct, np.ones(len(confidences)))
+    assert found == pytest.approx(error)
 
 
 def test_the_bootstrap_draws_whole_groups():

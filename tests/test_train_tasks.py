@@ -35,7 +35,6 @@ from tfrecord_io.reading.mapped import MappedDataset
 from train import predict, run
 from train.data.examples import read_examples
 from train.data.parts import whole_split
-from train.kinds import measures
 from train.kinds.classes import CLASSES
 from train.kinds.multi_label import MULTI_LABEL
 from train.kinds.registry import task_of
@@ -147,17 +146,6 @@ def test_the_measures_of_labels_are_those_of_scikit_learn():
     assert found["brier"] == pytest.approx(np.square(probabilities - truths).mean())
     error = thresholds.calibration_error(MULTI_LABEL, probabilities, truths)
     assert found["ece"] == pytest.approx(error)
-
-
-def test_average_precision_agrees_with_scikit_learn_with_ties_and_weights():
-    generator = np.random.default_rng(0)
-    for num_values in (2, 5, 40):
-        is_positive = np.concatenate([[True, False], generator.random(30) < 0.4])
-        ranking = generator.integers(num_values, size=32) / num_values
-        weights = generator.integers(1, 4, size=32).astype(float)
-        found = measures.average_precision(is_positive, ranking, weights)
-        expected = sk_metrics.average_precision_score(is_positive, ranking, sample_weight=weights)
-        assert found == pytest.approx(expected)
 
 
 def test_names_that_a_spreadsheet_would_take_for_formulas_are_read_again(tmp_path):

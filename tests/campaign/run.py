@@ -9,6 +9,7 @@ import argparse
 import collections
 import contextlib
 import faulthandler
+import functools
 import io
 import logging
 import random
@@ -55,37 +56,36 @@ class _TooLong(BaseException):
     """Ends a case that hangs; no `except Exception` may take it."""
 
 
-def areas() -> dict[str, tuple[Try, int]]:
-    """Returns how each area tries a case, and the seconds that a case may take."""
-    return {
-        "archives": (lambda rng, folder: archives.try_case(rng, folder, "list"), _MOST_SECONDS),
-        "builds": (lambda rng, folder: archives.try_case(rng, folder, "build"), _MOST_SECONDS),
-        "commands": (lambda rng, folder: archives.try_case(rng, folder, "command"), 300),
-        "images": (pictures.try_image, _MOST_SECONDS),
-        "frames": (pictures.try_frames, _MOST_SECONDS),
-        "joined": (joined.try_case, _MOST_SECONDS),
-        "tables": (tables.try_case, _MOST_SECONDS),
-        "datasets": (hostile.try_dataset_case, 60),
-        "models": (hostile.try_model_case, 300),
-        "kills": (kills.try_case, 600),
-        "drops": (lambda rng, folder: kills.try_case(rng, folder, kills.DROPS), 600),
-        "cuts": (lambda rng, folder: kills.try_case(rng, folder, only=faults.cut), 600),
-        "reads": (lambda rng, folder: kills.try_case(rng, folder, only=faults.failing_read), 600),
-        "stores": (kills.try_store_case, 600),
-        "uploads": (lambda rng, folder: kills.try_store_case(rng, folder, True), 600),
-        "downloads": (downloads.try_case, 600),
-        "two": (kills.try_two, 600),
-        "reader": (reader.try_case, 120),
-        "remote": (remote_reads.try_case, 300),
-        "trainings": (trainings.try_case, 1200),
-        "folds": (trainings.try_folds_case, 2400),
-        "claims": (claims.try_case, 600),
-    }
+#: How each area tries a case, and the seconds that a case may take.
+AREAS: dict[str, tuple[Try, int]] = {
+    "archives": (functools.partial(archives.try_case, how="list"), _MOST_SECONDS),
+    "builds": (functools.partial(archives.try_case, how="build"), _MOST_SECONDS),
+    "commands": (functools.partial(archives.try_case, how="command"), 300),
+    "images": (pictures.try_image, _MOST_SECONDS),
+    "frames": (pictures.try_frames, _MOST_SECONDS),
+    "joined": (joined.try_case, _MOST_SECONDS),
+    "tables": (tables.try_case, _MOST_SECONDS),
+    "datasets": (hostile.try_dataset_case, 60),
+    "models": (hostile.try_model_case, 300),
+    "kills": (kills.try_case, 600),
+    "drops": (functools.partial(kills.try_case, numbers=kills.DROPS), 600),
+    "cuts": (functools.partial(kills.try_case, only=faults.cut), 600),
+    "reads": (functools.partial(kills.try_case, only=faults.failing_read), 600),
+    "stores": (kills.try_store_case, 600),
+    "uploads": (functools.partial(kills.try_store_case, only_kills=True), 600),
+    "downloads": (downloads.try_case, 600),
+    "two": (kills.try_two, 600),
+    "reader": (reader.try_case, 120),
+    "remote": (remote_reads.try_case, 300),
+    "trainings": (trainings.try_case, 1200),
+    "folds": (trainings.try_folds_case, 2400),
+    "claims": (claims.try_case, 600),
+}
 
 
 def run_case(area: str, seed: int, number: int) -> Outcome:
     """Runs one case, in a folder of its own, within its limits of time and memory."""
-    try_case, seconds = areas()[area]
+    try_case, seconds = AREAS[area]
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with tempfile.TemporaryDirectory(prefix="campaign-") as folder, _at_most(seconds):
         try:
@@ -145,7 +145,7 @@ def run_area(area: str, seed: int, numbers: range, is_verbose: bool = False) -> 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("area", nargs="*", default=list(areas()), help=", ".join(areas()))
+    parser.add_argument("area", nargs="*", default=list(AREAS), help=", ".join(AREAS))
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--cases", type=int, default=100, help="of each area")
     parser.add_argument("--first", type=int, default=0, help="number of the first case")
@@ -153,8 +153,8 @@ def main() -> int:
     # A shell that starts this in the background has it ignore Ctrl-C.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     chosen = parser.parse_args()
-    if unknown := set(chosen.area) - set(areas()):
-        parser.error(f"no area {', '.join(sorted(unknown))}; there are {', '.join(areas())}")
+    if unknown := set(chosen.area) - set(AREAS):
+        parser.error(f"no area {', '.join(sorted(unknown))}; there are {', '.join(AREAS)}")
     logging.disable(logging.CRITICAL)
     warnings.simplefilter("ignore")
     processes.preload({_PRELOADED.get(area, "campaign.preloaded") for area in chosen.area})
