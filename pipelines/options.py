@@ -19,8 +19,8 @@ from pipelines.stores.options import OutputOptions
 from tfrecord_io import flags
 from tfrecord_io.stores.folder import is_remote
 
-#: Values of `--runner`, in lower case, that mean the engine in this process.
-LOCAL_RUNNERS = ("directrunner", "fnapirunner", "bundlebaseddirectrunner", "direct")
+# Values of `--runner`, in lower case, that mean the engine in this process.
+_LOCAL_RUNNERS = ("directrunner", "fnapirunner", "bundlebaseddirectrunner", "direct")
 
 #: The headings of --help, and the options below each.
 _HEADINGS = {
@@ -96,11 +96,16 @@ class BuildOptions:
     def workers(self) -> Workers:
         """Where the images are decoded, which follows from Beam's `--runner`."""
         parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-        parser.add_argument("--runner", default="direct")
-        runner = parser.parse_known_args(self.beam_args)[0].runner.rsplit(".", 1)[-1].lower()
-        if runner in LOCAL_RUNNERS:
-            return "here"
-        return "dataflow" if "dataflow" in runner else "cluster"
+        parser.add_argument("--runner")
+        return workers_of(parser.parse_known_args(self.beam_args)[0].runner)
+
+
+def workers_of(runner: str | None) -> Workers:
+    """Returns where the images are decoded, by the value of Beam's `--runner`, if there is one."""
+    name = (runner or "direct").rsplit(".", 1)[-1].lower()
+    if name in _LOCAL_RUNNERS:
+        return "here"
+    return "dataflow" if "dataflow" in name else "cluster"
 
 
 def parse_options(argv: Sequence[str]) -> BuildOptions:

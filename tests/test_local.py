@@ -3,14 +3,12 @@
 import dataclasses
 
 import pytest
-from builds import IN_MEMORY, arguments
+from builds import prepare
 from image_files import scan_tree, write_tree
 from odd_source import OddSource
 
 from pipelines import errors
 from pipelines.engine import local
-from pipelines.engine.job import prepared
-from pipelines.options import parse_options
 
 TEN_IMAGES = scan_tree({"train": 5}, classes=("CNV", "NORMAL"))
 
@@ -24,8 +22,7 @@ def write_shards(folder, oddity, *, tree=TEN_IMAGES, num_shards=10, num_workers=
     scans = write_tree(folder / "scans", tree)
     notes = folder / "notes"
     notes.mkdir()
-    argv = arguments(scans, folder / "out", f"--num_shards={num_shards}", IN_MEMORY)
-    with prepared(parse_options(argv)) as job:
+    with prepare(scans, folder / "out", f"--num_shards={num_shards}") as job:
         source = OddSource(scans, oddity=oddity, notes=notes)
         build = dataclasses.replace(job.build, source=source)
         local.write_shards(build, job.todo, num_workers)

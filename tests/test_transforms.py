@@ -1,4 +1,3 @@
-import contextlib
 import csv
 import dataclasses
 import functools
@@ -13,14 +12,13 @@ import apache_beam as beam
 import pyarrow.parquet as pq
 import pytest
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
-from builds import IN_MEMORY, arguments, build_here, files_of
+from builds import build_here, files_of, prepare
 from image_files import scan_tree, write_tree
 
 from pipelines import errors
 from pipelines.engine import transforms
-from pipelines.engine.job import prepared, require_finished
+from pipelines.engine.job import require_finished
 from pipelines.listing.refs import iterate_refs
-from pipelines.options import parse_options
 from pipelines.planning import plan
 from pipelines.shards import finish, write
 from pipelines.shards.build import rows_name
@@ -42,11 +40,8 @@ def scans(tmp_path_factory):
     return write_tree(tmp_path_factory.mktemp("scans") / "scans", files)
 
 
-@contextlib.contextmanager
 def prepared_job(scans, output, *more):
-    argv = arguments(scans, output, IN_MEMORY, "--max_reject_fraction=0.5", "--num_shards=3", *more)
-    with prepared(parse_options(argv)) as job:
-        yield job
+    return prepare(scans, output, "--max_reject_fraction=0.5", "--num_shards=3", *more)
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ from apache_beam.options.pipeline_options import (
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
 from pipelines import errors
-from pipelines.options import LOCAL_RUNNERS
+from pipelines.options import workers_of
 from tfrecord_io import flags
 
 #: Seconds a job server has to answer. Beam alone would try six times, for a minute each.
@@ -45,7 +45,7 @@ def make_pipeline(beam_args: Sequence[str]) -> beam.Pipeline:
         # A remote engine logs the job's address at INFO; its type checker logs too much there.
         logging.getLogger().setLevel(logging.INFO)
         logging.getLogger("apache_beam.typehints").setLevel(logging.WARNING)
-        if "dataflow" in options.view_as(StandardOptions).runner.lower():
+        if workers_of(options.view_as(StandardOptions).runner) == "dataflow":
             _require_package(options)
         _require_job_server(options)
         try:
@@ -99,8 +99,7 @@ def returns_early(options: PipelineOptions) -> bool:
 
 def _is_local(options: PipelineOptions) -> bool:
     """Returns whether the job runs on this machine, in processes that the launcher starts."""
-    runner = options.view_as(StandardOptions).runner
-    return runner is None or runner.rsplit(".", 1)[-1].lower() in LOCAL_RUNNERS
+    return workers_of(options.view_as(StandardOptions).runner) == "here"
 
 
 def _require_package(options: PipelineOptions) -> None:
