@@ -19,7 +19,7 @@ from image_files import grey_pixels, png, write_tree, write_zip
 from pipelines import build_tfrecords, errors
 from pipelines.listing.label_table import match_files, read_label_table
 from pipelines.listing.listing import ListingOptions, list_images
-from pipelines.listing.refs import iterate_refs
+from pipelines.listing.refs import iterate_refs, with_site_in_patient
 from pipelines.options import parse_options
 from pipelines.sources.member import Member
 from tfrecord_io import verify
@@ -552,6 +552,16 @@ def test_patients_of_two_sites_are_two_patients_and_their_sites_are_measured(tmp
     write_csv(labels, [*rows[:-1], rows[-1] | {"site": " "}])
     assert build(source, labels, output) == 2
     assert "row 8 has nothing in the column site" in capsys.readouterr().err
+
+
+def test_a_known_patient_stays_known_where_the_site_is_missing():
+    # Patient 17 without a site may be that of London or of Zurich; patient 5 is of London alone.
+    cells = [("17", "london"), ("17", "zurich"), ("17", None), ("5", "london"), ("6", None)]
+    patients, sites = zip(*cells, (None, "london"), (None, None), strict=True)
+    site = pa.array(sites, pa.string()).dictionary_encode()
+    table = pa.table({"patient": pa.array(patients, pa.large_string()), "site": site})
+    found = with_site_in_patient(table)["patient"].to_pylist()
+    assert found == ["17", "17", "17", "london/5", "6", None, None]
 
 
 def test_a_site_is_part_of_patients_from_dicom_tags_and_names(tmp_path):

@@ -116,14 +116,16 @@ def source_paths(refs: pa.Table) -> pa.Array:
 def with_site_in_patient(refs: pa.Table) -> pa.Table:
     """Returns the images with patients such as `london/17`, if the images have a site.
 
-    Patient 17 of one site and patient 17 of another are two patients.
+    Patient 17 of one site and patient 17 of another are two patients. If an image of patient 17 has
+    no site, it may be any of them, so they are one patient: `17`.
     """
     if SITE not in refs.column_names:
         return refs
     site = refs[SITE].cast(pa.large_string()).combine_chunks()
-    separator = pa.scalar("/", pa.large_string())
-    named = pc.binary_join_element_wise(site, refs["patient"].combine_chunks(), separator)
-    return with_column(refs, "patient", named)
+    patient = refs["patient"].cast(pa.large_string()).combine_chunks()
+    named = pc.binary_join_element_wise(site, patient, pa.scalar("/", pa.large_string()))
+    siteless = patient.filter(site.is_null()).drop_null()
+    return with_column(refs, "patient", pc.if_else(pc.is_in(patient, siteless), patient, named))
 
 
 def with_column(
