@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import os
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Literal
 
 import numpy as np
 
@@ -23,6 +23,8 @@ from tfrecord_io.reading.mapped import MappedDataset
 from tfrecord_io.reading.opening import Verify
 from tfrecord_io.reading.order import BatchOrder
 from tfrecord_io.stores.folder import DataPath
+
+Engine = Literal["auto", "mmap"]
 
 # One thread that copies does not use all of the bandwidth of the memory.
 _NUM_THREADS = 2
@@ -38,6 +40,7 @@ def make_batches(
     epochs: int | None = 1,
     drop_remainder: bool = False,
     pad_remainder: bool = False,
+    engine: Engine = "auto",
     num_replicas: int = 1,
     replica_index: int = 0,
     start_step: int = 0,
@@ -51,9 +54,9 @@ def make_batches(
     """Returns the batches of a split as NumPy arrays, in an order that the seed decides.
 
     They are those that `reader.make_dataset` gives for the same arguments, which it describes;
-    TensorFlow is not imported. Each loop over the result starts from
-    the beginning and gives the same batches; `iter(result)` is an ordinary iterator. Threads make
-    `prefetch` batches ahead; with 0, the thread that asks makes them.
+    TensorFlow is not imported. Each loop over the result starts from the beginning and gives the
+    same batches; `iter(result)` is an ordinary iterator. Threads make `prefetch` batches ahead;
+    with 0, the thread that asks makes them.
 
     Returns:
         an iterable of (image, label), then weight with `pad_remainder`, then key with
@@ -68,18 +71,31 @@ def make_batches(
             the split is smaller than a batch where all batches must be full; if a shard is
             missing or not as the manifest says.
         ValueError: if an argument is out of range, or the arguments do not fit together.
+        OSError: if `mmap` was asked for and the operating system cannot map the files.
         UserError: if the URL or the folder of the cache cannot be used.
         StoreError: if the store does not answer, refuses, or has another version of a shard; when
             the batches are read, also if a record is damaged.
     """
     if prefetch < 0:
         raise ValueError(f"prefetch must be at least 0, received {prefetch}")
-    return batches_of(
-        MappedDataset(DataPath.of(directory, cache_dir, cache_gb), split, verify=verify),
-        examples=examples,
-        start_step=start_step,
-        with_keys=with_keys,
-        prefetch=prefetch,
+    if engine == "stream":
+        raise ValueError(
+            "engine='stream' is not needed any more: every dataset, local or remote, is read in "
+            "the order of engine='mmap'; leave it out"
+        )
+    if engine not in ("auto", "mmap"):
+        raise ValueError(f"engine must be auto or mmap, received {engine!r}")
+    path = DataPath.of(directory, cache_dir, cache_gb)
+    dataset = MappedDataset(path, split, verify=verify, must_map=engine == "mmap")
+    chosen = None if examples is None else np.asarray(examples, np.int64)
+    if chosen is not None and (chosen.ndim != 1 or not chosen.size):
+        raise ValueError(f"examples must be a list of places, received shape {chosen.shape}")
+    if chosen is not None and (chosen.min() < 0 or chosen.max() >= len(dataset)):
+        raise ValueError(
+            f"examples must be in 0..{len(dataset) - 1}, received {chosen.min()}..{chosen.max()}"
+        )
+    order = BatchOrder(
+        num_examples=len(dataset if chosen is None else chosen),
         batch_size=batch_size,
         seed=seed,
         shuffle=shuffle,
@@ -89,32 +105,6 @@ def make_batches(
         num_replicas=num_replicas,
         replica_index=replica_index,
     )
-
-
-def batches_of(
-    dataset: MappedDataset,
-    *,
-    examples: Sequence[int] | np.ndarray | None,
-    start_step: int,
-    with_keys: bool,
-    prefetch: int,
-    **options: Any,
-) -> Batches:
-    """Makes the batches of an open dataset; the arguments are those of `make_batches`.
-
-    Raises:
-        ManifestError: if there are fewer examples than a batch takes, where all batches must be
-            full.
-        ValueError: if an argument is out of range, or the arguments do not fit together.
-    """
-    chosen = None if examples is None else np.asarray(examples, np.int64)
-    if chosen is not None and (chosen.ndim != 1 or not chosen.size):
-        raise ValueError(f"examples must be a list of places, received shape {chosen.shape}")
-    if chosen is not None and (chosen.min() < 0 or chosen.max() >= len(dataset)):
-        raise ValueError(
-            f"examples must be in 0..{len(dataset) - 1}, received {chosen.min()}..{chosen.max()}"
-        )
-    order = BatchOrder(num_examples=len(dataset if chosen is None else chosen), **options)
     order.check_start(start_step)
     if order.num_examples < order.batch_size and (order.drop_remainder or order.epochs is None):
         raise ManifestError(
@@ -154,12 +144,10 @@ class Batches:
 
     def fetched(self) -> Iterator[Fetched]:
         """Yields the rows of each batch, with those records that are not mapped."""
-        batches = map(self.places, self.order.batches(self.start_step))
-        return self.dataset.ahead(batches, self.examples, fill=True)
-
-    def places(self, examples: np.ndarray) -> np.ndarray:
-        """Returns the places in the split of examples of the order, int64 as they are."""
-        return examples if self.examples is None else self.examples[examples]
+        places = self.order.batches(self.start_step)
+        if self.examples is not None:
+            places = map(self.examples.__getitem__, places)
+        return self.dataset.ahead(places, self.examples, fill=True)
 
     def buffer_pool(self) -> BufferPool:
         """Returns memory for the images of a batch, for `MappedDataset.gather`."""

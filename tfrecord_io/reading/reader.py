@@ -18,14 +18,12 @@ import tensorflow as tf
 
 from tfrecord_io import schema
 from tfrecord_io.reading import device_cache
-from tfrecord_io.reading.batches import Batches, batches_of
+from tfrecord_io.reading.batches import Batches, Engine, make_batches
 from tfrecord_io.reading.device_cache import DeviceDataset, DeviceSplit
 from tfrecord_io.reading.mapped import MappedDataset
 from tfrecord_io.reading.opening import Verify
 from tfrecord_io.reading.order import BatchOrder
-from tfrecord_io.stores.folder import DataPath
 
-Engine = Literal["auto", "mmap"]
 Cache = Literal["device"]
 
 _log = logging.getLogger(__name__)
@@ -115,34 +113,26 @@ def make_dataset(
         UserError: if the URL or the folder of the cache cannot be used.
         StoreError: if the store does not answer, or refuses.
     """
-    if engine == "stream":
-        raise ValueError(
-            "engine='stream' is not needed any more: every dataset, local or remote, is read in "
-            "the order of engine='mmap'; leave it out"
-        )
-    if engine not in ("auto", "mmap"):
-        raise ValueError(f"engine must be auto or mmap, received {engine!r}")
     if cache not in (None, "device"):
         raise ValueError(f"cache must be None or 'device', received {cache!r}")
-    batches = batches_of(
-        MappedDataset(
-            DataPath.of(directory, cache_dir, cache_gb),
-            split,
-            verify=verify,
-            must_map=engine == "mmap",
-        ),
-        examples=examples,
-        start_step=start_step,
-        with_keys=with_keys,
-        prefetch=2,
+    batches = make_batches(
+        directory,
+        split=split,
         batch_size=batch_size,
         seed=seed,
         shuffle=shuffle,
         epochs=epochs,
         drop_remainder=drop_remainder,
         pad_remainder=pad_remainder,
+        engine=engine,
         num_replicas=num_replicas,
         replica_index=replica_index,
+        start_step=start_step,
+        with_keys=with_keys,
+        verify=verify,
+        examples=examples,
+        cache_dir=cache_dir,
+        cache_gb=cache_gb,
     )
     order = batches.order
     on_device = _load_to_device(batches.dataset) if cache == "device" else None

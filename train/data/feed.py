@@ -124,6 +124,7 @@ def training_batches(
     first = devices.worker_index * share
     reading: dict[str, Any] = {
         "split": part.splits,
+        "engine": options.engine,
         "batch_size": batch_size,
         "seed": options.seed,
         "epochs": options.epochs,
@@ -162,7 +163,6 @@ def training_batches(
 
     dataset = tfrecord_io.make_dataset(
         options.data_path,
-        engine=options.engine,
         with_keys=part.weights is not None,
         cache=None if options.cache == "none" else options.cache,
         **reading,
@@ -201,6 +201,7 @@ def evaluation_batches(
     num_local = (options.replica_batch_size or 0) * devices.num_local_replicas
     reading: dict[str, Any] = {
         "split": part.splits,
+        "engine": options.engine,
         "shuffle": False,
         "pad_remainder": True,
         "examples": part.examples,
@@ -219,9 +220,7 @@ def evaluation_batches(
             return _put(devices, images[worker * num_local :][:num_local]), *others
 
         return map_ahead(put, batches, _NUM_AHEAD, num_threads=1)
-    dataset = tfrecord_io.make_dataset(
-        options.data_path, batch_size=num_local, engine=options.engine, **reading
-    )
+    dataset = tfrecord_io.make_dataset(options.data_path, batch_size=num_local, **reading)
     return _cut_for_replicas(dataset, devices.num_local_replicas)
 
 
