@@ -89,21 +89,22 @@ def try_two(rng: random.Random, folder: Path) -> Outcome:
     """Runs two builds at once, in one folder or store, or of one drawing or download."""
     where = rng.choice(("folder", "folder", "store", "drawing", "download"))
     if where == "download":
-        return downloads.try_two(rng, folder)
-    if where == "drawing":
+        outcome, problems, what = downloads.try_two(rng, folder)
+    elif where == "drawing":
         wanted, seconds = _drawing(folder / "alone", "a").measured()
         jobs = [
             dataclasses.replace(_drawing(folder, name), wanted=wanted, seconds=seconds)
             for name in ("a", "b")
         ]
-        return at_once(rng, *jobs)
-    number = rng.choice(_ALL)
-    if where == "folder":
-        return at_once(rng, _job(number, folder, folder / "output", builds.IN_MEMORY))
-    outcome, problems, what = at_once(rng, _on_store(number, folder, "s3"))
-    if "[0, 0]" not in outcome:
-        problems.append(f"on a store none is refused, but here: {outcome}")
-    return f"store, {outcome}", problems, what
+        outcome, problems, what = at_once(rng, *jobs)
+    elif where == "folder":
+        job = _job(rng.choice(_ALL), folder, folder / "output", builds.IN_MEMORY)
+        outcome, problems, what = at_once(rng, job)
+    else:
+        outcome, problems, what = at_once(rng, _on_store(rng.choice(_ALL), folder, "s3"))
+        if "[0, 0]" not in outcome:
+            problems.append(f"on a store none is refused, but here: {outcome}")
+    return f"{where}, {outcome}", problems, what
 
 
 @functools.cache
