@@ -1,4 +1,4 @@
-"""Tests of train/training/folds.py: cross-validation by patient, resumed and pooled."""
+"""Tests of train/training/trainer.py: cross-validation by patient, resumed and pooled."""
 
 import contextlib
 import io
