@@ -10,9 +10,16 @@ import subprocess
 from pathlib import Path
 
 import numpy as np
+import pytest
 from PIL import Image
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
+_CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
+
+#: Marks a test that shows a page.
+needs_chromium = pytest.mark.skipif(
+    _CHROMIUM is None, reason="there is no Chromium to show the page"
+)
+
 VOID = {"meta", "link", "img", "br", "hr", "input"}
 
 
@@ -92,7 +99,7 @@ def _chromium(*arguments: str) -> str:
         "--disable-component-update",
         "--disable-sync",
     ]
-    command = [CHROMIUM, *flags, *arguments]
+    command = [_CHROMIUM, *flags, *arguments]
     done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
     return done.stdout
 

@@ -5,7 +5,7 @@ import planted_scans as planted
 import pytest
 from builds import build_here
 from image_files import encoded, grey_pixels, jpeg, scan_tree, write_tree
-from pages import CHROMIUM, Page, overhang, require_good_page, screenshot
+from pages import Page, needs_chromium, overhang, require_good_page, screenshot
 
 from tfrecord_io.manifest import Manifest
 
@@ -126,7 +126,7 @@ def test_the_lines_of_the_ledger_add_up_to_the_files(tmp_path):
 # ---- in a browser
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium to show the page")
+@needs_chromium
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 390])
 def test_a_browser_shows_the_page_in_light_and_dark_at_its_full_width(
@@ -140,6 +140,6 @@ def test_a_browser_shows_the_page_in_light_and_dark_at_its_full_width(
     assert (shown.reshape(24, -1).std(1) > 3).all()
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium to show the page")
+@needs_chromium
 def test_on_a_phone_nothing_sticks_out_at_the_side(flawed_card, tmp_path):
     assert overhang(flawed_card, tmp_path, width=390) == 0

@@ -9,7 +9,7 @@ import pytest
 from builds import build_here
 from dataset_factory import change_column
 from image_files import encoded, write_tree
-from pages import CHROMIUM, Page, overhang
+from pages import Page, needs_chromium, overhang
 
 from pipelines.engine.feature_job import FeatureOptions, prepared_features
 from pipelines.shards.features import finish_features, write_features
@@ -243,7 +243,7 @@ def test_the_page_shows_both_scans_side_by_side_and_needs_no_network(page):
     assert "most similar scans of other patients are CNV" in text
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="needs a browser")
+@needs_chromium
 def test_on_a_phone_nothing_of_the_pages_sticks_out(page, features, tmp_path):
     assert overhang(page, tmp_path, 390) == 0
     assert overhang(features / "report.html", tmp_path, 390) == 0

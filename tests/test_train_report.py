@@ -11,7 +11,7 @@ import pytest
 from answers import examples_of, measured, predictions_of, scores_of
 from dataset_factory import bare_manifest
 from marked_images import OCT_NAMES, write_marked_dataset
-from pages import CHROMIUM, Page, overhang, require_good_page, screenshot
+from pages import Page, needs_chromium, overhang, require_good_page, screenshot
 from PIL import Image
 
 import tfrecord_io
@@ -383,7 +383,7 @@ def test_names_are_text_and_never_markup_and_control_characters_are_seen():
 # ---- in a browser
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium to show the page")
+@needs_chromium
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 390])
 def test_a_browser_shows_the_page_in_light_and_dark(full, tmp_path, width, dark):
@@ -395,7 +395,7 @@ def test_a_browser_shows_the_page_in_light_and_dark(full, tmp_path, width, dark)
     assert (shown.reshape(24, -1).std(1) > 3).all()
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium to show the page")
+@needs_chromium
 def test_on_a_phone_nothing_sticks_out_at_the_side(full, tmp_path):
     names = ("a" * 60, "CNV", "b " * 40, "NORMAL")
     for index, made in enumerate((full, report_of(names, title="x" * 80))):
