@@ -18,7 +18,7 @@ NEXT = $(BIN)/python train/predict.py --model '$(WORKDIR)' --input SCAN
 else
 NAME := synthetic
 NUM_EXAMPLES ?= 3200
-EPOCHS ?= 10
+EPOCHS ?= 8
 BUILD = --source synthetic --num_examples $(NUM_EXAMPLES) $(BUILD_FLAGS)
 # Drawn scans vary less than real ones, so less augmentation teaches them sooner.
 TRAIN_FLAGS ?= --augment_strength 0.25 --mixup 0 --class_weight_power 1
