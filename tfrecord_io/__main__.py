@@ -44,7 +44,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         with until_closed():
             return _COMMANDS[args.command][0].run(args)
-        return 1  # nobody wanted to read the rest
+        return 1  # the reader of the output, such as `head`, closed it early
     except (manifest.ManifestError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -49,7 +49,7 @@ _allowed: tuple[str, ...] = ()
 
 
 def _watch(event: str, arguments: tuple[Any, ...]) -> None:
-    """The audit hook; it cannot be taken away, and is silent while nobody watches."""
+    """The audit hook. Python cannot remove one, so it does nothing while `_report` is None."""
     if _report is None:
         return
     if event in _PROGRAMS:

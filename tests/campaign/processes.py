@@ -190,10 +190,10 @@ def at_once(rng: random.Random, job: Job, other: Job | None = None, refusal: str
     Args:
         rng: decides how much later.
         job: the first.
-        other: the second, which has its results elsewhere; if None, the first once more, of which
-            one may be refused with exit code 2 as long as the other leaves all.
-        refusal: what the one of two different jobs may say that is refused, which then must
-            succeed alone.
+        other: the second, which writes its results to another folder. If None, the first job is
+            started twice; one of the two may be refused with exit code 2 if the other succeeds.
+        refusal: the message with which one of two different jobs may be refused. It must then
+            succeed when it is started alone.
     """
     delay, jobs = rng.random() * job.seconds, (job, other or job)
     first = job.start()

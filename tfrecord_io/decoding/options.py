@@ -69,7 +69,7 @@ class Physical:
     def of_unit(cls, unit: str, rescale: tuple[float, float] | None) -> Physical:
         """Returns the formula of a unit: `rescale` (slope and intercept), or by default 1, -32768.
 
-        White is 65,535 where there is no physical unit.
+        Without a physical unit, stored values from 0 to 65,535 mean black to white.
         """
         slope, intercept = (1 / 65_535, 0.0) if unit == SHARE else rescale or (1.0, -32_768.0)
         return cls(unit=unit, slope=slope, intercept=intercept)
