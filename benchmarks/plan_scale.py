@@ -39,7 +39,7 @@ def measure(num_images: int) -> str:
     listing = list_images(members(num_images), ListingOptions(), lambda a, b: True)
     listed = time.perf_counter()
     digest = plan.listing_digest(listing.refs)
-    made = plan.make_plan(listing, 50_295, plan.PlanOptions())
+    made = plan.make_plan(listing.refs, 50_295, plan.PlanOptions())
     planned = time.perf_counter()
     size = CountedBytes()
     made.write(size, "0" * 64)

@@ -1,5 +1,4 @@
 import json
-import os
 
 import pytest
 from builds import build_here, prepare
@@ -9,7 +8,6 @@ from pipelines import errors
 from pipelines.engine.job import prepared
 from pipelines.options import parse_options
 from pipelines.shards.write import TaskWriter
-from pipelines.sources import archive as archive_module
 from pipelines.stores.output import BUILD_DIR
 from pipelines.stores.output_state import PLAN_JSON
 
@@ -64,27 +62,6 @@ def test_a_complete_output_leaves_nothing_to_do(archive, tmp_path):
         assert job is None
 
 
-@pytest.fixture
-def packed(tmp_path):
-    """A tar.gz, and the complete dataset of it."""
-    path = write_tar(tmp_path / "scans.tar.gz", kermany_archive(TREE))
-    return path, build_here(path, tmp_path / "out")
-
-
-def test_a_complete_dataset_of_a_tar_gz_is_known_without_unpacking_it_again(
-    packed, monkeypatch, capsys
-):
-    path, output = packed
-    monkeypatch.setattr(archive_module, "_gunzip", None)
-    capsys.readouterr()
-    with prepare(path, output) as job:
-        assert job is None
-    assert "listing" not in capsys.readouterr().err
-    (output / "train-00000-of-00001.tfrecord").write_bytes(b"")
-    with pytest.raises(errors.UserError, match="has 0 bytes"), prepare(path, output):
-        pass
-
-
 @pytest.mark.parametrize(
     ("same", "more", "message"),
     [
@@ -101,24 +78,6 @@ def test_another_build_of_a_tar_gz_is_refused_after_it_was_listed(tmp_path, same
     with prepare(path, output, *flags, same) as job:
         assert job is None
     with pytest.raises(errors.UserError, match=message), prepare(path, output, *flags, more):
-        pass
-
-
-def test_all_classes_of_a_tar_gz_are_another_dataset_than_some_of_them(tmp_path):
-    path = write_tar(tmp_path / "scans.tar.gz", TREE)
-    output = build_here(path, tmp_path / "out", "--classes=CNV,DME")
-    with pytest.raises(errors.UserError, match="classes: "), prepare(path, output):
-        pass
-
-
-def test_a_tar_gz_that_changed_is_not_taken_for_the_one_that_was_built(packed):
-    path, output = packed
-    files = kermany_archive(TREE)
-    found = path.stat()
-    name = next(name for name in files if name.endswith("jpeg"))
-    write_tar(path, {**files, name.replace(".jpeg", "9.jpeg"): b"more"})
-    os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
-    with pytest.raises(errors.UserError, match="source_listing: "), prepare(path, output):
         pass
 
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from image_files import kermany_archive, under
 
 from pipelines import errors
-from pipelines.listing.listing import PATIENT_IN_PATH, ListingOptions, list_images
+from pipelines.listing.listing import ListingOptions, list_images
 from pipelines.listing.refs import REF_SCHEMA, iterate_refs
 from pipelines.sources.member import MAX_FILE_BYTES, Member
 
@@ -320,8 +320,8 @@ def test_a_pattern_is_tried_on_the_name_and_then_on_the_path():
     listing = list_files(files, group_regex=r"patient(\d+)[/_]")
     patients = {ref.path: ref.patient for ref in iterate_refs(listing.refs)}
     assert list(patients.values()) == ["07", "8", "07", None]
-    assert listing.frames == {PATIENT_IN_PATH: 2}
-    assert list_files(TREE, group_regex=r"-(\d+)-").frames == {}
+    assert listing.patient_in_path
+    assert not list_files(TREE, group_regex=r"-(\d+)-").patient_in_path
 
 
 def test_a_pattern_that_finds_few_patients_or_none_shows_paths_without_one():
@@ -384,7 +384,6 @@ def test_a_name_that_leads_elsewhere_is_a_reject(name):
     base=st.text("aA.C:\\ \0é_-0()", max_size=4) | st.sampled_from(["thumbs.db", "Desktop.INI"]),
 )
 def test_what_is_wrong_with_a_name_is_found_in_any_folder(folder, base):
-    """Plain names in plain folders are not looked at twice; that must not hide a bad one."""
     name = f"{folder}/{base}" if folder else base
     listing = list_files({**TREE, name: b"?"})
     parts = name.split("/")

@@ -38,7 +38,7 @@ def listing_of(counts, root="", order=None):
 
 
 def planned(counts, listing=None, **options):
-    return make_plan(listing or listing_of(counts), STRIDE, PlanOptions(**options))
+    return make_plan((listing or listing_of(counts)).refs, STRIDE, PlanOptions(**options))
 
 
 def paths_by_split(made):

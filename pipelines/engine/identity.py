@@ -6,11 +6,15 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from pipelines import errors
-from pipelines.listing import frames
-from pipelines.listing.listing import PATIENT_IN_PATH
+from pipelines.listing.listing import Listing
+from pipelines.listing.refs import other_columns
 from pipelines.options import BuildOptions
 from pipelines.planning.options import SplitOptions
+from pipelines.planning.plan import listing_digest
 from pipelines.shards.options import ImageOptions
 from pipelines.sources.source import Source
 from tfrecord_io.decoding import preprocess
@@ -19,11 +23,7 @@ from tfrecord_io.decoding.options import Physical
 
 
 def make_identity(
-    options: BuildOptions,
-    source: Source,
-    listing_digest: str,
-    labels: tuple[str, ...],
-    num_frames: Mapping[str, int],
+    options: BuildOptions, source: Source, listing: Listing, labels: tuple[str, ...]
 ) -> dict[str, Any]:
     """Returns everything that decides the bytes of the dataset, by the names of the flags.
 
@@ -33,50 +33,47 @@ def make_identity(
     Args:
         options: what the user chose.
         source: the source of the images.
-        listing_digest: `plan.listing_digest` of the listed images.
+        listing: the images.
         labels: names of the labels, in the order of their indices.
-        num_frames: see `Listing.frames`.
 
     Raises:
         errors.UserError: if there are DICOM files, and one of their codecs is not installed; or if
             `--rescale` is given and the files have no physical unit.
     """
-    tree, pixels = options.listing.tree, options.images.preprocessing
-    no_window = frames.NO_WINDOW in num_frames and not pixels.is_windowed
-    physical = _physical(options.images, num_frames)
-    codecs = frames.require_codecs() if "DICOM" in num_frames else {}
+    tree, pixels, facts = options.listing.tree, options.images.preprocessing, source.describe()
+    physical = _physical(options.images, listing.units)
+    try:
+        decoder = preprocess.decoder_versions(with_dicom="DICOM" in listing.frames)
+    except ModuleNotFoundError as error:
+        raise errors.UserError(str(error)) from None
     return {
-        "source": source.describe()["kind"],
-        "source_listing": listing_digest,
+        "source": facts["kind"],
+        "source_listing": listing_digest(listing.refs),
         "name": options.output.name,
         "classes": list(labels),
-        # Of other sources the listing's digest covers the tree, since it contains the folders.
-        **({"tree": tree.strip(" /")} if tree is not None and source.must_be_unpacked else {}),
+        # The listing's digest covers the tree, since it contains the folders. This entry stays for
+        # the datasets of older releases, which compared those of a tar.gz without listing it.
+        **({"tree": tree.strip(" /")} if tree is not None and "gzip" in facts else {}),
         **options.listing.identity(),
         **options.images.identity(),
         **options.splits.identity(),
         **options.plan.identity(),
         # Older releases rejected a TIFF of several pages.
-        **({"tiff_pages": num_frames["TIFF"]} if "TIFF" in num_frames else {}),
+        **({"tiff_pages": listing.frames["TIFF"]} if "TIFF" in listing.frames else {}),
         # Older releases showed such files in the range of their stored bits.
-        **({"no_window": pixels.no_window} if no_window else {}),
+        **({"no_window": pixels.no_window} if listing.no_window and not pixels.is_windowed else {}),
         # Older releases stored the values of such files as they were.
         **({"physical": dataclasses.asdict(physical)} if physical else {}),
         # Older releases took images of unknown patients one by one.
-        **({"grouped_by": "study"} if _goes_by_study(options.splits, num_frames) else {}),
+        **({"grouped_by": "study"} if _goes_by_study(options.splits, listing.refs) else {}),
         # Older releases looked for patients in the names of files alone.
-        **({"patient_in_path": True} if PATIENT_IN_PATH in num_frames else {}),
-        "decoder": {**preprocess.decoder_versions(), **codecs},
+        **({"patient_in_path": True} if listing.patient_in_path else {}),
+        "decoder": decoder,
     }
 
 
-def _physical(images: ImageOptions, num_frames: Mapping[str, int]) -> Physical | None:
+def _physical(images: ImageOptions, units: Mapping[str, int]) -> Physical | None:
     """Returns the formula of the stored numbers, in the unit that most images have."""
-    units = {
-        name.removeprefix(frames.IN_UNIT): count
-        for name, count in num_frames.items()
-        if name.startswith(frames.IN_UNIT)
-    }
     unit = max(sorted(units), key=units.__getitem__, default=SHARE)
     if images.rescale and unit == SHARE:
         raise errors.UserError(
@@ -87,19 +84,12 @@ def _physical(images: ImageOptions, num_frames: Mapping[str, int]) -> Physical |
     return Physical.of_unit(unit, images.rescale) if is_needed else None
 
 
-def _goes_by_study(options: SplitOptions, num_frames: Mapping[str, int]) -> bool:
+def _goes_by_study(options: SplitOptions, refs: pa.Table) -> bool:
     """Returns whether studies or series of unknown patients decide splits or what is dropped."""
+    others = other_columns(refs)
+    ids = [others[name] for name in ("study", "series") if name in others]
     decide = options.splits == "patient" or options.leaks == "drop" or options.keep_split
-    return bool(decide) and frames.STUDY_WITHOUT_PATIENT in num_frames
-
-
-def frames_in(identity: Mapping[str, Any]) -> dict[str, int]:
-    """Returns the `num_frames` with which an identity was made, as far as it shows them."""
-    return {
-        **({"TIFF": identity["tiff_pages"]} if "tiff_pages" in identity else {}),
-        **({"DICOM": 1} if "pydicom" in identity.get("decoder", {}) else {}),
-        **({frames.STUDY_WITHOUT_PATIENT: 1} if "grouped_by" in identity else {}),
-        **({frames.NO_WINDOW: 1} if "no_window" in identity else {}),
-        **({frames.IN_UNIT + identity["physical"]["unit"]: 1} if "physical" in identity else {}),
-        **({PATIENT_IN_PATH: 1} if "patient_in_path" in identity else {}),
-    }
+    if not (decide and ids):
+        return False
+    in_study = pc.is_valid(pc.coalesce(*ids))
+    return pc.any(pc.and_(in_study, refs["patient"].is_null().combine_chunks())).as_py()

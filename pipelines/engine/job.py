@@ -8,9 +8,8 @@ import functools
 import itertools
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -18,7 +17,7 @@ import pyarrow.compute as pc
 import xxhash
 
 from pipelines import errors
-from pipelines.engine.identity import frames_in, make_identity
+from pipelines.engine.identity import make_identity
 from pipelines.listing import frames
 from pipelines.listing.anonymous import Privacy
 from pipelines.listing.listing import Listing
@@ -36,7 +35,7 @@ from pipelines.stores import output_state
 from pipelines.stores.output import BUILD_DIR, Storage
 from tfrecord_io import groups, shards
 from tfrecord_io.decoding.options import Physical
-from tfrecord_io.manifest import FILE_NAME, ManifestError
+from tfrecord_io.manifest import FILE_NAME
 from tfrecord_io.rejects import Reject, in_words
 from tfrecord_io.stores import remote
 
@@ -87,12 +86,11 @@ def prepared(options: BuildOptions) -> Iterator[Job | None]:
         # Reads the table of --labels, if there is one: first, because a download can take hours.
         _ = options.listing.table
         source = make_source(options.source, options.workers, options.plan.seed)
-    preparation = _Preparation(options, storage, privacy, source)
     job_goes_on = options.workers != "here"
     with output_state.locked(storage), privacy.build_folder(storage, job_goes_on=job_goes_on):
         # The message of a refused dataset has numbers and codes, and no name of the input.
         with privacy.private_errors((errors.RefusedError,)):
-            job = preparation.job()
+            job = _prepare(options, storage, privacy, source)
         # What has been prepared knows files by their codes, and so do its own errors.
         with privacy.private_errors((errors.UserError, errors.BuildError)):
             yield job
@@ -147,161 +145,91 @@ def was_finished_elsewhere(job: Job) -> bool:
         return False
 
 
-@dataclasses.dataclass(frozen=True)
-class _Preparation:
-    """What all steps before a build share.
-
-    Attributes:
-        options: what the user chose.
-        storage: the output folder, which is locked.
-        privacy: keeps names out of an anonymous dataset.
-        source: where the images are.
-    """
-
-    options: BuildOptions
-    storage: Storage
-    privacy: Privacy
-    source: Source
-
-    def job(self) -> Job | None:
-        """Lists the images and plans the shards; returns None if the output is complete."""
-        if self._is_known_complete():
-            return None
-        chosen = self.options.source
-        # A local folder, into which a source may unpack its archive.
-        folder = chosen.download_dir if self.storage.remote else self.storage.path(BUILD_DIR)
-        ready = dataclasses.replace(self, source=self.source.prepare(Path(folder).absolute()))
-        started = time.monotonic()
-        shown = "the input" if self.privacy.key else chosen.input or chosen.source
-        _say(f"listing the images of {remote.shown(shown)}")
-        listing = frames.list_frames(ready.source, self.options.listing)
-        listing, names = self.privacy.hide_names(listing)
-        if taken := {*EXAMPLE_SCHEMA.names, groups.COLUMN} & set(other_columns(listing.refs)):
-            note = (
-                f"left out the column {', '.join(sorted(taken))} of the table of --labels, which "
-                "examples.parquet has for itself; rename it to keep it"
-            )
-            listing = dataclasses.replace(listing, naming_notes=(*listing.naming_notes, note))
-        _say(_describe(listing))
-        for note in (*listing.notes, *listing.naming_notes):
-            _say(f"warning: {note}")
-        build = ready._build(listing)
-        if ready._is_complete(build):
-            return None
-        return ready._planned(build, listing, names, started)
-
-    def _is_known_complete(self) -> bool:
-        """Returns whether the output is complete for this tar.gz, without listing it.
-
-        Listing a tar.gz means unpacking it, which takes minutes. Its size and gzip trailer, which
-        the manifest holds, identify it instead. Other sources are listed, so this returns False.
-        """
-        if self.options.output.overwrite or not self.source.must_be_unpacked:
-            return False
-        try:
-            found = output_state.read_manifest(self.storage)
-        except (FileNotFoundError, ManifestError):
-            return False
-        chosen = self.options.listing
-        if found.source != self.privacy.describe(self.source):
-            return False
-        if not chosen.chosen_classes and "class_not_chosen" in found.counts.get("ignored", {}):
-            return False
-        identity = self._identity(
-            found.options.get("source_listing", ""),
-            chosen.label_names or found.label_names,
-            frames_in(found.options),
+def _prepare(
+    options: BuildOptions, storage: Storage, privacy: Privacy, source: Source
+) -> Job | None:
+    """Lists the images and plans the shards; returns None if the output is complete."""
+    # A local folder, into which a source may unpack its archive.
+    folder = options.source.download_dir if storage.remote else storage.path(BUILD_DIR)
+    source = source.prepare(Path(folder).absolute())
+    started = time.monotonic()
+    shown = "the input" if privacy.key else options.source.input or options.source.source
+    _say(f"listing the images of {remote.shown(shown)}")
+    listing, names = privacy.hide_names(frames.list_frames(source, options.listing))
+    notes = [*listing.notes, *listing.naming_notes]
+    if taken := {*EXAMPLE_SCHEMA.names, groups.COLUMN} & set(other_columns(listing.refs)):
+        notes.append(
+            f"left out the column {', '.join(sorted(taken))} of the table of --labels, which "
+            "examples.parquet has for itself; rename it to keep it"
         )
-        if output_state.fingerprint(identity) != found.fingerprint:
-            return False
-        output_state.is_complete(self.storage, identity)
-        drops.require_policies(self.storage, found, self.options.splits)
-        return True
+    _say(_describe(listing))
+    for note in notes:
+        _say(f"warning: {note}")
+    build = _build(options, storage, privacy, source, listing)
+    if output_state.is_complete(storage, build.identity, overwrite=options.output.overwrite):
+        drops.require_policies(storage, output_state.read_manifest(storage), build.policies)
+        return None
+    split = splits.apply(
+        listing.refs, build.policies, lambda refs: _content_names(source, refs), build.label_kind
+    )
+    for note in split.notes:
+        _say(note)
+    if len(split.refs["split"].unique()) > 1:
+        drops.check_searchable(build.layout.image_shape, build.policies)
+    planned = plan.make_plan(split.refs, build.layout.stride, options.plan)
+    build = dataclasses.replace(
+        build,
+        over_limit=planned.over_limit,
+        num_variants=planned.num_variants,
+        notes=(*notes, *split.notes),
+    )
+    clean(storage)
+    if names is not None:
+        path = privacy.write_names(names, build.fingerprint)
+        _say(f"the names behind the codes are in {path}: keep it as private as the secret")
+    columns = [*EXAMPLE_SCHEMA.names, *planned.refs.schema.names, *other_columns(planned.refs)]
+    if plan.has_other_columns(storage, columns):
+        _say("another version of this program began the dataset; writing all its shards again")
+        old = [shards.sidecar_name(task.shard_name) for task in planned.tasks]
+        storage.delete([*old, drops.DECIDED_FILE])
+    plan.write_plan(storage, planned, build.identity, columns)
+    drops.write_table(storage, drops.PLANNED_FILE, split.dropped)
+    # The listing alone may reject too many; then no image needs to be decoded to know it.
+    ledger.list_rejects(build, planned.tasks)
+    return start_or_resume(build, planned.tasks, started)
 
-    def _identity(
-        self, listing_digest: str, labels: tuple[str, ...], num_frames: Mapping[str, int]
-    ) -> dict[str, Any]:
-        """Returns everything that decides the bytes; the fingerprint is made from it."""
-        identity = make_identity(self.options, self.source, listing_digest, labels, num_frames)
-        return self.privacy.hide_identity(identity)
 
-    def _build(self, listing: Listing) -> Build:
-        """Returns what every worker needs to know, as far as the listing tells it."""
-        options = self.options
-        labels = options.listing.label_names or tuple(
-            sorted(set(listing.refs["label"].unique().to_pylist()))
-        )
-        identity = self._identity(plan.listing_digest(listing.refs), labels, listing.frames)
-        root = self.storage.root
-        return Build(
-            name=options.output.name or "",
-            # Absolute, because a worker may have another working directory.
-            output=root if self.storage.remote else str(Path(root).absolute()),
-            source=self.source,
-            preprocessing=dataclasses.replace(
-                options.images.preprocessing,
-                no_window=identity.get("no_window"),
-                physical=Physical(**identity["physical"]) if "physical" in identity else None,
-            ),
-            label_names=labels,
-            identity=identity,
-            open_writer=open_image_writer,
-            finish=finish.finish_dataset,
-            max_reject_fraction=options.output.max_reject_fraction,
-            num_files=listing.num_files,
-            copies=listing.copies,
-            ignored=listing.ignored,
-            rejected_files=listing.rejects,
-            policies=options.splits,
-            label_kind=options.listing.label_kind,
-            source_facts=self.privacy.describe(self.source),
-        )
-
-    def _is_complete(self, build: Build) -> bool:
-        """Returns whether the output holds this dataset, finished, and fits the policies."""
-        overwrite = self.options.output.overwrite
-        if not output_state.is_complete(self.storage, build.identity, overwrite=overwrite):
-            return False
-        found = output_state.read_manifest(self.storage)
-        drops.require_policies(self.storage, found, build.policies)
-        return True
-
-    def _planned(
-        self, build: Build, listing: Listing, names: pa.Table | None, started: float
-    ) -> Job:
-        """Divides the images into splits and shards, and leaves the plan for the workers."""
-        split = splits.apply(
-            listing.refs,
-            build.policies,
-            lambda refs: _content_names(self.source, refs),
-            build.label_kind,
-        )
-        for note in split.notes:
-            _say(note)
-        if len(split.refs["split"].unique()) > 1:
-            drops.check_searchable(build.layout.image_shape, build.policies)
-        kept = dataclasses.replace(listing, refs=split.refs, dropped=split.dropped.num_rows)
-        planned = plan.make_plan(kept, build.layout.stride, self.options.plan)
-        build = dataclasses.replace(
-            build,
-            over_limit=planned.over_limit,
-            num_variants=planned.num_variants,
-            notes=(*listing.notes, *listing.naming_notes, *split.notes),
-        )
-        clean(self.storage)
-        if names is not None:
-            path = self.privacy.write_names(names, build.fingerprint)
-            _say(f"the names behind the codes are in {path}: keep it as private as the secret")
-        columns = [*EXAMPLE_SCHEMA.names, *planned.refs.schema.names, *other_columns(planned.refs)]
-        if plan.has_other_columns(self.storage, columns):
-            _say("another version of this program began the dataset; writing all its shards again")
-            old = [shards.sidecar_name(task.shard_name) for task in planned.tasks]
-            self.storage.delete([*old, drops.DECIDED_FILE])
-        plan.write_plan(self.storage, planned, build.identity, columns)
-        drops.write_table(self.storage, drops.PLANNED_FILE, split.dropped)
-        # The listing alone may reject too many; then no image needs to be decoded to know it.
-        ledger.list_rejects(build, planned.tasks)
-        return start_or_resume(build, planned.tasks, started)
+def _build(
+    options: BuildOptions, storage: Storage, privacy: Privacy, source: Source, listing: Listing
+) -> Build:
+    """Returns what every worker needs to know, as far as the listing tells it."""
+    found = sorted(listing.refs["label"].unique().to_pylist())
+    labels = options.listing.label_names or tuple(found)
+    identity = privacy.hide_identity(make_identity(options, source, listing, labels))
+    root = storage.root
+    return Build(
+        name=options.output.name or "",
+        # Absolute, because a worker may have another working directory.
+        output=root if storage.remote else str(Path(root).absolute()),
+        source=source,
+        preprocessing=dataclasses.replace(
+            options.images.preprocessing,
+            no_window=identity.get("no_window"),
+            physical=Physical(**identity["physical"]) if "physical" in identity else None,
+        ),
+        label_names=labels,
+        identity=identity,
+        open_writer=open_image_writer,
+        finish=finish.finish_dataset,
+        max_reject_fraction=options.output.max_reject_fraction,
+        num_files=listing.num_files,
+        copies=listing.copies,
+        ignored=listing.ignored,
+        rejected_files=listing.rejects,
+        policies=options.splits,
+        label_kind=options.listing.label_kind,
+        source_facts=privacy.describe(source),
+    )
 
 
 def _content_names(source: Source, refs: pa.Table) -> list[str]:

@@ -7,11 +7,10 @@ import dataclasses
 import io
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from tqdm import tqdm
 
 from pipelines import errors, workers
@@ -19,7 +18,6 @@ from pipelines.listing.listing import Listing, ListingOptions, list_source
 from pipelines.listing.members import has_suffix
 from pipelines.listing.refs import (
     ImageRef,
-    RejectedFile,
     iterate_refs,
     other_columns,
     with_column,
@@ -29,7 +27,7 @@ from pipelines.listing.refs import (
 from pipelines.sources.reader import Reader
 from pipelines.sources.source import Source
 from tfrecord_io.ahead import map_ahead
-from tfrecord_io.decoding.dicom_tags import SHARE, Header, codec_versions
+from tfrecord_io.decoding.dicom_tags import SHARE, Header
 from tfrecord_io.decoding.pictures import (
     ONE_PICTURE,
     SINGLE_SUFFIXES,
@@ -37,7 +35,6 @@ from tfrecord_io.decoding.pictures import (
     Pictures,
     find_pictures,
 )
-from tfrecord_io.decoding.preprocess import split_frame_path
 from tfrecord_io.rejects import Reject
 
 # Threads that wait for a disk, where the source does not say how many reads it takes at a time.
@@ -47,15 +44,6 @@ _NUM_THREADS = 8
 # processes would take longer.
 _NUM_AT_ONCE = 250
 _MOST_IN_ONE_PROCESS = 1000
-
-#: What counts the images of which a study or series is known, but no patient, likewise.
-STUDY_WITHOUT_PATIENT = "study without a patient"
-
-#: What counts the DICOM files without a window among a listing's frames.
-NO_WINDOW = "DICOM without a window"
-
-#: Begins what counts a listing's images in a unit, see `dicom_tags.unit_of`, if any file needs it.
-IN_UNIT = "in "
 
 
 def list_frames(source: Source, options: ListingOptions) -> Listing:
@@ -85,14 +73,7 @@ def list_frames(source: Source, options: ListingOptions) -> Listing:
     labels = options.table
     keep_patients = labels is not None and labels.patient is not None
     listing = _expanded(listing, source, keep_patients=keep_patients)
-    refs = with_site_in_patient(listing.refs)
-    frames = collections.Counter(listing.frames)
-    others = other_columns(refs)
-    if ids := [others[name] for name in ("study", "series") if name in others]:
-        in_study = pc.is_valid(pc.coalesce(*ids))
-        without = pc.and_(in_study, refs["patient"].is_null().combine_chunks())
-        frames[STUDY_WITHOUT_PATIENT] = pc.sum(without).as_py() or 0
-    return dataclasses.replace(listing, refs=refs, frames=dict(+frames))
+    return dataclasses.replace(listing, refs=with_site_in_patient(listing.refs))
 
 
 def _expanded(listing: Listing, source: Source, *, keep_patients: bool) -> Listing:
@@ -110,67 +91,33 @@ def _expanded(listing: Listing, source: Source, *, keep_patients: bool) -> Listi
     held = {row: some for row, some in zip(rows.tolist(), read, strict=True) if some.file_format}
     if not held:
         return listing
-    conflicts = _named_like_frames(listing.refs, held)
     places: list[int] = []
     numbers: list[int | None] = []
     headers: list[Header] = []
-    ignored = collections.Counter(listing.ignored)
-    frames = collections.Counter(listing.frames)
     for row in range(listing.refs.num_rows):
-        if row in conflicts:
-            continue
         some = held.get(row, ONE_PICTURE)
         places += [row] * len(some.frames)
         numbers += some.frames
         headers += [some.header] * len(some.frames)
-        if some.file_format:
-            ignored.update(some.ignored)
-            frames[some.file_format] += len(some.frames)
-            frames[NO_WINDOW] += some.header.needs_range
-            if some.header.unit:
-                frames[IN_UNIT + some.header.unit] += len(some.frames)
     refs = with_column(listing.refs.take(places).combine_chunks(), "frame", numbers)
     if not keep_patients:
         known = zip(headers, refs["patient"].to_pylist(), strict=True)
         patients = [header.patient or patient for header, patient in known]
         refs = with_column(refs, "patient", patients)
-    num_more = refs.num_rows + len(conflicts) - listing.refs.num_rows
-    num_more += ignored.total() - sum(listing.ignored.values())
+    ignored = collections.Counter(reason for some in held.values() for reason in some.ignored)
+    frames: collections.Counter[str] = collections.Counter()
+    for some in held.values():
+        frames[some.file_format] += len(some.frames)
+    has_units = any(header.unit for header in headers)
     return dataclasses.replace(
         listing,
         refs=_with_facts(refs, headers),
-        rejects=(*listing.rejects, *conflicts.values()),
-        num_files=listing.num_files + num_more,
-        ignored=ignored,
-        frames=_with_others(frames, refs.num_rows),
+        num_files=listing.num_files + refs.num_rows - listing.refs.num_rows + ignored.total(),
+        ignored=ignored + collections.Counter(listing.ignored),
+        frames=dict(+frames),
+        units=collections.Counter(header.unit or SHARE for header in headers if has_units),
+        no_window=any(some.header.needs_range for some in held.values()),
     )
-
-
-def _with_others(frames: collections.Counter[str], num_images: int) -> dict[str, int]:
-    """Counts the images without a physical unit, too, if some file needs a formula."""
-    in_unit = sum(count for name, count in frames.items() if name.startswith(IN_UNIT))
-    if in_unit:
-        frames[IN_UNIT + SHARE] += num_images - in_unit
-    return dict(+frames)
-
-
-def _named_like_frames(refs: pa.Table, held: Mapping[int, Pictures]) -> dict[int, RejectedFile]:
-    """Returns a reject by row for each file such as `a.tif#frame-2`, if `a.tif` has a frame 2."""
-    rows = np.flatnonzero(pc.match_substring(refs["path"], "#frame-").to_numpy()).tolist()
-    rows = [row for row in rows if len(held.get(row, ONE_PICTURE).frames) == 1]
-    if not rows:
-        return {}
-    frames = {refs["path"][row].as_py(): some.frames for row, some in held.items()}
-    conflicts = {}
-    for row, ref in zip(rows, iterate_refs(refs.take(rows)), strict=True):
-        path, number = split_frame_path(ref.path)
-        if number and number in frames.get(path, ()):
-            conflicts[row] = RejectedFile(
-                source_path=ref.source_path,
-                reason="path_conflict",
-                detail=f"{path} has a frame {number}, whose name this is; rename one of the files",
-            )
-    return conflicts
 
 
 def _read_all(refs: pa.Table, source: Source) -> list[Pictures]:
@@ -231,18 +178,6 @@ def _read_with(reader: Reader, refs: pa.Table) -> Iterator[Pictures]:
 
     num_threads = max(_NUM_THREADS, reader.num_parallel_reads)
     return map_ahead(read, iterate_refs(refs), 2 * num_threads, num_threads=num_threads)
-
-
-def require_codecs() -> dict[str, str]:
-    """Returns the versions of pydicom and its codecs.
-
-    Raises:
-        errors.UserError: if one of them is not installed.
-    """
-    try:
-        return codec_versions()
-    except ModuleNotFoundError as error:
-        raise errors.UserError(str(error)) from None
 
 
 def _with_facts(refs: pa.Table, headers: Sequence[Header]) -> pa.Table:

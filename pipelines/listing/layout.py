@@ -9,7 +9,6 @@ Place(root='scans', split='train', label='DME')
 from __future__ import annotations
 
 import collections
-import functools
 import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,7 +22,6 @@ from pipelines.listing.label_table import LabelTable, match_files
 from pipelines.listing.members import (
     IMAGE_SUFFIXES,
     ending,
-    has_plain_name,
     has_suffix,
     ignored_reason,
     is_text,
@@ -85,18 +83,11 @@ class Sorter:
         """Counts a file, and keeps it if nothing in its name or size speaks against it."""
         self.num_files += 1
         name = member.name
-        base = name.rpartition("/")[2]
-        # A fast path: nearly all names are plain and need no further check.
-        is_plain = has_plain_name(base) and _is_plain_folder(name[: len(name) - len(base)])
-        if not is_plain and (reason := ignored_reason(name.split("/"))):
+        if reason := ignored_reason(name):
             self.ignored[reason] += 1
-        elif (
-            problem := member.problem
-            or (None if is_plain else name_problem(name, name.split("/")))
-            or size_problem(member)
-        ):
+        elif problem := member.problem or name_problem(name) or size_problem(member):
             self._reject(name, *problem)
-        elif self._has_folders and is_text(base):
+        elif self._has_folders and is_text(name):
             self.ignored["no_image_name"] += 1
         else:
             self._rows.append(
@@ -278,13 +269,6 @@ def _common_folders(folders: Iterable[str]) -> list[str]:
         return []
     pairs = zip(min(parts), max(parts), strict=False)
     return [name for name, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)]
-
-
-@functools.lru_cache(maxsize=65_536)
-def _is_plain_folder(prefix: str) -> bool:
-    """Returns whether a plain name in a folder, given with a `/`, needs no further check."""
-    parts = [*prefix.split("/")[:-1], "a"]
-    return not (ignored_reason(parts) or name_problem(f"{prefix}a", parts))
 
 
 def _split_of(labels: LabelTable, row: int) -> str:

@@ -21,13 +21,10 @@ from pipelines.sources.member import NOT_PERMITTED, Member
 from pipelines.sources.source import Source
 from tfrecord_io.manifest import WEIGHT
 
-#: What counts the images whose patient is in their folders, among a listing's frames.
-PATIENT_IN_PATH = "patient in the path"
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Listing:
-    """The files of a source. Each is counted once: in refs, rejects, copies, ignored or dropped.
+    """The files of a source. Each is counted once: in refs, rejects, copies or ignored.
 
     Attributes:
         refs: the images, a table of `REF_SCHEMA` sorted by path.
@@ -35,9 +32,11 @@ class Listing:
         copies: number of files in a second tree that repeat a listed one.
         ignored: number of files that are not data, by reason, sorted.
         num_files: number of files seen; each frame of a file with several counts as a file.
-        frames: number of images that are frames of DICOM or TIFF files, by format, and of those
-            that the constants `NO_WINDOW` and `PATIENT_IN_PATH` stand for.
-        dropped: number of images that a policy left out.
+        frames: number of images that are frames of DICOM or TIFF files, by format.
+        units: number of images by the unit of their stored numbers, see `dicom_tags.unit_of`;
+            empty if no file needs a formula.
+        no_window: whether there is a DICOM file without a window.
+        patient_in_path: whether there is an image whose patient is in its folders.
         notes: what the user should know about the classes, one sentence each.
         naming_notes: likewise, with names of files or columns, which an anonymous dataset omits.
 
@@ -51,7 +50,9 @@ class Listing:
     ignored: dict[str, int]
     num_files: int
     frames: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    dropped: int = 0
+    units: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    no_window: bool = False
+    patient_in_path: bool = False
     notes: tuple[str, ...] = ()
     naming_notes: tuple[str, ...] = ()
 
@@ -60,7 +61,6 @@ class Listing:
         object.__setattr__(self, "rejects", tuple(rejects))  # the dataclass is frozen
         object.__setattr__(self, "ignored", dict(sorted(self.ignored.items())))
         parts = self.refs.num_rows + len(self.rejects) + self.copies + sum(self.ignored.values())
-        parts += self.dropped
         if parts != self.num_files:
             raise RuntimeError(
                 f"the listing saw {self.num_files} files, but {parts} are accounted for; this is "
@@ -126,9 +126,9 @@ def list_images(
     table, copies = drop_copies(table, same_content, sorter.rejects)
     # The name of the table stays out of the notes, which are in an anonymous dataset too.
     notes = _label_notes(table, labels, sorter.num_repeated_rows)
-    num_in_path = 0
+    in_path = False
     if labels is None or labels.patient is None:
-        patients, num_in_path = _find_patients(table["path"], options.group_regex)
+        patients, in_path = _find_patients(table["path"], options.group_regex)
         naming_notes += _patient_notes(table["path"], patients, options.group_regex)
         table = with_column(table, "patient", patients)
     more = [table.schema.field(name) for name in (SITE, OTHERS) if name in table.column_names]
@@ -139,7 +139,7 @@ def list_images(
         copies=copies,
         ignored=sorter.ignored,
         num_files=sorter.num_files,
-        frames={PATIENT_IN_PATH: num_in_path} if num_in_path else {},
+        patient_in_path=in_path,
         notes=tuple(notes),
         naming_notes=tuple(naming_notes),
     )
@@ -285,21 +285,21 @@ def _patient_notes(
     yield text
 
 
-def _find_patients(paths: pa.ChunkedArray, group_regex: str) -> tuple[pa.ChunkedArray, int]:
-    """Returns the patient of each image, and how many are not in the name, but in the folders."""
+def _find_patients(paths: pa.ChunkedArray, group_regex: str) -> tuple[pa.ChunkedArray, bool]:
+    """Returns the patient of each image, and whether one is not in the name, but in the folders."""
     pattern = re.compile(group_regex)
-    num_in_path = 0
+    in_path = False
 
     def patient(path: str) -> str | None:
-        nonlocal num_in_path
+        nonlocal in_path
         if match := pattern.search(path.rpartition("/")[2]):
             return match.group(1)
         match = pattern.search(path)
-        num_in_path += match is not None
+        in_path |= match is not None
         return match.group(1) if match else None
 
     # Batch by batch, because a list of all paths would take ten times the memory of the column.
     batches = (paths.slice(start, BATCH_ROWS) for start in range(0, len(paths), BATCH_ROWS))
     found = (map(patient, batch.to_pylist()) for batch in batches)
     kind = pa.large_string()
-    return pa.chunked_array([pa.array(patients, kind) for patients in found], kind), num_in_path
+    return pa.chunked_array([pa.array(patients, kind) for patients in found], kind), in_path

@@ -10,15 +10,12 @@ import pyarrow.compute as pc
 
 from pipelines.sources.member import MAX_FILE_BYTES, Member
 from tfrecord_io.decoding.pictures import SINGLE_SUFFIXES, TIFF_SUFFIXES
+from tfrecord_io.decoding.preprocess import split_frame_path
 
 #: Endings of the names of images.
 IMAGE_SUFFIXES = (*SINGLE_SUFFIXES, *TIFF_SUFFIXES, ".dcm", ".dicom")
 
 _SYSTEM_FILES = frozenset({".ds_store", "thumbs.db", "desktop.ini"})
-
-# A name that needs no further check if its folder is neither hidden nor unsafe.
-_PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_. ()-]*")
-
 
 # Endings of texts that lie beside images. An unknown ending may be that of an image, as DICOM files
 # have any.
@@ -28,25 +25,22 @@ _TEXT_ENDINGS = frozenset(
 )  # fmt: skip
 
 
-def has_plain_name(base: str) -> bool:
-    """Returns whether a file's own name needs no further check."""
-    return _PLAIN_NAME.fullmatch(base) is not None and base.lower() not in _SYSTEM_FILES
-
-
-def ignored_reason(parts: Sequence[str]) -> str | None:
-    """Returns why a file is not data, given the parts of its name; None if it may be data."""
-    name = parts[-1]
-    if "__MACOSX" in parts or name.startswith("._"):
+def ignored_reason(name: str) -> str | None:
+    """Returns why a file is not data, by its name; None if it may be data."""
+    parts = name.split("/")
+    base = parts[-1]
+    if "__MACOSX" in parts or base.startswith("._"):
         return "apple_double"  # macOS stores a file's attributes there, also under a name in .jpeg
-    if name.lower() in _SYSTEM_FILES:
+    if base.lower() in _SYSTEM_FILES:
         return "system_file"
     if any(part.startswith(".") and part not in (".", "..") for part in parts):
         return "hidden"
     return None
 
 
-def name_problem(name: str, parts: Sequence[str]) -> tuple[str, str] | None:
-    """Returns (reason, detail) if a file must not be read because of its name, otherwise None."""
+def name_problem(name: str) -> tuple[str, str] | None:
+    """Returns (reason, detail) if a file must not be used because of its name, otherwise None."""
+    parts = name.split("/")
     if (
         name.startswith(("/", "\\"))
         or re.match(r"[A-Za-z]:", name)
@@ -60,6 +54,9 @@ def name_problem(name: str, parts: Sequence[str]) -> tuple[str, str] | None:
         name.encode("utf-8")
     except UnicodeEncodeError:
         return "unreadable_name", "the name is not UTF-8"
+    path, frame = split_frame_path(name)
+    if frame:
+        return "path_conflict", f"this name would be that of frame {frame} of {path}; rename it"
     return None
 
 

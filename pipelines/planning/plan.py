@@ -23,7 +23,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines import errors
-from pipelines.listing.listing import Listing
 from pipelines.listing.refs import BATCH_ROWS
 from pipelines.planning.options import DEFAULT_SHARD_SIZE_MB, PlanOptions
 from pipelines.stores.output import Storage
@@ -176,15 +175,15 @@ def read_tasks(storage: Storage, fingerprint: str) -> list[ShardTask]:
     return [ShardTask(*values) for values in planned["tasks"]]
 
 
-def make_plan(listing: Listing, record_stride: int, options: PlanOptions) -> Plan:
+def make_plan(refs: pa.Table, record_stride: int, options: PlanOptions) -> Plan:
     """Shuffles all images of each split and cuts the split into shards of equal size (±1 image).
 
     Args:
-        listing: the images of the source, with their final splits.
+        refs: the images with their final splits, a table of `REF_SCHEMA`.
         record_stride: size of a record in bytes.
         options: seed, shard size, limit and variants.
     """
-    names = listing.refs["split"].cast(pa.string())
+    names = refs["split"].cast(pa.string())
     splits = sorted(names.unique().to_pylist(), key=lambda name: (_SPLIT_RANKS.get(name, 3), name))
     split_codes = pc.index_in(names, pa.array(splits)).to_numpy().astype(np.int64)
     order = np.lexsort((_random_ranks(len(split_codes), options.seed), split_codes))
@@ -213,7 +212,7 @@ def make_plan(listing: Listing, record_stride: int, options: PlanOptions) -> Pla
                 )
             )
     return Plan(
-        refs=listing.refs.take(rows)
+        refs=refs.take(rows)
         .append_column("variant", pa.array(variant, pa.int32()))
         .combine_chunks(),
         tasks=tuple(tasks),

@@ -60,7 +60,7 @@ class ArchiveSource(Source):
 
     def prepare(self, scratch_dir: Path) -> ArchiveSource:
         """Unpacks a tar.gz, unless it is already there; see `Source.prepare`."""
-        if not self.must_be_unpacked:
+        if not self._is_gzip:
             return dataclasses.replace(self, version=_version(self.path.stat()))
         mark = "-".join(str(value) for value in _describe_gzip(self.path).values())
         unpacked = scratch_dir / f"{self.path.name}.{mark}.tar"
@@ -80,8 +80,7 @@ class ArchiveSource(Source):
             yield from list_members(file, str(self.path))
 
     @property
-    def must_be_unpacked(self) -> bool:
-        """Whether the file must be unpacked before its members can be listed and read."""
+    def _is_gzip(self) -> bool:
         return _start(self.path).startswith(b"\x1f\x8b")
 
     @property
@@ -113,7 +112,7 @@ class ArchiveSource(Source):
     def describe(self) -> dict[str, Any]:
         """Returns the source's entry in the manifest; see `Source.describe`."""
         facts: dict[str, Any] = {"kind": self.kind, "name": self.path.name}
-        if self.must_be_unpacked:
+        if self._is_gzip:
             facts["gzip"] = _describe_gzip(self.path)
         return facts | ({"dataset": self.dataset} if self.dataset else {})
 

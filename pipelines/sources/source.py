@@ -27,14 +27,6 @@ class Source(Protocol):
 
     gives_labels: ClassVar[bool] = False
 
-    @property
-    def must_be_unpacked(self) -> bool:
-        """Whether listing the source takes minutes, because it must be unpacked first.
-
-        The description of such a source must differ whenever its content differs.
-        """
-        return False
-
     def prepare(self, scratch_dir: Path) -> Source:
         """Makes the source ready for random reads, on the launcher. By default it is.
 
