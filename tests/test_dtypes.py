@@ -139,9 +139,8 @@ def test_a_shard_of_16_bits_has_the_facts_of_its_pictures():
     assert shard.statistics() == PixelStatistics.from_images(images)
     facts = shard.facts()
     assert facts["brightness"] == pytest.approx(images.mean(axis=(1, 2, 3)) / 257)
-    in_eight_bits = side_facts.SideFacts()
-    in_eight_bits.add(visible.eight_bits(images))
-    assert_same(facts["perceptual_hash"], in_eight_bits.columns()["perceptual_hash"])
+    in_eight_bits = side_facts.side_facts(visible.eight_bits(images))
+    assert_same(facts["perceptual_hash"], in_eight_bits["perceptual_hash"])
 
 
 @pytest.mark.parametrize(("dtype", "channels"), [("float16", 1), ("float32", 512), ("uint8", 8)])

@@ -2,19 +2,13 @@ import numpy as np
 import pytest
 
 from tfrecord_io.auditing import near_duplicates
-from tfrecord_io.auditing.side_facts import SideFacts, white_border
+from tfrecord_io.auditing.side_facts import side_facts, white_border
 
 
 def test_facts_are_those_of_each_picture_in_order():
     pictures = np.random.default_rng(0).integers(256, size=(70, 224, 224, 1), dtype=np.uint8)
     pictures = pictures // np.arange(1, 71, dtype=np.uint8)[:, None, None, None]
-    facts = SideFacts()
-    for some in np.split(pictures, [20, 40, 41]):
-        facts.add(some)
-        some[:] = 0  # the caller's memory is used again
-    found = facts.columns()
-    pictures = np.random.default_rng(0).integers(256, size=(70, 224, 224, 1), dtype=np.uint8)
-    pictures = pictures // np.arange(1, 71, dtype=np.uint8)[:, None, None, None]
+    found = side_facts(pictures)
     thumbnails = near_duplicates.thumbnails(pictures)
     assert found["brightness"].tolist() == [one.mean() for one in thumbnails]
     assert found["white_border"].tolist() == white_border(pictures).tolist()

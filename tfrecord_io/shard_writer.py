@@ -13,7 +13,7 @@ from typing import IO
 import numpy as np
 
 from tfrecord_io import schema
-from tfrecord_io.auditing import side_facts
+from tfrecord_io.auditing.side_facts import side_facts
 from tfrecord_io.statistics import PixelStatistics
 
 #: Size of a block in bytes, small enough for a processor's cache.
@@ -33,7 +33,8 @@ class ShardWriter:
         self._pictures = layout.images_in(self._block)
         self._num_waiting = 0
         self._digest = hashlib.sha256()
-        self._facts = side_facts.SideFacts()
+        # Those of no pictures first, because a shard may have none.
+        self._facts = [side_facts(np.empty((0, 32, 32, 1), np.uint8))]
         self._statistics = (
             PixelStatistics.from_images(self._pictures[:0]) if layout.holds_pictures else None
         )
@@ -51,13 +52,12 @@ class ShardWriter:
         return self._digest.hexdigest()
 
     def facts(self) -> dict[str, np.ndarray]:
-        """Returns the side facts of all pictures; valid after the `with` block.
+        """Returns what `side_facts` does, of all pictures; valid after the `with` block.
 
-        Returns:
-            arrays by name, as `side_facts.SideFacts.columns` returns them; of no pictures if the
-            layout does not hold pictures.
+        There are none if the layout does not hold pictures.
         """
-        return self._facts.columns()
+        names = self._facts[0]
+        return {name: np.concatenate([some[name] for some in self._facts]) for name in names}
 
     def statistics(self) -> PixelStatistics | None:
         """Returns the sums over all pixels after the `with` block, None without pictures."""
@@ -77,6 +77,6 @@ class ShardWriter:
         self._digest.update(block)
         self._file.write(block)
         if self._statistics is not None:
-            self._facts.add(self._pictures[: self._num_waiting])
+            self._facts.append(side_facts(self._pictures[: self._num_waiting]))
             self._statistics += PixelStatistics.from_images(self._pictures[: self._num_waiting])
         self._num_waiting = 0

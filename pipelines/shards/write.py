@@ -308,7 +308,7 @@ def _examples_table(
         task: the shard.
         planned: the rows of the plan.
         examples: the facts of each example.
-        facts: columns computed for all examples together, see `side_facts.SideFacts.columns`.
+        facts: columns computed for all examples together, see `side_facts.side_facts`.
     """
     columns: dict[str, Any] = {
         name: [getattr(example, name) for example in examples] for name in _Example._fields

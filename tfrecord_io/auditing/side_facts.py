@@ -1,4 +1,4 @@
-"""Computes side facts of stored pictures, such as brightness, for many pictures at a time."""
+"""Computes side facts of stored pictures, such as brightness."""
 
 from __future__ import annotations
 
@@ -11,42 +11,26 @@ from tfrecord_io.auditing import near_duplicates
 _WHITE = 250
 
 
-class SideFacts:
-    """Collects the side facts of pictures of one size, in the order in which they are added."""
+def side_facts(pictures: np.ndarray) -> dict[str, np.ndarray]:
+    """Returns the side facts of some pictures.
 
-    def __init__(self) -> None:
-        self._thumbnails = [np.empty((0, *near_duplicates.THUMBNAIL_SHAPE), np.uint8)]
-        self._brightness = [np.empty(0)]
-        self._white_borders = [np.empty(0)]
+    Args:
+        pictures: uint8 or uint16 [num_pictures, height, width, channels].
 
-    def add(self, pictures: np.ndarray) -> None:
-        """Adds the facts of some pictures, without keeping the pictures.
-
-        Args:
-            pictures: uint8 or uint16 [num_pictures, height, width, channels].
-        """
-        thumbnails = near_duplicates.thumbnails(visible.eight_bits(pictures))
-        self._thumbnails.append(thumbnails)
-        # The thumbnails of deeper pictures are stretched, so they do not tell the brightness.
-        counted = thumbnails[..., np.newaxis] if pictures.dtype == np.uint8 else pictures
-        self._brightness.append(counted.mean(axis=(1, 2, 3)) / _scale(pictures))
-        self._white_borders.append(white_border(pictures))
-
-    def columns(self) -> dict[str, np.ndarray]:
-        """Returns the facts of all pictures.
-
-        Returns:
-            `brightness`: float64 [num_pictures], mean of the picture in grey, 0..255, where 255 is
-                the largest value of the pictures' type;
-            `white_border`: float64 [num_pictures], see `white_border`;
-            `perceptual_hash`: uint8 [num_pictures, 32], see `near_duplicates.perceptual_hash`.
-        """
-        thumbnails = np.concatenate(self._thumbnails)
-        return {
-            "brightness": np.concatenate(self._brightness),
-            "white_border": np.concatenate(self._white_borders),
-            "perceptual_hash": near_duplicates.perceptual_hash(thumbnails),
-        }
+    Returns:
+        `brightness`: float64 [num_pictures], mean of the picture in grey, 0..255, where 255 is
+            the largest value of the pictures' type;
+        `white_border`: float64 [num_pictures], see `white_border`;
+        `perceptual_hash`: uint8 [num_pictures, 32], see `near_duplicates.perceptual_hash`.
+    """
+    thumbnails = near_duplicates.thumbnails(visible.eight_bits(pictures))
+    # The thumbnails of deeper pictures are stretched, so they do not tell the brightness.
+    counted = thumbnails[..., np.newaxis] if pictures.dtype == np.uint8 else pictures
+    return {
+        "brightness": counted.mean(axis=(1, 2, 3)) / _scale(pictures),
+        "white_border": white_border(pictures),
+        "perceptual_hash": near_duplicates.perceptual_hash(thumbnails),
+    }
 
 
 def white_border(pictures: np.ndarray) -> np.ndarray:
@@ -58,14 +42,9 @@ def white_border(pictures: np.ndarray) -> np.ndarray:
     Returns:
         float64 [num_pictures], 0..1.
     """
-    sides = (
-        pictures[:, 0],
-        pictures[:, -1],
-        pictures[:, 1:-1, 0],
-        pictures[:, 1:-1, -1],
-    )
-    ring = np.concatenate([side.reshape(len(pictures), -1) for side in sides], axis=1)
-    return (ring >= _WHITE * _scale(pictures)).mean(axis=1)
+    is_border = np.ones(pictures.shape[1:3], bool)
+    is_border[1:-1, 1:-1] = False
+    return (pictures[:, is_border] >= _WHITE * _scale(pictures)).mean(axis=(1, 2))
 
 
 def _scale(pictures: np.ndarray) -> int:
