@@ -27,6 +27,8 @@ from tfrecord_io.kinds.numbers import number_text
 from tfrecord_io.manifest import EXAMPLES_FILE_NAME, FILE_NAME
 from tfrecord_io.shards import shard_name
 from tfrecord_io.trunk import FACTS_NAME, REST_NAME, Trunk
+from train.data.dataset import open_dataset
+from train.data.examples import Examples
 
 REPOSITORY = Path(__file__).parent.parent
 #: Keras 3.15 copies a variable of TensorFlow in a way NumPy 2.4 is going to forbid.
@@ -158,6 +160,12 @@ def write_marked_dataset(
     if with_patients:
         pq.write_table(pa.Table.from_pylist(rows), directory / EXAMPLES_FILE_NAME)
     return manifest
+
+
+def examples_in(directory: str | os.PathLike[str], *splits: str) -> Examples:
+    """Returns what a dataset tells about the examples of some splits."""
+    dataset = open_dataset(str(directory))
+    return dataset.examples(dataset.part(*splits))
 
 
 def weigh(directory: Path, weight_of: Callable[[str], float]) -> None:

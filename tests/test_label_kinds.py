@@ -374,11 +374,11 @@ def test_folders_can_be_grades_and_differ_from_classes_in_the_fingerprint(tmp_pa
 
 
 def test_the_trainer_takes_grades_as_classes(grades):
-    from train.config import TrainConfig
+    from train.data.dataset import open_dataset
+    from train.data.options import FoldOptions
     from train.data.parts import choose_parts
 
-    config = TrainConfig.of(data=str(grades))
-    parts = choose_parts(config.input, config.folds, tfrecord_io.Manifest.load(grades))
+    parts = choose_parts(open_dataset(str(grades)), FoldOptions())
     assert parts.train.label_counts == (8, 8, 8)
 
 

@@ -23,7 +23,7 @@ from pipelines.listing.refs import iterate_refs, with_site_in_patient
 from pipelines.options import parse_options
 from pipelines.sources.member import Member
 from tfrecord_io import verify
-from train.data.examples import read_columns, read_examples
+from train.data.dataset import open_dataset
 
 #: Images without class folders, by file name.
 IMAGES = {f"scan{number}.png": png(number) for number in range(8)}
@@ -542,8 +542,8 @@ def test_patients_of_two_sites_are_two_patients_and_their_sites_are_measured(tmp
     for row in rows:
         assert found[row["path"]]["site"] == row["site"]
         assert found[row["path"]]["patient"] == f"{row['site']}/17"
-    keys = read_examples(output, "test", None).keys
-    assert set(read_columns(output, keys, ["site"])["site"]) == set(sites)
+    dataset = open_dataset(str(output))
+    assert set(dataset.examples(dataset.part("test")).measured["site"]) == set(sites)
     secret = tmp_path / "secret.txt"
     secret.write_bytes(b"0123456789abcdef" * 4)
     assert build(source, labels, tmp_path / "anonymous", f"--anonymize={secret}") == 0

@@ -11,6 +11,7 @@ import tfrecord_io
 from tfrecord_io.reading.mapped import MappedDataset
 from train.config import TrainConfig
 from train.data import augmentation, feed
+from train.data.dataset import open_dataset
 from train.data.parts import choose_parts
 from train.devices import Devices
 from train.errors import ConfigError
@@ -34,8 +35,7 @@ def devices_of(num_replicas=1, num_workers=1, worker_index=0):
 
 
 def parts_of(config):
-    manifest = tfrecord_io.Manifest.load(config.input.data)
-    return choose_parts(config.input, config.folds, manifest)
+    return choose_parts(open_dataset(config.input.data), config.folds)
 
 
 def training_batches(config, devices, start_step):

@@ -5,7 +5,7 @@ import pyarrow.parquet as pq
 import pytest
 from marked_images import OCT_NAMES, write_marked_dataset
 
-from train.config import TrainConfig
+from train.data.dataset import open_dataset
 from train.results.flow import Box, flow_of
 
 TEST = {
@@ -27,8 +27,7 @@ def data(tmp_path_factory):
 
 def flow(data, metrics, is_own=True, **options):
     path, manifest = data
-    config = TrainConfig.of(data=str(path), **options)
-    return flow_of(config, manifest, metrics, is_own=is_own)
+    return flow_of(open_dataset(str(path), manifest), metrics, is_own=is_own, **options)
 
 
 def test_every_file_and_every_image_is_counted_down_to_the_figures(data):
@@ -65,7 +64,8 @@ def test_images_that_were_seen_are_left_out_of_the_measured_split_alone(data):
 
 
 def test_of_a_cross_validation_some_splits_are_in_folds(data):
-    *_, splits, figures = flow(data, TEST | {"split": "5 folds of train, val"}, folds=5)
+    metrics = TEST | {"split": "5 folds of train, val"}
+    *_, splits, figures = flow(data, metrics, in_folds=["train", "val"])
     assert [box.lines[-1] for box in splits] == [
         "divided into folds",
         "divided into folds",

@@ -9,10 +9,15 @@ from collections import Counter
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from marked_images import KERAS_ARRAY_WARNING, rows_of, train, write_marked_dataset
+from marked_images import (
+    KERAS_ARRAY_WARNING,
+    examples_in,
+    rows_of,
+    train,
+    write_marked_dataset,
+)
 from test_train_trainer import stop_at
 
-from train.data.examples import read_examples
 from train.data.parts import patient_folds
 
 pytestmark = pytest.mark.filterwarnings(KERAS_ARRAY_WARNING)
@@ -113,7 +118,7 @@ def test_a_stopped_cross_validation_goes_on_at_its_fold_and_step(
 
 def test_a_later_fold_without_patients_is_refused_before_the_first_is_trained(tmp_path, capsys):
     write_marked_dataset(tmp_path, num_examples={"train": 20})
-    folds = patient_folds(read_examples(str(tmp_path), "train"), 7)
+    folds = patient_folds(examples_in(tmp_path, "train"), 7)
     (empty,) = set(range(7)) - set(folds.tolist())
     assert empty > 0
     assert cross_validate(tmp_path, tmp_path / "run", folds=7, replica_batch_size=4) == 2

@@ -5,13 +5,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from answers import examples_of
-from marked_images import write_marked_dataset
+from marked_images import examples_in, write_marked_dataset
 
 import tfrecord_io
 from tfrecord_io import ManifestError, PixelStatistics
 from train.config import TrainConfig
 from train.data import parts
-from train.data.examples import read_examples
+from train.data.dataset import open_dataset
 from train.errors import ConfigError
 
 RECORDED_FOLDS = "004210013101300040023411130202003021041023413113110323210014"
@@ -27,15 +27,15 @@ def data(tmp_path_factory):
 
 def choose(data, **fields):
     config = TrainConfig.of(data=data, **fields)
-    return parts.choose_parts(config.input, config.folds, tfrecord_io.Manifest.load(data))
+    return parts.choose_parts(open_dataset(data), config.folds)
 
 
 def keys_of(data, part):
-    return read_examples(data, part.splits, part.examples).keys
+    return open_dataset(data).examples(part).keys
 
 
 def patients_of(data, part):
-    return read_examples(data, part.splits, part.examples).patients
+    return open_dataset(data).examples(part).patients
 
 
 def test_without_folds_the_parts_are_the_splits(data):
@@ -115,9 +115,15 @@ def test_a_split_that_was_named_and_is_not_there_is_refused(data):
         choose(data, folds=3, fold=0, fold_splits="train,extra")
 
 
+def test_folds_of_splits_without_images_are_refused(tmp_path):
+    write_marked_dataset(tmp_path, num_examples={"train": 0, "test": 4})
+    with pytest.raises(ConfigError, match=r"the splits train, val of .* have no images"):
+        choose(str(tmp_path), folds=3, fold=0)
+
+
 def test_a_fold_without_anyone_is_refused(tmp_path):
     write_marked_dataset(tmp_path, num_examples={"train": 4})  # two patients
-    everyone = read_examples(str(tmp_path), "train")
+    everyone = examples_in(tmp_path, "train")
     empty = set(range(9)) - set(parts.patient_folds(everyone, 9).tolist())
     with pytest.raises(ConfigError, match="too few patients; use fewer --folds"):
         choose(str(tmp_path), folds=9, fold=min(empty))
@@ -150,7 +156,7 @@ def test_the_statistics_of_a_part_are_those_of_its_images(tmp_path):
         )
         images = np.concatenate([images for images, _ in batches.as_numpy_iterator()])
         assert len(images) == part.num_examples
-        assert parts.read_statistics(data, part) == PixelStatistics.from_images(images)
+        assert open_dataset(data).statistics(part) == PixelStatistics.from_images(images)
 
 
 def test_an_unknown_split_is_the_manifests_error(data):
@@ -170,7 +176,7 @@ def with_columns(directory, **columns):
 
 
 def folds_of(directory, num_folds=5):
-    return parts.patient_folds(read_examples(str(directory), "train"), num_folds)
+    return parts.patient_folds(examples_in(directory, "train"), num_folds)
 
 
 def test_one_unknown_patient_does_not_move_the_others(tmp_path):
@@ -198,8 +204,7 @@ def test_augmented_copies_stay_with_their_original_and_are_not_scored(tmp_path):
     for fold in range(4):
         chosen = choose(str(tmp_path), folds=4, fold=fold)
         learnt, scored = (
-            read_examples(str(tmp_path), part.splits, part.examples)
-            for part in (chosen.train, chosen.test)
+            open_dataset(str(tmp_path)).examples(part) for part in (chosen.train, chosen.test)
         )
         assert not set(learnt.paths) & set(scored.paths)
         assert scored.is_copy is None

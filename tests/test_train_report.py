@@ -16,9 +16,8 @@ from PIL import Image
 
 import tfrecord_io
 from tfrecord_io import Shard, Split
-from train.data.examples import read_examples
+from train.data.dataset import open_dataset
 from train.data.exposure import Exposure
-from train.data.parts import whole_split
 from train.kinds.classes import CLASSES
 from train.kinds.temperature import apply_temperature
 from train.results import metrics, report, thresholds
@@ -227,7 +226,7 @@ def test_the_surest_mistakes_are_the_worst():
 
 
 def test_mistakes_are_found_with_their_images_paths_and_maps(tmp_path):
-    manifest = write_marked_dataset(tmp_path, num_examples={"test": 300})
+    write_marked_dataset(tmp_path, num_examples={"test": 300})
     batches = tfrecord_io.make_dataset(tmp_path, split="test", batch_size=300, shuffle=False)
     ((images, one_hots),) = batches.as_numpy_iterator()
     labels = one_hots.argmax(-1)
@@ -241,10 +240,10 @@ def test_mistakes_are_found_with_their_images_paths_and_maps(tmp_path):
         bright = images[:, 2, 3, 0] / 255
         return np.stack([bright, 1 - bright, 0 * bright, 0 * bright], axis=-1)
 
-    examples = read_examples(str(tmp_path), "test")
-    predictions = predictions_of(
-        probabilities, labels, examples=examples, part=whole_split(manifest, "test")
-    )
+    dataset = open_dataset(str(tmp_path))
+    part = dataset.part("test")
+    examples = dataset.examples(part)
+    predictions = predictions_of(probabilities, labels, examples=examples, part=part)
     found = report.find_mistakes(predict, str(tmp_path), predictions)
     assert [mistake.path for mistake in found] == [examples.paths[290], examples.paths[7]]
     np.testing.assert_array_equal(found[1].image, images[7])

@@ -24,9 +24,9 @@ import tfrecord_io
 from pipelines import extract_features
 from tfrecord_io.trunk import seen_path
 from train import evaluate, run, trunk
+from train.data.dataset import open_dataset
 from train.data.exposure import expose, find_seen
-from train.data.parts import whole_split
-from train.data.seen import Seen, collect, read_images, read_seen, read_trunk_seen, rows_of
+from train.data.seen import Seen, collect, read_seen, read_trunk_seen
 
 pytestmark = pytest.mark.filterwarnings(KERAS_ARRAY_WARNING)
 
@@ -113,12 +113,12 @@ def test_a_run_lists_what_it_was_trained_and_validated_on(data, trained):
 
 def test_a_dataset_without_a_table_is_known_by_its_pixels(tmp_path):
     sizes = {"train": 6, "test": 4}
-    manifest = write_marked_dataset(tmp_path, num_examples=sizes, with_patients=False)
-    images = read_images(str(tmp_path), manifest)
+    write_marked_dataset(tmp_path, num_examples=sizes, with_patients=False)
+    dataset = open_dataset(str(tmp_path))
+    images = dataset.images
     assert len(set(images["pixels_xxh3"].to_pylist())) == 10
     assert images["patient"].null_count == 10
-    rows = rows_of(whole_split(manifest, "train"), manifest)
-    seen = collect(images, {"train": rows}, Seen())
+    seen = collect(images, {"train": dataset.rows(dataset.part("train"))}, Seen())
     assert find_seen(seen, images).tolist() == [True] * 6 + [False] * 4
 
 

@@ -228,8 +228,9 @@ def test_the_objective_is_what_the_configuration_asks_for(data, fields, augment_
 
 def test_the_objective_knows_that_the_images_are_padded(data):
     run = make_run(TrainConfig.of(data=str(data), strategy="single"), Path())
-    padded = dataclasses.replace(run.manifest, preprocessing={"fit": "pad"})
-    assert Objective.of_run(dataclasses.replace(run, manifest=padded)).is_padded
+    padded = dataclasses.replace(run.data.manifest, preprocessing={"fit": "pad"})
+    data = dataclasses.replace(run.data, manifest=padded)
+    assert Objective.of_run(dataclasses.replace(run, data=data)).is_padded
     images, _, prepared, _ = prepare(augment_strength=1.0, is_padded=True)
     assert prepared.shape == images.shape
 

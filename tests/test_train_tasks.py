@@ -29,12 +29,10 @@ from sklearn import metrics as sk_metrics
 from test_train_run import FLAGS, check_same, run_killed_twice
 
 from pipelines import extract_features
-from tfrecord_io import Manifest
 from tfrecord_io.kinds.multi_label import MULTI_LABEL as SEVERAL_LABELS
 from tfrecord_io.reading.mapped import MappedDataset
 from train import predict, run
-from train.data.examples import read_examples
-from train.data.parts import whole_split
+from train.data.dataset import open_dataset
 from train.kinds.classes import CLASSES
 from train.kinds.multi_label import MULTI_LABEL
 from train.kinds.registry import task_of
@@ -194,11 +192,11 @@ def test_the_map_of_a_label_that_was_missed_shows_what_speaks_against_it(data):
         bright = images[:, 2, 3, 0] / 255
         return np.stack([1 - bright, bright / 4, bright / 5], axis=-1)
 
+    opened = open_dataset(str(data))
+    part = opened.part("test")
     predictions = predictions_of(
-        probabilities, truths, NAMES, MULTI_LABEL,
-        examples=read_examples(str(data), "test"),
-        part=whole_split(Manifest.load(data), "test"),
-    )  # fmt: skip
+        probabilities, truths, NAMES, MULTI_LABEL, examples=opened.examples(part), part=part
+    )
     found = report.find_mistakes(predict, str(data), predictions)
     image = dataset[5][0]
     rises = image.mean() > image[2, 3, 0]  # of the brightness, where the patch covers it

@@ -12,7 +12,7 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -24,13 +24,11 @@ from tfrecord_io.files import write_json
 from tfrecord_io.printing import counted, printable, refuse
 from tfrecord_io.reading.opening import load_manifest
 from train import console, predict
-from train.data.examples import read_examples
+from train.data.dataset import Dataset, Part, open_dataset
+from train.data.exposure import Exposure, expose, find_seen
+from train.data.seen import read_seen
 from train.errors import ConfigError, MetricsError
 from train.results.options import MeasureOptions
-
-if TYPE_CHECKING:
-    from train.data.exposure import Exposure
-    from train.data.parts import Part
 
 _BATCH_SIZE = 64
 
@@ -59,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     console.set_defaults()
     try:
-        options = flags.given(MeasureOptions, arguments)
+        options = flags.from_flags(MeasureOptions, arguments)
     except ValueError as error:
         return refuse(str(error))
     try:
@@ -67,9 +65,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             Path(arguments.model),
             arguments.data,
             arguments.split,
+            options,
             output=Path(arguments.output) if arguments.output else None,
             include_seen=arguments.include_seen,
-            **options,
         )
     except (ConfigError, tfrecord_io.ManifestError, UserError) as error:
         # Names of labels may come from a stranger's file.
@@ -85,10 +83,10 @@ def evaluate(
     run: Path,
     data: str,
     split: str,
+    options: MeasureOptions,
     *,
     output: Path | None = None,
     include_seen: bool = False,
-    **options: Any,
 ) -> dict[str, Any]:
     """Measures an exported model on a split and writes metrics.json, predictions.csv, report.html.
 
@@ -98,9 +96,9 @@ def evaluate(
         run: folder of a finished run.
         data: folder of a finished dataset whose images were preprocessed as those of the run.
         split: to measure on.
+        options: how to measure.
         output: folder for the results; RUN/evaluation/NAME-SPLIT if not given.
         include_seen: measures what the model has seen, too.
-        options: fields of `MeasureOptions`.
 
     Returns:
         what metrics.json holds.
@@ -108,7 +106,7 @@ def evaluate(
     Raises:
         ConfigError: if the run is not finished, its preprocessing or its kind of label is not the
             dataset's, the dataset has a label that the model does not know, it has seen all images,
-            or an option is wrong.
+            or an option does not suit it.
         tfrecord_io.ManifestError: if the dataset cannot be used or has no such split.
     """
     manifest = load_manifest(data)
@@ -135,17 +133,16 @@ def evaluate(
         print(f"warning: {warning}", file=sys.stderr)
 
     # After the checks: these take seconds to import.
-    from train.config import TrainConfig
     from train.results import metrics, report, run_results
     from train.results.predictions import Predictions
     from train.run_folder import METRICS_NAME
-    from train.run_setup import check_measures
+    from train.run_setup import check_prevalences
 
     outputs, columns = task.match(places, len(classifier.label_names))
     label_names = tuple(classifier.label_names[output] for output in outputs)
-    config = TrainConfig.of(data=data, **options)
-    check_measures(config.measures, data, task.views(label_names))
-    part, exposure = _unseen(run, data, manifest, split, include_seen)
+    check_prevalences(options, task.views(label_names))
+    dataset = open_dataset(data, manifest, options.columns)
+    part, exposure = _unseen(run, dataset, split, include_seen)
     own_results = _own_metrics(run)
     output = output or run / "evaluation" / f"{manifest.name}-{split}"
     predict.make_folder("--output", output)
@@ -157,7 +154,7 @@ def evaluate(
         probabilities=probabilities[:, outputs],
         truths=task.truths(matched),
         label_names=label_names,
-        examples=read_examples(data, split, part.examples),
+        examples=dataset.examples(part),
         part=part,
     )
     results: dict[str, Any] = {
@@ -165,13 +162,13 @@ def evaluate(
         "dataset": {"name": manifest.name, "fingerprint": manifest.fingerprint},
         "model": str(run),
         "best_epoch": own_results.get("best_epoch"),
-        **run_results.measure(predictions, config, classifier.thresholds),
+        **run_results.measure(predictions, options, 0, classifier.thresholds),
     }
     results |= run_results.describe_data(results, manifest, exposure)
     run_results.write_results(
         output,
-        manifest=_with_labels(manifest, label_names, columns),
-        config=config,
+        dataset=dataclasses.replace(dataset, manifest=_with_labels(manifest, label_names, columns)),
+        settings={"data": data},
         results=results,
         predictions=predictions,
         own_metrics=own_results,
@@ -238,27 +235,20 @@ def _with_labels(
     return dataclasses.replace(manifest, label_names=label_names, splits=splits)
 
 
-def _unseen(
-    run: Path, data: str, manifest: tfrecord_io.Manifest, split: str, include_seen: bool
-) -> tuple[Part, Exposure]:
+def _unseen(run: Path, dataset: Dataset, split: str, include_seen: bool) -> tuple[Part, Exposure]:
     """Returns the images to measure, and how much of the split the model has seen.
 
     Raises:
         ConfigError: if it has seen all.
     """
-    from train.data.exposure import expose, find_seen
-    from train.data.parts import narrow, whole_split
-    from train.data.seen import read_images, read_seen, rows_of
-
-    part = whole_split(manifest, split)
+    part = dataset.part(split)
     assert part is not None  # checked before the model was loaded
-    is_copy = read_examples(data, split).is_copy
+    is_copy = dataset.examples(part).is_copy
     if is_copy is not None:
-        part = narrow(part, ~is_copy, data, manifest)
-    seen, images = read_seen(run), read_images(data, manifest)
-    rows = rows_of(part, manifest)
-    is_seen = find_seen(seen, images)[rows]
-    exposure = expose(seen, images, rows, is_seen, is_measured=include_seen)
+        part = dataset.narrow(part, ~is_copy)
+    seen, rows = read_seen(run), dataset.rows(part)
+    is_seen = find_seen(seen, dataset.images)[rows]
+    exposure = expose(seen, dataset.images, rows, is_seen, is_measured=include_seen)
     if exposure.num_images:
         print(
             f"the model has seen {exposure.num_images:,} of the {len(rows):,} images of {split}, "
@@ -271,11 +261,11 @@ def _unseen(
         return part, exposure
     if is_seen.all():
         raise ConfigError(
-            f"nothing is left of split {split!r} of {data}: the model of {run} has seen all its "
-            "images, or others of their patients. Name another --split or --data, or add "
+            f"nothing is left of split {split!r} of {dataset.path}: the model of {run} has seen "
+            "all its images, or others of their patients. Name another --split or --data, or add "
             "--include_seen"
         )
-    return narrow(part, ~is_seen, data, manifest), exposure
+    return dataset.narrow(part, ~is_seen), exposure
 
 
 def _predict_part(

@@ -61,7 +61,7 @@ def claim(run: Run) -> Iterator[None]:
         ConfigError: if the folder cannot be written, belongs to a run of another configuration, is
             not a run folder, or another process trains in it.
     """
-    workdir, manifest = run.folder, run.manifest
+    workdir, manifest = run.folder, run.data.manifest
     if not run.devices.is_chief:
         yield
         return

@@ -13,12 +13,12 @@ import tfrecord_io
 from tfrecord_io.reading.cache import DatasetCache
 from tfrecord_io.reading.opening import load_manifest, open_split
 from tfrecord_io.stores.folder import is_remote
-from tfrecord_io.trunk import FILE_NAME, Trunk, find_trunk
+from tfrecord_io.trunk import FILE_NAME, Trunk
 from train.config import TrainConfig
-from train.data.examples import check_columns
+from train.data.dataset import Dataset, open_dataset
 from train.data.exposure import Exposure, look_at
-from train.data.parts import Parts, choose_parts, read_statistics
-from train.data.seen import Seen, read_images, read_trunk_seen
+from train.data.parts import Parts, choose_parts
+from train.data.seen import Seen, read_trunk_seen
 from train.devices import Devices, configure_devices
 from train.errors import ConfigError
 from train.kinds.registry import task_of, training_task
@@ -38,15 +38,13 @@ class Run:
     Attributes:
         given: the configuration, with open decisions; adapted to the trunk, if there is one.
         folder: of its files.
-        manifest: of the dataset.
-        trunk: of a dataset of features; None for images.
+        data: the dataset.
         devices: that train.
     """
 
     given: TrainConfig
     folder: Path
-    manifest: tfrecord_io.Manifest
-    trunk: Trunk | None
+    data: Dataset
     devices: Devices
 
     @property
@@ -71,17 +69,14 @@ class Run:
 
     @functools.cached_property
     def _view(self) -> tuple[Parts, Seen, Exposure | None]:
-        options, folds = self.given.input, self.given.folds
-        parts = choose_parts(options, folds, self.manifest)
-        images = read_images(options.data_path, self.manifest)
-        is_fold = folds.fold is not None
-        below = self._seen_below()
-        return look_at(parts, images, below, options.data_path, self.manifest, is_fold=is_fold)
+        folds = self.given.folds
+        parts = choose_parts(self.data, folds)
+        return look_at(self.data, parts, self._seen_below(), is_fold=folds.fold is not None)
 
     def _seen_below(self) -> Seen:
         """Returns what the weights have seen with which the training starts."""
-        if self.trunk is not None:
-            return read_trunk_seen(Path(self.given.input.data) / FILE_NAME, self.trunk)
+        if self.data.trunk is not None:
+            return read_trunk_seen(Path(self.data.path) / FILE_NAME, self.data.trunk)
         weights = self.given.network.initial_weights
         if weights in ("imagenet", "none"):
             return Seen()
@@ -90,7 +85,7 @@ class Run:
     @functools.cached_property
     def task(self) -> Task:
         """What the run learns; raises `ConfigError`."""
-        return training_task(self.manifest.label_kind, self.given.input.data_path, self.parts.train)
+        return training_task(self.data, self.parts.train)
 
     @functools.cached_property
     def config(self) -> TrainConfig:
@@ -116,7 +111,7 @@ class Run:
         """Of the training pixels; None if the network is not normalized by them."""
         if self.config.network.normalize != "data":
             return None
-        return read_statistics(self.config.input.data_path, self.parts.train)
+        return self.data.statistics(self.parts.train)
 
     @functools.cached_property
     def grey_factor(self) -> float:
@@ -125,11 +120,11 @@ class Run:
         Augmentation and published weights count in such levels. Few 16-bit images use their whole
         range, so the mean plus four standard deviations of the training pixels becomes 255.
         """
-        pixels = self.manifest.statistics
-        if self.manifest.dtype != "uint16" or pixels is None:
+        manifest = self.data.manifest
+        if manifest.dtype != "uint16" or manifest.statistics is None:
             return 1.0
         # Of a fold, those of its own training images.
-        pixels = read_statistics(self.given.input.data_path, self.parts.train)
+        pixels = self.data.statistics(self.parts.train)
         top = max(mean + 4 * std for mean, std in zip(pixels.mean, pixels.std, strict=True))
         return 255 / min(max(top, 1.0), 65_535.0)
 
@@ -168,25 +163,23 @@ def make_run(config: TrainConfig, folder: Path, given: Mapping[str, Any] | None 
         devices.say(cache.describe())
     else:
         manifest = load_manifest(config.input.data)
-    views = task_of(manifest.label_kind).views(manifest.label_names)
-    check_measures(config.measures, config.input.data, views)
-    trunk = find_trunk(config.input.data, manifest)
-    if trunk is not None:
+    check_prevalences(config.measures, task_of(manifest.label_kind).views(manifest.label_names))
+    data = open_dataset(config.input.data_path, manifest, config.measures.columns)
+    if (trunk := data.trunk) is not None:
         config = _adapt(config, trunk, given or {})
         devices.say(
             f"features of {trunk.model} up to {trunk.layer}: the layers above are trained; "
             "augmentation and the mirror image need images and are off"
         )
-    return Run(given=config, folder=folder, manifest=manifest, trunk=trunk, devices=devices)
+    return Run(given=config, folder=folder, data=data, devices=devices)
 
 
-def check_measures(options: MeasureOptions, data: str, views: Sequence[View]) -> None:
-    """Refuses prevalences of other views and columns that are not there, with a `ConfigError`."""
+def check_prevalences(options: MeasureOptions, views: Sequence[View]) -> None:
+    """Refuses prevalences of other views, with a `ConfigError`."""
     try:
         options.prevalences([view.name for view in views])
     except ValueError as error:
         raise ConfigError(str(error)) from None
-    check_columns(data, options.columns)
 
 
 def _adapt(config: TrainConfig, trunk: Trunk, given: Mapping[str, Any]) -> TrainConfig:

@@ -9,11 +9,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-import tfrecord_io
 from tfrecord_io.groups import COLUMN
-from tfrecord_io.stores.folder import DataPath
-from train.data.parts import Parts, narrow
-from train.data.seen import Seen, collect, rows_of
+from train.data.dataset import Dataset
+from train.data.parts import Parts
+from train.data.seen import Seen, collect
 from train.errors import ConfigError
 
 
@@ -60,7 +59,7 @@ def expose(
 
     Args:
         seen: what the network has seen.
-        images: of the dataset, see `seen.read_images`.
+        images: of the dataset, see `Dataset.images`.
         rows: int64 [num_rows], rows of `images`.
         is_seen: bool [num_rows], which of them it has seen, see `find_seen`.
         is_measured: whether these are measured with the others.
@@ -87,7 +86,7 @@ def find_seen(seen: Seen, images: pa.Table) -> np.ndarray:
 
     Args:
         seen: what the network has seen.
-        images: of the whole dataset, see `seen.read_images`.
+        images: of the whole dataset, see `Dataset.images`.
     """
     found = pc.is_in(images["pixels_xxh3"], seen.images["pixels_xxh3"].drop_null())
     for name in (COLUMN, "patient"):
@@ -138,24 +137,16 @@ def _by_site(table: pa.Table, column: str) -> tuple[pa.ChunkedArray, pa.ChunkedA
 
 
 def look_at(
-    parts: Parts,
-    images: pa.Table,
-    below: Seen,
-    data: str | DataPath,
-    manifest: tfrecord_io.Manifest,
-    *,
-    is_fold: bool,
+    dataset: Dataset, parts: Parts, below: Seen, *, is_fold: bool
 ) -> tuple[Parts, Seen, Exposure | None]:
     """Leaves out the test images that a run has seen, if its trunk has seen any of them.
 
     A run without a trunk measures the whole split, and its page says how much was seen.
 
     Args:
-        parts: of the run.
-        images: of the dataset, see `seen.read_images`.
+        dataset: of the run.
+        parts: of it.
         below: what the weights have seen with which the training starts.
-        data: folder of the dataset.
-        manifest: of the dataset.
         is_fold: whether the test part is a fold of a cross-validation.
 
     Returns:
@@ -165,8 +156,9 @@ def look_at(
     Raises:
         ConfigError: if nothing is left, or the trunk has seen any of the images of the folds.
     """
+    images = dataset.images
     rows = {
-        name: rows_of(part, manifest)
+        name: dataset.rows(part)
         for name, part in (("train", parts.train), ("val", parts.val), ("test", parts.test))
         if part is not None
     }
@@ -176,9 +168,9 @@ def look_at(
     by_trunk = find_seen(below, images)
     if is_fold and (num_seen := int(by_trunk[np.concatenate(list(rows.values()))].sum())):
         raise ConfigError(
-            f"--folds: the trunk of {data} has seen {num_seen:,} of the images, or of their "
-            "patients, so the held-out folds would measure what it has learned. Use a trunk that "
-            "was trained on other images"
+            f"--folds: the trunk of {dataset.path} has seen {num_seen:,} of the images, or of "
+            "their patients, so the held-out folds would measure what it has learned. Use a trunk "
+            "that was trained on other images"
         )
     if parts.test is None:
         # That validation images were watched is said elsewhere.
@@ -192,8 +184,8 @@ def look_at(
     if is_seen.all():
         raise ConfigError(
             f"all {len(is_seen):,} images of {parts.test.name}, or others of their patients, were "
-            f"seen by the trunk of {data} or are in training, so nothing is left to measure. Use a "
-            "trunk that was trained on other images"
+            f"seen by the trunk of {dataset.path} or are in training, so nothing is left to "
+            "measure. Use a trunk that was trained on other images"
         )
-    test = narrow(parts.test, ~is_seen, data, manifest)
+    test = dataset.narrow(parts.test, ~is_seen)
     return dataclasses.replace(parts, test=test), seen, exposure

@@ -18,11 +18,11 @@ import psutil
 
 import tfrecord_io
 from tfrecord_io.ahead import map_ahead
+from tfrecord_io.reading.mapped import MappedDataset
 from tfrecord_io.stores.folder import DataPath
 from train.data import augmentation
-from train.data.examples import read_examples
+from train.data.dataset import Part
 from train.data.options import InputOptions
-from train.data.parts import Part
 from train.devices import Devices
 
 if TYPE_CHECKING:
@@ -228,7 +228,8 @@ def _weigh(dataset: tf.data.Dataset, data: DataPath, part: Part) -> tf.data.Data
     """Replaces the keys, last in each element, by a factor of the weights before them."""
     import tensorflow as tf
 
-    keys = read_examples(data, part.splits, part.examples).keys
+    stored = MappedDataset(data, part.splits)
+    keys = stored.keys(range(len(stored)) if part.examples is None else part.examples)
     of_keys = tf.lookup.StaticHashTable(
         tf.lookup.KeyValueTensorInitializer(tf.constant(keys), tf.constant(part.weights)), 0.0
     )

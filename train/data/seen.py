@@ -7,7 +7,6 @@ it, so that a trunk can be shared without it; features and the runs on them pass
 from __future__ import annotations
 
 import dataclasses
-import functools
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,17 +15,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-import xxhash
 
-import tfrecord_io
 from tfrecord_io.files import atomic_write
-from tfrecord_io.groups import COLUMN, groups_in
-from tfrecord_io.manifest import EXAMPLES_FILE_NAME
-from tfrecord_io.reading.mapped import MappedDataset
-from tfrecord_io.stores.folder import DataPath, open_file
 from tfrecord_io.trunk import Trunk, seen_path
-from train.data.examples import column_names
-from train.data.parts import Part
+from train.data.dataset import IDENTITY
 from train.errors import ConfigError
 
 FILE_NAME = "seen.parquet"
@@ -36,12 +28,8 @@ PARTS = ("train", "val", "trunk")
 
 _TEXT = pa.string()
 
-# The identity of an image. The file has the site only of a dataset that names it.
-_IDENTITY = ("key", "pixels_xxh3", COLUMN, "patient", "site")
-_SCHEMA = pa.schema([(name, _TEXT) for name in (*_IDENTITY, "part")])
-
-# Columns of examples.parquet that are read.
-_COLUMNS = (*_IDENTITY, "shard", "row", "study", "series", "path", "file_xxh3")
+# The file has the site only of a dataset that names it.
+_SCHEMA = pa.schema([(name, _TEXT) for name in (*IDENTITY, "part")])
 
 # Entries of the file's metadata.
 _UNKNOWN, _TRUNK = b"unknown", b"trunk"
@@ -78,7 +66,7 @@ class Seen:
     def of_trunk(self) -> Seen:
         """Returns the same for a trunk that is cut from the network."""
         parts = pa.array(["trunk"] * len(self.images), _TEXT)
-        images = self.images.set_column(len(_IDENTITY), "part", parts)
+        images = self.images.set_column(len(IDENTITY), "part", parts)
         return dataclasses.replace(self, images=images)
 
     def without(self, part: str) -> Seen:
@@ -144,75 +132,11 @@ def _read(path: Path, trunk: bytes = b"") -> Seen | None:
     return Seen(images=images, unknown=facts.get(_UNKNOWN, b"").decode())
 
 
-def read_images(directory: str | DataPath, manifest: tfrecord_io.Manifest) -> pa.Table:
-    """Returns the identities of all examples of a dataset, split after split in reading order.
-
-    Without a complete `examples.parquet` only keys and pixels are known.
-
-    Returns:
-        `key`, `pixels_xxh3`, `group`, `patient` and `site`; texts, null if unknown.
-    """
-    stored = functools.partial(MappedDataset, directory, _splits(manifest))
-    table = None
-    if known := column_names(directory):
-        with open_file(directory, EXAMPLES_FILE_NAME) as file:
-            table = pq.read_table(file, columns=[name for name in _COLUMNS if name in known])
-        rows = _rows_in_order(table, manifest)
-        if rows is None:
-            keys = stored().keys(range(manifest.num_examples))
-            rows = pc.index_in(pa.array(keys, _TEXT), table["key"].combine_chunks())
-        table = None if rows.null_count else table.take(rows)
-    if table is None:
-        table = pa.table({"key": stored().keys(range(manifest.num_examples))})
-    names = set(table.column_names)
-    columns = {name: table[name].cast(_TEXT) for name in _IDENTITY if name in names}
-    if "pixels_xxh3" not in names and not manifest.holds_features:
-        columns["pixels_xxh3"] = _hash_pixels(stored())
-    if "path" in names:
-        columns[COLUMN] = groups_in(table).names.cast(_TEXT)
-    unknown = pa.nulls(len(table), _TEXT)
-    return pa.table({name: columns.get(name, unknown) for name in _IDENTITY}).combine_chunks()
-
-
-def _rows_in_order(table: pa.Table, manifest: tfrecord_io.Manifest) -> pa.Array | None:
-    """Returns the row of each stored example by its place in a shard; None if that is not told.
-
-    Not by the keys, because reading them touches every record of the shards.
-    """
-    shards = manifest.split(_splits(manifest)).shards
-    names = pa.array([shard.name for shard in shards], _TEXT)
-    if "shard" not in table.column_names or table["shard"].type != names.type:
-        return None
-    ends = np.cumsum([0, *(shard.num_examples for shard in shards)])
-    places = ends[pc.index_in(table["shard"], names).fill_null(0)] + table["row"].to_numpy()
-    is_whole = np.array_equal(np.sort(places), np.arange(manifest.num_examples))
-    return pa.array(np.argsort(places)) if is_whole else None
-
-
-def _hash_pixels(stored: MappedDataset) -> pa.Array:
-    """Returns the hash of each stored image, as a build writes it to examples.parquet."""
-    blocks = np.array_split(np.arange(len(stored)), len(stored) // 256 + 1)
-    images = (image for block in blocks for image in stored[block][0])
-    return pa.array([xxhash.xxh3_128_hexdigest(image.tobytes()) for image in images], _TEXT)
-
-
-def _splits(manifest: tfrecord_io.Manifest) -> list[str]:
-    return [name for name, split in manifest.splits.items() if split.num_examples]
-
-
-def rows_of(part: Part, manifest: tfrecord_io.Manifest) -> np.ndarray:
-    """Returns int64 [num_examples], the rows of a part's examples in what `read_images` returns."""
-    sizes = {name: manifest.splits[name].num_examples for name in _splits(manifest)}
-    starts = dict(zip(sizes, np.cumsum([0, *sizes.values()]), strict=False))
-    rows = np.concatenate([starts[name] + np.arange(sizes[name]) for name in part.splits])
-    return rows if part.examples is None else rows[part.examples]
-
-
 def collect(images: pa.Table, parts: Mapping[str, np.ndarray], trunk: Seen) -> Seen:
     """Returns what a run sees: each image once, in the part that is nearest to the weights.
 
     Args:
-        images: of the dataset, see `read_images`.
+        images: of the dataset, see `Dataset.images`.
         parts: rows of `images` by the name of their part, in the order of `PARTS`.
         trunk: what the frozen layers below have seen; nothing if there are none.
     """

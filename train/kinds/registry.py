@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
+import functools
 
 from tfrecord_io.kinds.label_kind import LabelKind
-from tfrecord_io.reading.mapped import MappedDataset
-from tfrecord_io.stores.folder import DataPath
-from train.data.parts import Part
+from train.data.dataset import Dataset, Part
 from train.errors import ConfigError
 from train.kinds.classes import CLASSES
 from train.kinds.grades import GRADES
@@ -23,23 +21,18 @@ def task_of(kind: LabelKind) -> Task:
     return {task.kind: task for task in TASKS}[kind]
 
 
-def training_task(kind: LabelKind, data: str | DataPath, part: Part) -> Task:
+def training_task(dataset: Dataset, part: Part) -> Task:
     """Returns the task to train.
 
     Args:
-        kind: of the labels.
-        data: folder of the dataset.
+        dataset: to learn.
         part: the examples to learn from.
 
     Raises:
         ConfigError: if nothing can be learnt from their labels.
     """
-
-    def read_labels() -> np.ndarray:
-        dataset = MappedDataset(data, part.splits)
-        return dataset.labels(range(len(dataset)) if part.examples is None else part.examples)
-
+    read_labels = functools.partial(dataset.labels, part)
     try:
-        return task_of(kind).fitted(read_labels, part.weights)
+        return task_of(dataset.manifest.label_kind).fitted(read_labels, part.weights)
     except ValueError as error:
-        raise ConfigError(f"{data}: {error}") from None
+        raise ConfigError(f"{dataset.path}: {error}") from None

@@ -43,19 +43,20 @@ def build_network(
         ConfigError: if the images do not suit the network or the weights cannot be loaded.
     """
     set_precision(precision)
+    manifest = run.data.manifest
     with run.devices.scope():
-        if run.trunk is not None:
+        if run.data.trunk is not None:
             return _build_above_trunk(run, temperature)
         return models.build_network(
             dataclasses.replace(run.config.network, weights=weights),
-            image_shape=run.manifest.image_shape,
-            num_classes=run.manifest.num_classes,
+            image_shape=manifest.image_shape,
+            num_classes=manifest.num_classes,
             seed=run.config.input.seed,
             task=run.task,
-            image_dtype=run.manifest.dtype,
+            image_dtype=manifest.dtype,
             grey_factor=run.grey_factor,
             statistics=run.statistics,
-            is_padded=run.manifest.is_padded,
+            is_padded=manifest.is_padded,
             temperature=temperature,
             # Not in what is exported: other backends refuse to load it.
             synchronized=run.devices.must_synchronize and not is_final,
@@ -67,9 +68,9 @@ def _build_above_trunk(run: Run, temperature: float) -> models.Network:
 
     Its `backbone` is the layers between the trunk and the head, with the weights of the trunk.
     """
-    options = run.config.network
+    options, manifest = run.config.network, run.data.manifest
     with (
-        open_file(run.config.input.data, FILE_NAME) as file,
+        open_file(run.data.path, FILE_NAME) as file,
         tempfile.TemporaryDirectory() as folder,
         zipfile.ZipFile(file) as archive,
     ):
@@ -81,13 +82,11 @@ def _build_above_trunk(run: Run, temperature: float) -> models.Network:
 
     rest = keras.models.clone_model(saved, clone_function=copy)
     rest.set_weights(saved.get_weights())
-    features = keras.Input(run.manifest.image_shape, dtype="float32", name="features")
-    classes = models.add_head(
-        rest(features), options, run.manifest.num_classes, run.config.input.seed
-    )
+    features = keras.Input(manifest.image_shape, dtype="float32", name="features")
+    classes = models.add_head(rest(features), options, manifest.num_classes, run.config.input.seed)
     logits = keras.Model(features, classes, name=options.model)
     model = models.classifier(
-        logits, options, run.task, dtype=run.manifest.dtype, factor=1.0, temperature=temperature
+        logits, options, run.task, dtype=manifest.dtype, factor=1.0, temperature=temperature
     )
     # As for images, `--trainable_layers` does not count the layer that makes the map flat.
     backbone = keras.Model(rest.input, rest.layers[-1].input)
@@ -102,14 +101,14 @@ def whole_model(run: Run, network: models.Network) -> keras.Model:
     # Keras reads local files only.
     with (
         tempfile.TemporaryDirectory() as folder,
-        open_file(run.config.input.data, FILE_NAME) as file,
+        open_file(run.data.path, FILE_NAME) as file,
     ):
         path = Path(folder) / FILE_NAME
         path.write_bytes(file.read())
         trunk = keras.saving.load_model(path, compile=False)
     trunk.trainable = False
     images = keras.Input(trunk.input_shape[1:], dtype="uint8", name="image")
-    stored = keras.layers.Rescaling(1.0, dtype=run.manifest.dtype, name="as_stored")
+    stored = keras.layers.Rescaling(1.0, dtype=run.data.manifest.dtype, name="as_stored")
     probabilities = network.model(stored(trunk(images)))
     return keras.Model(images, probabilities, name=f"{run.config.network.model}_whole")
 

@@ -14,15 +14,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tfrecord_io.groups import plural_unit
-from tfrecord_io.manifest import Manifest
 from tfrecord_io.printing import counted
-from train.config import TrainConfig
-from train.data.examples import read_table
-from train.data.parts import fold_splits
+from train.data.dataset import Dataset
 from train.kinds.words import MAX_CLASSES
 
 # What a split was for, if the figures are about it.
-_MEASURED, _IN_FOLDS = "measured", "divided into folds"
+_MEASURED, _IN_FOLDS, _NO_USE = "measured", "divided into folds", "not used"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,17 +40,19 @@ class Box:
 
 
 def flow_of(
-    config: TrainConfig, manifest: Manifest, metrics: Mapping[str, Any], *, is_own: bool
+    dataset: Dataset, metrics: Mapping[str, Any], *, in_folds: Sequence[str] = (), is_own: bool
 ) -> list[list[Box]]:
     """Returns the steps of the flow; the boxes of a step stand beside each other.
 
     Args:
-        config: names the dataset and the folds.
-        manifest: of the dataset.
+        dataset: that was measured.
         metrics: content of metrics.json; empty if nothing was measured.
+        in_folds: splits that were divided into folds.
         is_own: whether the network was trained on this dataset.
     """
-    table, seen = _read_table(config.input.data), []
+    manifest, seen = dataset.manifest, []
+    split = dataset.column("split").cast(pa.string())
+    table = pa.table({name: dataset.column(name) for name in ("variant", "patient")})
     if metrics.get("seen_images") and not metrics.get("include_seen"):
         seen = [("seen by the network before, or of the same patients", metrics["seen_images"])]
 
@@ -68,10 +67,10 @@ def flow_of(
             is_measured=not {_MEASURED, _IN_FOLDS}.isdisjoint(lines),
         )
 
-    uses = _uses(config, manifest, metrics, is_own)
+    uses = _uses(metrics, in_folds, is_own)
     parts = [
-        box(name, split.num_examples, table.filter(pc.equal(table["split"], name)), uses[name])
-        for name, split in manifest.splits.items()
+        box(name, part.num_examples, table.filter(pc.equal(split, name)), uses.get(name, _NO_USE))
+        for name, part in manifest.splits.items()
     ]
     steps = [[box("dataset", manifest.num_examples, table)], parts]
     if files := manifest.counts.get("files"):
@@ -81,18 +80,16 @@ def flow_of(
     return [*steps, [_figures(metrics)]] if metrics else steps
 
 
-def _uses(
-    config: TrainConfig, manifest: Manifest, metrics: Mapping[str, Any], is_own: bool
-) -> dict[str, str]:
-    """Returns what each split was for."""
+def _uses(metrics: Mapping[str, Any], in_folds: Sequence[str], is_own: bool) -> dict[str, str]:
+    """Returns what each split was for, by name; others were not used."""
+    if in_folds:
+        return dict.fromkeys(in_folds, _IN_FOLDS)
     uses = {str(metrics.get("split")): _MEASURED}
-    if is_own and config.folds.folds:
-        uses = dict.fromkeys(fold_splits(config.input, config.folds, manifest), _IN_FOLDS)
-    elif is_own:
+    if is_own:
         uses = {"train": "trained on", "val": "watched during training"} | uses
         if metrics.get("calibration"):
             uses["val"] = "chose temperature and thresholds"
-    return {name: uses.get(name, "not used") for name in manifest.splits}
+    return uses
 
 
 def _figures(metrics: Mapping[str, Any]) -> Box:
@@ -109,12 +106,3 @@ def _figures(metrics: Mapping[str, Any]) -> Box:
 def _people(num_images: int, num_patients: int) -> str:
     people = f" of {counted(num_patients, 'patient')}" if num_patients else ""
     return f"{counted(num_images, 'image')}{people}"
-
-
-def _read_table(directory: str) -> pa.Table:
-    """Returns split, patient and variant of all examples; nulls where they are unknown."""
-    wanted = {"split": pa.string(), "patient": pa.string(), "variant": pa.int64()}
-    table = read_table(directory, list(wanted))
-    for name in wanted.keys() - set(table.column_names):
-        table = table.append_column(name, pa.nulls(len(table), wanted[name]))
-    return table

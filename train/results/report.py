@@ -127,7 +127,7 @@ class RunReport:
 
 
 def find_mistakes(
-    predict: saliency.Predict, directory: DataPath, predictions: Predictions
+    predict: saliency.Predict, data: DataPath, predictions: Predictions
 ) -> list[Mistake]:
     """Returns the worst mistakes on a part with their images and occlusion maps.
 
@@ -135,7 +135,7 @@ def find_mistakes(
 
     Args:
         predict: the function of stored images that gave the probabilities.
-        directory: folder of the dataset.
+        data: where the dataset is.
         predictions: on one part of the dataset.
     """
     part, examples = predictions.part, predictions.examples
@@ -144,7 +144,7 @@ def find_mistakes(
     if part is None or not wanted:
         return []
     places = np.array(wanted) if part.examples is None else part.examples[wanted]
-    images, _ = MappedDataset(directory, part.splits)[places]
+    images, _ = MappedDataset(data, part.splits)[places]
     patch, stride = saliency.patch_and_stride(images.shape[1:])
     mistakes = []
     for answer, image in zip(answers, images, strict=True):

@@ -18,10 +18,10 @@ import numpy as np
 import tfrecord_io
 from tfrecord_io import redaction
 from tfrecord_io.auditing.findings import alarms
-from train.config import TrainConfig
-from train.data.examples import SITE, read_columns
+from train.data.dataset import SITE, Dataset
 from train.data.exposure import Exposure
 from train.results import charts, flow, metrics, report, saliency, thresholds
+from train.results.options import MeasureOptions
 from train.results.predictions import Predictions, write_predictions
 from train.results.subgroups import subgroups
 from train.run_folder import versions
@@ -31,31 +31,32 @@ PLOTS_NAME = "plots"
 
 def measure(
     predictions: Predictions,
-    config: TrainConfig,
+    options: MeasureOptions,
+    seed: int,
     chosen: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
     """Returns the entries of metrics.json that follow from predictions.
 
     Args:
         predictions: the predictions to measure.
-        config: names the dataset, and says how to measure.
+        options: how to measure them.
+        seed: of the bootstrap.
         chosen: thresholds that were chosen on other images, see `thresholds.choose_thresholds`.
 
     Returns:
         see `metrics.evaluate_predictions`; `label_kind` if the labels are not classes; `thresholds`
         if some were chosen; `prevalence` by view if one was stated. If the dataset names the site
         of every example, `sites` has `num_examples`, `num_patients` and `scores` by the name of the
-        site; `by` has the same by column and value for the columns that the configuration names.
+        site; `by` has the same by column and value for the columns that the options name.
 
     Raises:
         MetricsError: if there are no examples, or a probability is not finite.
     """
-    options, keys = config.measures, predictions.examples.keys
     views = predictions.task.views(predictions.label_names)
     shared: dict[str, Any] = {
         "prevalences": options.prevalences([view.name for view in views]),
         "num_samples": options.bootstrap_samples,
-        "seed": config.input.seed,
+        "seed": seed,
     }
 
     def of_subgroup(rows: np.ndarray) -> dict[str, Any]:
@@ -69,9 +70,7 @@ def measure(
         results["thresholds"] = thresholds.measure_thresholds(chosen, predictions, **shared)
     by = {
         column: {name: of_subgroup(rows) for name, rows in subgroups(values).items()}
-        for column, values in read_columns(
-            config.input.data, keys, [SITE, *options.columns]
-        ).items()
+        for column, values in predictions.examples.measured.items()
         # Of sites, only those of whole datasets unless they are asked for.
         if column in options.columns or None not in values
     }
@@ -99,27 +98,29 @@ def describe_data(
 def write_results(
     directory: Path,
     *,
-    manifest: tfrecord_io.Manifest,
-    config: TrainConfig,
+    dataset: Dataset,
+    settings: Mapping[str, Any],
     results: Mapping[str, Any],
     predictions: Predictions | None,
     predict: saliency.Predict | None = None,
     history: Sequence[Mapping[str, Any]] = (),
     own_metrics: Mapping[str, Any] | None = None,
     exposure: Exposure | None = None,
+    in_folds: Sequence[str] = (),
 ) -> None:
     """Writes predictions.csv, plots/ and report.html; the caller writes metrics.json.
 
     Args:
         directory: created if it is missing.
-        manifest: manifest of the evaluated dataset.
-        config: configuration of the run; names the evaluated dataset.
+        dataset: that was evaluated.
+        settings: of the run, see config.json; `data` alone if this is another dataset.
         results: content of metrics.json.
         predictions: the measured predictions; None if there was no example to predict.
         predict: stored images → probabilities, for the maps of the mistakes; None for no maps.
         history: one row per epoch.
         own_metrics: metrics of the training run, if this is another dataset.
         exposure: how much of the measured images the network has seen.
+        in_folds: splits that were divided into folds.
     """
     directory.mkdir(parents=True, exist_ok=True)
     mistakes: Sequence[report.Mistake] = ()
@@ -128,23 +129,23 @@ def write_results(
     if predictions is not None:
         write_predictions(directory, predictions)
         if predict is not None:
-            mistakes = report.find_mistakes(predict, config.input.data_path, predictions)
+            mistakes = report.find_mistakes(predict, dataset.path, predictions)
     charts.write_plots(directory / PLOTS_NAME, drawn)
     report.write_report(
         directory / report.FILE_NAME,
         report.RunReport(
             title=directory.resolve().name,
-            manifest=manifest,
-            config=config.to_dict(),
+            manifest=dataset.manifest,
+            config=settings,
             metrics=measured or None,
             charts=drawn,
             mistakes=mistakes,
             own_metrics=own_metrics,
-            flow=flow.flow_of(config, manifest, measured, is_own=own_metrics is None),
+            flow=flow.flow_of(dataset, measured, in_folds=in_folds, is_own=own_metrics is None),
             exposure=exposure,
             made=_made(),
             versions=versions(),
-            data_page=page_of_data(config.input.data, directory, manifest),
+            data_page=page_of_data(str(dataset.path), directory, dataset.manifest),
         ),
     )
 

@@ -14,10 +14,9 @@ import keras
 import numpy as np
 
 from tfrecord_io.files import write_json
-from train.data.examples import read_examples
+from train.data.dataset import Part
 from train.data.exposure import Exposure, expose, find_seen
-from train.data.parts import Part
-from train.data.seen import read_images, rows_of
+from train.data.parts import divided
 from train.devices import Devices
 from train.errors import TrainingError
 from train.kinds.registry import task_of
@@ -52,7 +51,7 @@ def finish(run: Run, progress: Progress, best: Sequence[np.ndarray]) -> dict[str
             them.
         MetricsError: if the answers cannot be measured.
     """
-    manifest, parts, task, config = run.manifest, run.parts, run.task, run.config
+    manifest, parts, task, config = run.data.manifest, run.parts, run.task, run.config
     # Each worker does this for itself. On JAX, what is built from here on lies on its own devices.
     devices = run.devices.alone()
     network = _build_final(run, best)
@@ -87,14 +86,14 @@ def finish(run: Run, progress: Progress, best: Sequence[np.ndarray]) -> dict[str
             probabilities=probabilities,
             truths=truths,
             label_names=manifest.label_names,
-            examples=read_examples(config.input.data_path, part.splits, part.examples),
+            examples=run.data.examples(part),
             part=part,
             uncalibrated=temperature and task.cool(probabilities, 1 / temperature),
         )
     if not run.devices.is_chief:
         return results
     if predictions is not None:
-        results |= run_results.measure(predictions, config, chosen)
+        results |= run_results.measure(predictions, config.measures, config.input.seed, chosen)
         if temperature is not None and val is not None:
             facts = {"fitted_on": "val", "num_examples": len(val[1])}
             results["calibration"] = facts | thresholds.describe_calibration(
@@ -113,7 +112,7 @@ def finish(run: Run, progress: Progress, best: Sequence[np.ndarray]) -> dict[str
         predictions,
         run.exposure,
         # Pictures of the mistakes need images.
-        predict=predict_images if run.trunk is None else None,
+        predict=predict_images if run.data.trunk is None else None,
         history=progress.history,
     )
     print(f"The model, its metrics and {report.FILE_NAME} are in {run.folder}")
@@ -136,14 +135,16 @@ def _write(
         exposure: how much of what was measured the run has seen.
         more: see `run_results.write_results`.
     """
-    results |= run_results.describe_data(results, run.manifest, exposure)
+    folds = run.config.folds
+    results |= run_results.describe_data(results, run.data.manifest, exposure)
     run_results.write_results(
         run.folder,
-        manifest=run.manifest,
-        config=run.config,
+        dataset=run.data,
+        settings=run.config.to_dict(),
         results=results,
         predictions=predictions,
         exposure=exposure,
+        in_folds=divided(run.data, folds).splits if folds.folds else (),
         **more,
     )
     write_metrics(run.folder, results)
@@ -161,13 +162,13 @@ def _build_final(run: Run, best: Sequence[np.ndarray], temperature: float = 1.0)
 
 def _export(run: Run, network: Network, progress: Progress) -> None:
     """Exports the network, with the trunk below it if there is one, and keeps its weights."""
-    model, manifest, precision = network.model, run.manifest, "float32"
-    if run.trunk is not None:
+    model, manifest, precision = network.model, run.data.manifest, "float32"
+    if run.data.trunk is not None:
         # A rounding error of the trunk can become a step of the type that features are stored in.
         precision = manifest.dtype
         with run.devices.scope():
             model = whole_model(run, network)
-        manifest = manifest_of_images(manifest, run.trunk)
+        manifest = manifest_of_images(manifest, run.data.trunk)
     has_saved_model = export.export_model(
         model,
         run.folder / export.FOLDER_NAME,
@@ -200,44 +201,44 @@ def _predict(
     return probabilities, truths
 
 
-def pool(run: Run, splits: tuple[str, ...], singles: Sequence[Run]) -> dict[str, Any]:
+def pool(run: Run, everyone: Part, singles: Sequence[Run]) -> dict[str, Any]:
     """Measures the held-out predictions of all runs together and writes the files of RUN.
 
     Args:
         run: the cross-validation.
-        splits: that were divided into folds.
+        everyone: the examples that were divided into folds.
         singles: its runs, all folds of the first seed first.
 
     Returns:
         the content of RUN/metrics.json: the measures of all held-out predictions, see
         `metrics.evaluate_predictions`, and `folds` and `spread`, see `metrics.describe_folds`.
     """
-    config, manifest = run.config, run.manifest
+    config, manifest = run.config, run.data.manifest
     task = task_of(manifest.label_kind)
     runs = [(single.given.folds.fold or 0, single.given.input.seed) for single in singles]
     keys, probabilities, truths = zip(
         *(read_predictions(single.folder) for single in singles), strict=True
     )
     run_of = np.repeat(np.arange(len(runs)), [len(of_run) for of_run in keys])
-    everyone = read_examples(config.input.data_path, splits)
-    place_of = {key: place for place, key in enumerate(everyone.keys)}
+    examples = run.data.examples(everyone)
+    place_of = {key: place for place, key in enumerate(examples.keys)}
     predictions = Predictions(
         task=task,
         probabilities=np.concatenate(probabilities),
         truths=np.concatenate(truths),
         label_names=manifest.label_names,
         runs=run_of,
-        examples=everyone.take(np.array([place_of[key] for of_run in keys for key in of_run])),
+        examples=examples.take(np.array([place_of[key] for of_run in keys for key in of_run])),
     )
-    measured = run_results.measure(predictions, config)
+    measured = run_results.measure(predictions, config.measures, config.input.seed)
     calibrated = {}
     if task.gives_probabilities:
         fold_of = np.array([fold for fold, _ in runs])[run_of]
         calibrated["calibration"] = _describe_calibration(
-            predictions, fold_of, splits, measured["num_examples"]
+            predictions, fold_of, everyone.name, measured["num_examples"]
         )
     results: dict[str, Any] = {
-        "split": f"{config.folds.folds} folds of {', '.join(splits)}",
+        "split": f"{config.folds.folds} folds of {everyone.name}",
         "best_epoch": None,
         "steps": None,
         "num_images": measured["num_examples"],
@@ -258,18 +259,18 @@ def pool(run: Run, splits: tuple[str, ...], singles: Sequence[Run]) -> dict[str,
 
 def _exposure(singles: Sequence[Run]) -> Exposure:
     """Returns how much each of the runs of one seed has seen of the fold that it held out."""
-    manifest = singles[0].manifest
-    images = read_images(singles[0].given.input.data_path, manifest)
-    folds = [rows_of(single.parts.test, manifest) for single in singles if single.parts.test]
+    data, below = singles[0].data, singles[0].seen.without("train")
+    folds = [data.rows(single.parts.test) for single in singles if single.parts.test]
     is_seen = [
-        find_seen(single.seen, images)[rows] for single, rows in zip(singles, folds, strict=True)
+        find_seen(single.seen, data.images)[rows]
+        for single, rows in zip(singles, folds, strict=True)
     ]
-    below = singles[0].seen.without("train")
-    return expose(below, images, np.concatenate(folds), np.concatenate(is_seen), is_measured=True)
+    rows, was_seen = np.concatenate(folds), np.concatenate(is_seen)
+    return expose(below, data.images, rows, was_seen, is_measured=True)
 
 
 def _describe_calibration(
-    predictions: Predictions, fold_of: np.ndarray, splits: tuple[str, ...], num_images: int
+    predictions: Predictions, fold_of: np.ndarray, splits: str, num_images: int
 ) -> dict[str, Any]:
     """Cools each fold by the temperature that is fitted to the predictions on the other folds."""
     task, raw, truths = predictions.task, predictions.probabilities, predictions.truths
@@ -278,7 +279,7 @@ def _describe_calibration(
         is_in = fold_of == fold
         temperatures.append(task.fit_temperature(raw[~is_in], truths[~is_in]))
         cooled[is_in] = task.cool(raw[is_in], temperatures[-1])
-    facts = {"fitted_on": f"the other folds of {', '.join(splits)}", "num_examples": num_images}
+    facts = {"fitted_on": f"the other folds of {splits}", "num_examples": num_images}
     mean = float(np.mean(temperatures))
     after = dataclasses.replace(predictions, probabilities=cooled, uncalibrated=raw)
     return facts | thresholds.describe_calibration(after, mean)

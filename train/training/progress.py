@@ -40,14 +40,14 @@ class Progress:
 
 def describe_run(run: Run, progress: Progress, num_parameters: int) -> Iterator[str]:
     """Yields the lines that are printed before a training starts or goes on."""
-    config, devices, parts, manifest = run.config, run.devices, run.parts, run.manifest
+    config, devices, parts, manifest = run.config, run.devices, run.parts, run.data.manifest
     options = config.input
     shape = "x".join(str(side) for side in manifest.image_shape)
     kind = manifest.label_kind
     labels = kind.noun if manifest.num_classes == 1 else kind.plural
     yield (
         f"{config.network.model}, {num_parameters:,} parameters, {parts.train.num_examples:,} "
-        f"training {'images' if run.trunk is None else 'features'} of {shape}, "
+        f"training {'images' if run.data.trunk is None else 'features'} of {shape}, "
         f"{manifest.num_classes} {labels}"
     )
     yield (

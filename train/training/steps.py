@@ -25,7 +25,7 @@ import keras
 import numpy as np
 
 from train.data import augmentation, feed
-from train.data.parts import Part
+from train.data.dataset import Part
 from train.devices import Devices
 from train.errors import ConfigError
 from train.kinds.classes import CLASSES
@@ -96,7 +96,7 @@ class Objective:
             augment_strength=changes.augment_strength if changes.augment else None,
             mixup=changes.mixup > 0,
             grey_factor=run.grey_factor,
-            is_padded=run.manifest.is_padded,
+            is_padded=run.data.manifest.is_padded,
         )
 
     def prepare(self, images, labels, draws):

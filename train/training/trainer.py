@@ -18,8 +18,8 @@ from typing import Any
 import keras
 
 from train.config import TrainConfig
-from train.data import parts, seen
-from train.data.examples import read_examples
+from train.data import seen
+from train.data.parts import divided
 from train.devices import set_seed
 from train.errors import ConfigError
 from train.run_folder import METRICS_NAME, claim
@@ -77,7 +77,7 @@ def _train_once(run: Run) -> dict[str, Any]:
 def _cross_validate(run: Run) -> dict[str, Any]:
     """Trains every fold with every seed and measures all held-out predictions together."""
     config, devices = run.config, run.devices
-    splits = parts.fold_splits(config.input, config.folds, run.manifest)
+    everyone = divided(run.data, config.folds)
     singles = [
         _single(run, fold, seed)
         for seed in range(config.input.seed, config.input.seed + config.folds.seeds)
@@ -87,7 +87,7 @@ def _cross_validate(run: Run) -> dict[str, Any]:
     for single in singles[: config.folds.folds]:
         single.config  # noqa: B018 - raises ConfigError
     with claim(run):
-        groups = read_examples(config.input.data_path, splits).groups
+        groups = run.data.examples(everyone).groups
         others = {name: count for name, count in groups.sources.items() if name != "patient"}
         if others:
             devices.say(
@@ -96,7 +96,7 @@ def _cross_validate(run: Run) -> dict[str, Any]:
                 "and the held-out part. Build the dataset with --group_regex"
             )
         devices.say(
-            f"cross-validation of the splits {', '.join(splits)}: {config.folds.folds} folds of "
+            f"cross-validation of the splits {everyone.name}: {config.folds.folds} folds of "
             f"{groups.units} x {config.folds.seeds} seeds = {len(singles)} runs",
         )
         for number, single in enumerate(singles, 1):
@@ -105,7 +105,7 @@ def _cross_validate(run: Run) -> dict[str, Any]:
             _train_once(single)
             # Without this, the graphs of all runs stay in memory.
             keras.utils.clear_session()
-        return pool(run, splits, singles) if devices.is_chief else {}
+        return pool(run, everyone, singles) if devices.is_chief else {}
 
 
 def _single(run: Run, fold: int, seed: int) -> Run:

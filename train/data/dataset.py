@@ -1,0 +1,263 @@
+"""A dataset that is opened once for a whole run: its manifest, its trunk, its table of examples."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import xxhash
+
+import tfrecord_io
+from tfrecord_io import groups
+from tfrecord_io.groups import Groups, group_images, groups_in
+from tfrecord_io.manifest import EXAMPLES_FILE_NAME, STATISTICS_SPLIT, WEIGHT, Manifest
+from tfrecord_io.reading.mapped import MappedDataset
+from tfrecord_io.reading.opening import load_manifest
+from tfrecord_io.stores.folder import DataPath, open_file, path_in
+from tfrecord_io.trunk import Trunk, find_trunk
+from train.data.examples import Examples
+from train.errors import ConfigError
+
+#: Column of the table of examples that is measured without being asked for.
+SITE = "site"
+
+#: What tells an image from others, and the images that belong together.
+IDENTITY = ("key", "pixels_xxh3", groups.COLUMN, "patient", SITE)
+
+# Columns that are read; an older table, or one without DICOM files, lacks some.
+_COLUMNS = (*IDENTITY, *groups.INPUTS, "split", "shard", "row", "variant", WEIGHT)
+
+_TEXT = pa.string()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Part:
+    """Some examples of a dataset.
+
+    Attributes:
+        name: name of the part in messages and metrics.
+        splits: the splits that contain the examples; they are read as one.
+        examples: int64, places of the examples in these splits; None for all.
+        num_examples: number of them.
+        label_counts: number of examples with each label.
+        weights: factor of each example in the loss, float32 [num_examples], above 0 and 1 on
+            average; None if all count the same.
+    """
+
+    name: str
+    splits: tuple[str, ...]
+    examples: np.ndarray | None
+    num_examples: int
+    label_counts: tuple[int, ...]
+    weights: np.ndarray | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Dataset:
+    """A dataset, with all that is known of its examples but their pixels and labels.
+
+    Attributes:
+        path: of the shards, for what reads them.
+        manifest: of the dataset.
+        trunk: that made its feature maps; None for a dataset of images.
+        table: a row an example, in the order in which they are stored, split after split: `key`,
+            and what examples.parquet has of the columns that a run uses. Without that file, or
+            where it lacks examples, `key` alone.
+        groups: of the same examples. A table of an older release has no column of them; then near
+            duplicates are not known.
+        columns: names of all columns of examples.parquet; none if there is no such file.
+        measured: those columns whose values are measured by themselves.
+    """
+
+    path: DataPath
+    manifest: Manifest
+    trunk: Trunk | None
+    table: pa.Table
+    groups: Groups
+    columns: tuple[str, ...]
+    measured: tuple[str, ...]
+
+    def part(self, *splits: str) -> Part | None:
+        """Returns those of some splits that have examples as one part, or None if none has."""
+        names = [name for name in splits if name in _splits(self.manifest)]
+        if not names:
+            return None
+        whole = self.manifest.split(names)
+        return Part(
+            name=", ".join(names),
+            splits=tuple(names),
+            examples=None,
+            num_examples=whole.num_examples,
+            label_counts=whole.label_counts,
+        )
+
+    def narrow(self, part: Part, is_kept: np.ndarray) -> Part:
+        """Returns the examples of a part where `is_kept`, bool [num_examples], without weights."""
+        places = np.arange(part.num_examples) if part.examples is None else part.examples
+        kept = dataclasses.replace(part, examples=places[is_kept], weights=None)
+        labels = self.labels(kept)
+        counts = self.manifest.label_kind.count(labels)
+        return dataclasses.replace(kept, num_examples=len(labels), label_counts=counts)
+
+    def rows(self, part: Part) -> np.ndarray:
+        """Returns int64 [num_examples], the rows of a part's examples in `table`."""
+        sizes = {name: split.num_examples for name, split in self.manifest.splits.items()}
+        starts = dict(zip(sizes, np.cumsum([0, *sizes.values()]), strict=False))
+        rows = np.concatenate([starts[name] + np.arange(sizes[name]) for name in part.splits])
+        return rows if part.examples is None else rows[part.examples]
+
+    def column(self, name: str) -> pa.ChunkedArray:
+        """Returns a column of `table`; nulls if it has none of that name."""
+        if name in self.table.column_names:
+            return self.table[name]
+        return pa.chunked_array([pa.nulls(len(self.table), pa.int64())])
+
+    def examples(self, part: Part) -> Examples:
+        """Returns what is known of a part's examples, in the order of the reader."""
+        rows = self.rows(part)
+
+        def values(name: str) -> tuple:
+            return tuple(self.column(name).take(rows).to_pylist())
+
+        patients, paths, variants = values("patient"), values("path"), values("variant")
+        return Examples(
+            keys=values("key"),
+            groups=self.groups.take(rows),
+            patients=patients if any(patient is not None for patient in patients) else None,
+            paths=None if None in paths else paths,
+            is_copy=np.array(variants) > 0 if None not in variants and any(variants) else None,
+            measured={
+                name: tuple(map(_value, values(name)))
+                for name in self.measured
+                if name in self.table.column_names
+            },
+        )
+
+    @functools.cached_property
+    def images(self) -> pa.Table:
+        """The identities of all examples by the names in `IDENTITY`; texts, null if unknown."""
+        known = self.table.column_names
+        columns = {name: self.column(name).cast(_TEXT) for name in IDENTITY}
+        if "pixels_xxh3" not in known and not self.manifest.holds_features:
+            columns["pixels_xxh3"] = self._hash_pixels()
+        if "path" in known:
+            columns[groups.COLUMN] = self.groups.names.cast(_TEXT)
+        return pa.table(columns).combine_chunks()
+
+    def _hash_pixels(self) -> pa.Array:
+        """Returns the hash of each stored image, as a build writes it to examples.parquet."""
+        stored = MappedDataset(self.path, _splits(self.manifest))
+        blocks = np.array_split(np.arange(len(stored)), len(stored) // 256 + 1)
+        images = (image for block in blocks for image in stored[block][0])
+        return pa.array([xxhash.xxh3_128_hexdigest(image.tobytes()) for image in images], _TEXT)
+
+    def labels(self, part: Part) -> np.ndarray:
+        """Returns float32 [num_examples, num_classes]: the label vectors of a part."""
+        stored = MappedDataset(self.path, part.splits)
+        return stored.labels(range(len(stored)) if part.examples is None else part.examples)
+
+    def statistics(self, part: Part) -> tfrecord_io.PixelStatistics:
+        """Returns the pixel statistics of a part.
+
+        Those of the whole split `train` come with the dataset. For other parts all images are read.
+        """
+        if part.examples is None and part.splits == (STATISTICS_SPLIT,):
+            return self.manifest.statistics or tfrecord_io.read_statistics(self.path)
+        stored = MappedDataset(self.path, part.splits)
+        places = np.arange(len(stored)) if part.examples is None else part.examples
+        blocks = np.array_split(places, max(1, len(places) // 256))
+        total = tfrecord_io.PixelStatistics.from_images(stored[blocks[0]][0])
+        for block in blocks[1:]:
+            total += tfrecord_io.PixelStatistics.from_images(stored[block][0])
+        return total
+
+
+def open_dataset(
+    path: str | DataPath, manifest: Manifest | None = None, columns: Sequence[str] = ()
+) -> Dataset:
+    """Reads what is known of a dataset, each file of it once.
+
+    Args:
+        path: folder or URL of the dataset.
+        manifest: of the dataset, if it was read before.
+        columns: of the table of examples, to be measured besides `SITE`.
+
+    Raises:
+        ConfigError: if the table of examples lacks one of the columns.
+        tfrecord_io.ManifestError: if the dataset cannot be used.
+    """
+    path = DataPath.of(path)
+    manifest = manifest or load_manifest(path)
+    measured = tuple(dict.fromkeys((SITE, *columns)))
+    known: list[str] = []
+    table = pa.table({})
+    try:
+        with open_file(path, EXAMPLES_FILE_NAME) as file:
+            parquet = pq.ParquetFile(file)
+            known = parquet.schema_arrow.names
+            wanted = dict.fromkeys((*_COLUMNS, *measured))
+            table = parquet.read([name for name in wanted if name in known])
+    except FileNotFoundError:
+        pass
+    if unknown := [name for name in columns if name not in known]:
+        raise ConfigError(
+            f"--by {unknown[0]}: expected a column of {path_in(path, EXAMPLES_FILE_NAME)}, "
+            f"which has {', '.join(known) or 'none'}"
+        )
+    table, grouped = _in_order(path, manifest, table)
+    return Dataset(
+        path=path,
+        manifest=manifest,
+        trunk=find_trunk(path, manifest),
+        table=table,
+        groups=grouped,
+        columns=tuple(known),
+        measured=measured,
+    )
+
+
+def _in_order(path: DataPath, manifest: Manifest, table: pa.Table) -> tuple[pa.Table, Groups]:
+    """Returns the rows of a table of examples and their groups, in the order of the records."""
+    rows = _rows_by_place(table, manifest)
+    if rows is None:
+        splits = _splits(manifest)
+        keys = MappedDataset(path, splits).keys(range(manifest.num_examples)) if splits else []
+        stored = pa.array(keys, _TEXT)
+        if table.column_names:
+            rows = pc.index_in(stored, table["key"].combine_chunks())
+        if rows is None or rows.null_count:
+            return pa.table({"key": stored}), group_images(pa.table({"path": stored}))
+    return table.take(rows), groups_in(table).take(rows.to_numpy())
+
+
+def _rows_by_place(table: pa.Table, manifest: Manifest) -> pa.Array | None:
+    """Returns the row of each stored example by its place in a shard; None if that is not told.
+
+    Not by the keys, because reading them touches every record of the shards.
+    """
+    shards = manifest.split(_splits(manifest)).shards
+    names = pa.array([shard.name for shard in shards], _TEXT)
+    if "shard" not in table.column_names or table["shard"].type != names.type:
+        return None
+    ends = np.cumsum([0, *(shard.num_examples for shard in shards)])
+    places = ends[pc.index_in(table["shard"], names).fill_null(0)] + table["row"].to_numpy()
+    is_whole = np.array_equal(np.sort(places), np.arange(manifest.num_examples))
+    return pa.array(np.argsort(places)) if is_whole else None
+
+
+def _splits(manifest: Manifest) -> list[str]:
+    return [name for name, split in manifest.splits.items() if split.num_examples]
+
+
+def _value(value: Any) -> str | float | None:
+    """Returns a number as it is, and all else as a text; None where it is unknown."""
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return None
+    return value if isinstance(value, int | float) else str(value)
