@@ -60,6 +60,7 @@ FLOORS = (
     "train.errors",
     "tfrecord_io.__main__",
     "tfrecord_io.index",
+    "tfrecord_io.show",
     "tfrecord_io.reading",
     "tfrecord_io.shard_writer",
     "tfrecord_io.auditing",

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from builds import IN_MEMORY
-from dataset_factory import change_first_label
+from dataset_factory import change_first_label, stored
 from hypothesis import given
 from hypothesis import strategies as st
 from image_files import png, under, write_tree
@@ -249,6 +249,8 @@ def test_the_contact_sheet_has_a_row_for_each_label_or_range(name, num_rows, req
     output = request.getfixturevalue(name).output
     sheet = np.asarray(show.contact_sheet(output, "train", num_per_class=2, tile_size=64))
     assert sheet.shape[0] == 6 + num_rows * (64 + 18 + 6)
+    first = sheet[24 : 24 + 64, 6 : 6 + 64, 0]
+    assert any((first == image[..., 0]).all() for image in stored(output)[0])
 
 
 def test_tfds_reads_the_label_as_numbers(built):

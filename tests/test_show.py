@@ -44,8 +44,7 @@ def test_a_shard_that_was_cut_off_is_named(
     for shard in folder.glob("train*.tfrecord"):
         shard.write_bytes(shard.read_bytes()[:num_bytes])
     assert main(["show", str(folder), "--output", str(tmp_path / "grid.png")]) == 1
-    message = capsys.readouterr().err
-    assert f"train-00000-of-00003.tfrecord has {num_bytes} bytes, but the manifest says" in message
+    assert "train-00000-of-00003.tfrecord ends before its record" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
