@@ -315,17 +315,6 @@ def test_ctrl_c_keeps_the_plan_for_the_workers_of_a_job_that_goes_on(runner, sec
     assert job.storage.exists(output_state.PLAN_FILE) == (runner == "FlinkRunner")
 
 
-def test_frames_of_dicom_files_are_found_by_the_private_table(secret, tmp_path):
-    names = Names()
-    files = {f"train/{label}/{names.new()}.dcm": dicom(names, n) for n, label in enumerate("ab")}
-    source = write_tree(tmp_path / "in", files)
-    built = build_here(source, tmp_path / "out", f"--anonymize={secret}")
-    (table,) = secret.parent.glob("*.parquet")
-    assert len(_column(built, "key")) == 4
-    assert verify.verify(built, source_input=source, names=table) == []
-    assert set(_column(built, "path")) == set(pq.read_table(table)["path"].to_pylist())
-
-
 @pytest.mark.parametrize(
     ("content", "place", "message"),
     [

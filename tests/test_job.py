@@ -56,12 +56,6 @@ def test_shards_whose_tables_have_the_columns_of_another_version_are_written_aga
     assert "another version of this program began the dataset" in capsys.readouterr().err
 
 
-def test_a_complete_output_leaves_nothing_to_do(archive, tmp_path):
-    output = build_here(archive, tmp_path / "out")
-    with prepare(archive, output) as job:
-        assert job is None
-
-
 @pytest.mark.parametrize(
     ("same", "more", "message"),
     [

@@ -4,7 +4,7 @@ import pytest
 
 from pipelines import build_tfrecords, errors
 from pipelines.listing.options import ListingOptions
-from pipelines.options import BuildOptions, flag_names, parse_options
+from pipelines.options import flag_names, parse_options
 from pipelines.planning.options import PlanOptions, SplitOptions
 from pipelines.shards.options import ImageOptions
 from pipelines.sources.options import SourceOptions
@@ -174,8 +174,3 @@ def test_a_dataset_is_called_after_its_input(path, name):
         parse_options(["--source=directory", f"--input={path}", "--output=/out"]).output.name
         == name
     )
-
-
-def test_options_are_one_value_that_does_not_change():
-    assert parse_options(ARCHIVE) == parse_options(ARCHIVE)
-    assert BuildOptions.__dataclass_params__.frozen

@@ -95,11 +95,6 @@ def test_a_folder_with_shards_of_nobody_is_refused(storage):
         output_state.is_complete(storage, {"seed": 0})
 
 
-def test_the_same_build_is_complete(scans, complete, tmp_path):
-    identity = identity_of(scans, tmp_path / "elsewhere")
-    assert output_state.is_complete(Storage(str(complete)), identity)
-
-
 @pytest.mark.parametrize(
     ("more", "named"),
     [

@@ -92,12 +92,6 @@ def test_pipes_and_sockets_are_rejects_and_never_opened(tmp_path, monkeypatch):
         assert read_directory(tree) == {**TREE, **expected}
 
 
-def test_a_name_that_is_not_utf8_is_a_reject(tmp_path):
-    tree = write_tree(tmp_path, TREE)
-    (tree / os.fsdecode(b"train/CNV/\xff.jpeg")).write_bytes(b"1")
-    assert read_directory(tree) == {**TREE, "train/CNV/\\udcff.jpeg": "unreadable_name"}
-
-
 @pytest.mark.skipif(os.geteuid() == 0, reason="nothing is forbidden to root")
 def test_a_folder_that_may_not_be_listed_is_an_error_and_not_an_empty_one(tmp_path):
     tree = write_tree(tmp_path, TREE)

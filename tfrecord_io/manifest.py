@@ -299,11 +299,11 @@ class Manifest:
         return json.dumps(content, indent=1, ensure_ascii=True) + "\n"
 
     @classmethod
-    def from_json(cls, text: str, file_name: str = FILE_NAME) -> Manifest:
+    def from_json(cls, text: str | bytes, file_name: str = FILE_NAME) -> Manifest:
         """Parses and checks a manifest.
 
         Args:
-            text: the text that `to_json` returned.
+            text: the text that `to_json` returned, or its UTF-8 bytes.
             file_name: name of the file in error messages.
 
         Raises:

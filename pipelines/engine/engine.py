@@ -198,10 +198,6 @@ def _root_cause(error: BaseException) -> str | None:
 def check_flags(beam_args: Sequence[str], own_flags: Iterable[str]) -> None:
     """Raises for a flag that neither the build nor Beam knows; Beam alone would only warn.
 
-    Args:
-        beam_args: the arguments that are not flags of the build.
-        own_flags: the build's flags, as suggestions for a misspelled one.
-
     Raises:
         errors.UserError: naming the flag and the most similar known one.
     """

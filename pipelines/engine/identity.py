@@ -30,12 +30,6 @@ def make_identity(
     An option that an old release did not have is absent at its default, so that datasets of that
     release still count as complete.
 
-    Args:
-        options: what the user chose.
-        source: the source of the images.
-        listing: the images.
-        labels: names of the labels, in the order of their indices.
-
     Raises:
         errors.UserError: if there are DICOM files, and one of their codecs is not installed; or if
             `--rescale` is given and the files have no physical unit.

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import itertools
+import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -67,9 +68,6 @@ class Job:
 def prepared(options: BuildOptions) -> Iterator[Job | None]:
     """Lists the images and plans the shards, and locks the output folder until the block ends.
 
-    Args:
-        options: what the user chose.
-
     Yields:
         the job, or None if the output is already complete.
 
@@ -122,8 +120,8 @@ def require_finished(job: Job) -> None:
     Raises:
         errors.BuildError: if the dataset was refused, or the manifest is missing.
     """
-    if failure := finish.read_failure(job.storage):
-        raise errors.BuildError(failure)
+    if job.storage.exists(finish.FAILURE_FILE):
+        raise errors.BuildError(json.loads(job.storage.read(finish.FAILURE_FILE))["message"])
     if not job.storage.exists(FILE_NAME):
         raise errors.BuildError(
             f"the engine reports that the job is done, but {job.storage.path(FILE_NAME)} is "

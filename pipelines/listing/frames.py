@@ -57,10 +57,6 @@ def list_frames(source: Source, options: ListingOptions) -> Listing:
     frames. Headers are read once, with a progress bar, by several threads. Many headers on this
     machine are read by a process per core, because parsing one takes longer than reading it.
 
-    Args:
-        source: the source.
-        options: what the user says about the layout.
-
     Returns:
         the listing, in which each frame counts as a file, and so does each page that is not an
         image. `frame` is null for files that are one image.
@@ -79,10 +75,7 @@ def list_frames(source: Source, options: ListingOptions) -> Listing:
 def _expanded(listing: Listing, source: Source, *, keep_patients: bool) -> Listing:
     """Returns the listing with each file of several images replaced by its frames.
 
-    Args:
-        listing: the files.
-        source: where they are.
-        keep_patients: whether the listing knows the patients better, from a table.
+    `keep_patients` says whether the listing knows the patients better, from a table.
     """
     rows = np.flatnonzero(~has_suffix(listing.refs["path"], SINGLE_SUFFIXES).to_numpy())
     if not len(rows):

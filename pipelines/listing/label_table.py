@@ -175,10 +175,6 @@ def match_files(
     leading folders, or all of them, and the ending of the name. Names may be in another Unicode
     form there: macOS writes an umlaut of a file's name as two characters, and a spreadsheet as one.
 
-    Args:
-        names: of the files, with `/` between folders.
-        table: the rows.
-
     Returns:
         the row of each file, None for a file without one; (row, why) of each row without a file;
         and the number of rows that repeat what another one says of its file. Rows count from 0.

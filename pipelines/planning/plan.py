@@ -201,16 +201,8 @@ def make_plan(refs: pa.Table, record_stride: int, options: PlanOptions) -> Plan:
     tasks: list[ShardTask] = []
     for split, num_examples in zip(splits, kept.tolist(), strict=True):
         num_shards = _num_shards(num_examples, int(kept.max()), record_stride, options)
-        for shard_index, count in enumerate(shard_counts(num_examples, num_shards)):
-            tasks.append(
-                ShardTask(
-                    index=len(tasks),
-                    split=split,
-                    shard_index=shard_index,
-                    num_shards=num_shards,
-                    num_refs=count,
-                )
-            )
+        for shard_index, num_refs in enumerate(shard_counts(num_examples, num_shards)):
+            tasks.append(ShardTask(len(tasks), split, shard_index, num_shards, num_refs))
     return Plan(
         refs=refs.take(rows)
         .append_column("variant", pa.array(variant, pa.int32()))

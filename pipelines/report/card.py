@@ -56,7 +56,7 @@ def render(
         examples: the table that `columns.read_examples` returns.
         images: reads the stored pictures that the page shows.
         rejects: images that could not be used.
-        dropped: images that a policy left out; columns `path`, `reason`, `detail`.
+        dropped: images that a policy left out, a table of `splits.DROPPED_SCHEMA`.
     """
     severities = collections.Counter(finding.severity for finding in audit.findings)
     summary, of_labels = _summary(dataset, audit, severities), charts.numbers(dataset, examples)

@@ -105,8 +105,7 @@ def images_of_patients(examples: pa.Table) -> list[Chart]:
 def shortcuts(measured: Mapping[str, Any] | None) -> list[Chart]:
     """Returns a chart of how well side facts predict the class, compared with guessing.
 
-    Args:
-        measured: the audit's measure `shortcuts`; if it is None there is no chart.
+    Without the audit's measure `shortcuts` there is none.
     """
     if measured is None:
         return []

@@ -10,7 +10,7 @@ from tfrecord_io import shapes
 from tfrecord_io.auditing.findings import alarms
 from tfrecord_io.flags import command
 from tfrecord_io.manifest import REJECTS_FILE_NAME, REPORT_FILE_NAME, Manifest
-from tfrecord_io.printing import printable
+from tfrecord_io.printing import counted, printable
 from tfrecord_io.rejects import in_words
 from tfrecord_io.stores.folder import is_remote
 
@@ -49,7 +49,7 @@ def print_built(output: str, seconds: float, num_finished_before: int) -> None:
         print(told)
     num_images = counts["examples"] + counts["rejects"] - num_finished_before
     print(
-        f"{dataset.num_bytes / 1e6:,.1f} MB in {_shards(dataset)}, "
+        f"{dataset.num_bytes / 1e6:,.1f} MB in {counted(len(dataset.shards), 'shard')}, "
         f"{num_images / seconds:,.0f} images/s over {seconds:,.1f} s"
     )
     for alarm in alarms(dataset.audit):
@@ -62,13 +62,8 @@ def print_complete(output: str) -> None:
     dataset = output_state.read_manifest(Storage(output))
     print(
         f"{output} is complete: {dataset.num_examples:,} examples in "
-        f"{_shards(dataset)}; nothing to do"
+        f"{counted(len(dataset.shards), 'shard')}; nothing to do"
     )
-
-
-def _shards(dataset: Manifest) -> str:
-    count = len(dataset.shards)
-    return f"{count:,} shard" + ("s" if count != 1 else "")
 
 
 def _table(dataset: Manifest) -> str:

@@ -48,12 +48,11 @@ def leave_out(
         errors.BuildError: if a shard changes while it is copied.
     """
     planned = read_table(build.storage, PLANNED_FILE)
-    if planned is None:
-        planned = splits.DROPPED_SCHEMA.empty_table()
     if "drop" not in (build.policies.duplicates, build.policies.leaks):
         return planned
-    decided = read_table(build.storage, DECIDED_FILE)
-    if decided is None:
+    if build.storage.exists(DECIDED_FILE):
+        decided = read_table(build.storage, DECIDED_FILE)
+    else:
         with build.open_pictures() as (examples, same, _):
             decided = decide(examples, same, build.policies)
         write_table(build.storage, DECIDED_FILE, decided)
@@ -237,8 +236,6 @@ def write_table(storage: Storage, name: str, table: pa.Table) -> None:
         writer.write_table(table)
 
 
-def read_table(storage: Storage, name: str) -> pa.Table | None:
-    """Returns the table that `write_table` wrote, or None if the file does not exist."""
-    if not storage.exists(name):
-        return None
+def read_table(storage: Storage, name: str) -> pa.Table:
+    """Returns the table that `write_table` wrote."""
     return pa.ipc.open_file(pa.py_buffer(storage.read(name))).read_all()

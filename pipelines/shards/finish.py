@@ -41,9 +41,8 @@ def finish_dataset(build: Build) -> None:
     """Counts what became of every file, audits, and writes the tables, the card and the manifest.
 
     The counts come from files, not from an engine's counters. If too many images were rejected or
-    a policy is violated, the reason is written, with the tables made so far, but no manifest;
-    `read_failure` returns the reason. That is not raised as an error, because an engine would retry
-    the step.
+    a policy is violated, the reason is written to `FAILURE_FILE`, with the tables made so far, but
+    no manifest. That is not raised as an error, because an engine would retry the step.
 
     Raises:
         errors.BuildError: if a shard is missing, a file is unaccounted for, or the output cannot
@@ -55,14 +54,6 @@ def finish_dataset(build: Build) -> None:
         except errors.RefusedError as refusal:
             content = json.dumps({"message": str(refusal)})
             build.storage.write(FAILURE_FILE, content.encode())
-
-
-def read_failure(storage: Storage) -> str | None:
-    """Returns why `finish_dataset` refused the dataset, or None if it did not."""
-    try:
-        return json.loads(storage.read(FAILURE_FILE))["message"]
-    except FileNotFoundError:
-        return None
 
 
 def _finish(build: Build) -> None:
@@ -91,10 +82,7 @@ def _join_examples(
 ) -> None:
     """Joins the shards' rows into one table, one row group per shard, one shard in memory.
 
-    Args:
-        build: the build.
-        tasks: all its shards.
-        grouped: groups of all rows, for the last column; None for a table without it.
+    `grouped` are the groups of all rows, for the last column; None for a table without it.
     """
     start = 0
 
@@ -120,9 +108,7 @@ def _join_examples(
 def _group(build: Build, copies: np.ndarray) -> groups.Groups:
     """Returns the groups of all rows of the examples table.
 
-    Args:
-        build: the build.
-        copies: int64 [num_pairs, 2], rows of the same picture, augmented copies not counted.
+    `copies`, int64 [num_pairs, 2], are rows of the same picture, augmented copies not counted.
     """
     with build.storage.open_arrow(manifest.EXAMPLES_FILE_NAME) as file:
         parquet = pq.ParquetFile(file)

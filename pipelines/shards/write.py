@@ -72,12 +72,6 @@ def write_shard(build: Build, task: plan.ShardTask, reader: Reader, create: Crea
     The files appear in this order, each only when it is complete: shard, rows of the examples
     table, sidecar. So a sidecar that fits the build proves that the other two files exist.
 
-    Args:
-        build: the whole build.
-        task: the shard to write.
-        reader: an open reader of the source.
-        create: opens a file for writing by its name.
-
     Returns:
         the sidecar that was written.
 
@@ -150,9 +144,6 @@ class TaskWriter:
         """Writes a shard unless it is already written.
 
         Its files may still be unfinished on return; call `wait` before relying on them.
-
-        Args:
-            task: the shard to write.
 
         Raises:
             errors.BuildError: as `write_shard` does, or if the output cannot be written.
@@ -237,13 +228,28 @@ def _decode(
         Reject: if it cannot be decoded, and reads the same a second time.
         errors.BuildError: if it cannot be read.
     """
-    # A server, a cable or a disk may have garbled the file the first time.
     attempts: list[tuple[_Data, Reject]] = []
+    # A server, a cable or a disk may have garbled the file the first time.
     for read_again in (read, functools.partial(_read_part, reader, ref)):
-        data, image = _attempt(build, ref, read_again)
-        if not isinstance(image, Reject):
-            return data, image
-        attempts.append((data, image))
+        data: _Data = b""
+        try:
+            with errors.clear_read_errors(ref.source_path):
+                data = read_again()
+                return data, preprocess.decode_image(data, build.preprocessing, ref.frame)
+        except Reject as reject:
+            attempts.append((data, reject))
+        except (OSError, EOFError, IndexError):
+            detail = f"the file has no whole picture {ref.frame}"
+            attempts.append((data, Reject("undecodable", detail)))
+        except errors.ToldError:
+            if ref.hidden is None:
+                raise
+            # The reader's own message, which names the file, must not reach a worker's log.
+            raise errors.BuildError(
+                f"image {ref.source_path} could not be read, or has changed since the build "
+                "began; the private table beside the secret gives its name. Run the same command "
+                "again to resume, or with --overwrite if the file has changed"
+            ) from None
     (before, why_before), (now, why_now) = attempts
     if str(why_now) == str(why_before) and (not isinstance(now, bytes) or now == before):
         raise why_now
@@ -251,29 +257,6 @@ def _decode(
         f"{ref.source_path} has other bytes each time that it is read; check the disk, the "
         "network and the server, then run the same command again to resume"
     )
-
-
-def _attempt(
-    build: Build, ref: ImageRef, read: Callable[[], _Data]
-) -> tuple[_Data, preprocess.DecodedImage | Reject]:
-    data: _Data = b""
-    try:
-        with errors.clear_read_errors(ref.source_path):
-            data = read()
-            return data, preprocess.decode_image(data, build.preprocessing, ref.frame)
-    except Reject as reject:
-        return data, reject
-    except (OSError, EOFError, IndexError):
-        return data, Reject("undecodable", f"the file has no whole picture {ref.frame}")
-    except errors.ToldError:
-        if ref.hidden is None:
-            raise
-        # The reader's own message, which names the file, must not reach a worker's log.
-        raise errors.BuildError(
-            f"image {ref.source_path} could not be read, or has changed since the build began; "
-            "the private table beside the secret gives its name. Run the same command again to "
-            "resume, or with --overwrite if the file has changed"
-        ) from None
 
 
 class _Example(NamedTuple):

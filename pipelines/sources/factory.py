@@ -27,10 +27,7 @@ def make_source(options: SourceOptions, workers: staging.Workers, seed: int) -> 
 
     The output folder is not touched, so a failed download leaves nothing there.
 
-    Args:
-        options: what the user chose.
-        workers: where the images will be decoded.
-        seed: seed of synthetic images.
+    `seed` is that of synthetic images.
 
     Raises:
         errors.UserError: if credentials are missing, or an option does not fit the source.

@@ -169,9 +169,7 @@ def _require_published(content: bytes, name: str, shown: str) -> None:
 def download(directory: Path, base_url: str) -> None:
     """Downloads the files that are not in a folder yet, and compares them with the published MD5.
 
-    Args:
-        directory: folder for the files, made if it is missing.
-        base_url: address of the folder with the published files.
+    `base_url` is the address of the folder with the published files.
 
     Raises:
         errors.BuildError: if a file could not be downloaded or written, or has another MD5.

@@ -30,10 +30,6 @@ def require_reachable(options: SourceOptions, workers: Workers) -> None:
     Dataflow's workers cannot read this machine's disk. The workers of another cluster may share a
     disk with it; if they do not, the first worker raises an error.
 
-    Args:
-        options: what the user chose.
-        workers: where the images will be decoded.
-
     Raises:
         errors.UserError: if the workers cannot read the images; the message says what to do.
     """
@@ -59,15 +55,7 @@ def require_reachable(options: SourceOptions, workers: Workers) -> None:
 
 
 def staged(source: ArchiveSource, options: SourceOptions, workers: Workers) -> Source:
-    """Uploads a local zip to `--staging` if the engine has remote workers.
-
-    Args:
-        source: the archive that the user chose.
-        options: what the user chose.
-        workers: where the images will be decoded.
-
-    Returns:
-        the uploaded zip as a source, or `source` itself if nothing has to be uploaded.
+    """Uploads a local zip to `--staging` if the engine has remote workers, and returns its source.
 
     Raises:
         errors.UserError: if the archive is not a zip, or `--staging` cannot be used.
@@ -97,9 +85,4 @@ def _upload_once(path: Path, staging: str) -> str:
         file.seek(0)
         with byte_bar("uploading to --staging", total=size) as bar:
             remote.write(url, CallbackIOWrapper(bar.update, file, "read"))
-    if (uploaded := folder.size(path.name)) != size:
-        raise errors.BuildError(
-            f"{url} should have {size:,} bytes after the upload, but has {uploaded}; run the same "
-            "command again"
-        )
     return url

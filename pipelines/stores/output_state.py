@@ -117,12 +117,8 @@ def read_manifest(storage: Storage) -> manifest.Manifest:
         FileNotFoundError: if the output has no manifest.
         manifest.ManifestError: if the manifest is damaged or of another version.
     """
-    path = storage.path(manifest.FILE_NAME)
-    try:
-        text = storage.read(manifest.FILE_NAME).decode()
-    except UnicodeDecodeError:
-        raise manifest.ManifestError(f"{path} is not UTF-8 text") from None
-    return manifest.Manifest.from_json(text, path)
+    text = storage.read(manifest.FILE_NAME)
+    return manifest.Manifest.from_json(text, storage.path(manifest.FILE_NAME))
 
 
 def clear(storage: Storage) -> None:

@@ -42,11 +42,8 @@ _RETRY = _Retry(
 def archive_address(dataset: str, login: Login) -> str:
     """Returns the archive's address on a storage host, signed and valid for some minutes.
 
-    The request is that of the official client, which has no time limit.
-
-    Args:
-        dataset: OWNER/NAME.
-        login: credentials; the storage host does not get them.
+    The request is that of the official client, which has no time limit. The storage host does not
+    get the credentials.
 
     Raises:
         errors.UserError: if Kaggle refused the credentials.

@@ -22,10 +22,6 @@ def verify_archive(archive: Path, dataset: str) -> None:
     A corrupt archive is renamed to `NAME.zip.corrupt`, so that the next run starts a new download
     and 11 GB are not deleted without the user's consent.
 
-    Args:
-        archive: the zip file.
-        dataset: OWNER/NAME, for the record.
-
     Raises:
         errors.BuildError: if the archive is corrupt (the message names the first place), or the
             disk failed.
@@ -53,10 +49,6 @@ def verify_archive(archive: Path, dataset: str) -> None:
 
 def is_verified(archive: Path, dataset: str) -> bool:
     """Returns whether an archive was checked and has not changed since.
-
-    Args:
-        archive: the zip file.
-        dataset: OWNER/NAME of the wanted dataset.
 
     Raises:
         errors.BuildError: if the archive belongs to another dataset of the same NAME.

@@ -59,10 +59,6 @@ def download_archive(dataset: str, download_dir: Path) -> Path:
     network or credentials; a complete one that the user put there is checked first. If another
     process is downloading it, an error names that process at once: waiting could take hours.
 
-    Args:
-        dataset: OWNER/NAME; see `check_dataset_name`.
-        download_dir: folder for the archive, made if it is missing.
-
     Raises:
         errors.UserError: if no credentials were found, or Kaggle refused them.
         errors.BuildError: if the archive could not be downloaded, is corrupt, or is in use by
