@@ -32,13 +32,13 @@ from tfrecord_io.kinds.grades import GRADES
 from tfrecord_io.kinds.numbers import NUMBER
 from tfrecord_io.reading.mapped import MappedDataset
 from train import predict
-from train.config import TrainConfig
-from train.data.parts import Part
+from train.data.dataset import Part, open_dataset
 from train.errors import ConfigError
 from train.kinds import numbers, registry
 from train.kinds.grades import GRADES as GRADE_TASK
 from train.kinds.grades import KAPPA
 from train.results import charts, metrics, report, run_results
+from train.results.options import MeasureOptions
 
 pytestmark = pytest.mark.filterwarnings(KERAS_ARRAY_WARNING)
 
@@ -148,8 +148,7 @@ def test_a_small_unit_keeps_its_digits_in_the_metrics_and_on_the_page():
     truths = np.float32(generator.normal(7e-10, 1e-10, 40))
     answers = np.float32(truths + generator.normal(0, 3e-11, 40))
     predictions = predictions_of(answers[:, None], truths, ("adc",), numbers.NUMBER)
-    config = TrainConfig.of(data="", bootstrap_samples=20)
-    measured = run_results.measure(predictions, config)
+    measured = run_results.measure(predictions, MeasureOptions(bootstrap_samples=20), seed=0)
     mae = measured["scores"]["mae"]
     assert mae["value"] == pytest.approx(np.abs(answers - truths).mean(), rel=1e-6)
     assert 0 < mae["low"] < mae["value"] < mae["high"]
@@ -197,7 +196,7 @@ def test_images_count_in_the_mean_that_is_learnt_as_they_do_in_the_loss(data):
         name="train", splits=("train",), examples=np.arange(4), num_examples=4,
         label_counts=(4,), weights=np.float32(counts),
     )  # fmt: skip
-    task = registry.training_task(NUMBER, str(data), part)
+    task = registry.training_task(open_dataset(str(data)), part)
     repeated = np.repeat(numbers, counts)
     assert (task.mean, task.std) == pytest.approx((repeated.mean(), repeated.std()))
 
@@ -348,7 +347,7 @@ def test_what_cannot_be_learned_from_numbers_is_refused_before_a_folder_is_made(
         name="train", splits=("train",), examples=np.array([0]), num_examples=1, label_counts=(1,)
     )
     with pytest.raises(ConfigError, match="nothing to learn"):
-        registry.training_task(NUMBER, str(data), part)
+        registry.training_task(open_dataset(str(data)), part)
 
 
 def test_numbers_whose_squares_are_infinite_are_refused_before_a_folder_is_made(tmp_path, capsys):
