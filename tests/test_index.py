@@ -34,7 +34,7 @@ def _lines(path: Path) -> list[tuple[int, ...]]:
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "float32"])
-def test_each_line_is_the_frame_of_a_record(tmp_path: Path, dtype: str) -> None:
+def test_each_line_is_the_frame_of_a_record(tmp_path, dtype):
     manifest = write_dataset(tmp_path, dtype=dtype)
     written = index.write_index(tmp_path)
     names = [shard.name for split in manifest.splits.values() for shard in split.shards]
@@ -43,14 +43,12 @@ def test_each_line_is_the_frame_of_a_record(tmp_path: Path, dtype: str) -> None:
         assert _lines(path) == _frames(tmp_path / name)
 
 
-def test_an_empty_shard_has_an_empty_index(tmp_path: Path) -> None:
+def test_an_empty_shard_has_an_empty_index(tmp_path):
     write_dataset(tmp_path, num_examples={"train": 1}, num_shards=2)
     assert [_lines(path) for path in index.write_index(tmp_path)].count([]) == 1
 
 
-def test_the_command_writes_into_another_folder(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_writes_into_another_folder(tmp_path, capsys):
     write_dataset(tmp_path / "data", num_examples={"train": 4}, num_shards=2)
     assert main(["index", str(tmp_path / "data"), "--index_dir", str(tmp_path / "idx")]) == 0
     assert "wrote 2 index files" in capsys.readouterr().out
@@ -58,13 +56,13 @@ def test_the_command_writes_into_another_folder(
     assert not list((tmp_path / "data").glob("*.idx"))
 
 
-def test_a_dataset_that_is_not_there_leaves_no_folder(tmp_path: Path) -> None:
+def test_a_dataset_that_is_not_there_leaves_no_folder(tmp_path):
     with pytest.raises(ManifestError, match="does not exist"):
         index.write_index(tmp_path / "nowhere")
     assert not (tmp_path / "nowhere").exists()
 
 
-def test_no_index_is_written_of_a_truncated_shard(tmp_path: Path) -> None:
+def test_no_index_is_written_of_a_truncated_shard(tmp_path):
     manifest = write_dataset(tmp_path)
     path = tmp_path / manifest.splits["train"].shards[0].name
     path.write_bytes(path.read_bytes()[:-1])
@@ -76,7 +74,7 @@ HAS_DALI = bool(find_spec("nvidia") and find_spec("nvidia.dali"))
 
 
 @pytest.mark.skipif(not HAS_DALI, reason="NVIDIA DALI is not installed")
-def test_dali_reads_the_shards_by_these_files(tmp_path: Path) -> None:
+def test_dali_reads_the_shards_by_these_files(tmp_path):
     write_dataset(tmp_path, num_examples={"train": 7}, num_shards=2)
     index.write_index(tmp_path)
     # Its own process, because DALI brings libraries that TensorFlow has in other versions.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +13,7 @@ from tfrecord_io import manifest, show
 from tfrecord_io.__main__ import main
 
 
-def test_every_tile_is_a_stored_image_of_its_class(built_dataset: Path) -> None:
+def test_every_tile_is_a_stored_image_of_its_class(built_dataset):
     found = manifest.Manifest.load(built_dataset)
     height, width, _ = found.image_shape
     # Tiles of the stored size are not resized, so that pixels can be compared.
@@ -29,7 +28,7 @@ def test_every_tile_is_a_stored_image_of_its_class(built_dataset: Path) -> None:
         assert any((tile == image[:, :, 0]).all() for image in images[labels[:, row] == 1])
 
 
-def test_the_command_writes_a_png(built_dataset: Path, tmp_path: Path) -> None:
+def test_the_command_writes_a_png(built_dataset, tmp_path):
     output = tmp_path / "grid.png"
     assert main(["show", str(built_dataset), "--output", str(output)]) == 0
     with Image.open(output) as image:
@@ -37,9 +36,7 @@ def test_the_command_writes_a_png(built_dataset: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("num_bytes", [0, 100])
-def test_a_shard_that_was_cut_off_is_named(
-    num_bytes: int, built_dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_a_shard_that_was_cut_off_is_named(num_bytes, built_dataset, tmp_path, capsys):
     folder = shutil.copytree(built_dataset, tmp_path / "cut")
     for shard in folder.glob("train*.tfrecord"):
         shard.write_bytes(shard.read_bytes()[:num_bytes])
@@ -55,8 +52,6 @@ def test_a_shard_that_was_cut_off_is_named(
         ("--split=dev", 1, "no split 'dev'"),
     ],
 )
-def test_a_sheet_that_cannot_be_drawn_is_refused(
-    flag: str, code: int, message: str, built_dataset: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_a_sheet_that_cannot_be_drawn_is_refused(flag, code, message, built_dataset, capsys):
     assert main(["show", str(built_dataset), flag]) == code
     assert message in capsys.readouterr().err
