@@ -91,17 +91,18 @@ def verify(
     for split_name, split in dataset.splits.items():
         labels: list[str] = []
         for shard in split.shards:
-            contents = _read_shard(directory, shard, dataset)
-            findings += [Finding(shard.name, problem) for problem in contents.problems]
+            problems: list[str] = []
+            held, sums = _read_shard(directory, shard, dataset, problems)
+            findings += [Finding(shard.name, problem) for problem in problems]
             sidecar = shards.sidecar_name(shard.name)
             findings += _read(sidecar, _check_sidecar(directory / sidecar, shard, dataset))
-            records[shard.name] = [(key, label, split_name) for key, label in contents.records]
-            labels += [label for _, label in contents.records]
-            if split_name == manifest.STATISTICS_SPLIT and statistics and contents.statistics:
-                statistics += contents.statistics
-        held = dataset.label_kind.counts(labels, dataset.label_names)
-        if held != split.label_counts:
-            message = f"says {split.label_counts} examples per class, but the shards hold {held}"
+            records[shard.name] = [(key, label, split_name) for key, label in held]
+            labels += [label for _, label in held]
+            if split_name == manifest.STATISTICS_SPLIT and statistics and sums:
+                statistics += sums
+        counts = dataset.label_kind.counts(labels, dataset.label_names)
+        if counts != split.label_counts:
+            message = f"says {split.label_counts} examples per class, but the shards hold {counts}"
             findings.append(Finding(manifest.FILE_NAME, message))
     if dataset.statistics != statistics:
         message = (
@@ -138,37 +139,30 @@ def _read(file_name: str, messages: Iterator[str]) -> Iterator[Finding]:
         yield Finding(file_name, f"cannot be read: {error}")
 
 
-@dataclasses.dataclass
-class _Contents:
-    """What a shard holds: keys and texts of the labels of its right records, sums, and problems."""
-
-    records: list[tuple[str, str]]
-    statistics: PixelStatistics | None
-    problems: list[str]
-
-
 def _no_statistics(dataset: manifest.Manifest) -> PixelStatistics | None:
     """Returns the sums over no pixels, or None if the manifest has no sums to compare with."""
     no_images = np.empty((0, *dataset.image_shape), dataset.layout.numpy_dtype)
     return PixelStatistics.from_images(no_images) if dataset.statistics else None
 
 
-def _read_shard(directory: Path, shard: manifest.Shard, dataset: manifest.Manifest) -> _Contents:
-    layout = dataset.layout
-    problems: list[str] = []
-    contents = _Contents([], _no_statistics(dataset), problems)
+def _read_shard(
+    directory: Path, shard: manifest.Shard, dataset: manifest.Manifest, problems: list[str]
+) -> tuple[list[tuple[str, str]], PixelStatistics | None]:
+    """Returns key and label of the right records, and their sums; adds faults to `problems`."""
+    layout, sums = dataset.layout, _no_statistics(dataset)
+    held: list[tuple[str, str]] = []
     try:
         file = (directory / shard.name).open("rb")
     except OSError as error:
         problems.append(error.strerror or str(error))
-        return contents
+        return held, sums
     digest = hashlib.sha256()
     num_read = 0
     with file:
         for records in shards.read_records(file, layout.stride, _CHUNK_RECORDS):
             digest.update(records.data)
-            if contents.statistics:
-                contents.statistics += PixelStatistics.from_images(layout.images_in(records))
+            if sums:
+                sums += PixelStatistics.from_images(layout.images_in(records))
             for row in range(len(records)):
                 record = records[row : row + 1]
                 if problem := _record_problem(record, layout):
@@ -176,7 +170,7 @@ def _read_shard(directory: Path, shard: manifest.Shard, dataset: manifest.Manife
                     continue
                 label = layout.label_kind.text_in(layout.labels_in(record)[0], dataset.label_names)
                 key = layout.bytes_in(record, schema.KEY).tobytes().decode("ascii")
-                contents.records.append((key, label))
+                held.append((key, label))
             num_read += len(records)
         if file.tell() % layout.stride:
             problems.append(f"is cut off in record {num_read}")
@@ -184,7 +178,7 @@ def _read_shard(directory: Path, shard: manifest.Shard, dataset: manifest.Manife
         problems.append(f"has {num_read} records, but the manifest says {shard.num_examples}")
     if digest.hexdigest() != shard.sha256:
         problems.append(f"has SHA-256 {digest.hexdigest()}, but the manifest says {shard.sha256}")
-    return contents
+    return held, sums
 
 
 def _record_problem(record: np.ndarray, layout: schema.RecordLayout) -> str | None:
