@@ -35,19 +35,29 @@ def test_without_patients_a_volume_is_a_group(source):
     assert (groups.unit, groups.sources) == (source, {source: 12})
 
 
-def test_a_study_is_preferred_to_its_series():
-    columns = {"study": ["s", "s", None], "series": ["a", "b", "b"], "path": ["1", "2", "3"]}
-    assert groups_of(**columns) == [{0, 1, 2}]
-
-
-def test_an_image_of_unknown_patient_joins_the_patient_of_its_study():
-    columns = {"patient": ["p", None, None], "study": ["s", "s", "t"], "path": ["1", "2", "3"]}
-    assert groups_of(**columns) == [{0, 1}, {2}]
-
-
-def test_a_study_does_not_join_two_known_patients():
-    columns = {"patient": ["p", "q", None], "study": ["s", "s", "s"], "path": ["1", "2", "3"]}
-    assert groups_of(**columns) == [{0, 2}, {1}]
+@pytest.mark.parametrize(
+    ("columns", "near_duplicates", "expected"),
+    [
+        # A study is preferred to its series.
+        ({"study": ["s", "s", None], "series": ["a", "b", "b"]}, None, [{0, 1, 2}]),
+        # An image of unknown patient joins the patient of its study,
+        ({"patient": ["p", None, None], "study": ["s", "s", "t"]}, None, [{0, 1}, {2}]),
+        # but a study does not join two known patients.
+        ({"patient": ["p", "q", None], "study": ["s", "s", "s"]}, None, [{0, 2}, {1}]),
+        ({"patient": pa.array(["p", "q", "p"]).dictionary_encode()}, None, [{0, 2}, {1}]),
+        # Near duplicates join whole patients,
+        ({"patient": [*"ppqqr", None]}, [[1, 2], [5, 4]], [{0, 1, 2, 3}, {4, 5}]),
+        # also one by one, all scans of a patient under another name.
+        (
+            {"patient": ["p"] * 60 + ["q"] * 60},
+            [[row, row + 60] for row in range(60)],
+            [set(range(120))],
+        ),
+    ],
+)
+def test_what_is_known_of_images_joins_them(columns, near_duplicates, expected):
+    paths = [f"{row}.png" for row in range(max(map(len, columns.values())))]
+    assert groups_of(near_duplicates, **columns, path=paths) == expected
 
 
 def test_frames_of_a_file_are_a_group_and_so_are_its_augmented_copies():
@@ -63,18 +73,6 @@ def test_copies_of_a_file_are_a_group_that_has_the_same_name_in_every_dataset():
     images = pa.table({"path": ["1.png", "2.tif", "3.png", "2.tif#frame-2"], "file_xxh3": hashes})
     names = group_images(images).names.to_pylist()
     assert names == ["image:aa", "file:bb", "image:aa", "file:bb"]
-
-
-def test_near_duplicates_join_whole_patients():
-    patients = ["p", "p", "q", "q", "r", None]
-    groups = groups_of([[1, 2], [5, 4]], patient=patients, path=list("abcdef"))
-    assert groups == [{0, 1, 2, 3}, {4, 5}]
-
-
-def test_every_copy_of_sixty_scans_of_a_patient_under_another_name_counts():
-    patients = ["p"] * 60 + ["q"] * 60
-    pairs = [[row, row + 60] for row in range(60)]
-    assert groups_of(pairs, patient=patients) == [set(range(120))]
 
 
 def test_a_chain_of_too_many_images_is_reported_and_not_used():
@@ -122,11 +120,6 @@ def test_columns_come_as_they_are_stored(as_column):
         }
     )
     assert group_images(images).names.to_pylist() == ["patient:p", "study:2"] * 2
-
-
-def test_a_dictionary_column_is_read_as_its_values():
-    patients = pa.array(["p", "q", "p"]).dictionary_encode()
-    assert groups_of(patient=patients) == [{0, 2}, {1}]
 
 
 def test_some_images_keep_their_groups():
